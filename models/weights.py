@@ -44,16 +44,17 @@ def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
 
 
 def read_layout(folder: Path) -> dict[str, Tensor] | None:
-    """Return every stored tensor's dtype and shape as a meta tensor by name; None if the folder has no weight files.
+    """Return every stored tensor's dtype and shape as a meta tensor by name; None if the folder lacks any weight file.
 
     Raises:
-        CheckpointError: a file is missing or broken.
+        CheckpointError: a file is broken.
     """
     if not any((folder / f"{stem}.safetensors{end}").exists() for stem in _STEMS for end in ("", ".index.json")):
         return None
-    return {
-        name: torch.empty(shape, dtype=dtype, device="meta") for file in _files(folder) for name, dtype, shape in _header(file)
-    }
+    files = _files(folder)
+    if not all(file.exists() for file in files):
+        return None
+    return {name: torch.empty(shape, dtype=dtype, device="meta") for file in files for name, dtype, shape in _header(file)}
 
 
 def _header(file: Path) -> list[tuple[str, torch.dtype, list[int]]]:
@@ -62,6 +63,10 @@ def _header(file: Path) -> list[tuple[str, torch.dtype, list[int]]]:
 
     with _typed_errors(file), safe_open(file, framework="pt") as tensors:
         parts = [(name, tensors.get_slice(name)) for name in tensors.keys()]  # noqa: SIM118
+        unknown = next((name for name, part in parts if part.get_dtype() not in _DTYPES), None)
+        if unknown is not None:
+            kind = tensors.get_slice(unknown).get_dtype()
+            raise CheckpointError(f"{unknown} in {file.name} holds {kind}, which is not supported; use another checkpoint")
         return [(name, _DTYPES[part.get_dtype()], part.get_shape()) for name, part in parts]
 
 

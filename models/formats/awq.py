@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.grouped import GroupedWeight
-from .base import check_keys, empty, group_size, in_decoder, names_match, scale_dtype
+from .base import check_keys, empty, group_size, in_decoder, name_patterns, names_match, scale_dtype
 from .integers import integer_weight, unpack
 
 _ORDER = (0, 2, 4, 6, 1, 3, 5, 7)  # output at each place of a word
@@ -57,4 +57,4 @@ def read_awq(config: Mapping[str, Any]) -> AwqQuantization:
     settings["zero_point"] = config.get("zero_point", True)
     check_keys(settings, {"version": ("gemm",), "bits": (_BITS,), "zero_point": (True,)}, "awq")
     group = group_size(config.get("group_size", config.get("q_group_size", 128)))
-    return AwqQuantization(group, [str(name) for name in config.get("modules_to_not_convert") or ()])
+    return AwqQuantization(group, name_patterns(config, "modules_to_not_convert"))

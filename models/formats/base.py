@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.grouped import GroupedWeight
-from ...mm.errors import CheckpointError
+from ...mm.errors import CheckpointError, short_repr
 
 META = torch.device("meta")
 
@@ -70,6 +70,32 @@ def group_size(size: object) -> int | None:
     if isinstance(size, int) and size > 0:
         return size
     raise CheckpointError(f"quantization_config has group_size={size!r}; it must be a positive integer, or -1")
+
+
+def name_patterns(config: Mapping[str, Any], *keys: str) -> list[str]:
+    """Return the names and "re:" patterns of modules in the lists under these keys.
+
+    Raises:
+        CheckpointError: an entry is no text, or no valid pattern.
+    """
+    found = []
+    for key in keys:
+        names = config.get(key) or []
+        if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+            raise CheckpointError(f"quantization_config has {key}={short_repr(names)}; it must be a list of module names")
+        for name in names:
+            found.append(name)
+            if name.startswith("re:"):
+                check_pattern(name[3:])
+    return found
+
+
+def check_pattern(pattern: str) -> None:
+    """Raise CheckpointError if the pattern is no valid regular expression."""
+    try:
+        re.compile(pattern)
+    except re.error as error:
+        raise CheckpointError(f"quantization_config has an invalid pattern {pattern[:60]!r} ({error})") from None
 
 
 def in_decoder(names: Iterable[str]) -> bool:

@@ -18,7 +18,7 @@ from torch import Tensor
 
 from ...kernels.grouped import GroupedWeight
 from ...mm.errors import CheckpointError
-from .base import empty, names_match, unsupported
+from .base import empty, name_patterns, names_match, unsupported
 from .fp8 import grid_weight
 
 _KINDS = ("nf4", "fp4")
@@ -117,4 +117,4 @@ def read_bitsandbytes(config: Mapping[str, Any]) -> BitsAndBytes:
         raise CheckpointError(f"quantization_config has bnb_4bit_quant_type={kind[:60]!r}; supported are {', '.join(_KINDS)}")
     nested = bool(config.get("bnb_4bit_use_double_quant"))
     default = FourBitFormat(kind, nested) if four else Int8Format()
-    return BitsAndBytes(default, [str(name) for name in config.get("llm_int8_skip_modules") or ()])
+    return BitsAndBytes(default, name_patterns(config, "llm_int8_skip_modules"))

@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...kernels.grouped import GroupedWeight
 from ...mm.errors import CheckpointError
-from .base import empty, names_match, scale_dtype, unsupported
+from .base import empty, name_patterns, names_match, scale_dtype, unsupported
 from .fp4 import fp4_weight
 from .fp8 import grid_weight
 
@@ -220,7 +220,7 @@ def read_compressed_tensors(config: Mapping[str, Any]) -> CompressedTensors:
             "quantization_config of compressed-tensors has no readable config_groups; download config.json again"
         )
     found = [
-        ConfigGroup([str(name) for name in group.get("targets") or ()], group.get("weights"), str(group.get("format") or form))
+        ConfigGroup(name_patterns(group, "targets"), group.get("weights"), str(group.get("format") or form))
         for group in groups.values()
     ]
-    return CompressedTensors(found, [str(name) for name in config.get("ignore") or ()])
+    return CompressedTensors(found, name_patterns(config, "ignore"))

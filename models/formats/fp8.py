@@ -16,7 +16,7 @@ from torch import Tensor
 
 from ...kernels.grouped import GroupedWeight
 from ...mm.errors import CheckpointError
-from .base import check_keys, empty, names_match, unsupported
+from .base import check_keys, empty, name_patterns, names_match, unsupported
 
 _SCALES = ("weight_scale_inv", "weight_scale")
 
@@ -89,5 +89,5 @@ def read_fp8(config: Mapping[str, Any]) -> Fp8Quantization:
         sizes = isinstance(block, list) and len(block) == 2 and all(type(size) is int and size > 0 for size in block)
         if not sizes:
             raise CheckpointError(f"quantization_config has weight_block_size={block!r}; it must be two positive integers")
-    wide = [str(name) for key in ("modules_to_not_convert", "ignored_layers") for name in config.get(key) or ()]
+    wide = name_patterns(config, "modules_to_not_convert", "ignored_layers")
     return Fp8Quantization(None if block is None else (block[0], block[1]), wide)

@@ -14,8 +14,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.grouped import GroupedWeight
-from ...mm.errors import CheckpointError
-from .base import check_keys, empty, group_size, in_decoder, names_match, scale_dtype, unsupported
+from .base import check_keys, check_pattern, empty, group_size, in_decoder, name_patterns, names_match, scale_dtype, unsupported
 from .integers import integer_weight, unpack
 
 
@@ -103,10 +102,7 @@ def read_gptq(config: Mapping[str, Any]) -> GptqQuantization:
     shifted, rules = checked["checkpoint_format"] == "gptq", []
     for pattern, settings in (config.get("dynamic") or {}).items():
         kind, own = (pattern[:2], pattern[2:]) if pattern[:2] in ("+:", "-:") else ("+:", pattern)
-        try:
-            re.compile(own)
-        except re.error as error:
-            raise CheckpointError(f"quantization_config of gptq has an invalid pattern {pattern[:60]!r} ({error})") from None
+        check_pattern(own)
         rules.append((own, None if kind == "-:" else dict(settings)))
     form = GptqFormat(bits, group_size(config.get("group_size", -1)), bool(config.get("desc_act")), shifted)
-    return GptqQuantization(form, rules, [str(name) for name in config.get("modules_to_not_convert") or ()])
+    return GptqQuantization(form, rules, name_patterns(config, "modules_to_not_convert"))

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.grouped import GroupedWeight
-from .base import empty, names_match
+from .base import empty, name_patterns, names_match
 from .fp4 import fp4_weight
 
 _BLOCK = 32
@@ -50,4 +50,4 @@ class Mxfp4:
 
 
 def read_mxfp4(config: Mapping[str, Any]) -> Mxfp4:
-    return Mxfp4([str(name) for name in config.get("modules_to_not_convert") or ()])
+    return Mxfp4(name_patterns(config, "modules_to_not_convert"))

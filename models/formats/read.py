@@ -40,4 +40,10 @@ def read_quantization(config: Mapping[str, Any] | None) -> Quantization | None:
             f"quantization_config in config.json has quant_method {method[:60]!r}, which is not supported; "
             f"use a checkpoint with one of {', '.join(_READERS)}, or one that is not quantised"
         )
-    return _READERS[method](config)
+    try:
+        return _READERS[method](config)
+    except CheckpointError:
+        raise
+    except (TypeError, ValueError, LookupError, AttributeError) as error:
+        reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
+        raise CheckpointError(f"quantization_config of {method} in config.json cannot be read ({reason})") from None

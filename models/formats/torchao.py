@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.grouped import GroupedWeight
-from .base import empty, names_match, unsupported
+from .base import empty, name_patterns, names_match, unsupported
 from .fp8 import grid_weight
 
 _CODES, _SCALE, _ZERO = (f"_weight_{name}" for name in ("qdata", "scale", "zero_point"))
@@ -74,4 +74,4 @@ def read_torchao(config: Mapping[str, Any]) -> TorchaoQuantization:
     """Read the config. The weight files alone say how each module is stored."""
     float8 = "float8" in str(config.get("quant_type")).lower()
     default = TorchaoFormat(torch.float8_e4m3fn if float8 else torch.int8, 1, None, torch.float32)
-    return TorchaoQuantization(default, [str(name) for name in config.get("modules_to_not_convert") or ()])
+    return TorchaoQuantization(default, name_patterns(config, "modules_to_not_convert"))

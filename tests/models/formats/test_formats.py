@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 import torch
 from family import ask
+from measured import peak_bytes
 from parity import ROWS, LoadedModels, make_llm, record
 from quantized import SCHEMES, Scheme, write
 from safetensors.torch import load_file, save_file
@@ -20,7 +21,9 @@ from sensorium.kernels.grouped import GroupedWeight, ShardedWeight, grouped_line
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models.formats.assign import assign
 from sensorium.models.formats.read import read_quantization
+from sensorium.models.interface import StepLimits
 from sensorium.models.layers.linear import Linear, deferred_weights
+from sensorium.models.memory_formulas import SMALL, OpBytes
 from sensorium.models.weights import fill
 from torch import nn
 
@@ -212,6 +215,8 @@ def test_a_folder_without_weights_is_planned_by_its_config(world: LoadedModels, 
     planned = plan(packed)
     (packed / "model.safetensors").unlink()
     assert plan(packed) == planned
+    (packed / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": "model-1.safetensors"}}))
+    assert plan(packed) == planned
 
 
 def plan(folder: Path) -> int:
@@ -232,6 +237,9 @@ def plan(folder: Path) -> int:
         ({"quant_method": "compressed-tensors", "config_groups": []}, "no readable config_groups"),
         ({"quant_method": "compressed-tensors", "sparsity_config": {"format": "sparse-24-bitmask"}}, "sparsity_config"),
         ({"quant_method": "bitsandbytes", "load_in_4bit": True, "bnb_4bit_quant_type": "int2"}, "bnb_4bit_quant_type='int2'"),
+        ({"quant_method": "fp8", "modules_to_not_convert": "lm_head"}, "must be a list of module names"),
+        ({"quant_method": "compressed-tensors", "config_groups": {"a": {"targets": ["re:("]}}}, "invalid pattern '\\('"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": [1]}, "quantization_config of gptq in config.json cannot be read"),
         ({"bits": 4, "mode": "affine"}, "quant_method ''"),
     ],
 )
@@ -245,3 +253,23 @@ def test_a_layout_of_torchao_that_is_not_supported_is_named() -> None:
     extra = {f"{PREFIX}q_proj._weight_act_pre_scale": torch.ones(INPUTS)}
     with pytest.raises(CheckpointError, match=r"layers.0.q_proj is quantised as torchao with _weight_act_pre_scale"):
         loaded(SCHEMES["torchao int8"], stored | extra)
+
+
+@pytest.mark.parametrize("name", ["fp8 block", "ct w4a16", "bnb nf4"])
+@pytest.mark.parametrize("rows", [1, 7, 40])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_product_takes_no_more_than_planned(
+    name: str, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Panels are smaller here, so that the weight has several."""
+    for module in ("kernels.grouped", "models.memory_formulas"):
+        monkeypatch.setattr(f"sensorium.{module}.panel_rows", lambda inputs: 16)
+    stored, _ = SCHEMES[name].pack(torch.randn(256, 512))
+    quantization = read_quantization(SCHEMES[name].config)
+    assert quantization is not None
+    form = quantization.format_of(["x"], stored)
+    assert form is not None
+    shards = ShardedWeight([form.decode(stored)], None)
+    x = torch.randn(rows, 512).to(dtype)
+    limits = StepLimits(rows, rows, rows, CPU, dequantized=True)
+    assert peak_bytes(lambda: grouped_linear(x, shards)) <= rows * OpBytes(dtype, limits).linear(512, 256, rows) + SMALL
