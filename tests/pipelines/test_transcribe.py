@@ -186,20 +186,22 @@ def test_finish_reason(llm: LLM) -> None:
     assert llm.transcribe((make_audio(), 16_000), "en", sampling_params=params, use_tqdm=False)[0].finish_reason == "stop"
 
 
-def changed(folder: Path, new: Path, file: str, change: Callable[[str], str]) -> LLM:
-    shutil.copytree(folder, new)
-    (new / file).write_text(change((new / file).read_text("utf-8")), "utf-8")
-    return LLM(new, max_num_seqs=4)
-
-
 def test_vocabulary_without_language_tokens(whisper: Path, tmp_path: Path) -> None:
     """Languages whose token is missing are not detected."""
-    none = changed(
-        whisper, tmp_path / "none", "tokenizer.json", lambda text: re.sub(r"<\|([a-z]{2,3})\|>", r"<|lang-\1|>", text)
-    )
+
+    def renamed(name: str, languages: str) -> LLM:
+        folder = tmp_path / name
+        shutil.copytree(whisper, folder)
+        for file in ("tokenizer.json", "tokenizer_config.json", "special_tokens_map.json"):
+            if (folder / file).exists():
+                text = (folder / file).read_text("utf-8")
+                (folder / file).write_text(re.sub(rf"<\|({languages})\|>", r"<|lang-\1|>", text), "utf-8")
+        return LLM(folder, max_num_seqs=4)
+
+    none = renamed("none", "[a-z]{2,3}")
     with pytest.raises(ConfigError, match=r"the tokenizer has no language token such as <\|en\|>.*; use this checkpoint's own"):
         heard(none, (make_audio(), 16_000))
-    some = changed(whisper, tmp_path / "some", "tokenizer.json", lambda text: re.sub(r"<\|(fr|ht)\|>", r"<|lang-\1|>", text))
+    some = renamed("some", "fr|ht")
     found = heard(some, [(make_audio(seed), 16_000) for seed in range(3)])
     assert all(one.error is None and one.language not in ("fr", "ht") for one in found)
     with pytest.raises(InputError, match="language='fr' is unknown"):
@@ -208,7 +210,10 @@ def test_vocabulary_without_language_tokens(whisper: Path, tmp_path: Path) -> No
 
 def test_english_only_model(whisper: Path, tmp_path: Path) -> None:
     said = {"is_multilingual": False}
-    llm = changed(whisper, tmp_path / "en", "generation_config.json", lambda text: json.dumps(json.loads(text) | said))
+    shutil.copytree(whisper, tmp_path / "en")
+    file = tmp_path / "en" / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | said))
+    llm = LLM(tmp_path / "en", max_num_seqs=4)
     assert heard(llm, (make_audio(), 16_000), language="English")[0].language == "en"
     for wish, message in (
         ({"language": "de"}, r"language='de', but this model transcribes only English; use a multilingual one"),
