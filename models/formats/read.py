@@ -12,6 +12,7 @@ from .bitsandbytes import read_bitsandbytes
 from .compressed_tensors import read_compressed_tensors
 from .fp8 import read_fp8
 from .gptq import read_gptq
+from .modelopt import read_modelopt
 from .mxfp4 import read_mxfp4
 from .torchao import read_torchao
 
@@ -23,6 +24,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "bitsandbytes": read_bitsandbytes,
     "mxfp4": read_mxfp4,
     "torchao": read_torchao,
+    "modelopt": read_modelopt,
 }
 
 

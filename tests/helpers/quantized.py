@@ -224,6 +224,12 @@ def torchao(weight: Tensor, kind: str, rows: int, columns: int) -> Packed:
     return stored, widened(codes, scale.bfloat16().float(), zero, rows, columns)
 
 
+def modelopt(weight: Tensor) -> Packed:
+    stored, wide = nvfp4(weight)
+    found = {"weight": stored["weight_packed"], "weight_scale": stored["weight_scale"], "input_scale": torch.tensor(0.5)}
+    return found | {"weight_scale_2": 1 / stored["weight_global_scale"][0]}, wide
+
+
 def compressed(form: str, weights: Mapping[str, Any], **more: Any) -> dict[str, Any]:
     group = {"targets": ["Linear"], "weights": weights, "input_activations": None}
     return {"quant_method": "compressed-tensors", "format": form, "config_groups": {"group_0": group}, **more}
@@ -292,6 +298,10 @@ SCHEMES: dict[str, Scheme] = {
     "torchao float8 tensor": Scheme(partial(torchao, kind="float8", rows=0, columns=0), {"quant_method": "torchao"}),
     "torchao int8": Scheme(partial(torchao, kind="int8", rows=1, columns=0), {"quant_method": "torchao"}),
     "torchao intx": Scheme(partial(torchao, kind="intx", rows=1, columns=16), {"quant_method": "torchao"}),
+    "modelopt nvfp4": Scheme(modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
+    "modelopt fp8": Scheme(
+        partial(fp8, rows=0, columns=0, name=SCALE, shape=()), {"quant_method": "modelopt", "quant_algo": "FP8"}
+    ),
 }
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import nullcontext
+from itertools import product
 from typing import Any
 
 import pytest
@@ -10,8 +12,8 @@ from quantized import SCHEMES, fp8, mxfp4
 from sensorium.mm.errors import CheckpointError
 from sensorium.models.formats.assign import assign
 from sensorium.models.formats.read import read_quantization
-from sensorium.models.layers.linear import deferred_weights
-from sensorium.models.layers.moe import Mixture
+from sensorium.models.layers.linear import Linear, deferred_weights
+from sensorium.models.layers.moe import Mixture, ModalityMixture
 from sensorium.models.text.spec import MoeSpec
 from sensorium.models.weights import fill
 from torch import Tensor, nn
@@ -108,6 +110,38 @@ def test_experts_of_another_shape_are_refused() -> None:
         stored[f"model.mlp.experts.{name}_scale_inv"] = torch.stack([own["weight_scale_inv"] for own in packed])
     with pytest.raises(CheckpointError, match=r"mlp.experts.gate_up_proj.* make no weight .*an expert of shape \[16, 64\]"):
         run(stored, FP8)
+
+
+def test_experts_of_modalities_are_renamed() -> None:
+    """Checkpoints number experts across modalities; their quantised tensors follow to the renamed layers."""
+    spec, gen = MoeSpec(2, 1, (INNER, INNER), modality_experts=("text_moe", "vision_moe")), torch.Generator().manual_seed(0)
+    routers = {f"mlp.gate.weight{end}": torch.randn(DIM, 2, generator=gen) for end in ("", "_1")}
+    stored, wide = dict(routers), dict(routers)
+    for number, (name, shape) in product(
+        range(4), {"gate_proj": (INNER, DIM), "up_proj": (INNER, DIM), "down_proj": (DIM, INNER)}.items()
+    ):
+        key = f"mlp.experts.{number}.{name}"
+        parts, wide[f"{key}.weight"] = SCHEMES["ct w8a8"].pack(torch.randn(shape, generator=gen) / 8)
+        stored |= {f"{key}.{part}": tensor for part, tensor in parts.items()}
+    results = []
+    for tensors, config in ((stored, SCHEMES["ct w8a8"].config), (wide, None)):
+        root = Root(False, False)
+        with deferred_weights() if config is not None else nullcontext():
+            root.mlp = ModalityMixture(DIM, spec, torch.float32, torch.device("cpu"))
+        if config is not None:
+            quantization = read_quantization(config)
+            assert quantization is not None
+            assign(root, quantization, {name: tensor.to("meta") for name, tensor in tensors.items()})
+        fill(root, tensors.items(), root.prefixes, {})
+        assert all(bool(layer.formats) == (config is not None) for layer in linears(root))
+        with torch.inference_mode():
+            results.append(root.mlp(X, torch.arange(len(X)) % 2))
+    torch.testing.assert_close(*results, rtol=1e-4, atol=1e-5)
+
+
+def linears(root: nn.Module) -> list[Linear]:
+    """Return the layers of the experts."""
+    return [layer for path, layer in root.named_modules() if isinstance(layer, Linear) and ".experts." in path]
 
 
 @pytest.mark.parametrize("name", ["ct w4a16", "gptq ordered"])
