@@ -1,7 +1,7 @@
 """Collects every module twice: with the core in this process, and with the core in a process of its own.
 
-The second form leaves out tests that reach into the core: they are marked `in_process` or use the toy model. The usual run has
-two modules in the second form, `-m full` has all.
+The second form leaves out tests that reach into the core: they are marked `in_process` or use the toy model, and the modules of
+REACHING do so throughout. The usual run has two modules in the second form, `-m full` has all.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ import pytest
 from sensorium.engine import llm as llm_module
 
 SAMPLE = ("test_async_llm.py", "test_llm.py")
-REACHING = ("test_batch_invariance.py", "test_faults.py", "test_histories.py", "test_parity.py", "test_soak.py")
+REACHING = ("test_batch_invariance.py", "test_histories.py", "test_parity.py", "test_soak.py")
 
 
 class ProcessModule(pytest.Module):

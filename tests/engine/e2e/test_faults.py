@@ -11,6 +11,7 @@ from hostile import MARK, MODEL, NO_NUMBER, Poisoned, asked, marked, numberless,
 from sensorium import LLM, RequestOutput, SamplingParams
 from sensorium.engine.frontend.output_processor import OutputBuilder, StreamDecoder
 from sensorium.engine.worker import model_runner as runner
+from waiting import assert_idle
 
 BLOCK_BYTES = 16 * 4 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -31,14 +32,6 @@ def answers(llm: LLM, prompts: list[Any], params: Any = GREEDY) -> list[RequestO
 def tokens(outputs: list[RequestOutput]) -> list[tuple[int, ...]]:
     assert [output.error for output in outputs] == [None] * len(outputs)
     return [output.outputs[0].token_ids for output in outputs]
-
-
-def assert_idle(llm: LLM) -> None:
-    """Check that every block is free or cached and that no sequence is left."""
-    core = llm._engine_loop.core
-    assert not core.scheduler.requests
-    assert not core.runner.sequences
-    assert not llm._engine_loop._owners
 
 
 def fails_alone(llm: LLM, bad: Any, params: SamplingParams = GREEDY) -> str:
@@ -91,6 +84,7 @@ def test_processing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     )
 
 
+@pytest.mark.in_process
 def test_encoding(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     tower = poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
     error = fails_alone(llm, asked(picture(4), marked()))
@@ -98,12 +92,14 @@ def test_encoding(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     assert tower.calls < 16
 
 
+@pytest.mark.in_process
 def test_a_wrong_number_of_encoder_rows(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(llm, monkeypatch, lambda rows: rows[:-1])
     error = fails_alone(llm, asked(marked()))
     assert "image 0: encoding failed: the encoder returned 7 rows for 8" in error
 
 
+@pytest.mark.in_process
 def test_a_failing_item_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prompts = [asked(picture(seed, 32, 32)) for seed in range(20, 28)]
     alone = [tokens(answers(llm, [prompt]))[0] for prompt in prompts]
@@ -115,6 +111,7 @@ def test_a_failing_item_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: 
     assert tower.calls < 2 * len(prompts)
 
 
+@pytest.mark.in_process
 def test_a_failing_item_is_refused_to_its_tenant_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, now = LLM(MODEL, max_model_len=256, quarantine_seconds=1.0), [0.0]
     llm._engine_loop.core._quarantine._clock = lambda: now[0]
@@ -136,6 +133,7 @@ def test_a_failing_item_is_refused_to_its_tenant_for_a_time(monkeypatch: pytest.
     assert answers(llm, [asked(marked())])[0].error is None
 
 
+@pytest.mark.in_process
 @pytest.mark.parametrize("error", [(MemoryError,), (torch.OutOfMemoryError, "CUDA out of memory")])
 def test_running_out_of_memory_is_not_the_items_fault(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, error: tuple[Any, ...]
@@ -146,6 +144,7 @@ def test_running_out_of_memory_is_not_the_items_fault(
     assert answers(llm, [asked(marked())])[0].error is None
 
 
+@pytest.mark.in_process
 def test_an_interrupt_while_encoding_is_not_the_items_fault(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
         poison(llm, patch, raising(KeyboardInterrupt))
@@ -154,6 +153,7 @@ def test_an_interrupt_while_encoding_is_not_the_items_fault(llm: LLM, monkeypatc
     assert_idle(llm)
 
 
+@pytest.mark.in_process
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
 @pytest.mark.parametrize("sampling", [{"temperature": 0.0}, {"temperature": 1.0, "seed": 1, "top_p": 0.9, "logprobs": 2}])
 def test_logits_that_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPatch, value: float, sampling: dict[str, Any]) -> None:
@@ -162,6 +162,7 @@ def test_logits_that_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPatch, v
     assert "logits are not finite" in error
 
 
+@pytest.mark.in_process
 def test_freed_blocks_do_not_affect_their_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
     """A failed request leaves NaN in the few KV-cache blocks; the next owner of these blocks reads none."""
     few = LLM(MODEL, max_model_len=64, max_num_seqs=4, kv_cache_memory_bytes=4 * 4 * BLOCK_BYTES)
@@ -175,6 +176,7 @@ def test_freed_blocks_do_not_affect_their_next_owner(monkeypatch: pytest.MonkeyP
     assert_idle(few)
 
 
+@pytest.mark.in_process
 def test_encoder_rows_that_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     poison(llm, monkeypatch, lambda rows: rows * float("nan"))
     error = fails_alone(llm, asked(picture(4), marked()))
@@ -182,6 +184,7 @@ def test_encoder_rows_that_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPa
     assert "not finite" in error
 
 
+@pytest.mark.in_process
 def test_a_head_whose_logits_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence of the step fails with its own error, and the next step works."""
     model = llm._engine_loop.core.runner.model
@@ -193,6 +196,7 @@ def test_a_head_whose_logits_are_not_finite(llm: LLM, monkeypatch: pytest.Monkey
     tokens(answers(llm, GOOD))
 
 
+@pytest.mark.in_process
 def test_sampling(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     real = runner.sample
 
@@ -222,6 +226,7 @@ def test_detokenising(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: list[str]
     assert error == "detokenising failed: RuntimeError: an index is out of range; token_ids hold the answer"
 
 
+@pytest.mark.in_process
 def test_media_are_freed_without_the_garbage_collector(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensors of a request are in no reference cycle, so they are freed with it."""
     poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
