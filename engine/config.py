@@ -99,6 +99,8 @@ class EngineConfig:
         revision: branch, tag or commit of a model that is given by name. None is the cached commit of the branch main, or the
             newest if none is cached. After loading, it is the commit.
         offline: take a model that is given by name from the cache only, as with HF_HUB_OFFLINE=1.
+        warm_up: after loading, run a small item of each modality through the encoder (on a CPU if it has few patches) and, in a
+            thread, import and run what processes it, so that the first item of a request stops no other request.
         batch_invariant: give a request bit-identical results regardless of the other requests in a batch. This is slower.
 
     Raises:
@@ -134,6 +136,7 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     kernels: str = ""
     async_scheduling: bool | None = None
+    warm_up: bool = True
     batch_invariant: bool = False
     engine_process: bool = False
     engine_restarts: int = 3
@@ -172,7 +175,7 @@ class EngineConfig:
             raise _error("engine_restarts", self.engine_restarts, "must be an integer, 0 or above")
         if self.revision is not None and (not isinstance(self.revision, str) or not self.revision):
             raise _error("revision", self.revision, "must be the name of a branch, a tag or a commit")
-        for name in ("offline", "trust_uuid", "enable_prefix_caching", "batch_invariant", "engine_process"):
+        for name in ("offline", "trust_uuid", "enable_prefix_caching", "batch_invariant", "engine_process", "warm_up"):
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, getattr(self, name), "must be True or False")
         _check_kernels(self.kernels)
@@ -191,6 +194,10 @@ class EngineConfig:
         for modality, limit in self.limit_mm_per_prompt.items():
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:
                 raise _error(f"limit_mm_per_prompt[{modality!r}]", limit, "must be an integer, 0 or above")
+
+    def takes(self, modality: str) -> bool:
+        """Return whether requests may have items of this modality."""
+        return self.limit_mm_per_prompt.get(modality, 1) > 0
 
     @property
     def sampling_limits(self) -> SamplingLimits:

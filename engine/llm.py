@@ -117,7 +117,8 @@ class LLM:
         self._inputs = InputProcessor(info, self._tokenizer, settings, self.max_model_len, self.config.max_template_seconds)
         loop = (self.config.seed, self.config.media_workers, self.config.sampling_limits)
         self._engine_loop = EngineLoop(core, self._tokenizer, files.eos_token_ids, *loop)
-        self._inputs.media.warm_up()
+        if self.config.warm_up:
+            self._inputs.media.warm_up([modality for modality in info.modalities if self.config.takes(modality)])
         if metrics:
             from .frontend.metrics import register
 

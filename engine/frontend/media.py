@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import io
 import logging
 import threading
 import time
+import wave
 from collections import deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -15,7 +17,9 @@ from functools import lru_cache
 from importlib import import_module
 from typing import Any
 
+import numpy as np
 import torch
+from PIL import Image
 
 from ...kernels.dispatch import use_backends
 from ...mm.cache import ByteCache, CacheStats, UuidTable
@@ -33,6 +37,7 @@ from ...mm.types import EmbeddingItem, ItemPlan
 from ...processors.device import MediaDevice, processing_on
 from ...processors.interface import ProcessingInfo
 from ..errors import error_text, is_out_of_memory
+from ..threads import use_threads
 from .items import PlannedItem, ProcessedItem, grid_of_pieces, merge_frame_plans
 
 _log = logging.getLogger(__name__)
@@ -86,19 +91,29 @@ class MultiModalProcessor:
         self._release = keep_workers(self)
         self._info_with = lru_cache(maxsize=256)(lambda options: info.with_kwargs(dict(options.values)))
 
-    def warm_up(self) -> threading.Thread:
-        """Import what the first items need in a thread, which gives way to others between the modules, and return it."""
+    def warm_up(self, modalities: Sequence[str]) -> threading.Thread:
+        """Import what items of these modalities need, and process a small one, in a thread. Return the thread.
+
+        It gives way to other threads between the modules. It is no daemon, because torch must not run while Python ends.
+        """
         policy = self.settings.policy
         isolated = policy.decode_isolation == "process"  # the workers import what they need
-        names = [] if isolated else [name for one in self._info.modalities for name in gate.modules(one, policy)]
+        names = [] if isolated else [name for one in modalities for name in gate.modules(one, policy)]
 
-        def import_all() -> None:
+        def run() -> None:
+            use_threads(1)
             for name in names:
                 with suppress(ImportError):  # the first item that needs it names what to install
                     import_module(name)
                 time.sleep(0.001)
+            for one in modalities:
+                try:
+                    (sources,) = self._info.parser().parse({one: [_small_item(one, isolated)]}).values()
+                    self._process(self._open(sources[0], self._info, None, identify=False), None, {})
+                except Exception:
+                    _log.debug("processing a small %s failed", one, exc_info=True)
 
-        thread = threading.Thread(target=import_all, name="sensorium-warm-up", daemon=True)
+        thread = threading.Thread(target=run, name="sensorium-warm-up")
         thread.start()
         return thread
 
@@ -315,6 +330,25 @@ class MultiModalProcessor:
         if total > limit:
             reason = f"it makes {total} rows, but max_model_len is {limit}; make it smaller (max_pixels, fps, num_frames)"
             raise InputError(reason, code="too_long")
+
+
+def _small_item(modality: str, isolated: bool) -> object:
+    """Return encoded bytes or, for a video or if decoding would start a worker process, pixels or samples."""
+    if modality == "video":
+        return np.zeros((2, 64, 64, 3), np.uint8), {"fps": 2.0}
+    if modality == "vision_chunk":
+        return {"type": "image", "image": _small_item("image", isolated)}
+    samples, pixels = np.zeros(16_000, np.float32), np.zeros((64, 64, 3), np.uint8)
+    if isolated:
+        return (samples, 16_000) if modality == "audio" else pixels
+    file = io.BytesIO()
+    if modality == "image":
+        Image.fromarray(pixels).save(file, "PNG")
+    else:
+        with wave.open(file, "wb") as out:
+            out.setparams((1, 2, 16_000, 0, "NONE", ""))
+            out.writeframes(bytes(32_000))
+    return file.getvalue()
 
 
 @contextmanager

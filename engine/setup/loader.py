@@ -28,6 +28,7 @@ from ..worker.model_runner import ModelRunner
 from .memory import MaxSizes, num_cache_blocks
 from .model_source import ModelSource
 from .resolve import resolve_engine, warn_slow_dtype
+from .warm_up import encode_small_items
 
 _log = logging.getLogger(__name__)
 
@@ -71,6 +72,8 @@ def load_engine(
         grammars = GrammarFactory(tokenizer, config.grammar_seconds, config.quarantine_seconds)
         core = build_core(model, config, engine.sizes, info.prompt_attention, store, grammars, engine.source)
         engine.source.load_weights(model)
+        if config.warm_up:
+            encode_small_items(model, info, [name for name in info.modalities if config.takes(name)], dtype, device)
         return core, config
 
 

@@ -14,6 +14,7 @@ import numpy as np
 import pytest
 import torch
 from clips import clip
+from infos import INFOS
 from PIL import Image
 from sensorium import LLM
 from sensorium.engine.frontend.input_processor import InputProcessor
@@ -295,10 +296,23 @@ def test_modules_of_the_first_item_are_imported_before_it(tmp_path):
         "from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo\n"
         "from sensorium.processors.files import ProcessorFiles\n"
         "processor = MultiModalProcessor(Qwen2VLProcessingInfo(ProcessorFiles()), MultiModalSettings())\n"
-        "processor.warm_up().join(); known = set(sys.modules)\n"
+        "processor.warm_up(('image', 'video')).join(); known = set(sys.modules)\n"
         "for data in ({'image': Path('a.png')}, {'video': Path('a.mp4')}):\n"
         "    (item,) = processor.open(data, {}, {}, None); processor.process(item, None, {})\n"
         "assert not set(sys.modules) - known, set(sys.modules) - known\n"
     )
     environment = {**os.environ, "PYTHONPATH": os.pathsep.join(sys.path)}
     subprocess.run([sys.executable, "-c", code], check=True, cwd=tmp_path, env=environment)
+
+
+@pytest.mark.parametrize("isolation", ["thread", "process"])
+@pytest.mark.parametrize("name", ["Qwen2VLProcessingInfo", "WhisperProcessingInfo", "KimiK25ProcessingInfo"])
+def test_a_small_item_is_processed_before_the_first(name, isolation, monkeypatch, caplog):
+    processor, done = MultiModalProcessor(INFOS[name], MultiModalSettings(MediaPolicy(decode_isolation=isolation))), []
+    process = processor._process
+    monkeypatch.setattr(processor, "_process", lambda item, *rest: done.append((item.source.modality, process(item, *rest))))
+    with caplog.at_level("DEBUG"):
+        processor.warm_up(INFOS[name].modalities).join()
+    assert [modality for modality, item in done if item.pieces] == list(INFOS[name].modalities)
+    assert not isolate._idle
+    assert processor.stats.entries == processor.stats.misses == 0
