@@ -7,6 +7,7 @@ sequence is truncated to `loop.start` tokens instead, `loop.forbidden` is added 
 
 from __future__ import annotations
 
+from array import array
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -40,12 +41,16 @@ def find_loop(token_ids: Sequence[int], turn_start: int, detection: RepetitionDe
     room = end - turn_start
     if room < detection.min_tokens:
         return None
-    last = token_ids[-1]
+    last, data = token_ids[-1], b""
     for size in range(1, min(detection.max_cycle, room // detection.min_repeats) + 1):
         if token_ids[-1 - size] != last:
             continue
-        first = end - max(size * detection.min_repeats, detection.min_tokens)
-        if token_ids[first : end - size] == token_ids[first + size :]:
+        if not data:  # bytes are copied and compared much faster than lists
+            most = max(detection.max_cycle * detection.min_repeats, detection.min_tokens)
+            data = array("i", token_ids[-most:]).tobytes()
+        covered = max(size * detection.min_repeats, detection.min_tokens)
+        first, start = end - covered, len(data) - 4 * covered
+        if data[start : -4 * size] == data[start + 4 * size :]:
             while first > turn_start and token_ids[first - 1] == token_ids[first - 1 + size]:
                 first -= 1
             return Loop(first, tuple(token_ids[first : first + size]))

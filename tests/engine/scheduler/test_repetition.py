@@ -73,3 +73,12 @@ def test_values_outside_their_limits_are_refused(name, value):
 def test_parameters_that_read_too_many_tokens_are_refused():
     with pytest.raises(InputError, match="lower max_cycle"):
         RepetitionDetectionParams(max_cycle=1 << 15, min_repeats=4)
+
+
+def test_the_widest_check_finds_the_longest_cycle_only():
+    widest = RepetitionDetectionParams(max_cycle=2048, min_repeats=2, min_tokens=4096)
+    assert find_loop([7] * 6000 + [8] + [7] * 2047, 0, widest) is None
+    cycle = [2**31 - 1, *[7] * 2047]
+    found = find_loop([5, *cycle * 3], 0, widest)
+    assert found is not None
+    assert (found.start, found.cycle) == (1, tuple(cycle))
