@@ -126,6 +126,7 @@ class EngineCore:
         self._check_tokens("logit_bias", params.logit_bias or {})
         self._check_tokens("bad_words", tuple(chain.from_iterable(request.bad_word_ids)))
         self._check_tokens("pooling", () if request.pooling is None else request.pooling.token_ids)
+        self._check_head(request)
         self._check_adapter(request.adapter)
         self._quarantine.check_items(request.features if request.cross is None else (*request.features, request.cross))
         if request.request_id in self._compiling:
@@ -382,6 +383,10 @@ class EngineCore:
                 failed.append(self.scheduler.fail(TokenOutput(request.request_id, (), error=error)))
         return failed
 
+    def _check_head(self, request: EngineRequest) -> None:
+        if not self.info.can_generate and (request.pooling is None or request.pooling.token_ids):
+            raise InputError("this checkpoint has no head (lm_head.weight) and cannot generate or score; use llm.embed")
+
     def _check_adapter(self, name: str) -> None:
         known = self.info.adapters
         if name and name not in known:
@@ -408,4 +413,5 @@ def _info(scheduler: Scheduler, runner: ModelRunner, source: ModelReloader | Non
         modalities=() if source is None else source.modalities,
         structured_outputs=runner.grammars is not None,
         can_sleep=source is not None,
+        can_generate=model.can_generate,
     )

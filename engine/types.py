@@ -251,6 +251,7 @@ class CoreInfo:
         modalities: modalities of items that the model takes.
         structured_outputs: True if requests may have a grammar.
         can_sleep: True if `sleep` works.
+        can_generate: False if the checkpoint has no head, so that requests must have a `pooling` without `token_ids`.
     """
 
     max_model_len: int
@@ -264,6 +265,7 @@ class CoreInfo:
     modalities: tuple[str, ...] = ()
     structured_outputs: bool = False
     can_sleep: bool = False
+    can_generate: bool = True
 
 
 @dataclass(frozen=True)

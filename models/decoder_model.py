@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -11,10 +12,11 @@ from torch import Tensor, nn
 from .formats.assign import Formats
 from .interface import ForwardBatch, StepLimits
 from .layers.adapter import AdapterMask, LowRank, adapter_bytes
+from .layers.basic import rename
 from .layers.linear import LmHead
 from .text.decoder import Decoder, decoder_bytes, gathered_bytes
 from .text.spec import DecoderSpec
-from .weights import fill
+from .weights import check, fill
 
 TEXT_PREFIXES = (
     ("model.language_model.", "language_model."),
@@ -23,6 +25,7 @@ TEXT_PREFIXES = (
     ("lm_head.", "head.lm_head."),
 )
 """Name prefixes of decoder and head in multimodal checkpoints of transformers 5 and 4."""
+_HEAD = "head.lm_head."
 
 
 class DecoderModel(nn.Module):
@@ -32,6 +35,7 @@ class DecoderModel(nn.Module):
         prefixes: (stored, canonical) prefixes of tensor names; the first match is replaced. `TEXT_PREFIXES` are for
             checkpoints with the decoder under `language_model.`; a family puts its own before them.
         ignored: canonical prefixes of stored tensors that are not used. All other unknown tensors are refused.
+        head: None in a checkpoint for embeddings, which stores no head.
     """
 
     __call__: Callable[..., Tensor]
@@ -50,14 +54,25 @@ class DecoderModel(nn.Module):
         self.hidden_size, self.row_size = spec.hidden_size, spec.hidden_size * (1 + len(spec.deepstack))
         self.language_model = Decoder(spec, dtype, device)
         self.cache_specs = self.language_model.cache_specs
-        table = self.language_model.embed_tokens.weight if spec.tied else None
-        self.head = LmHead(spec.hidden_size, spec.vocab_size, table, dtype, device, scale=spec.logit_scale, cap=spec.logit_cap)
+        self.head: LmHead | None = self._build_head(spec.tied)
+
+    def _build_head(self, tied: bool) -> LmHead:
+        spec, table = self.spec, self.language_model.embed_tokens.weight
+        shared = table if tied else None
+        return LmHead(
+            spec.hidden_size, spec.vocab_size, shared, self.dtype, table.device, scale=spec.logit_scale, cap=spec.logit_cap
+        )
+
+    @property
+    def can_generate(self) -> bool:
+        return self.head is not None
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         self.adapter_mask.set(batch.adapters, len(self.adapters))
         return self.language_model(batch)
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
+        assert self.head is not None
         return self.head(hidden)
 
     def forward_bytes(self, limits: StepLimits) -> int:
@@ -66,9 +81,22 @@ class DecoderModel(nn.Module):
         adapter_rows = adapter_bytes(parts[0], limits, self.dtype), adapter_bytes(parts[1], limits, self.dtype)
         return decoder_bytes(self.spec, limits, self.dtype, adapter_rows) + gathered_bytes(self.spec, limits, self.dtype)
 
+    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
+        """See Model. A head that is stored is used even if config.json says that it is tied to the token embeddings."""
+        if not headers:
+            return
+        names = (rename(name, self.prefixes) for name, _ in self.convert_weights(headers.items()))
+        has_head = any(name.startswith(_HEAD) for name in names)
+        if self.spec.tied and has_head:
+            self.spec, self.head = replace(self.spec, tied=False), self._build_head(tied=False)
+        elif not self.spec.tied and not has_head:
+            self.head = None
+
+    def check_weights(self, headers: Mapping[str, Tensor]) -> None:
+        check(self, self.convert_weights(headers.items()), self.prefixes, tuple(self.ignored))
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        aliases = {"head.lm_head.weight": "language_model.embed_tokens.weight"} if self.spec.tied else {}
-        fill(self, self.convert_weights(weights), self.prefixes, aliases, tuple(self.ignored))
+        fill(self, self.convert_weights(weights), self.prefixes, tuple(self.ignored))
 
     def keep_encoders(self, modalities: Collection[str]) -> None:
         """Remove the encoders of all other modalities; their weights are not loaded. Call it before `load_weights`.

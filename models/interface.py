@@ -114,6 +114,7 @@ class Model(Protocol):
     cache_specs: Sequence[CacheSpec]  # one per attention layer, in the order of ForwardBatch.kv_caches
     routes_by_modality: Mapping[str, int]  # modality -> its number in ForwardBatch.modality_ids; empty: not routed
     adapters: Sequence[str]  # names of the adapters it was built with (`models.adapters`)
+    can_generate: bool  # False in a checkpoint for embeddings, which stores no head
     recordable: bool  # `embed_multimodal` may be recorded as a graph, since it keeps no tensor between calls
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, object]) -> list[Tensor]:
@@ -133,6 +134,12 @@ class Model(Protocol):
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
         """Return an upper bound of the bytes alive while items with `rows` rows in total are encoded on `limits.device`."""
+
+    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
+        """Build the head that the checkpoint stores, if any. `headers`: from `weights.read_headers`; empty without weights."""
+
+    def check_weights(self, headers: Mapping[str, Tensor]) -> None:
+        """Compare names and shapes of the stored tensors with the model; CheckpointError as of `load_weights`."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill and pack all weights from checkpoint names; CheckpointError for missing, surplus or misshapen tensors."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from math import prod
@@ -34,6 +34,7 @@ _DTYPES = {
     "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
 """Names of dtypes in safetensors files."""
+_BUFFER = "rotary_emb.inv_freq"  # end of the name of a buffer that old checkpoints store
 _STEMS = ("model", "consolidated")  # file names in the Hub's layout, and in Mistral AI's own
 
 
@@ -43,31 +44,38 @@ def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
         yield from _read(file)
 
 
-def read_layout(folder: Path) -> dict[str, Tensor] | None:
-    """Return every stored tensor's dtype and shape as a meta tensor by name; None if the folder lacks any weight file.
+def read_headers(folder: Path) -> dict[str, Tensor]:
+    """Return the stored tensors by name, on the meta device, from the headers of the files; empty if the folder has no weights.
+
+    A tensor of the index whose shard is not there has the shape `[0]`.
 
     Raises:
         CheckpointError: a file is broken.
     """
-    if not any((folder / f"{stem}.safetensors{end}").exists() for stem in _STEMS for end in ("", ".index.json")):
-        return None
-    files = _files(folder)
-    if not all(file.exists() for file in files):
-        return None
-    return {name: torch.empty(shape, dtype=dtype, device="meta") for file in files for name, dtype, shape in _header(file)}
+    for stem in _STEMS:
+        single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+        if single.exists():
+            return _headers(single)
+        if index.exists():
+            shards = _weight_map(index)
+            found = {name: torch.empty(0, device="meta") for name in shards}
+            for file in sorted({folder / shard for shard in shards.values()}):
+                found |= _headers(file) if file.exists() else {}
+            return found
+    return {}
 
 
-def _header(file: Path) -> list[tuple[str, torch.dtype, list[int]]]:
-    """Return name, dtype and shape of a file's tensors."""
+def _headers(file: Path) -> dict[str, Tensor]:
     from safetensors import safe_open
 
     with _typed_errors(file), safe_open(file, framework="pt") as tensors:
-        parts = [(name, tensors.get_slice(name)) for name in tensors.keys()]  # noqa: SIM118
-        unknown = next((name for name, part in parts if part.get_dtype() not in _DTYPES), None)
+        parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+        unknown = next((name for name, part in parts.items() if part.get_dtype() not in _DTYPES), None)
         if unknown is not None:
-            kind = tensors.get_slice(unknown).get_dtype()
+            kind = parts[unknown].get_dtype()
             raise CheckpointError(f"{unknown} in {file.name} holds {kind}, which is not supported; use another checkpoint")
-        return [(name, _DTYPES[part.get_dtype()], part.get_shape()) for name, part in parts]
+        kinds = {name: (part.get_shape(), _DTYPES[part.get_dtype()]) for name, part in parts.items()}
+    return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in kinds.items()}
 
 
 def read_adapter(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
@@ -124,22 +132,23 @@ def weight_files(folder: Path, has: Callable[[str], bool]) -> list[Path]:
         if has(f"{stem}.safetensors"):
             return [folder / f"{stem}.safetensors"]
         if has(f"{stem}.safetensors.index.json"):
-            return _shards(folder / f"{stem}.safetensors.index.json")
+            return [folder / name for name in sorted(set(_weight_map(folder / f"{stem}.safetensors.index.json").values()))]
     raise CheckpointError(f"{folder} holds neither model.safetensors nor an index of its shards; only safetensors are read")
 
 
-def _shards(index: Path) -> list[Path]:
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return the name of each tensor's shard."""
     try:
         with open_regular(index) as file:
-            shards = json.load(file)["weight_map"].values()
+            shards = dict(json.load(file)["weight_map"])
     except CheckpointError:
         raise
     except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
         raise CheckpointError(f"{index} is not an index of shards; download it again") from None
-    outside = [name for name in shards if name in ("", "..") or "\0" in str(name) or Path(str(name)).name != name]
+    outside = [name for name in shards.values() if name in ("", "..") or "\0" in str(name) or Path(str(name)).name != name]
     if outside:
         raise CheckpointError(f"{index} names {short_repr(outside[0])}; shards must be plain file names in the same folder")
-    return [index.parent / name for name in sorted(set(shards))]
+    return shards
 
 
 def load(folder: Path, model: Model, quantization: str | None = None) -> None:
@@ -207,7 +216,6 @@ def fill(
     root: nn.Module,
     weights: Iterable[tuple[str, Tensor]],
     prefixes: Sequence[tuple[str, str]],
-    aliases: Mapping[str, str],
     ignored: tuple[str, ...] = (),
 ) -> None:
     """Copy every tensor to its layer and pack each layer once it is complete.
@@ -217,28 +225,18 @@ def fill(
 
     Args:
         prefixes: (stored, canonical) prefixes of names; the first match is replaced.
-        aliases: canonical name of a tensor that may be stored twice -> name of the one that is loaded (a tied head).
         ignored: canonical prefixes of tensors that are not used.
 
     Raises:
         CheckpointError: missing, surplus or misshapen tensors, the first few by name.
     """
-    formats = getattr(root, "formats", None)
-    joiner = Joiner(formats or Formats({}))
-    layers, surplus = named_layers(root), []
+    layers, surplus, converters = named_layers(root), [], _converters(root)
     copy = copier(next((view.device for _, views in layers.values() for view in views.values() if not view.is_meta), _CPU))
-    convertible = [(path, module) for path, module in root.named_modules() if isinstance(module, Convertible)]
-    converters = dict(pair for path, module in convertible for pair in module.converters(path))
-    for stored, whole in weights:
-        name = rename(stored, prefixes)
-        if name.startswith(ignored):
-            continue
-        joined = joiner.join(name, whole)
-        parts = (_convert(stored, weight, converters[own]) if own in converters else [(own, weight)] for own, weight in joined)
-        for part, tensor in chain.from_iterable(parts):
+    for stored, name, whole in _joined(root, weights, prefixes, ignored):
+        for part, tensor in _convert(stored, whole, converters[name][1]) if name in converters else [(name, whole)]:
             if part in layers:
                 _put(tensor, stored, part, *layers[part], copy)
-            elif part not in aliases and not part.endswith("rotary_emb.inv_freq"):
+            elif not part.endswith(_BUFFER):
                 surplus.append(stored)
     _check_empty("lacks", {name for _, views in layers.values() for name in views})
     _check_empty("holds unknown", surplus)
@@ -247,6 +245,54 @@ def fill(
             module.pack()
         elif isinstance(module, WeightedLayer):
             module.after_load()
+
+
+def check(
+    root: nn.Module,
+    headers: Iterable[tuple[str, Tensor]],
+    prefixes: Sequence[tuple[str, str]],
+    ignored: tuple[str, ...] = (),
+) -> None:
+    """Compare names and shapes of stored tensors (from `read_headers`) with the model, before any weight is read.
+
+    The other arguments and the errors are those of `fill`.
+    """
+    views = {name: views[name] for name, (_, views) in named_layers(root).items()}
+    missing, surplus, split, converters = set(views), list[str](), set[str](), _converters(root)
+    for stored, name, whole in _joined(root, headers, prefixes, ignored):
+        known = bool(prod(whole.shape))  # without a shape it cannot be said what a converter splits the tensor into
+        if name in converters and not known:
+            split.add(f"{converters[name][0]}.")
+            continue
+        for part, tensor in _convert(stored, whole, converters[name][1]) if name in converters else [(name, whole)]:
+            if part in views:
+                missing.discard(part)
+                if known:
+                    _check_shape(stored, tensor.shape, views[part])
+            elif not part.endswith(_BUFFER):
+                surplus.append(stored)
+    _check_empty("lacks", (name for name in missing if not name.startswith(tuple(split))))
+    _check_empty("holds unknown", surplus)
+
+
+def _converters(root: nn.Module) -> dict[str, tuple[str, Converter]]:
+    """Return the stored name of each tensor that is converted -> the path of its module, and the converter."""
+    modules = [(path, module) for path, module in root.named_modules() if isinstance(module, Convertible)]
+    return {name: (path, converter) for path, module in modules for name, converter in module.converters(path)}
+
+
+def _joined(
+    root: nn.Module, weights: Iterable[tuple[str, Tensor]], prefixes: Sequence[tuple[str, str]], ignored: tuple[str, ...]
+) -> Iterator[tuple[str, str, Tensor | GroupedWeight]]:
+    """Yield stored name, canonical name and weight, without ignored ones; the parts of a quantised weight are joined."""
+    joiner = Joiner(getattr(root, "formats", None) or Formats({}))
+    for stored, tensor in weights:
+        name = rename(stored, prefixes)
+        if not name.startswith(ignored):
+            for own, weight in joiner.join(name, tensor):
+                yield stored, own, weight
+                del weight
+        del tensor
 
 
 def _convert(stored: str, whole: Tensor | GroupedWeight, converter: Converter) -> list[tuple[str, Tensor]]:
@@ -265,9 +311,8 @@ def _put(
     """Copy the tensor into the layer's view of this name, and pack the layer once all views are filled."""
     if name not in views:
         raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
-    target, shape = views.pop(name), tensor.shape
-    if prod(shape) != target.numel() or (len(shape) <= 2 and shape != target.shape):
-        raise CheckpointError(f"{stored} has shape {list(shape)}, the config needs {list(target.shape)}")
+    target = views.pop(name)
+    _check_shape(stored, tensor.shape, target)
     if isinstance(tensor, GroupedWeight):
         if isinstance(layer, Linear) and layer.formats:
             layer.hold(name, tensor.map(lambda part: _moved(part, layer.device, copy)))
@@ -288,6 +333,11 @@ def _moved(tensor: Tensor, device: torch.device, copy: Copy) -> Tensor:
     moved = torch.empty(tensor.shape, dtype=tensor.dtype, device=device)
     copy(moved, tensor)
     return moved
+
+
+def _check_shape(stored: str, shape: Sequence[int], target: Tensor) -> None:
+    if prod(shape) != target.numel() or (len(shape) <= 2 and shape != target.shape):
+        raise CheckpointError(f"{stored} has shape {list(shape)}, the config needs {list(target.shape)}")
 
 
 def _check_empty(verb: str, names: Iterable[str]) -> None:

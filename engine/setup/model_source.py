@@ -20,7 +20,7 @@ from ...models.formats.read import read_quantization
 from ...models.interface import CacheSpec, Model
 from ...models.layers.linear import deferred_weights
 from ...models.weights import load as load_weights
-from ...models.weights import read_layout
+from ...models.weights import read_headers
 from ...processors.files import ADAPTER, read_json
 from ...processors.interface import ProcessingInfo
 from ..config import EngineConfig
@@ -113,16 +113,21 @@ def build_model(files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, dev
 
     Raises:
         ConfigError: config.json describes no model.
-        CheckpointError: a scheme of a quantised checkpoint is not supported.
+        CheckpointError: a scheme of a quantised checkpoint is not supported, or the stored tensors do not fit the model.
     """
     row, quantization = resolve_architecture(files), read_quantization(files.quantization_config)
     if quantization is not None and row is FALLBACK:
         reason = "runs through transformers, where quantised checkpoints are not supported; use one that is not quantised"
         raise ConfigError(f"{files.architecture} {reason}")
+    headers = read_headers(files.path)
     with deferred_weights() if quantization else nullcontext():
         model = cast(Model, build_from_json("model", resolve(row.model), files.config, dtype, device))
+        model.choose_head(headers)
+    has_shapes = bool(headers) and all(header.numel() for header in headers.values())
     if quantization is not None:
-        assign(cast(nn.Module, model), quantization, read_layout(files.path))
+        assign(cast(nn.Module, model), quantization, headers if has_shapes else None)
+    if has_shapes or (headers and quantization is None):
+        model.check_weights(headers)
     adapters = dict.fromkeys(info.adapters.values())
     attach(model, [adapter_spec(name, read_json(files.path / name / ADAPTER)) for name in adapters])
     return model

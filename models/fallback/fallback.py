@@ -47,6 +47,7 @@ class Fallback(nn.Module):
 
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
+    can_generate = True
     recordable = False  # classes of transformers may keep tensors between calls
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -105,6 +106,12 @@ class Fallback(nn.Module):
         self.outer = outer
         self._scores = partial(twin(outer, outer.base_model, _return_hidden))
         self._encode = partial(twin(outer.base_model, outer.get_decoder(), _stop))
+
+    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
+        """Do nothing: transformers chooses in `load_weights`."""
+
+    def check_weights(self, headers: Mapping[str, Tensor]) -> None:
+        """Do nothing: transformers reports the names that its class does not read in `load_weights`."""
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         kind, config = type(self.outer), self.outer.config

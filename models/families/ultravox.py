@@ -5,7 +5,7 @@ Source: the publisher's modelling file.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from itertools import accumulate
 from typing import Any
 
@@ -115,9 +115,9 @@ class Ultravox(DecoderModel):
             target[: len(window)] = window
         return padded
 
-    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+    def check_weights(self, headers: Mapping[str, Tensor]) -> None:
         try:
-            super().load_weights(weights)
+            super().check_weights(headers)
         except CheckpointError as error:
             if not self.external:
                 raise

@@ -14,7 +14,7 @@ from ..formats.assign import Formats
 from ..interface import ForwardBatch, StepLimits
 from ..layers.linear import LmHead
 from ..text.encoder_decoder import CrossDecoder, CrossDecoderSpec, cross_decoder_bytes, with_key_biases
-from ..weights import fill
+from ..weights import check, fill
 
 PREFIXES = (("model.encoder.", "encoder."), ("model.decoder.", "decoder."), ("proj_out.", "head.lm_head."))
 
@@ -35,7 +35,7 @@ class Whisper(nn.Module):
     rope_axes = 1
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
-    recordable = True
+    can_generate = recordable = True
     prefixes = PREFIXES
     formats: Formats | None = None
 
@@ -45,10 +45,13 @@ class Whisper(nn.Module):
         self.encoder = MelEncoder(mel_encoder_spec(config), dtype, device)
         spec = decoder_spec(config)
         self.decoder = CrossDecoder(spec, dtype, device)
-        table = self.decoder.embed_tokens.weight if config.get("tie_word_embeddings", True) else None
-        self.head = LmHead(spec.hidden_size, spec.vocab_size, table, dtype, device)
         self.vocab_size, self.hidden_size, self.max_positions = spec.vocab_size, spec.hidden_size, spec.positions
         self.row_size, self.cache_specs = spec.hidden_size, self.decoder.cache_specs
+        self._build_head(tied=bool(config.get("tie_word_embeddings", True)))
+
+    def _build_head(self, tied: bool) -> None:
+        table = self.decoder.embed_tokens.weight
+        self.head = LmHead(self.hidden_size, self.vocab_size, table if tied else None, table.dtype, table.device)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         features: Tensor = tensors["input_features"]
@@ -70,9 +73,15 @@ class Whisper(nn.Module):
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
         return mel_encoder_bytes(self.encoder.config, 2 * rows, 0, self.encoder.dtype, limits)
 
+    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
+        if headers:
+            self._build_head(tied=not any(name.startswith("proj_out.") for name in headers))
+
+    def check_weights(self, headers: Mapping[str, Tensor]) -> None:
+        check(self, self.convert_weights(headers.items()), PREFIXES)
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        aliases = {} if self.head.proj is not None else {"head.lm_head.weight": "decoder.embed_tokens.weight"}
-        fill(self, self.convert_weights(weights), PREFIXES, aliases)
+        fill(self, self.convert_weights(weights), PREFIXES)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         return with_key_biases(weights, "model.decoder.")

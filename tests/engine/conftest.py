@@ -38,7 +38,7 @@ class ToyModel:
     rope_axes, vocab_size, hidden_size, max_positions = 3, 101, 8, 4096
     routes_by_modality = MappingProxyType({})
     adapters = ("a", "other")
-    recordable = True
+    can_generate = recordable = True
 
     def __init__(self, reads_encoder_side: bool = False, levels: int = 1, window: int | None = None) -> None:
         """`levels`: deepstack levels of an encoder row. `window`: of the last layer."""

@@ -19,7 +19,7 @@ def filled(model: Made) -> Made:
     draw = torch.Generator().manual_seed(0)
     views = dict(view for _, layers in named_layers(model).values() for view in layers.items())
     weights = [(name, torch.randn(view.shape, generator=draw).to(view.dtype)) for name, view in views.items()]
-    fill(model, weights, (), {})
+    fill(model, weights, ())
     return model
 
 

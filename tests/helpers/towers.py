@@ -300,7 +300,7 @@ def load(case: Case, oracle: Any, dtype: torch.dtype = torch.float32) -> VisionT
     tower = VisionTower(case.spec, dtype, torch.device("cpu"))
     skipped = (*case.ignored, *case.spec.unbuilt)
     stored = {name.removeprefix("vision_model."): tensor for name, tensor in oracle.state_dict().items()}
-    fill(tower, ((name, tensor) for name, tensor in stored.items() if not name.startswith(skipped)), (), {})
+    fill(tower, ((name, tensor) for name, tensor in stored.items() if not name.startswith(skipped)), ())
     return tower
 
 

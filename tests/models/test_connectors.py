@@ -26,7 +26,7 @@ def projector(spec: ProjectorSpec) -> tuple[Projector, dict[str, torch.Tensor]]:
     if spec.norm:
         wide = spec.group_width if spec.joined_norm else spec.width
         stored |= {f"{spec.norm}.weight": torch.rand(wide, generator=gen), f"{spec.norm}.bias": torch.rand(wide, generator=gen)}
-    fill(made, stored.items(), (), {})
+    fill(made, stored.items(), ())
     return made, stored
 
 
@@ -85,7 +85,7 @@ def test_qformer() -> None:
     oracle = Blip2QFormerModel(config).eval()
     randomise(oracle, 0)
     ours = QFormer(QFormerSpec(32, 4, 48, 3, 40, cross_frequency=2), torch.float32, CPU)
-    fill(ours, oracle.state_dict().items(), (), {})
+    fill(ours, oracle.state_dict().items(), ())
     queries, seen = torch.randn(5, 3, 32), torch.randn(5, 16, 40)
     theirs = oracle(query_embeds=queries, encoder_hidden_states=seen).last_hidden_state
     torch.testing.assert_close(ours(queries, seen), theirs, rtol=1e-4, atol=1e-4)

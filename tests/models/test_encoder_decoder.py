@@ -30,7 +30,7 @@ def oracle():
 @pytest.fixture(scope="module")
 def ours(oracle) -> CrossDecoder:
     model = CrossDecoder(SPEC, torch.float32, CPU)
-    fill(model, oracle.state_dict().items(), (), {})
+    fill(model, oracle.state_dict().items(), ())
     return model
 
 

@@ -47,7 +47,7 @@ def oracle() -> Any:
 
 def filled(stored: dict[str, torch.Tensor]) -> ModalityMixture:
     layer = ModalityMixture(DIM, BY_KIND, torch.float32, CPU)
-    fill(Root(layer), stored.items(), (), {})
+    fill(Root(layer), stored.items(), ())
     return layer
 
 
@@ -83,7 +83,7 @@ def test_a_matrix_of_all_experts_may_be_transposed() -> None:
     gate_up, down = torch.randn(EXPERTS, DIM, DIM), torch.randn(EXPERTS, DIM // 2, DIM)
     stored = {"mlp.gate.weight": torch.randn(EXPERTS, DIM), "mlp.experts.gate_up_proj": gate_up, "mlp.experts.down_proj": down}
     layer = Mixture(DIM, square, torch.float32, CPU)
-    fill(Root(layer), stored.items(), (), {})
+    fill(Root(layer), stored.items(), ())
     gate, up = (X @ gate_up[3]).chunk(2, -1)
     torch.testing.assert_close(layer.experts[3](X), (nn.functional.silu(gate) * up) @ down[3], rtol=1e-4, atol=1e-4)
 

@@ -13,9 +13,11 @@ import pytest
 import torch
 from family import ask, load_rows
 from oracle import build_checkpoint
-from parity import make_llm, record
+from parity import make_llm, positions, record
 from safetensors.torch import load_file, save_file
-from sensorium import LLM
+from sensorium import LLM, SamplingParams
+from sensorium.engine.config import EngineConfig
+from sensorium.engine.setup.doctor import describe_checkpoint, explain
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models import weights
 from sensorium.models.layers.moe import Mixture
@@ -43,15 +45,60 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
         make_llm(ROW, path)
 
 
-def test_a_tied_head_may_be_stored(tmp_path: Path) -> None:
-    """The embedding table is used, as in transformers."""
+@pytest.mark.parametrize("tied", [True, False])
+def test_a_stored_head_is_used_whatever_the_config_says(tmp_path: Path, tied: bool) -> None:
+    """As in transformers. `tied`: at the top level of config.json; its text_config says true."""
     path = family.save(ROW, tmp_path, tie=True)
+    config = json.loads((path / "config.json").read_text())
+    config |= {"tie_word_embeddings": tied, "text_config": config["text_config"] | {"tie_word_embeddings": True}}
+    (path / "config.json").write_text(json.dumps(config))
     stored = dict(weights.read_checkpoint(path))
     assert not any("lm_head" in name for name in stored)
-    expected = logits(path)
     table = next(tensor for name, tensor in stored.items() if name.endswith("embed_tokens.weight"))
-    save_file(stored | {"lm_head.weight": torch.zeros_like(table)}, path / "model.safetensors")
-    assert torch.equal(logits(path), expected)
+    if tied:
+        expected = logits(path)
+        save_file(stored | {"lm_head.weight": table.clone()}, path / "model.safetensors")
+        assert torch.equal(logits(path), expected)
+    other = torch.randn(table.shape, generator=torch.Generator().manual_seed(1)) * table.std()
+    save_file(stored | {"lm_head.weight": other}, path / "model.safetensors", {"format": "pt"})
+    model, processor = family.load(path)
+    assert torch.equal(model.lm_head.weight, other)
+    llm, question = make_llm(ROW, path), ask(ROW, "iv")
+    theirs = ROW.run(model, question.theirs(processor), [], positions(llm, question, 0))
+    torch.testing.assert_close(record(llm, question, 1)[1], theirs, atol=2e-4 * float(theirs.std()), rtol=0)
+
+
+def test_a_checkpoint_without_a_head_embeds_and_refuses_to_generate(tmp_path: Path) -> None:
+    path = family.save(ROW, tmp_path)
+    question = ask(ROW, "iv").ours
+    (expected,) = make_llm(ROW, path).embed([question], use_tqdm=False)
+    headless = {name: tensor for name, tensor in weights.read_checkpoint(path) if "lm_head" not in name}
+    save_file(headless, path / "model.safetensors")
+    plan = explain(EngineConfig(str(path), max_model_len=512, device="cpu"))
+    llm = make_llm(ROW, path)
+    assert plan.weights == sum(tensor.nbytes for tensor in headless.values())
+    (found,) = llm.embed([question], use_tqdm=False)
+    assert torch.equal(found.vector, expected.vector)
+    (output,) = llm.generate([question], SamplingParams(max_tokens=1), use_tqdm=False)
+    assert output.error is not None
+    assert "has no head (lm_head.weight)" in output.error.message
+
+
+def test_names_are_compared_before_weights_are_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Also where only an index of the shards is there."""
+    path = build_checkpoint(tmp_path, shard_size="200KB")
+    monkeypatch.setattr(weights, "read_checkpoint", lambda folder: pytest.fail("weights were read"))
+    describe_checkpoint(path)
+    index = path / "model.safetensors.index.json"
+    written = json.loads(index.read_text())
+    for change, text in (({"surplus.weight": "x"}, "holds unknown surplus"), ({}, "lacks .*norm1")):
+        names = {name: shard for name, shard in written["weight_map"].items() if change or "norm1" not in name}
+        index.write_text(json.dumps({"weight_map": names | change}))
+        for shard in path.glob("model-*.safetensors"):
+            shard.unlink()
+        for call in (LLM, describe_checkpoint):
+            with pytest.raises(CheckpointError, match=text):
+                call(path)
 
 
 Change = Callable[[dict[str, torch.Tensor]], dict[str, torch.Tensor]]
@@ -144,4 +191,4 @@ def test_experts_in_one_tensor_of_another_shape_are_named() -> None:
     spec = MoeSpec(experts=2, top_k=1, inner=(8,))
     model = torch.nn.ModuleDict({"mlp": Mixture(4, spec, torch.float32, torch.device("cpu"))})
     with pytest.raises(CheckpointError, match=r"mlp.experts.down_proj has shape \[8\]"):
-        weights.fill(model, [("mlp.experts.down_proj", torch.zeros(8))], (), {})
+        weights.fill(model, [("mlp.experts.down_proj", torch.zeros(8))], ())

@@ -144,7 +144,7 @@ def filled(kind: type[nn.Module], spec: MoeSpec, wanted: str, quantization: str 
                     module.quantization = quantization
         gen = torch.Generator().manual_seed(1)
         shapes = {name: views[name].shape for name, (_, views) in named_layers(root).items()}
-        fill(root, [(name, torch.randn(shape, generator=gen) / 4) for name, shape in shapes.items()], (), {})
+        fill(root, [(name, torch.randn(shape, generator=gen) / 4) for name, shape in shapes.items()], ())
     return root.mlp
 
 
