@@ -12,6 +12,7 @@ from typing import Protocol
 
 from .errors import ConfigError, InputError
 
+_MAX_SQUARE = 1 << 24  # pixels of a padded image
 Size = tuple[int, int]
 """`(height, width)` in pixels."""
 
@@ -184,6 +185,27 @@ class PaddedSquareTiles:
         rows, columns = self.tiles.arrangement(height, width)
         cut = TiledView((Resize(self.tiles.tile[0] * rows, self.tiles.tile[1] * columns),), rows, columns)
         return CropPlan((cut, whole), (rows, columns))
+
+
+@dataclass(frozen=True)
+class PaddedSquare:
+    """Pad to a square in color `fill`, then resize. Rule: LLaVA ("pad").
+
+    An image whose square would have more than `_MAX_SQUARE` pixels is resized before it is padded.
+    """
+
+    size: Size
+    fill: tuple[int, int, int]
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        _check(height, width)
+        first, (tall, wide) = Resize(*fit(height, width, self.size)), self.size
+        if max(height, width) ** 2 > _MAX_SQUARE:
+            window = CropPad(-((tall - first.height) // 2), -((wide - first.width) // 2), tall, wide, self.fill)
+            return CropPlan((TiledView((first, window)),))
+        side = max(height, width)
+        window = CropPad(-((side - height) // 2), -((side - width) // 2), side, side, self.fill)
+        return CropPlan((TiledView((window, Resize(tall, wide))),))
 
 
 @dataclass(frozen=True)

@@ -19,7 +19,9 @@ from .text.spec import DecoderSpec
 from .weights import check, fill
 
 TEXT_PREFIXES = (
+    ("model.language_model.model.", "language_model."),
     ("model.language_model.", "language_model."),
+    ("language_model.model.model.", "language_model."),
     ("language_model.model.", "language_model."),
     ("language_model.lm_head.", "head.lm_head."),
     ("lm_head.", "head.lm_head."),

@@ -93,6 +93,9 @@ class ProcessingInfo(Protocol):
     def with_kwargs(self, options: Mapping[str, Any]) -> Self:
         """Return a copy in which the options of a request or item override its own; ConfigError names an unknown key."""
 
+    def prompt_kwargs(self, items: Mapping[str, int]) -> Mapping[str, Any]:
+        """Return options, below those of the request, for a prompt with these numbers of items by modality."""
+
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Return grid and counts from the header alone; InputError if the family refuses the item."""
 

@@ -32,6 +32,7 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "do_image_splitting": _FLAG,
     "do_pan_and_scan": _FLAG,
     "fps": Range(1e-3, 1e3, float),
+    "image_aspect_ratio": ("anyres", "pad"),
     "load_audio_from_video": _FLAG,
     "max_duration": Range(1e-3, 1e9, float),  # seconds
     "max_patches": _AREA,

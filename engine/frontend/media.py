@@ -7,7 +7,7 @@ import logging
 import threading
 import time
 import wave
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager, suppress
@@ -193,7 +193,8 @@ class MultiModalProcessor:
         identify: bool = True,
     ) -> list[PlannedItem]:
         """Part 3 of `open`: read files, wait for downloads, and plan each item. An error ends all downloads."""
-        info = self._with_options(self._info, options)
+        counts = Counter(source.modality for source in sources)
+        info = self._with_options(self._info, {**self._info.prompt_kwargs(counts), **options})
         try:
             loaded = [fetches[i].result() if i in fetches else self._load(s, ledger) for i, s in enumerate(sources)]
         finally:

@@ -184,6 +184,9 @@ class BaseProcessingInfo(ABC):
         files, earlier = self._init_args
         return type(self)(files, *earlier, kwargs)
 
+    def prompt_kwargs(self, items: Mapping[str, int]) -> Mapping[str, Any]:
+        return {}
+
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         if self.embeds_layout is None:
             raise InputError("this model takes no precomputed embeddings; give the media itself")

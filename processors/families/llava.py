@@ -14,7 +14,7 @@ from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem
 from ...mm.geometry import FrameSampling
 from ...mm.media.policy import DecodeSpec
-from ...mm.tiling import AnyResTiles, CenterCrop, FixedSize, TilingPolicy
+from ...mm.tiling import AnyResTiles, CenterCrop, FixedSize, PaddedSquare, TilingPolicy
 from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width
 from ..images import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, read_pixel_spec
@@ -90,12 +90,15 @@ class LlavaNextProcessingInfo(TiledInfo):
             )
         return spec
 
-    def _tiling(self, modality: str) -> FixedSize | AnyResTiles:
+    def _tiling(self, modality: str) -> FixedSize | PaddedSquare | AnyResTiles:
         json = self.preprocessor_json(modality)
         base = height_width(json.get("size") or self.vision_defaults["image_size"])
         crop = json.get("crop_size") if json.get("do_center_crop", True) else None
         if height_width(crop or base) != base:
             raise ConfigError(f"size {base} and crop_size {crop} in the preprocessor JSON differ; tiles have one size")
+        if self.merged_kwargs[modality].get("image_aspect_ratio") == "pad":
+            mean = json.get("image_mean") or OPENAI_CLIP_MEAN
+            return PaddedSquare(base, (int(255 * mean[0]), int(255 * mean[1]), int(255 * mean[2])))
         if modality == "video" or is_low_detail(self.merged_kwargs[modality]):
             return FixedSize(base)
         sizes = json.get("image_grid_pinpoints") or self.files.config.get("image_grid_pinpoints") or self.default_pinpoints
@@ -126,14 +129,22 @@ class LlavaNextProcessingInfo(TiledInfo):
 
 
 class LlavaOnevisionProcessingInfo(LlavaNextProcessingInfo):
-    """ProcessingInfo of LLaVA-OneVision: pools large images and every video frame, and ends a video with one more row."""
+    """ProcessingInfo of LLaVA-OneVision: pools large images and every video frame, and ends a video with one more row.
+
+    Each of several images of a prompt is padded to one square tile instead of cut into tiles, as the model was trained
+    (arXiv 2408.03326) and as transformers does with the images of one conversation. `image_aspect_ratio`
+    overrides this.
+    """
 
     modalities = ("image", "video")
     placeholders = {
         "image": ("image_token_id", "image_token_index", 151646),
         "video": ("video_token_id", "video_token_index", 151647),
     }
-    valid_kwargs = {"image": TILE_KWARGS, "video": ("fps", "max_duration", "num_frames", "resample")}
+    valid_kwargs = {
+        "image": (*TILE_KWARGS, "image_aspect_ratio"),
+        "video": ("fps", "max_duration", "num_frames", "resample"),
+    }
     vision_defaults = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14}
     default_feature_strategy = "full"
     default_pinpoints = PINPOINTS_384
@@ -144,6 +155,10 @@ class LlavaOnevisionProcessingInfo(LlavaNextProcessingInfo):
         if not most.isdecimal():
             raise ConfigError(f"vision_aspect_ratio is {name!r}; give anyres_max_ followed by a number")
         return replace(super().resolve_spec(modality), max_tiles=int(most))
+
+    def prompt_kwargs(self, items: Mapping[str, int]) -> Mapping[str, Any]:
+        chosen = self.merged_kwargs["image"].keys() & {"detail", "image_aspect_ratio"}
+        return {"image_aspect_ratio": "pad"} if items.get("image", 0) > 1 and not chosen else {}
 
     def resolve_decode_spec(self) -> DecodeSpec:
         policy = self.sampling_policy("video", FrameSampling(spread="ends"), {})

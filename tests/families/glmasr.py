@@ -47,6 +47,7 @@ FAMILY = Family(
     refuses=lambda modality, size: size[0] <= 960,  # too short for one row
     cases=["a"] * 4,  # the oracle's processor takes one audio per prompt
     tensors=tensors,
+    layouts={"transformers 5.19": [("language_model.model.", "language_model.model.model.")]},
     variants={
         "tied": {"tie": True},
         "more bands, wide heads": {"mels": 80, "heads": 2},

@@ -177,6 +177,7 @@ PLAIN = Family(
     run=run,
     tensors=tensors,
     load=load,
+    layouts={"transformers 5.19": [("language_model.model.", "language_model.model.model.")]},
     silent={
         **dict.fromkeys(SAME, "adds the same to all scores of a row"),
         **{QFORMER + name: "contributes little to three of hundreds of rows" for name in FAINT},

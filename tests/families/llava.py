@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from family import IMAGE_SIZES, Family, run_oracle
+from family import IMAGE_SIZES, Family, call_processor, run_oracle
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
@@ -143,6 +143,11 @@ def pixels(inputs, features):
         yield name, made, theirs.view(-1, *made.shape[1:])[: len(made)]
 
 
+def call_nested(processor, text, data):
+    """Call the processor with the images of the prompt in a list of their own, as `apply_chat_template` does."""
+    return call_processor(processor, text, {**data, "image": [data["image"]]} if "image" in data else data)
+
+
 def run_cached(model, inputs, answer, positions):
     """Run the oracle with a cache, which its text model does not create itself."""
     from transformers import DynamicCache
@@ -199,6 +204,7 @@ FAMILIES = [
         "llava_onevision",
         ONE,
         cases=("", "i", "v", "ii", "ivi", "vi"),
+        call=call_nested,
         built={"vision": SIGLIP, "text": "qwen2", "layer": -1, "select": "full"},
         placeholders={"image": "<image>", "video": "<video>"},
         sizes={"image": SIZES, "video": [(3, 40, 60), (5, 30, 30), (2, 70, 20)]},

@@ -28,6 +28,7 @@ FAMILY = Family(
     grid={"audio": [*AUDIO_SIZES, (200,), (64_000,), (64_001,)]},
     refuses=refuses,
     tensors=tensors,
+    layouts={"transformers 5.19": [("language_model.model.", "language_model.model.model.")]},
     variants={
         "wide": {"hidden": 128, "heads": 2, "kv_heads": 1, "audio_hidden": 128, "audio_heads": 2, "mels": 80, "seconds": 2}
     },

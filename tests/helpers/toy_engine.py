@@ -59,6 +59,9 @@ class Info:
         }
         return tensors, self.geometry(item.header)
 
+    def prompt_kwargs(self, items):
+        return {}
+
     def preprocess_prompt(self, ids, items):
         return ids
 

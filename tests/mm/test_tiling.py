@@ -18,6 +18,7 @@ from sensorium.mm.tiling import (
     CropPlan,
     EdgeTiles,
     FixedSize,
+    PaddedSquare,
     PaddedSquareTiles,
     PanAndScan,
     QuarterTiles,
@@ -265,3 +266,21 @@ def test_steps_of_the_longest_images_that_media_admits_are_bounded(policy, long)
             step.height * step.width for *_, step in steps if isinstance(step, Resize) or step.height * step.width < 1 << 22
         )
         assert made <= 64 << 20, (size, made)
+
+
+def test_padded_square():
+    from transformers import LlavaOnevisionImageProcessor
+
+    policy, published = PaddedSquare((384, 384), (127, 0, 255)), LlavaOnevisionImageProcessor()
+    for size in [size for size in GRID if max(size) < 4096]:
+        plan = policy.plan(*size)
+        check_plan(plan)
+        window, resize = plan.views[0].steps
+        assert resize == Resize(384, 384)
+        marked = torch.zeros(3, *size, dtype=torch.uint8) + 7
+        padded = published.pad_to_square(marked, (127, 0, 255))
+        assert padded.shape[1:] == (window.height, window.width)
+        (top, left), (bottom, right) = ((padded[0] == 7).nonzero()[i].tolist() for i in (0, -1))
+        assert (-window.top, -window.left, bottom - top + 1, right - left + 1) == (top, left, *size)
+    window = policy.plan(100, 20_000).views[0].steps[1]
+    assert (window.height, window.width) == (384, 384), "a square of 20,000 pixels a side is not made"

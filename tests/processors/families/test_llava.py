@@ -147,3 +147,17 @@ def test_chat_adds_what_the_published_processor_adds(shared_data: Path, messages
     assert made[0] == list(want["input_ids"][0])
     assert made[1].count(1) == 1  # a user's "<s>" neither is BOS nor stands for it
     assert made[1][0] == 1
+
+
+def test_several_images_are_not_tiled_unless_the_caller_says_so() -> None:
+    """729 rows and a newline row each, which the parity suite compares with transformers."""
+    info, header = LlavaOnevisionProcessingInfo(files(LARGE)), MediaHeader("image", 900, 500)
+    tiled = info.geometry(header).num_embeds
+    assert info.prompt_kwargs({"image": 1, "video": 2}) == {}
+    assert info.with_kwargs(info.prompt_kwargs({"image": 2})).geometry(header).num_embeds == 730 < tiled
+    for chosen in ({"image_aspect_ratio": "anyres"}, {"images_kwargs": {"detail": "high"}}):
+        assert info.with_kwargs(chosen).prompt_kwargs({"image": 2}) == {}
+    own = info.with_kwargs({**info.prompt_kwargs({"image": 2}), "image_aspect_ratio": "anyres"})
+    assert own.geometry(header).num_embeds == tiled
+    with pytest.raises(ConfigError, match="image_aspect_ratio is 'square'"):
+        info.with_kwargs({"image_aspect_ratio": "square"})
