@@ -100,7 +100,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3OmniMoeForConditionalGeneration": native("qwen3_omni", "Qwen3Omni", "Qwen3OmniProcessingInfo"),
     "Qwen3OmniMoeThinkerForConditionalGeneration": native("qwen3_omni", "Qwen3Omni", "Qwen3OmniProcessingInfo"),
     "Qwen3VLForConditionalGeneration": native("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
-    "Qwen3VLMoeForConditionalGeneration": native("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
+    "Qwen3VLMoeForConditionalGeneration": native("qwen3_vl", "Qwen3VLMoe", "Qwen3VLProcessingInfo"),
     "SmolVLMForConditionalGeneration": native("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
     "UltravoxModel": native("ultravox", "Ultravox", "UltravoxProcessingInfo"),
     "VoxtralConsolidated": native("voxtral", "VoxtralConsolidated", "VoxtralProcessingInfo"),

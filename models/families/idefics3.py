@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import replace
 from typing import Any
 
 import torch
@@ -34,8 +33,7 @@ class Idefics3(TowerModel):
     )
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        stack = stack_of(config)
-        text = decoder_spec(config, replace(stack, defaults={**stack.defaults, "rms_norm_eps": 1e-5}))
+        text = decoder_spec(config, stack_of(config))
         merge = config.get("scale_factor", 2)
         tower = bucketed_tower({**_VISION, **require(config, "vision_config")}, merge)
         projector = ProjectorSpec(tower.width, text.hidden_size, ("proj",), group=merge**2, bias=False)

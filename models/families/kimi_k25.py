@@ -73,6 +73,7 @@ class KimiK25(DecoderModel):
     )
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        config = {"tie_word_embeddings": True, **config}
         super().__init__(decoder_spec(config, stack_of(config, "deepseek_v3")), dtype, device)
         vision = {**_VISION, **_later_names(require(config, "vision_config"))}
         self.merge, self.frames = _merge(vision), positive_int(vision, "pos_emb_time")

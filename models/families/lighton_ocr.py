@@ -16,7 +16,7 @@ from ..tower_model import TowerModel
 from ..vision.vit import tower_bytes
 from .pixtral import MISTRAL3, mistral3_specs
 
-_DEFAULTS = replace(MISTRAL3, patch=16, decoder="qwen3")
+_DEFAULTS = replace(MISTRAL3, decoder="qwen3")
 
 
 class LightOnOcr(TowerModel):

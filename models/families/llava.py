@@ -16,7 +16,7 @@ from torch.nn import functional as F
 from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, POOL_STRIDE, max_patches_per_row
 from ...mm.errors import ConfigError
 from ...mm.tiling import AnyResTiles
-from ..config import decoder_spec, get_text_config, require
+from ..config import decoder_spec, get_text_config
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.builder import StoredTensor
@@ -49,7 +49,7 @@ class LlavaBase(DecoderModel):
     """Tower, projector and the lines of tiles. Class attributes are defaults of what config.json may leave out.
 
     Attributes:
-        vision: vision config. text: model_type of the decoder.
+        vision: vision config, if config.json has none. text: model_type of the decoder.
         layer: `vision_feature_layer`. strategy: "full" keeps the class token.
         pinpoints: sizes (height, width) of tiled images; empty: images are not tiled.
     """
@@ -63,9 +63,8 @@ class LlavaBase(DecoderModel):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(self.decoder(config), dtype, device)
-        vision, model_type = require(config, "vision_config"), self.vision["model_type"]
-        same = vision.get("model_type", model_type) == model_type
-        vision = with_defaults({**self.vision, **vision} if same else vision, model_type)
+        model_type = self.vision["model_type"]
+        vision = with_defaults(config.get("vision_config") or self.vision, model_type)
         self.layers = _feature_layers(self.feature_layers(config), vision["num_hidden_layers"])
         keep = config.get("vision_feature_select_strategy", self.strategy) == "full"
         tower = encoder_spec(vision, model_type, features=tuple(sorted(set(self.layers))), keep_class=keep)

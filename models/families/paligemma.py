@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..config import decoder_spec, require
+from ..config import decoder_spec
 from ..layers.connectors import ProjectorSpec
 from ..text.stacks import stack_of
 from ..tower_model import TOWER_PREFIXES, TowerModel
@@ -27,6 +27,7 @@ class PaliGemma(TowerModel):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         text = decoder_spec(config, stack_of(config, "gemma"))
-        tower = encoder_spec({**_VISION, **require(config, "vision_config")}, "siglip_vision_model", post_norm=True)
+        vision = config.get("vision_config") or _VISION
+        tower = encoder_spec(vision, "siglip_vision_model", post_norm=True)
         projector = ProjectorSpec(tower.width, text.hidden_size, ("linear",))
         super().__init__(text, tower, projector, dtype, device)

@@ -66,7 +66,7 @@ class PixtralDefaults:
 
 
 PIXTRAL = PixtralDefaults()
-MISTRAL3 = PixtralDefaults(patch=14, layer=-1, bias=False, tied=True)
+MISTRAL3 = PixtralDefaults(layer=-1, bias=False, tied=True)
 
 
 class Pixtral(TowerModel):

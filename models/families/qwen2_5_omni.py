@@ -16,8 +16,12 @@ from ..thinker import TALKER_PREFIXES, check_output_dim, thinker_config, with_th
 from ..vision.spec import GATED_BLOCKS
 from .qwen2_vl import PREFIXES, STACK, qwen25_tower
 
-AUDIO = {**LARGE, "n_window": 100, "output_dim": 3584}  # defaults that the published config.json leaves out
-TEXT = {"rms_norm_eps": 1e-6}
+# defaults that the published config.json leaves out
+AUDIO = {**LARGE, "n_window": 100, "output_dim": 3584}
+TEXT = {
+    "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
+}  # fmt: skip
 _NAMES = replace(GATED_BLOCKS, qkv=("attn.q", "attn.k", "attn.v"))
 
 

@@ -14,11 +14,18 @@ from ..layers.connectors import ProjectorSpec
 from ..native_model import NativeModel, axial_theta, patch_numbers
 from ..vision.spec import GATED_BLOCKS, RotarySpec, TowerNames, TowerSpec
 
-STACK = Stack(
-    {"rms_norm_eps": 1e-5, "rope_theta": 1e6, "mrope_section": (16, 24, 24), "use_sliding_window": False},
-    bias=True,
-    out_bias=False,
-)
+_TEXT: dict[str, Any] = {
+    "vocab_size": 152064, "hidden_size": 8192, "intermediate_size": 29568, "num_hidden_layers": 80,
+    "num_attention_heads": 64, "num_key_value_heads": 8, "rms_norm_eps": 1e-5, "rope_theta": 1e6,
+    "mrope_section": (16, 24, 24), "use_sliding_window": False,
+}  # fmt: skip
+STACK = Stack(_TEXT, bias=True, out_bias=False)
+_VISION: dict[str, Any] = {
+    "depth": 32, "embed_dim": 1280, "hidden_size": 3584, "mlp_ratio": 4, "num_heads": 16, "patch_size": 14,
+}  # fmt: skip
+_VISION_25: dict[str, Any] = {
+    "depth": 32, "hidden_size": 3584, "intermediate_size": 3420, "num_heads": 16, "patch_size": 14, "out_hidden_size": 3584,
+}  # fmt: skip
 PREFIXES = (  # those of transformers 5 first, since older ones are shorter
     ("model.visual.merger.", "merger."),
     ("visual.merger.", "merger."),
@@ -34,9 +41,9 @@ class Qwen2VL(NativeModel):
     prefixes = PREFIXES
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        vision = require(config, "vision_config")
+        vision = {**_VISION, **require(config, "vision_config")}
         width, act = positive_int(vision, "embed_dim"), vision.get("hidden_act", "quick_gelu")
-        inner = int(width * vision.get("mlp_ratio", 4))
+        inner = int(width * vision["mlp_ratio"])
         tower = TowerSpec(**_shared_fields(vision), width=width, inner=inner, act=act)
         merger = _merger(tower, positive_int(vision, "hidden_size"))
         super().__init__(decoder_spec(config, STACK), tower, (merger,), dtype, device)
@@ -54,6 +61,7 @@ class Qwen25VL(NativeModel):
 
 def qwen25_tower(vision: Mapping[str, Any], names: TowerNames) -> tuple[TowerSpec, ProjectorSpec]:
     """Read tower and merger of Qwen2.5."""
+    vision = {**_VISION_25, **vision}
     if vision.get("hidden_act", "silu") != "silu":
         raise ConfigError(f"vision hidden_act {vision['hidden_act']!r} is not supported; known is silu")
     shared = _shared_fields(vision)

@@ -20,10 +20,6 @@ AUDIO = {
     "num_mel_bins": 128, "encoder_layers": 24, "encoder_attention_heads": 16, "encoder_ffn_dim": 4096, "d_model": 1024,
     "n_window": 50, "n_window_infer": 800, "downsample_hidden_size": 480, "output_dim": 3584,
 }  # fmt: skip
-TEXT = {
-    "hidden_size": 2048, "intermediate_size": 6144, "num_hidden_layers": 28, "num_attention_heads": 16,
-    "num_key_value_heads": 8, "head_dim": 128, "max_position_embeddings": 65536,
-}  # fmt: skip
 
 
 class Qwen3ASR(DecoderModel):
@@ -41,7 +37,7 @@ class Qwen3ASR(DecoderModel):
     ignored = TALKER_PREFIXES
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        config = thinker_config(config, tied=True, text_config=TEXT, audio_config=AUDIO)
+        config = thinker_config(config, tied=True, text_config={}, audio_config=AUDIO)
         super().__init__(decoder_spec(config, STACKS["qwen3"]), dtype, device)
         audio = aut_spec(config["audio_config"])
         check_output_dim(audio.out, self.hidden_size)

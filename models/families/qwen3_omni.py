@@ -17,7 +17,11 @@ from .qwen3_vl import PREFIXES, STACK, qwen3_specs
 
 # defaults that the published config.json leaves out
 AUDIO = {**LARGE, "n_window": 50, "n_window_infer": 800, "downsample_hidden_size": 480, "output_dim": 3584}
-TEXT = {"head_dim": None, "rope_theta": 1e6, "norm_topk_prob": True}
+TEXT = {
+    "vocab_size": 3584, "hidden_size": 2048, "intermediate_size": 18944, "num_hidden_layers": 28, "num_attention_heads": 28,
+    "num_key_value_heads": 4, "head_dim": None, "max_position_embeddings": 32768, "rope_theta": 1e6, "num_experts": 128,
+    "num_experts_per_tok": 8, "moe_intermediate_size": 768, "norm_topk_prob": True,
+}  # fmt: skip
 _MERGER = ProjectorSpec(0, 0, ("mlp.0", "mlp.2"), norm="ln_q")  # names of its norm and layers
 
 

@@ -8,7 +8,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
@@ -20,8 +20,20 @@ from ..native_model import NativeModel, axial_theta, patch_numbers
 from ..text.spec import DecoderSpec, interleaved_sections
 from ..vision.spec import RotarySpec, TableSpec, TowerNames, TowerSpec
 
+_TEXT: dict[str, Any] = {
+    "vocab_size": 151936, "hidden_size": 4096, "intermediate_size": 22016, "num_hidden_layers": 32,
+    "num_attention_heads": 32, "num_key_value_heads": 32, "head_dim": 128, "max_position_embeddings": 128000,
+    "rope_theta": 5e5, "mrope_section": (24, 20, 20), "use_sliding_window": False,
+}  # fmt: skip
+_MOE_TEXT: dict[str, Any] = _TEXT | {
+    "hidden_size": 2048, "intermediate_size": 5632, "num_hidden_layers": 24, "num_attention_heads": 16,
+    "num_key_value_heads": 16, "num_experts": 60, "num_experts_per_tok": 4, "moe_intermediate_size": 1408,
+}  # fmt: skip
+_VISION: dict[str, Any] = {
+    "depth": 27, "hidden_size": 1152, "intermediate_size": 4304, "num_heads": 16, "patch_size": 16, "out_hidden_size": 3584,
+}  # fmt: skip
 STACK = Stack(
-    {"head_dim": 128, "rope_theta": 5e5, "mrope_section": (24, 20, 20), "use_sliding_window": False},
+    _TEXT,
     qk_norm="head",
     axes=interleaved_sections,
     router={"normalise": True, "transposed": True},
@@ -42,16 +54,23 @@ class Qwen3VL(NativeModel):
     """The tower has LayerNorm, a learned position table and rotary positions; one merger per deepstack level."""
 
     prefixes = PREFIXES
+    stack: ClassVar[Stack] = STACK
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(*qwen3_specs(config, STACK, _MERGER), dtype, device)
+        super().__init__(*qwen3_specs(config, self.stack, _MERGER), dtype, device)
+
+
+class Qwen3VLMoe(Qwen3VL):
+    """The same with experts in the decoder."""
+
+    stack = replace(STACK, defaults=_MOE_TEXT)
 
 
 def qwen3_specs(
     config: Mapping[str, Any], stack: Stack, merger: ProjectorSpec
 ) -> tuple[DecoderSpec, TowerSpec, tuple[ProjectorSpec, ...]]:
     """Read decoder, tower and mergers. `merger` gives the names of a merger's norm and layers."""
-    vision = require(config, "vision_config")
+    vision = {**_VISION, **require(config, "vision_config")}
     tower = _tower(vision)
     out = positive_int(vision, "out_hidden_size")
     first = replace(merger, width=tower.width, out=out, group=tower.merge**2, eps=tower.eps)

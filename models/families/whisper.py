@@ -16,6 +16,11 @@ from ..layers.linear import LmHead
 from ..text.encoder_decoder import CrossDecoder, CrossDecoderSpec, cross_decoder_bytes, with_key_biases
 from ..weights import check, fill
 
+_DEFAULTS: dict[str, Any] = {
+    "vocab_size": 51865, "num_mel_bins": 80, "d_model": 384, "encoder_layers": 4, "encoder_attention_heads": 6,
+    "encoder_ffn_dim": 1536, "decoder_layers": 4, "decoder_attention_heads": 6, "decoder_ffn_dim": 1536,
+    "activation_function": "gelu", "max_source_positions": 1500, "max_target_positions": 448,
+}  # fmt: skip
 PREFIXES = (("model.encoder.", "encoder."), ("model.decoder.", "decoder."), ("proj_out.", "head.lm_head."))
 
 
@@ -41,7 +46,7 @@ class Whisper(nn.Module):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        config = {"activation_function": "gelu", "max_source_positions": 1500, "max_target_positions": 448} | dict(config)
+        config = _DEFAULTS | dict(config)
         self.encoder = MelEncoder(mel_encoder_spec(config), dtype, device)
         spec = decoder_spec(config)
         self.decoder = CrossDecoder(spec, dtype, device)

@@ -144,6 +144,7 @@ _DEEPSEEK3 = _DEEPSEEK2 | {
     "num_attention_heads": 128,
     "num_experts": 256,
     "n_shared_experts": 1,
+    "moe_intermediate_size": 2048,
     "n_group": 8,
     "topk_group": 4,
     "num_experts_per_tok": 8,

@@ -22,6 +22,11 @@ from ..options import is_low_detail
 
 DEFAULT_FRAMES = 32  # frames of a video, if the caller does not say
 PLACEHOLDERS = {"image": ("image_token_id", "image_token_index", 32000)}
+ENCODERS = {
+    "clip_vision_model": {"image_size": 224, "patch_size": 32},
+    "siglip_vision_model": {"image_size": 224, "patch_size": 16},
+}
+"""Values that a vision_config may leave out, by its model_type."""
 CLIP_TOWER = {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14}
 
 
@@ -191,10 +196,12 @@ def resolve_llava_spec(
 
     Args:
         tiling_of: returns the tiling policy of a modality.
-        vision_defaults: values of vision_config where config.json omits them.
+        vision_defaults: vision_config, if config.json has none.
         strategy: default of `vision_feature_select_strategy`.
     """
-    vision = {**vision_defaults, **(info.files.config.get("vision_config") or {})}
+    vision = info.files.config.get("vision_config") or vision_defaults
+    model_type = vision.get("model_type", vision_defaults["model_type"])
+    vision = {"model_type": model_type, **ENCODERS.get(model_type, vision_defaults), **vision}
     strategy = info.files.config.get("vision_feature_select_strategy", strategy)
     is_clip = vision["model_type"] == CLIP_TOWER["model_type"]
     if strategy == "default" and not is_clip:

@@ -23,10 +23,10 @@ class PaliGemmaProcessingInfo(TiledInfo):
         self.bos = self.config_token_id(*keys, self.text_config["bos_token_id"])
 
     def resolve_spec(self, modality: str) -> TileSpec:
-        vision = self.files.config.get("vision_config") or {}
+        vision = self.files.config.get("vision_config") or {"patch_size": 14}
         tile = height_width(self.files.image.get("size") or 224)
         self.check_config("vision_config", image_size=tile[0])
-        patch = positive_int_or(vision, "patch_size", 14)
+        patch = positive_int_or(vision, "patch_size", 16)
         spec = TileSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, tiling=FixedSize(tile), patch=patch)
         return read_pixel_spec(self.files.image, spec, self.merged_kwargs[modality])
 

@@ -28,7 +28,6 @@ class PixtralProcessingInfo(TiledInfo):
     placeholders = {"image": ("image_token_id", "image_token_index", "[IMG]")}
     valid_kwargs = {"image": (*TILE_KWARGS, "max_pixels", "size")}
     embeds_layout = "grid"
-    default_patch: ClassVar[int] = 16
     default_merge: ClassVar[int] = 1
     default_edge: ClassVar[int] = 1024
     round_to_nearest: ClassVar[bool] = False
@@ -36,7 +35,7 @@ class PixtralProcessingInfo(TiledInfo):
     def resolve_spec(self, modality: str) -> TileSpec:
         vision, json = self.files.config.get("vision_config") or {}, {**self.files.image, **self.merged_kwargs[modality]}
         merge = self.files.config.get("spatial_merge_size", self.default_merge)
-        spec = TileSpec(patch=height_width(vision.get("patch_size", self.default_patch))[0], merge=merge)
+        spec = TileSpec(patch=height_width(vision.get("patch_size", 16))[0], merge=merge)
         spec = read_pixel_spec(self.files.image, spec, self.merged_kwargs[modality])
         most = height_width(json.get("size") or self.default_edge or vision.get("image_size", 1024))
         if is_low_detail(json):
@@ -67,7 +66,7 @@ class PixtralProcessingInfo(TiledInfo):
 class Mistral3ProcessingInfo(PixtralProcessingInfo):
     """ProcessingInfo of Mistral 3, which merges patches."""
 
-    default_patch, default_merge, default_edge = 14, 2, 1540
+    default_merge, default_edge = 2, 1540
 
 
 class MistralFormatProcessingInfo(PixtralProcessingInfo):

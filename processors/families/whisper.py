@@ -22,7 +22,7 @@ _TIMESTAMP_STEP = 0.02  # seconds
 class WhisperProcessingInfo(AudioInfo, SpeechMixin):
     """ProcessingInfo and SupportsTranscription of Whisper. Audio has no placeholder: the decoder cross-attends to it."""
 
-    text_config_defaults = {"d_model": 1280, "max_source_positions": 1500}
+    text_config_defaults = {"d_model": 384, "max_source_positions": 1500}
 
     def resolve_spec(self, modality: str) -> MelSpec:
         spec = super().resolve_spec(modality)

@@ -1,0 +1,77 @@
+"""A config.json that leaves out what equals the defaults of the publisher's config classes describes the same model."""
+
+from __future__ import annotations
+
+import copy
+from dataclasses import replace
+from typing import Any
+
+import pytest
+import torch
+from oracle import ensure_torchvision
+from sensorium.engine.model_files import resolve
+from sensorium.mm.registry import ARCHITECTURES
+from sensorium.models.weights import named_layers
+
+ensure_torchvision()
+import transformers as tf  # noqa: E402
+
+ROPE = {"rope_type": "default", "rope_theta": 1e4}
+QWEN2 = {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 3}
+STATED: dict[str, dict[str, dict[str, Any]]] = {
+    "Ernie4_5_VLMoe": {"text_config": {"num_hidden_layers": 3}},
+    "Ernie4_5_VL_Moe": {"text_config": {"num_hidden_layers": 3}},
+    "Glm46V": {"text_config": {"rope_parameters": ROPE | {"mrope_section": [16, 24, 24]}}},
+    "Glm4v": {"text_config": {"rope_parameters": ROPE | {"mrope_section": [16, 24, 24]}}},
+    "Glm4vMoe": {"text_config": {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}, "head_dim": 128}},
+    "GlmOcr": {"text_config": {"hidden_size": 1536, "rope_parameters": ROPE | {"mrope_section": [16, 16, 16]}}},
+    "GraniteSpeech": {"projector_config": {"encoder_hidden_size": 1024}},
+    "Kimi_K25": {"text_config": {"num_hidden_layers": 4}},
+    "Llava/pixtral": {"vision_config": {"model_type": "pixtral"}},
+    "LlavaNext": {"vision_config": {"image_size": 336}},
+    "LlavaOnevision": {"vision_config": {"image_size": 384}},
+    "Qwen2VL": {"text_config": QWEN2},
+    "Qwen2_5_VL": {"text_config": QWEN2},
+    "Qwen3ASR": {"text_config": {"hidden_size": 3584}},
+    "Qwen3OmniMoe": {
+        "thinker_config": {
+            "text_config": {"head_dim": 128},
+            "audio_config": {"output_dim": 2048},
+            "vision_config": {"out_hidden_size": 2048},
+        }
+    },
+    "Qwen3VL": {"vision_config": {"out_hidden_size": 4096}},
+    "Qwen3VLMoe": {"vision_config": {"out_hidden_size": 2048}},
+}
+"""What is stated, where a family's defaults contradict each other, or are too large for a test."""
+CONTRADICT = ("DeepseekOcr2", "Granite4Vision", "Qwen3OmniMoeThinker")  # too much would have to be stated
+END = "ForConditionalGeneration"
+NAMES = [name for name in ARCHITECTURES if hasattr(tf, name.partition("/")[0]) and name.replace(END, "") not in CONTRADICT]
+
+
+def sections(config: dict[str, Any]) -> dict[str, Any]:
+    """Keep the model types of all sections, and nothing else."""
+    inside = {key: sections(part) for key, part in config.items() if isinstance(part, dict) and part.get("model_type")}
+    return {"model_type": config["model_type"], **inside}
+
+
+def merged(config: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    inside = {key: merged(config.get(key, {}), part) if isinstance(part, dict) else part for key, part in changes.items()}
+    return {**config, **inside}
+
+
+def described(name: str, config: dict[str, Any]) -> tuple[object, object]:
+    """Return the shapes of all tensors, and the decoder's spec."""
+    model = resolve(ARCHITECTURES[name].model)(config, torch.bfloat16, torch.device("meta"))
+    shapes = {key: view.shape for _, views in named_layers(model).values() for key, view in views.items()}
+    spec = getattr(model, "spec", None)
+    shapes.pop("head.lm_head.weight", None)
+    return shapes, None if spec is None else replace(spec, tied=False)  # whether the head is tied, its stored tensor says
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_defaults_are_the_publishers(name: str) -> None:
+    kind = getattr(tf, name.partition("/")[0]).config_class
+    short = merged(sections(kind().to_dict()), STATED.get(name.replace(END, ""), {}))
+    whole = kind.from_dict(copy.deepcopy(short)).to_dict()
+    assert described(name, short) == described(name, whole)
