@@ -16,8 +16,8 @@ import torch
 from ..mm.errors import CheckpointError, ConfigError, short_repr
 from ..mm.files import open_regular
 from ..mm.hashing import MAX_DEPTH, digest
-from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key, is_registered
-from ..models.config import check_parts, get_text_config
+from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key
+from ..models.config import SECTIONS, check_parts, get_text_config
 from ..processors.files import ProcessorFiles, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -38,6 +38,7 @@ class ModelFiles:
     Args:
         fingerprint: hash of config.json and of names, sizes and times of the weight files. It tells whether a folder changed
             while an engine runs; `content_digest` tells two checkpoints apart.
+        remote_code: which file asks for code of the checkpoint, which is never run; empty if none does.
     """
 
     path: Path
@@ -45,6 +46,7 @@ class ModelFiles:
     generation_config: dict[str, Any]
     processors: ProcessorFiles
     fingerprint: str
+    remote_code: str = ""
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -86,8 +88,10 @@ class ModelFiles:
         return digest("sensorium.content", self.config, [str(file.relative_to(self.path)) for file in files], contents)
 
     def dtype(self, name: str) -> torch.dtype:
-        """Return the named dtype, or for "auto" the checkpoint's; float32 if the checkpoint does not say."""
-        names = (source.get(key) for source in (self.config, self.text_config) for key in ("dtype", "torch_dtype"))
+        """Return the named dtype, or for "auto" the checkpoint's, which any section may state; float32 if none does."""
+        sections = (part for name in sorted(SECTIONS) if isinstance(part := self.config.get(name), Mapping))
+        sources = (self.config, self.text_config, *sections)
+        names = (source.get(key) for source in sources for key in ("dtype", "torch_dtype"))
         if name == "auto":
             name = next((str(n).removeprefix("torch.") for n in names if n), "float32")
         if name not in DTYPES:
@@ -100,7 +104,7 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
     """Read a checkpoint's JSON files.
 
     Raises:
-        ConfigError: the folder or its config.json does not exist, or config.json asks for remote code or is not valid.
+        ConfigError: the folder or its config.json does not exist, or config.json is not valid.
         CheckpointError: a file is not a JSON object, or is nested too deeply.
     """
     path = Path(folder)
@@ -109,20 +113,22 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
         raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is not a folder; {how}")
     contents = {name: read_json(path / name) for name in _JSON_FILES}
     config = contents["config.json"] or _read_publisher_layout(path)
-    for name, content in contents.items():
-        keys = [key for part in _objects(name, content) for key in ("auto_map", "trust_remote_code") if part.get(key)]
-        if keys and not _has_own_model(config):  # supported models need no code of the checkpoint
-            raise ConfigError(
-                f"{name} asks for remote code ({keys[0]}), which is never run; "
-                "use a checkpoint whose architecture is in docs/models.md or in transformers"
-            )
+    remote_code = [
+        f"{name} asks for remote code ({key})"
+        for name, content in contents.items()
+        for part in _objects(name, content)
+        for key in ("auto_map", "trust_remote_code")
+        if part.get(key)
+    ]
     if not config:
         found = "an empty config.json" if (path / "config.json").is_file() else "no config.json"
         raise ConfigError(f"{path} has {found}; it is not a checkpoint in the Hub's layout")
     check_parts(config)
     processors = replace(read_preprocessors(path), config=config)
     weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in path.glob("*.safetensors"))
-    return ModelFiles(path, config, contents["generation_config.json"], processors, digest("sensorium.model", config, weights))
+    fingerprint = digest("sensorium.model", config, weights)
+    code = next(iter(remote_code), "")
+    return ModelFiles(path, config, contents["generation_config.json"], processors, fingerprint, code)
 
 
 def _file_digest(file: Path) -> str:
@@ -149,11 +155,6 @@ def resolve(name: str) -> Any:
         return resolve_name(name)
     except (ImportError, AttributeError) as error:
         raise ConfigError(f"{name} cannot be imported ({type(error).__name__}: {error}); install what it needs") from error
-
-
-def _has_own_model(config: Mapping[str, Any]) -> bool:
-    names = config.get("architectures")
-    return isinstance(names, list) and bool(names) and is_registered(architecture_key(str(names[0]), config))
 
 
 def _objects(name: str, content: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:

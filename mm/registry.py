@@ -229,8 +229,20 @@ def _load_plugins() -> None:
             _log.exception("the plugin %s of the entry point group %s failed and is skipped", plugin.value, _PLUGINS)
 
 
+def _plain(name: str) -> str:
+    return name.replace("_", "").lower()
+
+
+_SPELLINGS = {_plain(name): name for name in _NATIVE}
+
+
 def architecture_key(architecture: str, config: Mapping[str, Any]) -> str:
-    """Return the key of ARCHITECTURES: "Architecture/vision model type" if there is one, else the architecture."""
+    """Return the key of ARCHITECTURES: "Architecture/vision model type" if there is one, else the architecture.
+
+    Publishers differ in case and underscores (LightOnOCR and LightOnOcr), which are not compared.
+    """
+    if architecture not in ARCHITECTURES:
+        architecture = _SPELLINGS.get(_plain(architecture), architecture)
     name = f"{architecture}/{(config.get('vision_config') or {}).get('model_type')}"
     return name if name in ARCHITECTURES else architecture
 

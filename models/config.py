@@ -62,6 +62,14 @@ ALIASES = {
 }
 """Other names of a key -> the name that is read here."""
 
+SECTIONS = frozenset(
+    f"{part}_config"
+    for part in (
+        "audio", "encoder", "language", "llm", "perceiver", "projector", "qformer", "text", "thinker", "vision",
+    )
+)  # fmt: skip
+"""Keys of config.json that are read as sections. Other keys with such an ending may hold anything."""
+
 PER_MODALITY = ("num_experts", "moe_layer_start_index", "moe_layer_end_index")
 """Keys that configs with modality experts may repeat for each modality; the first value counts."""
 
@@ -71,7 +79,9 @@ _AXES = (1, 3, 4)  # numbers of position axes: one; time, height, width; or a te
 
 
 def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the text part of a config.json: the first nested section of three names, or all of it."""
+    """Return the text part of a config.json: the first nested section of three names, or all of it (or of its thinker)."""
+    thinker = config.get("thinker_config")
+    config = thinker if isinstance(thinker, Mapping) else config
     nested = (config.get(key) for key in ("text_config", "language_config", "llm_config"))
     return next((part for part in nested if isinstance(part, Mapping)), config)
 
@@ -86,7 +96,7 @@ def check_activation(key: str, act: str) -> str:
 def check_parts(config: Mapping[str, Any]) -> None:
     """Raise ConfigError for a section of config.json that is not an object, or for an absurd number of layers or experts."""
     for key, value in config.items():
-        if key.endswith("_config") and not isinstance(value, Mapping | None):
+        if key in SECTIONS and not isinstance(value, Mapping | None):
             raise ConfigError(f"{key} in config.json is {typed(value)}; it must be an object")
         if isinstance(value, Mapping):
             check_parts(value)

@@ -10,7 +10,7 @@ import torch
 from ...mm.errors import ConfigError
 from ...mm.fields import merge
 from ...mm.registry import Architecture, find_architecture, native
-from ...models.fallback.borrowed import class_of
+from ...models.fallback.borrowed import NotImportable, class_of
 from ...models.fallback.fallback import Fallback
 from ...models.interface import Model
 from ...processors.fallback.fallback import FallbackProcessingInfo
@@ -34,7 +34,12 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
     except ConfigError as unknown:
         try:
             class_of(files.config)
+        except NotImportable:
+            raise
         except ConfigError as error:
+            if files.remote_code:
+                known = "an architecture of docs/models.md or of transformers"
+                raise ConfigError(f"{files.remote_code}, which is never run; use a checkpoint with {known}") from None
             raise ConfigError(f"{unknown}; {error}") from None
     return FALLBACK
 

@@ -82,8 +82,12 @@ def attend(
     return out[None, ..., :wide], None
 
 
+class NotImportable(ConfigError):
+    """transformers has the class, but cannot import it here."""
+
+
 def class_of(config: Mapping[str, Any]) -> Any:
-    """Return the class that config.json names; ConfigError if transformers does not have it."""
+    """Return the class that config.json names; ConfigError if transformers does not have it, NotImportable if it fails."""
     name = str((config.get("architectures") or ["none"])[0])
     try:
         import transformers
@@ -93,8 +97,9 @@ def class_of(config: Mapping[str, Any]) -> Any:
         found = getattr(transformers, name, None)
     except (ImportError, RuntimeError) as error:  # a dependency of transformers is missing or has another version
         why = line(error.__cause__ or error)
-        raise ConfigError(
-            f"transformers {transformers.__version__} cannot import its {name} ({why}); reinstall transformers"
+        raise NotImportable(
+            f"transformers {transformers.__version__} cannot import its {name} ({why}); reinstall the package that fails, "
+            f"torchvision for one in the release for torch {torch.__version__}"
         ) from None
     if found is None or not hasattr(found, "generate"):
         raise ConfigError(f"transformers {transformers.__version__} has no model {name} either")

@@ -23,7 +23,8 @@ DEFAULT_VIDEO_FPS = 24.0  # frame rate of frames that come without one
 class NativeResolutionInfo(BaseProcessingInfo):
     """Base of the families: sides are rounded to merged patches within area bounds, and `temporal` frames make one patch.
 
-    `patch_specs`: the published processor's defaults, by modality. `frame_sampling`: sampling of video files, where the
+    `patch_specs`: the published processor's defaults, by modality. If a patch has one frame, `temporal_patch_size`
+    of the vision config is not compared. `frame_sampling`: sampling of video files, where the
     preprocessor's JSON does not set it. `timestamp_position`: for families that write timestamps as text, the place of a step's
     timestamp between its first frame (0) and its last frame (1). `deepstack_layers`: default of `deepstack_visual_indexes`.
     """
@@ -40,9 +41,8 @@ class NativeResolutionInfo(BaseProcessingInfo):
         spec = read_patch_spec(self.preprocessor_json(modality), self.patch_specs[modality])
         for kwargs in self.processor_kwargs[modality]:
             spec = apply_size(spec, kwargs)
-        self.check_config(
-            "vision_config", patch_size=spec.patch, spatial_merge_size=spec.merge, temporal_patch_size=spec.temporal
-        )
+        frames = {"temporal_patch_size": spec.temporal} if self.patch_specs[modality].temporal > 1 else {}
+        self.check_config("vision_config", patch_size=spec.patch, spatial_merge_size=spec.merge, **frames)
         return spec
 
     def resolve_decode_spec(self) -> DecodeSpec:

@@ -2,6 +2,8 @@
 
 import json
 import os
+import sys
+import types
 from pathlib import Path
 
 import pytest
@@ -12,6 +14,7 @@ from sensorium.engine.config import (
     make_config,
 )
 from sensorium.engine.model_files import load_model_files
+from sensorium.engine.setup.implementation import FALLBACK, resolve_architecture
 from sensorium.mm.errors import CheckpointError, ConfigError
 
 CPU = torch.device("cpu")
@@ -141,15 +144,15 @@ def test_the_content_digest_reads_every_byte_of_the_weights(tmp_path):
 @pytest.mark.parametrize("name", ["config", "preprocessor_config", "processor_config", "tokenizer_config"])
 def test_remote_code_is_refused_by_name(tmp_path, name):
     write(tmp_path, config={"architectures": ["A"]})
-    write(tmp_path, **{name: {"x": {"auto_map": {"AutoModel": "modeling.Model"}}}})
+    write(tmp_path, **{name: {"architectures": ["A"], "x": {"auto_map": {"AutoModel": "modeling.Model"}}}})
     with pytest.raises(ConfigError, match=rf"{name}.json asks for remote code \(auto_map\)"):
-        load_model_files(tmp_path)
+        resolve_architecture(load_model_files(tmp_path))
 
 
 def test_remote_code_in_a_list_is_refused(tmp_path):
     write(tmp_path, config={"architectures": ["A"]}, processor_config={"x": [[{"auto_map": {"AutoModel": "modeling.Model"}}]]})
     with pytest.raises(ConfigError, match=r"processor_config.json asks for remote code \(auto_map\)"):
-        load_model_files(tmp_path)
+        resolve_architecture(load_model_files(tmp_path))
 
 
 @pytest.mark.parametrize("kind", [{"a": 0}, [0]])
@@ -185,7 +188,45 @@ def test_remote_code_beside_an_architecture_of_ours_is_not_needed(tmp_path):
     write(tmp_path, config={"architectures": ["PaddleOCRVLForConditionalGeneration"], **code}, tokenizer_config=code)
     assert load_model_files(tmp_path).architecture == "PaddleOCRVLForConditionalGeneration"
     with pytest.raises(ConfigError, match=r"docs/models\.md"):
-        load_model_files(write(tmp_path, config={"architectures": ["PaddleOCRVL"], **code}))
+        resolve_architecture(load_model_files(write(tmp_path, config={"architectures": ["PaddleOCRVL"], **code})))
+
+
+def test_remote_code_beside_a_class_of_transformers_is_not_needed(tmp_path):
+    code = {"auto_map": {"AutoProcessor": "processing.Processor"}}
+    write(tmp_path, config={"architectures": ["AyaVisionForConditionalGeneration"]}, preprocessor_config=code)
+    assert resolve_architecture(load_model_files(tmp_path)) is FALLBACK
+
+
+def test_a_class_that_cannot_be_imported_is_not_called_unknown(tmp_path, monkeypatch):
+    class Broken(types.ModuleType):
+        __version__ = "5.0"
+
+        def __getattr__(self, name):
+            raise ModuleNotFoundError(name) from RuntimeError("operator torchvision::nms does not exist")
+
+    monkeypatch.setitem(sys.modules, "transformers", Broken("transformers"))
+    files = load_model_files(write(tmp_path, config={"architectures": ["AyaVisionForConditionalGeneration"]}))
+    with pytest.raises(ConfigError, match=r"^transformers 5.0 cannot import .*torchvision::nms does not exist.* for torch"):
+        resolve_architecture(files)
+
+
+def test_only_keys_that_are_read_as_sections_must_be_objects(tmp_path):
+    odd = {"is_llama_config": True, "transformers.js_config": "x", "text_config": {"other_config": [1]}}
+    assert load_model_files(write(tmp_path, config={"architectures": ["A"], **odd})).config == {"architectures": ["A"], **odd}
+
+
+@pytest.mark.parametrize(
+    "config",
+    [
+        {"dtype": "bfloat16", "audio_config": {"torch_dtype": "float16"}},
+        {"text_config": {"torch_dtype": "bfloat16"}, "audio_config": {"dtype": "float16"}},
+        {"thinker_config": {"dtype": "bfloat16", "text_config": {"dtype": None}}},
+        {"thinker_config": {"text_config": {"dtype": "torch.bfloat16"}}},
+        {"vision_config": {"dtype": "bfloat16"}, "text_config": {}},
+    ],
+)
+def test_any_section_may_state_the_dtype(tmp_path, config):
+    assert load_model_files(write(tmp_path, config={"architectures": ["A"], **config})).dtype("auto") == torch.bfloat16
 
 
 def test_folders_that_are_no_checkpoint(tmp_path):

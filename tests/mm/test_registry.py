@@ -17,6 +17,19 @@ def test_an_entry_may_be_for_one_type_of_vision_tower():
             assert architecture_key(architecture, config) == architecture
 
 
+@pytest.mark.parametrize(
+    ("published", "name"),
+    [
+        ("LightOnOCRForConditionalGeneration", "LightOnOcrForConditionalGeneration"),
+        ("Ernie4_5_VLMoEForConditionalGeneration", "Ernie4_5_VLMoeForConditionalGeneration"),
+        ("Qwen3OmniMoEForConditionalGeneration", "Qwen3OmniMoeForConditionalGeneration"),
+    ],
+)
+def test_case_and_underscores_do_not_matter(published, name):
+    assert find_architecture(architecture_key(published, {})) == find_architecture(name)
+    assert all(find_architecture(architecture_key(known, {})) is row for known, row in ARCHITECTURES.items())
+
+
 def test_checkpoint_layouts_name_known_architectures():
     for layout in CHECKPOINT_LAYOUTS.values():
         assert all(find_architecture(name) for name in layout.architectures.values())
