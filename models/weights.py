@@ -259,7 +259,15 @@ def check(
     """
     views = {name: views[name] for name, (_, views) in named_layers(root).items()}
     missing, surplus, split, converters = set(views), list[str](), set[str](), _converters(root)
-    for stored, name, whole in _joined(root, headers, prefixes, ignored):
+    formats, wide = getattr(root, "formats", None) or Formats({}), list[tuple[str, Tensor]]()
+    for stored, header in headers:
+        if rename(stored, prefixes) in formats.parts:  # `assign` compared its shape
+            module, _ = formats.parts[rename(stored, prefixes)]
+            missing.discard(f"{module}.weight")
+            split |= {module[: module.rfind(".") + 1]} if module in formats.stacks else set()
+        else:
+            wide.append((stored, header))
+    for stored, name, whole in _joined(root, wide, prefixes, ignored):
         known = bool(prod(whole.shape))  # without a shape it cannot be said what a converter splits the tensor into
         if name in converters and not known:
             split.add(f"{converters[name][0]}.")

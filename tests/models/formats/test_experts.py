@@ -54,7 +54,7 @@ def run(stored: dict[str, Tensor], config: dict[str, Any] | None, transposed: bo
         quantization = read_quantization(config)
         assert quantization is not None
         assign(root, quantization, {name: tensor.to("meta") for name, tensor in stored.items()})
-    fill(root, stored.items(), root.prefixes, {})
+    fill(root, stored.items(), root.prefixes)
     with torch.inference_mode():
         return root.mlp(X)
 

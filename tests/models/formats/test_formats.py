@@ -68,7 +68,7 @@ def loaded(scheme: Scheme, stored: dict[str, torch.Tensor], dtype: torch.dtype =
     quantization = read_quantization(scheme.config)
     assert quantization is not None
     assign(root, quantization, {name: tensor.to("meta") for name, tensor in stored.items()})
-    fill(root, stored.items(), root.prefixes, {})
+    fill(root, stored.items(), root.prefixes)
     return root
 
 
