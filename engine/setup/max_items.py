@@ -73,6 +73,8 @@ class MaxItem:
         parts = [f"{self.size[1]}x{self.size[0]} pixels"] if self.size[0] else []
         parts += [f"{self.frames} frames"] if self.frames else []
         parts += [f"{self.seconds:g} s"] if self.seconds else []
+        if self.size == (1, 1) and not self.refused:
+            return f"a square of any size: {self.rows} rows, limited by {self.limit} (all are resized)"
         larger = "larger ones are refused" if self.refused else "larger ones are resized"
         return f"{', '.join(parts)}: {self.rows} rows, limited by {self.limit} ({larger})"
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from dataclasses import replace
 from typing import ClassVar
 
 import torch
@@ -35,7 +36,10 @@ class AudioInfo(BaseProcessingInfo):
         return self.mel_spec.max_samples // self.mel_spec.hop_length
 
     def resolve_spec(self, modality: str) -> MelSpec:
-        spec = read_mel_spec(self.files.audio, self.mel_defaults)
+        default, config = self.mel_defaults, self.files.config.get("audio_config") or {}
+        if not self.files.audio and config.get("num_mel_bins"):  # without a preprocessor's JSON, only config.json states them
+            default = replace(default, num_mel_bins=config["num_mel_bins"])
+        spec = read_mel_spec(self.files.audio, default)
         self.check_config("audio_config", num_mel_bins=spec.num_mel_bins)
         return spec
 

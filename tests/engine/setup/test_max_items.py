@@ -19,6 +19,7 @@ from sensorium.engine.setup.resolve import load_processing
 from sensorium.mm.errors import ConfigError, InputError, SensoriumError
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.types import ItemGeometry, MediaHeader
+from sensorium.processors.families.idefics3 import Idefics3ProcessingInfo
 from sensorium.processors.families.qwen3_vl import MAX_FRAMES, Qwen3VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.interface import ProcessingInfo
@@ -211,3 +212,12 @@ def test_the_max_audio(audio: Path, options: dict[str, Any], limit: str) -> None
     samples = round(item.seconds * 16000)
     assert not refused(llm, audio_prompt(samples, token))
     assert refused(llm, audio_prompt(samples + 1, token))
+
+
+def test_a_processor_that_enlarges_every_image_to_one_size() -> None:
+    files = ProcessorFiles({"vision_config": {"image_size": 364, "patch_size": 14}}, encode=lambda text: [1])
+    item = find_max_item(
+        "image", Idefics3ProcessingInfo(files), ItemLimits(100_000, "max_model_len", 1 << 40, 2, MediaPolicy())
+    )
+    assert item.size == (1, 1)
+    assert str(item).startswith(f"a square of any size: {item.rows} rows, limited by mm_processor_kwargs size (all are")

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalSettings
+from sensorium.mm.errors import ConfigError
 from sensorium.processors.families.ultravox import UltravoxProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.text.tokenizer import Tokenizer
@@ -47,3 +48,10 @@ def test_the_placeholder_of_a_raw_prompt(inputs):
     audio = {"audio": np.zeros(16_000, np.float32)}
     parsed = inputs.parse({"prompt": "<s><|audio|>hello", "multi_modal_data": audio})
     assert list(parsed.token_ids).count(PLACEHOLDER) == 1
+
+
+def test_mel_bands_without_a_preprocessor_file_are_those_of_the_encoder():
+    config = {"audio_token_index": PLACEHOLDER, "audio_config": {"num_mel_bins": 128}}
+    assert UltravoxProcessingInfo(ProcessorFiles(config)).mel_spec.num_mel_bins == 128
+    with pytest.raises(ConfigError, match="num_mel_bins is 128 in audio_config"):
+        UltravoxProcessingInfo(ProcessorFiles(config, audio={"hop_length": 160}))
