@@ -71,7 +71,9 @@ class MultiModalDataParser:
         uuids = uuids or {}
         for name in (*data, *uuids):
             if name not in self.modalities:
-                known = ", ".join(self.modalities) or "text only"
+                if not self.modalities:
+                    raise InputError(f"this model takes text only; leave out {short_repr(name, 40)}", param="multi_modal_data")
+                known = ", ".join(self.modalities)
                 raise InputError(f"unknown modality {short_repr(name, 40)}; this model takes {known}", param="multi_modal_data")
         sources = {}
         for name in dict.fromkeys((*data, *uuids)):

@@ -60,6 +60,11 @@ class CheckpointLayout:
     architectures: Mapping[str, str]
 
 
+_TEXT_STACKS = (
+    "DeepseekV2", "DeepseekV3", "Ernie4_5", "Ernie4_5_Moe", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Glm4Moe", "Granite",
+    "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe",
+)  # fmt: skip
+
 ARCHITECTURES: dict[str, Architecture] = {
     "DeepseekOCR2ForCausalLM": native("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
     "DeepseekOCRForCausalLM": native("deepseek_ocr2", "DeepseekOcr", "DeepseekOcrProcessingInfo"),
@@ -106,6 +111,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "VoxtralConsolidated": native("voxtral", "VoxtralConsolidated", "VoxtralProcessingInfo"),
     "VoxtralForConditionalGeneration": native("voxtral", "Voxtral", "VoxtralProcessingInfo"),
     "WhisperForConditionalGeneration": native("whisper", "Whisper", "WhisperProcessingInfo"),
+    **{f"{stack}ForCausalLM": native("text", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS},
 }
 
 NOTES: dict[str, FamilyNote] = {
@@ -159,6 +165,7 @@ NOTES: dict[str, FamilyNote] = {
         "2048 frames per video; sides up to 200:1",
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
+    "text": FamilyNote("decoders without an encoder: no items; the stack follows `model_type`"),
     "ultravox": FamilyNote("rows stacked by eight, any decoder", "all weights in one checkpoint"),
     "voxtral": FamilyNote(
         "windows of 30 s, padded with silence; prompts and transcriptions as mistral-common writes them; "

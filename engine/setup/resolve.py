@@ -93,7 +93,7 @@ def check_modalities(config: EngineConfig, info: ProcessingInfo) -> None:
     """Raise ConfigError for a limit on items that the model does not take."""
     for modality in config.limit_mm_per_prompt:
         if modality not in info.modalities:
-            known = ", ".join(info.modalities)
+            known = ", ".join(info.modalities) or "text only"
             raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}", param="limit_mm_per_prompt")
 
 

@@ -1,0 +1,38 @@
+"""Text-only checkpoints: a decoder stack of `text/stacks.py` and its head."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..config import decoder_spec
+from ..decoder_model import DecoderModel
+from ..interface import StepLimits
+from ..text.stacks import stack_of
+
+_NO_ITEMS = "a text model encodes no items"
+
+
+class TextModel(DecoderModel):
+    """A decoder without encoders. The stack is the one of config.json's `model_type`."""
+
+    prefixes = (
+        ("model.", "language_model."),
+        ("lm_head.", "head.lm_head."),
+        *((f"{part}.", f"language_model.{part}.") for part in ("embed_tokens", "layers", "norm")),  # saved without the head
+    )
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(decoder_spec(config, stack_of(config)), dtype, device)
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        raise NotImplementedError(_NO_ITEMS)
+
+    def input_bytes(self, modality: str, rows: int) -> int:
+        raise NotImplementedError(_NO_ITEMS)
+
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        raise NotImplementedError(_NO_ITEMS)

@@ -1,0 +1,64 @@
+"""Text-only checkpoints in the parity suite: a row per kind of decoder; stacks that differ little are variants of one."""
+
+from functools import partial
+
+from family import Family
+from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
+from sensorium.models.text.stacks import STACKS
+
+EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
+LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
+GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4}
+CAPS = {"attn_logit_softcapping": 10.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 24, "sliding_window": 20}
+CHANGES = {
+    "qwen3": {"head_dim": 24},
+    "mistral": {"sliding_window": 20},
+    "granite": {
+        "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 0.5,
+    },
+    "gemma": {"head_dim": 24},
+    "gemma2": {"head_dim": 24, **CAPS},
+    "gemma3_text": {"head_dim": 24, "sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    "glm": {"head_dim": 16},
+    "glm4": {"head_dim": 16},
+    "ernie4_5": {"head_dim": 16},
+    "glm4_moe": {"n_routed_experts": 8, "first_k_dense_replace": 1, **EXPERTS},
+    "qwen3_moe": {"num_experts": 8, **EXPERTS},
+    "ernie4_5_moe": {"moe_num_experts": 8, "moe_k": 2, "moe_layer_start_index": 1, **EXPERTS},
+    "deepseek_v2": {"n_routed_experts": 8, **EXPERTS, **LATENT, **GROUPS, "topk_method": "group_limited_greedy"},
+    "deepseek_v3": {"n_routed_experts": 8, **EXPERTS, **LATENT, **GROUPS},
+}  # fmt: skip
+
+
+def build(seed, kind, **changes):
+    ensure_torchvision()
+    import transformers as tf
+
+    words = fast_tokenizer(["<bos>", "<eos>"], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
+    config = tf.CONFIG_MAPPING[kind](**text_config(words, **CHANGES.get(kind, {}) | changes))
+    model = tf.AutoModelForCausalLM.from_config(config).eval()
+    randomise(model, seed)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1 and "norm" in name:
+            parameter.data.sub_(STACKS[kind].norm_offset)  # the weight is stored minus 1
+    return model, words
+
+
+def row(kind, *alike, **more):
+    return Family(
+        f"text-{kind}",
+        partial(build, kind=kind),
+        placeholders={},
+        sizes={},
+        cases=["", "", ""],
+        variants={other: {"kind": other} for other in alike} | {"tied": {"tie": True}},
+        **more,
+    )
+
+
+FAMILIES = [
+    row("llama", "mistral", "qwen2", "qwen3", "granite", "glm", "glm4", "ernie4_5"),
+    row("gemma3_text", "gemma", "gemma2"),
+    row("qwen3_moe", "glm4_moe", "ernie4_5_moe"),
+    row("deepseek_v3", "deepseek_v2"),
+]
