@@ -111,7 +111,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "VoxtralConsolidated": native("voxtral", "VoxtralConsolidated", "VoxtralProcessingInfo"),
     "VoxtralForConditionalGeneration": native("voxtral", "Voxtral", "VoxtralProcessingInfo"),
     "WhisperForConditionalGeneration": native("whisper", "Whisper", "WhisperProcessingInfo"),
-    **{f"{stack}ForCausalLM": native("text", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS},
+    **{f"{stack}ForCausalLM": native("text_only", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS},
 }
 
 NOTES: dict[str, FamilyNote] = {
@@ -165,7 +165,7 @@ NOTES: dict[str, FamilyNote] = {
         "2048 frames per video; sides up to 200:1",
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
-    "text": FamilyNote("decoders without an encoder: no items; the stack follows `model_type`"),
+    "text_only": FamilyNote("decoders without an encoder: no items; the stack follows `model_type`"),
     "ultravox": FamilyNote("rows stacked by eight, any decoder", "all weights in one checkpoint"),
     "voxtral": FamilyNote(
         "windows of 30 s, padded with silence; prompts and transcriptions as mistral-common writes them; "

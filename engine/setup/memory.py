@@ -81,7 +81,7 @@ def max_sizes(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_mo
     inside = [rows for name, rows in items.items() if name in info.placeholder_ids]
     spans = {"causal": 1, "bidirectional_items": max(inside, default=1), "bidirectional_prompt": max_model_len}
     step_rows = max(config.max_num_batched_tokens, spans[info.prompt_attention] + config.max_num_seqs - 1)
-    encoder_cache_bytes = encoder_cache_budget(config, items, row_bytes)
+    encoder_cache_bytes = encoder_cache_budget(config, items, row_bytes) if info.modalities else 0
     return MaxSizes(max_model_len, max([max_model_len, *cross]), step_rows, encoder_cache_bytes, items)
 
 

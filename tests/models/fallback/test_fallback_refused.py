@@ -75,11 +75,11 @@ def test_weights_that_are_missing_or_left_over_are_named(built, tmp_path):
         LLM(folder, max_model_len=256)
 
 
-def test_a_model_of_text_alone_is_refused(tmp_path):
+def test_a_text_model_without_an_own_class_is_refused(tmp_path):
     import transformers as tf
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
-    tf.LlamaForCausalLM(tf.LlamaConfig(**sizes, vocab_size=640)).save_pretrained(tmp_path)
+    tf.OlmoForCausalLM(tf.OlmoConfig(**sizes, vocab_size=640)).save_pretrained(tmp_path)
     tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer()).save_pretrained(tmp_path)
     with pytest.raises(ConfigError, match="text-only models are not served"):
         LLM(tmp_path)

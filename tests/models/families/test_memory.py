@@ -24,6 +24,8 @@ def near(planned: int, live: int, what: str) -> None:
 
 def full_prompts(row: Family, count: int) -> list[Question]:
     """Return different prompts with as many items of the first modality as fit (or as the row's own prompts hold)."""
+    if not row.placeholders:
+        return [ask(row, "", 300 + seed) for seed in range(count)]
     letter = next(letter for letter, modality in LETTERS.items() if modality in row.placeholders)
     several = max(len(case) for case in row.default_cases())
     case = letter * (several if several == 1 else 8)
@@ -50,6 +52,8 @@ def test_weights_and_caches_are_those_planned(row: Family, loaded: LoadedModels)
 @pytest.mark.full
 @each
 def test_encoder_rows_fill_what_is_planned(row: Family, loaded: LoadedModels) -> None:
+    if not row.placeholders:
+        pytest.skip("takes no items")
     prompts, first = full_prompts(row, 8), loaded.llm(row.name)
     prepared = [first._inputs.process(question.ours) for question in prompts]
     items = [feature for one in prepared for feature in (*one.features, *([one.cross] if one.cross else []))]
