@@ -149,7 +149,6 @@ _DEEPSEEK3 = _DEEPSEEK2 | {
     "topk_group": 4,
     "num_experts_per_tok": 8,
     "first_k_dense_replace": 3,
-    "moe_intermediate_size": 2048,
     "norm_topk_prob": True,
     "routed_scaling_factor": 2.5,
     "max_position_embeddings": 4096,
