@@ -30,7 +30,13 @@ OPTIONS: dict[str, Any] = {
     "max_num_seqs": 64,
     "limit_mm_per_prompt": {"image": 64},
     # the slow server is on this machine
-    "media": {"allow_private_hosts": True, "allowed_media_ports": None, "timeout": 3.0, "max_seconds": 5.0},
+    "media": {
+        "allow_private_hosts": True,
+        "allowed_media_ports": None,
+        "timeout": 3.0,
+        "max_seconds": 5.0,
+        "worker_seconds": 20.0,
+    },
 }
 
 
