@@ -335,7 +335,7 @@ def test_urgent_requests_run_first(llm):
 
 def test_every_stage_is_timed(llm):
     start = time.perf_counter()
-    prompt = {"prompt": PLACEHOLDER + "Read. " * 12, "multi_modal_data": {"image": Image.new("RGB", (64, 32), (1, 2, 3))}}
+    prompt = {"prompt": PLACEHOLDER + "Read. " * 12, "multi_modal_data": {"image": Image.new("RGB", (64, 32), (71, 3, 140))}}
     first, again = (llm.generate(prompt, greedy(), use_tqdm=False)[0] for _ in range(2))
     total = time.perf_counter() - start
     stages = {"fetch", "plan", "decode", "process", "queue", "encode", "prefill", "decode_steps"}
