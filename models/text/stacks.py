@@ -165,6 +165,7 @@ _gemma = Stack(_GEMMA, norm_offset=1.0, root_scale=True)
 STACKS: Mapping[str, Stack] = {
     "llama": Stack(_LLAMA),
     "mistral": Stack(_MISTRAL),
+    "internlm2": Stack(_LLAMA | {"vocab_size": 103168, "attention_bias": True}),
     "qwen2": Stack(_QWEN, bias=True, out_bias=False),
     "qwen3": Stack(_QWEN | {"head_dim": 128}, qk_norm="head"),
     "qwen3_moe": Stack(_QWEN_MOE, qk_norm="head"),

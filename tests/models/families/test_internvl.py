@@ -13,6 +13,9 @@ import torch
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
 from sensorium.mm.errors import CheckpointError, ConfigError
+from sensorium.models.families.internvl import _INTERNLM2, InternVLChat
+from sensorium.models.layers.linear import Linear
+from sensorium.models.weights import named_layers
 
 ROW = family.load_rows()["internvl"]
 OWN = {
@@ -115,7 +118,7 @@ def test_what_is_not_served_is_named(folders: tuple[Path, Path], tmp_path: Path)
         ({"ps_version": "v1"}, "ps_version"),
         ({"force_image_size": 28}, "image_size in vision_config is 56"),
         ({"pad2square": True}, "pad2square"),
-        ({"llm_config": config["llm_config"] | {"model_type": "internlm2"}}, "internlm2"),
+        ({"llm_config": config["llm_config"] | {"model_type": "internlm1"}}, "internlm1"),
     ):
         (own / "config.json").write_text(json.dumps(config | change))
         with pytest.raises(ConfigError, match=said):
@@ -154,3 +157,45 @@ def test_a_template_that_is_not_known_writes_no_images(folders: tuple[Path, Path
     assert "pass chat_template= or a rendered prompt" in output.error.message
     (output,) = llm.chat(messages, params, chat_template="<IMG_CONTEXT>{{ messages[0].content[1].text }}", use_tqdm=False)
     assert (output.error, output.prompt) == (None, "<IMG_CONTEXT>What?")
+
+
+@torch.inference_mode()
+def test_an_internlm2_decoder_is_a_llama_decoder_with_other_names() -> None:
+    """Source of names and of the layout of wqkv: the publisher's modeling_internlm2.py."""
+    text = {
+        "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2, "rope_scaling": {"type": "dynamic", "factor": 2.0},
+    }  # fmt: skip
+    vision = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "image_size": 28}
+    config = {
+        "vision_config": vision | {"patch_size": 14, "norm_type": "layer_norm", "qk_normalization": False},
+        "ps_version": "v2",
+    }
+    models = [
+        InternVLChat({**config, "llm_config": {**text, **own}}, torch.float32, torch.device("cpu"))
+        for own in ({"model_type": "llama"}, {"model_type": "internlm2", "bias": False})
+    ]
+    gen = torch.Generator().manual_seed(0)
+    back = {new: old for old, new in _INTERNLM2.items()}
+    hub = {name: torch.randn(views[name].shape, generator=gen) for name, (_, views) in named_layers(models[0]).items()}
+    llama = {name.replace("language_model.", "language_model.model."): tensor for name, tensor in hub.items()}
+    llama = {name.replace("head.lm_head", "language_model.lm_head"): tensor for name, tensor in llama.items()}
+    stored = {}
+    for name, tensor in llama.items():
+        if ".self_attn.q_proj." in name and name.startswith("language_model."):
+            q, k, v = (llama[name.replace("q_proj", f"{part}_proj")].view(2, -1, 8, 32) for part in "qkv")
+            stored[name.replace("self_attn.q_proj", "attention.wqkv")] = torch.cat([q, k, v], 1).reshape(-1, 32)
+        elif not (name.startswith("language_model.") and (".k_proj." in name or ".v_proj." in name)):
+            for new, old in back.items() if name.startswith("language_model.") else ():
+                name = name.replace(new, old, 1)
+            stored[name] = tensor
+    assert any("wqkv" in name for name in stored)
+    models[0].load_weights(llama.items())
+    models[1].check_weights({name: tensor.to("meta") for name, tensor in stored.items()})
+    models[1].load_weights(stored.items())
+    x = torch.randn(3, 32, generator=gen)
+    for one, other in zip(models[0].language_model.modules(), models[1].language_model.modules(), strict=True):
+        if isinstance(one, Linear) and one.weight_names("")[0].startswith(("q_proj", "gate_proj", "o_proj")):
+            given = torch.randn(3, 32, generator=gen)
+            assert torch.equal(one(given), other(given))
+    assert torch.equal(models[0].compute_logits(x), models[1].compute_logits(x))
