@@ -138,7 +138,7 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "idefics3": FamilyNote("rows of tiles with text tags, pixel shuffle"),
     "internvl": FamilyNote(
-        "tiles by the best aspect ratio, thumbnail, pixel shuffle; the Hub's layout and the publisher's own, also with InternLM2",
+        "tiles by the best aspect ratio, thumbnail, pixel shuffle; the Hub's layout and the publisher's (InternLM2 too)",
         "12 tiles per image by default; no videos in the publisher's layout",
     ),
     "kimi_k25": FamilyNote(
