@@ -12,7 +12,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any
 
-from ..mm.errors import ConfigError, InputError
+from ..mm.errors import ConfigError, InputError, short_repr, typed
 from .frontend.request_handle import RequestHandle
 from .llm import LLM
 from .sampling_params import SamplingParams
@@ -73,6 +73,8 @@ class AsyncLLM:
 
     async def answer(self, handle: RequestHandle) -> RequestOutput:
         """Return the whole answer to a request of `LLM.request`. Cancelling the task aborts the request."""
+        if not isinstance(handle, RequestHandle):
+            raise InputError(f"handle must be what `LLM.request` returns, not {short_repr(handle)}", param="handle")
         async with aclosing(self._outputs(handle, "final")) as outputs:
             return await anext(outputs)
 
@@ -99,6 +101,8 @@ class AsyncLLM:
 
     async def abort(self, request_id: str) -> None:
         """End a request; its last output has the finish reason "abort". Unknown and finished ids are ignored."""
+        if not isinstance(request_id, str):
+            raise InputError(f"request_id must be a string, not {typed(request_id)}", param="request_id")
         await asyncio.wrap_future(self._engine_loop.call(lambda engine_loop: engine_loop.abort(request_id)))
 
     async def sleep(self) -> None:

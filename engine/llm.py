@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
+from types import UnionType
 from typing import Any
 
 import torch
@@ -37,11 +38,12 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
 _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
 _REQUEST = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt that `chat` takes as arguments
-_FORMS: tuple[tuple[str, type, str], ...] = (
+_FORMS: tuple[tuple[str, type | UnionType, str], ...] = (
     ("add_generation_prompt", bool, "True or False"),
     ("chat_template", str, "a string"),
     ("chat_template_kwargs", Mapping, "a mapping"),
     ("continue_final_message", bool, "True or False"),
+    ("tools", list | tuple, "a list of tools"),
 )
 
 

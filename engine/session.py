@@ -100,8 +100,9 @@ class LiveSession:
         self._items = tuple((offset, modality) for offset, modality in self._items or () if offset < num_tokens)
 
     def close(self) -> None:
-        """End the session and free its memory. A running answer is aborted."""
-        self._engine_loop.drop(self._handle)
+        """End the session and free its memory. A running answer ends with the finish reason "abort"."""
+        handle = self._handle
+        self._engine_loop.send(lambda engine_loop: engine_loop.end(handle, "abort"))
 
     def __enter__(self) -> LiveSession:
         return self

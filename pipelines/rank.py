@@ -174,6 +174,8 @@ def _is_prompt(item: object) -> bool:
 
 def _content_parts(item: object) -> list[dict[str, Any]]:
     """Return the content parts of one input, media first as the published models are trained; none for an empty input."""
+    if item is None:
+        raise InputError("an input is None; give a text, an image or a mapping with text, image, video or audio")
     if not isinstance(item, Mapping):
         item = {"text": item} if isinstance(item, str) else {"image": item}
     for key in item:

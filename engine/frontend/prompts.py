@@ -82,7 +82,8 @@ def _read_single(prompt: object) -> Prompt:
     _check_keys(prompt, _PROMPT_KEYS)
     text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
     if (text is None) == (ids is None):
-        raise InputError('a prompt needs either "prompt" or "prompt_token_ids"', param="prompt")
+        found = "neither" if text is None else "both"
+        raise InputError(f'a prompt needs either "prompt" or "prompt_token_ids"; it has {found}', param="prompt")
     if text is not None and not isinstance(text, str):
         raise InputError(f'"prompt" must be a string, not {typed(text)}', param="prompt")
     return Prompt(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
-from ...mm.errors import InputError, hint, typed
+from ...mm.errors import InputError, hint, short_repr, typed
 from ...mm.media.policy import MediaUrl
 from ...mm.types import Media
 
@@ -40,7 +40,9 @@ def split_media(
     plain = []
     for number, message in enumerate(messages):
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-            raise InputError(f"message {number}: give an object with content and a role, one of {', '.join(ROLES)}")
+            given = f"role {short_repr(message.get('role'), 40)}" if isinstance(message, Mapping) else typed(message)
+            how = f"give an object with content and a role, one of {', '.join(ROLES)}"
+            raise InputError(f"message {number}: {how}, not {given}")
         content = message.get("content")
         if isinstance(content, list | tuple):
             content = [_part(part, f"message {number} part {i}", media) for i, part in enumerate(content)]
@@ -53,7 +55,8 @@ def split_media(
 def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str, Any]:
     if not isinstance(part, Mapping) or part.get("type") not in PART_TYPES:
         kind = part.get("type") if isinstance(part, Mapping) else part
-        raise InputError(f"{where}: unknown part type {str(kind)[:40]!r}; {hint(kind, PART_TYPES)}")
+        reason = "a part needs a type" if kind is None else f"unknown part type {str(kind)[:40]!r}"
+        raise InputError(f"{where}: {reason}; {hint(kind, PART_TYPES)}")
     kind = str(part["type"])
     modality = _MODALITIES.get(kind, "")
     options = _OPTIONS.get(modality, ())

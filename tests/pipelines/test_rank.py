@@ -132,6 +132,8 @@ def test_a_broken_input_fails_alone(llm):
     assert bad.error.message.startswith("image 0: ")
     with pytest.raises(InputError, match="an input has no key 'picture'"):
         llm.embed({"picture": make_image()})
+    with pytest.raises(InputError, match="an input is None; give a text"):
+        llm.embed(["a house", None])
 
 
 def test_arguments_of_wrong_type_or_name(llm):

@@ -258,6 +258,12 @@ def test_errors_are_outputs_and_wrong_calls_raise(llm, engine):
         AsyncLLM(llm, max_waiting=0)
     with pytest.raises(ConfigError, match="max_num_seqs is an option"):
         AsyncLLM(llm, max_num_seqs=3)
+    with pytest.raises(InputError, match=r"handle must be what `LLM\.request` returns, not 'user 1'"):
+        asyncio.run(engine.answer("user 1"))
+    with pytest.raises(InputError, match="request_id must be a string, not a list"):
+        asyncio.run(engine.abort(["a"]))
+    with pytest.raises(InputError, match="tools must be a list of tools, not a str"):
+        llm.chat([{"role": "user", "content": "Read."}], greedy(), tools="search")
     assert_idle(llm)
 
 

@@ -95,3 +95,16 @@ def test_close_while_the_loop_runs_commands(llm):
     go.set()
     closing.join(LONG_WAIT)
     assert not closing.is_alive()
+
+
+def test_a_session_that_is_closed_during_its_answer_answers_with_abort(llm):
+    session, answers = llm.live("user 1 moves left", LONG), []
+    session.close()
+    reading = threading.Thread(target=lambda: answers.append(session.answer()), daemon=True)
+    reading.start()
+    reading.join(LONG_WAIT)
+    assert [answer.outputs[0].finish_reason for answer in answers] == ["abort"]
+    session.close()
+    with pytest.raises(InputError, match="the live session has ended"):
+        session.append("more")
+    assert settled(llm) == (0, 0, 0)

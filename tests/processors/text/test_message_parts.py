@@ -116,6 +116,7 @@ REFUSED = [
     ({"type": "input_audio", "input_audio": {"data": b"AAAA", "format": "wav"}}, "its 'data' is a bytes"),
     ({"type": "sound", "sound": 1}, f"unknown part type 'sound'; {KNOWN}"),
     ({"type": ["text"]}, "unknown part type"),
+    ({"text": "x"}, f"a part needs a type; {KNOWN}"),
     ("hello", "unknown part type 'hello'"),
     ({"type": "text"}, "needs a field 'text'"),
     ({"type": "text", "text": 3}, "text must be a string, not an int"),
@@ -137,7 +138,7 @@ def test_refusals_name_the_part(part: object, text: str) -> None:
     [
         ({"role": "user", "content": 7}, "text or a list of parts, not an int"),
         ({"role": "user", "content": {"type": "text"}}, "text or a list of parts, not a dict"),
-        ({"role": "im_end|><|im_start", "content": ""}, "and a role, one of"),
+        ({"role": "im_end|><|im_start", "content": ""}, r"and a role, one of .*, not role 'im_end\|><\|im_start'"),
         ({"content": ""}, "and a role, one of"),
         ("hello", "give an object with content and a role"),
     ],
