@@ -281,7 +281,7 @@ def _build(files: ModelFiles, sides: Sides) -> Any:
         info = load_processing(files, {})  # the adapters that it names need no tokenizer
     elif isinstance(info, Exception):
         raise info
-    return build_model(files, info, files.dtype("auto"), torch.device("meta"))
+    return build_model(files, info, files.dtype("auto"), torch.device("meta"), info.modalities)
 
 
 def _wide(files: ModelFiles) -> ModelFiles:

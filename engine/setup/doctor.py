@@ -55,7 +55,7 @@ def describe_checkpoint(folder: str | os.PathLike[str], dtype: str = "auto", dev
     tokenizer = Tokenizer(files.path)
     info = load_processing(files, {}, tokenizer)
     template = info.chat_template or find_template(files.path)
-    build_model(files, info, torch_dtype, torch.device("meta"))
+    build_model(files, info, torch_dtype, torch.device("meta"), info.modalities)
     warning = warn_slow_dtype(EngineConfig(os.fspath(folder), dtype=dtype, device=device), torch_dtype)
     return {
         "architecture": files.architecture,

@@ -87,10 +87,8 @@ class ModelSource:
         return model
 
     def _build(self, device: torch.device) -> Model:
-        model = build_model(self.files, self.info, self.dtype, device)
-        if isinstance(model, DecoderModel):
-            limits = self.config.limit_mm_per_prompt
-            model.keep_encoders([modality for modality in self.modalities if limits.get(modality) != 0])
+        modalities = [name for name in self.modalities if self.config.limit_mm_per_prompt.get(name) != 0]
+        model = build_model(self.files, self.info, self.dtype, device, modalities)
         model.cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.cache_specs)
         return model
 
@@ -108,8 +106,13 @@ def with_cache_dtype(name: str, specs: Sequence[CacheSpec]) -> Sequence[CacheSpe
     return [replace(spec, quant_dtype=CACHE_DTYPES[name]) for spec in specs]
 
 
-def build_model(files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, device: torch.device) -> Model:
+def build_model(
+    files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, device: torch.device, modalities: Sequence[str]
+) -> Model:
     """Build a checkpoint's model and its adapters, without weights.
+
+    Args:
+        modalities: those whose encoders are needed.
 
     Raises:
         ConfigError: config.json describes no model.
@@ -123,6 +126,8 @@ def build_model(files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, dev
     with deferred_weights() if quantization else nullcontext():
         model = cast(Model, build_from_json("model", resolve(row.model), files.config, dtype, device))
         model.choose_head(headers)
+        if isinstance(model, DecoderModel):
+            model.keep_encoders(modalities)
     has_shapes = bool(headers) and all(header.numel() for header in headers.values())
     if quantization is not None:
         assign(cast(nn.Module, model), quantization, headers if has_shapes else None)

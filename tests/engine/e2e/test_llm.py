@@ -147,7 +147,7 @@ def test_load_errors_are_one_line(checkpoint, tmp_path):
             call()
         assert isinstance(caught.value, SensoriumError)
         assert "\n" not in str(caught.value)
-    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen2_5VLForConditionalGeneration"]}))
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen2_5_VLForConditionalGenerator"]}))
     with pytest.raises(ConfigError, match="Qwen2_5_VLForConditionalGeneration"):
         LLM(folder)
     (folder / "config.json").write_text(json.dumps(config))

@@ -226,7 +226,7 @@ def test_a_step_has_room_for_the_largest_bidirectional_span(
 ) -> None:
     """The span fits beside a row of every other sequence. Items read through cross-attention need keys, not rows."""
     monkeypatch.setattr(memory, "max_item_rows", lambda *_: {"image": 300, "audio": 1500})
-    info: Any = SimpleNamespace(prompt_attention=prompt_attention, placeholder_ids={"image": 3})
+    info: Any = SimpleNamespace(prompt_attention=prompt_attention, placeholder_ids={"image": 3}, modalities=("image",))
     config = EngineConfig("m", max_num_seqs=4, max_num_batched_tokens=64)
     sizes = memory.max_sizes(config, info, 1, 500)
     assert (sizes.max_model_len, sizes.keys, sizes.step_rows) == (500, 1500, rows)
