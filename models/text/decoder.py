@@ -140,12 +140,19 @@ def _mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.
     return mixture(stack.hidden_size, m, dtype, device)
 
 
-def decoder_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype, adapters: tuple[int, int] = (0, 0)) -> int:
-    """Return the bytes alive in Decoder, without gathered keys. `adapters`: their bytes per row in attention, in the MLP."""
+def decoder_bytes(
+    c: DecoderSpec, limits: StepLimits, dtype: torch.dtype, adapters: tuple[int, int] = (0, 0), encoders: bool = True
+) -> int:
+    """Return the bytes alive in Decoder, without gathered keys.
+
+    Args:
+        adapters: their bytes per row in attention, in the MLP.
+        encoders: rows of a step may be encoder rows.
+    """
     ops = OpBytes(dtype, limits)
     row, added = c.hidden_size * dtype.itemsize, ops.linear_result(c.hidden_size, limits.rows)
-    step = 8 + 8 * c.rope_axes + 8 + 8 + 40  # ids, positions, slots, indices of encoder rows, bounds and block tables
-    step += (2 + len(c.deepstack)) * row  # x, encoder rows
+    step = 8 + 8 * c.rope_axes + 8 + 40 + row  # ids, positions, slots, bounds and block tables, x
+    step += encoders * (8 + (1 + len(c.deepstack)) * row)  # indices and content of encoder rows
     step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
     attention = added + row + max(_part_bytes(c.hidden_size, layer.attention, ops) for layer in c.layers)
     mlp = 2 * added + row + max(_part_bytes(c.hidden_size, layer.mlp, ops) for layer in c.layers)
