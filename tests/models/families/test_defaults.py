@@ -19,9 +19,11 @@ import transformers as tf  # noqa: E402
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 QWEN2 = {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 3}
 STATED: dict[str, dict[str, dict[str, Any]]] = {
+    "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "Ernie4_5_VLMoe": {"text_config": {"num_hidden_layers": 3}},
     "Ernie4_5_VL_Moe": {"text_config": {"num_hidden_layers": 3}},
     "Glm46V": {"text_config": {"rope_parameters": ROPE | {"mrope_section": [16, 24, 24]}}},
+    "Glm4MoeForCausalLM": {"head_dim": 128},
     "Glm4v": {"text_config": {"rope_parameters": ROPE | {"mrope_section": [16, 24, 24]}}},
     "Glm4vMoe": {"text_config": {"rope_parameters": ROPE | {"partial_rotary_factor": 0.5}, "head_dim": 128}},
     "GlmOcr": {"text_config": {"hidden_size": 1536, "rope_parameters": ROPE | {"mrope_section": [16, 16, 16]}}},
