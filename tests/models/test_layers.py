@@ -22,6 +22,7 @@ TEXT = {
     "intermediate_size": 64,
     "num_hidden_layers": 1,
     "num_attention_heads": 2,
+    "num_key_value_heads": 2,
     "rope_scaling": {"type": "mrope", "mrope_section": [2, 3, 3]},
 }
 

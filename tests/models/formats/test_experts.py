@@ -132,7 +132,7 @@ def test_experts_of_modalities_are_renamed() -> None:
             quantization = read_quantization(config)
             assert quantization is not None
             assign(root, quantization, {name: tensor.to("meta") for name, tensor in tensors.items()})
-        fill(root, tensors.items(), root.prefixes, {})
+        fill(root, tensors.items(), root.prefixes)
         assert all(bool(layer.formats) == (config is not None) for layer in linears(root))
         with torch.inference_mode():
             results.append(root.mlp(X, torch.arange(len(X)) % 2))
