@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import io
 import os
 import subprocess
@@ -192,7 +193,15 @@ def test_options_that_the_caller_changes_later_are_remembered_as_they_were():
     assert after.plan.num_tokens == before.plan.num_tokens
 
 
-def test_codec_workers_end_with_the_last_that_uses_them():
+@pytest.fixture
+def no_workers(monkeypatch):
+    """Start without workers and without engines of other tests that keep them."""
+    gc.collect()
+    isolate.close_workers()
+    monkeypatch.setattr(isolate, "_owners", 0)
+
+
+def test_codec_workers_end_with_the_last_that_uses_them(no_workers):
     model, picture = (Path(__file__).parents[3] / "assets" / name for name in ("tiny-vl", "media/line1.png"))
     for _ in range(2):
         with LLM(model, max_model_len=256, media={"decode_isolation": "process"}) as llm:
@@ -307,7 +316,7 @@ def test_modules_of_the_first_item_are_imported_before_it(tmp_path):
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize("name", ["Qwen2VLProcessingInfo", "WhisperProcessingInfo", "KimiK25ProcessingInfo"])
-def test_a_small_item_is_processed_before_the_first(name, isolation, monkeypatch, caplog):
+def test_a_small_item_is_processed_before_the_first(name, isolation, monkeypatch, caplog, no_workers):
     processor, done = MultiModalProcessor(INFOS[name], MultiModalSettings(MediaPolicy(decode_isolation=isolation))), []
     process = processor._process
     monkeypatch.setattr(processor, "_process", lambda item, *rest: done.append((item.source.modality, process(item, *rest))))
