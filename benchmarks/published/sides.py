@@ -77,7 +77,7 @@ class Sides:
         name = self.files.architecture.partition("/")[0]
         try:
             return class_of({"architectures": [name]})
-        except ConfigError:
+        except (ConfigError, ImportError):
             raise Missing(f"transformers has no {name}") from None
 
     @cached_property

@@ -10,7 +10,7 @@ import torch
 from ...mm.errors import ConfigError
 from ...mm.fields import merge
 from ...mm.registry import Architecture, find_architecture, native
-from ...models.fallback.borrowed import NotImportable, class_of
+from ...models.fallback.borrowed import class_of
 from ...models.fallback.fallback import Fallback
 from ...models.interface import Model
 from ...processors.fallback.fallback import FallbackProcessingInfo
@@ -26,7 +26,7 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
     """Return the registry's row for a checkpoint, or FALLBACK if only transformers has its class.
 
     Raises:
-        ConfigError: neither the registry nor transformers has it.
+        ConfigError: neither the registry nor transformers has it, or transformers cannot import it here.
     """
     name = files.architecture
     try:
@@ -34,8 +34,8 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
     except ConfigError as unknown:
         try:
             class_of(files.config)
-        except NotImportable:
-            raise
+        except ImportError as error:
+            raise ConfigError(str(error)) from None
         except ConfigError as error:
             if files.remote_code:
                 known = "an architecture of docs/models.md or of transformers"

@@ -82,12 +82,13 @@ def attend(
     return out[None, ..., :wide], None
 
 
-class NotImportable(ConfigError):
-    """transformers has the class, but cannot import it here."""
-
-
 def class_of(config: Mapping[str, Any]) -> Any:
-    """Return the class that config.json names; ConfigError if transformers does not have it, NotImportable if it fails."""
+    """Return the class that config.json names.
+
+    Raises:
+        ConfigError: transformers does not have it.
+        ImportError: transformers has it, but cannot import it here.
+    """
     name = str((config.get("architectures") or ["none"])[0])
     try:
         import transformers
@@ -97,7 +98,7 @@ def class_of(config: Mapping[str, Any]) -> Any:
         found = getattr(transformers, name, None)
     except (ImportError, RuntimeError) as error:  # a dependency of transformers is missing or has another version
         why = line(error.__cause__ or error)
-        raise NotImportable(
+        raise ImportError(
             f"transformers {transformers.__version__} cannot import its {name} ({why}); reinstall the package that fails, "
             f"torchvision for one in the release for torch {torch.__version__}"
         ) from None

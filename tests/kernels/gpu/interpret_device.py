@@ -42,7 +42,7 @@ def test_the_same_numbers_and_answers(monkeypatch: pytest.MonkeyPatch, tmp_path:
     answers = []
     for options in ({}, {"media_device": "cuda", **WORKERS}):
         assert not launched
-        with LLM(folder, **family.options, **options) as llm:
+        with LLM(folder, warm_up=False, **family.options, **options) as llm:
             output = llm.generate([question.ours], SamplingParams(max_tokens=4, temperature=0.0), use_tqdm=False)[0]
             assert output.error is None, output.error
             answers.append(output.outputs[0].token_ids)

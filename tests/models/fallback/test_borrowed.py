@@ -49,6 +49,6 @@ def test_a_class_that_cannot_be_imported_is_named_with_the_reason(monkeypatch: p
 
     monkeypatch.setitem(sys.modules, "transformers", Broken("transformers"))
     with pytest.raises(
-        ConfigError, match=r"^transformers 5.0 cannot import its Other \(operator nms does not exist\); reinstall"
+        ImportError, match=r"^transformers 5.0 cannot import its Other \(operator nms does not exist\); reinstall"
     ):
         class_of({"architectures": ["Other"]})
