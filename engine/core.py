@@ -108,7 +108,7 @@ class EngineCore:
         return False  # it cannot die alone
 
     def restart(self) -> None:
-        """Raise NotImplementedError. Only a core in another process restarts; callers ask `can_restart` first."""
+        """Never called: `can_restart` is False, because this core ends with its process."""
         raise NotImplementedError
 
     def add(self, request: EngineRequest) -> None:

@@ -45,7 +45,7 @@ STATED: dict[str, dict[str, dict[str, Any]]] = {
     "Qwen3VL": {"vision_config": {"out_hidden_size": 4096}},
     "Qwen3VLMoe": {"vision_config": {"out_hidden_size": 2048}},
 }
-"""What is stated, where a family's defaults contradict each other, or are too large for a test."""
+"""Values that config.json states for a test, where the defaults of a family contradict each other or are too large."""
 CONTRADICT = ("DeepseekOcr2", "Granite4Vision", "Qwen3OmniMoeThinker")  # too much would have to be stated
 END = "ForConditionalGeneration"
 NAMES = [name for name in ARCHITECTURES if hasattr(tf, name.partition("/")[0]) and name.replace(END, "") not in CONTRADICT]
