@@ -47,7 +47,7 @@ def test_a_missing_shard_is_named(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("tied", [True, False])
 def test_a_stored_head_is_used_whatever_the_config_says(tmp_path: Path, tied: bool) -> None:
-    """transformers unties the head, too. `tied`: the value at the top level of config.json; its text_config says true."""
+    """The model loads the head, as transformers does. `tied`: the top level of config.json; its text_config says true."""
     path = family.save(ROW, tmp_path, tie=True)
     config = json.loads((path / "config.json").read_text())
     config |= {"tie_word_embeddings": tied, "text_config": config["text_config"] | {"tie_word_embeddings": True}}
