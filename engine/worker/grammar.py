@@ -24,25 +24,17 @@ from ...mm.errors import InputError
 from ...mm.media.isolate import call_worker, keep_workers
 from ...processors.text.tokenizer import Tokenizer
 from ..sampling_params import StructuredOutputsParams
+from .grammar_compiler import STACK, compile_alone, compile_grammar
 
-WORKER_IMPORTS = ("llguidance",)  # modules that `compile_alone` needs; the worker imports them before it is restricted
 _WHITESPACE: dict[str, dict[str, object]] = {
     "compact": {"whitespace_flexible": False},
     "flexible": {"whitespace_pattern": r"[ \n\r\t]{1,40}"},  # bounded, or a model could fill its answer with whitespace
 }
 _MAX_COMPILED = 64  # unused grammars that stay compiled
 _COMPILERS = 2  # threads
-_STACK = 2 << 20  # bytes of stack in the worker; the threads of this process that compile have four times as many
 _WORKER_MEMORY = 1 << 30
-_LIMITS: dict[str, Any] = {  # of llguidance: a step takes milliseconds at most, a grammar's states about 100 MB
-    "max_items_in_row": 2000,
-    "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 200_000,
-    "step_max_items": 50_000,
-    "max_lexer_states": 50_000,
-    "max_grammar_size": 500_000,
-}
 _WORD = 32  # tokens in one word of a mask
+_STACK_SIZE = Lock()  # held while the stack size of new threads is another
 
 
 class Grammar:
@@ -126,9 +118,10 @@ class GrammarFactory:
         if new:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_COMPILERS, "sensorium-grammar")
-            before = threading.stack_size(4 * _STACK)
-            self._pool.submit(self._compile_for, params, future)
-            threading.stack_size(before)
+            with _STACK_SIZE:
+                before = threading.stack_size(4 * STACK)  # of threads of this process that start now
+                self._pool.submit(self._compile_for, params, future)
+                threading.stack_size(before)
         return future
 
     def make(self, params: StructuredOutputsParams) -> Grammar:
@@ -182,7 +175,7 @@ class GrammarFactory:
         self._check_in_worker(params, source)
         with self._vocabulary_lock:
             vocabulary = self._vocabulary
-        matcher, problem = _compile(vocabulary, source)
+        matcher, problem = compile_grammar(vocabulary, source)
         if problem:
             raise _error(params, _line(problem))
         return matcher, vocabulary.vocab_size
@@ -217,29 +210,6 @@ class GrammarFactory:
             return LLTokenizer(*self._tokenizer.grammar_vocabulary())
         except ValueError as error:
             raise InputError(f"structured_outputs cannot be used with this checkpoint's tokenizer: {error}") from None
-
-
-def compile_alone(source: bytes) -> None:
-    """Compile a grammar for a vocabulary of bytes. Runs in a worker, where an overflow of the stack ends the worker only."""
-    from llguidance import LLTokenizer
-
-    threading.stack_size(_STACK)
-    try:
-        with ThreadPoolExecutor(1) as pool:
-            pool.submit(lambda: _compile(LLTokenizer("byte"), source.decode()) and None).result()
-    finally:
-        threading.stack_size(0)
-
-
-def _compile(vocabulary: Any, source: str) -> tuple[Any, str]:
-    """Return llguidance's matcher, and what is wrong with the grammar, "" if nothing is."""
-    from llguidance import LLMatcher, LLParserLimits
-
-    matcher = LLMatcher(vocabulary, source, log_level=0, limits=LLParserLimits(**_LIMITS))
-    first = matcher.deep_copy()  # a grammar that matches nothing fails only when its first mask is computed
-    if not first.is_error():
-        first.compute_bitmask()
-    return matcher, first.get_error()
 
 
 def _error(params: StructuredOutputsParams, reason: str) -> InputError:

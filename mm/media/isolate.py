@@ -13,14 +13,13 @@ import os
 import resource
 import signal
 import socket
-import struct
 import subprocess
 import sys
 import threading
 import time
 import typing
 import weakref
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -30,33 +29,16 @@ from torch import Tensor
 
 from ..errors import InputError
 from .policy import MediaPolicy, slow_error
+from .worker_messages import WorkerReply, WorkerRequest, receive, send
 
 _log = logging.getLogger("sensorium")
 START_SECONDS = 120.0  # time limit of a new worker's imports, on a busy machine
 FOREVER = 365 * 86400.0  # seconds: system timers do not take infinity
 LEAK = 512 << 20  # bytes of address space that a worker may keep after its items
 _MOST_OTHERS = 4  # idle workers of other tenants
-_LENGTH = struct.Struct("<Q")
 _INHERITED = ("LD_LIBRARY_PATH", "LANG", "LC_ALL", "PATH", "SYSTEMROOT", "TMPDIR")  # variables of the worker; no secrets
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 T = TypeVar("T")
-
-
-class WorkerReply(msgspec.Struct):
-    """Outcome of an item: "value", "input" (`text` is that of an InputError), "memory" or "bug" (`text` is a traceback)."""
-
-    kind: str
-    text: str = ""
-    value: object = None
-
-
-class WorkerRequest(msgspec.Struct):
-    """Call of `module.name(data, *args)`; `data` follows the message."""
-
-    module: str
-    name: str
-    args: list[object]
-    seconds: float
 
 
 class CodecRunner(Protocol):
@@ -92,10 +74,10 @@ def run_isolated(function: Callable[..., T], data: bytes, /, *args: object, tena
         raise TypeError(f"{function.__name__} is called without a MediaPolicy")
     seconds, memory = min(float(policy.worker_seconds), FOREVER), int(min(policy.worker_memory_bytes, 1 << 62))
     request = WorkerRequest(function.__module__, function.__name__, list(args), seconds)
-    reply, tensors = _ask(request, data, memory, tenant, policy.worker_sandbox == "require")
+    reply, buffers = _ask(request, data, memory, tenant, policy.worker_sandbox == "require")
     if reply.kind == "value":
         hint = typing.get_type_hints(function)["return"]
-        result: T = msgspec.convert(reply.value, hint, dec_hook=lambda _, form: _shaped(tensors, form))
+        result: T = msgspec.convert(reply.value, hint, dec_hook=lambda _, form: _shaped(buffers, form))
         return result
     if reply.kind == "memory":
         raise InputError(
@@ -106,9 +88,11 @@ def run_isolated(function: Callable[..., T], data: bytes, /, *args: object, tena
     raise RuntimeError(f"{function.__name__} failed in the codec worker:\n{reply.text}")
 
 
-def call_worker(function: Callable[[bytes], object], data: bytes, seconds: float, memory: int) -> WorkerReply:
+def call_worker(
+    function: Callable[[bytes], object], data: bytes, seconds: float, memory: int, tenant: str | None = None
+) -> WorkerReply:
     """Call a module's function in a worker and return its reply. Raise InputError if it crashed or took too long."""
-    return _ask(WorkerRequest(function.__module__, function.__name__, [], seconds), data, memory)[0]
+    return _ask(WorkerRequest(function.__module__, function.__name__, [], seconds), data, memory, tenant)[0]
 
 
 def close_workers() -> None:
@@ -147,7 +131,8 @@ class CodecWorker:
     """A worker process and the socket to it. Used by one thread at a time.
 
     Args:
-        module: imported before the worker is cut off, with its `WORKER_IMPORTS` or, if it has none, the codecs of this package.
+        module: imported before the worker is cut off, with its `WORKER_IMPORTS` or, if it has none, torch and the codecs of
+            this package.
         tenant: whose items it serves.
     """
 
@@ -190,16 +175,16 @@ class CodecWorker:
         with open(f"/proc/{self.pid}/statm") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
-    def ask(self, request: WorkerRequest, data: bytes, memory: int) -> tuple[WorkerReply, list[Tensor]]:
-        """Return the reply and its tensors. TimeoutError if it is late, EOFError or OSError if the worker died."""
+    def ask(self, request: WorkerRequest, data: bytes, memory: int) -> tuple[WorkerReply, list[memoryview]]:
+        """Return the reply and its buffers. TimeoutError if it is late, EOFError or OSError if the worker died."""
         deadline = time.monotonic() + request.seconds
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         allowed = self.address_space() + 2 * len(data) + memory  # it holds the data twice when it receives them
         resource.prlimit(self.pid, resource.RLIMIT_AS, (allowed if hard < 0 else min(allowed, hard), hard))
         self._channel.settimeout(request.seconds)
         send(self._channel, request, [memoryview(data)])
-        message, tensors = receive(self._channel, deadline, memory)
-        return msgspec.msgpack.decode(message, type=WorkerReply), tensors
+        message, buffers = receive(self._channel, deadline, memory)
+        return msgspec.msgpack.decode(message, type=WorkerReply), buffers
 
     def stop(self) -> int:
         """Kill the worker and return its exit status."""
@@ -216,11 +201,11 @@ _warned = False
 
 def _ask(
     request: WorkerRequest, data: bytes, memory: int, tenant: str | None = None, require: bool = False
-) -> tuple[WorkerReply, list[Tensor]]:
+) -> tuple[WorkerReply, list[memoryview]]:
     began = _closes
     worker = _take(request.module, tenant, require)
     try:
-        reply, tensors = worker.ask(request, data, memory)
+        reply, buffers = worker.ask(request, data, memory)
     except TimeoutError:
         worker.stop()
         raise slow_error(request.seconds) from None
@@ -241,7 +226,7 @@ def _ask(
             _idle[:] = [one for one in _idle if one not in ended]
     for one in ended:
         one.stop()
-    return reply, tensors
+    return reply, buffers
 
 
 def _take(module: str, tenant: str | None, require: bool) -> CodecWorker:
@@ -272,48 +257,11 @@ def _pool(module: str, tenant: str | None) -> tuple[str, str | None]:
     return module.rpartition(".")[0], tenant
 
 
-def _shaped(tensors: list[Tensor], form: Any) -> Tensor:
-    """Return the tensor that `form` refers to by number, with its dtype and shape."""
-    typed: Tensor = tensors[form["at"]].view(getattr(torch, form["dtype"]))
-    return typed.view(form["shape"])
-
-
-def send(channel: socket.socket, message: object, buffers: Sequence[memoryview] = ()) -> None:
-    """Send a message and its buffers. The channel's timeout applies to each part."""
-    head = msgspec.msgpack.encode((message, [buffer.nbytes for buffer in buffers]))
-    channel.sendall(_LENGTH.pack(len(head)) + head)
-    for buffer in buffers:
-        channel.sendall(buffer)
-
-
-def receive(channel: socket.socket, deadline: float | None, most: int | None = None) -> tuple[msgspec.Raw, list[Tensor]]:
-    """Receive a message and its buffers as uint8 `[bytes]`, before `deadline` on the monotonic clock.
-
-    Raises:
-        EOFError: the other side is gone, or announces more than `most` bytes.
-        TimeoutError: the deadline passed.
-    """
-    (length,) = _LENGTH.unpack(bytes(_read(channel, _LENGTH.size, deadline).numpy()))
-    if most is not None and length > most:
-        raise EOFError
-    head = _read(channel, length, deadline).numpy().data
-    message, sizes = msgspec.msgpack.decode(head, type=tuple[msgspec.Raw, list[int]])
-    if most is not None and sum(sizes) > most:
-        raise EOFError
-    return message.copy(), [_read(channel, size, deadline) for size in sizes]
-
-
-def _read(channel: socket.socket, size: int, deadline: float | None) -> Tensor:
-    out = torch.empty(size, dtype=torch.uint8)
-    view, done = out.numpy().data, 0
-    while done < size:
-        if deadline is not None:
-            channel.settimeout(max(deadline - time.monotonic(), 1e-3))
-        got = channel.recv_into(view[done:])
-        if not got:
-            raise EOFError
-        done += got
-    return out
+def _shaped(buffers: list[memoryview], form: Any) -> Tensor:
+    """Return the tensor whose buffer `form` refers to by number, with its dtype and shape."""
+    buffer, dtype = buffers[form["at"]], getattr(torch, form["dtype"])
+    flat = torch.frombuffer(buffer, dtype=dtype) if len(buffer) else torch.empty(0, dtype=dtype)
+    return flat.view(form["shape"])
 
 
 def _forget() -> None:

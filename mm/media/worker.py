@@ -12,14 +12,10 @@ import traceback
 from importlib import import_module
 
 import msgspec
-import torch
-from torch import Tensor
 
 from ..errors import InputError, typed
-from . import gate
-from .isolate import WorkerReply, WorkerRequest, receive, send
-from .policy import MediaPolicy
 from .sandbox import cut_off
+from .worker_messages import WorkerReply, WorkerRequest, receive, send
 
 GRACE = 1.0  # seconds after the time limit at which the worker kills itself, in case its parent is gone
 
@@ -29,11 +25,8 @@ def main() -> None:
     channel = socket.socket(fileno=0)
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # Ctrl-C is handled by the parent, which stops this process
     os.nice(5)  # the engine's steps come first
-    torch.set_num_threads(1)
-    torch.backends.cpu.get_cpu_capability()  # reads /proc/cpuinfo once
-    policy = MediaPolicy(video_backend="opencv")
-    codecs = [name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy)]
-    for name in getattr(import_module(sys.argv[1]), "WORKER_IMPORTS", codecs):
+    names = getattr(import_module(sys.argv[1]), "WORKER_IMPORTS", None)
+    for name in _codecs() if names is None else names:
         with contextlib.suppress(ImportError):  # reported by the function that needs it
             import_module(name)
     with open(os.devnull, "wb") as nowhere:
@@ -44,24 +37,37 @@ def main() -> None:
         while True:
             message, buffers = receive(channel, None)
             request = msgspec.msgpack.decode(message, type=WorkerRequest)
-            reply, tensors = serve(request, bytes(buffers.pop().numpy().data))
-            send(channel, reply, [t.reshape(-1).view(torch.uint8).numpy().data for t in tensors])
+            send(channel, *serve(request, bytes(buffers.pop())))
 
 
-def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[Tensor]]:
-    """Run the request within its time. Returns the reply, and the tensors that its value refers to by number."""
-    tensors: list[Tensor] = []
+def _codecs() -> list[str]:
+    """Prepare torch and return the modules of codecs."""
+    import torch
+
+    from . import gate
+    from .policy import MediaPolicy
+
+    torch.set_num_threads(1)
+    torch.backends.cpu.get_cpu_capability()  # reads /proc/cpuinfo once
+    policy = MediaPolicy(video_backend="opencv")
+    return [name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy)]
+
+
+def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[memoryview]]:
+    """Run the request within its time. Returns the reply, and the bytes of tensors that its value refers to by number."""
+    buffers: list[memoryview] = []
 
     def set_aside(value: object) -> object:
-        if not isinstance(value, Tensor):
+        torch = sys.modules.get("torch")
+        if torch is None or not isinstance(value, torch.Tensor):
             raise TypeError(f"{typed(value)} cannot leave the worker")  # a bug: `run_isolated` lists the types that can
-        tensors.append(value.contiguous())
-        return {"at": len(tensors) - 1, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
+        buffers.append(value.contiguous().reshape(-1).view(torch.uint8).numpy().data)
+        return {"at": len(buffers) - 1, "dtype": str(value.dtype).removeprefix("torch."), "shape": list(value.shape)}
 
     signal.setitimer(signal.ITIMER_REAL, request.seconds + GRACE)
     try:
         result = msgspec.to_builtins(_run(request, data), enc_hook=set_aside)
-        return WorkerReply("value", value=result), tensors
+        return WorkerReply("value", value=result), buffers
     except Exception as error:  # any error goes to the caller, which raises it there
         if _out_of_memory(error):
             return WorkerReply("memory"), []

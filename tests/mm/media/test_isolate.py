@@ -14,6 +14,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
+from typing import cast
 
 import pytest
 import torch
@@ -192,6 +193,17 @@ def leaks(value: object, size: int, policy: MediaPolicy) -> int:
 """
 
 
+LIGHT = """
+import sys
+
+WORKER_IMPORTS = ("{module}", "{library}")
+
+
+def imported(data: bytes) -> list[str]:
+    return sorted(sys.modules)
+"""
+
+
 @pytest.fixture(scope="module")
 def codecs(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ModuleType]:
     """A module of well and badly behaved codecs that both processes can import."""
@@ -282,6 +294,20 @@ def test_a_worker_is_used_again_with_one_thread_and_no_core_dumps(codecs: Module
     first = run_isolated(codecs.pid, b"", POLICY)
     assert run_isolated(codecs.pid, b"", POLICY) == first
     assert run_isolated(codecs.environment, b"", POLICY) == {"threads": 1, "core": 0}
+
+
+@pytest.mark.parametrize(("module", "library"), [("sensorium.engine.worker.grammar_compiler", "llguidance")], ids=["grammars"])
+def test_a_worker_imports_only_what_its_module_needs(
+    module: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """torch takes seconds to import, which the first request would wait for."""
+    (tmp_path / f"light_{library}.py").write_text(LIGHT.format(module=module, library=library))
+    monkeypatch.syspath_prepend(tmp_path)
+    reply = isolate.call_worker(importlib.import_module(f"light_{library}").imported, b"", 240, 1 << 30)
+    imported = cast(list[str], reply.value)
+    assert {module, library} <= {*imported}
+    assert not {"torch", "numpy", "PIL"} & {*imported}
+    close_workers()
 
 
 def test_what_a_codec_writes_to_the_terminal_stays_away_from_it(codecs: ModuleType, capfd: pytest.CaptureFixture[str]) -> None:

@@ -1,0 +1,41 @@
+"""Compiles one grammar with llguidance. It imports no torch, so that the worker process in which it also runs starts soon."""
+
+from __future__ import annotations
+
+import threading
+from concurrent.futures import ThreadPoolExecutor
+from typing import Any
+
+WORKER_IMPORTS = ("llguidance",)  # modules that `compile_alone` needs; the worker imports them before it is restricted
+STACK = 2 << 20  # bytes of stack in the worker
+_LIMITS: dict[str, Any] = {  # of llguidance: a step takes milliseconds at most, a grammar's states about 100 MB
+    "max_items_in_row": 2000,
+    "initial_lexer_fuel": 1_000_000,
+    "step_lexer_fuel": 200_000,
+    "step_max_items": 50_000,
+    "max_lexer_states": 50_000,
+    "max_grammar_size": 500_000,
+}
+
+
+def compile_grammar(vocabulary: Any, source: str) -> tuple[Any, str]:
+    """Return llguidance's matcher, and what is wrong with the grammar, "" if nothing is."""
+    from llguidance import LLMatcher, LLParserLimits
+
+    matcher = LLMatcher(vocabulary, source, log_level=0, limits=LLParserLimits(**_LIMITS))
+    first = matcher.deep_copy()  # a grammar that matches nothing fails only when its first mask is computed
+    if not first.is_error():
+        first.compute_bitmask()
+    return matcher, first.get_error()
+
+
+def compile_alone(source: bytes) -> None:
+    """Compile a grammar for a vocabulary of bytes. Runs in a worker, where an overflow of the stack ends the worker only."""
+    from llguidance import LLTokenizer
+
+    threading.stack_size(STACK)
+    try:
+        with ThreadPoolExecutor(1) as pool:
+            pool.submit(lambda: compile_grammar(LLTokenizer("byte"), source.decode()) and None).result()
+    finally:
+        threading.stack_size(0)
