@@ -164,7 +164,8 @@ class InputProcessor:
         if not messages:
             raise InputError("a conversation has no messages; give at least one", param="messages")
         limits = {"max_model_len": self._max_model_len, "max_seconds": self._max_template_seconds}
-        chat: RenderedChat = render_chat(messages, **{**render, **limits, "tokenizer": self._tokenizer})
+        own = {"tokenizer": self._tokenizer, "placeholders": self._placeholders}
+        chat: RenderedChat = render_chat(messages, **{**render, **limits, **own})
         media = _as_vision_chunks(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
         prompt = self._read({"prompt": chat.text, "multi_modal_data": media, **request})
         self._check_text_length(chat.text)
@@ -312,6 +313,12 @@ class InputProcessor:
         if self._cross_attention:  # ranges count the encoder's rows
             return tokens, [[PlaceholderRange(0, item.plan.num_embeds)] for item in items]
         return tokens, [ranges[item.source.modality][item.source.index] for item in items]
+
+    @property
+    def _placeholders(self) -> dict[str, str]:
+        """The text of each modality's placeholder."""
+        texts = {token: text for text, token in self._info.text_placeholders.items()}
+        return {name: texts.get(token) or self._text_of(token) for name, token in self._info.placeholder_ids.items()}
 
     def _text_of(self, token: int) -> str:
         text = self._tokenizer.decode([token], skip_special_tokens=False)

@@ -21,6 +21,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_eval_context
 
 from ...mm.errors import CheckpointError, InputError, check_utf8, clip, short_repr
+from .content_format import template_format
 from .template_text import TemplateText
 
 MAX_SOURCE = 1 << 20  # characters of a template
@@ -128,7 +129,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
     def load(self, source: str) -> None:
         self._begin(1 << 20)
-        self._template = self.from_string(source)
+        self._template, self.reads = self.from_string(source), template_format(self.parse(source))
 
     def render(self, context: Mapping[str, Any], most: int, max_seconds: float) -> TemplateText:
         """Return the prompt, of at most `most` characters."""
