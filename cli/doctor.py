@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
         from ..engine.setup.hub import find_model
 
         config = find_model(make_config(args.model, options), weights=False)
-        folder, options["revision"] = config.model, config.revision
+        folder, options["revision"], options["adapter"] = config.model, config.revision, config.adapter
         load_model_files(folder)  # report a wrong path before the long output
     _print("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")])
     _print("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()])
@@ -69,7 +69,7 @@ def run(args: argparse.Namespace) -> int:
         for dtype, table in active_backends(device, str(options.get("kernels", ""))).items():
             _print(f"kernels, {dtype}", list(table.items()))
         if args.model:
-            found = describe_checkpoint(folder, str(options.get("dtype", "auto")), device)
+            found = describe_checkpoint(folder, str(options.get("dtype", "auto")), device, adapter=config.adapter)
             if config.revision is not None:
                 found["revision"] = config.revision
             _print("checkpoint", [(name, text.replace("dtype=", "--option dtype=")) for name, text in found.items()])

@@ -99,6 +99,8 @@ class EngineConfig:
         revision: branch, tag or commit of a model that is given by name. None is the cached commit of the branch main, or the
             newest if none is cached. After loading, it is the commit.
         offline: take a model that is given by name from the cache only, as with HF_HUB_OFFLINE=1.
+        adapter: folder of a LoRA adapter in the layout of peft, or its name on the Hub. It is merged into the weights of
+            `model`. If `model` is itself such an adapter, it becomes this option, and `model` its base model.
         warm_up: after loading, run a small item of each modality through the encoder (on a CPU if it has few patches) and, in a
             thread, import and run what processes it, so that the first item of a request stops no other request.
         batch_invariant: give a request bit-identical results regardless of the other requests in a batch. This is slower.
@@ -148,6 +150,7 @@ class EngineConfig:
     grammar_seconds: float = 10.0
     revision: str | None = None
     offline: bool = False
+    adapter: str | None = None
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
@@ -175,6 +178,10 @@ class EngineConfig:
             raise _error("engine_restarts", self.engine_restarts, "must be an integer, 0 or above")
         if self.revision is not None and (not isinstance(self.revision, str) or not self.revision):
             raise _error("revision", self.revision, "must be the name of a branch, a tag or a commit")
+        if self.adapter is not None:
+            if not isinstance(self.adapter, str | os.PathLike) or not os.fspath(self.adapter):
+                raise _error("adapter", self.adapter, "must be the path of an adapter's folder or its name on the Hub")
+            object.__setattr__(self, "adapter", os.fspath(self.adapter))
         for name in ("offline", "trust_uuid", "enable_prefix_caching", "batch_invariant", "engine_process", "warm_up"):
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, getattr(self, name), "must be True or False")

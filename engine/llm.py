@@ -93,7 +93,7 @@ class LLM:
             "generation_config": generation_config,
         }
         self.config = find_model(make_config(model, named | options))
-        files = load_model_files(self.config.model)
+        files = load_model_files(self.config.model, self.config.adapter)
         resolve_architecture(files)  # an unknown architecture is reported before a missing tokenizer
         self._tokenizer = Tokenizer(files.path)
         info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)

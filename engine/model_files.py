@@ -18,7 +18,8 @@ from ..mm.files import open_regular
 from ..mm.hashing import MAX_DEPTH, digest
 from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key
 from ..models.config import SECTIONS, check_parts, get_text_config
-from ..processors.files import ProcessorFiles, read_json, read_preprocessors
+from ..models.weights import ADAPTER_WEIGHTS
+from ..processors.files import ADAPTER, ProcessorFiles, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _JSON_FILES = (
@@ -39,6 +40,7 @@ class ModelFiles:
         fingerprint: hash of config.json and of names, sizes and times of the weight files. It tells whether a folder changed
             while an engine runs; `content_digest` tells two checkpoints apart.
         remote_code: which file asks for code of the checkpoint, which is never run; empty if none does.
+        adapter: folder of an adapter that is merged into the weights.
     """
 
     path: Path
@@ -47,6 +49,7 @@ class ModelFiles:
     processors: ProcessorFiles
     fingerprint: str
     remote_code: str = ""
+    adapter: Path | None = None
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -83,9 +86,12 @@ class ModelFiles:
             CheckpointError: a weight file cannot be read.
         """
         files = sorted(file for file in self.path.glob("**/*.safetensors") if file.is_file())
+        names = [str(file.relative_to(self.path)) for file in files]
+        if self.adapter is not None:
+            files += [self.adapter / name for name in (ADAPTER, ADAPTER_WEIGHTS)]
         with ThreadPoolExecutor(min(8, len(files) or 1), "sensorium-digest") as pool:
             contents = list(pool.map(_file_digest, files))
-        return digest("sensorium.content", self.config, [str(file.relative_to(self.path)) for file in files], contents)
+        return digest("sensorium.content", self.config, names, contents)
 
     def dtype(self, name: str) -> torch.dtype:
         """Return the named dtype, or for "auto" the checkpoint's, which any section may state; float32 if none does."""
@@ -100,8 +106,8 @@ class ModelFiles:
         return DTYPES[name]
 
 
-def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
-    """Read a checkpoint's JSON files.
+def load_model_files(folder: str | os.PathLike[str], adapter: str | None = None) -> ModelFiles:
+    """Read a checkpoint's JSON files. `adapter`: as in EngineConfig, as a folder.
 
     Raises:
         ConfigError: the folder or its config.json does not exist, or config.json is not valid.
@@ -125,10 +131,13 @@ def load_model_files(folder: str | os.PathLike[str]) -> ModelFiles:
         raise ConfigError(f"{path} has {found}; it is not a checkpoint in the Hub's layout")
     check_parts(config)
     processors = replace(read_preprocessors(path), config=config)
-    weights = sorted((file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in path.glob("*.safetensors"))
+    folders = [path] if adapter is None else [path, Path(adapter)]
+    files = sorted(file for one in folders for file in one.glob("*.safetensors"))
+    weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     fingerprint = digest("sensorium.model", config, weights)
     code = next(iter(remote_code), "")
-    return ModelFiles(path, config, contents["generation_config.json"], processors, fingerprint, code)
+    generation, merged = contents["generation_config.json"], None if adapter is None else Path(adapter)
+    return ModelFiles(path, config, generation, processors, fingerprint, code, merged)
 
 
 def _file_digest(file: Path) -> str:

@@ -6,8 +6,9 @@ The family's processor decides which prompts use an adapter.
 from __future__ import annotations
 
 import math
+import re
 import sys
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any
 
 from torch import nn
@@ -20,7 +21,7 @@ from .layers.adapter import AdapterSpec, LowRank
 from .layers.linear import Linear
 from .layers.moe import Mixture, ModalityMixture
 
-_READ = {"peft_type", "r", "lora_alpha", "target_modules", "bias", "use_rslora", "init_lora_weights"}
+_READ = {"peft_type", "r", "lora_alpha", "bias", "use_rslora", "init_lora_weights"}
 _WITHOUT_EFFECT = {  # keys about training or names, or parameters of settings that are refused
     "auto_mapping",
     "base_model_name_or_path",
@@ -48,21 +49,39 @@ def adapter_spec(name: str, raw: Mapping[str, Any]) -> AdapterSpec:
     Raises:
         ConfigError: a setting is unsupported or invalid; the message names it.
     """
+    check_settings(raw, ("target_modules",))
+    config = {"r": 8, "lora_alpha": 8, **raw}
+    rank, targets = positive_int(config, "r", "adapter_config.json"), raw.get("target_modules")
+    if rank > _MAX_RANK:
+        raise _refused("r", rank)
+    if not isinstance(targets, list) or not targets or not all(isinstance(target, str) and target for target in targets):
+        raise _refused("target_modules", targets)
+    return AdapterSpec(name, rank, low_rank_scale(config["lora_alpha"], rank, config), tuple(targets))
+
+
+def check_settings(raw: Mapping[str, Any], read: Collection[str]) -> None:
+    """Raise ConfigError for a setting of adapter_config.json that is not supported. `read`: further ones that are."""
     for key, known in _SUPPORTED.items():
         if raw.get(key, known[0]) not in known:
             raise _refused(key, raw[key])
     for key, value in raw.items():
-        if value and key not in _READ | _WITHOUT_EFFECT:
+        if value and key not in _READ | _WITHOUT_EFFECT and key not in read:
             raise _refused(key, value)
-    config = {"r": 8, "lora_alpha": 8, **raw}
-    rank, alpha, targets = positive_int(config, "r", "adapter_config.json"), config["lora_alpha"], raw.get("target_modules")
-    if rank > _MAX_RANK:
-        raise _refused("r", rank)
+
+
+def low_rank_scale(alpha: object, rank: int, config: Mapping[str, Any]) -> float:
+    """Return the factor of an adapter's output. Raise ConfigError for an invalid `lora_alpha`."""
     if isinstance(alpha, bool) or not isinstance(alpha, int | float) or not abs(alpha) <= sys.float_info.max:
         raise _refused("lora_alpha", alpha)
-    if not isinstance(targets, list) or not targets or not all(isinstance(target, str) and target for target in targets):
-        raise _refused("target_modules", targets)
-    return AdapterSpec(name, rank, alpha / (math.sqrt(rank) if config.get("use_rslora") else rank), tuple(targets))
+    return alpha / (math.sqrt(rank) if config.get("use_rslora") else rank)
+
+
+def patterns(raw: Mapping[str, Any], key: str) -> list[tuple[re.Pattern[str], object]]:
+    """Return the patterns of whole ends of module names under this key, with their values. Raise ConfigError for others."""
+    try:
+        return [(re.compile(rf"(.*\.)?({pattern})$"), value) for pattern, value in (raw.get(key) or {}).items()]
+    except (AttributeError, TypeError, re.error):
+        raise _refused(key, raw[key]) from None
 
 
 def attach(model: Model, specs: Sequence[AdapterSpec]) -> None:

@@ -24,6 +24,8 @@ from .layers.basic import Converter, Convertible, WeightedLayer, rename
 from .layers.linear import Linear, LmHead
 from .upload import Copy, copier
 
+Merge = Callable[[Iterable[tuple[str, Tensor]]], Iterable[tuple[str, Tensor]]]
+
 _CPU = torch.device("cpu")
 _MAPPED_BYTES = 64 << 20
 _PROGRESS_DELAY = 2.0  # seconds before a progress bar is shown
@@ -35,13 +37,14 @@ _DTYPES = {
 }  # fmt: skip
 """Names of dtypes in safetensors files."""
 _BUFFER = "rotary_emb.inv_freq"  # end of the name of a buffer that old checkpoints store
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _STEMS = ("model", "consolidated")  # file names in the Hub's layout, and in Mistral AI's own
 
 
 def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield every stored tensor from one file or from shards; CheckpointError names a missing or broken file."""
     for file in _files(folder):
-        yield from _read(file)
+        yield from read_file(file)
 
 
 def read_headers(folder: Path) -> dict[str, Tensor]:
@@ -55,17 +58,18 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
     for stem in _STEMS:
         single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
         if single.exists():
-            return _headers(single)
+            return file_headers(single)
         if index.exists():
             shards = _weight_map(index)
             found = {name: torch.empty(0, device="meta") for name in shards}
             for file in sorted({folder / shard for shard in shards.values()}):
-                found |= _headers(file) if file.exists() else {}
+                found |= file_headers(file) if file.exists() else {}
             return found
     return {}
 
 
-def _headers(file: Path) -> dict[str, Tensor]:
+def file_headers(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of one file by name, on the meta device."""
     from safetensors import safe_open
 
     with _typed_errors(file), safe_open(file, framework="pt") as tensors:
@@ -80,12 +84,13 @@ def _headers(file: Path) -> dict[str, Tensor]:
 
 def read_adapter(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors of an adapter in the layout of peft, named as `layers.adapter.tensor_name` names them."""
-    for stored, tensor in _read(folder / name / "adapter_model.safetensors"):
+    for stored, tensor in read_file(folder / name / ADAPTER_WEIGHTS):
         stem, cut, letter = stored.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".lora_")
         yield tensor_name(stem, letter, name) if cut else stored, tensor
 
 
-def _read(file: Path) -> Iterator[tuple[str, Tensor]]:
+def read_file(file: Path) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of one file."""
     from safetensors import safe_open
 
     with _typed_errors(file):
@@ -122,6 +127,11 @@ def _files(folder: Path) -> list[Path]:
     return weight_files(folder, lambda name: (folder / name).exists())
 
 
+def has_weights(has: Callable[[str], bool]) -> bool:
+    """Return whether a checkpoint, which `has` files of some names, holds the weights of a whole model."""
+    return any(has(f"{stem}.safetensors{end}") for stem in _STEMS for end in ("", ".index.json"))
+
+
 def weight_files(folder: Path, has: Callable[[str], bool]) -> list[Path]:
     """Return the paths of the weights of a checkpoint, which `has` files of some names and its index in `folder`.
 
@@ -151,8 +161,11 @@ def _weight_map(index: Path) -> dict[str, str]:
     return shards
 
 
-def load(folder: Path, model: Model, quantization: str | None = None) -> None:
+def load(folder: Path, model: Model, quantization: str | None = None, merge: Merge | None = None) -> None:
     """Load `model` and its adapters from a folder, with a progress bar on a terminal.
+
+    Args:
+        merge: changes the stored tensors before they are renamed.
 
     Raises:
         CheckpointError: as `fill` and `read_checkpoint`.
@@ -162,7 +175,8 @@ def load(folder: Path, model: Model, quantization: str | None = None) -> None:
         assert isinstance(model, nn.Module)
         quantize(model, quantization)
     adapters = (read_adapter(folder, name) for name in model.adapters)
-    model.load_weights(_with_progress(chain(read_checkpoint(folder), *adapters), _files(folder)))
+    weights = _with_progress(chain(read_checkpoint(folder), *adapters), _files(folder))
+    model.load_weights(weights if merge is None else merge(weights))
 
 
 def _with_progress(weights: Iterable[tuple[str, Tensor]], files: Iterable[Path]) -> Iterator[tuple[str, Tensor]]:

@@ -14,6 +14,7 @@ from ...processors.files import find_template
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig, make_config
 from ..model_files import DTYPES, load_model_files
+from .hub import find_model
 from .implementation import describe_implementation, resolve_architecture
 from .memory import plan_memory
 from .memory_plan import MemoryPlan
@@ -41,22 +42,26 @@ def active_backends(name: str, overrides: str = "") -> dict[str, dict[str, str]]
         return {label: dispatch.active_backends(config.torch_device, dtype) for label, dtype in DTYPES.items()}
 
 
-def describe_checkpoint(folder: str | os.PathLike[str], dtype: str = "auto", device: str = "auto") -> dict[str, str]:
+def describe_checkpoint(
+    model: str | os.PathLike[str], dtype: str = "auto", device: str = "auto", **options: Any
+) -> dict[str, str]:
     """Return how a checkpoint is served, from its JSON and tokenizer files.
 
     Args:
-        dtype, device: as options of LLM.
+        model: a folder, or a name on the Hub, of which only the files beside the weights are needed.
+        dtype, device, options: as of LLM.
 
     Raises:
-        ConfigError, CheckpointError: LLM cannot serve it, for the same reason.
+        ConfigError, CheckpointError, HubError: LLM cannot serve it, for the same reason.
     """
-    files = load_model_files(folder)
+    config = find_model(make_config(model, options | {"dtype": dtype, "device": device}), weights=False)
+    files = load_model_files(config.model, config.adapter)
     row, torch_dtype = resolve_architecture(files), files.dtype(dtype)
     tokenizer = Tokenizer(files.path)
     info = load_processing(files, {}, tokenizer)
     template = info.chat_template or find_template(files.path)
     build_model(files, info, torch_dtype, torch.device("meta"), info.modalities)
-    warning = warn_slow_dtype(EngineConfig(os.fspath(folder), dtype=dtype, device=device), torch_dtype)
+    warning = warn_slow_dtype(config, torch_dtype)
     return {
         "architecture": files.architecture,
         "path": describe_implementation(row, files),
@@ -71,18 +76,19 @@ def describe_checkpoint(folder: str | os.PathLike[str], dtype: str = "auto", dev
 
 def explain(config: EngineConfig) -> MemoryPlan:
     """Return the memory plan of an engine with these options, from the checkpoint's JSON. Raise ConfigError as LLM does."""
-    files = load_model_files(config.model)
+    files = load_model_files(config.model, config.adapter)
     info = load_processing(files, config.mm_processor_kwargs)
     with dispatch.use_backends(config.kernels):
         engine = resolve_engine(config, files, info, on_device=False)
         return plan_memory(engine.config, engine.model, info, engine.sizes)
 
 
-def describe_memory(folder: str | os.PathLike[str], options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of the memory plan of `LLM(folder, **options)`. Raise ConfigError as LLM does."""
-    return explain(make_config(folder, options)).rows()
+def describe_memory(model: str | os.PathLike[str], options: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return the rows of the memory plan of `LLM(model, **options)`. Raise ConfigError and HubError as LLM does."""
+    return explain(find_model(make_config(model, options), weights=False)).rows()
 
 
-def embedding_grid(folder: str | os.PathLike[str], size: tuple[int, int]) -> tuple[int, int]:
+def embedding_grid(model: str | os.PathLike[str], size: tuple[int, int]) -> tuple[int, int]:
     """Return (rows, columns) of the embeddings that an image of `size` (height, width) becomes in this checkpoint."""
+    folder = find_model(make_config(model, {}), weights=False).model
     return load_processing(load_model_files(folder), {}).geometry(MediaHeader("image", *size)).merged[1:]

@@ -17,7 +17,8 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ...mm.errors import CheckpointError, ConfigError, HubError, SensoriumError, one_line
+from ...mm.errors import CheckpointError, ConfigError, HubError, SensoriumError, one_line, short_repr
+from ...processors.files import ADAPTER, read_json
 from ..config import EngineConfig
 from ..model_files import load_model_files
 from .hub_cache import (
@@ -26,6 +27,7 @@ from .hub_cache import (
     CachedModel,
     RemoteFile,
     check_revision,
+    is_adapter,
     is_name,
     remote_file,
     remote_weights,
@@ -44,7 +46,7 @@ _GIVE = "give the path of a folder that holds the checkpoint"
 
 
 def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
-    """Return the config with `model` as a folder. If it was a name, `revision` becomes the commit.
+    """Return the config with `model` and `adapter` as folders. If `model` was a name, `revision` becomes the commit.
 
     Args:
         weights: False needs the files beside the weights only.
@@ -53,6 +55,22 @@ def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
         ConfigError: a revision of a folder, or an architecture that is not supported, before its weights are downloaded.
         HubError, CheckpointError: see `find_folder`.
     """
+    found = _with_folder(config, weights)
+    if config.adapter is None:
+        if not is_adapter(Path(found.model)):
+            return found
+        adapter, found = _with_folder(config, True).model, _with_folder(_base_of(config, Path(found.model)), weights)
+    else:
+        adapter = _with_folder(replace(config, model=config.adapter, revision=None), True).model
+    if not is_adapter(Path(adapter)) or is_adapter(Path(found.model)):
+        wrong = found.model if is_adapter(Path(adapter)) else adapter
+        reason = "must be a whole model" if wrong is found.model else f"has no {ADAPTER}"
+        raise ConfigError(f"{wrong} {reason}; give LLM(base, adapter=folder)", param="adapter")
+    return replace(found, adapter=adapter)
+
+
+def _with_folder(config: EngineConfig, weights: bool) -> EngineConfig:
+    """Return the config with `model` as a folder."""
     if os.path.isdir(config.model) or not is_name(config.model):
         if config.revision not in (None, Path(config.model).name):
             reason = (
@@ -64,9 +82,26 @@ def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
     return replace(config, model=str(folder), revision=folder.name)
 
 
+def _base_of(config: EngineConfig, adapter: Path) -> EngineConfig:
+    """Return the config with the base model that an adapter names. Raise ConfigError if it is neither a folder nor a name."""
+    raw = read_json(adapter / ADAPTER)
+    name, revision = raw.get("base_model_name_or_path"), raw.get("revision")
+    if isinstance(name, str) and name:
+        beside = adapter / name
+        if beside.is_dir():
+            return replace(config, model=str(beside), revision=None)
+        if os.path.isdir(name):
+            return replace(config, model=name, revision=None)
+        if is_name(name):
+            return replace(config, model=name, revision=revision if isinstance(revision, str) else None)
+    reason = f"{adapter} is an adapter of {short_repr(name)}, which is neither a folder here nor a name on the Hub"
+    raise ConfigError(f"{reason}; give the base model, LLM(base, adapter={str(adapter)!r})", param="model")
+
+
 def check_architecture(folder: Path) -> None:
     """Raise ConfigError or CheckpointError for a checkpoint whose JSON files show that it cannot be served."""
-    resolve_architecture(load_model_files(folder))
+    if not is_adapter(folder):
+        resolve_architecture(load_model_files(folder))
 
 
 def find_folder(

@@ -19,7 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
-from ...models.weights import weight_files
+from ...models.weights import ADAPTER_WEIGHTS, has_weights, weight_files
+from ...processors.files import ADAPTER
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MAIN = "main"
@@ -49,7 +50,6 @@ _FILES = (
     "*.ttf",  # draws timestamps onto the frames of Ernie-4.5-VL
 )
 """Patterns of the files that are read beside the weights. Code and pickled weights match none."""
-_ADAPTER = ("adapter_config.json", "adapter_model.safetensors")
 
 
 @dataclass(frozen=True)
@@ -129,6 +129,8 @@ class CachedModel:
         """Return the names of files that the engine needs and the snapshot lacks. Raise CheckpointError for a broken index."""
         folder, files = self.snapshot(commit), self.files(commit)
         if files is None:  # downloaded by another program: only the weights are known to be needed
+            if is_adapter(folder):
+                return [] if (folder / ADAPTER_WEIGHTS).is_file() or not weights else [ADAPTER_WEIGHTS]
             names = [one for one in ("config.json", "params.json") if (folder / one).is_file()][:1] or ["config.json"]
             names += [file.name for file in weight_files(folder, lambda name: (folder / name).exists())] if weights else []
             return [name for name in names if not (folder / name).is_file()]
@@ -182,7 +184,7 @@ def small_files(files: Mapping[str, RemoteFile]) -> list[str]:
 
 
 def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> list[RemoteFile]:
-    """Return the weights of a commit and of its adapter. `folder` holds the index of its shards, if it has one.
+    """Return the weights of a commit, of its adapter, or of both. `folder` holds the index of its shards, if it has one.
 
     Raises:
         CheckpointError: there are no safetensors, or the index names files that are not there.
@@ -190,14 +192,23 @@ def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> 
     if not any(file.endswith((".safetensors", ".safetensors.index.json")) and "/" not in file for file in files):
         reason = f"{name} has no safetensors weights on the Hub, and no others are read, since they may hold code"
         raise CheckpointError(f"{reason}; use a model or a revision with safetensors")
-    names = [path.name for path in weight_files(folder, files.__contains__)]
-    names += _ADAPTER[1:] if all(one in files for one in _ADAPTER) else []
+    names = [ADAPTER_WEIGHTS] if ADAPTER in files and ADAPTER_WEIGHTS in files else []
+    if not names or has_weights(files.__contains__):
+        names = [path.name for path in weight_files(folder, files.__contains__)] + names
     absent = [one for one in names if one not in files]
     if absent:
         raise CheckpointError(
             f"the index of {name} names {short_repr(absent[0])}, which is not on the Hub; try another revision"
         )
     return [files[one] for one in names]
+
+
+def is_adapter(folder: Path) -> bool:
+    """Return whether a folder holds an adapter without the weights of its base model."""
+    if not (folder / ADAPTER).is_file():
+        return False
+    has_model = has_weights(lambda name: (folder / name).exists())
+    return not (folder / "config.json").is_file() or ((folder / ADAPTER_WEIGHTS).is_file() and not has_model)
 
 
 def size_of(path: Path) -> int:

@@ -2,25 +2,28 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import cast
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from ...kernels.dispatch import use_backends
 from ...kernels.kv_quant import CACHE_DTYPES
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError
 from ...models.adapters import adapter_spec, attach
-from ...models.decoder_model import DecoderModel
+from ...models.decoder_model import TEXT_PREFIXES, DecoderModel
+from ...models.fallback.fallback import Fallback
 from ...models.formats.assign import assign
 from ...models.formats.read import read_quantization
 from ...models.interface import CacheSpec, Model
-from ...models.layers.linear import deferred_weights
+from ...models.layers.linear import LmHead, deferred_weights
+from ...models.merged_adapter import MergedAdapter
+from ...models.weights import ADAPTER_WEIGHTS, file_headers, read_file, read_headers
 from ...models.weights import load as load_weights
-from ...models.weights import read_headers
 from ...processors.files import ADAPTER, read_json
 from ...processors.interface import ProcessingInfo
 from ..config import EngineConfig
@@ -68,7 +71,8 @@ class ModelSource:
             CheckpointError: missing, surplus or misshapen weights.
             ConfigError: a fallback model whose results differ from ours.
         """
-        load_weights(self.files.path, model, self.config.quantization)
+        adapter = read_merged_adapter(self.files.adapter, model, read_file)
+        load_weights(self.files.path, model, self.config.quantization, None if adapter is None else adapter.merge)
         if self.config.torch_device.type == "cuda":
             torch.cuda.synchronize(self.config.torch_device)  # steps read weights on other streams than the copies
         verify_fallback(model, self.info, self.dtype)
@@ -79,7 +83,7 @@ class ModelSource:
         Raises:
             CheckpointError: the checkpoint was changed since it was loaded, or cannot be read.
         """
-        if load_model_files(self.files.path).fingerprint != self.files.fingerprint:
+        if load_model_files(self.files.path, self.config.adapter).fingerprint != self.files.fingerprint:
             raise CheckpointError(f"{self.files.path} was changed since it was loaded; make a new engine from it")
         with use_backends(self.config.kernels):
             model = self.build_on_device()
@@ -125,7 +129,13 @@ def build_model(
     headers = read_headers(files.path)
     with deferred_weights() if quantization else nullcontext():
         model = cast(Model, build_from_json("model", resolve(row.model), files.config, dtype, device))
+        adapter = read_merged_adapter(files.adapter, model, lambda file: file_headers(file).items())
+        if adapter is not None and headers:
+            headers = adapter.add_headers(headers)
         model.choose_head(headers)
+        if adapter is not None and adapter.changes_embeddings and _has_tied_head(model):
+            reason = "changes the token embeddings, to which the model's head is tied; merge it into the model"
+            raise CheckpointError(f"the adapter {files.adapter} {reason}")
         if isinstance(model, DecoderModel):
             model.keep_encoders(modalities)
     has_shapes = bool(headers) and all(header.numel() for header in headers.values())
@@ -136,6 +146,20 @@ def build_model(
     adapters = dict.fromkeys(info.adapters.values())
     attach(model, [adapter_spec(name, read_json(files.path / name / ADAPTER)) for name in adapters])
     return model
+
+
+def read_merged_adapter(
+    folder: Path | None, model: Model, read: Callable[[Path], Iterable[tuple[str, Tensor]]]
+) -> MergedAdapter | None:
+    """Return the adapter of a folder for a model, with the tensors that `read` returns; None for no folder."""
+    if folder is None:
+        return None
+    return MergedAdapter(read_json(folder / ADAPTER), read(folder / ADAPTER_WEIGHTS), getattr(model, "prefixes", TEXT_PREFIXES))
+
+
+def _has_tied_head(model: Model) -> bool:
+    heads = (module for module in cast(nn.Module, model).modules() if isinstance(module, LmHead))
+    return isinstance(model, Fallback) or any(head.table is not None for head in heads)
 
 
 def build_from_json(what: str, kind: Callable[..., object], *arguments: object) -> object:

@@ -12,11 +12,13 @@ from collections import namedtuple
 from pathlib import Path
 
 import pytest
+import torch
 from fake_hub import LARGE, FakeHub, blob_hash
 from hub_fixtures import NAME, TINY, environment
+from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
 from sensorium.engine.config import EngineConfig, make_config
-from sensorium.engine.setup.doctor import describe_checkpoint
+from sensorium.engine.setup.doctor import describe_checkpoint, describe_memory
 from sensorium.engine.setup.hub import find_folder, find_model
 from sensorium.engine.setup.hub_cache import CachedModel, RemoteFile, is_name, remote_weights, size_of, small_files
 from sensorium.mm.errors import CheckpointError, ConfigError, SensoriumError
@@ -94,9 +96,30 @@ def test_snapshot_of_another_program_is_used_and_completed(hub: FakeHub, caplog:
     assert (folder / "preprocessor_config.json").is_file()
 
 
+def test_an_adapter_by_name_names_its_base(hub: FakeHub, tmp_path: Path) -> None:
+    """The adapter's few weights are downloaded for the doctor too, and its base model is taken from a folder or the Hub."""
+    base = tmp_path / "base"
+    shutil.copytree(TINY, base)
+    module = "model.language_model.layers.0.mlp.down_proj"
+    outputs, inputs = load_file(base / WEIGHTS)["model.layers.0.mlp.down_proj.weight"].shape
+    pair = {"A": torch.zeros(2, inputs), "B": torch.zeros(outputs, 2)}
+    save_file({f"base_model.model.{module}.lora_{name}.weight": one for name, one in pair.items()}, tmp_path / "adapter")
+    settings = {"peft_type": "LORA", "r": 2, "base_model_name_or_path": str(base)}
+    hub.files = {
+        "adapter_config.json": json.dumps(settings).encode(),
+        "adapter_model.safetensors": (tmp_path / "adapter").read_bytes(),
+        "README.md": b"",
+    }
+    assert describe_checkpoint(NAME)["architecture"] == "Qwen2_5_VLForConditionalGeneration"
+    assert hub.fetched() == {"adapter_config.json", "adapter_model.safetensors"}
+    with LLM(NAME, max_model_len=64, device="cpu", offline=True) as llm:
+        assert (llm.config.model, Path(str(llm.config.adapter)).name) == (str(base), hub.commit)
+
+
 def test_files_beside_the_weights_only(hub: FakeHub) -> None:
     config = find_model(EngineConfig(NAME), weights=False)
     assert describe_checkpoint(config.model)["architecture"] == "Qwen2_5_VLForConditionalGeneration"
+    assert describe_memory(NAME, {"device": "cpu"}) == describe_memory(config.model, {"device": "cpu"})
     assert hub.fetched() == NEEDED - {WEIGHTS}
     assert not CachedModel(NAME).is_complete(hub.commit)
     find_folder(NAME)

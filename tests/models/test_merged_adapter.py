@@ -1,0 +1,169 @@
+"""Adapters beside a base model: found, merged and refused; the oracle runs peft's arithmetic on transformers' class."""
+
+from __future__ import annotations
+
+import json
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family import ask, load_rows, save
+from parity import ROWS, LoadedModels, make_llm, record
+from safetensors.torch import load_file, save_file
+from sensorium import LLM
+from sensorium.engine.setup.doctor import describe_checkpoint
+from sensorium.mm.errors import CheckpointError, ConfigError
+
+GIVEN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ".*", "task_type": "CAUSAL_LM"}
+Matrices = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+@pytest.fixture(scope="module")
+def world(tmp_path_factory: pytest.TempPathFactory) -> LoadedModels:
+    return LoadedModels(tmp_path_factory.mktemp("adapters"))
+
+
+def matrices(model: torch.nn.Module, chosen: str, rank: int = 4) -> Matrices:
+    """Return random matrices A and B of each chosen product of transformers' class."""
+    gen, found = torch.Generator().manual_seed(0), {}
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.nn.Parameter) and weight.ndim >= 2 and re.search(chosen, name):
+            shape = weight.shape
+            found[name] = (torch.randn(rank, *shape[1:], generator=gen) / 4, torch.randn(shape[0], rank, generator=gen) / 4)
+    assert found
+    return found
+
+
+def write(folder: Path, base: str, pairs: Matrices, rename: Any = str, more: Any = None, **settings: Any) -> Path:
+    folder.mkdir()
+    tensors = dict(more or {})
+    for name, (down, up) in pairs.items():
+        tensors[f"base_model.model.{rename(name)}.lora_A.weight"] = down
+        tensors[f"base_model.model.{rename(name)}.lora_B.weight"] = up
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(GIVEN | {"base_model_name_or_path": base} | settings))
+    return folder
+
+
+def hook(model: torch.nn.Module, pairs: Matrices, scale: dict[str, float]) -> list[Any]:
+    """Add `B(A(x)) * scale` to the outputs of the modules, as peft does."""
+
+    def add(name: str) -> Any:
+        down, up = pairs[name]
+        return lambda _, inputs, output: output + (inputs[0] @ down.flatten(1).T @ up.T) * scale[name]
+
+    return [model.get_submodule(name).register_forward_hook(add(name)) for name in pairs]
+
+
+def test_an_adapter_of_decoder_and_tower(world: LoadedModels, tmp_path: Path) -> None:
+    """Scales by module and by rank; a head that is stored by the adapter; a base model beside it."""
+    row, base = ROWS["qwen3_vl"], world.folder("qwen3_vl")
+    model, processor = row.load(base)
+    pairs = matrices(model, r"language_model.*(q_proj|down_proj)|visual\.blocks.*(qkv|linear_fc1)")
+    head = torch.randn(model.lm_head.weight.shape, generator=torch.Generator().manual_seed(1)) / 8
+    folder = write(
+        tmp_path / "adapter", str(base), pairs, more={"base_model.model.lm_head.weight": head}, modules_to_save=["lm_head"],
+        use_rslora=True, alpha_pattern={"q_proj": 4, r"language_model\.layers\.0\.mlp\.down_proj": 2},
+    )  # fmt: skip
+    scale = {}
+    for name in pairs:
+        alpha = 4 if name.endswith("q_proj") else 2 if name.endswith("language_model.layers.0.mlp.down_proj") else 8
+        scale[name] = alpha / math.sqrt(4)
+    hook(model, pairs, scale)
+    model.lm_head.weight = torch.nn.Parameter(head)
+    with make_llm(row, folder) as llm:
+        assert llm.config.adapter == str(folder)
+        compare(llm, row, model, processor)
+    plain = make_llm(row, base)
+    with pytest.raises(AssertionError):
+        compare(plain, row, model, processor)
+    plain.close()
+
+
+def compare(llm: LLM, row: Any, model: Any, processor: Any) -> None:
+    from parity import positions
+
+    question = ask(row, "i", 0)
+    output, ours = record(llm, question, 8)
+    ids = output.outputs[0].token_ids
+    theirs = row.run(model, question.theirs(processor), ids, positions(llm, question, len(ids)))
+    torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-3)
+
+
+def old(name: str) -> str:
+    """Return the name that transformers 4 gave the module."""
+    return name.replace("model.language_model.", "model.").replace("model.visual.", "visual.")
+
+
+def test_names_of_older_versions(world: LoadedModels, tmp_path: Path) -> None:
+    row, base = ROWS["qwen2_vl"], world.folder("qwen2_vl")
+    model, processor = row.load(base)
+    pairs = matrices(model, r"language_model.*v_proj|visual.*\.qkv")
+    folder = write(tmp_path / "adapter", "somewhere/else", pairs, old)
+    hook(model, pairs, dict.fromkeys(pairs, 2.0))
+    with make_llm(row, base, adapter=folder) as llm:
+        compare(llm, row, model, processor)
+
+
+@pytest.fixture(scope="module")
+def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return save(load_rows()["text-llama"], tmp_path_factory.mktemp("base") / "model")
+
+
+def pair(rank: int = 4, outputs: int = 64, inputs: int = 64) -> Matrices:
+    return {"model.layers.0.self_attn.q_proj": (torch.randn(rank, inputs), torch.randn(outputs, rank))}
+
+
+def test_the_base_is_found_beside_the_adapter(base: Path) -> None:
+    outputs = load_file(base / "model.safetensors")["model.layers.0.self_attn.q_proj.weight"].shape[0]
+    folder = write(base.parent / "adapter", "../model", pair(outputs=outputs))
+    assert describe_checkpoint(folder)["architecture"] == "LlamaForCausalLM"
+    with LLM(folder, device="cpu", max_model_len=64) as llm:
+        llm.sleep()
+        llm.wake_up()
+
+
+@pytest.mark.parametrize(
+    ("settings", "message"),
+    [
+        ({"use_dora": True}, "use_dora"), ({"peft_type": "IA3"}, "peft_type='IA3'"), ({"bias": "all"}, "bias"),
+        ({"layer_replication": [[0, 1]]}, "layer_replication"), ({"base_model_name_or_path": None}, "adapter of None"),
+        ({"alpha_pattern": {"(": 1}}, "alpha_pattern"), ({"trainable_token_indices": [1]}, "trainable_token_indices"),
+    ],
+    ids=str,
+)  # fmt: skip
+def test_settings_that_are_refused(settings: dict[str, Any], message: str, base: Path, tmp_path: Path) -> None:
+    folder = write(tmp_path / "adapter", str(base), pair(), **settings)
+    with pytest.raises(ConfigError, match=message):
+        LLM(folder, device="cpu", max_model_len=64)
+
+
+def test_tensors_that_are_refused(base: Path, tmp_path: Path) -> None:
+    table = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    cases = [
+        ("absent", {"model.layers.9.mlp.up_proj": pair()["model.layers.0.self_attn.q_proj"]}, {}, r"changes model\.layers\.9"),
+        ("shape", pair(inputs=63), {}, "of shape"),
+        ("rank", {"model.norm": (torch.zeros(2, 4), torch.zeros(4, 3))}, {}, "one rank"),
+        ("dora", {}, {"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector": table}, "lora_magnitude"),
+        ("unknown", {}, {"base_model.model.model.other.weight": table}, "unknown model.other.weight"),
+    ]
+    for name, pairs, more, message in cases:
+        folder = write(tmp_path / name, str(base), pairs, more=more)
+        with pytest.raises(CheckpointError, match=message):
+            describe_checkpoint(folder)
+
+
+def test_embeddings_of_a_tied_head_are_refused(tmp_path: Path) -> None:
+    base = save(load_rows()["text-llama"], tmp_path / "base", tie=True)
+    table = load_file(base / "model.safetensors")["model.embed_tokens.weight"]
+    stem = "base_model.model.model.embed_tokens"
+    low = {f"{stem}.lora_embedding_A": torch.randn(2, len(table)), f"{stem}.lora_embedding_B": torch.randn(table.shape[1], 2)}
+    for name, more in (("saved", {f"{stem}.weight": table}), ("low", low)):
+        with pytest.raises(CheckpointError, match="head is tied"):
+            describe_checkpoint(write(tmp_path / name, str(base), {}, more=more))
+    both = {f"{stem}.weight": table.clone(), "base_model.model.lm_head.weight": table}
+    describe_checkpoint(write(tmp_path / "both", str(base), {}, more=both))
