@@ -31,6 +31,11 @@ class Architecture:
     def family(self) -> str:
         return self.model.partition(":")[0].rpartition(".")[2]
 
+    @property
+    def takes_any_stack(self) -> bool:
+        """True if the text config's model_type selects the decoder stack."""
+        return self.family in _ANY_STACK
+
 
 def native(family: str, model_class: str, info_class: str, folder: str = "families") -> Architecture:
     """Return the row of classes in `models/<folder>/<family>.py` and `processors/<folder>/<family>.py`."""
@@ -60,9 +65,13 @@ class CheckpointLayout:
     architectures: Mapping[str, str]
 
 
+_ANY_STACK = frozenset({
+    "gemma3", "idefics2", "idefics3", "internvl", "kimi_k25", "lighton_ocr", "llava", "paligemma", "pixtral", "text_only",
+    "ultravox",
+})  # fmt: skip
 _TEXT_STACKS = (
     "DeepseekV2", "DeepseekV3", "Ernie4_5", "Ernie4_5_Moe", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Glm4Moe", "Granite",
-    "Llama", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe",
+    "Llama", "Ministral3", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe",
 )  # fmt: skip
 
 ARCHITECTURES: dict[str, Architecture] = {

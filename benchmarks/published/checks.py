@@ -15,7 +15,7 @@ from sensorium.engine.frontend.input_processor import InputProcessor, ParsedProm
 from sensorium.engine.frontend.media import MultiModalSettings
 from sensorium.engine.model_files import ModelFiles
 from sensorium.engine.setup.doctor import explain
-from sensorium.engine.setup.implementation import FALLBACK, resolve_architecture
+from sensorium.engine.setup.implementation import is_fallback, resolve_architecture
 from sensorium.engine.setup.model_source import build_model
 from sensorium.engine.setup.resolve import load_processing
 from sensorium.models.layers.linear import LmHead
@@ -78,7 +78,7 @@ def run(check: Callable[[Sides], Cell], sides: Sides) -> Cell:
 
 def check_files(sides: Sides) -> Cell:
     row = resolve_architecture(sides.files)
-    return Cell(f"{sides.files.architecture}{', fallback' if row is FALLBACK else ''}")
+    return Cell(f"{sides.files.architecture}{', fallback' if is_fallback(row) else ''}")
 
 
 def check_tokenizer(sides: Sides) -> Cell:

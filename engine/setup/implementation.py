@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any, cast
 
 import torch
 
 from ...mm.errors import ConfigError
 from ...mm.fields import merge
-from ...mm.registry import Architecture, find_architecture, native
+from ...mm.registry import ARCHITECTURES, Architecture, find_architecture, is_registered, native
 from ...models.fallback.borrowed import class_of
 from ...models.fallback.fallback import Fallback
 from ...models.interface import Model
+from ...models.text.stacks import stack_of
 from ...processors.fallback.fallback import FallbackProcessingInfo
 from ...processors.interface import ProcessingInfo
 from ..config import EngineConfig
@@ -20,41 +23,68 @@ from ..model_files import ModelFiles
 
 _log = logging.getLogger(__name__)
 FALLBACK = native("fallback", "Fallback", "FallbackProcessingInfo", folder="fallback")
+TEXT_FALLBACK = Architecture(FALLBACK.model, ARCHITECTURES["LlamaForCausalLM"].processing)
 
 
 def resolve_architecture(files: ModelFiles) -> Architecture:
-    """Return the registry's row for a checkpoint, or FALLBACK if only transformers has its class.
+    """Return the registry's row for a checkpoint; FALLBACK or TEXT_FALLBACK if only transformers can run it.
 
     Raises:
         ConfigError: neither the registry nor transformers has it, or transformers cannot import it here.
     """
-    name = files.architecture
+    unsupported = _unsupported(files)
+    if unsupported is None:
+        return find_architecture(files.architecture)
     try:
-        return find_architecture(name)
-    except ConfigError as unknown:
-        try:
-            class_of(files.config)
-        except ImportError as error:
-            raise ConfigError(str(error)) from None
-        except ConfigError as error:
-            if files.remote_code:
-                known = "an architecture of docs/models.md or of transformers"
-                raise ConfigError(f"{files.remote_code}, which is never run; use a checkpoint with {known}") from None
-            raise ConfigError(f"{unknown}; {error}") from None
-    return FALLBACK
+        kind = class_of(files.config)
+    except ImportError as error:
+        raise ConfigError(str(error)) from None
+    except ConfigError as error:
+        if files.remote_code and not is_registered(files.architecture):
+            known = "an architecture of docs/models.md or of transformers"
+            raise ConfigError(f"{files.remote_code}, which is never run; use a checkpoint with {known}") from None
+        raise ConfigError(f"{unsupported}; {error}") from None
+    return FALLBACK if kind.config_class.sub_configs else TEXT_FALLBACK
+
+
+def _unsupported(files: ModelFiles) -> ConfigError | None:
+    """Return why none of our own models runs a checkpoint; None if one does."""
+    try:
+        if find_architecture(files.architecture).takes_any_stack:
+            stack_of(files.config)
+    except ConfigError as error:
+        return error
+    return None
+
+
+def is_fallback(row: Architecture) -> bool:
+    return row.model == FALLBACK.model
+
+
+@contextmanager
+def explain_fallback(row: Architecture, files: ModelFiles) -> Iterator[None]:
+    """Add to a fallback's ConfigError why the registry's own model does not run the checkpoint."""
+    try:
+        yield
+    except ConfigError as error:
+        if not is_fallback(row) or not is_registered(files.architecture):
+            raise
+        raise ConfigError(f"{_unsupported(files)}; and through transformers: {error}", param=error.info.param) from None
 
 
 def describe_implementation(row: Architecture, files: ModelFiles) -> str:
     """Return which implementation runs the checkpoint, and why, as text."""
-    if row is not FALLBACK:
+    if not is_fallback(row):
         return f"own implementation ({row.model.partition(':')[0]})"
     way = f"fallback, transformers' {files.architecture} with our paged attention"
-    return f"{way}, because the registry does not have it; its memory is measured in a run of one item"
+    why = _unsupported(files) if is_registered(files.architecture) else "the registry does not have it"
+    measured = "" if row is TEXT_FALLBACK else "; its memory is measured in a run of one item"
+    return f"{way}, because {why}{measured}"
 
 
 def check_options(row: Architecture, config: EngineConfig) -> None:
     """Raise ConfigError for options that only our own models support."""
-    if row is not FALLBACK:
+    if not is_fallback(row):
         return
     defaults = {"quantization": None, "kv_cache_dtype": "auto", "batch_invariant": False, "media_device": "cpu"}
     for name in defaults:
@@ -65,7 +95,7 @@ def check_options(row: Architecture, config: EngineConfig) -> None:
 
 
 def verify_fallback(model: Model, info: ProcessingInfo, dtype: torch.dtype) -> None:
-    """Run transformers' class on one item per modality, to measure its memory and to verify that our results agree.
+    """Run transformers' class on one item per modality or on text, to measure its memory and compare its results with ours.
 
     Do nothing for our own models, whose memory has closed forms. A model on the meta device is only measured.
 
@@ -74,6 +104,8 @@ def verify_fallback(model: Model, info: ProcessingInfo, dtype: torch.dtype) -> N
     """
     if not isinstance(model, Fallback):
         return
+    if not info.modalities:
+        model.rehearse_text()
     for modality in info.modalities:
         item, geometry, whole = cast(FallbackProcessingInfo, info).sample(modality, dtype)
         device = model.item_device

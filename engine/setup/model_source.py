@@ -28,7 +28,7 @@ from ...processors.files import ADAPTER, read_json
 from ...processors.interface import ProcessingInfo
 from ..config import EngineConfig
 from ..model_files import ModelFiles, load_model_files, resolve
-from .implementation import FALLBACK, resolve_architecture, verify_fallback
+from .implementation import explain_fallback, is_fallback, resolve_architecture, verify_fallback
 
 _INVALID_JSON = (TypeError, ValueError, LookupError, AttributeError, ArithmeticError, RuntimeError, MemoryError)
 """Exceptions of a model's constructor if config.json has values of a wrong type, or sizes too large for any memory."""
@@ -123,11 +123,11 @@ def build_model(
         CheckpointError: a scheme of a quantised checkpoint is not supported, or the stored tensors do not fit the model.
     """
     row, quantization = resolve_architecture(files), read_quantization(files.quantization_config)
-    if quantization is not None and row is FALLBACK:
-        reason = "runs through transformers, where quantised checkpoints are not supported; use one that is not quantised"
-        raise ConfigError(f"{files.architecture} {reason}")
     headers = read_headers(files.path)
-    with deferred_weights() if quantization else nullcontext():
+    with explain_fallback(row, files), deferred_weights() if quantization else nullcontext():
+        if quantization is not None and is_fallback(row):
+            reason = "runs through transformers, where quantised checkpoints are not supported; use one that is not quantised"
+            raise ConfigError(f"{files.architecture} {reason}")
         model = cast(Model, build_from_json("model", resolve(row.model), files.config, dtype, device))
         adapter = read_merged_adapter(files.adapter, model, lambda file: file_headers(file).items())
         if adapter is not None and headers:

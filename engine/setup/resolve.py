@@ -17,7 +17,7 @@ from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig, check_max_model_len
 from ..model_files import ModelFiles, resolve
-from .implementation import check_options, resolve_architecture
+from .implementation import check_options, describe_implementation, explain_fallback, is_fallback, resolve_architecture
 from .memory import MaxSizes, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
 from .model_source import ModelSource, build_from_json
 
@@ -55,8 +55,9 @@ def load_processing(files: ModelFiles, options: Mapping[str, Any], tokenizer: To
         decode=lambda ids: get_tokenizer().decode(ids),
         token_to_id=lambda text: get_tokenizer().token_to_id(text),
     )
-    kind = resolve(resolve_architecture(files).processing)
-    return cast(ProcessingInfo, build_from_json("processor", kind, processor_files, options))
+    row = resolve_architecture(files)
+    with explain_fallback(row, files):
+        return cast(ProcessingInfo, build_from_json("processor", resolve(row.processing), processor_files, options))
 
 
 def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, on_device: bool) -> ResolvedEngine:
@@ -69,8 +70,10 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
         ConfigError: an unknown architecture, options that contradict the model or the device, or a cache that cannot hold one
             sequence.
     """
-    dtype = files.dtype(config.dtype)
-    check_options(resolve_architecture(files), config)
+    dtype, row = files.dtype(config.dtype), resolve_architecture(files)
+    if is_fallback(row):
+        _log.warning("%s", describe_implementation(row, files))
+    check_options(row, config)
     if config.quantization is not None and files.quantization_config is not None:
         reason = f"quantization={config.quantization!r} is for checkpoints that are not quantised yet; leave it out"
         raise ConfigError(reason, param="quantization")

@@ -154,7 +154,9 @@ class Built:
 def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
     """Build the class without weights; ConfigError says why it is not supported."""
     kind = class_of(config)
-    name = kind.__name__
+    name, own = kind.__name__, kind.config_class.model_type
+    if not kind.config_class.sub_configs and config.get("model_type", own) != own:
+        raise ConfigError(f"{name} of transformers is for model_type {own!r}, config.json says {config['model_type']!r}")
     try:
         with offline(), torch.device("meta"):
             parsed = _parsed(kind, config)
@@ -164,7 +166,7 @@ def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
     if parsed.is_encoder_decoder:
         raise ConfigError(f"{name} is an encoder-decoder model; only decoder-only models run through transformers")
     decoder, text = outer.get_decoder(), parsed.get_text_config(decoder=True)
-    if decoder is None or decoder is outer.base_model or outer.base_model is outer:
+    if decoder is None or outer.base_model is outer or (decoder is outer.base_model and parsed.sub_configs):
         raise ConfigError(f"{name} does not separate its decoder from its embeddings")
     try:
         axes = _axes(decoder)

@@ -39,6 +39,7 @@ from .peak import Peak
 TOKENS = "input_ids"  # among an item's tensors: its tokens as the processor writes them
 # decoder inputs that are checked, or that have no effect
 _DECODER_INPUTS = ("inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache_position")
+_TEXT_ROWS = 24  # of a text-only model's comparison
 _TOLERANCE, _TOLERANCE_16BIT = {torch.float32: 1e-3}, 6e-2  # relative to the norm of a row
 
 
@@ -57,7 +58,7 @@ class Fallback(nn.Module):
         self._adopt(built.outer)
         self.vocab_size, self.hidden_size = built.text.vocab_size, built.text.hidden_size
         self.row_size, self.rope_axes = self.hidden_size, built.axes
-        self.max_positions = built.text.max_position_embeddings
+        self.max_positions = _max_positions(built.text)
         self.cache_specs = tuple(_cache_spec(layer, dtype) for layer in built.layers)
         self._row_bytes = built.row_bytes
         self._measured: dict[str, tuple[int, int, int]] = {}  # modality -> rows of an item, bytes of its tensors, peak bytes
@@ -153,6 +154,21 @@ class Fallback(nn.Module):
         except CLASS_ERRORS as error:
             raise ConfigError(f"{self.name} does not support {modality} items this way: {line(error)}") from None
 
+    def rehearse_text(self) -> None:
+        """Compare our forward with the class's own on a few tokens, if there are weights; ConfigError if they differ."""
+        table = self.outer.get_input_embeddings()
+        if table.weight.is_meta:
+            return
+        ids = torch.arange(_TEXT_ROWS, device=self.device) % self.vocab_size
+        positions = torch.arange(_TEXT_ROWS, device=self.device).expand(self.rope_axes, -1)
+        try:
+            with torch.inference_mode():
+                rows = table(ids)
+                inputs = {"inputs_embeds": rows[None], "position_ids": positions}
+                self._compare(ids, positions, PlaceholderRange(0, 0), rows[:0], inputs)
+        except CLASS_ERRORS as error:
+            raise ConfigError(f"{self.name} does not support text this way: {line(error)}") from None
+
     def _rehearse(
         self, modality: str, tensors: Mapping[str, Any], geometry: ItemGeometry, prompt: Mapping[str, Tensor], has_weights: bool
     ) -> None:
@@ -226,6 +242,13 @@ class _HiddenOutput:
 
 def _return_hidden(*_: object, inputs_embeds: Tensor, **__: object) -> _HiddenOutput:
     return _HiddenOutput(inputs_embeds)
+
+
+def _max_positions(text: Any) -> int:
+    """Return the longest sequence. Beyond the trained length, frequencies of "longrope" depend on all sequences of a step."""
+    rope = getattr(text, "rope_parameters", None) or {}
+    key = "original_max_position_embeddings"
+    return int(rope[key] if rope.get("rope_type") == "longrope" else text.max_position_embeddings)
 
 
 def _cache_spec(layer: AttentionCall, dtype: torch.dtype) -> CacheSpec:

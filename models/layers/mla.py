@@ -84,8 +84,8 @@ class LatentAttention(TensorModule):
         q = self.query(query_in).view(len(x), c.heads, -1)  # [rows, heads, nope + rope]
         latent, rope = down[:, c.query_latent or 0 :].split((c.latent, c.rope.dim), 1)
         row = torch.cat((self.kv_a_layernorm(latent.contiguous()), rope), 1)[:, None]  # the cached row of a token
-        rotate_(q[..., c.nope_dim :], *cos_sin, c.rope.interleaved)
-        rotate_(row[..., c.latent :], *cos_sin, c.rope.interleaved)
+        rotate_(q[..., c.nope_dim :], *cos_sin[:2], c.rope.interleaved)
+        rotate_(row[..., c.latent :], *cos_sin[:2], c.rope.interleaved)
         q = torch.cat((self.kv_up.absorb(q[..., : c.nope_dim]), q[..., c.nope_dim :]), -1)
         attended = paged_attention(q, row, None, cache, attn, c.scale)[..., : c.latent]
         return self.out(self.kv_up(attended).flatten(1))

@@ -50,7 +50,9 @@ class DecoderAttention(TensorModule):
                 norm.heads_(part.flatten(1)[:, None])
         elif self.qk_norm is not None:
             norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset
-        q, k, v = prepare_qkv(qkv, cache, attn, cos_sin, self.interleaved, norms)
+        q, k, v = prepare_qkv(qkv, cache, attn, None if cos_sin is None else cos_sin[:2], self.interleaved, norms)
+        if cos_sin is not None and cos_sin.query_scale is not None:
+            q.mul_(cos_sin.query_scale.to(q.dtype)[:, None, None])
         return self.out(paged_attention(q, k, v, cache, attn, self.scale, self.soft_cap).flatten(1))
 
 

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Callable, Mapping
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -16,8 +16,13 @@ from ...kernels.rope import rotary_cos_sin
 from ...mm.errors import ConfigError
 from .spec import RopeSpec
 
-CosSin = tuple[Tensor, Tensor]
-"""Cosines and sines of a step's rows, float32 `[rows, dim / 2]` each."""
+
+class CosSin(NamedTuple):
+    """Cosines and sines of a step's rows, float32 `[rows, dim / 2]` each, and factors of their queries `[rows]`."""
+
+    cos: Tensor
+    sin: Tensor
+    query_scale: Tensor | None = None
 
 
 class Rotary:
@@ -27,10 +32,22 @@ class Rotary:
         frequencies, self.factor = scaled_frequencies(rope)
         self.frequencies = frequencies.to(device)
         self.axes = torch.tensor(rope.axes, device=device)
+        beta = rope.scaling.get("llama_4_scaling_beta")
+        self.query_growth = (beta, rope.scaling["original_max_position_embeddings"]) if beta else None
 
     def __call__(self, positions: Tensor) -> CosSin:
         cos, sin = rotary_cos_sin(positions, self.frequencies, self.axes)
-        return (cos, sin) if self.factor == 1.0 else (cos * self.factor, sin * self.factor)
+        if self.factor != 1.0:
+            cos, sin = cos * self.factor, sin * self.factor
+        return CosSin(cos, sin, self._query_scale(positions[0]))
+
+    def _query_scale(self, positions: Tensor) -> Tensor | None:
+        """Return factors of queries that grow with the logarithm of the position beyond the trained length."""
+        if self.query_growth is None:
+            return None
+        beta, trained = self.query_growth
+        scale: Tensor = 1 + beta * torch.log1p(torch.floor(positions / trained))
+        return scale
 
 
 def scaled_frequencies(rope: RopeSpec) -> tuple[Tensor, float]:

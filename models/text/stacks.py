@@ -21,6 +21,27 @@ _MISTRAL = _LLAMA | {
     "max_position_embeddings": 131072,
     "sliding_window": 4096,
 }
+_MINISTRAL3 = _MISTRAL | {
+    "vocab_size": 131072,
+    "num_hidden_layers": 34,
+    "head_dim": 128,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "rope_parameters": {
+        "type": "yarn",
+        "rope_type": "yarn",
+        "rope_theta": 1e6,
+        "factor": 16.0,
+        "original_max_position_embeddings": 16384,
+        "max_position_embeddings": 262144,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "mscale_all_dim": 1.0,
+        "mscale": 1.0,
+        "llama_4_scaling_beta": 0.1,
+    },
+}
 _QWEN = _BASE | {
     "vocab_size": 151936,
     "intermediate_size": 22016,
@@ -165,6 +186,7 @@ _gemma = Stack(_GEMMA, norm_offset=1.0, root_scale=True)
 STACKS: Mapping[str, Stack] = {
     "llama": Stack(_LLAMA),
     "mistral": Stack(_MISTRAL),
+    "ministral3": Stack(_MINISTRAL3),
     "internlm2": Stack(_LLAMA | {"vocab_size": 103168, "attention_bias": True}),
     "qwen2": Stack(_QWEN, bias=True, out_bias=False),
     "qwen3": Stack(_QWEN | {"head_dim": 128}, qk_norm="head"),

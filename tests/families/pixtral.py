@@ -8,6 +8,8 @@ from family import IMAGE_SIZES, Family
 from oracle import fast_tokenizer, randomise, text_config
 
 SPECIALS = ["</s>", "[IMG]", "[IMG_BREAK]", "[IMG_END]"]
+YARN = {"rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0}
+GROWING = YARN | {"original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.4}
 KINDS = {"pixtral": ("Llava", 1), "mistral3": ("Mistral3", 2)}
 
 
@@ -71,7 +73,20 @@ def row(name, **more):
 FAMILIES = [
     row(
         "pixtral",
-        variants={"tied": {"tie": True}, "layer": {"layer": -2, "act": "silu", "bias": False}, "llama": {"text": "llama"}},
+        variants={
+            "tied": {"tie": True},
+            "layer": {"layer": -2, "act": "silu", "bias": False},
+            "llama": {"text": "llama"},
+            "through transformers": {"text": "olmo"},
+        },
     ),
-    row("mistral3", variants={"tied": {"tie": True}, "bias": {"bias": True, "act": "silu"}, "window": {"sliding_window": 9}}),
+    row(
+        "mistral3",
+        variants={
+            "tied": {"tie": True},
+            "bias": {"bias": True, "act": "silu"},
+            "window": {"sliding_window": 9},
+            "ministral3": {"text": "ministral3", "rope_parameters": GROWING},
+        },
+    ),
 ]

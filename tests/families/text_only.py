@@ -6,6 +6,10 @@ from family import Family
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from sensorium.models.text.stacks import STACKS
 
+GROWING = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
+    "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.4,
+}  # fmt: skip
 EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
 GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4}
@@ -13,6 +17,7 @@ CAPS = {"attn_logit_softcapping": 10.0, "final_logit_softcapping": 8.0, "query_p
 CHANGES = {
     "qwen3": {"head_dim": 24},
     "mistral": {"sliding_window": 20},
+    "ministral3": {"head_dim": 24, "rope_parameters": GROWING},
     "granite": {
         "attention_multiplier": 0.2, "embedding_multiplier": 3.0, "residual_multiplier": 0.6, "logits_scaling": 0.5,
     },
@@ -40,7 +45,7 @@ def build(seed, kind, **changes):
     randomise(model, seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 and "norm" in name:
-            parameter.data.sub_(STACKS[kind].norm_offset)  # the weight is stored minus 1
+            parameter.data.sub_(STACKS[kind].norm_offset if kind in STACKS else 0)  # the weight is stored minus 1
     return model, words
 
 
@@ -57,7 +62,7 @@ def row(kind, *alike, **more):
 
 
 FAMILIES = [
-    row("llama", "mistral", "qwen2", "qwen3", "granite", "glm", "glm4", "ernie4_5"),
+    row("llama", "mistral", "ministral3", "qwen2", "qwen3", "granite", "glm", "glm4", "ernie4_5", "olmo"),
     row("gemma3_text", "gemma", "gemma2"),
     row("qwen3_moe", "glm4_moe", "ernie4_5_moe"),
     row("deepseek_v3", "deepseek_v2", half=(0.1, 0.2)),  # in float16 two rows take another expert, in transformers too

@@ -31,6 +31,7 @@ LLAMA3 = {
     "original_max_position_embeddings": 32, "rope_theta": 10000.0,
 }  # fmt: skip
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
+GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.4}
 GEMMA = {"head_dim": 32, "tie_word_embeddings": True}
 MIXED = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
 MULTIPLIERS = {"embedding_multiplier": 6.0, "logits_scaling": 4.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
@@ -60,6 +61,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "llama, dynamic": ("llama", {"rope_parameters": {"rope_type": "dynamic", "factor": 3.0, "rope_theta": 500.0}}),
     "llama, yarn": ("llama", {"rope_parameters": YARN}),
     "mistral": ("mistral", {"head_dim": 32, "sliding_window": None}),
+    "ministral3": ("ministral3", {"rope_parameters": GROWING, "head_dim": 32}),
     "qwen2": ("qwen2", {}),
     "qwen3": ("qwen3", {"head_dim": 32}),
     "qwen3_moe": ("qwen3_moe", MIXED | {"norm_topk_prob": True}),

@@ -8,11 +8,14 @@ import sys
 
 import pytest
 import torch
-from oracle import tokenizer
+from oracle import ensure_torchvision, tokenizer
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models.fallback.borrowed import build as build_class
+
+ensure_torchvision()
+import transformers as tf  # noqa: E402
 
 
 def config_of(kind, **parts):
@@ -20,7 +23,6 @@ def config_of(kind, **parts):
 
 
 def test_other_decoders_are_refused_by_layer_and_kind():
-    import transformers as tf
     from transformers.models.mllama.configuration_mllama import MllamaTextConfig
 
     small = {"hidden_size": 64, "intermediate_size": 96, "num_attention_heads": 4, "num_key_value_heads": 2, "vocab_size": 99}
@@ -75,11 +77,28 @@ def test_weights_that_are_missing_or_left_over_are_named(built, tmp_path):
         LLM(folder, max_model_len=256)
 
 
-def test_a_text_model_without_an_own_class_is_refused(tmp_path):
-    import transformers as tf
+def test_a_stack_that_neither_side_has_is_refused_with_the_reasons_of_both(tmp_path):
+    def refuse(config, match):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ConfigError, match=match):
+            LLM(tmp_path)
+
+    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer()).save_pretrained(tmp_path)
+    text = {"model_type": "mamba", "hidden_size": 32, "num_hidden_layers": 1, "vocab_size": 640}
+    ours = r"model_type 'mamba' is not supported; known are llama, .*; "
+    refuse({"architectures": ["UltravoxModel"], "text_config": text}, f"{ours}transformers .* has no model Ultravox")
+    whole = config_of(tf.LlavaForConditionalGeneration, text_config=tf.MambaConfig(**text))
+    refuse(whole, f"{ours}and through transformers: ")
+    refuse(text | {"architectures": ["LlamaForCausalLM"]}, f"{ours}and through transformers: Llama.* is for model_type 'llama'")
+
+
+def test_a_text_model_that_computes_otherwise_is_refused(tmp_path, monkeypatch):
+    from transformers.models.olmo.modeling_olmo import OlmoMLP
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}
     tf.OlmoForCausalLM(tf.OlmoConfig(**sizes, vocab_size=640)).save_pretrained(tmp_path)
     tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer()).save_pretrained(tmp_path)
-    with pytest.raises(ConfigError, match="text-only models are not served"):
-        LLM(tmp_path)
+    plain = OlmoMLP.forward
+    monkeypatch.setattr(OlmoMLP, "forward", lambda self, x: plain(self, x) + x.mean(1, keepdim=True))  # mixes rows
+    with pytest.raises(ConfigError, match=r"Olmo.* differ from ours .* more than causal attention"):
+        LLM(tmp_path, max_model_len=64)
