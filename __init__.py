@@ -6,6 +6,7 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
+    from .engine.engine_args import AsyncEngineArgs, EngineArgs
     from .engine.logits_processors import register_logits_processor
     from .engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
     from .engine.session import LiveSession
@@ -20,8 +21,10 @@ if TYPE_CHECKING:
 __version__ = "0.1.0"
 __all__ = [
     "LLM",
+    "AsyncEngineArgs",
     "AsyncLLM",
     "CompletionOutput",
+    "EngineArgs",
     "ErrorInfo",
     "ItemPlan",
     "ItemTrace",
@@ -43,6 +46,8 @@ __all__ = [
 _HOME = {
     "LLM": "pipelines.llm",
     "AsyncLLM": "pipelines.llm",
+    "EngineArgs": "engine.engine_args",
+    "AsyncEngineArgs": "engine.engine_args",
     "LiveSession": "engine.session",
     "SamplingParams": "engine.sampling_params",
     "StructuredOutputsParams": "engine.sampling_params",

@@ -10,9 +10,10 @@ from collections.abc import AsyncGenerator
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Self
 
 from ..mm.errors import ConfigError, InputError, short_repr, typed
+from .engine_args import EngineArgs
 from .frontend.request_handle import RequestHandle
 from .llm import LLM
 from .sampling_params import SamplingParams
@@ -41,6 +42,11 @@ class AsyncLLM:
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
         self._engine_loop = self.llm._engine_loop
         self._slots = _FairSemaphore(max_waiting)
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Make an AsyncLLM from all options in one object."""
+        return cls(**vars(engine_args))
 
     def generate(
         self,

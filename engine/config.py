@@ -18,6 +18,7 @@ from ..mm.errors import ConfigError, hint, short_repr
 from ..mm.media.policy import MediaPolicy
 from .model_files import DTYPES
 from .sampling_params import SamplingLimits
+from .vllm_args import translate_options
 
 _DEFAULT_CACHE_BYTES = 4 << 30
 MEDIA_BYTES = 512 << 20  # processed items of running requests; above this, no further media are processed
@@ -260,19 +261,16 @@ def _check_kernels(kernels: str) -> None:
 
 
 def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> EngineConfig:
-    """Make a config from keyword arguments, where None means the default.
+    """Make a config from keyword arguments, where None means the default. Engine arguments of vLLM are translated.
 
     Raises:
-        ConfigError: an unknown option, with the nearest known one in the message, or a value out of range.
+        ConfigError: an unknown option, with the nearest known one in the message, or a value that is out of range or cannot be
+            honoured.
     """
-    known = [f.name for f in fields(EngineConfig)]
-    for name in options:
-        if name not in known:
-            raise ConfigError(f"unknown option {short_repr(name)}; {hint(name, known[1:])}", param=str(name))
     if not isinstance(model, str | os.PathLike) or not os.fspath(model):
         reason = f"model must be the path of a checkpoint's folder or a model's name on the Hub, not {short_repr(model)}"
         raise ConfigError(reason, param="model")
-    values = {name: value for name, value in options.items() if value is not None}
+    values = translate_options(model, options, [f.name for f in fields(EngineConfig)][1:])
     if isinstance(values.get("media"), Mapping):
         values["media"] = make_policy(values["media"])
     path = model if isinstance(model, str) else os.path.join(os.curdir, model)  # a Path is never a name on the Hub

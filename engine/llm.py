@@ -6,7 +6,7 @@ import os
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
 from types import UnionType
-from typing import Any
+from typing import Any, Self
 
 import torch
 
@@ -18,6 +18,7 @@ from ..processors.files import find_template
 from ..processors.interface import SupportsTranscription
 from ..processors.text.tokenizer import Tokenizer
 from .config import make_config
+from .engine_args import EngineArgs
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor
 from .frontend.media import MultiModalSettings
@@ -127,6 +128,11 @@ class LLM:
             self._engine_loop.observers.append(register(metrics, self._engine_loop, self._inputs.media))
         if tracing:
             self._engine_loop.observers.append(span_observer(tracing))
+
+    @classmethod
+    def from_engine_args(cls, engine_args: EngineArgs) -> Self:
+        """Make an LLM from all options in one object."""
+        return cls(**vars(engine_args))
 
     def get_tokenizer(self) -> Tokenizer:
         return self._tokenizer

@@ -144,12 +144,16 @@ def media_error(error: InputError, modality: str, index: int) -> MediaError:
     return MediaError(modality, index, reason, code=code, param=error.info.param)
 
 
-def hint(name: object, known: Iterable[str]) -> str:
-    """Return the end of a message about an unknown name: the nearest known name if one is near, and all known names."""
+def hint(name: object, known: Iterable[str], others: Iterable[str] = ()) -> str:
+    """Return the end of a message about an unknown name: the nearest name if one is near, and all known names.
+
+    Args:
+        others: names that may be the nearest one but are not listed.
+    """
     names = list(known)
     if not names:
         return "none is known"
-    near = difflib.get_close_matches(str(name)[:_MAX_NAME], names, n=1, cutoff=0.5)
+    near = difflib.get_close_matches(str(name)[:_MAX_NAME], [*names, *others], n=1, cutoff=0.6)
     return f"{f'did you mean {near[0]}? The' if near else 'the'} known ones are {', '.join(names)}"
 
 

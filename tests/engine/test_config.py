@@ -25,7 +25,7 @@ CPU = torch.device("cpu")
     [
         ({"max_model_length": 5}, "did you mean max_model_len"),
         ({"dtype": "int8"}, "dtype='int8' must be one of auto, float32"),
-        ({"generation_config": "vllm"}, "must be one of auto, none"),
+        ({"generation_config": "other"}, "must be one of auto, none"),
         ({"max_num_seqs": 0}, "max_num_seqs=0 must be an integer, 1 or above"),
         ({"max_model_len": 2.5}, "max_model_len=2.5"),
         ({"limit_mm_per_prompt": {"image": -1}}, "limit_mm_per_prompt"),
@@ -47,7 +47,7 @@ CPU = torch.device("cpu")
         ({"encoder_cache_dir": "a\0b"}, "is not a folder"),
         ({"encoder_cache_dir": "~\0b"}, "is not a folder"),
         ({"encoder_cache_dir": __file__}, "is not a folder; give a folder, or a path where one can be created"),
-        ({"tensor_parallel_size": 2}, "unknown option 'tensor_parallel_size'; the known ones are dtype, "),
+        ({"tensor_parallel_size": 2}, "tensor_parallel_size=2 cannot be honoured: an engine runs on one device"),
         ({"media": {"nope": 1}}, "unknown option 'nope' of media; the known ones are "),
     ],
 )

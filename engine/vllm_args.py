@@ -1,0 +1,218 @@
+"""What `LLM` does with each engine argument of vLLM that is not an option of `EngineConfig` itself."""
+
+from __future__ import annotations
+
+import warnings
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from ..mm.errors import ConfigError, hint, short_repr
+
+_ONE_DEVICE = "an engine runs on one device; start one per GPU and divide the prompts"
+_POOLING = "pooling returns the hidden state of the last token, or the logits of PoolingParams(token_ids=...)"
+
+# reason, the values that mean what the engine does anyway, names
+_ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
+    (_ONE_DEVICE, (1,), "tensor_parallel_size pipeline_parallel_size data_parallel_size data_parallel_size_local nnodes"),
+    (_ONE_DEVICE, (1,), "prefill_context_parallel_size decode_context_parallel_size"),
+    (_ONE_DEVICE, (0,), "data_parallel_rank data_parallel_start_rank node_rank"),
+    (_ONE_DEVICE, (False,), "enable_dbo enable_eplb enable_elastic_ep ray_workers_use_nsight"),
+    (_ONE_DEVICE, ("uni", "mp"), "distributed_executor_backend"),
+    ('give device="cuda:N"', (), "device_ids"),
+    ("there is no speculative decoding; leave it out", (), "speculative_config speculative_model num_speculative_tokens"),
+    ("there is no speculative decoding; leave it out", (), "spec_method spec_model spec_tokens"),
+    ("weights and KV cache stay on the device; choose quantization or a smaller max_model_len", (0,), "cpu_offload_gb"),
+    ("the KV cache stays on the device; choose kv_cache_dtype or a smaller max_model_len", (0,), "kv_offloading_size"),
+    ("engines share encoder rows only, through encoder_cache_dir", (), "kv_transfer_config kv_events_config"),
+    ("engines share encoder rows only, through encoder_cache_dir", (), "ec_transfer_config"),
+    ("weights are read from the checkpoint's folder only", (), "weight_transfer_config"),
+    ("merge the adapter into the checkpoint", (False,), "enable_lora"),
+    ("merge the adapter into the checkpoint", (), "default_mm_loras lora_target_modules"),
+    (_POOLING, (), "pooler_config override_pooler_config"),
+    (_POOLING, ("auto", "generate", "embed", "embedding", "score"), "task"),
+    (_POOLING, ("auto", "generate", "pooling"), "runner"),
+    (_POOLING, ("auto", "none", "embed"), "convert"),
+    ("config.json says it; change it there", (), "rope_scaling rope_theta"),
+    ("config.json says it; change it there", ({},), "hf_overrides"),
+    ("answers are text; a prompt may be token ids all the same", (False,), "skip_tokenizer_init"),
+    ("the tokenizer's files decide", ("auto", "hf", "mistral", "slow"), "tokenizer_mode"),
+    ("weights are read from safetensors files; convert others first", ("auto", "safetensors", "hf", "mistral"), "load_format"),
+    ("config.json or params.json is read", ("auto", "hf", "mistral"), "config_format"),
+    ("the architecture decides; transformers' class runs if there is no other", ("auto", "vllm"), "model_impl"),
+    ("all files are those of model", ("",), "model_weights"),
+    ("set the environment variable HF_HUB_CACHE", (), "download_dir"),
+    ("set the environment variable HF_TOKEN", (True,), "hf_token"),
+    ("register the class with sensorium.register_model", ({},), "model_class_overrides"),
+    ("register the family with sensorium.register_model", (), "io_processor_plugin"),
+    ("the checkpoint's own is read; quantization= quantises while loading", (), "quantization_config"),
+    ("the window is part of the model; give max_model_len", (False,), "disable_sliding_window"),
+    ("give kv_cache_memory_bytes", (), "num_gpu_blocks_override"),
+    ("give max_waiting to AsyncLLM", (), "max_num_queued_reqs max_num_queued_tokens"),
+    ("log probabilities are those before penalties and temperature", ("raw_logprobs",), "logprobs_mode"),
+    ("register them with sensorium.register_logits_processor", ([],), "logits_processors"),
+    ("give tracing= a TracerProvider", (), "otlp_traces_endpoint"),
+    ("requests run by priority, and in order if it is equal", ("fcfs", "priority"), "scheduling_policy"),
+    ("it cannot be replaced", (), "scheduler_cls"),
+    ("it cannot be replaced", ("auto", ""), "worker_cls worker_extension_cls"),
+    ("the decoder is part of the engine", (False,), "mm_encoder_only"),
+    ("all tokens of a video are kept; give num_frames in mm_processor_kwargs", (0,), "video_pruning_rate"),
+    ("outputs do not hold it", (False,), "enable_return_routed_experts return_sampling_mask"),
+    ("requests are not recorded", (False,), "enable_trace_replay"),
+    ("diffusion models do not run", (), "diffusion_config"),
+)
+ONLY = {name: (accepted, reason) for reason, accepted, names in _ONLY for name in names.split()}
+
+# reason why a value has no effect, names
+_IGNORED = (
+    ("code of a checkpoint never runs", "trust_remote_code code_revision"),
+    ("decode steps are recorded where that is faster", "enforce_eager cudagraph_capture_sizes max_cudagraph_capture_size"),
+    ("decode steps are recorded where that is faster", "compilation_config max_seq_len_to_capture optimization_level"),
+    ("decode steps are recorded where that is faster", "performance_mode"),
+    ("the option kernels chooses backends", "attention_backend attention_config mm_encoder_attn_backend mm_encoder_attn_dtype"),
+    ("the option kernels chooses backends", "moe_backend linear_backend all2all_backend kernel_config ir_op_priority"),
+    ("the option kernels chooses backends", "mamba_config mamba_backend enable_flashinfer_autotune disable_cascade_attn"),
+    ("an engine runs on one device", "disable_custom_all_reduce enable_expert_parallel mm_encoder_tp_mode"),
+    ("preempted requests are computed again", "swap_space preemption_mode"),
+    ("max_num_batched_tokens limits a step", "enable_chunked_prefill disable_chunked_mm_input max_num_partial_prefills"),
+    ("max_num_batched_tokens limits a step", "max_long_partial_prefills long_prefill_token_threshold"),
+    ("max_num_batched_tokens limits a step", "max_num_scheduled_tokens"),
+    ("the scheduler decides", "watermark prefill_schedule_interval scheduler_reserve_full_isl num_scheduler_steps"),
+    ("text is decoded when it is read", "disable_async_output_proc stream_interval multi_step_stream_outputs"),
+    ("the KV cache decides", "prefix_caching_hash_algo disable_hybrid_kv_cache_manager calculate_kv_scales"),
+    ("memory is planned from the model's limits", "skip_mm_profiling"),
+    ("the chat template places the items", "interleave_mm_strings"),
+    (
+        "the cache is in this process",
+        "mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_hasher_algorithm mm_tensor_ipc",
+    ),
+    ("media_workers is the number of threads", "renderer_num_workers tokenizer_pool_size"),
+    ("no adapter is loaded", "max_loras max_lora_rank max_cpu_loras lora_dtype fully_sharded_loras"),
+    ("llguidance compiles every format", "structured_outputs_config guided_decoding_backend"),
+    ("answers are returned whole", "reasoning_parser reasoning_parser_plugin reasoning_config"),
+    ("weights are mapped from safetensors files", "model_loader_extra_config ignore_patterns pt_load_map_location"),
+    ("weights are mapped from safetensors files", "safetensors_load_strategy max_parallel_loading_workers"),
+    ("the checkpoint's format is checked when it is loaded", "allow_deprecated_quantization"),
+    ("nothing reads it", "additional_config profiler_config use_fp64_gumbel"),
+    ("the options metrics and tracing export them", "collect_detailed_traces kv_cache_metrics show_hidden_metrics_for_version"),
+)
+IGNORED = {name: reason for reason, names in _IGNORED for name in names.split()}
+_SILENT = (
+    "served_model_name disable_log_stats disable_log_requests enable_log_requests use_tqdm_on_load enable_sleep_mode",
+    "enable_cumem_allocator enable_mm_embeds aggregate_engine_logging",
+)
+SILENT = frozenset(name for names in _SILENT for name in names.split())  # every value is what the engine does
+_PUBLISHED_FORMATS = (  # config.json names the format, and weights are read in it
+    *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4", "torchao"),
+)
+
+
+def _gib(value: Any) -> int:
+    return max(1, int(value * (1 << 30)))
+
+
+def _limits(value: Any) -> Any:
+    """Return limits with {"count": n, ...} as n. The other options describe the items of vLLM's memory profiling."""
+    if not isinstance(value, Mapping):
+        return value
+    counts = {name: one.get("count") if isinstance(one, Mapping) else one for name, one in value.items()}
+    return {name: count for name, count in counts.items() if count is not None}
+
+
+def _no_media(only_text: object) -> dict[str, int] | None:
+    return dict.fromkeys(("image", "video", "audio", "vision_chunk"), 0) if only_text else None
+
+
+# name -> an option of the engine, or a field of its `media` or `mm_processor_kwargs`, and how the value is converted
+RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "gpu_memory_utilization": ("gpu_memory_fraction", lambda value: value),
+    "mm_processor_cache_gb": ("mm_processor_cache_bytes", _gib),
+    "disable_mm_preprocessor_cache": ("mm_processor_cache_bytes", lambda value: 1 if value else None),
+    "limit_mm_per_prompt": ("limit_mm_per_prompt", _limits),
+    "language_model_only": ("limit_mm_per_prompt", _no_media),
+    "quantization": ("quantization", lambda value: None if value in _PUBLISHED_FORMATS else value),
+    "generation_config": ("generation_config", lambda value: "none" if value == "vllm" else value),
+    "allowed_local_media_path": ("media.allowed_local_media_path", lambda value: value or None),
+    "allowed_media_domains": ("media.allowed_media_domains", lambda value: tuple(value) or None),
+}
+_MEDIA_IO: dict[tuple[str, str], tuple[str, Callable[[Any], Any]]] = {  # (modality, key) of media_io_kwargs
+    ("video", "num_frames"): ("mm_processor_kwargs.num_frames", lambda value: value),
+    ("video", "fps"): ("mm_processor_kwargs.fps", lambda value: value),
+    ("image", "rgba_background_color"): ("media.background", lambda value: tuple(value)[:3]),
+}
+_SAME_AS = {"tokenizer": "model", "hf_config_path": "model", "tokenizer_revision": "revision"}
+NAMES = frozenset((*ONLY, *IGNORED, *SILENT, *RENAMED, *_SAME_AS, "media_io_kwargs"))
+
+
+def translate_options(model: object, options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+    """Return options of the engine from options and engine arguments of vLLM. None means the default.
+
+    Warns once about all arguments that have no effect.
+
+    Args:
+        known: names of the engine's options.
+
+    Raises:
+        ConfigError: an argument cannot be honoured, or is neither an option nor an argument of vLLM.
+    """
+    given = {name: value for name, value in options.items() if value is not None}
+    result: dict[str, Any] = {name: value for name, value in given.items() if name in known and name not in RENAMED}
+    without_effect: list[str] = []
+    for name, value in given.items():
+        if name in RENAMED:
+            _set(result, name, value, *RENAMED[name])
+        elif name in known or name in SILENT:
+            continue
+        elif name == "media_io_kwargs":
+            _set_media_io(result, value)
+        elif name in ONLY:
+            accepted, reason = ONLY[name]
+            if not _is_one_of(value, accepted):
+                raise _refusal(name, value, reason)
+        elif name in IGNORED:
+            without_effect += [f"{name} ({IGNORED[name]})"] if value else []
+        elif name in _SAME_AS:
+            if str(value) != str({"model": model, **given}.get(_SAME_AS[name])):
+                raise _refusal(name, value, f"all files are those of {_SAME_AS[name]}")
+        else:
+            raise ConfigError(f"unknown option {short_repr(name)}; {hint(name, known, NAMES)}", param=str(name))
+    if without_effect:
+        warnings.warn(f"options without effect here: {'; '.join(without_effect)}", UserWarning, stacklevel=4)
+    return result
+
+
+def _set(result: dict[str, Any], name: str, value: Any, target: str, convert: Callable[[Any], Any]) -> None:
+    """Set an option, or with a dot in `target` an entry of one, which the caller's own entry replaces."""
+    try:
+        converted = convert(value)
+    except (TypeError, ValueError, OverflowError):
+        raise _refusal(name, value, "it has a wrong type") from None
+    if converted is None:
+        return
+    option, _, key = target.partition(".")
+    if not key:
+        result[option] = converted
+    elif isinstance(result.get(option, {}), Mapping):
+        result[option] = {key: converted, **result.get(option, {})}
+    else:
+        raise _refusal(name, value, f"{option} is an object; set its {key}")
+
+
+def _set_media_io(result: dict[str, Any], value: Any) -> None:
+    if not isinstance(value, Mapping) or not all(isinstance(options, Mapping) for options in value.values()):
+        raise _refusal("media_io_kwargs", value, "it must map modalities to options")
+    for modality, options in value.items():
+        for key, option in options.items():
+            if (modality, key) in _MEDIA_IO:
+                _set(result, "media_io_kwargs", option, *_MEDIA_IO[modality, key])
+            elif (modality, key, option) != ("image", "image_mode", "RGB"):
+                known = ", ".join(f"{key} of {modality}" for modality, key in _MEDIA_IO)
+                raise _refusal("media_io_kwargs", value, f"the known options are {known}")
+
+
+def _is_one_of(value: object, accepted: Collection[object]) -> bool:
+    """Return whether a value is among these; True is not 1."""
+    return any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in accepted)
+
+
+def _refusal(name: str, value: object, reason: str) -> ConfigError:
+    return ConfigError(f"{name}={short_repr(value)} cannot be honoured: {reason}", param=name)

@@ -1,0 +1,143 @@
+"""vLLM's engine arguments: each is honoured, accepted with one warning, or refused with the reason."""
+
+from __future__ import annotations
+
+import argparse
+import dataclasses
+import warnings
+
+import pytest
+from sensorium import AsyncEngineArgs, EngineArgs
+from sensorium.engine.config import EngineConfig, make_config
+from sensorium.engine.vllm_args import IGNORED, NAMES, ONLY, RENAMED, SILENT
+from sensorium.mm.errors import ConfigError
+
+PLAIN = {  # arguments as scripts give them, all without a warning
+    "tensor_parallel_size": 1,
+    "trust_remote_code": False,
+    "enforce_eager": False,
+    "hf_overrides": {},
+    "tokenizer": "m",
+    "revision": "main",
+    "tokenizer_revision": "main",
+    "runner": "pooling",
+    "load_format": "auto",
+    "disable_log_stats": True,
+    "served_model_name": "name",
+    "distributed_executor_backend": "mp",
+    "cpu_offload_gb": 0,
+}
+
+
+@pytest.mark.parametrize(
+    ("options", "expected"),
+    [
+        (PLAIN, {"revision": "main"}),
+        ({"gpu_memory_utilization": 0.5}, {"gpu_memory_fraction": 0.5}),
+        ({"mm_processor_cache_gb": 2}, {"mm_processor_cache_bytes": 2 << 30}),
+        ({"mm_processor_cache_gb": 0}, {"mm_processor_cache_bytes": 1}),
+        ({"disable_mm_preprocessor_cache": True}, {"mm_processor_cache_bytes": 1}),
+        (
+            {"limit_mm_per_prompt": {"image": {"count": 2, "width": 512}, "video": 0}},
+            {"limit_mm_per_prompt": {"image": 2, "video": 0}},
+        ),
+        ({"limit_mm_per_prompt": {"image": {"width": 512}}}, {"limit_mm_per_prompt": {}}),
+        ({"generation_config": "vllm"}, {"generation_config": "none"}),
+        ({"quantization": "awq_marlin"}, {"quantization": None}),
+        ({"quantization": "fp8", "seed": None, "max_logprobs": 5}, {"quantization": "fp8", "seed": 0, "max_logprobs": 5}),
+        ({"media_io_kwargs": {"video": {"num_frames": 8}}}, {"mm_processor_kwargs": {"num_frames": 8}}),
+        (
+            {"media_io_kwargs": {"video": {"fps": 1}}, "mm_processor_kwargs": {"fps": 2, "max_pixels": 100}},
+            {"mm_processor_kwargs": {"fps": 2, "max_pixels": 100}},
+        ),
+    ],
+)
+def test_honoured(options, expected):
+    config = make_config("m", options)
+    assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_limits_of_media():
+    options = {"allowed_local_media_path": "/data", "allowed_media_domains": ["example.org"]}
+    background = {"image": {"rgba_background_color": [1, 2, 3, 255], "image_mode": "RGB"}}
+    media = make_config("m", {**options, "media_io_kwargs": background, "media": {"max_bytes": 10}}).media
+    assert (media.allowed_local_media_path, media.allowed_media_domains) == ("/data", ("example.org",))
+    assert (media.background, media.max_bytes) == ((1, 2, 3), 10)
+    assert make_config("m", {"allowed_local_media_path": ""}).media.allowed_local_media_path is None
+    assert not make_config("m", {"language_model_only": True}).takes("image")
+
+
+def test_one_warning_for_all_without_effect():
+    options = {"enforce_eager": True, "swap_space": 4, "trust_remote_code": True}
+    with pytest.warns(
+        UserWarning, match=r"without effect here: enforce_eager \(.*\); swap_space \(.*\); trust_remote_code"
+    ) as found:
+        make_config("m", options)
+    assert len(found) == 1
+
+
+@pytest.mark.parametrize(
+    ("options", "message"),
+    [
+        (
+            {"tensor_parallel_size": 2},
+            "tensor_parallel_size=2 cannot be honoured: an engine runs on one device; start one per GPU",
+        ),
+        ({"tensor_parallel_size": True}, "tensor_parallel_size=True cannot"),
+        ({"tokenizer": "other"}, "tokenizer='other' cannot be honoured: all files are those of model"),
+        (
+            {"revision": "a", "tokenizer_revision": "b"},
+            "tokenizer_revision='b' cannot be honoured: all files are those of revision",
+        ),
+        ({"speculative_config": {"method": "ngram"}}, "there is no speculative decoding"),
+        ({"load_format": "dummy"}, "weights are read from safetensors"),
+        ({"media_io_kwargs": {"video": {"frames": 1}}}, "the known options are num_frames of video, fps of video"),
+        ({"media_io_kwargs": 5}, "it must map modalities to options"),
+        ({"mm_processor_cache_gb": "much"}, "mm_processor_cache_gb='much' cannot be honoured: it has a wrong type"),
+        ({"tensor_paralel_size": 1}, "unknown option 'tensor_paralel_size'; did you mean tensor_parallel_size?"),
+        ({"tokeniser": "x"}, "did you mean tokenizer?"),
+        ({"nonsense": 1}, "unknown option 'nonsense'; the known ones are dtype, device"),
+    ],
+)
+def test_refused(options, message):
+    with pytest.raises(ConfigError) as caught:
+        make_config("m", options)
+    assert message in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert caught.value.info.param in options
+
+
+def test_every_name_is_in_one_table():
+    tables = [set(ONLY), set(IGNORED), set(SILENT), set(RENAMED)]
+    assert sum(map(len, tables)) == len(set.union(*tables))
+    own = {field.name for field in dataclasses.fields(EngineConfig)}
+    assert not own & (NAMES - set(RENAMED))
+
+
+def test_default_values_of_every_name_pass():
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        assert make_config("m", dataclasses.asdict(EngineArgs("m")) | {"model": None}) == make_config("m", {})
+        for name, (accepted, _) in ONLY.items():
+            for value in accepted:
+                make_config("m", {name: value})
+
+
+def test_engine_args():
+    args = EngineArgs(model="m", max_model_len=64, limit_mm_per_prompt={"image": 2}, trust_remote_code=False)
+    options = dataclasses.asdict(args) | {"seed": 3}
+    assert make_config(options.pop("model"), options) == make_config(
+        "m", {"max_model_len": 64, "limit_mm_per_prompt": {"image": 2}, "seed": 3}
+    )
+    parser = AsyncEngineArgs.add_cli_args(argparse.ArgumentParser())
+    parsed = parser.parse_args(
+        ["--model", "m", "--max-model-len", "64", "--enforce-eager", "--limit-mm-per-prompt", '{"image": 2}']
+    )
+    made = AsyncEngineArgs.from_cli_args(parsed)
+    assert (made.model, made.max_model_len, made.enforce_eager, made.limit_mm_per_prompt, made.seed) == (
+        "m",
+        64,
+        True,
+        {"image": 2},
+        None,
+    )
