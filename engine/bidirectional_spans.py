@@ -11,6 +11,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
+from ..mm.embeddings import PROMPT_EMBEDS
 from ..mm.types import MultiModalFeature
 
 BidirectionalSpan = tuple[int, int]  # tokens [start, stop)
@@ -19,7 +20,7 @@ BidirectionalSpan = tuple[int, int]  # tokens [start, stop)
 def find_spans(prompt_attention: str, prompt_length: int, features: Sequence[MultiModalFeature]) -> list[BidirectionalSpan]:
     """Return the spans of a sequence in order. `prompt_length`: number of tokens that the sequence began with."""
     if prompt_attention == "bidirectional_items":
-        return [run for feature in features for run in feature.range.runs]
+        return [run for feature in features if feature.modality != PROMPT_EMBEDS for run in feature.range.runs]
     return [(0, prompt_length)] if prompt_attention == "bidirectional_prompt" else []
 
 

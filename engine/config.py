@@ -35,6 +35,15 @@ _POSITIVE = (
     "max_uuids",
     "max_grammar_chars",
 )
+_FLAGS = (
+    "offline",
+    "trust_uuid",
+    "enable_prompt_embeds",
+    "enable_prefix_caching",
+    "batch_invariant",
+    "engine_process",
+    "warm_up",
+)
 
 
 @dataclass(frozen=True)
@@ -66,6 +75,8 @@ class EngineConfig:
         mm_processor_cache_bytes: size of the cache of processed items in bytes.
         trust_uuid: take the uuids in `multi_modal_uuids` as the identity of their content instead of hashing the content.
             Safe only if all requests come from one trusted caller.
+        enable_prompt_embeds: accept prompts of the form {"prompt_embeds": [tokens, hidden]}. The encoder cache then holds their
+            rows, also for text models.
         enable_prefix_caching: keep KV blocks of finished sequences and reuse them for prompts with the same prefix.
         prefix_cache_bytes: maximum size of KV blocks that are kept only for reuse. None: the whole KV cache.
         max_encoder_tokens: maximum number of encoder rows per step. A larger item is encoded alone.
@@ -128,6 +139,7 @@ class EngineConfig:
     media: MediaPolicy = field(default_factory=MediaPolicy)
     mm_processor_cache_bytes: int = 512 << 20
     trust_uuid: bool = False
+    enable_prompt_embeds: bool = False
     enable_prefix_caching: bool = True
     prefix_cache_bytes: int | None = None
     max_encoder_tokens: int = 4096
@@ -183,7 +195,7 @@ class EngineConfig:
             if not isinstance(self.adapter, str | os.PathLike) or not os.fspath(self.adapter):
                 raise _error("adapter", self.adapter, "must be the path of an adapter's folder or its name on the Hub")
             object.__setattr__(self, "adapter", os.fspath(self.adapter))
-        for name in ("offline", "trust_uuid", "enable_prefix_caching", "batch_invariant", "engine_process", "warm_up"):
+        for name in _FLAGS:
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, getattr(self, name), "must be True or False")
         _check_kernels(self.kernels)

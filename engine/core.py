@@ -15,6 +15,7 @@ from typing import Any, Protocol
 
 import torch
 
+from ..mm.embeddings import PROMPT_EMBEDS
 from ..mm.errors import InputError, hint
 from ..mm.types import MultiModalFeature, find_item
 from ..models.interface import Model
@@ -127,6 +128,9 @@ class EngineCore:
         self._check_tokens("bad_words", tuple(chain.from_iterable(request.bad_word_ids)))
         self._check_tokens("pooling", () if request.pooling is None else request.pooling.token_ids)
         self._check_head(request)
+        if params.prompt_logprobs is not None and any(item.modality == PROMPT_EMBEDS for item in request.features):
+            reason = "prompt_logprobs need the prompt's tokens, which prompt_embeds do not tell; leave one of them out"
+            raise InputError(reason, param="prompt_logprobs")
         self._check_adapter(request.adapter)
         self._quarantine.check_items(request.features if request.cross is None else (*request.features, request.cross))
         if request.request_id in self._compiling:

@@ -17,14 +17,14 @@ from ..processors.device import MediaDevice
 from ..processors.files import find_template
 from ..processors.interface import SupportsTranscription
 from ..processors.text.tokenizer import Tokenizer
-from .config import make_config
+from .config import EngineConfig, make_config
 from .engine_args import EngineArgs
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor
 from .frontend.media import MultiModalSettings
 from .frontend.request_handle import RequestHandle
 from .frontend.trace import span_observer
-from .model_files import load_model_files
+from .model_files import ModelFiles, load_model_files
 from .sampling_params import SamplingParams, from_generation_config
 from .session import LiveSession
 from .setup.doctor import explain
@@ -33,7 +33,7 @@ from .setup.implementation import resolve_architecture
 from .setup.loader import load_core
 from .setup.memory_plan import MemoryPlan
 from .setup.resolve import load_processing
-from .types import EngineStats, RequestOutput
+from .types import CoreInfo, EngineStats, RequestOutput
 
 Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
@@ -104,20 +104,10 @@ class LLM:
         self.default_params = SamplingParams()
         if self.config.generation_config == "auto":
             self.default_params = from_generation_config(files.generation_config)
-        settings = MultiModalSettings(
-            self.config.media,
-            self.config.limit_mm_per_prompt,
-            files.fingerprint,
-            core.info.row_bytes,
-            getattr(torch, core.info.dtype),
-            self.config.trust_uuid,
-            self.config.mm_processor_cache_bytes,
-            max_uuids=self.config.max_uuids,
-            kernels=self.config.kernels,
-            device=None if self.config.media_device == "cpu" else MediaDevice(self.config.torch_media_device),
-        )
         self.speech = info if isinstance(info, SupportsTranscription) else None
-        self._inputs = InputProcessor(info, self._tokenizer, settings, self.max_model_len, self.config.max_template_seconds)
+        hidden_size = core.info.hidden_size if self.config.enable_prompt_embeds else None
+        limits = (self.max_model_len, self.config.max_template_seconds, hidden_size)
+        self._inputs = InputProcessor(info, self._tokenizer, _media_settings(self.config, files, core.info), *limits)
         loop = (self.config.seed, self.config.media_workers, self.config.sampling_limits)
         self._engine_loop = EngineLoop(core, self._tokenizer, files.eos_token_ids, *loop)
         if self.config.warm_up:
@@ -151,7 +141,8 @@ class LLM:
 
         Args:
             prompts: strings, or `{"prompt": str}` or `{"prompt_token_ids": [int]}` with "multi_modal_data":
-                `{"image": one or a list, "video": ...}`; each item needs one placeholder in the prompt. Further keys:
+                `{"image": one or a list, "video": ...}`; each item needs one placeholder in the prompt. Or, with
+                `enable_prompt_embeds`, `{"prompt_embeds": [tokens, hidden]}`. Further keys:
                 "multi_modal_uuids" (names of items), "mm_processor_kwargs" (options of this request), "cache_salt"
                 (requests with different salts share no cache), "fit": "context" (shrink media until the prompt fits).
             sampling_params: one for all prompts, one per prompt, or None for the checkpoint's defaults.
@@ -384,6 +375,21 @@ class LLM:
         if len(given) != count:
             raise InputError(f"{len(given)} sampling_params for {count} prompts; give one, or one per prompt")
         return given
+
+
+def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> MultiModalSettings:
+    return MultiModalSettings(
+        config.media,
+        config.limit_mm_per_prompt,
+        files.fingerprint,
+        core.row_bytes,
+        getattr(torch, core.dtype),
+        config.trust_uuid,
+        config.mm_processor_cache_bytes,
+        max_uuids=config.max_uuids,
+        kernels=config.kernels,
+        device=None if config.media_device == "cpu" else MediaDevice(config.torch_media_device),
+    )
 
 
 def _listed(prompts: object) -> Sequence[object]:

@@ -13,6 +13,8 @@ from .errors import MediaError, typed
 from .types import EmbeddingItem
 
 ROWS = "encoder_rows"  # name of the tensor of a precomputed item, `[rows, width]`
+PROMPT_EMBEDS = "prompt_embeds"  # modality of a piece of a prompt that was given as token embeddings
+PROMPT_EMBEDS_ROWS = 256  # rows of a piece
 
 
 @dataclass(frozen=True)

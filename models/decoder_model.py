@@ -36,7 +36,7 @@ class DecoderModel(nn.Module):
     Attributes:
         prefixes: (stored, canonical) prefixes of tensor names; the first match is replaced. `TEXT_PREFIXES` are for
             checkpoints with the decoder under `language_model.`; a family puts its own before them.
-        has_encoders: False if prompts are text only (`keep_encoders`).
+        reads_encoder_rows: False if no step replaces token embeddings (`keep_encoders`).
         ignored: canonical prefixes of stored tensors that are not used. All other unknown tensors are refused.
         head: None in a checkpoint for embeddings, which stores no head.
     """
@@ -47,7 +47,7 @@ class DecoderModel(nn.Module):
     ignored: Sequence[str] = ()
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
-    has_encoders = True
+    reads_encoder_rows = True
     recordable = True
     formats: Formats | None = None  # of a quantised checkpoint
 
@@ -83,7 +83,7 @@ class DecoderModel(nn.Module):
         adapters = [module for module in self.modules() if isinstance(module, LowRank)]
         parts = [[adapter for adapter in adapters if f".{part}." in adapter.stem] for part in ("self_attn", "mlp")]
         adapter_rows = adapter_bytes(parts[0], limits, self.dtype), adapter_bytes(parts[1], limits, self.dtype)
-        own = decoder_bytes(self.spec, limits, self.dtype, adapter_rows, self.has_encoders)
+        own = decoder_bytes(self.spec, limits, self.dtype, adapter_rows, self.reads_encoder_rows)
         return own + gathered_bytes(self.spec, limits, self.dtype)
 
     def choose_head(self, headers: Mapping[str, Tensor]) -> None:
@@ -108,7 +108,7 @@ class DecoderModel(nn.Module):
 
         Here everything but the decoder is removed if no modality is left. A model with separate encoders overrides this.
         """
-        self.has_encoders = bool(modalities)
+        self.reads_encoder_rows = bool(modalities)
         if not modalities:
             self._remove(*(name for name, _ in self.named_children() if name not in ("language_model", "head")))
 

@@ -21,6 +21,7 @@ from ...processors.text.tokenizer import Tokenizer
 from ..types import ItemTrace
 from .items import PlannedItem, ProcessedItem, final_plan, num_bytes, source_bytes
 from .media import MultiModalProcessor, MultiModalSettings
+from .prompt_embeds import prompt_embeds_features, read_prompt_embeds
 from .prompts import Prompt, read_prompt
 
 
@@ -119,7 +120,10 @@ class InputProcessor:
         settings: MultiModalSettings,
         max_model_len: int,
         max_template_seconds: float = 10.0,
+        hidden_size: int | None = None,
     ) -> None:
+        """`hidden_size`: width of `prompt_embeds`; None refuses them."""
+        self._hidden_size = hidden_size
         self._max_template_seconds = max_template_seconds
         self._info, self._tokenizer, self._max_model_len = info, tokenizer, max_model_len
         self._cross_attention = any(name not in info.placeholder_ids for name in info.modalities)
@@ -147,7 +151,10 @@ class InputProcessor:
         Args:
             more: the prompt continues another one, so the tokenizer adds no special tokens.
         """
-        return self._parse(*self._tokenize(prompt, special=not more), reserve, more)
+        read = self._read(prompt)
+        if read.embeds is not None:
+            return self._parse_embeds(read, more)
+        return self._parse(read, self._tokenize(read, special=not more), reserve, more)
 
     def parse_chat(
         self, messages: Sequence[Mapping[str, Any]], render: Mapping[str, Any], request: Mapping[str, Any], reserve: int = 1
@@ -217,20 +224,39 @@ class InputProcessor:
         if isinstance(prompt, Mapping) and prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
             media = self._read({**prompt, "prompt": "", "fit": None})
             return [item.plan for item in self.media.open(media.media, media.uuids, media.options, media.salt, False)]
-        read, ids = self._tokenize(prompt)
+        read = self._read(prompt)
+        if read.embeds is not None:
+            return []
+        ids = self._tokenize(read)
         sources = self.media.parse(read.media, read.uuids, read.options)
         ids = self._info.preprocess_prompt(ids, _num_items(sources))
         with self.media.budget.open() as ledger:
             items, _ = self._plan(read, ids, sources, 1, self.media.fetch(sources, ledger), ledger, identify=False)
         return [item.plan for item in items]
 
-    def _tokenize(self, prompt: object, special: bool = True) -> tuple[Prompt, Sequence[int]]:
-        """Read a prompt and return it with its token ids; placeholders are not expanded."""
-        read = self._read(prompt)
-        if read.token_ids is not None:
-            return read, read.token_ids
-        self._check_text_length(read.text or "")
-        return read, self._tokenizer.encode(read.text or "", add_special_tokens=special and self._adds_special_tokens)
+    def _tokenize(self, prompt: Prompt, special: bool = True) -> Sequence[int]:
+        """Return the token ids of a prompt; placeholders are not expanded."""
+        if prompt.token_ids is not None:
+            return prompt.token_ids
+        self._check_text_length(prompt.text or "")
+        return self._tokenizer.encode(prompt.text or "", add_special_tokens=special and self._adds_special_tokens)
+
+    def _parse_embeds(self, prompt: Prompt, more: bool) -> ProcessedPrompt:
+        """Return the prompt that `prompt_embeds` are. Its token ids are zeros."""
+        if self._cross_attention:
+            reason = "an encoder-decoder model takes no prompt_embeds; give the decoder's prompt as text or token ids"
+            raise InputError(reason, param="prompt_embeds")
+        if self._hidden_size is None:
+            reason = "this engine takes no prompt_embeds; load the model with enable_prompt_embeds=True"
+            raise InputError(reason, param="prompt_embeds")
+        if more:
+            reason = "a live session takes prompt_embeds as its first prompt only; append text or token ids"
+            raise InputError(reason, param="prompt_embeds")
+        settings = self.media.settings
+        rows = read_prompt_embeds(prompt.embeds, self._hidden_size, self._max_model_len - 1, settings.dtype)
+        features = prompt_embeds_features(rows, settings.row_bytes // settings.dtype.itemsize, prompt.salt)
+        adapter = self.adapter(())
+        return ProcessedPrompt(None, (0,) * len(rows), features, salt=prompt.salt or "", adapter=adapter)
 
     def _read(self, prompt: object) -> Prompt:
         """Read a prompt. Raise InputError for a prompt that suits another kind of model."""
@@ -241,7 +267,8 @@ class InputProcessor:
             raise InputError('this model has no text encoder; give "prompt" instead of "encoder_prompt" and "decoder_prompt"')
         if read.encoder.text or read.encoder.token_ids or read.decoder is None:
             raise InputError('this model\'s encoder reads media only; give the text as "decoder_prompt"')
-        return replace(read.encoder, text=read.decoder.text, token_ids=read.decoder.token_ids)
+        decoder = read.decoder
+        return replace(read.encoder, text=decoder.text, token_ids=decoder.token_ids, embeds=decoder.embeds)
 
     def _parse(
         self, prompt: Prompt, ids: Sequence[int], reserve: int, more: bool = False, has_placeholders: bool = False

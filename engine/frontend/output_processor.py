@@ -217,7 +217,7 @@ class OutputBuilder:
 
     def _with_item(self, error: ErrorInfo | None) -> ErrorInfo | None:
         """Replace the index of a feature, as the core counts, by the caller's index of its item."""
-        if error is None or error.modality is None or error.index is None:
+        if error is None or error.modality is None or error.index is None or not self.prepared.item_of:
             return error
         features = [i for i, feature in enumerate(self.prepared.features) if feature.modality == error.modality]
         if error.index >= len(features):

@@ -14,6 +14,7 @@ from ...mm.errors import InputError, check_utf8, hint, short_repr, typed
 _PROMPT_KEYS = (
     "prompt",
     "prompt_token_ids",
+    "prompt_embeds",
     "multi_modal_data",
     "multi_modal_uuids",
     "mm_processor_kwargs",
@@ -25,7 +26,7 @@ _ENCODER_DECODER_KEYS = ("encoder_prompt", "decoder_prompt")
 
 @dataclass(frozen=True)
 class Prompt:
-    """A prompt of a decoder or of an encoder. Exactly one of `text` and `token_ids` is not None.
+    """A prompt of a decoder or of an encoder. Exactly one of `text`, `token_ids` and `embeds` is not None.
 
     Args:
         media: `multi_modal_data`, by modality.
@@ -33,6 +34,7 @@ class Prompt:
         options: `mm_processor_kwargs` of this request.
         salt: `cache_salt`; requests with different salts share no uuids and no caches.
         fit: None, or "context" to shrink media until the prompt fits.
+        embeds: `prompt_embeds`, not checked yet.
     """
 
     text: str | None = None
@@ -42,6 +44,7 @@ class Prompt:
     options: Mapping[str, Any] = field(default_factory=dict)
     salt: str | None = None
     fit: str | None = None
+    embeds: object = None
 
 
 @dataclass(frozen=True)
@@ -56,8 +59,9 @@ def read_prompt(prompt: object) -> Prompt | EncoderDecoderPrompt:
     """Read a prompt in any form.
 
     Args:
-        prompt: a string, a list of token ids, `{"prompt" or "prompt_token_ids": ..., "multi_modal_data": ...}`, or
-            `{"encoder_prompt": ..., "decoder_prompt": ...}` whose values have one of the other forms.
+        prompt: a string, a list of token ids, `{"prompt" or "prompt_token_ids": ..., "multi_modal_data": ...}`,
+            `{"prompt_embeds": ...}`, or `{"encoder_prompt": ..., "decoder_prompt": ...}` whose values have one of the other
+            forms.
 
     Raises:
         InputError: any other form. For an unknown key, the message names the nearest known one.
@@ -80,8 +84,12 @@ def _read_single(prompt: object) -> Prompt:
     if not isinstance(prompt, Mapping):
         raise InputError(f'a prompt must be a string, token ids or {{"prompt": ...}}, not {typed(prompt)}', param="prompt")
     _check_keys(prompt, _PROMPT_KEYS)
-    text, ids = prompt.get("prompt"), prompt.get("prompt_token_ids")
-    if (text is None) == (ids is None):
+    text, ids, embeds = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("prompt_embeds")
+    if embeds is not None:
+        others = [key for key in prompt if key not in ("prompt_embeds", "cache_salt") and prompt[key] is not None]
+        if others:
+            raise InputError(f'"prompt_embeds" is a whole prompt; leave out {others[0]}', param=others[0])
+    elif (text is None) == (ids is None):
         found = "neither" if text is None else "both"
         raise InputError(f'a prompt needs either "prompt" or "prompt_token_ids"; it has {found}', param="prompt")
     if text is not None and not isinstance(text, str):
@@ -94,6 +102,7 @@ def _read_single(prompt: object) -> Prompt:
         _read_mapping(prompt, "mm_processor_kwargs", 'must map options to values, e.g. {"max_pixels": 1003520}'),
         _read_text(prompt, "cache_salt"),
         _read_fit(prompt),
+        embeds,
     )
 
 

@@ -10,6 +10,7 @@ from operator import mul
 
 import torch
 
+from ...mm.embeddings import PROMPT_EMBEDS, PROMPT_EMBEDS_ROWS
 from ...mm.errors import ConfigError
 from ...mm.media.policy import DecodeSpec, MediaPolicy
 from ...models.interface import CacheSpec, Model, StepLimits
@@ -81,7 +82,9 @@ def max_sizes(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_mo
     inside = [rows for name, rows in items.items() if name in info.placeholder_ids]
     spans = {"causal": 1, "bidirectional_items": max(inside, default=1), "bidirectional_prompt": max_model_len}
     step_rows = max(config.max_num_batched_tokens, spans[info.prompt_attention] + config.max_num_seqs - 1)
-    encoder_cache_bytes = encoder_cache_budget(config, items, row_bytes) if info.modalities else 0
+    embeds = {PROMPT_EMBEDS: min(PROMPT_EMBEDS_ROWS, max_model_len)} if config.enable_prompt_embeds else {}
+    cached = items | embeds if info.modalities or embeds else None
+    encoder_cache_bytes = 0 if cached is None else encoder_cache_budget(config, cached, row_bytes)
     return MaxSizes(max_model_len, max([max_model_len, *cross]), step_rows, encoder_cache_bytes, items)
 
 
@@ -195,7 +198,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         encoder_step=max(
             (model.encoder_bytes(name, n, step) for name, most in call_rows.items() for n in _worst_counts(most)), default=0
         ),
-        media_held=(MEDIA_BYTES + (1 + config.media_workers) * processed) if items else 0,
+        media_held=(MEDIA_BYTES + (1 + config.media_workers) * processed) if items or config.enable_prompt_embeds else 0,
         processor_cache=config.mm_processor_cache_bytes if items else 0,
         graphs=decode_graphs.graph_bytes(model, config.max_num_seqs, len(blocks), blocks_per_sequence, step)
         + encoder_graphs.graph_bytes(model, call_rows, step),

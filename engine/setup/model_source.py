@@ -93,6 +93,8 @@ class ModelSource:
     def _build(self, device: torch.device) -> Model:
         modalities = [name for name in self.modalities if self.config.limit_mm_per_prompt.get(name) != 0]
         model = build_model(self.files, self.info, self.dtype, device, modalities)
+        if self.config.enable_prompt_embeds and isinstance(model, DecoderModel):
+            model.reads_encoder_rows = True
         model.cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.cache_specs)
         return model
 

@@ -14,13 +14,13 @@ from .grammar import Grammar, GrammarFactory
 
 
 class TokenCounts:
-    """The distinct tokens of a sequence, and how often its answer has each. Only new tokens are read."""
+    """The distinct tokens of a sequence after the first `skip`, and how often its answer has each. Only new tokens are read."""
 
-    def __init__(self) -> None:
+    def __init__(self, skip: int = 0) -> None:
         self._slots: dict[int, int] = {}
         self._ids = np.empty(64, dtype=np.int64)
         self._counts = np.zeros(64, dtype=np.float32)
-        self._num_read = 0
+        self._num_read = skip
 
     def update(self, token_ids: Sequence[int], turn_start: int) -> tuple[np.ndarray, np.ndarray]:
         """Return the distinct tokens, int64 `[n]`, and how often the answer has each, float32 `[n]`."""
@@ -52,6 +52,7 @@ class SamplingState:
         end_ids: EOS and stop tokens. eos_ids: tokens that end an answer with a grammar.
         bad_word_ids: token sequences that the answer must not complete.
         grammars: makes the grammar if the parameters ask for one.
+        num_embeds: first tokens of the prompt that were given as embeddings; no penalty counts them.
     """
 
     def __init__(
@@ -64,12 +65,13 @@ class SamplingState:
         bad_word_ids: Sequence[Sequence[int]] = (),
         eos_ids: Sequence[int] = (),
         grammars: GrammarFactory | None = None,
+        num_embeds: int = 0,
     ) -> None:
         self.params, self.token_ids, self.turn_start, self.seed = params, token_ids, turn_start, seed
         self.end_ids, self.eos_ids = tuple(end_ids), tuple(eos_ids)
         self.must_end = False  # in this step the grammar allows only the end
-        self._grammars = grammars
-        self._counts = TokenCounts()
+        self._grammars, self._num_embeds = grammars, num_embeds
+        self._counts = TokenCounts(num_embeds)
         self._bad_words: dict[int, list[tuple[int, ...]]]  # words of several tokens, by their second-last token
         self._bad_tokens: list[int]
         self._set_bad_words(bad_word_ids)
@@ -119,7 +121,7 @@ class SamplingState:
         if grammar is not None:
             grammar.rollback(max(0, num_tokens - self.turn_start) if turn_start == self.turn_start else 0)
         self.turn_start = turn_start
-        self._counts = TokenCounts()
+        self._counts = TokenCounts(min(self._num_embeds, num_tokens))
         self._set_bad_words(bad_word_ids)
 
     def _set_bad_words(self, words: Sequence[Sequence[int]]) -> None:

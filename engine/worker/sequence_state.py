@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import numpy as np
 
+from ...mm.embeddings import PROMPT_EMBEDS
 from ...mm.positions import mrope_positions
 from ...mm.types import MultiModalFeature
 from ..bidirectional_spans import BidirectionalSpan, find_spans
@@ -52,6 +53,7 @@ class SequenceState:
             request.bad_word_ids,
             request.eos_token_ids,
             grammars,
+            max((item.range.end for item in request.features if item.modality == PROMPT_EMBEDS), default=0),
         )
         self._rope_axes, self.prompt_attention = rope_axes, prompt_attention
         self._forbidden_words: tuple[tuple[int, ...], ...] = ()  # that the rest of the answer must not contain
