@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from types import UnionType
 from typing import Any, Self
 
+import numpy as np
 import torch
 
 from ..mm.cache import CacheStats
@@ -140,7 +141,8 @@ class LLM:
         Interrupting the call aborts unfinished requests and frees their memory.
 
         Args:
-            prompts: strings, or `{"prompt": str}` or `{"prompt_token_ids": [int]}` with "multi_modal_data":
+            prompts: one prompt or an iterable of prompts: a string, a list of token ids, or
+                `{"prompt": str}` or `{"prompt_token_ids": [int]}` with "multi_modal_data":
                 `{"image": one or a list, "video": ...}`; each item needs one placeholder in the prompt. Or, with
                 `enable_prompt_embeds`, `{"prompt_embeds": [tokens, hidden]}`. Further keys:
                 "multi_modal_uuids" (names of items), "mm_processor_kwargs" (options of this request), "cache_salt"
@@ -393,11 +395,11 @@ def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> 
 
 
 def _listed(prompts: object) -> Sequence[object]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    if not isinstance(prompts, list | tuple):
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | np.ndarray | torch.Tensor):
         raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}")
-    return prompts
+    listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+    is_one = bool(listed) and all(isinstance(entry, int) for entry in listed)  # a list of token ids
+    return [listed] if is_one else listed
 
 
 def _priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
@@ -408,6 +410,8 @@ def _priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
 
 
 def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
+    if isinstance(messages, Iterator):
+        return list(messages)  # type: ignore[arg-type]
     if not isinstance(messages, list | tuple):
         raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}")
     if messages and all(isinstance(entry, list | tuple) for entry in messages):

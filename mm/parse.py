@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -102,7 +102,7 @@ class MultiModalDataParser:
                 kind, media = read_entry(media)
             except InputError as error:
                 raise media_error(error, modality, index) from None
-        data = media.data
+        data = plain_data(media.data)
         if media.uuid is not None and not (isinstance(media.uuid, str) and media.uuid):
             got = repr(media.uuid) if isinstance(media.uuid, str) else typed(media.uuid)
             raise MediaError(modality, index, f"its uuid must be a non-empty string, not {got}", param="uuid")
@@ -142,12 +142,29 @@ def _with_uuids(modality: str, given: list[Media], uuids: object) -> list[Media]
     return [replace(media, uuid=name) if media.uuid is None else media for media, name in zip(given, names, strict=True)]
 
 
+def plain_data(value: object) -> object:
+    """Return an item of Hugging Face `datasets` in one of our forms: bytes, a path or `(samples, rate)`. Others are kept.
+
+    Such an item is `{"bytes", "path"}`, `{"array", "sampling_rate", "path"}` or torchcodec's AudioDecoder.
+    """
+    keys = set(value) - {"path"} if isinstance(value, Mapping) else set()
+    if isinstance(value, Mapping) and keys == {"array", "sampling_rate"}:
+        return np.asarray(value["array"]), value["sampling_rate"]
+    if isinstance(value, Mapping) and keys == {"bytes"}:
+        return value.get("path") if value.get("bytes") is None else value["bytes"]
+    if hasattr(value, "get_all_samples"):
+        samples = value.get_all_samples()
+        return samples.data, samples.sample_rate
+    return value
+
+
 def trusted_source(media: object) -> object:
     """Convert a str from the caller's own code or command line to a Path or URL. Other values are returned as they are.
 
     A path, or the path of a file: URL, becomes a Path, which may be anywhere, unlike a path inside a message. Other URLs, and
     invalid file: URLs, are returned unchanged; reading them raises an error.
     """
+    media = plain_data(media)
     if not isinstance(media, str) or media[:5].lower() == "data:":
         return media
     if media[:7].lower() == "file://":
@@ -157,7 +174,9 @@ def trusted_source(media: object) -> object:
 
 
 def is_item_list(modality: str, value: object) -> bool:
-    """Return whether a value is a list of items, as opposed to one item that is itself a list."""
+    """Return whether a value is a list or an iterator of items, as opposed to one item that is itself a list."""
+    if isinstance(value, Iterator) and not hasattr(value, "read"):
+        return True
     if isinstance(value, np.ndarray | Tensor):
         return modality in _AXES and value.ndim == _AXES[modality]
     if not isinstance(value, list | tuple):

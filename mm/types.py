@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
 
@@ -26,6 +26,9 @@ class Media:
         min_pixels, max_pixels: area of an image or frame after resizing.
         fps, num_frames: frames used of a video; only one may be given.
         detail: "low" (at most 512x512 pixels), "high" or "auto" (the model's own limits).
+        resized_height, resized_width: size to start from instead of the item's own, as in qwen-vl-utils.
+        min_frames, max_frames: bounds of the number of frames that `fps` gives.
+        total_pixels: bound of the area of all frames, divided by the frames of a temporal patch.
     """
 
     data: object
@@ -35,11 +38,16 @@ class Media:
     fps: float | None = None
     num_frames: int | None = None
     detail: str | None = None
+    resized_height: int | None = None
+    resized_width: int | None = None
+    min_frames: int | None = None
+    max_frames: int | None = None
+    total_pixels: int | None = None
 
     @property
     def options(self) -> dict[str, object]:
         """The options that were given, by name."""
-        names = ("min_pixels", "max_pixels", "fps", "num_frames", "detail")
+        names = [one.name for one in fields(self) if one.name not in ("data", "uuid")]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 

@@ -35,8 +35,10 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "image_aspect_ratio": ("anyres", "pad"),
     "load_audio_from_video": _FLAG,
     "max_duration": Range(1e-3, 1e9, float),  # seconds
+    "max_frames": Range(1, 1 << 30),
     "max_patches": _AREA,
     "max_pixels": _AREA,
+    "min_frames": Range(1, 1 << 30),
     "min_patches": _AREA,
     "min_pixels": _AREA,
     "num_frames": Range(1, 1 << 30),
@@ -44,7 +46,10 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "pan_and_scan_min_crop_size": _AREA,
     "pan_and_scan_min_ratio_to_activate": Range(1e-3, 1e9, float),
     "resample": ("torch", "pillow"),
+    "resized_height": Range(1, 1 << 24),
+    "resized_width": Range(1, 1 << 24),
     "size": _AREA,
+    "total_pixels": _AREA,
     "use_audio_in_video": _FLAG,
 }
 """The values of every option of the native families: a range of numbers, or the choices."""
@@ -110,10 +115,10 @@ def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) 
 
 
 def apply_sampling(policy: FrameSampling, options: Mapping[str, Any]) -> FrameSampling:
-    """Return the policy with `fps` or `num_frames` (each replaces the other's default) and `max_duration`.
+    """Return the policy with `fps` or `num_frames` (each replaces the other's default), its bounds, and `max_duration`.
 
     Raises:
-        ConfigError: both fps and num_frames are given, or a value is out of range.
+        ConfigError: both fps and num_frames are given, the bounds contradict each other, or a value is out of range.
     """
     fps, num_frames, duration = (options.get(key) for key in ("fps", "num_frames", "max_duration"))
     if fps is not None and num_frames is not None:
@@ -123,6 +128,16 @@ def apply_sampling(policy: FrameSampling, options: Mapping[str, Any]) -> FrameSa
             check_value(name, value)
     if fps is not None or num_frames is not None:
         policy = replace(policy, fps=fps, num_frames=num_frames, fps_by_duration=())
+    least, most = (options.get(key) for key in ("min_frames", "max_frames"))
+    if least is not None:  # rounded as in qwen-vl-utils
+        least = -(-least // policy.multiple) * policy.multiple
+        policy = replace(policy, min_frames=least, max_frames=max(least, policy.max_frames))
+    if most is not None:
+        if least is not None and most < least:
+            raise ConfigError(
+                f"min_frames is {least} and max_frames is {most}; the first must not be larger", param="min_frames"
+            )
+        policy = replace(policy, max_frames=most, min_frames=min(most, policy.min_frames))
     return policy if duration is None else replace(policy, max_duration=duration)
 
 

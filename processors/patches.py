@@ -28,6 +28,7 @@ class PatchSpec(PixelSpec):
     `max_video_pixels`: bound on the area of a frame times the temporal patches of its video; None: no bound.
     `bounds_all_frames`: the area bounds apply to all frames of an item together (an image counts as one temporal patch), and
     `max_video_pixels` to one frame. `upscale_short_sides`: enlarge sides shorter than a merged patch to one.
+    `resized`: (height, width) that takes the place of an item's own size.
     """
 
     patch: int = 14
@@ -38,6 +39,7 @@ class PatchSpec(PixelSpec):
     max_video_pixels: int | None = None
     bounds_all_frames: bool = False
     upscale_short_sides: bool = False
+    resized: tuple[int, int] | None = None
 
     def policy(self, frames: int = 1) -> ResizePolicy:
         """Return the resize policy of an item with this many frames."""
@@ -101,6 +103,16 @@ def apply_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
         most = max(spec.max_pixels, least)
     if least > most:
         raise ConfigError(f"min_pixels is {least} and max_pixels is {most}; the first must not be larger")
+    total = options.get("total_pixels")
+    if total is not None and spec.bounds_all_frames:
+        most = max(least, min(most, total * spec.temporal))
+    elif total is not None:
+        spec = replace(spec, max_video_pixels=total)
+    height, width = options.get("resized_height"), options.get("resized_width")
+    if height is not None and width is not None:
+        spec = replace(spec, resized=(height, width))
+    elif height is not None or width is not None:
+        raise ConfigError("resized_height and resized_width belong together; give both", param="resized_height")
     return replace(apply_resample(spec, options), min_pixels=least, max_pixels=most)
 
 

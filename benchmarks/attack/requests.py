@@ -122,14 +122,18 @@ def prompt(**given: Any) -> dict[str, Any]:
 
 def part(kind: str) -> dict[str, Any]:
     """Return a content part of this kind with all of its fields."""
-    modality = message_parts._MODALITIES.get(kind)
-    if modality is None:
-        return {"type": kind, kind: "a"}
+    modality = message_parts.PART_TYPES[kind]
+    if modality == "text":
+        return {"type": kind, "text": "a"}
+    key = kind if kind in message_parts._KEYS[modality] else "image_url"
     value: Any = _IMAGE if modality == "image" else [_IMAGE] if modality == "video" else [0.0] * 1600
-    if kind in message_parts._FIELDS:
-        given = {"url": _URL, "data": base64.b64encode(files.wav(8000, 1)).decode(), "format": "wav"}
-        value = {name: given.get(name) for name in message_parts._FIELDS[kind]}
-    return {"type": kind, kind: value, "uuid": None, **dict.fromkeys(message_parts._OPTIONS[modality])}
+    if key == "input_audio":
+        value = {"data": base64.b64encode(files.wav(8000, 1)).decode(), "format": "wav"}
+    elif key.endswith("_url"):
+        value = {"url": _URL, "detail": None}
+    elif key.endswith("_embeds"):
+        value = [[0.0] * 8]
+    return {"type": kind, key: value, "uuid": None, **dict.fromkeys(message_parts._OPTIONS[modality])}
 
 
 def requests(llm: Any) -> dict[str, list[Call]]:

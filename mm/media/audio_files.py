@@ -129,7 +129,10 @@ def _soundfile(data: bytes) -> Any:
 
 @contextmanager
 def _container(data: bytes) -> Iterator[tuple[InputContainer, AudioStream]]:
-    unknown = "it cannot be decoded: it is broken or not in a supported audio format; convert it to WAV or FLAC"
+    unknown = (
+        "it cannot be decoded: it is broken or not in a supported audio format; convert it to WAV or FLAC, "
+        "or give raw PCM as (np.frombuffer(data, np.int16), rate)"
+    )
     with open_container(data, _FORMATS, unknown) as container:
         stream = next(iter(container.streams.audio), None)
         if stream is None:

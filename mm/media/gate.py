@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from functools import partial
+from typing import Any
 
+import numpy as np
 from PIL import _plugins
 
 from ..errors import InputError, MediaError, media_error
@@ -17,7 +19,7 @@ from . import audio, chunks, image, video
 from .audio_files import has_audio, is_slow
 from .isolate import CodecRunner, codec_runner
 from .ledger import Ledger
-from .policy import DecodeSpec, MediaPolicy, MediaUrl
+from .policy import DecodeSpec, FrameFiles, MediaPolicy, MediaUrl
 from .source import read
 from .video_frames import attached_audio
 
@@ -32,8 +34,9 @@ def modules(modality: str, policy: MediaPolicy) -> tuple[str, ...]:
 
 def is_remote(source: MediaSource) -> bool:
     """Return whether the bytes come over the network."""
-    data = source.data.url if isinstance(source.data, MediaUrl) else source.data
-    return isinstance(data, str) and data[:8].lower().startswith(("http:", "https:"))
+    files = source.data.files if isinstance(source.data, FrameFiles) else [source.data]
+    urls = [file.url if isinstance(file, MediaUrl) else file for file in files]
+    return any(isinstance(url, str) and url[:8].lower().startswith(("http:", "https:")) for url in urls)
 
 
 def load(source: MediaSource, policy: MediaPolicy, ledger: Ledger | None = None) -> MediaSource:
@@ -53,6 +56,8 @@ def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
     with error_context(source):
         if isinstance(source.data, EmbeddingItem):
             return digest("rows", source.modality, source.data.tensors)
+        if _has_encoded_frames(source.data):
+            return digest("media", source.modality, source.kind, "files", source.data, policy.background)
         if source.kind == "image":
             content = image.hash_image(source.data, policy)
         elif source.kind == "audio":
@@ -79,7 +84,8 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: st
         elif source.kind == "audio":
             header = run(audio.probe_audio, source.data, spec.rate, policy)
         else:
-            header = run(video.probe_video, source.data, spec.sampling, policy)
+            frames = _read_frames(source.data, lambda frame: _blank(runner(frame, "image")(image.probe_image, frame, policy)))
+            header = run(video.probe_video, frames, spec.sampling, policy)
         if source.modality == "vision_chunk":
             return chunks.split_header(header, source.kind, spec)
         track = _audio_of(source, spec, policy, run)
@@ -101,11 +107,29 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
         elif source.kind == "audio":
             item = _decode_audio(source.data, spec, policy, run)
         else:
-            item = run(video.decode_video, source.data, spec.sampling, policy)
+            frames = _read_frames(source.data, lambda frame: runner(frame, "image", True)(image.decode_image, frame, policy))
+            item = run(video.decode_video, frames, spec.sampling, policy)
         if source.modality == "vision_chunk":
             return [*chunks.split(item, source.kind, spec)]
         track = _audio_of(source, spec, policy, run)
         return [item] if track is None else [item, _decode_audio(track, spec, policy, runner(track, "audio"))]
+
+
+def _has_encoded_frames(data: object) -> bool:
+    """Return whether the data are those of FrameFiles: frames in bytes, and their metadata."""
+    return (
+        isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], list) and isinstance((data[0] or [None])[0], bytes)
+    )
+
+
+def _read_frames(data: Any, read_frame: Callable[[bytes], object]) -> Any:
+    """Replace each frame in bytes by what `read_frame` returns. Other data are returned as they are."""
+    return ([read_frame(frame) for frame in data[0]], data[1]) if _has_encoded_frames(data) else data
+
+
+def _blank(header: MediaHeader) -> np.ndarray[Any, Any]:
+    """Return a frame of this size that takes no memory."""
+    return np.broadcast_to(np.uint8(0), (header.height, header.width, 3))
 
 
 def _runner(policy: MediaPolicy, tenant: str | None, data: object, kind: str, decoding: bool = False) -> CodecRunner:

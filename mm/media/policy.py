@@ -19,6 +19,14 @@ class MediaUrl:
 
 
 @dataclass(frozen=True)
+class FrameFiles:
+    """A video in a message as one file per frame, `fps` frames per second: a MediaUrl each, or a Path of the caller's code."""
+
+    files: tuple[object, ...]
+    fps: float
+
+
+@dataclass(frozen=True)
 class DecodeSpec:
     """Decoding parameters of a family.
 

@@ -7,22 +7,26 @@ import binascii
 import os
 import re
 import stat
+import threading
 from collections.abc import Callable
+from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
 
 from ..errors import InputError, typed
 from .fetch import fetch
 from .ledger import Ledger, MediaBudget
-from .policy import MediaPolicy, MediaUrl
+from .policy import FrameFiles, MediaPolicy, MediaUrl
 
 _LONGEST_PATH = 4096
+_READING = threading.Lock()
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,40}):")
 
 
 def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | None = None) -> object:
-    """Return the encoded bytes of a bytes-like, a path or a URL. Other values, such as pixels, are returned as they are.
+    """Return the encoded bytes of a bytes-like, an open file, a path or a URL. Other values, such as pixels, are kept.
 
-    A str or PathLike comes from the caller's own code and may name any regular file. A MediaUrl comes from a message: it may
+    A str or PathLike comes from the caller's own code and may name any regular file. FrameFiles become `(frames, metadata)`,
+    each frame in bytes. A MediaUrl comes from a message: it may
     be a data: URL, an http(s) URL, or a file under `policy.allowed_local_media_path` after following links.
 
     `ledger` counts the bytes of the request.
@@ -34,6 +38,11 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
     if isinstance(value, bytes | bytearray | memoryview):
         _check_size(size := memoryview(value).nbytes, policy)
         return ledger.once(id(value), size, lambda: bytes(value))
+    if isinstance(value, FrameFiles):
+        metadata = {"fps": value.fps, "do_sample_frames": False}
+        return [read(file, modality, policy, ledger) for file in value.files], metadata
+    if hasattr(value, "read"):
+        return _read_open_file(value, policy, ledger)
     text = value.url if isinstance(value, MediaUrl) else value
     if isinstance(value, MediaUrl) and not isinstance(text, str):
         raise InputError(f"a URL in a message must be a string, not {typed(text)}")
@@ -52,8 +61,26 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
         if scheme == "file" and written:
             return _read_file(path_of(text), policy, ledger)
     if isinstance(text, str | os.PathLike):
-        return _read_file(os.fspath(text), policy, ledger)
+        return _read_file(os.path.expanduser(text), policy, ledger)
     return value
+
+
+def _read_open_file(file: Any, policy: MediaPolicy, ledger: Ledger) -> bytes:
+    """Return all bytes of a file that the caller has opened, from its start if it can seek. Its position is kept."""
+    try:
+        with _READING:  # several items may be the same file
+            position = file.tell() if hasattr(file, "seekable") and file.seekable() else None
+            if position is not None:
+                file.seek(0)
+            data = file.read(policy.max_bytes + 1)
+            if position is not None:
+                file.seek(position)
+    except (OSError, ValueError, TypeError) as error:
+        raise InputError(f"the open file cannot be read ({error})") from None
+    if not isinstance(data, bytes):
+        raise InputError(f"reading the open file gives {typed(data)}; open it in binary mode, as in open(path, 'rb')")
+    _check_size(len(data), policy)
+    return ledger.once(id(file), len(data), lambda: data)
 
 
 def _check_size(size: int, policy: MediaPolicy) -> None:

@@ -15,8 +15,9 @@ from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, Med
 from ..patches import PatchSpec, apply_size, patchify, read_patch_spec
 from .base import BaseProcessingInfo
 
-IMAGE_KWARGS = ("detail", "max_pixels", "min_pixels", "resample", "size")
-IMAGE_AND_VIDEO_KWARGS = {"image": IMAGE_KWARGS, "video": (*IMAGE_KWARGS, "fps", "max_duration", "num_frames")}
+IMAGE_KWARGS = ("detail", "max_pixels", "min_pixels", "resample", "resized_height", "resized_width", "size")
+_FRAME_KWARGS = ("fps", "max_duration", "max_frames", "min_frames", "num_frames", "total_pixels")
+IMAGE_AND_VIDEO_KWARGS = {"image": IMAGE_KWARGS, "video": (*IMAGE_KWARGS, *_FRAME_KWARGS)}
 DEFAULT_VIDEO_FPS = 24.0  # frame rate of frames that come without one
 
 
@@ -66,10 +67,11 @@ class NativeResolutionInfo(BaseProcessingInfo):
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Return the grid, from the header alone; InputError for an extreme aspect ratio."""
         spec = self.specs[header.modality]
+        size = spec.resized or header.size
         if header.frames is None:
-            return patch_grid(header.size, spec.policy(), spec.merge)
+            return patch_grid(size, spec.policy(), spec.merge)
         frames, step = len(header.frames.indices), self.time_step(header.frames.fps or DEFAULT_VIDEO_FPS)
-        grid = patch_grid(header.size, spec.policy(frames), spec.merge, frames, spec.temporal, step)
+        grid = patch_grid(size, spec.policy(frames), spec.merge, frames, spec.temporal, step)
         return replace(grid, times=self._times(header.frames.timestamps, spec.temporal))
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:

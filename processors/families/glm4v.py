@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 from ...mm.geometry import FrameSampling
 from ...mm.media.policy import DecodeSpec
 from ...mm.types import ItemGeometry
-from ..bases.native import NativeResolutionInfo
+from ..bases.native import IMAGE_AND_VIDEO_KWARGS, NativeResolutionInfo
 from ..interface import Span
 from ..patches import PatchSpec
 from ..spans import Piece, build_span
@@ -55,6 +55,10 @@ class Glm4VProcessingInfo(NativeResolutionInfo):
         "video": PatchSpec(min_pixels=112 * 112, max_pixels=60000 * _PIXELS_PER_ROW, bounds_all_frames=True),
     }
     timestamp_position = 0.0
+    valid_kwargs = {  # the rule "after" has no bounds of its own
+        **IMAGE_AND_VIDEO_KWARGS,
+        "video": tuple(name for name in IMAGE_AND_VIDEO_KWARGS["video"] if name not in ("max_frames", "min_frames")),
+    }
 
     def placeholder_keys(self) -> Mapping[str, tuple[str | int, ...]]:
         if self.files.config.get("model_type") == "glm4v_moe":

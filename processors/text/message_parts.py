@@ -3,26 +3,47 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
+from pathlib import PurePath
 from typing import Any
 
 from ...mm.errors import InputError, hint, short_repr, typed
-from ...mm.media.policy import MediaUrl
+from ...mm.media.policy import FrameFiles, MediaUrl
+from ...mm.parse import plain_data
 from ...mm.types import Media
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "observation", "ipython")
-_MODALITIES = {
-    "image": "image",
-    "image_url": "image",
-    "video": "video",
-    "video_url": "video",
-    "audio": "audio",
-    "audio_url": "audio",
-    "input_audio": "audio",
+PART_TYPES = {
+    "text": "text",  # OpenAI
+    "refusal": "text",
+    "input_text": "text",  # OpenAI's Responses
+    "output_text": "text",
+    "thinking": "text",  # vLLM
+    "image": "image",  # transformers, qwen-vl-utils
+    "image_url": "image",  # OpenAI
+    "input_image": "image",  # OpenAI's Responses
+    "image_pil": "image",  # vLLM
+    "image_embeds": "image",
+    "video": "video",  # transformers, qwen-vl-utils
+    "video_url": "video",  # vLLM
+    "video_embeds": "video",
+    "audio": "audio",  # transformers
+    "audio_url": "audio",  # vLLM
+    "audio_embeds": "audio",
+    "input_audio": "audio",  # OpenAI
 }
-PART_TYPES = ("text", *_MODALITIES)
-_FIELDS = {"image_url": ("url", "detail"), "video_url": ("url",), "audio_url": ("url",), "input_audio": ("data", "format")}
-_PIXELS = ("min_pixels", "max_pixels", "detail")
-_OPTIONS = {"image": _PIXELS, "video": (*_PIXELS, "fps", "num_frames"), "audio": ()}
+"""Types of parts, and what they are: text, or an item of a modality."""
+_IGNORED = (
+    "cache_control",  # Anthropic; every prefix is cached here
+    "annotations",  # OpenAI's Responses, on output_text
+    "logprobs",
+    "closed",  # vLLM, on thinking
+    "signature",  # Anthropic, on thinking
+)
+_PIXELS = ("min_pixels", "max_pixels", "detail", "resized_height", "resized_width")
+_FRAMES = ("fps", "num_frames", "nframes", "min_frames", "max_frames", "total_pixels", "sample_fps")
+_OPTIONS = {"text": (), "image": _PIXELS, "video": (*_PIXELS, *_FRAMES), "audio": ()}
+_FILES_FPS = 2.0  # rate of frames in files, as in qwen-vl-utils
+_MOST_FILES = 4096  # of one video
 
 
 def split_media(
@@ -53,75 +74,163 @@ def split_media(
 
 
 def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str, Any]:
-    if not isinstance(part, Mapping) or part.get("type") not in PART_TYPES:
-        kind = part.get("type") if isinstance(part, Mapping) else part
-        reason = "a part needs a type" if kind is None else f"unknown part type {str(kind)[:40]!r}"
-        raise InputError(f"{where}: {reason}; {hint(kind, PART_TYPES)}")
-    kind = str(part["type"])
-    modality = _MODALITIES.get(kind, "")
-    options = _OPTIONS.get(modality, ())
-    _check_keys(part, ("type", kind, *(("uuid", *options) if modality else ())), f"{where}: ")
-    if kind not in part:
-        raise InputError(f"{where}: a part of type {kind} needs a field {kind!r}")
-    if kind == "text":
-        if not isinstance(part["text"], str):
-            raise InputError(f"{where}: text must be a string, not {typed(part['text'])}")
-        return {"type": "text", "text": part["text"]}
-    media.append((modality, _media(part, kind, options, where)))
+    if isinstance(part, str):
+        return {"type": "text", "text": part}
+    if not isinstance(part, Mapping):
+        raise InputError(f"{where}: a part is an object or a text, not {typed(part)}")
+    modality = _modality(part, where)
+    keys, options = _KEYS[modality], _OPTIONS[modality]
+    uuid = () if modality == "text" else ("uuid",)
+    part = {key: value for key, value in part.items() if value is not None or not _is_known(key)}
+    _check_keys(part, ("type", *keys, *uuid, *options, *_IGNORED), f"{where}: ")
+    found = [key for key in keys if key in part]
+    if len(found) > 1:
+        raise InputError(f"{where}: {' and '.join(found)} both hold the {modality}; give one of them, or two parts")
+    if modality == "text":
+        text = part[found[0]] if found else None
+        if not isinstance(text, str):
+            raise InputError(f"{where}: {found[0] if found else 'text'} must be a string, not {typed(text)}")
+        return {"type": "text", "text": text}
+    media.append((modality, _media(part, found[0] if found else "", modality, where)))
     return {"type": modality, modality: True}
 
 
-def _media(part: Mapping[str, Any], kind: str, options: Sequence[str], where: str) -> Media:
-    value, uuid = part[kind], part.get("uuid")
+def _modality(part: Mapping[str, Any], where: str) -> str:
+    """Return "text" or the modality of a part, by its type, or without one by its keys."""
+    kind = part.get("type")
+    if kind is None:
+        found = [key for key in PART_TYPES if part.get(key) is not None]
+        kinds = {PART_TYPES[key] for key in found}
+        if len(kinds) == 1:
+            return kinds.pop()
+        reason = f"a part with {' and '.join(found)} needs a type, or to be two parts" if found else "a part needs a type"
+        raise InputError(f"{where}: {reason}; {hint(kind, PART_TYPES)}")
+    if not isinstance(kind, str) or kind not in PART_TYPES:
+        raise InputError(f"{where}: unknown part type {str(kind)[:40]!r}; {hint(kind, PART_TYPES)}")
+    return PART_TYPES[kind]
+
+
+def _is_known(key: object) -> bool:
+    """Return whether a part of another type may have this key: rows of a data set have all keys, and None in most."""
+    return key == "uuid" or any(key in keys for keys in (*_KEYS.values(), *_OPTIONS.values()))
+
+
+def _media(part: Mapping[str, Any], key: str, modality: str, where: str) -> Media:
+    value, uuid, read = part.get(key), part.get("uuid"), _KEYS[modality].get(key)
     if uuid is not None and not (isinstance(uuid, str) and uuid):
         raise InputError(f"{where}: uuid is {str(uuid)[:40]!r}; give a non-empty string")
     if value is None and uuid is None:
-        raise InputError(f"{where}: {kind} is missing; give its data, or the uuid of an earlier item")
-    given = {name: part.get(name) for name in options}
-    if value is not None and kind in _FIELDS:
-        _check_object(value, kind, where)
-        if given.get("detail") is None and "detail" in value:
-            given["detail"] = value["detail"]
-        value = _address(value, kind, where)
-    elif value is not None:
-        value = _object(value, kind, where)
-    given = {name: _checked(name, option, where) for name, option in given.items() if option is not None}
-    if "fps" in given and "num_frames" in given:
-        raise InputError(f"{where}: fps and num_frames exclude each other; give one of them")
-    return Media(value, uuid, **given)
+        raise InputError(f"{where}: {part.get('type', modality)} is missing; give its data, or the uuid of an earlier item")
+    given = {name: part[name] for name in _OPTIONS[modality] if name in part}
+    if read is _read_url and isinstance(value, Mapping) and value.get("detail") is not None:
+        given.setdefault("detail", value["detail"])
+    if read is not None and value is not None:
+        value = read(value, key, where)
+    given = {name: _checked(name, option, where) for name, option in given.items()}
+    if "nframes" in given and "num_frames" not in given:
+        given["num_frames"] = given.pop("nframes")
+    for name in ("fps", "nframes"):
+        if name in given and "num_frames" in given:
+            raise InputError(f"{where}: {name} and num_frames exclude each other; give one of them")
+    return Media(_with_rate(value, given, where) if modality == "video" else value, uuid, **given)
 
 
-def _check_object(value: object, kind: str, where: str) -> None:
-    form = '{"data": "<base64>", "format": "wav"}' if kind == "input_audio" else '{"url": "data:..."}'
+def _with_rate(value: object, given: dict[str, Any], where: str) -> object:
+    """Return the frames of a video with their rate, which is taken from the options. Other videos are returned as they are."""
+    if isinstance(value, list) and any(isinstance(one, MediaUrl | PurePath) for one in value):
+        return FrameFiles(tuple(value), float(given.pop("sample_fps", given.pop("fps", _FILES_FPS))))
+    if "sample_fps" not in given:
+        return value
+    if not isinstance(value, list | tuple):
+        raise InputError(f"{where}: sample_fps is the rate of a list of frames; for a file, give fps", param="sample_fps")
+    return value, {"fps": given.pop("sample_fps"), "do_sample_frames": False}
+
+
+def _read_url(value: object, key: str, where: str) -> MediaUrl:
+    if isinstance(value, Mapping) and "uuid" in value:
+        raise InputError(f"{where}: give uuid beside {key}, not inside it")
+    if isinstance(value, Mapping):
+        _check_keys(value, ("url", "detail"), f"{where}: {key}: ")
+    url = value.get("url") if isinstance(value, Mapping) else value
+    if not isinstance(url, str):
+        what = f"its 'url' is {typed(url)}" if isinstance(value, Mapping) else f"not {typed(value)}"
+        raise InputError(f'{where}: {key} is a URL or an object {{"url": "data:..."}}; {what}')
+    return MediaUrl(url)
+
+
+def _read_base64(value: object, key: str, where: str) -> MediaUrl:
+    if not isinstance(value, str):
+        raise InputError(f"{where}: {key} is a text in base64, not {typed(value)}")
+    return MediaUrl(value if value[:5].lower() == "data:" else f"data:;base64,{value}")
+
+
+def _read_file(value: object, key: str, where: str) -> MediaUrl:
     if not isinstance(value, Mapping):
-        raise InputError(f"{where}: {kind} is an object {form}, not {typed(value)}")
-    if "uuid" in value:
-        raise InputError(f"{where}: give uuid beside {kind}, not inside it")
-    _check_keys(value, _FIELDS[kind], f"{where}: {kind}: ")
-    name = _FIELDS[kind][0]
-    if not isinstance(value.get(name), str):
-        raise InputError(f"{where}: {kind} is an object {form}; its {name!r} is {typed(value.get(name))}")
-
-
-def _address(value: Mapping[str, Any], kind: str, where: str) -> MediaUrl:
-    if kind != "input_audio":
-        return MediaUrl(value["url"])
-    form = value.get("format")
+        raise InputError(f'{where}: {key} is an object {{"data": "<base64>", "format": "wav"}}, not {typed(value)}')
+    _check_keys(value, ("data", "format"), f"{where}: {key}: ")
+    data, form = value.get("data"), value.get("format")
+    if not isinstance(data, str):
+        raise InputError(f"{where}: {key} holds 'data', a text in base64; it is {typed(data)}")
     if not (isinstance(form, str) and form.isascii() and form.isalnum()):
-        raise InputError(f"{where}: input_audio needs a format such as 'wav' or 'mp3', not {str(form)[:40]!r}")
-    return MediaUrl(f"data:audio/{form};base64,{value['data']}")
+        raise InputError(f"{where}: {key} needs a format such as 'wav' or 'mp3', not {str(form)[:40]!r}")
+    return MediaUrl(f"data:audio/{form};base64,{data}")
 
 
-def _object(value: object, kind: str, where: str) -> object:
-    """Return an object of the caller's own code. Text is a URL; text inside a list or mapping is refused."""
+def _read_embeds(value: object, key: str, where: str) -> object:
+    entries = value.values() if isinstance(value, Mapping) else [value]
+    if any(isinstance(entry, str | bytes) for entry in entries):
+        raise InputError(
+            f"{where}: {key} are encoder rows as a tensor; an encoded tensor is not unpickled here, decode it first"
+        )
+    return value
+
+
+def _read_object(value: object, key: str, where: str) -> object:
+    """Return an object of the caller's own code. Text is a URL or path; a list of texts is the frames of a video."""
+    value = plain_data(value)
     if isinstance(value, str):
         return MediaUrl(value)
     if isinstance(value, Media):
-        raise InputError(f"{where}: {kind} must be plain data; put uuid and options on the part")
-    inside = value.values() if isinstance(value, Mapping) else value
-    if isinstance(value, Mapping | list | tuple) and any(isinstance(entry, str) for entry in inside):  # type: ignore[attr-defined]
-        raise InputError(f'{where}: {kind} contains text; give a URL alone, or in a part {{"type": "{kind}_url"}}')
-    return value
+        raise InputError(f"{where}: {key} must be plain data; put uuid and options on the part")
+    inside = list(value.values()) if isinstance(value, Mapping) else value
+    if not isinstance(inside, list | tuple) or not any(isinstance(entry, str | PurePath) for entry in inside):
+        return value
+    is_frames = key == "video" and value is inside and all(isinstance(one, str | PurePath) for one in inside)
+    if not is_frames:
+        raise InputError(f'{where}: {key} contains text; give a URL alone, or in a part {{"type": "{key}_url"}}')
+    if len(inside) > _MOST_FILES:
+        raise InputError(f"{where}: {key} has {len(inside):,} files, the limit is {_MOST_FILES:,}; give fewer, or a video file")
+    return [MediaUrl(one) if isinstance(one, str) else one for one in inside]
+
+
+_KEYS: Mapping[str, Mapping[str, Callable[[object, str, str], object] | None]] = {
+    "text": {"text": None, "refusal": None, "thinking": None},
+    "image": {
+        "image": _read_object,
+        "image_pil": _read_object,
+        "image_url": _read_url,
+        "image_embeds": _read_embeds,
+        "url": _read_url,  # transformers, as path and base64
+        "path": _read_object,
+        "base64": _read_base64,
+    },
+    "video": {
+        "video": _read_object,
+        "video_url": _read_url,
+        "video_embeds": _read_embeds,
+        "url": _read_url,
+        "path": _read_object,
+    },
+    "audio": {
+        "audio": _read_object,
+        "audio_url": _read_url,
+        "audio_embeds": _read_embeds,
+        "input_audio": _read_file,
+        "url": _read_url,
+        "path": _read_object,
+    },
+}
+"""Keys that may hold the text or the item of a part, and the functions that read the item."""
 
 
 def _checked(name: str, value: object, where: str) -> Any:
@@ -142,8 +251,15 @@ def _is_number(value: object) -> bool:
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "min_pixels": ("a positive integer", _is_whole),
     "max_pixels": ("a positive integer", _is_whole),
+    "resized_height": ("a positive integer", _is_whole),
+    "resized_width": ("a positive integer", _is_whole),
+    "total_pixels": ("a positive integer", _is_whole),
+    "min_frames": ("a positive integer", _is_whole),
+    "max_frames": ("a positive integer", _is_whole),
     "num_frames": ("a positive integer, or -1 for all frames", lambda value: _is_whole(value) or value == -1),
+    "nframes": ("a positive integer, or -1 for all frames", lambda value: _is_whole(value) or value == -1),
     "fps": ("a positive number", _is_number),
+    "sample_fps": ("a positive number", _is_number),
     "detail": ("low, high or auto", lambda value: value in ("low", "high", "auto")),
 }
 

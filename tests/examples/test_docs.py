@@ -16,6 +16,7 @@ import soundfile
 from oracle import build_checkpoint
 from PIL import Image
 from sensorium import LLM, Media, SamplingParams
+from sensorium.processors.text import message_parts
 
 ROOT = Path(__file__).resolve().parents[2]
 BLOCK = re.compile(r"```python\n(.*?)```", re.S)
@@ -41,6 +42,12 @@ def test_inputs(folder: Path, checkpoint: Path, tmp_path: Path):
     names["WIDTH"] = names["llm"]._engine_loop.core.runner.model.hidden_size
     for number, block in enumerate(blocks):
         exec(compile(block, f"docs/inputs.md block {number}", "exec"), names)
+
+
+def test_every_part_and_option_of_messages_is_documented():
+    text = (ROOT / "docs" / "inputs.md").read_text("utf-8")
+    names = {*message_parts.PART_TYPES, *(name for several in message_parts._OPTIONS.values() for name in several)}
+    assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
 
 
 @pytest.mark.parametrize("plain", [Media, SamplingParams])

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import io
+import tempfile
+from types import SimpleNamespace
+
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from sensorium.mm.embeddings import ROWS, EmbeddingSpec
 from sensorium.mm.errors import InputError, MediaError
-from sensorium.mm.parse import MultiModalDataParser, trusted_source
+from sensorium.mm.parse import MultiModalDataParser, plain_data, trusted_source
 from sensorium.mm.types import EmbeddingItem, Media
 
 GRID = EmbeddingSpec(8, "image_embeds", "image_grid_thw", 2)
@@ -229,3 +233,26 @@ def test_a_name_that_cannot_be_compared_is_refused():
     for uuid in (np.zeros(2), 10**5000):
         with pytest.raises(MediaError, match="image 0: its uuid must be a non-empty string"):
             PARSER.parse({"image": [Media(FRAME, uuid=uuid)]}, {"image": ["u1"]})
+
+
+def test_items_of_datasets():
+    samples = np.zeros(8, np.float32)
+    decoder = SimpleNamespace(get_all_samples=lambda: SimpleNamespace(data=torch.zeros(2, 8), sample_rate=8000))
+    for value in ({"array": samples, "sampling_rate": 8000}, {"path": "a", "array": samples.tolist(), "sampling_rate": 8000}):
+        found, rate = plain_data(value)
+        assert (found.tolist(), rate) == (samples.tolist(), 8000)
+    assert plain_data(decoder)[1] == 8000
+    assert plain_data({"bytes": b"x", "path": "a.png"}) == b"x"
+    assert plain_data({"bytes": None, "path": "a.png"}) == "a.png"
+    for value in ({}, {"path": "a.png"}, {"array": samples}, {"bytes": b"x", "image_embeds": 1}, "a.png", None):
+        assert plain_data(value) is value
+    parser = MultiModalDataParser(("audio",))
+    (source,) = parser.parse({"audio": {"array": samples, "sampling_rate": 8000}})["audio"]
+    assert source.data[1] == 8000
+
+
+def test_an_iterator_is_a_list_of_items_and_an_open_file_is_one(tmp_path):
+    assert count("image", (name for name in ("a", "b"))) == 2
+    assert count("image", io.BytesIO(b"x")) == 1
+    with tempfile.TemporaryFile() as file:
+        assert count("image", file) == 1

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import io
 
 import numpy as np
@@ -235,3 +236,53 @@ def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(llm, monkeypat
 def test_encoder_prompts_need_an_encoder(llm):
     (output,) = llm.generate([{"encoder_prompt": "a", "decoder_prompt": "b"}], GREEDY, use_tqdm=False)
     assert "no text encoder" in output.error.message
+
+
+def test_the_forms_of_others_give_the_answer_of_our_own(llm, tmp_path):
+    """Rows of data sets, transformers, the Responses interface and qwen-vl-utils, beside the plain form."""
+    image = picture(5)
+    url = "data:image/png;base64," + base64.b64encode(png(image)).decode()
+    (tmp_path / "cat.png").write_bytes(png(image))
+    own = [{"type": "image", "image": image}, {"type": "text", "text": "what"}]
+    others = [
+        [{"type": "image", "image": image, "text": None}, {"type": "text", "text": "what", "image": None}],
+        [{"type": "image", "url": url}, "what"],
+        [{"type": "image", "path": tmp_path / "cat.png"}, {"type": "text", "text": "what", "cache_control": {}}],
+        [{"type": "image_url", "image_url": url}, {"text": "what"}],
+        [{"type": "input_image", "image_url": url}, {"type": "input_text", "text": "what"}],
+        [{"type": "image_pil", "image_pil": image}, {"type": "refusal", "refusal": "what"}],
+        [{"type": "image", "image": {"bytes": png(image), "path": None}}, {"type": "text", "text": "what"}],
+        [{"type": "image", "image": io.BytesIO(png(image))}, {"type": "text", "text": "what"}],
+    ]
+    (want, *got) = llm.chat([[{"role": "user", "content": parts}] for parts in (own, *others)], GREEDY, use_tqdm=False)
+    for output in (want, *got):
+        assert output.error is None
+        assert (output.outputs[0].text, output.prompt_token_ids) == (want.outputs[0].text, want.prompt_token_ids)
+
+
+def test_frames_in_files_are_a_video(llm, tmp_path):
+    for i in range(4):
+        Image.fromarray(CLIP[i]).save(tmp_path / f"{i}.png")
+    options = {"resized_height": 56, "resized_width": 84, "total_pixels": 1 << 20}
+    files = {"type": "video", "video": [tmp_path / f"{i}.png" for i in range(4)], **options}
+    frames = {"type": "video", "video": [*CLIP[:4]], "sample_fps": 2.0, **options}
+    urls = {"type": "video", "video": [str(tmp_path / f"{i}.png") for i in range(4)]}
+    a, b, c = llm.chat([[{"role": "user", "content": [part]}] for part in (files, frames, urls)], GREEDY, use_tqdm=False)
+    assert a.error is b.error is None
+    assert a.items[0].frames.timestamps == (0.0, 0.5, 1.0, 1.5)
+    assert (a.items[0].grid, a.outputs[0].token_ids) == ((2, 4, 6), b.outputs[0].token_ids)
+    assert c.error.message.endswith("allow a folder (media: allowed_local_media_path)")
+
+
+def test_a_generator_is_a_list_of_prompts_and_numbers_are_one_prompt(llm):
+    texts = llm.generate((text for text in ("one", "two")), GREEDY, use_tqdm=False)
+    assert [output.prompt for output in texts] == ["one", "two"]
+    ids = llm.get_tokenizer().encode("one")
+    (output,) = llm.generate(ids, GREEDY, use_tqdm=False)
+    assert output.outputs == texts[0].outputs
+    talks = ([{"role": "user", "content": text}] for text in ("one", "two"))
+    assert [output.error for output in llm.chat(talks, GREEDY, use_tqdm=False)] == [None, None]
+    assert len(llm.ocr(path for path in ())) == 0
+    for prompts, text in ((7, "not an int"), (b"one", "not a bytes"), (np.zeros(3), "not an ndarray")):
+        with pytest.raises(InputError, match=f"prompts must be a string, a mapping or a list of them, {text}"):
+            llm.generate(prompts, GREEDY)

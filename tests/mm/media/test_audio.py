@@ -328,3 +328,10 @@ def test_awkward_files(shared_data: Path) -> None:
 def test_a_window_is_a_number_of_samples(seconds):
     with pytest.raises(InputError, match="give a positive number of seconds"):
         next(audio_windows(np.zeros(10, np.float32), 16000, seconds, MediaPolicy()))
+
+
+def test_raw_pcm_is_refused_with_the_way_to_give_it():
+    data = np.arange(800, dtype=np.int16).tobytes()
+    with pytest.raises(InputError, match=r"give raw PCM as \(np.frombuffer\(data, np.int16\), rate\)"):
+        probe_audio(data, 16_000, MediaPolicy())
+    assert probe_audio((np.frombuffer(data, np.int16), 8000), 16_000, MediaPolicy()).samples == 1600

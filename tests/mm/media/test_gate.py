@@ -12,7 +12,7 @@ from clips import clip
 from PIL import Image
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate, image
-from sensorium.mm.media.policy import DecodeSpec, MediaPolicy, MediaUrl
+from sensorium.mm.media.policy import DecodeSpec, FrameFiles, MediaPolicy, MediaUrl
 from sensorium.mm.media.video_pyav import index_video
 from sensorium.mm.parse import MediaSource
 
@@ -116,3 +116,36 @@ def test_workers_are_those_of_the_tenant() -> None:
         with mock.patch("sensorium.mm.media.isolate._ask", side_effect=InputError("asked")) as ask, pytest.raises(MediaError):
             step(source("image", file.getvalue()), SPEC, policy, "someone")
         assert "someone" in ask.call_args.args
+
+
+def test_frames_in_files_are_one_video(monkeypatch) -> None:
+    def png(shade: int, size: tuple[int, int] = (4, 6)) -> bytes:
+        file = io.BytesIO()
+        Image.new("RGB", size, (shade, 0, 0)).save(file, "PNG")
+        return file.getvalue()
+
+    def video(*frames: bytes, fps: float = 2.0) -> MediaSource:
+        return source("video", ([*frames], {"fps": fps, "do_sample_frames": False}))
+
+    given = video(png(1), png(2), png(3))
+    (header,), (item,) = gate.probe(given, SPEC, POLICY), gate.decode(given, SPEC, POLICY)
+    assert item.header == header
+    assert item.frames[:, 0, 0, 0].tolist() == [1, 2, 3]
+    assert item.plan.timestamps == (0.0, 0.5, 1.0)
+    assert len({gate.content_hash(one, POLICY) for one in (given, video(png(1)), video(png(1), fps=1.0))}) == 3
+    with pytest.raises(MediaError, match=r"^video 0: the frames of one video have different sizes"):
+        gate.probe(video(png(1), png(1, (8, 8))), SPEC, POLICY)
+    with pytest.raises(MediaError, match=r"^video 0: 3 frames are 216 bytes, the limit is 100"):
+        gate.probe(given, SPEC, MediaPolicy(max_video_bytes=100))
+    isolated = MediaPolicy(decode_isolation="process")
+    for step in (gate.probe, gate.decode):
+        with mock.patch("sensorium.mm.media.isolate._ask", side_effect=InputError("asked")) as ask, pytest.raises(MediaError):
+            step(given, SPEC, isolated, "someone")
+        assert "someone" in ask.call_args.args
+    monkeypatch.setattr(image, "decode_image", None)
+    gate.content_hash(given, isolated)  # decodes nothing
+
+
+def test_frames_at_urls_are_remote() -> None:
+    assert gate.is_remote(source("video", FrameFiles((MediaUrl("a.png"), MediaUrl("https://x/b.png")), 2.0)))
+    assert not gate.is_remote(source("video", FrameFiles((MediaUrl("a.png"),), 2.0)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import io
 import os
 import tracemalloc
 from pathlib import Path
@@ -11,7 +12,7 @@ import numpy as np
 import pytest
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.media import source
-from sensorium.mm.media.policy import MediaPolicy, MediaUrl
+from sensorium.mm.media.policy import FrameFiles, MediaPolicy, MediaUrl
 from sensorium.mm.media.source import read
 
 POLICY = MediaPolicy(max_bytes=1000)
@@ -171,3 +172,50 @@ def test_an_empty_root_is_not_the_current_folder():
 
 def test_data_urls_ignore_case():
     assert read(DATA.replace("data", "DATA").replace("base64", "BASE64"), "image", POLICY) == b"abcd"
+
+
+def test_open_files_are_read_from_their_start(folder):
+    buffer = io.BytesIO()
+    buffer.write(b"abcd")  # as a caller leaves it that has just written it
+    with (folder / "out.bin").open("rb") as file:
+        file.seek(2)
+        for value in (buffer, file, file):
+            position = value.tell()
+            assert read(value, "image", POLICY) == b"abcd"
+            assert value.tell() == position
+    with pytest.raises(InputError, match=r"the open file cannot be read \(.*closed file"):
+        read(file, "image", POLICY)
+    refusal = r"reading the open file gives a str; open it in binary mode, as in open\(path, 'rb'\)"
+    with (folder / "out.bin").open() as text, pytest.raises(InputError, match=refusal):
+        read(text, "image", POLICY)
+    with pytest.raises(InputError, match="1,001 bytes, the limit is 1,000"):
+        read(io.BytesIO(b"x" * 5000), "image", POLICY)
+
+
+def test_a_pipe_is_read_to_its_end():
+    reader, writer = os.pipe()
+    os.write(writer, b"abcd")
+    os.close(writer)
+    with os.fdopen(reader, "rb") as pipe:
+        assert read(pipe, "image", POLICY) == b"abcd"
+
+
+def test_the_home_folder_is_expanded_in_the_callers_own_paths_only(folder, monkeypatch):
+    monkeypatch.setenv("HOME", str(folder))
+    for value in ("~/out.bin", Path("~/out.bin")):
+        assert read(value, "image", POLICY) == b"abcd"
+    with pytest.raises(InputError, match="files named in messages are refused"):
+        read(MediaUrl("~/out.bin"), "image", POLICY)
+    with pytest.raises(InputError, match="cannot be read"):
+        read(MediaUrl("~/out.bin"), "image", MediaPolicy(allowed_local_media_path=str(folder)))
+
+
+def test_frames_in_files_obey_the_rules_of_their_form(folder):
+    policy = MediaPolicy(allowed_local_media_path=str(folder / "root"))
+    files = FrameFiles((MediaUrl("a.bin"), folder / "out.bin"), 2.0)
+    assert read(files, "video", policy) == ([b"abcd", b"abcd"], {"fps": 2.0, "do_sample_frames": False})
+    for url in ("../out.bin", str(folder / "out.bin"), "link"):
+        with pytest.raises(InputError, match="outside allowed_local_media_path"):
+            read(FrameFiles((MediaUrl("a.bin"), MediaUrl(url)), 2.0), "video", policy)
+    with pytest.raises(InputError, match="files named in messages are refused"):
+        read(files, "video", POLICY)

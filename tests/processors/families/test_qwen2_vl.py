@@ -10,7 +10,7 @@ import torch
 from oracle import build_processor, load_processor
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.fields import FieldElem, merge
-from sensorium.mm.geometry import FrameSampling
+from sensorium.mm.geometry import FrameSampling, ResizePolicy, sample_indices, smart_resize
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.video import decode_video
 from sensorium.mm.types import FramePlan, ImageItem, MediaHeader, VideoItem
@@ -260,3 +260,39 @@ def test_an_item_of_more_rows_than_any_context_is_refused_before_its_tokens_are_
 def test_extreme_shape_is_refused():
     with pytest.raises(InputError, match="200:1"):
         made().geometry(MediaHeader("image", 4, 2000))
+
+
+@pytest.mark.parametrize(
+    ("frames", "total", "least", "most"), [(8, 200 * 28 * 28, 128, 768), (64, 800 * 28 * 28, 16, 300), (5, 28 * 28, 4, 768)]
+)
+def test_total_pixels_bound_a_frame_as_in_qwen_vl_utils(frames, total, least, most):
+    info = made({}).with_kwargs({"total_pixels": total, "min_pixels": least * 784, "max_pixels": most * 784})
+    bound = min(most * 784, max(min(768 * 784, total / frames * 2), int(least * 784 * 1.05)))
+    tall, wide = smart_resize(1000, 1500, ResizePolicy(28, least * 784, int(bound)))
+    grid = info.geometry(MediaHeader("video", 1000, 1500, FramePlan(tuple(range(frames)), (0.0,) * frames, frames, 2.0)))
+    assert (grid.h * 14, grid.w * 14) == (tall, wide)
+
+
+def test_a_resized_size_takes_the_place_of_the_items_own():
+    info = made({}).with_kwargs({"resized_height": 100, "resized_width": 310})
+    for header in (MediaHeader("image", 900, 90), MediaHeader("video", 900, 90, FramePlan((0, 1), (0.0, 0.5), 2, 2.0))):
+        own = MediaHeader(header.modality, 100, 310, header.frames)
+        assert info.geometry(header) == made({}).geometry(own) != made({}).geometry(header)
+    with pytest.raises(ConfigError, match="resized_height and resized_width belong together; give both"):
+        made({}).with_kwargs({"resized_height": 100})
+    still_pixels, geometry = info.process(still(picture(64, 64)), torch.float32)
+    assert len(data(still_pixels["pixel_values"])) == geometry.h * geometry.w
+
+
+@pytest.mark.parametrize(
+    ("options", "count"),
+    [({}, 60), ({"max_frames": 11}, 10), ({"min_frames": 81}, 82), ({"fps": 1, "min_frames": 5}, 30), ({"num_frames": 7}, 8)],
+)
+def test_bounds_of_the_number_of_frames(options, count):
+    sampling = made({}).with_kwargs(options).decode_spec.sampling
+    assert len(sample_indices(300, 10.0, sampling)) == count  # 30 s at 2 frames per second
+
+
+def test_bounds_of_frames_that_contradict_each_other():
+    with pytest.raises(ConfigError, match="min_frames is 8 and max_frames is 4; the first must not be larger"):
+        made({}).with_kwargs({"min_frames": 8, "max_frames": 4})

@@ -8,12 +8,13 @@ import numpy as np
 import pytest
 from PIL import Image
 from sensorium.mm.errors import InputError
-from sensorium.mm.media.policy import MediaUrl
+from sensorium.mm.media.policy import FrameFiles, MediaUrl
 from sensorium.mm.types import Media
 from sensorium.processors.text.message_parts import split_media
 
 PICTURE = Image.new("RGB", (4, 4))
 SOUND = np.zeros(8, np.float32)
+ROWS = {"image_embeds": SOUND, "image_grid_thw": [1, 2, 2]}
 DATA = "data:image/png;base64,AA=="
 
 
@@ -60,7 +61,72 @@ FORMS = [
         Media(MediaUrl("data:audio/mp3;base64,AAAA")),
     ),
     ({"type": "input_audio", "input_audio": None, "uuid": "s"}, "audio", Media(None, "s")),
+    # the forms of others: transformers, OpenAI's Responses, vLLM, qwen-vl-utils, datasets
+    *(({"type": "image", key: DATA}, "image", Media(MediaUrl(DATA))) for key in ("url", "path", "image_url", "base64")),
+    ({"type": "image", "base64": "AA=="}, "image", Media(MediaUrl("data:;base64,AA=="))),
+    ({"type": "image", "path": Path("a.png")}, "image", Media(Path("a.png"))),
+    ({"type": "video", "url": "http://x/y.mp4"}, "video", Media(MediaUrl("http://x/y.mp4"))),
+    ({"type": "video", "path": "/etc/passwd"}, "video", Media(MediaUrl("/etc/passwd"))),
+    ({"type": "audio", "url": "http://x/y.wav"}, "audio", Media(MediaUrl("http://x/y.wav"))),
+    ({"type": "audio", "path": "/etc/passwd"}, "audio", Media(MediaUrl("/etc/passwd"))),
+    ({"type": "image_url", "image_url": "http://x/y.png"}, "image", Media(MediaUrl("http://x/y.png"))),
+    ({"type": "audio_url", "audio_url": "a.wav"}, "audio", Media(MediaUrl("a.wav"))),
+    ({"type": "input_image", "image_url": DATA, "detail": "low"}, "image", Media(MediaUrl(DATA), detail="low")),
+    ({"type": "image_pil", "image_pil": PICTURE}, "image", Media(PICTURE)),
+    ({"type": "image_embeds", "image_embeds": ROWS}, "image", Media(ROWS)),
+    ({"type": "video_embeds", "video_embeds": None, "uuid": "v"}, "video", Media(None, "v")),
+    ({"type": "audio_embeds", "audio_embeds": ROWS}, "audio", Media(ROWS)),
+    ({"image_url": DATA}, "image", Media(MediaUrl(DATA))),
+    ({"image": PICTURE, "min_pixels": 9}, "image", Media(PICTURE, min_pixels=9)),
+    ({"type": None, "input_audio": {"data": "AA", "format": "wav"}}, "audio", Media(MediaUrl("data:audio/wav;base64,AA"))),
+    ({"type": "image", "image": PICTURE, "text": None, "video": None, "uuid": None, "fps": None}, "image", Media(PICTURE)),
+    ({"type": "image", "image": PICTURE, "cache_control": {"type": "ephemeral"}}, "image", Media(PICTURE)),
+    (
+        {"type": "image", "image": PICTURE, "resized_height": 28, "resized_width": 56},
+        "image",
+        Media(PICTURE, resized_height=28, resized_width=56),
+    ),
+    ({"type": "video", "video": b"v", "nframes": 4}, "video", Media(b"v", num_frames=4)),
+    (
+        {"type": "video", "video": b"v", "fps": 1.0, "min_frames": 4, "max_frames": 8, "total_pixels": 99},
+        "video",
+        Media(b"v", fps=1.0, min_frames=4, max_frames=8, total_pixels=99),
+    ),
+    ({"type": "video", "video": [DATA, "file:///b"]}, "video", Media(FrameFiles((MediaUrl(DATA), MediaUrl("file:///b")), 2.0))),
+    ({"type": "video", "video": ["a", Path("b")], "fps": 1}, "video", Media(FrameFiles((MediaUrl("a"), Path("b")), 1.0))),
+    (
+        {"type": "video", "video": [PICTURE], "sample_fps": 4.0},
+        "video",
+        Media(([PICTURE], {"fps": 4.0, "do_sample_frames": False})),
+    ),
+    ({"type": "image", "image": {"bytes": b"abc", "path": "a.png"}}, "image", Media(b"abc")),
+    ({"type": "image", "image": {"bytes": None, "path": "/etc/passwd"}}, "image", Media(MediaUrl("/etc/passwd"))),
 ]
+
+
+@pytest.mark.parametrize(
+    "part",
+    [
+        "hello",
+        {"text": "hello"},
+        {"type": "text", "text": "hello", "image": None, "video_url": None, "max_pixels": None},
+        {"type": "text", "text": "hello", "cache_control": {"type": "ephemeral"}},
+        {"type": "input_text", "text": "hello"},
+        {"type": "output_text", "text": "hello", "annotations": [], "logprobs": None},
+        {"type": "refusal", "refusal": "hello"},
+        {"refusal": "hello"},
+        {"type": "thinking", "thinking": "hello", "closed": True, "signature": "x"},
+    ],
+)
+def test_text_in_the_forms_of_others(part: object) -> None:
+    assert split(part) == ([{"type": "text", "text": "hello"}], [])
+
+
+def test_a_data_sets_audio() -> None:
+    _, ((modality, media),) = split({"type": "audio", "audio": {"array": SOUND, "sampling_rate": 8000, "path": "/etc/passwd"}})
+    samples, rate = media.data
+    assert (modality, rate) == ("audio", 8000)
+    assert samples is SOUND
 
 
 @pytest.mark.parametrize(("part", "modality", "want"), FORMS)
@@ -81,10 +147,10 @@ def test_order_and_interleaving_are_kept() -> None:
     assert all(part == {"type": "text", "text": "t"} for part in shown[1::2])
 
 
-KNOWN = "the known ones are text, image, image_url, video, video_url, audio, audio_url, input_audio"
+KNOWN = "the known ones are text, refusal, input_text, output_text, thinking, image, image_url, "
 URL = {"url": DATA}
 REFUSED = [
-    ({"type": "image_url", "image_url": "http://x/y.png"}, r'image_url is an object \{"url": "data:..."\}, not a str'),
+    ({"type": "image_url", "image_url": 3}, r'image_url is a URL or an object \{"url": "data:..."\}; not an int'),
     ({"type": "image_url", "image_url": {}}, "its 'url' is None"),
     ({"type": "image_url", "image_url": {"url": 3}}, "its 'url' is an int"),
     ({"type": "image_url", "image_url": {**URL, "uuid": "x"}}, "give uuid beside image_url, not inside it"),
@@ -92,10 +158,18 @@ REFUSED = [
     ({"type": "image_url", "image_url": {**URL, "detail": "medium"}}, "detail is 'medium'; give low, high or auto"),
     ({"type": "image_url", "image_url": None}, "image_url is missing; give its data, or the uuid"),
     ({"type": "image", "image": None}, "image is missing"),
-    ({"type": "image"}, "needs a field 'image'"),
-    ({"type": "image", "url": DATA}, "unknown field 'url'"),
+    ({"type": "image"}, "image is missing; give its data"),
+    ({"type": "image", "url": DATA, "image": DATA}, "image and url both hold the image; give one of them"),
+    ({"type": "image_embeds", "image_embeds": "gASV"}, "image_embeds are encoder rows as a tensor; an encoded tensor"),
+    ({"type": "image", "base64": b"AA"}, "base64 is a text in base64, not a bytes"),
     ({"type": "image", "image": {"url": DATA}}, 'image contains text; give a URL alone, or in a part {"type": "image_url"}'),
-    ({"type": "video", "video": ["a.png", "b.png"]}, "video contains text"),
+    ({"type": "video", "video": ["a.png", PICTURE]}, "video contains text"),
+    ({"type": "video", "video": ["a.png"] * 5000}, "video has 5,000 files, the limit is 4,096"),
+    ({"type": "video", "video": b"", "sample_fps": 2}, "sample_fps is the rate of a list of frames; for a file, give fps"),
+    ({"type": "video", "video": b"", "nframes": 2, "fps": 2}, "fps and num_frames exclude each other"),
+    ({"type": "video", "video": b"", "nframes": 2, "num_frames": 2}, "nframes and num_frames exclude each other"),
+    ({"type": "video", "video": b"", "video_start": 2}, "unknown field 'video_start'"),
+    ({"type": "input_image", "file_id": "x"}, "unknown field 'file_id'"),
     ({"type": "image", "image": Media(PICTURE)}, "image must be plain data"),
     ({"type": "image", "image": PICTURE, "uuid": ""}, "uuid is ''; give a non-empty string"),
     ({"type": "image", "image": PICTURE, "uuid": 3}, "uuid is '3'; give a non-empty string"),
@@ -108,17 +182,19 @@ REFUSED = [
     ({"type": "video", "video": b"", "fps": "2"}, "fps is '2'"),
     ({"type": "video", "video": b"", "num_frames": 0}, "num_frames is '0'; give a positive integer, or -1"),
     ({"type": "video", "video": b"", "num_frames": 2, "fps": 2}, "fps and num_frames exclude each other"),
-    ({"type": "audio", "audio_url": "a.wav"}, "unknown field 'audio_url'; did you mean audio?"),
+    ({"type": "audio", "image_url": "a.wav"}, "unknown field 'image_url'; the known ones are type, audio,"),
     ({"type": "audio", "audio": b"", "detail": "low"}, "unknown field 'detail'"),
     ({"type": "input_audio", "input_audio": "AAAA"}, r'input_audio is an object \{"data": "<base64>", "format": "wav"\}'),
     ({"type": "input_audio", "input_audio": {"data": "AAAA"}}, "a format such as 'wav'"),
     ({"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav,"}}, "a format such as 'wav'"),
-    ({"type": "input_audio", "input_audio": {"data": b"AAAA", "format": "wav"}}, "its 'data' is a bytes"),
+    ({"type": "input_audio", "input_audio": {"data": b"AAAA", "format": "wav"}}, "'data', a text in base64; it is a bytes"),
     ({"type": "sound", "sound": 1}, f"unknown part type 'sound'; {KNOWN}"),
     ({"type": ["text"]}, "unknown part type"),
-    ({"text": "x"}, f"a part needs a type; {KNOWN}"),
-    ("hello", "unknown part type 'hello'"),
-    ({"type": "text"}, "needs a field 'text'"),
+    ({"url": "x"}, f"a part needs a type; {KNOWN}"),
+    ({"text": "x", "image": PICTURE}, "a part with text and image needs a type, or to be two parts"),
+    (7, "a part is an object or a text, not an int"),
+    ({"type": "text"}, "text must be a string, not None"),
+    ({"type": "text", "text": "x", "image": PICTURE}, "unknown field 'image'"),
     ({"type": "text", "text": 3}, "text must be a string, not an int"),
     ({"type": "text", "text": "x", "uuid": "y"}, "unknown field 'uuid'"),
 ]
