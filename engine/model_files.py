@@ -15,9 +15,11 @@ import torch
 
 from ..mm.errors import CheckpointError, ConfigError, short_repr
 from ..mm.files import open_regular
+from ..mm.gguf import SUFFIX
 from ..mm.hashing import MAX_DEPTH, digest
 from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key
 from ..models.config import SECTIONS, check_parts, get_text_config
+from ..models.gguf import hub_config, open_model
 from ..models.weights import ADAPTER_WEIGHTS
 from ..processors.files import ADAPTER, ProcessorFiles, read_json, read_preprocessors
 
@@ -85,8 +87,10 @@ class ModelFiles:
         Raises:
             CheckpointError: a weight file cannot be read.
         """
-        files = sorted(file for file in self.path.glob("**/*.safetensors") if file.is_file())
-        names = [str(file.relative_to(self.path)) for file in files]
+        model = open_model(self.path)
+        found = self.path.glob("**/*.safetensors") if model is None else model.files
+        files = sorted(file for file in found if file.is_file())
+        names = [str(file.relative_to(self.path if model is None else model.path.parent)) for file in files]
         if self.adapter is not None:
             files += [self.adapter / name for name in (ADAPTER, ADAPTER_WEIGHTS)]
         with ThreadPoolExecutor(min(8, len(files) or 1), "sensorium-digest") as pool:
@@ -114,11 +118,12 @@ def load_model_files(folder: str | os.PathLike[str], adapter: str | None = None)
         CheckpointError: a file is not a JSON object, or is nested too deeply.
     """
     path = Path(folder)
-    if not os.path.isdir(path):  # False for a name that no folder can have
+    if path.suffix != SUFFIX and not os.path.isdir(path):  # False for a name that no folder can have
         how = "give a checkpoint's folder, or a name that `hf download` takes, as in Qwen/Qwen2.5-VL-3B-Instruct"
         raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is not a folder; {how}")
     contents = {name: read_json(path / name) for name in _JSON_FILES}
-    config = contents["config.json"] or _read_publisher_layout(path)
+    model = open_model(path)
+    config = (contents["config.json"] or _read_publisher_layout(path)) if model is None else hub_config(model)
     remote_code = [
         f"{name} asks for remote code ({key})"
         for name, content in contents.items()
@@ -131,8 +136,8 @@ def load_model_files(folder: str | os.PathLike[str], adapter: str | None = None)
         raise ConfigError(f"{path} has {found}; it is not a checkpoint in the Hub's layout")
     check_parts(config)
     processors = replace(read_preprocessors(path), config=config)
-    folders = [path] if adapter is None else [path, Path(adapter)]
-    files = sorted(file for one in folders for file in one.glob("*.safetensors"))
+    stored = path.glob("*.safetensors") if model is None else model.files
+    files = sorted([*stored, *(() if adapter is None else Path(adapter).glob("*.safetensors"))])
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     fingerprint = digest("sensorium.model", config, weights)
     code = next(iter(remote_code), "")

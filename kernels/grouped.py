@@ -1,4 +1,4 @@
-"""Linear layers with weights of published quantised checkpoints: codes of 4 or 8 bits with one scale per block of them.
+"""Linear layers with weights of published quantised checkpoints: codes with one scale per block of them.
 
 A product dequantises a panel of outputs at a time, in float32, so a wide copy of the weight never exists. Activations are not
 quantised. A row's result has the same bits in every batch on a CPU, for the reason given in linear.py.
@@ -13,6 +13,8 @@ from typing import Any
 import torch
 from torch import Tensor
 from torch.nn import functional as F
+
+from .blocks import BlockWeight
 
 PANEL_NUMBERS = 1 << 19  # weights that are dequantised at a time, if an output has no more
 PANEL_BYTES = 16  # per weight of a panel: its code, index, float value and product with the scale
@@ -111,11 +113,14 @@ class GroupedWeight:
             change(values, own.repeat_interleave(self.group, 1)[:, : self.inputs])
 
 
+QuantizedWeight = GroupedWeight | BlockWeight
+
+
 @dataclass(frozen=True, eq=False)
 class ShardedWeight:
     """The quantised weights of a Linear's shards, whose outputs stand side by side, and its bias."""
 
-    shards: Sequence[GroupedWeight]
+    shards: Sequence[QuantizedWeight]
     bias: Tensor | None
 
 

@@ -1,4 +1,4 @@
-"""Loads safetensors checkpoints into a model: tensors are streamed, renamed and checked."""
+"""Loads checkpoints (safetensors, GGUF) into a model: tensors are streamed, renamed and checked."""
 
 from __future__ import annotations
 
@@ -13,11 +13,13 @@ from pathlib import Path
 import torch
 from torch import Tensor, nn
 
-from ..kernels.grouped import GroupedWeight
+from ..kernels.blocks import BlockWeight
+from ..kernels.grouped import QuantizedWeight, panel_rows
 from ..kernels.int8 import supported
 from ..mm.errors import CheckpointError, ConfigError, short_repr
 from ..mm.files import open_regular
 from .formats.assign import Formats, Joiner
+from .gguf import mapped, on_meta, open_model, read_tensors
 from .interface import Model
 from .layers.adapter import tensor_name
 from .layers.basic import Converter, Convertible, WeightedLayer, rename
@@ -43,6 +45,10 @@ _STEMS = ("model", "consolidated")  # file names in the Hub's layout, and in Mis
 
 def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
     """Yield every stored tensor from one file or from shards; CheckpointError names a missing or broken file."""
+    model = open_model(folder)
+    if model is not None:
+        yield from read_tensors(model, mapped())
+        return
     for file in _files(folder):
         yield from read_file(file)
 
@@ -55,6 +61,9 @@ def read_headers(folder: Path) -> dict[str, Tensor]:
     Raises:
         CheckpointError: a file is broken.
     """
+    model = open_model(folder)
+    if model is not None:
+        return dict(read_tensors(model, on_meta))
     for stem in _STEMS:
         single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
         if single.exists():
@@ -124,7 +133,8 @@ def _typed_errors(file: Path) -> Iterator[None]:
 
 
 def _files(folder: Path) -> list[Path]:
-    return weight_files(folder, lambda name: (folder / name).exists())
+    model = open_model(folder)
+    return model.files if model is not None else weight_files(folder, lambda name: (folder / name).exists())
 
 
 def has_weights(has: Callable[[str], bool]) -> bool:
@@ -305,7 +315,7 @@ def _converters(root: nn.Module) -> dict[str, tuple[str, Converter]]:
 
 def _joined(
     root: nn.Module, weights: Iterable[tuple[str, Tensor]], prefixes: Sequence[tuple[str, str]], ignored: tuple[str, ...]
-) -> Iterator[tuple[str, str, Tensor | GroupedWeight]]:
+) -> Iterator[tuple[str, str, Tensor | QuantizedWeight]]:
     """Yield stored name, canonical name and weight, without ignored ones; the parts of a quantised weight are joined."""
     joiner = Joiner(getattr(root, "formats", None) or Formats({}))
     for stored, tensor in weights:
@@ -317,9 +327,9 @@ def _joined(
         del tensor
 
 
-def _convert(stored: str, whole: Tensor | GroupedWeight, converter: Converter) -> list[tuple[str, Tensor]]:
+def _convert(stored: str, whole: Tensor | QuantizedWeight, converter: Converter) -> list[tuple[str, Tensor]]:
     """Apply a converter; CheckpointError for a tensor whose shape it cannot split. It gets quantised weights dequantised."""
-    if isinstance(whole, GroupedWeight):
+    if isinstance(whole, QuantizedWeight):
         whole = whole.dequantize()
     try:
         return list(converter(whole))
@@ -328,18 +338,22 @@ def _convert(stored: str, whole: Tensor | GroupedWeight, converter: Converter) -
 
 
 def _put(
-    tensor: Tensor | GroupedWeight, stored: str, name: str, layer: WeightedLayer, views: dict[str, Tensor], copy: Copy
+    tensor: Tensor | QuantizedWeight, stored: str, name: str, layer: WeightedLayer, views: dict[str, Tensor], copy: Copy
 ) -> None:
     """Copy the tensor into the layer's view of this name, and pack the layer once all views are filled."""
     if name not in views:
         raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
     target = views.pop(name)
     _check_shape(stored, tensor.shape, target)
-    if isinstance(tensor, GroupedWeight):
-        if isinstance(layer, Linear) and layer.formats:
-            layer.hold(name, tensor.map(lambda part: _moved(part, layer.device, copy)))
+    if isinstance(tensor, QuantizedWeight):
+        if not isinstance(layer, Linear) or not layer.formats:
+            each = panel_rows(tensor.inputs)
+            for first in range(0, len(target), each):
+                copy(target[first : first + each], tensor.dequantize(first, first + each))
+        elif isinstance(tensor, BlockWeight) and layer.device.type == "cpu":
+            layer.hold(name, tensor)  # its blocks stay in the mapped file
         else:
-            copy(target, tensor.dequantize())
+            layer.hold(name, tensor.map(lambda part: _moved(part, layer.device, copy)))
     elif not tensor.is_floating_point() or tensor.itemsize == 1:
         kind = str(tensor.dtype).removeprefix("torch.")
         raise CheckpointError(f"{stored} holds {kind}: it is quantised, and config.json does not say how")

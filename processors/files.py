@@ -10,6 +10,7 @@ from typing import Any
 
 from ..mm.errors import CheckpointError, ConfigError
 from ..mm.files import open_regular
+from ..mm.gguf import find_gguf, read_gguf
 from .text.tekken import tekken_template
 
 ADAPTER = "adapter_config.json"
@@ -93,7 +94,7 @@ def read_preprocessors(path: str | Path) -> ProcessorFiles:
 
 
 def find_template(path: str | Path) -> str | None:
-    """Return the chat template of a checkpoint folder: chat_template.jinja, chat_template.json or tokenizer_config.json.
+    """Return the chat template of a checkpoint: chat_template.jinja, chat_template.json, tokenizer_config.json or GGUF's own.
 
     A folder without these but with a tekken.json gets the template of its tokenizer version. CheckpointError if the template
     cannot be read.
@@ -105,6 +106,10 @@ def find_template(path: str | Path) -> str | None:
 
 
 def _template(folder: Path) -> str | None:
+    gguf = find_gguf(folder)
+    if gguf is not None:
+        own = read_gguf(gguf).metadata.get("tokenizer.chat_template")
+        return own if isinstance(own, str) else None
     jinja = read_file(folder / "chat_template.jinja")
     if jinja is not None:
         return jinja.decode("utf-8")

@@ -9,7 +9,7 @@ from typing import Protocol, cast
 
 from torch import Tensor, nn
 
-from ...kernels.grouped import GroupedWeight
+from ...kernels.grouped import QuantizedWeight
 from ...mm.errors import CheckpointError
 from ..layers.basic import Convertible, Renamed, rename
 from ..layers.linear import Linear
@@ -52,7 +52,7 @@ class Joiner:
         self._formats = formats
         self._pending: dict[str, dict[str, Tensor]] = {}
 
-    def join(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor | GroupedWeight]]:
+    def join(self, name: str, tensor: Tensor) -> Iterable[tuple[str, Tensor | QuantizedWeight]]:
         """Take a tensor by its canonical name. Return it or, for the last tensor of a module, the module's weights.
 
         Raises:
@@ -72,7 +72,7 @@ class Joiner:
 
 def _decode(
     form: WeightFormat, module: str, parts: Mapping[str, Tensor], stack: Stack | None
-) -> list[tuple[str, Tensor | GroupedWeight]]:
+) -> list[tuple[str, Tensor | QuantizedWeight]]:
     """Return names and weights of a module. Raise CheckpointError for tensors that are missing or do not fit each other."""
     try:
         return [(f"{module}.weight", form.decode(parts))] if stack is None else list(stack.split(form, parts))

@@ -9,7 +9,7 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
-from ...kernels.grouped import GroupedWeight
+from ...kernels.grouped import QuantizedWeight
 from ...mm.errors import CheckpointError, short_repr
 
 META = torch.device("meta")
@@ -21,7 +21,7 @@ class WeightFormat(Protocol):
     def layout(self, outputs: int, inputs: int) -> dict[str, Tensor]:
         """Return the stored tensors that are always there, by the last part of their name, on the meta device."""
 
-    def decode(self, parts: Mapping[str, Tensor]) -> GroupedWeight:
+    def decode(self, parts: Mapping[str, Tensor]) -> QuantizedWeight:
         """Return the weight that the stored tensors make. Tensors on the meta device give its size."""
 
 

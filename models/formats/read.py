@@ -11,6 +11,7 @@ from .base import Quantization
 from .bitsandbytes import read_bitsandbytes
 from .compressed_tensors import read_compressed_tensors
 from .fp8 import read_fp8
+from .gguf import GgufQuantization
 from .gptq import read_gptq
 from .modelopt import read_modelopt
 from .mxfp4 import read_mxfp4
@@ -25,6 +26,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "mxfp4": read_mxfp4,
     "torchao": read_torchao,
     "modelopt": read_modelopt,
+    "gguf": lambda config: GgufQuantization(),
 }
 
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from torch import Tensor, nn
 
-from ...kernels.grouped import GroupedWeight
+from ...kernels.grouped import QuantizedWeight
 from ..layers.linear import Linear
 from ..layers.moe import Mixture
 from .base import WeightFormat
@@ -45,7 +45,7 @@ class Stack:
             own = {part: tensor.mT if tensor.ndim == 2 else tensor for part, tensor in own.items()}
         return own
 
-    def split(self, form: WeightFormat, stored: Mapping[str, Tensor]) -> Iterator[tuple[str, GroupedWeight]]:
+    def split(self, form: WeightFormat, stored: Mapping[str, Tensor]) -> Iterator[tuple[str, QuantizedWeight]]:
         """Yield the canonical names and weights of all experts. Raise ValueError for another shape."""
         for number, modules in enumerate(self.modules):
             weight, count = form.decode(self.parts(number, stored)), len(modules)

@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.dispatch import backend
-from ...kernels.grouped import GroupedWeight, ShardedWeight
+from ...kernels.grouped import QuantizedWeight, ShardedWeight
 from ...kernels.linear import LinearWeight, linear, pack
 from ..formats.base import WeightFormat
 from ..memory_formulas import packed_weight_bytes
@@ -67,7 +67,7 @@ class Linear(WeightedLayer):
         self.outputs = out = sum(self.shards.values())
         self.device = device
         self.formats: dict[str, WeightFormat] = {}
-        self.held: dict[str, GroupedWeight] = {}
+        self.held: dict[str, QuantizedWeight] = {}
         self.weight = torch.empty(out, in_features, dtype=dtype, device="meta" if weights_deferred() else device)
         self.bias: Tensor | None = torch.empty(out, dtype=dtype, device=device) if bias else None
         self.packed: LinearWeight  # exists from `pack` on, in place of `weight`
@@ -91,7 +91,7 @@ class Linear(WeightedLayer):
         if not formats:
             self.weight = torch.empty_like(self.weight, device=self.device)
 
-    def hold(self, name: str, weight: GroupedWeight) -> None:
+    def hold(self, name: str, weight: QuantizedWeight) -> None:
         """Take the quantised weight of a shard, on this layer's device."""
         self.held[name] = weight
 

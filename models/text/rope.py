@@ -89,6 +89,11 @@ def _llama3(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
     return (1 - share) * plain / s["factor"] + share * plain, 1.0
 
 
+def _factors(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
+    """Divide each frequency by a number of its own, as GGUF files state scaled positions."""
+    return plain / torch.tensor(rope.scaling["factors"]), 1.0
+
+
 def _yarn(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
     """Keep high frequencies, scale low ones down, with a linear ramp over the dimensions in between."""
     s, trained = rope.scaling, rope.scaling["original_max_position_embeddings"]
@@ -119,6 +124,7 @@ def yarn_mscale(factor: float, weight: float) -> float:
 
 
 SCALINGS: dict[str, Callable[[Tensor, RopeSpec], tuple[Tensor, float]]] = {
+    "factors": _factors,
     "linear": _linear,
     "dynamic": _dynamic,
     "llama3": _llama3,

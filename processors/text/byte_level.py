@@ -40,12 +40,16 @@ class ByteLevelRules:
         nfc: normalise to NFC first.
         specials: the first special tokens after a tiktoken vocabulary.
         reserved: number of special tokens after a tiktoken vocabulary; those without a name are `<|reserved_token_ID|>`.
+        single_digits: digits are split from each other before GPT-2's pattern.
+        whole_words: a piece that is a token is not merged from its letters.
     """
 
     pattern: str | None = None
     nfc: bool = False
     specials: tuple[str, ...] = ()
     reserved: int = 0
+    single_digits: bool = False
+    whole_words: bool = False
 
 
 VOCAB_RULES = {
@@ -103,11 +107,12 @@ def convert_byte_level(
     from tokenizers import Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
     pairs = all_merges(list(vocab)) if merges is None else list(merges)
-    tokenizer: Any = Tokenizer(models.BPE(dict(vocab), pairs, ignore_merges=merges is None))
+    tokenizer: Any = Tokenizer(models.BPE(dict(vocab), pairs, ignore_merges=merges is None or rules.whole_words))
     if rules.nfc:
         tokenizer.normalizer = normalizers.NFC()
     letters = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=rules.pattern is None)
-    split = () if rules.pattern is None else (pre_tokenizers.Split(Regex(rules.pattern), "isolated"),)
+    split: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if rules.single_digits else []
+    split += [] if rules.pattern is None else [pre_tokenizers.Split(Regex(rules.pattern), "isolated")]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, letters])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

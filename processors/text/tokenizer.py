@@ -11,7 +11,8 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from ...mm.errors import CheckpointError, InputError, check_utf8
+from ...mm.errors import CheckpointError, InputError, SensoriumError, check_utf8
+from ...mm.gguf import SUFFIX
 from ..files import read_json
 from .token_bounds import TokenBounds, read_state, read_token_bounds, unknown_id
 from .tokenizer_files import TokenizerFiles, find_files, read_named
@@ -344,13 +345,13 @@ def _splitter(specials: Iterable[str]) -> re.Pattern[str]:
 
 
 def _load(path: Path) -> _Fast | _Tekken:
-    folder = path.parent if path.is_file() else path
+    folder = path.parent if path.is_file() and path.suffix != SUFFIX else path
     tekken = path if path.is_file() and "tekken" in path.name else folder / "tekken.json"
     try:
         if tekken == path or (tekken.is_file() and not (folder / "tokenizer.json").is_file()):
             return _Tekken(tekken)
         files = find_files(folder)
-    except CheckpointError:
+    except SensoriumError:
         raise
     except Exception as error:  # of mistral-common, or of a value of the wrong type
         raise CheckpointError(f"the tokenizer of {str(folder)!r} cannot be read ({error})") from None

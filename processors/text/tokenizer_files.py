@@ -2,7 +2,7 @@
 
 `tokenizer.json` is used as it is. Folders without one have SentencePiece's `tokenizer.model`, tiktoken's `tiktoken.model`,
 `*.tiktoken` or `tokenizer.model`, or `vocab.json` with `merges.txt`. tokenizer_config.json, added_tokens.json and
-special_tokens_map.json complete all of them.
+special_tokens_map.json complete all of them. GGUF files hold a tokenizer in their metadata.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ from pathlib import Path
 from typing import Any
 
 from ...mm.errors import CheckpointError
+from ...mm.gguf import find_gguf, read_gguf
 from ...mm.hashing import digest
 from ..files import read_file, read_json
 from . import byte_level, sentencepiece
+from . import gguf as gguf_tokenizer
 from .tokenizer_cache import cached_text
 
 _RULES = 1  # version of the conversion; part of the cache's key
@@ -33,7 +35,7 @@ class TokenizerFiles:
     """The files of a tokenizer.
 
     Args:
-        kind: "tokenizer.json", "SentencePiece", "tiktoken" or "vocab.json and merges.txt".
+        kind: "tokenizer.json", "SentencePiece", "tiktoken", "vocab.json and merges.txt" or "GGUF".
         vocabulary: the files of the vocabulary, by name.
         config: tokenizer_config.json.
         named: "bos_token" -> text, and so on.
@@ -78,6 +80,12 @@ class TokenizerFiles:
 
 def find_files(folder: Path) -> TokenizerFiles | None:
     """Read the tokenizer files of a folder; None if it has none that `load` could use."""
+    gguf = find_gguf(folder)
+    if gguf is not None:
+        metadata = read_gguf(gguf).metadata
+        config = gguf_tokenizer.tokenizer_config(metadata)
+        content = json.dumps(gguf_tokenizer.vocabulary(metadata)).encode()
+        return TokenizerFiles("GGUF", {gguf.name: content}, config, read_named(config), {}, ())
     vocabulary, kind = _find_vocabulary(folder)
     if not vocabulary:
         return None
@@ -132,10 +140,13 @@ def _text(value: object) -> str:
 
 def _convert(files: TokenizerFiles) -> str:
     """Return the tokenizer.json of files of another kind."""
-    if files.kind == "SentencePiece":
+    default_named: dict[str, str] = {}
+    if files.kind == "GGUF":
+        tokenizer = gguf_tokenizer.convert(json.loads(next(iter(files.vocabulary.values()))))
+    elif files.kind == "SentencePiece":
         tokenizer, default_named = _convert_sentencepiece(files)
     else:
-        tokenizer, default_named = _convert_byte_level(files), {}
+        tokenizer = _convert_byte_level(files)
     _add_tokens(tokenizer, files, exact=True)
     _add_post_processor(tokenizer, files, {**default_named, **files.named})
     return str(tokenizer.to_str())

@@ -1,0 +1,307 @@
+"""The config and the tensors of GGUF models, under the names of the Hub's layout.
+
+Source: the conversion scripts of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import mmap
+import re
+from collections import Counter
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ..kernels.blocks import BLOCKS
+from ..mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
+from ..mm.files import open_regular
+from ..mm.gguf import Gguf, GgufTensor, find_gguf, read_gguf
+from .text.stacks import STACKS
+
+
+@dataclass(frozen=True)
+class Arch:
+    """The text model of a `general.architecture`.
+
+    Args:
+        stack: name of its class, without ForCausalLM.
+        model_type: key of STACKS.
+        paired: rows of queries and keys are stored so that rotated pairs are adjacent; the stack has halves.
+    """
+
+    stack: str
+    model_type: str
+    paired: bool = False
+
+
+ARCHS: Mapping[str, Arch] = {
+    "ernie4_5": Arch("Ernie4_5", "ernie4_5"),
+    "gemma": Arch("Gemma", "gemma"),
+    "gemma2": Arch("Gemma2", "gemma2"),
+    "gemma3": Arch("Gemma3", "gemma3_text"),
+    "glm4": Arch("Glm4", "glm4"),
+    "granite": Arch("Granite", "granite", paired=True),
+    "llama": Arch("Llama", "llama", paired=True),
+    "qwen2": Arch("Qwen2", "qwen2"),
+    "qwen2vl": Arch("Qwen2", "qwen2"),
+    "qwen3": Arch("Qwen3", "qwen3"),
+    "qwen3moe": Arch("Qwen3Moe", "qwen3_moe"),
+    "qwen3vl": Arch("Qwen3", "qwen3"),
+}
+DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+_KEYS = {
+    "context_length": "max_position_embeddings",
+    "embedding_length": "hidden_size",
+    "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size",
+    "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads",
+    "attention.key_length": "head_dim",
+    "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.sliding_window": "sliding_window",
+    "attention.scale": "attention_multiplier",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping",
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "logit_scale": "logits_scaling",
+    "expert_count": "num_experts",
+    "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size",
+}
+"""Metadata after "<architecture>." -> key of config.json."""
+_NEEDED = ("embedding_length", "block_count", "attention.head_count", "attention.layer_norm_rms_epsilon")
+_END_TOKENS = ("<|im_end|>", "<|eot_id|>", "<|eom_id|>", "<end_of_turn>", "<|end|>", "<|endoftext|>", "<|end_of_text|>")
+"""Tokens that end an answer wherever a vocabulary has them, as in llama.cpp."""
+_PARTS = {
+    "attn_q": "self_attn.q_proj",
+    "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj",
+    "attn_output": "self_attn.o_proj",
+    "attn_q_norm": "self_attn.q_norm",
+    "attn_k_norm": "self_attn.k_norm",
+    "ffn_gate": "mlp.gate_proj",
+    "ffn_up": "mlp.up_proj",
+    "ffn_down": "mlp.down_proj",
+    "ffn_gate_inp": "mlp.gate",
+    "ffn_gate_exps": "mlp.experts.{}.gate_proj",
+    "ffn_up_exps": "mlp.experts.{}.up_proj",
+    "ffn_down_exps": "mlp.experts.{}.down_proj",
+}
+_NORMS = {2: ("attn_norm", "ffn_norm"), 4: ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")}
+_WHOLE = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
+_BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
+_ROPE_FREQS = "rope_freqs.weight"
+
+Load = Callable[[GgufTensor], Tensor]
+
+
+def open_model(path: Path) -> Gguf | None:
+    """Read the headers of the GGUF model that a path names; None for another checkpoint.
+
+    Raises:
+        ConfigError, CheckpointError: as `find_gguf` and `read_gguf`; an architecture or a quantisation is not supported.
+    """
+    file = find_gguf(path)
+    if file is None:
+        return None
+    model = read_gguf(file)
+    if model.architecture not in ARCHS:
+        known = ", ".join(ARCHS)
+        raise ConfigError(f"{file.name} has the architecture {short_repr(model.architecture)}; supported are {known}")
+    for name, tensor in model.tensors.items():
+        if tensor.kind not in DTYPES and tensor.kind not in BLOCKS:
+            kinds = ", ".join((*BLOCKS, *DTYPES))
+            raise CheckpointError(f"{name} in {file.name} is quantised as {tensor.kind}; use a file with {kinds}")
+    return model
+
+
+def hub_config(model: Gguf) -> dict[str, Any]:
+    """Return the config in the Hub's layout.
+
+    Raises:
+        ConfigError: metadata are missing, or ask for a feature that is not supported; the message names them.
+    """
+    try:
+        return _config(model)
+    except SensoriumError:
+        raise
+    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+        raise ConfigError(f"the metadata of {model.path.name} make no config ({error}); download it again") from None
+
+
+def _config(model: Gguf) -> dict[str, Any]:
+    arch, metadata = ARCHS[model.architecture], model.metadata
+    missing = [key for key in _NEEDED if f"{model.architecture}.{key}" not in metadata]
+    embeddings = model.tensors.get("token_embd.weight")
+    if missing or embeddings is None:
+        raise ConfigError(f"{model.path.name} lacks {missing[0] if missing else 'token_embd.weight'}; download it again")
+    text = {new: value for old, new in _KEYS.items() if (value := _number(model, old)) is not None}
+    text |= {"model_type": arch.model_type, "vocab_size": embeddings.shape[0]}
+    text.setdefault("head_dim", _number(model, "embedding_length") // _number(model, "attention.head_count"))
+    text.setdefault("num_key_value_heads", text["num_attention_heads"])
+    if _number(model, "attention.value_length") not in (None, text["head_dim"]):
+        raise ConfigError(f"{model.path.name} has values of another width than keys, which is not supported")
+    text |= _rope(model, text) | _by_architecture(model, text)
+    config = {
+        "architectures": [f"{arch.stack}ForCausalLM"],
+        "dtype": _dtype(model),
+        "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
+        "eos_token_id": end_tokens(metadata),
+        "tie_word_embeddings": "output.weight" not in model.tensors,
+        **text,
+    }
+    quantised = any(tensor.kind in BLOCKS for tensor in model.tensors.values())
+    return config | ({"quantization_config": {"quant_method": "gguf"}} if quantised else {})
+
+
+def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
+    """Return the ids of the tokens that end an answer."""
+    stated = (metadata.get(f"tokenizer.ggml.{name}_token_id") for name in ("eos", "eot", "eom"))
+    tokens = metadata.get("tokenizer.ggml.tokens", [])
+    known = [number for number, token in enumerate(tokens) if token in _END_TOKENS]
+    return sorted({number for number in (*stated, *known) if isinstance(number, int)})
+
+
+def _number(model: Gguf, key: str) -> Any:
+    """Return a number of the metadata, None if it is missing. Raise ConfigError if layers differ or it is no number."""
+    value = model.metadata.get(f"{model.architecture}.{key}")
+    if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
+        value = value[0].item()
+    if not isinstance(value, int | float | None):
+        raise ConfigError(f"{model.architecture}.{key} in {model.path.name} is {short_repr(value)}; a number is supported")
+    return value
+
+
+def _dtype(model: Gguf) -> str:
+    """Return the dtype of most weights; bfloat16 for quantised ones."""
+    sizes = Counter[str]()
+    for tensor in model.tensors.values():
+        sizes[tensor.kind] += tensor.nbytes
+    kind = sizes.most_common(1)[0][0]
+    return str(DTYPES.get(kind, torch.bfloat16)).removeprefix("torch.")
+
+
+def _rope(model: Gguf, text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rope_parameters and, if a part of a head is rotated, partial_rotary_factor."""
+    rotated = _number(model, "rope.dimension_count") or text["head_dim"]
+    rope: dict[str, Any] = {"rope_type": "default", "rope_theta": _number(model, "rope.freq_base") or 10000.0}
+    kind = model.metadata.get(f"{model.architecture}.rope.scaling.type", "none")
+    if kind in ("linear", "yarn"):
+        rope |= {"rope_type": kind, "factor": _number(model, "rope.scaling.factor")}
+        if (trained := _number(model, "rope.scaling.original_context_length")) is not None:
+            rope["original_max_position_embeddings"] = trained
+    elif kind != "none":
+        raise ConfigError(f"rope.scaling.type {short_repr(kind)} in {model.path.name} is not supported; known are linear, yarn")
+    if _ROPE_FREQS in model.tensors:
+        rope |= {"rope_type": "factors", "factor": 1.0, "factors": _rope_factors(model, rotated)}
+    return {"rope_parameters": rope, "partial_rotary_factor": rotated / text["head_dim"]}
+
+
+def _rope_factors(model: Gguf, rotated: int) -> list[float]:
+    tensor = model.tensors[_ROPE_FREQS]
+    if tensor.shape != (rotated // 2,) or tensor.kind != "F32":
+        raise ConfigError(f"{_ROPE_FREQS} in {model.path.name} has shape {list(tensor.shape)}, not [{rotated // 2}] in F32")
+    factors: list[float] = mapped()(tensor).tolist()
+    return factors
+
+
+def _by_architecture(model: Gguf, text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return what llama.cpp knows of an architecture without the metadata."""
+    name, found = model.architecture, dict[str, Any]()
+    if name in ("gemma2", "gemma3"):
+        largest = {"gemma2": 46, "gemma3": 62}[name]  # layers of the model of 27B, which scales by another width
+        is_largest = text["num_hidden_layers"] == largest
+        width = text["hidden_size"] // text["num_attention_heads"] if is_largest else text["head_dim"]
+        found |= {"query_pre_attn_scalar": width, "hidden_activation": "gelu_pytorch_tanh"}
+    if name == "gemma3":
+        local = {"rope_type": "default", "rope_theta": _number(model, "rope.freq_base_swa") or 10000.0}
+        rope = _rope(model, text)["rope_parameters"]
+        found["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
+    elif name != "gemma2":
+        found["sliding_window"] = None if name != "llama" else text.get("sliding_window")
+    if text.get("num_experts"):
+        kinds = (
+            "sparse" if f"blk.{i}.ffn_gate_inp.weight" in model.tensors else "dense" for i in range(text["num_hidden_layers"])
+        )
+        found |= {"mlp_layer_types": list(kinds), "norm_topk_prob": True}
+    return found
+
+
+def read_tensors(model: Gguf, load: Load) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors under the Hub's names. The name of a quantised one ends in its format instead of in "weight".
+
+    Args:
+        load: returns the tensor of an entry: `mapped()` or `on_meta`.
+    """
+    for name, info in model.tensors.items():
+        for own, tensor in _text_tensors(model, name, load(info)) if name != _ROPE_FREQS else ():
+            yield (own.removesuffix("weight") + info.kind if info.kind in BLOCKS else own), tensor
+
+
+def _text_tensors(model: Gguf, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    arch, found = ARCHS[model.architecture], _BLOCK.fullmatch(name)
+    stack = STACKS[arch.model_type]
+    if found is None:
+        stem, _, end = name.rpartition(".")
+        own = _WHOLE.get(stem, stem)
+        yield (f"{own}.{end}" if stem == "output" else f"model.{own}.{end}"), _shifted(own, tensor, stack.norm_offset)
+        return
+    layer, part, end = found.groups()
+    norms = dict(zip(_NORMS[len(stack.norms)], stack.norms, strict=True))
+    own = f"model.layers.{layer}.{norms.get(part) or _part(part, stack.fused)}.{end}"
+    if arch.paired and part in ("attn_q", "attn_k"):
+        key = "head_count" if part == "attn_q" or _number(model, "attention.head_count_kv") is None else "head_count_kv"
+        tensor = _in_halves(name, tensor, _number(model, f"attention.{key}"))
+    if part.endswith("_exps"):
+        for expert, weight in enumerate(tensor):
+            yield own.format(expert), weight
+    else:
+        yield own, _shifted(own, tensor, stack.norm_offset)
+
+
+def _part(part: str, fused: bool) -> str:
+    return "mlp.gate_up_proj" if fused and part == "ffn_up" else _PARTS.get(part, part)
+
+
+def _shifted(name: str, tensor: Tensor, offset: float) -> Tensor:
+    """Take back the offset that is stored in the weights of norms."""
+    return tensor - offset if offset and tensor.ndim == 1 and "norm" in name else tensor
+
+
+def _in_halves(name: str, tensor: Tensor, heads: int) -> Tensor:
+    """Reorder the rows of each head from adjacent pairs to halves."""
+    if not isinstance(heads, int) or heads < 1 or len(tensor) % (2 * heads):
+        raise CheckpointError(f"{name} has {len(tensor)} rows, which do not make {heads} heads")
+    return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).flatten(0, 2)
+
+
+def on_meta(info: GgufTensor) -> Tensor:
+    """Return the shape of a tensor: blocks of a row as bytes."""
+    if info.kind in BLOCKS:
+        numbers, size = BLOCKS[info.kind]
+        return torch.empty(*info.shape[:-1], info.shape[-1] // numbers * size, dtype=torch.uint8, device="meta")
+    return torch.empty(info.shape, dtype=DTYPES[info.kind], device="meta")
+
+
+def mapped() -> Load:
+    """Return a function that returns tensors whose memory is the mapped file."""
+    maps: dict[Path, mmap.mmap] = {}
+
+    def load(info: GgufTensor) -> Tensor:
+        if info.path not in maps:
+            with open_regular(info.path) as file:
+                maps[info.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+        end, size = info.offset + info.nbytes, len(maps[info.path])
+        if end > size:
+            raise CheckpointError(f"{info.path.name} was changed: it has {size} bytes, a tensor ends at {end}")
+        shape = on_meta(info)
+        data: Tensor = torch.frombuffer(maps[info.path], dtype=torch.uint8, count=info.nbytes, offset=info.offset)
+        return data.view(dtype=shape.dtype).view(shape.shape)
+
+    return load

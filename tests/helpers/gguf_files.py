@@ -1,0 +1,201 @@
+"""Writes GGUF files from checkpoints in the Hub's layout, as llama.cpp's conversion does, with the published `gguf` package."""
+
+from __future__ import annotations
+
+import json
+import re
+import shutil
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import torch
+from safetensors.torch import load_file, save_file
+
+ARCHS = {
+    "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma": "gemma",
+    "gemma2": "gemma2", "gemma3_text": "gemma3", "granite": "granite", "glm4": "glm4", "ernie4_5": "ernie4_5",
+}  # fmt: skip
+"""model_type of config.json -> general.architecture."""
+KEYS = {
+    "context_length": "max_position_embeddings", "embedding_length": "hidden_size", "block_count": "num_hidden_layers",
+    "feed_forward_length": "intermediate_size", "attention.head_count": "num_attention_heads",
+    "attention.head_count_kv": "num_key_value_heads", "attention.layer_norm_rms_epsilon": "rms_norm_eps",
+    "attention.key_length": "head_dim", "attention.value_length": "head_dim",
+    "attn_logit_softcapping": "attn_logit_softcapping",
+    "final_logit_softcapping": "final_logit_softcapping", "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier",
+    "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
+    "expert_feed_forward_length": "moe_intermediate_size", "attention.sliding_window": "sliding_window",
+}  # fmt: skip
+WINDOWED = ("gemma2", "gemma3")
+Kind = Callable[[str, np.ndarray], gguf.GGMLQuantizationType]
+"""Chooses the type of a tensor by its GGUF name and its values."""
+Q = gguf.GGMLQuantizationType
+EXPERT = re.compile(r"\.experts\.(\d+)\.")
+
+
+def everything(kind: gguf.GGMLQuantizationType) -> Kind:
+    """Return the rule of llama.cpp: matrices have this type, all else is F32."""
+    return lambda name, value: kind if value.ndim > 1 and "ffn_gate_inp" not in name else Q.F32
+
+
+def random_blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, seed: int) -> np.ndarray:
+    """Return random blocks whose numbers are about 1 / sqrt(inputs), for types that `gguf` does not quantise to."""
+    numbers, size = gguf.GGML_QUANT_SIZES[kind]
+    rng = np.random.default_rng(seed)
+    blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // numbers, size), dtype=np.uint8)
+    scale = shape[-1] ** -0.5
+    halves = {  # place in a block -> number
+        Q.Q2_K: {80: scale / 10, 82: scale / 7}, Q.Q3_K: {108: scale / 40}, Q.Q4_K: {0: scale / 200, 2: scale / 30},
+        Q.Q5_K: {0: scale / 400, 2: scale / 30}, Q.Q6_K: {208: scale / 1000},
+    }[kind]  # fmt: skip
+    for place, value in halves.items():
+        blocks[..., place : place + 2] = np.array([value], dtype=np.float16).view(np.uint8)
+    return blocks.reshape(*shape[:-1], -1)
+
+
+def write(source: Path, target: Path, kind: Kind, **more: Any) -> tuple[Path, Path]:
+    """Write `target/model.gguf`, and the checkpoint with the values of its tensors to `target/wide`.
+
+    Args:
+        more: metadata that replace those of the conversion; None leaves one out.
+    """
+    config = json.loads((source / "config.json").read_text())
+    arch = ARCHS[config["model_type"]]
+    target.mkdir(parents=True, exist_ok=True)
+    writer = gguf.GGUFWriter(target / "model.gguf", arch)
+    for key, value in (metadata(config, arch) | tokenizer_metadata(source) | more).items():
+        add(writer, key.replace("ARCH", arch), value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config["num_hidden_layers"])
+    wide = {}
+    for number, (name, tensor) in enumerate(sorted(join_experts(load_file(source / "model.safetensors")).items())):
+        wide |= put(writer, names.get_name(name, (".weight", ".bias")), name, tensor, config, kind, number)
+    for name, tensor in extra_tensors(config).items():
+        writer.add_tensor(name, tensor)
+    finish(writer)
+    shutil.copytree(source, target / "wide", ignore=shutil.ignore_patterns("*.safetensors"))
+    save_file(wide, target / "wide" / "model.safetensors")
+    return target / "model.gguf", target / "wide"
+
+
+def finish(writer: gguf.GGUFWriter) -> None:
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
+def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
+    if isinstance(value, bool):
+        writer.add_bool(key, value)
+    elif isinstance(value, int):
+        writer.add_uint32(key, value)
+    elif isinstance(value, float):
+        writer.add_float32(key, value)
+    elif isinstance(value, str):
+        writer.add_string(key, value)
+    elif value is not None:
+        writer.add_array(key, value)
+
+
+def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
+    config = dict(config) | {"num_experts": config.get("num_experts") or config.get("num_local_experts")}
+    config |= {"head_dim": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]}
+    keys = {f"ARCH.{new}": config[old] for new, old in KEYS.items() if config.get(old) is not None}
+    if arch not in WINDOWED:
+        keys.pop("ARCH.attention.sliding_window", None)
+    rope = config["rope_parameters"]
+    rope = rope.get("full_attention", rope)
+    rotated = config["head_dim"] * rope.get("partial_rotary_factor", 1.0)
+    keys |= {"ARCH.rope.freq_base": float(rope["rope_theta"]), "ARCH.rope.dimension_count": int(rotated)}
+    if rope["rope_type"] in ("linear", "yarn"):
+        keys |= {"ARCH.rope.scaling.type": rope["rope_type"], "ARCH.rope.scaling.factor": float(rope["factor"])}
+        trained = rope.get("original_max_position_embeddings")
+        keys |= {"ARCH.rope.scaling.original_context_length": trained} if trained else {}
+    return keys
+
+
+def extra_tensors(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
+    """Return the divisors of the frequencies of llama3's positions."""
+    rope = config["rope_parameters"]
+    if rope.get("rope_type") != "llama3":
+        return {}
+    dim = config["head_dim"]
+    waves = 2 * np.pi * rope["rope_theta"] ** (np.arange(0, dim, 2, dtype=np.float32) / dim)
+    trained, low, high = (rope[f"{n}"] for n in ("original_max_position_embeddings", "low_freq_factor", "high_freq_factor"))
+    smooth = np.clip((trained / waves - low) / (high - low), 0, 1)
+    return {"rope_freqs.weight": (1 / ((1 - smooth) / rope["factor"] + smooth)).astype(np.float32)}
+
+
+def put(
+    writer: gguf.GGUFWriter, own: str, name: str, tensor: torch.Tensor, config: Mapping[str, Any], kind: Kind, seed: int
+) -> dict[str, torch.Tensor]:
+    """Add a tensor in its type. Return its value, under the Hub's name."""
+    paired = ARCHS[config["model_type"]] in ("llama", "granite") and ("q_proj" in name or "k_proj" in name)
+    heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
+    added = 1.0 if "gemma" in config["model_type"] and name.endswith("norm.weight") else 0.0
+    value = tensor.float() + added
+    if paired:
+        value = value.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+    array, chosen = value.numpy(), kind(own, value.numpy())
+    stored = pack(array, chosen, seed)
+    writer.add_tensor(own, stored, raw_dtype=None if chosen in (Q.F32, Q.F16) else chosen)
+    value = torch.from_numpy(gguf.dequantize(stored, chosen).reshape(array.shape).copy())
+    if paired:
+        value = value.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+    if ".experts." in name:
+        return {name.replace(".experts.", f".experts.{i}."): own.contiguous() for i, own in enumerate(value)}
+    return {name: (value - added).contiguous()}
+
+
+def pack(array: np.ndarray, kind: gguf.GGMLQuantizationType, seed: int) -> np.ndarray:
+    if kind in (Q.Q2_K, Q.Q3_K, Q.Q4_K, Q.Q5_K, Q.Q6_K):
+        return random_blocks(array.shape, kind, seed)
+    return gguf.quantize(np.ascontiguousarray(array), kind)
+
+
+def join_experts(tensors: Mapping[str, torch.Tensor]) -> dict[str, torch.Tensor]:
+    """Stack the matrices of a layer's experts."""
+    found: dict[str, Any] = {}
+    for name, tensor in tensors.items():
+        whole = EXPERT.sub(".experts.", name)
+        if whole != name:
+            found.setdefault(whole, {})[int(EXPERT.search(name)[1])] = tensor
+        else:
+            found[name] = tensor
+    stacked = {name: torch.stack([one[i] for i in range(len(one))]) for name, one in found.items() if isinstance(one, dict)}
+    return found | stacked
+
+
+def tokenizer_metadata(source: Path) -> dict[str, Any]:
+    """Return the metadata of a byte-level tokenizer.json that splits text as GPT-2 does."""
+    content = json.loads((source / "tokenizer.json").read_text())
+    config = json.loads((source / "tokenizer_config.json").read_text())
+    template = source / "chat_template.jinja"
+    vocab, added = content["model"]["vocab"], {token["id"]: token for token in content["added_tokens"]}
+    tokens = {number: token for token, number in vocab.items()} | {number: one["content"] for number, one in added.items()}
+    size = json.loads((source / "config.json").read_text()).get("vocab_size", len(tokens))
+    kinds = [
+        gguf.TokenType.UNUSED if i not in tokens
+        else gguf.TokenType.NORMAL if i not in added
+        else gguf.TokenType.CONTROL if added[i]["special"]
+        else gguf.TokenType.USER_DEFINED
+        for i in range(size)
+    ]  # fmt: skip
+    merges = [merge if isinstance(merge, str) else " ".join(merge) for merge in content["model"]["merges"]]
+    found = {
+        "tokenizer.ggml.model": "gpt2",
+        "tokenizer.ggml.pre": "gpt-2",
+        "tokenizer.ggml.tokens": [tokens.get(i, f"[PAD{i}]") for i in range(size)],
+        "tokenizer.ggml.token_type": [int(kind) for kind in kinds],
+        "tokenizer.ggml.merges": merges,
+        "tokenizer.chat_template": template.read_text() if template.is_file() else None,
+    }
+    numbers = {token: number for number, token in tokens.items()}
+    for key, name in (("bos", "bos_token"), ("eos", "eos_token"), ("padding", "pad_token")):
+        if config.get(name):
+            found[f"tokenizer.ggml.{key}_token_id"] = numbers[config[name]]
+    return found

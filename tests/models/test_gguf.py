@@ -1,0 +1,185 @@
+"""GGUF files give the answers of the same checkpoint in the Hub's layout, with the values of its blocks."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from family import load_rows
+from gguf_files import ARCHS, Kind, Q, everything, random_blocks, write
+from oracle import save_checkpoint
+from sensorium import LLM, SamplingParams
+from sensorium.engine.setup.doctor import describe_checkpoint
+from sensorium.kernels.blocks import BLOCKS, BlockWeight
+from sensorium.mm.errors import CheckpointError, SensoriumError
+from sensorium.mm.gguf import TYPES, read_gguf
+from sensorium.models.layers.linear import Linear
+
+PROMPTS = ["def f(x): return it", "os.path.join and shutil<eos>", "é ü 中文  \n\t"]
+WIDE = {"hidden_size": 256, "intermediate_size": 256, "num_hidden_layers": 2}
+CHANGES = {
+    "mistral": {"sliding_window": None},
+    "qwen3_moe": {"norm_topk_prob": True},  # which llama.cpp assumes
+    "gemma3_text": {
+        "num_hidden_layers": 7, "layer_types": [*["sliding_attention"] * 5, "full_attention", "sliding_attention"],
+        "query_pre_attn_scalar": 24,
+        "rope_parameters": {
+            "full_attention": {"rope_type": "linear", "factor": 8.0, "rope_theta": 1e6},
+            "sliding_attention": {"rope_type": "default", "rope_theta": 1e4},
+        },
+    },
+}  # fmt: skip
+LLAMA3 = {
+    "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", BLOCKS)
+def test_blocks_have_the_bits_of_the_reference(kind: str) -> None:
+    number = Q[kind]
+    numbers, size = BLOCKS[kind]
+    assert TYPES[number] == (kind, numbers, size)
+    assert gguf.GGML_QUANT_SIZES[number] == (numbers, size)
+    rng = np.random.default_rng(0)
+    if number in (Q.Q4_0, Q.Q4_1, Q.Q5_0, Q.Q5_1, Q.Q8_0):
+        blocks = gguf.quantize(rng.standard_normal((37, 3 * numbers), dtype=np.float32), number)
+    else:
+        blocks = random_blocks((37, 3 * numbers), number, 0)
+    weight = BlockWeight(torch.from_numpy(blocks), kind)
+    expected = torch.from_numpy(gguf.dequantize(blocks, number))
+    assert weight.shape == (37, 3 * numbers)
+    assert torch.equal(weight.dequantize(), expected)
+    assert torch.equal(weight.dequantize(5, 9), expected[5:9])
+    assert torch.equal(weight.select(slice(1, None, 3)).dequantize(), expected[1::3])
+
+
+def open_llm(path: Path, **options: Any) -> LLM:
+    return LLM(path, **{"dtype": "float32", "device": "cpu", "max_model_len": 256, "block_size": 4} | options)
+
+
+def answers(path: Path, **options: Any) -> list[tuple[Any, ...]]:
+    llm = open_llm(path, **options)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=5)
+    found = []
+    for output in llm.generate(PROMPTS, params, use_tqdm=False):
+        assert output.error is None, output.error
+        scores = [[entry.logprob for entry in step.values()] for step in output.outputs[0].logprobs]
+        found.append((output.prompt_token_ids, output.outputs[0].token_ids, scores))
+    llm.close()
+    return found
+
+
+def check(kind: str, tmp_path: Path, types: Kind, more: dict[str, Any] | None = None, **changes: Any) -> Path:
+    """Compare the answers of a GGUF file with those of the checkpoint that holds its values."""
+    source = save_checkpoint(tmp_path / "source", *load_rows()["text-llama"].build(0, kind=kind, **changes))
+    file, wide = write(source, tmp_path / "gguf", types, **more or {})
+    for ours, theirs in zip(answers(file), answers(wide), strict=True):
+        assert ours[:2] == theirs[:2]
+        np.testing.assert_allclose(np.array(ours[2]), np.array(theirs[2]), rtol=0, atol=2e-4)
+    return file
+
+
+@pytest.mark.parametrize("kind", ARCHS)
+def test_architectures(kind: str, tmp_path: Path) -> None:
+    check(kind, tmp_path, everything(Q.F32), tie=kind.startswith("gemma"), **CHANGES.get(kind, {}))
+
+
+def test_scaled_positions(tmp_path: Path) -> None:
+    check("llama", tmp_path, everything(Q.F16), rope_parameters=LLAMA3, head_dim=32)
+
+
+@pytest.mark.parametrize("kind", [Q.Q8_0, Q.Q4_0, Q.Q5_1, Q.F16, Q.BF16], ids=lambda kind: kind.name)
+def test_types(kind: gguf.GGMLQuantizationType, tmp_path: Path) -> None:
+    check("llama", tmp_path, everything(kind))
+
+
+def mixture(name: str, value: np.ndarray) -> gguf.GGMLQuantizationType:
+    """Mix types as Q4_K_M does."""
+    if value.ndim < 2 or "ffn_gate_inp" in name:
+        return Q.F32
+    return {"output": Q.Q6_K, "token_embd": Q.Q5_K, "attn_v": Q.Q6_K, "ffn_down": Q.Q3_K, "attn_k": Q.Q2_K}.get(
+        name.split(".")[-2].removesuffix("_exps"), Q.Q4_K
+    )
+
+
+@pytest.mark.parametrize("kind", ["qwen2", "qwen3_moe"])
+def test_k_types_in_one_file(kind: str, tmp_path: Path) -> None:
+    experts = {"moe_intermediate_size": 256} if kind == "qwen3_moe" else {}
+    file = check(kind, tmp_path, mixture, **WIDE, **experts, **CHANGES.get(kind, {}))
+    llm = open_llm(file)
+    layers = [layer for layer in llm._engine_loop.core.runner.model.modules() if isinstance(layer, Linear) and layer.formats]
+    held = [shard for layer in layers for shard in layer.packed.shards]
+    assert {shard.kind for shard in held} == {"Q2_K", "Q3_K", "Q4_K", "Q6_K"}
+    llm.close()
+
+
+def test_the_prompt_of_a_chat_is_that_of_the_checkpoint(tmp_path: Path) -> None:
+    model, words = load_rows()["text-llama"].build(0)
+    words.chat_template = "{{ bos_token }}{% for m in messages %}{{ m['content'] }}<eos>{% endfor %}"
+    source = save_checkpoint(tmp_path / "source", model, words)
+    file, wide = write(source, tmp_path / "gguf", everything(Q.Q8_0))
+    messages = [{"role": "user", "content": "import os <eos> <|nothing|>"}]
+    params = SamplingParams(temperature=0.0, max_tokens=4)
+    ours, theirs = (open_llm(path).chat(messages, params, use_tqdm=False)[0] for path in (file, wide))
+    assert ours.prompt_token_ids == theirs.prompt_token_ids
+    assert ours.outputs[0].text == theirs.outputs[0].text
+
+
+def test_weights_stay_in_the_file(tmp_path: Path) -> None:
+    """A folder is as good as its file; blocks are not copied, and the plan counts their bytes."""
+    file = check("qwen2", tmp_path, everything(Q.Q8_0))
+    llm = open_llm(file.parent)
+    model = llm._engine_loop.core.runner.model
+    layer = model.language_model.layers[0].mlp.gate_up
+    assert isinstance(layer, Linear)
+    assert [shard.kind for shard in layer.packed.shards] == ["Q8_0", "Q8_0"]
+    gate, up = (shard.codes.data_ptr() for shard in layer.packed.shards)
+    places = read_gguf(file).tensors
+    assert up - gate == places["blk.0.ffn_up.weight"].offset - places["blk.0.ffn_gate.weight"].offset
+    assert describe_checkpoint(file)["tokenizer"] == "GGUF"
+
+
+def refused(tmp_path: Path, match: str, types: Kind | None = None, **more: Any) -> None:
+    source = save_checkpoint(tmp_path / "source", *load_rows()["text-llama"].build(0, **WIDE))
+    file, _ = write(source, tmp_path / "gguf", types or everything(Q.F16), **more)
+    with pytest.raises(SensoriumError, match=match):
+        open_llm(file)
+
+
+def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
+    for number, (match, more) in enumerate(
+        {
+            "has the architecture 'mamba'; supported are ernie4_5": {"general.architecture": "mamba"},
+            "lacks embedding_length": {"ARCH.embedding_length": None},
+            "head_count in model.gguf is": {"ARCH.attention.head_count": [4, 2]},
+            "block_count|num_hidden_layers": {"ARCH.block_count": 4_000_000_000},
+            "make no config": {"ARCH.attention.head_count": 0},
+            "rope.scaling.type 'longrope'": {"ARCH.rope.scaling.type": "longrope"},
+            "tokenizer.ggml.model 'bert' is not supported": {"tokenizer.ggml.model": "bert"},
+            "tokenizer.ggml.pre 'unheard-of' is not supported": {"tokenizer.ggml.pre": "unheard-of"},
+            "holds no tokenizer.ggml.tokens": {"tokenizer.ggml.tokens": None},
+            "has 2 entries for": {"tokenizer.ggml.token_type": [1, 1]},
+        }.items()
+    ):
+        refused(tmp_path / str(number), match, **more)
+
+
+def test_an_unknown_quantisation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = save_checkpoint(tmp_path / "source", *load_rows()["text-llama"].build(0, **WIDE))
+    file, _ = write(source, tmp_path / "gguf", everything(Q.Q8_0))
+    data = file.read_bytes()
+    name = b"blk.0.attn_output.weight"
+    place = data.index(name) + len(name) + 4 + 16  # dimensions, then the type
+    assert data[place : place + 4] == Q.Q8_0.to_bytes(4, "little")
+    for kind, match in (
+        (Q.IQ4_NL, "blk.0.attn_output.weight in model.gguf is quantised as IQ4_NL; use a file with Q4_0"),
+        (77, "has type 77"),
+    ):
+        file.write_bytes(data[:place] + int(kind).to_bytes(4, "little") + data[place + 4 :])
+        with pytest.raises(CheckpointError, match=match):
+            open_llm(file)
