@@ -8,7 +8,12 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .engine.engine_args import AsyncEngineArgs, EngineArgs
     from .engine.logits_processors import register_logits_processor
-    from .engine.sampling_params import RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+    from .engine.sampling_params import (
+        RepetitionDetectionParams,
+        RequestOutputKind,
+        SamplingParams,
+        StructuredOutputsParams,
+    )
     from .engine.session import LiveSession
     from .engine.types import CompletionOutput, ItemTrace, RequestOutput
     from .mm.errors import ErrorInfo, SensoriumError
@@ -33,6 +38,7 @@ __all__ = [
     "Page",
     "RepetitionDetectionParams",
     "RequestOutput",
+    "RequestOutputKind",
     "SamplingParams",
     "Segment",
     "SensoriumError",
@@ -50,6 +56,7 @@ _HOME = {
     "AsyncEngineArgs": "engine.engine_args",
     "LiveSession": "engine.session",
     "SamplingParams": "engine.sampling_params",
+    "RequestOutputKind": "engine.sampling_params",
     "StructuredOutputsParams": "engine.sampling_params",
     "RepetitionDetectionParams": "engine.sampling_params",
     "register_logits_processor": "engine.logits_processors",

@@ -16,10 +16,10 @@ from ..mm.errors import ConfigError, InputError, short_repr, typed
 from .engine_args import EngineArgs
 from .frontend.request_handle import RequestHandle
 from .llm import LLM
-from .sampling_params import SamplingParams
+from .sampling_params import RequestOutputKind, SamplingParams
 from .types import RequestOutput
 
-KINDS = ("delta", "cumulative", "final")
+_KINDS = {RequestOutputKind.CUMULATIVE: "cumulative", RequestOutputKind.DELTA: "delta", RequestOutputKind.FINAL_ONLY: "final"}
 
 
 class AsyncLLM:
@@ -29,6 +29,9 @@ class AsyncLLM:
         model: path of a checkpoint's folder, or an `LLM` to share with synchronous callers.
         max_waiting: maximum number of requests in the engine. Further requests wait, unread, until one ends.
         options: options of `LLM`.
+
+    Attributes:
+        output_kind: default of `generate`: "delta", "cumulative" or "final".
 
     Raises:
         ConfigError, CheckpointError: see `LLM`.
@@ -41,19 +44,22 @@ class AsyncLLM:
             raise ConfigError(f"{next(iter(options))} is an option of the LLM that you pass; set it when you make that LLM")
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
         self._engine_loop = self.llm._engine_loop
+        self.output_kind = "delta"
         self._slots = _FairSemaphore(max_waiting)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
-        """Make an AsyncLLM from all options in one object."""
-        return cls(**vars(engine_args))
+        """Make an AsyncLLM from all options in one object. Its outputs are cumulative by default, as in vLLM."""
+        engine = cls(**vars(engine_args))
+        engine.output_kind = "cumulative"
+        return engine
 
     def generate(
         self,
         prompt: object,
         sampling_params: SamplingParams | None = None,
         request_id: str | None = None,
-        output_kind: str = "delta",
+        output_kind: str | RequestOutputKind | None = None,
         priority: int = 0,
         **chat: Any,
     ) -> AsyncGenerator[RequestOutput, None]:
@@ -67,15 +73,20 @@ class AsyncLLM:
             request_id: id in every output, and for `abort`. None lets the engine choose one.
             output_kind: "delta": each output holds the text and tokens since the last one; those that a stop string or a
                 repair may still remove are held back. "cumulative": each output holds the answer so far. "final": one output.
+                None takes that of the sampling parameters, else the attribute `output_kind`.
             priority: smaller values are served first.
             chat: with messages, the options of `LLM.chat`: chat_template, tools, mm_processor_kwargs, cache_salt, ...
 
         Raises:
             InputError: an argument has a wrong type, the request_id is in use, or the engine sleeps or was closed.
         """
-        if output_kind not in KINDS:
-            raise InputError(f"output_kind={output_kind!r} must be one of {', '.join(KINDS)}")
-        return self._outputs(self.llm.request(prompt, sampling_params, priority, request_id, **chat), output_kind)
+        handle = self.llm.request(prompt, sampling_params, priority, request_id, **chat)
+        if output_kind is None:
+            output_kind = self.output_kind if handle.params.output_kind is None else handle.params.output_kind
+        kind = output_kind if isinstance(output_kind, str) else _KINDS.get(output_kind)
+        if kind is None or kind not in _KINDS.values():
+            raise InputError(f"output_kind={output_kind!r} must be one of {', '.join(_KINDS.values())}")
+        return self._outputs(handle, kind)
 
     async def answer(self, handle: RequestHandle) -> RequestOutput:
         """Return the whole answer to a request of `LLM.request`. Cancelling the task aborts the request."""

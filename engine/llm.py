@@ -368,15 +368,14 @@ class LLM:
         return [output for _, output in sorted(self.serve(handles, use_tqdm), key=lambda one: one[0])]
 
     def _params(self, given: Params, count: int) -> Sequence[SamplingParams]:
-        if given is None:
-            return [self.default_params] * count
-        if isinstance(given, SamplingParams):
-            return [given] * count
+        """Return copies, which the caller cannot change any more."""
+        if given is None or isinstance(given, SamplingParams):
+            return [(self.default_params if given is None else given).clone()] * count
         if not isinstance(given, list | tuple) or not all(isinstance(entry, SamplingParams) for entry in given):
             raise InputError(f"sampling_params must be a SamplingParams or a list of them, not {typed(given)}")
         if len(given) != count:
             raise InputError(f"{len(given)} sampling_params for {count} prompts; give one, or one per prompt")
-        return given
+        return [entry.clone() for entry in given]
 
 
 def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> MultiModalSettings:

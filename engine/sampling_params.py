@@ -6,11 +6,12 @@ import json
 import math
 import numbers
 from collections.abc import Collection, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import InitVar, dataclass, fields, replace
+from enum import IntEnum
 from typing import Any
 
-from ..mm.errors import InputError, one_line, short_repr, typed
-from .builtin_logits_processors import SUPPRESS_TOKENS
+from ..mm.errors import InputError, hint, one_line, short_repr, typed
+from .builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS
 from .logits_processors import normalize_processors
 
 _GREEDY_BELOW = 1e-5  # dividing logits by a lower temperature overflows float32
@@ -20,7 +21,35 @@ _MAX_LOOKBACK = 4096  # tokens that a check for repetition may read; it runs aft
 _MAX_INT64 = 2**63 - 1
 _MAX_INT32 = 2**31 - 1
 _MAX_ANSWERS = 64  # answers of a request that may have the maximum number of log probabilities
-_MAX_STRINGS, _MAX_BIASES = 1024, 1 << 14  # entries of a list
+_MAX_STRINGS, _MAX_BIASES, _MAX_ALLOWED = 1024, 1 << 14, 1 << 20  # entries of a list
+
+# vLLM's parameters that are not honoured: the accepted values, and why there are no others
+_UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+    "best_of": ((None, 1), "ask for n answers and choose among them"),
+    "spaces_between_special_tokens": ((True, False), ""),
+    "skip_clone": ((True, False), ""),
+    "truncate_prompt_tokens": ((None,), "cut the prompt's tokens and give prompt_token_ids"),
+    "flat_logprobs": ((False,), "log probabilities are one mapping per token"),
+    "logprob_token_ids": ((None,), "give logprobs, the number of the likeliest tokens"),
+    "extra_args": ((None, {}), "register a logits processor; it takes arguments"),
+    "skip_reading_prefix_cache": ((None, False), "give the prompt a cache_salt of its own"),
+    "thinking_token_budget": ((None,), "give max_tokens"),
+    "routed_experts_prompt_start": ((0,), "outputs do not name the experts"),
+}
+_UNUSED_FORMATS: dict[str, tuple[tuple[Any, ...], str]] = {
+    "disable_additional_properties": ((False,), 'set "additionalProperties": false in the schema'),
+    "whitespace_pattern": ((None,), 'give whitespace="compact" or "flexible"'),
+    "structural_tag": ((None,), "give a grammar"),
+    "backend": ((None,), "llguidance compiles every format"),
+}
+
+
+class RequestOutputKind(IntEnum):
+    """What each output of `AsyncLLM.generate` holds: the answer so far, what is new, or one output with the whole answer."""
+
+    CUMULATIVE = 0
+    DELTA = 1
+    FINAL_ONLY = 2
 
 
 @dataclass(frozen=True)
@@ -34,6 +63,7 @@ class StructuredOutputsParams:
         grammar: a context-free grammar in llguidance's variant of Lark. Its first rule is `start`.
         json_object: if True, the answer is any JSON object.
         whitespace: whitespace in JSON: "compact" for none, "flexible" for up to 40 characters between two tokens.
+        disable_any_whitespace: True is `whitespace="compact"`, False is "flexible".
 
     Raises:
         InputError: no or several formats are given, or one has a wrong type. The format itself is compiled, and refused if it
@@ -46,8 +76,17 @@ class StructuredOutputsParams:
     grammar: str | None = None
     json_object: bool = False
     whitespace: str = "compact"
+    disable_any_whitespace: InitVar[bool | None] = None
+    disable_additional_properties: InitVar[bool] = False
+    whitespace_pattern: InitVar[str | None] = None
+    structural_tag: InitVar[str | None] = None
+    backend: InitVar[str | None] = None
 
-    def __post_init__(self) -> None:
+    def __post_init__(self, disable_any_whitespace: bool | None, *unused: object) -> None:
+        for name, value in zip(_UNUSED_FORMATS, unused, strict=True):
+            _check_unused(_UNUSED_FORMATS, name, value)
+        if disable_any_whitespace is not None:
+            object.__setattr__(self, "whitespace", "compact" if disable_any_whitespace else "flexible")
         formats = self._given()
         if len(formats) != 1:
             found = ", ".join(formats) or "none"
@@ -121,7 +160,7 @@ class RepetitionDetectionParams:
             raise InputError(reason, param="repetition_detection")
 
 
-@dataclass(frozen=True)
+@dataclass
 class SamplingParams:
     """Sampling parameters of a request. Names and meanings follow vLLM and the OpenAI API.
 
@@ -152,9 +191,17 @@ class SamplingParams:
         structured_outputs: format that the answer must have: a JSON schema, a regular expression, choices or a grammar.
         logits_processors: names of registered logits processors, or a mapping from names to their arguments.
         repetition_detection: ends or repairs answers that repeat themselves. None disables it.
+        allowed_token_ids: the only tokens that may be generated.
+        detokenize: if False, outputs have no text.
+        output_kind: what each output of `AsyncLLM.generate` holds. None takes that call's argument.
+        guided_decoding: older name of structured_outputs.
+
+    The other parameters exist in vLLM; values that cannot be honoured are refused. An engine uses a copy of the parameters, so
+    changing them later affects new requests only.
 
     Raises:
-        InputError: a value is out of range; the message names the parameter and its limits.
+        InputError: a value is out of range; the message names the parameter and its limits. A value that is set later is
+            checked when a request is made.
     """
 
     n: int = 1
@@ -180,21 +227,58 @@ class SamplingParams:
     structured_outputs: StructuredOutputsParams | None = None
     logits_processors: Sequence[str] | Mapping[str, Mapping[str, Any]] | None = None
     repetition_detection: RepetitionDetectionParams | None = None
+    allowed_token_ids: Sequence[int] | None = None
+    detokenize: bool = True
+    output_kind: RequestOutputKind | None = None
+    guided_decoding: InitVar[StructuredOutputsParams | None] = None
+    best_of: InitVar[int | None] = None
+    spaces_between_special_tokens: InitVar[bool] = True
+    skip_clone: InitVar[bool] = False
+    truncate_prompt_tokens: InitVar[int | None] = None
+    flat_logprobs: InitVar[bool] = False
+    logprob_token_ids: InitVar[Sequence[int] | None] = None
+    extra_args: InitVar[Mapping[str, Any] | None] = None
+    skip_reading_prefix_cache: InitVar[bool | None] = None
+    thinking_token_budget: InitVar[int | None] = None
+    routed_experts_prompt_start: InitVar[int] = 0
 
-    def __post_init__(self) -> None:
+    def __setattr__(self, name: str, value: object) -> None:
+        if name not in self.__dataclass_fields__:
+            raise AttributeError(f"unknown sampling parameter {short_repr(name)}; {hint(name, self.__dataclass_fields__)}")
+        if name in _UNUSED:
+            _check_unused(_UNUSED, name, value)
+        else:
+            object.__setattr__(self, "structured_outputs" if name == "guided_decoding" else name, value)
+
+    def __post_init__(self, guided_decoding: StructuredOutputsParams | None, *unused: object) -> None:
+        for name, value in zip(_UNUSED, unused, strict=True):
+            _check_unused(_UNUSED, name, value)
+        if guided_decoding is not None:
+            self.structured_outputs = guided_decoding
         _check_numbers(self)
-        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output"):
+        for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 raise _error(name, getattr(self, name), "must be True or False")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        _store(self, "stop", _check_strings("stop", _as_tuple("stop", stop)))
-        _store(self, "bad_words", _check_strings("bad_words", _as_tuple("bad_words", self.bad_words)))
-        _store(self, "stop_token_ids", check_token_ids("stop_token_ids", self.stop_token_ids))
+        self.stop = _check_strings("stop", _as_tuple("stop", stop))
+        self.bad_words = _check_strings("bad_words", _as_tuple("bad_words", self.bad_words))
+        self.stop_token_ids = check_token_ids("stop_token_ids", self.stop_token_ids)
+        if self.allowed_token_ids is not None:
+            allowed = _as_tuple("allowed_token_ids", self.allowed_token_ids, _MAX_ALLOWED)
+            self.allowed_token_ids = tuple(_check_token("allowed_token_ids", token) for token in allowed)
+            if not allowed:
+                raise InputError("allowed_token_ids is empty; give the allowed tokens, or None", param="allowed_token_ids")
+        if self.output_kind is not None:
+            if self.output_kind not in tuple(RequestOutputKind):
+                raise _error("output_kind", self.output_kind, "must be a RequestOutputKind")
+            self.output_kind = RequestOutputKind(self.output_kind)
+        if self.stop and not self.detokenize:
+            raise InputError("stop strings need the text; leave detokenize True, or give stop_token_ids", param="detokenize")
         biases = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(biases, Mapping):
             raise _error("logit_bias", biases, "must map token ids to numbers")
         _check_count("logit_bias", biases, _MAX_BIASES)
-        _store(self, "logit_bias", {_check_token("logit_bias", k): _check_bias(v) for k, v in biases.items()})
+        self.logit_bias = {_check_token("logit_bias", k): _check_bias(v) for k, v in biases.items()}
         for name, kind in (
             ("structured_outputs", StructuredOutputsParams),
             ("repetition_detection", RepetitionDetectionParams),
@@ -202,12 +286,21 @@ class SamplingParams:
             if getattr(self, name) is not None and not isinstance(getattr(self, name), kind):
                 raise _error(name, getattr(self, name), f"must be a {kind.__name__}")
         processors = {} if self.logits_processors is None else self.logits_processors
-        _store(self, "logits_processors", normalize_processors(processors))
+        self.logits_processors = normalize_processors(processors)
         if self.n > 1 and self.greedy:
             raise InputError(f"n={self.n} needs a temperature above 0; greedy answers would all be the same", param="n")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
             reason = f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}; lower it or raise max_tokens"
             raise InputError(reason, param="min_tokens")
+
+    @classmethod
+    def from_optional(cls, **values: Any) -> SamplingParams:
+        """Return parameters in which None stands for the default."""
+        return cls(**{name: value for name, value in values.items() if value is not None})
+
+    def clone(self) -> SamplingParams:
+        """Return a copy whose values are checked."""
+        return replace(self)
 
     @property
     def stop_strings(self) -> tuple[str, ...]:
@@ -229,7 +322,7 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """True if penalties, biases, a format or logits processors change the logits."""
-        own = self.structured_outputs or self.logits_processors
+        own = self.structured_outputs or self.logits_processors or self.allowed_token_ids
         return bool(self.penalised or self.min_tokens or self.bad_words or self.logit_bias or own)
 
     @property
@@ -238,7 +331,9 @@ class SamplingParams:
 
     @property
     def processors(self) -> dict[str, Mapping[str, Any]]:
-        return dict(self.logits_processors or {})  # type: ignore[arg-type]
+        """The arguments of each logits processor, with that of allowed_token_ids."""
+        own: dict[str, Mapping[str, Any]] = dict(self.logits_processors or {})  # type: ignore[arg-type]
+        return {ALLOWED_TOKENS: {"tokens": self.allowed_token_ids}} | own if self.allowed_token_ids else own
 
 
 @dataclass(frozen=True)
@@ -323,22 +418,24 @@ def _check_numbers(params: SamplingParams) -> None:
             raise _error(name, value, f"must be {expected}, {limits}, not {typed(value)}")
         if not low <= value <= high:
             raise _error(name, value, f"must be {'an integer, ' if name in _INTEGERS else ''}{limits}")
-        _store(params, name, int(value) if name in _INTEGERS else float(value))
+        setattr(params, name, int(value) if name in _INTEGERS else float(value))
 
 
 def _error(param: str, value: object, reason: str) -> InputError:
     return InputError(f"{param}={short_repr(value)} {reason}", param=param)
 
 
-def _store(params: SamplingParams, name: str, value: object) -> None:
-    object.__setattr__(params, name, value)  # normalises a field of the frozen dataclass during construction
+def _check_unused(unused: Mapping[str, tuple[tuple[Any, ...], str]], name: str, value: object) -> None:
+    accepted, reason = unused[name]
+    if value not in accepted:
+        raise _error(name, value, f"cannot be honoured: {reason}")
 
 
-def _as_tuple(name: str, value: Sequence[Any] | None) -> tuple[Any, ...]:
+def _as_tuple(name: str, value: Sequence[Any] | None, limit: int = _MAX_STRINGS) -> tuple[Any, ...]:
     values = () if value is None else value
     if isinstance(values, str | bytes) or not isinstance(values, Collection):
         raise _error(name, value, "must be a list")
-    _check_count(name, values, _MAX_STRINGS)
+    _check_count(name, values, limit)
     return tuple(values)
 
 

@@ -55,7 +55,7 @@ class CompletionBuilder:
     @property
     def text(self) -> str:
         """All text so far, decoded on access. Raises InputError if the tokens cannot be decoded."""
-        if self.cut:
+        if self.cut or not self.params.detokenize:
             return self._text
         try:
             self._text += self._decoder.push(self._undecoded)

@@ -164,7 +164,7 @@ def _apply_logits_processors(logits: Tensor, states: Sequence[SamplingState], ch
     errors: dict[int, Exception] = {}
     rows, processors = [], []
     for i in changed:
-        if states[i].params.logits_processors:
+        if states[i].params.processors:
             try:
                 processors.append(states[i].processors)
                 rows.append(i)

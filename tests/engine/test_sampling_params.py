@@ -14,6 +14,7 @@ from sensorium.engine.codec import decode, encode
 from sensorium.engine.pooling_params import PoolingParams
 from sensorium.engine.sampling_params import (
     RepetitionDetectionParams,
+    RequestOutputKind,
     SamplingParams,
     StructuredOutputsParams,
     from_generation_config,
@@ -150,3 +151,53 @@ def test_any_value_of_any_field_is_taken_or_refused_with_the_field_s_name(kind, 
 def test_an_integer_too_long_to_write_is_refused(name):
     with pytest.raises(InputError, match=f"{name}=0x31e2080103651"):
         SamplingParams(**{name: 10**5000})
+
+
+def test_parameters_can_be_changed_and_copied():
+    params = SamplingParams(max_tokens=5, stop=["a"])
+    copy = params.clone()
+    params.max_tokens, params.stop = 7, "b"
+    assert (copy.max_tokens, copy.stop) == (5, ("a",))
+    assert (params.clone().max_tokens, params.clone().stop) == (7, ("b",))
+    params.top_p = 2.0
+    with pytest.raises(InputError, match=r"top_p=2\.0 must be above 0"):
+        params.clone()
+    with pytest.raises(AttributeError, match="unknown sampling parameter 'max_token'; did you mean max_tokens"):
+        params.max_token = 5
+
+
+def test_parameters_of_vllm():
+    json_schema = StructuredOutputsParams(json={"type": "object"}, disable_any_whitespace=False)
+    assert json_schema.whitespace == "flexible"
+    params = SamplingParams(
+        guided_decoding=json_schema, best_of=1, skip_clone=True, extra_args=None, output_kind=RequestOutputKind.DELTA
+    )
+    assert params.structured_outputs == json_schema
+    params.guided_decoding = None
+    assert params.structured_outputs is None
+    assert decode(encode(params)) == params
+    assert decode(encode(params)).output_kind is RequestOutputKind.DELTA
+    assert SamplingParams.from_optional(temperature=None, max_tokens=3) == SamplingParams(max_tokens=3)
+    assert SamplingParams(allowed_token_ids=[1, 2]).processors == {"allowed_tokens": {"tokens": (1, 2)}}
+    assert not SamplingParams(temperature=0.0, allowed_token_ids=[1, 2]).plain
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"best_of": 3}, "best_of=3 cannot be honoured: ask for n answers"),
+        ({"extra_args": {"a": 1}}, "extra_args={'a': 1} cannot be honoured"),
+        ({"thinking_token_budget": 5}, "thinking_token_budget=5 cannot"),
+        ({"skip_reading_prefix_cache": True}, "give the prompt a cache_salt"),
+        ({"allowed_token_ids": []}, "allowed_token_ids is empty"),
+        ({"output_kind": 7}, "output_kind=7 must be a RequestOutputKind"),
+        ({"detokenize": False, "stop": "x"}, "stop strings need the text"),
+        ({"detokenize": 1}, "detokenize=1 must be True or False"),
+    ],
+)
+def test_parameters_of_vllm_that_cannot_be_honoured(options, said):
+    with pytest.raises(InputError) as caught:
+        SamplingParams(**options)
+    assert said in str(caught.value)
+    with pytest.raises(InputError, match="structural_tag='x' cannot be honoured: give a grammar"):
+        StructuredOutputsParams(json_object=True, structural_tag="x")
