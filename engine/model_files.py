@@ -33,6 +33,8 @@ _JSON_FILES = (
     "tokenizer_config.json",
 )
 
+_QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last one is MLX's
+
 
 @dataclass(frozen=True)
 class ModelFiles:
@@ -61,8 +63,8 @@ class ModelFiles:
     @property
     def quantization_config(self) -> dict[str, Any] | None:
         """The quantization_config of config.json or of one of its sections, None for a checkpoint that is not quantised."""
-        sections = [self.config, *(part for part in self.config.values() if isinstance(part, Mapping))]
-        found = (part.get(key) for part in sections for key in ("quantization_config", "compression_config"))
+        sections, keys = [self.config, *(part for part in self.config.values() if isinstance(part, Mapping))], _QUANTIZATION
+        found = (part.get(key) for part in sections for key in keys)
         return next((one for one in found if one and isinstance(one, dict)), None)
 
     @property

@@ -23,7 +23,7 @@ MIN_ROWS = 16  # a CPU pads fewer rows to this many
 
 @dataclass(frozen=True, eq=False)
 class GroupedWeight:
-    """A weight `[out, in]` of value `(v - offset - zero) * scale * factor`, where v is the code or its entry in `table`.
+    """A weight `[out, in]` of value `(v - offset - zero) * scale * factor + shift`; v is the code or its entry in `table`.
 
     Args:
         codes: `[out, in]` in 8 bits (integers or float8); or uint8 `[out, words]` with two codes of 4 bits per byte, the first
@@ -32,7 +32,7 @@ class GroupedWeight:
         group: columns of a group.
         inputs: number of columns.
         block_rows: outputs that share a row of `scale` and `zero`.
-        zero: same shape as `scale`, or None.
+        zero, shift: same shape as `scale`, or None.
         table: float32 value of each code, or None.
         group_index: int32 `[in]`, the group of each column, for groups whose columns are not adjacent.
         factor: float32 with one number, or None.
@@ -49,6 +49,7 @@ class GroupedWeight:
     table: Tensor | None = None
     group_index: Tensor | None = None
     factor: Tensor | None = None
+    shift: Tensor | None = None
 
     @property
     def shape(self) -> tuple[int, int]:
@@ -73,9 +74,9 @@ class GroupedWeight:
             blocks, each = torch.arange(first, last, step, device=codes.device) // each, 1
         else:
             blocks = torch.arange(first // each, -(-last // each), device=codes.device)
-        zero = None if self.zero is None else self.zero[blocks]
+        zero, shift = (None if grid is None else grid[blocks] for grid in (self.zero, self.shift))
         scale = self.scale.view(torch.uint8)[blocks].view(self.scale.dtype) if self.scale.itemsize == 1 else self.scale[blocks]
-        return replace(self, codes=codes, scale=scale, zero=zero, block_rows=each)
+        return replace(self, codes=codes, scale=scale, zero=zero, shift=shift, block_rows=each)
 
     def _tensors(self) -> dict[str, Tensor]:
         values = {field.name: getattr(self, field.name) for field in fields(self)}
@@ -96,10 +97,14 @@ class GroupedWeight:
         if self.zero is not None:
             self._apply(values, self.zero, rows, Tensor.sub_)
         self._apply(values, self.scale, rows, Tensor.mul_)
-        return values if self.factor is None else values.mul_(self.factor)
+        if self.factor is not None:
+            values.mul_(self.factor)
+        if self.shift is not None:
+            self._apply(values, self.shift, rows, Tensor.add_)
+        return values
 
     def _apply(self, values: Tensor, grid: Tensor, rows: tuple[int, int], change: Callable[[Tensor, Tensor], Tensor]) -> None:
-        """Change `values` in place by the entries of `grid` (a scale or zero per block) of their rows."""
+        """Change `values` in place by the entries of `grid` (one per block) of their rows."""
         (first, last), each = rows, self.block_rows
         start = first // each
         own = grid[start : -(-last // each)].float()

@@ -30,6 +30,8 @@ PREFIXES = (  # those of transformers 5 first, since older ones are shorter
     ("model.visual.merger.", "merger."),
     ("visual.merger.", "merger."),
     ("model.visual.", "visual."),
+    ("vision_tower.merger.", "merger."),  # as MLX's checkpoints call the tower
+    ("vision_tower.", "visual."),
     *TEXT_PREFIXES,
     ("model.", "language_model."),
 )

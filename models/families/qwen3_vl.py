@@ -45,6 +45,9 @@ PREFIXES = (
     ("model.visual.deepstack_merger_list.", "deepstack_mergers."),
     ("visual.deepstack_merger_list.", "deepstack_mergers."),
     ("model.visual.", "visual."),
+    ("vision_tower.merger.", "merger."),  # as MLX's checkpoints call the tower
+    ("vision_tower.deepstack_merger_list.", "deepstack_mergers."),
+    ("vision_tower.", "visual."),
     *TEXT_PREFIXES,
 )
 _MERGER = ProjectorSpec(0, 0, ("linear_fc1", "linear_fc2"), norm="norm")  # names of its norm and layers

@@ -13,6 +13,7 @@ from .compressed_tensors import read_compressed_tensors
 from .fp8 import read_fp8
 from .gguf import GgufQuantization
 from .gptq import read_gptq
+from .mlx import read_mlx
 from .modelopt import read_modelopt
 from .mxfp4 import read_mxfp4
 from .torchao import read_torchao
@@ -27,7 +28,15 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
     "torchao": read_torchao,
     "modelopt": read_modelopt,
     "gguf": lambda config: GgufQuantization(),
+    "mlx": read_mlx,
 }
+
+
+def _unnamed(config: Mapping[str, Any]) -> str:
+    """Return the method of a config that does not name it, "" if it cannot be told."""
+    if "config_groups" in config:
+        return "compressed-tensors"
+    return "mlx" if "group_size" in config and "bits" in config else ""
 
 
 def read_quantization(config: Mapping[str, Any] | None) -> Quantization | None:
@@ -38,7 +47,7 @@ def read_quantization(config: Mapping[str, Any] | None) -> Quantization | None:
     """
     if config is None:
         return None
-    method = str(config.get("quant_method") or ("compressed-tensors" if "config_groups" in config else ""))
+    method = str(config.get("quant_method") or _unnamed(config))
     if method not in _READERS:
         raise CheckpointError(
             f"quantization_config in config.json has quant_method {method[:60]!r}, which is not supported; "

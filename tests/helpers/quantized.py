@@ -224,6 +224,33 @@ def torchao(weight: Tensor, kind: str, rows: int, columns: int) -> Packed:
     return stored, widened(codes, scale.bfloat16().float(), zero, rows, columns)
 
 
+def torchao_int4(weight: Tensor, group: int) -> Packed:
+    """Int4Tensor: codes around 8 without their offset, a zero point that is added, grids as `[groups, out]`."""
+    low, high = extremes(weight, 1, group)
+    scale = (high - low).clamp(min=1e-6) / 15
+    codes = ((weight - spread(low, weight, 1, group)) / spread(scale, weight, 1, group)).round().clamp(0, 15)
+    signed = (codes - 8).to(torch.int8)
+    scale, zero = scale.bfloat16(), (low + scale * 8).bfloat16()
+    stored = {
+        "qdata": signed[:, ::2] & 15 | signed[:, 1::2] << 4,
+        "scale": scale.t().contiguous(),
+        "zero_point": zero.t().contiguous(),
+    }
+    wide = (codes - 8) * spread(scale.float(), weight, 1, group) + spread(zero.float(), weight, 1, group)
+    return {f"_weight_{name}": tensor for name, tensor in stored.items()}, wide
+
+
+def mlx(weight: Tensor, bits: int, group: int) -> Packed:
+    """Codes times a scale plus a bias per group; scales may be negative."""
+    low, high = extremes(weight, 1, group)
+    downwards = low.abs() > high.abs()
+    scale, bias = (high - low) / ((1 << bits) - 1), low
+    scale, bias = torch.where(downwards, scale, -scale).half(), torch.where(downwards, bias, high).half()
+    wide_scale, wide_bias = (spread(one.float(), weight, 1, group) for one in (scale, bias))
+    codes = ((weight - wide_bias) / wide_scale).round().clamp(0, (1 << bits) - 1)
+    return {"weight": words(codes, bits).view(torch.uint32), "scales": scale, "biases": bias}, codes * wide_scale + wide_bias
+
+
 def modelopt(weight: Tensor) -> Packed:
     stored, wide = nvfp4(weight)
     found = {"weight": stored["weight_packed"], "weight_scale": stored["weight_scale"], "input_scale": torch.tensor(0.5)}
@@ -298,6 +325,13 @@ SCHEMES: dict[str, Scheme] = {
     "torchao float8 tensor": Scheme(partial(torchao, kind="float8", rows=0, columns=0), {"quant_method": "torchao"}),
     "torchao int8": Scheme(partial(torchao, kind="int8", rows=1, columns=0), {"quant_method": "torchao"}),
     "torchao intx": Scheme(partial(torchao, kind="intx", rows=1, columns=16), {"quant_method": "torchao"}),
+    "torchao int4": Scheme(partial(torchao_int4, group=32), {"quant_method": "torchao", "quant_type": "int4, group_size=32"}),
+    "mlx 4 bits": Scheme(partial(mlx, bits=4, group=32), {"group_size": 32, "bits": 4}),
+    "mlx 8 bits": Scheme(
+        partial(mlx, bits=8, group=16),
+        {"group_size": 64, "bits": 4, "mode": "affine"}
+        | {f"model.language_model.layers.0.{name}": {"group_size": 16, "bits": 8} for name in ("q_proj", "k_proj")},
+    ),
     "modelopt nvfp4": Scheme(modelopt, {"quant_method": "modelopt", "quant_algo": "NVFP4"}),
     "modelopt fp8": Scheme(
         partial(fp8, rows=0, columns=0, name=SCALE, shape=()), {"quant_method": "modelopt", "quant_algo": "FP8"}

@@ -99,6 +99,46 @@ def test_the_plan_has_the_held_bytes(name: str) -> None:
     assert 0.5 * held < root.qkv.packed_bytes(CPU, False) < 1.5 * held
 
 
+def test_mlx_checkpoint_as_mlx_vlm_writes_it(world: LoadedModels, tmp_path: Path) -> None:
+    """Other names, quantised embeddings and head, and a convolution with its channels last."""
+    packed, wide = tmp_path / "packed", tmp_path / "wide"
+    source, scheme = world.folder("qwen3_vl"), SCHEMES["mlx 4 bits"]
+    stored: dict[str, torch.Tensor] = {}
+    values: dict[str, torch.Tensor] = {}
+    for name, tensor in load_file(source / "model.safetensors").items():
+        own = name.replace("model.language_model.", "language_model.model.").replace("model.visual.", "vision_tower.")
+        own = f"language_model.{own}" if own.startswith("lm_head") else own
+        stored[own] = values[name] = tensor
+        if tensor.ndim == 5:
+            stored[own] = tensor.movedim(1, -1).contiguous()
+        elif tensor.ndim == 2 and ("language_model" in name or "lm_head" in name):
+            parts, values[name] = scheme.pack(tensor.float())
+            del stored[own]
+            stored |= {f"{own.removesuffix('.weight')}.{part}": one for part, one in parts.items()}
+    for folder, content in ((packed, stored), (wide, values)):
+        shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
+        save_file(content, folder / "model.safetensors")
+    config = json.loads((source / "config.json").read_text())
+    (packed / "config.json").write_text(json.dumps(config | {"quantization": dict(scheme.config)}))
+    question = ask(ROWS["qwen3_vl"], "iv", 0)
+    engines = [make_llm(ROWS["qwen3_vl"], folder) for folder in (packed, wide)]
+    (ours, logits), (theirs, expected) = (record(llm, question, 8) for llm in engines)
+    assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+    torch.testing.assert_close(logits, expected, rtol=1e-3, atol=1e-3)
+    for llm in engines:
+        llm.close()
+
+
+@pytest.mark.parametrize(
+    ("changed", "message"),
+    [({"bits": 3}, "bits=3"), ({"mode": "mxfp4"}, "mode='mxfp4'"), ({"group_size": 0}, "group_size=0")],
+    ids=str,
+)
+def test_mlx_settings_that_are_refused(changed: dict[str, Any], message: str) -> None:
+    with pytest.raises(CheckpointError, match=message):
+        read_quantization({"group_size": 64, "bits": 4} | changed)
+
+
 def test_bfloat16_is_rounded_once() -> None:
     stored, weight, bias = made(SCHEMES["ct w4a16"])
     layer = loaded(SCHEMES["ct w4a16"], stored, torch.bfloat16).qkv
