@@ -19,8 +19,9 @@ from ..mm.gguf import SUFFIX
 from ..mm.hashing import MAX_DEPTH, digest
 from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key
 from ..models.config import SECTIONS, check_parts, get_text_config
+from ..models.external import ExternalWeights, external_parts, lacks_weights
 from ..models.gguf import hub_config, open_model
-from ..models.weights import ADAPTER_WEIGHTS
+from ..models.weights import ADAPTER_WEIGHTS, read_headers
 from ..processors.files import ADAPTER, ProcessorFiles, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
@@ -45,6 +46,7 @@ class ModelFiles:
             while an engine runs; `content_digest` tells two checkpoints apart.
         remote_code: which file asks for code of the checkpoint, which is never run; empty if none does.
         adapter: folder of an adapter that is merged into the weights.
+        external: parts whose weights are in other folders.
     """
 
     path: Path
@@ -54,6 +56,7 @@ class ModelFiles:
     fingerprint: str
     remote_code: str = ""
     adapter: Path | None = None
+    external: tuple[ExternalWeights, ...] = ()
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -95,6 +98,7 @@ class ModelFiles:
         names = [str(file.relative_to(self.path if model is None else model.path.parent)) for file in files]
         if self.adapter is not None:
             files += [self.adapter / name for name in (ADAPTER, ADAPTER_WEIGHTS)]
+        files += [file for _, folder in self.external for file in sorted(folder.glob("*.safetensors"))]
         with ThreadPoolExecutor(min(8, len(files) or 1), "sensorium-digest") as pool:
             contents = list(pool.map(_file_digest, files))
         return digest("sensorium.content", self.config, names, contents)
@@ -136,15 +140,45 @@ def load_model_files(folder: str | os.PathLike[str], adapter: str | None = None)
     if not config:
         found = "an empty config.json" if (path / "config.json").is_file() else "no config.json"
         raise ConfigError(f"{path} has {found}; it is not a checkpoint in the Hub's layout")
+    config, external = _find_parts(path, config)
     check_parts(config)
     processors = replace(read_preprocessors(path), config=config)
     stored = path.glob("*.safetensors") if model is None else model.files
-    files = sorted([*stored, *(() if adapter is None else Path(adapter).glob("*.safetensors"))])
+    others = [*([] if adapter is None else [Path(adapter)]), *(place for _, place in external)]
+    files = sorted([*stored, *(file for place in others for file in place.glob("*.safetensors"))])
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     fingerprint = digest("sensorium.model", config, weights)
     code = next(iter(remote_code), "")
     generation, merged = contents["generation_config.json"], None if adapter is None else Path(adapter)
-    return ModelFiles(path, config, generation, processors, fingerprint, code, merged)
+    return ModelFiles(path, config, generation, processors, fingerprint, code, merged, external)
+
+
+def local_folder(path: Path, name: str) -> Path | None:
+    """Return the folder that a checkpoint's config.json names, as a path or as a model in the Hub's cache; None without it."""
+    from huggingface_hub import try_to_load_from_cache
+    from huggingface_hub.errors import HFValidationError
+
+    if (path / name).is_dir():
+        return path / name
+    try:
+        found = try_to_load_from_cache(name, "config.json")
+    except HFValidationError:
+        return None
+    return Path(found).parent if isinstance(found, str) else None
+
+
+def _find_parts(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], tuple[ExternalWeights, ...]]:
+    """Return config.json with the sections that it names in other folders, and the parts whose weights are there."""
+    external: list[ExternalWeights] = []
+    for part, name in external_parts(config):
+        folder = local_folder(path, name)
+        if folder is None:
+            continue
+        if not config.get(part.section):
+            config = {**config, part.section: dict(get_text_config(read_json(folder / "config.json")))}
+        if lacks_weights(read_headers(path), part):
+            external.append((part, folder))
+    return config, tuple(external)
 
 
 def _file_digest(file: Path) -> str:

@@ -175,7 +175,7 @@ NOTES: dict[str, FamilyNote] = {
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
     "text_only": FamilyNote("decoders without an encoder: no items; the stack follows `model_type`"),
-    "ultravox": FamilyNote("rows stacked by eight, any decoder", "all weights in one checkpoint"),
+    "ultravox": FamilyNote("rows stacked by eight, any decoder; tower and decoder also in repositories of their own"),
     "voxtral": FamilyNote(
         "windows of 30 s, padded with silence; prompts and transcriptions as mistral-common writes them; "
         "the Hub's layout and the publisher's own"

@@ -18,6 +18,7 @@ from ..kernels.grouped import QuantizedWeight, panel_rows
 from ..kernels.int8 import supported
 from ..mm.errors import CheckpointError, ConfigError, short_repr
 from ..mm.files import open_regular
+from .external import ExternalWeights
 from .formats.assign import Formats, Joiner
 from .gguf import mapped, on_meta, open_model, read_tensors
 from .interface import Model
@@ -171,11 +172,18 @@ def _weight_map(index: Path) -> dict[str, str]:
     return shards
 
 
-def load(folder: Path, model: Model, quantization: str | None = None, merge: Merge | None = None) -> None:
+def load(
+    folder: Path,
+    model: Model,
+    quantization: str | None = None,
+    merge: Merge | None = None,
+    external: Sequence[ExternalWeights] = (),
+) -> None:
     """Load `model` and its adapters from a folder, with a progress bar on a terminal.
 
     Args:
         merge: changes the stored tensors before they are renamed.
+        external: parts of the model that are in other folders.
 
     Raises:
         CheckpointError: as `fill` and `read_checkpoint`.
@@ -185,7 +193,9 @@ def load(folder: Path, model: Model, quantization: str | None = None, merge: Mer
         assert isinstance(model, nn.Module)
         quantize(model, quantization)
     adapters = (read_adapter(folder, name) for name in model.adapters)
-    weights = _with_progress(chain(read_checkpoint(folder), *adapters), _files(folder))
+    others = (part.rename(read_checkpoint(place)) for part, place in external)
+    files = [file for place in (folder, *(place for _, place in external)) for file in _files(place)]
+    weights = _with_progress(chain(read_checkpoint(folder), *others, *adapters), files)
     model.load_weights(weights if merge is None else merge(weights))
 
 

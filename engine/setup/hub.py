@@ -18,6 +18,8 @@ from typing import Any
 from urllib.parse import quote
 
 from ...mm.errors import CheckpointError, ConfigError, HubError, SensoriumError, one_line, short_repr
+from ...models.external import external_parts, lacks_weights
+from ...models.weights import read_headers
 from ...processors.files import ADAPTER, read_json
 from ..config import EngineConfig
 from ..model_files import load_model_files
@@ -56,6 +58,7 @@ def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
         HubError, CheckpointError: see `find_folder`.
     """
     found = _with_folder(config, weights)
+    find_external_parts(Path(found.model), config.offline, weights)
     if config.adapter is None:
         if not is_adapter(Path(found.model)):
             return found
@@ -96,6 +99,15 @@ def _base_of(config: EngineConfig, adapter: Path) -> EngineConfig:
             return replace(config, model=name, revision=revision if isinstance(revision, str) else None)
     reason = f"{adapter} is an adapter of {short_repr(name)}, which is neither a folder here nor a name on the Hub"
     raise ConfigError(f"{reason}; give the base model, LLM(base, adapter={str(adapter)!r})", param="model")
+
+
+def find_external_parts(folder: Path, offline: bool = False, weights: bool = True) -> None:
+    """Download the parts of a checkpoint that its config.json names by names on the Hub."""
+    config = read_json(folder / "config.json")
+    for part, name in external_parts(config):
+        needs_weights = weights and lacks_weights(read_headers(folder), part)
+        if is_name(name) and not (folder / name).is_dir() and (needs_weights or not config.get(part.section)):
+            find_folder(name, offline=offline, weights=needs_weights)
 
 
 def check_architecture(folder: Path) -> None:

@@ -12,6 +12,7 @@ import torch
 from ...mm.errors import ConfigError
 from ...mm.fields import merge
 from ...mm.registry import ARCHITECTURES, Architecture, find_architecture, is_registered, native
+from ...models.config import get_text_config
 from ...models.fallback.borrowed import class_of
 from ...models.fallback.fallback import Fallback
 from ...models.interface import Model
@@ -50,7 +51,8 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
 def _unsupported(files: ModelFiles) -> ConfigError | None:
     """Return why none of our own models runs a checkpoint; None if one does."""
     try:
-        if find_architecture(files.architecture).takes_any_stack:
+        row, text = find_architecture(files.architecture), get_text_config(files.config)
+        if row.takes_any_stack and (text is not files.config or row.family == "text_only"):
             stack_of(files.config)
     except ConfigError as error:
         return error

@@ -72,7 +72,8 @@ class ModelSource:
             ConfigError: a fallback model whose results differ from ours.
         """
         adapter = read_merged_adapter(self.files.adapter, model, read_file)
-        load_weights(self.files.path, model, self.config.quantization, None if adapter is None else adapter.merge)
+        merge, external = None if adapter is None else adapter.merge, self.files.external
+        load_weights(self.files.path, model, self.config.quantization, merge, external)
         if self.config.torch_device.type == "cuda":
             torch.cuda.synchronize(self.config.torch_device)  # steps read weights on other streams than the copies
         verify_fallback(model, self.info, self.dtype)
@@ -126,6 +127,8 @@ def build_model(
     """
     row, quantization = resolve_architecture(files), read_quantization(files.quantization_config)
     headers = read_headers(files.path)
+    for part, folder in files.external:
+        headers |= dict(part.rename(read_headers(folder).items()))
     with explain_fallback(row, files), deferred_weights() if quantization else nullcontext():
         if quantization is not None and is_fallback(row):
             reason = "runs through transformers, where quantised checkpoints are not supported; use one that is not quantised"

@@ -5,7 +5,9 @@ Source: the publisher's modelling file.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
+from dataclasses import replace
 from itertools import accumulate
 from typing import Any
 
@@ -18,7 +20,8 @@ from ...mm.errors import CheckpointError, ConfigError
 from ..audio.mel_encoder import MelEncoder, mel_encoder_bytes, mel_encoder_spec
 from ..config import decoder_spec, positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
-from ..interface import StepLimits
+from ..external import external_parts
+from ..interface import ForwardBatch, StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
 from ..text.stacks import stack_of
@@ -29,8 +32,7 @@ AUDIO = {
     "num_mel_bins": 80,
 }  # fmt: skip
 _EPS = 1e-6
-_EXTERNAL = {"audio_model_id": "audio_config", "text_model_id": "text_config"}
-_MERGE = "merge its config and weights into this checkpoint"
+_GET = "download it with `sensorium pull`, or give the path of its folder there"
 
 
 class UltravoxProjector(TensorModule):
@@ -67,13 +69,16 @@ class Ultravox(DecoderModel):
     prefixes = TEXT_PREFIXES
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        for key, section in _EXTERNAL.items():
-            if config.get(key) and not config.get(section):
-                raise ConfigError(f"{section} is in another model ({key}={config[key]!r}); {_MERGE}")
+        for part, name in external_parts(config):
+            if not config.get(part.section):
+                raise ConfigError(f"{part.section} is in another model ({part.key}={name!r}), which is not here; {_GET}")
         if config.get("audio_latency_block_size"):
             raise ConfigError("audio_latency_block_size is not supported; remove it, so that a window is encoded as a whole")
         super().__init__(decoder_spec(config, stack_of(config)), dtype, device)
-        self.external = [f"{key}={config[key]!r}" for key in _EXTERNAL if config.get(key)]
+        self.external = [f"{part.key}={name!r}" for part, name in external_parts(config)]
+        # v0.6 adds the placeholder behind the decoder's vocabulary: it has no embedding and is never sampled
+        self.added_ids = int(config.get("audio_token_index") == self.vocab_size)
+        self.vocab_size += self.added_ids
         tower = mel_encoder_spec(AUDIO | dict(config.get("audio_config") or {}))
         self.audio_tower = MelEncoder(tower, dtype, device, silence=False)
         self.group, act = positive_int({"stack_factor": 8, **config}, "stack_factor"), config.get("projector_act", "swiglu")
@@ -83,6 +88,15 @@ class Ultravox(DecoderModel):
         middle = bool(config.get("projector_ln_mid", False))
         width = self.group * tower.width
         self.multi_modal_projector = UltravoxProjector(width, self.inner, self.hidden_size, act, middle, dtype, device)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        if self.added_ids:
+            batch = replace(batch, input_ids=batch.input_ids.clamp(max=self.spec.vocab_size - 1))
+        return super().forward(batch)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        logits = super().compute_logits(hidden)
+        return F.pad(logits, (0, self.added_ids), value=-math.inf) if self.added_ids else logits
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         frames = tensors["audio_frames"].tolist()
@@ -121,7 +135,7 @@ class Ultravox(DecoderModel):
         except CheckpointError as error:
             if not self.external:
                 raise
-            raise CheckpointError(f"{error}; config.json names another model ({', '.join(self.external)}): {_MERGE}") from None
+            raise CheckpointError(f"{error}; config.json names another model ({', '.join(self.external)}); {_GET}") from None
 
     def input_bytes(self, modality: str, rows: int) -> int:
         return 2 * self.group * rows * self.audio_tower.config.mels * self.dtype.itemsize

@@ -7,12 +7,14 @@ as long as its audio.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from itertools import groupby
 
 from torch import Tensor
 from torch.nn import functional as F
 
 from ..bases.windows import WindowedAudioInfo
+from ..files import ProcessorFiles
 from ..mel import MelSpec, log_mel
 
 PLACEHOLDER = "<|audio|>"
@@ -26,6 +28,13 @@ class UltravoxProcessingInfo(WindowedAudioInfo):
     text_config_defaults = {"hidden_size": 4096, "max_position_embeddings": 2048}
     mel_defaults = MelSpec(num_mel_bins=80)
     adds_special_tokens = False
+
+    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
+        """Return config.json with a placeholder that follows the decoder's vocabulary (v0.6) as part of the vocabulary."""
+        text, token = files.config.get("text_config") or {}, files.config.get("audio_token_index")
+        if not isinstance(token, int) or token != text.get("vocab_size"):
+            return files
+        return replace(files, config={**files.config, "text_config": {**text, "vocab_size": token + 1}})
 
     @property
     def text_placeholders(self) -> Mapping[str, int]:  # type: ignore[override]

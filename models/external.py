@@ -1,0 +1,50 @@
+"""Parts of a checkpoint that are in other repositories, which its config.json names (`text_model_id`, `audio_model_id`)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class ExternalPart:
+    """A part that may be in another repository.
+
+    Args:
+        key: names the repository or a folder. section: the part's section of config.json.
+        prefix: start of its tensors' names in a checkpoint that holds them.
+        stored: start of their names in the other repository, whose other tensors are not used.
+    """
+
+    key: str
+    section: str
+    prefix: str
+    stored: str = ""
+
+    def rename(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the part's tensors of the other repository under the names of a checkpoint that holds them."""
+        for name, tensor in weights:
+            if name.startswith(self.stored):
+                yield self.prefix + name[len(self.stored) :], tensor
+
+
+ExternalWeights = tuple[ExternalPart, Path]
+"""A part whose weights have to be read from this folder."""
+_PARTS = (
+    ExternalPart("text_model_id", "text_config", "language_model."),
+    ExternalPart("audio_model_id", "audio_config", "audio_tower.", "model.encoder."),
+)
+
+
+def external_parts(config: Mapping[str, Any]) -> list[tuple[ExternalPart, str]]:
+    """Return the parts for which config.json names another repository or folder, and that name."""
+    return [(part, name) for part in _PARTS if isinstance(name := config.get(part.key), str) and name]
+
+
+def lacks_weights(headers: Mapping[str, Tensor], part: ExternalPart) -> bool:
+    """Return True if a checkpoint with these stored tensors has none of the part's."""
+    return bool(headers) and not any(name.startswith(part.prefix) for name in headers)
