@@ -158,7 +158,7 @@ def local_folder(path: Path, name: str) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    if (path / name).is_dir():
+    if os.path.isdir(path / name):
         return path / name
     try:
         found = try_to_load_from_cache(name, "config.json")

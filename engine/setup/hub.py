@@ -106,7 +106,7 @@ def find_external_parts(folder: Path, offline: bool = False, weights: bool = Tru
     config = read_json(folder / "config.json")
     for part, name in external_parts(config):
         needs_weights = weights and lacks_weights(read_headers(folder), part)
-        if is_name(name) and not (folder / name).is_dir() and (needs_weights or not config.get(part.section)):
+        if is_name(name) and not os.path.isdir(folder / name) and (needs_weights or not config.get(part.section)):
             find_folder(name, offline=offline, weights=needs_weights)
 
 
