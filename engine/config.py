@@ -53,10 +53,11 @@ class EngineConfig:
     Args:
         model: path of a checkpoint's folder in the layout of the Hugging Face Hub, or a model's name there (ORG/NAME), which
             is downloaded unless the Hub's cache holds it. An existing folder takes precedence. After loading, it is the folder.
-        dtype: data type of weights and activations: "auto" (the checkpoint's), "float32", "bfloat16" or "float16".
+        dtype: data type of weights and activations: "auto" (the checkpoint's), "float32", "bfloat16" or "float16". LLM also
+            takes torch's dtypes, "half" and "float".
         device: "auto" (the first GPU if there is one, else the CPU), "cpu", "cuda" (the first GPU) or "cuda:N".
         max_model_len: maximum number of tokens of prompt and answer together. None uses the model's maximum, or less if the KV
-            cache cannot hold it.
+            cache cannot hold it. LLM also takes -1 for None, and "32k" (32,000) or "32K" (32,768).
         max_num_seqs: maximum number of sequences per step.
         max_num_batched_tokens: maximum number of tokens per step. Longer prompts are prefilled in chunks.
         block_size: number of tokens per block of the KV cache.

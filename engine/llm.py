@@ -15,7 +15,7 @@ from ..mm.cache import CacheStats
 from ..mm.errors import InputError, check_utf8, hint, short_repr, typed
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
-from ..processors.files import find_template
+from ..processors.files import find_template, read_template
 from ..processors.interface import SupportsTranscription
 from ..processors.text.tokenizer import Tokenizer
 from .config import EngineConfig, make_config
@@ -42,7 +42,7 @@ _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message"
 _REQUEST = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt that `chat` takes as arguments
 _FORMS: tuple[tuple[str, type | UnionType, str], ...] = (
     ("add_generation_prompt", bool, "True or False"),
-    ("chat_template", str, "a string"),
+    ("chat_template", str | os.PathLike, "Jinja source, or the path of a file"),
     ("chat_template_kwargs", Mapping, "a mapping"),
     ("continue_final_message", bool, "True or False"),
     ("tools", list | tuple, "a list of tools"),
@@ -72,9 +72,9 @@ class LLM:
     def __init__(
         self,
         model: str | os.PathLike[str],
-        dtype: str = "auto",
+        dtype: str | torch.dtype = "auto",
         device: str = "auto",
-        max_model_len: int | None = None,
+        max_model_len: int | str | None = None,
         max_num_seqs: int = 64,
         limit_mm_per_prompt: Mapping[str, int] | None = None,
         mm_processor_kwargs: Mapping[str, Any] | None = None,
@@ -167,7 +167,7 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: bool = True,
         add_generation_prompt: bool = True,
-        chat_template: str | None = None,
+        chat_template: str | os.PathLike[str] | None = None,
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
@@ -179,7 +179,7 @@ class LLM:
             messages: `{"role", "content"}`. The content is a string or a list of parts of the types text, image_url,
                 video_url, audio_url (objects with a "url"), input_audio, image, video and audio. A part may have "uuid" and
                 its own options. `media` restricts URLs and paths, see `mm.media.policy.MediaPolicy`.
-            chat_template: Jinja template that replaces the checkpoint's.
+            chat_template: replaces the checkpoint's: Jinja source, or the path of a file (a text without braces is a path).
             continue_final_message: leave the last message open, so that the model continues it.
             tools, chat_template_kwargs: variables of the template.
             request: mm_processor_kwargs, cache_salt and fit, as in a prompt of `generate`.
@@ -338,7 +338,8 @@ class LLM:
                 raise InputError(f"{name} must be {form}, not {typed(options[name])}", param=name)
         if not all(isinstance(name, str) for name in options.get("chat_template_kwargs") or ()):
             raise InputError("chat_template_kwargs must be a mapping from names to values", param="chat_template_kwargs")
-        template = options.pop("chat_template", None) or self._template
+        given = options.pop("chat_template", None)
+        template = read_template(given) if given else self._template
         if template is None:
             how = "pass chat_template= or give a rendered prompt"
             if self.speech:

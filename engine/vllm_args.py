@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from decimal import Decimal
 from typing import Any
+
+import torch
 
 from ..mm.errors import ConfigError, hint, short_repr
 
@@ -118,12 +122,31 @@ def _limits(value: Any) -> Any:
     return {name: count for name, count in counts.items() if count is not None}
 
 
+def _dtype(value: Any) -> Any:
+    """Return the name of a torch dtype, or of one of vLLM's short names."""
+    name = str(value).removeprefix("torch.") if isinstance(value, torch.dtype) else value
+    return {"half": "float16", "float": "float32"}.get(name, name)
+
+
+def _length(value: Any) -> Any:
+    """Return a number of tokens as in vLLM: "1k" is 1000, "1K" is 1024, and -1 or "auto" is the model's maximum."""
+    if value in (-1, "-1", "auto"):
+        return None
+    match = re.fullmatch(r"(\d{1,12}(?:\.\d{1,12})?)([kmgtKMGT]?)", value) if isinstance(value, str) else None
+    if match is None or ("." in match[1] and not match[2].islower()):
+        return value
+    power = " kmgt".index(match[2].lower() or " ")
+    return int(Decimal(match[1]) * (1000 if match[2].islower() else 1024) ** power)
+
+
 def _no_media(only_text: object) -> dict[str, int] | None:
     return dict.fromkeys(("image", "video", "audio", "vision_chunk"), 0) if only_text else None
 
 
 # name -> an option of the engine, or a field of its `media` or `mm_processor_kwargs`, and how the value is converted
 RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
+    "dtype": ("dtype", _dtype),
+    "max_model_len": ("max_model_len", _length),
     "gpu_memory_utilization": ("gpu_memory_fraction", lambda value: value),
     "mm_processor_cache_gb": ("mm_processor_cache_bytes", _gib),
     "disable_mm_preprocessor_cache": ("mm_processor_cache_bytes", lambda value: 1 if value else None),

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -46,7 +47,7 @@ def ocr_tasks(
     question: str = QUESTION,
     max_tokens: int | None = 1024,
     sampling_params: SamplingParams | None = None,
-    chat_template: str | None = None,
+    chat_template: str | os.PathLike[str] | None = None,
 ) -> list[Task[Page]]:
     """Return one task per image, in order; they run as one batch. An image that fails gives a Page with `error`.
 
@@ -55,20 +56,22 @@ def ocr_tasks(
         question: the prompt beside each image; models trained for OCR document the one that suits them best.
         max_tokens: maximum number of tokens per image; ignored if `sampling_params` are given.
         sampling_params: None for greedy sampling.
-        chat_template: Jinja source to use instead of the checkpoint's template.
+        chat_template: replaces the checkpoint's, as in `LLM.chat`.
 
     Raises:
         InputError: an argument has a wrong type. The task raises it if the checkpoint has no chat template.
     """
     check_type("question", question, str)
-    check_type("chat_template", chat_template, str, type(None))
+    check_type("chat_template", chat_template, str, os.PathLike, type(None))
     check_type("sampling_params", sampling_params, SamplingParams, type(None))
     items: Sequence[object] = list(images) if is_item_list("image", images) else [images]  # type: ignore[call-overload]
     params = sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens)
     return [_ocr_task(llm, image, question, params, chat_template) for image in items]
 
 
-def _ocr_task(llm: LLM, image: object, question: str, params: SamplingParams, template: str | None) -> Task[Page]:
+def _ocr_task(
+    llm: LLM, image: object, question: str, params: SamplingParams, template: str | os.PathLike[str] | None
+) -> Task[Page]:
     content = [media_part("image", image), {"type": "text", "text": question}]
     output = yield llm.request([{"role": "user", "content": content}], params, chat_template=template)
     return Page("" if output.error else output.outputs[0].text.strip(), output.error, output)

@@ -6,6 +6,7 @@ Qwen3-VL-Reranker (the score is the probability of "yes" against "no" as the nex
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
@@ -72,7 +73,7 @@ def embed_tasks(
     inputs: object,
     instruction: str = EMBED_INSTRUCTION,
     dimensions: int | None = None,
-    chat_template: str | None = None,
+    chat_template: str | os.PathLike[str] | None = None,
 ) -> list[Task[Embedding]]:
     """Return one task per input, in order; they run as one batch. An input that fails gives an Embedding with `error`.
 
@@ -84,14 +85,14 @@ def embed_tasks(
         instruction: the system prompt, which says what the embeddings are for.
         dimensions: truncate the vectors to this length and normalise them again, for Matryoshka models (arXiv 2205.13147);
             None keeps the whole vectors.
-        chat_template: Jinja source to use instead of the checkpoint's template.
+        chat_template: replaces the checkpoint's, as in `LLM.chat`.
 
     Raises:
         InputError: `dimensions` is out of range. The task raises it if the checkpoint has no chat template or the input has
             an unsupported form.
     """
     check_type("instruction", instruction, str)
-    check_type("chat_template", chat_template, str, type(None))
+    check_type("chat_template", chat_template, str, os.PathLike, type(None))
     check_type("dimensions", dimensions, int, type(None))
     if dimensions is not None and not 1 <= dimensions <= llm.hidden_size:
         reason = f"dimensions={dimensions} must be between 1 and {llm.hidden_size}, the width of this model's vectors"
@@ -115,7 +116,7 @@ def score_tasks(
     query: object,
     documents: object,
     instruction: str = SCORE_INSTRUCTION,
-    chat_template: str | None = None,
+    chat_template: str | os.PathLike[str] | None = None,
 ) -> list[Task[Score]]:
     """Return one task per document, in order; they run as one batch.
 
@@ -124,7 +125,7 @@ def score_tasks(
     Args:
         query, documents: texts, images or mappings, as for `embed_tasks`.
         instruction: the criterion by which documents are judged.
-        chat_template: Jinja source to use instead of the checkpoint's template.
+        chat_template: replaces the checkpoint's, as in `LLM.chat`.
 
     Raises:
         ConfigError: "yes" and "no" begin with the same token in this vocabulary.
@@ -132,7 +133,7 @@ def score_tasks(
             chat template.
     """
     check_type("instruction", instruction, str)
-    check_type("chat_template", chat_template, str, type(None))
+    check_type("chat_template", chat_template, str, os.PathLike, type(None))
     query_parts = [
         _text_part(f"<Instruct>: {instruction}"),
         _text_part("<Query>:"),
@@ -163,7 +164,7 @@ def _as_list(inputs: object) -> Sequence[object]:
     return list(inputs) if several else [inputs]  # type: ignore[call-overload]
 
 
-def _template_options(chat_template: str | None) -> dict[str, Any]:
+def _template_options(chat_template: str | os.PathLike[str] | None) -> dict[str, Any]:
     """Return the template option of `LLM.request`. None is left out, because rendered prompts take no such option."""
     return {} if chat_template is None else {"chat_template": chat_template}
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
@@ -9,7 +10,14 @@ from typing import Any
 from ..engine.sampling_params import SamplingParams
 from ..mm.errors import InputError, hint, short_repr
 
-_TYPE_NAMES = {str: "a text", bool: "True or False", int: "an integer", SamplingParams: "a SamplingParams", type(None): "None"}
+_TYPE_NAMES = {
+    str: "a text",
+    os.PathLike: "a path",
+    bool: "True or False",
+    int: "an integer",
+    SamplingParams: "a SamplingParams",
+    type(None): "None",
+}
 
 
 def check_names(pipeline: Callable[..., Any], options: Mapping[str, Any]) -> Mapping[str, Any]:

@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ..mm.errors import CheckpointError, ConfigError
+from ..mm.errors import CheckpointError, ConfigError, InputError, check_utf8, clip, short_repr
 from ..mm.files import open_regular
 from ..mm.gguf import find_gguf, read_gguf
 from .text.tekken import tekken_template
@@ -91,6 +92,27 @@ def read_preprocessors(path: str | Path) -> ProcessorFiles:
         generation=read_json(folder / "generation_config.json"),
         folder=folder,
     )
+
+
+def read_template(given: str | os.PathLike[str]) -> str:
+    """Return the Jinja source of a chat template that is given as source, or as the path of a file.
+
+    A text with a brace or a line break is source, as in vLLM.
+
+    Raises:
+        InputError: there is no such file, or it cannot be read.
+    """
+    if isinstance(given, str) and not {"{", "}", "\n"}.isdisjoint(given):
+        return given
+    check_utf8(os.fspath(given), "chat_template")
+    try:
+        with open_regular(Path(given).expanduser()) as file:
+            return file.read().decode("utf-8")
+    except (OSError, ValueError) as error:
+        reason = clip(str(getattr(error, "strerror", None) or error), 100)
+        how = "give Jinja source, or the path of a file that holds it"
+        text = f"chat_template={short_repr(os.fspath(given))} cannot be read ({reason}); {how}"
+        raise InputError(text, param="chat_template") from None
 
 
 def find_template(path: str | Path) -> str | None:

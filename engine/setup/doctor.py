@@ -56,7 +56,7 @@ def describe_checkpoint(
     """
     config = find_model(make_config(model, options | {"dtype": dtype, "device": device}), weights=False)
     files = load_model_files(config.model, config.adapter)
-    row, torch_dtype = resolve_architecture(files), files.dtype(dtype)
+    row, torch_dtype = resolve_architecture(files), files.dtype(config.dtype)
     tokenizer = Tokenizer(files.path)
     info = load_processing(files, {}, tokenizer)
     template = info.chat_template or find_template(files.path)

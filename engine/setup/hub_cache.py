@@ -205,7 +205,7 @@ def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> 
 
 def is_adapter(folder: Path) -> bool:
     """Return whether a folder holds an adapter without the weights of its base model."""
-    if not (folder / ADAPTER).is_file():
+    if not os.path.isfile(folder / ADAPTER):  # False for a path that is too long
         return False
     has_model = has_weights(lambda name: (folder / name).exists())
     return not (folder / "config.json").is_file() or ((folder / ADAPTER_WEIGHTS).is_file() and not has_model)

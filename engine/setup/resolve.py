@@ -22,6 +22,7 @@ from .memory import MaxSizes, max_len_in_cache, max_sizes, resolve_cache_memory,
 from .model_source import ModelSource, build_from_json
 
 _log = logging.getLogger(__name__)
+_MODALITIES = ("image", "video", "audio", "vision_chunk")
 
 
 @dataclass(frozen=True)
@@ -93,9 +94,9 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
 
 
 def check_modalities(config: EngineConfig, info: ProcessingInfo) -> None:
-    """Raise ConfigError for a limit on items that the model does not take."""
-    for modality in config.limit_mm_per_prompt:
-        if modality not in info.modalities:
+    """Raise ConfigError for a limit on items that the model does not take; 0 is the limit of every known modality."""
+    for modality, limit in config.limit_mm_per_prompt.items():
+        if modality not in info.modalities and (limit or modality not in _MODALITIES):
             known = ", ".join(info.modalities) or "text only"
             raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}", param="limit_mm_per_prompt")
 

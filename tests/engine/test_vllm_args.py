@@ -7,6 +7,7 @@ import dataclasses
 import warnings
 
 import pytest
+import torch
 from sensorium import AsyncEngineArgs, EngineArgs
 from sensorium.engine.config import EngineConfig, make_config
 from sensorium.engine.vllm_args import IGNORED, NAMES, ONLY, RENAMED, SILENT
@@ -34,6 +35,12 @@ PLAIN = {  # arguments as scripts give them, all without a warning
     [
         (PLAIN, {"revision": "main"}),
         ({"gpu_memory_utilization": 0.5}, {"gpu_memory_fraction": 0.5}),
+        *(({"dtype": name}, {"dtype": "float16"}) for name in ("half", "float16", torch.float16, torch.half)),
+        ({"dtype": "float"}, {"dtype": "float32"}),
+        ({"dtype": torch.bfloat16}, {"dtype": "bfloat16"}),
+        *(({"max_model_len": auto}, {}) for auto in (-1, "-1", "auto", None)),
+        *(({"max_model_len": text}, {"max_model_len": 32_000}) for text in ("32k", "32000", "0.032m")),
+        ({"max_model_len": "32K"}, {"max_model_len": 32_768}),
         ({"mm_processor_cache_gb": 2}, {"mm_processor_cache_bytes": 2 << 30}),
         ({"mm_processor_cache_gb": 0}, {"mm_processor_cache_bytes": 1}),
         ({"disable_mm_preprocessor_cache": True}, {"mm_processor_cache_bytes": 1}),
@@ -141,3 +148,15 @@ def test_engine_args():
         {"image": 2},
         None,
     )
+
+
+@pytest.mark.parametrize("value", ["32q", "1.5K", "k", "1e3", "", -2, 0, 1.5, True, "9" * 40 + "k"])
+def test_lengths_that_are_none_are_refused(value):
+    with pytest.raises(ConfigError, match=r"^max_model_len=.* must be an integer, 1 or above"):
+        make_config("m", {"max_model_len": value})
+
+
+@pytest.mark.parametrize("value", ["fp8", torch.int8, 16, ["half"]])
+def test_dtypes_that_are_none_are_refused(value):
+    with pytest.raises(ConfigError, match=r"^dtype=.* (must be one of|cannot be honoured)"):
+        make_config("m", {"dtype": value})

@@ -6,8 +6,8 @@ import json
 import os
 
 import pytest
-from sensorium.mm.errors import CheckpointError
-from sensorium.processors.files import ProcessorFiles, find_template, read_json, read_preprocessors
+from sensorium.mm.errors import CheckpointError, InputError
+from sensorium.processors.files import ProcessorFiles, find_template, read_json, read_preprocessors, read_template
 
 
 def test_template_places(tmp_path):
@@ -74,3 +74,16 @@ def test_a_template_that_is_no_text_is_named(tmp_path, name, content):
     (tmp_path / name).write_bytes(content)
     with pytest.raises(CheckpointError, match=r"the chat template of .* cannot be read"):
         find_template(tmp_path)
+
+
+def test_a_chat_template_is_source_or_the_path_of_a_file(tmp_path, monkeypatch):
+    path = tmp_path / "own.jinja"
+    path.write_text("{{ messages }}")
+    monkeypatch.setenv("HOME", str(tmp_path))
+    for given in (path, str(path), "~/own.jinja", "{{ messages }}"):
+        assert read_template(given) == "{{ messages }}"
+    assert read_template("two\nlines") == "two\nlines"
+    for given in ("none.jinja", tmp_path, "x" * 5000, "a\0b"):
+        with pytest.raises(InputError, match=r"^chat_template=.* cannot be read .*; give Jinja source, or the path") as error:
+            read_template(given)
+        assert len(str(error.value)) < 400

@@ -7,6 +7,7 @@ import shutil
 
 import numpy as np
 import pytest
+import torch
 from PIL import Image
 from sensorium import LLM, SamplingParams, SensoriumError
 from sensorium.mm.errors import CheckpointError, ConfigError, InputError
@@ -170,3 +171,21 @@ def test_the_cache_costs_memory_only_where_it_is_used(checkpoint):
     blocks, caches = core.scheduler.block_pools.pools[0].num_blocks, core.runner.caches.tensors
     assert blocks == 64 * -(-llm.max_model_len // 16)
     assert caches[0].shape[1] == blocks
+
+
+def test_limits_of_zero_and_other_names_of_values(checkpoint, tmp_path):
+    """An LLM takes limits of 0 for what it cannot read anyway, torch's dtypes, vLLM's lengths, and templates in files."""
+    options = {"limit_mm_per_prompt": {"image": 1, "audio": 0}, "dtype": torch.float32, "max_model_len": "1K"}
+    with pytest.raises(ConfigError, match="limit_mm_per_prompt names 'imgae'; this model takes image, video"):
+        LLM(checkpoint, limit_mm_per_prompt={"imgae": 0})
+    (tmp_path / "own.jinja").write_text("{{ messages[0].content }}")
+    with LLM(checkpoint, **options) as small:
+        assert (small.max_model_len, small.config.dtype) == (1024, "float32")
+        messages = [{"role": "user", "content": "Hi"}]
+        own, path = (
+            small.chat(messages, GREEDY, False, chat_template=one)[0]
+            for one in ("{{ messages[0].content }}", tmp_path / "own.jinja")
+        )
+        assert own.prompt == path.prompt == "Hi"
+        with pytest.raises(InputError, match="give Jinja source, or the path"):
+            small.chat(messages, GREEDY, chat_template="none.jinja")
