@@ -106,6 +106,9 @@ def check_parts(config: Mapping[str, Any]) -> None:
                     raise ConfigError(f"{key} in config.json is {number:.3g}, the limit is {_MAX_COUNT}; download it again")
 
 
+_MTP_LAYERS = "num_nextn_predict_layers"
+
+
 def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **changes: Any) -> DecoderSpec:
     """Read the decoder from a whole config.json; `changes` override fields of DecoderSpec.
 
@@ -141,6 +144,7 @@ def _read(config: Mapping[str, Any], text: Mapping[str, Any], stack: Stack) -> D
         residual_scale=text.get("residual_multiplier", 1.0),
         logit_scale=1.0 / text.get("logits_scaling", 1.0),
         logit_cap=text.get("final_logit_softcapping"),
+        mtp_layers=positive_int(text, _MTP_LAYERS) if text.get(_MTP_LAYERS) else 0,
     )
 
 

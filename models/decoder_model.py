@@ -28,6 +28,7 @@ TEXT_PREFIXES = (
 )
 """Name prefixes of decoder and head in multimodal checkpoints of transformers 5 and 4."""
 _HEAD = "head.lm_head."
+_MTP = ("mtp.", "model.mtp", "language_model.mtp")  # tensors for multi-token prediction, which are not used
 
 
 class DecoderModel(nn.Module):
@@ -98,10 +99,20 @@ class DecoderModel(nn.Module):
             self.head = None
 
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
-        check(self, self.convert_weights(headers.items()), self.prefixes, tuple(self.ignored))
+        check(self, self.convert_weights(headers.items()), self.prefixes, self._unused)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        fill(self, self.convert_weights(weights), self.prefixes, tuple(self.ignored))
+        fill(self, self.convert_weights(weights), self.prefixes, self._unused)
+
+    def is_unused(self, name: str) -> bool:
+        return rename(name, self.prefixes).startswith(self._unused)
+
+    @property
+    def _unused(self) -> tuple[str, ...]:
+        """Canonical prefixes of all stored tensors that are not used."""
+        first, count = len(self.spec.layers), self.spec.mtp_layers
+        layers = (f"language_model.layers.{index}." for index in range(first, first + count))
+        return (*_MTP, *layers, *self.ignored)
 
     def keep_encoders(self, modalities: Collection[str]) -> None:
         """Remove the encoders of all other modalities; their weights are not loaded. Call it before `load_weights`.

@@ -141,5 +141,8 @@ class Model(Protocol):
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
         """Compare names and shapes of the stored tensors with the model; CheckpointError as of `load_weights`."""
 
+    def is_unused(self, name: str) -> bool:
+        """Return True for a stored tensor that need not be read. `load_weights` ignores such tensors."""
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         """Fill and pack all weights from checkpoint names; CheckpointError for missing, surplus or misshapen tensors."""

@@ -44,14 +44,14 @@ ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _STEMS = ("model", "consolidated")  # file names in the Hub's layout, and in Mistral AI's own
 
 
-def read_checkpoint(folder: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield every stored tensor from one file or from shards; CheckpointError names a missing or broken file."""
+def read_checkpoint(folder: Path, is_unused: Callable[[str], bool] = lambda name: False) -> Iterator[tuple[str, Tensor]]:
+    """Yield the stored tensors that are used, from one file or from shards; CheckpointError names a missing or broken file."""
     model = open_model(folder)
     if model is not None:
         yield from read_tensors(model, mapped())
         return
     for file in _files(folder):
-        yield from read_file(file)
+        yield from read_file(file, is_unused)
 
 
 def read_headers(folder: Path) -> dict[str, Tensor]:
@@ -99,13 +99,13 @@ def read_adapter(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
         yield tensor_name(stem, letter, name) if cut else stored, tensor
 
 
-def read_file(file: Path) -> Iterator[tuple[str, Tensor]]:
-    """Yield the tensors of one file."""
+def read_file(file: Path, is_unused: Callable[[str], bool] = lambda name: False) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of one file that are used."""
     from safetensors import safe_open
 
     with _typed_errors(file):
         with safe_open(file, framework="pt") as tensors:
-            names = deque(tensors.keys())
+            names = deque(name for name in tensors.keys() if not is_unused(name))  # noqa: SIM118
         while names:  # reopen the file every _MAPPED_BYTES, so that pages that were read can leave memory
             with safe_open(file, framework="pt") as tensors:
                 read = 0
@@ -195,7 +195,7 @@ def load(
     adapters = (read_adapter(folder, name) for name in model.adapters)
     others = (part.rename(read_checkpoint(place)) for part, place in external)
     files = [file for place in (folder, *(place for _, place in external)) for file in _files(place)]
-    weights = _with_progress(chain(read_checkpoint(folder), *others, *adapters), files)
+    weights = _with_progress(chain(read_checkpoint(folder, model.is_unused), *others, *adapters), files)
     model.load_weights(weights if merge is None else merge(weights))
 
 

@@ -5,6 +5,7 @@ Everything before its decoder computes the embeddings of an item's tokens and is
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import replace
 from functools import partial
@@ -40,6 +41,7 @@ TOKENS = "input_ids"  # among an item's tensors: its tokens as the processor wri
 # decoder inputs that are checked, or that have no effect
 _DECODER_INPUTS = ("inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache_position")
 _TEXT_ROWS = 24  # of a text-only model's comparison
+_MTP = re.compile(r"mtp|layers\\?\.\d")  # in patterns of names: tensors for multi-token prediction
 _TOLERANCE, _TOLERANCE_16BIT = {torch.float32: 1e-3}, 6e-2  # relative to the norm of a row
 
 
@@ -113,6 +115,11 @@ class Fallback(nn.Module):
 
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
         """Do nothing: transformers reports the names that its class does not read in `load_weights`."""
+
+    def is_unused(self, name: str) -> bool:
+        """Return True for tensors for multi-token prediction. Other names that the class ignores may be renamed to its own."""
+        ignored = self.outer._keys_to_ignore_on_load_unexpected or ()
+        return any(re.search(pattern, name) for pattern in ignored if _MTP.search(pattern))
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         kind, config = type(self.outer), self.outer.config

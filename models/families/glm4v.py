@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.activation import act_and_mul, activation
-from ..config import Stack, decoder_spec, get_text_config, positive_int, require
+from ..config import Stack, decoder_spec, positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.builder import Builder
 from ..layers.connectors import Projector, ProjectorSpec
@@ -29,10 +29,11 @@ _TEXT: dict[str, Any] = {
 }  # fmt: skip
 _OCR_TEXT = _TEXT | {
     "vocab_size": 59392, "hidden_size": 1024, "intermediate_size": 4096, "num_hidden_layers": 16,
-    "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 131072,
+    "num_attention_heads": 16, "num_key_value_heads": 8, "max_position_embeddings": 131072, "num_nextn_predict_layers": 1,
 }  # fmt: skip
 _MOE_TEXT: dict[str, Any] = {
     "vocab_size": 151424, "max_position_embeddings": 65536, "attention_bias": True, "mrope_section": (8, 12, 12),
+    "num_nextn_predict_layers": 1,
 }  # fmt: skip
 _VISION: dict[str, Any] = {
     "depth": 24, "hidden_size": 1536, "hidden_act": "silu", "attention_bias": False, "num_heads": 12, "in_channels": 3,
@@ -96,7 +97,6 @@ class Glm4V(NativeModel):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(*_specs(config, _STACK), dtype, device)
-        self.ignored = _mtp_prefixes(config, self.spec, 0)
 
 
 class Glm4VMoe(NativeModel):
@@ -107,7 +107,6 @@ class Glm4VMoe(NativeModel):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(*_specs(config, _MOE_STACK), dtype, device)
-        self.ignored = _mtp_prefixes(config, self.spec, 1)
 
 
 class GlmOcr(NativeModel):
@@ -123,7 +122,6 @@ class GlmOcr(NativeModel):
         tower = replace(tower, qk_norm="head", out_bias=bias, mlp_bias=bias)
         merger = _merger(vision, positive_int(vision, "out_hidden_size") * vision["in_channels"])
         super().__init__(decoder_spec(config, _OCR_STACK), tower, (merger,), dtype, device)
-        self.ignored = _mtp_prefixes(config, self.spec, 1)
 
 
 def _specs(config: Mapping[str, Any], stack: Stack) -> tuple[DecoderSpec, TowerSpec, tuple[MergerSpec]]:
@@ -133,16 +131,6 @@ def _specs(config: Mapping[str, Any], stack: Stack) -> tuple[DecoderSpec, TowerS
     names = replace(tower.names, table="embeddings.position_embedding.weight")
     tower = replace(tower, table=table, patch_norm=True, names=names)
     return decoder_spec(config, stack), tower, (_merger(vision, positive_int(vision, "intermediate_size")),)
-
-
-def _mtp_prefixes(config: Mapping[str, Any], spec: DecoderSpec, default: int) -> tuple[str, ...]:
-    """Return prefixes of the layers for multi-token prediction, which follow the decoder's and are not used.
-
-    `default`: number of these layers if config.json does not state it.
-    """
-    text = {"num_nextn_predict_layers": default, **get_text_config(config)}
-    count = positive_int(text, "num_nextn_predict_layers") if text["num_nextn_predict_layers"] else 0
-    return tuple(f"language_model.layers.{len(spec.layers) + i}." for i in range(count))
 
 
 def _tower(vision: Mapping[str, Any], inner: int) -> TowerSpec:

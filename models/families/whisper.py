@@ -85,6 +85,9 @@ class Whisper(nn.Module):
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
         check(self, self.convert_weights(headers.items()), PREFIXES)
 
+    def is_unused(self, name: str) -> bool:
+        return False
+
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         fill(self, self.convert_weights(weights), PREFIXES)
 

@@ -152,6 +152,7 @@ class DecoderSpec:
         residual_scale: factor of what attention and MLP add to the residual stream.
         logit_scale: factor of logits. logit_cap: soft cap of logits; None: no cap.
         deepstack: layers after which a deepstack level of encoder rows is added to the residual stream, ascending.
+        mtp_layers: layers for multi-token prediction, which checkpoints store after the others. They are not used.
     """
 
     vocab_size: int
@@ -166,6 +167,7 @@ class DecoderSpec:
     logit_scale: float = 1.0
     logit_cap: float | None = None
     deepstack: tuple[int, ...] = ()
+    mtp_layers: int = 0
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:

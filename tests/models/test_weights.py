@@ -7,11 +7,12 @@ import os
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import family
 import pytest
 import torch
-from family import ask, load_rows
+from family import ask, load_rows, save
 from oracle import build_checkpoint
 from parity import make_llm, positions, record
 from safetensors.torch import load_file, save_file
@@ -19,7 +20,7 @@ from sensorium import LLM, SamplingParams
 from sensorium.engine.config import EngineConfig
 from sensorium.engine.setup.doctor import describe_checkpoint, explain
 from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models import weights
+from sensorium.models import decoder_model, weights
 from sensorium.models.layers.moe import Mixture
 from sensorium.models.text.spec import MoeSpec
 
@@ -192,3 +193,28 @@ def test_experts_in_one_tensor_of_another_shape_are_named() -> None:
     model = torch.nn.ModuleDict({"mlp": Mixture(4, spec, torch.float32, torch.device("cpu"))})
     with pytest.raises(CheckpointError, match=r"mlp.experts.down_proj has shape \[8\]"):
         weights.fill(model, [("mlp.experts.down_proj", torch.zeros(8))], ())
+
+
+def test_layers_for_multi_token_prediction_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """They follow the decoder's layers, or have names of their own; the plan does not count them."""
+    folder = save(load_rows()["text-deepseek_v3"], tmp_path / "model")
+    before = explain(EngineConfig(str(folder), max_model_len=64, device="cpu")).weights
+    tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())
+    layers, extra = config["num_hidden_layers"], torch.zeros(4)
+    unused = {f"model.layers.{layers}.eh_proj.weight", f"model.layers.{layers}.self_attn.o_proj.weight", "mtp.norm.weight"}
+    save_file(tensors | {name: extra.clone() for name in unused}, folder / "model.safetensors")
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 1}))
+    read, fill = list[str](), decoder_model.fill
+
+    def spy(root: Any, stored: Any, *more: Any) -> None:
+        kept = list(stored)
+        read.extend(name for name, _ in kept)
+        fill(root, kept, *more)
+
+    monkeypatch.setattr(decoder_model, "fill", spy)
+    with LLM(folder, device="cpu", max_model_len=64) as llm:
+        assert llm.explain().weights == before
+    assert set(read) == set(tensors)
+    (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
+    with pytest.raises(CheckpointError, match=rf"holds unknown model\.layers\.{layers}"):
+        LLM(folder, device="cpu", max_model_len=64)

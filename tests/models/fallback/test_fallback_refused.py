@@ -13,6 +13,7 @@ from safetensors.torch import load_file, save_file
 from sensorium import LLM
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models.fallback.borrowed import build as build_class
+from sensorium.models.fallback.fallback import Fallback
 
 ensure_torchvision()
 import transformers as tf  # noqa: E402
@@ -75,6 +76,23 @@ def test_weights_that_are_missing_or_left_over_are_named(built, tmp_path):
     save_file(weights | {"odd.weight": weights[name].clone()}, folder / "model.safetensors", metadata={"format": "pt"})
     with pytest.raises(CheckpointError, match=r"holds unknown odd\.weight"):
         LLM(folder, max_model_len=256)
+
+
+def test_tensors_that_the_class_ignores_are_not_read(built, tmp_path, monkeypatch):
+    folder = shutil.copytree(built("audioflamingo3"), tmp_path / "more")
+    stored, read, load = load_file(folder / "model.safetensors"), [], Fallback.load_weights
+    save_file(stored | {"mtp.norm.weight": torch.zeros(4)}, folder / "model.safetensors", metadata={"format": "pt"})
+
+    def spy(self, weights):
+        weights = dict(weights)
+        read.extend(weights)
+        load(self, weights.items())
+
+    monkeypatch.setattr(Fallback, "load_weights", spy)
+    kind = tf.AudioFlamingo3ForConditionalGeneration
+    monkeypatch.setattr(kind, "_keys_to_ignore_on_load_unexpected", [r"^mtp.*", "norm"])
+    LLM(folder, max_model_len=256).close()
+    assert set(read) == set(stored)
 
 
 def test_a_stack_that_neither_side_has_is_refused_with_the_reasons_of_both(tmp_path):
