@@ -16,7 +16,16 @@ if TYPE_CHECKING:
     )
     from .engine.session import LiveSession
     from .engine.types import CompletionOutput, ItemTrace, RequestOutput
-    from .mm.errors import ErrorInfo, SensoriumError
+    from .mm.errors import (
+        CheckpointError,
+        ConfigError,
+        EngineDeadError,
+        ErrorInfo,
+        HubError,
+        InputError,
+        MediaError,
+        SensoriumError,
+    )
     from .mm.registry import register_model
     from .mm.types import ItemPlan, Media
     from .pipelines.llm import LLM, AsyncLLM
@@ -28,13 +37,19 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "CheckpointError",
     "CompletionOutput",
+    "ConfigError",
     "EngineArgs",
+    "EngineDeadError",
     "ErrorInfo",
+    "HubError",
+    "InputError",
     "ItemPlan",
     "ItemTrace",
     "LiveSession",
     "Media",
+    "MediaError",
     "Page",
     "RepetitionDetectionParams",
     "RequestOutput",
@@ -64,7 +79,13 @@ _HOME = {
     "CompletionOutput": "engine.types",
     "ItemTrace": "engine.types",
     "RequestOutput": "engine.types",
+    "CheckpointError": "mm.errors",
+    "ConfigError": "mm.errors",
+    "EngineDeadError": "mm.errors",
     "ErrorInfo": "mm.errors",
+    "HubError": "mm.errors",
+    "InputError": "mm.errors",
+    "MediaError": "mm.errors",
     "SensoriumError": "mm.errors",
     "ItemPlan": "mm.types",
     "Media": "mm.types",

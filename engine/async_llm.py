@@ -23,7 +23,7 @@ _KINDS = {RequestOutputKind.CUMULATIVE: "cumulative", RequestOutputKind.DELTA: "
 
 
 class AsyncLLM:
-    """A model for coroutines. `async with` closes it.
+    """A model for coroutines. `async with` closes it, but not an `LLM` that was passed.
 
     Args:
         model: path of a checkpoint's folder, or an `LLM` to share with synchronous callers.
@@ -42,6 +42,7 @@ class AsyncLLM:
             raise ConfigError(f"max_waiting={max_waiting!r} must be an integer, 1 or above")
         if isinstance(model, LLM) and options:
             raise ConfigError(f"{next(iter(options))} is an option of the LLM that you pass; set it when you make that LLM")
+        self._shared = isinstance(model, LLM)
         self.llm = model if isinstance(model, LLM) else LLM(model, **options)
         self._engine_loop = self.llm._engine_loop
         self.output_kind = "delta"
@@ -131,8 +132,12 @@ class AsyncLLM:
         await asyncio.wrap_future(self._engine_loop.wake_up())
 
     def close(self) -> None:
-        """Wait for the running step, then end every request with an error and the engine's threads."""
-        self.llm.close()
+        """Wait for the running step, then end every request with an error and the engine's threads.
+
+        An `LLM` that was passed belongs to the caller: it goes on, with the requests of this AsyncLLM.
+        """
+        if not self._shared:
+            self.llm.close()
 
     async def __aenter__(self) -> AsyncLLM:
         return self

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+from collections.abc import Sequence
 
 import torch
 
@@ -28,6 +29,15 @@ def error_info(error: BaseException, action: str) -> ErrorInfo:
         return ErrorInfo("out_of_memory", f"{action} failed: {text}; ask for fewer or smaller requests at once")
     reason = f"internal error in {action}: {text}"
     return ErrorInfo("internal", f"{reason}; report it with its traceback (in the log, or with --debug)")
+
+
+def warn_of_failures(errors: Sequence[ErrorInfo | None], requests: str = "prompts") -> None:
+    """Log one warning with the number of failed requests and the first reason; nothing if none failed."""
+    failed = [(index, error) for index, error in enumerate(errors) if error is not None]
+    if failed:
+        index, first = failed[0]
+        reason = f"{len(failed)} of {len(errors)} {requests} failed; the first is number {index}: {first}"
+        _log.warning("%s (each result has its `error`)", reason)
 
 
 def error_text(error: BaseException) -> str:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from contextlib import closing
+from dataclasses import replace
 from functools import partial
 from types import UnionType
 from typing import Any, Self
@@ -12,14 +14,16 @@ import numpy as np
 import torch
 
 from ..mm.cache import CacheStats
-from ..mm.errors import InputError, check_utf8, hint, short_repr, typed
+from ..mm.errors import CheckpointError, InputError, check_utf8, hint, short_repr, typed
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
 from ..processors.files import find_template, read_template
 from ..processors.interface import SupportsTranscription
+from ..processors.text.template import load_template
 from ..processors.text.tokenizer import Tokenizer
 from .config import EngineConfig, make_config
 from .engine_args import EngineArgs
+from .errors import warn_of_failures
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor
 from .frontend.media import MultiModalSettings
@@ -134,10 +138,12 @@ class LLM:
         sampling_params: Params = None,
         use_tqdm: bool = True,
         priority: int | Sequence[int] = 0,
+        on_error: str = "return",
     ) -> list[RequestOutput]:
         """Answer one prompt or a list of prompts. Return the outputs in the order of the prompts.
 
-        A prompt that cannot be served has an output with `error` set and the finish reason "error"; the others are answered.
+        A prompt that cannot be served has an output with `error` set and the finish reason "error"; the others are answered,
+        and one warning in the log has the number of failed prompts and the first reason.
         Interrupting the call aborts unfinished requests and frees their memory.
 
         Args:
@@ -150,6 +156,7 @@ class LLM:
             sampling_params: one for all prompts, one per prompt, or None for the checkpoint's defaults.
             use_tqdm: show a progress bar if stderr is a terminal.
             priority: one for all prompts, or one per prompt; smaller values are served first.
+            on_error: "return" outputs with errors, or "raise" the first error, which ends the other prompts.
 
         Raises:
             InputError: `prompts`, `sampling_params` or `priority` has a wrong type or length.
@@ -159,7 +166,7 @@ class LLM:
         handles = [
             self._handle(prompt, params, priority=own) for prompt, params, own in zip(listed, given, priorities, strict=True)
         ]
-        return self._answers(handles, use_tqdm)
+        return self._answers(handles, use_tqdm, on_error)
 
     def chat(
         self,
@@ -171,6 +178,7 @@ class LLM:
         continue_final_message: bool = False,
         tools: Sequence[Mapping[str, Any]] | None = None,
         chat_template_kwargs: Mapping[str, Any] | None = None,
+        on_error: str = "return",
         **request: Any,
     ) -> list[RequestOutput]:
         """Answer one conversation or a list of conversations, see `generate`.
@@ -182,6 +190,7 @@ class LLM:
             chat_template: replaces the checkpoint's: Jinja source, or the path of a file (a text without braces is a path).
             continue_final_message: leave the last message open, so that the model continues it.
             tools, chat_template_kwargs: variables of the template.
+            on_error: as in `generate`.
             request: mm_processor_kwargs, cache_salt and fit, as in a prompt of `generate`.
 
         Raises:
@@ -198,9 +207,11 @@ class LLM:
         conversations = _conversations(messages)
         given = self._params(sampling_params, len(conversations))
         handles = [self._handle(messages, params, options) for messages, params in zip(conversations, given, strict=True)]
-        return self._answers(handles, use_tqdm)
+        return self._answers(handles, use_tqdm, on_error)
 
-    def serve(self, handles: Sequence[RequestHandle], use_tqdm: bool = True) -> Iterator[tuple[int, RequestOutput]]:
+    def serve(
+        self, handles: Sequence[RequestHandle], use_tqdm: bool = True
+    ) -> Generator[tuple[int, RequestOutput], None, None]:
         """Yield (index, output) of each request when it finishes. Closing the generator aborts the rest."""
         if not isinstance(handles, Sequence) or not all(isinstance(handle, RequestHandle) for handle in handles):
             raise InputError(f"handles must be a list of what `request` returns, not {short_repr(handles)}", param="handles")
@@ -339,7 +350,7 @@ class LLM:
         if not all(isinstance(name, str) for name in options.get("chat_template_kwargs") or ()):
             raise InputError("chat_template_kwargs must be a mapping from names to values", param="chat_template_kwargs")
         given = options.pop("chat_template", None)
-        template = read_template(given) if given else self._template
+        template = _read_template(given) if given else self._template
         if template is None:
             how = "pass chat_template= or give a rendered prompt"
             if self.speech:
@@ -365,8 +376,19 @@ class LLM:
         """Return how many tokens `fit="context"` leaves for the answer: max_tokens, at most a quarter of the context."""
         return min(params.max_tokens or self.max_model_len, max(1, self.max_model_len // 4))
 
-    def _answers(self, handles: Sequence[RequestHandle], use_tqdm: bool) -> list[RequestOutput]:
-        return [output for _, output in sorted(self.serve(handles, use_tqdm), key=lambda one: one[0])]
+    def _answers(self, handles: Sequence[RequestHandle], use_tqdm: bool, on_error: str) -> list[RequestOutput]:
+        if on_error not in ("return", "raise"):
+            raise InputError(f'on_error={short_repr(on_error)} must be "return" or "raise"', param="on_error")
+        outputs: dict[int, RequestOutput] = {}
+        with closing(self.serve(handles, use_tqdm)) as results:
+            for index, output in results:
+                if output.error is not None and on_error == "raise":
+                    number = f"prompt {index}: " if len(handles) > 1 else ""
+                    raise replace(output.error, message=f"{number}{output.error}").exception()
+                outputs[index] = output
+        answers = [outputs[index] for index in sorted(outputs)]
+        warn_of_failures([answer.error for answer in answers])
+        return answers
 
     def _params(self, given: Params, count: int) -> Sequence[SamplingParams]:
         """Return copies, which the caller cannot change any more."""
@@ -416,7 +438,22 @@ def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages
         raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}")
     if messages and all(isinstance(entry, list | tuple) for entry in messages):
         return messages  # type: ignore[return-value]
+    for index, entry in enumerate(messages):
+        if isinstance(entry, list | tuple):
+            other = next(number for number, one in enumerate(messages) if not isinstance(one, list | tuple))
+            reason = f"entry {index} is a conversation (a list of messages), but entry {other} is {typed(messages[other])}"
+            raise InputError(f"{reason}; give one conversation, or a list of conversations", param="messages")
     return [messages]  # type: ignore[list-item]
+
+
+def _read_template(given: str | os.PathLike[str]) -> str:
+    """Return a caller's chat template. Raise InputError if it cannot be read or compiled."""
+    try:
+        source = read_template(given)
+        load_template(source)
+    except CheckpointError as error:
+        raise InputError(str(error), param="chat_template") from None
+    return source
 
 
 def _progress(total: int, show: bool) -> Any:

@@ -66,6 +66,13 @@ class ErrorInfo:
     def __str__(self) -> str:
         return self.message
 
+    def exception(self) -> SensoriumError:
+        """Return the exception of this error, of the class that fits its code and item."""
+        kinds = {"invalid_config": ConfigError, "checkpoint": CheckpointError, "engine_dead": EngineDeadError}
+        kind = MediaError if self.modality is not None else kinds.get(self.code, InputError)
+        reason = self.message.removeprefix(f"{self.modality} {self.index}: ")
+        return _rebuild(kind, (self.message,), {"info": self, **({"reason": reason} if kind is MediaError else {})})
+
     def for_item(self, modality: str, index: int) -> ErrorInfo:
         """Return the same error with the item it is about, in the message too."""
         return replace(self, message=f"{modality} {index}: {self.message}", modality=modality, index=index)

@@ -106,7 +106,7 @@ def _embed_task(
 ) -> Task[Embedding]:
     prompt = item
     if not _is_prompt(item):
-        prompt = [_message("system", instruction), _message("user", _content_parts(item) or "NULL")]
+        prompt = [_message("system", instruction), _message("user", _content_parts(item))]
     output = yield _pooling_request(llm, prompt, PoolingParams(), template)
     return Embedding(_truncate(output.pooled, dimensions), output.error, output)
 
@@ -123,7 +123,8 @@ def score_tasks(
     The score is the probability of "yes" if the next token can only be "yes" or "no".
 
     Args:
-        query, documents: texts, images or mappings, as for `embed_tasks`.
+        query: a text, image or mapping, as for `embed_tasks`; a list has one query for each document.
+        documents: one document or a list of documents, in the same forms.
         instruction: the criterion by which documents are judged.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
 
@@ -134,20 +135,24 @@ def score_tasks(
     """
     check_type("instruction", instruction, str)
     check_type("chat_template", chat_template, str, os.PathLike, type(None))
-    query_parts = [
-        _text_part(f"<Instruct>: {instruction}"),
-        _text_part("<Query>:"),
-        *(_content_parts(query) or [_text_part("NULL")]),
-        _text_part("\n<Document>:"),
+    listed, queries = _as_list(documents), list(query) if isinstance(query, list | tuple) else [query]
+    if len(queries) not in (1, len(listed)):
+        reason = f"{len(queries)} queries for {len(listed)} documents; give one query, or one for each document"
+        raise InputError(reason, param="query")
+    starts = [
+        [_text_part(f"<Instruct>: {instruction}"), _text_part("<Query>:"), *_content_parts(one), _text_part("\n<Document>:")]
+        for one in queries
     ]
+    if len(starts) == 1:
+        starts *= len(listed)
     pooling, template = PoolingParams(_yes_no_token_ids(llm)), _template_options(chat_template)
-    return [_score_task(llm, query_parts, document, pooling, template) for document in _as_list(documents)]
+    return [_score_task(llm, start, document, pooling, template) for start, document in zip(starts, listed, strict=True)]
 
 
 def _score_task(
     llm: LLM, query_parts: Sequence[Mapping[str, Any]], document: object, pooling: PoolingParams, template: Mapping[str, Any]
 ) -> Task[Score]:
-    content = [*query_parts, *(_content_parts(document) or [_text_part("NULL")])]
+    content = [*query_parts, *_content_parts(document)]
     messages = [_message("system", SCORE_SYSTEM_PROMPT), _message("user", content)]
     output = yield _pooling_request(llm, messages, pooling, template)
     return Score(_yes_probability(output.pooled), output.error, output)
@@ -174,7 +179,7 @@ def _is_prompt(item: object) -> bool:
 
 
 def _content_parts(item: object) -> list[dict[str, Any]]:
-    """Return the content parts of one input, media first as the published models are trained; none for an empty input."""
+    """Return the content parts of one input, media first as the published models are trained."""
     if item is None:
         raise InputError("an input is None; give a text, an image or a mapping with text, image, video or audio")
     if not isinstance(item, Mapping):
@@ -183,7 +188,10 @@ def _content_parts(item: object) -> list[dict[str, Any]]:
         if key not in ("text", *_MEDIA):
             raise InputError(f"an input has no key {short_repr(key)}; its keys are text, {', '.join(_MEDIA)}")
     media = [media_part(name, value) for name in _MEDIA for value in _values(name, item.get(name))]
-    return media + [_text_part(text) for text in _values("text", item.get("text"))]
+    parts = media + [_text_part(text) for text in _values("text", item.get("text")) if text != ""]
+    if not parts:
+        raise InputError("an input is empty; give a text, an image or a mapping with text, image, video or audio")
+    return parts
 
 
 def _values(key: str, value: object) -> Sequence[Any]:

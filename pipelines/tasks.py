@@ -4,16 +4,26 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Iterator, Sequence
-from typing import TYPE_CHECKING, TypeVar
+from typing import TYPE_CHECKING, Protocol, TypeVar
 
+from ..engine.errors import warn_of_failures
 from ..engine.frontend.request_handle import RequestHandle
 from ..engine.types import RequestOutput
+from ..mm.errors import ErrorInfo
 
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
     from ..engine.llm import LLM
 
-T = TypeVar("T")
+
+class Result(Protocol):
+    """A task's result."""
+
+    @property
+    def error(self) -> ErrorInfo | None: ...
+
+
+T = TypeVar("T", bound=Result)
 Task = Generator[RequestHandle, RequestOutput, T]
 """Yields a request, is sent its finished output, yields the next request, and returns the result of the task."""
 
@@ -35,7 +45,9 @@ def as_completed(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: bool = True) -> I
 
 def run_tasks(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: bool = True) -> list[T]:
     """Return the results of all tasks, in their order."""
-    return [result for _, result in sorted(as_completed(llm, tasks, use_tqdm), key=lambda pair: pair[0])]
+    results = [result for _, result in sorted(as_completed(llm, tasks, use_tqdm), key=lambda pair: pair[0])]
+    warn_of_failures([result.error for result in results], "inputs")
+    return results
 
 
 async def run_tasks_async(engine: AsyncLLM, tasks: Sequence[Task[T]]) -> list[T]:

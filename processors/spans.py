@@ -119,8 +119,8 @@ def lay_out(
         used = len(layout.inputs[modality])
         if used < len(given):
             raise InputError(
-                f"{modality} {used}: the prompt has only {used} placeholder(s) for {len(given)} item(s); "
-                f"write {text_of(placeholder_ids[modality])} once for each item, or ask with chat"
+                f"{modality} {used}: the prompt has no placeholder for it; "
+                f"write {text_of(placeholder_ids[modality])} once for each item ({len(given)} here), or ask with chat"
             )
     return layout
 

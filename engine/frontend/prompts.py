@@ -79,6 +79,10 @@ def read_prompt(prompt: object) -> Prompt | EncoderDecoderPrompt:
 def _read_single(prompt: object) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(prompt)
+    messages = [prompt] if isinstance(prompt, Mapping) else prompt if isinstance(prompt, list | tuple) else []
+    if any(isinstance(one, Mapping) and "role" in one for one in messages):
+        reason = "these are messages, which only `chat`, `stream`, `live` and `request` take"
+        raise InputError(f'{reason}; give a prompt here: a string, token ids or {{"prompt": ...}}', param="prompt")
     if isinstance(prompt, Sequence | np.ndarray | Tensor) and not isinstance(prompt, bytes):
         return Prompt(token_ids=read_token_ids(prompt))
     if not isinstance(prompt, Mapping):

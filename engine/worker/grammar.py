@@ -34,6 +34,7 @@ _MAX_COMPILED = 64  # unused grammars that stay compiled
 _COMPILERS = 2  # threads
 _WORKER_MEMORY = 1 << 30
 _WORD = 32  # tokens in one word of a mask
+_REGEX_ERROR = re.compile(r"regex parse error:.*?\berror: ([^\n]*)", re.S)
 _STACK_SIZE = Lock()  # held while the stack size of new threads is another
 
 
@@ -235,5 +236,9 @@ def _source(params: StructuredOutputsParams) -> str:
 
 def _line(text: str) -> str:
     """Return the first sentence of llguidance's message on one line."""
-    words = " ".join(text.partition("<state>")[0].split())
+    text = text.partition("<state>")[0]
+    parsed = _REGEX_ERROR.search(text)
+    if parsed is not None:  # without the lines of llguidance's own grammar around the expression
+        return f"{' '.join(parsed[1].split())}; this engine's expressions have no look-around and no back-references"
+    words = " ".join(text.split())
     return "no answer has this form" if words == "NoExtensionBias" else words

@@ -43,6 +43,8 @@ _CODEC_BYTES = {"WEBP": 10, "AVIF": 10, "JPEG2000": 18, "GIF": 1, "TIFF": 8}  # 
 _MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # bytes per pixel in Pillow; others: 4
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")  # a JPEG marker outside a scan
 _STRIP_TAGS = (273, 279, 324, 325)  # TIFF tags: places and sizes of strips and tiles
+_SUBFILE_TAG, _REDUCED = 254, 1  # TIFF tag of a page's kind, and its bit of a thumbnail
+_MAX_THUMBNAILS = 64  # pages of a TIFF that are looked at
 _PLAIN_TYPES = (1, 2, 6, 7)  # types of TIFF values that Pillow keeps as bytes
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI")
 _LOADING = threading.Lock()  # a caller's lazy image may be in several prompts; Pillow loads it without a lock
@@ -228,18 +230,27 @@ def _count_scans(data: bytes, policy: MediaPolicy) -> int:
 
 
 def _check_tiff(data: bytes, policy: MediaPolicy) -> None:
-    """Refuse a TIFF with very many strips, or with other lists of numbers that Pillow would read whole."""
+    """Refuse a TIFF of several pages, with very many strips, or with other lists of numbers that Pillow would read whole."""
     order, big = "<" if data[:2] == b"II" else ">", b"+" in data[2:4]
-    offset, count, entry = ("8xQ", "Q", "HHQ8x") if big else ("4xI", "H", "HHI4x")
+    offset, count, entry, pointer = ("8xQ", "Q", "HHQQ", "Q") if big else ("4xI", "H", "HHII", "I")
     try:
         (start,) = struct.unpack_from(order + offset, data)
-        (entries,) = struct.unpack_from(order + count, data, start)
-        start += struct.calcsize(order + count)
-        size = struct.calcsize(order + entry)
-        for tag, kind, values in struct.iter_unpack(order + entry, data[start : start + min(entries, 1 << 16) * size]):
-            most = policy.max_image_pieces if tag in _STRIP_TAGS else max(policy.max_image_pieces, 3 << 16)
-            if values > most and kind not in _PLAIN_TYPES:
-                raise _pieces_error(policy)
+        for number in range(_MAX_THUMBNAILS):
+            (entries,) = struct.unpack_from(order + count, data, start)
+            start += struct.calcsize(order + count)
+            end = start + min(entries, 1 << 16) * struct.calcsize(order + entry)
+            subfile = 0
+            for tag, kind, values, value in struct.iter_unpack(order + entry, data[start:end]):
+                most = policy.max_image_pieces if tag in _STRIP_TAGS else max(policy.max_image_pieces, 3 << 16)
+                if values > most and kind not in _PLAIN_TYPES:
+                    raise _pieces_error(policy)
+                subfile = value if tag == _SUBFILE_TAG else subfile
+            if number and not subfile & _REDUCED:
+                how = "[page.copy() for page in PIL.ImageSequence.Iterator(image)]"
+                raise InputError(f"it has several pages; give each page as an image, as in {how}")
+            (start,) = struct.unpack_from(order + pointer, data, end)
+            if not start:
+                return
     except struct.error:
         return  # cut off: Pillow raises the error
 

@@ -24,7 +24,7 @@ _FORMS = {"string": ("string", "parts"), "parts": ("parts", "text"), "any": ("an
 _CHANGED = re.compile(r"(?:^|(?<=\s))/\w+|<[^<>\s]{1,40}>")  # switches and tags
 
 
-class _FormError(InputError):
+class _FormError(Exception):
     """A template does not take contents of this form."""
 
 

@@ -69,6 +69,10 @@ def split_media(
             content = [_part(part, f"message {number} part {i}", media) for i, part in enumerate(content)]
         elif not (content is None or isinstance(content, str)):
             raise InputError(f"message {number}: content must be text or a list of parts, not {typed(content)}")
+        if content is None and not any(value is not None for key, value in message.items() if key not in ("role", "name")):
+            raise InputError(f"message {number}: content is missing; give a text or a list of parts")
+        if content == []:
+            raise InputError(f"message {number}: content is an empty list; give a text or at least one part")
         plain.append({key: value for key, value in {**message, "content": content}.items() if value is not None})
     return plain, media
 

@@ -2,13 +2,19 @@
 
 import copy
 import pickle
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
+from typing import get_args
 
 import numpy as np
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 from sensorium.mm.errors import (
     CheckpointError,
     ConfigError,
     EngineDeadError,
+    ErrorCode,
     ErrorInfo,
     HubError,
     InputError,
@@ -55,6 +61,37 @@ def test_errors_survive_pickle_and_copy(error, remake):
 @pytest.mark.parametrize(("error", "code"), zip(ERRORS, CODES, strict=True))
 def test_the_code_is_that_of_the_class_unless_given(error, code):
     assert error.info.code == code
+
+
+@pytest.mark.parametrize("error", ERRORS, ids=lambda error: type(error).__name__)
+def test_errors_of_outputs_become_exceptions(error):
+    again = error.info.exception()
+    assert (again.info, str(again), again.args) == (error.info, str(error), error.args)
+    kind = InputError if type(error) in (SensoriumError, HubError) else type(error)
+    assert type(again) is kind
+    assert getattr(again, "reason", None) == getattr(error, "reason", None)
+
+
+@given(st.sampled_from([SensoriumError, *subclasses(SensoriumError)]), st.text(), st.text(), st.integers(), st.data())
+def test_any_error_survives_pickle(kind, text, param, index, data):
+    own = (data.draw(st.sampled_from(["image", "video", "audio"])), index) if kind is MediaError else ()
+    error = kind(*own, text, code=data.draw(st.none() | st.sampled_from(get_args(ErrorCode))), param=param or None)
+    for protocol in range(pickle.HIGHEST_PROTOCOL + 1):
+        again = pickle.loads(pickle.dumps(error, protocol))
+        assert (type(again), again.args, again.__dict__) == (kind, error.args, error.__dict__)
+
+
+def test_a_pool_worker_raises_them_in_its_parent():
+    with (
+        ProcessPoolExecutor(1, mp_context=get_context("spawn")) as pool,
+        pytest.raises(MediaError, match="video 3: e") as caught,
+    ):
+        pool.submit(_raise_media_error).result()
+    assert caught.value.info.index == 3
+
+
+def _raise_media_error():
+    raise MediaError("video", 3, "e")
 
 
 def test_the_item_is_in_the_message_and_in_the_data():

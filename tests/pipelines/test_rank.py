@@ -53,7 +53,7 @@ def oracle(folder):
 
 def test_vectors_are_the_oracles(llm, oracle):
     image = make_image()
-    found = llm.embed(["a house", image, {"text": "a house", "image": [image, make_image(1)]}, ""], use_tqdm=False)
+    found = llm.embed(["a house", image, {"text": "a house", "image": [image, make_image(1)]}, "NULL"], use_tqdm=False)
     users = [
         ("a house", []),
         (PLACEHOLDER, [image]),
@@ -134,6 +134,26 @@ def test_a_broken_input_fails_alone(llm):
         llm.embed({"picture": make_image()})
     with pytest.raises(InputError, match="an input is None; give a text"):
         llm.embed(["a house", None])
+
+
+@pytest.mark.parametrize(
+    "empty", ["", {}, {"text": ""}, {"text": None, "image": None}, {"image": []}, {"text": ["", ""]}], ids=repr
+)
+def test_empty_inputs_are_refused(llm, empty):
+    for ask in (llm.embed, lambda one: llm.score(one, "b"), lambda one: llm.score("a", one)):
+        with pytest.raises(InputError, match="an input is empty; give a text"):
+            ask(empty)
+
+
+def test_a_list_of_queries_has_one_for_each_document(llm):
+    queries, documents = ["a house", make_image()], ["a door", "a roof"]
+    pairs = llm.score(queries, documents, use_tqdm=False)
+    singles = [llm.score(query, document, use_tqdm=False)[0] for query, document in zip(queries, documents, strict=True)]
+    assert [one.score for one in pairs] == pytest.approx([one.score for one in singles], abs=1e-6)
+    assert pairs[0].score != pairs[1].score
+    assert len(llm.score(["a house"], documents, use_tqdm=False)) == 2
+    with pytest.raises(InputError, match="3 queries for 2 documents; give one query, or one for each document"):
+        llm.score(["a", "b", "c"], documents)
 
 
 def test_arguments_of_wrong_type_or_name(llm):

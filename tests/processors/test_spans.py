@@ -80,11 +80,11 @@ def test_no_items_leave_the_prompt_as_it_is():
         (
             [1, 9],
             {"image": [pads(2), pads(2)]},
-            r"image 1: the prompt has only 1 placeholder\(s\) for 2 .*; write token 9 once",
+            r"image 1: the prompt has no placeholder for it; write token 9 once for each item \(2 here\)",
         ),
         ([9, 1, 9], {"image": [pads(2)]}, "image 1: the prompt has a placeholder for it but multi_modal_data holds 1"),
         ([8], {"image": []}, "video 0"),
-        ([1], {"video": [pads(2, VIDEO)]}, "video 0: the prompt has only 0"),
+        ([1], {"video": [pads(2, VIDEO)]}, "video 0: the prompt has no placeholder for it"),
         ([9, 9, 9], {"image": [pads(2)]}, "image 1"),  # a run of a wrong length
     ],
 )

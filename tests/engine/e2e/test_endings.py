@@ -108,3 +108,40 @@ def test_a_session_that_is_closed_during_its_answer_answers_with_abort(llm):
     with pytest.raises(InputError, match="the live session has ended"):
         session.append("more")
     assert settled(llm) == (0, 0, 0)
+
+
+def test_sessions_that_have_ended_answer_or_refuse_at_once(llm):
+    """Whatever ended a session: `close`, its `with` block, an error, or the engine's end."""
+    never, answered, failed, left = (llm.live(text, SHORT) for text in ("a", "b", "<|image_pad|>", "c"))
+    answered.answer()
+    with llm.live("d", SHORT) as ended:
+        ended.answer()
+    never.close()
+    answered.close()
+    assert failed.answer().error is not None
+
+    def checks(session):
+        reached = []
+        assert session.answer().finished
+        assert not list(session.stream())
+        for ask in (lambda: session.append("more"), lambda: session.truncate(1)):
+            with pytest.raises(InputError, match=r"has ended; begin a new one|engine was closed"):
+                ask()
+            reached.append(ask)
+        session.close()
+        assert session.answer().finished
+        return len(reached)
+
+    def all_checks(sessions, counts):
+        counts += map(checks, sessions)
+
+    counts = []
+    caller = threading.Thread(target=all_checks, args=((never, answered, failed, ended), counts), daemon=True)
+    caller.start()
+    caller.join(LONG_WAIT)
+    assert counts == [2] * 4
+    llm.close()
+    caller = threading.Thread(target=all_checks, args=((left,), counts), daemon=True)
+    caller.start()
+    caller.join(LONG_WAIT)
+    assert counts == [2] * 5

@@ -153,7 +153,7 @@ def test_text_of_a_continued_message_stays_text(tok):
     [
         ([{"role": "user", "content": "x"}], {"add_generation_prompt": True}, "exclude each other"),
         ([], {}, "has no text to continue"),
-        ([{"role": "assistant"}], {}, "has no text to continue"),
+        ([{"role": "assistant", "tool_calls": []}], {}, "has no text to continue"),
         ([{"role": "user", "content": [{"type": "image", "image": b""}]}], {}, "has no text to continue"),
         ([{"role": "system", "content": "x"}], {"template": "{{ messages | length }}"}, "leaves out or changes"),
         (

@@ -1,0 +1,143 @@
+"""Mistakes of a first hour: failures are told, errors name what is wrong and what to do."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+from pathlib import Path
+
+import pytest
+from PIL import Image
+from sensorium import LLM, AsyncLLM, MediaError, SamplingParams
+from sensorium.engine.sampling_params import StructuredOutputsParams
+from sensorium.mm.errors import InputError
+
+MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
+SHORT = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+USER = {"role": "user", "content": "Hello"}
+IMAGE = Image.new("RGB", (40, 40))
+BROKEN = {"prompt": "<|vision_start|><|image_pad|><|vision_end|>", "multi_modal_data": {"image": b"no image"}}
+
+
+@pytest.fixture(scope="module")
+def llm():
+    with LLM(MODEL, max_model_len=256, max_num_seqs=4) as llm:
+        yield llm
+
+
+def test_one_warning_for_all_failed_prompts(llm, caplog):
+    with caplog.at_level(logging.WARNING):
+        llm.generate(["a", BROKEN, "b", 5], SHORT, use_tqdm=False)
+        (record,) = caplog.records
+        said = record.getMessage()
+        assert said.startswith("2 of 4 prompts failed; the first is number 1: image 0: ")
+        assert "`error`" in said
+        llm.chat([[USER], [{"role": "nobody", "content": ""}]], SHORT, use_tqdm=False)
+        assert "1 of 2 prompts failed; the first is number 1: message 0" in caplog.records[1].getMessage()
+        llm.ocr([b"no image"], use_tqdm=False)
+        assert "1 of 1 inputs failed; the first is number 0: image 0" in caplog.records[2].getMessage()
+        llm.generate(["a"], SHORT, use_tqdm=False)
+        assert len(caplog.records) == 3
+
+
+def test_the_first_error_can_be_raised(llm, caplog):
+    with pytest.raises(MediaError, match=r"^prompt 1: image 0: ") as caught:
+        llm.generate(["a", BROKEN, "b"], SHORT, use_tqdm=False, on_error="raise")
+    assert (caught.value.info.code, caught.value.info.modality, caught.value.info.index) == ("invalid_media", "image", 0)
+    with pytest.raises(InputError, match=r"^message 0: "):
+        llm.chat([{"role": "nobody", "content": ""}], SHORT, use_tqdm=False, on_error="raise")
+    assert not caplog.records
+    assert len(llm.generate(["a", "b"], SHORT, use_tqdm=False, on_error="raise")) == 2
+    assert (llm.stats.running, llm.stats.idle) == (0, 0)
+    with pytest.raises(InputError, match='on_error=\'ignore\' must be "return" or "raise"'):
+        llm.generate("a", SHORT, on_error="ignore")
+
+
+def test_a_shared_llm_stays_open(llm):
+    async def ask():
+        async with AsyncLLM(llm) as engine:
+            return [output async for output in engine.generate("a", SHORT, output_kind="final")]
+
+    for _ in range(2):
+        (output,) = asyncio.run(ask())
+        assert output.error is None
+    AsyncLLM(llm).close()
+    assert llm.generate("a", SHORT, use_tqdm=False)[0].error is None
+
+
+def test_own_models_are_closed():
+    async def ask():
+        async with AsyncLLM(MODEL, max_model_len=256) as engine:
+            pass
+        return engine.llm
+
+    with pytest.raises(InputError, match="was closed"):
+        asyncio.run(ask()).generate("a", SHORT)
+
+
+@pytest.mark.parametrize(
+    ("ask", "said"),
+    [
+        (lambda llm: llm.chat([[USER], USER], SHORT), r"entry 0 is a conversation .*, but entry 1 is a dict; give one conv"),
+        (lambda llm: llm.chat([USER, [USER]], SHORT), r"entry 1 is a conversation .*, but entry 0 is a dict; give one conv"),
+        (lambda llm: llm.plan([USER]), "these are messages, which only `chat`"),
+        (lambda llm: llm.generate([USER], SHORT, on_error="raise"), "these are messages, which only `chat`"),
+        (lambda llm: llm.chat([{"role": "user"}], SHORT, on_error="raise"), "message 0: content is missing; give a text"),
+        (lambda llm: llm.chat([{"role": "user", "content": []}], SHORT, on_error="raise"), "content is an empty list"),
+        (
+            lambda llm: llm.generate({"prompt": "a", "multi_modal_data": {"image": IMAGE}}, on_error="raise"),
+            r"image 0: the prompt has no placeholder for it; write <\|image_pad\|> once for each item \(1 here\), or ask",
+        ),
+    ],
+)
+def test_errors_say_what_to_do(llm, ask, said):
+    with pytest.raises(InputError, match=said):
+        ask(llm)
+
+
+def test_messages_are_not_appended_to_a_session(llm):
+    with llm.live([USER], SHORT) as session:
+        for wrong in ([USER], USER):
+            with pytest.raises(InputError, match="these are messages, which only `chat`"):
+                session.append(wrong)
+        session.append("more")
+        assert session.answer().error is None
+
+
+def test_a_wrong_template_is_an_input_error(llm):
+    for ask in (llm.chat, llm.stream, llm.live, llm.request):
+        with pytest.raises(InputError, match="the chat template cannot be compiled") as caught:
+            ask([USER], chat_template="{% if")
+        assert (caught.value.info.code, caught.value.info.param) == ("invalid_input", "chat_template")
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ({"regex": "(a"}, "unclosed group"),
+        ({"regex": "(?=a)b"}, "look-around, including look-ahead and look-behind, is not supported"),
+        ({"regex": "a{5,2}"}, "invalid repetition count range"),
+        ({"json": {"type": "string", "pattern": "(a"}}, "unclosed group"),
+    ],
+)
+def test_errors_of_expressions_are_without_internals(llm, form, said):
+    params = SamplingParams(structured_outputs=StructuredOutputsParams(**form))
+    with pytest.raises(InputError, match=said) as caught:
+        llm.generate("a", params, on_error="raise")
+    assert "start:" not in str(caught.value)
+    assert "^" not in str(caught.value)
+
+
+def test_pages_of_a_tiff_are_not_dropped(llm, tmp_path):
+    page = Image.effect_noise((60, 40), 50).convert("RGB")
+    for name, options in (
+        ("one.tiff", {}),
+        ("two.tiff", {"append_images": [page]}),
+        ("big.tiff", {"append_images": [page], "big_tiff": True}),
+    ):
+        page.save(tmp_path / name, save_all=True, **options)
+        (found,) = llm.ocr(tmp_path / name, max_tokens=1, use_tqdm=False)
+        if options:
+            assert "image 0: it has several pages; give each page as an image" in found.error.message
+        else:
+            assert found.error is None
