@@ -357,7 +357,8 @@ class LLM:
                 how = "this model transcribes speech: call transcribe, or give a rendered prompt"
             raise InputError(f"the checkpoint has no chat template; {how}")
         request = {name: options.pop(name) for name in _REQUEST if name in options}
-        return {**(options.pop("chat_template_kwargs", None) or {}), **options, "template": template}, request
+        variables = options.pop("chat_template_kwargs", None) or {}
+        return {**variables, **options, "template": template, "isolated": template != self._template}, request
 
     def _handle(
         self,

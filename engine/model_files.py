@@ -13,10 +13,10 @@ from typing import Any
 
 import torch
 
-from ..mm.errors import CheckpointError, ConfigError, short_repr
+from ..mm.errors import MAX_DEPTH, CheckpointError, ConfigError, short_repr
 from ..mm.files import open_regular
 from ..mm.gguf import SUFFIX
-from ..mm.hashing import MAX_DEPTH, digest
+from ..mm.hashing import digest
 from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key
 from ..models.config import SECTIONS, check_parts, get_text_config
 from ..models.external import ExternalWeights, external_parts, lacks_weights

@@ -28,6 +28,7 @@ ErrorCode = Literal[
     "engine_dead",  # the engine or its process has failed; the message says whether to ask again or to make a new engine
     "internal",  # a bug of sensorium
 ]
+MAX_DEPTH = 64  # of nested lists and mappings; a value that contains itself exceeds any limit
 _MAX_NAME = 100  # characters of a name that is compared with the known ones
 _MAX_MESSAGE = 960  # characters of a message; a longer one loses its middle
 _MAX_VALUE = 80  # characters of a value in a message

@@ -10,9 +10,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import InputError, typed
+from .errors import MAX_DEPTH, InputError, typed
 
-MAX_DEPTH = 64  # nested lists and mappings; a value that contains itself exceeds any limit
 _ARRAY_KINDS = "biufcSU"  # numpy kinds whose bytes are their value, unlike arrays of objects
 
 

@@ -36,7 +36,7 @@ START_SECONDS = 120.0  # time limit of a new worker's imports, on a busy machine
 FOREVER = 365 * 86400.0  # seconds: system timers do not take infinity
 LEAK = 512 << 20  # bytes of address space that a worker may keep after its items
 _MOST_OTHERS = 4  # idle workers of other tenants
-_INHERITED = ("LD_LIBRARY_PATH", "LANG", "LC_ALL", "PATH", "SYSTEMROOT", "TMPDIR")  # variables of the worker; no secrets
+_INHERITED = ("LD_LIBRARY_PATH", "LANG", "LC_ALL", "PATH", "SYSTEMROOT", "TMPDIR", "TZ")  # variables of the worker; no secrets
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 T = TypeVar("T")
 

@@ -35,6 +35,10 @@ class TemplateText(str):
             return text
         return cls(text, b"".join(map(_marks_of, texts)))
 
+    @property
+    def num_pieces(self) -> int:
+        return self._marks.count(b"\0\1") + self._marks.count(b"\1\0") + bool(self)
+
     def pieces(self) -> tuple[tuple[str, bool], ...]:
         """Return runs of text in order, each with True if the template wrote it."""
         text = str.__str__(self)

@@ -14,9 +14,9 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from sensorium.mm.errors import InputError
+from sensorium.mm.errors import MAX_DEPTH, InputError
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
-from sensorium.mm.hashing import MAX_DEPTH, digest
+from sensorium.mm.hashing import digest
 from sensorium.mm.media.image import hash_image
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.video import hash_video

@@ -296,14 +296,19 @@ def test_a_worker_is_used_again_with_one_thread_and_no_core_dumps(codecs: Module
     assert run_isolated(codecs.environment, b"", POLICY) == {"threads": 1, "core": 0}
 
 
-@pytest.mark.parametrize(("module", "library"), [("sensorium.engine.worker.grammar_compiler", "llguidance")], ids=["grammars"])
+@pytest.mark.parametrize(
+    ("module", "library"),
+    [("sensorium.engine.worker.grammar_compiler", "llguidance"), ("sensorium.processors.text.rendering", "jinja2")],
+)
 def test_a_worker_imports_only_what_its_module_needs(
     module: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """torch takes seconds to import, which the first request would wait for."""
     (tmp_path / f"light_{library}.py").write_text(LIGHT.format(module=module, library=library))
     monkeypatch.syspath_prepend(tmp_path)
+    close_workers()
     reply = isolate.call_worker(importlib.import_module(f"light_{library}").imported, b"", 240, 1 << 30)
+    assert reply.kind == "value", reply.text
     imported = cast(list[str], reply.value)
     assert {module, library} <= {*imported}
     assert not {"torch", "numpy", "PIL"} & {*imported}

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import contextlib
 import json
+from contextlib import nullcontext
 from pathlib import Path
+from typing import Any
 
 import measured
 import pytest
@@ -290,3 +292,59 @@ def test_texts_that_templates_make_of_texts_keep_their_marks():
     assert [one.pieces() for one in text.rsplit("b", 1)] == [(("<a> ", True),), ((" <c>", True),)]
     assert type(text.swapcase()) is type("-%s" % text) is type(text.zfill(20)) is str  # noqa: UP031
     assert TemplateText(text).pieces() == (("<a> b <c>", False),)
+
+
+def outcome(template: str, tok: Tokenizer, **options: Any) -> object:
+    """Return the pieces of a prompt, or the error."""
+    try:
+        messages = [{"role": "user", "content": "a <s>\n"}, {"role": "assistant", "content": [{"type": "text", "text": "é"}]}]
+        return render_chat(messages, template, tok, **options).segments
+    except (InputError, CheckpointError) as error:
+        return type(error), error.info
+
+
+BOTH = "{% for m in messages %}{% for part in m.content %}{{ part.text }}{% endfor %}{% endfor %}"
+CALLERS = {
+    "text": BOTH + "<s>{{ '\\u00e9 \\N{BULLET}' }}{{ messages[0].role | upper }}",
+    "numbers": BOTH + "{{ x.i % 7 }} {{ x.f }} {{ x[1] }} {{ x.none }} {{ true }} {{ eos_token }}",
+    "dates": BOTH + "{{ strftime_now('%Y %Z') }}",
+    "no template": "{% for %}",
+    "a refusal": "{{ raise_exception('not so') }}",
+    "a missing key": "{{ {}['a'].b }}",
+    "too much text": "{{ 'x' * 99999999 }}",
+    "too many pieces": BOTH + "{% for c in x.long %}{{ c }}a{% endfor %}",
+}
+
+
+def test_a_callers_template_leaves_the_process(tmp_path, monkeypatch):
+    """To compile and to render one may hold the lock of the engine's interpreter for seconds."""
+    tok = bytes_tokenizer(tmp_path, dict.fromkeys(CONTROL, True))
+    options = {
+        "x": {"i": 10**30, "f": float("inf"), 1: True, "none": None, "long": "b" * 9000},
+        "max_model_len": 1024,
+        "add_generation_prompt": False,
+        "continue_final_message": False,
+    }
+    inside = {name: outcome(template, tok, **options) for name, template in CALLERS.items()}
+    monkeypatch.setattr("sensorium.processors.text.chat.render", None)
+    assert {name: outcome(template, tok, **options, isolated=True) for name, template in CALLERS.items()} == inside
+    types = {name: found[0] for name, found in inside.items() if isinstance(found[0], type)}
+    assert types == {"no template": CheckpointError} | dict.fromkeys([*CALLERS][4:], InputError)
+    talk, both = [{"role": "assistant", "content": "ab "}], {"continue_final_message": True, "add_generation_prompt": False}
+    (pieces,) = render_chat(talk, "{{ messages[0].content }}", tok, isolated=True, **both).segments
+    assert pieces == ("ab ", False)
+
+
+def test_a_callers_template_that_cannot_be_compiled_in_time(tmp_path):
+    found = outcome("{{ a }}" * (1 << 17), bytes_tokenizer(tmp_path, {}), isolated=True, max_seconds=0.01)
+    assert found[1].param == "chat_template"
+    assert "takes more than 0.01 s (max_template_seconds)" in found[1].message
+
+
+@pytest.mark.parametrize("count", [50, 5000])
+def test_the_search_for_the_texts_of_messages_is_bounded(count, tmp_path):
+    """Each quote is written as JSON, so it is searched for in the whole prompt; after many such searches the check ends."""
+    talk = [{"role": "user", "content": '"<b>' * count + "left out"}]
+    template = "{{ (messages[0].content | tojson)[:-9] }}"
+    with pytest.raises(InputError, match="leaves out or changes its text") if count == 50 else nullcontext():
+        render_chat(talk, template, bytes_tokenizer(tmp_path, {}))

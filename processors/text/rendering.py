@@ -1,0 +1,236 @@
+"""Renders chat templates, in this process or in a worker. It imports no torch, so that the worker starts soon."""
+
+from __future__ import annotations
+
+import json
+import marshal
+import re
+import secrets
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import asdict
+from typing import Any, NamedTuple
+
+from jinja2 import TemplateError
+
+from ...mm.errors import MAX_DEPTH, InputError, SensoriumError, check_utf8, clip, one_line, short_repr, typed
+from .template import Sandbox, load_template
+from .template_text import TemplateText
+
+WORKER_IMPORTS = ("encodings.unicode_escape", "jinja2.debug", "unicodedata")  # imported by Jinja on first use
+
+
+_FORMS = {"string": ("string", "parts"), "parts": ("parts", "text"), "any": ("any", "text", "parts")}
+"""The forms of contents to try, by what the template reads. "any": as given; "text": parts only where there are items."""
+_MAX_SEARCHES = 100  # of pieces of texts in a whole prompt
+_CHANGED = re.compile(r"(?:^|(?<=\s))/\w+|<[^<>\s]{1,40}>")  # switches and tags
+
+
+class _FormError(Exception):
+    """A template does not take contents of this form."""
+
+
+class _Parts(list[Any]):
+    """The parts of a content, which a template may read but not print."""
+
+    def __str__(self) -> str:
+        raise TypeError("it prints a list of parts as if it were text")
+
+
+class RenderInputs(NamedTuple):
+    """A template, what it renders, and limits. All values are plain data.
+
+    Args:
+        variables: names of the template, besides the special tokens and "messages".
+        placeholders: texts that stand for items, by modality.
+        leave_open: the prompt ends with the text of the last message.
+        max_pieces: largest number of pieces of the prompt, each of which takes about one token or more.
+    """
+
+    template: str
+    messages: list[dict[str, Any]]
+    variables: dict[str, Any]
+    special_tokens: dict[str, str]
+    placeholders: dict[str, str]
+    leave_open: bool
+    max_characters: int
+    max_pieces: int
+    max_seconds: float
+
+
+def render(inputs: RenderInputs) -> tuple[tuple[str, bool], ...]:
+    """Return the prompt in pieces, each with True if the template wrote it.
+
+    Raises:
+        CheckpointError: the template cannot be compiled.
+        InputError: the template refuses the messages, or exceeds a limit.
+    """
+    sandbox = load_template(inputs.template)
+    messages = [_with_arguments(one, i, sandbox.reads.text_arguments) for i, one in enumerate(inputs.messages)]
+    for message in messages:  # roles and types are names that we know
+        message["role"] = TemplateText.written(message["role"])
+        parts = message.get("content")
+        for part in parts if isinstance(parts, list) else ():
+            part["type"] = TemplateText.written(part["type"])
+    special = {name: TemplateText.written(text) for name, text in inputs.special_tokens.items()}
+    limits = inputs.max_characters, inputs.max_seconds
+    text = _render(sandbox, messages, {**special, **inputs.variables}, inputs.placeholders, inputs.leave_open, limits)
+    if text.num_pieces > inputs.max_pieces:
+        reason = f"the chat template changes between its own text and the messages' more than {inputs.max_pieces} times"
+        raise InputError(f"{reason}; shorten the messages", code="too_long", param="chat_template")
+    return text.pieces()
+
+
+def render_alone(data: bytes) -> dict[str, Any]:
+    """Call `render` with inputs that `marshal` has written. Return the pieces, or an error's fields. Runs in a worker."""
+    try:
+        return {"pieces": render(RenderInputs(*marshal.loads(data)))}
+    except SensoriumError as error:
+        return asdict(error.info)
+
+
+def plain_copy(value: Any, name: str, depth: int = 0) -> Any:
+    """Return a copy with plain texts, which count as the caller's. `name`: for errors."""
+    if isinstance(value, str):
+        return check_utf8(value if type(value) is str else str.__str__(value), name)
+    if depth > MAX_DEPTH:
+        raise InputError(f"messages, tools and template variables nest at most {MAX_DEPTH} deep; give flatter ones")
+    if isinstance(value, Mapping):
+        if not all(isinstance(key, str | int | float | None) for key in value):
+            raise InputError(f"{name}: keys are texts or numbers; give no others")
+        return {
+            plain_copy(key, name): plain_copy(entry, f"{name}.{short_repr(str(key), 40)[1:-1]}", depth + 1)
+            for key, entry in value.items()
+        }
+    if isinstance(value, list | tuple):
+        return [plain_copy(entry, f"{name}[{i}]", depth + 1) for i, entry in enumerate(value)]
+    if value is None or isinstance(value, bool):
+        return value
+    if isinstance(value, int | float):
+        return int(value) if isinstance(value, int) else float(value)
+    raise InputError(f"messages, tools and template variables hold text, numbers, lists and objects, not {typed(value)}")
+
+
+def _with_arguments(message: dict[str, Any], number: int, as_text: bool) -> dict[str, Any]:
+    """Return the message with the arguments of its tool calls as JSON text or as objects."""
+    calls = message.get("tool_calls")
+    if not isinstance(calls, list | tuple):
+        return message
+    return message | {"tool_calls": [_call_with_arguments(call, f"message {number}", as_text) for call in calls]}
+
+
+def _call_with_arguments(call: Any, where: str, as_text: bool) -> Any:
+    if not isinstance(call, Mapping):
+        return call
+    if isinstance(call.get("function"), Mapping):
+        return {**call, "function": _call_with_arguments(call["function"], where, as_text)}
+    arguments = call.get("arguments")
+    try:
+        if as_text and isinstance(arguments, Mapping):
+            return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
+        if not as_text and isinstance(arguments, str):
+            return {**call, "arguments": plain_copy(json.loads(arguments or "{}"), "messages")}
+    except (TypeError, ValueError, RecursionError):
+        reason = f"{where}: the arguments of a tool call are no JSON ({short_repr(arguments, 40)}); give an object or its JSON"
+        raise InputError(reason, param="messages") from None
+    return call
+
+
+def _leave_open(messages: Sequence[dict[str, Any]], end: str) -> str:
+    """Append a mark to the last text of the last message, and return that text."""
+    content = messages[-1].get("content") if messages else None
+    texts = [part for part in content if "text" in part] if isinstance(content, list) else []
+    holder, key = (messages[-1], "content") if isinstance(content, str) else (texts[-1] if texts else {}, "text")
+    if key not in holder:
+        raise InputError("continue_final_message: the last message has no text to continue", param="continue_final_message")
+    text = str(holder[key])
+    holder[key] = text + end
+    return text
+
+
+def _up_to(rendered: TemplateText, last: str, end: str) -> TemplateText:
+    """Return the prompt up to the mark. The space after the mark is missing if the template trims the end of texts."""
+    if last.strip() not in rendered or end.strip() not in rendered:
+        raise _FormError("continue_final_message: the chat template leaves out or changes the last message")
+    place = rendered.rindex(end.strip())
+    return rendered[:place] if rendered.startswith(end, place) else rendered[:place].rstrip()
+
+
+def _render(
+    sandbox: Sandbox,
+    messages: Sequence[dict[str, Any]],
+    context: Mapping[str, Any],
+    placeholders: Mapping[str, str],
+    leave_open: bool,
+    limits: tuple[int, float],
+) -> TemplateText:
+    """Render messages in the form that the template reads; if it fails or leaves out a text, in the other forms."""
+    failure = ""
+    for form in _FORMS[sandbox.reads.content]:
+        try:
+            converted = [{**one, **_content(one, number, form, placeholders)} for number, one in enumerate(messages)]
+            end = secrets.token_hex(16) + " "
+            last = _leave_open(converted, end) if leave_open else ""
+            text = sandbox.render({**context, "messages": converted}, *limits)
+            if leave_open:
+                text = _up_to(text, last, end)
+            _check_texts(messages, text)
+            return text
+        except _FormError as error:
+            failure = failure or str(error)
+        except InputError:
+            raise
+        except TemplateError as error:
+            failure = failure or f"the chat template refuses the messages: {clip(str(error), 200)}"
+        except (TypeError, KeyError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
+            failure = failure or f"the chat template cannot take these messages: {clip(str(error), 200)}"
+    raise InputError(failure, param="messages")
+
+
+def _content(message: Mapping[str, Any], number: int, form: str, placeholders: Mapping[str, str]) -> dict[str, Any]:
+    """Return a message's content in a form of `_FORMS`, under its key; empty for a message without content."""
+    content = message.get("content")
+    if isinstance(content, str) and form == "parts":
+        return {"content": _Parts([{"type": TemplateText.written("text"), "text": content}])}
+    if not isinstance(content, list):
+        return {}
+    media = [part["type"] for part in content if part["type"] != "text"]
+    if form in ("any", "parts") or (form == "text" and media):
+        return {"content": _Parts(map(dict, content))}
+    for modality in media:
+        if modality not in placeholders:
+            reason = f"message {number}: the chat template reads texts only, so it has no place for an item"
+            raise _FormError(f"{reason} ({modality}); pass another chat_template")
+    texts = [part.get("text") or TemplateText.written(placeholders.get(part["type"], "")) for part in content]
+    return {"content": TemplateText("\n").join(texts)}
+
+
+def _check_texts(messages: Iterable[Mapping[str, Any]], prompt: TemplateText) -> None:
+    """Refuse a prompt that lacks the text of a message.
+
+    Templates may change spaces, leave out thoughts, tags and switches such as /no_think, and write texts as JSON. The check
+    ends early if many pieces are not where they are expected, as each is then searched for in the whole prompt.
+    """
+    whole, start, left = one_line(str.__str__(prompt)), 0, _MAX_SEARCHES
+    for number, message in enumerate(messages):
+        for text in texts(message):
+            if message["role"] == "assistant":
+                text = text.rpartition("</think>")[2]
+            for piece in map(str.strip, _CHANGED.split(text)):
+                start = whole.find(one_line(piece), start)
+                if start < 0:
+                    left -= 1
+                    if left < 0:
+                        return
+                    forms = piece, json.dumps(piece, ensure_ascii=False)[1:-1]
+                    start = next((place for place in map(whole.find, map(one_line, forms)) if place >= 0), -1)
+                if start < 0:
+                    reason = f"message {number}: the chat template leaves out or changes its text"
+                    raise _FormError(f"{reason}; leave that text out, or pass another chat_template")
+
+
+def texts(message: Mapping[str, Any]) -> Iterator[str]:
+    """Yield the texts of a message's content."""
+    content = message.get("content", "")
+    for part in [{"text": content}] if isinstance(content, str) else content:
+        if "text" in part:
+            yield str.__str__(part["text"])
