@@ -150,7 +150,10 @@ class MultiModalProcessor:
 
     def parse(self, media: Mapping[str, object], uuids: Mapping[str, object], options: Mapping[str, Any]) -> list[MediaSource]:
         """Part 1 of `open`: parse, count and order the items. Nothing is read."""
-        sources = self._with_options(self._info, options).parser().parse(media, uuids, self.settings.limits)
+        parser, size = self._with_options(self._info, options).parser(), self.settings.row_bytes // self.settings.dtype.itemsize
+        # a config.json may leave out the hidden size; then the rows are as wide as the model's
+        specs = {name: replace(spec, width=spec.width or size) for name, spec in parser.embeddings.items()}
+        sources = replace(parser, embeddings=specs).parse(media, uuids, self.settings.limits)
         return [source for several in sources.values() for source in several]
 
     def fetch(self, sources: Sequence[MediaSource], ledger: Ledger) -> dict[int, Future[LoadedSource]]:

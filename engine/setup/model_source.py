@@ -143,10 +143,9 @@ def build_model(
             raise CheckpointError(f"the adapter {files.adapter} {reason}")
         if isinstance(model, DecoderModel):
             model.keep_encoders(modalities)
-    has_shapes = bool(headers) and all(header.numel() for header in headers.values())
     if quantization is not None:
-        assign(cast(nn.Module, model), quantization, headers if has_shapes else None)
-    if has_shapes or (headers and quantization is None):
+        assign(cast(nn.Module, model), quantization, headers or None)
+    if headers:
         model.check_weights(headers)
     adapters = dict.fromkeys(info.adapters.values())
     attach(model, [adapter_spec(name, read_json(files.path / name / ADAPTER)) for name in adapters])

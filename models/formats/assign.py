@@ -98,12 +98,13 @@ def assign(model: nn.Module, quantization: Quantization, stored: Mapping[str, Te
     """Set the formats of a model that was built in `deferred_weights`, and allocate the weights of its other layers.
 
     Args:
-        stored: all stored tensors on the meta device by name; None if no weight files are there.
+        stored: all stored tensors on the meta device by name; those of a missing file have the shape `[0]`. None: no weights.
 
     Raises:
         CheckpointError: a scheme is unknown, a Linear is quantised in part, or a stored tensor has the wrong shape.
     """
-    formats = _by_config(model, quantization) if stored is None else _by_tensors(model, quantization, stored)
+    has_shapes = stored is not None and all(tensor.numel() for tensor in stored.values())
+    formats = (_by_tensors if has_shapes else _by_config)(model, quantization, stored or {})
     formats = replace(formats, channels_last=getattr(quantization, "channels_last", False))
     for path, layer in model.named_modules():
         if not isinstance(layer, Linear):
@@ -135,8 +136,11 @@ def _check_shapes(module: str, needed: Mapping[str, Tensor], stored: Mapping[str
             raise CheckpointError(f"{module}.{part} {shapes}")
 
 
-def _by_config(model: nn.Module, quantization: Quantization) -> Formats:
-    """Return the formats as quantization_config states them, for a folder without weight files."""
+def _by_config(model: nn.Module, quantization: Quantization, stored: Mapping[str, Tensor]) -> Formats:
+    """Return the formats as quantization_config states them, for a folder without weight files.
+
+    `stored`: the tensors that an index names, whose shapes are not known. They tell which modules are quantised.
+    """
     prefixes, modules = getattr(model, "prefixes", ()), {}
     for path, layer in model.named_modules():
         if isinstance(layer, Linear) and not layer.exact:
@@ -146,11 +150,37 @@ def _by_config(model: nn.Module, quantization: Quantization) -> Formats:
                 form = quantization.format_of([module, *(one.removesuffix(".weight") for one in old)], None)
                 if form is not None:
                     modules[module] = form
-    return Formats(modules)
+    if not stored:
+        return Formats(modules)
+    found, stacked = _stored_parts(model, quantization, stored)[1], stacks(model)
+    quantised = {module for module, parts in found.items() if parts.keys() != {"weight"}}
+    own = {shard for module in quantised & stacked.keys() for shards in stacked[module].modules for shard in shards} | quantised
+    parts = {name: (module, part) for module in quantised for part, (name, _) in found[module].items()}
+    return Formats({module: form for module, form in modules.items() if module in own}, parts, {},
+                   {module: stacked[module] for module in quantised & stacked.keys()})  # fmt: skip
 
 
 def _by_tensors(model: nn.Module, quantization: Quantization, stored: Mapping[str, Tensor]) -> Formats:
     """Return the formats of the modules that have quantised tensors in the weight files."""
+    (names, found), stacked = _stored_parts(model, quantization, stored), stacks(model)
+    modules: dict[str, WeightFormat] = {}
+    parts: dict[str, tuple[str, str]] = {}
+    own: dict[str, dict[str, Tensor]] = {}
+    for module, several in found.items():
+        tensors, stack = {part: tensor for part, (_, tensor) in several.items()}, stacked.get(module)
+        form = quantization.format_of([names[module], module], tensors if stack is None else stack.parts(0, tensors))
+        if form is not None:
+            modules[module], own[module] = form, tensors
+            if stack is not None:
+                modules |= {shard: form for shards in stack.modules for shard in shards}
+            parts |= {canonical: (module, part) for part, (canonical, _) in several.items()}
+    return Formats(modules, parts, own, {module: stacked[module] for module in own if module in stacked})
+
+
+def _stored_parts(
+    model: nn.Module, quantization: Quantization, stored: Mapping[str, Tensor]
+) -> tuple[dict[str, str], dict[str, dict[str, tuple[str, Tensor]]]]:
+    """Return module -> its stored name, and module -> part -> canonical name and tensor, of names that end in a part."""
     naming = cast(_Renaming, model)
     renamed, stacked = _renamed(model), stacks(model)
     ends = {stem + end: (stem, part) for stem in stacked for end, part in ENDINGS.items() if part in quantization.parts}
@@ -168,18 +198,7 @@ def _by_tensors(model: nn.Module, quantization: Quantization, stored: Mapping[st
             module = renamed.get(f"{module}.weight", f"{module}.weight").removesuffix(".weight")
             found.setdefault(module, {})[part] = canonical, tensor
             names[module] = name.removesuffix(f".{part}")
-    modules: dict[str, WeightFormat] = {}
-    parts: dict[str, tuple[str, str]] = {}
-    own: dict[str, dict[str, Tensor]] = {}
-    for module, several in found.items():
-        tensors, stack = {part: tensor for part, (_, tensor) in several.items()}, stacked.get(module)
-        form = quantization.format_of([names[module], module], tensors if stack is None else stack.parts(0, tensors))
-        if form is not None:
-            modules[module], own[module] = form, tensors
-            if stack is not None:
-                modules |= {shard: form for shards in stack.modules for shard in shards}
-            parts |= {canonical: (module, part) for part, (canonical, _) in several.items()}
-    return Formats(modules, parts, own, {module: stacked[module] for module in own if module in stacked})
+    return names, found
 
 
 def _renamed(model: nn.Module) -> dict[str, str]:

@@ -325,3 +325,13 @@ def test_a_small_item_is_processed_before_the_first(name, isolation, monkeypatch
     assert [modality for modality, item in done if item.pieces] == list(INFOS[name].modalities)
     assert not isolate._idle
     assert processor.stats.entries == processor.stats.misses == 0
+
+
+def test_a_config_without_a_hidden_size_takes_embeddings_of_the_models_width() -> None:
+    media = MultiModalProcessor(Qwen2VLProcessingInfo(ProcessorFiles()), MultiModalSettings(row_bytes=16, dtype=torch.bfloat16))
+    items = {"image_embeds": torch.ones(6, 8), "image_grid_thw": torch.tensor([[1, 4, 6]])}
+    (source,) = media.parse({"image": items}, {}, {})
+    assert source.modality == "image"
+    with pytest.raises(MediaError, match="8"):
+        media.parse({"image": items | {"image_embeds": torch.ones(6, 9)}}, {}, {})
+    media.close()

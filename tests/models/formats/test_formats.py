@@ -252,11 +252,31 @@ def test_a_folder_without_weights_is_planned_by_its_config(world: LoadedModels, 
     scheme = SCHEMES["ct w4a16"]
     named = Scheme(scheme.pack, {**scheme.config, "ignore": ["lm_head", "re:.*visual.*"]})
     packed, _ = write(world.folder("qwen3_vl"), tmp_path, named, lambda name: chosen(name) and "language_model" in name)
-    planned = plan(packed)
+    planned, names = plan(packed), list(load_file(packed / "model.safetensors"))
     (packed / "model.safetensors").unlink()
     assert plan(packed) == planned
-    (packed / "model.safetensors.index.json").write_text(json.dumps({"weight_map": {"lm_head.weight": "model-1.safetensors"}}))
+    write_index(packed, names)
     assert plan(packed) == planned
+
+
+def write_index(folder: Path, names: list[str]) -> None:
+    index = {"weight_map": dict.fromkeys(names, "model-1.safetensors")}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+
+
+@pytest.mark.parametrize("name", ["ct w4a16", "fp8 block", "gptq", "bnb nf4 nested", "awq"])
+def test_names_of_an_index_are_compared_without_weight_files(name: str, world: LoadedModels, tmp_path: Path) -> None:
+    """Which modules are quantised is told by their names, whatever the lists of the config say."""
+    packed, _ = write(world.folder("qwen3_vl_moe"), tmp_path, SCHEMES[name], lambda one: chosen(one) and "down_proj" in one)
+    planned, names = plan(packed), list(load_file(packed / "model.safetensors"))
+    (packed / "model.safetensors").unlink()
+    write_index(packed, names)
+    assert planned * 0.95 < plan(packed) < planned * 1.05
+    lost = next(one for one in names if "layers.1.self_attn.o_proj" in one)
+    for changed, message in ((set(names) - {lost}, "lacks .*o_proj"), ({*names, "odd.weight"}, r"unknown odd\.weight")):
+        write_index(packed, list(changed))
+        with pytest.raises(CheckpointError, match=message):
+            plan(packed)
 
 
 def plan(folder: Path) -> int:
