@@ -8,6 +8,7 @@ from typing import TYPE_CHECKING
 if TYPE_CHECKING:
     from .engine.engine_args import AsyncEngineArgs, EngineArgs
     from .engine.logits_processors import register_logits_processor
+    from .engine.pooling_params import PoolingParams
     from .engine.sampling_params import (
         RepetitionDetectionParams,
         RequestOutputKind,
@@ -28,8 +29,10 @@ if TYPE_CHECKING:
     )
     from .mm.registry import register_model
     from .mm.types import ItemPlan, Media
+    from .pipelines.beam_search import BeamSearchOutput, BeamSearchParams
     from .pipelines.llm import LLM, AsyncLLM
     from .pipelines.ocr import Page
+    from .pipelines.pooling import PoolingRequestOutput
     from .pipelines.transcribe import Segment, Transcript
 
 __version__ = "0.1.0"
@@ -37,6 +40,8 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "BeamSearchOutput",
+    "BeamSearchParams",
     "CheckpointError",
     "CompletionOutput",
     "ConfigError",
@@ -51,6 +56,8 @@ __all__ = [
     "Media",
     "MediaError",
     "Page",
+    "PoolingParams",
+    "PoolingRequestOutput",
     "RepetitionDetectionParams",
     "RequestOutput",
     "RequestOutputKind",
@@ -90,6 +97,10 @@ _HOME = {
     "ItemPlan": "mm.types",
     "Media": "mm.types",
     "Page": "pipelines.ocr",
+    "PoolingParams": "engine.pooling_params",
+    "PoolingRequestOutput": "pipelines.pooling",
+    "BeamSearchParams": "pipelines.beam_search",
+    "BeamSearchOutput": "pipelines.beam_search",
     "Segment": "pipelines.transcribe",
     "Transcript": "pipelines.transcribe",
 }

@@ -6,7 +6,7 @@ import asyncio
 import os
 import threading
 from collections import deque
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ from typing import Any, Self
 from ..mm.errors import ConfigError, InputError, short_repr, typed
 from .engine_args import EngineArgs
 from .frontend.request_handle import RequestHandle
-from .llm import LLM
+from .llm import LLM, check_sleep_level
 from .sampling_params import RequestOutputKind, SamplingParams
 from .types import RequestOutput
 
@@ -123,11 +123,12 @@ class AsyncLLM:
             raise InputError(f"request_id must be a string, not {typed(request_id)}", param="request_id")
         await asyncio.wrap_future(self._engine_loop.call(lambda engine_loop: engine_loop.abort(request_id)))
 
-    async def sleep(self) -> None:
+    async def sleep(self, level: int = 1) -> None:
         """Do the same as `LLM.sleep` without blocking the event loop."""
+        check_sleep_level(level)
         await asyncio.wrap_future(self._engine_loop.sleep())
 
-    async def wake_up(self) -> None:
+    async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Do the same as `LLM.wake_up` without blocking the event loop."""
         await asyncio.wrap_future(self._engine_loop.wake_up())
 

@@ -198,6 +198,11 @@ class EngineCore:
         if self.runner.grammars is not None:
             self.runner.grammars.close()
 
+    def reset_prefix_cache(self) -> bool:
+        """Free all cached blocks. Return False if there are sequences, whose blocks remain."""
+        self.scheduler.reset_prefix_cache()
+        return not self.scheduler.requests
+
     def sleep(self) -> None:
         """Free weights, caches and buffers until `wake_up`. Do nothing if the engine sleeps already.
 

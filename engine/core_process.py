@@ -146,6 +146,9 @@ class ProcessCore:
         self._stats = done.stats
         return done
 
+    def reset_prefix_cache(self) -> bool:
+        return bool(self._ask("reset_prefix_cache"))
+
     def sleep(self) -> None:
         self._ask("sleep")
 

@@ -105,7 +105,7 @@ class LLM:
         info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)
         self._template = info.chat_template or find_template(files.path)
         core, self.config = load_core(self.config, files, info, self._tokenizer)
-        self.max_model_len = core.info.max_model_len
+        self.max_model_len, self.eos_token_ids = core.info.max_model_len, files.eos_token_ids
         self.default_params = SamplingParams()
         if self.config.generation_config == "auto":
             self.default_params = from_generation_config(files.generation_config)
@@ -161,7 +161,7 @@ class LLM:
         Raises:
             InputError: `prompts`, `sampling_params` or `priority` has a wrong type or length.
         """
-        listed = _listed(prompts)
+        listed = as_prompts(prompts)
         given, priorities = self._params(sampling_params, len(listed)), _priorities(priority, len(listed))
         handles = [
             self._handle(prompt, params, priority=own) for prompt, params, own in zip(listed, given, priorities, strict=True)
@@ -266,24 +266,39 @@ class LLM:
             raise InputError(f"{next(iter(chat))} is an argument for messages; in any other prompt, give it as a key")
         return self._handle(prompt, params, None, priority, request_id)
 
-    def sleep(self) -> None:
+    def sleep(self, level: int = 1) -> None:
         """Free the memory of weights, caches and buffers until `wake_up`. Do nothing if the engine sleeps already.
 
         The tokenizer, the cache of processed items, and encoder rows in `encoder_cache_dir` are kept.
 
+        Args:
+            level: 1 or 2 as in vLLM, which do the same here.
+
         Raises:
             InputError: requests are being served, live sessions are open, or the engine was closed.
         """
+        check_sleep_level(level)
         self._engine_loop.sleep().result()
 
-    def wake_up(self) -> None:
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Read the weights again, with empty caches. Do nothing if the engine is awake.
+
+        Args:
+            tags: "weights" and "kv_cache" as in vLLM; any of them wakes all.
 
         Raises:
             CheckpointError: the checkpoint was changed meanwhile, or cannot be read.
             InputError: there is too little memory, or the engine was closed.
         """
         self._engine_loop.wake_up().result()
+
+    def reset_prefix_cache(self) -> bool:
+        """Free all KV blocks that are kept for reuse. Return False if blocks of running sequences remain."""
+        return bool(self._engine_loop.call(lambda engine_loop: engine_loop.core.reset_prefix_cache()).result())
+
+    def reset_mm_cache(self) -> None:
+        """Empty the cache of processed items."""
+        self._inputs.media.reset_cache()
 
     @property
     def asleep(self) -> bool:
@@ -417,7 +432,13 @@ def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> 
     )
 
 
-def _listed(prompts: object) -> Sequence[object]:
+def check_sleep_level(level: int) -> None:
+    if level not in (1, 2):
+        raise InputError(f"level={short_repr(level)} must be 1 or 2, which do the same", param="level")
+
+
+def as_prompts(prompts: object) -> Sequence[object]:
+    """Return one prompt or several as a list. Raise InputError for anything else."""
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | np.ndarray | torch.Tensor):
         raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}")
     listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)

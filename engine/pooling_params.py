@@ -13,9 +13,13 @@ class PoolingParams:
 
     Args:
         token_ids: return the logits of these tokens; if empty, return the hidden state, scaled to length 1.
+        dimensions: `LLM.encode` and `LLM.embed` cut the vector to this length and scale it to length 1 again.
+        task: the pooling task of `LLM.encode`, unless that call names one.
     """
 
     token_ids: tuple[int, ...] = ()
+    dimensions: int | None = None
+    task: str | None = None
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", check_token_ids("pooling.token_ids", self.token_ids))

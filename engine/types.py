@@ -316,11 +316,15 @@ class CompletionOutput:
 
     index: int
     text: str
-    token_ids: tuple[int, ...]
-    logprobs: tuple[dict[int, Logprob], ...] | None = None
+    token_ids: list[int]
+    logprobs: list[dict[int, Logprob]] | None = None
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    lora_request = None  # vLLM's names, which have no value here
+
+    def finished(self) -> bool:
+        return self.finish_reason is not None
 
 
 @dataclass(frozen=True)
@@ -342,9 +346,9 @@ class RequestOutput:
 
     request_id: str
     prompt: str | None
-    prompt_token_ids: tuple[int, ...]
-    outputs: tuple[CompletionOutput, ...]
-    prompt_logprobs: tuple[dict[int, Logprob] | None, ...] | None = None
+    prompt_token_ids: list[int]
+    outputs: list[CompletionOutput]
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
     finished: bool = True
     error: ErrorInfo | None = None
     items: tuple[ItemPlan, ...] = ()
@@ -353,3 +357,5 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     pooled: Tensor | None = field(default=None, compare=False)
+    # vLLM's names, which have no value here
+    encoder_prompt = encoder_prompt_token_ids = metrics = lora_request = kv_transfer_params = None

@@ -66,6 +66,12 @@ class ByteCache(Generic[V]):
         finally:
             del future  # it holds the error, whose traceback holds this frame and the media in it
 
+    def clear(self) -> None:
+        """Drop all values. This does not count as evictions."""
+        with self._lock:
+            self._kept.clear()
+            self._bytes = 0
+
     @property
     def stats(self) -> CacheStats:
         with self._lock:

@@ -2,18 +2,61 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..engine import async_llm, llm
+from ..engine.llm import as_prompts
+from ..engine.pooling_params import PoolingParams
+from ..engine.sampling_params import SamplingParams
+from ..mm.errors import ConfigError
+from .beam_search import BeamSearchOutput, BeamSearchParams, beam_search
 from .ocr import Page, ocr_tasks
+from .pooling import PoolingRequestOutput, encode_tasks
 from .rank import Embedding, Score, embed_tasks, score_tasks
 from .tasks import run_tasks, run_tasks_async
 from .transcribe import Transcript, transcribe_tasks
 from .validation import check_names
 
 
+@dataclass(frozen=True)
+class Metric:
+    """One counter of the engine. `engine.types.EngineStats` documents them."""
+
+    name: str
+    value: int
+
+
 class LLM(llm.LLM):
     __doc__ = llm.LLM.__doc__
+
+    def get_default_sampling_params(self) -> SamplingParams:
+        """Return a copy of the parameters of requests that give none."""
+        return self.default_params.clone()
+
+    def get_metrics(self) -> list[Metric]:
+        """Return the engine's counters. `stats` holds the same as one object."""
+        return [Metric(f"sensorium:{name}", value) for name, value in asdict(self.stats).items()]
+
+    def beam_search(self, prompts: object, params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """Return the likeliest answers to each prompt; see `pipelines.beam_search`."""
+        return beam_search(self, as_prompts(prompts), params)
+
+    def encode(
+        self,
+        prompts: object,
+        pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+        use_tqdm: bool = True,
+        pooling_task: str | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Return vectors or logits of prompts, which are used unchanged; see `pipelines.pooling.encode_tasks`."""
+        return run_tasks(self, encode_tasks(self, as_prompts(prompts), pooling_params, pooling_task), use_tqdm)
+
+    def classify(self, prompts: object, **_: Any) -> None:
+        """Raise ConfigError: no checkpoint with a classification head is supported."""
+        how = "use score, or encode with PoolingParams(token_ids=...) for the logits of single tokens"
+        raise ConfigError(f"{self.config.model} has no classification head; {how}")
 
     def transcribe(
         self, audio: object, language: str | None = None, task: str = "transcribe", use_tqdm: bool = True, **options: Any

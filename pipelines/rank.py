@@ -14,13 +14,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ..engine.frontend.request_handle import RequestHandle
 from ..engine.pooling_params import PoolingParams
-from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr
 from ..mm.parse import is_item_list
 from .message_parts import media_part
+from .pooling import EmbeddingOutput, PooledOutput, ScoringOutput, check_dimensions, pooling_request, truncate
 from .tasks import Task
 from .validation import check_type
 
@@ -34,12 +33,11 @@ SCORE_SYSTEM_PROMPT = (
     'Note that the answer can only be "yes" or "no".'
 )
 _MEDIA = ("image", "video", "audio")
-_POOLING_SAMPLING_PARAMS = SamplingParams(max_tokens=1)  # nothing is sampled
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")  # an input with one of these keys is an already rendered prompt
 
 
 @dataclass(frozen=True)
-class Embedding:
+class Embedding(PooledOutput):
     """The embedding of one input.
 
     Args:
@@ -52,9 +50,16 @@ class Embedding:
     error: ErrorInfo | None
     output: RequestOutput
 
+    @property
+    def outputs(self) -> EmbeddingOutput:
+        """The vector as a list. Raises InputError if there is an error."""
+        self._check()
+        assert self.vector is not None
+        return EmbeddingOutput(self.vector.tolist())
+
 
 @dataclass(frozen=True)
-class Score:
+class Score(PooledOutput):
     """Score of one document for a query.
 
     Args:
@@ -67,6 +72,13 @@ class Score:
     error: ErrorInfo | None
     output: RequestOutput
 
+    @property
+    def outputs(self) -> ScoringOutput:
+        """The score. Raises InputError if there is an error."""
+        self._check()
+        assert self.score is not None
+        return ScoringOutput(self.score)
+
 
 def embed_tasks(
     llm: LLM,
@@ -74,6 +86,7 @@ def embed_tasks(
     instruction: str = EMBED_INSTRUCTION,
     dimensions: int | None = None,
     chat_template: str | os.PathLike[str] | None = None,
+    pooling_params: PoolingParams | None = None,
 ) -> list[Task[Embedding]]:
     """Return one task per input, in order; they run as one batch. An input that fails gives an Embedding with `error`.
 
@@ -86,6 +99,7 @@ def embed_tasks(
         dimensions: truncate the vectors to this length and normalise them again, for Matryoshka models (arXiv 2205.13147);
             None keeps the whole vectors.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
+        pooling_params: vLLM's way to give `dimensions`.
 
     Raises:
         InputError: `dimensions` is out of range. The task raises it if the checkpoint has no chat template or the input has
@@ -93,22 +107,20 @@ def embed_tasks(
     """
     check_type("instruction", instruction, str)
     check_type("chat_template", chat_template, str, os.PathLike, type(None))
-    check_type("dimensions", dimensions, int, type(None))
-    if dimensions is not None and not 1 <= dimensions <= llm.hidden_size:
-        reason = f"dimensions={dimensions} must be between 1 and {llm.hidden_size}, the width of this model's vectors"
-        raise InputError(reason, param="dimensions")
+    check_type("pooling_params", pooling_params, PoolingParams, type(None))
+    if dimensions is None and pooling_params is not None:
+        dimensions = pooling_params.dimensions
+    check_dimensions(llm, dimensions)
     template = _template_options(chat_template)
     return [_embed_task(llm, item, instruction, dimensions, template) for item in _as_list(inputs)]
 
 
-def _embed_task(
-    llm: LLM, item: object, instruction: str, dimensions: int | None, template: Mapping[str, Any]
-) -> Task[Embedding]:
+def _embed_task(llm: LLM, item: object, instruction: str, dimensions: int | None, template: dict[str, Any]) -> Task[Embedding]:
     prompt = item
     if not _is_prompt(item):
         prompt = [_message("system", instruction), _message("user", _content_parts(item))]
-    output = yield _pooling_request(llm, prompt, PoolingParams(), template)
-    return Embedding(_truncate(output.pooled, dimensions), output.error, output)
+    output = yield pooling_request(llm, prompt, PoolingParams(), template)
+    return Embedding(truncate(output.pooled, dimensions), output.error, output)
 
 
 def score_tasks(
@@ -150,18 +162,12 @@ def score_tasks(
 
 
 def _score_task(
-    llm: LLM, query_parts: Sequence[Mapping[str, Any]], document: object, pooling: PoolingParams, template: Mapping[str, Any]
+    llm: LLM, query_parts: Sequence[Mapping[str, Any]], document: object, pooling: PoolingParams, template: dict[str, Any]
 ) -> Task[Score]:
     content = [*query_parts, *_content_parts(document)]
     messages = [_message("system", SCORE_SYSTEM_PROMPT), _message("user", content)]
-    output = yield _pooling_request(llm, messages, pooling, template)
+    output = yield pooling_request(llm, messages, pooling, template)
     return Score(_yes_probability(output.pooled), output.error, output)
-
-
-def _pooling_request(llm: LLM, prompt: object, pooling: PoolingParams, template: Mapping[str, Any]) -> RequestHandle:
-    handle = llm.request(prompt, _POOLING_SAMPLING_PARAMS, **template)
-    handle.pooling = pooling
-    return handle
 
 
 def _as_list(inputs: object) -> Sequence[object]:
@@ -214,12 +220,6 @@ def _yes_no_token_ids(llm: LLM) -> tuple[int, ...]:
     if not yes or not no or yes == no:
         raise ConfigError('"yes" and "no" begin with the same token in this vocabulary; scores need a model where they differ')
     return (*yes, *no)
-
-
-def _truncate(vector: Tensor | None, dimensions: int | None) -> Tensor | None:
-    if vector is None or dimensions is None:
-        return vector
-    return torch.nn.functional.normalize(vector[:dimensions], dim=-1)
 
 
 def _yes_probability(logits: Tensor | None) -> float | None:

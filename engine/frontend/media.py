@@ -121,6 +121,9 @@ class MultiModalProcessor:
         """Release the codec workers; they end when no engine uses them."""
         self._release()
 
+    def reset_cache(self) -> None:
+        self._cache.clear()
+
     @property
     def stats(self) -> CacheStats:
         """Statistics of the cache of processed items."""

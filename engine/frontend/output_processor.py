@@ -84,8 +84,8 @@ class CompletionBuilder:
         return CompletionOutput(
             self.index,
             text[start[1] :],
-            tuple(self.token_ids[start[0] : num_tokens]),
-            tuple(self.logprobs[start[0] : num_tokens]) if has_logprobs else None,
+            self.token_ids[start[0] : num_tokens],
+            self.logprobs[start[0] : num_tokens] if has_logprobs else None,
             self._cumulative_logprob if has_logprobs else None,
             self.finish_reason,
             self.stop_reason,
@@ -136,7 +136,8 @@ class OutputBuilder:
         self.answers = {f"{request_id}.{i}": CompletionBuilder(i, params, tokenizer) for i in range(params.n)}
         self.finished = False  # True: no output follows
         self.prepared = ProcessedPrompt(None, ())
-        self.prompt_logprobs: tuple[Logprobs | None, ...] | None = None
+        self._prompt_token_ids: list[int] = []
+        self.prompt_logprobs: list[Logprobs | None] | None = None
         self.error: ErrorInfo | None = None
         self.timings: dict[str, float] = {}
         self.stats: dict[str, SequenceStats] = {}
@@ -149,7 +150,7 @@ class OutputBuilder:
 
     def start(self, prepared: ProcessedPrompt) -> None:
         """Set the prompt."""
-        self.prepared = prepared
+        self.prepared, self._prompt_token_ids = prepared, list(prepared.token_ids)
         self.timings.update(prepared.timings)
 
     def add(self, output: TokenOutput) -> bool:
@@ -166,8 +167,8 @@ class OutputBuilder:
             return False
         self.changed = self.changed or bool(output.token_ids or output.finish_reason or output.num_removed)
         if output.prompt_logprobs is not None:
-            texts = (None if e is None else with_text(e, self._tokenizer) for e in output.prompt_logprobs)
-            self.prompt_logprobs = tuple(texts)
+            entries = output.prompt_logprobs
+            self.prompt_logprobs = [None if entry is None else with_text(entry, self._tokenizer) for entry in entries]
         stopped = answer.add(output)
         self.error = self.error or self._with_item(output.error)
         self.pooled = output.pooled
@@ -181,23 +182,23 @@ class OutputBuilder:
 
     def output(self, delta: bool = False) -> RequestOutput:
         """Return the output; with `delta`, the answers hold only what is new since the last output."""
-        return self._output(tuple(answer.output(delta) for answer in self.answers.values()))
+        return self._output([answer.output(delta) for answer in self.answers.values()])
 
     def summary(self) -> RequestOutput:
         """Return the output with tokens and finish reasons of its answers. No text is decoded."""
         return self._output(
-            tuple(
-                CompletionOutput(answer.index, "", tuple(answer.token_ids), finish_reason=answer.finish_reason)
+            [
+                CompletionOutput(answer.index, "", list(answer.token_ids), finish_reason=answer.finish_reason)
                 for answer in self.answers.values()
-            )
+            ]
         )
 
-    def _output(self, answers: tuple[CompletionOutput, ...]) -> RequestOutput:
+    def _output(self, answers: list[CompletionOutput]) -> RequestOutput:
         first = self.stats.get(next(iter(self.answers)), SequenceStats())
         return RequestOutput(
             self.request_id,
             self.prepared.prompt,
-            self.prepared.token_ids,
+            self._prompt_token_ids,
             answers,
             self.prompt_logprobs,
             self.finished,

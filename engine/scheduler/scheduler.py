@@ -246,10 +246,13 @@ class Scheduler:
         self.abort(output.request_id)
         return request.final_output(replace(output, finish_reason="error"))
 
-    def reset_caches(self) -> None:
-        """Empty the prefix cache and the encoder cache, and drop all messages for the worker. No sequence may be live."""
+    def reset_prefix_cache(self) -> None:
         for pool in self.block_pools.pools:
             pool.reset_prefix_cache()
+
+    def reset_caches(self) -> None:
+        """Empty the prefix cache and the encoder cache, and drop all messages for the worker. No sequence may be live."""
+        self.reset_prefix_cache()
         self.encoder_cache.reset()
         self._output(())
 

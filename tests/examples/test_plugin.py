@@ -81,7 +81,7 @@ def test_a_family_of_another_package(tmp_path, no_plugins, engine_process):
     with LLM(folder, dtype="float32", engine_process=engine_process) as llm:
         (output,) = llm.generate(prompt, GREEDY, use_tqdm=False)
     assert output.error is None
-    assert output.outputs[0].token_ids == tuple(expected)
+    assert output.outputs[0].token_ids == list(expected)
 
 
 def test_a_registered_model_reaches_the_engines_process(tmp_path, no_plugins):
@@ -93,7 +93,7 @@ def test_a_registered_model_reaches_the_engines_process(tmp_path, no_plugins):
     folder, expected = save(tmp_path / "model")
     with LLM(folder, dtype="float32", engine_process=True) as llm:
         (output,) = llm.generate({"prompt": "def f(x): <image> return it", "multi_modal_data": {"image": IMAGE}}, GREEDY)
-    assert output.outputs[0].token_ids == tuple(expected)
+    assert output.outputs[0].token_ids == list(expected)
 
 
 def test_sizes_follow_from_the_header_alone(no_plugins):

@@ -64,7 +64,7 @@ def test_vectors_are_the_oracles(llm, oracle):
         assert one.error is None
         theirs = torch.nn.functional.normalize(hidden(oracle, chat(EMBED_INSTRUCTION, user), images), dim=-1)
         torch.testing.assert_close(one.vector, theirs, atol=2e-5, rtol=0)
-        assert one.output.outputs[0].token_ids == ()
+        assert one.output.outputs[0].token_ids == []
     assert (found[0].vector @ found[1].vector) < 0.99
 
 

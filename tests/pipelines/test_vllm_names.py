@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import asyncio
+import math
 
 import pytest
-from sensorium import LLM, AsyncLLM, EngineArgs, RequestOutputKind, SamplingParams
-from sensorium.mm.errors import InputError
+import torch
+from PIL import Image
+from sensorium import LLM, AsyncLLM, BeamSearchParams, EngineArgs, PoolingParams, RequestOutputKind, SamplingParams
+from sensorium.mm.errors import ConfigError, InputError
 
+PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 GREEDY = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
 
 
@@ -59,3 +63,81 @@ def test_kinds_of_outputs(args, llm):
         other.close()
 
     asyncio.run(run())
+
+
+def test_outputs_hold_lists(llm):
+    params = SamplingParams(**GREEDY, logprobs=0, prompt_logprobs=0)
+    (output,) = llm.generate("import os", params, use_tqdm=False)
+    answer = output.outputs[0]
+    assert [type(one) for one in (output.prompt_token_ids, output.outputs, answer.token_ids)] == [list] * 3
+    assert [type(one) for one in (output.prompt_logprobs, answer.logprobs)] == [list] * 2
+    assert (output.encoder_prompt, output.encoder_prompt_token_ids, output.metrics, output.lora_request) == (None,) * 4
+    assert answer.finished()
+
+
+def test_encode(llm):
+    (whole,) = llm.encode("import os", use_tqdm=False)
+    short, logits = llm.encode(
+        ["import os", "import os"], [PoolingParams(dimensions=8), PoolingParams(token_ids=(5, 6))], use_tqdm=False
+    )
+    torch.testing.assert_close(short.outputs.data, whole.outputs.data[:8] / whole.outputs.data[:8].norm())
+    assert logits.outputs.data.shape == (2,)
+    assert (whole.finished, whole.prompt_token_ids) == (True, llm.get_tokenizer().encode("import os"))
+    (failed,) = llm.encode({"prompt_token_ids": []}, use_tqdm=False)
+    with pytest.raises(InputError, match="prompt"):
+        _ = failed.outputs
+    for call in (lambda: llm.encode("a", pooling_task="classify"), lambda: llm.classify("a")):
+        with pytest.raises(ConfigError, match=r"PoolingParams\(token_ids="):
+            call()
+    with pytest.raises(InputError, match="one per prompt"):
+        llm.encode(["a", "b"], [PoolingParams()])
+
+
+def exhaustive(llm, prompt, length, width):
+    """Return the best answers by asking for all continuations of all kept candidates."""
+    beams = [(0.0, list(llm.get_tokenizer().encode(prompt)))]
+    for _ in range(length):
+        grown = []
+        for total, tokens in beams:
+            params = SamplingParams(max_tokens=1, logprobs=2 * width, temperature=0.0)
+            (output,) = llm.generate({"prompt_token_ids": tokens}, params, use_tqdm=False)
+            grown += [(total + entry.logprob, [*tokens, token]) for token, entry in output.outputs[0].logprobs[0].items()]
+        beams = sorted(grown, key=lambda beam: -beam[0])[:width]
+    return beams
+
+
+def test_beam_search(llm):
+    one, two = llm.beam_search(["import os", "def"], BeamSearchParams(beam_width=3, max_tokens=4, ignore_eos=True))
+    for found, prompt in ((one, "import os"), (two, "def")):
+        expected = exhaustive(llm, prompt, 4, 3)
+        assert [sequence.tokens for sequence in found.sequences] == [tokens for _, tokens in expected]
+        assert all(math.isclose(a.cum_logprob, b[0], abs_tol=1e-5) for a, b in zip(found.sequences, expected, strict=True))
+        assert found.sequences[0].text.startswith(prompt)
+        assert found.sequences[0].finish_reason == "length"
+    with pytest.raises(InputError, match="raise max_logprobs"):
+        llm.beam_search("def", BeamSearchParams(beam_width=11, max_tokens=2))
+
+
+def test_caches_can_be_reset(llm):
+    prompt = list(range(40, 100))
+    llm.generate([prompt], SamplingParams(**GREEDY), use_tqdm=False)
+    assert llm.generate([prompt], SamplingParams(**GREEDY), use_tqdm=False)[0].num_cached_tokens > 0
+    assert llm.reset_prefix_cache()
+    assert llm.generate([prompt], SamplingParams(**GREEDY), use_tqdm=False)[0].num_cached_tokens == 0
+    image = {"prompt": PLACEHOLDER, "multi_modal_data": {"image": Image.new("RGB", (56, 56))}}
+    llm.generate(image, SamplingParams(**GREEDY), use_tqdm=False)
+    assert llm.mm_cache_stats.entries == 1
+    llm.reset_mm_cache()
+    assert (llm.mm_cache_stats.entries, llm.mm_cache_stats.bytes) == (0, 0)
+
+
+def test_defaults_and_counters(llm):
+    params = llm.get_default_sampling_params()
+    params.max_tokens = 99
+    assert llm.get_default_sampling_params().max_tokens != 99
+    assert {metric.name for metric in llm.get_metrics()} >= {"sensorium:running", "sensorium:preemptions"}
+    with pytest.raises(InputError, match="level=5 must be 1 or 2"):
+        llm.sleep(level=5)
+    llm.sleep(level=2)
+    llm.wake_up(tags=["weights"])
+    assert not llm.asleep

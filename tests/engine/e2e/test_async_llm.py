@@ -53,7 +53,7 @@ def test_deltas_join_to_the_answer(llm, engine, params):
     for place, answer in enumerate(expected.outputs):
         parts = [output.outputs[place] for output in deltas]
         assert "".join(part.text for part in parts) == answer.text
-        assert tuple(token for part in parts for token in part.token_ids) == answer.token_ids
+        assert [token for part in parts for token in part.token_ids] == answer.token_ids
         assert parts[-1].finish_reason == answer.finish_reason
         if params.logprobs:
             assert [entry for part in parts for entry in part.logprobs] == list(answer.logprobs)

@@ -45,7 +45,7 @@ def test_embeddings_of_the_table_answer_as_the_ids(loaded, chunk):
         got = ask(llm, {"prompt_embeds": table[IDS]})
         assert got.error is None
         assert got.outputs == want.outputs
-        assert got.prompt_token_ids == (0,) * len(IDS)
+        assert got.prompt_token_ids == [0] * len(IDS)
         assert got.num_cached_tokens == 0
         again = ask(llm, {"prompt_embeds": table[IDS][None].clone()})
         assert again.outputs == want.outputs

@@ -1,0 +1,153 @@
+"""`LLM.encode`: vectors and logits of prompts, in outputs with vLLM's names."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ..engine.frontend.request_handle import RequestHandle
+from ..engine.pooling_params import PoolingParams
+from ..engine.sampling_params import SamplingParams
+from ..engine.types import RequestOutput
+from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr
+from .tasks import Task
+from .validation import check_type
+
+if TYPE_CHECKING:
+    from ..engine.llm import LLM
+
+_NOTHING_SAMPLED = SamplingParams(max_tokens=1)
+_TASKS = ("embed", "classify", "score")
+
+
+@dataclass(frozen=True)
+class PoolingOutput:
+    """What was computed for one prompt: float32 `[n]`."""
+
+    data: Tensor
+
+
+@dataclass(frozen=True)
+class EmbeddingOutput:
+    embedding: list[float]
+
+    @property
+    def hidden_size(self) -> int:
+        return len(self.embedding)
+
+
+@dataclass(frozen=True)
+class ScoringOutput:
+    score: float
+
+
+class PooledOutput:
+    """vLLM's names for the fields of a pooled request's output."""
+
+    error: ErrorInfo | None
+    output: RequestOutput
+
+    @property
+    def request_id(self) -> str:
+        return self.output.request_id
+
+    @property
+    def prompt_token_ids(self) -> list[int]:
+        return self.output.prompt_token_ids
+
+    @property
+    def num_cached_tokens(self) -> int:
+        return self.output.num_cached_tokens
+
+    @property
+    def finished(self) -> bool:
+        return self.output.finished
+
+    def _check(self) -> None:
+        if self.error is not None:
+            raise InputError(self.error.message, code=self.error.code, param=self.error.param)
+
+
+@dataclass(frozen=True)
+class PoolingRequestOutput(PooledOutput):
+    """The output of one prompt of `LLM.encode`.
+
+    Args:
+        data: float32 `[n]`, or None if there is an error.
+        error: why there is no data, or None.
+        output: the request's output.
+    """
+
+    data: Tensor | None
+    error: ErrorInfo | None
+    output: RequestOutput
+
+    @property
+    def outputs(self) -> PoolingOutput:
+        """The data. Raises InputError if there is an error."""
+        self._check()
+        assert self.data is not None
+        return PoolingOutput(self.data)
+
+
+def encode_tasks(
+    llm: LLM,
+    prompts: Sequence[object],
+    pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
+    pooling_task: str | None = None,
+) -> list[Task[PoolingRequestOutput]]:
+    """Return one task per prompt. Prompts are those of `LLM.generate` and are used unchanged.
+
+    Args:
+        pooling_params: one for all prompts or one per prompt; None returns the last token's hidden state, scaled to length 1.
+        pooling_task: "embed" (the default), or "classify" or "score" for the logits of `PoolingParams(token_ids=...)`.
+
+    Raises:
+        ConfigError: a task that no checkpoint can do here.
+        InputError: an argument has a wrong type or length.
+    """
+    check_type("pooling_task", pooling_task, str, type(None))
+    several: Sequence[Any] = (
+        pooling_params if isinstance(pooling_params, list | tuple) else [pooling_params or PoolingParams()] * len(prompts)
+    )
+    if len(several) != len(prompts) or not all(isinstance(one, PoolingParams) for one in several):
+        reason = f"pooling_params={short_repr(pooling_params)} must be a PoolingParams, or one per prompt ({len(prompts)} here)"
+        raise InputError(reason, param="pooling_params")
+    for params in several:
+        task = pooling_task or params.task or "embed"
+        if task not in _TASKS or (task != "embed" and not params.token_ids):
+            how = "use embed, score, or PoolingParams(token_ids=...) for the logits of these tokens"
+            reason = f"pooling_task={short_repr(task)}: checkpoints have no pooling head here; {how}"
+            raise ConfigError(reason, param="pooling_task")
+        check_dimensions(llm, params.dimensions)
+    return [_encode_task(llm, prompt, params) for prompt, params in zip(prompts, several, strict=True)]
+
+
+def _encode_task(llm: LLM, prompt: object, params: PoolingParams) -> Task[PoolingRequestOutput]:
+    output = yield pooling_request(llm, prompt, params, {})
+    return PoolingRequestOutput(truncate(output.pooled, params.dimensions), output.error, output)
+
+
+def pooling_request(llm: LLM, prompt: object, pooling: PoolingParams, options: dict[str, Any]) -> RequestHandle:
+    """Return a request that computes a vector. `options`: further arguments of `LLM.request`."""
+    handle = llm.request(prompt, _NOTHING_SAMPLED, **options)
+    handle.pooling = pooling
+    return handle
+
+
+def check_dimensions(llm: LLM, dimensions: int | None) -> None:
+    check_type("dimensions", dimensions, int, type(None))
+    if dimensions is not None and not 1 <= dimensions <= llm.hidden_size:
+        reason = f"dimensions={dimensions} must be between 1 and {llm.hidden_size}, the width of this model's vectors"
+        raise InputError(reason, param="dimensions")
+
+
+def truncate(vector: Tensor | None, dimensions: int | None) -> Tensor | None:
+    """Return the first `dimensions` values, scaled to length 1 again; None keeps all."""
+    if vector is None or dimensions is None:
+        return vector
+    return torch.nn.functional.normalize(vector[:dimensions], dim=-1)
