@@ -58,11 +58,15 @@ class GgufTensor:
 
 @dataclass(frozen=True)
 class Gguf:
-    """A GGUF model: one file, or all shards of one. Numbers of an array in `metadata` are a numpy array."""
+    """A GGUF model: one file, or all shards of one. Numbers of an array in `metadata` are a numpy array.
+
+    `encoder`: the model's mmproj file.
+    """
 
     path: Path
     metadata: Mapping[str, Any]
     tensors: Mapping[str, GgufTensor]
+    encoder: Gguf | None = None
 
     @property
     def architecture(self) -> str:
@@ -70,7 +74,8 @@ class Gguf:
 
     @property
     def files(self) -> list[Path]:
-        return sorted({tensor.path for tensor in self.tensors.values()} | {self.path})
+        own = {tensor.path for tensor in self.tensors.values()} | {self.path}
+        return sorted(own if self.encoder is None else own | {self.encoder.path})
 
 
 def find_gguf(path: Path) -> Path | None:

@@ -8,19 +8,21 @@ from __future__ import annotations
 import mmap
 import re
 from collections import Counter
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..kernels.blocks import BLOCKS
 from ..mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
 from ..mm.files import open_regular
-from ..mm.gguf import Gguf, GgufTensor, find_gguf, read_gguf
+from ..mm.gguf import Gguf, GgufTensor, find_encoder, find_gguf, read_gguf
+from .gguf_vision import Load, check_encoder, encoder_config, encoder_tensors, vocabulary_rows
 from .text.stacks import STACKS
 
 
@@ -98,8 +100,6 @@ _WHOLE = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_hea
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROPE_FREQS = "rope_freqs.weight"
 
-Load = Callable[[GgufTensor], Tensor]
-
 
 def open_model(path: Path) -> Gguf | None:
     """Read the headers of the GGUF model that a path names; None for another checkpoint.
@@ -110,14 +110,18 @@ def open_model(path: Path) -> Gguf | None:
     file = find_gguf(path)
     if file is None:
         return None
-    model = read_gguf(file)
+    model, encoder = read_gguf(file), find_encoder(file)
     if model.architecture not in ARCHS:
         known = ", ".join(ARCHS)
         raise ConfigError(f"{file.name} has the architecture {short_repr(model.architecture)}; supported are {known}")
-    for name, tensor in model.tensors.items():
-        if tensor.kind not in DTYPES and tensor.kind not in BLOCKS:
-            kinds = ", ".join((*BLOCKS, *DTYPES))
-            raise CheckpointError(f"{name} in {file.name} is quantised as {tensor.kind}; use a file with {kinds}")
+    if encoder is not None:
+        model = replace(model, encoder=read_gguf(encoder))
+        check_encoder(model, read_gguf(encoder))
+    for one in (model, model.encoder):
+        for name, tensor in one.tensors.items() if one is not None else ():
+            if tensor.kind not in DTYPES and tensor.kind not in BLOCKS:
+                kinds = ", ".join((*BLOCKS, *DTYPES))
+                raise CheckpointError(f"{name} in {tensor.path.name} is quantised as {tensor.kind}; use a file with {kinds}")
     return model
 
 
@@ -139,24 +143,26 @@ def _config(model: Gguf) -> dict[str, Any]:
     arch, metadata = ARCHS[model.architecture], model.metadata
     missing = [key for key in _NEEDED if f"{model.architecture}.{key}" not in metadata]
     embeddings = model.tensors.get("token_embd.weight")
-    if missing or embeddings is None:
+    if missing or embeddings is None or len(embeddings.shape) != 2:
         raise ConfigError(f"{model.path.name} lacks {missing[0] if missing else 'token_embd.weight'}; download it again")
     text = {new: value for old, new in _KEYS.items() if (value := _number(model, old)) is not None}
-    text |= {"model_type": arch.model_type, "vocab_size": embeddings.shape[0]}
+    text |= {"model_type": arch.model_type, "vocab_size": vocabulary_rows(model)}
     text.setdefault("head_dim", _number(model, "embedding_length") // _number(model, "attention.head_count"))
     text.setdefault("num_key_value_heads", text["num_attention_heads"])
     if _number(model, "attention.value_length") not in (None, text["head_dim"]):
         raise ConfigError(f"{model.path.name} has values of another width than keys, which is not supported")
     text |= _rope(model, text) | _by_architecture(model, text)
-    config = {
-        "architectures": [f"{arch.stack}ForCausalLM"],
+    config: dict[str, Any] = {
         "dtype": _dtype(model),
         "bos_token_id": metadata.get("tokenizer.ggml.bos_token_id"),
         "eos_token_id": end_tokens(metadata),
         "tie_word_embeddings": "output.weight" not in model.tensors,
-        **text,
     }
-    quantised = any(tensor.kind in BLOCKS for tensor in model.tensors.values())
+    quantised = any(tensor.kind in BLOCKS for one in (model, model.encoder) if one for tensor in one.tensors.values())
+    if model.encoder is None:
+        config |= {"architectures": [f"{arch.stack}ForCausalLM"], **text}
+    else:
+        config |= {"text_config": text, **encoder_config(model, model.encoder)}
     return config | ({"quantization_config": {"quant_method": "gguf"}} if quantised else {})
 
 
@@ -198,6 +204,9 @@ def _rope(model: Gguf, text: Mapping[str, Any]) -> dict[str, Any]:
             rope["original_max_position_embeddings"] = trained
     elif kind != "none":
         raise ConfigError(f"rope.scaling.type {short_repr(kind)} in {model.path.name} is not supported; known are linear, yarn")
+    sections = model.metadata.get(f"{model.architecture}.rope.dimension_sections")
+    if sections is not None and model.encoder is not None:
+        rope["mrope_section"] = [int(size) for size in sections[:3]]
     if _ROPE_FREQS in model.tensors:
         rope |= {"rope_type": "factors", "factor": 1.0, "factors": _rope_factors(model, rotated)}
     return {"rope_parameters": rope, "partial_rotary_factor": rotated / text["head_dim"]}
@@ -241,20 +250,28 @@ def read_tensors(model: Gguf, load: Load) -> Iterator[tuple[str, Tensor]]:
     """
     for name, info in model.tensors.items():
         for own, tensor in _text_tensors(model, name, load(info)) if name != _ROPE_FREQS else ():
-            yield (own.removesuffix("weight") + info.kind if info.kind in BLOCKS else own), tensor
+            yield _with_kind(own, info.kind), tensor
+    for name, kind, tensor in encoder_tensors(model.encoder, load) if model.encoder is not None else ():
+        yield _with_kind(name, kind), tensor
+
+
+def _with_kind(name: str, kind: str) -> str:
+    return name.removesuffix("weight") + kind if kind in BLOCKS else name
 
 
 def _text_tensors(model: Gguf, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     arch, found = ARCHS[model.architecture], _BLOCK.fullmatch(name)
-    stack = STACKS[arch.model_type]
+    stack, prefix = STACKS[arch.model_type], "model." if model.encoder is None else "model.language_model."
     if found is None:
         stem, _, end = name.rpartition(".")
         own = _WHOLE.get(stem, stem)
-        yield (f"{own}.{end}" if stem == "output" else f"model.{own}.{end}"), _shifted(own, tensor, stack.norm_offset)
+        if stem in ("token_embd", "output"):
+            tensor = F.pad(tensor, (0, 0, 0, max(0, vocabulary_rows(model) - len(tensor))))
+        yield (f"{own}.{end}" if stem == "output" else f"{prefix}{own}.{end}"), _shifted(own, tensor, stack.norm_offset)
         return
     layer, part, end = found.groups()
     norms = dict(zip(_NORMS[len(stack.norms)], stack.norms, strict=True))
-    own = f"model.layers.{layer}.{norms.get(part) or _part(part, stack.fused)}.{end}"
+    own = f"{prefix}layers.{layer}.{norms.get(part) or _part(part, stack.fused)}.{end}"
     if arch.paired and part in ("attn_q", "attn_k"):
         key = "head_count" if part == "attn_q" or _number(model, "attention.head_count_kv") is None else "head_count_kv"
         tensor = _in_halves(name, tensor, _number(model, f"attention.{key}"))

@@ -11,7 +11,8 @@ from typing import Any
 
 from ..mm.errors import CheckpointError, ConfigError, InputError, check_utf8, clip, short_repr
 from ..mm.files import open_regular
-from ..mm.gguf import find_gguf, read_gguf
+from ..mm.gguf import find_encoder, find_gguf, read_gguf
+from .gguf_images import image_settings
 from .text.tekken import tekken_template
 
 ADAPTER = "adapter_config.json"
@@ -79,6 +80,10 @@ def read_preprocessors(path: str | Path) -> ProcessorFiles:
     Newer checkpoints nest the latter in processor_config.json, which takes precedence, as in transformers.
     """
     folder = Path(path)
+    gguf = find_gguf(folder)
+    if gguf is not None:
+        encoder = find_encoder(gguf)
+        return ProcessorFiles(image={} if encoder is None else image_settings(read_gguf(encoder).metadata), folder=folder)
     nested, plain = read_json(folder / "processor_config.json"), read_json(folder / "preprocessor_config.json")
     has_audio = "feature_extractor_type" in plain
     has_images = "image_processor_type" in plain or not has_audio

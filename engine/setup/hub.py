@@ -18,6 +18,7 @@ from typing import Any
 from urllib.parse import quote
 
 from ...mm.errors import CheckpointError, ConfigError, HubError, SensoriumError, one_line, short_repr
+from ...mm.gguf import SUFFIX
 from ...models.external import external_parts, lacks_weights
 from ...models.weights import read_headers
 from ...processors.files import ADAPTER, read_json
@@ -74,7 +75,7 @@ def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
 
 def _with_folder(config: EngineConfig, weights: bool) -> EngineConfig:
     """Return the config with `model` as a folder."""
-    if os.path.isdir(config.model) or not is_name(config.model):
+    if os.path.isdir(config.model) or config.model.endswith(SUFFIX) or not is_name(config.model):
         if config.revision not in (None, Path(config.model).name):
             reason = (
                 f"revision={config.revision!r} is for a model's name on the Hub, and {config.model} is a path; leave it out"

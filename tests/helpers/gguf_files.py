@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 ARCHS = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma": "gemma",
     "gemma2": "gemma2", "gemma3_text": "gemma3", "granite": "granite", "glm4": "glm4", "ernie4_5": "ernie4_5",
+    "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl",
 }  # fmt: skip
 """model_type of config.json -> general.architecture."""
 KEYS = {
@@ -34,6 +35,8 @@ WINDOWED = ("gemma2", "gemma3")
 Kind = Callable[[str, np.ndarray], gguf.GGMLQuantizationType]
 """Chooses the type of a tensor by its GGUF name and its values."""
 Q = gguf.GGMLQuantizationType
+ENCODER = ("visual.", "vision_tower.", "multi_modal_projector.")
+TEXT = re.compile(r"^language_model\.(?:(model\.))?")
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
@@ -58,27 +61,102 @@ def random_blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, seed:
 
 
 def write(source: Path, target: Path, kind: Kind, **more: Any) -> tuple[Path, Path]:
-    """Write `target/model.gguf`, and the checkpoint with the values of its tensors to `target/wide`.
+    """Write `target/model.gguf` and, for a model with an encoder, `target/mmproj.gguf`.
 
     Args:
         more: metadata that replace those of the conversion; None leaves one out.
+
+    Returns:
+        The file, and the checkpoint with the values of its tensors.
     """
-    config = json.loads((source / "config.json").read_text())
+    whole = json.loads((source / "config.json").read_text())
+    config = whole.get("text_config", whole)
     arch = ARCHS[config["model_type"]]
     target.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(target / "model.gguf", arch)
     for key, value in (metadata(config, arch) | tokenizer_metadata(source) | more).items():
         add(writer, key.replace("ARCH", arch), value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config["num_hidden_layers"])
-    wide = {}
+    wide, encoder = {}, {}
     for number, (name, tensor) in enumerate(sorted(join_experts(load_file(source / "model.safetensors")).items())):
-        wide |= put(writer, names.get_name(name, (".weight", ".bias")), name, tensor, config, kind, number)
+        if name.startswith(ENCODER):
+            encoder[name] = tensor
+            continue
+        own = names.get_name(TEXT.sub(lambda match: match[1] or "", name), (".weight", ".bias"))
+        wide |= put(writer, own, name, tensor, config, kind, number)
     for name, tensor in extra_tensors(config).items():
         writer.add_tensor(name, tensor)
     finish(writer)
+    if encoder:
+        wide |= write_encoder(source, target / "mmproj.gguf", whole, encoder, kind)
     shutil.copytree(source, target / "wide", ignore=shutil.ignore_patterns("*.safetensors"))
     save_file(wide, target / "wide" / "model.safetensors")
     return target / "model.gguf", target / "wide"
+
+
+def write_encoder(
+    source: Path, target: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], kind: Kind
+) -> dict[str, torch.Tensor]:
+    """Write a mmproj file. Return the values of its tensors under the Hub's names."""
+    writer = gguf.GGUFWriter(target, "clip")
+    vision, images = config["vision_config"], json.loads((source / "preprocessor_config.json").read_text())
+    for key, value in encoder_metadata(config, vision, images).items():
+        add(writer, key, value)
+    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
+    wide = {}
+    for name, tensor in tensors.items():
+        values, dim = [], 2 if tensor.ndim == 5 else 0
+        added = 1.0 if "soft_emb_norm" in name else 0.0
+        for number, part in enumerate(tensor.chunk(3 if ".qkv." in name else 2 if tensor.ndim == 5 else 1, dim)):
+            stem = name.replace("_weight", ".weight").replace("vision_tower.", "vision_tower.vision_model.")
+            own = names.get_name(stem.replace(".qkv.", f".{'qkv'[number]}."), (".weight", ".bias"))
+            value = (part.squeeze(2) if tensor.ndim == 5 else part).float().contiguous() + added
+            chosen = kind(own, value.numpy())
+            if "blk" not in own and chosen not in (Q.F16, Q.F32):
+                chosen = Q.F32
+            stored = pack(value.numpy(), chosen, number)
+            writer.add_tensor(
+                f"{own}.1" if tensor.ndim == 5 and number else own,
+                stored,
+                raw_dtype=None if chosen in (Q.F32, Q.F16) else chosen,
+            )
+            values.append(torch.from_numpy(gguf.dequantize(stored, chosen).reshape(value.shape).copy()) - added)
+        wide[name] = torch.stack(values, 2) if tensor.ndim == 5 else torch.cat(values)
+    finish(writer)
+    return wide
+
+
+PROJECTORS = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger", "gemma3": "gemma3"}
+"""model_type of config.json -> clip.projector_type."""
+
+
+def encoder_metadata(config: Mapping[str, Any], vision: Mapping[str, Any], images: Mapping[str, Any]) -> dict[str, Any]:
+    kind = PROJECTORS[config["model_type"]]
+    size, patch = images["size"], vision["patch_size"]
+    found = {
+        "general.type": "mmproj",
+        "clip.has_vision_encoder": True,
+        "clip.projector_type": kind,
+        "clip.vision.projection_dim": config["text_config"]["hidden_size"],
+        "clip.vision.image_size": vision.get("image_size", 560),
+        "clip.vision.patch_size": patch,
+        "clip.vision.embedding_length": vision.get("embed_dim", vision["hidden_size"]),
+        "clip.vision.feed_forward_length": vision.get("intermediate_size", vision["hidden_size"]),
+        "clip.vision.block_count": vision.get("depth", vision.get("num_hidden_layers")),
+        "clip.vision.attention.head_count": vision.get("num_heads", vision.get("num_attention_heads")),
+        "clip.vision.attention.layer_norm_epsilon": vision.get("layer_norm_eps", 1e-6),
+        "clip.vision.image_mean": images["image_mean"],
+        "clip.vision.image_std": images["image_std"],
+    }
+    if kind == "gemma3":
+        side = int(config["mm_tokens_per_image"] ** 0.5)
+        found["clip.vision.projector.scale_factor"] = vision["image_size"] // patch // side
+    else:
+        found |= {"clip.vision.image_min_pixels": size["shortest_edge"], "clip.vision.image_max_pixels": size["longest_edge"]}
+    if "fullatt_block_indexes" in vision:
+        found["clip.vision.n_wa_pattern"] = vision["fullatt_block_indexes"][0] + 1
+        found["clip.vision.window_size"] = vision["window_size"]
+    return found
 
 
 def finish(writer: gguf.GGUFWriter) -> None:
@@ -111,6 +189,8 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
     rope = rope.get("full_attention", rope)
     rotated = config["head_dim"] * rope.get("partial_rotary_factor", 1.0)
     keys |= {"ARCH.rope.freq_base": float(rope["rope_theta"]), "ARCH.rope.dimension_count": int(rotated)}
+    if "mrope_section" in rope:
+        keys["ARCH.rope.dimension_sections"] = [*rope["mrope_section"], 0]
     if rope["rope_type"] in ("linear", "yarn"):
         keys |= {"ARCH.rope.scaling.type": rope["rope_type"], "ARCH.rope.scaling.factor": float(rope["factor"])}
         trained = rope.get("original_max_position_embeddings")
@@ -177,7 +257,8 @@ def tokenizer_metadata(source: Path) -> dict[str, Any]:
     template = source / "chat_template.jinja"
     vocab, added = content["model"]["vocab"], {token["id"]: token for token in content["added_tokens"]}
     tokens = {number: token for token, number in vocab.items()} | {number: one["content"] for number, one in added.items()}
-    size = json.loads((source / "config.json").read_text()).get("vocab_size", len(tokens))
+    config_json = json.loads((source / "config.json").read_text())
+    size = config_json.get("text_config", config_json)["vocab_size"]
     kinds = [
         gguf.TokenType.UNUSED if i not in tokens
         else gguf.TokenType.NORMAL if i not in added

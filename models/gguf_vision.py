@@ -1,0 +1,237 @@
+"""Encoders of GGUF models (mmproj files): their part of the config, and their tensors under the names of the Hub's layout.
+
+Source: the conversion scripts and the image code (clip.cpp) of llama.cpp.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from functools import partial
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..kernels.blocks import BLOCKS, BlockWeight
+from ..mm.errors import CheckpointError, ConfigError, short_repr
+from ..mm.gguf import Gguf, GgufTensor
+from .config import positive_int
+
+Load = Callable[[GgufTensor], Tensor]
+Named = tuple[str, str, Tensor]
+"""Name, type and tensor."""
+_BLOCK = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
+_SHAPE = {
+    "embedding_length": "hidden_size",
+    "feed_forward_length": "intermediate_size",
+    "block_count": "num_hidden_layers",
+    "attention.head_count": "num_attention_heads",
+    "attention.layer_norm_epsilon": "layer_norm_eps",
+    "image_size": "image_size",
+    "patch_size": "patch_size",
+}
+_SIGLIP = {
+    "ln1": "layer_norm1", "ln2": "layer_norm2", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
+    "attn_v": "self_attn.v_proj", "attn_out": "self_attn.out_proj", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2",
+}  # fmt: skip
+_QWEN = {
+    "ln1": "norm1", "ln2": "norm2", "attn_q": "attn.qkv", "attn_qkv": "attn.qkv", "attn_out": "attn.proj",
+    "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2",
+}  # fmt: skip
+_QWEN_GATED = _QWEN | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_QWEN_WHOLE = {
+    "v.patch_embd": "model.visual.patch_embed.proj",
+    "v.post_ln": "model.visual.merger.ln_q",
+    "mm.0": "model.visual.merger.mlp.0",
+    "mm.2": "model.visual.merger.mlp.2",
+}
+
+
+@dataclass(frozen=True)
+class Projector:
+    """The family of a `clip.projector_type`.
+
+    Args:
+        architecture: in config.json. text: `general.architecture` of its text model.
+        config: function from the encoder, its shape and the tokens' ids to the sections and keys beside text_config.
+        layers: name of the tower's layers; `parts`: names within a layer; `whole`: names of all else.
+        fused: queries, keys and values are one tensor in the Hub's layout.
+        norms: endings of norms that are stored with 1 added.
+    """
+
+    architecture: str
+    text: str
+    config: Callable[[Gguf, dict[str, Any], Mapping[str, int]], dict[str, Any]]
+    layers: str
+    parts: Mapping[str, str]
+    whole: Mapping[str, str]
+    fused: bool = False
+    norms: tuple[str, ...] = ()
+
+
+def _qwen_config(gated: bool, encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
+    width, out = shape["hidden_size"], positive_int(encoder.metadata, "clip.vision.projection_dim", encoder.path.name)
+    vision = {
+        "depth": shape["num_hidden_layers"],
+        "num_heads": shape["num_attention_heads"],
+        "patch_size": shape["patch_size"],
+        "spatial_merge_size": encoder.metadata.get("clip.vision.spatial_merge_size", 2),
+    }
+    inner = _rows(encoder, "v.blk.0.ffn_up.bias")
+    if gated:
+        every = encoder.metadata.get("clip.vision.n_wa_pattern", 8)
+        full = range(every - 1, min(shape["num_hidden_layers"], len(encoder.tensors)), every) if every else ()
+        window = encoder.metadata.get("clip.vision.window_size", 112)
+        vision |= {"hidden_size": width, "intermediate_size": inner, "out_hidden_size": out, "tokens_per_second": 2}
+        vision |= {"fullatt_block_indexes": list(full), "window_size": window}
+    else:
+        inner = max(inner, _rows(encoder, "v.blk.0.ffn_down.bias"))  # older files have the two names swapped
+        vision |= {"embed_dim": width, "hidden_size": out, "mlp_ratio": inner / width}
+    ids = {f"{name}_token_id": tokens[f"<|{name}_pad|>"] for name in ("image", "video") if f"<|{name}_pad|>" in tokens}
+    return {"vision_config": vision, **ids}
+
+
+def _gemma3_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
+    side = shape["image_size"] // shape["patch_size"] // encoder.metadata.get("clip.vision.projector.scale_factor", 4)
+    names = {
+        "boi_token_index": "<start_of_image>",
+        "eoi_token_index": "<end_of_image>",
+        "image_token_index": "<image_soft_token>",
+    }
+    return {
+        "vision_config": {"model_type": "siglip_vision_model", **shape},
+        "mm_tokens_per_image": side**2,
+        **{key: tokens[text] for key, text in names.items() if text in tokens},
+        "image_token_index": tokens.get("<image_soft_token>", len(tokens)),  # files leave it out; `vocabulary_rows` adds a row
+    }
+
+
+PROJECTORS: Mapping[str, Projector] = {
+    "gemma3": Projector(
+        "Gemma3ForConditionalGeneration",
+        "gemma3",
+        _gemma3_config,
+        "model.vision_tower.encoder.layers",
+        _SIGLIP,
+        {
+            "v.patch_embd": "model.vision_tower.embeddings.patch_embedding",
+            "v.position_embd": "model.vision_tower.embeddings.position_embedding",
+            "v.post_ln": "model.vision_tower.post_layernorm",
+            "mm.input_projection": "model.multi_modal_projector.mm_input_projection",
+            "mm.soft_emb_norm": "model.multi_modal_projector.mm_soft_emb_norm",
+        },
+        norms=("mm_soft_emb_norm.weight",),
+    ),
+    "qwen2vl_merger": Projector(
+        "Qwen2VLForConditionalGeneration",
+        "qwen2vl",
+        partial(_qwen_config, False),
+        "model.visual.blocks",
+        _QWEN,
+        _QWEN_WHOLE,
+        fused=True,
+    ),
+    "qwen2.5vl_merger": Projector(
+        "Qwen2_5_VLForConditionalGeneration",
+        "qwen2vl",
+        partial(_qwen_config, True),
+        "model.visual.blocks",
+        _QWEN_GATED,
+        _QWEN_WHOLE,
+        fused=True,
+    ),
+}
+"""`clip.projector_type` -> family."""
+
+
+def check_encoder(model: Gguf, encoder: Gguf) -> None:
+    """Raise ConfigError if the encoder is not supported, or is that of another text model."""
+    kind = str(encoder.metadata.get("clip.projector_type"))
+    alone = f"move {encoder.path.name} to another folder to run the text model alone"
+    if kind not in PROJECTORS:
+        known = ", ".join(PROJECTORS)
+        raise ConfigError(f"{encoder.path.name} has the projector {short_repr(kind)}; supported are {known}; {alone}")
+    width, own = (
+        encoder.metadata.get("clip.vision.projection_dim"),
+        model.metadata.get(f"{model.architecture}.embedding_length"),
+    )
+    if PROJECTORS[kind].text != model.architecture or width != own:
+        raise ConfigError(
+            f"{encoder.path.name} makes rows of width {width} for {PROJECTORS[kind].text}, and {model.path.name} is "
+            f"{model.architecture} of width {own}; {alone}"
+        )
+
+
+def encoder_config(model: Gguf, encoder: Gguf) -> dict[str, Any]:
+    """Return architecture, vision_config and the ids of placeholders."""
+    projector = PROJECTORS[encoder.metadata["clip.projector_type"]]
+    shape = {
+        new: encoder.metadata[f"clip.vision.{old}"] for old, new in _SHAPE.items() if f"clip.vision.{old}" in encoder.metadata
+    }
+    for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size"):
+        positive_int(shape, key, encoder.path.name)
+    tokens = {text: number for number, text in enumerate(model.metadata.get("tokenizer.ggml.tokens", []))}
+    return {"architectures": [projector.architecture], **projector.config(encoder, shape, tokens)}
+
+
+def vocabulary_rows(model: Gguf) -> int:
+    """Return the number of token embeddings, with one for the placeholder of images if the vocabulary lacks it."""
+    rows, tokens = model.tensors["token_embd.weight"].shape[0], model.metadata.get("tokenizer.ggml.tokens", [])
+    adds = model.encoder is not None and model.architecture == "gemma3" and "<image_soft_token>" not in tokens
+    return max(rows, len(tokens) + 1) if adds else rows
+
+
+def _rows(encoder: Gguf, name: str) -> int:
+    tensor = encoder.tensors.get(name)
+    if tensor is None:
+        raise ConfigError(f"{encoder.path.name} lacks {name}; download it again")
+    return tensor.shape[0]
+
+
+def encoder_tensors(encoder: Gguf, load: Load) -> Iterator[Named]:
+    """Yield the tensors under the Hub's names, with their types."""
+    projector = PROJECTORS[encoder.metadata["clip.projector_type"]]
+    width, tensors = encoder.metadata.get("clip.vision.embedding_length"), encoder.tensors
+    down = tensors.get("v.blk.0.ffn_down.weight")
+    swapped = down is not None and down.shape[-1] == width != down.shape[0]
+    for name, info in tensors.items():
+        found = _BLOCK.fullmatch(name)
+        if found is not None:
+            layer, part, end = found.groups()
+            if swapped and "ffn_gate" not in name:  # older files have the two names swapped
+                part = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(part, part)
+            own = f"{projector.layers}.{layer}.{projector.parts.get(part, part)}.{end}"
+            if not projector.fused or part not in ("attn_q", "attn_k", "attn_v"):
+                yield own, info.kind, load(info)
+            elif part == "attn_q":
+                yield own, *_joined(encoder, [name.replace("attn_q", one) for one in ("attn_q", "attn_k", "attn_v")], load)
+        elif name == "v.patch_embd.weight" and f"{name}.1" in tensors:  # the two frames of a patch
+            halves = [load(info), load(tensors[f"{name}.1"])]
+            if halves[0].shape != halves[1].shape or halves[0].ndim != 4:
+                raise CheckpointError(f"{name} and {name}.1 in {encoder.path.name} differ in shape; download it again")
+            yield f"{projector.whole['v.patch_embd']}.weight", "F32", torch.stack([half.float() for half in halves], 2)
+        elif name != "v.patch_embd.weight.1":
+            yield _whole(projector, name, info, load(info))
+
+
+def _whole(projector: Projector, name: str, info: GgufTensor, tensor: Tensor) -> Named:
+    stem, _, end = name.rpartition(".")
+    own = f"{projector.whole.get(stem, stem)}.{end}"
+    if own.endswith("mm_input_projection.weight"):
+        own = own.replace(".weight", "_weight")
+    return own, info.kind, tensor - 1.0 if own.endswith(projector.norms) and projector.norms else tensor
+
+
+def _joined(encoder: Gguf, names: list[str], load: Load) -> tuple[str, Tensor]:
+    """Return the tensors below each other, and their type; dequantised if their types differ."""
+    if missing := [name for name in names if name not in encoder.tensors]:
+        raise CheckpointError(f"{encoder.path.name} lacks {missing[0]}; download it again")
+    infos = [encoder.tensors[name] for name in names]
+    if len({(info.kind, info.shape[1:]) for info in infos}) == 1:
+        return infos[0].kind, torch.cat([load(info) for info in infos])
+    if len({info.shape[1:] for info in infos}) > 1:
+        raise CheckpointError(f"{names[0]} and its keys and values in {encoder.path.name} differ in width")
+    wide = [(BlockWeight(load(info), info.kind).dequantize() if info.kind in BLOCKS else load(info).float()) for info in infos]
+    return "F32", torch.cat(wide)

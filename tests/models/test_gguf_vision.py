@@ -1,0 +1,112 @@
+"""GGUF models with an encoder give the answers of the same checkpoint in the Hub's layout, with the values of its blocks."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+import torch
+from family import ask, save
+from gguf_files import Kind, Q, add, everything, finish, write
+from parity import ROWS, make_llm, record
+from sensorium.mm.errors import ConfigError
+
+TEXT = {"layer_types": ["sliding_attention"] * 3, "query_pre_attn_scalar": 16}
+BUILDS: dict[str, dict[str, Any]] = {"qwen2_vl": {}, "qwen2_5_vl": {}, "gemma3": TEXT}
+CASES = {"qwen2_vl": "iv", "qwen2_5_vl": "iv", "gemma3": "ii"}
+
+
+def make(family: str, tmp_path: Path, types: Kind) -> tuple[Path, Path]:
+    source = save(ROWS[family], tmp_path / "source", 0, **BUILDS[family])
+    images = json.loads((source / "preprocessor_config.json").read_text())
+    (source / "preprocessor_config.json").write_text(json.dumps(images | {"do_pan_and_scan": False}))
+    return write(source, tmp_path / "gguf", types)
+
+
+@pytest.mark.parametrize("kind", [Q.F16, Q.Q8_0], ids=lambda kind: kind.name)
+@pytest.mark.parametrize("family", BUILDS)
+def test_answers_are_those_of_the_dequantised_checkpoint(family: str, kind: Any, tmp_path: Path) -> None:
+    file, wide = make(family, tmp_path, everything(kind))
+    question = ask(ROWS[family], CASES[family], 0)
+    (ours, logits), (theirs, expected) = (
+        record(make_llm(ROWS[family], path, dtype="float32"), question, 24) for path in (file, wide)
+    )
+    assert ours.prompt_token_ids == theirs.prompt_token_ids
+    assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4 * float(expected.std()))
+
+
+def edit(file: Path, **changes: Any) -> None:
+    """Write a GGUF file again with other metadata (None leaves one out) or, by a function under `tensors`, other tensors."""
+    reader = gguf.GGUFReader(file)
+    writer = gguf.GGUFWriter(f"{file}.new", reader.fields["general.architecture"].contents())
+    change = changes.pop("tensors", lambda name, data: [(name, data)])
+    found = {key: one.contents() for key, one in reader.fields.items() if not key.startswith(("GGUF.", "general.arch"))}
+    for key, value in (found | changes).items():
+        add(writer, key, value)
+    for tensor in reader.tensors:
+        for name, data in change(tensor.name, tensor.data):
+            kind = tensor.tensor_type
+            writer.add_tensor(name, data.copy(), raw_dtype=None if kind in (Q.F16, Q.F32) else kind)
+    finish(writer)
+    Path(f"{file}.new").replace(file)
+
+
+def answer(family: str, path: Path) -> Any:
+    return record(make_llm(ROWS[family], path, dtype="float32"), ask(ROWS[family], CASES[family], 0), 8)[1]
+
+
+def swapped(name: str, data: Any) -> list[tuple[str, Any]]:
+    """Swap the names of the MLP's layers, as in files of before 2025."""
+    other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
+    return [(re.sub("ffn_up|ffn_down", lambda match: other[match[0]], name), data)]
+
+
+@pytest.mark.parametrize("family", ["qwen2_vl", "gemma3"])
+def test_older_names_of_the_mlp(family: str, tmp_path: Path) -> None:
+    file, _ = make(family, tmp_path, everything(Q.F16))
+    expected = answer(family, file)
+    edit(file.with_name("mmproj.gguf"), tensors=swapped)
+    torch.testing.assert_close(answer(family, file), expected)
+
+
+def test_a_vocabulary_without_the_placeholder_of_images(tmp_path: Path) -> None:
+    """Gemma 3's files end before <image_soft_token>, which only stands for rows of the encoder."""
+    file, _ = make("gemma3", tmp_path, everything(Q.Q8_0))
+    expected, vocabulary = answer("gemma3", file), gguf.GGUFReader(file).fields["tokenizer.ggml.tokens"].contents()
+    place = vocabulary.index("<image_soft_token>")
+    fields = gguf.GGUFReader(file).fields
+
+    def without(values: Any) -> Any:
+        return [*values[:place], *values[place + 1 :]]
+
+    def shorter(name: str, data: Any) -> list[tuple[str, Any]]:
+        return [(name, np.delete(data, place, 0) if name in ("token_embd.weight", "output.weight") else data)]
+
+    lists = {key: without(fields[key].contents()) for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")}
+    edit(file, tensors=shorter, **lists)
+    logits = answer("gemma3", file)
+    assert logits.shape == expected.shape
+    torch.testing.assert_close(logits[:, :place], expected[:, :place])
+
+
+def test_encoders_that_do_not_fit_are_named(tmp_path: Path) -> None:
+    file, _ = make("qwen2_5_vl", tmp_path, everything(Q.F16))
+    encoder = file.with_name("mmproj.gguf")
+    for match, changes in {
+        "mmproj.gguf has the projector 'resampler'; supported are gemma3": {"clip.projector_type": "resampler"},
+        "makes rows of width 64 for gemma3, and model.gguf is qwen2vl of width 64": {"clip.projector_type": "gemma3"},
+        "makes rows of width 32 for qwen2vl": {"clip.projector_type": "qwen2vl_merger", "clip.vision.projection_dim": 32},
+        "lacks 'num_hidden_layers'": {"clip.vision.projection_dim": 64, "clip.vision.block_count": None},
+    }.items():
+        edit(encoder, **changes)
+        with pytest.raises(ConfigError, match=match):
+            make_llm(ROWS["qwen2_5_vl"], file)
+    encoder.unlink()
+    text = make_llm(ROWS["qwen2_5_vl"], file)  # without its encoder it is a text model
+    assert text.generate("def f(x):", use_tqdm=False)[0].error is None
