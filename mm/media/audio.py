@@ -59,9 +59,7 @@ def decode_audio(value: object, rate: float, policy: MediaPolicy, longest: int |
     """
     audio, made = _open(value, rate, policy), 0
     samples = np.empty(_count(audio.frames, audio.rate, rate), np.float32)  # pages that stay unused cost nothing
-    clock = DecodeClock(policy)
-    for piece in _resampled(audio, rate):
-        clock.check()
+    for piece in _resampled(audio, rate, DecodeClock(policy)):
         end = made + len(piece)
         if longest is not None and end > longest:
             raise InputError(f"it lasts longer than the {longest / rate:g} s that the model takes; cut it into several items")
@@ -85,10 +83,12 @@ def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolic
     size = round(seconds * rate)
     kept: list[Array] = []
     filled = 0
-    for piece in _resampled(_open(value, rate, policy), rate):
+    clock = DecodeClock(policy)
+    for piece in _resampled(_open(value, rate, policy), rate, clock):
         while filled + len(piece) >= size:
             head, piece = piece[: size - filled], piece[size - filled :]
-            yield torch.from_numpy(np.concatenate([*kept, head]))
+            with clock.paused():
+                yield torch.from_numpy(np.concatenate([*kept, head]))
             kept, filled = [], 0
         kept.append(piece)
         filled += len(piece)
@@ -206,10 +206,11 @@ def _pieces(samples: Array) -> Iterator[Array]:
         yield samples[:, start : start + size]
 
 
-def _resampled(audio: _AudioSource, rate: float) -> Iterator[Array]:
+def _resampled(audio: _AudioSource, rate: float, clock: DecodeClock) -> Iterator[Array]:
     """Yield mono float32 pieces at `rate`, `ceil(n * rate / source)` samples in all."""
     stream, taken, made = _resampler(audio.rate, rate), 0, 0
     for block in audio.blocks():
+        clock.check()
         piece = to_mono(block)
         taken += len(piece)
         if taken > audio.frames:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 from ..errors import ConfigError, InputError, short_repr
@@ -169,6 +171,13 @@ class DecodeClock:
         """Raise InputError if decoding has taken longer than the policy allows."""
         if time.thread_time() > self._end:
             raise slow_error(self._seconds)
+
+    @contextmanager
+    def paused(self) -> Iterator[None]:
+        """Do not count the time inside the context, which is the caller's."""
+        began = time.thread_time()
+        yield
+        self._end += time.thread_time() - began
 
 
 def slow_error(seconds: float) -> InputError:

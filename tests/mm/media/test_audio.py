@@ -6,7 +6,9 @@ import io
 import math
 import re
 import tracemalloc
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 
 import av
 import numpy as np
@@ -15,6 +17,7 @@ import soundfile
 import soxr
 import torch
 from sensorium.mm.errors import InputError
+from sensorium.mm.media import audio
 from sensorium.mm.media.audio import audio_windows, decode_audio, hash_audio, probe_audio
 from sensorium.mm.media.policy import MediaPolicy
 
@@ -287,6 +290,27 @@ def test_windows_of_samples() -> None:
     assert torch.equal(torch.cat(pieces), decode_audio((TONE, 44_100), 16_000, POLICY))
     with pytest.raises(InputError, match="holds no sample, or infinitely many"):
         next(audio_windows(TONE, 16_000, 0.0, POLICY))
+
+
+@pytest.mark.parametrize(("limit", "most"), [(2.5, 4), (10.0, 7)])
+def test_windows_have_a_time_limit_that_leaves_out_the_callers_time(
+    limit: float, most: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Each of four blocks takes a second of this thread's time, and the caller takes a minute for each window."""
+    now, mono = [0.0], audio.to_mono
+
+    def slow(block: np.ndarray) -> np.ndarray:
+        now[0] += 1.0
+        return mono(block)
+
+    monkeypatch.setattr(audio, "to_mono", slow)
+    monkeypatch.setattr("sensorium.mm.media.policy.time", SimpleNamespace(thread_time=lambda: now[0]))
+    lengths = []
+    with nullcontext() if most == 7 else pytest.raises(InputError, match=r"longer than 2\.5 s.*raise worker_seconds"):
+        for window in audio_windows(np.zeros(1 << 20, np.float32), 16_000, 10.0, MediaPolicy(worker_seconds=limit)):
+            now[0] += 60.0
+            lengths.append(len(window))
+    assert len(lengths) == most
 
 
 def test_the_hash_depends_on_dtype_shape_and_rate() -> None:
