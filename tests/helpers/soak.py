@@ -111,9 +111,11 @@ def raises(token_ids: Sequence[int], logits: torch.Tensor) -> None:
 register_logits_processor("soak-raises", lambda: raises)
 
 
-def make_call(seed: int, number: int) -> Call:
+def make_call(seed: int, number: int, kinds: Sequence[str] | None = None) -> Call:
+    """Return request `number`, of one of `kinds` (default: all)."""
     rng = random.Random(f"{seed}.{number}")
-    kind = rng.choices(list(KINDS), [weight for weight, _ in KINDS.values()])[0]
+    kinds = kinds or list(KINDS)
+    kind = rng.choices(kinds, [KINDS[name][0] for name in kinds])[0]
     call = KINDS[kind][1](rng, number + 1000 * POOL)
     if call.error or rng.random() > 0.3:
         return Call(kind, call.prompt, call.params, call.same or f"{seed}.{number}", call.fresh, call.error)
@@ -225,18 +227,23 @@ KINDS: dict[str, tuple[float, Callable[[random.Random, int], Call]]] = {
     "bad poison": (2, bad(with_poison)),
     "bad logits": (2, bad(lambda rng, number: words(rng, 1, 5) + NO_NUMBER)),
 }
+HARMFUL = ("bad poison", "bad logits")  # need a patched model, so the core must be in this process
 
 
 # The run
 
 
-def run(seed: int, count: int) -> Report:
-    """Serve all requests with one engine, and compare with the answers that each gets alone."""
-    calls = partial(make_call, seed)
+def run(seed: int, count: int, process: bool = False) -> Report:
+    """Serve all requests with one engine, and compare with the answers that each gets alone.
+
+    `process`: with the core in a process of its own.
+    """
+    calls = partial(make_call, seed, kinds=[kind for kind in KINDS if not (process and kind in HARMFUL)])
     expected = answers_alone(calls, count)
-    engine = AsyncLLM(MODEL, **OPTIONS)
+    engine = AsyncLLM(MODEL, engine_process=process, **OPTIONS)
     core = engine._engine_loop.core
-    do_harm(core.runner.model, engine.llm.get_tokenizer().token_to_id(NO_NUMBER))
+    if not process:
+        do_harm(core.runner.model, engine.llm.get_tokenizer().token_to_id(NO_NUMBER))
     with counted_breaks() as breaks:
         report = asyncio.run(serve(engine, calls, count, expected))
     report.breaks, report.stats = breaks, core.stats
@@ -277,13 +284,12 @@ def leftovers(core: Any, seconds: float = 60.0) -> list[str]:
 
 
 def _held(core: Any) -> list[str]:
-    stats, runner = core.stats, core.runner
-    held = {
-        "sequences": len(core.scheduler.requests),
-        "sequence states": len(runner.sequences),
-        "blocks": stats.blocks_used,
-        "rows without an entry": len(set(runner.store.rows) - set(core.scheduler.encoder_cache._resident)),
-    }
+    stats = core.stats
+    held = {"sequences": stats.running + stats.waiting + stats.idle, "blocks": stats.blocks_used}
+    if hasattr(core, "scheduler"):  # in this process
+        rows = set(core.runner.store.rows) - set(core.scheduler.encoder_cache._resident)
+        held |= {"requests": len(core.scheduler.requests), "sequence states": len(core.runner.sequences)}
+        held |= {"rows without an entry": len(rows)}
     return [f"{count} {name}" for name, count in held.items() if count]
 
 
@@ -390,8 +396,9 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--process", action="store_true", help="with the core in a process of its own")
     args = parser.parse_args()
-    print(run(args.seed, args.requests).text())
+    print(run(args.seed, args.requests, args.process).text())
 
 
 if __name__ == "__main__":

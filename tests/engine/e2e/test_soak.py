@@ -6,14 +6,15 @@ import os
 import secrets
 import subprocess
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 
 import pytest
 import soak
 
 
-def assert_sound(report: soak.Report, count: int, least: int) -> None:
-    """Check a report. `least`: how often each rare event must have happened."""
+def assert_sound(report: soak.Report, count: int, least: int, kinds: Iterable[str] = soak.KINDS) -> None:
+    """Check a report. `least`: how often each rare event must have happened; `kinds`: the kinds of requests there were."""
     counts, stats = report.counts, report.stats
     print(report.text())
     assert counts["asked"] == count
@@ -24,7 +25,7 @@ def assert_sound(report: soak.Report, count: int, least: int) -> None:
     assert counts["fresh"] >= 0.3 * count
     assert counts["aborted"] >= 0.2 * count
     assert all(counts[f"aborted {stage}"] for stage in soak.ABORTS)
-    assert all(counts[f"kind {kind}"] for kind in soak.KINDS)
+    assert all(counts[f"kind {kind}"] for kind in kinds)
     assert report.kv_share <= 0.6
     met = {
         "preemptions": stats.preemptions,
@@ -38,6 +39,12 @@ def assert_sound(report: soak.Report, count: int, least: int) -> None:
 
 def test_hundreds_of_requests() -> None:
     assert_sound(soak.run(seed=1, count=500), 500, least=5)
+
+
+@pytest.mark.full
+def test_hundreds_of_requests_in_a_process() -> None:
+    kinds = set(soak.KINDS) - set(soak.HARMFUL)
+    assert_sound(soak.run(seed=1, count=500, process=True), 500, least=5, kinds=kinds)
 
 
 def twenty_thousand(seed: int) -> None:
