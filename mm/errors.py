@@ -67,12 +67,17 @@ class ErrorInfo:
     def __str__(self) -> str:
         return self.message
 
+    @property
+    def reason(self) -> str:
+        """The message without the item's name."""
+        return self.message.removeprefix(f"{self.modality} {self.index}: ")
+
     def exception(self) -> SensoriumError:
         """Return the exception of this error, of the class that fits its code and item."""
         kinds = {"invalid_config": ConfigError, "checkpoint": CheckpointError, "engine_dead": EngineDeadError}
         kind = MediaError if self.modality is not None else kinds.get(self.code, InputError)
-        reason = self.message.removeprefix(f"{self.modality} {self.index}: ")
-        return _rebuild(kind, (self.message,), {"info": self, **({"reason": reason} if kind is MediaError else {})})
+        reason = {"reason": self.reason} if kind is MediaError else {}
+        return _rebuild(kind, (self.message,), {"info": self, **reason})
 
     def for_item(self, modality: str, index: int) -> ErrorInfo:
         """Return the same error with the item it is about, in the message too."""

@@ -12,7 +12,7 @@ from ..engine.types import RequestOutput
 from ..mm.errors import ErrorInfo
 from ..mm.parse import is_item_list
 from .message_parts import media_part
-from .tasks import Task
+from .tasks import Task, error_of_task
 from .validation import check_type
 
 if TYPE_CHECKING:
@@ -66,12 +66,13 @@ def ocr_tasks(
     check_type("sampling_params", sampling_params, SamplingParams, type(None))
     items: Sequence[object] = list(images) if is_item_list("image", images) else [images]  # type: ignore[call-overload]
     params = sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens)
-    return [_ocr_task(llm, image, question, params, chat_template) for image in items]
+    return [_ocr_task(llm, i, image, question, params, chat_template) for i, image in enumerate(items)]
 
 
 def _ocr_task(
-    llm: LLM, image: object, question: str, params: SamplingParams, template: str | os.PathLike[str] | None
+    llm: LLM, index: int, image: object, question: str, params: SamplingParams, template: str | os.PathLike[str] | None
 ) -> Task[Page]:
     content = [media_part("image", image), {"type": "text", "text": question}]
     output = yield llm.request([{"role": "user", "content": content}], params, chat_template=template)
-    return Page("" if output.error else output.outputs[0].text.strip(), output.error, output)
+    error = error_of_task(output, index)
+    return Page("" if error else output.outputs[0].text.strip(), error, output)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Iterator, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..engine.errors import warn_of_failures
@@ -74,3 +75,12 @@ def _send(task: Task[T], output: RequestOutput) -> RequestHandle | T:
         return task.send(output)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
+
+
+def error_of_task(output: RequestOutput, index: int) -> ErrorInfo | None:
+    """Return the error of task `index`, whose request has one item, with the index of the task in place of the item's.
+
+    The message does not name the item.
+    """
+    error = output.error
+    return error if error is None or error.modality is None else replace(error, message=error.reason, index=index)

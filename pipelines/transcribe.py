@@ -13,7 +13,7 @@ from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, hint, short_repr
 from ..mm.parse import is_item_list
 from ..mm.speech import SpeechRequest, TimestampRule, language_code
-from .tasks import Task
+from .tasks import Task, error_of_task
 from .validation import check_type
 
 if TYPE_CHECKING:
@@ -107,11 +107,13 @@ def transcribe_tasks(
     def make_request(language: str | None) -> SpeechRequest:
         return speech.transcription_request(language, task, timestamps, context)
 
-    return [_transcribe_task(llm, item, make_request, code, detection, sampling_params or _GREEDY) for item in items]
+    params = sampling_params or _GREEDY
+    return [_transcribe_task(llm, i, item, make_request, code, detection, params) for i, item in enumerate(items)]
 
 
 def _transcribe_task(
     llm: LLM,
+    index: int,
     item: object,
     make_request: Callable[[str | None], SpeechRequest],
     language: str | None,
@@ -122,11 +124,13 @@ def _transcribe_task(
     if detection is not None:
         detected = yield _request(llm, item, detection, _ONE_TOKEN)
         if detected.error:
-            return Transcript("", None, None, detected.error, detected)
+            return Transcript("", None, None, error_of_task(detected, index), detected)
         languages = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.allowed_tokens.items()}
         language = languages[detected.outputs[0].token_ids[0]]
     request = make_request(language)
     output = yield _request(llm, item, request, params)
+    if output.error:
+        return Transcript("", language, None, error_of_task(output, index), output)
     return _transcript(llm, request, language, output)
 
 
@@ -160,8 +164,7 @@ def _with_processors(llm: LLM, params: SamplingParams, request: SpeechRequest) -
 
 
 def _transcript(llm: LLM, request: SpeechRequest, language: str | None, output: RequestOutput) -> Transcript:
-    if output.error or llm.speech is None:
-        return Transcript("", language, None, output.error, output)
+    assert llm.speech is not None
     answer, times = output.outputs[0], request.times
     has_eos = answer.finish_reason == "stop" and answer.stop_reason is None
     tokens = answer.token_ids[:-1] if has_eos else answer.token_ids

@@ -19,6 +19,7 @@ import numpy as np
 
 from ..errors import InputError
 from .container import check_codec, open_container
+from .formats import not_supported
 from .policy import MediaPolicy
 from .tags import may_have_many_tags
 
@@ -129,11 +130,7 @@ def _soundfile(data: bytes) -> Any:
 
 @contextmanager
 def _container(data: bytes) -> Iterator[tuple[InputContainer, AudioStream]]:
-    unknown = (
-        "it cannot be decoded: it is broken or not in a supported audio format; convert it to WAV or FLAC, "
-        "or give raw PCM as (np.frombuffer(data, np.int16), rate)"
-    )
-    with open_container(data, _FORMATS, unknown) as container:
+    with open_container(data, _FORMATS, not_supported(data, "audio")) as container:
         stream = next(iter(container.streams.audio), None)
         if stream is None:
             raise InputError("it holds no audio")

@@ -29,7 +29,7 @@ def test_several_in_one_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert main(["ocr", LINES[0], str(tmp_path / "broken.png"), *LINES[1:]]) == 2
     out, err = capsys.readouterr()
     assert out.splitlines() == [f"{path}: {ANSWERS[Path(path).name]['answer']}" for path in LINES]
-    assert f"sensorium: error: {tmp_path / 'broken.png'}: image 0: " in err
+    assert f"sensorium: error: {tmp_path / 'broken.png'}: it is " in err
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +70,7 @@ def test_data_urls_are_shortened_in_output(capsys: pytest.CaptureFixture[str]) -
     assert main(["ocr", *URLS, broken]) == 2
     out, err = capsys.readouterr()
     assert [line.rpartition(": ")[2] for line in out.splitlines()] == [ANSWERS["line1.png"]["answer"]] * 2
-    assert err.startswith("sensorium: error: data:image/png;base64,AAAAAAAAAAAAAAAAAA...: image 0: ")
+    assert err.startswith("sensorium: error: data:image/png;base64,AAAAAAAAAAAAAAAAAA...: ")
     assert "A" * 20 not in out + err
     assert main(["ocr", "A" * 100_000]) == 2
     assert len(capsys.readouterr().err) < 5000

@@ -56,7 +56,7 @@ def test_json_is_one_object_per_line(whisper: Path, files: list[str], capsys: py
     assert all(part.keys() == {"start", "end", "text"} for one in found[:2] for part in one["segments"])
     assert "at most 1 s" in found[2]["error"]["message"]
     assert [found[2]["error"][name] for name in ("code", "modality", "index")] == ["invalid_media", "audio", 0]
-    assert f"sensorium: error: {files[2]}: audio 0: it lasts 1.06 s" in err
+    assert f"sensorium: error: {files[2]}: it lasts 1.06 s" in err
 
 
 def test_lines_begin_with_the_file_name(whisper: Path, files: list[str], capsys: pytest.CaptureFixture[str]) -> None:

@@ -91,7 +91,7 @@ def test_folder_batch_with_a_broken_image(run: Run, tmp_path: Path) -> None:
         ("one_image", ["--image", "nothing.png"], "'nothing.png' cannot be read"),
         ("streaming", ["--image", "nothing.png"], "'nothing.png' cannot be read"),
         ("video", ["--video", "nothing.mp4"], "'nothing.mp4' cannot be read"),
-        ("ocr", ["nothing.png"], "error: nothing.png: image 0: "),
+        ("ocr", ["nothing.png"], "error: nothing.png: the file"),
         ("folder_batch", ["nothing"], "nothing is not a folder"),
         ("folder_batch", ["empty"], "there are no images in empty"),
         ("transcribe", ["--model", "empty"], "name audio files"),
@@ -116,7 +116,7 @@ def test_missing_image_beside_a_good_one(name: str, run: Run) -> None:
     assert code == 2
     assert out.startswith("line1.png: ")
     assert out.count("\n") == err.count("\n") == 1
-    assert err.startswith("error: nothing.png: image 0: ")
+    assert err.startswith("error: nothing.png: ")
 
 
 def test_missing_audio_beside_a_good_one(run: Run, tmp_path: Path) -> None:
@@ -125,7 +125,7 @@ def test_missing_audio_beside_a_good_one(run: Run, tmp_path: Path) -> None:
     code, out, err = run("transcribe", "--model", "whisper", "--language", "en", "talk.flac", "nothing.flac")
     assert code == 2, err
     assert out.startswith("talk.flac (")
-    assert err.startswith("error: nothing.flac: audio 0: ")
+    assert err.startswith("error: nothing.flac: the file 'nothing.flac' cannot be read")
 
 
 @pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "transcribe"])

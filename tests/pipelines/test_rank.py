@@ -194,7 +194,8 @@ def test_coroutines_give_the_same_results(llm):
     expected = [one.score for one in llm.score("a house", inputs[-3:], use_tqdm=False)]
     assert [one.score for one in scores] == pytest.approx(expected, abs=1e-5)
     assert pages[0].text == llm.ocr(make_image(), max_tokens=4, use_tqdm=False)[0].text
-    assert pages[1].error.message.startswith("image 0: ")
+    assert (pages[1].error.modality, pages[1].error.index) == ("image", 1)
+    assert pages[1].error.message.startswith("it is not in a supported image format")
 
 
 def test_a_wrong_input_raises_before_anything_is_computed(llm):

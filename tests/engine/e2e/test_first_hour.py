@@ -35,7 +35,10 @@ def test_one_warning_for_all_failed_prompts(llm, caplog):
         llm.chat([[USER], [{"role": "nobody", "content": ""}]], SHORT, use_tqdm=False)
         assert "1 of 2 prompts failed; the first is number 1: message 0" in caplog.records[1].getMessage()
         llm.ocr([b"no image"], use_tqdm=False)
-        assert "1 of 1 inputs failed; the first is number 0: image 0" in caplog.records[2].getMessage()
+        assert (
+            "1 of 1 inputs failed; the first is number 0: it is not in a supported image format"
+            in caplog.records[2].getMessage()
+        )
         llm.generate(["a"], SHORT, use_tqdm=False)
         assert len(caplog.records) == 3
 
@@ -138,6 +141,6 @@ def test_pages_of_a_tiff_are_not_dropped(llm, tmp_path):
         page.save(tmp_path / name, save_all=True, **options)
         (found,) = llm.ocr(tmp_path / name, max_tokens=1, use_tqdm=False)
         if options:
-            assert "image 0: it has several pages; give each page as an image" in found.error.message
+            assert "it has several pages; give each page as an image" in found.error.message
         else:
             assert found.error is None

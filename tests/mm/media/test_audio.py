@@ -161,7 +161,7 @@ def test_containers_are_mixed_without_gain() -> None:
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (b"no sound", "cannot be decoded"),
+        (b"no sound", "not in a supported audio format"),
         (b"", "it is empty"),
         (b"#EXTM3U\n#EXT-X-TARGETDURATION:1\n#EXTINF:1,\nfile:///etc/passwd\n", "not in a supported audio format"),
         (written(np.zeros((0, 1), np.float32)), "no samples"),

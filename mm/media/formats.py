@@ -1,0 +1,36 @@
+"""Names of files that are not in the format of their modality, by their first bytes, for errors that say what to do."""
+
+from __future__ import annotations
+
+import re
+
+# what the file is, its start, and what to do with it
+_FORMATS: tuple[tuple[str, str, str], ...] = (
+    ("a PDF", r"%PDF-", "render its pages as images first, for example with pdftoppm -png or pypdfium2"),
+    ("an SVG", r"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?(<!DOCTYPE svg[^>]*>\s*)?<svg", "render it as PNG first"),
+    ("an HTML page", r"\s*(<!doctype html|<html)", "give the address of the file itself, or log in and download it"),
+    ("a HEIC image", r"....ftyp(heic|heix|hevc|mif1|msf1)", "convert it to JPEG or PNG"),
+    ("PostScript", r"%!PS", "render it as PNG first"),
+    ("a pointer of Git LFS", r"version https://git-lfs", "download the file itself, for example with git lfs pull"),
+    ("a ZIP archive", r"PK\x03\x04", "unpack it first"),
+    ("a gzip archive", r"\x1f\x8b", "unpack it first"),
+    ("an image", r"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*", "give it as an image"),
+    ("audio", r"RIFF....WAVE|fLaC|ID3|....ftypM4A", "give it as audio"),
+    ("a video", r"....ftyp|\x1a\x45\xdf\xa3|RIFF....AVI ", "give it as a video"),
+)
+_OWN = {"image": ("an image",), "video": ("a video",), "audio": ("audio", "a video")}  # broken files of the right kind
+_LOOKED_AT = 512  # bytes
+_ADVICE = {
+    "image": "convert it to PNG or JPEG",
+    "video": "convert it to MP4",
+    "audio": "convert it to WAV or FLAC, or give raw PCM as (np.frombuffer(data, np.int16), rate)",
+}
+
+
+def not_supported(data: bytes, modality: str) -> str:
+    """Return the error of a file that is in no supported format of a modality: what it is, if that shows, and what to do."""
+    for name, start, advice in _FORMATS:
+        found = re.match(start.encode("latin-1"), data[:_LOOKED_AT], re.DOTALL | re.IGNORECASE)
+        if found is not None and name not in _OWN[modality]:
+            return f"it is {name}, not in a supported {modality} format; {advice}"
+    return f"it is not in a supported {modality} format; {_ADVICE[modality]}"
