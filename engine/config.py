@@ -68,6 +68,8 @@ class EngineConfig:
         limit_mm_per_prompt: maximum number of items per prompt, by modality. Encoders that no prompt can use are not loaded.
         mm_processor_kwargs: options of the model's processor, such as {"max_pixels": 1003520}. Requests can override them.
         seed: random seed of the engine. Requests without a seed derive theirs from it.
+        hf_overrides: values that replace those of config.json, in nested objects too.
+        override_generation_config: values that replace those of generation_config.json.
         generation_config: "auto" takes default sampling parameters from generation_config.json, "none" ignores the file.
         media_workers: number of threads that decode and process media.
         media_device: device that resizes and normalises images and computes spectrograms: "cpu", "cuda" or "cuda:N". On a GPU,
@@ -165,6 +167,8 @@ class EngineConfig:
     revision: str | None = None
     offline: bool = False
     adapter: str | None = None
+    hf_overrides: Mapping[str, Any] = field(default_factory=dict)
+    override_generation_config: Mapping[str, Any] = field(default_factory=dict)
 
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
@@ -209,7 +213,7 @@ class EngineConfig:
             object.__setattr__(self, "encoder_cache_dir", folder)
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise _error("seed", self.seed, "must be an integer")
-        for name in ("limit_mm_per_prompt", "mm_processor_kwargs"):
+        for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "hf_overrides", "override_generation_config"):
             if not isinstance(getattr(self, name), Mapping):
                 raise _error(name, getattr(self, name), "must be a mapping")
         for modality, limit in self.limit_mm_per_prompt.items():

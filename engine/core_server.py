@@ -122,7 +122,7 @@ class _Server:
         torch.set_num_threads(num_threads)
         for architecture, model, processing in rows:
             register_model(architecture, model=model, processing=processing)
-        files = load_model_files(config.model, config.adapter)
+        files = load_model_files(config.model, config.adapter, config.hf_overrides)
         tokenizer = Tokenizer(files.path)
         info = load_processing(files, config.mm_processor_kwargs, tokenizer)
         self._core, config = load_engine(config, files, info, tokenizer)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -44,6 +44,13 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
 _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
 _REQUEST = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt that `chat` takes as arguments
+_UNUSED = {  # arguments of vLLM: the default, and why there is no other value
+    "lora_request": (None, "give LLM the adapter's folder as adapter="),
+    "prompt_adapter_request": (None, "there are no prompt adapters"),
+    "guided_options_request": (None, "give SamplingParams structured_outputs"),
+    "tokenization_kwargs": (None, "encode the prompt and give prompt_token_ids"),
+    "chat_template_content_format": ("auto", "it is read from the template"),
+}
 _FORMS: tuple[tuple[str, type | UnionType, str], ...] = (
     ("add_generation_prompt", bool, "True or False"),
     ("chat_template", str | os.PathLike, "Jinja source, or the path of a file"),
@@ -61,6 +68,7 @@ class LLM:
             is downloaded unless the Hub's cache holds it.
         metrics: True or a prometheus_client.CollectorRegistry to export metrics, see `engine.frontend.metrics`.
         tracing: True or a TracerProvider to export OpenTelemetry spans: one per request, with one child per stage.
+        chat_template: replaces the checkpoint's, as in `chat`.
         options: further options of the engine. `engine.config.EngineConfig` documents all options.
 
     Attributes:
@@ -86,6 +94,7 @@ class LLM:
         generation_config: str = "auto",
         metrics: Any = False,
         tracing: Any = False,
+        chat_template: str | os.PathLike[str] | None = None,
         **options: Any,
     ) -> None:
         named = {
@@ -99,16 +108,16 @@ class LLM:
             "generation_config": generation_config,
         }
         self.config = find_model(make_config(model, named | options))
-        files = load_model_files(self.config.model, self.config.adapter)
+        files = load_model_files(self.config.model, self.config.adapter, self.config.hf_overrides)
         resolve_architecture(files)  # an unknown architecture is reported before a missing tokenizer
         self._tokenizer = Tokenizer(files.path)
         info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)
-        self._template = info.chat_template or find_template(files.path)
+        self._template = _read_template(chat_template) if chat_template else info.chat_template or find_template(files.path)
+        self._tokenizer.chat_template = self._template
         core, self.config = load_core(self.config, files, info, self._tokenizer)
         self.max_model_len, self.eos_token_ids = core.info.max_model_len, files.eos_token_ids
-        self.default_params = SamplingParams()
-        if self.config.generation_config == "auto":
-            self.default_params = from_generation_config(files.generation_config)
+        defaults = files.generation_config if self.config.generation_config == "auto" else {}
+        self.default_params = from_generation_config(defaults | dict(self.config.override_generation_config))
         self.speech = info if isinstance(info, SupportsTranscription) else None
         hidden_size = core.info.hidden_size if self.config.enable_prompt_embeds else None
         limits = (self.max_model_len, self.config.max_template_seconds, hidden_size)
@@ -136,9 +145,10 @@ class LLM:
         self,
         prompts: object,
         sampling_params: Params = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         priority: int | Sequence[int] = 0,
         on_error: str = "return",
+        **unused: Any,
     ) -> list[RequestOutput]:
         """Answer one prompt or a list of prompts. Return the outputs in the order of the prompts.
 
@@ -154,13 +164,17 @@ class LLM:
                 "multi_modal_uuids" (names of items), "mm_processor_kwargs" (options of this request), "cache_salt"
                 (requests with different salts share no cache), "fit": "context" (shrink media until the prompt fits).
             sampling_params: one for all prompts, one per prompt, or None for the checkpoint's defaults.
-            use_tqdm: show a progress bar if stderr is a terminal.
+            use_tqdm: show a progress bar if stderr is a terminal; or a class like tqdm to show it with.
             priority: one for all prompts, or one per prompt; smaller values are served first.
             on_error: "return" outputs with errors, or "raise" the first error, which ends the other prompts.
+            unused: vLLM's other arguments, such as lora_request; None is the only value.
 
         Raises:
             InputError: `prompts`, `sampling_params` or `priority` has a wrong type or length.
         """
+        if remaining := _without_unused(unused):
+            name = next(iter(remaining))
+            raise InputError(f"unknown argument {short_repr(name, 40)}; a prompt takes further options as keys", param=name)
         listed = as_prompts(prompts)
         given, priorities = self._params(sampling_params, len(listed)), _priorities(priority, len(listed))
         handles = [
@@ -172,7 +186,7 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: Params = None,
-        use_tqdm: bool = True,
+        use_tqdm: bool | Callable[..., Any] = True,
         add_generation_prompt: bool = True,
         chat_template: str | os.PathLike[str] | None = None,
         continue_final_message: bool = False,
@@ -196,6 +210,7 @@ class LLM:
         Raises:
             InputError: `messages` has a wrong type, an argument is unknown, or there is no chat template.
         """
+        request = _without_unused(request)
         options = self._chat_options(
             add_generation_prompt=add_generation_prompt,
             chat_template=chat_template,
@@ -210,7 +225,7 @@ class LLM:
         return self._answers(handles, use_tqdm, on_error)
 
     def serve(
-        self, handles: Sequence[RequestHandle], use_tqdm: bool = True
+        self, handles: Sequence[RequestHandle], use_tqdm: bool | Callable[..., Any] = True
     ) -> Generator[tuple[int, RequestOutput], None, None]:
         """Yield (index, output) of each request when it finishes. Closing the generator aborts the rest."""
         if not isinstance(handles, Sequence) or not all(isinstance(handle, RequestHandle) for handle in handles):
@@ -255,6 +270,7 @@ class LLM:
         Raises:
             InputError: an argument has a wrong type or is unknown.
         """
+        chat = _without_unused(chat)
         (params,) = self._params(sampling_params, 1)
         (priority,) = _priorities(priority, 1)
         if request_id is not None and not (isinstance(request_id, str) and request_id):
@@ -392,7 +408,9 @@ class LLM:
         """Return how many tokens `fit="context"` leaves for the answer: max_tokens, at most a quarter of the context."""
         return min(params.max_tokens or self.max_model_len, max(1, self.max_model_len // 4))
 
-    def _answers(self, handles: Sequence[RequestHandle], use_tqdm: bool, on_error: str) -> list[RequestOutput]:
+    def _answers(
+        self, handles: Sequence[RequestHandle], use_tqdm: bool | Callable[..., Any], on_error: str
+    ) -> list[RequestOutput]:
         if on_error not in ("return", "raise"):
             raise InputError(f'on_error={short_repr(on_error)} must be "return" or "raise"', param="on_error")
         outputs: dict[int, RequestOutput] = {}
@@ -478,7 +496,17 @@ def _read_template(given: str | os.PathLike[str]) -> str:
     return source
 
 
-def _progress(total: int, show: bool) -> Any:
+def _without_unused(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without vLLM's arguments that have no meaning here. Raise InputError if one asks for something."""
+    for name, (default, reason) in _UNUSED.items():
+        if options.get(name) not in (None, default):
+            raise InputError(f"{name}={short_repr(options[name])} cannot be honoured: {reason}", param=name)
+    return {name: value for name, value in options.items() if name not in _UNUSED}
+
+
+def _progress(total: int, show: bool | Callable[..., Any]) -> Any:
+    if callable(show):
+        return show(total=total, desc="Answered prompts", unit="prompt")
     if not isinstance(show, bool):
         raise InputError(f"use_tqdm={short_repr(show)} must be True or False", param="use_tqdm")
     from tqdm import tqdm

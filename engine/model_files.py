@@ -9,6 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
 from pkgutil import resolve_name
+from types import MappingProxyType
 from typing import Any
 
 import torch
@@ -116,8 +117,10 @@ class ModelFiles:
         return DTYPES[name]
 
 
-def load_model_files(folder: str | os.PathLike[str], adapter: str | None = None) -> ModelFiles:
-    """Read a checkpoint's JSON files. `adapter`: as in EngineConfig, as a folder.
+def load_model_files(
+    folder: str | os.PathLike[str], adapter: str | None = None, hf_overrides: Mapping[str, Any] = MappingProxyType({})
+) -> ModelFiles:
+    """Read a checkpoint's JSON files. `adapter`, `hf_overrides`: as in EngineConfig; the adapter is a folder.
 
     Raises:
         ConfigError: the folder or its config.json does not exist, or config.json is not valid.
@@ -140,7 +143,7 @@ def load_model_files(folder: str | os.PathLike[str], adapter: str | None = None)
     if not config:
         found = "an empty config.json" if (path / "config.json").is_file() else "no config.json"
         raise ConfigError(f"{path} has {found}; it is not a checkpoint in the Hub's layout")
-    config, external = _find_parts(path, config)
+    config, external = _find_parts(path, _override(config, hf_overrides))
     check_parts(config)
     processors = replace(read_preprocessors(path), config=config)
     stored = path.glob("*.safetensors") if model is None else model.files
@@ -151,6 +154,15 @@ def load_model_files(folder: str | os.PathLike[str], adapter: str | None = None)
     code = next(iter(remote_code), "")
     generation, merged = contents["generation_config.json"], None if adapter is None else Path(adapter)
     return ModelFiles(path, config, generation, processors, fingerprint, code, merged, external)
+
+
+def _override(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
+    """Return a config with other values, merged in nested objects."""
+    merged = {**config, **overrides}
+    for name, value in overrides.items():
+        if isinstance(value, Mapping) and isinstance(config.get(name), Mapping):
+            merged[name] = _override(config[name], value)
+    return merged
 
 
 def local_folder(path: Path, name: str) -> Path | None:

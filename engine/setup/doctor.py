@@ -55,7 +55,7 @@ def describe_checkpoint(
         ConfigError, CheckpointError, HubError: LLM cannot serve it, for the same reason.
     """
     config = find_model(make_config(model, options | {"dtype": dtype, "device": device}), weights=False)
-    files = load_model_files(config.model, config.adapter)
+    files = load_model_files(config.model, config.adapter, config.hf_overrides)
     row, torch_dtype = resolve_architecture(files), files.dtype(config.dtype)
     tokenizer = Tokenizer(files.path)
     info = load_processing(files, {}, tokenizer)
@@ -76,7 +76,7 @@ def describe_checkpoint(
 
 def explain(config: EngineConfig) -> MemoryPlan:
     """Return the memory plan of an engine with these options, from the checkpoint's JSON. Raise ConfigError as LLM does."""
-    files = load_model_files(config.model, config.adapter)
+    files = load_model_files(config.model, config.adapter, config.hf_overrides)
     info = load_processing(files, config.mm_processor_kwargs)
     with dispatch.use_backends(config.kernels):
         engine = resolve_engine(config, files, info, on_device=False)

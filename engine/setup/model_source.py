@@ -84,7 +84,8 @@ class ModelSource:
         Raises:
             CheckpointError: the checkpoint was changed since it was loaded, or cannot be read.
         """
-        if load_model_files(self.files.path, self.config.adapter).fingerprint != self.files.fingerprint:
+        files = load_model_files(self.files.path, self.config.adapter, self.config.hf_overrides)
+        if files.fingerprint != self.files.fingerprint:
             raise CheckpointError(f"{self.files.path} was changed since it was loaded; make a new engine from it")
         with use_backends(self.config.kernels):
             model = self.build_on_device()

@@ -16,13 +16,14 @@ from ...mm.gguf import SUFFIX
 from ..files import read_json
 from .token_bounds import TokenBounds, read_state, read_token_bounds, unknown_id
 from .tokenizer_files import TokenizerFiles, find_files, read_named
+from .tokenizer_names import TransformersNames
 
 _WINDOW = 32  # ids that are decoded again while their text ends in an incomplete character
 _MAX_CHARACTERS = 16 << 20  # characters of a rendered prompt
 _REPLACEMENT = "\ufffd"  # decoded from bytes that are not, or not yet, a character
 
 
-class Tokenizer:
+class Tokenizer(TransformersNames):
     """The tokenizer of a checkpoint folder: any of the files of `tokenizer_files`, or `tekken.json` through mistral-common.
 
     Args:

@@ -7,9 +7,12 @@ import math
 
 import pytest
 import torch
+from oracle import CHAT_TEMPLATE
 from PIL import Image
 from sensorium import LLM, AsyncLLM, BeamSearchParams, EngineArgs, PoolingParams, RequestOutputKind, SamplingParams
 from sensorium.mm.errors import ConfigError, InputError
+from tqdm import tqdm
+from transformers import AutoTokenizer
 
 PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 GREEDY = {"temperature": 0.0, "max_tokens": 6, "ignore_eos": True}
@@ -141,3 +144,55 @@ def test_defaults_and_counters(llm):
     llm.sleep(level=2)
     llm.wake_up(tags=["weights"])
     assert not llm.asleep
+
+
+def test_tokenizer_has_the_names_of_transformers(llm, checkpoint):
+    ours, theirs = llm.get_tokenizer(), AutoTokenizer.from_pretrained(checkpoint)
+    text, messages = "import os<|im_end|>", [{"role": "user", "content": "say: hi"}]
+    assert ours(text).input_ids == ours(text)["input_ids"] == theirs(text).input_ids
+    assert ours([text, "a"]).attention_mask == theirs([text, "a"]).attention_mask
+    for name in ("bos_token", "eos_token", "pad_token", "bos_token_id", "eos_token_id", "pad_token_id"):
+        assert getattr(ours, name) == getattr(theirs, name), name
+    assert len(ours) == len(theirs)
+    assert ours.convert_tokens_to_ids(["<|im_end|>", "a"]) == theirs.convert_tokens_to_ids(["<|im_end|>", "a"])
+    assert ours.batch_decode([[40, 41], [42]]) == theirs.batch_decode([[40, 41], [42]])
+    assert set(ours.all_special_tokens) >= set(theirs.all_special_tokens)
+    options = {"add_generation_prompt": True, "chat_template": CHAT_TEMPLATE}
+    rendered = ours.apply_chat_template(messages, tokenize=False, **options)
+    assert rendered == theirs.apply_chat_template(messages, tokenize=False, **options)
+    ids = theirs(rendered, add_special_tokens=False).input_ids
+    assert ours.apply_chat_template(messages, **options) == ids
+    assert ours.apply_chat_template(messages, return_dict=True, **options).input_ids == ids
+    assert ours.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == rendered  # the checkpoint's own
+
+
+def test_arguments_of_generate_and_chat(llm):
+    seen = []
+
+    def bar(**options):
+        seen.append(options["total"])
+        return tqdm(disable=True, **options)
+
+    params = SamplingParams(max_tokens=1)
+    llm.generate(["a", "b"], params, use_tqdm=bar, lora_request=None, tokenization_kwargs=None)
+    llm.chat([{"role": "user", "content": "a"}], params, use_tqdm=bar, lora_request=None, chat_template_content_format="auto")
+    assert seen == [2, 1]
+    for call in (llm.generate, llm.request):
+        with pytest.raises(InputError, match=r"lora_request=5 cannot be honoured: give LLM the adapter's folder as adapter="):
+            call("a", params, lora_request=5)
+    with pytest.raises(InputError, match="unknown argument 'fit'; a prompt takes further options as keys"):
+        llm.generate("a", params, fit="context")
+
+
+def test_overrides_of_the_checkpoints_files(args):
+    template, shorter = "[{{ messages[0].content }}]", {"max_position_embeddings": 100}
+    options = {"hf_overrides": {"text_config": shorter, **shorter}, "override_generation_config": {"temperature": 0.5}}
+    with LLM(args.model, generation_config="vllm", chat_template=template, warm_up=False, **options) as llm:
+        assert llm.max_model_len == 100
+        assert llm.get_default_sampling_params().temperature == 0.5
+        (output,) = llm.chat([{"role": "user", "content": "hi"}], SamplingParams(max_tokens=1), use_tqdm=False)
+        assert output.prompt == "[hi]"
+        assert llm.get_tokenizer().chat_template == template
+        assert llm.explain().rows()
+    with pytest.raises(ConfigError, match="hf_overrides=5 must be a mapping"):
+        LLM(args.model, hf_overrides=5)
