@@ -136,7 +136,7 @@ class EngineCore:
         if request.request_id in self._compiling:
             raise InputError(f"request {request.request_id!r} is already being served")
         if params.structured_outputs is not None:
-            compiled = self._grammar_factory.begin(params.structured_outputs)
+            compiled = self._grammar_factory.begin(params.structured_outputs, request.salt)
             if not compiled.done():
                 self._compiling[request.request_id] = request, compiled
                 return

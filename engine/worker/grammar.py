@@ -108,20 +108,27 @@ class GrammarFactory:
         self._alive: WeakValueDictionary[StructuredOutputsParams, Future[Any]] = WeakValueDictionary()
         self._lock, self._vocabulary_lock = Lock(), Lock()
         self._pool: ThreadPoolExecutor | None = None
+        self._waiting: list[tuple[str, StructuredOutputsParams, Future[Any]]] = []  # by `begin`, with the tenant
+        self._busy = set[str]()  # tenants whose grammar is being compiled
 
     def check(self, params: StructuredOutputsParams) -> None:
         """Compile in the calling thread. Raise InputError if that fails; it names the format and what is wrong with it."""
         self._compiled(params)
 
-    def begin(self, params: StructuredOutputsParams) -> Future[Any]:
-        """Start compiling in another thread. While the caller keeps the returned future, `make` does not compile again."""
+    def begin(self, params: StructuredOutputsParams, tenant: str = "") -> Future[Any]:
+        """Compile in another thread. While the caller keeps the returned future, `make` does not compile again.
+
+        `tenant`: its grammars occupy one thread at a time; "" has no limit.
+        """
         future, new = self._future(params)
         if new:
             if self._pool is None:
                 self._pool = ThreadPoolExecutor(_COMPILERS, "sensorium-grammar")
+            with self._lock:
+                self._waiting.append((tenant, params, future))
             with _STACK_SIZE:
                 before = threading.stack_size(4 * STACK)  # of threads of this process that start now
-                self._pool.submit(self._compile_for, params, future)
+                self._pool.submit(self._compile_waiting)
                 threading.stack_size(before)
         return future
 
@@ -132,6 +139,7 @@ class GrammarFactory:
 
     def close(self) -> None:
         """End the threads and idle workers."""
+        self._waiting.clear()
         if self._pool is not None:
             self._pool.shutdown(wait=False, cancel_futures=True)
         if self._release is not None:
@@ -156,6 +164,20 @@ class GrammarFactory:
             if len(self._latest) > _MAX_COMPILED:
                 self._latest.popitem(last=False)
         return future, new
+
+    def _compile_waiting(self) -> None:
+        """Compile grammars of tenants that occupy no thread, oldest first."""
+        while True:
+            with self._lock:
+                entry = next((entry for entry in self._waiting if entry[0] not in self._busy), None)
+                if entry is None:  # the thread of a busy tenant takes its next one
+                    return
+                self._waiting.remove(entry)
+                tenant, params, future = entry
+                self._busy |= {tenant} - {""}
+            self._compile_for(params, future)
+            with self._lock:
+                self._busy.discard(tenant)
 
     def _compile_for(self, params: StructuredOutputsParams, future: Future[Any]) -> None:
         """Compile into the future. Errors are not cached: the next request compiles again."""

@@ -3,6 +3,7 @@
 import json
 import math
 import re
+import threading
 from pathlib import Path
 
 import jsonschema
@@ -266,6 +267,24 @@ def test_a_slow_grammar_is_refused():
     factory = GrammarFactory(TOKENIZER, seconds=0.02, refuse_seconds=0)
     with pytest.raises(InputError, match=r"took more than 0\.02 s"):
         factory.check(StructuredOutputsParams(**many_alternatives()))
+
+
+def test_slow_grammars_of_a_tenant_leave_a_thread_to_others(monkeypatch):
+    begun, go_on = [], threading.Event()
+
+    def compile_slowly(self, params):
+        begun.append(params.regex)
+        assert params.regex == "quick" or go_on.wait(LONG)
+        return params.regex, 0
+
+    monkeypatch.setattr(GrammarFactory, "_compile", compile_slowly)
+    factory = GrammarFactory(TOKENIZER)
+    slow = [factory.begin(StructuredOutputsParams(regex=f"slow {i}"), "a") for i in range(3)]
+    assert factory.begin(StructuredOutputsParams(regex="quick"), "b").result(LONG) == ("quick", 0)
+    assert begun == ["slow 0", "quick"]
+    go_on.set()
+    assert [future.result(LONG)[0] for future in slow] == ["slow 0", "slow 1", "slow 2"]
+    factory.close()
 
 
 def test_hostile_grammars_beside_a_stream():
