@@ -22,7 +22,7 @@ from ..kernels.blocks import BLOCKS
 from ..mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
 from ..mm.files import open_regular
 from ..mm.gguf import Gguf, GgufTensor, find_encoder, find_gguf, read_gguf
-from .gguf_vision import Load, check_encoder, encoder_config, encoder_tensors, vocabulary_rows
+from .gguf_vision import Load, check_encoder, encoder_config, encoder_tensors, in_halves, vocabulary_rows
 from .text.stacks import STACKS
 
 
@@ -54,6 +54,7 @@ ARCHS: Mapping[str, Arch] = {
     "qwen3": Arch("Qwen3", "qwen3"),
     "qwen3moe": Arch("Qwen3Moe", "qwen3_moe"),
     "qwen3vl": Arch("Qwen3", "qwen3"),
+    "qwen3vlmoe": Arch("Qwen3Moe", "qwen3_moe"),
 }
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _KEYS = {
@@ -274,7 +275,7 @@ def _text_tensors(model: Gguf, name: str, tensor: Tensor) -> Iterator[tuple[str,
     own = f"{prefix}layers.{layer}.{norms.get(part) or _part(part, stack.fused)}.{end}"
     if arch.paired and part in ("attn_q", "attn_k"):
         key = "head_count" if part == "attn_q" or _number(model, "attention.head_count_kv") is None else "head_count_kv"
-        tensor = _in_halves(name, tensor, _number(model, f"attention.{key}"))
+        tensor = in_halves(name, tensor, _number(model, f"attention.{key}"))
     if part.endswith("_exps"):
         for expert, weight in enumerate(tensor):
             yield own.format(expert), weight
@@ -289,13 +290,6 @@ def _part(part: str, fused: bool) -> str:
 def _shifted(name: str, tensor: Tensor, offset: float) -> Tensor:
     """Take back the offset that is stored in the weights of norms."""
     return tensor - offset if offset and tensor.ndim == 1 and "norm" in name else tensor
-
-
-def _in_halves(name: str, tensor: Tensor, heads: int) -> Tensor:
-    """Reorder the rows of each head from adjacent pairs to halves."""
-    if not isinstance(heads, int) or heads < 1 or len(tensor) % (2 * heads):
-        raise CheckpointError(f"{name} has {len(tensor)} rows, which do not make {heads} heads")
-    return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).flatten(0, 2)
 
 
 def on_meta(info: GgufTensor) -> Tensor:

@@ -22,6 +22,8 @@ from .config import positive_int
 Load = Callable[[GgufTensor], Tensor]
 Named = tuple[str, str, Tensor]
 """Name, type and tensor."""
+_DEEPSTACK = re.compile(r"v\.deepstack\.(\d+)\.(norm|fc1|fc2)\.(weight|bias)")
+_DEEPSTACK_PARTS = {"norm": "norm", "fc1": "linear_fc1", "fc2": "linear_fc2"}
 _BLOCK = re.compile(r"v\.blk\.(\d+)\.(\w+)\.(weight|bias)")
 _SHAPE = {
     "embedding_length": "hidden_size",
@@ -41,6 +43,12 @@ _QWEN = {
     "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2",
 }  # fmt: skip
 _QWEN_GATED = _QWEN | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
+_QWEN3 = _QWEN | {"ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"}
+_PIXTRAL = {
+    "ln1": "attention_norm", "ln2": "ffn_norm", "attn_q": "attention.q_proj", "attn_k": "attention.k_proj",
+    "attn_v": "attention.v_proj", "attn_out": "attention.o_proj", "ffn_gate": "feed_forward.gate_proj",
+    "ffn_up": "feed_forward.up_proj", "ffn_down": "feed_forward.down_proj",
+}  # fmt: skip
 _QWEN_WHOLE = {
     "v.patch_embd": "model.visual.patch_embed.proj",
     "v.post_ln": "model.visual.merger.ln_q",
@@ -54,20 +62,21 @@ class Projector:
     """The family of a `clip.projector_type`.
 
     Args:
-        architecture: in config.json. text: `general.architecture` of its text model.
+        models: `general.architecture` of a text model -> architecture in config.json.
         config: function from the encoder, its shape and the tokens' ids to the sections and keys beside text_config.
         layers: name of the tower's layers; `parts`: names within a layer; `whole`: names of all else.
         fused: queries, keys and values are one tensor in the Hub's layout.
+        paired: rows of queries and keys are stored so that rotated pairs are adjacent; the tower has halves.
         norms: endings of norms that are stored with 1 added.
     """
 
-    architecture: str
-    text: str
+    models: Mapping[str, str]
     config: Callable[[Gguf, dict[str, Any], Mapping[str, int]], dict[str, Any]]
     layers: str
     parts: Mapping[str, str]
     whole: Mapping[str, str]
     fused: bool = False
+    paired: bool = False
     norms: tuple[str, ...] = ()
 
 
@@ -89,7 +98,9 @@ def _qwen_config(gated: bool, encoder: Gguf, shape: dict[str, Any], tokens: Mapp
     else:
         inner = max(inner, _rows(encoder, "v.blk.0.ffn_down.bias"))  # older files have the two names swapped
         vision |= {"embed_dim": width, "hidden_size": out, "mlp_ratio": inner / width}
-    ids = {f"{name}_token_id": tokens[f"<|{name}_pad|>"] for name in ("image", "video") if f"<|{name}_pad|>" in tokens}
+    names = {f"{name}_token_id": f"<|{name}_pad|>" for name in ("image", "video")}
+    names |= {f"vision_{end}_token_id": f"<|vision_{end}|>" for end in ("start", "end")}
+    ids = {key: tokens[text] for key, text in names.items() if text in tokens}
     return {"vision_config": vision, **ids}
 
 
@@ -108,10 +119,43 @@ def _gemma3_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, in
     }
 
 
+def _qwen3_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
+    flags = encoder.metadata.get("clip.vision.is_deepstack_layers", ())
+    config = _qwen_config(False, encoder, shape, tokens)
+    vision = config["vision_config"] | {
+        "hidden_size": shape["hidden_size"],
+        "intermediate_size": shape["intermediate_size"],
+        "out_hidden_size": config["vision_config"]["hidden_size"],
+        "num_position_embeddings": _rows(encoder, "v.position_embd.weight"),
+        "deepstack_visual_indexes": [layer for layer, flag in enumerate(flags) if flag],
+    }
+    return config | {"vision_config": vision}
+
+
+def _idefics3_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
+    """Return the config of SmolVLM, which takes videos too, if the vocabulary has a placeholder for them."""
+    smolvlm = {"architectures": ["SmolVLMForConditionalGeneration"]} if "<video>" in tokens else {}
+    ids = {"image_token_id": tokens["<image>"]} if "<image>" in tokens else {}
+    factor = encoder.metadata.get("clip.vision.projector.scale_factor", 4)
+    return {"vision_config": shape, "scale_factor": factor, **ids, **smolvlm}
+
+
+def _pixtral_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
+    """Return the config of Pixtral or, with merged patches, of Mistral 3."""
+    merge = encoder.metadata.get("clip.vision.spatial_merge_size", 1)
+    act = "silu" if encoder.metadata.get("clip.use_silu") else "gelu"
+    return {
+        "vision_config": {"model_type": "pixtral", "hidden_act": act, "rope_theta": 10000.0, **shape},
+        "vision_feature_layer": -1,
+        "multimodal_projector_bias": "mm.1.bias" in encoder.tensors,
+        **({"image_token_id": tokens["[IMG]"]} if "[IMG]" in tokens else {}),
+        **({"spatial_merge_size": merge, "architectures": ["Mistral3ForConditionalGeneration"]} if merge != 1 else {}),
+    }
+
+
 PROJECTORS: Mapping[str, Projector] = {
     "gemma3": Projector(
-        "Gemma3ForConditionalGeneration",
-        "gemma3",
+        {"gemma3": "Gemma3ForConditionalGeneration"},
         _gemma3_config,
         "model.vision_tower.encoder.layers",
         _SIGLIP,
@@ -125,8 +169,7 @@ PROJECTORS: Mapping[str, Projector] = {
         norms=("mm_soft_emb_norm.weight",),
     ),
     "qwen2vl_merger": Projector(
-        "Qwen2VLForConditionalGeneration",
-        "qwen2vl",
+        {"qwen2vl": "Qwen2VLForConditionalGeneration"},
         partial(_qwen_config, False),
         "model.visual.blocks",
         _QWEN,
@@ -134,13 +177,53 @@ PROJECTORS: Mapping[str, Projector] = {
         fused=True,
     ),
     "qwen2.5vl_merger": Projector(
-        "Qwen2_5_VLForConditionalGeneration",
-        "qwen2vl",
+        {"qwen2vl": "Qwen2_5_VLForConditionalGeneration"},
         partial(_qwen_config, True),
         "model.visual.blocks",
         _QWEN_GATED,
         _QWEN_WHOLE,
         fused=True,
+    ),
+    "qwen3vl_merger": Projector(
+        {"qwen3vl": "Qwen3VLForConditionalGeneration", "qwen3vlmoe": "Qwen3VLMoeForConditionalGeneration"},
+        _qwen3_config,
+        "model.visual.blocks",
+        _QWEN3,
+        {
+            "v.patch_embd": "model.visual.patch_embed.proj",
+            "v.position_embd": "model.visual.pos_embed",
+            "v.post_ln": "model.visual.merger.norm",
+            "mm.0": "model.visual.merger.linear_fc1",
+            "mm.2": "model.visual.merger.linear_fc2",
+        },
+        fused=True,
+    ),
+    "idefics3": Projector(
+        {"llama": "Idefics3ForConditionalGeneration"},
+        _idefics3_config,
+        "model.vision_model.encoder.layers",
+        _SIGLIP,
+        {
+            "v.patch_embd": "model.vision_model.embeddings.patch_embedding",
+            "v.position_embd": "model.vision_model.embeddings.position_embedding",
+            "v.post_ln": "model.vision_model.post_layernorm",
+            "mm.model.fc": "model.connector.modality_projection.proj",
+        },
+    ),
+    "pixtral": Projector(
+        {"llama": "LlavaForConditionalGeneration"},
+        _pixtral_config,
+        "model.vision_tower.transformer.layers",
+        _PIXTRAL,
+        {
+            "v.patch_embd": "model.vision_tower.patch_conv",
+            "v.pre_ln": "model.vision_tower.ln_pre",
+            "mm.1": "model.multi_modal_projector.linear_1",
+            "mm.2": "model.multi_modal_projector.linear_2",
+            "mm.input_norm": "model.multi_modal_projector.norm",
+            "mm.patch_merger": "model.multi_modal_projector.patch_merger.merging_layer",
+        },
+        paired=True,
     ),
 }
 """`clip.projector_type` -> family."""
@@ -153,13 +236,11 @@ def check_encoder(model: Gguf, encoder: Gguf) -> None:
     if kind not in PROJECTORS:
         known = ", ".join(PROJECTORS)
         raise ConfigError(f"{encoder.path.name} has the projector {short_repr(kind)}; supported are {known}; {alone}")
-    width, own = (
-        encoder.metadata.get("clip.vision.projection_dim"),
-        model.metadata.get(f"{model.architecture}.embedding_length"),
-    )
-    if PROJECTORS[kind].text != model.architecture or width != own:
+    models, width = PROJECTORS[kind].models, encoder.metadata.get("clip.vision.projection_dim")
+    own = model.metadata.get(f"{model.architecture}.embedding_length")
+    if model.architecture not in models or width != own:
         raise ConfigError(
-            f"{encoder.path.name} makes rows of width {width} for {PROJECTORS[kind].text}, and {model.path.name} is "
+            f"{encoder.path.name} makes rows of width {width} for {' or '.join(models)}, and {model.path.name} is "
             f"{model.architecture} of width {own}; {alone}"
         )
 
@@ -173,7 +254,7 @@ def encoder_config(model: Gguf, encoder: Gguf) -> dict[str, Any]:
     for key in ("hidden_size", "num_hidden_layers", "num_attention_heads", "image_size", "patch_size"):
         positive_int(shape, key, encoder.path.name)
     tokens = {text: number for number, text in enumerate(model.metadata.get("tokenizer.ggml.tokens", []))}
-    return {"architectures": [projector.architecture], **projector.config(encoder, shape, tokens)}
+    return {"architectures": [projector.models[model.architecture]], **projector.config(encoder, shape, tokens)}
 
 
 def vocabulary_rows(model: Gguf) -> int:
@@ -203,7 +284,9 @@ def encoder_tensors(encoder: Gguf, load: Load) -> Iterator[Named]:
             if swapped and "ffn_gate" not in name:  # older files have the two names swapped
                 part = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(part, part)
             own = f"{projector.layers}.{layer}.{projector.parts.get(part, part)}.{end}"
-            if not projector.fused or part not in ("attn_q", "attn_k", "attn_v"):
+            if projector.paired and part in ("attn_q", "attn_k"):
+                yield own, info.kind, in_halves(name, load(info), encoder.metadata["clip.vision.attention.head_count"])
+            elif not projector.fused or part not in ("attn_q", "attn_k", "attn_v"):
                 yield own, info.kind, load(info)
             elif part == "attn_q":
                 yield own, *_joined(encoder, [name.replace("attn_q", one) for one in ("attn_q", "attn_k", "attn_v")], load)
@@ -212,7 +295,11 @@ def encoder_tensors(encoder: Gguf, load: Load) -> Iterator[Named]:
             if halves[0].shape != halves[1].shape or halves[0].ndim != 4:
                 raise CheckpointError(f"{name} and {name}.1 in {encoder.path.name} differ in shape; download it again")
             yield f"{projector.whole['v.patch_embd']}.weight", "F32", torch.stack([half.float() for half in halves], 2)
-        elif name != "v.patch_embd.weight.1":
+        elif found := _DEEPSTACK.fullmatch(name):
+            layers = sorted({int(match[1]) for match in map(_DEEPSTACK.fullmatch, tensors) if match})
+            place, part = layers.index(int(found[1])), _DEEPSTACK_PARTS[found[2]]
+            yield f"model.visual.deepstack_merger_list.{place}.{part}.{found[3]}", info.kind, load(info)
+        elif name not in ("v.patch_embd.weight.1", "v.token_embd.img_break"):
             yield _whole(projector, name, info, load(info))
 
 
@@ -235,3 +322,10 @@ def _joined(encoder: Gguf, names: list[str], load: Load) -> tuple[str, Tensor]:
         raise CheckpointError(f"{names[0]} and its keys and values in {encoder.path.name} differ in width")
     wide = [(BlockWeight(load(info), info.kind).dequantize() if info.kind in BLOCKS else load(info).float()) for info in infos]
     return "F32", torch.cat(wide)
+
+
+def in_halves(name: str, tensor: Tensor, heads: object) -> Tensor:
+    """Reorder the rows of each head from adjacent pairs to halves."""
+    if not isinstance(heads, int) or heads < 1 or len(tensor) % (2 * heads):
+        raise CheckpointError(f"{name} has {len(tensor)} rows, which do not make {short_repr(heads)} heads")
+    return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).flatten(0, 2)

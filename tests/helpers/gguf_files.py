@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 ARCHS = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma": "gemma",
     "gemma2": "gemma2", "gemma3_text": "gemma3", "granite": "granite", "glm4": "glm4", "ernie4_5": "ernie4_5",
-    "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl",
+    "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe",
 }  # fmt: skip
 """model_type of config.json -> general.architecture."""
 KEYS = {
@@ -35,8 +35,8 @@ WINDOWED = ("gemma2", "gemma3")
 Kind = Callable[[str, np.ndarray], gguf.GGMLQuantizationType]
 """Chooses the type of a tensor by its GGUF name and its values."""
 Q = gguf.GGMLQuantizationType
-ENCODER = ("visual.", "vision_tower.", "multi_modal_projector.")
-TEXT = re.compile(r"^language_model\.(?:(model\.))?")
+ENCODER = ("visual.", "vision_tower.", "multi_modal_projector.", "model.vision_model.", "model.connector.", "model.visual.")
+TEXT = re.compile(r"^(?:model\.language_model\.|model\.text_model\.|language_model\.(?:model\.)?)(?!lm_head)")
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
@@ -82,7 +82,7 @@ def write(source: Path, target: Path, kind: Kind, **more: Any) -> tuple[Path, Pa
         if name.startswith(ENCODER):
             encoder[name] = tensor
             continue
-        own = names.get_name(TEXT.sub(lambda match: match[1] or "", name), (".weight", ".bias"))
+        own = names.get_name(TEXT.sub("model.", name).replace("language_model.lm_head", "lm_head"), (".weight", ".bias"))
         wide |= put(writer, own, name, tensor, config, kind, number)
     for name, tensor in extra_tensors(config).items():
         writer.add_tensor(name, tensor)
@@ -102,31 +102,54 @@ def write_encoder(
     vision, images = config["vision_config"], json.loads((source / "preprocessor_config.json").read_text())
     for key, value in encoder_metadata(config, vision, images).items():
         add(writer, key, value)
-    names = gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8)
     wide = {}
     for name, tensor in tensors.items():
-        values, dim = [], 2 if tensor.ndim == 5 else 0
+        values, frames = [], tensor.ndim == 5
         added = 1.0 if "soft_emb_norm" in name else 0.0
-        for number, part in enumerate(tensor.chunk(3 if ".qkv." in name else 2 if tensor.ndim == 5 else 1, dim)):
-            stem = name.replace("_weight", ".weight").replace("vision_tower.", "vision_tower.vision_model.")
-            own = names.get_name(stem.replace(".qkv.", f".{'qkv'[number]}."), (".weight", ".bias"))
-            value = (part.squeeze(2) if tensor.ndim == 5 else part).float().contiguous() + added
-            chosen = kind(own, value.numpy())
-            if "blk" not in own and chosen not in (Q.F16, Q.F32):
-                chosen = Q.F32
+        heads = vision["num_attention_heads"] if vision["model_type"] == "pixtral" and re.search("[qk]_proj", name) else 0
+        split = ".qkv." in name and config["model_type"] in ("qwen2_vl", "qwen2_5_vl")
+        for number, part in enumerate(tensor.chunk(3 if split else 2 if frames else 1, 2 if frames else 0)):
+            own = encoder_name(name.replace(".qkv.", f".{'qkv'[number]}.") if split else name, vision)
+            value = (part.squeeze(2) if frames else part).float().contiguous() + added
+            value = in_pairs(value, heads) if heads else value
+            chosen = kind(own, value.numpy()) if "blk" in own else Q.F32
             stored = pack(value.numpy(), chosen, number)
-            writer.add_tensor(
-                f"{own}.1" if tensor.ndim == 5 and number else own,
-                stored,
-                raw_dtype=None if chosen in (Q.F32, Q.F16) else chosen,
-            )
-            values.append(torch.from_numpy(gguf.dequantize(stored, chosen).reshape(value.shape).copy()) - added)
-        wide[name] = torch.stack(values, 2) if tensor.ndim == 5 else torch.cat(values)
+            own = f"{own}.1" if frames and number else own
+            writer.add_tensor(own, stored, raw_dtype=None if chosen in (Q.F32, Q.F16) else chosen)
+            value = torch.from_numpy(gguf.dequantize(stored, chosen).reshape(value.shape).copy())
+            values.append((in_halves(value, heads) if heads else value) - added)
+        wide[name] = torch.stack(values, 2) if frames else torch.cat(values)
     finish(writer)
     return wide
 
 
-PROJECTORS = {"qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger", "gemma3": "gemma3"}
+def encoder_name(name: str, vision: Mapping[str, Any]) -> str:
+    """Return the GGUF name of an encoder's tensor."""
+    stem = name.replace("_weight", ".weight").replace("model.visual.", "visual.")
+    stem = re.sub(r"^vision_tower\.(encoder|embeddings|post_)", r"vision_tower.vision_model.\1", stem)
+    found = re.fullmatch(r"visual\.deepstack_merger_list\.(\d+)\.(?:linear_)?(\w+)\.(\w+)", stem)
+    if found:
+        return f"v.deepstack.{vision['deepstack_visual_indexes'][int(found[1])]}.{found[2]}.{found[3]}"
+    for hub, own in {"merger.linear_fc1": "mm.0", "merger.linear_fc2": "mm.2", "merger.norm": "v.post_ln"}.items():
+        if stem.startswith(f"visual.{hub}."):
+            return stem.replace(f"visual.{hub}", own)
+    return str(gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8).get_name(stem, (".weight", ".bias")))
+
+
+def in_pairs(value: torch.Tensor, heads: int) -> torch.Tensor:
+    """Reorder the rows of each head from halves to adjacent pairs."""
+    return value.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
+def in_halves(value: torch.Tensor, heads: int) -> torch.Tensor:
+    return value.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
+
+
+PROJECTORS = {
+    "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger", "qwen3_vl": "qwen3vl_merger",
+    "qwen3_vl_moe": "qwen3vl_merger", "gemma3": "gemma3", "idefics3": "idefics3", "smolvlm": "idefics3", "llava": "pixtral",
+    "mistral3": "pixtral",
+}  # fmt: skip
 """model_type of config.json -> clip.projector_type."""
 
 
@@ -148,7 +171,17 @@ def encoder_metadata(config: Mapping[str, Any], vision: Mapping[str, Any], image
         "clip.vision.image_mean": images["image_mean"],
         "clip.vision.image_std": images["image_std"],
     }
-    if kind == "gemma3":
+    if kind == "qwen3vl_merger":
+        found["clip.vision.is_deepstack_layers"] = [i in vision["deepstack_visual_indexes"] for i in range(vision["depth"])]
+    if kind == "idefics3":
+        found["clip.vision.projector.scale_factor"] = config["scale_factor"]
+        found["clip.vision.preproc_image_size"] = size["longest_edge"]
+    elif kind == "pixtral":
+        found |= {
+            "clip.vision.spatial_merge_size": config.get("spatial_merge_size"),
+            "clip.use_silu": vision["hidden_act"] == "silu",
+        }
+    elif kind == "gemma3":
         side = int(config["mm_tokens_per_image"] ** 0.5)
         found["clip.vision.projector.scale_factor"] = vision["image_size"] // patch // side
     else:
@@ -219,13 +252,13 @@ def put(
     added = 1.0 if "gemma" in config["model_type"] and name.endswith("norm.weight") else 0.0
     value = tensor.float() + added
     if paired:
-        value = value.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2)
+        value = in_pairs(value, heads)
     array, chosen = value.numpy(), kind(own, value.numpy())
     stored = pack(array, chosen, seed)
     writer.add_tensor(own, stored, raw_dtype=None if chosen in (Q.F32, Q.F16) else chosen)
     value = torch.from_numpy(gguf.dequantize(stored, chosen).reshape(array.shape).copy())
     if paired:
-        value = value.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2)
+        value = in_halves(value, heads)
     if ".experts." in name:
         return {name.replace(".experts.", f".experts.{i}."): own.contiguous() for i, own in enumerate(value)}
     return {name: (value - added).contiguous()}
