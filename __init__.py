@@ -28,7 +28,7 @@ if TYPE_CHECKING:
         SensoriumError,
     )
     from .mm.registry import register_model
-    from .mm.types import ItemPlan, Media
+    from .mm.types import EncodedItem, ItemPlan, Media
     from .pipelines.beam_search import BeamSearchOutput, BeamSearchParams
     from .pipelines.llm import LLM, AsyncLLM
     from .pipelines.ocr import Page
@@ -45,6 +45,7 @@ __all__ = [
     "CheckpointError",
     "CompletionOutput",
     "ConfigError",
+    "EncodedItem",
     "EngineArgs",
     "EngineDeadError",
     "ErrorInfo",
@@ -94,6 +95,7 @@ _HOME = {
     "InputError": "mm.errors",
     "MediaError": "mm.errors",
     "SensoriumError": "mm.errors",
+    "EncodedItem": "mm.types",
     "ItemPlan": "mm.types",
     "Media": "mm.types",
     "Page": "pipelines.ocr",

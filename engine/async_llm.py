@@ -89,6 +89,10 @@ class AsyncLLM:
             raise InputError(f"output_kind={output_kind!r} must be one of {', '.join(_KINDS.values())}")
         return self._outputs(handle, kind)
 
+    async def encode_media(self, prompt: object) -> RequestOutput:
+        """`LLM.encode_media` of one prompt as a coroutine. Cancelling the task aborts the request."""
+        return await self.answer(self.llm.media_request(prompt))
+
     async def answer(self, handle: RequestHandle) -> RequestOutput:
         """Return the whole answer to a request of `LLM.request`. Cancelling the task aborts the request."""
         if not isinstance(handle, RequestHandle):

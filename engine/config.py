@@ -78,6 +78,8 @@ class EngineConfig:
         mm_processor_cache_bytes: size of the cache of processed items in bytes.
         trust_uuid: take the uuids in `multi_modal_uuids` as the identity of their content instead of hashing the content.
             Safe only if all requests come from one trusted caller.
+        parts: "all", "encoder" (encoders only, for `LLM.encode_media`; no decoder and no KV cache), or "decoder" (no encoders;
+            media are given as encoder rows).
         enable_prompt_embeds: accept prompts of the form {"prompt_embeds": [tokens, hidden]}. The encoder cache then holds their
             rows, also for text models.
         enable_prefix_caching: keep KV blocks of finished sequences and reuse them for prompts with the same prefix.
@@ -142,6 +144,7 @@ class EngineConfig:
     media: MediaPolicy = field(default_factory=MediaPolicy)
     mm_processor_cache_bytes: int = 512 << 20
     trust_uuid: bool = False
+    parts: str = "all"
     enable_prompt_embeds: bool = False
     enable_prefix_caching: bool = True
     prefix_cache_bytes: int | None = None
@@ -174,6 +177,7 @@ class EngineConfig:
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
         _check_choice("generation_config", self.generation_config, ("auto", "none"))
         _check_choice("quantization", self.quantization, (None, "int8", "fp8"))
+        _check_choice("parts", self.parts, ("all", "encoder", "decoder"))
         if self.kv_cache_dtype == "fp8_e4m3":  # vLLM's other name for it
             object.__setattr__(self, "kv_cache_dtype", "fp8")
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", *CACHE_DTYPES))
@@ -223,6 +227,10 @@ class EngineConfig:
     def takes(self, modality: str) -> bool:
         """Return whether requests may have items of this modality."""
         return self.limit_mm_per_prompt.get(modality, 1) > 0
+
+    def encodes(self, modality: str) -> bool:
+        """Return whether the engine has the encoder of this modality."""
+        return self.parts != "decoder" and self.takes(modality)
 
     @property
     def sampling_limits(self) -> SamplingLimits:

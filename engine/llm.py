@@ -125,7 +125,7 @@ class LLM:
         loop = (self.config.seed, self.config.media_workers, self.config.sampling_limits)
         self._engine_loop = EngineLoop(core, self._tokenizer, files.eos_token_ids, *loop)
         if self.config.warm_up:
-            self._inputs.media.warm_up([modality for modality in info.modalities if self.config.takes(modality)])
+            self._inputs.media.warm_up([modality for modality in info.modalities if self.config.encodes(modality)])
         if metrics:
             from .frontend.metrics import register
 
@@ -223,6 +223,27 @@ class LLM:
         given = self._params(sampling_params, len(conversations))
         handles = [self._handle(messages, params, options) for messages, params in zip(conversations, given, strict=True)]
         return self._answers(handles, use_tqdm, on_error)
+
+    def encode_media(self, prompts: object, use_tqdm: bool = True, on_error: str = "return") -> list[RequestOutput]:
+        """Return the encoder rows of the items of one prompt or a list of prompts, as `encoded` of their outputs.
+
+        The engine needs `parts="encoder"`. Each EncodedItem may take the place of its item in a prompt of an engine of the
+        same checkpoint, which then answers as from the item itself.
+
+        Args:
+            prompts: `{"multi_modal_data": ...}` with the other keys of a prompt of `generate`. The text is not read.
+            on_error: as in `generate`.
+
+        Raises:
+            InputError: `prompts` has another form, or the engine has a decoder.
+        """
+        return self._answers([self.media_request(prompt) for prompt in as_prompts(prompts)], use_tqdm, on_error)
+
+    def media_request(self, prompt: object) -> RequestHandle:
+        """Make a request of `encode_media` for one prompt, for `serve` or `AsyncLLM.answer`."""
+        if self.config.parts != "encoder":
+            raise InputError('this engine returns no encoder rows; load the model with parts="encoder"')
+        return RequestHandle(partial(self._inputs.parse_media, prompt), SamplingParams(max_tokens=1))
 
     def serve(
         self, handles: Sequence[RequestHandle], use_tqdm: bool | Callable[..., Any] = True
@@ -400,6 +421,8 @@ class LLM:
         request_id: str | None = None,
     ) -> RequestHandle:
         """Make a request. `chat`: the render and request options of a conversation; None for a prompt."""
+        if self.config.parts == "encoder":
+            raise InputError('this engine has only the encoder; call encode_media, or load the model without parts="encoder"')
         inputs, reserve = self._inputs, self._reserve(params)
         prepare = partial(inputs.parse, prompt) if chat is None else partial(inputs.parse_chat, prompt, *chat)
         return RequestHandle(partial(prepare, reserve), params, priority, request_id)
@@ -447,6 +470,7 @@ def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> 
         max_uuids=config.max_uuids,
         kernels=config.kernels,
         device=None if config.media_device == "cpu" else MediaDevice(config.torch_media_device),
+        encodes=config.parts != "decoder",
     )
 
 

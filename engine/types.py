@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ..mm.errors import ErrorInfo
-from ..mm.types import ItemPlan, MultiModalFeature
+from ..mm.types import EncodedItem, ItemPlan, MultiModalFeature
 from .pooling_params import PoolingParams
 from .sampling_params import SamplingParams
 
@@ -150,6 +150,7 @@ class TokenOutput:
         timings: seconds of queue, encode, prefill and decode_steps; with the last output of an answer only.
         stats: with the last output of an answer only.
         pooled: float32 `[n]`, the result of `EngineRequest.pooling`.
+        encoder_rows: `[rows, width]` of each item, from an engine that has only the encoder.
     """
 
     request_id: str
@@ -163,6 +164,7 @@ class TokenOutput:
     timings: dict[str, float] = field(default_factory=dict)
     stats: SequenceStats | None = None
     pooled: Tensor | None = field(default=None, compare=False)
+    encoder_rows: tuple[Tensor, ...] = field(default=(), compare=False)
 
 
 @dataclass(frozen=True)
@@ -342,6 +344,7 @@ class RequestOutput:
         num_cached_tokens: prompt tokens that the prefix cache had.
         num_preemptions: how many times a sequence of the request was preempted.
         pooled: float32 `[n]`, the result of a request with `PoolingParams`.
+        encoded: the result of `LLM.encode_media`, in the order of `items`.
     """
 
     request_id: str
@@ -357,5 +360,6 @@ class RequestOutput:
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     pooled: Tensor | None = field(default=None, compare=False)
+    encoded: tuple[EncodedItem, ...] = field(default=(), compare=False)
     # vLLM's names, which have no value here
     encoder_prompt = encoder_prompt_token_ids = metrics = lora_request = kv_transfer_params = None

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import MediaError, typed
-from .types import EmbeddingItem
+from .errors import MediaError, short_repr, typed
+from .types import EmbeddingItem, EncodedItem, ItemGeometry
 
 ROWS = "encoder_rows"  # name of the tensor of a precomputed item, `[rows, width]`
 PROMPT_EMBEDS = "prompt_embeds"  # modality of a piece of a prompt that was given as token embeddings
@@ -65,6 +65,21 @@ def read_embeddings(modality: str, value: object, spec: EmbeddingSpec) -> list[E
         raise MediaError(modality, 0, f"embeddings of this model need their grids: {form} (pixels must be uint8)")
     several = _split(modality, value, spec)
     return [EmbeddingItem(modality, {ROWS: check_rows(modality, i, one, spec.width)}) for i, one in enumerate(several)]
+
+
+def read_encoded(modality: str, index: int, item: EncodedItem, width: int) -> EmbeddingItem:
+    """Return the embeddings of an item that was encoded before. Raise MediaError if they do not fit the model or each other."""
+    if not width:
+        raise MediaError(modality, index, "this model takes no encoder rows; give the media itself")
+    if item.modality != modality:
+        raise MediaError(modality, index, f"it was encoded as {short_repr(item.modality, 40)}")
+    rows = check_rows(modality, index, item.rows, width)
+    if not all(isinstance(grid, ItemGeometry) for grid in item.geometries):
+        raise MediaError(modality, index, "the geometries of an EncodedItem must be those that encode_media returned")
+    counts = [grid.num_embeds for grid in item.geometries]
+    if min(counts, default=0) < 1 or sum(counts) != len(rows):
+        raise MediaError(modality, index, f"it has {len(rows)} rows, but its geometries make {sum(counts)}")
+    return EmbeddingItem(modality, {ROWS: rows}, replace(item, rows=rows))
 
 
 def check_rows(modality: str, index: int, rows: object, width: int) -> Tensor:

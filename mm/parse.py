@@ -12,11 +12,11 @@ import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from .embeddings import EmbeddingSpec, read_embeddings
+from .embeddings import EmbeddingSpec, read_embeddings, read_encoded
 from .errors import InputError, MediaError, check_utf8, media_error, short_repr, typed
 from .media.chunks import read_entry
 from .media.source import path_of
-from .types import EmbeddingItem, Media
+from .types import EmbeddingItem, EncodedItem, Media
 
 
 @dataclass(frozen=True, eq=False)
@@ -47,11 +47,13 @@ class MultiModalDataParser:
         modalities: accepted modalities.
         limits: largest number of items per modality in a prompt; absent: no limit.
         embeddings: formats of precomputed embeddings, by modality.
+        width: width of an encoder row; 0 refuses EncodedItems.
     """
 
     modalities: tuple[str, ...]
     limits: Mapping[str, int] = field(default_factory=dict)
     embeddings: Mapping[str, EmbeddingSpec] = field(default_factory=dict)
+    width: int = 0
 
     def parse(
         self,
@@ -97,7 +99,9 @@ class MultiModalDataParser:
 
     def _source(self, modality: str, index: int, media: Media) -> MediaSource:
         kind = modality
-        if modality == "vision_chunk":
+        if isinstance(media.data, EncodedItem):
+            media = replace(media, data=read_encoded(modality, index, media.data, self.width))
+        elif modality == "vision_chunk":
             try:
                 kind, media = read_entry(media)
             except InputError as error:

@@ -155,10 +155,14 @@ class VisionChunk:
 
 @dataclass(frozen=True)
 class EmbeddingItem:
-    """Precomputed embeddings by tensor name; width, dtype and finiteness are checked."""
+    """Precomputed embeddings by tensor name; width, dtype and finiteness are checked.
+
+    `encoded`: the item whose rows they are, if it is known; it tells their geometry.
+    """
 
     modality: str
     tensors: Mapping[str, Tensor]
+    encoded: EncodedItem | None = None
 
 
 MediaItem = ImageItem | VideoItem | AudioItem | VisionChunk
@@ -203,6 +207,26 @@ class ItemGeometry:
     def num_embeds(self) -> int:
         """Number of rows that the encoder returns for this item."""
         return prod(self.merged) + self.extra
+
+
+@dataclass(frozen=True, eq=False)
+class EncodedItem:
+    """The encoder rows of one item, as `LLM.encode_media` returns them. Accepted wherever the item itself is.
+
+    Args:
+        rows: `[rows, width]` as the decoder receives them; deepstack levels follow the first `hidden` numbers of a row.
+        geometries: grid, counts and timing of each piece of the item, in the order of the rows. Most items have one piece.
+        hash: 256-bit hex digest of content, processing options, checkpoint and `cache_salt`.
+        size: height and width of the source in pixels, (0, 0) for audio.
+        frames: the frames of a video that were used.
+    """
+
+    modality: str
+    rows: Tensor
+    geometries: tuple[ItemGeometry, ...]
+    hash: str = ""
+    size: tuple[int, int] = (0, 0)
+    frames: FramePlan | None = None
 
 
 @dataclass(frozen=True)

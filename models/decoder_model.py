@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from contextvars import ContextVar
 from dataclasses import replace
 from typing import ClassVar
 
@@ -29,6 +31,17 @@ TEXT_PREFIXES = (
 """Name prefixes of decoder and head in multimodal checkpoints of transformers 5 and 4."""
 _HEAD = "head.lm_head."
 _MTP = ("mtp.", "model.mtp", "language_model.mtp")  # tensors for multi-token prediction, which are not used
+_on_meta = ContextVar("sensorium_decoder_on_meta", default=False)
+
+
+@contextmanager
+def decoder_on_meta() -> Iterator[None]:
+    """Build decoders and heads without memory, for `DecoderModel.remove_decoder`."""
+    token = _on_meta.set(True)
+    try:
+        yield
+    finally:
+        _on_meta.reset(token)
 
 
 class DecoderModel(nn.Module):
@@ -57,7 +70,7 @@ class DecoderModel(nn.Module):
         self.spec, self.dtype, self.adapter_mask = spec, dtype, AdapterMask()
         self.rope_axes, self.vocab_size, self.max_positions = spec.rope_axes, spec.vocab_size, spec.max_positions
         self.hidden_size, self.row_size = spec.hidden_size, spec.hidden_size * (1 + len(spec.deepstack))
-        self.language_model = Decoder(spec, dtype, device)
+        self.language_model = Decoder(spec, dtype, torch.device("meta") if _on_meta.get() else device)
         self.cache_specs = self.language_model.cache_specs
         self.head: LmHead | None = self._build_head(spec.tied)
 
@@ -123,10 +136,15 @@ class DecoderModel(nn.Module):
         if not modalities:
             self._remove(*(name for name, _ in self.named_children() if name not in ("language_model", "head")))
 
+    def remove_decoder(self) -> None:
+        """Remove decoder and head; their weights are not loaded. Call it before `load_weights`."""
+        self._remove("language_model", "head")
+
     def _remove(self, *names: str) -> None:
         """Remove submodules and ignore their weights."""
         for name in names:
-            getattr(self, name).to("meta")  # frees its memory even if something else refers to it
+            if getattr(self, name) is not None:
+                getattr(self, name).to("meta")  # frees its memory even if something else refers to it
             setattr(self, name, None)
         self.ignored = (*self.ignored, *(f"{name}." for name in names))
 

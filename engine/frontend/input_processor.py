@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...mm.errors import InputError, MediaError
+from ...mm.errors import InputError, MediaError, typed
 from ...mm.media import gate
 from ...mm.media.ledger import Ledger
 from ...mm.parse import MediaSource
@@ -23,6 +23,8 @@ from .items import PlannedItem, ProcessedItem, final_plan, num_bytes, source_byt
 from .media import MultiModalProcessor, MultiModalSettings
 from .prompt_embeds import prompt_embeds_features, read_prompt_embeds
 from .prompts import Prompt, read_prompt
+
+_TEXT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds")
 
 
 @dataclass(frozen=True)
@@ -181,6 +183,18 @@ class InputProcessor:
         if self._adds_special_tokens:
             ids = self._tokenizer.add_special_tokens(ids)
         return self._parse(prompt, ids, reserve, has_placeholders=bool(placeholders))
+
+    def parse_media(self, prompt: object) -> ParsedPrompt:
+        """Parse the media of a prompt, with or without text, for their encoder rows. The text is not read."""
+        if not isinstance(prompt, Mapping):
+            form = '{"multi_modal_data": {"image": ...}}'
+            raise InputError(f"encode_media takes prompts such as {form}, not {typed(prompt)}", param="prompts")
+        read = self._read({name: value for name, value in prompt.items() if name not in _TEXT_KEYS} | {"prompt": ""})
+        sources = self.media.parse(read.media, read.uuids, read.options)
+        if not sources:
+            raise InputError("there is nothing to encode; give multi_modal_data", param="multi_modal_data")
+        ids = [self._info.placeholder_ids[source.modality] for source in sources]
+        return ParsedPrompt(self, read, ids, sources, 1, self.media.budget.open())
 
     def adapter(self, modalities: Iterable[str]) -> str:
         """Return the adapter for a sequence with items of these modalities, "" for none."""

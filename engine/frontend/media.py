@@ -64,6 +64,7 @@ class MultiModalSettings:
         max_rows: maximum number of encoder rows of one item.
         kernels: backends of ops, as in EngineConfig.
         device: where items are processed; None for the CPU.
+        encodes: False if there is no encoder, so that items must be encoder rows.
     """
 
     policy: MediaPolicy = field(default_factory=MediaPolicy)
@@ -77,6 +78,7 @@ class MultiModalSettings:
     max_rows: int = MAX_ITEM_ROWS
     kernels: str = ""
     device: MediaDevice | None = None
+    encodes: bool = True
 
 
 class MultiModalProcessor:
@@ -268,6 +270,8 @@ class MultiModalProcessor:
             processed = self._cache.get(key) if identify else None
             if isinstance(source.data, EmbeddingItem):
                 processed = _from_embeddings(source.data, item_info)
+            elif not self.settings.encodes and processed is None:
+                raise InputError('this engine has no encoder (parts="decoder"); give encoder rows in place of the media')
             if processed is None and source.data is None:
                 raise _cache_miss(source)
             policy = self.settings.policy
@@ -372,8 +376,12 @@ def _stage(name: str) -> Iterator[None]:
 
 
 def _from_embeddings(item: EmbeddingItem, info: ProcessingInfo) -> ProcessedItem:
+    rows, encoded = item.tensors[ROWS], item.encoded
+    if encoded is not None:
+        parts = rows.split([grid.num_embeds for grid in encoded.geometries])
+        pieces = [({ROWS: FieldElem(part, FlatField())}, grid) for part, grid in zip(parts, encoded.geometries, strict=True)]
+        return ProcessedItem(tuple(pieces), encoded.size, encoded.frames)
     grid = info.embeds_geometry(item)
-    rows = item.tensors[ROWS]
     if grid.num_embeds != len(rows):
         raise InputError(f"it has {len(rows)} rows, but its grid makes {grid.num_embeds}; give {grid.num_embeds}")
     return ProcessedItem((({ROWS: FieldElem(rows, FlatField())}, grid),))

@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+import torch
 from torch import Tensor
 
 from ...mm.errors import ErrorInfo, InputError
+from ...mm.types import EncodedItem
 from ...processors.text.tokenizer import StreamDecoder, Tokenizer
 from ..errors import error_text
 from ..sampling_params import SamplingParams
@@ -142,6 +144,7 @@ class OutputBuilder:
         self.timings: dict[str, float] = {}
         self.stats: dict[str, SequenceStats] = {}
         self.pooled: Tensor | None = None
+        self.encoded: tuple[EncodedItem, ...] = ()
         self.changed = False
 
     def num_tokens(self, name: str) -> int:
@@ -172,6 +175,8 @@ class OutputBuilder:
         stopped = answer.add(output)
         self.error = self.error or self._with_item(output.error)
         self.pooled = output.pooled
+        if output.encoder_rows:
+            self.encoded = tuple(self._encoded_item(i, output.encoder_rows) for i in range(len(self.prepared.items)))
         return stopped
 
     def close(self, reason: str, error: ErrorInfo | None = None) -> None:
@@ -209,7 +214,16 @@ class OutputBuilder:
             first.cached_tokens,
             sum(stats.preemptions for stats in self.stats.values()),
             self.pooled,
+            self.encoded,
         )
+
+    def _encoded_item(self, index: int, rows: Sequence[Tensor]) -> EncodedItem:
+        """Return the item with the rows of its pieces."""
+        plan, prepared = self.prepared.items[index], self.prepared
+        pieces = [i for i, owner in enumerate(prepared.item_of) if owner == index]
+        features = [prepared.features[i] for i in pieces]
+        grids, key = tuple(feature.geometry for feature in features), features[0].hash.partition(".")[0]
+        return EncodedItem(plan.modality, torch.cat([rows[i] for i in pieces]), grids, key, plan.size, plan.frames)
 
     def freeze(self) -> None:
         """Stop decoding after an error, and keep the text decoded so far."""

@@ -14,6 +14,7 @@ from ..config import EngineConfig
 from ..core import EngineCore
 from ..core_client import CoreClient
 from ..core_process import ProcessCore
+from ..encoder_core import EncoderCore
 from ..kv_cache.block_pool import BlockPools
 from ..kv_cache.groups import bytes_per_block, group_layers
 from ..model_files import ModelFiles
@@ -50,7 +51,7 @@ def load_core(
 
 def load_engine(
     config: EngineConfig, files: ModelFiles, info: ProcessingInfo, tokenizer: Tokenizer
-) -> tuple[EngineCore, EngineConfig]:
+) -> tuple[EngineCore | EncoderCore, EngineConfig]:
     """Build the model, plan and allocate the caches, and load the weights. Return the core and the resolved options.
 
     Raises:
@@ -69,11 +70,15 @@ def load_engine(
         fingerprint = digest("sensorium.encoder", content, config.quantization, config.media_device)
         store = EncoderStore(folder, capacity, fingerprint, model.row_size, dtype, device)
         # the caches are allocated before weights are read, so that a plan that does not fit fails at once
-        grammars = GrammarFactory(tokenizer, config.grammar_seconds, config.quarantine_seconds)
-        core = build_core(model, config, engine.sizes, info.prompt_attention, store, grammars, engine.source)
+        core: EngineCore | EncoderCore
+        if config.parts == "encoder":
+            core = EncoderCore(model, config, engine.sizes.max_model_len, store, engine.source.modalities)
+        else:
+            grammars = GrammarFactory(tokenizer, config.grammar_seconds, config.quarantine_seconds)
+            core = build_core(model, config, engine.sizes, info.prompt_attention, store, grammars, engine.source)
         engine.source.load_weights(model)
         if config.warm_up:
-            encode_small_items(model, info, [name for name in info.modalities if config.takes(name)], dtype, device)
+            encode_small_items(model, info, [name for name in info.modalities if config.encodes(name)], dtype, device)
         return core, config
 
 

@@ -85,6 +85,8 @@ def max_sizes(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_mo
     embeds = {PROMPT_EMBEDS: min(PROMPT_EMBEDS_ROWS, max_model_len)} if config.enable_prompt_embeds else {}
     cached = items | embeds if info.modalities or embeds else None
     encoder_cache_bytes = 0 if cached is None else encoder_cache_budget(config, cached, row_bytes)
+    if config.parts == "encoder":  # the rows of one call, and their copies on the host
+        encoder_cache_bytes = 2 * max(*items.values(), config.max_encoder_tokens) * row_bytes
     return MaxSizes(max_model_len, max([max_model_len, *cross]), step_rows, encoder_cache_bytes, items)
 
 
@@ -174,33 +176,35 @@ def encoder_cache_budget(config: EngineConfig, item_rows: Mapping[str, int], row
 def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes: MaxSizes) -> MemoryPlan:
     """Plan the memory of an engine. The model may be on the meta device. Raise ConfigError as `num_cache_blocks` does."""
     device, dtype = config.torch_device, model.cache_specs[0].dtype
-    blocks = num_cache_blocks(config, model.cache_specs, sizes, device)
+    decodes = config.parts != "encoder"
     block_bytes = [group.block_bytes(config.block_size) for group in group_layers(model.cache_specs)]
+    blocks = num_cache_blocks(config, model.cache_specs, sizes, device) if decodes else (0,) * len(block_bytes)
     items = sizes.item_rows
     keys = min(max(blocks) * config.block_size, config.max_num_seqs * sizes.keys)
     rows = min(sizes.step_rows, keys)
     int8, quantized_kv = config.quantization is not None, config.kv_cache_dtype != "auto"
     step = StepLimits(rows, keys, sizes.keys, device, int8, quantized_kv, getattr(model, "formats", None) is not None)
     hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
-    call_rows = {name: max(most, config.max_encoder_tokens) for name, most in items.items()}  # maximum rows of a call
+    encoded = {name: most for name, most in items.items() if config.encodes(name)}
+    call_rows = {name: max(most, config.max_encoder_tokens) for name, most in encoded.items()}  # maximum rows of a call
     queued = QUEUE_BYTES if config.encoder_cache_dir is not None else 0
-    processed = max((model.input_bytes(name, most) for name, most in items.items()), default=0)
+    processed = max((model.input_bytes(name, most) for name, most in encoded.items()), default=0)
     limits = _item_limits(config, model, sizes)
-    decoding = {name: decoding_bytes(name, config.media, info.decode_spec) for name in items}
+    decoding = {name: decoding_bytes(name, config.media, info.decode_spec) for name in encoded}
     worst = max(decoding, key=lambda name: decoding[name], default="")
     blocks_per_sequence = -(-sizes.keys // config.block_size)
     return MemoryPlan(
         weights=weight_bytes(model, device, config.quantization),
         kv_cache=sum(map(mul, blocks, block_bytes)),
         encoder_cache=sizes.encoder_cache_bytes + queued,
-        decoder_step=max(model.forward_bytes(replace(step, rows=n)) for n in _worst_counts(rows)),
+        decoder_step=max(model.forward_bytes(replace(step, rows=n)) for n in _worst_counts(rows)) if decodes else 0,
         logits_step=hidden + sampling_bytes(model.vocab_size, sampled, min(rows, LOGITS_ROWS), dtype, device),
         encoder_step=max(
             (model.encoder_bytes(name, n, step) for name, most in call_rows.items() for n in _worst_counts(most)), default=0
         ),
         media_held=(MEDIA_BYTES + (1 + config.media_workers) * processed) if items or config.enable_prompt_embeds else 0,
         processor_cache=config.mm_processor_cache_bytes if items else 0,
-        graphs=decode_graphs.graph_bytes(model, config.max_num_seqs, len(blocks), blocks_per_sequence, step)
+        graphs=(decode_graphs.graph_bytes(model, config.max_num_seqs, len(blocks), blocks_per_sequence, step) if decodes else 0)
         + encoder_graphs.graph_bytes(model, call_rows, step),
         # on a GPU, each worker holds a chunk of its input, of an intermediate result and of its output
         media_step=4 * config.media_workers * MAX_TRANSFER_BYTES if items and config.media_device != "cpu" else 0,
@@ -208,7 +212,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         decoding=config.media_workers * decoding.get(worst, 0),
         max_items=tuple(find_max_item(name, info, limits) for name in items),
         decoding_limits=f"max_bytes and {_DECODED_BY.get(worst, 'max_video_bytes')}",
-        encode_beside=config.uses_async_scheduling,
+        encode_beside=config.uses_async_scheduling and decodes,
         device=str(device),
         media_device="cpu" if config.media_device == "cpu" else str(config.torch_media_device),
     )

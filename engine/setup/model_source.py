@@ -15,7 +15,7 @@ from ...kernels.dispatch import use_backends
 from ...kernels.kv_quant import CACHE_DTYPES
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError
 from ...models.adapters import adapter_spec, attach
-from ...models.decoder_model import TEXT_PREFIXES, DecoderModel
+from ...models.decoder_model import TEXT_PREFIXES, DecoderModel, decoder_on_meta
 from ...models.fallback.fallback import Fallback
 from ...models.formats.assign import assign
 from ...models.formats.read import read_quantization
@@ -93,9 +93,9 @@ class ModelSource:
         return model
 
     def _build(self, device: torch.device) -> Model:
-        modalities = [name for name in self.modalities if self.config.limit_mm_per_prompt.get(name) != 0]
-        model = build_model(self.files, self.info, self.dtype, device, modalities)
-        if self.config.enable_prompt_embeds and isinstance(model, DecoderModel):
+        modalities = [name for name in self.modalities if self.config.encodes(name)]
+        model = build_model(self.files, self.info, self.dtype, device, modalities, self.config.parts)
+        if isinstance(model, DecoderModel) and (self.config.enable_prompt_embeds or self.config.parts == "decoder"):
             model.reads_encoder_rows = True
         model.cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.cache_specs)
         return model
@@ -115,22 +115,32 @@ def with_cache_dtype(name: str, specs: Sequence[CacheSpec]) -> Sequence[CacheSpe
 
 
 def build_model(
-    files: ModelFiles, info: ProcessingInfo, dtype: torch.dtype, device: torch.device, modalities: Sequence[str]
+    files: ModelFiles,
+    info: ProcessingInfo,
+    dtype: torch.dtype,
+    device: torch.device,
+    modalities: Sequence[str],
+    parts: str = "all",
 ) -> Model:
     """Build a checkpoint's model and its adapters, without weights.
 
     Args:
         modalities: those whose encoders are needed.
+        parts: as in EngineConfig.
 
     Raises:
-        ConfigError: config.json describes no model.
+        ConfigError: config.json describes no model, or the model cannot be built in parts.
         CheckpointError: a scheme of a quantised checkpoint is not supported, or the stored tensors do not fit the model.
     """
     row, quantization = resolve_architecture(files), read_quantization(files.quantization_config)
     headers = read_headers(files.path)
     for part, folder in files.external:
         headers |= dict(part.rename(read_headers(folder).items()))
-    with explain_fallback(row, files), deferred_weights() if quantization else nullcontext():
+    with (
+        explain_fallback(row, files),
+        deferred_weights() if quantization else nullcontext(),
+        decoder_on_meta() if parts == "encoder" else nullcontext(),
+    ):
         if quantization is not None and is_fallback(row):
             reason = "runs through transformers, where quantised checkpoints are not supported; use one that is not quantised"
             raise ConfigError(f"{files.architecture} {reason}")
@@ -142,15 +152,28 @@ def build_model(
         if adapter is not None and adapter.changes_embeddings and _has_tied_head(model):
             reason = "changes the token embeddings, to which the model's head is tied; merge it into the model"
             raise CheckpointError(f"the adapter {files.adapter} {reason}")
-        if isinstance(model, DecoderModel):
-            model.keep_encoders(modalities)
+        _keep_parts(model, parts, modalities)
     if quantization is not None:
         assign(cast(nn.Module, model), quantization, headers or None)
     if headers:
         model.check_weights(headers)
-    adapters = dict.fromkeys(info.adapters.values())
+    adapters = dict.fromkeys(() if parts == "encoder" else info.adapters.values())
     attach(model, [adapter_spec(name, read_json(files.path / name / ADAPTER)) for name in adapters])
     return model
+
+
+def _keep_parts(model: Model, parts: str, modalities: Sequence[str]) -> None:
+    """Remove encoders of other modalities and, for parts="encoder", the decoder."""
+    if isinstance(model, DecoderModel):
+        model.keep_encoders(modalities)
+    elif parts != "all":
+        reason = "needs a decoder-only model that does not run through transformers"
+        raise ConfigError(f"parts={parts!r} {reason}; leave it out", param="parts")
+    if parts == "encoder" and isinstance(model, DecoderModel):
+        if not modalities:
+            reason = "parts='encoder', but no encoder is left; leave it out, or raise limit_mm_per_prompt"
+            raise ConfigError(reason, param="parts")
+        model.remove_decoder()
 
 
 def read_merged_adapter(

@@ -87,7 +87,8 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
         )
     source = ModelSource(config, files, info)
     plan_model = cache(source.build_for_plan)
-    config = resolve_cache_memory(config, plan_model, info)
+    if config.parts != "encoder":
+        config = resolve_cache_memory(config, plan_model, info)
     model = source.build_on_device() if on_device else plan_model()
     sizes = max_sizes(config, info, row_bytes(model), resolve_max_model_len(config, model))
     return ResolvedEngine(config, source, model, sizes)
@@ -129,7 +130,7 @@ def warn_slow_dtype(config: EngineConfig, dtype: torch.dtype) -> str:
 def resolve_max_model_len(config: EngineConfig, model: Model) -> int:
     """Return `max_model_len`. If it is None, return the model's positions, or fewer if the KV cache cannot hold as many."""
     longest = check_max_model_len(config.max_model_len, model.max_positions)
-    if config.max_model_len is not None:
+    if config.max_model_len is not None or config.parts == "encoder":
         return longest
     room = max_len_in_cache(config, model.cache_specs, config.torch_device)
     if room < longest:

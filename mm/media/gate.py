@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import replace
+from dataclasses import astuple, replace
 from functools import partial
 from typing import Any
 
@@ -55,7 +55,9 @@ def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
     """Return 64 hex digits of the content: encoded bytes as they are, pixels and samples with shape and dtype."""
     with error_context(source):
         if isinstance(source.data, EmbeddingItem):
-            return digest("rows", source.modality, source.data.tensors)
+            encoded = source.data.encoded
+            grids = () if encoded is None else tuple(astuple(grid) for grid in encoded.geometries)
+            return digest("rows", source.modality, source.data.tensors, grids)
         if _has_encoded_frames(source.data):
             return digest("media", source.modality, source.kind, "files", source.data, policy.background)
         if source.kind == "image":

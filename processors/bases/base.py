@@ -174,7 +174,8 @@ class BaseProcessingInfo(ABC):
     def parser(self) -> MultiModalDataParser:
         """Return a parser of media in any form and, unless `embeds_layout` is None, of precomputed embeddings."""
         accepted = self.modalities if self.embeds_layout else ()
-        return MultiModalDataParser(self.modalities, embeddings={name: self._embedding_spec(name) for name in accepted})
+        specs = {name: self._embedding_spec(name) for name in accepted}
+        return MultiModalDataParser(self.modalities, embeddings=specs, width=self.embed_width)
 
     def _embedding_spec(self, modality: str) -> EmbeddingSpec:
         grid = f"{modality}_grid_thw" if self.embeds_layout == "grid" else None

@@ -1,0 +1,155 @@
+"""The core of an engine with `parts="encoder"`: it returns the encoder rows of items, and has no decoder and no KV cache."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import replace
+from typing import Never
+
+import torch
+
+from ..kernels.dispatch import use_backends
+from ..mm.errors import InputError
+from ..mm.types import MultiModalFeature, find_item
+from ..models.interface import Model
+from .config import EngineConfig
+from .scheduler.quarantine import Quarantine
+from .threads import use_threads
+from .types import CoreInfo, CoreOutputs, EncodeResult, EngineRequest, EngineStats, SequenceStats, TokenOutput
+from .worker.encoder_runner import EncoderRunner
+from .worker.encoder_store import EncoderStore
+
+
+class EncoderCore:
+    """Encodes the items of requests behind the verbs of `CoreClient`, in this process.
+
+    A step takes requests in order of (priority, arrival) until they have `max_encoder_tokens` rows, at least one, and encodes
+    each distinct item once. Rows are kept on disk only (`encoder_cache_dir`).
+    """
+
+    can_restart = asleep = False
+
+    def __init__(
+        self, model: Model, config: EngineConfig, max_model_len: int, store: EncoderStore, modalities: tuple[str, ...]
+    ) -> None:
+        self._model, self._kernels, self._max_rows = model, config.kernels, config.max_encoder_tokens
+        self._store, self._runner = store, EncoderRunner(store, config.torch_device)
+        self._quarantine = Quarantine(config.quarantine_seconds)
+        self._waiting: dict[str, tuple[EngineRequest, float]] = {}  # with the time of its arrival
+        self._stats = EngineStats()
+        self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: None  # called with items that are encoded now
+        self.info = CoreInfo(
+            max_model_len=max_model_len,
+            max_num_seqs=config.max_num_seqs,
+            vocab_size=model.vocab_size,
+            hidden_size=model.hidden_size,
+            row_bytes=store.row_bytes,
+            dtype=str(store.dtype).removeprefix("torch."),
+            device=str(config.torch_device),
+            modalities=modalities,
+            can_generate=False,
+        )
+
+    def bind_thread(self, num_threads: int) -> None:
+        """Set torch's threads and the GPU of the calling thread, which will call `step`."""
+        use_threads(num_threads)
+        if self.info.device != "cpu":
+            torch.cuda.set_device(self.info.device)
+
+    @property
+    def stats(self) -> EngineStats:
+        return replace(self._stats, waiting=len(self._waiting), quarantined=len(self._quarantine))
+
+    def add(self, request: EngineRequest) -> None:
+        """Queue a request. Raise InputError for an item in quarantine, or an id that is in use."""
+        self._quarantine.check_items(request.features)
+        if request.request_id in self._waiting:
+            raise InputError(f"request {request.request_id!r} is already being served")
+        self._waiting[request.request_id] = request, time.perf_counter()
+
+    def abort(self, request_id: str) -> TokenOutput | None:
+        return TokenOutput(request_id, ()) if self._waiting.pop(request_id, None) else None
+
+    def step(self) -> CoreOutputs:
+        """Encode the items of the next requests and return their rows."""
+        batch = self._next_batch()
+        if not batch:
+            return CoreOutputs((), True, self.stats)
+        items = {item.hash: item for request, _ in batch for item in request.features}
+        self.report_encoding(items)
+        start = time.perf_counter()
+        with use_backends(self._kernels), torch.inference_mode():
+            results = {result.hash: result for result in self._runner.encode(self._model, list(items.values()))}
+        outputs = tuple(self._output(request, arrival, start, results) for request, arrival in batch)
+        self._store.drop(items)
+        self.report_encoding(())
+        for result in results.values():
+            if result.item_failed:
+                self._quarantine.add(result.hash)
+        num_stored = sum(result.source == "disk" for result in results.values())
+        self._stats = replace(
+            self._stats,
+            steps=self._stats.steps + 1,
+            encoder_calls=self._stats.encoder_calls + len(results) - num_stored,
+            encoder_disk_hits=self._stats.encoder_disk_hits + num_stored,
+        )
+        return CoreOutputs(outputs, False, self.stats)
+
+    def _next_batch(self) -> Sequence[tuple[EngineRequest, float]]:
+        """Remove the requests of the next step from the queue and return them with their times of arrival."""
+        batch, rows = list[tuple[EngineRequest, float]](), 0
+        for request, arrival in sorted(self._waiting.values(), key=lambda entry: entry[0].priority):
+            rows += sum(item.range.num_embeds for item in request.features)
+            if batch and rows > self._max_rows:
+                break
+            batch.append((request, arrival))
+            del self._waiting[request.request_id]
+        return batch
+
+    def _output(self, request: EngineRequest, arrival: float, start: float, results: Mapping[str, EncodeResult]) -> TokenOutput:
+        own, name = [results[item.hash] for item in request.features], request.request_id
+        timings = {"queue": start - arrival, "encode": sum(result.seconds for result in own)}
+        for result in own:
+            if result.error is not None:
+                error = result.error.for_item(*find_item(request.features, result.hash))
+                return TokenOutput(name, (), finish_reason="error", error=error, timings=timings)
+        rows = tuple(self._store.rows[item.hash].to("cpu", copy=True) for item in request.features)
+        stats = SequenceStats(items=tuple(result.source for result in own))
+        return TokenOutput(name, (), finish_reason="length", timings=timings, stats=stats, encoder_rows=rows)
+
+    def append(
+        self,
+        request_id: str,
+        token_ids: Sequence[int],
+        features: Sequence[MultiModalFeature] = (),
+        close: bool = False,
+        adapter: str | None = None,
+    ) -> Never:
+        self._refuse()
+
+    def truncate(self, request_id: str, num_tokens: int) -> Never:
+        self._refuse()
+
+    def pause(self, request_id: str) -> Never:
+        self._refuse()
+
+    def reset_prefix_cache(self) -> bool:
+        """Return True: there is no prefix cache."""
+        return True
+
+    def sleep(self) -> Never:
+        raise InputError("an engine with parts='encoder' cannot sleep; close it and make a new one")
+
+    def wake_up(self) -> None:
+        """Do nothing: the engine cannot sleep."""
+
+    def restart(self) -> None:
+        """Never called: `can_restart` is False."""
+
+    def close(self) -> None:
+        """Write pending rows to disk."""
+        self._store.flush()
+
+    def _refuse(self) -> Never:
+        raise InputError("this engine has only the encoder and holds no sequences")
