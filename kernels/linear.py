@@ -24,7 +24,7 @@ from .dispatch import backend
 from .fp8 import Fp8Weight, fp8_linear, pack_fp8
 from .grouped import ShardedWeight, grouped_linear
 from .int8 import Int8PanelWeight, Int8Weight, int8_linear, pack_int8
-from .panels import pad_outputs, to_panels
+from .panels import PANEL_WIDTH, pad_outputs, to_panels
 
 _MIN_ROWS_ONEDNN, _MIN_ROWS_MKL = 2, 16
 
@@ -47,7 +47,10 @@ class DenseWeight:
 
 @dataclass(frozen=True, eq=False)
 class PanelWeight:
-    """A bfloat16 weight for the C++ kernel (`panels.to_panels`), with a float32 bias for every padded output."""
+    """A weight for the C++ kernel (`panels.to_panels`) in bfloat16, or in float32 for a tied head.
+
+    `bias`: float32, for every padded output.
+    """
 
     weight: Tensor
     bias: Tensor
@@ -70,6 +73,26 @@ def pack(weight: Tensor, bias: Tensor | None, quantization: str | None = None) -
     if chosen == "torch":
         return DenseWeight(weight, bias)
     return OneDnnWeight(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None), bias)
+
+
+def shares_table(inputs: int, device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether token embeddings and a tied head can share panels, from which rows can be read."""
+    chosen = backend("linear", device, dtype)
+    native_float = chosen == "onednn" and dtype == torch.float32 and native.multiplies_float32()
+    return inputs % 2 == 0 and (chosen == "native" or native_float)
+
+
+def pack_table(table: Tensor) -> PanelWeight:
+    """Pack the token embeddings `[vocab, hidden]` of a tied head, if `shares_table`."""
+    return PanelWeight(to_panels(table), pad_outputs(torch.zeros(len(table))), len(table))
+
+
+def read_rows(table: PanelWeight, ids: Tensor) -> Tensor:
+    """Return rows `[ids, hidden]` of packed token embeddings."""
+    index = [ids // PANEL_WIDTH, None, ids % PANEL_WIDTH]
+    # an index of integers; that of Tensor's brackets may be a mask, whose result could not be recorded
+    rows: Tensor = torch.ops.aten._unsafe_index.Tensor(table.weight, index)
+    return rows.flatten(1)
 
 
 def linear(x: Tensor, weights: LinearWeight) -> Tensor:

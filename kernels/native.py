@@ -91,6 +91,12 @@ def has_avx512_bf16() -> bool:
     return bool(torch.cpu._is_avx512_bf16_supported()) and not hides_avx512()
 
 
+def multiplies_float32() -> bool:
+    """Return whether "linear" takes float32 here. oneDNN is as fast, but its layout cannot be read by row."""
+    found = library()
+    return found is not None and hasattr(found, "sensorium_linear_float32") and has_vnni() and has_avx512_bf16()
+
+
 def available(device: torch.device, dtype: torch.dtype) -> bool:
     return device.type == "cpu" and dtype in _TYPES and library() is not None
 

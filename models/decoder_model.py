@@ -75,10 +75,10 @@ class DecoderModel(nn.Module):
         self.head: LmHead | None = self._build_head(spec.tied)
 
     def _build_head(self, tied: bool) -> LmHead:
-        spec, table = self.spec, self.language_model.embed_tokens.weight
-        shared = table if tied else None
+        spec, embedding = self.spec, self.language_model.embed_tokens
+        tied_to, device = embedding if tied else None, embedding.weight.device
         return LmHead(
-            spec.hidden_size, spec.vocab_size, shared, self.dtype, table.device, scale=spec.logit_scale, cap=spec.logit_cap
+            spec.hidden_size, spec.vocab_size, tied_to, self.dtype, device, scale=spec.logit_scale, cap=spec.logit_cap
         )
 
     @property

@@ -103,6 +103,11 @@ class OpBytes:
         return 0 if self.fused("varlen_attention") or self.dtype == torch.float32 else 2 * width * self.dtype.itemsize
 
 
+def panel_bytes(inner: int, outer: int, dtype: torch.dtype) -> int:
+    """Return the bytes of a weight in panels, with a float32 bias."""
+    return -(-outer // PANEL_WIDTH) * PANEL_WIDTH * (inner * dtype.itemsize + FLOAT32)
+
+
 def packed_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, device: torch.device, int8: bool) -> int:
     """Return the bytes of a packed Linear. C++ pads panels and adds a float32 bias, in 8 bits also a shift and a scale."""
     original = outer * bias * dtype.itemsize
@@ -112,5 +117,5 @@ def packed_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, 
     if int8:
         return outer * (inner + FLOAT32) + original
     if backend("linear", device, dtype) == "native" and inner % 2 == 0:
-        return padded * (inner * dtype.itemsize + FLOAT32) + original
+        return panel_bytes(inner, outer, dtype) + original
     return outer * inner * dtype.itemsize + original

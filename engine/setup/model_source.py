@@ -187,7 +187,7 @@ def read_merged_adapter(
 
 def _has_tied_head(model: Model) -> bool:
     heads = (module for module in cast(nn.Module, model).modules() if isinstance(module, LmHead))
-    return isinstance(model, Fallback) or any(head.table is not None for head in heads)
+    return isinstance(model, Fallback) or any(head.tied_to for head in heads)
 
 
 def build_from_json(what: str, kind: Callable[..., object], *arguments: object) -> object:

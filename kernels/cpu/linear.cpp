@@ -1,4 +1,4 @@
-// Linear layers with packed weights, for x86 CPUs with AVX-512: bfloat16, or int8 (W8A8). int8 quantises, multiplies and rescales
+// Linear layers with packed weights, for x86 CPUs with AVX-512: bfloat16, float32 (tied heads), or int8 (W8A8). int8 quantises, multiplies and rescales
 // rows in one call, with the bits of int8_linear_reference in kernels/int8.py.
 // A weight [out, in] is packed as [panel of 64 outputs][word of inputs][64 outputs][inputs of a word], padded with zeros. One
 // instruction multiplies 16 outputs by the inputs in a 32-bit word and adds. Every sum adds words in order, so a row's bits do
@@ -69,6 +69,17 @@ struct Bf16Pairs {
 
     INLINE Sum add(Sum sum, __m512i inputs, __m512i columns) {
         return (Sum)_mm512_dpbf16_ps((__m512)sum, (__m512bh)inputs, (__m512bh)columns);
+    }
+
+    INLINE v16 value(Sum sum, const Weights& w, const char*, int64_t at) { return sum + load(w.bias + at); }
+};
+
+// Words of one float.
+struct Floats {
+    typedef v16 Sum;
+
+    INLINE Sum add(Sum sum, __m512i inputs, __m512i columns) {
+        return (Sum)_mm512_fmadd_ps((__m512)inputs, (__m512)columns, (__m512)sum);
     }
 
     INLINE v16 value(Sum sum, const Weights& w, const char*, int64_t at) { return sum + load(w.bias + at); }
@@ -225,12 +236,17 @@ void sensorium_int8_linear(int type, const char* x, int64_t rows, int64_t inputs
 #endif
 }
 
-// x [rows, 2 * words] -> out [rows, outputs], both bfloat16.
-void sensorium_linear(int, const char* x, int64_t rows, const char* panels, const float* bias, int64_t words, int64_t outputs,
+extern const int sensorium_linear_float32 = 1;  // a library without it multiplies bfloat16 only
+
+// x [rows, words of 2 bfloat16 or 1 float] -> out [rows, outputs] of the same type.
+void sensorium_linear(int type, const char* x, int64_t rows, const char* panels, const float* bias, int64_t words, int64_t outputs,
                       char* out, int threads) {
 #ifdef __x86_64__
     Weights weights{panels, nullptr, nullptr, bias, words, outputs};
-    multiply<Bf16Pairs>(weights, {x, 4 * words}, rows, (bf16*)out, threads);
+    if (type == FLOAT32)
+        multiply<Floats>(weights, {x, 4 * words}, rows, (float*)out, threads);
+    else
+        multiply<Bf16Pairs>(weights, {x, 4 * words}, rows, (bf16*)out, threads);
 #endif
 }
 }

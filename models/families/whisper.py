@@ -55,8 +55,9 @@ class Whisper(nn.Module):
         self._build_head(tied=bool(config.get("tie_word_embeddings", True)))
 
     def _build_head(self, tied: bool) -> None:
-        table = self.decoder.embed_tokens.weight
-        self.head = LmHead(self.hidden_size, self.vocab_size, table if tied else None, table.dtype, table.device)
+        embedding = self.decoder.embed_tokens
+        dtype, device = embedding.weight.dtype, embedding.weight.device
+        self.head = LmHead(self.hidden_size, self.vocab_size, embedding if tied else None, dtype, device)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         features: Tensor = tensors["input_features"]

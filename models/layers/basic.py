@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...kernels.linear import PanelWeight, pack_table, read_rows
 from ...kernels.norm import layer_norm, norm_heads_, rms_norm
 
 Converter = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
@@ -116,7 +117,12 @@ class Scale(TensorModule):
 
 
 class Embedding(WeightedLayer):
-    """Token ids `[rows]` -> embeddings `[rows, dim]`, multiplied by `scale`."""
+    """Token ids `[rows]` -> embeddings `[rows, dim]`, multiplied by `scale`.
+
+    `packed`: the table as a tied head has packed it for both (`share`), in place of `weight`.
+    """
+
+    packed: PanelWeight | None = None
 
     def __init__(self, vocab: int, dim: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> None:
         super().__init__()
@@ -126,6 +132,12 @@ class Embedding(WeightedLayer):
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{path}.weight", self.weight
 
+    def share(self) -> PanelWeight:
+        """Pack the table for a head as well, and drop the original."""
+        self.packed = pack_table(self.weight)
+        del self.weight
+        return self.packed
+
     def forward(self, ids: Tensor) -> Tensor:
-        rows = F.embedding(ids, self.weight)
+        rows = F.embedding(ids, self.weight) if self.packed is None else read_rows(self.packed, ids)
         return rows if self.scale == 1.0 else rows.mul_(self.scale)

@@ -7,9 +7,13 @@ from pathlib import Path
 
 import pytest
 import torch
+from sensorium.kernels import native
+from sensorium.kernels.dispatch import backend
+from sensorium.kernels.linear import PanelWeight
 from sensorium.mm.errors import ConfigError
 from sensorium.models.config import decoder_spec
 from sensorium.models.families.qwen2_vl import Qwen2VL, Qwen25VL
+from sensorium.models.layers.basic import Embedding
 from sensorium.models.layers.linear import Linear, LmHead
 from sensorium.models.text.stacks import STACKS
 from sensorium.models.vision.positions import plan_layout
@@ -112,10 +116,37 @@ def test_heads_give_float32() -> None:
     dict(own.proj.tensors(""))["lm_head.weight"].copy_(table)
     own.proj.pack()
     x = torch.randn(3, 4).bfloat16()
-    tied = LmHead(4, 10, table, torch.bfloat16, CPU)
+    embedding = Embedding(10, 4, torch.bfloat16, CPU)
+    embedding.weight.copy_(table)
+    tied = LmHead(4, 10, embedding, torch.bfloat16, CPU)
     tied.pack()
     assert tied(x).dtype == torch.float32
     assert torch.equal(own(x), tied(x))
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_a_tied_head_and_its_embeddings_take_what_is_planned(dtype: torch.dtype) -> None:
+    """They share one packed table where the C++ kernel multiplies this dtype."""
+    embedding = Embedding(130, 6, dtype, CPU)
+    table = torch.randn(130, 6).to(dtype)
+    embedding.weight.copy_(table)
+    head, held = LmHead(6, 130, embedding, dtype, CPU), embedding.packed_bytes(CPU, False)
+    held += head.packed_bytes(CPU, False)
+    head.pack()
+    packed = head.packed
+    if isinstance(packed, PanelWeight):
+        assert embedding.packed is packed
+        assert packed.weight.nbytes + packed.bias.nbytes == held
+    elif backend("linear", CPU, dtype) == "torch":
+        assert embedding.weight.nbytes == held
+    else:
+        assert 2 * embedding.weight.nbytes == held
+    ids, x = torch.tensor([0, 63, 64, 129, 5, 5]), torch.randn(7, 6).to(dtype)
+    assert torch.equal(embedding(ids), table[ids])
+    torch.testing.assert_close(head(x), (x.double() @ table.double().T).to(dtype).float(), rtol=1e-2, atol=1e-3)
+    assert torch.equal(head(x[2:3]), head(x)[2:3])
+    if native.multiplies_float32() and backend("linear", CPU, torch.bfloat16) == "native" and dtype != torch.float16:
+        assert embedding.packed is packed
 
 
 def test_flat_and_nested_configs_read_the_same() -> None:

@@ -41,7 +41,8 @@ def answers(llm: LLM, prompts: object = PROMPTS) -> list[tuple[int, ...]]:
 def held_by(llm: LLM) -> int:
     """Return the bytes of weights, caches and encoder rows."""
     runner = llm._engine_loop.core.runner
-    empty = runner.model.language_model.embed_tokens.weight.is_meta
+    table = runner.model.language_model.embed_tokens
+    empty = table.packed is None and table.weight.is_meta
     return (0 if empty else held(runner.model)) + given_bytes(runner.caches.tensors, runner.store.rows)
 
 
