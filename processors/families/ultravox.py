@@ -31,7 +31,7 @@ class UltravoxProcessingInfo(WindowedAudioInfo):
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
         """Return config.json with a placeholder that follows the decoder's vocabulary (v0.6) as part of the vocabulary."""
-        text, token = files.config.get("text_config") or {}, files.config.get("audio_token_index")
+        text, token = files.config.get("text_config") or files.config, files.config.get("audio_token_index")
         if not isinstance(token, int) or token != text.get("vocab_size"):
             return files
         return replace(files, config={**files.config, "text_config": {**text, "vocab_size": token + 1}})

@@ -40,7 +40,8 @@ def test_a_checkpoint_that_names_other_models_holds_all_itself(folder: Path) -> 
     change(folder, {"text_model_id": "no name"})
     with pytest.raises(CheckpointError, match=r"lacks .*text_model_id='no name', audio_model_id='a/tower'.; download it"):
         LLM(folder, max_model_len=256)
-    change(folder, {"text_config": None})
+    vocab = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
+    change(folder, {"text_config": None, "vocab_size": vocab, "audio_token_index": vocab})
     with pytest.raises(ConfigError, match=r"text_config is in another model \(text_model_id='no name'\), which is not here"):
         LLM(folder, max_model_len=256)
 
