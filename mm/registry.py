@@ -70,8 +70,9 @@ _ANY_STACK = frozenset({
     "ultravox",
 })  # fmt: skip
 _TEXT_STACKS = (
-    "DeepseekV2", "DeepseekV3", "Ernie4_5", "Ernie4_5_Moe", "Gemma", "Gemma2", "Gemma3", "Glm", "Glm4", "Glm4Moe", "Granite",
-    "Llama", "Ministral3", "Mistral", "Qwen2", "Qwen3", "Qwen3Moe",
+    "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm",
+    "Glm4", "Glm4Moe", "Granite", "HunYuanDenseV1", "Llama", "Ministral3", "Mistral", "Mixtral", "Olmo2", "Olmo3", "Olmoe",
+    "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SeedOss", "SmolLM3", "StableLm", "Starcoder2",
 )  # fmt: skip
 
 ARCHITECTURES: dict[str, Architecture] = {

@@ -18,6 +18,7 @@ from .text.spec import (
     LayerSpec,
     MlpSpec,
     MoeSpec,
+    Norms,
     RopeSpec,
     chunked_sections,
     interleaved_sections,
@@ -31,26 +32,38 @@ class Stack:
     Args:
         defaults: values of keys that config.json may leave out.
         bias: the q, k, v projections have a bias. out_bias: the output projection has one. None: read from the config.
-        qk_norm: as in AttentionSpec; None: read from the config. norms: as in LayerSpec.
+        qk_norm: as in AttentionSpec; None: read from the config. norms, parallel: as in LayerSpec.
+        norm: as in DecoderSpec. eps_key: key of the norms' epsilon.
         interleaved: as in RopeSpec.
         axes: function from mrope_section to the axis of each frequency; None: chunked, unless the config says interleaved.
-        fused: gate and up are stored as one matrix.
+        fused: gate and up are stored as one matrix. fused_qkv: as `fused` of AttentionSpec. plain: as in MlpSpec.
+        windows_rotate: if some layers have windows, only these have rotary positions.
+        scaled_windows: the rope scaling is for layers with windows, too.
         norm_offset: as in DecoderSpec.
         root_scale: token embeddings are scaled by the root of the hidden size.
         router: fields of MoeSpec.
+        refused: keys of config.json that ask for what the stack does not have here, if their value is true.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
     bias: bool | None = None
     out_bias: bool | None = None
     qk_norm: str | None = None
-    norms: tuple[str, ...] = PLAIN_NORMS
+    norms: Norms = PLAIN_NORMS
+    parallel: bool = False
+    norm: str = "rms"
+    eps_key: str = "rms_norm_eps"
     interleaved: bool = False
     axes: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
     fused: bool = False
+    fused_qkv: bool = False
+    plain: tuple[str, str] | None = None
+    windows_rotate: bool = False
+    scaled_windows: bool = True
     norm_offset: float = 0.0
     root_scale: bool = False
     router: Mapping[str, Any] = field(default_factory=dict)
+    refused: tuple[str, ...] = ()
 
 
 ALIASES = {
@@ -59,6 +72,8 @@ ALIASES = {
     "moe_num_experts": "num_experts",
     "moe_k": "num_experts_per_tok",
     "moe_num_shared_experts": "n_shared_experts",
+    "qkv_bias": "attention_bias",
+    "use_qkv_bias": "attention_bias",
 }
 """Other names of a key -> the name that is read here."""
 
@@ -129,20 +144,24 @@ def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **change
 def _read(config: Mapping[str, Any], text: Mapping[str, Any], stack: Stack) -> DecoderSpec:
     hidden = positive_int(text, "hidden_size")
     layers = tuple(
-        LayerSpec(_attention(text, stack, i), _mlp(text, stack, i), stack.norms)
+        LayerSpec(_attention(text, stack, i), _mlp(text, stack, i), stack.norms, stack.parallel)
         for i in range(positive_int(text, "num_hidden_layers"))
     )
+    ropes = [layer.attention.rope for layer in layers if layer.attention.rope is not None]
+    limits = [rope.scaling["original_max_position_embeddings"] for rope in ropes if "short_factor" in rope.scaling]
+    longest = positive_int({"max_position_embeddings": 32768, **text}, "max_position_embeddings")
     return DecoderSpec(
         vocab_size=positive_int(text, "vocab_size"),
         hidden_size=hidden,
         layers=layers,
-        eps=_positive({"rms_norm_eps": 1e-6, **text}, "rms_norm_eps"),
-        max_positions=positive_int({"max_position_embeddings": 32768, **text}, "max_position_embeddings"),
+        eps=_positive({stack.eps_key: 1e-6, **text}, stack.eps_key),
+        max_positions=min([longest, *limits]),
         tied=_tied(config, stack),
+        norm=stack.norm,
         norm_offset=stack.norm_offset,
         embed_scale=hidden**0.5 if stack.root_scale else text.get("embedding_multiplier", 1.0),
         residual_scale=text.get("residual_multiplier", 1.0),
-        logit_scale=1.0 / text.get("logits_scaling", 1.0),
+        logit_scale=text.get("logit_scale") or 1.0 / text.get("logits_scaling", 1.0),
         logit_cap=text.get("final_logit_softcapping"),
         mtp_layers=positive_int(text, _MTP_LAYERS) if text.get(_MTP_LAYERS) else 0,
     )
@@ -163,19 +182,30 @@ def _attention(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSp
         raise ConfigError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
     dim = positive_int(text, "head_dim") if text.get("head_dim") else positive_int(text, "hidden_size") // heads
     window = _window(text, layer)
+    rotated = _is_rotated(text, stack, layer)
     bias = bool(text.get("attention_bias", text.get("use_bias", False)))
     return AttentionSpec(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=dim,
         scale=text.get("attention_multiplier") or (text.get("query_pre_attn_scalar") or dim) ** -0.5,
-        rope=_rope(text, stack, dim, "full_attention" if window is None else "sliding_attention"),
+        rope=_rope(text, stack, dim, "full_attention" if window is None else "sliding_attention") if rotated else None,
         bias=bias if stack.bias is None else stack.bias,
-        out_bias=bias if stack.out_bias is None else stack.out_bias,
+        out_bias=bool(text.get("attention_out_bias", bias)) if stack.out_bias is None else stack.out_bias,
         qk_norm=stack.qk_norm or ("head" if text.get("use_qk_norm") else None),
         window=window,
         soft_cap=text.get("attn_logit_softcapping"),
+        fused=stack.fused_qkv,
     )
+
+
+def _is_rotated(text: Mapping[str, Any], stack: Stack, layer: int) -> bool:
+    """Return whether a layer has rotary positions: by a list, at an interval, or by its window."""
+    if text.get("no_rope_layers"):  # 1: it has
+        return bool(text["no_rope_layers"][layer])
+    if text.get("no_rope_layer_interval"):
+        return bool((layer + 1) % text["no_rope_layer_interval"])
+    return not stack.windows_rotate or not text.get("sliding_window") or _window(text, layer) is not None
 
 
 def _latent(text: Mapping[str, Any], stack: Stack) -> LatentSpec:
@@ -222,6 +252,8 @@ def _rope(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> RopeSpe
         rope = rope[kind]
     elif kind == "sliding_attention" and text.get("rope_local_base_freq"):
         rope, theta = {}, text["rope_local_base_freq"]
+    elif kind == "sliding_attention" and not stack.scaled_windows:
+        rope, theta = {}, rope.get("rope_theta") or theta
     if dim > _MAX_HEAD_DIM:
         raise ConfigError(f"heads of {dim} numbers are wider than the limit of {_MAX_HEAD_DIM}; download config.json again")
     rotated = int(dim * (rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0))
@@ -256,10 +288,10 @@ def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec
     act = check_activation("the decoder's hidden_act", text.get("hidden_activation") or text.get("hidden_act", "silu"))
     bias = bool(text.get("mlp_bias", text.get("use_bias", False)))
     if not text.get("num_experts") or not _sparse(text, layer):
-        return MlpSpec(positive_int(text, "intermediate_size"), act, bias, stack.fused)
-    inner = require(text, "moe_intermediate_size")
+        return MlpSpec(positive_int(text, "intermediate_size"), act, bias, stack.fused, stack.plain)
+    inner = require({"moe_intermediate_size": text.get("intermediate_size"), **text}, "moe_intermediate_size")
     widths = tuple(inner) if isinstance(inner, list | tuple) else (inner,)
-    shared = (text.get("n_shared_experts") or 0) * widths[0]
+    shared = text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * widths[0]
     spec = MoeSpec(
         **{
             "experts": positive_int(text, "num_experts"),

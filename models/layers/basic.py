@@ -67,6 +67,7 @@ class Norm(WeightedLayer):
     """RMSNorm, or LayerNorm if it has a bias. `[..., dim] -> [..., dim]`.
 
     Args:
+        centered: LayerNorm, though it has no bias.
         offset: added to the weight of an RMSNorm, for checkpoints that store it around 0.
         stored: last part of the name in the checkpoint, if it differs from the module's own.
     """
@@ -81,17 +82,18 @@ class Norm(WeightedLayer):
         *,
         offset: float = 0.0,
         stored: str | None = None,
+        centered: bool = False,
     ) -> None:
         super().__init__()
-        self.eps, self.offset, self.stored = eps, offset, stored
+        self.eps, self.offset, self.stored, self.has_bias = eps, offset, stored, bias
         self.weight = torch.empty(dim, dtype=dtype, device=device)
-        self.bias = torch.empty(dim, dtype=dtype, device=device) if bias else None
+        self.bias = torch.zeros(dim, dtype=dtype, device=device) if bias or centered else None
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         if self.stored is not None:
             path = path[: path.rfind(".") + 1] + self.stored
         yield f"{path}.weight", self.weight
-        if self.bias is not None:
+        if self.bias is not None and self.has_bias:
             yield f"{path}.bias", self.bias
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
@@ -103,6 +105,13 @@ class Norm(WeightedLayer):
     def heads_(self, x: Tensor) -> None:
         """Apply RMSNorm to each head of `x [rows, heads, dim]` in place; x may be a view into wider rows."""
         norm_heads_(x, self.weight, self.eps, self.offset)
+
+
+class AddResidual(TensorModule):
+    """Adds an output to the residual stream in place, where a layer has no norm."""
+
+    def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
+        return x if add is None else x.add_(add)
 
 
 class Scale(TensorModule):

@@ -1,11 +1,11 @@
-"""The gated MLP of decoders and of some towers."""
+"""The MLPs of decoders and of some towers, with a gate and without."""
 
 from __future__ import annotations
 
 import torch
 from torch import Tensor
 
-from ...kernels.activation import act_and_mul
+from ...kernels.activation import act_and_mul, activation
 from ..memory_formulas import OpBytes
 from .basic import TensorModule
 from .linear import Linear
@@ -38,6 +38,22 @@ class GatedMlp(TensorModule):
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
         """Run the MLP. `modality_ids` is ignored; `layers.moe` uses it."""
         return self.down(act_and_mul(self.act, self.gate_up(x)))
+
+
+class PlainMlp(TensorModule):
+    """`down(act(up(x)))`, `[rows, dim] -> [rows, dim]`. `names`: of both layers in the checkpoint."""
+
+    def __init__(
+        self, dim: int, inner: int, bias: bool, dtype: torch.dtype, device: torch.device, act: str, names: tuple[str, str]
+    ) -> None:
+        super().__init__()
+        self.act = act
+        self.up = Linear(dim, {names[0]: inner}, bias, dtype, device)
+        self.down = Linear(inner, {names[1]: dim}, bias, dtype, device)
+
+    def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
+        """Run the MLP. `modality_ids` is ignored, as in GatedMlp."""
+        return self.down(activation(self.act, self.up(x)))
 
 
 def gated_mlp_bytes(width: int, inner: int, ops: OpBytes, out: int | None = None) -> int:

@@ -25,6 +25,9 @@ from .builder import StoredTensor
 from .linear import Linear, weights_deferred
 from .mlp import GatedMlp, gated_mlp_bytes
 
+_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+"""Mixtral's names of an expert's layers."""
+
 
 class RouterCorrection(StoredTensor):
     """Bias added to a router's scores when experts are chosen, but not to their weights: float32 `[experts]`."""
@@ -73,10 +76,15 @@ class Mixture(WeightedLayer):
             self.stacked = StackedExperts(spec.act, _stack_weights(gate_ups, device), _stack_weights(downs, device))
         shared = spec.shared_inner if shared is None else shared
         self.shared_experts = mlp(inner=shared, device=device) if shared else None
+        gated = shared and spec.shared_gate
+        self.shared_gate = Linear(dim, {"shared_expert_gate": 1}, False, dtype, device, exact=True) if gated else None
 
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
         out = self.routed(x)
-        return out if self.shared_experts is None else out.add_(self.shared_experts(x))
+        if self.shared_experts is None:
+            return out
+        shared = self.shared_experts(x)
+        return out.add_(shared if self.shared_gate is None else shared.mul_(self.shared_gate(x).sigmoid()))
 
     def routed(self, x: Tensor, selected: Tensor | None = None, out: Tensor | None = None) -> Tensor:
         """Run the routed experts. With stacked weights, only the rows in `selected` (bool) are written to `out`."""
@@ -102,6 +110,12 @@ class Mixture(WeightedLayer):
         """Yield converters that split the tensors of all experts, `[experts, out, in]` or `[experts, in, out]`."""
         yield f"{path}.experts.gate_up_proj", partial(self._split, path, ("gate_proj", "up_proj"))
         yield f"{path}.experts.down_proj", partial(self._split, path, ("down_proj",))
+        for part in _MIXTRAL.values():  # one shared expert is named in the singular
+            yield f"{path}.shared_expert.{part}.weight", Renamed(f"{path}.shared_experts.{part}.weight")
+        mixtral = f"{path.rpartition('.')[0]}.block_sparse_moe"
+        yield f"{mixtral}.gate.weight", Renamed(f"{path}.gate.weight")
+        for i, (stored, part) in product(range(len(self._experts)), _MIXTRAL.items()):
+            yield f"{mixtral}.experts.{i}.{stored}.weight", Renamed(f"{path}.experts.{i}.{part}.weight")
 
     def _split(self, path: str, names: tuple[str, ...], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         expert = self._experts[0]

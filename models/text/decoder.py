@@ -10,12 +10,13 @@ from torch import Tensor, nn
 from ...kernels.attention import paged_attention
 from ...kernels.metadata import AttentionMetadata
 from ...kernels.qkv_prepare import prepare_qkv
+from ...kernels.rope import rotate_
 from ...kernels.scatter import scatter_rows_
 from ..interface import CacheSpec, ForwardBatch, StepLimits
-from ..layers.basic import Embedding, Norm, Scale, TensorModule
+from ..layers.basic import AddResidual, Embedding, Norm, Scale, TensorModule
 from ..layers.linear import Linear
 from ..layers.mla import LatentAttention, latent_attention_bytes
-from ..layers.mlp import GatedMlp, gated_mlp_bytes
+from ..layers.mlp import GatedMlp, PlainMlp, gated_mlp_bytes
 from ..layers.moe import Mixture, ModalityMixture, mixture_bytes
 from ..memory_formulas import FLOAT32, OpBytes
 from .rope import CosSin, Rotary
@@ -34,44 +35,48 @@ class DecoderAttention(TensorModule):
         self.scale, self.soft_cap, self.qk_norm = spec.scale, spec.soft_cap, spec.qk_norm
         self.interleaved = spec.rope is not None and spec.rope.interleaved
         shards = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+        if spec.fused:
+            shards = {"qkv_proj": sum(shards.values())}
         self.qkv = Linear(stack.hidden_size, shards, spec.bias, dtype, device)
         self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
         self.cache_spec = CacheSpec("full" if spec.window is None else "window", kv_heads, dim, dtype, spec.window)
         if spec.qk_norm is not None:
-            q, k = (dim, dim) if spec.qk_norm == "head" else (heads * dim, kv_heads * dim)
+            q, k = (heads * dim, kv_heads * dim) if spec.qk_norm == "all" else (dim, dim)
+            names = ("query_layernorm", "key_layernorm") if spec.qk_norm == "rotated" else ("q_norm", "k_norm")
             norm = partial(Norm, eps=stack.eps, bias=False, dtype=dtype, device=device, offset=stack.norm_offset)
-            self.q_norm, self.k_norm = norm(q), norm(k)
+            self.q_norm, self.k_norm = (norm(width, stored=name) for width, name in zip((q, k), names, strict=True))
 
     def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         qkv = self.qkv(x).view(x.shape[0], -1, self.dim)  # [rows, heads + 2 * kv_heads, dim]
-        norms = None
+        norms, rotation = None, None if cos_sin is None else cos_sin[:2]
+        if self.qk_norm == "rotated" and rotation is not None:
+            rotate_(qkv[:, : -self.qkv_heads[2], : 2 * rotation[0].shape[1]], *rotation, self.interleaved)
+            rotation = None
         if self.qk_norm == "all":  # all heads of a row are normed together
             for part, norm in zip(qkv.split(self.qkv_heads, 1), (self.q_norm, self.k_norm), strict=False):
                 norm.heads_(part.flatten(1)[:, None])
         elif self.qk_norm is not None:
             norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset
-        q, k, v = prepare_qkv(qkv, cache, attn, None if cos_sin is None else cos_sin[:2], self.interleaved, norms)
+        q, k, v = prepare_qkv(qkv, cache, attn, rotation, self.interleaved, norms)
         if cos_sin is not None and cos_sin.query_scale is not None:
             q.mul_(cos_sin.query_scale.to(q.dtype)[:, None, None])
         return self.out(paged_attention(q, k, v, cache, attn, self.scale, self.soft_cap).flatten(1))
 
 
 class DecoderLayer(TensorModule):
-    """Attention and MLP, each after a norm; some stacks also norm or scale their outputs."""
+    """Attention and MLP, with norms before or after each; some stacks scale their outputs."""
 
     def __init__(self, spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.self_attn = _attention(spec, stack, dtype, device)
         self.mlp = _mlp(spec, stack, dtype, device)
-        norms = [
-            Norm(stack.hidden_size, stack.eps, False, dtype, device, offset=stack.norm_offset, stored=name)
-            for name in spec.norms
-        ]
-        self.before_attention, self.before_mlp = norms[0], norms[len(norms) // 2]
-        self.adjusts_outputs = spec.sandwich or stack.residual_scale != 1.0
+        self.parallel = spec.parallel
+        norms = [None if name is None else _norm(stack, dtype, device, name) for name in spec.norms]
+        self.before_attention, self.before_mlp = norms[0] or AddResidual(), norms[2] or AddResidual()
+        self.adjusts_outputs = norms[1] is not None or stack.residual_scale != 1.0
         if self.adjusts_outputs:
-            after: list[TensorModule] = [*norms[1::2]] if spec.sandwich else [Scale(stack.residual_scale)] * 2
-            self.after_attention, self.after_mlp = after
+            self.after_attention = norms[1] or Scale(stack.residual_scale)
+            self.after_mlp = norms[3] or Scale(stack.residual_scale)
 
     def forward(
         self,
@@ -83,7 +88,10 @@ class DecoderLayer(TensorModule):
         modality_ids: Tensor | None,
     ) -> Tensor:
         """Update the residual stream `x` in place, first by `add`. Return the MLP's output, which the next layer adds."""
-        add = self.self_attn(self.before_attention(x, add), cos_sin, cache, attn)
+        normed = self.before_attention(x, add)
+        add = self.self_attn(normed, cos_sin, cache, attn)
+        if self.parallel:
+            return add.add_(self.mlp(normed, modality_ids))
         if self.adjusts_outputs:
             add = self.after_attention(add)
         add = self.mlp(self.before_mlp(x, add), modality_ids)
@@ -99,7 +107,7 @@ class Decoder(TensorModule):
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, dtype, device, spec.embed_scale)
         layers = [DecoderLayer(layer, spec, dtype, device) for layer in spec.layers]
         self.layers = nn.ModuleList(layers)
-        self.norm = Norm(spec.hidden_size, spec.eps, False, dtype, device, offset=spec.norm_offset)
+        self.norm = _norm(spec, dtype, device)
         self.cache_specs = [layer.self_attn.cache_spec for layer in layers]
         self.rotaries = [Rotary(rope, device) for rope in spec.ropes]
         self.rope_of_layer = [spec.ropes.index(a.rope) if a.rope is not None else -1 for a in spec.attentions]
@@ -126,6 +134,11 @@ class Decoder(TensorModule):
         return dict(zip(self.spec.deepstack, levels, strict=True))
 
 
+def _norm(stack: DecoderSpec, dtype: torch.dtype, device: torch.device, stored: str | None = None) -> Norm:
+    bias, centered = stack.norm == "layer", stack.norm != "rms"
+    return Norm(stack.hidden_size, stack.eps, bias, dtype, device, offset=stack.norm_offset, stored=stored, centered=centered)
+
+
 def _attention(
     spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device
 ) -> DecoderAttention | LatentAttention:
@@ -137,6 +150,8 @@ def _attention(
 def _mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> TensorModule:
     m = spec.mlp
     if isinstance(m, MlpSpec):
+        if m.plain is not None:
+            return PlainMlp(stack.hidden_size, m.inner, m.bias, dtype, device, m.act, m.plain)
         return GatedMlp(stack.hidden_size, m.inner, m.bias, dtype, device, act=m.act, fused=m.fused)
     mixture = Mixture if len(m.modality_experts) == 1 else ModalityMixture
     return mixture(stack.hidden_size, m, dtype, device)

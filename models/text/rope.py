@@ -66,6 +66,7 @@ def scaling_type(scaling: Mapping[str, Any]) -> str:
     kind = scaling.get("rope_type") or scaling.get("type") or "default"
     if kind in ("mrope", "default"):
         return "default"
+    kind = "longrope" if kind == "su" else kind
     if kind not in SCALINGS:
         raise ConfigError(f"rope type {kind!r} is not supported; known are default, {', '.join(SCALINGS)}")
     return str(kind)
@@ -76,8 +77,12 @@ def _linear(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
 
 
 def _dynamic(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
-    """Return the plain frequencies. The scaled ones apply beyond `max_position_embeddings`, which no sequence exceeds."""
-    return plain, 1.0
+    """Return frequencies of a base that `alpha` stretches (Hunyuan), or else the plain ones.
+
+    Without `alpha`, the base grows beyond `max_position_embeddings` only, which no sequence exceeds.
+    """
+    alpha = rope.scaling.get("alpha") or 1.0
+    return plain / alpha ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / (rope.dim - 2)), 1.0
 
 
 def _llama3(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
@@ -110,6 +115,17 @@ def _yarn(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
     return plain / factor * ramp + plain * (1 - ramp), _yarn_attention(s, factor)
 
 
+def _longrope(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
+    """Scale each frequency for sequences up to the trained length, which no sequence exceeds (`DecoderSpec.max_positions`)."""
+    s = rope.scaling
+    if len(s["short_factor"]) != len(plain):
+        raise ConfigError(f"short_factor in config.json has {len(s['short_factor'])} numbers; it must have {len(plain)}")
+    factor, attention = s["factor"], s.get("attention_factor")
+    if attention is None:
+        attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(s["original_max_position_embeddings"]))
+    return plain / torch.tensor(s["short_factor"], dtype=torch.float32), float(attention)
+
+
 def _yarn_attention(s: Mapping[str, Any], factor: float) -> float:
     if s.get("attention_factor") is not None:
         return float(s["attention_factor"])
@@ -129,4 +145,5 @@ SCALINGS: dict[str, Callable[[Tensor, RopeSpec], tuple[Tensor, float]]] = {
     "dynamic": _dynamic,
     "llama3": _llama3,
     "yarn": _yarn,
+    "longrope": _longrope,
 }

@@ -36,10 +36,12 @@ class AttentionSpec:
     Args:
         scale: factor of the scores.
         bias: the q, k, v projections have a bias. out_bias: the output projection has one.
-        qk_norm: queries and keys are normed per head ("head") or over all heads together ("all") before rotation.
+        qk_norm: queries and keys are normed per head ("head") or over all heads together ("all") before rotation, or per head
+            after it ("rotated").
         rope: None for a layer without positions.
         window: sliding window in keys, the row's own included; None: full attention.
         soft_cap: scores s become cap * tanh(s / cap); None: no cap.
+        fused: the checkpoint stores q, k and v as one matrix.
     """
 
     heads: int
@@ -52,6 +54,7 @@ class AttentionSpec:
     qk_norm: str | None = None
     window: int | None = None
     soft_cap: float | None = None
+    fused: bool = False
 
 
 @dataclass(frozen=True)
@@ -78,12 +81,18 @@ class LatentSpec:
 
 @dataclass(frozen=True)
 class MlpSpec:
-    """`down(act(gate(x)) * up(x))`. `fused`: the checkpoint stores gate and up as one matrix."""
+    """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))`.
+
+    Args:
+        fused: the checkpoint stores gate and up as one matrix.
+        plain: names of up and down of an MLP without a gate.
+    """
 
     inner: int
     act: str = "silu"
     bias: bool = False
     fused: bool = False
+    plain: tuple[str, str] | None = None
 
 
 @dataclass(frozen=True)
@@ -92,7 +101,7 @@ class MoeSpec:
 
     Args:
         inner: width of each expert, one entry per modality.
-        shared_inner: width of the shared expert, 0 for none.
+        shared_inner: width of the shared expert, 0 for none. shared_gate: it is multiplied by a sigmoid of its own router.
         scoring: "softmax" or "sigmoid" of the router's logits.
         normalise: the weights of the chosen experts are normalised to a sum of 1.
         scale: factor of the weights.
@@ -110,6 +119,7 @@ class MoeSpec:
     inner: tuple[int, ...]
     act: str = "silu"
     shared_inner: int = 0
+    shared_gate: bool = False
     scoring: str = "softmax"
     normalise: bool = True
     scale: float = 1.0
@@ -122,24 +132,22 @@ class MoeSpec:
     transposed: bool = False
 
 
-PLAIN_NORMS = ("input_layernorm", "post_attention_layernorm")
+Norms = tuple[str | None, str | None, str | None, str | None]
+"""Names in the checkpoint of the norms before and after attention, before and after the MLP; None for no norm."""
+PLAIN_NORMS: Norms = ("input_layernorm", None, "post_attention_layernorm", None)
 
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """Attention and MLP, each after a norm.
+    """Attention and MLP. Their outputs are normed before they are added to the residual stream.
 
-    `norms`: names of the norms in the checkpoint. Two: before attention and before the MLP. Four (sandwich norms): before and
-    after attention, before and after the MLP; outputs are normed before they are added to the residual stream.
+    `parallel`: the MLP reads the normed input of attention, and both outputs are added together.
     """
 
     attention: AttentionSpec | LatentSpec
     mlp: MlpSpec | MoeSpec
-    norms: tuple[str, ...] = PLAIN_NORMS
-
-    @property
-    def sandwich(self) -> bool:
-        return len(self.norms) == 4
+    norms: Norms = PLAIN_NORMS
+    parallel: bool = False
 
 
 @dataclass(frozen=True)
@@ -147,6 +155,7 @@ class DecoderSpec:
     """A whole decoder stack.
 
     Args:
+        norm: "rms", "layer" (LayerNorm with a bias) or "layer without bias".
         norm_offset: added to every norm's weight (1 where the checkpoint stores it around 0).
         embed_scale: factor of token embeddings, rounded to the model's dtype.
         residual_scale: factor of what attention and MLP add to the residual stream.
@@ -161,6 +170,7 @@ class DecoderSpec:
     eps: float
     max_positions: int
     tied: bool
+    norm: str = "rms"
     norm_offset: float = 0.0
     embed_scale: float = 1.0
     residual_scale: float = 1.0

@@ -174,13 +174,127 @@ _DEEPSEEK3 = _DEEPSEEK2 | {
     "routed_scaling_factor": 2.5,
     "max_position_embeddings": 4096,
 }
+_QWEN2_MOE = _QWEN_MOE | {
+    "intermediate_size": 5632,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 16,
+    "moe_intermediate_size": 1408,
+    "shared_expert_intermediate_size": 5632,
+    "num_experts_per_tok": 4,
+    "num_experts": 60,
+    "attention_bias": True,
+}
+_MIXTRAL = _MISTRAL | {
+    "rms_norm_eps": 1e-5,
+    "sliding_window": None,
+    "num_experts_per_tok": 2,
+    "num_experts": 8,
+    "rope_theta": 1e6,
+}
+_OLMOE = _LLAMA | {
+    "vocab_size": 50304,
+    "hidden_size": 2048,
+    "intermediate_size": 2048,
+    "num_hidden_layers": 16,
+    "num_attention_heads": 16,
+    "max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+    "num_experts_per_tok": 8,
+    "num_experts": 64,
+    "norm_topk_prob": False,
+}
+_OLMO2 = _LLAMA | {"vocab_size": 50304, "rms_norm_eps": 1e-5}
+_OLMO3 = _OLMO2 | {"sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500000.0}
+_EXAONE4 = _LLAMA | {
+    "vocab_size": 102400,
+    "intermediate_size": 16384,
+    "rms_norm_eps": 1e-5,
+    "sliding_window": 4096,
+    "sliding_window_pattern": 4,
+}
+_SMOLLM3 = _LLAMA | {
+    "vocab_size": 128256,
+    "hidden_size": 2048,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 4,
+    "max_position_embeddings": 32768,
+    "no_rope_layer_interval": 4,
+    "use_sliding_window": False,
+    "rope_theta": 2000000.0,
+    "tie_word_embeddings": True,
+}
+_SEED_OSS = _LLAMA | {
+    "vocab_size": 155136,
+    "intermediate_size": 27648,
+    "num_hidden_layers": 64,
+    "num_attention_heads": 80,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 524288,
+    "attention_bias": True,
+    "attention_out_bias": False,
+}
+_HUNYUAN = _LLAMA | {"vocab_size": 290943, "rms_norm_eps": 1e-5}
+_COHERE = _BASE | {
+    "vocab_size": 256000,
+    "hidden_size": 8192,
+    "intermediate_size": 22528,
+    "num_hidden_layers": 40,
+    "num_attention_heads": 64,
+    "max_position_embeddings": 8192,
+    "layer_norm_eps": 1e-5,
+    "logit_scale": 0.0625,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": True,
+}
+_COHERE2 = _COHERE | {"rope_theta": 10000.0, "sliding_window": 4096, "sliding_window_pattern": 4}
+_STABLELM = _BASE | {
+    "vocab_size": 50304,
+    "hidden_size": 2560,
+    "intermediate_size": 6912,
+    "max_position_embeddings": 4096,
+    "layer_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.25,
+}
+_STARCODER2 = _BASE | {
+    "vocab_size": 49152,
+    "hidden_size": 3072,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 24,
+    "num_key_value_heads": 2,
+    "hidden_act": "gelu_pytorch_tanh",
+    "max_position_embeddings": 4096,
+    "norm_epsilon": 1e-5,
+    "use_bias": True,
+    "tie_word_embeddings": True,
+}
+_PHI3 = _LLAMA | {
+    "vocab_size": 32064,
+    "hidden_size": 3072,
+    "intermediate_size": 8192,
+    "max_position_embeddings": 4096,
+    "original_max_position_embeddings": 4096,
+    "rms_norm_eps": 1e-5,
+}
 _ERNIE_VL = _ERNIE_MOE | {"moe_intermediate_size": (1536, 512), "mrope_section": (22, 22, 20)}
 _GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
+_POST_NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _SIGMOID = {"scoring": "sigmoid", "correction": True}
 _CORRECTED = {"correction": True, "normalise": True}
 _ERNIE_EXPERTS = {"modality_experts": ("text_moe", "vision_moe")}
 _deepseek3 = Stack(_DEEPSEEK3, interleaved=True, router=_SIGMOID)
+_cohere = Stack(
+    _COHERE,
+    norms=("input_layernorm", None, None, None),
+    parallel=True,
+    norm="layer without bias",
+    eps_key="layer_norm_eps",
+    interleaved=True,
+    refused=("use_qk_norm",),
+)
 _gemma = Stack(_GEMMA, norm_offset=1.0, root_scale=True)
 
 STACKS: Mapping[str, Stack] = {
@@ -206,6 +320,22 @@ STACKS: Mapping[str, Stack] = {
     "deepseek_v2": Stack(_DEEPSEEK2, interleaved=True, router={"group_score": "max"}),
     "deepseek_v3": _deepseek3,
     "kimi_k2": _deepseek3,
+    "mixtral": Stack(_MIXTRAL),
+    "olmoe": Stack(_OLMOE, qk_norm="all", refused=("clip_qkv",)),
+    "olmo2": Stack(_OLMO2, qk_norm="all", norms=_POST_NORMS),
+    "olmo3": Stack(_OLMO3, qk_norm="all", norms=_POST_NORMS, scaled_windows=False),
+    "exaone4": Stack(_EXAONE4, qk_norm="head", norms=_POST_NORMS, windows_rotate=True),
+    "qwen2_moe": Stack(_QWEN2_MOE, out_bias=False, router={"shared_gate": True}, refused=("use_sliding_window",)),
+    "smollm3": Stack(_SMOLLM3),
+    "seed_oss": Stack(_SEED_OSS),
+    "hunyuan_v1_dense": Stack(_HUNYUAN, qk_norm="rotated"),
+    "cohere": _cohere,
+    "cohere2": replace(_cohere, defaults=_COHERE2, windows_rotate=True),
+    "stablelm": Stack(
+        _STABLELM, out_bias=False, norm="layer", eps_key="layer_norm_eps", refused=("qk_layernorm", "use_parallel_residual")
+    ),
+    "starcoder2": Stack(_STARCODER2, norm="layer", eps_key="norm_epsilon", plain=("c_fc", "c_proj")),
+    "phi3": Stack(_PHI3, fused=True, fused_qkv=True),
 }
 
 
@@ -213,9 +343,12 @@ def stack_of(config: Mapping[str, Any], default: str = "llama") -> Stack:
     """Return the stack of a config.json's text part, for families that accept several decoders.
 
     Raises:
-        ConfigError: the model_type is not in the table.
+        ConfigError: the model_type is not in the table, or the config asks for what the stack does not have.
     """
     name = get_text_config(config).get("model_type", default)
     if name not in STACKS:
         raise ConfigError(f"text_config of model_type {name!r} is not supported; known are {', '.join(STACKS)}")
+    refused = [key for key in STACKS[name].refused if get_text_config(config).get(key)]
+    if refused:
+        raise ConfigError(f"{refused[0]} in the config of a {name} decoder is not supported; the value false is")
     return STACKS[name]

@@ -31,6 +31,12 @@ CHANGES = {
     "qwen3_moe": {"num_experts": 8, **EXPERTS},
     "ernie4_5_moe": {"moe_num_experts": 8, "moe_k": 2, "moe_layer_start_index": 1, **EXPERTS},
     "deepseek_v2": {"n_routed_experts": 8, **EXPERTS, **LATENT, **GROUPS, "topk_method": "group_limited_greedy"},
+    "mixtral": {"num_local_experts": 8, "num_experts_per_tok": 2},
+    "qwen2_moe": {"num_experts": 8, "shared_expert_intermediate_size": 40, **EXPERTS},
+    "exaone4": {"sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    "cohere2": {"sliding_window": 20, "logit_scale": 0.5, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    "starcoder2": {"sliding_window": 20},
+    "hunyuan_v1_dense": {"head_dim": 16},
     "deepseek_v3": {"n_routed_experts": 8, **EXPERTS, **LATENT, **GROUPS},
 }  # fmt: skip
 
@@ -64,6 +70,7 @@ def row(kind, *alike, **more):
 FAMILIES = [
     row("llama", "mistral", "ministral3", "qwen2", "qwen3", "granite", "glm", "glm4", "ernie4_5", "olmo"),
     row("gemma3_text", "gemma", "gemma2"),
-    row("qwen3_moe", "glm4_moe", "ernie4_5_moe"),
+    row("qwen3_moe", "glm4_moe", "ernie4_5_moe", "qwen2_moe", "mixtral"),
+    row("cohere2", "exaone4", "hunyuan_v1_dense", "phi3", "starcoder2"),
     row("deepseek_v3", "deepseek_v2", half=(0.1, 0.2)),  # in float16 two rows take another expert, in transformers too
 ]

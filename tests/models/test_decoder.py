@@ -33,6 +33,13 @@ LLAMA3 = {
 YARN = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 64, "rope_theta": 10000.0}
 GROWING = YARN | {"mscale": 1.0, "mscale_all_dim": 1.0, "original_max_position_embeddings": 8, "llama_4_scaling_beta": 0.4}
 GEMMA = {"head_dim": 32, "tie_word_embeddings": True}
+PARTIAL = {"rope_type": "default", "rope_theta": 10000.0, "partial_rotary_factor": 0.5}
+LONG = PARTIAL | {
+    "rope_type": "longrope", "partial_rotary_factor": 0.75, "short_factor": [1.0, 1.1, 1.3, 2.0, 2.5, 3.0],
+    "long_factor": [4.0] * 6,
+}  # fmt: skip
+FEW = {"num_experts_per_tok": 3, "intermediate_size": 8}
+ALPHA = {"rope_type": "dynamic", "alpha": 50.0, "factor": 1.0, "rope_theta": 10000.0}
 MIXED = {"moe_intermediate_size": 24, "num_experts": 8, "num_experts_per_tok": 3}
 MULTIPLIERS = {"embedding_multiplier": 6.0, "logits_scaling": 4.0, "residual_multiplier": 0.4, "attention_multiplier": 0.2}
 ERNIE_MOE = {"moe_intermediate_size": 24, "moe_num_experts": 8, "moe_k": 3, "moe_num_shared_experts": 2}
@@ -79,6 +86,22 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "deepseek_v2": ("deepseek_v2", LATENT | {"topk_method": "greedy", "first_k_dense_replace": 1}),
     "deepseek_v2, groups": ("deepseek_v2", LATENT | GROUPS | {"topk_method": "group_limited_greedy", "q_lora_rank": None}),
     "deepseek_v3": ("deepseek_v3", LATENT | GROUPS | {"first_k_dense_replace": 1, "n_shared_experts": 1}),
+    "mixtral": ("mixtral", FEW | {"num_local_experts": 8}),
+    "olmoe": ("olmoe", FEW | {"num_experts": 8}),
+    "olmo2": ("olmo2", {}),
+    "olmo3": ("olmo3", {"sliding_window": 7, "num_hidden_layers": 4, "rope_scaling": YARN}),
+    "exaone4": ("exaone4", {"sliding_window": 7, "num_hidden_layers": 4}),
+    "exaone4, no windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
+    "qwen2_moe": ("qwen2_moe", MIXED | {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 96}),
+    "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "seed_oss": ("seed_oss", {"head_dim": 32, "residual_dropout": 0.0}),
+    "hunyuan_v1_dense": ("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),
+    "cohere": ("cohere", {"logit_scale": 0.5}),
+    "cohere2": ("cohere2", {"sliding_window": 7, "num_hidden_layers": 4, "logit_scale": 0.5}),
+    "stablelm": ("stablelm", {"use_qkv_bias": True, "rope_parameters": PARTIAL}),
+    "starcoder2": ("starcoder2", {}),
+    "phi3": ("phi3", {}),
+    "phi3, longrope": ("phi3", {"original_max_position_embeddings": 64, "rope_parameters": LONG}),
     "deepseek_v3, yarn": ("deepseek_v3", TEMPERED),
 }
 LENGTH = 41
