@@ -1,66 +1,145 @@
-"""`sensorium chat`: ask one question about images, videos and audio, and print the answer as it is generated."""
+"""`sensorium chat`: answer a question about images, videos and audio, or hold a conversation, as the text is generated."""
 
 from __future__ import annotations
 
 import argparse
 import sys
+from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import replace
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from .common import (
-    add_model_arguments,
-    engine_options,
-    exit_code,
-    exit_on_interrupt,
-    path_or_url,
-    positive_int,
-    warn_truncated,
-    with_option_names,
-)
+from ..mm.errors import ConfigError, ErrorInfo
+from .common import add_chat_template, add_model_arguments, engine_options, positive_int
+from .output import exit_code, exit_on_signals, print_error, to_json, warn_truncated
+from .sources import path_or_url, read_sources, read_stdin
+
+if TYPE_CHECKING:
+    from ..engine.llm import LLM
+    from ..engine.types import RequestOutput
 
 EXAMPLE = 'sensorium chat --model Qwen/Qwen2.5-VL-3B-Instruct --image a.png --image b.png "What differs?"'
+MEDIA = {"image": "an image", "video": "a video", "audio": "an audio file"}
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("question", help="the question")
+    help_text = "the question, or - for stdin; without one, each line of stdin is a turn of a conversation"
+    parser.add_argument("question", nargs="?", type=question_text, help=help_text)
     add_model_arguments(parser)
-    for modality, item in {"image": "an image", "video": "a video", "audio": "an audio file"}.items():
-        help_text = f"{item}, as a path or URL; may be repeated"
+    for modality, item in MEDIA.items():
+        help_text = f"{item}: a path, a folder, a pattern, a URL, or - for stdin; may be repeated"
         parser.add_argument(f"--{modality}", metavar="FILE", type=path_or_url, action="append", default=[], help=help_text)
+    parser.add_argument("--system", metavar="TEXT", help="the system message")
+    add_chat_template(parser)
     help_text = "maximum number of tokens of the answer (default: 512)"
     parser.add_argument("--max-tokens", metavar="N", type=positive_int, default=512, help=help_text)
     help_text = "sampling temperature, 0 is greedy (default: the checkpoint's)"
     parser.add_argument("--temperature", metavar="T", type=float, help=help_text)
     help_text = "maximum number of tokens of prompt and answer together"
     parser.add_argument("--max-model-len", metavar="N", type=positive_int, help=help_text)
+    parser.add_argument("--json", action="store_true", help="print one JSON object per answer, one on each line")
+
+
+def question_text(text: str) -> str:
+    """Parse the question."""
+    if not text.strip():
+        raise argparse.ArgumentTypeError("the question is empty; give one, or leave it out for a conversation")
+    return text
 
 
 def run(args: argparse.Namespace) -> int:
     from ..engine.llm import LLM
 
+    words = [args.question, *(word for modality in MEDIA for word in getattr(args, modality))]
+    if words.count("-") + (args.question is None and "-" in words) > 1:
+        raise ConfigError("stdin can hold one input only; give - once, and a question beside it")
+    question = read_stdin("question").decode("utf-8", "replace") if args.question == "-" else args.question
+    media = media_parts(args)
     llm = LLM(**engine_options(args), max_model_len=args.max_model_len)
-    printed = 0  # characters
-    with exit_on_interrupt(print):
-        for output in llm.stream(messages(args), replace(llm.default_params, **sampling_options(args))):
-            if output.error:
-                print(f"sensorium: error: {with_option_names(output.error.message, args)}", file=sys.stderr)
-                return exit_code([output.error])
+    messages: list[dict[str, Any]] = [{"role": "system", "content": args.system}] if args.system else []
+    if question is None:
+        return converse(llm, args, messages, media)
+    messages.append(user_message(media, question))
+    return exit_code([answer(llm, args, messages).error])
+
+
+def converse(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]], media: list[dict[str, Any]]) -> int:
+    """Answer each line of stdin as the next turn. Turns share the prefix cache; a turn that fails is forgotten."""
+    start, errors = list(messages), list[ErrorInfo | None]()
+    if sys.stdin.isatty():
+        print("Ctrl-D or /exit ends the conversation, /clear forgets it.", file=sys.stderr)
+    for line in questions():
+        if line == "/exit":
+            break
+        if line == "/clear":
+            messages = list(start)
+            continue
+        output = answer(llm, args, [*messages, user_message(media, line)])
+        errors.append(output.error)
+        if output.error is None:
+            messages += [user_message(media, line), {"role": "assistant", "content": output.outputs[0].text}]
+            media = []
+    return exit_code(errors)
+
+
+def questions() -> Iterator[str]:
+    """Yield the lines of stdin that are not blank; a terminal shows a prompt."""
+    lines: Iterator[str] = iter(sys.stdin)
+    if sys.stdin.isatty():
+        with suppress(ImportError):
+            import readline  # noqa: F401  # `input` has a history then
+        lines = iter(lambda: input("> "), None)
+    with suppress(EOFError):
+        for line in lines:
+            if line.strip():
+                yield line.strip()
+
+
+def answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]]) -> RequestOutput:
+    """Print the answer as it grows, or as JSON at its end, and return it."""
+    params, printed = replace(llm.default_params, **sampling_options(args)), 0  # characters
+    with exit_on_signals(print):
+        for output in llm.stream(messages, params, chat_template=args.chat_template):
             text = output.outputs[0].text
-            sys.stdout.write(text[printed:])
-            sys.stdout.flush()
-            printed = len(text)
-    print()
+            if output.error is None and not args.json:
+                sys.stdout.write(text[printed:])
+                sys.stdout.flush()
+                printed = len(text)
+    if args.json:
+        print(to_json(json_fields(output)), flush=True)
+    if output.error is not None:
+        print_error(output.error.message, args)
+        return output
+    if not args.json:
+        print(flush=True)
     if output.outputs[0].finish_reason == "length":
         warn_truncated(args, "the answer")
-    return 0
+    return output
 
 
-def messages(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """Return one user message: images, videos, audio, then the question."""
+def json_fields(output: RequestOutput) -> dict[str, Any]:
+    answer = output.outputs[0]
+    return {
+        "text": answer.text,
+        "finish_reason": answer.finish_reason,
+        "prompt_tokens": len(output.prompt_token_ids),
+        "cached_tokens": output.num_cached_tokens,
+        "completion_tokens": len(answer.token_ids),
+        "error": output.error,
+    }
+
+
+def media_parts(args: argparse.Namespace) -> list[dict[str, Any]]:
+    """Return the parts of the images, then videos, then audio."""
     from ..pipelines.message_parts import media_part
 
-    parts = [media_part(modality, file) for modality in ("image", "video", "audio") for file in getattr(args, modality)]
-    return [{"role": "user", "content": [*parts, {"type": "text", "text": args.question}]}]
+    return [
+        media_part(modality, source.item) for modality in MEDIA for source in read_sources(getattr(args, modality), modality)
+    ]
+
+
+def user_message(media: list[dict[str, Any]], question: str) -> dict[str, Any]:
+    return {"role": "user", "content": [*media, {"type": "text", "text": question}]}
 
 
 def sampling_options(args: argparse.Namespace) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""`sensorium doctor`: print installed packages, the device, the kernels in use, and what is missing. It changes nothing."""
+"""`sensorium doctor`: print what is wrong, then packages, device, kernels in use and the checkpoint. It changes nothing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..mm.errors import ConfigError
+from ..mm.errors import ConfigError, SensoriumError, one_line
 from .common import add_model_name
+from .output import exit_code, print_error
 
 EXAMPLE = "sensorium doctor --model Qwen/Qwen2.5-VL-3B-Instruct --option max_model_len=8192"
 OPTIONAL = {
@@ -24,6 +25,7 @@ OPTIONAL = {
     "opentelemetry-sdk": "pip install 'sensorium[observe]'",
 }
 """Optional distributions with the command that installs them."""
+Section = tuple[str, list[tuple[str, str]]]
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16")
 
 
@@ -59,22 +61,46 @@ def run(args: argparse.Namespace) -> int:
         config = find_model(make_config(args.model, options), weights=False)
         folder, options["revision"], options["adapter"] = config.model, config.revision, config.adapter
         load_model_files(folder)  # report a wrong path before the long output
-    _print("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")])
-    _print("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()])
-    _print("optional", [(name, version(name) or f"not installed: {how}") for name, how in OPTIONAL.items()])
+    sections: list[Section] = [
+        ("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")]),
+        ("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()]),
+        ("optional", [(name, version(name) or f"not installed: {how}") for name, how in OPTIONAL.items()]),
+    ]
+    problems, failure = [("package", f"{name} is missing: pip install {name}") for name in missing], None
     if "torch" not in missing:
-        from ..engine.setup.doctor import active_backends, describe_checkpoint, describe_device, describe_memory
+        from ..engine.setup.doctor import active_backends, describe_device
 
-        _print("device", [*describe_device(device).items(), ("cpu features", " ".join(cpu_flags()) or "unknown")])
+        features = ("cpu features", " ".join(cpu_flags()) or "unknown")
+        sections.append(("device", [*describe_device(device).items(), features]))
         for dtype, table in active_backends(device, str(options.get("kernels", ""))).items():
-            _print(f"kernels, {dtype}", list(table.items()))
-        if args.model:
-            found = describe_checkpoint(folder, str(options.get("dtype", "auto")), device, adapter=config.adapter)
-            if config.revision is not None:
-                found["revision"] = config.revision
-            _print("checkpoint", [(name, text.replace("dtype=", "--option dtype=")) for name, text in found.items()])
-            _print("memory", describe_memory(folder, options))
-    return int(bool(missing))
+            sections.append((f"kernels, {dtype}", list(table.items())))
+        try:
+            if args.model:
+                sections += checkpoint_sections(folder, options, config.revision, problems)
+        except SensoriumError as error:
+            if args.debug:
+                raise
+            failure = error
+            print_error(one_line(str(error)), args)
+    print_sections([("problems", problems or [("none", "")]), *sections])
+    return exit_code([failure.info]) if failure is not None else int(bool(missing))
+
+
+def checkpoint_sections(
+    folder: str, options: dict[str, Any], revision: str | None, problems: list[tuple[str, str]]
+) -> list[Section]:
+    """Return the sections about a checkpoint, and add to `problems` what is wrong with it."""
+    from ..engine.setup.doctor import describe_checkpoint, describe_memory
+
+    found = describe_checkpoint(folder, str(options.get("dtype", "auto")), str(options["device"]))
+    if revision is not None:
+        found["revision"] = revision
+    found = {name: text.replace("dtype=", "--option dtype=") for name, text in found.items()}
+    if "warning" in found:
+        problems.append(("dtype", found["warning"]))
+    if found["chat template"] != "found":
+        problems.append(("chat template", found["chat template"]))
+    return [("checkpoint", list(found.items())), ("memory", describe_memory(folder, options))]
 
 
 def parse_option(text: str) -> tuple[str, Any]:
@@ -116,7 +142,8 @@ def cpu_flags() -> list[str]:
     return [flag for flag in CPU_FLAGS if flag in words]
 
 
-def _print(title: str, rows: list[tuple[str, str]]) -> None:
-    print(f"{title}:")
-    for name, value in rows:
-        print(f"  {name:<24} {value}")
+def print_sections(sections: list[Section]) -> None:
+    for title, rows in sections:
+        print(f"{title}:")
+        for name, value in rows:
+            print(f"  {name:<24} {value}".rstrip())

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from ..mm.errors import SensoriumError, one_line
-from .common import exit_code, with_option_names
+from .output import exit_code, with_option_names
 
 COMMANDS = {
     "chat": "ask a model about images, videos and audio",

@@ -3,15 +3,19 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from .common import add_file_arguments, add_model_arguments, engine_options, positive_int, print_when_done
+from .common import add_chat_template, add_file_arguments, add_model_arguments, engine_options, positive_int
+from .output import print_results
+from .sources import read_sources
 
 if TYPE_CHECKING:
     from ..pipelines.ocr import Page
 
 EXAMPLE = "sensorium ocr receipt.png invoice.jpg --model Qwen/Qwen2.5-VL-3B-Instruct --json"
+SHIPPED_READS = "the shipped model reads only printed capitals and digits in a few short lines; pass --model for other images"
 SHIPPED_MODEL = Path(__file__).resolve().parents[1] / "assets" / "tiny-vl"
 
 
@@ -19,6 +23,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file_arguments(parser, "an image")
     add_model_arguments(parser, str(SHIPPED_MODEL))
     parser.add_argument("--question", metavar="TEXT", help='the prompt beside each image (default: "Read the text.")')
+    add_chat_template(parser)
     help_text = "maximum number of tokens per image (default: 1024)"
     parser.add_argument("--max-tokens", metavar="N", type=positive_int, default=1024, help=help_text)
 
@@ -29,10 +34,15 @@ def run(args: argparse.Namespace) -> int:
     from ..pipelines.ocr import QUESTION, ocr_tasks
     from ..pipelines.tasks import as_completed
 
+    sources = read_sources(args.files, "image")
     llm = LLM(**engine_options(args))
-    tasks = ocr_tasks(llm, args.files, question=args.question or QUESTION, max_tokens=args.max_tokens)
-    return print_when_done(args, as_completed(llm, tasks), lambda page: (json_fields(page), page.text))
+    if args.model == str(SHIPPED_MODEL):
+        print(f"sensorium: note: {SHIPPED_READS}", file=sys.stderr)
+    options = {"question": args.question or QUESTION, "max_tokens": args.max_tokens, "chat_template": args.chat_template}
+    tasks = ocr_tasks(llm, [source.item for source in sources], **options)
+    return print_results(args, sources, as_completed(llm, tasks), lambda page: (json_fields(page), page.text))
 
 
 def json_fields(page: Page) -> dict[str, object]:
-    return {"text": page.text, "finish_reason": page.finish_reason, "error": page.error}
+    fields = {"text": page.text, "finish_reason": page.finish_reason, "avg_logprob": page.avg_logprob, "doubt": page.doubt}
+    return {**fields, "error": page.error}

@@ -5,7 +5,9 @@ from __future__ import annotations
 import argparse
 from typing import TYPE_CHECKING
 
-from .common import add_file_arguments, add_model_arguments, engine_options, print_when_done
+from .common import add_file_arguments, add_model_arguments, engine_options, positive_int
+from .output import print_results
+from .sources import read_sources
 
 if TYPE_CHECKING:
     from ..pipelines.transcribe import Segment, Transcript
@@ -20,17 +22,25 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English (default: transcribe)")
     parser.add_argument("--timestamps", action="store_true", help="also print when each segment was spoken")
     parser.add_argument("--context", metavar="TEXT", default="", help="names and words to expect")
+    help_text = "maximum number of tokens per file (default: as many as the model takes)"
+    parser.add_argument("--max-tokens", metavar="N", type=positive_int, help=help_text)
 
 
 def run(args: argparse.Namespace) -> int:
     """Return 2 if a file could not be transcribed; the other files are still transcribed."""
     from ..engine.llm import LLM
+    from ..engine.sampling_params import SamplingParams
     from ..pipelines.tasks import as_completed
     from ..pipelines.transcribe import transcribe_tasks
 
+    sources = read_sources(args.files, "audio")
     llm = LLM(**engine_options(args))
-    tasks = transcribe_tasks(llm, args.files, args.language, args.task, timestamps=args.timestamps, context=args.context)
-    return print_when_done(args, as_completed(llm, tasks), lambda transcript: (json_fields(transcript), text(transcript)))
+    params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
+    items = [source.item for source in sources]
+    tasks = transcribe_tasks(llm, items, args.language, args.task, args.timestamps, args.context, params)
+    return print_results(
+        args, sources, as_completed(llm, tasks), lambda transcript: (json_fields(transcript), text(transcript))
+    )
 
 
 def json_fields(transcript: Transcript) -> dict[str, object]:
@@ -40,6 +50,8 @@ def json_fields(transcript: Transcript) -> dict[str, object]:
         "language": transcript.language,
         "segments": None if segments is None else [{"start": s.start, "end": s.end, "text": s.text} for s in segments],
         "finish_reason": transcript.finish_reason,
+        "avg_logprob": transcript.avg_logprob,
+        "doubt": transcript.doubt,
         "error": transcript.error,
     }
 

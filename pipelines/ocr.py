@@ -5,12 +5,13 @@ from __future__ import annotations
 import os
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ErrorInfo
 from ..mm.parse import is_item_list
+from .doubt import ReadText, with_logprobs
 from .message_parts import media_part
 from .tasks import Task, error_of_task
 from .validation import check_type
@@ -22,8 +23,8 @@ QUESTION = "Read the text."
 
 
 @dataclass(frozen=True)
-class Page:
-    """The text of one image.
+class Page(ReadText):
+    """The text of one image. `doubt` says why it is probably wrong; good pages have None there.
 
     Args:
         text: empty if there is an error.
@@ -35,10 +36,7 @@ class Page:
     error: ErrorInfo | None
     output: RequestOutput
 
-    @property
-    def finish_reason(self) -> str | None:
-        """The answer's finish reason; "length" if the text was cut off at `max_tokens`."""
-        return self.output.outputs[0].finish_reason
+    min_avg_logprob: ClassVar[float] = -0.5
 
 
 def ocr_tasks(
@@ -65,7 +63,7 @@ def ocr_tasks(
     check_type("chat_template", chat_template, str, os.PathLike, type(None))
     check_type("sampling_params", sampling_params, SamplingParams, type(None))
     items: Sequence[object] = list(images) if is_item_list("image", images) else [images]  # type: ignore[call-overload]
-    params = sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens)
+    params = with_logprobs(sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens))
     return [_ocr_task(llm, i, image, question, params, chat_template) for i, image in enumerate(items)]
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, ClassVar
 
 from ..engine.builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, TIMESTAMPS
 from ..engine.frontend.request_handle import RequestHandle
@@ -13,6 +13,7 @@ from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, hint, short_repr
 from ..mm.parse import is_item_list
 from ..mm.speech import SpeechRequest, TimestampRule, language_code
+from .doubt import ReadText, with_logprobs
 from .tasks import Task, error_of_task
 from .validation import check_type
 
@@ -38,8 +39,8 @@ class Segment:
 
 
 @dataclass(frozen=True)
-class Transcript:
-    """The text of one audio item.
+class Transcript(ReadText):
+    """The text of one audio item. `doubt` says why it is probably wrong, as on noise; its thresholds are Whisper's.
 
     Args:
         text: empty if there is an error.
@@ -55,10 +56,8 @@ class Transcript:
     error: ErrorInfo | None
     output: RequestOutput
 
-    @property
-    def finish_reason(self) -> str | None:
-        """The answer's finish reason; "length" if the text was cut off at the token limit."""
-        return self.output.outputs[0].finish_reason
+    min_avg_logprob: ClassVar[float] = -1.0
+    max_compression_ratio: ClassVar[float] = 2.4
 
 
 def transcribe_tasks(
@@ -160,7 +159,7 @@ def _with_processors(llm: LLM, params: SamplingParams, request: SpeechRequest) -
     if request.times is not None:
         times = request.times
         processors[TIMESTAMPS] = {"first": times.first, "none": times.none, "end": times.end, "latest": times.latest}
-    return replace(params, logits_processors=processors)
+    return replace(with_logprobs(params), logits_processors=processors)
 
 
 def _transcript(llm: LLM, request: SpeechRequest, language: str | None, output: RequestOutput) -> Transcript:

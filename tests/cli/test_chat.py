@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import io
+import json
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -89,3 +91,70 @@ def test_missing_image(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureF
 def test_wrong_temperature(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(checkpoint, "--temperature", "-1", "Hello") == 2
     assert "temperature" in capsys.readouterr().err
+
+
+def conversation(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, lines: str, *words: str) -> int:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(lines.encode())))
+    return chat(checkpoint, *words)
+
+
+def test_a_conversation_keeps_the_cache(
+    checkpoint: Path, image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Each line is a turn; the image belongs to the first one."""
+    from sensorium import LLM, SamplingParams
+
+    lines = "What is it?\n\nAnd why?\n/clear\nWhat is it?\n/exit\nnever asked\n"
+    assert conversation(checkpoint, monkeypatch, lines, "--image", str(image), "--json", "--system", "Be brief.") == 0
+    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    assert len(found) == 3
+    assert found[1]["cached_tokens"] > found[0]["cached_tokens"] == 0
+    llm, params = LLM(str(checkpoint), device="cpu"), SamplingParams(temperature=0, max_tokens=6)
+    talk = [
+        {"role": "system", "content": "Be brief."},
+        {"role": "user", "content": [{"type": "image", "image": image}, {"type": "text", "text": "What is it?"}]},
+        {"role": "assistant", "content": found[0]["text"]},
+        {"role": "user", "content": "And why?"},
+    ]
+    for length, one in ((2, found[0]), (4, found[1])):
+        (output,) = llm.chat(talk[:length], params, use_tqdm=False)
+        assert one["text"] == output.outputs[0].text
+        assert one["prompt_tokens"] == len(output.prompt_token_ids)
+    assert found[2]["prompt_tokens"] < found[0]["prompt_tokens"]  # the image was forgotten, too
+
+
+def test_a_turn_that_fails_is_forgotten(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = f"Hello\n{'long ' * 600}\nHello\n"
+    assert conversation(checkpoint, monkeypatch, lines, "--json", "--max-model-len", "512") == 2
+    out, err = capsys.readouterr()
+    codes = [json.loads(line)["error"] and json.loads(line)["error"]["code"] for line in out.splitlines()]
+    assert codes == [None, "too_long", None]
+    assert err.count("sensorium: error: ") == 1
+
+
+def test_the_question_from_stdin(
+    checkpoint: Path, image: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert chat(checkpoint, "Hello", "--json") == 0
+    asked = json.loads(capsys.readouterr().out)
+    assert conversation(checkpoint, monkeypatch, "Hello", "-", "--json") == 0
+    assert json.loads(capsys.readouterr().out) == asked
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(image.read_bytes())))
+    assert chat(checkpoint, "--image", "-", "What is it?", "--json") == 0
+    assert json.loads(capsys.readouterr().out)["prompt_tokens"] > asked["prompt_tokens"]
+    for words in (("--image", "-", "-"), ("--image", "-"), ("--image", "-", "--video", "-", "What?")):
+        assert chat(checkpoint, *words) == 2
+        assert "stdin can hold one input only" in capsys.readouterr().err
+
+
+def test_chat_template(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "own.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    counts = []
+    for words in ((), ("--chat-template", str(tmp_path / "own.jinja"))):
+        assert chat(checkpoint, "Hello", "--json", *words) == 0
+        counts.append(json.loads(capsys.readouterr().out)["prompt_tokens"])
+    assert counts[0] > counts[1] + 5
+    assert chat(checkpoint, "Hello", "--chat-template", "{% if") == 2
+    assert "the chat template cannot be compiled" in capsys.readouterr().err

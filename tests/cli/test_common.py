@@ -5,7 +5,7 @@ from __future__ import annotations
 from argparse import Namespace
 
 import pytest
-from sensorium.cli.common import with_option_names
+from sensorium.cli.output import with_option_names
 
 ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None, max_tokens=8)
 

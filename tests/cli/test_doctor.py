@@ -47,6 +47,28 @@ def test_checkpoint(checkpoint: Path, checkpoint2: Path, capsys: pytest.CaptureF
         assert found["takes"].split(", ") == ["text", "image", "video"]
 
 
+def test_what_is_wrong_comes_first(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--model", str(checkpoint), "--device", "cpu", "--option", "dtype=float32"]) == 0
+    assert capsys.readouterr().out.startswith("problems:\n  none\npython:\n")
+    folder = shutil.copytree(checkpoint, tmp_path / "half")
+    for name in ("chat_template.jinja", "chat_template.json"):
+        (folder / name).unlink(missing_ok=True)
+    config = json.loads((folder / "tokenizer_config.json").read_text())
+    config.pop("chat_template", None)
+    (folder / "tokenizer_config.json").write_text(json.dumps(config))
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"dtype": "float16"}))
+    assert main(["doctor", "--model", str(folder), "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert out.startswith("problems:\n  dtype  ")
+    assert {"dtype", "chat template"} == sections(out)["problems"].keys()
+    (folder / "tokenizer.json").unlink()
+    assert main(["doctor", "--model", str(folder), "--device", "cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert err.startswith("sensorium: error: ")
+    assert "device" in sections(out)  # the facts are still printed
+
+
 def test_tokenizer_files_that_llm_loads(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -54,7 +54,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("read",), "'read'"),
         (("doctor", "--colour"), "--colour; see `sensorium doctor --help`"),
         (("ocr", "a.png", "--jsn"), "--jsn; see `sensorium ocr --help`"),
-        (("chat", "--model", "x"), "question"),
+        (("chat", "--model", "x", ""), "the question is empty; give one, or leave it out for a conversation"),
         (("chat", "q"), "--model"),
         (("chat", "--model", "x", "--max-tokens", "many", "q"), "'many'"),
         (("chat", "--model", "x", "--max-tokens", "0", "q"), "--max-tokens: '0' is not an integer of 1 or above; see"),

@@ -2,17 +2,23 @@
 
 from __future__ import annotations
 
+import io
 import json
+import shutil
 from base64 import b64encode
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from PIL import Image, ImageDraw, ImageFont
 from sensorium.cli.main import main
-from sensorium.cli.ocr import SHIPPED_MODEL
+from sensorium.cli.ocr import SHIPPED_MODEL, SHIPPED_READS
+from sensorium.pipelines import tasks
 
 MEDIA = SHIPPED_MODEL.parent / "media"
 LINES = [str(MEDIA / f"line{number}.png") for number in (1, 2, 3)]
 URLS = [Path(LINES[0]).as_uri(), "data:image/png;base64," + b64encode(Path(LINES[0]).read_bytes()).decode()]
+NOTE = f"sensorium: note: {SHIPPED_READS}\n"
 ANSWERS = json.loads((MEDIA / "answers.json").read_text("utf-8"))
 
 
@@ -20,7 +26,7 @@ def test_text_of_one_image(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ocr", str(MEDIA / "receipt1.png"), "--question", "Read the receipt."]) == 0
     out, err = capsys.readouterr()
     assert out == ANSWERS["receipt1.png"]["answer"] + "\n"
-    assert not err  # no progress bar: stderr is not a terminal
+    assert err == NOTE  # no progress bar: stderr is not a terminal
 
 
 def test_several_in_one_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -28,23 +34,76 @@ def test_several_in_one_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     (tmp_path / "broken.png").write_bytes(b"no image")
     assert main(["ocr", LINES[0], str(tmp_path / "broken.png"), *LINES[1:]]) == 2
     out, err = capsys.readouterr()
-    assert out.splitlines() == [f"{path}: {ANSWERS[Path(path).name]['answer']}" for path in LINES]
+    assert sorted(out.splitlines()) == [f"{path}: {ANSWERS[Path(path).name]['answer']}" for path in LINES]
     assert f"sensorium: error: {tmp_path / 'broken.png'}: it is " in err
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ocr", *LINES, "--json", "--max-tokens", "16"]) == 0
-    found = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
-    assert found == [
-        {"file": path, "text": ANSWERS[Path(path).name]["answer"], "finish_reason": "stop", "error": None} for path in LINES
-    ]
+    found = sorted((json.loads(line) for line in capsys.readouterr().out.splitlines()), key=lambda one: one["file"])
+    assert all(-0.2 < one.pop("avg_logprob") <= 0 for one in found)
+    rest = {"finish_reason": "stop", "doubt": None, "error": None}
+    assert found == [{"file": path, "text": ANSWERS[Path(path).name]["answer"], **rest} for path in LINES]
+
+
+def test_pages_that_the_model_cannot_read_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    invoice, draw = Image.new("RGB", (500, 300), "white"), "Invoice No. 4711, due 2024-05-31, net 14 days"
+    for line in range(9):
+        ImageDraw.Draw(invoice).text((20, 20 + 30 * line), draw[line:], font=ImageFont.load_default(16), fill="black")
+    invoice.save(tmp_path / "invoice.png")
+    assert main(["ocr", str(tmp_path / "invoice.png"), "--json", "--max-tokens", "200"]) == 0
+    out, err = capsys.readouterr()
+    fields = json.loads(out)
+    assert fields["avg_logprob"] < -0.5
+    assert fields["doubt"].startswith("the mean log probability of its tokens is -")
+    assert err.startswith(NOTE)
+    assert f"sensorium: warning: the text of {tmp_path / 'invoice.png'} is probably wrong: {fields['doubt']}" in err
+    assert "4711" not in fields["text"]
+
+
+def test_sources_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Folders, patterns and stdin."""
+    folder = tmp_path / "scans"
+    folder.mkdir()
+    for path in LINES:
+        shutil.copy(path, folder)
+    (folder / "notes.txt").write_text("no image")
+    answers = [ANSWERS[Path(path).name]["answer"] for path in LINES]
+    lines = [f"{folder / Path(path).name}: {text}" for path, text in zip(LINES, answers, strict=True)]
+    for words in ([str(folder)], [str(folder / "*.png")], [str(tmp_path / "**" / "line?.png")]):
+        assert main(["ocr", *words]) == 0
+        assert sorted(capsys.readouterr().out.splitlines()) == lines
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(Path(LINES[0]).read_bytes())))
+    assert main(["ocr", "-"]) == 0
+    assert capsys.readouterr().out == f"{answers[0]}\n"
+    (tmp_path / "empty").mkdir()
+    for words, said in (
+        (["-", "-"], "- is given twice"),
+        ([str(tmp_path / "empty")], "holds no image file (png, jpg"),
+        ([str(tmp_path / "*.bmp")], "no file matches"),
+    ):
+        assert main(["ocr", *words]) == 2
+        assert said in capsys.readouterr().err
+
+
+def test_lines_are_printed_when_files_are_done(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    shown, real = [], tasks.as_completed
+
+    def as_completed(*rest: object) -> Iterator[object]:
+        for one in real(*rest):  # type: ignore[arg-type]
+            yield one
+            shown.append(capsys.readouterr().out)
+
+    monkeypatch.setattr(tasks, "as_completed", as_completed)
+    assert main(["ocr", *LINES]) == 0
+    assert [text.count("\n") for text in shown] == [1, 1, 1]
 
 
 def test_warning_for_a_truncated_text(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ocr", LINES[0], "--json", "--max-tokens", "1"]) == 0
     out, err = capsys.readouterr()
     assert json.loads(out)["finish_reason"] == "length"
-    assert err == f"sensorium: warning: the text of {LINES[0]} was cut off at the token limit; raise --max-tokens\n"
+    assert err == f"{NOTE}sensorium: warning: the text of {LINES[0]} was cut off at the token limit; raise --max-tokens\n"
 
 
 def test_no_such_file(capsys: pytest.CaptureFixture[str]) -> None:
@@ -70,7 +129,7 @@ def test_data_urls_are_shortened_in_output(capsys: pytest.CaptureFixture[str]) -
     assert main(["ocr", *URLS, broken]) == 2
     out, err = capsys.readouterr()
     assert [line.rpartition(": ")[2] for line in out.splitlines()] == [ANSWERS["line1.png"]["answer"]] * 2
-    assert err.startswith("sensorium: error: data:image/png;base64,AAAAAAAAAAAAAAAAAA...: ")
+    assert err.startswith(f"{NOTE}sensorium: error: data:image/png;base64,AAAAAAAAAAAAAAAAAA...: ")
     assert "A" * 20 not in out + err
     assert main(["ocr", "A" * 100_000]) == 2
     assert len(capsys.readouterr().err) < 5000

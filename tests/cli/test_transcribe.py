@@ -12,6 +12,7 @@ import pytest
 import soundfile
 from sensorium.cli.main import main
 from sensorium.cli.transcribe import text
+from sensorium.engine.types import CompletionOutput, RequestOutput
 from sensorium.pipelines.transcribe import Segment, Transcript
 
 ROW = family.load_rows()["whisper"]
@@ -42,14 +43,15 @@ def test_text_of_one_file(whisper: Path, files: list[str], capsys: pytest.Captur
     out, err = capsys.readouterr()
     (expected,) = LLM(whisper).transcribe(files[0], "de", use_tqdm=False)
     assert out == expected.text + "\n"
-    assert err.count("\n") == int(expected.finish_reason == "length")  # no progress bar: stderr is not a terminal
+    warnings = (expected.finish_reason == "length") + (expected.doubt is not None)
+    assert err.count("\n") == warnings  # no progress bar: stderr is not a terminal
 
 
 def test_json_is_one_object_per_line(whisper: Path, files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Failing files give an error and exit code 2; the others are transcribed."""
     assert transcribe(whisper, *files, "--json", "--timestamps", "--task", "translate") == 2
     out, err = capsys.readouterr()
-    found = [json.loads(line) for line in out.splitlines()]
+    found = sorted((json.loads(line) for line in out.splitlines()), key=lambda one: one["file"])
     assert [one["file"] for one in found] == files
     assert [one["error"] is None for one in found] == [True, True, False, False]
     assert all(one["language"] in ROW.build.__globals__["LANGUAGES"] for one in found[:2])
@@ -61,7 +63,24 @@ def test_json_is_one_object_per_line(whisper: Path, files: list[str], capsys: py
 
 def test_lines_begin_with_the_file_name(whisper: Path, files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert transcribe(whisper, *files[:2], "--language", "en") == 0
-    assert [line.split(":")[0] for line in capsys.readouterr().out.splitlines()] == files[:2]
+    assert sorted(line.split(":")[0] for line in capsys.readouterr().out.splitlines()) == files[:2]
+
+
+def test_max_tokens(whisper: Path, files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
+    assert transcribe(whisper, files[0], "--language", "de", "--max-tokens", "2", "--json") == 0
+    out, err = capsys.readouterr()
+    assert json.loads(out)["finish_reason"] == "length"
+    assert "was cut off at the token limit; raise --max-tokens" in err
+
+
+def test_texts_that_are_probably_wrong() -> None:
+    def heard(text: str, logprob: float) -> Transcript:
+        answer = CompletionOutput(0, text, tuple(range(10)), None, 10 * logprob, "stop")
+        return Transcript(text, "en", None, None, RequestOutput("0", None, (), (answer,), None, True))
+
+    assert heard("1.5m de " * 27, -0.1).doubt == "it repeats itself: its compression ratio is 11.4, above 2.4"
+    assert heard("A sentence.", -1.25).doubt == "the mean log probability of its tokens is -1.25, below -1"
+    assert heard("A sentence that is not repeated, said quietly.", -0.4).doubt is None
 
 
 def test_one_line_per_segment() -> None:
@@ -69,8 +88,9 @@ def test_one_line_per_segment() -> None:
     assert text(Transcript("", "en", parts, None, None)) == "[0.00 - 2.50] Hello.\n[2.50 - ] And"
 
 
-def test_interrupt_prints_finished_files_and_exits_at_once(whisper: Path, files: list[str]) -> None:
-    """Interrupt a child process after its first result, during a step that takes ten minutes."""
+@pytest.mark.parametrize(("number", "code"), [("SIGINT", 130), ("SIGTERM", 143)])
+def test_signals_keep_finished_files_and_exit_at_once(whisper: Path, files: list[str], number: str, code: int) -> None:
+    """End a child process after its first result, during a step that takes ten minutes."""
     program = f"""
 import os, signal, sys, threading, time
 from sensorium.cli import main
@@ -81,7 +101,7 @@ real, step, ended, taken = tasks.as_completed, EngineCore.step, [], threading.Ev
 def slow(self):
     if ended and self.scheduler.requests:
         taken.wait()
-        threading.Timer(0.2, os.kill, (os.getpid(), signal.SIGINT)).start()
+        threading.Timer(0.2, os.kill, (os.getpid(), signal.{number})).start()
         time.sleep(600)
     outputs = step(self)
     ended.extend(output for output in outputs.outputs if output.finish_reason)
@@ -94,7 +114,7 @@ EngineCore.step, tasks.as_completed = slow, as_completed
 sys.exit(main.main(["transcribe", *{files[:2] * 40!r}, "--model", {str(whisper)!r}, "--device", "cpu", "--language", "de"]))
 """
     done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, timeout=300, check=False)
-    assert (done.returncode, "Traceback" in done.stderr) == (130, False), done.stderr
+    assert (done.returncode, "Traceback" in done.stderr) == (code, False), done.stderr
     assert done.stdout.count(f"{files[0]}: ") + done.stdout.count(f"{files[1]}: ") >= 1
 
 

@@ -1,0 +1,90 @@
+"""Inputs of commands: files, folders, globs, URLs, and `-` for stdin."""
+
+from __future__ import annotations
+
+import argparse
+import glob
+import re
+import sys
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+from ..mm.errors import ConfigError, short_repr
+
+SUFFIXES = {
+    "image": ("png", "jpg", "jpeg", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif", "jp2", "qoi"),
+    "video": ("mp4", "webm", "mkv", "mov", "avi", "m4v"),
+    "audio": ("wav", "flac", "mp3", "ogg", "opus", "m4a", "webm", "mp4"),
+}
+"""Names of the files of a folder that are read, by modality."""
+_MAX_DATA_URL = 40  # characters shown of a data: URL
+_MAX_PATH = 4096  # characters shown of a path
+_URL = re.compile(r"(?i)(data|file|https?):")
+
+
+@dataclass(frozen=True)
+class Source:
+    """One input. `item` is a path, a URL, or the bytes of stdin; `name` is how it was given."""
+
+    name: str
+    item: str | bytes
+
+
+def path_or_url(text: str) -> str:
+    """Parse an argument that is a path or URL."""
+    if not text:
+        raise argparse.ArgumentTypeError("the path is empty; give a file or URL")
+    return text
+
+
+def read_sources(words: Iterable[str], modality: str) -> list[Source]:
+    """Return the inputs that the words of the command line name, in order.
+
+    A folder gives its files of this modality by name, and a pattern that is no file gives the files that it matches.
+
+    Raises:
+        ConfigError: nothing has this name, or stdin is a terminal or is named twice.
+    """
+    found: list[Source] = []
+    for word in words:
+        if word == "-":
+            if any(isinstance(source.item, bytes) for source in found):
+                raise ConfigError("- is given twice, but stdin holds one file; give it once")
+            found.append(Source("-", read_stdin(f"{modality} file")))
+        else:
+            found += [Source(_shown(path), path) for path in _expand(word, modality)]
+    return found
+
+
+def read_stdin(what: str) -> bytes:
+    """Return all bytes of stdin. Raise ConfigError if it is a terminal."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ConfigError(f"- reads the {what} from stdin, which is a terminal; pipe something into the command")
+    return sys.stdin.buffer.read()
+
+
+def _expand(word: str, modality: str) -> list[str]:
+    if _URL.match(word):
+        return [word]
+    try:
+        is_folder, exists = Path(word).is_dir(), Path(word).exists()
+    except (OSError, ValueError):  # no file can have this name; the engine says so
+        return [word]
+    if not is_folder and (exists or not glob.has_magic(word)):
+        return [word]
+    pattern, suffixes = f"{glob.escape(word)}/*" if is_folder else word, SUFFIXES[modality]
+    files = sorted(one for one in glob.glob(pattern, recursive=True) if Path(one).is_file())
+    if is_folder:
+        files = [one for one in files if Path(one).suffix[1:].lower() in suffixes]
+    if not files and is_folder:
+        raise ConfigError(f"the folder {short_repr(word)} holds no {modality} file ({', '.join(suffixes)})")
+    if not files:
+        raise ConfigError(f"no file matches {short_repr(word)}; give another pattern or a path")
+    return files
+
+
+def _shown(file: str) -> str:
+    """Return a path or URL as it was given; a data: URL or an overlong path is cut."""
+    limit = _MAX_DATA_URL if file[:5].lower() == "data:" else _MAX_PATH
+    return file if len(file) <= limit else f"{file[:limit]}..."

@@ -1,0 +1,53 @@
+"""Measures of how far a text that a model has read or heard can be trusted."""
+
+from __future__ import annotations
+
+import zlib
+from dataclasses import replace
+from typing import ClassVar
+
+from ..engine.sampling_params import SamplingParams
+from ..engine.types import RequestOutput
+
+
+class ReadText:
+    """The base of results that are a text. Its thresholds are those of the class."""
+
+    text: str
+    output: RequestOutput
+    min_avg_logprob: ClassVar[float]
+    max_compression_ratio: ClassVar[float] = float("inf")
+
+    @property
+    def finish_reason(self) -> str | None:
+        """The answer's finish reason; "length" if the text was cut off at the token limit."""
+        return self.output.outputs[0].finish_reason
+
+    @property
+    def avg_logprob(self) -> float | None:
+        """The mean log probability of the answer's tokens, or None if there are none."""
+        answer = self.output.outputs[0]
+        if answer.cumulative_logprob is None or not answer.token_ids:
+            return None
+        return answer.cumulative_logprob / len(answer.token_ids)
+
+    @property
+    def compression_ratio(self) -> float:
+        """Bytes of the text for each byte that zlib needs; a text that repeats itself has a large one."""
+        data = self.text.encode()
+        return len(data) / len(zlib.compress(data))
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the text is probably wrong, or None."""
+        if self.avg_logprob is not None and self.avg_logprob < self.min_avg_logprob:
+            return f"the mean log probability of its tokens is {self.avg_logprob:.2f}, below {self.min_avg_logprob:g}"
+        if self.compression_ratio > self.max_compression_ratio:
+            ratio, limit = self.compression_ratio, self.max_compression_ratio
+            return f"it repeats itself: its compression ratio is {ratio:.1f}, above {limit:g}"
+        return None
+
+
+def with_logprobs(params: SamplingParams) -> SamplingParams:
+    """Return the parameters with the log probability of each token, which `avg_logprob` needs."""
+    return replace(params, logprobs=0) if params.logprobs is None else params
