@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
     from .engine.engine_args import AsyncEngineArgs, EngineArgs
+    from .engine.frontend.prompts import TextPrompt, TokensPrompt
     from .engine.logits_processors import register_logits_processor
     from .engine.pooling_params import PoolingParams
     from .engine.sampling_params import (
+        GuidedDecodingParams,
         RepetitionDetectionParams,
         RequestOutputKind,
         SamplingParams,
@@ -30,7 +32,7 @@ if TYPE_CHECKING:
     from .mm.registry import register_model
     from .mm.types import EncodedItem, ItemPlan, Media
     from .pipelines.beam_search import BeamSearchOutput, BeamSearchParams
-    from .pipelines.llm import LLM, AsyncLLM
+    from .pipelines.llm import LLM, AsyncLLM, AsyncLLMEngine
     from .pipelines.ocr import Page
     from .pipelines.pooling import PoolingRequestOutput
     from .pipelines.transcribe import Segment, Transcript
@@ -40,6 +42,7 @@ __all__ = [
     "LLM",
     "AsyncEngineArgs",
     "AsyncLLM",
+    "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
     "CheckpointError",
@@ -49,6 +52,7 @@ __all__ = [
     "EngineArgs",
     "EngineDeadError",
     "ErrorInfo",
+    "GuidedDecodingParams",
     "HubError",
     "InputError",
     "ItemPlan",
@@ -66,6 +70,8 @@ __all__ = [
     "Segment",
     "SensoriumError",
     "StructuredOutputsParams",
+    "TextPrompt",
+    "TokensPrompt",
     "Transcript",
     "__version__",
     "register_logits_processor",
@@ -75,6 +81,10 @@ __all__ = [
 _HOME = {
     "LLM": "pipelines.llm",
     "AsyncLLM": "pipelines.llm",
+    "AsyncLLMEngine": "pipelines.llm",
+    "GuidedDecodingParams": "engine.sampling_params",
+    "TextPrompt": "engine.frontend.prompts",
+    "TokensPrompt": "engine.frontend.prompts",
     "EngineArgs": "engine.engine_args",
     "AsyncEngineArgs": "engine.engine_args",
     "LiveSession": "engine.session",

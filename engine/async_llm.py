@@ -144,6 +144,8 @@ class AsyncLLM:
         if not self._shared:
             self.llm.close()
 
+    shutdown = close
+
     async def __aenter__(self) -> AsyncLLM:
         return self
 

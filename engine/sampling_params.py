@@ -121,6 +121,9 @@ class StructuredOutputsParams:
         return [name for name in _FORMATS if getattr(self, name) is not None and getattr(self, name) is not False]
 
 
+GuidedDecodingParams = StructuredOutputsParams  # vLLM's older name
+
+
 @dataclass(frozen=True)
 class RepetitionDetectionParams:
     """Detects answers that repeat themselves, and ends or repairs them.

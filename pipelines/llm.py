@@ -101,3 +101,6 @@ class AsyncLLM(async_llm.AsyncLLM):
     async def ocr(self, images: object, **options: Any) -> list[Page]:
         """`LLM.ocr` as a coroutine."""
         return await run_tasks_async(self, ocr_tasks(self.llm, images, **check_names(ocr_tasks, options)))
+
+
+AsyncLLMEngine = AsyncLLM  # vLLM's older name

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 from torch import Tensor
@@ -22,6 +22,26 @@ _PROMPT_KEYS = (
     "fit",
 )
 _ENCODER_DECODER_KEYS = ("encoder_prompt", "decoder_prompt")
+
+
+class _PromptOptions(TypedDict, total=False):
+    multi_modal_data: Mapping[str, Any]
+    multi_modal_uuids: Mapping[str, Any]
+    mm_processor_kwargs: Mapping[str, Any]
+    cache_salt: str
+    fit: str
+
+
+class TextPrompt(_PromptOptions):
+    """A prompt as text; `read_prompt` takes the mapping."""
+
+    prompt: str
+
+
+class TokensPrompt(_PromptOptions):
+    """A prompt as token ids; `read_prompt` takes the mapping."""
+
+    prompt_token_ids: Sequence[int]
 
 
 @dataclass(frozen=True)
