@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -30,6 +30,7 @@ from .frontend.media import MultiModalSettings
 from .frontend.request_handle import RequestHandle
 from .frontend.trace import span_observer
 from .model_files import ModelFiles, load_model_files
+from .progress import ShowProgress, make_progress
 from .sampling_params import SamplingParams, from_generation_config
 from .session import LiveSession
 from .setup.doctor import explain
@@ -145,7 +146,7 @@ class LLM:
         self,
         prompts: object,
         sampling_params: Params = None,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: ShowProgress = True,
         priority: int | Sequence[int] = 0,
         on_error: str = "return",
         **unused: Any,
@@ -164,7 +165,7 @@ class LLM:
                 "multi_modal_uuids" (names of items), "mm_processor_kwargs" (options of this request), "cache_salt"
                 (requests with different salts share no cache), "fit": "context" (shrink media until the prompt fits).
             sampling_params: one for all prompts, one per prompt, or None for the checkpoint's defaults.
-            use_tqdm: show a progress bar if stderr is a terminal; or a class like tqdm to show it with.
+            use_tqdm: show a progress bar on terminals and in notebooks; "log" writes to the log; see `engine.progress`.
             priority: one for all prompts, or one per prompt; smaller values are served first.
             on_error: "return" outputs with errors, or "raise" the first error, which ends the other prompts.
             unused: vLLM's other arguments, such as lora_request; None is the only value.
@@ -186,7 +187,7 @@ class LLM:
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: Params = None,
-        use_tqdm: bool | Callable[..., Any] = True,
+        use_tqdm: ShowProgress = True,
         add_generation_prompt: bool = True,
         chat_template: str | os.PathLike[str] | None = None,
         continue_final_message: bool = False,
@@ -246,12 +247,12 @@ class LLM:
         return RequestHandle(partial(self._inputs.parse_media, prompt), SamplingParams(max_tokens=1))
 
     def serve(
-        self, handles: Sequence[RequestHandle], use_tqdm: bool | Callable[..., Any] = True
+        self, handles: Sequence[RequestHandle], use_tqdm: ShowProgress = True
     ) -> Generator[tuple[int, RequestOutput], None, None]:
         """Yield (index, output) of each request when it finishes. Closing the generator aborts the rest."""
         if not isinstance(handles, Sequence) or not all(isinstance(handle, RequestHandle) for handle in handles):
             raise InputError(f"handles must be a list of what `request` returns, not {short_repr(handles)}", param="handles")
-        with _progress(len(handles), use_tqdm) as progress:
+        with make_progress(len(handles), use_tqdm) as progress:
             for index, output in self._engine_loop.serve(handles):
                 progress.update(1)
                 yield index, output
@@ -431,9 +432,7 @@ class LLM:
         """Return how many tokens `fit="context"` leaves for the answer: max_tokens, at most a quarter of the context."""
         return min(params.max_tokens or self.max_model_len, max(1, self.max_model_len // 4))
 
-    def _answers(
-        self, handles: Sequence[RequestHandle], use_tqdm: bool | Callable[..., Any], on_error: str
-    ) -> list[RequestOutput]:
+    def _answers(self, handles: Sequence[RequestHandle], use_tqdm: ShowProgress, on_error: str) -> list[RequestOutput]:
         if on_error not in ("return", "raise"):
             raise InputError(f'on_error={short_repr(on_error)} must be "return" or "raise"', param="on_error")
         outputs: dict[int, RequestOutput] = {}
@@ -526,13 +525,3 @@ def _without_unused(options: Mapping[str, Any]) -> dict[str, Any]:
         if options.get(name) not in (None, default):
             raise InputError(f"{name}={short_repr(options[name])} cannot be honoured: {reason}", param=name)
     return {name: value for name, value in options.items() if name not in _UNUSED}
-
-
-def _progress(total: int, show: bool | Callable[..., Any]) -> Any:
-    if callable(show):
-        return show(total=total, desc="Answered prompts", unit="prompt")
-    if not isinstance(show, bool):
-        raise InputError(f"use_tqdm={short_repr(show)} must be True or False", param="use_tqdm")
-    from tqdm import tqdm
-
-    return tqdm(total=total, desc="Answered prompts", unit="prompt", disable=None if show else True)

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ..mm.errors import ErrorInfo
+from ..mm.shown import Shown
 from ..mm.types import EncodedItem, ItemPlan, MultiModalFeature
 from .pooling_params import PoolingParams
 from .sampling_params import SamplingParams
@@ -308,8 +309,8 @@ class ItemTrace:
     timings: dict[str, float] = field(default_factory=dict)
 
 
-@dataclass(frozen=True)
-class CompletionOutput:
+@dataclass(frozen=True, repr=False)
+class CompletionOutput(Shown):
     """One of the answers to a prompt.
 
     Args:
@@ -329,8 +330,8 @@ class CompletionOutput:
         return self.finish_reason is not None
 
 
-@dataclass(frozen=True)
-class RequestOutput:
+@dataclass(frozen=True, repr=False)
+class RequestOutput(Shown):
     """The output of a request.
 
     Args:
@@ -351,12 +352,12 @@ class RequestOutput:
     prompt: str | None
     prompt_token_ids: list[int]
     outputs: list[CompletionOutput]
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = None
+    prompt_logprobs: list[dict[int, Logprob] | None] | None = field(default=None, repr=False)
     finished: bool = True
     error: ErrorInfo | None = None
     items: tuple[ItemPlan, ...] = ()
-    timings: dict[str, float] = field(default_factory=dict)
-    trace: tuple[ItemTrace, ...] = ()
+    timings: dict[str, float] = field(default_factory=dict, repr=False)
+    trace: tuple[ItemTrace, ...] = field(default=(), repr=False)
     num_cached_tokens: int = 0
     num_preemptions: int = 0
     pooled: Tensor | None = field(default=None, compare=False)

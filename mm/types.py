@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from .fields import FieldElem
+from .shown import Shown
 
 MultiModalKwargsItem = Mapping[str, FieldElem]
 """Tensors that the encoder needs for one item, by name."""
@@ -51,8 +52,8 @@ class Media:
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
-@dataclass(frozen=True)
-class FramePlan:
+@dataclass(frozen=True, repr=False)
+class FramePlan(Shown):
     """The frames of a video that are used, in order of time. `indices` and `timestamps` have one entry per frame.
 
     Args:
@@ -229,8 +230,8 @@ class EncodedItem:
     frames: FramePlan | None = None
 
 
-@dataclass(frozen=True)
-class ItemPlan:
+@dataclass(frozen=True, repr=False)
+class ItemPlan(Shown):
     """Tokens, encoder rows and bytes that one item will need, computed from its header.
 
     Args:

@@ -8,9 +8,10 @@ from typing import ClassVar
 
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
+from ..mm.shown import Shown
 
 
-class ReadText:
+class ReadText(Shown):
     """The base of results that are a text. Its thresholds are those of the class."""
 
     text: str

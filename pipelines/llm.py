@@ -9,6 +9,7 @@ from typing import Any
 from ..engine import async_llm, llm
 from ..engine.llm import as_prompts
 from ..engine.pooling_params import PoolingParams
+from ..engine.progress import ShowProgress
 from ..engine.sampling_params import SamplingParams
 from ..mm.errors import ConfigError
 from .beam_search import BeamSearchOutput, BeamSearchParams, beam_search
@@ -47,7 +48,7 @@ class LLM(llm.LLM):
         self,
         prompts: object,
         pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
-        use_tqdm: bool = True,
+        use_tqdm: ShowProgress = True,
         pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput]:
         """Return vectors or logits of prompts, which are used unchanged; see `pipelines.pooling.encode_tasks`."""
@@ -59,22 +60,27 @@ class LLM(llm.LLM):
         raise ConfigError(f"{self.config.model} has no classification head; {how}")
 
     def transcribe(
-        self, audio: object, language: str | None = None, task: str = "transcribe", use_tqdm: bool = True, **options: Any
+        self,
+        audio: object,
+        language: str | None = None,
+        task: str = "transcribe",
+        use_tqdm: ShowProgress = True,
+        **options: Any,
     ) -> list[Transcript]:
         """Transcribe one audio item or a list of them; see `pipelines.transcribe.transcribe_tasks` for the arguments."""
         return run_tasks(
             self, transcribe_tasks(self, audio, language, task, **check_names(transcribe_tasks, options)), use_tqdm
         )
 
-    def embed(self, inputs: object, use_tqdm: bool = True, **options: Any) -> list[Embedding]:
+    def embed(self, inputs: object, use_tqdm: ShowProgress = True, **options: Any) -> list[Embedding]:
         """Embed one text, image or video, or a list of them; see `pipelines.rank.embed_tasks` for the arguments."""
         return run_tasks(self, embed_tasks(self, inputs, **check_names(embed_tasks, options)), use_tqdm)
 
-    def score(self, query: object, documents: object, use_tqdm: bool = True, **options: Any) -> list[Score]:
+    def score(self, query: object, documents: object, use_tqdm: ShowProgress = True, **options: Any) -> list[Score]:
         """Score how well documents answer a query; see `pipelines.rank.score_tasks` for the arguments."""
         return run_tasks(self, score_tasks(self, query, documents, **check_names(score_tasks, options)), use_tqdm)
 
-    def ocr(self, images: object, use_tqdm: bool = True, **options: Any) -> list[Page]:
+    def ocr(self, images: object, use_tqdm: ShowProgress = True, **options: Any) -> list[Page]:
         """Read the text of one image or a list of images; see `pipelines.ocr.ocr_tasks` for the arguments."""
         return run_tasks(self, ocr_tasks(self, images, **check_names(ocr_tasks, options)), use_tqdm)
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from ..engine.sampling_params import SamplingParams
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 QUESTION = "Read the text."
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Page(ReadText):
     """The text of one image. `doubt` says why it is probably wrong; good pages have None there.
 
@@ -34,7 +34,7 @@ class Page(ReadText):
 
     text: str
     error: ErrorInfo | None
-    output: RequestOutput
+    output: RequestOutput = field(repr=False)
 
     min_avg_logprob: ClassVar[float] = -0.5
 

@@ -14,6 +14,7 @@ from ..engine.pooling_params import PoolingParams
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr
+from ..mm.shown import Shown
 from .tasks import Task
 from .validation import check_type
 
@@ -45,7 +46,7 @@ class ScoringOutput:
     score: float
 
 
-class PooledOutput:
+class PooledOutput(Shown):
     """vLLM's names for the fields of a pooled request's output."""
 
     error: ErrorInfo | None

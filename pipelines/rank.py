@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -36,7 +36,7 @@ _MEDIA = ("image", "video", "audio")
 _PROMPT_KEYS = ("prompt", "prompt_token_ids")  # an input with one of these keys is an already rendered prompt
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Embedding(PooledOutput):
     """The embedding of one input.
 
@@ -48,7 +48,7 @@ class Embedding(PooledOutput):
 
     vector: Tensor | None
     error: ErrorInfo | None
-    output: RequestOutput
+    output: RequestOutput = field(repr=False)
 
     @property
     def outputs(self) -> EmbeddingOutput:
@@ -58,7 +58,7 @@ class Embedding(PooledOutput):
         return EmbeddingOutput(self.vector.tolist())
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Score(PooledOutput):
     """Score of one document for a query.
 
@@ -70,7 +70,7 @@ class Score(PooledOutput):
 
     score: float | None
     error: ErrorInfo | None
-    output: RequestOutput
+    output: RequestOutput = field(repr=False)
 
     @property
     def outputs(self) -> ScoringOutput:

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..engine.errors import warn_of_failures
 from ..engine.frontend.request_handle import RequestHandle
+from ..engine.progress import ShowProgress
 from ..engine.types import RequestOutput
 from ..mm.errors import ErrorInfo
 
@@ -29,7 +30,7 @@ Task = Generator[RequestHandle, RequestOutput, T]
 """Yields a request, is sent its finished output, yields the next request, and returns the result of the task."""
 
 
-def as_completed(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: bool = True) -> Iterator[tuple[int, T]]:
+def as_completed(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: ShowProgress = True) -> Iterator[tuple[int, T]]:
     """Yield (index, result) of each task as it completes. Each round sends the next request of every task as one batch."""
     handles = {index: next(task) for index, task in enumerate(tasks)}
     while handles:
@@ -44,7 +45,7 @@ def as_completed(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: bool = True) -> I
         handles = dict(sorted(following.items()))
 
 
-def run_tasks(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: bool = True) -> list[T]:
+def run_tasks(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: ShowProgress = True) -> list[T]:
     """Return the results of all tasks, in their order."""
     results = [result for _, result in sorted(as_completed(llm, tasks, use_tqdm), key=lambda pair: pair[0])]
     warn_of_failures([result.error for result in results], "inputs")

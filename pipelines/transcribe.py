@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, ClassVar
 
 from ..engine.builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, TIMESTAMPS
@@ -12,6 +12,7 @@ from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, hint, short_repr
 from ..mm.parse import is_item_list
+from ..mm.shown import Shown
 from ..mm.speech import SpeechRequest, TimestampRule, language_code
 from .doubt import ReadText, with_logprobs
 from .tasks import Task, error_of_task
@@ -25,8 +26,8 @@ _TASKS = ("transcribe", "translate")
 _ONE_TOKEN = replace(_GREEDY, max_tokens=1)
 
 
-@dataclass(frozen=True)
-class Segment:
+@dataclass(frozen=True, repr=False)
+class Segment(Shown):
     """The text between two timestamps.
 
     Args:
@@ -38,7 +39,7 @@ class Segment:
     text: str
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class Transcript(ReadText):
     """The text of one audio item. `doubt` says why it is probably wrong, as on noise; its thresholds are Whisper's.
 
@@ -54,7 +55,7 @@ class Transcript(ReadText):
     language: str | None
     segments: tuple[Segment, ...] | None
     error: ErrorInfo | None
-    output: RequestOutput
+    output: RequestOutput = field(repr=False)
 
     min_avg_logprob: ClassVar[float] = -1.0
     max_compression_ratio: ClassVar[float] = 2.4

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ...mm.shown import Shown
 from .max_items import MaxItem
 
 _MIB = 1 << 20
 
 
-@dataclass(frozen=True)
-class MemoryPlan:
+@dataclass(frozen=True, repr=False)
+class MemoryPlan(Shown):
     """The maximum memory of an engine in bytes, by purpose. Interpreter and libraries add about 300 MiB on a CPU.
 
     Args:
@@ -92,6 +93,12 @@ class MemoryPlan:
             *([(f"media on {self.media_device}", on_media_device)] if self.media_step else []),
             *((f"largest {item.modality}", str(item)) for item in self.max_items),
         ]
+
+    def shown(self) -> list[tuple[str, object]]:
+        return [(name.strip(), value.strip()) for name, value in self.rows()]
+
+    def __repr__(self) -> str:
+        return f"<MemoryPlan of {_mib(self.total).strip()} on {self.device}; print it for its parts>"
 
     def __str__(self) -> str:
         return "\n".join(f"{name:<24} {value}" for name, value in self.rows())

@@ -365,7 +365,7 @@ def test_switches_are_true_or_false(llm: LLM, value: object) -> None:
     for name in ("add_generation_prompt", "continue_final_message"):
         with pytest.raises(InputError, match=f"{name} must be True or False"):
             llm.chat(messages, GREEDY, chat_template="a", use_tqdm=False, **{name: value})
-    with pytest.raises(InputError, match=r"use_tqdm=.* must be True or False"):
+    with pytest.raises(InputError, match=r'use_tqdm=.* must be True, False, "log" or a class'):
         llm.generate("a", GREEDY, use_tqdm=value)
 
 
