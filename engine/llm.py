@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import os
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
@@ -44,6 +45,7 @@ from .types import CoreInfo, EngineStats, RequestOutput
 Params = SamplingParams | Sequence[SamplingParams] | None
 Messages = Sequence[Mapping[str, Any]]
 _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
+_MAX_COMPILED = 4096  # characters of a request's template that is compiled in the caller's thread, to report errors at once
 _REQUEST = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt that `chat` takes as arguments
 _UNUSED = {  # arguments of vLLM: the default, and why there is no other value
     "lora_request": (None, "give LLM the adapter's folder as adapter="),
@@ -54,7 +56,7 @@ _UNUSED = {  # arguments of vLLM: the default, and why there is no other value
 }
 _FORMS: tuple[tuple[str, type | UnionType, str], ...] = (
     ("add_generation_prompt", bool, "True or False"),
-    ("chat_template", str | os.PathLike, "Jinja source, or the path of a file"),
+    ("chat_template", str | os.PathLike, "Jinja source, or a pathlib.Path"),
     ("chat_template_kwargs", Mapping, "a mapping"),
     ("continue_final_message", bool, "True or False"),
     ("tools", list | tuple, "a list of tools"),
@@ -69,7 +71,7 @@ class LLM:
             is downloaded unless the Hub's cache holds it.
         metrics: True or a prometheus_client.CollectorRegistry to export metrics, see `engine.frontend.metrics`.
         tracing: True or a TracerProvider to export OpenTelemetry spans: one per request, with one child per stage.
-        chat_template: replaces the checkpoint's, as in `chat`.
+        chat_template: replaces the checkpoint's: Jinja source, or the path of a file (a text without braces is a path).
         options: further options of the engine. `engine.config.EngineConfig` documents all options.
 
     Attributes:
@@ -202,7 +204,8 @@ class LLM:
             messages: `{"role", "content"}`. The content is a string or a list of parts of the types text, image_url,
                 video_url, audio_url (objects with a "url"), input_audio, image, video and audio. A part may have "uuid" and
                 its own options. `media` restricts URLs and paths, see `mm.media.policy.MediaPolicy`.
-            chat_template: replaces the checkpoint's: Jinja source, or the path of a file (a text without braces is a path).
+            chat_template: replaces the checkpoint's: Jinja source, or a `pathlib.Path` of a file. It is rendered in a worker
+                process.
             continue_final_message: leave the last message open, so that the model continues it.
             tools, chat_template_kwargs: variables of the template.
             on_error: as in `generate`.
@@ -403,7 +406,7 @@ class LLM:
         if not all(isinstance(name, str) for name in options.get("chat_template_kwargs") or ()):
             raise InputError("chat_template_kwargs must be a mapping from names to values", param="chat_template_kwargs")
         given = options.pop("chat_template", None)
-        template = _read_template(given) if given else self._template
+        template = _request_template(given) if given else self._template
         if template is None:
             how = "pass chat_template= or give a rendered prompt"
             if self.speech:
@@ -509,11 +512,20 @@ def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages
     return [messages]  # type: ignore[list-item]
 
 
-def _read_template(given: str | os.PathLike[str]) -> str:
-    """Return a caller's chat template. Raise InputError if it cannot be read or compiled."""
+def _request_template(given: str | os.PathLike[str]) -> str:
+    """Return a request's chat template. Only a path object is read as a file: texts of requests may come from clients."""
+    if isinstance(given, str) and {"{", "}", "\n"}.isdisjoint(given):
+        reason = f"chat_template={short_repr(given)} is no Jinja source; give Jinja source, or the path as pathlib.Path"
+        raise InputError(reason, param="chat_template")
+    return _read_template(given, _MAX_COMPILED)
+
+
+def _read_template(given: str | os.PathLike[str], most: float = math.inf) -> str:
+    """Return a chat template. Raise InputError if it cannot be read or, up to `most` characters, compiled."""
     try:
         source = read_template(given)
-        load_template(source)
+        if len(source) <= most:
+            load_template(source)
     except CheckpointError as error:
         raise InputError(str(error), param="chat_template") from None
     return source

@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ...mm.errors import CheckpointError, InputError
+from ...mm.errors import InputError
 from ...mm.media.isolate import call_worker
 from ...mm.types import Media
 from .message_parts import split_media
@@ -108,8 +108,9 @@ def _render_in_worker(inputs: RenderInputs, tenant: str | None) -> tuple[tuple[s
         raise InputError(reason, param="chat_template")
     found = msgspec.convert(reply.value, dict[str, Any])
     if "pieces" not in found:
-        form = CheckpointError if found["code"] == "checkpoint" else InputError
-        raise form(found["message"], code=found["code"], param=found["param"])
+        if found["code"] == "checkpoint":  # it cannot be compiled, and it is not the checkpoint's
+            raise InputError(found["message"], param="chat_template")
+        raise InputError(found["message"], code=found["code"], param=found["param"])
     return msgspec.convert(found["pieces"], tuple[tuple[str, bool], ...])
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import json
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -326,10 +327,12 @@ def test_a_callers_template_leaves_the_process(tmp_path, monkeypatch):
         "continue_final_message": False,
     }
     inside = {name: outcome(template, tok, **options) for name, template in CALLERS.items()}
+    _, info = inside["no template"]
+    inside["no template"] = InputError, replace(info, code="invalid_input", param="chat_template")
     monkeypatch.setattr("sensorium.processors.text.chat.render", None)
     assert {name: outcome(template, tok, **options, isolated=True) for name, template in CALLERS.items()} == inside
     types = {name: found[0] for name, found in inside.items() if isinstance(found[0], type)}
-    assert types == {"no template": CheckpointError} | dict.fromkeys([*CALLERS][4:], InputError)
+    assert types == dict.fromkeys([*CALLERS][3:], InputError)
     talk, both = [{"role": "assistant", "content": "ab "}], {"continue_final_message": True, "add_generation_prompt": False}
     (pieces,) = render_chat(talk, "{{ messages[0].content }}", tok, isolated=True, **both).segments
     assert pieces == ("ab ", False)
