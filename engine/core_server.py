@@ -123,7 +123,7 @@ class _Server:
         for architecture, model, processing in rows:
             register_model(architecture, model=model, processing=processing)
         files = load_model_files(config.model, config.adapter, config.hf_overrides)
-        tokenizer = Tokenizer(files.path)
+        tokenizer = Tokenizer(files.tokenizer_folder)
         info = load_processing(files, config.mm_processor_kwargs, tokenizer)
         self._core, config = load_engine(config, files, info, tokenizer)
         self._core.report_encoding = self._activity.write

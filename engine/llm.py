@@ -18,7 +18,7 @@ from ..mm.cache import CacheStats
 from ..mm.errors import CheckpointError, InputError, check_utf8, hint, short_repr, typed
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
-from ..processors.files import find_template, read_template
+from ..processors.files import read_template
 from ..processors.interface import SupportsTranscription
 from ..processors.text.template import load_template
 from ..processors.text.tokenizer import Tokenizer
@@ -113,9 +113,9 @@ class LLM:
         self.config = find_model(make_config(model, named | options))
         files = load_model_files(self.config.model, self.config.adapter, self.config.hf_overrides)
         resolve_architecture(files)  # an unknown architecture is reported before a missing tokenizer
-        self._tokenizer = Tokenizer(files.path)
+        self._tokenizer = Tokenizer(files.tokenizer_folder)
         info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)
-        self._template = _read_template(chat_template) if chat_template else info.chat_template or find_template(files.path)
+        self._template = _read_template(chat_template) if chat_template else info.chat_template or files.find_template()
         self._tokenizer.chat_template = self._template
         core, self.config = load_core(self.config, files, info, self._tokenizer)
         self.max_model_len, self.eos_token_ids = core.info.max_model_len, files.eos_token_ids

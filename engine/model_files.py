@@ -23,7 +23,7 @@ from ..models.config import SECTIONS, check_parts, get_text_config
 from ..models.external import ExternalWeights, external_parts, lacks_weights
 from ..models.gguf import hub_config, open_model
 from ..models.weights import ADAPTER_WEIGHTS, read_headers
-from ..processors.files import ADAPTER, ProcessorFiles, read_json, read_preprocessors
+from ..processors.files import ADAPTER, ProcessorFiles, find_template, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _JSON_FILES = (
@@ -35,6 +35,8 @@ _JSON_FILES = (
     "tokenizer_config.json",
 )
 
+_TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
+_PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last one is MLX's
 
 
@@ -86,6 +88,17 @@ class ModelFiles:
             if ids is not None:
                 return tuple(ids) if isinstance(ids, list) else (int(ids),)
         return ()
+
+    @property
+    def tokenizer_folder(self) -> Path:
+        """The folder with the tokenizer: the adapter's if it ships one."""
+        own = self.adapter is not None and any((self.adapter / name).is_file() for name in _TOKENIZERS)
+        return self.adapter if own and self.adapter is not None else self.path
+
+    def find_template(self) -> str | None:
+        """Return the chat template of the adapter or, if it ships none, of the checkpoint."""
+        own = None if self.adapter is None else find_template(self.adapter)
+        return find_template(self.path) if own is None else own
 
     def content_digest(self) -> str:
         """Return a hash of config.json and of all bytes of the weight files, which takes about 1 s per 2 GB.
@@ -145,14 +158,17 @@ def load_model_files(
         raise ConfigError(f"{path} has {found}; it is not a checkpoint in the Hub's layout")
     config, external = _find_parts(path, _override(config, hf_overrides))
     check_parts(config)
-    processors = replace(read_preprocessors(path), config=config)
+    own = adapter is not None and any(Path(adapter, name).is_file() for name in _PREPROCESSORS)
+    generation = contents["generation_config.json"]
+    processors = read_preprocessors(Path(adapter) if adapter is not None and own else path)
+    processors = replace(processors, config=config, generation=generation, folder=path)
     stored = path.glob("*.safetensors") if model is None else model.files
     others = [*([] if adapter is None else [Path(adapter)]), *(place for _, place in external)]
     files = sorted([*stored, *(file for place in others for file in place.glob("*.safetensors"))])
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     fingerprint = digest("sensorium.model", config, weights)
     code = next(iter(remote_code), "")
-    generation, merged = contents["generation_config.json"], None if adapter is None else Path(adapter)
+    merged = None if adapter is None else Path(adapter)
     return ModelFiles(path, config, generation, processors, fingerprint, code, merged, external)
 
 

@@ -10,7 +10,6 @@ import torch
 
 from ...kernels import dispatch, native
 from ...mm.types import MediaHeader
-from ...processors.files import find_template
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig, make_config
 from ..model_files import DTYPES, load_model_files
@@ -57,9 +56,9 @@ def describe_checkpoint(
     config = find_model(make_config(model, options | {"dtype": dtype, "device": device}), weights=False)
     files = load_model_files(config.model, config.adapter, config.hf_overrides)
     row, torch_dtype = resolve_architecture(files), files.dtype(config.dtype)
-    tokenizer = Tokenizer(files.path)
+    tokenizer = Tokenizer(files.tokenizer_folder)
     info = load_processing(files, {}, tokenizer)
-    template = info.chat_template or find_template(files.path)
+    template = info.chat_template or files.find_template()
     build_model(files, info, torch_dtype, torch.device("meta"), info.modalities)
     warning = warn_slow_dtype(config, torch_dtype)
     return {

@@ -58,14 +58,14 @@ def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
         ConfigError: a revision of a folder, or an architecture that is not supported, before its weights are downloaded.
         HubError, CheckpointError: see `find_folder`.
     """
-    found = _with_folder(config, weights)
+    found, adapter = _with_folder(config, weights), config.adapter
+    if adapter is None and is_adapter(Path(found.model)):
+        adapter, found = _with_folder(config, True).model, _base_of(config, Path(found.model), weights)
+    elif adapter is not None:
+        adapter = _with_folder(replace(config, model=adapter, revision=None), True).model
     find_external_parts(Path(found.model), config.offline, weights)
-    if config.adapter is None:
-        if not is_adapter(Path(found.model)):
-            return found
-        adapter, found = _with_folder(config, True).model, _with_folder(_base_of(config, Path(found.model)), weights)
-    else:
-        adapter = _with_folder(replace(config, model=config.adapter, revision=None), True).model
+    if adapter is None:
+        return found
     if not is_adapter(Path(adapter)) or is_adapter(Path(found.model)):
         wrong = found.model if is_adapter(Path(adapter)) else adapter
         reason = "must be a whole model" if wrong is found.model else f"has no {ADAPTER}"
@@ -86,20 +86,25 @@ def _with_folder(config: EngineConfig, weights: bool) -> EngineConfig:
     return replace(config, model=str(folder), revision=folder.name)
 
 
-def _base_of(config: EngineConfig, adapter: Path) -> EngineConfig:
-    """Return the config with the base model that an adapter names. Raise ConfigError if it is neither a folder nor a name."""
+def _base_of(config: EngineConfig, adapter: Path, weights: bool) -> EngineConfig:
+    """Return the config with the folder of the base model that an adapter names.
+
+    Raises:
+        ConfigError: it is neither a folder nor a name.
+        HubError: it cannot be downloaded.
+    """
     raw = read_json(adapter / ADAPTER)
     name, revision = raw.get("base_model_name_or_path"), raw.get("revision")
-    if isinstance(name, str) and name:
-        beside = adapter / name
-        if beside.is_dir():
-            return replace(config, model=str(beside), revision=None)
-        if os.path.isdir(name):
-            return replace(config, model=name, revision=None)
-        if is_name(name):
-            return replace(config, model=name, revision=revision if isinstance(revision, str) else None)
-    reason = f"{adapter} is an adapter of {short_repr(name)}, which is neither a folder here nor a name on the Hub"
-    raise ConfigError(f"{reason}; give the base model, LLM(base, adapter={str(adapter)!r})", param="model")
+    how = f"give the base model, LLM(base, adapter={str(adapter)!r})"
+    if isinstance(name, str) and name and ((adapter / name).is_dir() or os.path.isdir(name)):
+        return replace(config, model=str(adapter / name) if (adapter / name).is_dir() else name, revision=None)
+    if not isinstance(name, str) or not is_name(name):
+        reason = f"{adapter} is an adapter of {short_repr(name)}, which is neither a folder here nor a name on the Hub"
+        raise ConfigError(f"{reason}; {how}", param="model")
+    try:
+        return _with_folder(replace(config, model=name, revision=revision if isinstance(revision, str) else None), weights)
+    except HubError as error:
+        raise HubError(f"the base model of {adapter}: {error}, or {how}", code=error.info.code) from None
 
 
 def find_external_parts(folder: Path, offline: bool = False, weights: bool = True) -> None:

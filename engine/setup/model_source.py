@@ -145,7 +145,7 @@ def build_model(
             reason = "runs through transformers, where quantised checkpoints are not supported; use one that is not quantised"
             raise ConfigError(f"{files.architecture} {reason}")
         model = cast(Model, build_from_json("model", resolve(row.model), files.config, dtype, device))
-        adapter = read_merged_adapter(files.adapter, model, lambda file: file_headers(file).items())
+        adapter = read_merged_adapter(files.adapter, model, lambda file: file_headers(file).items() if headers else ())
         if adapter is not None and headers:
             headers = adapter.add_headers(headers)
         model.choose_head(headers)

@@ -49,7 +49,7 @@ def load_processing(files: ModelFiles, options: Mapping[str, Any], tokenizer: To
     Raises:
         ConfigError: the options, or the checkpoint's JSON, describe no processing.
     """
-    get_tokenizer = cache(lambda: Tokenizer(files.path) if tokenizer is None else tokenizer)
+    get_tokenizer = cache(lambda: Tokenizer(files.tokenizer_folder) if tokenizer is None else tokenizer)
     processor_files = replace(
         files.processors,
         encode=lambda text: get_tokenizer().encode_ordinary(text),

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import math
 import re
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -14,8 +15,10 @@ from family import ask, load_rows, save
 from parity import ROWS, LoadedModels, make_llm, record
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
+from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup.doctor import describe_checkpoint
 from sensorium.mm.errors import CheckpointError, ConfigError
+from sensorium.processors.text.tokenizer import Tokenizer
 
 GIVEN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ".*", "task_type": "CAUSAL_LM"}
 Matrices = dict[str, tuple[torch.Tensor, torch.Tensor]]
@@ -125,6 +128,28 @@ def test_the_base_is_found_beside_the_adapter(base: Path) -> None:
     with LLM(folder, device="cpu", max_model_len=64) as llm:
         llm.sleep()
         llm.wake_up()
+
+
+def test_files_of_the_adapter_win(base: Path, tmp_path: Path) -> None:
+    """A finetune may add tokens and change the template; weights are not needed to read what it is."""
+    folder = write(tmp_path / "adapter", "base", {})
+    shutil.copytree(base, folder / "base")
+    (folder / "adapter_model.safetensors").unlink()
+    (folder / "base" / "model.safetensors").unlink()
+    assert describe_checkpoint(folder)["chat template"] != "found"
+    shutil.copy(base / "tokenizer_config.json", folder)
+    (folder / "chat_template.jinja").write_text("{{ messages }}")
+    tokenizer = json.loads((base / "tokenizer.json").read_text())
+    number = max(tokenizer["model"]["vocab"].values()) + 100
+    token = {"id": number, "content": "<new>", "single_word": False, "lstrip": False, "rstrip": False, "normalized": False}
+    tokenizer["added_tokens"].append(token | {"special": True})
+    (folder / "tokenizer.json").write_text(json.dumps(tokenizer))
+    assert describe_checkpoint(folder)["chat template"] == "found"
+    files = load_model_files(folder / "base", str(folder))
+    lengths = [len(Tokenizer(one).encode("<new>", False)) for one in (files.tokenizer_folder, files.path)]
+    assert lengths[0] == 1 < lengths[1]
+    (folder / "preprocessor_config.json").write_text(json.dumps({"image_processor_type": "A", "max_pixels": 7}))
+    assert load_model_files(folder / "base", str(folder)).processors.image["max_pixels"] == 7
 
 
 @pytest.mark.parametrize(
