@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 from .sources import path_or_url
@@ -15,6 +16,11 @@ def positive_int(text: str) -> int:
         if int(text) >= 1:
             return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or above")
+
+
+def template_or_path(text: str) -> str | Path:
+    """Parse an argument that is a chat template: Jinja source has braces, a path has none."""
+    return text if "{" in text else Path(text)
 
 
 def add_model_name(parser: argparse.ArgumentParser, default: str | None = None, required: bool = False, use: str = "") -> None:
@@ -51,4 +57,4 @@ def add_file_arguments(parser: argparse.ArgumentParser, item: str) -> None:
 
 def add_chat_template(parser: argparse.ArgumentParser) -> None:
     help_text = "Jinja template, or the path of a file that holds it (default: the checkpoint's)"
-    parser.add_argument("--chat-template", metavar="FILE", help=help_text)
+    parser.add_argument("--chat-template", metavar="FILE", type=template_or_path, help=help_text)
