@@ -297,8 +297,8 @@ def check(
     for stored, header in headers:
         if rename(stored, prefixes) in formats.parts:  # `assign` compared its shape
             module, _ = formats.parts[rename(stored, prefixes)]
-            missing.discard(f"{module}.weight")
-            split |= {module[: module.rfind(".") + 1]} if module in formats.stacks else set()
+            experts = formats.stacks[module].modules if module in formats.stacks else ((module,),)
+            missing -= {f"{shard}.weight" for shards in experts for shard in shards}
         else:
             wide.append((stored, header))
     for stored, name, whole in _joined(root, wide, prefixes, ignored):

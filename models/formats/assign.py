@@ -192,7 +192,7 @@ def _stored_parts(
         if canonical in ends:
             module, part = ends[canonical]
             found.setdefault(module, {})[part] = canonical, tensor
-            names[module] = name
+            names[module] = name.removesuffix(canonical[len(module) :])
         elif part is not None:
             module = canonical.removesuffix(f".{part}")
             module = renamed.get(f"{module}.weight", f"{module}.weight").removesuffix(".weight")

@@ -18,6 +18,9 @@ ENDINGS = {
     "_activation_scale": "activation_scale",
     "_blocks": "blocks",
     "_scales": "scales",
+    ".weight": "weight",  # MLX's
+    ".scales": "scales",
+    ".biases": "biases",
 }
 """Ends of the names of such tensors -> the same part of a single weight."""
 
@@ -62,12 +65,17 @@ def stacks(model: nn.Module) -> dict[str, Stack]:
     found = {}
     for path, layer in model.named_modules():
         if isinstance(layer, Mixture):
-            for name, part, shards in (
-                ("gate_up_proj", "gate_up", ("gate_proj", "up_proj")),
-                ("down_proj", "down", ("down_proj",)),
+            for name, part, chosen in (
+                ("experts.gate_up_proj", "gate_up", slice(2)),
+                ("experts.down_proj", "down", slice(1)),
+                ("switch_mlp.gate_proj", "gate_up", slice(1)),  # MLX's, as the next two
+                ("switch_mlp.up_proj", "gate_up", slice(1, 2)),
+                ("switch_mlp.down_proj", "down", slice(1)),
             ):
                 first = layer.experts[0].get_submodule(part)
                 assert isinstance(first, Linear)
-                modules = tuple(tuple(f"{path}.experts.{i}.{shard}" for shard in shards) for i in range(len(layer.experts)))
-                found[f"{path}.experts.{name}"] = Stack(modules, (first.outputs, first.weight.shape[1]), layer.transposed)
+                shards = list(first.shards.items())[chosen]
+                modules = tuple(tuple(f"{path}.experts.{i}.{shard}" for shard, _ in shards) for i in range(len(layer.experts)))
+                shape = sum(outputs for _, outputs in shards), first.weight.shape[1]
+                found[f"{path}.{name}"] = Stack(modules, shape, layer.transposed)
     return found

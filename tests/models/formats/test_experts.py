@@ -8,14 +8,14 @@ from typing import Any
 
 import pytest
 import torch
-from quantized import SCHEMES, fp8, mxfp4
+from quantized import SCHEMES, fp8, mlx, mxfp4
 from sensorium.mm.errors import CheckpointError
 from sensorium.models.formats.assign import assign
 from sensorium.models.formats.read import read_quantization
 from sensorium.models.layers.linear import Linear, deferred_weights
 from sensorium.models.layers.moe import Mixture, ModalityMixture
 from sensorium.models.text.spec import MoeSpec
-from sensorium.models.weights import fill
+from sensorium.models.weights import check, fill
 from torch import Tensor, nn
 
 DIM, INNER, EXPERTS = 64, 32, 5
@@ -99,6 +99,35 @@ def test_mxfp4_experts_in_one_tensor() -> None:
         wide.append([value for _, value in packed])
     expected = run(by_expert(wide[0], wide[1], router), None)
     torch.testing.assert_close(run(stored, {"quant_method": "mxfp4"}), expected, rtol=1e-4, atol=1e-5)
+
+
+def test_mlx_experts() -> None:
+    """MLX stacks gate, up and down apart from each other; a router may have other settings."""
+    gate_ups, downs, router = matrices()
+    packed, wide_router = mlx(router, bits=8, group=32)
+    stored, wide = {f"model.mlp.gate.{part}": tensor for part, tensor in packed.items()}, []
+    parts = (
+        ("gate_proj", [one[:INNER] for one in gate_ups]),
+        ("up_proj", [one[INNER:] for one in gate_ups]),
+        ("down_proj", downs),
+    )
+    for name, several in parts:
+        both = [mlx(matrix, bits=4, group=16) for matrix in several]
+        stacks = {
+            part: torch.stack([own[part].view(torch.int32) if part == "weight" else own[part] for own, _ in both])
+            for part in packed
+        }
+        stacks["weight"] = stacks["weight"].view(torch.uint32)
+        stored |= {f"model.mlp.switch_mlp.{name}.{part}": tensor for part, tensor in stacks.items()}
+        wide.append([value for _, value in both])
+    config = {"group_size": 16, "bits": 4, "model.mlp.gate": {"group_size": 32, "bits": 8}}
+    expected = run(by_expert([torch.cat(pair) for pair in zip(*wide[:2], strict=True)], wide[2], wide_router), None)
+    torch.testing.assert_close(run(stored, config), expected, rtol=1e-4, atol=1e-5)
+    index = Root(True, False)
+    quantization = read_quantization(config)
+    assert quantization is not None
+    assign(index, quantization, {name: torch.empty(0, device="meta") for name in stored})
+    check(index, ((name, torch.empty(0, device="meta")) for name in stored), index.prefixes)
 
 
 def test_experts_of_another_shape_are_refused() -> None:
