@@ -136,7 +136,7 @@ def hub_config(model: Gguf) -> dict[str, Any]:
         return _config(model)
     except SensoriumError:
         raise
-    except (TypeError, ValueError, ArithmeticError, AttributeError) as error:
+    except (TypeError, ValueError, LookupError, ArithmeticError, AttributeError) as error:
         raise ConfigError(f"the metadata of {model.path.name} make no config ({error}); download it again") from None
 
 
@@ -180,7 +180,7 @@ def _number(model: Gguf, key: str) -> Any:
     value = model.metadata.get(f"{model.architecture}.{key}")
     if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
         value = value[0].item()
-    if not isinstance(value, int | float | None):
+    if isinstance(value, bool) or not isinstance(value, int | float | None):
         raise ConfigError(f"{model.architecture}.{key} in {model.path.name} is {short_repr(value)}; a number is supported")
     return value
 

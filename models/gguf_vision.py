@@ -100,6 +100,10 @@ def _qwen_config(gated: bool, encoder: Gguf, shape: dict[str, Any], tokens: Mapp
         vision |= {"embed_dim": width, "hidden_size": out, "mlp_ratio": inner / width}
     names = {f"{name}_token_id": f"<|{name}_pad|>" for name in ("image", "video")}
     names |= {f"vision_{end}_token_id": f"<|vision_{end}|>" for end in ("start", "end")}
+    names = {f"{name}_token_id": f"<|{name}_pad|>" for name in ("image", "video")}
+    names |= {f"vision_{end}_token_id": f"<|vision_{end}|>" for end in ("start", "end")}
+    names = {f"{name}_token_id": f"<|{name}_pad|>" for name in ("image", "video")}
+    names |= {f"vision_{end}_token_id": f"<|vision_{end}|>" for end in ("start", "end")}
     ids = {key: tokens[text] for key, text in names.items() if text in tokens}
     return {"vision_config": vision, **ids}
 
@@ -238,10 +242,10 @@ def check_encoder(model: Gguf, encoder: Gguf) -> None:
         raise ConfigError(f"{encoder.path.name} has the projector {short_repr(kind)}; supported are {known}; {alone}")
     models, width = PROJECTORS[kind].models, encoder.metadata.get("clip.vision.projection_dim")
     own = model.metadata.get(f"{model.architecture}.embedding_length")
-    if model.architecture not in models or width != own:
+    if model.architecture not in models or not isinstance(width, int) or not isinstance(own, int) or width != own:
         raise ConfigError(
-            f"{encoder.path.name} makes rows of width {width} for {' or '.join(models)}, and {model.path.name} is "
-            f"{model.architecture} of width {own}; {alone}"
+            f"{encoder.path.name} makes rows of width {short_repr(width)} for {' or '.join(models)}, and {model.path.name} is "
+            f"{model.architecture} of width {short_repr(own)}; {alone}"
         )
 
 
@@ -326,6 +330,6 @@ def _joined(encoder: Gguf, names: list[str], load: Load) -> tuple[str, Tensor]:
 
 def in_halves(name: str, tensor: Tensor, heads: object) -> Tensor:
     """Reorder the rows of each head from adjacent pairs to halves."""
-    if not isinstance(heads, int) or heads < 1 or len(tensor) % (2 * heads):
+    if type(heads) is not int or heads < 1 or len(tensor) % (2 * heads):
         raise CheckpointError(f"{name} has {len(tensor)} rows, which do not make {short_repr(heads)} heads")
     return tensor.view(heads, -1, 2, *tensor.shape[1:]).transpose(1, 2).flatten(0, 2)

@@ -7,26 +7,35 @@ from typing import Any
 
 import numpy as np
 
-from ..mm.errors import ConfigError
+from ..mm.errors import ConfigError, short_repr
 from ..mm.gguf import short_float
+
+_SIZES = ("image_size", "patch_size", "spatial_merge_size", "preproc_image_size", "image_min_pixels", "image_max_pixels")
 
 
 def image_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return what preprocessor_config.json would hold."""
     vision = {key.removeprefix("clip.vision."): value for key, value in metadata.items() if key.startswith("clip.vision.")}
     found: dict[str, Any] = {key: _channels(key, vision[key]) for key in ("image_mean", "image_std") if key in vision}
-    size, patch = vision.get("image_size"), vision.get("patch_size")
+    sizes = {key: _size(key, vision[key]) for key in _SIZES if key in vision}
+    size = sizes.get("image_size", 224)
     match metadata.get("clip.projector_type"):
         case "gemma3":
             return found | {"size": {"height": size, "width": size}}
         case "pixtral":
             return found | {"size": {"longest_edge": size}}
         case "idefics3":
-            edge = vision.get("preproc_image_size") or 4 * vision["image_size"]
+            edge = sizes.get("preproc_image_size", 4 * size)
             return found | {"size": {"longest_edge": edge}, "max_image_size": {"longest_edge": size}}
-    bounds = {"image_min_pixels": "min_pixels", "image_max_pixels": "max_pixels"}
-    found |= {new: vision[old] for old, new in bounds.items() if old in vision}
-    return found | {"patch_size": patch, "merge_size": vision.get("spatial_merge_size", 2)}
+    names = {"patch_size": "patch_size", "image_min_pixels": "min_pixels", "image_max_pixels": "max_pixels"}
+    found |= {new: sizes[old] for old, new in names.items() if old in sizes}
+    return found | {"merge_size": sizes.get("spatial_merge_size", 2)}
+
+
+def _size(key: str, value: object) -> int:
+    if type(value) is not int or value < 1:
+        raise ConfigError(f"clip.vision.{key} is {short_repr(value)}, not a number of pixels; use another file of the encoder")
+    return value
 
 
 def _channels(key: str, value: object) -> list[float]:

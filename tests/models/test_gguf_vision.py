@@ -14,7 +14,8 @@ import torch
 from family import ask, save
 from gguf_files import Kind, Q, add, everything, finish, write
 from parity import ROWS, make_llm, record
-from sensorium.mm.errors import ConfigError
+from sensorium.engine.setup.doctor import describe_checkpoint
+from sensorium.mm.errors import ConfigError, SensoriumError
 
 TEXT = {"layer_types": ["sliding_attention"] * 3, "query_pre_attn_scalar": 16}
 BUILDS: dict[str, dict[str, Any]] = {
@@ -116,3 +117,22 @@ def test_encoders_that_do_not_fit_are_named(tmp_path: Path) -> None:
     encoder.unlink()
     text = make_llm(ROWS["qwen2_5_vl"], file)  # without its encoder it is a text model
     assert text.generate("def f(x):", use_tqdm=False)[0].error is None
+
+
+def test_false_metadata_raise_typed_errors_only(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # tokenizers that are converted here
+    file, _ = make("idefics3", tmp_path, everything(Q.F16))
+    refused = 0
+    for path in (file, file.with_name("mmproj.gguf")):
+        whole, fields = path.read_bytes(), gguf.GGUFReader(path).fields
+        for key in fields:
+            if key.startswith(("GGUF.", "general.arch", "tokenizer.ggml.merges")):
+                continue
+            for value in (None, 0, [1, 2], True):
+                edit(path, **{key: value})
+                try:
+                    describe_checkpoint(file)
+                except SensoriumError:
+                    refused += 1
+                path.write_bytes(whole)
+    assert refused > 80
