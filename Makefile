@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-all lint eval-tiny fuzz bench published aot gpu clean
+.PHONY: help setup setup-test demo test test-all lint eval-tiny fuzz bench published abridged aot gpu clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -65,6 +65,9 @@ attack: .venv/.test  ## a hostile client against an engine that serves 8 streams
 
 published: .venv/.test  ## compare model folders as published with transformers, without weights: ARGS="DIR --write"
 	$(BIN)/python -W ignore -m benchmarks.published $(ARGS)
+
+abridged: .venv/.test  ## compare published widths with few layers and random weights with transformers: ARGS="DIR --write"
+	$(BIN)/python -W ignore -m benchmarks.published.abridged $(ARGS)
 
 aot: .venv/.test  ## compile every Triton kernel for absent GPUs and record registers and shared memory
 	$(BIN)/python -m benchmarks.aot

@@ -33,8 +33,6 @@ def check_folder(folder: Path, root: Path) -> tuple[list[str], int]:
     with tempfile.TemporaryDirectory() as scratch:
         target = Path(scratch) / folder.name
         remarks = complete(folder, root, target)
-        if not (folder / "config.json").exists():
-            remarks.append("an adapter; its base model is another repository")
         sides, cells = Sides(target), list[Cell]()
         for check in (check_files, check_tokenizer, check_template, check_expansion, check_names, check_plan):
             cells.append(run(check, sides))

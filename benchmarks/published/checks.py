@@ -127,7 +127,7 @@ def check_expansion(sides: Sides) -> Cell:
         parsed = inputs.parse_chat(messages, {"template": template}, {})
         return list((parsed.finish() if isinstance(parsed, ParsedPrompt) else parsed).token_ids)
 
-    cases = {name: ([_question(data)], data) for name, data in items(sides.info.modalities).items()}
+    cases = {name: ([question(data)], data) for name, data in items(sides.info.modalities).items()}
     return _compare(cases, ours, partial(_their_ids, processor))
 
 
@@ -200,7 +200,7 @@ def chats(modalities: Sequence[str]) -> dict[str, tuple[list[dict[str, Any]], An
         "system and tools": ([system, hello], TOOLS),
     }
     for name, data in items(modalities, sizes=1).items():
-        ask = _question(data)
+        ask = question(data)
         found[name] = ([ask], None)
         found[f"{name}, in a turn"] = ([system, ask, *turns[1:2], ask], None)
     return found
@@ -232,7 +232,7 @@ def _compare(cases: Mapping[str, tuple[Any, Any]], ours: Callable[..., Any], the
     return Cell(f"{len(wrong)} of {len(cases)} differ", "; ".join(wrong), True) if wrong else Cell(f"{len(cases)} equal")
 
 
-def _question(data: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+def question(data: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
     content = [{"type": kind, kind: _ours(kind, value)} for kind, values in data.items() for value in values]
     return {"role": "user", "content": [*content, {"type": "text", "text": "What is this?"}]}
 
@@ -251,7 +251,11 @@ def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _their_ids(processor: Any, messages: Sequence[Mapping[str, Any]], data: Mapping[str, Sequence[Any]]) -> list[int]:
-    """Return the ids of transformers' processor, which adds BOS unless the template wrote it."""
+    return [int(number) for number in their_inputs(processor, messages, data)["input_ids"][0]]
+
+
+def their_inputs(processor: Any, messages: Sequence[Mapping[str, Any]], data: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+    """Return the outputs of transformers' processor, which adds BOS unless the template wrote it."""
     text = processor.apply_chat_template([_bare(message) for message in messages], tokenize=False, add_generation_prompt=True)
     bos, options = getattr(processor.tokenizer, "bos_token", None), dict[str, Any]()
     if bos and text.startswith(bos):
@@ -265,7 +269,7 @@ def _their_ids(processor: Any, messages: Sequence[Mapping[str, Any]], data: Mapp
         options |= {"videos": list(data["video"]), "video_metadata": metadata, "do_sample_frames": False}
     if "audio" in data:
         options |= {"audio": list(data["audio"]), "sampling_rate": _RATE}
-    return [int(number) for number in processor(text=[text], **options, return_tensors="pt")["input_ids"][0]]
+    return dict(processor(text=[text], **options, return_tensors="pt"))
 
 
 def _shown(value: Any) -> str:

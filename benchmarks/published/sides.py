@@ -35,6 +35,9 @@ class Sides:
 
     @cached_property
     def files(self) -> ModelFiles:
+        if not (self.folder / "config.json").exists():
+            base = read_json(self.folder / "adapter_config.json").get("base_model_name_or_path")
+            raise Missing(f"an adapter; its base model {base} is another repository")
         return load_model_files(self.folder)
 
     @cached_property

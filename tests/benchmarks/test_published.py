@@ -5,16 +5,19 @@ from __future__ import annotations
 import json
 import shutil
 import sys
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
 from safetensors import safe_open  # noqa: E402
+from sensorium.engine.types import Logprob  # noqa: E402
 
-from benchmarks.published import checks  # noqa: E402
+from benchmarks.published import abridged, checks  # noqa: E402
 from benchmarks.published.__main__ import check_folder, main  # noqa: E402
 
 
@@ -64,3 +67,19 @@ def test_missing_files_are_said(published: Path, tmp_path: Path, capsys: pytest.
     assert "the folder has no tokenizer" in row[7]
     assert main([str(tmp_path / "nothing")]) == 0
     assert "is not there; nothing was checked" in capsys.readouterr().out
+
+
+def test_an_abridged_model_answers_as_transformers(published: Path) -> None:
+    rows = abridged.check_folder(published, published.parents[1])
+    assert [row[3].split(",")[0] for row, _ in rows] == ["image", "video"]
+    assert [(row[2], row[6], good) for row, good in rows] == [("float32", "8 of 8 equal", True)] * 2
+
+
+def test_rows_and_tokens_that_differ_are_told() -> None:
+    steps = [torch.tensor([0.0, 1.0]).log_softmax(-1)] * abridged.TOKENS
+    ours = [{1: Logprob(float(steps[0][1]))}] * abridged.TOKENS
+    want = abridged.Answer((1, 2), torch.randn(4, 8), [1] * abridged.TOKENS, steps)
+    same = abridged.Answer((1, 2), want.rows, [1] * abridged.TOKENS, ours)
+    assert abridged.compare(want, same, torch.float32) == (["2 ids", "4", "0.0e+00 std", "8 of 8 equal", "0.0e+00"], True)
+    for name, value in {"prompt": (1, 3), "rows": want.rows + 1, "tokens": [0] * abridged.TOKENS}.items():
+        assert not abridged.compare(want, replace(same, **{name: value}), torch.float32)[1]

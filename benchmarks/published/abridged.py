@@ -1,0 +1,230 @@
+"""Published widths with few layers and random weights, against transformers: `make abridged ARGS="DIR --write"`.
+
+Each folder whose processor transformers has is built with the widths of its config.json, two layers per stack (more where the
+config names single layers), and random weights; one at a time, below 6 GB. For one item of each modality, the encoder rows and
+the log probabilities of 8 greedy tokens are compared.
+"""
+
+from __future__ import annotations
+
+import argparse
+import gc
+import os
+import shutil
+import sys
+import tempfile
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from .__main__ import FOLDER, ROOT, folders
+
+SECTION = "Published widths with few layers"
+HEADER = [
+    "folder",
+    "parameters",
+    "dtype",
+    "prompt",
+    "rows",
+    "rows: largest difference",
+    "tokens",
+    "logprobs: largest difference",
+]
+TOKENS, LAYERS = 8, 2
+MAX_FLOAT32 = 1_000_000_000  # parameters of a model in float32; larger ones are built in bfloat16
+ROWS_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # relative to the standard deviation of the rows
+_DEPTHS = ("num_hidden_layers", "encoder_layers", "depth", "num_layers")
+_STACKED = ("deepstack_visual_indexes",)  # one projector each, so that all are kept
+_PER_LAYER = ("layer_types", "mlp_layer_types")
+
+
+@dataclass(frozen=True)
+class Answer:
+    """One prompt's encoder rows, greedy tokens, and the log probabilities of all tokens at each step."""
+
+    prompt: tuple[int, ...]
+    rows: Tensor
+    tokens: Sequence[int]
+    logprobs: Sequence[Any]
+
+
+def abridge(config: Any) -> None:
+    """Cut every stack of a transformers config to a few layers, in place. Widths stay."""
+    for section in [config, *(getattr(config, name, None) for name in type(config).sub_configs)]:
+        if section is None:
+            continue
+        if section is not config:
+            abridge(section)
+        layers = LAYERS
+        for name in _STACKED:
+            count = len(getattr(section, name, None) or ())
+            if count:
+                layers = count + 1
+                setattr(section, name, list(range(count)))
+        if getattr(section, "fullatt_block_indexes", None):
+            section.fullatt_block_indexes = [layers - 1]
+        for name in _DEPTHS:
+            if isinstance(section.__dict__.get(name), int):
+                setattr(section, name, layers)
+        for name in _PER_LAYER:
+            if section.__dict__.get(name):
+                setattr(section, name, section.__dict__[name][:layers])
+
+
+def build(sides: Any, target: Path) -> tuple[Any, torch.dtype]:
+    """Return transformers' abridged model with random weights, saved in `target` beside the folder's other files."""
+    from oracle import randomise
+
+    config = sides.their_config
+    config.quantization_config = None
+    abridge(config)
+    with torch.device("meta"):
+        count = sum(weight.numel() for weight in sides.their_class(config).parameters())
+    dtype = torch.float32 if count <= MAX_FLOAT32 else torch.bfloat16
+    model = sides.their_class._from_config(config, dtype=dtype, attn_implementation="eager").eval()
+    randomise(model, 0)
+    for file in sides.folder.iterdir():
+        if "safetensors" not in file.name:
+            shutil.copy(file, target / file.name)
+    model.save_pretrained(target)
+    return model, dtype
+
+
+def theirs(model: Any, processor: Any, messages: Sequence[Mapping[str, Any]], data: Any, ids: Sequence[int]) -> Answer:
+    """Answer with transformers. `ids`: placeholders whose embeddings are encoder rows."""
+    from .checks import their_inputs
+
+    inputs, seen = their_inputs(processor, messages, data), list[Tensor]()
+
+    def keep(_: Any, __: Any, options: Mapping[str, Any]) -> None:
+        if not seen:
+            seen.append(options["inputs_embeds"][0])
+
+    hook = model.get_decoder().register_forward_pre_hook(keep, with_kwargs=True)
+    for name, value in inputs.items():
+        inputs[name] = value.to(model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+    with torch.inference_mode():
+        found = model.generate(
+            **inputs,
+            max_new_tokens=TOKENS,
+            min_new_tokens=TOKENS,
+            do_sample=False,
+            return_dict_in_generate=True,
+            output_logits=True,
+            repetition_penalty=1.0,
+        )
+    hook.remove()
+    prompt = inputs["input_ids"][0]
+    rows = seen[0][torch.isin(prompt, torch.tensor(ids))]
+    logprobs = [step[0].float().log_softmax(-1) for step in found.logits]
+    return Answer(tuple(prompt.tolist()), rows.float(), [int(step.argmax()) for step in logprobs], logprobs)
+
+
+def ours(folder: Path, dtype: torch.dtype, messages: Sequence[Mapping[str, Any]], data: Any) -> Answer:
+    """Answer with sensorium: rows of an engine with the encoder only, tokens of one with the decoder only."""
+    from sensorium import LLM, SamplingParams
+
+    options: dict[str, Any] = {
+        "dtype": str(dtype).removeprefix("torch."),
+        "device": "cpu",
+        "max_model_len": 4096,
+        "max_num_seqs": 1,
+    }
+    with LLM(folder, parts="encoder", **options) as encoder:
+        (output,) = encoder.encode_media({"multi_modal_data": data}, on_error="raise")
+    encoded = list(output.encoded)
+    for part in messages[0]["content"]:
+        if part["type"] != "text":
+            part[part["type"]] = encoded.pop(0)
+    with LLM(folder, parts="decoder", generation_config="none", **options) as decoder:
+        params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=20)
+        (answer,) = decoder.chat(messages, params, use_tqdm=False, on_error="raise")
+        width = decoder.hidden_size
+    rows = torch.cat([item.rows[:, :width] for item in output.encoded]).float()
+    first = answer.outputs[0]
+    return Answer(tuple(answer.prompt_token_ids), rows, list(first.token_ids), list(first.logprobs or ()))
+
+
+def compare(want: Answer, got: Answer, dtype: torch.dtype) -> tuple[list[str], bool]:
+    """Return the cells of one prompt, and whether both sides agree. Tokens are compared up to the first that differs."""
+    cells, good = (
+        [f"{len(want.prompt)} ids" if got.prompt == want.prompt else "differs", f"{len(got.rows)}"],
+        got.prompt == want.prompt,
+    )
+    if got.rows.shape != want.rows.shape:
+        return [*cells, f"{list(want.rows.shape)} for {list(got.rows.shape)}", "-", "-"], False
+    rows = float((got.rows - want.rows).abs().max() / want.rows.std())
+    same = next((i for i, pair in enumerate(zip(want.tokens, got.tokens, strict=True)) if pair[0] != pair[1]), TOKENS)
+    steps = zip(want.logprobs[: same + 1], got.logprobs[: same + 1], strict=True)
+    worst = max(abs(float(theirs[token]) - value.logprob) for theirs, values in steps for token, value in values.items())
+    good = good and rows < ROWS_TOLERANCE[dtype] and (same == TOKENS or dtype != torch.float32)
+    return [*cells, f"{rows:.1e} std", f"{same} of {TOKENS} equal", f"{worst:.1e}"], good
+
+
+def check_folder(folder: Path, root: Path) -> list[tuple[list[str], bool]]:
+    """Return the rows of the table of one folder, one per modality, and whether each agrees."""
+    from .checks import items, question
+    from .sides import Missing, Sides, complete
+
+    name = folder.relative_to(root).as_posix()
+    with tempfile.TemporaryDirectory() as scratch:
+        complete(folder, root, Path(scratch) / "published" / folder.name)
+        sides, target = Sides(Path(scratch) / "published" / folder.name), Path(scratch) / folder.name
+        target.mkdir()
+        try:
+            processor = sides.their_processor
+            assert sides.template
+            model, dtype = build(sides, target)
+        except Missing as why:
+            return [([name, "-", "-", str(why).replace(scratch, ""), "-", "-", "-", "-"], True)]
+        several = items(sides.info.modalities, sizes=2).values()
+        cases = {kind: data for data in several for kind, values in data.items() if len(values) == 1}  # the larger size
+        size, ids = (
+            f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.0f} M",
+            list(sides.info.placeholder_ids.values()),
+        )
+        want = {kind: theirs(model, processor, [question(data)], data, ids) for kind, data in cases.items()}
+        del model
+        gc.collect()
+        found = []
+        for kind, data in cases.items():
+            message = question(data)
+            media = {part["type"]: [part[part["type"]]] for part in message["content"] if part["type"] != "text"}
+            cells, good = compare(want[kind], ours(target, dtype, [message], media), dtype)
+            found.append(([name, size, str(dtype).removeprefix("torch."), f"{kind}, {cells[0]}", *cells[1:]], good))
+    return found
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help="the published folders (default: %(default)s)")
+    parser.add_argument("--only", default="", help="check only folders whose path contains this")
+    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
+    args = parser.parse_args(arguments)
+    os.environ["HF_HUB_OFFLINE"] = "1"
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+    from oracle import ensure_torchvision
+
+    ensure_torchvision()
+    rows, different = [HEADER, ["---"] * len(HEADER)], 0
+    for folder in folders(args.folder):
+        if args.only not in folder.as_posix():
+            continue
+        for row, good in check_folder(folder, args.folder):
+            rows.append(row)
+            different += not good
+            print(" | ".join(row), flush=True)
+    if args.write:
+        from benchmarks.throughput import put
+
+        put(SECTION, "\n".join(f"| {' | '.join(row)} |" for row in rows))
+    print(f"{len(rows) - 2} rows, {different} differences")
+    return int(different > 0)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
