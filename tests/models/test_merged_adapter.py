@@ -112,6 +112,23 @@ def test_names_of_older_versions(world: LoadedModels, tmp_path: Path) -> None:
         compare(llm, row, model, processor)
 
 
+def test_a_class_of_transformers(built: Any, tmp_path: Path) -> None:
+    """An adapter changes the weights that the class reads, whatever names the version that stored them used."""
+    import transformers as tf
+
+    folder = built("aya_vision")
+    model = tf.AyaVisionForConditionalGeneration.from_pretrained(folder).eval()
+    pairs = matrices(model, r"language_model.*q_proj|vision_tower.*fc1")
+    adapter = write(tmp_path / "adapter", str(folder), pairs)
+    loaded = []
+    for given in (folder, adapter):
+        with LLM(given, max_model_len=256, device="cpu") as llm:
+            outer = llm._engine_loop.core.runner.model.outer
+            loaded.append({name: outer.get_submodule(name).weight.clone() for name in pairs})
+    for name, (down, up) in pairs.items():
+        torch.testing.assert_close(loaded[1][name] - loaded[0][name], 2 * up @ down, rtol=1e-4, atol=1e-5)
+
+
 @pytest.fixture(scope="module")
 def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return save(load_rows()["text-llama"], tmp_path_factory.mktemp("base") / "model")
