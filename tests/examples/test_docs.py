@@ -1,10 +1,11 @@
-"""Run the code blocks of docs/inputs.md, sampling.md and speech.md in order."""
+"""Run the code blocks of README.md, docs/inputs.md, sampling.md and speech.md in order."""
 
 from __future__ import annotations
 
 import base64
 import json
 import re
+import shlex
 import shutil
 from itertools import pairwise
 from pathlib import Path
@@ -16,6 +17,7 @@ import soundfile
 from oracle import build_checkpoint
 from PIL import Image
 from sensorium import LLM, Media, SamplingParams, Segment, Transcript
+from sensorium.cli import main as cli
 from sensorium.processors.text import message_parts
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -48,6 +50,26 @@ def test_every_part_and_option_of_messages_is_documented():
     text = (ROOT / "docs" / "inputs.md").read_text("utf-8")
     names = {*message_parts.PART_TYPES, *(name for several in message_parts._OPTIONS.values() for name in several)}
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
+
+
+def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
+    """Every block of Python and of the command line prints what stands below it."""
+    text = (ROOT / "README.md").read_text("utf-8")
+    for name in ("assets", "README.md"):
+        (tmp_path / name).symlink_to(ROOT / name)
+    monkeypatch.chdir(tmp_path)
+    blocks = re.findall(r"```python\n(.*?)```\n\n```text\n(.*?)```", text, re.S)
+    assert len(blocks) == len(BLOCK.findall(text)) == 3
+    names: dict = {}
+    for number, (block, expected) in enumerate(blocks):
+        exec(compile(block, f"README.md block {number}", "exec"), names)
+        assert capsys.readouterr().out.strip() == expected.strip()
+    (console,) = re.findall(r"```console\n(.*?)```", text, re.S)
+    commands = re.findall(r"^\$ sensorium (.*)\n((?:[^$].*\n)*)", console, re.M)
+    assert len(commands) == console.count("$ ")
+    for command, expected in commands:
+        assert cli.main(shlex.split(command)) == 0
+        assert capsys.readouterr().out.strip() == expected.strip()
 
 
 @pytest.mark.parametrize("plain", [Media, SamplingParams])
