@@ -79,7 +79,7 @@ def language_code(language: str, known: Mapping[str, str]) -> str:
         raise InputError(
             f"language={language!r}, but this model transcribes only {name.title()}; use a multilingual one", param="language"
         )
-    raise InputError(f"language={language!r} is unknown to this model; {hint(wanted, known)}", param="language")
+    raise InputError(f"language={language!r} is unknown to this model; {hint(wanted, known, known.values())}", param="language")
 
 
 def strip_control_tokens(answer: str) -> str:

@@ -244,6 +244,7 @@ class ItemPlan(Shown):
         exact: False if the container does not give exact counts; they are upper bounds then.
         frames: the frames of a video that will be used.
         shrunk_from: number of tokens before `fit` shrank the item; None: it was not shrunk.
+        seconds: length of the audio, 0 for other items.
     """
 
     modality: str
@@ -256,6 +257,7 @@ class ItemPlan(Shown):
     exact: bool = True
     frames: FramePlan | None = None
     shrunk_from: int | None = None
+    seconds: float = 0.0
 
 
 @dataclass(frozen=True)

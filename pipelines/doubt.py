@@ -35,8 +35,7 @@ class ReadText(Shown):
     @property
     def compression_ratio(self) -> float:
         """Bytes of the text for each byte that zlib needs; a text that repeats itself has a large one."""
-        data = self.text.encode()
-        return len(data) / len(zlib.compress(data))
+        return compression_ratio(self.text)
 
     @property
     def doubt(self) -> str | None:
@@ -47,6 +46,11 @@ class ReadText(Shown):
             ratio, limit = self.compression_ratio, self.max_compression_ratio
             return f"it repeats itself: its compression ratio is {ratio:.1f}, above {limit:g}"
         return None
+
+
+def compression_ratio(text: str) -> float:
+    data = text.encode()
+    return len(data) / len(zlib.compress(data))
 
 
 def with_logprobs(params: SamplingParams) -> SamplingParams:

@@ -14,7 +14,7 @@ from ..mm.errors import ConfigError, ErrorInfo, InputError, hint, short_repr
 from ..mm.parse import is_item_list
 from ..mm.shown import Shown
 from ..mm.speech import SpeechRequest, TimestampRule, language_code
-from .doubt import ReadText, with_logprobs
+from .doubt import ReadText, compression_ratio, with_logprobs
 from .tasks import Task, error_of_task
 from .validation import check_type
 
@@ -28,15 +28,43 @@ _ONE_TOKEN = replace(_GREEDY, max_tokens=1)
 
 @dataclass(frozen=True, repr=False)
 class Segment(Shown):
-    """The text between two timestamps.
+    """The text between two timestamps, with the names of faster-whisper.
 
     Args:
         start, end: seconds; `end` is None if the answer stopped before the closing timestamp.
+        id: number of the segment, from 1.
+        tokens: of the text, without timestamps.
+        avg_logprob: mean log probability of these tokens.
+        temperature: of the sampling.
     """
 
     start: float
     end: float | None
     text: str
+    id: int = field(default=0, repr=False, compare=False)
+    tokens: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    avg_logprob: float | None = field(default=None, repr=False, compare=False)
+    temperature: float = field(default=0.0, repr=False, compare=False)
+    seek, words, no_speech_prob = 0, None, None  # one window is read at a time; the others are not computed
+
+    @property
+    def compression_ratio(self) -> float:
+        return compression_ratio(self.text)
+
+
+@dataclass(frozen=True)
+class TranscriptionInfo:
+    """What is known about an audio item.
+
+    Args:
+        language: the language code, or None if the model does not say.
+        language_probability: 1 if the caller gave the language, else None.
+        duration: seconds.
+    """
+
+    language: str | None
+    language_probability: float | None
+    duration: float
 
 
 @dataclass(frozen=True, repr=False)
@@ -49,6 +77,7 @@ class Transcript(ReadText):
         segments: in order, or None if timestamps were not requested.
         error: why there is no text, or None.
         output: the request's output, with tokens and timings.
+        language_probability: as in TranscriptionInfo.
     """
 
     text: str
@@ -56,9 +85,16 @@ class Transcript(ReadText):
     segments: tuple[Segment, ...] | None
     error: ErrorInfo | None
     output: RequestOutput = field(repr=False)
+    language_probability: float | None = field(default=None, repr=False)
 
     min_avg_logprob: ClassVar[float] = -1.0
     max_compression_ratio: ClassVar[float] = 2.4
+
+    @property
+    def info(self) -> TranscriptionInfo:
+        """The language and the duration under faster-whisper's names."""
+        duration = sum(item.seconds for item in self.output.items)
+        return TranscriptionInfo(self.language, self.language_probability, duration)
 
 
 def transcribe_tasks(
@@ -121,6 +157,7 @@ def _transcribe_task(
     params: SamplingParams,
 ) -> Task[Transcript]:
     """Detect the language with a request of one token if it is not known, then transcribe."""
+    probability = None if language is None else 1.0
     if detection is not None:
         detected = yield _request(llm, item, detection, _ONE_TOKEN)
         if detected.error:
@@ -131,7 +168,7 @@ def _transcribe_task(
     output = yield _request(llm, item, request, params)
     if output.error:
         return Transcript("", language, None, error_of_task(output, index), output)
-    return _transcript(llm, request, language, output)
+    return replace(_transcript(llm, request, language, output, params.temperature), language_probability=probability)
 
 
 def _request(llm: LLM, item: object, request: SpeechRequest, params: SamplingParams) -> RequestHandle:
@@ -163,7 +200,9 @@ def _with_processors(llm: LLM, params: SamplingParams, request: SpeechRequest) -
     return replace(with_logprobs(params), logits_processors=processors)
 
 
-def _transcript(llm: LLM, request: SpeechRequest, language: str | None, output: RequestOutput) -> Transcript:
+def _transcript(
+    llm: LLM, request: SpeechRequest, language: str | None, output: RequestOutput, temperature: float
+) -> Transcript:
     assert llm.speech is not None
     answer, times = output.outputs[0], request.times
     has_eos = answer.finish_reason == "stop" and answer.stop_reason is None
@@ -171,20 +210,34 @@ def _transcript(llm: LLM, request: SpeechRequest, language: str | None, output: 
     text_tokens = tokens if times is None else [token for token in tokens if token < times.first]
     decode = llm.get_tokenizer().decode
     text, spoken_language = llm.speech.parse_transcript(decode(text_tokens, False), language)
-    return Transcript(text, spoken_language, None if times is None else segments(tokens, times, decode), None, output)
+    found = None
+    if times is not None:
+        logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs or (), tokens, strict=False)]
+        found = segments(tokens, times, decode, logprobs, temperature)
+    return Transcript(text, spoken_language, found, None, output)
 
 
-def segments(tokens: Sequence[int], times: TimestampRule, decode: Callable[[Sequence[int]], str]) -> tuple[Segment, ...]:
-    """Split an answer at its timestamp tokens."""
+def segments(
+    tokens: Sequence[int],
+    times: TimestampRule,
+    decode: Callable[[Sequence[int]], str],
+    logprobs: Sequence[float] = (),
+    temperature: float = 0.0,
+) -> tuple[Segment, ...]:
+    """Split an answer at its timestamp tokens. `logprobs`: of each token, if they are known."""
     found: list[Segment] = []
-    start, text_tokens = 0.0, []
-    for token in tokens:
-        if token < times.first:
-            text_tokens.append(token)
-            continue
-        time = round((token - times.first) * times.step, 3)
-        if text_tokens:
-            found.append(Segment(start, time, decode(text_tokens).strip()))
-        start, text_tokens = time, []
-    text = decode(text_tokens).strip()
-    return (*found, Segment(start, None, text)) if text else tuple(found)
+    start, begin = 0.0, 0
+
+    def add(end: float | None, stop: int) -> None:
+        text = decode(tokens[begin:stop]).strip()
+        if stop > begin and (text or end is not None):
+            mean = sum(logprobs[begin:stop]) / (stop - begin) if logprobs else None
+            found.append(Segment(start, end, text, len(found) + 1, tuple(tokens[begin:stop]), mean, temperature))
+
+    for place, token in enumerate(tokens):
+        if token >= times.first:
+            time = round((token - times.first) * times.step, 3)
+            add(time, place)
+            start, begin = time, place + 1
+    add(None, len(tokens))
+    return tuple(found)

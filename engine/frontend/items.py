@@ -21,11 +21,13 @@ class ProcessedItem:
         pieces: tensors and geometry of each piece; most items have one piece.
         size: height and width in pixels, (0, 0) if the item has none.
         frames: the frames that were used, for videos.
+        seconds: length of the audio.
     """
 
     pieces: tuple[tuple[MultiModalKwargsItem, ItemGeometry], ...]
     size: tuple[int, int] = (0, 0)
     frames: FramePlan | None = None
+    seconds: float = 0.0
 
     @property
     def geometries(self) -> tuple[ItemGeometry, ...]:

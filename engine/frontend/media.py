@@ -33,7 +33,7 @@ from ...mm.media.isolate import keep_workers
 from ...mm.media.ledger import Ledger, MediaBudget
 from ...mm.media.policy import MediaPolicy
 from ...mm.parse import MediaSource
-from ...mm.types import EmbeddingItem, ItemPlan
+from ...mm.types import EmbeddingItem, ItemPlan, MediaHeader
 from ...processors.device import MediaDevice, processing_on
 from ...processors.interface import ProcessingInfo
 from ..errors import error_text, is_out_of_memory
@@ -289,6 +289,7 @@ class MultiModalProcessor:
                 rows * self.settings.row_bytes,
                 all(header.exact for header in headers),
                 processed.frames if processed is not None else merge_frame_plans([header.frames for header in headers]),
+                seconds=_seconds(headers, item_info) if processed is None else processed.seconds,
             )
         return PlannedItem(source, item_info, key, content, plan, grids, spans, headers, processed)
 
@@ -333,7 +334,9 @@ class MultiModalProcessor:
                 pieces = tuple(item.info.process(one, self.settings.dtype) for one in decoded)
         timings["decode"] = timings.get("decode", 0.0) + middle - start
         timings["process"] = timings.get("process", 0.0) + time.perf_counter() - middle
-        return ProcessedItem(pieces, decoded[0].header.size, merge_frame_plans([one.header.frames for one in decoded]))
+        headers = [one.header for one in decoded]
+        frames = merge_frame_plans([header.frames for header in headers])
+        return ProcessedItem(pieces, headers[0].size, frames, _seconds(headers, item.info))
 
     def _check_rows(self, rows: Iterable[int]) -> None:
         """Check the number of rows before tensors are made, for items whose header did not tell it exactly."""
@@ -341,6 +344,10 @@ class MultiModalProcessor:
         if total > limit:
             reason = f"it makes {total} rows, but max_model_len is {limit}; make it smaller (max_pixels, fps, num_frames)"
             raise InputError(reason, code="too_long")
+
+
+def _seconds(headers: Sequence[MediaHeader], info: ProcessingInfo) -> float:
+    return sum(header.samples for header in headers) / info.decode_spec.rate
 
 
 def _small_item(modality: str, isolated: bool) -> object:

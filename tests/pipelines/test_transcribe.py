@@ -281,6 +281,11 @@ def test_segments() -> None:
     times = TimestampRule(first=100, none=99, end=98, step=0.5)
     found = segments([100, 1, 2, 104, 104, 3, 106, 108, 4], times, lambda ids: " ".join(map(str, ids)))
     assert found == (Segment(0.0, 2.0, "1 2"), Segment(2.0, 3.0, "3"), Segment(4.0, None, "4"))
+    scored = segments([100, 1, 2, 104, 104, 3, 106], times, lambda ids: "a", [-9.0, -1.0, -3.0, -9.0, -9.0, -4.0, -9.0], 0.5)
+    expected = [(1, (1, 2), -2.0, 0.5), (2, (3,), -4.0, 0.5)]
+    assert [(one.id, one.tokens, one.avg_logprob, one.temperature) for one in scored] == expected
+    assert (scored[0].seek, scored[0].words, scored[0].no_speech_prob) == (0, None, None)
+    assert 0 < scored[0].compression_ratio < 1
     assert segments([], times, lambda ids: "") == ()
 
 
@@ -296,3 +301,16 @@ def test_whisper_tiny_en(shared_data: Path) -> None:
     assert "at most 30 s" in long.error.message
     with pytest.raises(InputError, match="translate"):
         llm.transcribe(speech / "jfk.flac", task="translate")
+
+
+def test_names_of_faster_whisper(llm: LLM) -> None:
+    given, found = (heard(llm, (make_audio(), 16_000), timestamps=True, language=code)[0] for code in ("de", None))
+    for one in (given, found):
+        info = one.info
+        assert (info.language, info.duration) == (one.language, 12_000 / 16_000)
+        for segment in one.segments:
+            assert segment.avg_logprob < 0
+            assert segment.tokens
+    assert (given.info.language_probability, found.info.language_probability) == (1.0, None)
+    again = heard(llm, (make_audio(), 16_000), language="de")[0]
+    assert again.info.duration == given.info.duration  # from the cache of processed items

@@ -320,7 +320,7 @@ def test_a_stop_string_ends_a_turn_of_a_live_session(llm):
         assert made == whole.token_ids[: len(made)]
         live.append(" user 2")
         second = live.answer()
-        assert second.prompt_token_ids[: len(first.prompt_token_ids) + len(made)] == (*first.prompt_token_ids, *made)
+        assert second.prompt_token_ids[: len(first.prompt_token_ids) + len(made)] == [*first.prompt_token_ids, *made]
     again = {"prompt_token_ids": list(second.prompt_token_ids)}
     assert llm.generate(again, greedy(12, stop=stop), use_tqdm=False)[0].outputs[0].token_ids == second.outputs[0].token_ids
     assert_idle(llm)
