@@ -18,7 +18,7 @@ from ..mm.cache import CacheStats
 from ..mm.errors import CheckpointError, InputError, check_utf8, hint, short_repr, typed
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
-from ..processors.files import read_template
+from ..processors.files import MODULES, read_template
 from ..processors.interface import SupportsTranscription
 from ..processors.text.template import load_template
 from ..processors.text.tokenizer import Tokenizer
@@ -117,6 +117,7 @@ class LLM:
         info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)
         self._template = _read_template(chat_template) if chat_template else info.chat_template or files.find_template()
         self._tokenizer.chat_template = self._template
+        self.embeds_text = not info.modalities and (self._template is None or (files.path / MODULES).is_file())
         core, self.config = load_core(self.config, files, info, self._tokenizer)
         self.max_model_len, self.eos_token_ids = core.info.max_model_len, files.eos_token_ids
         defaults = files.generation_config if self.config.generation_config == "auto" else {}

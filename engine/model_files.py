@@ -23,7 +23,7 @@ from ..models.config import SECTIONS, check_parts, get_text_config
 from ..models.external import ExternalWeights, external_parts, lacks_weights
 from ..models.gguf import hub_config, open_model
 from ..models.weights import ADAPTER_WEIGHTS, read_headers
-from ..processors.files import ADAPTER, ProcessorFiles, find_template, read_json, read_preprocessors
+from ..processors.files import ADAPTER, POOLING, ProcessorFiles, find_template, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 _JSON_FILES = (
@@ -158,6 +158,9 @@ def load_model_files(
         raise ConfigError(f"{path} has {found}; it is not a checkpoint in the Hub's layout")
     config, external = _find_parts(path, _override(config, hf_overrides))
     check_parts(config)
+    pooling = [key.split("_")[2] for key, on in read_json(path / POOLING).items() if key.startswith("pooling_mode_") and on]
+    if pooling:
+        config = {**config, "pooling_mode": " and ".join(pooling)}
     own = adapter is not None and any(Path(adapter, name).is_file() for name in _PREPROCESSORS)
     generation = contents["generation_config.json"]
     processors = read_preprocessors(Path(adapter) if adapter is not None and own else path)

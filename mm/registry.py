@@ -121,10 +121,20 @@ ARCHITECTURES: dict[str, Architecture] = {
     "VoxtralConsolidated": native("voxtral", "VoxtralConsolidated", "VoxtralProcessingInfo"),
     "VoxtralForConditionalGeneration": native("voxtral", "Voxtral", "VoxtralProcessingInfo"),
     "WhisperForConditionalGeneration": native("whisper", "Whisper", "WhisperProcessingInfo"),
+    **{
+        f"{stack}{task}": native("bert", "Bert", "BertProcessingInfo")
+        for stack in ("Bert", "Camembert", "Roberta", "XLMRoberta")
+        for task in ("Model", "ForMaskedLM")
+    },
     **{f"{stack}ForCausalLM": native("text_only", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS},
 }
 
 NOTES: dict[str, FamilyNote] = {
+    "bert": FamilyNote(
+        "encoders of text for `embed`: mean or CLS pooling, as 1_Pooling/config.json says",
+        "vectors only; no classification heads",
+        "tests/models/families/test_bert.py",
+    ),
     "deepseek_ocr2": FamilyNote(
         "SAM features, then CLIP (DeepSeek-OCR) or a decoder with learned queries (DeepSeek-OCR 2); tiles by the best aspect "
         "ratio, the whole image padded to a square; the Hub's layout and the publisher's own"

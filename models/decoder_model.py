@@ -65,12 +65,12 @@ class DecoderModel(nn.Module):
     recordable = True
     formats: Formats | None = None  # of a quantised checkpoint
 
-    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device, decoder: Decoder | None = None) -> None:
         super().__init__()
         self.spec, self.dtype, self.adapter_mask = spec, dtype, AdapterMask()
         self.rope_axes, self.vocab_size, self.max_positions = spec.rope_axes, spec.vocab_size, spec.max_positions
         self.hidden_size, self.row_size = spec.hidden_size, spec.hidden_size * (1 + len(spec.deepstack))
-        self.language_model = Decoder(spec, dtype, torch.device("meta") if _on_meta.get() else device)
+        self.language_model = decoder or Decoder(spec, dtype, torch.device("meta") if _on_meta.get() else device)
         self.cache_specs = self.language_model.cache_specs
         self.head: LmHead | None = self._build_head(spec.tied)
 

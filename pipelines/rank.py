@@ -95,7 +95,8 @@ def embed_tasks(
             PIL image, pixels or `Media`), a mapping such as `{"text": ..., "image": ..., "video": ...}`, or a prompt as in
             `generate`, which is used unchanged. Each key of the mapping has one value or a list, and a str for an image or
             video is a path or URL.
-        instruction: the system prompt, which says what the embeddings are for.
+        instruction: the system prompt, which says what the embeddings are for. Models of sentence-transformers for text read
+            a text without a template; an instruction is put before it, as their `prompt` is.
         dimensions: truncate the vectors to this length and normalise them again, for Matryoshka models (arXiv 2205.13147);
             None keeps the whole vectors.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
@@ -117,7 +118,9 @@ def embed_tasks(
 
 def _embed_task(llm: LLM, item: object, instruction: str, dimensions: int | None, template: dict[str, Any]) -> Task[Embedding]:
     prompt = item
-    if not _is_prompt(item):
+    if llm.embeds_text and isinstance(item, str):
+        prompt = item if instruction == EMBED_INSTRUCTION else instruction + item
+    elif not _is_prompt(item):
         prompt = [_message("system", instruction), _message("user", _content_parts(item))]
     output = yield pooling_request(llm, prompt, PoolingParams(), template)
     return Embedding(truncate(output.pooled, dimensions), output.error, output)

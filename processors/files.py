@@ -16,6 +16,8 @@ from .gguf_images import image_settings
 from .text.tekken import tekken_template
 
 ADAPTER = "adapter_config.json"
+POOLING = "1_Pooling/config.json"  # of sentence-transformers, as is MODULES
+MODULES = "modules.json"
 
 
 def read_json(path: Path) -> dict[str, Any]:

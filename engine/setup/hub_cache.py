@@ -20,7 +20,7 @@ from typing import Any
 
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
 from ...models.weights import ADAPTER_WEIGHTS, has_weights, weight_files
-from ...processors.files import ADAPTER
+from ...processors.files import ADAPTER, MODULES, POOLING
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MAIN = "main"
@@ -31,6 +31,7 @@ _MAX_NAME = 96  # characters of a name on the Hub
 _FILES = (
     "*config.json",
     "params.json",
+    MODULES,
     "tokenizer.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -179,8 +180,9 @@ def remote_file(name: str, entry: Mapping[str, Any]) -> RemoteFile:
 
 
 def small_files(files: Mapping[str, RemoteFile]) -> list[str]:
-    """Return the names of the files beside the weights. Files in folders are not read."""
-    return [name for name in files if "/" not in name and any(fnmatchcase(name, pattern) for pattern in _FILES)]
+    """Return the names of the files beside the weights. Of files in folders, only the pooling's is read."""
+    plain = (name for name in files if "/" not in name)
+    return [name for name in plain if any(fnmatchcase(name, pattern) for pattern in _FILES)] + [POOLING] * (POOLING in files)
 
 
 def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> list[RemoteFile]:

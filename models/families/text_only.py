@@ -8,6 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...mm.errors import ConfigError
 from ..config import decoder_spec
 from ..decoder_model import DecoderModel
 from ..interface import StepLimits
@@ -26,6 +27,8 @@ class TextModel(DecoderModel):
     )
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        if config.get("pooling_mode", "lasttoken") != "lasttoken":
+            raise ConfigError(f"pooling of {config['pooling_mode']!r} is not supported for a decoder; known is lasttoken")
         super().__init__(decoder_spec(config, stack_of(config)), dtype, device)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:

@@ -32,7 +32,8 @@ def test_page_is_current(page: str) -> None:
 def test_every_family_has_a_note_and_a_row() -> None:
     assert sorted(NOTES) == FAMILIES
     missing = [family for family in FAMILIES if script("make_models").row_file(family) is None]
-    assert not missing, "families without a row in the parity suite"
+    assert missing == ["bert"], "families without a row in the parity suite; encoders generate nothing"
+    assert all((DOCS.parent / NOTES[family].other_tests).is_file() for family in missing)
 
 
 def test_rooms_do_not_import_each_other() -> None:

@@ -1,0 +1,106 @@
+"""Vectors of text encoders and of decoders in sentence-transformers' layout, against transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from measured import peak_bytes
+from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
+from sensorium import LLM
+from sensorium.kernels.metadata import AttentionMetadata
+from sensorium.mm.errors import ConfigError
+from sensorium.models.families.bert import Bert
+from sensorium.models.interface import ForwardBatch, StepLimits
+from sensorium.models.layers.basic import WeightedLayer
+from tokenizers.processors import TemplateProcessing
+
+ensure_torchvision()
+import transformers as tf  # noqa: E402
+
+CPU = torch.device("cpu")
+SPECIALS = ["<pad>", "[CLS]", "[SEP]"]
+TEXTS = ["def f(x): return x", "import os", "class A: pass\n" * 6]
+
+
+def tokenizer(template: str) -> Any:
+    words = fast_tokenizer(SPECIALS, pad_token="<pad>")
+    ids = [(name, words.convert_tokens_to_ids(name)) for name in SPECIALS]
+    words.backend_tokenizer.post_processor = TemplateProcessing(single=template, special_tokens=ids)
+    return words
+
+
+def save(folder: Path, model: Any, words: Any, pooling: str) -> None:
+    randomise(model, 0)
+    for name, parameter in model.named_parameters():
+        if "LayerNorm.weight" in name:
+            parameter.data.add_(1)
+    model.eval().save_pretrained(folder)
+    words.save_pretrained(folder)
+    (folder / "1_Pooling").mkdir()
+    (folder / "modules.json").write_text("[]")
+    modes = {"pooling_mode_cls_token": False, "pooling_mode_mean_tokens": False, "word_embedding_dimension": 64}
+    (folder / "1_Pooling" / "config.json").write_text(json.dumps(modes | {pooling: True, "include_prompt": True}))
+
+
+def check(folder: Path, model: Any, words: Any, pool: Any) -> None:
+    """Compare vectors of short and long prompts in one batch."""
+    with LLM(folder, max_num_seqs=4) as llm:
+        found = llm.embed(TEXTS, use_tqdm=False)
+        (told,) = llm.embed(["x = 1"], instruction="query: ", use_tqdm=False)
+        (alone,) = llm.embed([TEXTS[2]], use_tqdm=False)
+    assert torch.allclose(alone.vector, found[2].vector, atol=1e-5)
+    for text, one in [*zip(TEXTS, found, strict=True), ("query: x = 1", told)]:
+        ids = words(text, return_tensors="pt")["input_ids"]
+        assert one.output.prompt_token_ids == ids[0].tolist()
+        with torch.inference_mode():
+            hidden = model(ids).last_hidden_state[0]
+        expected = torch.nn.functional.normalize(pool(hidden), dim=-1)
+        assert (one.vector - expected).abs().max() < 1e-4
+
+
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
+def test_vectors_of_encoders(kind: str, tmp_path: Path) -> None:
+    words = tokenizer("[CLS] $A [SEP]")
+    sizes = text_config(words) | {"max_position_embeddings": 200, "pad_token_id": 0 if kind == "bert" else 3}
+    model = tf.AutoModel.from_config(tf.CONFIG_MAPPING[kind](**sizes), add_pooling_layer=kind == "bert")
+    mean = kind == "roberta"
+    save(tmp_path, model, words, "pooling_mode_mean_tokens" if mean else "pooling_mode_cls_token")
+    check(tmp_path, model, words, (lambda hidden: hidden.mean(0)) if mean else (lambda hidden: hidden[0]))
+
+
+def test_planned_memory_is_what_a_step_takes() -> None:
+    rows, block = 256, 16
+    model = Bert({"num_hidden_layers": 2, "vocab_size": 640, "hidden_size": 96, "num_attention_heads": 4}, torch.float32, CPU)
+    for module in model.modules():
+        if isinstance(module, WeightedLayer):
+            for _, tensor in module.tensors(""):
+                tensor.zero_()
+            module.pack()
+    ids, ends = torch.arange(rows), torch.stack((torch.zeros(rows).long(), torch.full((rows,), rows)))
+    table = torch.arange(rows // block, dtype=torch.int32)[None]
+    attn = AttentionMetadata((0, rows), (rows,), table, ids, block, key_range=ends)
+    caches = [torch.zeros(2, rows // block, block, s.kv_heads, s.head_dim) for s in model.cache_specs]
+
+    def run() -> None:
+        model.forward(ForwardBatch(ids.clone(), ids[None].clone(), [attn] * 2, caches))
+
+    planned = model.forward_bytes(StepLimits(rows, rows, rows, CPU))
+    assert planned / 2 < peak_bytes(run) <= planned
+
+
+def test_vectors_of_a_decoder(tmp_path: Path) -> None:
+    """Qwen3-Embedding: the text without a template, the state of the token that the tokenizer adds."""
+    words = tokenizer("$A [SEP]")
+    words.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    model = tf.AutoModel.from_config(tf.Qwen3Config(**text_config(words), head_dim=16))
+    save(tmp_path, model, words, "pooling_mode_lasttoken")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
+    check(tmp_path, model, words, lambda hidden: hidden[-1])
+    (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
+    with pytest.raises(ConfigError, match="pooling of 'mean' is not supported for a decoder"):
+        LLM(tmp_path)
