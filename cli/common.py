@@ -26,7 +26,7 @@ def template_or_path(text: str) -> str | Path:
 def add_model_name(parser: argparse.ArgumentParser, default: str | None = None, required: bool = False, use: str = "") -> None:
     """Add --model, which `use` describes further, --revision and --offline."""
     note = "; default: the shipped model" if default else ""
-    help_text = f"{use}folder of a checkpoint, or a model's name on the Hub (ORG/NAME{note})"
+    help_text = f"{use}folder of a checkpoint, a GGUF file, or a model's name on the Hub (ORG/NAME{note})"
     parser.add_argument("--model", metavar="MODEL", default=default, required=required, help=help_text)
     add_revision(parser)
     help_text = "take a model that is given by name from the cache only, as with HF_HUB_OFFLINE=1"

@@ -22,7 +22,7 @@ from ..kernels.blocks import BLOCKS
 from ..mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
 from ..mm.files import open_regular
 from ..mm.gguf import Gguf, GgufTensor, find_encoder, find_gguf, read_gguf
-from .gguf_vision import Load, check_encoder, encoder_config, encoder_tensors, in_halves, vocabulary_rows
+from .gguf_vision import PROJECTORS, Load, check_encoder, encoder_config, encoder_tensors, in_halves, vocabulary_rows
 from .text.stacks import STACKS
 
 
@@ -163,7 +163,8 @@ def _config(model: Gguf) -> dict[str, Any]:
     if model.encoder is None:
         config |= {"architectures": [f"{arch.stack}ForCausalLM"], **text}
     else:
-        config |= {"text_config": text, **encoder_config(model, model.encoder)}
+        section = PROJECTORS[model.encoder.metadata["clip.projector_type"]].section
+        config |= {section: text, **encoder_config(model, model.encoder)}
     return config | ({"quantization_config": {"quant_method": "gguf"}} if quantised else {})
 
 

@@ -49,6 +49,10 @@ _PIXTRAL = {
     "attn_v": "attention.v_proj", "attn_out": "attention.o_proj", "ffn_gate": "feed_forward.gate_proj",
     "ffn_up": "feed_forward.up_proj", "ffn_down": "feed_forward.down_proj",
 }  # fmt: skip
+_INTERNVL = {
+    "ln1": "norm1", "ln2": "norm2", "attn_q": "attn.qkv", "attn_out": "attn.proj", "attn_q_norm": "attn.q_norm",
+    "attn_k_norm": "attn.k_norm", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2",
+}  # fmt: skip
 _QWEN_WHOLE = {
     "v.patch_embd": "model.visual.patch_embed.proj",
     "v.post_ln": "model.visual.merger.ln_q",
@@ -67,7 +71,9 @@ class Projector:
         layers: name of the tower's layers; `parts`: names within a layer; `whole`: names of all else.
         fused: queries, keys and values are one tensor in the Hub's layout.
         paired: rows of queries and keys are stored so that rotated pairs are adjacent; the tower has halves.
+        bare: tensors whose names have no ".weight" in the Hub's layout.
         norms: endings of norms that are stored with 1 added.
+        section: key of the text config in config.json.
     """
 
     models: Mapping[str, str]
@@ -77,7 +83,9 @@ class Projector:
     whole: Mapping[str, str]
     fused: bool = False
     paired: bool = False
+    bare: tuple[str, ...] = ()
     norms: tuple[str, ...] = ()
+    section: str = "text_config"
 
 
 def _qwen_config(gated: bool, encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
@@ -157,6 +165,27 @@ def _pixtral_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, i
     }
 
 
+def _internvl_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
+    """Return a config in the layout of InternVL's publisher, whose chat template takes images."""
+    first, found = "v.blk.0.", encoder.metadata.get
+    vision = shape | {
+        "qk_normalization": f"{first}attn_q_norm.weight" in encoder.tensors,
+        "qkv_bias": f"{first}attn_q.bias" in encoder.tensors,
+        "norm_type": "layer_norm" if f"{first}ln1.bias" in encoder.tensors else "rms_norm",
+    }
+    return {
+        "vision_config": vision,
+        "downsample_ratio": 1 / found("clip.vision.projector.scale_factor", 2),
+        "force_image_size": shape["image_size"],
+        "dynamic_image_size": True,
+        "use_thumbnail": True,
+        "min_dynamic_patch": found("clip.vision.preproc_min_tiles", 1),
+        "max_dynamic_patch": found("clip.vision.preproc_max_tiles", 12),
+        "ps_version": "v2",
+        "template": "internvl2_5",
+    }
+
+
 PROJECTORS: Mapping[str, Projector] = {
     "gemma3": Projector(
         {"gemma3": "Gemma3ForConditionalGeneration"},
@@ -213,6 +242,23 @@ PROJECTORS: Mapping[str, Projector] = {
             "v.post_ln": "model.vision_model.post_layernorm",
             "mm.model.fc": "model.connector.modality_projection.proj",
         },
+    ),
+    "internvl": Projector(
+        dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "llama"), "InternVLChatModel"),
+        _internvl_config,
+        "vision_model.encoder.layers",
+        _INTERNVL,
+        {
+            "v.class_embd": "vision_model.embeddings.class_embedding",
+            "v.patch_embd": "vision_model.embeddings.patch_embedding",
+            "v.position_embd": "vision_model.embeddings.position_embedding",
+            "mm.model.mlp.0": "mlp1.0",
+            "mm.model.mlp.1": "mlp1.1",
+            "mm.model.mlp.3": "mlp1.3",
+        },
+        fused=True,
+        bare=("position_embd", "ls1", "ls2"),
+        section="llm_config",
     ),
     "pixtral": Projector(
         {"llama": "LlavaForConditionalGeneration"},
@@ -287,7 +333,7 @@ def encoder_tensors(encoder: Gguf, load: Load) -> Iterator[Named]:
             layer, part, end = found.groups()
             if swapped and "ffn_gate" not in name:  # older files have the two names swapped
                 part = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}.get(part, part)
-            own = f"{projector.layers}.{layer}.{projector.parts.get(part, part)}.{end}"
+            own = f"{projector.layers}.{layer}.{projector.parts.get(part, part)}" + f".{end}" * (part not in projector.bare)
             if projector.paired and part in ("attn_q", "attn_k"):
                 yield own, info.kind, in_halves(name, load(info), encoder.metadata["clip.vision.attention.head_count"])
             elif not projector.fused or part not in ("attn_q", "attn_k", "attn_v"):
@@ -308,8 +354,10 @@ def encoder_tensors(encoder: Gguf, load: Load) -> Iterator[Named]:
 
 
 def _whole(projector: Projector, name: str, info: GgufTensor, tensor: Tensor) -> Named:
+    if name in projector.whole:
+        return projector.whole[name], info.kind, tensor
     stem, _, end = name.rpartition(".")
-    own = f"{projector.whole.get(stem, stem)}.{end}"
+    own = projector.whole.get(stem, stem) + f".{end}" * (not stem.endswith(projector.bare or "?"))
     if own.endswith("mm_input_projection.weight"):
         own = own.replace(".weight", "_weight")
     return own, info.kind, tensor - 1.0 if own.endswith(projector.norms) and projector.norms else tensor

@@ -104,6 +104,8 @@ def write_encoder(
         add(writer, key, value)
     wide = {}
     for name, tensor in tensors.items():
+        if "mask_token" in name:  # is for training
+            continue
         values, frames = [], tensor.ndim == 5
         added = 1.0 if "soft_emb_norm" in name else 0.0
         heads = vision["num_attention_heads"] if vision["model_type"] == "pixtral" and re.search("[qk]_proj", name) else 0
@@ -126,6 +128,12 @@ def write_encoder(
 def encoder_name(name: str, vision: Mapping[str, Any]) -> str:
     """Return the GGUF name of an encoder's tensor."""
     stem = name.replace("_weight", ".weight").replace("model.visual.", "visual.")
+    if vision["model_type"] == "internvl_vision":
+        for place, hub in {0: "layer_norm", 1: "linear_1", 3: "linear_2"}.items():
+            stem = stem.replace(f"multi_modal_projector.{hub}", f"mlp1.{place}")
+        stem = f"model.{stem}" if stem.startswith("vision") else stem
+        stem += ".weight" if "lambda_" in stem or "position_emb" in stem else ""
+        return str(gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8).get_name(stem, (".weight", ".bias")))
     stem = re.sub(r"^vision_tower\.(encoder|embeddings|post_)", r"vision_tower.vision_model.\1", stem)
     found = re.fullmatch(r"visual\.deepstack_merger_list\.(\d+)\.(?:linear_)?(\w+)\.(\w+)", stem)
     if found:
@@ -148,7 +156,7 @@ def in_halves(value: torch.Tensor, heads: int) -> torch.Tensor:
 PROJECTORS = {
     "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger", "qwen3_vl": "qwen3vl_merger",
     "qwen3_vl_moe": "qwen3vl_merger", "gemma3": "gemma3", "idefics3": "idefics3", "smolvlm": "idefics3", "llava": "pixtral",
-    "mistral3": "pixtral",
+    "mistral3": "pixtral", "internvl": "internvl",
 }  # fmt: skip
 """model_type of config.json -> clip.projector_type."""
 
@@ -173,7 +181,10 @@ def encoder_metadata(config: Mapping[str, Any], vision: Mapping[str, Any], image
     }
     if kind == "qwen3vl_merger":
         found["clip.vision.is_deepstack_layers"] = [i in vision["deepstack_visual_indexes"] for i in range(vision["depth"])]
-    if kind == "idefics3":
+    if kind == "internvl":
+        found |= {"clip.vision.image_size": vision["image_size"][0], "clip.vision.patch_size": patch[0]}
+        found |= {"clip.vision.projector.scale_factor": 2, "clip.vision.preproc_max_tiles": images["max_patches"]}
+    elif kind == "idefics3":
         found["clip.vision.projector.scale_factor"] = config["scale_factor"]
         found["clip.vision.preproc_image_size"] = size["longest_edge"]
     elif kind == "pixtral":

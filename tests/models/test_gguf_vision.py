@@ -48,6 +48,23 @@ def test_answers_are_those_of_the_dequantised_checkpoint(family: str, kind: Any,
     torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4 * float(expected.std()))
 
 
+@pytest.mark.parametrize("variant", ["", "root mean square"])
+def test_internvl(variant: str, tmp_path: Path) -> None:
+    """Its config is that of the publisher's layout, where Pillow resizes images."""
+    row = ROWS["internvl"]
+    source = save(row, tmp_path / "source", 0, **(row.variants[variant] if variant else {}))
+    images = json.loads((source / "preprocessor_config.json").read_text())
+    images |= {"image_mean": [0.485, 0.456, 0.406], "image_std": [0.229, 0.224, 0.225]}
+    (source / "preprocessor_config.json").write_text(json.dumps(images))
+    file, wide = write(source, tmp_path / "gguf", everything(Q.F16))
+    question = ask(row, "ii", 0)
+    ours, logits = record(make_llm(row, file, dtype="float32"), question, 8)
+    pillow = {"image": {"resample": "pillow"}, "video": {}}
+    theirs, expected = record(make_llm(row, wide, dtype="float32", mm_processor_kwargs=pillow["image"]), question, 8)
+    assert ours.prompt_token_ids == theirs.prompt_token_ids
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-4 * float(expected.std()))
+
+
 def edit(file: Path, **changes: Any) -> None:
     """Write a GGUF file again with other metadata (None leaves one out) or, by a function under `tensors`, other tensors."""
     reader = gguf.GGUFReader(file)
