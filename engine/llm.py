@@ -252,14 +252,19 @@ class LLM:
 
     def serve(
         self, handles: Sequence[RequestHandle], use_tqdm: ShowProgress = True
-    ) -> Generator[tuple[int, RequestOutput], None, None]:
-        """Yield (index, output) of each request when it finishes. Closing the generator aborts the rest."""
+    ) -> Generator[tuple[int, RequestOutput], RequestHandle | None, None]:
+        """Yield (index, output) of each request when it finishes. Closing the generator aborts the rest.
+
+        A request that is sent to the generator in reply follows the finished one under its index.
+        """
         if not isinstance(handles, Sequence) or not all(isinstance(handle, RequestHandle) for handle in handles):
             raise InputError(f"handles must be a list of what `request` returns, not {short_repr(handles)}", param="handles")
-        with make_progress(len(handles), use_tqdm) as progress:
-            for index, output in self._engine_loop.serve(handles):
-                progress.update(1)
-                yield index, output
+        with make_progress(len(handles), use_tqdm) as progress, closing(self._engine_loop.serve(handles)) as outputs:
+            found = next(outputs, None)
+            while found is not None:
+                following = yield found
+                progress.update(int(following is None))
+                found = next(outputs, None) if following is None else outputs.send(following)
 
     def stream(self, prompt: object, sampling_params: SamplingParams | None = None, **chat: Any) -> Iterator[RequestOutput]:
         """Answer one prompt or one conversation (a list of messages), and yield outputs as the answer grows.

@@ -1,9 +1,10 @@
-"""Run tasks that take several requests: in rounds on `LLM`, concurrently on `AsyncLLM`."""
+"""Run tasks that take several requests: all at once, on `LLM` and on `AsyncLLM`."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Generator, Iterator, Sequence
+from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
@@ -31,18 +32,18 @@ Task = Generator[RequestHandle, RequestOutput, T]
 
 
 def as_completed(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: ShowProgress = True) -> Iterator[tuple[int, T]]:
-    """Yield (index, result) of each task as it completes. Each round sends the next request of every task as one batch."""
-    handles = {index: next(task) for index, task in enumerate(tasks)}
-    while handles:
-        indices, following = list(handles), {}
-        for position, output in llm.serve(list(handles.values()), use_tqdm):
-            index = indices[position]
+    """Yield (index, result) of each task as it completes. The next request of a task precedes the first ones of others."""
+    with closing(llm.serve([next(task) for task in tasks], use_tqdm)) as outputs:
+        found = next(outputs, None)
+        while found is not None:
+            index, output = found
             step = _send(tasks[index], output)
             if isinstance(step, RequestHandle):
-                following[index] = step
+                step.priority -= 1
+                found = outputs.send(step)
             else:
                 yield index, step
-        handles = dict(sorted(following.items()))
+                found = next(outputs, None)
 
 
 def run_tasks(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: ShowProgress = True) -> list[T]:

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from itertools import count
@@ -75,21 +75,27 @@ class EngineLoop:
 
     # called from any thread
 
-    def serve(self, handles: Sequence[RequestHandle], stream: bool = False) -> Iterator[tuple[int, RequestOutput]]:
+    def serve(
+        self, handles: Sequence[RequestHandle], stream: bool = False
+    ) -> Generator[tuple[int, RequestOutput], RequestHandle | None, None]:
         """Yield (index, output) of each request when it finishes and, with `stream`, whenever its output grows.
 
-        A request that fails yields an output with `error`; the others go on. Closing the generator, or an exception in it,
-        aborts the unfinished requests and frees their memory.
+        A request that is sent in reply to a finished one takes its index. A request that fails yields an output with `error`;
+        the others go on. Closing the generator, or an exception in it, aborts the unfinished requests and frees their memory.
         """
         mail: SimpleQueue[list[RequestHandle]] = SimpleQueue()
         left = {handle: index for index, handle in enumerate(handles)}
         try:
             self.submit(handles, mail.put, stream)
             while left:
-                for handle in mail.get():
+                for handle in sorted(mail.get(), key=lambda one: one.number):
                     output = handle.take() if handle in left else None
                     if output is not None:
-                        yield (left.pop(handle) if output.finished else left[handle]), output
+                        index = left.pop(handle) if output.finished else left[handle]
+                        following = yield index, output
+                        if following is not None:
+                            left[following] = index
+                            self.submit([following], mail.put, stream)
         finally:
             left = {handle: index for handle, index in left.items() if handle.number >= 0}
             if left:

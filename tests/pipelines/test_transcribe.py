@@ -19,7 +19,8 @@ import torch
 from sensorium import LLM, AsyncLLM, SamplingParams, Segment, Transcript
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.speech import TimestampRule
-from sensorium.pipelines.transcribe import segments
+from sensorium.pipelines.tasks import as_completed
+from sensorium.pipelines.transcribe import segments, transcribe_tasks
 from waiting import hold_steps
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=12)
@@ -111,6 +112,29 @@ def test_every_form_of_audio_gives_the_same_text(llm: LLM, tmp_path: Path) -> No
     texts = {heard(llm, form, language="en")[0].text for form in [*forms, samples.tolist()]}
     texts |= {one.text for one in heard(llm, forms, language="en")}
     assert len(texts) == 1
+
+
+def test_a_file_is_done_before_the_languages_of_all_others_are_known(whisper: Path) -> None:
+    with LLM(whisper, max_num_seqs=1) as llm:
+        tasks = transcribe_tasks(llm, [(make_audio(seed), 16_000) for seed in range(8)], sampling_params=SHORT)
+        events: list[str] = []
+
+        def logged(task: Any) -> Any:
+            request = next(task)
+            while True:
+                output = yield request
+                events.append("language" if len(output.outputs[0].token_ids) == 1 else "text")
+                try:
+                    request = task.send(output)
+                except StopIteration as end:
+                    return end.value
+
+        found = dict(as_completed(llm, [logged(task) for task in tasks], use_tqdm=False))
+        assert sorted(found) == list(range(8))
+        assert events.count("text") == events.count("language") == 8
+        assert events.index("text") < 5
+        for seed in (0, 7):
+            assert found[seed].text == heard(llm, (make_audio(seed), 16_000))[0].text
 
 
 def test_coroutines_give_the_same_results(llm: LLM) -> None:
