@@ -11,7 +11,7 @@ from enum import IntEnum
 from typing import Any
 
 from ..mm.errors import InputError, hint, one_line, short_repr, typed
-from .builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS
+from .builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, pack_tokens
 from .logits_processors import normalize_processors
 
 _GREEDY_BELOW = 1e-5  # dividing logits by a lower temperature overflows float32
@@ -271,6 +271,7 @@ class SamplingParams:
             self.allowed_token_ids = tuple(_check_token("allowed_token_ids", token) for token in allowed)
             if not allowed:
                 raise InputError("allowed_token_ids is empty; give the allowed tokens, or None", param="allowed_token_ids")
+            self.__dict__["packed"] = self.allowed_token_ids, pack_tokens({"tokens": self.allowed_token_ids})
         if self.output_kind is not None:
             if self.output_kind not in tuple(RequestOutputKind):
                 raise _error("output_kind", self.output_kind, "must be a RequestOutputKind")
@@ -289,7 +290,10 @@ class SamplingParams:
             if getattr(self, name) is not None and not isinstance(getattr(self, name), kind):
                 raise _error(name, getattr(self, name), f"must be a {kind.__name__}")
         processors = {} if self.logits_processors is None else self.logits_processors
-        self.logits_processors = normalize_processors(processors)
+        normalized = normalize_processors(processors)
+        if ALLOWED_TOKENS in normalized:
+            normalized[ALLOWED_TOKENS] = pack_tokens(normalized[ALLOWED_TOKENS])
+        self.logits_processors = normalized
         if self.n > 1 and self.greedy:
             raise InputError(f"n={self.n} needs a temperature above 0; greedy answers would all be the same", param="n")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
@@ -336,7 +340,10 @@ class SamplingParams:
     def processors(self) -> dict[str, Mapping[str, Any]]:
         """The arguments of each logits processor, with that of allowed_token_ids."""
         own: dict[str, Mapping[str, Any]] = dict(self.logits_processors or {})  # type: ignore[arg-type]
-        return {ALLOWED_TOKENS: {"tokens": self.allowed_token_ids}} | own if self.allowed_token_ids else own
+        if not self.allowed_token_ids:
+            return own
+        given, packed = self.__dict__["packed"]  # of `__post_init__`
+        return {ALLOWED_TOKENS: packed if given is self.allowed_token_ids else {"tokens": self.allowed_token_ids}} | own
 
 
 @dataclass(frozen=True)

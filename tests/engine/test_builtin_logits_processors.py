@@ -14,6 +14,7 @@ from sensorium.engine.builtin_logits_processors import (
     SuppressTokens,
     TimestampRules,
 )
+from sensorium.engine.codec import decode, encode
 from sensorium.engine.logits_processors import apply_processors, make_processors
 from sensorium.engine.sampling_params import SamplingParams, from_generation_config
 from sensorium.mm.errors import InputError
@@ -63,6 +64,26 @@ def test_allowed_tokens() -> None:
     AllowedTokens([3, 5, -1])([], ours[0])
     assert torch.equal(ours[0, [3, 5]], given[0, [3, 5]])
     assert ours[0].isfinite().sum() == 2
+
+
+def test_a_long_list_of_allowed_tokens_is_packed_once() -> None:
+    """A step makes a processor for each sequence; its cost does not depend on the length of the list."""
+    tokens = [5, 3, 2**30, 1000] * 1000
+    for params in (
+        SamplingParams(logits_processors={"allowed_tokens": {"tokens": tokens}}),
+        SamplingParams(allowed_token_ids=tokens),
+    ):
+        packed = params.processors["allowed_tokens"]["tokens"]
+        assert isinstance(packed, bytes)
+        assert len(packed) <= 4 * 8
+        assert params.processors["allowed_tokens"]["tokens"] is packed
+        (processor,) = make_processors(params.processors)
+        row = torch.zeros(VOCAB)
+        processor([], row)
+        assert row.isfinite().nonzero().flatten().tolist() == [3, 5]
+        assert decode(encode(params)).processors == params.processors
+    with pytest.raises(InputError, match="it must be a whole number"):
+        SamplingParams(logits_processors={"allowed_tokens": {"tokens": [2**70] * 2000}})
 
 
 def forbidden(rule: NoRepeatNGrams, answer: list[int]) -> set[int]:
