@@ -9,6 +9,7 @@ from contextlib import contextmanager
 from itertools import chain
 from math import prod
 from pathlib import Path
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -111,10 +112,22 @@ def read_file(file: Path, is_unused: Callable[[str], bool] = lambda name: False)
                 read = 0
                 while names and read < _MAPPED_BYTES:
                     name = names.popleft()
-                    tensor = tensors.get_tensor(name)
+                    tensor = _channels_first(name, tensors)
                     read += tensor.nbytes
                     yield name, tensor
                     del tensor
+
+
+def _channels_first(name: str, tensors: Any) -> Tensor:
+    """Return a tensor of an open file. MLX's weights of convolutions, `[out, *kernel, in]`, become `[out, in, *kernel]`."""
+    tensor: Tensor = tensors.get_tensor(name)
+    if tensor.ndim < 3 or (tensors.metadata() or {}).get("format") != "mlx":
+        return tensor
+    if tensor.ndim == 3:
+        moved = "conv" in name and tensor.shape[1] < tensor.shape[2]
+    else:
+        moved = name.endswith(".weight") and tensor.shape[-2] == tensor.shape[-3]
+    return tensor.movedim(-1, 1) if moved else tensor
 
 
 @contextmanager

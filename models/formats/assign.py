@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from itertools import chain
 from typing import Protocol, cast
 
@@ -37,14 +37,12 @@ class Formats:
         parts: canonical name of a stored tensor -> its module and the last part of its name.
         stored: canonical path of a module -> its stored tensors on the meta device by the last part of their name.
         stacks: canonical path of a module -> the experts whose weights it stores.
-        channels_last: weights of convolutions are stored as `[out, *kernel, in]`.
     """
 
     modules: Mapping[str, WeightFormat]
     parts: Mapping[str, tuple[str, str]] = field(default_factory=dict)
     stored: Mapping[str, Mapping[str, Tensor]] = field(default_factory=dict)
     stacks: Mapping[str, Stack] = field(default_factory=dict)
-    channels_last: bool = False
 
 
 class Joiner:
@@ -63,22 +61,13 @@ class Joiner:
         if name.rpartition(".")[2] in _UNUSED:
             return []
         if name not in self._formats.parts:
-            return [(name, _channels_first(name, tensor) if self._formats.channels_last else tensor)]
+            return [(name, tensor)]
         module, part = self._formats.parts[name]
         parts = self._pending.setdefault(module, {})
         parts[part] = tensor
         if len(parts) < len(self._formats.stored[module]):
             return []
         return _decode(self._formats.modules[module], module, self._pending.pop(module), self._formats.stacks.get(module))
-
-
-def _channels_first(name: str, tensor: Tensor) -> Tensor:
-    """Return the weight of a convolution with its channels before the kernel's axes; other tensors as they are."""
-    if tensor.ndim == 3:
-        moved = "conv" in name and tensor.shape[1] < tensor.shape[2]
-    else:
-        moved = tensor.ndim > 3 and name.endswith(".weight") and tensor.shape[-2] == tensor.shape[-3]
-    return tensor.movedim(-1, 1) if moved else tensor
 
 
 def _decode(
@@ -105,7 +94,6 @@ def assign(model: nn.Module, quantization: Quantization, stored: Mapping[str, Te
     """
     has_shapes = stored is not None and all(tensor.numel() for tensor in stored.values())
     formats = (_by_tensors if has_shapes else _by_config)(model, quantization, stored or {})
-    formats = replace(formats, channels_last=getattr(quantization, "channels_last", False))
     for path, layer in model.named_modules():
         if not isinstance(layer, Linear):
             continue

@@ -1,7 +1,5 @@
 """MLX's affine quantisation: codes of 4 or 8 bits in uint32 words, with a scale and a bias per group of inputs.
 
-MLX stores the weights of convolutions with their channels last.
-
 Source: mlx.core.quantize in MLX's documentation; the config that mlx-lm and mlx-vlm write.
 """
 
@@ -51,7 +49,6 @@ class MlxQuantization:
     form: MlxFormat
     modules: Mapping[str, Any]
     parts: Sequence[str] = ("weight", "scales", "biases")
-    channels_last: bool = True
 
     def format_of(self, names: Sequence[str], stored: Mapping[str, Tensor] | None) -> MlxFormat | None:
         own = next((self.modules[name] for name in names if name in self.modules), True)

@@ -99,7 +99,8 @@ def test_the_plan_has_the_held_bytes(name: str) -> None:
     assert 0.5 * held < root.qkv.packed_bytes(CPU, False) < 1.5 * held
 
 
-def test_mlx_checkpoint_as_mlx_vlm_writes_it(world: LoadedModels, tmp_path: Path) -> None:
+@pytest.mark.parametrize("quantised", [False, True])
+def test_mlx_checkpoint_as_mlx_vlm_writes_it(quantised: bool, world: LoadedModels, tmp_path: Path) -> None:
     """Other names, quantised embeddings and head, and a convolution with its channels last."""
     packed, wide = tmp_path / "packed", tmp_path / "wide"
     source, scheme = world.folder("qwen3_vl"), SCHEMES["mlx 4 bits"]
@@ -111,15 +112,15 @@ def test_mlx_checkpoint_as_mlx_vlm_writes_it(world: LoadedModels, tmp_path: Path
         stored[own] = values[name] = tensor
         if tensor.ndim == 5:
             stored[own] = tensor.movedim(1, -1).contiguous()
-        elif tensor.ndim == 2 and ("language_model" in name or "lm_head" in name):
+        elif quantised and tensor.ndim == 2 and ("language_model" in name or "lm_head" in name):
             parts, values[name] = scheme.pack(tensor.float())
             del stored[own]
             stored |= {f"{own.removesuffix('.weight')}.{part}": one for part, one in parts.items()}
     for folder, content in ((packed, stored), (wide, values)):
         shutil.copytree(source, folder, ignore=shutil.ignore_patterns("*.safetensors"))
-        save_file(content, folder / "model.safetensors")
+        save_file(content, folder / "model.safetensors", {"format": "mlx" if folder is packed else "pt"})
     config = json.loads((source / "config.json").read_text())
-    (packed / "config.json").write_text(json.dumps(config | {"quantization": dict(scheme.config)}))
+    (packed / "config.json").write_text(json.dumps(config | ({"quantization": dict(scheme.config)} if quantised else {})))
     question = ask(ROWS["qwen3_vl"], "iv", 0)
     engines = [make_llm(ROWS["qwen3_vl"], folder) for folder in (packed, wide)]
     (ours, logits), (theirs, expected) = (record(llm, question, 8) for llm in engines)
