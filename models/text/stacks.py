@@ -86,6 +86,7 @@ _GLM_MOE = _GLM | {
     "num_experts": 128,
     "n_shared_experts": 1,
     "first_k_dense_replace": 1,
+    "num_nextn_predict_layers": 1,
 }
 _GEMMA = {
     "vocab_size": 256000,
@@ -172,6 +173,7 @@ _DEEPSEEK3 = _DEEPSEEK2 | {
     "first_k_dense_replace": 3,
     "norm_topk_prob": True,
     "routed_scaling_factor": 2.5,
+    "num_nextn_predict_layers": 1,
     "max_position_embeddings": 4096,
 }
 _QWEN2_MOE = _QWEN_MOE | {
