@@ -13,9 +13,11 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ..mm.errors import ConfigError, InputError, short_repr, typed
+from ..processors.text.tokenizer import Tokenizer
 from .engine_args import EngineArgs
+from .frontend.arguments import check_sleep_level
 from .frontend.request_handle import RequestHandle
-from .llm import LLM, check_sleep_level
+from .llm import LLM
 from .sampling_params import RequestOutputKind, SamplingParams
 from .types import RequestOutput
 
@@ -135,6 +137,16 @@ class AsyncLLM:
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Do the same as `LLM.wake_up` without blocking the event loop."""
         await asyncio.wrap_future(self._engine_loop.wake_up())
+
+    async def get_tokenizer(self) -> Tokenizer:
+        return self.llm.get_tokenizer()
+
+    async def reset_prefix_cache(self) -> bool:
+        """Do the same as `LLM.reset_prefix_cache`."""
+        return await asyncio.to_thread(self.llm.reset_prefix_cache)
+
+    async def is_sleeping(self) -> bool:
+        return self.llm.asleep
 
     def close(self) -> None:
         """Wait for the running step, then end every request with an error and the engine's threads.

@@ -2,29 +2,37 @@
 
 from __future__ import annotations
 
-import math
 import os
-from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
-from types import UnionType
 from typing import Any, Self
 
-import numpy as np
 import torch
 
 from ..mm.cache import CacheStats
-from ..mm.errors import CheckpointError, InputError, check_utf8, hint, short_repr, typed
+from ..mm.errors import InputError, check_utf8, short_repr, typed
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
-from ..processors.files import MODULES, read_template
+from ..processors.files import MODULES
 from ..processors.interface import SupportsTranscription
-from ..processors.text.template import load_template
 from ..processors.text.tokenizer import Tokenizer
 from .config import EngineConfig, make_config
 from .engine_args import EngineArgs
 from .errors import warn_of_failures
+from .frontend.arguments import (
+    REQUEST_KEYS,
+    Messages,
+    as_conversations,
+    as_priorities,
+    as_prompts,
+    check_chat_options,
+    check_sleep_level,
+    read_chat_template,
+    request_template,
+    without_unused,
+)
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor
 from .frontend.media import MultiModalSettings
@@ -43,24 +51,6 @@ from .setup.resolve import load_processing
 from .types import CoreInfo, EngineStats, RequestOutput
 
 Params = SamplingParams | Sequence[SamplingParams] | None
-Messages = Sequence[Mapping[str, Any]]
-_RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
-_MAX_COMPILED = 4096  # characters of a request's template that is compiled in the caller's thread, to report errors at once
-_REQUEST = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt that `chat` takes as arguments
-_UNUSED = {  # arguments of vLLM: the default, and why there is no other value
-    "lora_request": (None, "give LLM the adapter's folder as adapter="),
-    "prompt_adapter_request": (None, "there are no prompt adapters"),
-    "guided_options_request": (None, "give SamplingParams structured_outputs"),
-    "tokenization_kwargs": (None, "encode the prompt and give prompt_token_ids"),
-    "chat_template_content_format": ("auto", "it is read from the template"),
-}
-_FORMS: tuple[tuple[str, type | UnionType, str], ...] = (
-    ("add_generation_prompt", bool, "True or False"),
-    ("chat_template", str | os.PathLike, "Jinja source, or a pathlib.Path"),
-    ("chat_template_kwargs", Mapping, "a mapping"),
-    ("continue_final_message", bool, "True or False"),
-    ("tools", list | tuple, "a list of tools"),
-)
 
 
 class LLM:
@@ -115,7 +105,7 @@ class LLM:
         resolve_architecture(files)  # an unknown architecture is reported before a missing tokenizer
         self._tokenizer = Tokenizer(files.tokenizer_folder)
         info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)
-        self._template = _read_template(chat_template) if chat_template else info.chat_template or files.find_template()
+        self._template = read_chat_template(chat_template) if chat_template else info.chat_template or files.find_template()
         self._tokenizer.chat_template = self._template
         self.embeds_text = not info.modalities and (self._template is None or (files.path / MODULES).is_file())
         core, self.config = load_core(self.config, files, info, self._tokenizer)
@@ -176,11 +166,11 @@ class LLM:
         Raises:
             InputError: `prompts`, `sampling_params` or `priority` has a wrong type or length.
         """
-        if remaining := _without_unused(unused):
+        if remaining := without_unused(unused):
             name = next(iter(remaining))
             raise InputError(f"unknown argument {short_repr(name, 40)}; a prompt takes further options as keys", param=name)
         listed = as_prompts(prompts)
-        given, priorities = self._params(sampling_params, len(listed)), _priorities(priority, len(listed))
+        given, priorities = self._params(sampling_params, len(listed)), as_priorities(priority, len(listed))
         handles = [
             self._handle(prompt, params, priority=own) for prompt, params, own in zip(listed, given, priorities, strict=True)
         ]
@@ -215,7 +205,7 @@ class LLM:
         Raises:
             InputError: `messages` has a wrong type, an argument is unknown, or there is no chat template.
         """
-        request = _without_unused(request)
+        request = without_unused(request)
         options = self._chat_options(
             add_generation_prompt=add_generation_prompt,
             chat_template=chat_template,
@@ -224,7 +214,7 @@ class LLM:
             chat_template_kwargs=chat_template_kwargs,
             **request,
         )
-        conversations = _conversations(messages)
+        conversations = as_conversations(messages)
         given = self._params(sampling_params, len(conversations))
         handles = [self._handle(messages, params, options) for messages, params in zip(conversations, given, strict=True)]
         return self._answers(handles, use_tqdm, on_error)
@@ -301,9 +291,9 @@ class LLM:
         Raises:
             InputError: an argument has a wrong type or is unknown.
         """
-        chat = _without_unused(chat)
+        chat = without_unused(chat)
         (params,) = self._params(sampling_params, 1)
-        (priority,) = _priorities(priority, 1)
+        (priority,) = as_priorities(priority, 1)
         if request_id is not None and not (isinstance(request_id, str) and request_id):
             raise InputError(f"request_id must be a non-empty string, not {short_repr(request_id)}", param="request_id")
         check_utf8(request_id or "", "request_id")
@@ -401,24 +391,15 @@ class LLM:
 
     def _chat_options(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the arguments `render` and `request` of `InputProcessor.parse_chat` from the options of `chat`."""
-        for name in options:
-            if name not in (*_RENDERING, *_REQUEST):
-                raise InputError(
-                    f"unknown argument {short_repr(name, 40)} for messages; {hint(name, (*_RENDERING, *_REQUEST))}"
-                )
-        for name, kind, form in _FORMS:
-            if not isinstance(options.get(name), kind | None):
-                raise InputError(f"{name} must be {form}, not {typed(options[name])}", param=name)
-        if not all(isinstance(name, str) for name in options.get("chat_template_kwargs") or ()):
-            raise InputError("chat_template_kwargs must be a mapping from names to values", param="chat_template_kwargs")
+        check_chat_options(options)
         given = options.pop("chat_template", None)
-        template = _request_template(given) if given else self._template
+        template = request_template(given) if given else self._template
         if template is None:
             how = "pass chat_template= or give a rendered prompt"
             if self.speech:
                 how = "this model transcribes speech: call transcribe, or give a rendered prompt"
             raise InputError(f"the checkpoint has no chat template; {how}")
-        request = {name: options.pop(name) for name in _REQUEST if name in options}
+        request = {name: options.pop(name) for name in REQUEST_KEYS if name in options}
         variables = options.pop("chat_template_kwargs", None) or {}
         return {**variables, **options, "template": template, "isolated": template != self._template}, request
 
@@ -480,66 +461,3 @@ def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> 
         device=None if config.media_device == "cpu" else MediaDevice(config.torch_media_device),
         encodes=config.parts != "decoder",
     )
-
-
-def check_sleep_level(level: int) -> None:
-    if level not in (1, 2):
-        raise InputError(f"level={short_repr(level)} must be 1 or 2, which do the same", param="level")
-
-
-def as_prompts(prompts: object) -> Sequence[object]:
-    """Return one prompt or several as a list. Raise InputError for anything else."""
-    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | np.ndarray | torch.Tensor):
-        raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}")
-    listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-    is_one = bool(listed) and all(isinstance(entry, int) for entry in listed)  # a list of token ids
-    return [listed] if is_one else listed
-
-
-def _priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
-    several: list[Any] = list(given) if isinstance(given, Sequence) else [given] * count
-    if len(several) != count or not all(isinstance(one, int) and not isinstance(one, bool) for one in several):
-        raise InputError(f"priority={short_repr(given)} must be an integer, or one per prompt ({count} here)")
-    return several
-
-
-def _conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
-    if isinstance(messages, Iterator):
-        return list(messages)  # type: ignore[arg-type]
-    if not isinstance(messages, list | tuple):
-        raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}")
-    if messages and all(isinstance(entry, list | tuple) for entry in messages):
-        return messages  # type: ignore[return-value]
-    for index, entry in enumerate(messages):
-        if isinstance(entry, list | tuple):
-            other = next(number for number, one in enumerate(messages) if not isinstance(one, list | tuple))
-            reason = f"entry {index} is a conversation (a list of messages), but entry {other} is {typed(messages[other])}"
-            raise InputError(f"{reason}; give one conversation, or a list of conversations", param="messages")
-    return [messages]  # type: ignore[list-item]
-
-
-def _request_template(given: str | os.PathLike[str]) -> str:
-    """Return a request's chat template. Only a path object is read as a file: texts of requests may come from clients."""
-    if isinstance(given, str) and {"{", "}", "\n"}.isdisjoint(given):
-        reason = f"chat_template={short_repr(given)} is no Jinja source; give Jinja source, or the path as pathlib.Path"
-        raise InputError(reason, param="chat_template")
-    return _read_template(given, _MAX_COMPILED)
-
-
-def _read_template(given: str | os.PathLike[str], most: float = math.inf) -> str:
-    """Return a chat template. Raise InputError if it cannot be read or, up to `most` characters, compiled."""
-    try:
-        source = read_template(given)
-        if len(source) <= most:
-            load_template(source)
-    except CheckpointError as error:
-        raise InputError(str(error), param="chat_template") from None
-    return source
-
-
-def _without_unused(options: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the options without vLLM's arguments that have no meaning here. Raise InputError if one asks for something."""
-    for name, (default, reason) in _UNUSED.items():
-        if options.get(name) not in (None, default):
-            raise InputError(f"{name}={short_repr(options[name])} cannot be honoured: {reason}", param=name)
-    return {name: value for name, value in options.items() if name not in _UNUSED}

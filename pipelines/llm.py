@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..engine import async_llm, llm
-from ..engine.llm import as_prompts
+from ..engine.frontend.arguments import as_prompts
 from ..engine.pooling_params import PoolingParams
 from ..engine.progress import ShowProgress
 from ..engine.sampling_params import SamplingParams

@@ -164,6 +164,7 @@ async def main():
     params = SamplingParams(temperature=0, max_tokens=6, ignore_eos=True, output_kind=RequestOutputKind.DELTA)
     parts = [o.outputs[0].text async for o in engine.generate(request_id="stream", prompt="Hello", sampling_params=params)]
     RESULT.append("".join(parts) == final.outputs[0].text)
+    assert (await engine.get_tokenizer()).eos_token and await engine.reset_prefix_cache() and not await engine.is_sleeping()
     engine.shutdown()
 
 asyncio.run(main())

@@ -189,3 +189,11 @@ def test_limits_of_zero_and_other_names_of_values(checkpoint, tmp_path):
         assert own.prompt == path.prompt == "Hi"
         with pytest.raises(InputError, match="give Jinja source, or the path"):
             small.chat(messages, GREEDY, chat_template="none.jinja")
+
+
+def test_the_prefix_cache_can_be_emptied(llm):
+    prompt = {"prompt_token_ids": list(range(40, 100))}
+    for cached in (False, True):
+        assert bool(llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens) is cached
+    assert llm.reset_prefix_cache()
+    assert llm.generate(prompt, GREEDY, use_tqdm=False)[0].num_cached_tokens == 0

@@ -1,0 +1,112 @@
+"""Arguments of `LLM` and `AsyncLLM`: their forms, and what vLLM's mean here."""
+
+from __future__ import annotations
+
+import math
+import os
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from types import UnionType
+from typing import Any
+
+import numpy as np
+import torch
+
+from ...mm.errors import CheckpointError, InputError, hint, short_repr, typed
+from ...processors.files import read_template
+from ...processors.text.template import load_template
+
+Messages = Sequence[Mapping[str, Any]]
+_RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
+_MAX_COMPILED = 4096  # characters of a request's template that is compiled in the caller's thread, to report errors at once
+REQUEST_KEYS = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt that `chat` takes as arguments
+_UNUSED = {  # arguments of vLLM: the default, and why there is no other value
+    "lora_request": (None, "give LLM the adapter's folder as adapter="),
+    "prompt_adapter_request": (None, "there are no prompt adapters"),
+    "guided_options_request": (None, "give SamplingParams structured_outputs"),
+    "tokenization_kwargs": (None, "encode the prompt and give prompt_token_ids"),
+    "chat_template_content_format": ("auto", "it is read from the template"),
+}
+_FORMS: tuple[tuple[str, type | UnionType, str], ...] = (
+    ("add_generation_prompt", bool, "True or False"),
+    ("chat_template", str | os.PathLike, "Jinja source, or a pathlib.Path"),
+    ("chat_template_kwargs", Mapping, "a mapping"),
+    ("continue_final_message", bool, "True or False"),
+    ("tools", list | tuple, "a list of tools"),
+)
+
+
+def check_sleep_level(level: int) -> None:
+    if level not in (1, 2):
+        raise InputError(f"level={short_repr(level)} must be 1 or 2, which do the same", param="level")
+
+
+def as_prompts(prompts: object) -> Sequence[object]:
+    """Return one prompt or several as a list. Raise InputError for anything else."""
+    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | np.ndarray | torch.Tensor):
+        raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}")
+    listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
+    is_one = bool(listed) and all(isinstance(entry, int) for entry in listed)  # a list of token ids
+    return [listed] if is_one else listed
+
+
+def as_priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
+    several: list[Any] = list(given) if isinstance(given, Sequence) else [given] * count
+    if len(several) != count or not all(isinstance(one, int) and not isinstance(one, bool) for one in several):
+        raise InputError(f"priority={short_repr(given)} must be an integer, or one per prompt ({count} here)")
+    return several
+
+
+def as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
+    if isinstance(messages, Iterator):
+        return list(messages)  # type: ignore[arg-type]
+    if not isinstance(messages, list | tuple):
+        raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}")
+    if messages and all(isinstance(entry, list | tuple) for entry in messages):
+        return messages  # type: ignore[return-value]
+    for index, entry in enumerate(messages):
+        if isinstance(entry, list | tuple):
+            other = next(number for number, one in enumerate(messages) if not isinstance(one, list | tuple))
+            reason = f"entry {index} is a conversation (a list of messages), but entry {other} is {typed(messages[other])}"
+            raise InputError(f"{reason}; give one conversation, or a list of conversations", param="messages")
+    return [messages]  # type: ignore[list-item]
+
+
+def request_template(given: str | os.PathLike[str]) -> str:
+    """Return a request's chat template. Only a path object is read as a file: texts of requests may come from clients."""
+    if isinstance(given, str) and {"{", "}", "\n"}.isdisjoint(given):
+        reason = f"chat_template={short_repr(given)} is no Jinja source; give Jinja source, or the path as pathlib.Path"
+        raise InputError(reason, param="chat_template")
+    return read_chat_template(given, _MAX_COMPILED)
+
+
+def read_chat_template(given: str | os.PathLike[str], most: float = math.inf) -> str:
+    """Return a chat template. Raise InputError if it cannot be read or, up to `most` characters, compiled."""
+    try:
+        source = read_template(given)
+        if len(source) <= most:
+            load_template(source)
+    except CheckpointError as error:
+        raise InputError(str(error), param="chat_template") from None
+    return source
+
+
+def without_unused(options: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the options without vLLM's arguments that have no meaning here. Raise InputError if one asks for something."""
+    for name, (default, reason) in _UNUSED.items():
+        if options.get(name) not in (None, default):
+            raise InputError(f"{name}={short_repr(options[name])} cannot be honoured: {reason}", param=name)
+    return {name: value for name, value in options.items() if name not in _UNUSED}
+
+
+def check_chat_options(options: Mapping[str, Any]) -> None:
+    """Raise InputError for an argument of `chat` that is unknown or has a wrong type."""
+    for name in options:
+        if name not in (*_RENDERING, *REQUEST_KEYS):
+            raise InputError(
+                f"unknown argument {short_repr(name, 40)} for messages; {hint(name, (*_RENDERING, *REQUEST_KEYS))}"
+            )
+    for name, kind, form in _FORMS:
+        if not isinstance(options.get(name), kind | None):
+            raise InputError(f"{name} must be {form}, not {typed(options[name])}", param=name)
+    if not all(isinstance(name, str) for name in options.get("chat_template_kwargs") or ()):
+        raise InputError("chat_template_kwargs must be a mapping from names to values", param="chat_template_kwargs")
