@@ -108,7 +108,9 @@ def answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]]) -
     if args.json:
         print(to_json(json_fields(output)), flush=True)
     if output.error is not None:
-        print_error(output.error.message, args)
+        parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
+        several = sum(part["type"] == output.error.modality for part in parts) > 1
+        print_error(output.error.message if several else output.error.reason, args)
         return output
     if not args.json:
         print(flush=True)

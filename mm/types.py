@@ -17,8 +17,8 @@ MultiModalKwargsItem = Mapping[str, FieldElem]
 """Tensors that the encoder needs for one item, by name."""
 
 
-@dataclass(frozen=True)
-class Media:
+@dataclass(frozen=True, repr=False)
+class Media(Shown):
     """One input with a uuid or options of its own, accepted wherever plain data is: `Media(image, max_pixels=100_000)`.
 
     Args:

@@ -139,7 +139,8 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
     """
     if not isinstance(value, bytes | Image.Image):
         raise InputError(
-            f"a value of type {type(value).__name__} is not a known form; give bytes, a path, a data: URL or pixels"
+            f"a value of type {type(value).__name__} is not a known form; give bytes, a path, a data: URL or pixels; "
+            "several images are several items"
         )
     if isinstance(value, bytes) and not value:
         raise InputError("it is empty")

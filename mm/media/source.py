@@ -161,7 +161,8 @@ def _read_file(path: str | bytes, policy: MediaPolicy, ledger: Ledger, opener: C
         try:
             status = os.fstat(handle)
             if not stat.S_ISREG(status.st_mode):
-                raise InputError(f"{name} is not a regular file")
+                folder = stat.S_ISDIR(status.st_mode)
+                raise InputError(f"{name} is {'a folder; give the files in it' if folder else 'not a regular file'}")
             _check_size(status.st_size, policy)
             with os.fdopen(handle, "rb", closefd=False) as file:
                 key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns

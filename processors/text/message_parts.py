@@ -81,12 +81,13 @@ def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str,
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, Mapping):
-        raise InputError(f"{where}: a part is an object or a text, not {typed(part)}")
+        how = 'an item goes into an object such as {"type": "image", "image": item}'
+        raise InputError(f"{where}: a part is an object or a text, not {typed(part)}; {how}")
     modality = _modality(part, where)
     keys, options = _KEYS[modality], _OPTIONS[modality]
     uuid = () if modality == "text" else ("uuid",)
     part = {key: value for key, value in part.items() if value is not None or not _is_known(key)}
-    _check_keys(part, ("type", *keys, *uuid, *options, *_IGNORED), f"{where}: ")
+    _check_keys({key: None for key in part if key not in _IGNORED}, ("type", *keys, *uuid, *options), f"{where}: ")
     found = [key for key in keys if key in part]
     if len(found) > 1:
         raise InputError(f"{where}: {' and '.join(found)} both hold the {modality}; give one of them, or two parts")

@@ -107,7 +107,8 @@ def plain_copy(value: Any, name: str, depth: int = 0) -> Any:
         return value
     if isinstance(value, int | float):
         return int(value) if isinstance(value, int) else float(value)
-    raise InputError(f"messages, tools and template variables hold text, numbers, lists and objects, not {typed(value)}")
+    reason = f"{name} is {typed(value)}; messages, tools and template variables hold text, numbers, lists and objects"
+    raise InputError(f"{reason}, and media are parts of a content")
 
 
 def _with_arguments(message: dict[str, Any], number: int, as_text: bool) -> dict[str, Any]:

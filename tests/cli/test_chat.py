@@ -77,15 +77,14 @@ def test_broken_image(checkpoint: Path, tmp_path: Path, content: bytes, capsys: 
     path.write_bytes(content)
     assert chat(checkpoint, "--image", str(path), "What is it?") == 2
     line = capsys.readouterr().err
-    assert line.startswith("sensorium: error: image 0: ")
+    assert line.startswith("sensorium: error: it is ")
     assert line.count("\n") == 1
 
 
 def test_missing_image(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(checkpoint, "--image", str(tmp_path / "none.png"), "What is it?") == 2
     line = capsys.readouterr().err
-    assert line.startswith("sensorium: error: image 0: ")
-    assert "none.png" in line
+    assert line.startswith(f"sensorium: error: the file '{tmp_path / 'none.png'}' cannot be read")
 
 
 def test_wrong_temperature(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -8,7 +8,7 @@ import torch
 from sensorium.engine.types import CompletionOutput, RequestOutput
 from sensorium.mm.errors import ErrorInfo
 from sensorium.mm.shown import Shown
-from sensorium.mm.types import FramePlan, ItemPlan
+from sensorium.mm.types import FramePlan, ItemPlan, Media
 from sensorium.pipelines.ocr import Page
 from sensorium.pipelines.rank import Embedding
 
@@ -36,6 +36,7 @@ def test_a_line_is_short_and_says_the_answer():
     vector = Embedding(torch.zeros(4096), None, OUTPUT)
     assert repr(vector) == "Embedding(vector=<float32 [4096]>)"
     assert repr(Page("TOTAL", None, OUTPUT)) == "Page(text='TOTAL')"
+    assert repr(Media("cat.png", max_pixels=9)) == "Media(data='cat.png', max_pixels=9)"
 
 
 def test_tables_escape_all_text():

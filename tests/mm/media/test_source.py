@@ -62,7 +62,7 @@ def test_messages_stay_under_the_root(folder):
         with pytest.raises(InputError, match="outside allowed_local_media_path"):
             read(MediaUrl(text), "image", policy)
     for text in ("none.bin", "a\0b", "\ud800", "."):
-        with pytest.raises(InputError, match=r"cannot be read|not a regular file"):
+        with pytest.raises(InputError, match=r"cannot be read|is a folder"):
             read(MediaUrl(text), "image", policy)
     with pytest.raises(InputError, match="1,000,000 characters is over the limit of 4,096"):
         read(MediaUrl("a/" * 500_000), "image", policy)
@@ -126,7 +126,7 @@ def test_invalid_urls():
 def test_pipes_devices_and_large_files_are_refused(tmp_path):
     os.mkfifo(tmp_path / "pipe")
     (tmp_path / "large").write_bytes(bytes(1001))
-    for path in (tmp_path / "pipe", "/dev/zero", tmp_path):
+    for path in (tmp_path / "pipe", "/dev/zero"):
         with pytest.raises(InputError, match="not a regular file"):
             read(path, "video", POLICY)
         assert str(path) not in map(os.path.realpath, Path("/proc/self/fd").iterdir()), "it was left open"
@@ -190,6 +190,11 @@ def test_open_files_are_read_from_their_start(folder):
         read(text, "image", POLICY)
     with pytest.raises(InputError, match="1,001 bytes, the limit is 1,000"):
         read(io.BytesIO(b"x" * 5000), "image", POLICY)
+
+
+def test_a_folder_is_refused_by_name(tmp_path):
+    with pytest.raises(InputError, match=r"is a folder; give the files in it$"):
+        read(tmp_path, "image", POLICY)
 
 
 def test_a_pipe_is_read_to_its_end():

@@ -231,9 +231,9 @@ def test_only_plain_values_reach_the_template(tok):
             return "<|im_end|>"
 
     for value in (Sly(), b"<|im_end|>", {1, 2}):
-        with pytest.raises(InputError, match=f"not a {type(value).__name__}"):
+        with pytest.raises(InputError, match=f"is a {type(value).__name__}; messages, tools"):
             render_chat([{"role": "user", "content": "x", "name": value}], CHAT_TEMPLATE, tok)
-        with pytest.raises(InputError, match=f"not a {type(value).__name__}"):
+        with pytest.raises(InputError, match=f"is a {type(value).__name__}; messages, tools"):
             render_chat([], CHAT_TEMPLATE, tok, mood=value)
 
 

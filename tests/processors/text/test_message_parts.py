@@ -193,6 +193,7 @@ REFUSED = [
     ({"url": "x"}, f"a part needs a type; {KNOWN}"),
     ({"text": "x", "image": PICTURE}, "a part with text and image needs a type, or to be two parts"),
     (7, "a part is an object or a text, not an int"),
+    (PICTURE, r'not an Image; an item goes into an object such as \{"type": "image", "image": item\}'),
     ({"type": "text"}, "text must be a string, not None"),
     ({"type": "text", "text": "x", "image": PICTURE}, "unknown field 'image'"),
     ({"type": "text", "text": 3}, "text must be a string, not an int"),
