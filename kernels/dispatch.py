@@ -158,11 +158,14 @@ def has_triton() -> bool:
 
 
 def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
-    """Return whether the CPU has the instructions of a C++ kernel: matmuls need VNNI and AVX-512 BF16; others run anywhere."""
+    """Return whether the CPU has the instructions of a C++ kernel: matmuls need AVX2, others run anywhere.
+
+    With AVX-512, float32 products are left to oneDNN.
+    """
     if op not in ("linear", "int8_linear"):
         return True
-    both = native.has_avx512_bf16() and native.has_vnni()
-    return both and (dtype == torch.bfloat16 or op == "int8_linear")
+    products = native.products()
+    return products == "avx2" or (products == "avx512" and (dtype == torch.bfloat16 or op == "int8_linear"))
 
 
 def _onednn_packs(device: torch.device, dtype: torch.dtype) -> bool:

@@ -34,23 +34,23 @@ class Int8PanelWeight:
 
     Args:
         panels: int8, see `panels.to_panels`.
-        shift: int32, for every output with padding: 128 times the sum of the output's weights.
+        shift: int32, for every output with padding: 128 times the sum of the output's weights. None for the AVX2 kernel.
         scale, bias: float32, for every output with padding.
         outputs: number of outputs without padding.
     """
 
     panels: Tensor
-    shift: Tensor
+    shift: Tensor | None
     scale: Tensor
     bias: Tensor
     outputs: int
 
 
 def supported(device: torch.device) -> bool:
-    """Return whether the device multiplies int8 exactly and fast: x86 CPUs with AVX-512 VNNI, GPUs with Triton."""
+    """Return whether the device multiplies int8 exactly and fast: CPUs with AVX2 or AVX-512 VNNI, GPUs with Triton."""
     if device.type != "cpu":
         return backend("int8_linear", device, torch.bfloat16) == "triton"
-    return torch.backends.mkldnn.is_available() and native.has_vnni()
+    return native.products() is not None or (torch.backends.mkldnn.is_available() and native.has_vnni())
 
 
 def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
@@ -64,7 +64,7 @@ def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Weight | Int8PanelWeig
     quantized, scale = quantize_rows(weight)
     if backend("int8_linear", weight.device, weight.dtype) != "native":
         return Int8Weight(quantized, scale.flatten(), bias)
-    shift = pad_outputs(quantized.sum(1, dtype=torch.int32).mul_(128))
+    shift = pad_outputs(quantized.sum(1, dtype=torch.int32).mul_(128)) if native.products() == "avx512" else None
     wide = torch.zeros(len(weight)) if bias is None else bias.float()
     return Int8PanelWeight(to_panels(quantized), shift, pad_outputs(scale.flatten()), pad_outputs(wide), len(weight))
 
@@ -88,7 +88,11 @@ def int8_linear(x: Tensor, weights: Int8Weight | Int8PanelWeight) -> Tensor:
         return int8_linear_reference(x, weights)
     (rows, inputs), words, w = x.shape, weights.panels.shape[1], weights
     out = x.new_empty(rows, w.outputs)
+    if w.shift is None:
+        packed = (w.panels, w.scale, w.bias, words, w.outputs)
+        native.call("int8_linear_avx2", x.dtype, x.contiguous(), rows, inputs, *packed, out)
+        return out
     scratch = torch.empty(rows, 4 * words + 4, dtype=torch.uint8)  # a quantised row and its scale
-    packed = (w.panels, w.shift, w.scale, w.bias, words, w.outputs)
-    native.call("int8_linear", x.dtype, x.contiguous(), rows, inputs, *packed, scratch, out)
+    shifted = (w.panels, w.shift, w.scale, w.bias, words, w.outputs)
+    native.call("int8_linear", x.dtype, x.contiguous(), rows, inputs, *shifted, scratch, out)
     return out

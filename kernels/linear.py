@@ -1,7 +1,8 @@
 """Linear layers. Weights are packed once for the CPU and left as they are on other devices.
 
 Packed weights are 1.3 to 3 times faster than `F.linear` for the 1 to 32 rows of a decode step, because they are not reordered
-at every call. In bfloat16 the C++ kernel, which prefetches weights, takes 10 to 30 % less time than that.
+at every call. In bfloat16 the C++ kernel for AVX-512, which prefetches weights, takes 10 to 30 % less time than that. On CPUs
+with AVX2 only, where torch has no bfloat16 products, C++ widens weights to float32 in registers.
 
 On a CPU a row's result has the same bits whatever other rows are in the batch. This needs rows of zeros as padding in two
 cases: oneDNN sums in another order for a single row, so one row is padded to two (which takes as long); and MKL, used for
@@ -24,7 +25,7 @@ from .dispatch import backend
 from .fp8 import Fp8Weight, fp8_linear, pack_fp8
 from .grouped import ShardedWeight, grouped_linear
 from .int8 import Int8PanelWeight, Int8Weight, int8_linear, pack_int8
-from .panels import PANEL_WIDTH, pad_outputs, to_panels
+from .panels import pad_outputs, step_inputs, to_panels
 
 _MIN_ROWS_ONEDNN, _MIN_ROWS_MKL = 2, 16
 
@@ -47,11 +48,9 @@ class DenseWeight:
 
 @dataclass(frozen=True, eq=False)
 class PanelWeight:
-    """A weight for the C++ kernel (`panels.to_panels`) in bfloat16, or in float32 for a tied head.
+    """A weight for a C++ kernel of `native` (`panels.to_panels`), with a float32 bias for every padded output."""
 
-    `bias`: float32, for every padded output.
-    """
-
+    kernel: str
     weight: Tensor
     bias: Tensor
     outputs: int
@@ -67,9 +66,8 @@ def pack(weight: Tensor, bias: Tensor | None, quantization: str | None = None) -
     if quantization == "fp8":
         return pack_fp8(weight, bias)
     chosen = backend("linear", weight.device, weight.dtype)
-    if chosen == "native" and weight.shape[1] % 2 == 0:
-        wide = torch.zeros(len(weight)) if bias is None else bias.float()
-        return PanelWeight(to_panels(weight), pad_outputs(wide), len(weight))
+    if chosen == "native" and weight.shape[1] % step_inputs(weight.dtype) == 0:
+        return _pack_panels(weight, bias)
     if chosen == "torch":
         return DenseWeight(weight, bias)
     return OneDnnWeight(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None), bias)
@@ -78,21 +76,19 @@ def pack(weight: Tensor, bias: Tensor | None, quantization: str | None = None) -
 def shares_table(inputs: int, device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether token embeddings and a tied head can share panels, from which rows can be read."""
     chosen = backend("linear", device, dtype)
-    native_float = chosen == "onednn" and dtype == torch.float32 and native.multiplies_float32()
-    return inputs % 2 == 0 and (chosen == "native" or native_float)
+    float_panels = chosen == "onednn" and dtype == torch.float32 and native.products() == "avx512"
+    return inputs % 2 == 0 and (chosen == "native" or float_panels)
 
 
 def pack_table(table: Tensor) -> PanelWeight:
     """Pack the token embeddings `[vocab, hidden]` of a tied head, if `shares_table`."""
-    return PanelWeight(to_panels(table), pad_outputs(torch.zeros(len(table))), len(table))
+    return _pack_panels(table, None)
 
 
-def read_rows(table: PanelWeight, ids: Tensor) -> Tensor:
-    """Return rows `[ids, hidden]` of packed token embeddings."""
-    index = [ids // PANEL_WIDTH, None, ids % PANEL_WIDTH]
-    # an index of integers; that of Tensor's brackets may be a mask, whose result could not be recorded
-    rows: Tensor = torch.ops.aten._unsafe_index.Tensor(table.weight, index)
-    return rows.flatten(1)
+def _pack_panels(weight: Tensor, bias: Tensor | None) -> PanelWeight:
+    wide = torch.zeros(len(weight)) if bias is None else bias.float()
+    kernel = "linear" if native.products() == "avx512" else "linear_avx2"
+    return PanelWeight(kernel, to_panels(weight), pad_outputs(wide), len(weight))
 
 
 def linear(x: Tensor, weights: LinearWeight) -> Tensor:
@@ -106,7 +102,7 @@ def linear(x: Tensor, weights: LinearWeight) -> Tensor:
     if isinstance(weights, PanelWeight):
         out = x.new_empty(len(x), weights.outputs)
         packed = (weights.weight, weights.bias, weights.weight.shape[1], weights.outputs)
-        native.call("linear", x.dtype, x.contiguous(), len(x), *packed, out)
+        native.call(weights.kernel, x.dtype, x.contiguous(), len(x), *packed, out)
         return out
     if isinstance(weights, OneDnnWeight):
         return _linear_padded(x, padded_rows(len(x)), weights)

@@ -31,7 +31,9 @@ _SIGNATURES = {
     "activation": (_I, _I, _P, _P, _N, _I),
     "gated": (_I, _I, _P, _P, _N, _N, _I),
     "linear": (_I, _P, _N, _P, _P, _N, _N, _P, _I),
+    "linear_avx2": (_I, _P, _N, _P, _P, _N, _N, _P, _I),
     "int8_linear": (_I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I),
+    "int8_linear_avx2": (_I, _P, _N, _N, _P, _P, _P, _N, _N, _P, _I),
 }
 """Argument types of each function of kernels/cpu."""
 LEVELS = ("base", "avx2", "avx512", "avx512_bf16")
@@ -86,15 +88,11 @@ def has_vnni() -> bool:
     return bool(torch.cpu._is_vnni_supported()) and not hides_avx512()
 
 
-def has_avx512_bf16() -> bool:
-    """Return whether the CPU multiplies pairs of bfloat16 with AVX-512."""
-    return bool(torch.cpu._is_avx512_bf16_supported()) and not hides_avx512()
-
-
-def multiplies_float32() -> bool:
-    """Return whether "linear" takes float32 here. oneDNN is as fast, but its layout cannot be read by row."""
-    found = library()
-    return found is not None and hasattr(found, "sensorium_linear_float32") and has_vnni() and has_avx512_bf16()
+def products() -> str | None:
+    """Return which C++ linear layers run on this CPU: "avx512" (with BF16 and VNNI), "avx2", or None."""
+    if instructions() == "avx512_bf16" and has_vnni():
+        return "avx512"
+    return "avx2" if instructions() in LEVELS[1:] else None
 
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:

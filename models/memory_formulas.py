@@ -10,10 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
+from ..kernels import native
 from ..kernels.dispatch import backend, fused
 from ..kernels.grouped import MIN_ROWS, PANEL_BYTES, panel_rows
 from ..kernels.linear import computed_rows
-from ..kernels.panels import PANEL_WIDTH
+from ..kernels.panels import panel_width, step_inputs
 from .interface import StepLimits
 
 FLOAT32 = 4  # bytes
@@ -76,7 +77,7 @@ class OpBytes:
         if not self.limits.int8:
             return outer * s
         if backend("int8_linear", self.limits.device, self.dtype) == "native":
-            return outer * s + inner + 8  # 8-bit input and its scale
+            return outer * s + (inner + 8 if native.products() == "avx512" else 0)  # 8-bit input and its scale
         # torch: scales and maxima; the scaled input and its 8-bit copy, or that copy and the int32 sums, twice
         return 64 + max(inner * (self.float32_copy + FLOAT32 + 1), inner + outer * 2 * FLOAT32)
 
@@ -105,17 +106,17 @@ class OpBytes:
 
 def panel_bytes(inner: int, outer: int, dtype: torch.dtype) -> int:
     """Return the bytes of a weight in panels, with a float32 bias."""
-    return -(-outer // PANEL_WIDTH) * PANEL_WIDTH * (inner * dtype.itemsize + FLOAT32)
+    return -(-outer // panel_width()) * panel_width() * (inner * dtype.itemsize + FLOAT32)
 
 
 def packed_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, device: torch.device, int8: bool) -> int:
-    """Return the bytes of a packed Linear. C++ pads panels and adds a float32 bias, in 8 bits also a shift and a scale."""
-    original = outer * bias * dtype.itemsize
-    padded: int = -(-outer // PANEL_WIDTH) * PANEL_WIDTH
+    """Return the bytes of a packed Linear. C++ pads panels and adds a float32 bias, in 8 bits also scale and shift."""
+    original, each = outer * bias * dtype.itemsize, step_inputs(torch.int8 if int8 else dtype)
+    padded: int = -(-outer // panel_width()) * panel_width()
     if int8 and backend("int8_linear", device, dtype) == "native":
-        return padded * (-(-inner // 4) * 4 + 3 * FLOAT32) + original
+        return padded * (-(-inner // each) * each + (3 if native.products() == "avx512" else 2) * FLOAT32) + original
     if int8:
         return outer * (inner + FLOAT32) + original
-    if backend("linear", device, dtype) == "native" and inner % 2 == 0:
+    if backend("linear", device, dtype) == "native" and inner % each == 0:
         return panel_bytes(inner, outer, dtype) + original
     return outer * inner * dtype.itemsize + original

@@ -54,7 +54,12 @@ struct Scratch {
 typedef void Attend(const Problem&, const Work&, Scratch&);
 
 #define NAMESPACE base
-#define VECTORS 1
+#define LANES 4
+#ifdef __x86_64__
+#define VECTORS 2  // 16 registers
+#else
+#define VECTORS 4  // 32 registers
+#endif
 #include "attention_body.h"
 
 #if defined(__x86_64__) && !defined(__clang__)
@@ -63,13 +68,15 @@ typedef void Attend(const Problem&, const Work&, Scratch&);
 #pragma GCC push_options
 #pragma GCC target("avx2,fma")
 #define NAMESPACE avx2
-#define VECTORS 1
+#define LANES 8
+#define VECTORS 2
 #include "attention_body.h"
 #pragma GCC pop_options
 
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,fma")
 #define NAMESPACE avx512
+#define LANES 16
 #define VECTORS 4
 #define WIDE
 #include "attention_body.h"
@@ -78,6 +85,7 @@ typedef void Attend(const Problem&, const Work&, Scratch&);
 #pragma GCC push_options
 #pragma GCC target("avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma")
 #define NAMESPACE avx512_bf16
+#define LANES 16
 #define VECTORS 4
 #define WIDE
 #define PAIRS

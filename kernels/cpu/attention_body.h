@@ -1,6 +1,7 @@
 // Attention for one instruction set. attention.cpp includes this file once per set, so it has no include guard.
-// NAMESPACE: name of the instruction set. VECTORS: vectors of 16 columns in registers. PAIRS: multiply pairs of bfloat16
-// (vdpbf16ps) instead of floats. WIDE: transpose 16 x 16 words in registers and convert 16 bytes at once (AVX-512).
+// NAMESPACE: name of the instruction set. LANES: floats of a register; compilers keep sums in wider vectors in memory. VECTORS:
+// registers of columns in a product. PAIRS: multiply pairs of bfloat16 (vdpbf16ps) instead of floats. WIDE: transpose 16 x 16
+// words in registers and convert 16 bytes at once (AVX-512).
 namespace NAMESPACE {
 
 #ifdef PAIRS
@@ -9,33 +10,42 @@ static const int PER_WORD = 2;  // elements per 32-bit word
 static const int PER_WORD = 1;
 #endif
 
+typedef float Columns __attribute__((vector_size(4 * LANES)));
+typedef uint32_t Words __attribute__((vector_size(4 * LANES)));
+
+INLINE Columns columns_at(const float* p) {
+    Columns x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
 // acc + a * b per word.
-INLINE v16 multiply_add(v16 acc, v16 a, v16 b) {
+INLINE Columns multiply_add(Columns acc, Columns a, Columns b) {
 #ifdef PAIRS
-    return (v16)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+    return (Columns)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
 #else
     return a * b + acc;
 #endif
 }
 
-// c[R, 16 N] = a[R, depth] b[depth, 16 N] + rescale[R] * c, or without c if rescale is null. a and b in words, c in floats.
+// c[R, LANES N] = a[R, depth] b[depth, LANES N] + rescale[R] * c, or without c if rescale is null. a and b in words, c in floats.
 template <int R, int N>
 INLINE void product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
                     const float* rescale) {
-    v16 acc[R][N];
+    Columns acc[R][N];
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) acc[r][n] = rescale ? load(c + r * ldc + 16 * n) * rescale[r] : v16{};
+        for (int n = 0; n < N; n++) acc[r][n] = rescale ? columns_at(c + r * ldc + LANES * n) * rescale[r] : Columns{};
     for (int64_t k = 0; k < depth; k++) {
-        v16 columns[N];
+        Columns columns[N];
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) columns[n] = load(b + k * ldb + 16 * n);
+        for (int n = 0; n < N; n++) columns[n] = columns_at(b + k * ldb + LANES * n);
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             uint32_t word;
             memcpy(&word, a + r * lda + k, 4);
-            v16 factor = (v16)(word - v16u{});
+            Columns factor = (Columns)(word - Words{});
 #pragma GCC unroll 8
             for (int n = 0; n < N; n++) acc[r][n] = multiply_add(acc[r][n], factor, columns[n]);
         }
@@ -43,22 +53,23 @@ INLINE void product(const float* a, int64_t lda, const float* b, int64_t ldb, in
 #pragma GCC unroll 8
     for (int r = 0; r < R; r++)
 #pragma GCC unroll 8
-        for (int n = 0; n < N; n++) store(c + r * ldc + 16 * n, acc[r][n]);
+        for (int n = 0; n < N; n++) memcpy(c + r * ldc + LANES * n, &acc[r][n], sizeof(Columns));
 }
 
 template <int R>
 static void products(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
-                     int64_t vectors, const float* rescale) {
+                     int64_t columns, const float* rescale) {
+    const int64_t wide = VECTORS * LANES;
     int64_t n = 0;
-    for (; n + VECTORS <= vectors; n += VECTORS) product<R, VECTORS>(a, lda, b + 16 * n, ldb, depth, c + 16 * n, ldc, rescale);
-    for (; n < vectors; n++) product<R, 1>(a, lda, b + 16 * n, ldb, depth, c + 16 * n, ldc, rescale);
+    for (; n + wide <= columns; n += wide) product<R, VECTORS>(a, lda, b + n, ldb, depth, c + n, ldc, rescale);
+    for (; n < columns; n += LANES) product<R, 1>(a, lda, b + n, ldb, depth, c + n, ldc, rescale);
 }
 
 static void multiply(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
-                     int64_t vectors, const float* rescale) {
+                     int64_t columns, const float* rescale) {
     typedef void Products(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, int64_t, const float*);
     static Products* const by_rows[ROWS] = {products<1>, products<2>, products<3>, products<4>, products<5>, products<6>};
-    by_rows[rows - 1](a, lda, b, ldb, depth, c, ldc, vectors, rescale);
+    by_rows[rows - 1](a, lda, b, ldb, depth, c, ldc, columns, rescale);
 }
 
 // Copy one row of `dim` elements as words, padded with zeros to `words` words.
@@ -242,11 +253,13 @@ static void load_tile(const Problem& p, const Work& w, const int64_t* slots, int
 }
 
 // cap * tanh(score / cap), times log2(e); x is score times 2 log2(e) / cap.
-INLINE v16 capped(v16 x, float cap) {
-    const v16 most = splat(100);
+INLINE Columns capped(Columns x, float cap) {
+    const Columns most = 100 - Columns{};
     x = x > most ? most : x < -most ? -most : x;
     return cap - cap * 2 / (exp2(x) + 1);
 }
+
+static const float LANE[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // Online softmax: turn the first `count` of scores[rows, TILE] into weights (in words), and update the running maximum and the
 // sums per lane. rescale: factor of the older sums. Scales of a quantised cache are multiplied into scores and weights. A row
@@ -254,17 +267,17 @@ INLINE v16 capped(v16 x, float cap) {
 INLINE void online_softmax(int rows, int count, float* scores, const int* first_key, const int* end_key, const Problem& p, const Tile& t,
                    float* row_max, float* sums, float* weights, float* rescale) {
     const float scale = p.scale, cap = p.cap;
-    const v16 none = splat(-INFINITY), lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const Columns none = -INFINITY - Columns{}, lanes = columns_at(LANE);
     v16 change = {};
     for (int r = 0; r < rows; r++) {
-        v16 most = none;
-        for (int n = 0; n < count; n += 16) {
-            v16 x = load(scores + r * TILE + n) * scale;
-            if (p.quant) x *= load(t.k_scales + n);
+        Columns most = none;
+        for (int n = 0; n < count; n += LANES) {
+            Columns x = columns_at(scores + r * TILE + n) * scale;
+            if (p.quant) x *= columns_at(t.k_scales + n);
             if (cap) x = capped(x, cap);
-            if (end_key[r] < n + 16) x = lanes < splat(end_key[r] - n) ? x : none;
-            if (first_key[r] > n) x = lanes < splat(first_key[r] - n) ? none : x;
-            store(scores + r * TILE + n, x);
+            if (end_key[r] < n + LANES) x = lanes < (float)(end_key[r] - n) - Columns{} ? x : none;
+            if (first_key[r] > n) x = lanes < (float)(first_key[r] - n) - Columns{} ? none : x;
+            memcpy(scores + r * TILE + n, &x, sizeof x);
             most = larger(x, most);
         }
         float highest = largest(most);
@@ -274,19 +287,19 @@ INLINE void online_softmax(int rows, int count, float* scores, const int* first_
     }
     store(rescale, exp2(change));
     for (int r = 0; r < rows; r++) {
-        v16 total = load(sums + 16 * r);
-        for (int n = 0; n < count; n += 16) {
-            v16 x = exp2(load(scores + r * TILE + n) - row_max[r]);
+        Columns total = columns_at(sums + 16 * r);
+        for (int n = 0; n < count; n += LANES) {
+            Columns x = exp2(columns_at(scores + r * TILE + n) - row_max[r]);
             total = n ? total + x : total * rescale[r] + x;
-            if (p.quant) x *= load(t.v_scales + n);
+            if (p.quant) x *= columns_at(t.v_scales + n);
 #ifdef PAIRS
             __m256bh half = _mm512_cvtneps_pbh((__m512)x);
             memcpy(weights + (r * TILE + n) / 2, &half, sizeof half);
 #else
-            store(weights + r * TILE + n, x);
+            memcpy(weights + r * TILE + n, &x, sizeof x);
 #endif
         }
-        store(sums + 16 * r, total);
+        memcpy(sums + 16 * r, &total, sizeof total);
     }
 }
 
@@ -329,9 +342,9 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
                 end_key[i] = (int)(sees < 0 ? 0 : sees < count ? sees : count);
                 first_key[i] = (int)(hides < 0 ? 0 : hides < count ? hides : count);
             }
-            multiply(n, q + r * depth, depth, tile.keys, TILE, depth, scores, TILE, up_to_16(count) / 16, nullptr);
+            multiply(n, q + r * depth, depth, tile.keys, TILE, depth, scores, TILE, up_to_16(count), nullptr);
             online_softmax(n, (int)count, scores, first_key, end_key, p, tile, row_max + r, sums + 16 * r, weights, rescale);
-            multiply(n, weights, TILE / PER_WORD, tile.values, wide, (count + PER_WORD - 1) / PER_WORD, out + r * wide, wide, wide / 16, rescale);
+            multiply(n, weights, TILE / PER_WORD, tile.values, wide, (count + PER_WORD - 1) / PER_WORD, out + r * wide, wide, wide, rescale);
         }
     }
     for (int64_t r = 0; r < rows; r++) {
@@ -345,6 +358,7 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
 
 }  // namespace NAMESPACE
 #undef NAMESPACE
+#undef LANES
 #undef VECTORS
 #undef WIDE
 #undef PAIRS

@@ -99,7 +99,10 @@ INLINE v16 rounded(v16 x) {
     return load(all);
 }
 
-INLINE v16 larger(v16 a, v16 b) { return a > b ? a : b; }
+template <class V>
+INLINE V larger(V a, V b) {
+    return a > b ? a : b;
+}
 
 // Add halves recursively, so that the order of additions is the same on every machine.
 INLINE float sum(v16 x) {
@@ -122,18 +125,30 @@ INLINE float largest(v16 x) {
     return c[0] > c[1] ? c[0] : c[1];
 }
 
-// 2^x with an error of about 2e-7 for x <= 127; 0 below the smallest normal number, NaN for NaN.
-INLINE v16 exp2(v16 x) {
+// The largest element of a shorter vector.
+template <class V>
+INLINE float largest(V x) {
+    float part[sizeof(V) / 4];
+    memcpy(part, &x, sizeof x);
+    for (int half = sizeof(V) / 8; half; half /= 2)
+        for (int i = 0; i < half; i++) part[i] = part[i] > part[i + half] ? part[i] : part[i + half];
+    return part[0];
+}
+
+// 2^x with an error of about 2e-7 for x <= 127; 0 below the smallest normal number, NaN for NaN. V is a vector of floats.
+template <class V>
+INLINE V exp2(V x) {
+    typedef decltype(x < x) Integers;
     const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
-    v16 shifted = x + magic, f = x - (shifted - magic);
-    v16 y = f * 1.5403530e-4f + 1.3333558e-3f;
+    V shifted = x + magic, f = x - (shifted - magic);
+    V y = f * 1.5403530e-4f + 1.3333558e-3f;
     y = y * f + 9.6181291e-3f;
     y = y * f + 5.5504109e-2f;
     y = y * f + 2.4022651e-1f;
     y = y * f + 6.9314718e-1f;
     y = y * f + 1.f;
-    v16 scaled = (v16)((v16i)y + ((v16i)shifted << 23));
-    return x < -126.f ? v16{} : scaled;
+    V scaled = (V)((Integers)y + ((Integers)shifted << 23));
+    return x < -126.f ? V{} : scaled;
 }
 
 // Use the threads of the OpenMP runtime that torch has loaded, so that the process has one pool only. Weak symbols: without a

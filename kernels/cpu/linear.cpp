@@ -1,5 +1,5 @@
-// Linear layers with packed weights, for x86 CPUs with AVX-512: bfloat16, float32 (tied heads), or int8 (W8A8). int8 quantises, multiplies and rescales
-// rows in one call, with the bits of int8_linear_reference in kernels/int8.py.
+// Linear layers with packed weights, for x86 CPUs with AVX-512: bfloat16, float32 (tied heads), or int8 (W8A8). int8 quantises,
+// multiplies and rescales rows in one call, with the bits of int8_linear_reference in kernels/int8.py.
 // A weight [out, in] is packed as [panel of 64 outputs][word of inputs][64 outputs][inputs of a word], padded with zeros. One
 // instruction multiplies 16 outputs by the inputs in a 32-bit word and adds. Every sum adds words in order, so a row's bits do
 // not depend on the rest of the batch.
@@ -235,8 +235,6 @@ void sensorium_int8_linear(int type, const char* x, int64_t rows, int64_t inputs
         int8_linear(weights, (const bf16*)x, rows, inputs, scratch, (bf16*)out, threads);
 #endif
 }
-
-extern const int sensorium_linear_float32 = 1;  // a library without it multiplies bfloat16 only
 
 // x [rows, words of 2 bfloat16 or 1 float] -> out [rows, outputs] of the same type.
 void sensorium_linear(int type, const char* x, int64_t rows, const char* panels, const float* bias, int64_t words, int64_t outputs,

@@ -9,8 +9,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...kernels.linear import PanelWeight, pack_table, read_rows
+from ...kernels.linear import PanelWeight, pack_table
 from ...kernels.norm import layer_norm, norm_heads_, rms_norm
+from ...kernels.panels import read_panel_rows
 
 Converter = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
 """Splits a stored tensor into (canonical name, tensor) pairs."""
@@ -148,5 +149,5 @@ class Embedding(WeightedLayer):
         return self.packed
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows = F.embedding(ids, self.weight) if self.packed is None else read_rows(self.packed, ids)
+        rows = F.embedding(ids, self.weight) if self.packed is None else read_panel_rows(self.packed.weight, ids)
         return rows if self.scale == 1.0 else rows.mul_(self.scale)

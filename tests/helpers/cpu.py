@@ -7,11 +7,11 @@ from contextlib import contextmanager
 
 import pytest
 import torch
-from sensorium.kernels import native
+from sensorium.kernels import dispatch, native
 from sensorium.kernels.int8 import supported
 
 needs_int8 = pytest.mark.skipif(
-    not supported(torch.device("cpu")), reason="products of 8-bit integers need a CPU with avx512_vnni"
+    not supported(torch.device("cpu")), reason="products of 8-bit integers need AVX2 and the C++ kernels, or avx512_vnni"
 )
 """Mark tests that multiply in int8: quantization="int8", also with batch_invariant or recorded steps."""
 
@@ -27,7 +27,9 @@ def running_with(instructions: str) -> Iterator[None]:
     if wanted > before:
         pytest.skip(f"the C++ kernels have no {instructions} here")
     setting.value = wanted
+    dispatch._choose_backend.cache_clear()
     try:
         yield
     finally:
         setting.value = before
+        dispatch._choose_backend.cache_clear()

@@ -3,20 +3,32 @@
 from __future__ import annotations
 
 import mmap
+from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from cpu import needs_int8
+from cpu import needs_int8, running_with
 from sensorium.kernels import native
 from sensorium.kernels.dispatch import backend, has_triton
 from sensorium.kernels.int8 import INT8_MAX, Int8PanelWeight, Int8Weight, int8_linear, pack_int8, quantize_rows, supported
 from sensorium.kernels.linear import DenseWeight, LinearWeight, OneDnnWeight, PanelWeight, linear, pack, padded_rows
-from sensorium.kernels.panels import to_panels
+from sensorium.kernels.panels import step_inputs, to_panels
+from sensorium.models.memory_formulas import packed_weight_bytes
 
 CPU = torch.device("cpu")
 SHAPES = [(768, 1024), (768, 4096), (2048, 768), (512, 1536), (512, 2816), (1408, 512), (1176, 512), (33, 48)]  # (in, out)
 ROWS = (1, 2, 3, 5, 7, 9, 11, 12, 15, 16, 17, 31, 33, 64, 100, 257)
+
+
+@pytest.fixture(params=["best", "avx2"])
+def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Run a test with the best C++ products that the CPU has, and with those for AVX2."""
+    if request.param == "best":
+        yield
+    else:
+        with running_with(request.param):
+            yield
 
 
 def weights(form: str, size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> LinearWeight:
@@ -41,6 +53,7 @@ def check_rows_do_not_see_each_other(packed: LinearWeight, inputs: int, dtype: t
 @pytest.mark.parametrize("form", ["default", "onednn", "plain", pytest.param("int8", marks=needs_int8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", SHAPES[1::3] + SHAPES[-1:])
+@pytest.mark.usefixtures("instructions")
 def test_rows_do_not_see_each_other(
     form: str, size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -51,6 +64,7 @@ def test_rows_do_not_see_each_other(
 @pytest.mark.parametrize("form", ["default", "onednn", "plain", pytest.param("int8", marks=needs_int8)])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [*SHAPES, (512, 32000)])
+@pytest.mark.usefixtures("instructions")
 def test_rows_do_not_see_each_other_at_any_count(
     form: str, size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -62,6 +76,7 @@ def test_rows_do_not_see_each_other_at_any_count(
 @pytest.mark.parametrize("inputs", [33, 34, 130])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize(("dtype", "limit"), [(torch.float32, 1e-6), (torch.bfloat16, 1e-2), (torch.float16, 1e-3)])
+@pytest.mark.usefixtures("instructions")
 def test_packed_linear(
     rows: int, inputs: int, bias: bool, dtype: torch.dtype, limit: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -73,11 +88,22 @@ def test_packed_linear(
     if backend("linear", CPU, dtype) == "native":
         monkeypatch.setenv("SENSORIUM_KERNELS", "linear=onednn")
         forms.append(pack(weight, b))
-        assert isinstance(forms[0], PanelWeight) == (inputs % 2 == 0)
+        assert isinstance(forms[0], PanelWeight) == (inputs % step_inputs(dtype) == 0)
     for packed in forms:
         out = linear(x, packed)
         assert out.dtype == dtype
         assert (out.double() - expected).abs().max() < limit * expected.abs().max()
+
+
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("int8", [pytest.param(True, marks=needs_int8), False])
+@pytest.mark.parametrize("size", [(34, 75), (64, 64), (33, 48)])
+def test_bytes_of_a_packed_weight(size: tuple[int, int], int8: bool, dtype: torch.dtype) -> None:
+    packed = pack(torch.randn(size[::-1]).to(dtype), None, "int8" if int8 else None)
+    held = [value for value in vars(packed).values() if isinstance(value, torch.Tensor)]
+    expected = packed_weight_bytes(*size, False, dtype, CPU, int8)
+    assert sum(value.nbytes for value in held) == expected
 
 
 def test_quantised_rows() -> None:
@@ -92,6 +118,7 @@ def test_quantised_rows() -> None:
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("bias", [True, False])
 @pytest.mark.parametrize("size", [(768, 100), (33, 48), (1176, 512)])
+@pytest.mark.usefixtures("instructions")
 def test_int8_error_bound(rows: int, dtype: torch.dtype, bias: bool, size: tuple[int, int]) -> None:
     """The error of a sum of n products is at most n * (a/2 * max|w| + b/2 * max|x| + a*b/4), rounded once more.
 
@@ -115,6 +142,7 @@ def test_int8_error_bound(rows: int, dtype: torch.dtype, bias: bool, size: tuple
 @pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("size", [(3, 5), (33, 48), (768, 100), (1176, 512)])
+@pytest.mark.usefixtures("instructions")
 def test_the_kernel_gives_the_bits_of_the_reference(
     dtype: torch.dtype, size: tuple[int, int], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -133,6 +161,7 @@ def test_the_kernel_gives_the_bits_of_the_reference(
 @needs_int8
 @pytest.mark.parametrize("value", [torch.nan, torch.inf])
 @pytest.mark.parametrize("backend", ["", "int8_linear=torch"])
+@pytest.mark.usefixtures("instructions")
 def test_int8_hides_no_broken_row(value: float, backend: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("SENSORIUM_KERNELS", backend)
     packed, x = pack_int8(torch.randn(8, 40), None), torch.randn(3, 40)
@@ -141,6 +170,7 @@ def test_int8_hides_no_broken_row(value: float, backend: str, monkeypatch: pytes
 
 
 @needs_int8
+@pytest.mark.usefixtures("instructions")
 def test_int8_gives_integers_exactly() -> None:
     """Integers up to 127 are their own quantised form, so the product is exact."""
     x, weight = torch.randint(-127, 128, (9, 65)).float(), torch.randint(-127, 128, (17, 65)).float()
@@ -152,7 +182,10 @@ def test_int8_wants_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
     assert supported(torch.device("cuda")) == has_triton()
     assert not supported(torch.device("xpu"))
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    assert not supported(CPU)
+    with running_with("avx2"):
+        assert supported(CPU)
+    with running_with("base"):
+        assert not supported(CPU)
 
 
 def test_onednn_packs_where_it_can(monkeypatch: pytest.MonkeyPatch) -> None:

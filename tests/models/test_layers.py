@@ -34,7 +34,8 @@ TEXT = {
 def test_models_multiply_only_through_linear() -> None:
     """Products with weights outside layers/ would escape packing, quantisation and sharding."""
     products = re.compile(r"F\.(linear|conv)|nn\.(Linear|Conv)|matmul|einsum|addmm|kernels\.linear import (linear|pack)|@ ")
-    files = [file for file in MODELS.rglob("*.py") if "layers" not in file.parts]
+    merging = MODELS / "merged_adapter.py"  # multiplies weights with each other while they are read
+    files = [file for file in MODELS.rglob("*.py") if "layers" not in file.parts and file != merging]
     assert len(files) > 5
     assert [file for file in files if products.search(file.read_text())] == []
 
@@ -53,7 +54,7 @@ def test_linear_fills_slices_and_drops_the_original() -> None:
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"rope_scaling": {"type": "longrope"}}, "'longrope' is not supported; known are default, linear, dynamic"),
+        ({"rope_scaling": {"type": "cubic"}}, "'cubic' is not supported; known are default, factors, linear, dynamic"),
         ({"layer_types": ["sliding_attention"]}, "lacks 'sliding_window'"),
         ({"layer_types": ["chunked_attention"]}, "layer type 'chunked_attention' is not supported"),
         ({"hidden_act": "relu"}, "relu"),
@@ -145,7 +146,7 @@ def test_a_tied_head_and_its_embeddings_take_what_is_planned(dtype: torch.dtype)
     assert torch.equal(embedding(ids), table[ids])
     torch.testing.assert_close(head(x), (x.double() @ table.double().T).to(dtype).float(), rtol=1e-2, atol=1e-3)
     assert torch.equal(head(x[2:3]), head(x)[2:3])
-    if native.multiplies_float32() and backend("linear", CPU, torch.bfloat16) == "native" and dtype != torch.float16:
+    if native.products() == "avx512" and backend("linear", CPU, torch.bfloat16) == "native" and dtype != torch.float16:
         assert embedding.packed is packed
 
 
