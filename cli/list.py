@@ -31,13 +31,14 @@ def run(args: argparse.Namespace) -> int:
 
 
 def describe(model: CachedModel, revision: str, commit: str) -> dict[str, Any]:
-    """Return the facts about a snapshot. `kind`: its architecture, "unsupported", or "unknown" if the config is missing."""
+    """Return the facts about a snapshot. `kind`: its architecture, "adapter", "unsupported", or "unknown" without a config."""
     from ..engine.model_files import load_model_files
+    from ..engine.setup.hub_cache import is_adapter
     from ..mm.errors import SensoriumError
 
     folder = model.snapshot(commit)
     try:
-        kind = load_model_files(folder).architecture
+        kind = "adapter" if is_adapter(folder) else load_model_files(folder).architecture
     except SensoriumError:
         has_config = any((folder / name).is_file() for name in ("config.json", "params.json"))
         kind = "unsupported" if has_config else "unknown"

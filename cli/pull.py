@@ -18,13 +18,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the folder of the downloaded snapshot."""
-    from ..engine.setup.hub import check_architecture, find_external_parts, find_folder
+    from ..engine.config import make_config
+    from ..engine.setup.hub import check_architecture, find_folder, find_model
     from ..engine.setup.hub_cache import is_name
 
     if not is_name(args.name):
         reason = f"{short_repr(args.name)} is no name of a model on the Hub"
         raise ConfigError(f"{reason}; give ORG/NAME, as in Qwen/Qwen2.5-VL-3B-Instruct", param="name")
     folder = find_folder(args.name, args.revision, update=True, check=check_architecture)
-    find_external_parts(folder)
+    find_model(make_config(str(folder), {}))  # what it names: an adapter's base model, parts in other repositories
     print(folder)
     return 0

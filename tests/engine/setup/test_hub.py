@@ -17,6 +17,7 @@ from fake_hub import LARGE, FakeHub, blob_hash
 from hub_fixtures import NAME, TINY, environment
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
+from sensorium.cli.list import describe
 from sensorium.engine.config import EngineConfig, make_config
 from sensorium.engine.setup.doctor import describe_checkpoint, describe_memory
 from sensorium.engine.setup.hub import find_folder, find_model
@@ -112,6 +113,7 @@ def test_an_adapter_by_name_names_its_base(hub: FakeHub, tmp_path: Path) -> None
     }
     assert describe_checkpoint(NAME)["architecture"] == "Qwen2_5_VLForConditionalGeneration"
     assert hub.fetched() == {"adapter_config.json", "adapter_model.safetensors"}
+    assert describe(CachedModel(NAME), "main", hub.commit)["kind"] == "adapter"
     with LLM(NAME, max_model_len=64, device="cpu", offline=True) as llm:
         assert (llm.config.model, Path(str(llm.config.adapter)).name) == (str(base), hub.commit)
 
