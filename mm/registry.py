@@ -185,7 +185,7 @@ NOTES: dict[str, FamilyNote] = {
         "2048 frames per video; sides up to 200:1",
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
-    "text_only": FamilyNote("decoders without an encoder: no items; the stack follows `model_type`"),
+    "text_only": FamilyNote("decoders without an encoder: no items; the stack follows `model_type`; `embed` and `score`"),
     "ultravox": FamilyNote("rows stacked by eight, any decoder; tower and decoder also in repositories of their own"),
     "voxtral": FamilyNote(
         "windows of 30 s, padded with silence; prompts and transcriptions as mistral-common writes them; "

@@ -1,7 +1,7 @@
 """Embeddings of texts, images and videos, and scores of documents for a query.
 
 Sources: the published usage of Qwen3-VL-Embedding (the last token's hidden state of a conversation is the embedding) and
-Qwen3-VL-Reranker (the score is the probability of "yes" against "no" as the next token).
+Qwen3-VL-Reranker (the score is the probability of "yes" against "no" as the next token), and of their text models.
 """
 
 from __future__ import annotations
@@ -154,20 +154,29 @@ def score_tasks(
     if len(queries) not in (1, len(listed)):
         reason = f"{len(queries)} queries for {len(listed)} documents; give one query, or one for each document"
         raise InputError(reason, param="query")
-    starts = [
-        [_text_part(f"<Instruct>: {instruction}"), _text_part("<Query>:"), *_content_parts(one), _text_part("\n<Document>:")]
-        for one in queries
-    ]
+    starts = [_query_parts(llm, instruction, one) for one in queries]
     if len(starts) == 1:
         starts *= len(listed)
     pooling, template = PoolingParams(_yes_no_token_ids(llm)), _template_options(chat_template)
+    if llm.text_only:
+        template["chat_template_kwargs"] = {"enable_thinking": False}
     return [_score_task(llm, start, document, pooling, template) for start, document in zip(starts, listed, strict=True)]
+
+
+def _query_parts(llm: LLM, instruction: str, query: object) -> list[dict[str, Any]]:
+    """Return the content parts before a document, as Qwen3-Reranker (text only) or Qwen3-VL-Reranker writes them."""
+    parts = _content_parts(query)
+    if llm.text_only:
+        return [_text_part(f"<Instruct>: {instruction}\n<Query>: "), *parts, _text_part("\n<Document>: ")]
+    return [_text_part(f"<Instruct>: {instruction}"), _text_part("<Query>:"), *parts, _text_part("\n<Document>:")]
 
 
 def _score_task(
     llm: LLM, query_parts: Sequence[Mapping[str, Any]], document: object, pooling: PoolingParams, template: dict[str, Any]
 ) -> Task[Score]:
     content = [*query_parts, *_content_parts(document)]
+    if llm.text_only and all(part["type"] == "text" for part in content):
+        content = [_text_part("".join(part["text"] for part in content))]
     messages = [_message("system", SCORE_SYSTEM_PROMPT), _message("user", content)]
     output = yield pooling_request(llm, messages, pooling, template)
     return Score(_yes_probability(output.pooled), output.error, output)

@@ -92,6 +92,32 @@ def test_planned_memory_is_what_a_step_takes() -> None:
     assert planned / 2 < peak_bytes(run) <= planned
 
 
+def test_scores_of_a_text_reranker(tmp_path: Path) -> None:
+    """Qwen3-Reranker: its published prompt, with an empty thought."""
+    words = fast_tokenizer(SPECIALS, pad_token="<pad>")
+    words.chat_template = (
+        "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
+        "{% if enable_thinking is defined and enable_thinking is false %}<think>\n\n</think>\n\n{% endif %}"
+    )
+    model = tf.Qwen3ForCausalLM(tf.Qwen3Config(**text_config(words), head_dim=16)).eval()
+    randomise(model, 0)
+    model.save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    with LLM(tmp_path) as llm:
+        (found,) = llm.score("import os", {"text": "class A"}, instruction="find", use_tqdm=False)
+    judge = (
+        "Judge whether the Document meets the requirements based on the Query and the Instruct provided. "
+        'Note that the answer can only be "yes" or "no".'
+    )
+    user = "<Instruct>: find\n<Query>: import os\n<Document>: class A"
+    text = f"<|im_start|>system\n{judge}<|im_end|>\n<|im_start|>user\n{user}<|im_end|>\n<|im_start|>assistant\n"
+    ids = words(f"{text}<think>\n\n</think>\n\n", return_tensors="pt", add_special_tokens=False)["input_ids"]
+    assert found.output.prompt_token_ids == ids[0].tolist()
+    with torch.inference_mode():
+        yes, no = model(ids).logits[0, -1, [words.encode(word, add_special_tokens=False)[0] for word in ("yes", "no")]]
+    assert abs(found.score - float(torch.sigmoid(yes - no))) < 1e-4
+
+
 def test_vectors_of_a_decoder(tmp_path: Path) -> None:
     """Qwen3-Embedding: the text without a template, the state of the token that the tokenizer adds."""
     words = tokenizer("$A [SEP]")
