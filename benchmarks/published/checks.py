@@ -21,6 +21,7 @@ from sensorium.engine.setup.resolve import load_processing
 from sensorium.models.layers.linear import LmHead
 from sensorium.models.weights import read_headers
 from sensorium.processors.text.chat import render_chat
+from sensorium.processors.text.template import load_template
 from tokenizers import Tokenizer as fast
 from torch import Tensor
 
@@ -109,8 +110,11 @@ def check_template(sides: Sides) -> Cell:
         raise Missing("transformers finds no chat template")
 
     def theirs(messages: Sequence[Mapping[str, Any]], tools: Any) -> str:
-        bare = [_bare(message) for message in messages]
-        return str(renderer.apply_chat_template(bare, tools=tools, tokenize=False, add_generation_prompt=True))
+        bare = [_read_as(load_template(template).reads.content, _bare(message)) for message in messages]
+        text = str(renderer.apply_chat_template(bare, tools=tools, tokenize=False, add_generation_prompt=True))
+        if not all(part.get("text", "").strip() in text for message in messages for part in _parts(message["content"])):
+            raise ValueError("the template leaves out a text")  # which ours refuses
+        return text
 
     def ours(messages: Sequence[Mapping[str, Any]], tools: Any) -> str:
         return render_chat(messages, template, sides.tokenizer, tools=tools).text
@@ -127,7 +131,9 @@ def check_expansion(sides: Sides) -> Cell:
         parsed = inputs.parse_chat(messages, {"template": template}, {})
         return list((parsed.finish() if isinstance(parsed, ParsedPrompt) else parsed).token_ids)
 
-    cases = {name: ([question(data)], data) for name, data in items(sides.info.modalities).items()}
+    texts = attempt(lambda: render_chat([question({})], template, sides.tokenizer))
+    count = 0 if isinstance(texts, Exception) else 1  # a template may take no text of users
+    cases = {name: ([question(data, count)], data) for name, data in items(sides.info.modalities).items()}
     return _compare(cases, ours, partial(_their_ids, processor))
 
 
@@ -232,9 +238,9 @@ def _compare(cases: Mapping[str, tuple[Any, Any]], ours: Callable[..., Any], the
     return Cell(f"{len(wrong)} of {len(cases)} differ", "; ".join(wrong), True) if wrong else Cell(f"{len(cases)} equal")
 
 
-def question(data: Mapping[str, Sequence[Any]]) -> dict[str, Any]:
+def question(data: Mapping[str, Sequence[Any]], texts: int = 1) -> dict[str, Any]:
     content = [{"type": kind, kind: _ours(kind, value)} for kind, values in data.items() for value in values]
-    return {"role": "user", "content": [*content, {"type": "text", "text": "What is this?"}]}
+    return {"role": "user", "content": [*content, *[{"type": "text", "text": "What is this?"}] * texts]}
 
 
 def _ours(kind: str, value: Any) -> Any:
@@ -248,6 +254,19 @@ def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(content, str):
         content = [part if part["type"] == "text" else {"type": part["type"]} for part in content]
     return {**message, "content": content}
+
+
+def _read_as(form: str, message: dict[str, Any]) -> dict[str, Any]:
+    """Return a message in the form that a template reads; transformers does not convert it."""
+    parts = _parts(message["content"])
+    if form == "string" and any(part["type"] != "text" for part in parts):
+        raise ValueError("the template takes no parts")
+    forms = {"string": "\n".join(part.get("text", "") for part in parts), "parts": parts}
+    return {**message, "content": forms.get(form, message["content"])}
+
+
+def _parts(content: Any) -> list[dict[str, Any]]:
+    return [{"type": "text", "text": content}] if isinstance(content, str) else content
 
 
 def _their_ids(processor: Any, messages: Sequence[Mapping[str, Any]], data: Mapping[str, Sequence[Any]]) -> list[int]:
