@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...mm.errors import InputError, check_utf8, hint, short_repr, typed
 
+_MAX_NAME = 4096  # characters of a cache_salt
 _PROMPT_KEYS = (
     "prompt",
     "prompt_token_ids",
@@ -167,6 +168,8 @@ def _read_text(prompt: Mapping[Any, object], key: str) -> str | None:
     value = prompt.get(key)
     if value is not None and not (isinstance(value, str) and value):
         raise InputError(f'"{key}" must be a non-empty string, not {short_repr(value, 40)}', param=key)
+    if value is not None and len(value) > _MAX_NAME:
+        raise InputError(f'"{key}" has {len(value)} characters; give at most {_MAX_NAME}', param=key)
     return value if value is None else check_utf8(value, key)
 
 

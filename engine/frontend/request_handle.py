@@ -5,7 +5,8 @@ from __future__ import annotations
 import threading
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, field, replace
+from copy import copy
+from dataclasses import dataclass, field
 from queue import SimpleQueue
 from typing import Any
 
@@ -102,8 +103,12 @@ class RequestHandle:
         """Yield one EngineRequest per answer. `seed`: the engine's seed, for a request without one."""
         params = self.params
         base = params.seed if params.seed is not None else splitmix64(splitmix64(seed) + self.number)
-        first = replace(params, n=1) if params.n > 1 else params
-        others = replace(first, prompt_logprobs=None) if params.n > 1 else first
+        first = others = params
+        if params.n > 1:  # copied without checks, which take a second for long lists of tokens
+            first = copy(params)
+            first.n = 1
+            others = copy(first)
+            others.prompt_logprobs = None
         for i, name in enumerate(self.builder.answers):
             yield EngineRequest(
                 name,

@@ -78,6 +78,8 @@ def render_chat(
             "continue_final_message and add_generation_prompt exclude each other; turn one of them off",
             param="continue_final_message",
         )
+    if max_model_len is not None:
+        _check_count(messages, tools, max_model_len)
     plain, media = split_media(messages)
     if max_model_len is not None:
         _check_length(plain, tokenizer, max_model_len)
@@ -112,6 +114,15 @@ def _render_in_worker(inputs: RenderInputs, tenant: str | None) -> tuple[tuple[s
             raise InputError(found["message"], param="chat_template")
         raise InputError(found["message"], code=found["code"], param=found["param"])
     return msgspec.convert(found["pieces"], tuple[tuple[str, bool], ...])
+
+
+def _check_count(messages: Sequence[object], tools: Sequence[object] | None, most: int) -> None:
+    """Refuse very many messages, parts and tools before work is done for each."""
+    contents = [one.get("content") for one in messages if isinstance(one, Mapping)]
+    count = len(messages) + sum(len(one) for one in contents if isinstance(one, list)) + len(tools or ())
+    if count > 4 * most:
+        reason = f"the conversation has {count} messages, parts and tools, max_model_len is {most}; shorten it"
+        raise InputError(reason, code="too_long", param="messages")
 
 
 def _check_length(messages: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, most: int) -> None:

@@ -81,6 +81,7 @@ REFUSED: list[tuple[Any, str]] = [
     ({"prompt": "x", "multi_modal_data": [b""]}, '"multi_modal_data" must map modalities to items, .* not a list'),
     ({"prompt": "x", "multi_modal_uuids": "u"}, '"multi_modal_uuids" must map modalities to uuids, .* not a str'),
     ({"prompt": "x", "mm_processor_kwargs": 5}, '"mm_processor_kwargs" must map options to values, .* not an int'),
+    ({"prompt": "x", "cache_salt": "s" * 4097}, '"cache_salt" has 4097 characters; give at most 4096'),
     ({"prompt": "x", "cache_salt": ""}, '"cache_salt" must be a non-empty string'),
     ({"prompt": "x", "cache_salt": 7}, '"cache_salt" must be a non-empty string, not 7'),
     ({"prompt": "x", "fit": "window"}, '"fit" must be "context" or left out, not \'window\''),

@@ -170,6 +170,23 @@ def test_an_empty_root_is_not_the_current_folder():
         MediaPolicy(allowed_local_media_path="")
 
 
+def test_data_urls_are_decoded_in_pieces(monkeypatch):
+    """One call for all characters would hold the interpreter's lock for a second per 100 MB."""
+    data, sizes, real = bytes(range(256)) * 40_000, [], base64.b64decode
+
+    def decode(text, validate):
+        sizes.append(len(text))
+        return real(text, validate=validate)
+
+    url = "data:;base64," + base64.b64encode(data).decode()
+    monkeypatch.setattr("sensorium.mm.media.source.base64.b64decode", decode)
+    assert read(MediaUrl(url), "image", MediaPolicy()) == data
+    assert len(sizes) == 4
+    assert max(sizes) == 1 << 22
+    with pytest.raises(InputError, match="valid base64"):
+        read(MediaUrl(url[: 12 + (1 << 22)] + "=" + url[13 + (1 << 22) :]), "image", MediaPolicy())
+
+
 def test_data_urls_ignore_case():
     assert read(DATA.replace("data", "DATA").replace("base64", "BASE64"), "image", POLICY) == b"abcd"
 

@@ -261,3 +261,16 @@ def test_roles_and_templates_that_refuse(tok):
         render_chat([{"role": "user", "content": "x"}], "{{ messages.append(1) }}", tok)
     with pytest.raises(CheckpointError, match="cannot be compiled"):
         render_chat([], "{% if %}", tok)
+
+
+def test_very_many_messages_parts_or_tools_are_refused_before_work_is_done_for_each(tok):
+    many = 4 * 64 + 1
+    text = {"type": "text", "text": ""}
+    for messages, tools in (
+        ([object()] * many, None),
+        ([{"role": "user", "content": [text] * many}], None),
+        ([{"role": "user", "content": "a"}], [TOOL] * many),
+    ):
+        with pytest.raises(InputError, match="messages, parts and tools, max_model_len is 64") as caught:
+            render_chat(messages, TOOLS_TEMPLATE, tok, tools=tools, max_model_len=64)
+        assert caught.value.info.code == "too_long"
