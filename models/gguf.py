@@ -9,7 +9,7 @@ import mmap
 import re
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -22,40 +22,9 @@ from ..kernels.blocks import BLOCKS
 from ..mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
 from ..mm.files import open_regular
 from ..mm.gguf import Gguf, GgufTensor, find_encoder, find_gguf, read_gguf
-from .gguf_vision import PROJECTORS, Load, check_encoder, encoder_config, encoder_tensors, in_halves, vocabulary_rows
-from .text.stacks import STACKS
+from .gguf_families import ARCHS, PROJECTORS
+from .gguf_vision import Load, check_encoder, encoder_config, encoder_tensors, in_halves, vocabulary_rows
 
-
-@dataclass(frozen=True)
-class Arch:
-    """The text model of a `general.architecture`.
-
-    Args:
-        stack: name of its class, without ForCausalLM.
-        model_type: key of STACKS.
-        paired: rows of queries and keys are stored so that rotated pairs are adjacent; the stack has halves.
-    """
-
-    stack: str
-    model_type: str
-    paired: bool = False
-
-
-ARCHS: Mapping[str, Arch] = {
-    "ernie4_5": Arch("Ernie4_5", "ernie4_5"),
-    "gemma": Arch("Gemma", "gemma"),
-    "gemma2": Arch("Gemma2", "gemma2"),
-    "gemma3": Arch("Gemma3", "gemma3_text"),
-    "glm4": Arch("Glm4", "glm4"),
-    "granite": Arch("Granite", "granite", paired=True),
-    "llama": Arch("Llama", "llama", paired=True),
-    "qwen2": Arch("Qwen2", "qwen2"),
-    "qwen2vl": Arch("Qwen2", "qwen2"),
-    "qwen3": Arch("Qwen3", "qwen3"),
-    "qwen3moe": Arch("Qwen3Moe", "qwen3_moe"),
-    "qwen3vl": Arch("Qwen3", "qwen3"),
-    "qwen3vlmoe": Arch("Qwen3Moe", "qwen3_moe"),
-}
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _KEYS = {
     "context_length": "max_position_embeddings",
@@ -147,7 +116,7 @@ def _config(model: Gguf) -> dict[str, Any]:
     if missing or embeddings is None or len(embeddings.shape) != 2:
         raise ConfigError(f"{model.path.name} lacks {missing[0] if missing else 'token_embd.weight'}; download it again")
     text = {new: value for old, new in _KEYS.items() if (value := _number(model, old)) is not None}
-    text |= {"model_type": arch.model_type, "vocab_size": vocabulary_rows(model)}
+    text |= {"vocab_size": vocabulary_rows(model), **arch.config}
     text.setdefault("head_dim", _number(model, "embedding_length") // _number(model, "attention.head_count"))
     text.setdefault("num_key_value_heads", text["num_attention_heads"])
     if _number(model, "attention.value_length") not in (None, text["head_dim"]):
@@ -161,7 +130,7 @@ def _config(model: Gguf) -> dict[str, Any]:
     }
     quantised = any(tensor.kind in BLOCKS for one in (model, model.encoder) if one for tensor in one.tensors.values())
     if model.encoder is None:
-        config |= {"architectures": [f"{arch.stack}ForCausalLM"], **text}
+        config |= {"architectures": [f"{arch.name}ForCausalLM"], **text}
     else:
         section = PROJECTORS[model.encoder.metadata["clip.projector_type"]].section
         config |= {section: text, **encoder_config(model, model.encoder)}
@@ -224,23 +193,19 @@ def _rope_factors(model: Gguf, rotated: int) -> list[float]:
 
 def _by_architecture(model: Gguf, text: Mapping[str, Any]) -> dict[str, Any]:
     """Return what llama.cpp knows of an architecture without the metadata."""
-    name, found = model.architecture, dict[str, Any]()
-    if name in ("gemma2", "gemma3"):
-        largest = {"gemma2": 46, "gemma3": 62}[name]  # layers of the model of 27B, which scales by another width
-        is_largest = text["num_hidden_layers"] == largest
-        width = text["hidden_size"] // text["num_attention_heads"] if is_largest else text["head_dim"]
-        found |= {"query_pre_attn_scalar": width, "hidden_activation": "gelu_pytorch_tanh"}
-    if name == "gemma3":
+    arch, found = ARCHS[model.architecture], dict[str, Any]()
+    if arch.largest:
+        is_largest = text["num_hidden_layers"] == arch.largest
+        found["query_pre_attn_scalar"] = text["hidden_size"] // text["num_attention_heads"] if is_largest else text["head_dim"]
+    if arch.local_rope:
         local = {"rope_type": "default", "rope_theta": _number(model, "rope.freq_base_swa") or 10000.0}
         rope = _rope(model, text)["rope_parameters"]
         found["rope_parameters"] = {"full_attention": rope, "sliding_attention": local}
-    elif name != "gemma2":
-        found["sliding_window"] = None if name != "llama" else text.get("sliding_window")
+    found["sliding_window"] = text.get("sliding_window") if arch.windows else None
     if text.get("num_experts"):
-        kinds = (
-            "sparse" if f"blk.{i}.ffn_gate_inp.weight" in model.tensors else "dense" for i in range(text["num_hidden_layers"])
-        )
-        found |= {"mlp_layer_types": list(kinds), "norm_topk_prob": True}
+        layers = range(min(text["num_hidden_layers"], len(model.tensors)))
+        routed = [f"blk.{layer}.ffn_gate_inp.weight" in model.tensors for layer in layers]
+        found |= {"mlp_layer_types": ["sparse" if one else "dense" for one in routed], "norm_topk_prob": True}
     return found
 
 
@@ -263,7 +228,7 @@ def _with_kind(name: str, kind: str) -> str:
 
 def _text_tensors(model: Gguf, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
     arch, found = ARCHS[model.architecture], _BLOCK.fullmatch(name)
-    stack, prefix = STACKS[arch.model_type], "model." if model.encoder is None else "model.language_model."
+    stack, prefix = arch.stack, "model." if model.encoder is None else "model.language_model."
     if found is None:
         stem, _, end = name.rpartition(".")
         own = _WHOLE.get(stem, stem)

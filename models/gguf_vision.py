@@ -6,9 +6,7 @@ Source: the conversion scripts and the image code (clip.cpp) of llama.cpp.
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from functools import partial
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
@@ -18,6 +16,7 @@ from ..kernels.blocks import BLOCKS, BlockWeight
 from ..mm.errors import CheckpointError, ConfigError, short_repr
 from ..mm.gguf import Gguf, GgufTensor
 from .config import positive_int
+from .gguf_families import PROJECTORS, Projector
 
 Load = Callable[[GgufTensor], Tensor]
 Named = tuple[str, str, Tensor]
@@ -34,249 +33,6 @@ _SHAPE = {
     "image_size": "image_size",
     "patch_size": "patch_size",
 }
-_SIGLIP = {
-    "ln1": "layer_norm1", "ln2": "layer_norm2", "attn_q": "self_attn.q_proj", "attn_k": "self_attn.k_proj",
-    "attn_v": "self_attn.v_proj", "attn_out": "self_attn.out_proj", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2",
-}  # fmt: skip
-_QWEN = {
-    "ln1": "norm1", "ln2": "norm2", "attn_q": "attn.qkv", "attn_qkv": "attn.qkv", "attn_out": "attn.proj",
-    "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2",
-}  # fmt: skip
-_QWEN_GATED = _QWEN | {"ffn_gate": "mlp.gate_proj", "ffn_up": "mlp.up_proj", "ffn_down": "mlp.down_proj"}
-_QWEN3 = _QWEN | {"ffn_up": "mlp.linear_fc1", "ffn_down": "mlp.linear_fc2"}
-_PIXTRAL = {
-    "ln1": "attention_norm", "ln2": "ffn_norm", "attn_q": "attention.q_proj", "attn_k": "attention.k_proj",
-    "attn_v": "attention.v_proj", "attn_out": "attention.o_proj", "ffn_gate": "feed_forward.gate_proj",
-    "ffn_up": "feed_forward.up_proj", "ffn_down": "feed_forward.down_proj",
-}  # fmt: skip
-_INTERNVL = {
-    "ln1": "norm1", "ln2": "norm2", "attn_q": "attn.qkv", "attn_out": "attn.proj", "attn_q_norm": "attn.q_norm",
-    "attn_k_norm": "attn.k_norm", "ffn_up": "mlp.fc1", "ffn_down": "mlp.fc2",
-}  # fmt: skip
-_QWEN_WHOLE = {
-    "v.patch_embd": "model.visual.patch_embed.proj",
-    "v.post_ln": "model.visual.merger.ln_q",
-    "mm.0": "model.visual.merger.mlp.0",
-    "mm.2": "model.visual.merger.mlp.2",
-}
-
-
-@dataclass(frozen=True)
-class Projector:
-    """The family of a `clip.projector_type`.
-
-    Args:
-        models: `general.architecture` of a text model -> architecture in config.json.
-        config: function from the encoder, its shape and the tokens' ids to the sections and keys beside text_config.
-        layers: name of the tower's layers; `parts`: names within a layer; `whole`: names of all else.
-        fused: queries, keys and values are one tensor in the Hub's layout.
-        paired: rows of queries and keys are stored so that rotated pairs are adjacent; the tower has halves.
-        bare: tensors whose names have no ".weight" in the Hub's layout.
-        norms: endings of norms that are stored with 1 added.
-        section: key of the text config in config.json.
-    """
-
-    models: Mapping[str, str]
-    config: Callable[[Gguf, dict[str, Any], Mapping[str, int]], dict[str, Any]]
-    layers: str
-    parts: Mapping[str, str]
-    whole: Mapping[str, str]
-    fused: bool = False
-    paired: bool = False
-    bare: tuple[str, ...] = ()
-    norms: tuple[str, ...] = ()
-    section: str = "text_config"
-
-
-def _qwen_config(gated: bool, encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
-    width, out = shape["hidden_size"], positive_int(encoder.metadata, "clip.vision.projection_dim", encoder.path.name)
-    vision = {
-        "depth": shape["num_hidden_layers"],
-        "num_heads": shape["num_attention_heads"],
-        "patch_size": shape["patch_size"],
-        "spatial_merge_size": encoder.metadata.get("clip.vision.spatial_merge_size", 2),
-    }
-    inner = _rows(encoder, "v.blk.0.ffn_up.bias")
-    if gated:
-        every = encoder.metadata.get("clip.vision.n_wa_pattern", 8)
-        full = range(every - 1, min(shape["num_hidden_layers"], len(encoder.tensors)), every) if every else ()
-        window = encoder.metadata.get("clip.vision.window_size", 112)
-        vision |= {"hidden_size": width, "intermediate_size": inner, "out_hidden_size": out, "tokens_per_second": 2}
-        vision |= {"fullatt_block_indexes": list(full), "window_size": window}
-    else:
-        inner = max(inner, _rows(encoder, "v.blk.0.ffn_down.bias"))  # older files have the two names swapped
-        vision |= {"embed_dim": width, "hidden_size": out, "mlp_ratio": inner / width}
-    names = {f"{name}_token_id": f"<|{name}_pad|>" for name in ("image", "video")}
-    names |= {f"vision_{end}_token_id": f"<|vision_{end}|>" for end in ("start", "end")}
-    names = {f"{name}_token_id": f"<|{name}_pad|>" for name in ("image", "video")}
-    names |= {f"vision_{end}_token_id": f"<|vision_{end}|>" for end in ("start", "end")}
-    names = {f"{name}_token_id": f"<|{name}_pad|>" for name in ("image", "video")}
-    names |= {f"vision_{end}_token_id": f"<|vision_{end}|>" for end in ("start", "end")}
-    ids = {key: tokens[text] for key, text in names.items() if text in tokens}
-    return {"vision_config": vision, **ids}
-
-
-def _gemma3_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
-    side = shape["image_size"] // shape["patch_size"] // encoder.metadata.get("clip.vision.projector.scale_factor", 4)
-    names = {
-        "boi_token_index": "<start_of_image>",
-        "eoi_token_index": "<end_of_image>",
-        "image_token_index": "<image_soft_token>",
-    }
-    return {
-        "vision_config": {"model_type": "siglip_vision_model", **shape},
-        "mm_tokens_per_image": side**2,
-        **{key: tokens[text] for key, text in names.items() if text in tokens},
-        "image_token_index": tokens.get("<image_soft_token>", len(tokens)),  # files leave it out; `vocabulary_rows` adds a row
-    }
-
-
-def _qwen3_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
-    flags = encoder.metadata.get("clip.vision.is_deepstack_layers", ())
-    config = _qwen_config(False, encoder, shape, tokens)
-    vision = config["vision_config"] | {
-        "hidden_size": shape["hidden_size"],
-        "intermediate_size": shape["intermediate_size"],
-        "out_hidden_size": config["vision_config"]["hidden_size"],
-        "num_position_embeddings": _rows(encoder, "v.position_embd.weight"),
-        "deepstack_visual_indexes": [layer for layer, flag in enumerate(flags) if flag],
-    }
-    return config | {"vision_config": vision}
-
-
-def _idefics3_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
-    """Return the config of SmolVLM, which takes videos too, if the vocabulary has a placeholder for them."""
-    smolvlm = {"architectures": ["SmolVLMForConditionalGeneration"]} if "<video>" in tokens else {}
-    ids = {"image_token_id": tokens["<image>"]} if "<image>" in tokens else {}
-    factor = encoder.metadata.get("clip.vision.projector.scale_factor", 4)
-    return {"vision_config": shape, "scale_factor": factor, **ids, **smolvlm}
-
-
-def _pixtral_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
-    """Return the config of Pixtral or, with merged patches, of Mistral 3."""
-    merge = encoder.metadata.get("clip.vision.spatial_merge_size", 1)
-    act = "silu" if encoder.metadata.get("clip.use_silu") else "gelu"
-    return {
-        "vision_config": {"model_type": "pixtral", "hidden_act": act, "rope_theta": 10000.0, **shape},
-        "vision_feature_layer": -1,
-        "multimodal_projector_bias": "mm.1.bias" in encoder.tensors,
-        **({"image_token_id": tokens["[IMG]"]} if "[IMG]" in tokens else {}),
-        **({"spatial_merge_size": merge, "architectures": ["Mistral3ForConditionalGeneration"]} if merge != 1 else {}),
-    }
-
-
-def _internvl_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
-    """Return a config in the layout of InternVL's publisher, whose chat template takes images."""
-    first, found = "v.blk.0.", encoder.metadata.get
-    vision = shape | {
-        "qk_normalization": f"{first}attn_q_norm.weight" in encoder.tensors,
-        "qkv_bias": f"{first}attn_q.bias" in encoder.tensors,
-        "norm_type": "layer_norm" if f"{first}ln1.bias" in encoder.tensors else "rms_norm",
-    }
-    return {
-        "vision_config": vision,
-        "downsample_ratio": 1 / found("clip.vision.projector.scale_factor", 2),
-        "force_image_size": shape["image_size"],
-        "dynamic_image_size": True,
-        "use_thumbnail": True,
-        "min_dynamic_patch": found("clip.vision.preproc_min_tiles", 1),
-        "max_dynamic_patch": found("clip.vision.preproc_max_tiles", 12),
-        "ps_version": "v2",
-        "template": "internvl2_5",
-    }
-
-
-PROJECTORS: Mapping[str, Projector] = {
-    "gemma3": Projector(
-        {"gemma3": "Gemma3ForConditionalGeneration"},
-        _gemma3_config,
-        "model.vision_tower.encoder.layers",
-        _SIGLIP,
-        {
-            "v.patch_embd": "model.vision_tower.embeddings.patch_embedding",
-            "v.position_embd": "model.vision_tower.embeddings.position_embedding",
-            "v.post_ln": "model.vision_tower.post_layernorm",
-            "mm.input_projection": "model.multi_modal_projector.mm_input_projection",
-            "mm.soft_emb_norm": "model.multi_modal_projector.mm_soft_emb_norm",
-        },
-        norms=("mm_soft_emb_norm.weight",),
-    ),
-    "qwen2vl_merger": Projector(
-        {"qwen2vl": "Qwen2VLForConditionalGeneration"},
-        partial(_qwen_config, False),
-        "model.visual.blocks",
-        _QWEN,
-        _QWEN_WHOLE,
-        fused=True,
-    ),
-    "qwen2.5vl_merger": Projector(
-        {"qwen2vl": "Qwen2_5_VLForConditionalGeneration"},
-        partial(_qwen_config, True),
-        "model.visual.blocks",
-        _QWEN_GATED,
-        _QWEN_WHOLE,
-        fused=True,
-    ),
-    "qwen3vl_merger": Projector(
-        {"qwen3vl": "Qwen3VLForConditionalGeneration", "qwen3vlmoe": "Qwen3VLMoeForConditionalGeneration"},
-        _qwen3_config,
-        "model.visual.blocks",
-        _QWEN3,
-        {
-            "v.patch_embd": "model.visual.patch_embed.proj",
-            "v.position_embd": "model.visual.pos_embed",
-            "v.post_ln": "model.visual.merger.norm",
-            "mm.0": "model.visual.merger.linear_fc1",
-            "mm.2": "model.visual.merger.linear_fc2",
-        },
-        fused=True,
-    ),
-    "idefics3": Projector(
-        {"llama": "Idefics3ForConditionalGeneration"},
-        _idefics3_config,
-        "model.vision_model.encoder.layers",
-        _SIGLIP,
-        {
-            "v.patch_embd": "model.vision_model.embeddings.patch_embedding",
-            "v.position_embd": "model.vision_model.embeddings.position_embedding",
-            "v.post_ln": "model.vision_model.post_layernorm",
-            "mm.model.fc": "model.connector.modality_projection.proj",
-        },
-    ),
-    "internvl": Projector(
-        dict.fromkeys(("qwen2", "qwen3", "qwen3moe", "llama"), "InternVLChatModel"),
-        _internvl_config,
-        "vision_model.encoder.layers",
-        _INTERNVL,
-        {
-            "v.class_embd": "vision_model.embeddings.class_embedding",
-            "v.patch_embd": "vision_model.embeddings.patch_embedding",
-            "v.position_embd": "vision_model.embeddings.position_embedding",
-            "mm.model.mlp.0": "mlp1.0",
-            "mm.model.mlp.1": "mlp1.1",
-            "mm.model.mlp.3": "mlp1.3",
-        },
-        fused=True,
-        bare=("position_embd", "ls1", "ls2"),
-        section="llm_config",
-    ),
-    "pixtral": Projector(
-        {"llama": "LlavaForConditionalGeneration"},
-        _pixtral_config,
-        "model.vision_tower.transformer.layers",
-        _PIXTRAL,
-        {
-            "v.patch_embd": "model.vision_tower.patch_conv",
-            "v.pre_ln": "model.vision_tower.ln_pre",
-            "mm.1": "model.multi_modal_projector.linear_1",
-            "mm.2": "model.multi_modal_projector.linear_2",
-            "mm.input_norm": "model.multi_modal_projector.norm",
-            "mm.patch_merger": "model.multi_modal_projector.patch_merger.merging_layer",
-        },
-        paired=True,
-    ),
-}
-"""`clip.projector_type` -> family."""
 
 
 def check_encoder(model: Gguf, encoder: Gguf) -> None:
@@ -310,15 +66,8 @@ def encoder_config(model: Gguf, encoder: Gguf) -> dict[str, Any]:
 def vocabulary_rows(model: Gguf) -> int:
     """Return the number of token embeddings, with one for the placeholder of images if the vocabulary lacks it."""
     rows, tokens = model.tensors["token_embd.weight"].shape[0], model.metadata.get("tokenizer.ggml.tokens", [])
-    adds = model.encoder is not None and model.architecture == "gemma3" and "<image_soft_token>" not in tokens
-    return max(rows, len(tokens) + 1) if adds else rows
-
-
-def _rows(encoder: Gguf, name: str) -> int:
-    tensor = encoder.tensors.get(name)
-    if tensor is None:
-        raise ConfigError(f"{encoder.path.name} lacks {name}; download it again")
-    return tensor.shape[0]
+    token = "" if model.encoder is None else PROJECTORS[model.encoder.metadata["clip.projector_type"]].image_token
+    return max(rows, len(tokens) + 1) if token and token not in tokens else rows
 
 
 def encoder_tensors(encoder: Gguf, load: Load) -> Iterator[Named]:

@@ -19,6 +19,7 @@ from pathlib import Path
 from typing import Any
 
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
+from ...mm.gguf import SUFFIX
 from ...models.weights import ADAPTER_WEIGHTS, has_weights, weight_files
 from ...processors.files import ADAPTER, MODULES, POOLING
 
@@ -192,6 +193,11 @@ def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> 
         CheckpointError: there are no safetensors, or the index names files that are not there.
     """
     if not any(file.endswith((".safetensors", ".safetensors.index.json")) and "/" not in file for file in files):
+        gguf = next((file for file in files if file.endswith(SUFFIX)), None)
+        if gguf is not None:
+            raise CheckpointError(
+                f"{name} has GGUF files; run `hf download {name} {short_repr(gguf)}` and give the file's path"
+            )
         reason = f"{name} has no safetensors weights on the Hub, and no others are read, since they may hold code"
         raise CheckpointError(f"{reason}; use a model or a revision with safetensors")
     names = [ADAPTER_WEIGHTS] if ADAPTER in files and ADAPTER_WEIGHTS in files else []

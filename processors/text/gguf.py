@@ -6,43 +6,25 @@ Source: the conversion scripts and the vocabulary code of llama.cpp.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
 from typing import Any
 
 from ...mm.errors import CheckpointError, short_repr
 from . import byte_level, sentencepiece
 from .byte_level import ByteLevelRules
+from .gguf_rules import ADDS_BOS, BYTE_LEVEL, PIECES, RULES
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # token types, those of SentencePiece
-_TEKKEN = (
-    r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
-    r"|[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]+[\p{Ll}\p{Lm}\p{Lo}\p{M}]*"
-    r"|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
-)
-_GPT2, _QWEN2 = ByteLevelRules(), byte_level.VOCAB_RULES["Qwen2Tokenizer"]
-_LLAMA3 = replace(byte_level.OTHER_TIKTOKEN, whole_words=True)
-RULES: Mapping[str, ByteLevelRules] = {
-    "gpt-2": _GPT2,
-    "qwen2": _QWEN2,
-    "qwen35": byte_level.VOCAB_RULES["Qwen3_5Tokenizer"],
-    "deepseek-r1-qwen": replace(_QWEN2, nfc=False),
-    **dict.fromkeys(("llama-bpe", "llama3", "llama-v3"), _LLAMA3),
-    **dict.fromkeys(("glm4", "chatglm-bpe"), byte_level.OTHER_TIKTOKEN),
-    **dict.fromkeys(("smollm", "refact"), replace(_GPT2, single_digits=True)),
-    **dict.fromkeys(("tekken", "pixtral"), ByteLevelRules(_TEKKEN, whole_words=True)),
-}
-"""`tokenizer.ggml.pre` -> how text is split."""
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "mask": "mask_token"}
 
 
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return what tokenizer_config.json would hold: named tokens, and whether BOS and EOS are added."""
-    tokens, pieces = _tokens(metadata), metadata.get("tokenizer.ggml.model") == "llama"
+    tokens, pieces = _tokens(metadata), metadata.get("tokenizer.ggml.model") == PIECES
     numbers = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for key, name in _NAMED.items()}
     found: dict[str, Any] = {
         name: tokens[number] for name, number in numbers.items() if isinstance(number, int) and 0 <= number < len(tokens)
     }
-    adds_bos = pieces or RULES.get(str(metadata.get("tokenizer.ggml.pre"))) is _LLAMA3
+    adds_bos = pieces or metadata.get("tokenizer.ggml.pre") in ADDS_BOS
     found["add_bos_token"] = bool(metadata.get("tokenizer.ggml.add_bos_token", adds_bos)) and "bos_token" in found
     found["add_eos_token"] = bool(metadata.get("tokenizer.ggml.add_eos_token", False)) and "eos_token" in found
     return found
@@ -74,10 +56,11 @@ def convert(content: Mapping[str, Any]) -> Any:
         CheckpointError: the model or the rules of splitting are not supported.
     """
     model = content["model"]
-    if model == "llama":
+    if model == PIECES:
         return _convert_pieces(content)
-    if model != "gpt2":
-        raise CheckpointError(f"tokenizer.ggml.model {short_repr(model)} is not supported; known are gpt2 and llama")
+    if model != BYTE_LEVEL:
+        known = f"{BYTE_LEVEL} and {PIECES}"
+        raise CheckpointError(f"tokenizer.ggml.model {short_repr(model)} is not supported; known are {known}")
     rules = RULES.get(content["pre"])
     if rules is None:
         known = ", ".join(RULES)

@@ -84,7 +84,7 @@ def check(kind: str, tmp_path: Path, types: Kind, more: dict[str, Any] | None = 
     return file
 
 
-@pytest.mark.parametrize("kind", ARCHS)
+@pytest.mark.parametrize("kind", [kind for kind in ARCHS if not kind.endswith("_text") or kind == "gemma3_text"])
 def test_architectures(kind: str, tmp_path: Path) -> None:
     check(kind, tmp_path, everything(Q.F32), tie=kind.startswith("gemma"), **CHANGES.get(kind, {}))
 

@@ -22,11 +22,14 @@ MAY = {("models/fallback/borrowed.py", "transformers"), ("processors/fallback/fa
 """Files that run transformers' own classes."""
 
 FAMILIES = {row.family for row in ARCHITECTURES.values()}
+TABLES = (
+    "mm/registry.py", "models/text/stacks.py", "models/vision/encoders.py",
+    "models/gguf_families.py", "processors/gguf_images.py", "processors/text/gguf_rules.py",  # llama.cpp's names of them
+)  # fmt: skip
 SHARED = [
     path
     for path in FILES
-    if path.relative_to(ROOT).as_posix() not in ("mm/registry.py", "models/text/stacks.py", "models/vision/encoders.py")
-    and not (path.parent.name == "families" and path.stem in FAMILIES)
+    if path.relative_to(ROOT).as_posix() not in TABLES and not (path.parent.name == "families" and path.stem in FAMILIES)
 ]
 """All files except those of families and the tables of published defaults."""
 NAMES = {name.replace("_", "").lower() for name in (*FAMILIES, *ARCHITECTURES)}

@@ -310,6 +310,9 @@ def test_files_of_layouts(names: list[str], small: int, weights: list[str], tmp_
 def test_pickled_weights_only(hub: FakeHub) -> None:
     del hub.files[WEIGHTS]
     assert "has no safetensors weights" in refused("checkpoint")
+    files = {name: RemoteFile(name, 1, "0" * 40) for name in ("README.md", "a-Q4_K_M.gguf", "a-Q8_0.gguf")}
+    with pytest.raises(CheckpointError, match=r"run `hf download ORG/A 'a-Q4_K_M\.gguf'` and give the file's path"):
+        remote_weights("ORG/A", files, Path())
     assert not any(name.endswith((".bin", ".py", ".pt", ".pickle")) for name in hub.fetched())
 
 
