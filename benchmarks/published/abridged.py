@@ -1,8 +1,8 @@
 """Published widths with few layers and random weights, against transformers: `make abridged ARGS="DIR --write"`.
 
 Each folder whose processor transformers has is built with the widths of its config.json, two layers per stack (more where the
-config names single layers), and random weights; one at a time, below 6 GB. For one item of each modality, the encoder rows and
-the log probabilities of 8 greedy tokens are compared.
+config names single layers), and random weights; one at a time, in 2 to 6.5 GB. For one item of each modality, the encoder rows
+and the log probabilities of 8 greedy tokens are compared.
 """
 
 from __future__ import annotations
@@ -77,8 +77,6 @@ def abridge(config: Any) -> None:
 
 def build(sides: Any, target: Path) -> tuple[Any, torch.dtype]:
     """Return transformers' abridged model with random weights, saved in `target` beside the folder's other files."""
-    from oracle import randomise
-
     config = sides.their_config
     config.quantization_config = None
     abridge(config)
@@ -86,12 +84,25 @@ def build(sides: Any, target: Path) -> tuple[Any, torch.dtype]:
         count = sum(weight.numel() for weight in sides.their_class(config).parameters())
     dtype = torch.float32 if count <= MAX_FLOAT32 else torch.bfloat16
     model = sides.their_class._from_config(config, dtype=dtype, attn_implementation="eager").eval()
-    randomise(model, 0)
+    _randomise(model)
     for file in sides.folder.iterdir():
         if "safetensors" not in file.name:
             shutil.copy(file, target / file.name)
     model.save_pretrained(target)
     return model, dtype
+
+
+def _randomise(model: Any) -> None:
+    """Randomise weights in place, so that no copy of a large one is needed: matrices of gain 1, tables and heads of gain 2."""
+    generator = torch.Generator().manual_seed(0)
+    for name, weight in model.named_parameters():
+        if weight.ndim > 1:
+            gain = 2.0 if "lm_head" in name or "embed_tokens" in name else 1.0
+            inputs = weight.shape[-1] if "experts" in name else weight[0].numel()  # one tensor holds all experts
+            weight.data.normal_(0.0, gain / inputs**0.5, generator=generator)
+        else:
+            center = 1.0 if name.endswith("weight") and "norm" in name else 0.0
+            weight.data.uniform_(center - 0.2, center + 0.2, generator=generator)
 
 
 def theirs(model: Any, processor: Any, messages: Sequence[Mapping[str, Any]], data: Any, ids: Sequence[int]) -> Answer:
