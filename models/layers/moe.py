@@ -112,7 +112,7 @@ class Mixture(WeightedLayer):
         yield f"{path}.experts.down_proj", partial(self._split, path, ("down_proj",))
         for part in _MIXTRAL.values():  # one shared expert is named in the singular
             yield f"{path}.shared_expert.{part}.weight", Renamed(f"{path}.shared_experts.{part}.weight")
-        mixtral = f"{path.rpartition('.')[0]}.block_sparse_moe"
+        mixtral = f"{path.removesuffix('mlp')}block_sparse_moe"
         yield f"{mixtral}.gate.weight", Renamed(f"{path}.gate.weight")
         for i, (stored, part) in product(range(len(self._experts)), _MIXTRAL.items()):
             yield f"{mixtral}.experts.{i}.{stored}.weight", Renamed(f"{path}.experts.{i}.{part}.weight")

@@ -86,6 +86,18 @@ def test_fp8_experts_in_one_tensor(block: tuple[int, int], transposed: bool) -> 
     torch.testing.assert_close(run(stored, config, transposed), expected, rtol=1e-4, atol=1e-5)
 
 
+def test_experts_under_mixtrals_names() -> None:
+    gate_ups, downs, router = matrices()
+    stored, wide = {"model.block_sparse_moe.gate.weight": router}, {"mlp.gate.weight": router}
+    for i, (gate_up, down) in enumerate(zip(gate_ups, downs, strict=True)):
+        gate, up = gate_up.chunk(2)
+        for name, old, matrix in (("gate_proj", "w1", gate), ("down_proj", "w2", down), ("up_proj", "w3", up)):
+            packed, value = fp8(matrix.contiguous(), BLOCK, BLOCK, name="weight_scale_inv")
+            stored |= {f"model.block_sparse_moe.experts.{i}.{old}.{part}": tensor for part, tensor in packed.items()}
+            wide[f"mlp.experts.{i}.{name}.weight"] = value
+    torch.testing.assert_close(run(stored, FP8), run(wide, None), rtol=1e-4, atol=1e-5)
+
+
 def test_mxfp4_experts_in_one_tensor() -> None:
     """Outputs of gate and up alternate; blocks of 32 codes."""
     gate_ups, downs, router = matrices()
