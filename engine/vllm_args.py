@@ -13,7 +13,7 @@ import torch
 from ..mm.errors import ConfigError, hint, short_repr
 
 _ONE_DEVICE = "an engine runs on one device; start one per GPU and divide the prompts"
-_POOLING = "pooling returns the hidden state of the last token, or the logits of PoolingParams(token_ids=...)"
+_POOLING = "pooling returns the model's vector of a prompt, or the logits of PoolingParams(token_ids=...)"
 
 # reason, the values that mean what the engine does anyway, names
 _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -39,7 +39,11 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("give it in hf_overrides", (), "rope_scaling rope_theta"),
     ("answers are text; a prompt may be token ids all the same", (False,), "skip_tokenizer_init"),
     ("the tokenizer's files decide", ("auto", "hf", "mistral", "slow"), "tokenizer_mode"),
-    ("weights are read from safetensors files; convert others first", ("auto", "safetensors", "hf", "mistral"), "load_format"),
+    (
+        "the files decide: safetensors or GGUF; convert others first",
+        ("auto", "safetensors", "hf", "mistral", "gguf"),
+        "load_format",
+    ),
     ("config.json or params.json is read", ("auto", "hf", "mistral"), "config_format"),
     ("the architecture decides; transformers' class runs if there is no other", ("auto", "vllm"), "model_impl"),
     ("all files are those of model", ("",), "model_weights"),
@@ -105,7 +109,7 @@ _SILENT = (
 )
 SILENT = frozenset(name for names in _SILENT for name in names.split())  # every value is what the engine does
 _PUBLISHED_FORMATS = (  # config.json names the format, and weights are read in it
-    *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4", "torchao"),
+    *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4", "torchao", "gguf"),
 )
 
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,8 +25,8 @@ _NOTHING_SAMPLED = SamplingParams(max_tokens=1)
 _TASKS = ("embed", "classify", "score")
 
 
-@dataclass(frozen=True)
-class PoolingOutput:
+@dataclass(frozen=True, repr=False)
+class PoolingOutput(Shown):
     """What was computed for one prompt: float32 `[n]`."""
 
     data: Tensor
@@ -73,7 +73,7 @@ class PooledOutput(Shown):
             raise InputError(self.error.message, code=self.error.code, param=self.error.param)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, repr=False)
 class PoolingRequestOutput(PooledOutput):
     """The output of one prompt of `LLM.encode`.
 
@@ -85,7 +85,7 @@ class PoolingRequestOutput(PooledOutput):
 
     data: Tensor | None
     error: ErrorInfo | None
-    output: RequestOutput
+    output: RequestOutput = field(repr=False)
 
     @property
     def outputs(self) -> PoolingOutput:
@@ -104,7 +104,8 @@ def encode_tasks(
     """Return one task per prompt. Prompts are those of `LLM.generate` and are used unchanged.
 
     Args:
-        pooling_params: one for all prompts or one per prompt; None returns the last token's hidden state, scaled to length 1.
+        pooling_params: one for all prompts or one per prompt; None returns the model's vector, for decoders the last
+            token's hidden state scaled to length 1.
         pooling_task: "embed" (the default), or "classify" or "score" for the logits of `PoolingParams(token_ids=...)`.
 
     Raises:

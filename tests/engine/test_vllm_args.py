@@ -98,7 +98,7 @@ def test_one_warning_for_all_without_effect():
             "tokenizer_revision='b' cannot be honoured: all files are those of revision",
         ),
         ({"speculative_config": {"method": "ngram"}}, "there is no speculative decoding"),
-        ({"load_format": "dummy"}, "weights are read from safetensors"),
+        ({"load_format": "dummy"}, "the files decide: safetensors or GGUF"),
         ({"media_io_kwargs": {"video": {"frames": 1}}}, "the known options are num_frames of video, fps of video"),
         ({"media_io_kwargs": 5}, "it must map modalities to options"),
         ({"mm_processor_cache_gb": "much"}, "mm_processor_cache_gb='much' cannot be honoured: it has a wrong type"),

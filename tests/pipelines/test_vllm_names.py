@@ -121,6 +121,15 @@ def test_beam_search(llm):
         llm.beam_search("def", BeamSearchParams(beam_width=11, max_tokens=2))
 
 
+def test_one_beam_is_the_greedy_answer_about_an_image(llm):
+    image = Image.new("RGB", (56, 84), (90, 20, 200))
+    prompt = {"prompt": PLACEHOLDER + "a", "multi_modal_data": {"image": image}}
+    (output,) = llm.generate(prompt, SamplingParams(**GREEDY), use_tqdm=False)
+    (found,) = llm.beam_search(prompt, BeamSearchParams(beam_width=1, max_tokens=6, ignore_eos=True))
+    assert found.sequences[0].tokens == output.prompt_token_ids + output.outputs[0].token_ids
+    assert "tensor(" not in repr(llm.encode(prompt, use_tqdm=False)[0])
+
+
 def test_caches_can_be_reset(llm):
     prompt = list(range(40, 100))
     llm.generate([prompt], SamplingParams(**GREEDY), use_tqdm=False)
