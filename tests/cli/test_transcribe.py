@@ -57,7 +57,7 @@ def test_json_is_one_object_per_line(whisper: Path, files: list[str], capsys: py
     assert all(one["language"] in ROW.build.__globals__["LANGUAGES"] for one in found[:2])
     assert all(part.keys() == {"start", "end", "text"} for one in found[:2] for part in one["segments"])
     assert "at most 1 s" in found[2]["error"]["message"]
-    assert [found[2]["error"][name] for name in ("code", "modality", "index")] == ["invalid_media", "audio", 0]
+    assert [found[2]["error"][name] for name in ("code", "modality", "index")] == ["invalid_media", "audio", 2]
     assert f"sensorium: error: {files[2]}: it lasts 1.06 s" in err
 
 
