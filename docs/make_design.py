@@ -38,6 +38,7 @@ ENGINE_FILES = {
     "core_server": "core_server",
     "core": "core",
     "core_client": "core",
+    "encoder_core": "core",
     "core_process": "core",
     "channel": "core",
 }
