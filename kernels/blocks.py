@@ -134,13 +134,32 @@ def _q3_k(blocks: Tensor) -> Tensor:
     return codes.float().sub_(minus << 2).mul_(scale[..., None])
 
 
+def _iq4_nl(blocks: Tensor) -> Tensor:
+    return _levels(_nibbles(blocks[:, 2:])).mul_(_half(blocks, 0))
+
+
+def _iq4_xs(blocks: Tensor) -> Tensor:
+    high, low = _bits(blocks[:, 2:4], 4, 2).transpose(1, 2).flatten(1), _bits(blocks[:, 4:8], 2, 4).transpose(1, 2).flatten(1)
+    scale = _half(blocks, 0) * (low | high << 4).float().sub_(32)
+    codes = _bits(blocks[:, 8:].unflatten(1, (8, 16)), 2, 4).flatten(2)
+    return _levels(codes).mul_(scale[..., None])
+
+
+def _levels(codes: Tensor) -> Tensor:
+    """Return the values of codes of 4 bits that are not evenly spaced."""
+    values = torch.tensor(_IQ4_VALUES, dtype=torch.float32, device=codes.device)
+    return values.index_select(0, codes.flatten().int()).view(codes.shape)
+
+
+_IQ4_VALUES = (-127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113)
 BLOCKS: Mapping[str, tuple[int, int]] = {
     "Q4_0": (32, 18), "Q4_1": (32, 20), "Q5_0": (32, 22), "Q5_1": (32, 24), "Q8_0": (32, 34), "Q2_K": (256, 84),
     "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210),
+    "IQ4_NL": (32, 18), "IQ4_XS": (256, 136),
 }  # fmt: skip
 """Kind -> numbers and bytes of a block."""
 DEQUANTIZE: Mapping[str, Callable[[Tensor], Tensor]] = {
     "Q4_0": _q4_0, "Q4_1": _q4_1, "Q5_0": _q5_0, "Q5_1": _q5_1, "Q8_0": _q8_0, "Q2_K": _q2_k, "Q3_K": _q3_k, "Q4_K": _q4_k,
-    "Q5_K": _q5_k, "Q6_K": _q6_k,
+    "Q5_K": _q5_k, "Q6_K": _q6_k, "IQ4_NL": _iq4_nl, "IQ4_XS": _iq4_xs,
 }  # fmt: skip
 """Kind -> function from blocks, uint8 `[blocks, bytes]`, to their numbers in float32."""

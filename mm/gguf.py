@@ -151,7 +151,7 @@ class _Broken(Exception):
     """A header that does not fit its file."""
 
 
-@lru_cache(8)
+@lru_cache(32)
 def _read_header(path: Path, size: int, modified: int) -> Gguf:
     """Read a file's header. `modified` makes a changed file another entry of the cache."""
     if size < 24:

@@ -54,6 +54,7 @@ def random_blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, seed:
     halves = {  # place in a block -> number
         Q.Q2_K: {80: scale / 10, 82: scale / 7}, Q.Q3_K: {108: scale / 40}, Q.Q4_K: {0: scale / 200, 2: scale / 30},
         Q.Q5_K: {0: scale / 400, 2: scale / 30}, Q.Q6_K: {208: scale / 1000},
+        Q.IQ4_NL: {0: scale / 60}, Q.IQ4_XS: {0: scale / 1200},
     }[kind]  # fmt: skip
     for place, value in halves.items():
         blocks[..., place : place + 2] = np.array([value], dtype=np.float16).view(np.uint8)

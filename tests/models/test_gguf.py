@@ -171,7 +171,7 @@ def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
         refused(tmp_path / str(number), match, **more)
 
 
-def test_an_unknown_quantisation_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_an_unknown_quantisation_is_named(tmp_path: Path) -> None:
     source = save_checkpoint(tmp_path / "source", *load_rows()["text-llama"].build(0, **WIDE))
     file, _ = write(source, tmp_path / "gguf", everything(Q.Q8_0))
     data = file.read_bytes()
@@ -179,7 +179,7 @@ def test_an_unknown_quantisation_is_named(tmp_path: Path, monkeypatch: pytest.Mo
     place = data.index(name) + len(name) + 4 + 16  # dimensions, then the type
     assert data[place : place + 4] == Q.Q8_0.to_bytes(4, "little")
     for kind, match in (
-        (Q.IQ4_NL, "blk.0.attn_output.weight in model.gguf is quantised as IQ4_NL; use a file with Q4_0"),
+        (Q.IQ3_XXS, r"blk\.0\.attn_output\.weight in model\.gguf is quantised as IQ3_XXS; use a file with Q4_0"),
         (77, "has type 77"),
     ):
         file.write_bytes(data[:place] + int(kind).to_bytes(4, "little") + data[place + 4 :])
