@@ -70,9 +70,10 @@ _ANY_STACK = frozenset({
     "ultravox",
 })  # fmt: skip
 _TEXT_STACKS = (
-    "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "Gemma", "Gemma2", "Gemma3", "Glm",
-    "Glm4", "Glm4Moe", "Granite", "HunYuanDenseV1", "Llama", "Ministral3", "Mistral", "Mixtral", "Olmo2", "Olmo3", "Olmoe",
-    "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SeedOss", "SmolLM3", "StableLm", "Starcoder2",
+    "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "Gemma", "Gemma2", "Gemma3",
+    "Glm", "Glm4", "Glm4Moe", "Granite", "HunYuanDenseV1", "InternLM3", "Llama", "Ministral3", "Mistral", "Mixtral",
+    "Olmo2", "Olmo3", "Olmoe", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SeedOss", "SmolLM3", "StableLm",
+    "Starcoder2",
 )  # fmt: skip
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -93,6 +94,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Granite4VisionForConditionalGeneration": native("granite4_vision", "Granite4Vision", "Granite4VisionProcessingInfo"),
     "InternVLChatModel": native("internvl", "InternVLChat", "InternVLChatProcessingInfo"),
     "InternVLForConditionalGeneration": native("internvl", "InternVL", "InternVLProcessingInfo"),
+    "InternLM2ForCausalLM": native("text_only", "InternLM2", "TextProcessingInfo"),
     "KimiK25ForConditionalGeneration": native("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
     "Kimi_K25ForConditionalGeneration": native("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
     "LightOnOcrForConditionalGeneration": native("lighton_ocr", "LightOnOcr", "LightOnOcrProcessingInfo"),

@@ -12,8 +12,9 @@ from torch import Tensor
 from ...mm.errors import ConfigError
 from ..config import decoder_spec, positive_int, require
 from ..decoder_model import TEXT_PREFIXES
+from ..internlm2 import internlm2_weights
 from ..layers.connectors import ProjectorSpec
-from ..text.spec import AttentionSpec, DecoderSpec
+from ..text.spec import DecoderSpec
 from ..text.stacks import stack_of
 from ..tower_model import TOWER_PREFIXES, TowerModel, feature_states
 from ..vision.spec import TableSpec, TowerNames, TowerSpec
@@ -49,19 +50,6 @@ _CHAT_NAMES = TowerNames(
 )
 
 
-_INTERNLM2 = {
-    "output.": "lm_head.",
-    ".tok_embeddings.": ".embed_tokens.",
-    ".attention.wo.": ".self_attn.o_proj.",
-    ".feed_forward.w1.": ".mlp.gate_proj.",
-    ".feed_forward.w2.": ".mlp.down_proj.",
-    ".feed_forward.w3.": ".mlp.up_proj.",
-    ".attention_norm.": ".input_layernorm.",
-    ".ffn_norm.": ".post_attention_layernorm.",
-}
-"""Parts of names of an InternLM2 decoder (arXiv 2403.17297) -> those of a Llama decoder, which it computes like."""
-
-
 class InternVL(TowerModel):
     """InternVL in the Hub's layout."""
 
@@ -87,23 +75,7 @@ class InternVLChat(TowerModel):
         super().__init__(*_specs(hub_config(config), _CHAT_NAMES), dtype, device)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Rename InternLM2's tensors. Its q, k and v are one matrix: for each key head, its query heads, then k and v."""
-        for name, tensor in weights:
-            stem, own, rest = name.partition("language_model.")
-            for old, new in _INTERNLM2.items() if own and not stem else ():
-                rest = rest.replace(old, new, 1) if old.startswith(".") or rest.startswith(old) else rest
-            head, joined, kind = rest.partition(".attention.wqkv.")
-            if not joined:
-                yield stem + own + rest, tensor
-                continue
-            parts = (tensor, tensor, tensor)
-            if tensor.numel():
-                attention = self.spec.attentions[0]
-                assert isinstance(attention, AttentionSpec)
-                groups = tensor.unflatten(0, (attention.kv_heads, -1, attention.head_dim))
-                parts = groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)
-            for part, value in zip("qkv", parts, strict=True):
-                yield f"{own}{head}.self_attn.{part}_proj.{kind}", value
+        return internlm2_weights(weights, self.spec)
 
 
 def _specs(config: Mapping[str, Any], names: TowerNames) -> tuple[DecoderSpec, TowerSpec, ProjectorSpec]:

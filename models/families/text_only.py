@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,8 +10,9 @@ from torch import Tensor
 
 from ...mm.errors import ConfigError
 from ..config import decoder_spec
-from ..decoder_model import DecoderModel
+from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
+from ..internlm2 import internlm2_weights
 from ..text.stacks import stack_of
 
 _NO_ITEMS = "a text model encodes no items"
@@ -39,3 +40,15 @@ class TextModel(DecoderModel):
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
         raise NotImplementedError(_NO_ITEMS)
+
+
+class InternLM2(TextModel):
+    """InternLM2 in its publisher's layout."""
+
+    prefixes = TEXT_PREFIXES
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__({**config, "attention_bias": config.get("bias", True)}, dtype, device)
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        return internlm2_weights(((f"language_model.{name}", tensor) for name, tensor in weights), self.spec)

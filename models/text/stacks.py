@@ -42,6 +42,15 @@ _MINISTRAL3 = _MISTRAL | {
         "llama_4_scaling_beta": 0.1,
     },
 }
+_INTERNLM3 = _LLAMA | {
+    "vocab_size": 128512,
+    "intermediate_size": 10240,
+    "num_hidden_layers": 48,
+    "num_key_value_heads": 2,
+    "head_dim": 128,
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-5,
+}
 _QWEN = _BASE | {
     "vocab_size": 151936,
     "intermediate_size": 22016,
@@ -303,6 +312,7 @@ STACKS: Mapping[str, Stack] = {
     "llama": Stack(_LLAMA),
     "mistral": Stack(_MISTRAL),
     "ministral3": Stack(_MINISTRAL3),
+    "internlm3": Stack(_INTERNLM3, refused=("bias", "qkv_bias")),
     "internlm2": Stack(_LLAMA | {"vocab_size": 103168, "attention_bias": True}),
     "qwen2": Stack(_QWEN, bias=True, out_bias=False),
     "qwen3": Stack(_QWEN | {"head_dim": 128}, qk_norm="head"),

@@ -94,6 +94,7 @@ CASES: dict[str, tuple[str, dict[str, Any]]] = {
     "exaone4, no windows": ("exaone4", {"sliding_window": None, "layer_types": ["full_attention"] * 3}),
     "qwen2_moe": ("qwen2_moe", MIXED | {"moe_intermediate_size": 8, "shared_expert_intermediate_size": 96}),
     "smollm3": ("smollm3", {"no_rope_layer_interval": 2}),
+    "internlm3": ("internlm3", {"head_dim": 32}),
     "seed_oss": ("seed_oss", {"head_dim": 32, "residual_dropout": 0.0}),
     "hunyuan_v1_dense": ("hunyuan_v1_dense", {"head_dim": 16, "rope_parameters": ALPHA}),
     "cohere": ("cohere", {"logit_scale": 0.5}),

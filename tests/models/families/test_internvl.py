@@ -13,9 +13,11 @@ import torch
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
 from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models.families.internvl import _INTERNLM2, InternVLChat
+from sensorium.models.families.internvl import InternVLChat
+from sensorium.models.families.text_only import InternLM2, TextModel
+from sensorium.models.internlm2 import NAMES
 from sensorium.models.layers.linear import Linear
-from sensorium.models.weights import named_layers
+from sensorium.models.weights import named_layers, rename
 
 ROW = family.load_rows()["internvl"]
 OWN = {
@@ -176,7 +178,7 @@ def test_an_internlm2_decoder_is_a_llama_decoder_with_other_names() -> None:
         for own in ({"model_type": "llama"}, {"model_type": "internlm2", "bias": False})
     ]
     gen = torch.Generator().manual_seed(0)
-    back = {new: old for old, new in _INTERNLM2.items()}
+    back = {new: old for old, new in NAMES.items()}
     hub = {name: torch.randn(views[name].shape, generator=gen) for name, (_, views) in named_layers(models[0]).items()}
     llama = {name.replace("language_model.", "language_model.model."): tensor for name, tensor in hub.items()}
     llama = {name.replace("head.lm_head", "language_model.lm_head"): tensor for name, tensor in llama.items()}
@@ -199,3 +201,29 @@ def test_an_internlm2_decoder_is_a_llama_decoder_with_other_names() -> None:
             given = torch.randn(3, 32, generator=gen)
             assert torch.equal(one(given), other(given))
     assert torch.equal(models[0].compute_logits(x), models[1].compute_logits(x))
+
+
+def test_internlm2_without_a_tower_is_the_same_llama() -> None:
+    text = {
+        "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
+        "num_key_value_heads": 2,
+    }  # fmt: skip
+    llama = TextModel({**text, "model_type": "llama"}, torch.float32, torch.device("cpu"))
+    model = InternLM2({**text, "model_type": "internlm2", "bias": False}, torch.float32, torch.device("cpu"))
+    gen, stored = torch.Generator().manual_seed(0), {}
+    hub = {name: torch.randn(views[name].shape, generator=gen) for name, (_, views) in named_layers(llama).items()}
+    for name, tensor in hub.items():
+        own = name.replace("language_model.", "model.").replace("head.lm_head.", "lm_head.")
+        if ".q_proj." in name:
+            q, k, v = (hub[name.replace("q_proj", f"{part}_proj")].view(2, -1, 8, 32) for part in "qkv")
+            own, tensor = own.replace("self_attn.q_proj", "attention.wqkv"), torch.cat([q, k, v], 1).reshape(-1, 32)
+        for new, old in NAMES.items():
+            own = own.replace(old, new, 1)
+        if ".k_proj." not in own and ".v_proj." not in own:
+            stored[own] = tensor
+    assert {"model.tok_embeddings.weight", "output.weight", "model.layers.1.attention.wqkv.weight"} <= set(stored)
+    model.choose_head({name: tensor.to("meta") for name, tensor in stored.items()})
+    model.check_weights({name: tensor.to("meta") for name, tensor in stored.items()})
+    found = {rename(name, model.prefixes): tensor for name, tensor in model.convert_weights(stored.items())}
+    assert found.keys() == hub.keys()
+    assert all(torch.equal(found[name], tensor) for name, tensor in hub.items())
