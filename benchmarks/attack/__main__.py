@@ -18,6 +18,7 @@ from typing import Any
 from sensorium.mm.media.policy import MediaPolicy
 
 from ..throughput import ROOT, machine, put
+from .api_cases import API_CASES
 from .cases import CASES, Case, Target
 
 STREAMS = 8
@@ -152,7 +153,7 @@ def main() -> int:
         target, memory = Target(llm, Path(folder)), Memory()
         streams = Streams(llm)
         time.sleep(3)
-        for case in (Case("", "none, for 3 s", lambda _: time.sleep(3) or "-"), *CASES):
+        for case in (Case("", "none, for 3 s", lambda _: time.sleep(3) or "-"), *CASES, *API_CASES):
             if args.only not in f"{case.area} {case.name}":
                 continue
             streams.reset()

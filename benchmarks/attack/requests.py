@@ -12,8 +12,8 @@ from typing import Any
 
 from PIL import Image
 from sensorium import AsyncLLM, Media, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from sensorium.engine.frontend.arguments import _RENDERING, REQUEST_KEYS
 from sensorium.engine.frontend.prompts import _PROMPT_KEYS
-from sensorium.engine.llm import _RENDERING, _REQUEST
 from sensorium.engine.logits_processors import _FACTORIES
 from sensorium.mm.errors import short_repr
 from sensorium.pipelines.ocr import ocr_tasks
@@ -144,7 +144,7 @@ def requests(llm: Any) -> dict[str, list[Call]]:
         "tools": _TOOLS,
         "chat_template_kwargs": {"enable_thinking": True, "x": [1]},
         "mm_processor_kwargs": options(llm._inputs._info),
-        **dict.fromkeys(set(_REQUEST) - {"mm_processor_kwargs"}),
+        **dict.fromkeys(set(REQUEST_KEYS) - {"mm_processor_kwargs"}),
     }
     own = {"sampling_params": params(), "use_tqdm": False}
     talk = {"messages": _MESSAGES, **given}
