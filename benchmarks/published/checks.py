@@ -110,6 +110,8 @@ def check_template(sides: Sides) -> Cell:
         raise Missing("transformers finds no chat template")
 
     def theirs(messages: Sequence[Mapping[str, Any]], tools: Any) -> str:
+        if tools and not load_template(template).reads.tools:
+            raise ValueError("the template takes no tools")  # ours refuses them
         bare = [_read_as(load_template(template).reads.content, _bare(message)) for message in messages]
         text = str(renderer.apply_chat_template(bare, tools=tools, tokenize=False, add_generation_prompt=True))
         if not all(part.get("text", "").strip() in text for message in messages for part in _parts(message["content"])):

@@ -21,10 +21,12 @@ class TemplateFormat:
 
     Args:
         content: "string", "parts" (a list of parts), or "any" if the template distinguishes them.
+        tools: the template reads `tools`.
         text_arguments: the template writes the arguments of tool calls unchanged, so they must be JSON as text.
     """
 
     content: Format
+    tools: bool
     text_arguments: bool
 
 
@@ -41,7 +43,8 @@ def template_format(root: nodes.Template) -> TemplateFormat:
     )
     tests_string = _tests_string(root, is_content)
     content: Format = "string" if not reads_parts else "any" if tests_string else "parts"
-    return TemplateFormat(content, _writes_arguments(root))
+    tools = any(name.name == "tools" for name in root.find_all(nodes.Name))
+    return TemplateFormat(content, tools, _writes_arguments(root))
 
 
 def _writes_arguments(root: nodes.Template) -> bool:

@@ -65,6 +65,8 @@ def render(inputs: RenderInputs) -> tuple[tuple[str, bool], ...]:
         InputError: the template refuses the messages, or exceeds a limit.
     """
     sandbox = load_template(inputs.template)
+    if inputs.variables.get("tools") and not sandbox.reads.tools:
+        raise InputError("the chat template takes no tools; leave them out, or pass another chat_template", param="tools")
     messages = [_with_arguments(one, i, sandbox.reads.text_arguments) for i, one in enumerate(inputs.messages)]
     for message in messages:  # roles and types are names that we know
         message["role"] = TemplateText.written(message["role"])
@@ -175,6 +177,7 @@ def _render(
             if leave_open:
                 text = _up_to(text, last, end)
             _check_texts(messages, text)
+            _check_calls(messages, text)
             return text
         except _FormError as error:
             failure = failure or str(error)
@@ -227,6 +230,18 @@ def _check_texts(messages: Iterable[Mapping[str, Any]], prompt: TemplateText) ->
                 if start < 0:
                     reason = f"message {number}: the chat template leaves out or changes its text"
                     raise _FormError(f"{reason}; leave that text out, or pass another chat_template")
+
+
+def _check_calls(messages: Iterable[Mapping[str, Any]], prompt: TemplateText) -> None:
+    """Refuse a prompt that lacks a tool call of a message."""
+    for number, message in enumerate(messages):
+        calls = message.get("tool_calls")
+        for call in calls if isinstance(calls, list) else ():
+            function = call.get("function", call) if isinstance(call, Mapping) else None
+            name = function.get("name") if isinstance(function, Mapping) else None
+            if isinstance(name, str) and name not in prompt:
+                reason = f"message {number}: the chat template leaves out its call of {short_repr(name, 40)}"
+                raise _FormError(f"{reason}; leave the call out, or pass another chat_template")
 
 
 def texts(message: Mapping[str, Any]) -> Iterator[str]:

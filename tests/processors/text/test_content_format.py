@@ -185,3 +185,18 @@ def test_a_whole_tool_call_as_json(tok):
         with pytest.raises(InputError, match="message 0: the arguments of a tool call are no JSON") as caught:
             render_chat(messages, template, tok)
         assert len(str(caught.value)) < 200
+
+
+def test_tools_and_calls_that_the_template_leaves_out_are_refused(tok):
+    messages = [{"role": "user", "content": "What?"}, {"role": "assistant", "tool_calls": [{"function": {"name": "look"}}]}]
+    plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
+    with pytest.raises(InputError, match="message 1: the chat template leaves out its call of 'look'"):
+        render_chat(messages, plain, tok)
+    with pytest.raises(InputError, match="the chat template takes no tools; leave them out") as caught:
+        render_chat(messages[:1], plain, tok, tools=[{"function": {"name": "look"}}])
+    assert caught.value.info.param == "tools"
+    assert render_chat(messages[:1], plain, tok, tools=[]).text == "What?"
+    reading = (
+        "{{ tools | tojson }}{% for m in messages %}{{ m.content }}{{ m.tool_calls | tojson if m.tool_calls }}{% endfor %}"
+    )
+    assert render_chat(messages, reading, tok, tools=[{"name": "look"}]).text.count("look") == 2
