@@ -361,3 +361,12 @@ def test_read_only_cache(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Path, "mkdir", fail)
     with pytest.raises(CheckpointError, match=r"cannot be written \(Permission denied\); set HF_HOME"):
         find_folder(NAME)
+
+
+def test_the_pooling_of_an_embedder_is_fetched(hub: FakeHub) -> None:
+    pooling = "1_Pooling/config.json"
+    hub.files |= {"modules.json": b"[]", pooling: b'{"pooling_mode_lasttoken": true}', "2_Normalize/config.json": b"{}"}
+    folder = find_folder(NAME)
+    assert (folder / pooling).read_bytes() == hub.files[pooling]
+    assert (folder / "modules.json").is_file()
+    assert not (folder / "2_Normalize").exists()

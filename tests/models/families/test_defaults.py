@@ -10,6 +10,7 @@ import pytest
 import torch
 from oracle import ensure_torchvision
 from sensorium.engine.model_files import resolve
+from sensorium.mm.errors import ConfigError
 from sensorium.mm.registry import ARCHITECTURES
 from sensorium.models.weights import named_layers
 
@@ -77,3 +78,19 @@ def test_defaults_are_the_publishers(name: str) -> None:
     short = merged(sections(kind().to_dict()), STATED.get(name.replace(END, ""), {}))
     whole = kind.from_dict(copy.deepcopy(short)).to_dict()
     assert described(name, short) == described(name, whole)
+
+
+@pytest.mark.parametrize("name", [name for name in NAMES if END in name])
+def test_families_that_take_any_decoder_are_marked(name: str) -> None:
+    """`takes_any_stack` is true where an unknown model_type of the text config is refused."""
+    kind = getattr(tf, name.partition("/")[0]).config_class
+    config = merged(sections(kind().to_dict()), STATED.get(name.replace(END, ""), {}))
+    if not isinstance(config.get("text_config"), dict):
+        pytest.skip("its decoder has no section")
+    config["text_config"]["model_type"] = "unheard_of"
+    refused = False
+    try:
+        resolve(ARCHITECTURES[name].model)(config, torch.bfloat16, torch.device("meta"))
+    except ConfigError as error:
+        refused = "'unheard_of' is not supported" in str(error)
+    assert refused == ARCHITECTURES[name].takes_any_stack
