@@ -104,7 +104,7 @@ def test_conversations_with_audio(llm: LLM) -> None:
     [
         ([(sound(64_001), 16_000)], r"audio 0: it lasts 4\.00 s, the model takes at most 4 s"),
         ([(sound(), 16_000), (sound(100), 16_000)], "audio 1: its 100 samples are too few for one token"),
-        ([b"no sound"], "audio 0: it cannot be decoded"),
+        ([b"no sound"], "audio 0: it is not in a supported audio format"),
         ([(sound() * np.nan, 16_000)], "audio 0: its samples hold NaN"),
     ],
 )

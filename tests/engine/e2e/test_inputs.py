@@ -222,7 +222,7 @@ def test_plan_and_generate_refuse_the_same_prompts(llm):
         llm.plan({"multi_modal_data": {"image": [picture(), np.zeros((2, 500, 3), np.uint8)]}})
     with pytest.raises(
         InputError,
-        match=r"image 0: the prompt has only 0 placeholder\(s\) for 1 item\(s\); write <\|image_pad\|> once for each item",
+        match=r"image 0: the prompt has no placeholder for it; write <\|image_pad\|> once for each item",
     ):
         llm.plan({"prompt": "no placeholder", "multi_modal_data": {"image": picture()}})
 

@@ -29,7 +29,7 @@ BAD = {
     "no item": ({"prompt": "a @"}, "image 0: the prompt has a placeholder"),
     "no placeholder": (
         {"prompt": "a", "multi_modal_data": {"image": picture(1)}},
-        "image 0: the prompt has only 0 placeholder",
+        "image 0: the prompt has no placeholder for it",
     ),
     "too many": ({"prompt": "@@@@", "multi_modal_data": {"image": [picture(1)] * 4}}, "At most 3 image"),
     "too long": ("x" * 300, "300 tokens, but max_model_len is 200"),
