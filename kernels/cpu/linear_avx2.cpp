@@ -227,6 +227,7 @@ static Rows<Row> convert_chunk(uint64_t call, int64_t chunk, const T* x, int64_t
 template <class Kind, class T>
 static void multiply(const Weights& w, const T* x, int64_t n, int64_t inputs, T* out, int threads) {
     typedef typename Kind::Row Row;
+    if (!n) return;  // an expert without tokens
     const uint64_t call = calls.fetch_add(1, std::memory_order_relaxed) + 1;
     const int64_t width = w.steps * Kind::INPUTS, fit = ROW_BYTES / (width * (int64_t)sizeof(Row) + 4) / ROWS * ROWS;
     const int64_t chunk = fit > ROWS ? fit : ROWS, chunks = (n + chunk - 1) / chunk, panels = (w.outputs + WIDTH - 1) / WIDTH;

@@ -72,6 +72,14 @@ def test_rows_do_not_see_each_other_at_any_count(
     check_rows_do_not_see_each_other(weights(form, size, dtype, monkeypatch), size[0], dtype, counts)
 
 
+@pytest.mark.usefixtures("instructions")
+@pytest.mark.parametrize("int8", [pytest.param(True, marks=needs_int8), False])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_no_rows(int8: bool, dtype: torch.dtype) -> None:
+    packed = pack(torch.randn(75, 34).to(dtype), None, "int8" if int8 else None)
+    assert linear(torch.empty(0, 34, dtype=dtype), packed).shape == (0, 75)
+
+
 @pytest.mark.parametrize("rows", [1, 7, 130])
 @pytest.mark.parametrize("inputs", [33, 34, 130])
 @pytest.mark.parametrize("bias", [True, False])
