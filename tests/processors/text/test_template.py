@@ -346,8 +346,8 @@ def test_a_callers_template_that_cannot_be_compiled_in_time(tmp_path):
 
 @pytest.mark.parametrize("count", [50, 5000])
 def test_the_search_for_the_texts_of_messages_is_bounded(count, tmp_path):
-    """Each quote is written as JSON, so it is searched for in the whole prompt; after many such searches the check ends."""
-    talk = [{"role": "user", "content": '"<b>' * count + "left out"}]
+    """A piece with a line break, which is written as JSON, is searched for in the whole prompt. After many the check ends."""
+    talk = [{"role": "user", "content": "a\nb<b>" * count + "left out"}]
     template = "{{ (messages[0].content | tojson)[:-9] }}"
     with pytest.raises(InputError, match="leaves out or changes its text") if count == 50 else nullcontext():
         render_chat(talk, template, bytes_tokenizer(tmp_path, {}))
