@@ -88,10 +88,10 @@ class DecoderLayer(TensorModule):
         modality_ids: Tensor | None,
     ) -> Tensor:
         """Update the residual stream `x` in place, first by `add`. Return the MLP's output, which the next layer adds."""
-        normed = self.before_attention(x, add)
-        add = self.self_attn(normed, cos_sin, cache, attn)
         if self.parallel:
-            return add.add_(self.mlp(normed, modality_ids))
+            normed = self.before_attention(x, add)
+            return self.self_attn(normed, cos_sin, cache, attn).add_(self.mlp(normed, modality_ids))
+        add = self.self_attn(self.before_attention(x, add), cos_sin, cache, attn)
         if self.adjusts_outputs:
             add = self.after_attention(add)
         add = self.mlp(self.before_mlp(x, add), modality_ids)
