@@ -107,8 +107,8 @@ class LLM:
         info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)
         self._template = read_chat_template(chat_template) if chat_template else info.chat_template or files.find_template()
         self._tokenizer.chat_template = self._template
-        self.text_only = not info.modalities
-        self.embeds_text = self.text_only and (self._template is None or (files.path / MODULES).is_file())
+        self.takes_media = bool(info.modalities)
+        self.embeds_text = not self.takes_media and (self._template is None or (files.path / MODULES).is_file())
         core, self.config = load_core(self.config, files, info, self._tokenizer)
         self.max_model_len, self.eos_token_ids = core.info.max_model_len, files.eos_token_ids
         defaults = files.generation_config if self.config.generation_config == "auto" else {}

@@ -36,6 +36,11 @@ class Architecture:
         """True if the text config's model_type selects the decoder stack."""
         return self.family in _ANY_STACK
 
+    @property
+    def is_text_stack(self) -> bool:
+        """True if config.json itself is the text config, and any decoder stack can run it."""
+        return self.family == "text_only"
+
 
 def native(family: str, model_class: str, info_class: str, folder: str = "families") -> Architecture:
     """Return the row of classes in `models/<folder>/<family>.py` and `processors/<folder>/<family>.py`."""
@@ -69,6 +74,7 @@ _ANY_STACK = frozenset({
     "gemma3", "idefics2", "idefics3", "internvl", "kimi_k25", "lighton_ocr", "llava", "paligemma", "pixtral", "text_only",
     "ultravox",
 })  # fmt: skip
+TEXT_PROCESSING = native("text_only", "TextModel", "TextProcessingInfo").processing
 _TEXT_STACKS = (
     "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "Gemma", "Gemma2", "Gemma3",
     "Glm", "Glm4", "Glm4Moe", "Granite", "HunYuanDenseV1", "InternLM3", "Llama", "Ministral3", "Mistral", "Mixtral",

@@ -158,7 +158,7 @@ def score_tasks(
     if len(starts) == 1:
         starts *= len(listed)
     pooling, template = PoolingParams(_yes_no_token_ids(llm)), _template_options(chat_template)
-    if llm.text_only:
+    if not llm.takes_media:
         template["chat_template_kwargs"] = {"enable_thinking": False}
     return [_score_task(llm, start, document, pooling, template) for start, document in zip(starts, listed, strict=True)]
 
@@ -166,7 +166,7 @@ def score_tasks(
 def _query_parts(llm: LLM, instruction: str, query: object) -> list[dict[str, Any]]:
     """Return the content parts before a document, as Qwen3-Reranker (text only) or Qwen3-VL-Reranker writes them."""
     parts = _content_parts(query)
-    if llm.text_only:
+    if not llm.takes_media:
         return [_text_part(f"<Instruct>: {instruction}\n<Query>: "), *parts, _text_part("\n<Document>: ")]
     return [_text_part(f"<Instruct>: {instruction}"), _text_part("<Query>:"), *parts, _text_part("\n<Document>:")]
 
@@ -175,7 +175,7 @@ def _score_task(
     llm: LLM, query_parts: Sequence[Mapping[str, Any]], document: object, pooling: PoolingParams, template: dict[str, Any]
 ) -> Task[Score]:
     content = [*query_parts, *_content_parts(document)]
-    if llm.text_only and all(part["type"] == "text" for part in content):
+    if not llm.takes_media and all(part["type"] == "text" for part in content):
         content = [_text_part("".join(part["text"] for part in content))]
     messages = [_message("system", SCORE_SYSTEM_PROMPT), _message("user", content)]
     output = yield pooling_request(llm, messages, pooling, template)

@@ -11,7 +11,7 @@ import torch
 
 from ...mm.errors import ConfigError
 from ...mm.fields import merge
-from ...mm.registry import ARCHITECTURES, Architecture, find_architecture, is_registered, native
+from ...mm.registry import TEXT_PROCESSING, Architecture, find_architecture, is_registered, native
 from ...models.config import get_text_config
 from ...models.fallback.borrowed import class_of
 from ...models.fallback.fallback import Fallback
@@ -24,7 +24,7 @@ from ..model_files import ModelFiles
 
 _log = logging.getLogger(__name__)
 FALLBACK = native("fallback", "Fallback", "FallbackProcessingInfo", folder="fallback")
-TEXT_FALLBACK = Architecture(FALLBACK.model, ARCHITECTURES["LlamaForCausalLM"].processing)
+TEXT_FALLBACK = Architecture(FALLBACK.model, TEXT_PROCESSING)
 
 
 def resolve_architecture(files: ModelFiles) -> Architecture:
@@ -52,7 +52,7 @@ def _unsupported(files: ModelFiles) -> ConfigError | None:
     """Return why none of our own models runs a checkpoint; None if one does."""
     try:
         row, text = find_architecture(files.architecture), get_text_config(files.config)
-        if row.takes_any_stack and (text is not files.config or row.family == "text_only"):
+        if row.takes_any_stack and (text is not files.config or row.is_text_stack):
             stack_of(files.config)
     except ConfigError as error:
         return error

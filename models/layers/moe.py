@@ -25,7 +25,7 @@ from .builder import StoredTensor
 from .linear import Linear, weights_deferred
 from .mlp import GatedMlp, gated_mlp_bytes
 
-_MIXTRAL = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
+_NUMBERED_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 """Mixtral's names of an expert's layers."""
 
 
@@ -110,12 +110,12 @@ class Mixture(WeightedLayer):
         """Yield converters that split the tensors of all experts, `[experts, out, in]` or `[experts, in, out]`."""
         yield f"{path}.experts.gate_up_proj", partial(self._split, path, ("gate_proj", "up_proj"))
         yield f"{path}.experts.down_proj", partial(self._split, path, ("down_proj",))
-        for part in _MIXTRAL.values():  # one shared expert is named in the singular
+        for part in _NUMBERED_PARTS.values():  # one shared expert is named in the singular
             yield f"{path}.shared_expert.{part}.weight", Renamed(f"{path}.shared_experts.{part}.weight")
-        mixtral = f"{path.removesuffix('mlp')}block_sparse_moe"
-        yield f"{mixtral}.gate.weight", Renamed(f"{path}.gate.weight")
-        for i, (stored, part) in product(range(len(self._experts)), _MIXTRAL.items()):
-            yield f"{mixtral}.experts.{i}.{stored}.weight", Renamed(f"{path}.experts.{i}.{part}.weight")
+        block = f"{path.removesuffix('mlp')}block_sparse_moe"
+        yield f"{block}.gate.weight", Renamed(f"{path}.gate.weight")
+        for i, (stored, part) in product(range(len(self._experts)), _NUMBERED_PARTS.items()):
+            yield f"{block}.experts.{i}.{stored}.weight", Renamed(f"{path}.experts.{i}.{part}.weight")
 
     def _split(self, path: str, names: tuple[str, ...], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         expert = self._experts[0]

@@ -36,6 +36,7 @@ NAMES = {name.replace("_", "").lower() for name in (*FAMILIES, *ARCHITECTURES)}
 KINDS = {"model_type", *STACKS, *DEFAULTS}
 WRITES = {("models/consolidated.py", "model_type"), ("models/consolidated.py", "mistral")}
 """This reader of a publisher's own layout writes a config in the Hub's layout."""
+WRITES |= {("models/fallback/borrowed.py", "model_type")}  # compares the config with transformers' class
 WRITES |= {("engine/vllm_args.py", "mistral")}  # a value of vLLM's load_format, config_format and tokenizer_mode
 
 
