@@ -45,10 +45,10 @@ def requests(count: int, size: tuple[int, int] | None, round_: int, share: bool 
     return found
 
 
-def ours(tokens: int) -> Callable[[list[tuple[str, Any]]], int]:
+def ours(tokens: int, **options: Any) -> Callable[[list[tuple[str, Any]]], int]:
     from sensorium import LLM, SamplingParams
 
-    llm = LLM(MODEL, dtype="bfloat16", max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS)
+    llm = LLM(MODEL, dtype="bfloat16", max_model_len=MAX_MODEL_LEN, max_num_seqs=MAX_NUM_SEQS, **options)
     params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
 
     def run(asked: list[tuple[str, Any]]) -> int:
@@ -58,7 +58,7 @@ def ours(tokens: int) -> Callable[[list[tuple[str, Any]]], int]:
     return run
 
 
-def transformers(tokens: int) -> Callable[[list[tuple[str, Any]]], int]:
+def transformers(tokens: int, dtype: str = "bfloat16") -> Callable[[list[tuple[str, Any]]], int]:
     sys.path.insert(0, str(ROOT / "tests" / "helpers"))
     from oracle import ensure_torchvision
 
@@ -66,7 +66,7 @@ def transformers(tokens: int) -> Callable[[list[tuple[str, Any]]], int]:
     import torch
     from transformers import AutoProcessor, Qwen2_5_VLForConditionalGeneration
 
-    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(MODEL, dtype=torch.bfloat16).eval()
+    model = Qwen2_5_VLForConditionalGeneration.from_pretrained(MODEL, dtype=getattr(torch, dtype)).eval()
     processor = AutoProcessor.from_pretrained(MODEL)
     processor.tokenizer.padding_side = "left"
 
