@@ -96,8 +96,6 @@ def checkpoint_sections(
     if revision is not None:
         found["revision"] = revision
     found = {name: text.replace("dtype=", "--option dtype=") for name, text in found.items()}
-    if "warning" in found:
-        problems.append(("dtype", found["warning"]))
     if found["chat template"] != "found":
         problems.append(("chat template", found["chat template"]))
     return [("checkpoint", list(found.items())), ("memory", describe_memory(folder, options))]

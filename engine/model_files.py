@@ -14,6 +14,7 @@ from typing import Any
 
 import torch
 
+from ..kernels.dispatch import multiplies_fast
 from ..mm.errors import MAX_DEPTH, CheckpointError, ConfigError, short_repr
 from ..mm.files import open_regular
 from ..mm.gguf import SUFFIX
@@ -117,17 +118,22 @@ class ModelFiles:
             contents = list(pool.map(_file_digest, files))
         return digest("sensorium.content", self.config, names, contents)
 
-    def dtype(self, name: str) -> torch.dtype:
-        """Return the named dtype, or for "auto" the checkpoint's, which any section may state; float32 if none does."""
+    def dtype(self, name: str, device: torch.device | None = None) -> torch.dtype:
+        """Return the named dtype, or for "auto" the checkpoint's, which any section may state; float32 if none does.
+
+        `device`: "auto" is float32 on a CPU without fast products in the checkpoint's dtype.
+        """
         sections = (part for name in sorted(SECTIONS) if isinstance(part := self.config.get(name), Mapping))
         sources = (self.config, self.text_config, *sections)
         names = (source.get(key) for source in sources for key in ("dtype", "torch_dtype"))
+        asked = name
         if name == "auto":
             name = next((str(n).removeprefix("torch.") for n in names if n), "float32")
         if name not in DTYPES:
             reason = f"the checkpoint's dtype {short_repr(name)} is not supported; pass dtype= one of {', '.join(DTYPES)}"
             raise ConfigError(reason, param="dtype")
-        return DTYPES[name]
+        slow = asked == "auto" and device is not None and device.type == "cpu" and not multiplies_fast(DTYPES[name])
+        return torch.float32 if slow else DTYPES[name]
 
 
 def load_model_files(

@@ -48,6 +48,7 @@ _MAX_WIDTH = {
 """Widest row or head that these Triton kernels take: they hold all of it in one tile."""
 _SLOW_IN_FP32 = {"varlen_attention"}
 """Ops whose Triton kernel is slower than torch in float32 and runs there only if requested."""
+_CPU = torch.device("cpu")
 _overrides: ContextVar[str] = ContextVar("sensorium_kernels", default="")
 
 
@@ -166,6 +167,11 @@ def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
         return True
     products = native.products()
     return products == "avx2" or (products == "avx512" and (dtype == torch.bfloat16 or op == "int8_linear"))
+
+
+def multiplies_fast(dtype: torch.dtype) -> bool:
+    """Return whether the CPU has products with weights in this dtype that are as fast as those in float32."""
+    return dtype == torch.float32 or (dtype == torch.bfloat16 and (native.products() is not None or _onednn_packs(_CPU, dtype)))
 
 
 def _onednn_packs(device: torch.device, dtype: torch.dtype) -> bool:

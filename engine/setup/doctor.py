@@ -18,7 +18,7 @@ from .implementation import describe_implementation, resolve_architecture
 from .memory import plan_memory
 from .memory_plan import MemoryPlan
 from .model_source import build_model
-from .resolve import load_processing, resolve_engine, warn_slow_dtype
+from .resolve import describe_dtype, load_processing, resolve_engine
 
 
 def describe_device(name: str) -> dict[str, str]:
@@ -55,12 +55,11 @@ def describe_checkpoint(
     """
     config = find_model(make_config(model, options | {"dtype": dtype, "device": device}), weights=False)
     files = load_model_files(config.model, config.adapter, config.hf_overrides)
-    row, torch_dtype = resolve_architecture(files), files.dtype(config.dtype)
+    row, torch_dtype = resolve_architecture(files), files.dtype(config.dtype, config.torch_device)
     tokenizer = Tokenizer(files.tokenizer_folder)
     info = load_processing(files, {}, tokenizer)
     template = info.chat_template or files.find_template()
     build_model(files, info, torch_dtype, torch.device("meta"), info.modalities)
-    warning = warn_slow_dtype(config, torch_dtype)
     return {
         "architecture": files.architecture,
         "path": describe_implementation(row, files),
@@ -70,7 +69,7 @@ def describe_checkpoint(
         "takes": ", ".join(("text", *info.modalities)),
         "tokenizer": tokenizer.kind,
         "chat template": "none: chat needs chat_template=" if template is None else "found",
-    } | ({"warning": warning} if warning else {})
+    } | ({"note": describe_dtype(files)} if files.dtype(config.dtype) != torch_dtype else {})
 
 
 def explain(config: EngineConfig) -> MemoryPlan:

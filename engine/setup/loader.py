@@ -28,7 +28,7 @@ from ..worker.grammar import GrammarFactory
 from ..worker.model_runner import ModelRunner
 from .memory import MaxSizes, num_cache_blocks
 from .model_source import ModelSource
-from .resolve import resolve_engine, warn_slow_dtype
+from .resolve import describe_dtype, resolve_engine
 from .warm_up import encode_small_items
 
 _log = logging.getLogger(__name__)
@@ -58,11 +58,10 @@ def load_engine(
         ConfigError: as `resolve_engine`, and a kernel that cannot run here.
         CheckpointError: missing, surplus or misshapen weights.
     """
-    dtype, device = files.dtype(config.dtype), config.torch_device
+    dtype, device = files.dtype(config.dtype, config.torch_device), config.torch_device
     with use_backends(config.kernels), computing_on(device):
-        warning = warn_slow_dtype(config, dtype)
-        if warning:
-            _log.warning(warning)
+        if files.dtype(config.dtype) != dtype:
+            _log.info("%s", describe_dtype(files))
         engine = resolve_engine(config, files, info, on_device=True)
         config, model = engine.config, engine.model
         folder, capacity = config.encoder_cache_dir, config.encoder_cache_dir_bytes

@@ -44,7 +44,7 @@ class ModelSource:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.files.dtype(self.config.dtype)
+        return self.files.dtype(self.config.dtype, self.config.torch_device)
 
     @property
     def modalities(self) -> tuple[str, ...]:

@@ -71,7 +71,7 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
         ConfigError: an unknown architecture, options that contradict the model or the device, or a cache that cannot hold one
             sequence.
     """
-    dtype, row = files.dtype(config.dtype), resolve_architecture(files)
+    dtype, row = files.dtype(config.dtype, config.torch_device), resolve_architecture(files)
     if is_fallback(row):
         _log.warning("%s", describe_implementation(row, files))
     check_options(row, config)
@@ -120,11 +120,10 @@ def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
             raise ConfigError(str(error)) from None
 
 
-def warn_slow_dtype(config: EngineConfig, dtype: torch.dtype) -> str:
-    """Return a warning if the checkpoint's own dtype is slow on the device, else ""."""
-    if config.dtype != "auto" or dtype != torch.float16 or config.torch_device.type != "cpu":
-        return ""
-    return "the checkpoint is float16, which is several times slower on a CPU; pass dtype=float32 or dtype=bfloat16"
+def describe_dtype(files: ModelFiles) -> str:
+    """Say why `dtype="auto"` is not the checkpoint's dtype on this CPU."""
+    stored = str(files.dtype("auto")).removeprefix("torch.")
+    return f"the checkpoint is {stored}, in which this CPU is slow; it runs in float32, with twice the memory for weights"
 
 
 def resolve_max_model_len(config: EngineConfig, model: Model) -> int:

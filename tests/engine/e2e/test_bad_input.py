@@ -161,12 +161,13 @@ def test_configs_name_what_is_wrong(keys: dict[str, Any], message: str, checkpoi
         LLM(changed(checkpoint, tmp_path / "m", **keys))
 
 
-def test_a_slow_dtype_of_the_checkpoint_is_logged(checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+def test_float16_runs_in_float32_on_a_cpu(checkpoint: Path, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     folder = changed(checkpoint, tmp_path / "m", dtype="float16")
-    LLM(folder, dtype="float16")
-    assert "several times slower" not in caplog.text
-    LLM(folder, device="cpu")
-    assert "several times slower" in caplog.text
+    with caplog.at_level("INFO", "sensorium"):
+        assert LLM(folder, dtype="float16")._engine_loop.core.info.dtype == "float16"
+        assert "it runs in float32" not in caplog.text
+        assert LLM(folder, device="cpu")._engine_loop.core.info.dtype == "float32"
+        assert "it runs in float32" in caplog.text
 
 
 def test_integer_weights_and_shards_outside_the_folder_are_refused(checkpoint: Path, tmp_path: Path) -> None:
