@@ -1,4 +1,4 @@
-"""`sensorium chat`: answer a question about images, videos and audio, or hold a conversation, as the text is generated."""
+"""`sensorium chat`: answer a question about images, videos and audio, or hold a conversation. Text is streamed."""
 
 from __future__ import annotations
 

@@ -17,7 +17,7 @@ SUFFIXES = {
     "video": ("mp4", "webm", "mkv", "mov", "avi", "m4v"),
     "audio": ("wav", "flac", "mp3", "ogg", "opus", "m4a", "webm", "mp4"),
 }
-"""Names of the files of a folder that are read, by modality."""
+"""File extensions that are read from a folder, by modality."""
 _MAX_DATA_URL = 40  # characters shown of a data: URL
 _MAX_PATH = 4096  # characters shown of a path
 _URL = re.compile(r"(?i)(data|file|https?):")

@@ -129,7 +129,7 @@ class EngineCore:
         self._check_tokens("pooling", () if request.pooling is None else request.pooling.token_ids)
         self._check_head(request)
         if params.prompt_logprobs is not None and any(item.modality == PROMPT_EMBEDS for item in request.features):
-            reason = "prompt_logprobs need the prompt's tokens, which prompt_embeds do not tell; leave one of them out"
+            reason = "prompt_logprobs need token ids, which prompt_embeds do not have; leave one of the two out"
             raise InputError(reason, param="prompt_logprobs")
         self._check_adapter(request.adapter)
         self._quarantine.check_items(request.features if request.cross is None else (*request.features, request.cross))

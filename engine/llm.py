@@ -224,7 +224,7 @@ class LLM:
         """Return the encoder rows of the items of one prompt or a list of prompts, as `encoded` of their outputs.
 
         The engine needs `parts="encoder"`. Each EncodedItem may take the place of its item in a prompt of an engine of the
-        same checkpoint, which then answers as from the item itself.
+        same checkpoint, which then gives the same answer.
 
         Args:
             prompts: `{"multi_modal_data": ...}` with the other keys of a prompt of `generate`. The text is not read.
@@ -246,7 +246,7 @@ class LLM:
     ) -> Generator[tuple[int, RequestOutput], RequestHandle | None, None]:
         """Yield (index, output) of each request when it finishes. Closing the generator aborts the rest.
 
-        A request that is sent to the generator in reply follows the finished one under its index.
+        The caller may send a further request to the generator; it takes the index of the finished one.
         """
         if not isinstance(handles, Sequence) or not all(isinstance(handle, RequestHandle) for handle in handles):
             raise InputError(f"handles must be a list of what `request` returns, not {short_repr(handles)}", param="handles")
@@ -310,7 +310,7 @@ class LLM:
         The tokenizer, the cache of processed items, and encoder rows in `encoder_cache_dir` are kept.
 
         Args:
-            level: 1 or 2 as in vLLM, which do the same here.
+            level: 1 or 2 as in vLLM; both do the same here.
 
         Raises:
             InputError: requests are being served, live sessions are open, or the engine was closed.
@@ -438,7 +438,7 @@ class LLM:
         return answers
 
     def _params(self, given: Params, count: int) -> Sequence[SamplingParams]:
-        """Return copies, which the caller cannot change any more."""
+        """Return one copy per prompt, so that later changes by the caller have no effect."""
         if given is None or isinstance(given, SamplingParams):
             return [(self.default_params if given is None else given).clone()] * count
         if not isinstance(given, list | tuple) or not all(isinstance(entry, SamplingParams) for entry in given):

@@ -15,7 +15,7 @@ from ..mm.errors import ConfigError, hint, short_repr
 _ONE_DEVICE = "an engine runs on one device; start one per GPU and divide the prompts"
 _POOLING = "pooling returns the model's vector of a prompt, or the logits of PoolingParams(token_ids=...)"
 
-# reason, the values that mean what the engine does anyway, names
+# (reason, accepted values, names): the accepted values ask for what the engine does anyway
 _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_ONE_DEVICE, (1,), "tensor_parallel_size pipeline_parallel_size data_parallel_size data_parallel_size_local nnodes"),
     (_ONE_DEVICE, (1,), "prefill_context_parallel_size decode_context_parallel_size"),
@@ -36,8 +36,8 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_POOLING, ("auto", "generate", "embed", "embedding", "score"), "task"),
     (_POOLING, ("auto", "generate", "pooling"), "runner"),
     (_POOLING, ("auto", "none", "embed"), "convert"),
-    ("give it in hf_overrides", (), "rope_scaling rope_theta"),
-    ("answers are text; a prompt may be token ids all the same", (False,), "skip_tokenizer_init"),
+    ("put it into hf_overrides", (), "rope_scaling rope_theta"),
+    ("answers are text; prompts may still be token ids", (False,), "skip_tokenizer_init"),
     ("the tokenizer's files decide", ("auto", "hf", "mistral", "slow"), "tokenizer_mode"),
     (
         "the files decide: safetensors or GGUF; convert others first",
@@ -46,24 +46,24 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ),
     ("config.json or params.json is read", ("auto", "hf", "mistral"), "config_format"),
     ("the architecture decides; transformers' class runs if there is no other", ("auto", "vllm"), "model_impl"),
-    ("all files are those of model", ("",), "model_weights"),
+    ("all files come from model", ("",), "model_weights"),
     ("set the environment variable HF_HUB_CACHE", (), "download_dir"),
     ("set the environment variable HF_TOKEN", (True,), "hf_token"),
     ("register the class with sensorium.register_model", ({},), "model_class_overrides"),
     ("register the family with sensorium.register_model", (), "io_processor_plugin"),
-    ("the checkpoint's own is read; quantization= quantises while loading", (), "quantization_config"),
+    ("the checkpoint's own is read; quantization= quantises others while loading", (), "quantization_config"),
     ("the window is part of the model; give max_model_len", (False,), "disable_sliding_window"),
     ("give kv_cache_memory_bytes", (), "num_gpu_blocks_override"),
     ("give max_waiting to AsyncLLM", (), "max_num_queued_reqs max_num_queued_tokens"),
-    ("log probabilities are those before penalties and temperature", ("raw_logprobs",), "logprobs_mode"),
+    ("log probabilities are computed before penalties and temperature", ("raw_logprobs",), "logprobs_mode"),
     ("register them with sensorium.register_logits_processor", ([],), "logits_processors"),
     ("give tracing= a TracerProvider", (), "otlp_traces_endpoint"),
-    ("requests run by priority, and in order if it is equal", ("fcfs", "priority"), "scheduling_policy"),
+    ("requests run by priority, then in order of arrival", ("fcfs", "priority"), "scheduling_policy"),
     ("it cannot be replaced", (), "scheduler_cls"),
     ("it cannot be replaced", ("auto", ""), "worker_cls worker_extension_cls"),
-    ("the decoder is part of the engine", (False,), "mm_encoder_only"),
+    ('give parts="encoder" and call encode_media', (False,), "mm_encoder_only"),
     ("all tokens of a video are kept; give num_frames in mm_processor_kwargs", (0,), "video_pruning_rate"),
-    ("outputs do not hold it", (False,), "enable_return_routed_experts return_sampling_mask"),
+    ("outputs do not contain it", (False,), "enable_return_routed_experts return_sampling_mask"),
     ("requests are not recorded", (False,), "enable_trace_replay"),
     ("diffusion models do not run", (), "diffusion_config"),
 )
@@ -72,9 +72,9 @@ ONLY = {name: (accepted, reason) for reason, accepted, names in _ONLY for name i
 # reason why a value has no effect, names
 _IGNORED = (
     ("code of a checkpoint never runs", "trust_remote_code code_revision"),
-    ("decode steps are recorded where that is faster", "enforce_eager cudagraph_capture_sizes max_cudagraph_capture_size"),
-    ("decode steps are recorded where that is faster", "compilation_config max_seq_len_to_capture optimization_level"),
-    ("decode steps are recorded where that is faster", "performance_mode"),
+    ("CUDA graphs are captured where they are faster", "enforce_eager cudagraph_capture_sizes max_cudagraph_capture_size"),
+    ("CUDA graphs are captured where they are faster", "compilation_config max_seq_len_to_capture optimization_level"),
+    ("CUDA graphs are captured where they are faster", "performance_mode"),
     ("the option kernels chooses backends", "attention_backend attention_config mm_encoder_attn_backend mm_encoder_attn_dtype"),
     ("the option kernels chooses backends", "moe_backend linear_backend all2all_backend kernel_config ir_op_priority"),
     ("the option kernels chooses backends", "mamba_config mamba_backend enable_flashinfer_autotune disable_cascade_attn"),
@@ -83,19 +83,19 @@ _IGNORED = (
     ("max_num_batched_tokens limits a step", "enable_chunked_prefill disable_chunked_mm_input max_num_partial_prefills"),
     ("max_num_batched_tokens limits a step", "max_long_partial_prefills long_prefill_token_threshold"),
     ("max_num_batched_tokens limits a step", "max_num_scheduled_tokens"),
-    ("the scheduler decides", "watermark prefill_schedule_interval scheduler_reserve_full_isl num_scheduler_steps"),
-    ("text is decoded when it is read", "disable_async_output_proc stream_interval multi_step_stream_outputs"),
-    ("the KV cache decides", "prefix_caching_hash_algo disable_hybrid_kv_cache_manager calculate_kv_scales"),
+    ("the scheduler has no such setting", "watermark prefill_schedule_interval scheduler_reserve_full_isl num_scheduler_steps"),
+    ("text is detokenised outside the step loop", "disable_async_output_proc stream_interval multi_step_stream_outputs"),
+    ("the KV cache has no such setting", "prefix_caching_hash_algo disable_hybrid_kv_cache_manager calculate_kv_scales"),
     ("memory is planned from the model's limits", "skip_mm_profiling"),
     ("the chat template places the items", "interleave_mm_strings"),
     (
-        "the cache is in this process",
+        "processed media are cached in this process",
         "mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_hasher_algorithm mm_tensor_ipc",
     ),
     ("media_workers is the number of threads", "renderer_num_workers tokenizer_pool_size"),
     ("one adapter is merged into the weights", "max_loras max_lora_rank max_cpu_loras lora_dtype fully_sharded_loras"),
     ("llguidance compiles every format", "structured_outputs_config guided_decoding_backend"),
-    ("answers are returned whole", "reasoning_parser reasoning_parser_plugin reasoning_config"),
+    ("answers are returned with their reasoning", "reasoning_parser reasoning_parser_plugin reasoning_config"),
     ("weights are mapped from safetensors files", "model_loader_extra_config ignore_patterns pt_load_map_location"),
     ("weights are mapped from safetensors files", "safetensors_load_strategy max_parallel_loading_workers"),
     ("the checkpoint's format is checked when it is loaded", "allow_deprecated_quantization"),
@@ -107,7 +107,7 @@ _SILENT = (
     "served_model_name disable_log_stats disable_log_requests enable_log_requests use_tqdm_on_load enable_sleep_mode",
     "enable_cumem_allocator enable_mm_embeds aggregate_engine_logging",
 )
-SILENT = frozenset(name for names in _SILENT for name in names.split())  # every value is what the engine does
+SILENT = frozenset(name for names in _SILENT for name in names.split())  # ignored without a warning
 _PUBLISHED_FORMATS = (  # config.json names the format, and weights are read in it
     *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4", "torchao", "gguf"),
 )
@@ -198,7 +198,7 @@ def translate_options(model: object, options: Mapping[str, Any], known: Collecti
             without_effect += [f"{name} ({IGNORED[name]})"] if value else []
         elif name in _SAME_AS:
             if str(value) != str({"model": model, **given}.get(_SAME_AS[name])):
-                raise _refusal(name, value, f"all files are those of {_SAME_AS[name]}")
+                raise _refusal(name, value, f"all files come from {_SAME_AS[name]}")
         else:
             raise ConfigError(f"unknown option {short_repr(name)}; {hint(name, known, NAMES)}", param=str(name))
     if without_effect:
@@ -207,7 +207,7 @@ def translate_options(model: object, options: Mapping[str, Any], known: Collecti
 
 
 def _set(result: dict[str, Any], name: str, value: Any, target: str, convert: Callable[[Any], Any]) -> None:
-    """Set an option, or with a dot in `target` an entry of one, which the caller's own entry replaces."""
+    """Set the option `target`; "a.b" sets the entry b of the option a, unless the caller has given that entry."""
     try:
         converted = convert(value)
     except (TypeError, ValueError, OverflowError):

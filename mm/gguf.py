@@ -153,7 +153,7 @@ class _Broken(Exception):
 
 @lru_cache(32)
 def _read_header(path: Path, size: int, modified: int) -> Gguf:
-    """Read a file's header. `modified` makes a changed file another entry of the cache."""
+    """Read a file's header. `modified` is part of the cache key, so a changed file is read again."""
     if size < 24:
         raise _Broken("it is truncated")
     with open_regular(path) as file, mmap.mmap(file.fileno(), min(size, MAX_HEADER), access=mmap.ACCESS_READ) as data:
@@ -202,7 +202,7 @@ class _Header:
 
     def metadata(self, count: int) -> dict[str, Any]:
         found: dict[str, Any] = {}
-        for _ in range(count):  # each takes bytes of the header, so a false count ends there
+        for _ in range(count):  # each entry consumes bytes, so a false count ends at the header's end
             name = self._string()
             if name in found:
                 raise _Broken(f"{short_repr(name)} occurs twice")

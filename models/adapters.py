@@ -60,7 +60,7 @@ def adapter_spec(name: str, raw: Mapping[str, Any]) -> AdapterSpec:
 
 
 def check_settings(raw: Mapping[str, Any], read: Collection[str]) -> None:
-    """Raise ConfigError for a setting of adapter_config.json that is not supported. `read`: further ones that are."""
+    """Raise ConfigError for a setting of adapter_config.json that is not supported. `read`: settings the caller supports."""
     for key, known in _SUPPORTED.items():
         if raw.get(key, known[0]) not in known:
             raise _refused(key, raw[key])
@@ -77,7 +77,7 @@ def low_rank_scale(alpha: object, rank: int, config: Mapping[str, Any]) -> float
 
 
 def patterns(raw: Mapping[str, Any], key: str) -> list[tuple[re.Pattern[str], object]]:
-    """Return the patterns of whole ends of module names under this key, with their values. Raise ConfigError for others."""
+    """Return the regular expressions under this key, each for the end of a module name, with their values."""
     try:
         return [(re.compile(rf"(.*\.)?({pattern})$"), value) for pattern, value in (raw.get(key) or {}).items()]
     except (AttributeError, TypeError, re.error):

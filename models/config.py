@@ -42,7 +42,7 @@ class Stack:
         norm_offset: as in DecoderSpec.
         root_scale: token embeddings are scaled by the root of the hidden size.
         router: fields of MoeSpec.
-        refused: keys of config.json that ask for what the stack does not have here, if their value is true.
+        refused: keys of config.json that must be false, because the feature is not implemented for this stack.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -201,7 +201,7 @@ def _attention(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSp
 
 def _is_rotated(text: Mapping[str, Any], stack: Stack, layer: int) -> bool:
     """Return whether a layer has rotary positions: by a list, at an interval, or by its window."""
-    if text.get("no_rope_layers"):  # 1: it has
+    if text.get("no_rope_layers"):  # 1: rotary, 0: no positions
         return bool(text["no_rope_layers"][layer])
     if text.get("no_rope_layer_interval"):
         return bool((layer + 1) % text["no_rope_layer_interval"])

@@ -46,5 +46,5 @@ def external_parts(config: Mapping[str, Any]) -> list[tuple[ExternalPart, str]]:
 
 
 def lacks_weights(headers: Mapping[str, Tensor], part: ExternalPart) -> bool:
-    """Return True if a checkpoint with these stored tensors has none of the part's."""
+    """Return True if none of the stored tensors belongs to the part."""
     return bool(headers) and not any(name.startswith(part.prefix) for name in headers)

@@ -192,11 +192,11 @@ def _rope_factors(model: Gguf, rotated: int) -> list[float]:
 
 
 def _by_architecture(model: Gguf, text: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what llama.cpp knows of an architecture without the metadata."""
+    """Return keys of the config that llama.cpp's code decides by architecture, not the metadata."""
     arch, found = ARCHS[model.architecture], dict[str, Any]()
-    if arch.largest:
-        is_largest = text["num_hidden_layers"] == arch.largest
-        found["query_pre_attn_scalar"] = text["hidden_size"] // text["num_attention_heads"] if is_largest else text["head_dim"]
+    if arch.wide_layers:
+        wide = text["num_hidden_layers"] == arch.wide_layers
+        found["query_pre_attn_scalar"] = text["hidden_size"] // text["num_attention_heads"] if wide else text["head_dim"]
     if arch.local_rope:
         local = {"rope_type": "default", "rope_theta": _number(model, "rope.freq_base_swa") or 10000.0}
         rope = _rope(model, text)["rope_parameters"]

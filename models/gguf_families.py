@@ -23,10 +23,11 @@ class Arch:
     Args:
         name: of its class, without ForCausalLM.
         kind: key of STACKS.
-        paired: rows of queries and keys are stored so that rotated pairs are adjacent; the stack has halves.
+        paired: the file stores rotated pairs of queries and keys side by side; our stack rotates halves.
         local_rope: layers with a window have rotary positions of their own.
-        windows: the sliding window of the metadata is used.
-        largest: layers of the one model that scales attention by another width; 0: attention is scaled by the head's.
+        windows: use the sliding window of the metadata.
+        wide_layers: number of layers of the model that scales attention by hidden size / heads instead of the head's
+            width; 0: no such model.
         more: other keys of config.json.
     """
 
@@ -35,7 +36,7 @@ class Arch:
     paired: bool = False
     local_rope: bool = False
     windows: bool = False
-    largest: int = 0
+    wide_layers: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)
 
     @property
@@ -51,8 +52,8 @@ _GELU = {"hidden_activation": "gelu_pytorch_tanh"}
 ARCHS: Mapping[str, Arch] = {
     "ernie4_5": Arch("Ernie4_5", "ernie4_5"),
     "gemma": Arch("Gemma", "gemma"),
-    "gemma2": Arch("Gemma2", "gemma2", windows=True, largest=46, more=_GELU),
-    "gemma3": Arch("Gemma3", "gemma3_text", local_rope=True, windows=True, largest=62, more=_GELU),
+    "gemma2": Arch("Gemma2", "gemma2", windows=True, wide_layers=46, more=_GELU),
+    "gemma3": Arch("Gemma3", "gemma3_text", local_rope=True, windows=True, wide_layers=62, more=_GELU),
     "glm4": Arch("Glm4", "glm4"),
     "granite": Arch("Granite", "granite", paired=True),
     "llama": Arch("Llama", "llama", paired=True, windows=True),
@@ -98,13 +99,13 @@ class Projector:
     Args:
         models: `general.architecture` of a text model -> architecture in config.json.
         config: function from the encoder, its shape and the tokens' ids to the sections and keys beside text_config.
-        layers: name of the tower's layers; `parts`: names within a layer; `whole`: names of all else.
+        layers: prefix of the tower's layers; `parts`: names within a layer; `whole`: names outside the layers.
         fused: queries, keys and values are one tensor in the Hub's layout.
-        paired: rows of queries and keys are stored so that rotated pairs are adjacent; the tower has halves.
+        paired: the file stores rotated pairs of queries and keys side by side; our tower rotates halves.
         bare: tensors whose names have no ".weight" in the Hub's layout.
         norms: endings of norms that are stored with 1 added.
         section: key of the text config in config.json.
-        image_token: placeholder of images, which the vocabularies of some files leave out; "" if none does.
+        image_token: placeholder of images, if the vocabulary of a file may lack it; else "".
     """
 
     models: Mapping[str, str]

@@ -152,12 +152,12 @@ def _files(folder: Path) -> list[Path]:
 
 
 def has_weights(has: Callable[[str], bool]) -> bool:
-    """Return whether a checkpoint, which `has` files of some names, holds the weights of a whole model."""
+    """Return whether a checkpoint holds weights. `has` says whether it has a file of this name."""
     return any(has(f"{stem}.safetensors{end}") for stem in _STEMS for end in ("", ".index.json"))
 
 
 def weight_files(folder: Path, has: Callable[[str], bool]) -> list[Path]:
-    """Return the paths of the weights of a checkpoint, which `has` files of some names and its index in `folder`.
+    """Return the paths of the weights of a checkpoint. `has` says whether it has a file; an index is read from `folder`.
 
     Raises:
         CheckpointError: there are no weights, or the index is not valid.
@@ -351,7 +351,7 @@ def _joined(
 
 
 def _convert(stored: str, whole: Tensor | QuantizedWeight, converter: Converter) -> list[tuple[str, Tensor]]:
-    """Apply a converter; CheckpointError for a tensor whose shape it cannot split. It gets quantised weights dequantised."""
+    """Apply a converter; CheckpointError if it cannot split the shape. Quantised weights are dequantised first."""
     if isinstance(whole, QuantizedWeight):
         whole = whole.dequantize()
     try:

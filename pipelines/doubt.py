@@ -1,4 +1,4 @@
-"""Measures of how far a text that a model has read or heard can be trusted."""
+"""Signs that a text read or heard by a model is probably wrong: low log probabilities, and repetition."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ..mm.shown import Shown
 
 
 class ReadText(Shown):
-    """The base of results that are a text. Its thresholds are those of the class."""
+    """Base of `Page` and `Transcript`. Subclasses set the thresholds of `doubt`."""
 
     text: str
     output: RequestOutput
@@ -34,7 +34,7 @@ class ReadText(Shown):
 
     @property
     def compression_ratio(self) -> float:
-        """Bytes of the text for each byte that zlib needs; a text that repeats itself has a large one."""
+        """Bytes of the text per byte after zlib compression. Repetitive text has a large ratio."""
         return compression_ratio(self.text)
 
     @property

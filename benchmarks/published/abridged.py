@@ -1,8 +1,8 @@
 """Published widths with few layers and random weights, against transformers: `make abridged ARGS="DIR --write"`.
 
-Each folder whose processor transformers has is built with the widths of its config.json, two layers per stack (more where the
-config names single layers), and random weights; one at a time, in 2 to 6.5 GB. For one item of each modality, the encoder rows
-and the log probabilities of 8 greedy tokens are compared.
+If transformers has the processor of a folder, a model is built with the widths of its config.json, two layers per stack (more
+if the config names single layers) and random weights. Models are built one at a time and take 2 to 6.5 GB. For one item of each
+modality, the encoder rows and the log probabilities of 8 greedy tokens are compared.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ TOKENS, LAYERS = 8, 2
 MAX_FLOAT32 = 1_000_000_000  # parameters of a model in float32; larger ones are built in bfloat16
 ROWS_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # relative to the standard deviation of the rows
 _DEPTHS = ("num_hidden_layers", "encoder_layers", "depth", "num_layers")
-_STACKED = ("deepstack_visual_indexes",)  # one projector each, so that all are kept
+_STACKED = ("deepstack_visual_indexes",)  # each of these layers has its own projector, so all are kept
 _PER_LAYER = ("layer_types", "mlp_layer_types")
 
 

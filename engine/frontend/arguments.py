@@ -1,4 +1,4 @@
-"""Arguments of `LLM` and `AsyncLLM`: their forms, and what vLLM's mean here."""
+"""Checks of the arguments of `LLM` and `AsyncLLM`, also of those that only vLLM has."""
 
 from __future__ import annotations
 
@@ -17,14 +17,14 @@ from ...processors.text.template import load_template
 
 Messages = Sequence[Mapping[str, Any]]
 _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
-_MAX_COMPILED = 4096  # characters of a request's template that is compiled in the caller's thread, to report errors at once
+_MAX_COMPILED = 4096  # characters; shorter templates of requests are compiled at once, to report errors early
 REQUEST_KEYS = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt that `chat` takes as arguments
-_UNUSED = {  # arguments of vLLM: the default, and why there is no other value
+_UNUSED = {  # argument of vLLM -> its only accepted value besides None, and why others are refused
     "lora_request": (None, "give LLM the adapter's folder as adapter="),
     "prompt_adapter_request": (None, "there are no prompt adapters"),
     "guided_options_request": (None, "give SamplingParams structured_outputs"),
     "tokenization_kwargs": (None, "encode the prompt and give prompt_token_ids"),
-    "chat_template_content_format": ("auto", "it is read from the template"),
+    "chat_template_content_format": ("auto", "the template's syntax tree decides"),
 }
 _FORMS: tuple[tuple[str, type | UnionType, str], ...] = (
     ("add_generation_prompt", bool, "True or False"),
@@ -37,7 +37,7 @@ _FORMS: tuple[tuple[str, type | UnionType, str], ...] = (
 
 def check_sleep_level(level: int) -> None:
     if level not in (1, 2):
-        raise InputError(f"level={short_repr(level)} must be 1 or 2, which do the same", param="level")
+        raise InputError(f"level={short_repr(level)} must be 1 or 2; both do the same", param="level")
 
 
 def as_prompts(prompts: object) -> Sequence[object]:

@@ -256,7 +256,7 @@ class InputProcessor:
         return self._tokenizer.encode(prompt.text or "", add_special_tokens=special and self._adds_special_tokens)
 
     def _parse_embeds(self, prompt: Prompt, more: bool) -> ProcessedPrompt:
-        """Return the prompt that `prompt_embeds` are. Its token ids are zeros."""
+        """Return the prompt of given `prompt_embeds`. Its token ids are zeros."""
         if self._cross_attention:
             reason = "an encoder-decoder model takes no prompt_embeds; give the decoder's prompt as text or token ids"
             raise InputError(reason, param="prompt_embeds")

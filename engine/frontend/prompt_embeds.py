@@ -36,13 +36,13 @@ def read_prompt_embeds(value: object, width: int, max_tokens: int, dtype: torch.
 
 
 def prompt_embeds_features(rows: Tensor, row_size: int, salt: str | None) -> tuple[MultiModalFeature, ...]:
-    """Return the pieces of a prompt's embeddings as items without text around them, at positions of text.
+    """Split a prompt's embeddings into pieces. Each piece is an item whose rows have the positions of text tokens.
 
     Prompts with equal first pieces share encoder rows and KV blocks.
 
     Args:
         row_size: width of an encoder row. Deepstack levels are zeros.
-        salt: of the prompt; equal rows of another salt are another item.
+        salt: the prompt's `cache_salt`. Prompts with different salts share no rows.
     """
     features = []
     for start in range(0, len(rows), PROMPT_EMBEDS_ROWS):

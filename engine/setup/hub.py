@@ -52,7 +52,7 @@ def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
     """Return the config with `model` and `adapter` as folders. If `model` was a name, `revision` becomes the commit.
 
     Args:
-        weights: False needs the files beside the weights only.
+        weights: False downloads only the files beside the weights.
 
     Raises:
         ConfigError: a revision of a folder, or an architecture that is not supported, before its weights are downloaded.
@@ -68,7 +68,7 @@ def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
         return found
     if not is_adapter(Path(adapter)) or is_adapter(Path(found.model)):
         wrong = found.model if is_adapter(Path(adapter)) else adapter
-        reason = "must be a whole model" if wrong is found.model else f"has no {ADAPTER}"
+        reason = "must be a model, not an adapter" if wrong is found.model else f"has no {ADAPTER}"
         raise ConfigError(f"{wrong} {reason}; give LLM(base, adapter=folder)", param="adapter")
     return replace(found, adapter=adapter)
 
@@ -136,7 +136,7 @@ def find_folder(
     Args:
         revision: a branch, a tag or a commit; None is the branch main.
         offline: never use the network, as with HF_HUB_OFFLINE=1.
-        weights: False needs the files beside the weights only.
+        weights: False downloads only the files beside the weights.
         update: ask the Hub for the newest commit of a branch, even if the cache holds an older one.
         check: called with the folder before the weights are downloaded.
 

@@ -35,7 +35,7 @@ _COMPILERS = 2  # threads
 _WORKER_MEMORY = 1 << 30
 _WORD = 32  # tokens in one word of a mask
 _REGEX_ERROR = re.compile(r"regex parse error:.*?\berror: ([^\n]*)", re.S)
-_STACK_SIZE = Lock()  # held while the stack size of new threads is another
+_STACK_SIZE = Lock()  # held while the stack size of new threads is changed
 
 
 class Grammar:
@@ -108,7 +108,7 @@ class GrammarFactory:
         self._alive: WeakValueDictionary[StructuredOutputsParams, Future[Any]] = WeakValueDictionary()
         self._lock, self._vocabulary_lock = Lock(), Lock()
         self._pool: ThreadPoolExecutor | None = None
-        self._waiting: list[tuple[str, StructuredOutputsParams, Future[Any]]] = []  # by `begin`, with the tenant
+        self._waiting: list[tuple[str, StructuredOutputsParams, Future[Any]]] = []  # (tenant, grammar, result) of each `begin`
         self._busy = set[str]()  # tenants whose grammar is being compiled
 
     def check(self, params: StructuredOutputsParams) -> None:
@@ -118,7 +118,7 @@ class GrammarFactory:
     def begin(self, params: StructuredOutputsParams, tenant: str = "") -> Future[Any]:
         """Compile in another thread. While the caller keeps the returned future, `make` does not compile again.
 
-        `tenant`: its grammars occupy one thread at a time; "" has no limit.
+        Grammars of one `tenant` are compiled one at a time, except those of "".
         """
         future, new = self._future(params)
         if new:
@@ -127,7 +127,7 @@ class GrammarFactory:
             with self._lock:
                 self._waiting.append((tenant, params, future))
             with _STACK_SIZE:
-                before = threading.stack_size(4 * STACK)  # of threads of this process that start now
+                before = threading.stack_size(4 * STACK)  # of every thread that starts before it is restored
                 self._pool.submit(self._compile_waiting)
                 threading.stack_size(before)
         return future

@@ -1,4 +1,4 @@
-"""Compiles one grammar with llguidance. It imports no torch, so that the worker process in which it also runs starts soon."""
+"""Compiles one grammar with llguidance. The module also runs in a worker process, which starts faster without torch."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 WORKER_IMPORTS = ("llguidance",)  # modules that `compile_alone` needs; the worker imports them before it is restricted
 STACK = 2 << 20  # bytes of stack in the worker
-_LIMITS: dict[str, Any] = {  # of llguidance: a step takes milliseconds at most, a grammar's states about 100 MB
+_LIMITS: dict[str, Any] = {  # llguidance's: a step takes at most milliseconds, and a grammar's states about 100 MB
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,
@@ -19,7 +19,7 @@ _LIMITS: dict[str, Any] = {  # of llguidance: a step takes milliseconds at most,
 
 
 def compile_grammar(vocabulary: Any, source: str) -> tuple[Any, str]:
-    """Return llguidance's matcher, and what is wrong with the grammar, "" if nothing is."""
+    """Return llguidance's matcher and an error message, "" if the grammar is valid."""
     from llguidance import LLMatcher, LLParserLimits
 
     matcher = LLMatcher(vocabulary, source, log_level=0, limits=LLParserLimits(**_LIMITS))

@@ -11,7 +11,7 @@ _FORMATS: tuple[tuple[str, str, str], ...] = (
     ("an HTML page", r"\s*(<!doctype html|<html)", "give the address of the file itself, or log in and download it"),
     ("a HEIC image", r"....ftyp(heic|heix|hevc|mif1|msf1)", "convert it to JPEG or PNG"),
     ("PostScript", r"%!PS", "render it as PNG first"),
-    ("a pointer of Git LFS", r"version https://git-lfs", "download the file itself, for example with git lfs pull"),
+    ("a Git LFS pointer", r"version https://git-lfs", "download the file itself, for example with git lfs pull"),
     ("a ZIP archive", r"PK\x03\x04", "unpack it first"),
     ("a gzip archive", r"\x1f\x8b", "unpack it first"),
     ("an image", r"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*", "give it as an image"),
@@ -28,7 +28,7 @@ _ADVICE = {
 
 
 def not_supported(data: bytes, modality: str) -> str:
-    """Return the error of a file that is in no supported format of a modality: what it is, if that shows, and what to do."""
+    """Return the error of a file that is in no supported format of a modality: what it is, if known, and what to do."""
     for name, start, advice in _FORMATS:
         found = re.match(start.encode("latin-1"), data[:_LOOKED_AT], re.DOTALL | re.IGNORECASE)
         if found is not None and name not in _OWN[modality]:

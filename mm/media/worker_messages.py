@@ -1,4 +1,4 @@
-"""Messages between the engine and its worker processes. It imports no torch, so that workers that need none start soon."""
+"""Messages between the engine and its worker processes. It imports no torch, so that workers without torch start faster."""
 
 from __future__ import annotations
 

@@ -40,8 +40,8 @@ from .peak import Peak
 TOKENS = "input_ids"  # among an item's tensors: its tokens as the processor writes them
 # decoder inputs that are checked, or that have no effect
 _DECODER_INPUTS = ("inputs_embeds", "position_ids", "attention_mask", "past_key_values", "cache_position")
-_TEXT_ROWS = 24  # of a text-only model's comparison
-_MTP = re.compile(r"mtp|layers\\?\.\d")  # in patterns of names: tensors for multi-token prediction
+_TEXT_ROWS = 24  # rows of the run that compares a text-only model
+_MTP = re.compile(r"mtp|layers\\?\.\d")  # finds patterns for tensors of multi-token prediction
 _TOLERANCE, _TOLERANCE_16BIT = {torch.float32: 1e-3}, 6e-2  # relative to the norm of a row
 
 
@@ -117,7 +117,7 @@ class Fallback(nn.Module):
         """Do nothing: transformers reports the names that its class does not read in `load_weights`."""
 
     def is_unused(self, name: str) -> bool:
-        """Return True for tensors for multi-token prediction. Other names that the class ignores may be renamed to its own."""
+        """Return True for tensors of multi-token prediction. Others are kept: the class may still rename and use them."""
         ignored = self.outer._keys_to_ignore_on_load_unexpected or ()
         return any(re.search(pattern, name) for pattern in ignored if _MTP.search(pattern))
 

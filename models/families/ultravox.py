@@ -71,7 +71,7 @@ class Ultravox(DecoderModel):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         for part, name in external_parts(config):
             if not config.get(part.section):
-                raise ConfigError(f"{part.section} is in another model ({part.key}={name!r}), which is not here; {_GET}")
+                raise ConfigError(f"{part.section} is in another repository ({part.key}={name!r}), which was not found; {_GET}")
         if config.get("audio_latency_block_size"):
             raise ConfigError("audio_latency_block_size is not supported; remove it, so that a window is encoded as a whole")
         super().__init__(decoder_spec(config, stack_of(config)), dtype, device)
@@ -135,7 +135,9 @@ class Ultravox(DecoderModel):
         except CheckpointError as error:
             if not self.external:
                 raise
-            raise CheckpointError(f"{error}; config.json names another model ({', '.join(self.external)}); {_GET}") from None
+            raise CheckpointError(
+                f"{error}; config.json names another repository ({', '.join(self.external)}); {_GET}"
+            ) from None
 
     def input_bytes(self, modality: str, rows: int) -> int:
         return 2 * self.group * rows * self.audio_tower.config.mels * self.dtype.itemsize

@@ -168,7 +168,7 @@ def _by_tensors(model: nn.Module, quantization: Quantization, stored: Mapping[st
 def _stored_parts(
     model: nn.Module, quantization: Quantization, stored: Mapping[str, Tensor]
 ) -> tuple[dict[str, str], dict[str, dict[str, tuple[str, Tensor]]]]:
-    """Return module -> its stored name, and module -> part -> canonical name and tensor, of names that end in a part."""
+    """Group tensors by module. Return module -> stored name, and module -> part -> (canonical name, tensor)."""
     naming = cast(_Renaming, model)
     renamed, stacked = _renamed(model), stacks(model)
     ends = {stem + end: (stem, part) for stem in stacked for end, part in ENDINGS.items() if part in quantization.parts}

@@ -44,7 +44,7 @@ class MlxFormat:
 
 @dataclass(frozen=True)
 class MlxQuantization:
-    """`form`: the format of modules without one of their own. `modules`: module -> its own settings, or False for wide."""
+    """`form`: the default format. `modules`: module -> settings that replace the default, or False if not quantised."""
 
     form: MlxFormat
     modules: Mapping[str, Any]

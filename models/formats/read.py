@@ -33,7 +33,7 @@ _READERS: Mapping[str, Callable[[Mapping[str, Any]], Quantization]] = {
 
 
 def _unnamed(config: Mapping[str, Any]) -> str:
-    """Return the method of a config that does not name it, "" if it cannot be told."""
+    """Return the quantisation method of a config without quant_method, "" if it is unknown."""
     if "config_groups" in config:
         return "compressed-tensors"
     return "mlx" if "group_size" in config and "bits" in config else ""

@@ -18,7 +18,7 @@ ENDINGS = {
     "_activation_scale": "activation_scale",
     "_blocks": "blocks",
     "_scales": "scales",
-    ".weight": "weight",  # MLX's
+    ".weight": "weight",  # this and the next two: MLX
     ".scales": "scales",
     ".biases": "biases",
 }
@@ -68,7 +68,7 @@ def stacks(model: nn.Module) -> dict[str, Stack]:
             for name, part, chosen in (
                 ("experts.gate_up_proj", "gate_up", slice(2)),
                 ("experts.down_proj", "down", slice(1)),
-                ("switch_mlp.gate_proj", "gate_up", slice(1)),  # MLX's, as the next two
+                ("switch_mlp.gate_proj", "gate_up", slice(1)),  # this and the next two: MLX
                 ("switch_mlp.up_proj", "gate_up", slice(1, 2)),
                 ("switch_mlp.down_proj", "down", slice(1)),
             ):

@@ -355,12 +355,12 @@ def stack_of(config: Mapping[str, Any], default: str = "llama") -> Stack:
     """Return the stack of a config.json's text part, for families that accept several decoders.
 
     Raises:
-        ConfigError: the model_type is not in the table, or the config asks for what the stack does not have.
+        ConfigError: the model_type is not in the table, or the config asks for a feature that the stack lacks.
     """
     name = get_text_config(config).get("model_type", default)
     if name not in STACKS:
         raise ConfigError(f"text_config of model_type {name!r} is not supported; known are {', '.join(STACKS)}")
     refused = [key for key in STACKS[name].refused if get_text_config(config).get(key)]
     if refused:
-        raise ConfigError(f"{refused[0]} in the config of a {name} decoder is not supported; the value false is")
+        raise ConfigError(f"{refused[0]} in the config of a {name} decoder must be false; true is not supported")
     return STACKS[name]

@@ -99,7 +99,7 @@ def render_chat(
 
 
 def _render_in_worker(inputs: RenderInputs, tenant: str | None) -> tuple[tuple[str, bool], ...]:
-    """Call `render` in a worker: to compile a template, and much that it may do, holds the interpreter's lock for seconds."""
+    """Call `render` in a worker, because compiling or running a template may hold the interpreter's lock for seconds."""
     try:
         reply = call_worker(render_alone, marshal.dumps(tuple(inputs)), inputs.max_seconds + 1.0, _WORKER_MEMORY, tenant)
     except InputError:

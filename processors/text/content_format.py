@@ -12,7 +12,7 @@ Format = Literal["string", "parts", "any"]
 _PART_FILTERS = ("selectattr", "rejectattr", "map")
 _OBJECT_FILTERS = ("tojson", "items", "dictsort")
 _OBJECT_METHODS = ("items", "keys", "values", "get")
-_MAX_NAMES = 8  # names that a value is given one after the other
+_MAX_NAMES = 8  # longest chain of assignments (a = b, c = a, ...) that is followed
 
 
 @dataclass(frozen=True)

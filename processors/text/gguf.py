@@ -87,7 +87,7 @@ def _convert_pieces(content: Mapping[str, Any]) -> Any:
 
 
 def _convert_byte_level(content: Mapping[str, Any], rules: ByteLevelRules) -> Any:
-    """Convert a byte-level vocabulary. Tokens behind its last one that text can form are added to it."""
+    """Convert a byte-level vocabulary. Special tokens, and all after the last normal one, become added tokens."""
     from tokenizers import AddedToken
 
     tokens: Sequence[str] = content["tokens"]

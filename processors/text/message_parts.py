@@ -31,7 +31,7 @@ PART_TYPES = {
     "audio_embeds": "audio",
     "input_audio": "audio",  # OpenAI
 }
-"""Types of parts, and what they are: text, or an item of a modality."""
+"""Type of a part -> "text", or the modality of its item."""
 _IGNORED = (
     "cache_control",  # Anthropic; every prefix is cached here
     "annotations",  # OpenAI's Responses, on output_text
@@ -43,7 +43,7 @@ _PIXELS = ("min_pixels", "max_pixels", "detail", "resized_height", "resized_widt
 _FRAMES = ("fps", "num_frames", "nframes", "min_frames", "max_frames", "total_pixels", "sample_fps")
 _OPTIONS = {"text": (), "image": _PIXELS, "video": (*_PIXELS, *_FRAMES), "audio": ()}
 _FILES_FPS = 2.0  # rate of frames in files, as in qwen-vl-utils
-_MOST_FILES = 4096  # of one video
+_MOST_FILES = 4096  # frames of one video
 
 
 def split_media(
@@ -81,8 +81,8 @@ def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str,
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, Mapping):
-        how = 'an item goes into an object such as {"type": "image", "image": item}'
-        raise InputError(f"{where}: a part is an object or a text, not {typed(part)}; {how}")
+        how = 'put the item into an object such as {"type": "image", "image": item}'
+        raise InputError(f"{where}: a part must be an object or a string, not {typed(part)}; {how}")
     modality = _modality(part, where)
     keys, options = _KEYS[modality], _OPTIONS[modality]
     uuid = () if modality == "text" else ("uuid",)
@@ -101,14 +101,14 @@ def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str,
 
 
 def _modality(part: Mapping[str, Any], where: str) -> str:
-    """Return "text" or the modality of a part, by its type, or without one by its keys."""
+    """Return "text" or the modality of a part. A part without a type is recognised by its keys."""
     kind = part.get("type")
     if kind is None:
         found = [key for key in PART_TYPES if part.get(key) is not None]
         kinds = {PART_TYPES[key] for key in found}
         if len(kinds) == 1:
             return kinds.pop()
-        reason = f"a part with {' and '.join(found)} needs a type, or to be two parts" if found else "a part needs a type"
+        reason = f"a part with {' and '.join(found)} needs a type; or give two parts" if found else "a part needs a type"
         raise InputError(f"{where}: {reason}; {hint(kind, PART_TYPES)}")
     if not isinstance(kind, str) or kind not in PART_TYPES:
         raise InputError(f"{where}: unknown part type {str(kind)[:40]!r}; {hint(kind, PART_TYPES)}")
@@ -116,7 +116,7 @@ def _modality(part: Mapping[str, Any], where: str) -> str:
 
 
 def _is_known(key: object) -> bool:
-    """Return whether a part of another type may have this key: rows of a data set have all keys, and None in most."""
+    """Return whether a part of any type may have this key: rows of a data set have all keys, most with None."""
     return key == "uuid" or any(key in keys for keys in (*_KEYS.values(), *_OPTIONS.values()))
 
 
@@ -159,23 +159,23 @@ def _read_url(value: object, key: str, where: str) -> MediaUrl:
     url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str):
         what = f"its 'url' is {typed(url)}" if isinstance(value, Mapping) else f"not {typed(value)}"
-        raise InputError(f'{where}: {key} is a URL or an object {{"url": "data:..."}}; {what}')
+        raise InputError(f'{where}: {key} must be a URL or an object {{"url": "data:..."}}; {what}')
     return MediaUrl(url)
 
 
 def _read_base64(value: object, key: str, where: str) -> MediaUrl:
     if not isinstance(value, str):
-        raise InputError(f"{where}: {key} is a text in base64, not {typed(value)}")
+        raise InputError(f"{where}: {key} must be base64 text, not {typed(value)}")
     return MediaUrl(value if value[:5].lower() == "data:" else f"data:;base64,{value}")
 
 
 def _read_file(value: object, key: str, where: str) -> MediaUrl:
     if not isinstance(value, Mapping):
-        raise InputError(f'{where}: {key} is an object {{"data": "<base64>", "format": "wav"}}, not {typed(value)}')
+        raise InputError(f'{where}: {key} must be an object {{"data": "<base64>", "format": "wav"}}, not {typed(value)}')
     _check_keys(value, ("data", "format"), f"{where}: {key}: ")
     data, form = value.get("data"), value.get("format")
     if not isinstance(data, str):
-        raise InputError(f"{where}: {key} holds 'data', a text in base64; it is {typed(data)}")
+        raise InputError(f"{where}: 'data' of {key} must be base64 text, not {typed(data)}")
     if not (isinstance(form, str) and form.isascii() and form.isalnum()):
         raise InputError(f"{where}: {key} needs a format such as 'wav' or 'mp3', not {str(form)[:40]!r}")
     return MediaUrl(f"data:audio/{form};base64,{data}")
@@ -185,7 +185,7 @@ def _read_embeds(value: object, key: str, where: str) -> object:
     entries = value.values() if isinstance(value, Mapping) else [value]
     if any(isinstance(entry, str | bytes) for entry in entries):
         raise InputError(
-            f"{where}: {key} are encoder rows as a tensor; an encoded tensor is not unpickled here, decode it first"
+            f"{where}: {key} must be a tensor of encoder rows; a serialised tensor is never unpickled, load it first"
         )
     return value
 

@@ -1,4 +1,4 @@
-"""Renders chat templates, in this process or in a worker. It imports no torch, so that the worker starts soon."""
+"""Renders chat templates, in this process or in a worker. It imports no torch, so that the worker starts faster."""
 
 from __future__ import annotations
 
@@ -20,9 +20,9 @@ WORKER_IMPORTS = ("encodings.unicode_escape", "jinja2.debug", "unicodedata")  # 
 
 
 _FORMS = {"string": ("string", "parts"), "parts": ("parts", "text"), "any": ("any", "text", "parts")}
-"""The forms of contents to try, by what the template reads. "any": as given; "text": parts only where there are items."""
-_MAX_SEARCHES = 100  # of pieces of texts in a whole prompt
-_CHANGED = re.compile(r"(?:^|(?<=\s))/\w+|<[^<>\s]{1,40}>")  # switches and tags
+"""What the template reads -> forms of content to try, in order. "any": as given; "text": parts only if there are items."""
+_MAX_SEARCHES = 100  # searches of a whole prompt for a piece of text
+_CHANGED = re.compile(r"(?:^|(?<=\s))/\w+|<[^<>\s]{1,40}>")  # switches (/no_think) and tags (<think>)
 
 
 class _FormError(Exception):
@@ -77,7 +77,7 @@ def render(inputs: RenderInputs) -> tuple[tuple[str, bool], ...]:
     limits = inputs.max_characters, inputs.max_seconds
     text = _render(sandbox, messages, {**special, **inputs.variables}, inputs.placeholders, inputs.leave_open, limits)
     if text.num_pieces > inputs.max_pieces:
-        reason = f"the chat template changes between its own text and the messages' more than {inputs.max_pieces} times"
+        reason = f"the chat template switches between its own text and the messages' more than {inputs.max_pieces} times"
         raise InputError(f"{reason}; shorten the messages", code="too_long", param="chat_template")
     return text.pieces()
 

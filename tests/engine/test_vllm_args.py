@@ -92,10 +92,10 @@ def test_one_warning_for_all_without_effect():
             "tensor_parallel_size=2 cannot be honoured: an engine runs on one device; start one per GPU",
         ),
         ({"tensor_parallel_size": True}, "tensor_parallel_size=True cannot"),
-        ({"tokenizer": "other"}, "tokenizer='other' cannot be honoured: all files are those of model"),
+        ({"tokenizer": "other"}, "tokenizer='other' cannot be honoured: all files come from model"),
         (
             {"revision": "a", "tokenizer_revision": "b"},
-            "tokenizer_revision='b' cannot be honoured: all files are those of revision",
+            "tokenizer_revision='b' cannot be honoured: all files come from revision",
         ),
         ({"speculative_config": {"method": "ngram"}}, "there is no speculative decoding"),
         ({"load_format": "dummy"}, "the files decide: safetensors or GGUF"),

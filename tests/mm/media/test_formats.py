@@ -31,7 +31,7 @@ soundfile.write(WAV, [0.0] * 100, 8000, format="WAV")
         (
             "image",
             b"version https://git-lfs.github.com/spec/v1\noid",
-            "it is a pointer of Git LFS, .*; download the file itself",
+            "it is a Git LFS pointer, .*; download the file itself",
         ),
         ("image", b"PK\3\4....", "it is a ZIP archive"),
         ("image", b"\0\0\0\x18ftypisom\0\0", "it is a video, .*; give it as a video"),

@@ -42,7 +42,7 @@ def test_a_checkpoint_that_names_other_models_holds_all_itself(folder: Path) -> 
         LLM(folder, max_model_len=256)
     vocab = json.loads((folder / "config.json").read_text())["text_config"]["vocab_size"]
     change(folder, {"text_config": None, "vocab_size": vocab, "audio_token_index": vocab})
-    with pytest.raises(ConfigError, match=r"text_config is in another model \(text_model_id='no name'\), which is not here"):
+    with pytest.raises(ConfigError, match=r"in another repository \(text_model_id='no name'\), which was not found"):
         LLM(folder, max_model_len=256)
 
 
