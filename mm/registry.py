@@ -139,7 +139,7 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 NOTES: dict[str, FamilyNote] = {
     "bert": FamilyNote(
-        "encoders of text for `embed`: mean or CLS pooling, as 1_Pooling/config.json says",
+        "text encoders for `embed`: mean or CLS pooling, as 1_Pooling/config.json says",
         "vectors only; no classification heads",
         "tests/models/families/test_bert.py",
     ),
@@ -194,7 +194,7 @@ NOTES: dict[str, FamilyNote] = {
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
     "text_only": FamilyNote("decoders without an encoder: no items; the stack follows `model_type`; `embed` and `score`"),
-    "ultravox": FamilyNote("rows stacked by eight, any decoder; tower and decoder also in repositories of their own"),
+    "ultravox": FamilyNote("rows stacked by eight, any decoder; tower and decoder may be in other repositories"),
     "voxtral": FamilyNote(
         "windows of 30 s, padded with silence; prompts and transcriptions as mistral-common writes them; "
         "the Hub's layout and the publisher's own"
