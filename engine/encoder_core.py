@@ -25,7 +25,7 @@ class EncoderCore:
     """Encodes the items of requests behind the verbs of `CoreClient`, in this process.
 
     A step takes requests in order of (priority, arrival) until they have `max_encoder_tokens` rows, at least one, and encodes
-    each distinct item once. Rows are kept on disk only (`encoder_cache_dir`).
+    each distinct item once, in calls of at most as many rows. Rows are kept on disk only (`encoder_cache_dir`).
     """
 
     can_restart = asleep = False
@@ -77,13 +77,13 @@ class EncoderCore:
         if not batch:
             return CoreOutputs((), True, self.stats)
         items = {item.hash: item for request, _ in batch for item in request.features}
-        self.report_encoding(items)
         start = time.perf_counter()
-        with use_backends(self._kernels), torch.inference_mode():
-            results = {result.hash: result for result in self._runner.encode(self._model, list(items.values()))}
-        outputs = tuple(self._output(request, arrival, start, results) for request, arrival in batch)
-        self._store.drop(items)
-        self.report_encoding(())
+        try:
+            results = self._encode(items.values())
+            outputs = tuple(self._output(request, arrival, start, results) for request, arrival in batch)
+        finally:
+            self._store.drop(items)
+            self.report_encoding(())
         for result in results.values():
             if result.item_failed:
                 self._quarantine.add(result.hash)
@@ -95,6 +95,22 @@ class EncoderCore:
             encoder_disk_hits=self._stats.encoder_disk_hits + num_stored,
         )
         return CoreOutputs(outputs, False, self.stats)
+
+    def _encode(self, items: Iterable[MultiModalFeature]) -> dict[str, EncodeResult]:
+        """Encode items in calls of at most `max_encoder_tokens` rows, at least one item, as the memory plan counts them."""
+        calls, rows = list[list[MultiModalFeature]](), self._max_rows
+        for item in items:
+            rows += item.range.num_embeds
+            if rows > self._max_rows:
+                calls.append([])
+                rows = item.range.num_embeds
+            calls[-1].append(item)
+        results: dict[str, EncodeResult] = {}
+        with use_backends(self._kernels), torch.inference_mode():
+            for call in calls:
+                self.report_encoding([item.hash for item in call])
+                results |= {result.hash: result for result in self._runner.encode(self._model, call)}
+        return results
 
     def _next_batch(self) -> Sequence[tuple[EngineRequest, float]]:
         """Remove the requests of the next step from the queue and return them with their times of arrival."""

@@ -101,12 +101,12 @@ class MultiModalDataParser:
         kind = modality
         if isinstance(media.data, EncodedItem):
             media = replace(media, data=read_encoded(modality, index, media.data, self.width))
-        elif modality == "vision_chunk":
-            try:
+        try:
+            if modality == "vision_chunk" and not isinstance(media.data, EmbeddingItem):
                 kind, media = read_entry(media)
-            except InputError as error:
-                raise media_error(error, modality, index) from None
-        data = plain_data(media.data)
+            data = plain_data(media.data)
+        except InputError as error:
+            raise media_error(error, modality, index) from None
         if media.uuid is not None and not (isinstance(media.uuid, str) and media.uuid):
             got = repr(media.uuid) if isinstance(media.uuid, str) else typed(media.uuid)
             raise MediaError(modality, index, f"its uuid must be a non-empty string, not {got}", param="uuid")
@@ -153,7 +153,10 @@ def plain_data(value: object) -> object:
     """
     keys = set(value) - {"path"} if isinstance(value, Mapping) else set()
     if isinstance(value, Mapping) and keys == {"array", "sampling_rate"}:
-        return np.asarray(value["array"]), value["sampling_rate"]
+        try:
+            return np.asarray(value["array"]), value["sampling_rate"]
+        except (TypeError, ValueError):
+            raise InputError("its array is not one of numbers; give the samples as an array") from None
     if isinstance(value, Mapping) and keys == {"bytes"}:
         return value.get("path") if value.get("bytes") is None else value["bytes"]
     if hasattr(value, "get_all_samples"):

@@ -141,10 +141,6 @@ def _qwen_config(gated: bool, encoder: Gguf, shape: dict[str, Any], tokens: Mapp
         vision |= {"embed_dim": width, "hidden_size": out, "mlp_ratio": inner / width}
     names = {f"{name}_token_id": f"<|{name}_pad|>" for name in ("image", "video")}
     names |= {f"vision_{end}_token_id": f"<|vision_{end}|>" for end in ("start", "end")}
-    names = {f"{name}_token_id": f"<|{name}_pad|>" for name in ("image", "video")}
-    names |= {f"vision_{end}_token_id": f"<|vision_{end}|>" for end in ("start", "end")}
-    names = {f"{name}_token_id": f"<|{name}_pad|>" for name in ("image", "video")}
-    names |= {f"vision_{end}_token_id": f"<|vision_{end}|>" for end in ("start", "end")}
     ids = {key: tokens[text] for key, text in names.items() if text in tokens}
     return {"vision_config": vision, **ids}
 

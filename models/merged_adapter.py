@@ -60,8 +60,10 @@ class MergedAdapter:
             self._pairs.setdefault(key, (module, {}))[1][letter] = tensor
             self._embeddings |= {key} if embedding else set()
         for module, matrices in self._pairs.values():
-            ranks = {(one.shape[0] if letter == "A" else one[0].numel()) for letter, one in matrices.items() if one.ndim > 1}
-            if len(matrices) < 2 or len(ranks) != 1 or min(one.ndim for one in matrices.values()) < 2:
+            ranks = {
+                one.shape[0] if letter == "A" else one.shape[1:].numel() for letter, one in matrices.items() if one.ndim > 1
+            }
+            if len(matrices) < 2 or len(ranks) != 1 or 0 in ranks or min(one.ndim for one in matrices.values()) < 2:
                 raise CheckpointError(f"the adapter's lora_A and lora_B of {module} are not two matrices of one rank")
 
     def _key(self, name: str) -> str:

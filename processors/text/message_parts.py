@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
@@ -192,7 +193,10 @@ def _read_embeds(value: object, key: str, where: str) -> object:
 
 def _read_object(value: object, key: str, where: str) -> object:
     """Return an object of the caller's own code. Text is a URL or path; a list of texts is the frames of a video."""
-    value = plain_data(value)
+    try:
+        value = plain_data(value)
+    except InputError as error:
+        raise InputError(f"{where}: {error}", param=key) from None
     if isinstance(value, str):
         return MediaUrl(value)
     if isinstance(value, Media):
@@ -250,7 +254,7 @@ def _is_whole(value: object) -> bool:
 
 
 def _is_number(value: object) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < float("inf")
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {

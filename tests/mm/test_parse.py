@@ -249,6 +249,8 @@ def test_items_of_datasets():
     parser = MultiModalDataParser(("audio",))
     (source,) = parser.parse({"audio": {"array": samples, "sampling_rate": 8000}})["audio"]
     assert source.data[1] == 8000
+    with pytest.raises(MediaError, match="audio 0: its array is not one of numbers"):
+        parser.parse({"audio": {"array": [[1.0], [1.0, 2.0]], "sampling_rate": 8000}})
 
 
 def test_an_iterator_is_a_list_of_items_and_an_open_file_is_one(tmp_path):

@@ -190,6 +190,8 @@ def test_tensors_that_are_refused(base: Path, tmp_path: Path) -> None:
         ("absent", {"model.layers.9.mlp.up_proj": pair()["model.layers.0.self_attn.q_proj"]}, {}, r"changes model\.layers\.9"),
         ("shape", pair(inputs=63), {}, "of shape"),
         ("rank", {"model.norm": (torch.zeros(2, 4), torch.zeros(4, 3))}, {}, "one rank"),
+        ("rank 0", {"model.norm": (torch.zeros(0, 4), torch.zeros(4, 0))}, {}, "one rank"),
+        ("no rows", {"model.norm": (torch.zeros(2, 4), torch.zeros(0, 2))}, {}, "which the base model does not store|of shape"),
         ("dora", {}, {"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector": table}, "lora_magnitude"),
         ("unknown", {}, {"base_model.model.model.other.weight": table}, "unknown model.other.weight"),
     ]

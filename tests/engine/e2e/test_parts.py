@@ -10,6 +10,7 @@ import pytest
 import torch
 from family import ask, load_rows, save
 from sensorium import LLM, AsyncLLM, SamplingParams
+from sensorium.engine.worker.encoder_runner import EncoderRunner
 from sensorium.mm.errors import ConfigError, InputError
 
 TINY_VL = Path(__file__).parents[3] / "assets" / "tiny-vl"
@@ -122,6 +123,30 @@ def test_several_requests_and_items_that_fail(encoder):
         return await AsyncLLM(encoder).encode_media(prompts[0])
 
     assert torch.equal(asyncio.run(ask_async()).encoded[0].rows, first.rows)
+
+
+@pytest.mark.in_process
+def test_the_calls_of_one_request_are_as_large_as_the_plan_counts(encoder, monkeypatch):
+    prompt, real = {"multi_modal_data": {"image": [image(seed) for seed in range(10, 14)]}}, EncoderRunner.encode
+    want, calls = encode(encoder, prompt), []
+
+    def record(runner, model, items):
+        calls.append(sum(item.range.num_embeds for item in items))
+        if len(calls) > 2:
+            raise RuntimeError("the device failed")
+        return real(runner, model, items)
+
+    monkeypatch.setattr(EncoderRunner, "encode", record)
+    rows = len(want[0].rows)
+    with make(TINY_VL, parts="encoder", max_encoder_tokens=2 * rows, warm_up=False) as llm:
+        found, core = encode(llm, prompt), llm._engine_loop.core
+        assert calls == [2 * rows, 2 * rows]
+        assert [one.hash for one in found] == [one.hash for one in want]
+        torch.testing.assert_close([one.rows for one in found], [one.rows for one in want])
+        assert llm.explain().encoder_cache >= 2 * llm.max_model_len * core.info.row_bytes
+        (broken,) = llm.encode_media(prompt, use_tqdm=False)
+        assert broken.error.code == "interrupted"
+        assert not core._store.rows
 
 
 def test_rows_that_do_not_fit_are_refused(encoder):

@@ -104,7 +104,9 @@ CHANGES = {
 def test_no_text_becomes_control_whatever_the_template_does(name, tmp_path, monkeypatch):
     tok = published(Path(name), tmp_path) if "/" in name else bytes_tokenizer(tmp_path, dict.fromkeys(CONTROL, False))
     real = Sandbox._parse
-    monkeypatch.setattr("sensorium.processors.text.chat._check_texts", lambda *_: None)  # which refuses most of the changes
+    monkeypatch.setattr(
+        "sensorium.processors.text.rendering._check_texts", lambda *_: None
+    )  # which refuses most of the changes
     for change, (wrap, disguise) in CHANGES.items():
         monkeypatch.setattr(Sandbox, "_parse", lambda self, *args, wrap=wrap: Changed(wrap).visit(real(self, *args)))
         source = f"{SOURCES[name]}{{# {change} #}}"
