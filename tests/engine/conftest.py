@@ -33,7 +33,7 @@ EOS = 2
 
 
 class ToyModel:
-    """Its next token depends on every earlier token, position and encoder row, all read back through the paged cache."""
+    """A model whose next token depends on every earlier token, position and encoder row, read back from the paged cache."""
 
     rope_axes, vocab_size, hidden_size, max_positions = 3, 101, 8, 4096
     routes_by_modality = MappingProxyType({})
@@ -41,7 +41,7 @@ class ToyModel:
     can_generate = recordable = True
 
     def __init__(self, reads_encoder_side: bool = False, levels: int = 1, window: int | None = None) -> None:
-        """`levels`: deepstack levels of an encoder row. `window`: of the last layer."""
+        """`levels`: number of deepstack levels of an encoder row. `window`: sliding window of the last layer."""
         kinds = ("full", "cross") if reads_encoder_side else ("full",)
         self.row_size = 8 * levels
         self.cache_specs = [CacheSpec(kind, 1, 8, torch.float64) for kind in kinds * 2]
@@ -97,7 +97,7 @@ class ToyModel:
 
 
 class Stack(DecoderModel):
-    """A decoder with random weights and four kinds of layers: window with soft cap, full, latent. Items are the toy's."""
+    """A decoder with random weights and layers of three kinds: window with soft cap, full, latent. Items are as for ToyModel."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         rope, latent = RopeSpec(10000.0, 16, (0,) * 8), RopeSpec(10000.0, 8, (0,) * 4)
@@ -136,7 +136,7 @@ def make_core(
 
     Args:
         encoder_rows: capacity of the encoder cache.
-        late: polls until an encoder call that runs beside steps is done.
+        late: number of polls until an encoder call beside the steps is done.
     """
     model = model or ToyModel()
     specs = [group.spec for group in group_layers(model.cache_specs)]
@@ -161,10 +161,10 @@ def make_core(
 
 
 class Late:
-    """An event that is done after `looks` polls, or when it is waited for."""
+    """An event that is done after `polls` polls, or once `synchronize` is called."""
 
-    def __init__(self, looks: int) -> None:
-        self.left, self.recorded = looks, False
+    def __init__(self, polls: int) -> None:
+        self.left, self.recorded = polls, False
 
     def record(self) -> None:
         self.recorded = True
@@ -235,14 +235,14 @@ def alone(request: EngineRequest, model: ToyModel | None = None, prompt_attentio
     return tokens_of(outputs), outputs[-1].finish_reason
 
 
-def of(name: str, tokens, features=(), **changes) -> EngineRequest:
-    """Return a request for four tokens after these."""
-    request = make_request(name, random.Random(0), media=False, max_tokens=4, ignore_eos=True)
-    return replace(request, prompt_token_ids=tuple(tokens), features=tuple(features), **changes)
+def request(name: str, tokens, features=(), **changes) -> EngineRequest:
+    """Return a request with this prompt for an answer of four tokens."""
+    plain = make_request(name, random.Random(0), media=False, max_tokens=4, ignore_eos=True)
+    return replace(plain, prompt_token_ids=tuple(tokens), features=tuple(features), **changes)
 
 
 def scheduled(core: EngineCore) -> tuple[dict[str, int], list[str]]:
-    """Run the next step. Return its tokens by request and the hashes that it encodes."""
+    """Run the next step. Return its number of tokens per request, and the hashes of the items that it encodes."""
     seen = []
     schedule = core.scheduler.schedule
     core.scheduler.schedule = lambda: seen.append(schedule()) or seen[0]
@@ -266,6 +266,6 @@ def assert_empty(core: EngineCore) -> None:
 @pytest.fixture(scope="session")
 def toy():
     """Return the helpers of this file as one object."""
-    names = ("PAD", "EOS", "ToyModel", "Stack", "make_core", "item", "pair", "make_request", "of")
+    names = ("PAD", "EOS", "ToyModel", "Stack", "make_core", "item", "pair", "make_request", "request")
     names += ("drain", "scheduled", "tokens_of", "alone", "assert_empty", "Late")
     return SimpleNamespace(**{name: globals()[name] for name in names})

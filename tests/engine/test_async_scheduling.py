@@ -45,7 +45,7 @@ def test_results_after_the_end_of_an_answer_are_dropped(toy):
     """The end of an answer is seen one step late; the row that was computed meanwhile is dropped."""
     rng = random.Random(5)
     request = toy.make_request("live", rng, hold_open=True, max_tokens=30)
-    stop = toy.alone(toy.of("x", request.prompt_token_ids, request.features))[0][2]
+    stop = toy.alone(toy.request("x", request.prompt_token_ids, request.features))[0][2]
     core = toy.make_core(async_scheduling=True)
     ends = toy.make_request("live", random.Random(5), hold_open=True, max_tokens=30, stop_token_ids=[stop], ignore_eos=True)
     core.add(ends)
@@ -55,7 +55,7 @@ def test_results_after_the_end_of_an_answer_are_dropped(toy):
     length = len(request.prompt_token_ids) + len(tokens)
     assert seen[-1] == ([("live", length - 1)], True), "the row after the last token was computed"
     core.append("live", [9, 8])
-    fresh = toy.of("x", (*request.prompt_token_ids, *tokens, 9, 8), request.features)
+    fresh = toy.request("x", (*request.prompt_token_ids, *tokens, 9, 8), request.features)
     assert toy.tokens_of(toy.drain(core)["live"])[:4] == toy.alone(fresh)[0]
     core.abort("live")
     toy.assert_empty(core)
@@ -64,9 +64,9 @@ def test_results_after_the_end_of_an_answer_are_dropped(toy):
 @pytest.mark.parametrize("change", ["abort", "truncate", "again"])
 def test_changes_while_a_step_runs(toy, change):
     core = toy.make_core(async_scheduling=True)
-    request = toy.of("r", [5, 6, 7, 8, 9, 10], hold_open=True)
+    request = toy.request("r", [5, 6, 7, 8, 9, 10], hold_open=True)
     core.add(request)
-    other = toy.of("other", [9, 9, 4])
+    other = toy.request("other", [9, 9, 4])
     core.add(other)
     got = [output for _ in range(2) for output in core.step().outputs]
     core.abort("r") if change != "truncate" else core.truncate("r", 5)
@@ -75,7 +75,7 @@ def test_changes_while_a_step_runs(toy, change):
     outputs = toy.drain(core)
     assert toy.tokens_of([o for o in got if o.request_id == "other"] + outputs["other"]) == toy.alone(other)[0]
     if change == "truncate":
-        assert toy.tokens_of(outputs["r"]) == toy.alone(toy.of("x", [5, 6, 7, 8, 9]))[0]
+        assert toy.tokens_of(outputs["r"]) == toy.alone(toy.request("x", [5, 6, 7, 8, 9]))[0]
     elif change == "again":
         assert toy.tokens_of(outputs["r"]) == toy.alone(request)[0]
     else:
@@ -84,9 +84,9 @@ def test_changes_while_a_step_runs(toy, change):
     toy.assert_empty(core)
 
 
-def test_a_start_that_fails_ends_its_sequences_only(toy):
+def test_a_step_that_cannot_start_ends_only_its_sequences(toy):
     core = toy.make_core(async_scheduling=True)
-    core.add(toy.of("first", [5, 6, 7]))
+    core.add(toy.request("first", [5, 6, 7]))
     execute_model = core.runner.execute_model
 
     def broken(output, after=None):
@@ -99,14 +99,14 @@ def test_a_start_that_fails_ends_its_sequences_only(toy):
     (failed,) = core.step().outputs
     assert "no memory for a row more" in failed.error.message
     core.runner.execute_model = execute_model
-    core.add(toy.of("second", [5, 6, 7]))
-    assert toy.tokens_of(toy.drain(core)["second"]) == toy.alone(toy.of("x", [5, 6, 7]))[0]
+    core.add(toy.request("second", [5, 6, 7]))
+    assert toy.tokens_of(toy.drain(core)["second"]) == toy.alone(toy.request("x", [5, 6, 7]))[0]
     toy.assert_empty(core)
 
 
 def test_a_refused_append_takes_no_token_from_an_answer(toy):
     core = toy.make_core(async_scheduling=True, max_len=60)
-    requests = [toy.of("r", [5, 6, 7], hold_open=True), toy.of("other", [9, 9, 4])]
+    requests = [toy.request("r", [5, 6, 7], hold_open=True), toy.request("other", [9, 9, 4])]
     for request in requests:
         core.add(request)
     got = [output for output in core.step().outputs if output.request_id == "r"]
@@ -151,7 +151,7 @@ def test_steps_that_depend_on_tokens_do_not_start_early(toy):
     assert core.stats.steps_ahead > 0
 
 
-def test_the_engine_gives_the_same_answers_either_way(checkpoint):
+def test_answers_are_the_same_with_and_without_it(checkpoint):
     prompts = ["one two", "three four five six", "seven", "eight nine"]
     params = [
         SamplingParams(temperature=0, max_tokens=24, ignore_eos=True),
@@ -173,7 +173,7 @@ def test_the_option_is_yes_no_or_none(checkpoint):
 
 
 class Late:
-    """A stream whose copies read their source only when they are waited for."""
+    """A stream whose copies read their source as late as possible: when the caller waits for them."""
 
     def __init__(self):
         self.copies = []

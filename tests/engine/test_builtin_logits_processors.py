@@ -36,7 +36,7 @@ def logits(rows: int = len(ANSWERS), seed: int = 0) -> torch.Tensor:
 
 @pytest.mark.parametrize("seed", range(4))
 @pytest.mark.parametrize("latest", [10, None])
-def test_timestamps_are_transformers_rule(seed: int, latest: int | None) -> None:
+def test_timestamps_follow_transformers_rule(seed: int, latest: int | None) -> None:
     config = SimpleNamespace(
         no_timestamps_token_id=NONE, eos_token_id=END, bos_token_id=END, max_initial_timestamp_index=latest
     )
@@ -50,7 +50,7 @@ def test_timestamps_are_transformers_rule(seed: int, latest: int | None) -> None
         assert torch.equal(mine, expected), answer
 
 
-def test_suppressed_tokens_are_transformers_rule() -> None:
+def test_suppressed_tokens_follow_transformers_rule() -> None:
     given, ours = logits(), logits()
     apply_processors([[SuppressTokens([1, 2, 50, -1, 10**12], [7, 20, -2])] for _ in ANSWERS], ANSWERS, ours)
     for answer, mine, row in zip(ANSWERS, ours, given, strict=True):
@@ -94,7 +94,7 @@ def forbidden(rule: NoRepeatNGrams, answer: list[int]) -> set[int]:
 
 @pytest.mark.parametrize("size", [1, 2, 3, 5])
 @pytest.mark.parametrize("seed", range(3))
-def test_ngrams_are_transformers_rule_in_a_window_that_holds_all(size: int, seed: int) -> None:
+def test_ngrams_follow_transformers_rule_if_the_window_holds_the_whole_answer(size: int, seed: int) -> None:
     answer = torch.randint(4, (40,), generator=torch.Generator().manual_seed(seed)).tolist()
     for count in range(len(answer) + 1):
         given = logits(1, seed)[0]
@@ -181,7 +181,7 @@ def test_rules_of_different_requests_do_not_mix() -> None:
         assert torch.equal(together[i], row)
 
 
-def test_a_checkpoint_s_own_lists() -> None:
+def test_lists_in_generation_config() -> None:
     params = from_generation_config({"suppress_tokens": [1, 2], "begin_suppress_tokens": [3]})
     assert params.logits_processors == {"suppress_tokens": {"tokens": [1, 2], "first": [3]}}
     assert from_generation_config({"suppress_tokens": None, "begin_suppress_tokens": []}) == SamplingParams()

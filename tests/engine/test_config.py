@@ -178,12 +178,12 @@ def test_json_that_nests_without_end_is_refused(tmp_path, kind, name, known):
         ({"audio_config": {"deep": {"depth": 5000}}}, "depth in config.json is 5e"),
     ],
 )
-def test_a_config_that_would_be_built_without_end_is_refused(tmp_path, config, text):
+def test_a_config_with_too_many_layers_is_refused(tmp_path, config, text):
     with pytest.raises(ConfigError, match=text):
         load_model_files(write(tmp_path, config=config))
 
 
-def test_remote_code_beside_an_architecture_of_ours_is_not_needed(tmp_path):
+def test_remote_code_of_an_implemented_architecture_is_ignored(tmp_path):
     code = {"auto_map": {"AutoModel": "modeling.Model"}}
     write(tmp_path, config={"architectures": ["PaddleOCRVLForConditionalGeneration"], **code}, tokenizer_config=code)
     assert load_model_files(tmp_path).architecture == "PaddleOCRVLForConditionalGeneration"
@@ -191,7 +191,7 @@ def test_remote_code_beside_an_architecture_of_ours_is_not_needed(tmp_path):
         resolve_architecture(load_model_files(write(tmp_path, config={"architectures": ["PaddleOCRVL"], **code})))
 
 
-def test_remote_code_beside_a_class_of_transformers_is_not_needed(tmp_path):
+def test_remote_code_of_a_class_in_transformers_is_ignored(tmp_path):
     code = {"auto_map": {"AutoProcessor": "processing.Processor"}}
     write(tmp_path, config={"architectures": ["AyaVisionForConditionalGeneration"]}, preprocessor_config=code)
     assert resolve_architecture(load_model_files(tmp_path)) is FALLBACK

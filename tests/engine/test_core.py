@@ -70,7 +70,7 @@ def test_truncate_then_append_equals_a_fresh_run(toy):
     toy.assert_empty(core)
 
 
-def test_truncate_while_running_goes_on_from_there(toy):
+def test_truncate_of_a_running_sequence_continues_at_the_cut(toy):
     core = toy.make_core()
     request = toy.make_request("r", random.Random(7), max_tokens=8, ignore_eos=True)
     expected = fresh(toy, request, request.prompt_token_ids, request.features)
@@ -84,29 +84,29 @@ def test_truncate_while_running_goes_on_from_there(toy):
 
 @pytest.mark.parametrize("keep", [2, 5, 6, 7, 11])
 def test_a_prompt_cut_while_it_is_computed_has_its_log_probabilities(toy, keep):
-    """Log probabilities of the kept tokens come once; those of a prompt that were sent before do not come again."""
+    """Log probabilities of the kept tokens are sent once. If they were sent before the cut, they are not sent again."""
     prompt = tuple(range(5, 17))
 
-    def told(core, steps):
+    def logprobs_of(core, steps):
         outputs = [output for _ in range(steps) for output in core.step().outputs]
         return [output.prompt_logprobs for output in outputs if output.prompt_logprobs is not None]
 
     options = {"params": SamplingParams(temperature=0.0, prompt_logprobs=2, max_tokens=4, ignore_eos=True)}
     core = toy.make_core(budget=3)
-    core.add(toy.of("r", prompt, **options))
-    assert not told(core, 2)  # 6 of 12 tokens
+    core.add(toy.request("r", prompt, **options))
+    assert not logprobs_of(core, 2)  # 6 of 12 tokens
     core.truncate("r", keep)
-    cut = told(core, 12)
-    core.add(toy.of("s", prompt[:keep], **options))
-    assert cut == told(core, 12)
+    cut = logprobs_of(core, 12)
+    core.add(toy.request("s", prompt[:keep], **options))
+    assert cut == logprobs_of(core, 12)
     assert len(cut) == 1
     assert len(cut[0]) == keep
     core = toy.make_core()
-    core.add(toy.of("r", prompt, hold_open=True, **options))
-    assert len(told(core, 9)) == 1
+    core.add(toy.request("r", prompt, hold_open=True, **options))
+    assert len(logprobs_of(core, 9)) == 1
     core.truncate("r", keep)
     core.append("r", [5, 6])
-    assert not told(core, 9)
+    assert not logprobs_of(core, 9)
 
 
 def test_a_paused_sequence_continues_as_if_it_had_ended(toy):
@@ -129,7 +129,7 @@ def test_a_paused_sequence_continues_as_if_it_had_ended(toy):
     toy.assert_empty(core)
 
 
-def test_truncate_drops_items_behind_and_refuses_to_cut_one(toy):
+def test_truncate_drops_items_after_the_cut_and_refuses_to_cut_through_one(toy):
     core = toy.make_core()
     request = toy.make_request("r", random.Random(0), media=False, hold_open=True, max_tokens=2, ignore_eos=True)
     ids, features = (5, *[toy.PAD] * 4, 6, *[toy.PAD] * 4, 7), (toy.item(1, 4), toy.item(6, 4, seed=2))
@@ -207,8 +207,8 @@ def test_append_with_an_adapter_equals_a_fresh_run_with_it(toy, chunk, running):
 def test_an_unknown_adapter_is_refused(toy):
     core = toy.make_core()
     with pytest.raises(InputError, match=r"no adapter 'b'; .* a, other"):
-        core.add(toy.of("r", [5, 6], adapter="b"))
-    core.add(toy.of("r", [5, 6], adapter="a", hold_open=True))
+        core.add(toy.request("r", [5, 6], adapter="b"))
+    core.add(toy.request("r", [5, 6], adapter="a", hold_open=True))
     with pytest.raises(InputError, match=r"no adapter 'b'"):
         core.append("r", [7], adapter="b")
 

@@ -1,4 +1,4 @@
-"""The core in a process of its own: what crosses the boundary, and what happens when either side dies."""
+"""The core in a separate process: what crosses the boundary, and what happens when either side dies."""
 
 from __future__ import annotations
 
@@ -52,7 +52,7 @@ def descriptors() -> set[str]:
 
 
 def wait_for_descriptors(before: set[str]) -> None:
-    """Wait until no others are open: threads that import modules have some for a moment."""
+    """Wait until no other descriptors are open. Threads that import modules open some for a moment."""
     wait_until(lambda: descriptors() <= before)
 
 
@@ -372,7 +372,7 @@ def test_large_tensors_go_through_memory_without_a_name():
 
 
 def test_a_message_that_cannot_be_sent_fails_its_request_only(llm, monkeypatch):
-    """This process has no descriptor left for the pixels of one request; a value of another cannot be written."""
+    """One request finds no free file descriptor to send its pixels; another has a value that cannot be serialised."""
     pid, params = llm._engine_loop.core.pid, SamplingParams(max_tokens=2)
     stream = llm.stream("user 1", LONG)
     next(stream)

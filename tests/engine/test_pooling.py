@@ -13,15 +13,15 @@ def test_tokens_outside_the_vocabulary_are_refused_before_a_step(toy):
     core = toy.make_core()
     for token in (-1, core.runner.model.vocab_size):
         with pytest.raises(InputError, match=rf"pooling(\.token_ids)? holds {token}; "):
-            core.add(toy.of("bad", [5, 6], pooling=PoolingParams((5, token))))
+            core.add(toy.request("bad", [5, 6], pooling=PoolingParams((5, token))))
     toy.assert_empty(core)
 
 
 def test_logits_that_are_not_finite_end_that_prompt_alone(toy):
     core = toy.make_core()
-    core.add(toy.of("scored", [5, 6, 7], pooling=PoolingParams((5, 6))))
-    core.add(toy.of("vector", [5, 6, 8], pooling=PoolingParams()))
-    core.add(toy.of("answered", [5, 6, 9]))
+    core.add(toy.request("scored", [5, 6, 7], pooling=PoolingParams((5, 6))))
+    core.add(toy.request("vector", [5, 6, 8], pooling=PoolingParams()))
+    core.add(toy.request("answered", [5, 6, 9]))
     real = core.runner.model.compute_logits
     core.runner.model.compute_logits = lambda hidden: real(hidden).index_fill(1, torch.tensor([5]), torch.inf)
     (scored, vector, answered) = core.step().outputs

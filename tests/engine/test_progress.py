@@ -1,4 +1,4 @@
-"""Progress of a batch: bars where someone looks, lines of the log, and callables of the caller."""
+"""Progress of a batch: bars on terminals, lines in the log, and a callable such as tqdm."""
 
 from __future__ import annotations
 
@@ -23,7 +23,7 @@ def test_true_shows_a_bar_on_terminals_only(monkeypatch: pytest.MonkeyPatch) -> 
         assert ("Answered prompts: 100%" in out.getvalue()) == shown
 
 
-def test_the_log_has_a_line_now_and_then_and_at_the_end(
+def test_the_log_has_a_line_every_ten_seconds_and_at_the_end(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     now = [0.0]

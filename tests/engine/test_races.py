@@ -1,4 +1,4 @@
-"""Races between callers, the loop and a dying core, held open by gates: no caller waits for ever, none ends another."""
+"""Races between callers, the loop and a dying core, held open by gates: no caller waits forever or ends another's request."""
 
 import os
 import signal
@@ -114,7 +114,7 @@ def test_a_cancelled_call_ends_no_request(llm):
     assert found[0].error is None
 
 
-def test_callers_are_refused_and_not_kept_waiting_while_the_engine_falls_asleep(llm):
+def test_callers_are_refused_while_the_engine_goes_to_sleep(llm):
     loop, begun, gate = llm._engine_loop, threading.Event(), threading.Event()
     sleep = loop.core.sleep
 

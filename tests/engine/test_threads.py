@@ -24,7 +24,7 @@ def seen_in_a_thread(count, *, first):
     return thread, last, found
 
 
-def test_a_thread_keeps_its_number():
+def test_a_thread_keeps_its_number_of_threads():
     before, first = torch.get_num_threads(), threading.Event()
     try:
         loop, go_on, found = seen_in_a_thread(2, first=first)

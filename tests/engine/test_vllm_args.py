@@ -152,12 +152,12 @@ def test_engine_args():
 
 
 @pytest.mark.parametrize("value", ["32q", "1.5K", "k", "1e3", "", -2, 0, 1.5, True, "9" * 40 + "k"])
-def test_lengths_that_are_none_are_refused(value):
+def test_invalid_lengths_are_refused(value):
     with pytest.raises(ConfigError, match=r"^max_model_len=.* must be an integer, 1 or above"):
         make_config("m", {"max_model_len": value})
 
 
 @pytest.mark.parametrize("value", ["fp8", torch.int8, 16, ["half"]])
-def test_dtypes_that_are_none_are_refused(value):
+def test_invalid_dtypes_are_refused(value):
     with pytest.raises(ConfigError, match=r"^dtype=.* (must be one of|cannot be honoured)"):
         make_config("m", {"dtype": value})

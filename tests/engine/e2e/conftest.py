@@ -1,7 +1,7 @@
-"""Collects every module twice: with the core in this process, and with the core in a process of its own.
+"""Collects every module twice: with the core in this process, and with the core in a separate process.
 
-The second form leaves out tests that reach into the core: they are marked `in_process` or use the toy model, and the modules of
-REACHING do so throughout. The usual run has two modules in the second form, `-m full` has all.
+The second run skips tests that access the core directly: tests marked `in_process`, tests with the toy model, and the modules
+in REACHING. By default only two modules run in the second form; `-m full` runs all.
 """
 
 from __future__ import annotations

@@ -92,7 +92,7 @@ def test_sixty_four_clients(llm, engine):
         {"chat_template_kwargs": {"x": 1}, "add_generation_prompt": False},
     ],
 )
-def test_messages_take_what_chat_takes_beside_them(llm, engine, chat):
+def test_messages_take_the_options_of_chat(llm, engine, chat):
     image = {"type": "image", "image": Image.new("RGB", (256, 128), (9, 9, 9))}
     messages = [{"role": "system", "content": str(chat)}, {"role": "user", "content": [image]}]
     (expected,) = llm.chat(messages, greedy(), use_tqdm=False, **chat)
@@ -160,7 +160,7 @@ def test_leaving_and_cancelling_free_everything(llm, engine):
     assert alone(llm, ["user 1 moves left"], greedy())[0].finish_reason == "length"
 
 
-def test_abort_by_name(llm, engine, monkeypatch):
+def test_abort_by_request_id(llm, engine, monkeypatch):
     core, go_on = llm._engine_loop.core, threading.Event()
     monkeypatch.setattr(core, "step", core.step)
     hold_steps(core, go_on.is_set)
@@ -200,7 +200,7 @@ def test_a_stop_string_leaves_statistics_and_timings_as_they_are(llm, live):
     assert set(output.timings) == set(full.timings)
 
 
-def test_two_requests_of_a_call_have_different_names(llm):
+def test_request_ids_of_a_call_must_differ(llm):
     handles = [llm.request("user 1", greedy(), request_id=name) for name in ("a", "b", "a")]
     with pytest.raises(InputError, match="'a' is in use"):
         list(llm.serve(handles, use_tqdm=False))
@@ -267,7 +267,7 @@ def test_errors_are_outputs_and_wrong_calls_raise(llm, engine):
     assert_idle(llm)
 
 
-def test_closing_ends_what_runs():
+def test_closing_ends_running_requests():
     async def go():
         async with AsyncLLM(MODEL, max_model_len=256) as engine:
             hold_steps(engine._engine_loop.core, lambda: engine._engine_loop.closed)

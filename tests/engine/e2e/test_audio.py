@@ -66,7 +66,7 @@ def test_every_form_of_one_audio(llm: LLM, tmp_path: Path) -> None:
     assert single.outputs[0].token_ids == answers[0].outputs[0].token_ids
 
 
-def test_the_plan_equals_what_the_answer_took(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_plan_equals_the_tokens_of_the_answer(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     prompt = asked((sound(30_000), 16_000), (sound(100_000), 44_100))
     took = answer(llm, prompt).items
     monkeypatch.setattr(audio_module, "decode_audio", None)

@@ -370,7 +370,7 @@ def test_switches_are_true_or_false(llm: LLM, value: object) -> None:
         llm.generate("a", GREEDY, use_tqdm=value)
 
 
-def test_requests_to_serve_are_made_before(llm: LLM) -> None:
+def test_serve_refuses_prompts_that_are_not_requests(llm: LLM) -> None:
     for handles in (None, ["a"], [None], 5):
         with pytest.raises(InputError, match="handles must be a list"):
             list(llm.serve(handles))

@@ -32,7 +32,7 @@ def asked(llm: Any, name: str, seed: int, text: str) -> EngineRequest:
 
 
 def run(core: Any, ours: EngineRequest, mates: list[EngineRequest], lead: int) -> list[Any]:
-    """Return the log probabilities of one request, which is added `lead` steps after the others."""
+    """Return the log probabilities of one request that is added `lead` steps after the others."""
     for mate in mates:
         core.add(mate)
     found: list[Any] = []
@@ -108,7 +108,7 @@ def test_windows_soft_caps_latent_rows_and_bidirectional_items(dtype, toy, kerne
     model, rng = toy.Stack(dtype), random.Random(3)
     drawn = [toy.make_request(f"mate{i}", random.Random(i), logprobs=3) for i in range(5)]
     text = [rng.randrange(4, 101) for _ in range(60)]
-    ours = toy.of("ours", [*text[:20], *[toy.PAD] * 14, *text[20:]], [toy.item(20, 12, edges=True)])
+    ours = toy.request("ours", [*text[:20], *[toy.PAD] * 14, *text[20:]], [toy.item(20, 12, edges=True)])
     ours = replace(ours, params=PARAMS)
     options = {"max_len": 200, "model": model, "invariant": True, "prompt_attention": "bidirectional_items"}
     expected = run(toy.make_core(blocks=90, block_size=16, budget=512, **options), ours, [], 0)

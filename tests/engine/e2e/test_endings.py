@@ -111,7 +111,7 @@ def test_a_session_that_is_closed_during_its_answer_answers_with_abort(llm):
 
 
 def test_sessions_that_have_ended_answer_or_refuse_at_once(llm):
-    """Whatever ended a session: `close`, its `with` block, an error, or the engine's end."""
+    """This holds after `close`, at the end of the `with` block, after an error, and after the engine was closed."""
     never, answered, failed, left = (llm.live(text, SHORT) for text in ("a", "b", "<|image_pad|>", "c"))
     answered.answer()
     with llm.live("d", SHORT) as ended:

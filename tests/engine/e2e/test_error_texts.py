@@ -1,4 +1,4 @@
-"""Every public parameter with a long text and with a lone surrogate: a short, typed error that names it, or an answer."""
+"""A long text or a lone surrogate in any public parameter gives an answer, or a short, typed error that names the parameter."""
 
 from __future__ import annotations
 

@@ -164,7 +164,7 @@ def test_logits_that_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPatch, v
 
 @pytest.mark.in_process
 def test_freed_blocks_do_not_affect_their_next_owner(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A failed request leaves NaN in the few KV-cache blocks; the next owner of these blocks reads none."""
+    """A failed request leaves NaN in its KV-cache blocks. The next sequence with these blocks does not read them."""
     few = LLM(MODEL, max_model_len=64, max_num_seqs=4, kv_cache_memory_bytes=4 * 4 * BLOCK_BYTES)
     alone = [tokens(answers(few, [prompt]))[0] for prompt in GOOD]
     forward_without_numbers(few, monkeypatch, float("nan"))

@@ -1,4 +1,4 @@
-"""Mistakes of a first hour: failures are told, errors name what is wrong and what to do."""
+"""Mistakes of new users: failures are reported, and errors say what is wrong and what to do."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def test_a_shared_llm_stays_open(llm):
     assert llm.generate("a", SHORT, use_tqdm=False)[0].error is None
 
 
-def test_own_models_are_closed():
+def test_async_llm_closes_the_model_that_it_loaded():
     async def ask():
         async with AsyncLLM(MODEL, max_model_len=256) as engine:
             pass
@@ -122,7 +122,7 @@ def test_a_wrong_template_is_an_input_error(llm):
         ({"json": {"type": "string", "pattern": "(a"}}, "unclosed group"),
     ],
 )
-def test_errors_of_expressions_are_without_internals(llm, form, said):
+def test_errors_of_regular_expressions_do_not_quote_the_grammar(llm, form, said):
     params = SamplingParams(structured_outputs=StructuredOutputsParams(**form))
     with pytest.raises(InputError, match=said) as caught:
         llm.generate("a", params, on_error="raise")
@@ -130,7 +130,7 @@ def test_errors_of_expressions_are_without_internals(llm, form, said):
     assert "^" not in str(caught.value)
 
 
-def test_pages_of_a_tiff_are_not_dropped(llm, tmp_path):
+def test_a_tiff_with_several_pages_is_refused(llm, tmp_path):
     page = Image.effect_noise((60, 40), 50).convert("RGB")
     for name, options in (
         ("one.tiff", {}),

@@ -15,7 +15,7 @@ COUNTED = ("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "c
 
 
 class History(RuleBasedStateMachine):
-    """Prompts have few beginnings and few items, so that they hit caches. Pools are small, so that sequences are preempted."""
+    """A random history. Prompts share beginnings and items, so caches are hit; pools are small, so sequences are preempted."""
 
     toy = None
     totals = dict.fromkeys(COUNTED, 0)

@@ -40,7 +40,7 @@ def ask(llm: LLM, *images: object, params: SamplingParams = GREEDY, **more: obje
     return llm.generate(prompt, params, use_tqdm=False)[0]
 
 
-def test_the_plan_equals_what_the_answer_took(llm):
+def test_the_plan_equals_the_tokens_of_the_answer(llm):
     media = {"image": [png(picture(1)), picture(2, (200, 56))], "video": (CLIP, {"fps": 4.0})}
     prompt = {"prompt": PLACEHOLDER + CLIP_PLACEHOLDER + PLACEHOLDER, "multi_modal_data": media}
     plans = llm.plan(prompt)
@@ -238,8 +238,8 @@ def test_encoder_prompts_need_an_encoder(llm):
     assert "no text encoder" in output.error.message
 
 
-def test_the_forms_of_others_give_the_answer_of_our_own(llm, tmp_path):
-    """Rows of data sets, transformers, the Responses interface and qwen-vl-utils, beside the plain form."""
+def test_message_parts_of_other_libraries_give_the_same_answer(llm, tmp_path):
+    """The forms are those of data sets, transformers, OpenAI's Responses and qwen-vl-utils."""
     image = picture(5)
     url = "data:image/png;base64," + base64.b64encode(png(image)).decode()
     (tmp_path / "cat.png").write_bytes(png(image))
@@ -260,7 +260,7 @@ def test_the_forms_of_others_give_the_answer_of_our_own(llm, tmp_path):
         assert (output.outputs[0].text, output.prompt_token_ids) == (want.outputs[0].text, want.prompt_token_ids)
 
 
-def test_frames_in_files_are_a_video(llm, tmp_path):
+def test_a_list_of_frame_files_is_a_video(llm, tmp_path):
     for i in range(4):
         Image.fromarray(CLIP[i]).save(tmp_path / f"{i}.png")
     options = {"resized_height": 56, "resized_width": 84, "total_pixels": 1 << 20}
@@ -274,7 +274,7 @@ def test_frames_in_files_are_a_video(llm, tmp_path):
     assert c.error.message.endswith("allow a folder (media: allowed_local_media_path)")
 
 
-def test_a_generator_is_a_list_of_prompts_and_numbers_are_one_prompt(llm):
+def test_a_generator_gives_prompts_and_a_list_of_ids_is_one_prompt(llm):
     texts = llm.generate((text for text in ("one", "two")), GREEDY, use_tqdm=False)
     assert [output.prompt for output in texts] == ["one", "two"]
     ids = llm.get_tokenizer().encode("one")

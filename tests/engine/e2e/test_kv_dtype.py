@@ -30,7 +30,7 @@ def served(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFact
 
 
 def questions(row: Family) -> list[dict[str, Any]]:
-    """Return questions that are repeated, unchanged or with another end."""
+    """Return questions, some of them repeated unchanged or with another end."""
     letter = "a" if "audio" in row.placeholders else "i"
     asked = [ask(row, letter, seed) for seed in (1, 2, 3)]
     return [replace(one, text=one.text + end).ours for end in ("", " + y", "") for one in asked]
@@ -153,7 +153,7 @@ def test_the_plan_is_what_is_allocated(checkpoint: Path) -> None:
     assert sizes["int8"] == sizes["fp8"] == sizes["auto"] * (dim + 8) // (2 * dim)
 
 
-def test_more_fits_into_the_same_memory(checkpoint: Path) -> None:
+def test_the_same_memory_holds_more_tokens(checkpoint: Path) -> None:
     lengths = {}
     for cache_dtype in ("auto", "int8"):
         with LLM(checkpoint, kv_cache_memory_bytes=1 << 18, dtype="float32", kv_cache_dtype=cache_dtype, device="cpu") as llm:

@@ -91,7 +91,7 @@ def test_errors_stay_with_their_prompt(llm):
     assert stats.blocks > 0
 
 
-def test_calls_of_a_wrong_shape_raise(llm):
+def test_wrong_arguments_raise(llm):
     with pytest.raises(InputError, match="prompts must be a string"):
         llm.generate(5)
     with pytest.raises(InputError, match="2 sampling_params for 1 prompts"):
@@ -173,8 +173,8 @@ def test_the_cache_costs_memory_only_where_it_is_used(checkpoint):
     assert caches[0].shape[1] == blocks
 
 
-def test_limits_of_zero_and_other_names_of_values(checkpoint, tmp_path):
-    """An LLM takes limits of 0 for what it cannot read anyway, torch's dtypes, vLLM's lengths, and templates in files."""
+def test_other_forms_of_options(checkpoint, tmp_path):
+    """LLM takes a limit of 0 for a modality that the model lacks, torch dtypes, lengths such as "1K", and template files."""
     options = {"limit_mm_per_prompt": {"image": 1, "audio": 0}, "dtype": torch.float32, "max_model_len": "1K"}
     with pytest.raises(ConfigError, match="limit_mm_per_prompt names 'imgae'; this model takes image, video"):
         LLM(checkpoint, limit_mm_per_prompt={"imgae": 0})

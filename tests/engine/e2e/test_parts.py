@@ -1,4 +1,4 @@
-"""Engines with a part of a model: the rows of an encoder, given to a decoder, answer as the whole model does."""
+"""Engines with a part of a model: a decoder that gets an encoder's rows answers like the whole model."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def with_rows(prompt, encoded):
 
 @pytest.mark.in_process
 @pytest.mark.parametrize("name", FAMILIES)
-def test_rows_answer_as_the_media(name, tmp_path):
+def test_rows_give_the_answer_of_the_media(name, tmp_path):
     row = load_rows()[name]
     folder, prompt = save(row, tmp_path / "model"), ask(row, FAMILIES[name]).ours
     with (
@@ -85,7 +85,7 @@ def image(seed, size=(64, 48)):
     return ask(load_rows()["qwen2_vl"], "i", seed, sizes=[size]).data["image"][0]
 
 
-def test_tiny_vl_reads_rows_as_it_reads_pixels(encoder):
+def test_tiny_vl_gives_the_same_answer_for_rows_and_pixels(encoder):
     images = [image(1), image(2, (90, 60))]
     chat = [
         {"role": "user", "content": [*({"type": "image", "image": one} for one in images), {"type": "text", "text": "Read."}]}
@@ -99,7 +99,7 @@ def test_tiny_vl_reads_rows_as_it_reads_pixels(encoder):
     assert got.outputs == want.outputs
 
 
-def test_rows_as_vllm_names_them(encoder):
+def test_rows_in_vllms_form(encoder):
     prompt = {"prompt": "<|vision_start|><|image_pad|><|vision_end|>Read.", "multi_modal_data": {"image": image(3)}}
     (item,) = encode(encoder, prompt)
     (grid,) = item.geometries
@@ -165,7 +165,7 @@ def test_rows_that_do_not_fit_are_refused(encoder):
             assert reason in output.error.message
 
 
-def test_an_encoder_answers_nothing(encoder):
+def test_an_engine_with_only_the_encoder_refuses_other_calls(encoder):
     for ask_for in (encoder.generate, encoder.embed, encoder.live):
         with pytest.raises(InputError, match="only the encoder"):
             ask_for("hello")
@@ -183,7 +183,7 @@ def test_an_encoder_answers_nothing(encoder):
         ("whisper", {}, "leave it out"),
     ],
 )
-def test_models_without_such_a_part(name, options, reason, tmp_path):
+def test_models_that_have_no_separate_encoder(name, options, reason, tmp_path):
     row = load_rows()[name]
     with pytest.raises(ConfigError, match=reason):
         LLM(save(row, tmp_path / "model"), device="cpu", max_model_len=64, parts="encoder", **options)

@@ -1,4 +1,4 @@
-"""Prompts given as token embeddings: the same tokens as from ids, cached by content; other forms are typed errors."""
+"""Prompts as token embeddings: the answer equals that of the token ids, rows are cached by content, other forms are refused."""
 
 from __future__ import annotations
 
@@ -38,7 +38,7 @@ def ask(llm, prompt, params=GREEDY):
 
 
 @pytest.mark.parametrize("chunk", [2048, 48])
-def test_embeddings_of_the_table_answer_as_the_ids(loaded, chunk):
+def test_embeddings_of_the_table_give_the_answer_of_the_ids(loaded, chunk):
     folder, table = loaded
     with make(folder, max_num_batched_tokens=chunk) as llm:
         want = ask(llm, {"prompt_token_ids": IDS})
@@ -56,7 +56,7 @@ def test_embeddings_of_the_table_answer_as_the_ids(loaded, chunk):
         assert ask(llm, {"prompt_embeds": table[IDS], "cache_salt": "other"}).num_cached_tokens == 0
 
 
-def test_in_a_process_of_its_own(loaded):
+def test_with_a_core_in_a_separate_process(loaded):
     folder, table = loaded
     with make(folder, engine_process=True) as llm:
         prompts = [{"prompt_token_ids": IDS[:40]}, {"prompt_embeds": table[IDS[:40]]}]
@@ -104,7 +104,7 @@ def test_other_forms_are_refused(text, value, reason):
     assert re.search(reason, error.message)
 
 
-def test_what_does_not_go_with_embeddings_is_refused(text):
+def test_options_that_need_token_ids_are_refused(text):
     rows = torch.ones(3, 64)
     for more in ({"prompt": "x"}, {"prompt_token_ids": [1]}, {"multi_modal_data": {"image": None}}, {"fit": "context"}):
         assert "leave out" in ask(text, {"prompt_embeds": rows, **more}).error.message

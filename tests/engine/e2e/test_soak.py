@@ -14,7 +14,7 @@ import soak
 
 
 def assert_sound(report: soak.Report, count: int, least: int, kinds: Iterable[str] = soak.KINDS) -> None:
-    """Check a report. `least`: how often each rare event must have happened; `kinds`: the kinds of requests there were."""
+    """Check a report. `least`: minimum count of each rare event; `kinds`: kinds of requests that must occur."""
     counts, stats = report.counts, report.stats
     print(report.text())
     assert counts["asked"] == count
@@ -42,7 +42,7 @@ def test_hundreds_of_requests() -> None:
 
 
 @pytest.mark.full
-def test_hundreds_of_requests_in_a_process() -> None:
+def test_hundreds_of_requests_with_the_core_in_a_separate_process() -> None:
     kinds = set(soak.KINDS) - set(soak.HARMFUL)
     assert_sound(soak.run(seed=1, count=500, process=True), 500, least=5, kinds=kinds)
 
@@ -55,7 +55,7 @@ def twenty_thousand(seed: int) -> None:
 
 @pytest.mark.full
 def test_twenty_thousand_requests_of_a_new_seed() -> None:
-    """Run in a process of its own, so that the memory of earlier tests does not count."""
+    """This runs in a separate process, so that memory of earlier tests does not count."""
     seed = int(os.environ.get("SOAK_SEED") or secrets.randbelow(1 << 31))
     here = Path(__file__).parent
     env = {

@@ -66,13 +66,13 @@ def test_a_bad_prompt_fails_alone(engine, toy, name):
     assert [outputs[0].outputs, outputs[2].outputs] == [output.outputs for output in good]
 
 
-def test_the_same_picture_is_processed_once(engine):
+def test_the_same_image_is_processed_once(engine):
     prompts = [{"prompt": "@ a" + "b" * i, "multi_modal_data": {"image": picture(9)}} for i in range(6)]
     engine.answers(prompts)
     assert engine.info.processed == [9]
 
 
-def test_seeds_decide_whatever_else_runs(engine, toy):
+def test_answers_depend_on_seeds_only(engine, toy):
     params = SamplingParams(temperature=1.0, max_tokens=8, ignore_eos=True, seed=3, n=3)
     alone = ToyEngine(toy).texts(["hello"], params)[0]
     assert len(set(alone)) == 3
@@ -137,7 +137,7 @@ def test_requests_that_would_block_the_loop_are_refused(engine, params, param, o
 
 
 @pytest.mark.parametrize("chunk", [1, 7, 64])
-def test_prompt_logprobs_do_not_depend_on_the_cut(toy, chunk):
+def test_prompt_logprobs_do_not_depend_on_chunks(toy, chunk):
     params = SamplingParams(temperature=1.0, seed=1, max_tokens=2, prompt_logprobs=2, n=2)
     outputs = ToyEngine(toy, budget=chunk).answers(PROMPTS, params)
     expected = ToyEngine(toy, budget=500).answers(PROMPTS, params)

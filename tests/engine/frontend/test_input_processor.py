@@ -45,7 +45,7 @@ def at_most(num_bytes: int) -> Iterator[None]:
 
 @pytest.fixture
 def no_tokens(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Make writing the tokens or the mask of a span fail."""
+    """Make any attempt to write the tokens or the mask of a span fail."""
 
     def fail(span: Span) -> None:
         raise AssertionError(f"a span of {span.num_tokens} tokens was written")

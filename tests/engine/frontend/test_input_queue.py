@@ -1,4 +1,4 @@
-"""InputQueue: the order of prompts, which of them may overtake others, and limits on what runs and is held at once."""
+"""InputQueue: the order of prompts, which prompts may overtake others, and limits on running prompts and held bytes."""
 
 import threading
 import traceback
@@ -102,7 +102,7 @@ def queue():
     queue.input_queue.close()
 
 
-def test_text_passes_slow_media(queue):
+def test_text_overtakes_slow_media(queue):
     gate = threading.Event()
     queue.add(*(queue.media(f"clip{i}", gate=gate) for i in range(4)), *(queue.entry(f"text{i}") for i in range(3)))
     queue.wait("text0", "text1", "text2")

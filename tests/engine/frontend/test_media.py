@@ -212,7 +212,7 @@ def test_codec_workers_end_with_the_last_that_uses_them(no_workers):
 
 @pytest.fixture
 def counting():
-    """A server that answers /slow once `gate` is set; `open` counts those that wait for it, `seen` has all requests."""
+    """A server that answers /slow once `gate` is set. `open` counts requests that wait for it; `seen` lists all requests."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
@@ -316,7 +316,7 @@ def test_modules_of_the_first_item_are_imported_before_it(tmp_path):
 
 @pytest.mark.parametrize("isolation", ["thread", "process"])
 @pytest.mark.parametrize("name", ["Qwen2VLProcessingInfo", "WhisperProcessingInfo", "KimiK25ProcessingInfo"])
-def test_a_small_item_is_processed_before_the_first(name, isolation, monkeypatch, caplog, no_workers):
+def test_a_small_item_is_processed_at_start(name, isolation, monkeypatch, caplog, no_workers):
     processor, done = MultiModalProcessor(INFOS[name], MultiModalSettings(MediaPolicy(decode_isolation=isolation))), []
     process = processor._process
     monkeypatch.setattr(processor, "_process", lambda item, *rest: done.append((item.source.modality, process(item, *rest))))

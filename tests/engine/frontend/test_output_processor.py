@@ -146,7 +146,7 @@ def test_an_error_names_the_item_as_the_caller_counts():
 
 
 def test_text_of_repaired_loops_is_never_shown():
-    """The test finds the loop in place of the core, and says how many tokens to remove."""
+    """The test acts as the core: it finds the loop and says how many tokens to remove."""
     detection = RepetitionDetectionParams(max_cycle=4, min_repeats=3, min_tokens=6, repair=True, max_repairs=1)
     answer = CompletionBuilder(0, SamplingParams(max_tokens=None, logprobs=0, repetition_detection=detection), Letters())
     ids, joined, deltas = [], "", []

@@ -40,7 +40,7 @@ def test_detokenising_runs_in_no_thread_of_the_loop(engine, toy, monkeypatch):
 
 
 def test_a_slow_stop_string_does_not_delay_other_requests(engine, toy, monkeypatch):
-    """While the output thread hangs, a stream without stop strings continues. The answer is cut at the same place as ever."""
+    """While the output thread hangs, a stream without stop strings continues. The answer is still cut at the same place."""
     _, stop = stop_of(toy)
     expected = ToyEngine(toy).answers(["hello"], SamplingParams(**FREE, stop=stop))[0].outputs
     gate, real = threading.Event(), request_handle.RequestHandle.read
@@ -67,7 +67,7 @@ def test_a_slow_stop_string_does_not_delay_other_requests(engine, toy, monkeypat
     toy.assert_empty(engine.core)
 
 
-def test_a_long_answer_leaves_no_long_inbox(toy):
+def test_the_inbox_stays_short_during_a_long_answer(toy):
     engine, longest = ToyEngine(toy), 0
     (handle,) = engine.requests(["hello"], SamplingParams(temperature=0.0, max_tokens=180, ignore_eos=True))
     step = engine.core.step
@@ -83,7 +83,7 @@ def test_a_long_answer_leaves_no_long_inbox(toy):
     assert 60 <= longest <= 66
 
 
-def test_observers_run_beside_the_loop_and_before_the_caller_hears(engine):
+def test_observers_run_beside_the_loop_and_before_the_caller_gets_the_output(engine):
     seen = []
     engine.engine_loop.observers.append(lambda output, times: (time.sleep(0.05), seen.append(threading.current_thread().name)))
     engine.answers(["hello", "you"])
@@ -104,7 +104,7 @@ def test_a_session_holds_only_the_tokens_of_its_answer(toy, late):
     """The loop may learn of the stop string some steps later."""
     full, stop = stop_of(toy)
     core = toy.make_core()
-    request = toy.of("r", [ord(letter) - 27 for letter in "hello"], hold_open=True, params=SamplingParams(**FREE))
+    request = toy.request("r", [ord(letter) - 27 for letter in "hello"], hold_open=True, params=SamplingParams(**FREE))
     core.add(request)
     tokens = list(request.prompt_token_ids)
     cut = len(tokens) + full.index(stop) + len(stop)
@@ -115,7 +115,7 @@ def test_a_session_holds_only_the_tokens_of_its_answer(toy, late):
     core.append("r", [50, 51])
     answer = toy.tokens_of(toy.drain(core)["r"])
     fresh = toy.make_core()
-    fresh.add(toy.of("r", [*tokens[:cut], 50, 51], params=SamplingParams(**FREE)))
+    fresh.add(toy.request("r", [*tokens[:cut], 50, 51], params=SamplingParams(**FREE)))
     assert answer == toy.tokens_of(toy.drain(fresh)["r"])
 
 
@@ -138,11 +138,11 @@ def test_a_request_waits_for_its_grammar_outside_the_scheduler(toy):
     params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"]), **FREE)
     core = toy.make_core()
     core.runner.grammars = factory = SlowFactory()
-    core.add(toy.of("slow", [5, 6], params=params))
-    core.add(toy.of("gone", [5, 6], params=params))
+    core.add(toy.request("slow", [5, 6], params=params))
+    core.add(toy.request("gone", [5, 6], params=params))
     with pytest.raises(InputError, match="already being served"):
-        core.add(toy.of("slow", [5], params=params))
-    core.add(toy.of("quick", [5, 6, 7]))
+        core.add(toy.request("slow", [5], params=params))
+    core.add(toy.request("quick", [5, 6, 7]))
     outputs = [output for _ in range(6) for output in core.step().outputs]
     assert {output.request_id for output in outputs} == {"quick"}
     assert outputs[-1].finish_reason == "length"

@@ -1,4 +1,4 @@
-"""Block hashes, and what sequences with equal prefixes save through the prefix cache."""
+"""Block hashes, and what the prefix cache saves for sequences with equal prefixes."""
 
 import random
 from dataclasses import replace

@@ -93,7 +93,7 @@ def test_a_rollback_to_before_the_window_computes_the_sequence_again(toy, core, 
     toy.assert_empty(engine)
 
 
-def test_sequences_whose_windows_do_not_fit_together_are_preempted_and_finish(toy, core):
+def test_sequences_whose_windows_do_not_fit_together_are_preempted_and_finished(toy, core):
     engine = core(blocks=24, budget=9, seqs=4)
     requests = [prompt(toy, f"r{i}", 20 + 7 * i, seed=i, max_tokens=12) for i in range(4)]
     for request in requests:
@@ -108,7 +108,7 @@ def test_sequences_whose_windows_do_not_fit_together_are_preempted_and_finish(to
 @pytest.mark.parametrize("blocks", [64, 18])
 @pytest.mark.parametrize("keep", [41, 44, 58])
 def test_a_running_sequence_goes_on_after_a_rollback(toy, core, blocks, keep):
-    """The repair of a loop does the same. In the smaller pools the sequence may have to wait for blocks first."""
+    """The repair of a loop rolls back in the same way. With small pools, the sequence may have to wait for blocks first."""
     engine = core(blocks=blocks, budget=11, seqs=2)
     request, other = prompt(toy, "r", 40, max_tokens=25), prompt(toy, "other", 9, seed=4, max_tokens=30)
     answer = expected(toy, request)

@@ -68,7 +68,7 @@ def test_an_item_whose_hash_belongs_to_another_number_of_rows_is_refused(toy):
 def test_an_image_that_64_requests_share_is_encoded_in_one_call(toy):
     core = toy.make_core(blocks=1000, seqs=64, budget=4096)
     for i in range(64):
-        core.add(toy.of(f"r{i}", [5, *[toy.PAD] * 6, 10 + i], [toy.item(1, 6)]))
+        core.add(toy.request(f"r{i}", [5, *[toy.PAD] * 6, 10 + i], [toy.item(1, 6)]))
     outputs = toy.drain(core)
     assert core.runner.model.encode_calls == [1]
     assert core.stats.encoder_calls == 1
@@ -78,8 +78,8 @@ def test_an_image_that_64_requests_share_is_encoded_in_one_call(toy):
 def test_the_encoder_budget_of_a_step_holds_except_for_a_single_large_item(toy):
     core = toy.make_core(encoder_budget=8)
     for i in range(3):
-        core.add(toy.of(f"r{i}", [5, 6, *[toy.PAD] * 5, 7], [toy.item(2, 5, seed=i)]))
-    core.add(toy.of("wide", [*[toy.PAD] * 20, 7], [toy.item(0, 20, seed=9)]))
+        core.add(toy.request(f"r{i}", [5, 6, *[toy.PAD] * 5, 7], [toy.item(2, 5, seed=i)]))
+    core.add(toy.request("wide", [*[toy.PAD] * 20, 7], [toy.item(0, 20, seed=9)]))
     steps = [toy.scheduled(core) for _ in range(4)]
     assert [len(encoded) for _, encoded in steps] == [1, 1, 1, 1]
     assert steps[0][0] == {"r0": 8, "r1": 2, "r2": 2}, "the others are cut before their items"
@@ -88,29 +88,29 @@ def test_the_encoder_budget_of_a_step_holds_except_for_a_single_large_item(toy):
 
 def test_a_prompt_is_cut_before_an_item_that_the_encoder_cache_has_no_room_for(toy):
     core = toy.make_core(encoder_rows=8, budget=9)
-    core.add(toy.of("a", [5, *[toy.PAD] * 8, 6, 7], [toy.item(1, 8)]))
-    core.add(toy.of("b", [5, *[toy.PAD] * 8, 6, 7], [toy.item(1, 8, seed=2)]))
+    core.add(toy.request("a", [5, *[toy.PAD] * 8, 6, 7], [toy.item(1, 8)]))
+    core.add(toy.request("b", [5, *[toy.PAD] * 8, 6, 7], [toy.item(1, 8, seed=2)]))
     assert toy.scheduled(core)[0] == {"a": 9}
     assert toy.scheduled(core)[0] == {"a": 2, "b": 7}
     outputs = toy.drain(core)
     assert core.stats.encoder_evictions == 1
     assert core.stats.cut_items == 1
     for i, name in enumerate("ab"):
-        got, request = toy.tokens_of(outputs[name]), toy.of(name, [5, *[toy.PAD] * 8, 6, 7], [toy.item(1, 8, seed=1 + i)])
+        got, request = toy.tokens_of(outputs[name]), toy.request(name, [5, *[toy.PAD] * 8, 6, 7], [toy.item(1, 8, seed=1 + i)])
         assert got == toy.alone(request)[0][-len(got) :]
 
 
 def test_an_item_larger_than_the_cache_is_refused_by_name(toy):
     core = toy.make_core(encoder_rows=8)
     with pytest.raises(InputError, match=r"image 0: its 9 encoder rows take 576 bytes, but encoder_cache_bytes is 512"):
-        core.add(toy.of("a", [*[toy.PAD] * 9, 6], [toy.item(0, 9)]))
+        core.add(toy.request("a", [*[toy.PAD] * 9, 6], [toy.item(0, 9)]))
     toy.assert_empty(core)
 
 
 def test_preemption_does_not_evict_encoder_rows(toy):
     """Every sequence loses its blocks and is computed again; nothing is encoded twice, even without a prefix cache."""
     core = toy.make_core(blocks=9, block_size=4, caching=False)
-    requests = [toy.of(f"r{i}", [5, *[toy.PAD] * 8, 6 + i], [toy.item(1, 8, seed=i)]) for i in range(3)]
+    requests = [toy.request(f"r{i}", [5, *[toy.PAD] * 8, 6 + i], [toy.item(1, 8, seed=i)]) for i in range(3)]
     requests = [replace(request, params=replace(request.params, max_tokens=12)) for request in requests]
     for request in requests:
         core.add(request)
@@ -129,7 +129,7 @@ def encoder_decoder(toy, **options):
 @pytest.mark.parametrize("budget", [3, 64])
 def test_an_encoder_input_is_encoded_once_written_once_and_shared(toy, budget):
     audios = [toy.item(0, 9, seed=1), toy.item(0, 9, seed=2)]
-    requests = [toy.of(f"r{i}", [5, 6, 7, 8, 9, 10 + i], cross=audios[i % 2]) for i in range(4)]
+    requests = [toy.request(f"r{i}", [5, 6, 7, 8, 9, 10 + i], cross=audios[i % 2]) for i in range(4)]
     core = encoder_decoder(toy, budget=budget, seqs=2, block_size=4)
     for request in requests:
         core.add(request)
@@ -150,7 +150,7 @@ def test_an_encoder_input_is_encoded_once_written_once_and_shared(toy, budget):
         toy.drain(own)
         own.add(replace(requests[0], request_id="again", **other))
         assert own.scheduler.schedule().scheduled[0].write_cross, "another adapter or tenant makes its own"
-    other = toy.of("x", [5, 6, 7, 8, 9, 10], cross=audios[1])
+    other = toy.request("x", [5, 6, 7, 8, 9, 10], cross=audios[1])
     means = []
     for audio in audios:
         single = encoder_decoder(toy)
@@ -165,8 +165,8 @@ def test_an_encoder_input_is_encoded_once_written_once_and_shared(toy, budget):
 
 def test_a_failing_item_is_quarantined_and_fails_no_other_request(toy):
     core = toy.make_core(seqs=3)
-    bad = [toy.of(f"bad{i}", [5, *[toy.PAD] * 4, 7 + i], [toy.item(1, 4, seed=666)]) for i in range(5)]
-    good = [toy.of(f"good{i}", [5, *[toy.PAD] * 4, 7], [toy.item(1, 4, seed=i)]) for i in range(2)]
+    bad = [toy.request(f"bad{i}", [5, *[toy.PAD] * 4, 7 + i], [toy.item(1, 4, seed=666)]) for i in range(5)]
+    good = [toy.request(f"good{i}", [5, *[toy.PAD] * 4, 7], [toy.item(1, 4, seed=i)]) for i in range(2)]
     for request in (bad[0], good[0], good[1], *bad[1:4]):
         core.add(request)
     outputs = toy.drain(core)
@@ -181,7 +181,7 @@ def test_a_failing_item_is_quarantined_and_fails_no_other_request(toy):
 
 
 def test_encoder_rows_on_disk_are_found_by_the_next_engine(toy, tmp_path):
-    request = toy.of("r", [5, *[toy.PAD] * 4, 7], [toy.item(1, 4)])
+    request = toy.request("r", [5, *[toy.PAD] * 4, 7], [toy.item(1, 4)])
     answers = []
     for _ in range(2):
         core = toy.make_core(folder=str(tmp_path))
@@ -199,7 +199,7 @@ def test_precomputed_rows_are_cast_to_the_dtype_they_are_counted_with(toy):
     for dtype in (torch.float32, torch.float64):
         given = replace(toy.item(1, 5), kwargs={ROWS: FieldElem(made.to(dtype), BatchedField())})
         core = toy.make_core()
-        core.add(toy.of("a", [5, *[toy.PAD] * 5, 6], [given]))
+        core.add(toy.request("a", [5, *[toy.PAD] * 5, 6], [given]))
         answers.append(toy.tokens_of(toy.drain(core)["a"]))
         toy.assert_empty(core)
     assert answers[0] == answers[1] != []
@@ -207,7 +207,7 @@ def test_precomputed_rows_are_cast_to_the_dtype_they_are_counted_with(toy):
 
 def test_two_items_may_share_a_range(toy):
     core = toy.make_core(budget=3)
-    request = toy.of("r", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3))
+    request = toy.request("r", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3))
     core.add(request)
     assert toy.tokens_of(toy.drain(core)["r"]) == toy.alone(request)[0]
     toy.assert_empty(core)
@@ -225,20 +225,20 @@ def test_two_items_may_share_a_range(toy):
 def test_other_overlaps_of_items_are_refused(toy, change, message):
     core = toy.make_core()
     with pytest.raises(InputError, match=message):
-        core.add(toy.of("r", (5, *[toy.PAD] * 9, 7, 7), change(*toy.pair(1, 3))))
+        core.add(toy.request("r", (5, *[toy.PAD] * 9, 7, 7), change(*toy.pair(1, 3))))
     toy.assert_empty(core)
 
 
 def test_items_that_share_a_range_must_fit_into_the_encoder_cache_together(toy):
     with pytest.raises(InputError, match="7 encoder rows are needed at once, but there is room for 6"):
-        toy.make_core(encoder_rows=6).add(toy.of("r", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3)))
+        toy.make_core(encoder_rows=6).add(toy.request("r", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3)))
 
 
 @pytest.mark.parametrize("options", [{"encoder_rows": 8}, {"encoder_budget": 5}, {"encoder_rows": 8, "encoder_budget": 5}])
 def test_a_sequence_does_not_pin_one_of_two_items_while_the_other_has_no_room(toy, options):
     """Otherwise sequences that share no item could block each other forever."""
     core = toy.make_core(budget=30, **options)
-    requests = [toy.of(f"r{i}", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3, seed=2 * i)) for i in range(4)]
+    requests = [toy.request(f"r{i}", (5, *[toy.PAD] * 9, 7), toy.pair(1, 3, seed=2 * i)) for i in range(4)]
     for request in requests:
         core.add(request)
     outputs = toy.drain(core)
@@ -250,9 +250,11 @@ def test_a_sequence_does_not_pin_one_of_two_items_while_the_other_has_no_room(to
 def test_deepstack_rows_count_whole_and_reach_their_layers(toy):
     """The result does not depend on how the item is cut into chunks."""
     with pytest.raises(InputError, match="its 4 encoder rows take 768 bytes, but encoder_cache_bytes is 576"):
-        toy.make_core(encoder_rows=3, model=toy.ToyModel(levels=3)).add(toy.of("r", (5, *[toy.PAD] * 4, 7), [toy.item(1, 4)]))
+        toy.make_core(encoder_rows=3, model=toy.ToyModel(levels=3)).add(
+            toy.request("r", (5, *[toy.PAD] * 4, 7), [toy.item(1, 4)])
+        )
     core = toy.make_core(budget=3, encoder_rows=4, model=toy.ToyModel(levels=3))
-    request = toy.of("r", (5, *[toy.PAD] * 4, 7), [toy.item(1, 4)])
+    request = toy.request("r", (5, *[toy.PAD] * 4, 7), [toy.item(1, 4)])
     core.add(request)
     answer = toy.tokens_of(toy.drain(core)["r"])
     assert core.stats.encoder_bytes == core.stats.encoder_capacity == 4 * 3 * 64

@@ -9,7 +9,7 @@ from sensorium.mm.errors import InputError
 
 
 def find_by_definition(tokens, turn_start, detection):
-    """Try every cycle length, shortest first, for whether the tail repeats with it."""
+    """Find the shortest cycle with which the tail repeats, by trying every length."""
     answer = tokens[turn_start:]
     for size in range(1, detection.max_cycle + 1):
         length = 0
@@ -52,8 +52,8 @@ def test_a_loop_does_not_extend_into_the_prompt():
     assert find_loop(tokens, 14, small) == Loop(14, (1, 2))
 
 
-def test_every_return_of_a_loop_contains_its_forbidden_tokens():
-    """The forbidden tokens also prevent a loop that starts elsewhere in the cycle."""
+def test_every_repetition_of_a_loop_contains_its_forbidden_tokens():
+    """The forbidden tokens also prevent the loop if it starts at another token of the cycle."""
     for cycle in ((4,), (4, 5), (4, 5, 6)):
         word = Loop(0, cycle).forbidden
         for turn in range(len(cycle)):

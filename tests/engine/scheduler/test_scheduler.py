@@ -68,7 +68,7 @@ def test_sequences_are_served_by_priority_then_arrival(toy):
     assert finished == ["r2", "r0", "r1"]
 
 
-def test_decode_rows_go_before_prompts(toy):
+def test_decode_rows_are_scheduled_before_prompts(toy):
     rng = random.Random(3)
     core = toy.make_core(budget=4)
     short = toy.make_request("short", rng, media=False, max_tokens=5, ignore_eos=True)
@@ -153,11 +153,11 @@ def test_misplaced_items_are_refused(toy):
 def test_an_urgent_request_preempts_the_least_urgent(toy):
     core = toy.make_core(seqs=2)
     for i, priority in enumerate([1, 2]):
-        core.add(toy.of(f"r{i}", [5, 6, 7], priority=priority))
+        core.add(toy.request(f"r{i}", [5, 6, 7], priority=priority))
     core.step()
-    core.add(toy.of("equal", [5, 6, 8], priority=2))
+    core.add(toy.request("equal", [5, 6, 8], priority=2))
     assert set(toy.scheduled(core)[0]) == {"r0", "r1"}, "earlier goes before later"
-    core.add(toy.of("urgent", [5, 6, 9], priority=0))
+    core.add(toy.request("urgent", [5, 6, 9], priority=0))
     assert set(toy.scheduled(core)[0]) == {"r0", "urgent"}
     outputs = toy.drain(core)
     assert outputs["r1"][-1].stats.preemptions == 1
@@ -172,7 +172,7 @@ def test_bidirectional_spans_are_computed_in_one_step(toy, prompt_attention):
     whole = {"bidirectional_items": [(2, 12)], "bidirectional_prompt": [(0, 15)]}[prompt_attention]
     names = ("a", "b", "c", "d")
     for i, name in enumerate(names):
-        core.add(toy.of(name, [*prompt, 10 + i], [toy.item(2, 10, seed=i % 2)]))
+        core.add(toy.request(name, [*prompt, 10 + i], [toy.item(2, 10, seed=i % 2)]))
     done = dict.fromkeys(names, 0)
     schedule = core.scheduler.schedule
 
@@ -194,10 +194,10 @@ def test_bidirectional_spans_are_computed_in_one_step(toy, prompt_attention):
 def test_a_bidirectional_span_that_no_step_has_room_for_is_refused(toy):
     core = toy.make_core(budget=10, seqs=4, prompt_attention="bidirectional_items")
     with pytest.raises(InputError, match="8 tokens have to be computed at once, but a step has room for 7; raise max_num"):
-        core.add(toy.of("a", [*[toy.PAD] * 8, 6], [toy.item(0, 8)]))
+        core.add(toy.request("a", [*[toy.PAD] * 8, 6], [toy.item(0, 8)]))
     core = toy.make_core(encoder_rows=8, prompt_attention="bidirectional_prompt")
     with pytest.raises(InputError, match="10 encoder rows are needed at once, but there is room for 8"):
-        core.add(toy.of("a", [*[toy.PAD] * 10, 6], [toy.item(0, 5), toy.item(5, 5, seed=2)]))
+        core.add(toy.request("a", [*[toy.PAD] * 10, 6], [toy.item(0, 5), toy.item(5, 5, seed=2)]))
     toy.assert_empty(core)
 
 
@@ -215,11 +215,11 @@ def test_a_sequence_with_values_that_are_not_finite_ends_and_its_blocks_are_zero
         return hidden
 
     core.runner.model.forward = broken
-    core.add(toy.of("bad", [5, 6, 7, 8, 99, 9, 10, 11, 12]))
+    core.add(toy.request("bad", [5, 6, 7, 8, 99, 9, 10, 11, 12]))
     outputs = toy.drain(core)["bad"]
     assert "not finite" in outputs[-1].error.message
     assert core.stats.blocks_cached == 1, "only the block before it is cached"
-    good = toy.of("good", [5, 6, 7, 8, 98, 9, 10, 11, 12, 13])
+    good = toy.request("good", [5, 6, 7, 8, 98, 9, 10, 11, 12, 13])
     core.add(good)
     assert toy.tokens_of(toy.drain(core)["good"]) == toy.alone(good)[0]
     assert not any(cache.isnan().any() for cache in core.runner.caches.tensors)
@@ -227,16 +227,16 @@ def test_a_sequence_with_values_that_are_not_finite_ends_and_its_blocks_are_zero
 
 def test_a_closing_append_ends_a_held_sequence(toy):
     core = toy.make_core()
-    core.add(toy.of("r", [5, 6], hold_open=True))
+    core.add(toy.request("r", [5, 6], hold_open=True))
     toy.drain(core)
     core.append("r", [7, 8], close=True)
     toy.drain(core)
     toy.assert_empty(core)
-    core.add(toy.of("r", [5, 6], hold_open=True))
+    core.add(toy.request("r", [5, 6], hold_open=True))
     core.append("r", (), close=True)
     toy.drain(core)
     toy.assert_empty(core)
-    core.add(toy.of("r", [5, 6], hold_open=True))
+    core.add(toy.request("r", [5, 6], hold_open=True))
     toy.drain(core)
     with pytest.raises(InputError, match="nothing to append"):
         core.append("r", ())

@@ -98,7 +98,7 @@ def test_snapshot_of_another_program_is_used_and_completed(hub: FakeHub, caplog:
 
 
 def test_an_adapter_by_name_names_its_base(hub: FakeHub, tmp_path: Path) -> None:
-    """The adapter's few weights are downloaded for the doctor too, and its base model is taken from a folder or the Hub."""
+    """The adapter's small weight file is downloaded for the doctor too. Its base model comes from a folder or the Hub."""
     base = tmp_path / "base"
     shutil.copytree(TINY, base)
     module = "model.language_model.layers.0.mlp.down_proj"
@@ -260,7 +260,7 @@ def test_disk_space_is_checked_first(hub: FakeHub, monkeypatch: pytest.MonkeyPat
     assert WEIGHTS not in hub.fetched()
 
 
-def test_disk_that_fills_up_meanwhile(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_disk_that_fills_up_during_the_download(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 

@@ -1,4 +1,4 @@
-"""Max items: found as trying every size would; the engine admits them, and refuses or resizes the next larger ones."""
+"""Max items: the result equals that of trying every size; the engine accepts them, and refuses or resizes larger ones."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ def test_max_rows_are_close_to_trying_all_sizes(limits: tuple[int, int]) -> None
     assert max_rows(info, "image", MediaPolicy(max_pixels=200_000), 7) == 7
 
 
-def test_videos_are_tried_up_to_the_most_frames_a_processor_admits() -> None:
+def test_videos_are_tried_up_to_the_processors_maximum_of_frames() -> None:
     """The length of the context does not matter."""
     info = Qwen3VLProcessingInfo(ProcessorFiles(video={"size": {"longest_edge": 1 << 17, "shortest_edge": 4096}}))
     tried: list[int] = []

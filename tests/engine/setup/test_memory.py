@@ -58,7 +58,7 @@ def qwen2(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(params=["", "attention=torch,varlen_attention=torch", *EIGHT_BITS])
 def int8(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Select each choice of backends in turn; True if it multiplies in 8 bits."""
+    """Select each set of backends in turn. Return True if its products are in 8 bits."""
     monkeypatch.setenv("SENSORIUM_KERNELS", request.param)
     return "linear=" in request.param
 
@@ -315,7 +315,7 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
 
 
 def across(model: Any, requests: int, new: int, keys: int, written: bool) -> Any:
-    """A step of `requests` sequences of `new` rows that read `keys` encoder rows by cross-attention, after writing them."""
+    """Return a step in which `requests` sequences of `new` rows write `keys` encoder rows and read them by cross-attention."""
     blocks = -(-keys // 16)
     caches = [torch.zeros(2, requests * blocks, 16, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
     tables = torch.arange(requests * blocks, dtype=torch.int32).view(requests, blocks)

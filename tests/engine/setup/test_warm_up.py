@@ -1,4 +1,4 @@
-"""A small item of each modality goes through a new model, unless it is too large for a CPU, and never harms."""
+"""Warm-up: a small item of each modality goes through a new model, unless it is too large for a CPU; failures are harmless."""
 
 from __future__ import annotations
 

@@ -87,18 +87,18 @@ def key_range_of(sequence, computed, count, window=None, other=None):
 
 
 def test_rows_of_an_item_attend_to_its_end(toy):
-    request = toy.of("r", (5, 6, 3, 3, 3, 3, 3, 3, 7, 8), [toy.item(2, 4, edges=True)])  # rows are the tokens [3, 7)
+    request = toy.request("r", (5, 6, 3, 3, 3, 3, 3, 3, 7, 8), [toy.item(2, 4, edges=True)])  # rows are the tokens [3, 7)
     sequence = SequenceState(request, 3, "bidirectional_items")
     assert key_range_of(sequence, 1, 8).tolist() == [[0] * 8, [2, 3, 7, 7, 7, 7, 8, 9]]
     assert key_range_of(sequence, 0, 8, window=3).tolist() == [[0, 0, 0, 1, 2, 3, 4, 5], [1, 2, 3, 7, 7, 7, 7, 8]]
     assert key_range_of(sequence, 0, 3) is None
     assert key_range_of(sequence, 7, 3) is None
-    other = SequenceState(toy.of("b", (5, 6, 7)), 3, "bidirectional_items")
+    other = SequenceState(toy.request("b", (5, 6, 7)), 3, "bidirectional_items")
     assert key_range_of(sequence, 3, 5, None, other).tolist() == [[0] * 6, [7, 7, 7, 7, 8, 3]]
 
 
 def test_rows_of_a_bidirectional_prompt_attend_to_all_of_it(toy):
-    sequence = SequenceState(toy.of("r", (5, 6, 7, 8)), 3, "bidirectional_prompt")
+    sequence = SequenceState(toy.request("r", (5, 6, 7, 8)), 3, "bidirectional_prompt")
     assert key_range_of(sequence, 0, 4, window=2).tolist() == [[0] * 4, [4] * 4]
     sequence.token_ids += [9, 9]
     assert key_range_of(sequence, 0, 6, window=2).tolist() == [[0, 0, 0, 0, 3, 4], [4, 4, 4, 4, 5, 6]]
@@ -108,7 +108,7 @@ def test_rows_of_a_bidirectional_prompt_attend_to_all_of_it(toy):
 
 
 def test_modality_ids_of_rows(toy):
-    request = toy.of("r", (5, 6, 3, 3, 3, 3, 3, 3, 7, 8), [toy.item(2, 4, edges=True)])
+    request = toy.request("r", (5, 6, 3, 3, 3, 3, 3, 3, 7, 8), [toy.item(2, 4, edges=True)])
     tasks = [
         (SequenceState(request, 3), ScheduledRequest("a", 1, 5, ((0, 1),))),
         (SequenceState(request, 3), ScheduledRequest("b", 6, 3, ((2, 3, 4),))),

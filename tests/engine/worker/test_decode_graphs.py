@@ -33,7 +33,7 @@ def llm(request, tmp_path_factory):
 
 @pytest.fixture
 def replays(monkeypatch) -> list[CallGraph]:
-    """Collect each graph as often as it is replayed."""
+    """Return a list to which each replay appends its graph."""
     found: list[CallGraph] = []
     replay = CallGraph.replay
     monkeypatch.setattr(CallGraph, "replay", lambda graph: (found.append(graph), replay(graph))[1])

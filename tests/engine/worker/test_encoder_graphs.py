@@ -1,4 +1,4 @@
-"""Replayed encoder calls give the same bits as eager ones, and only calls that are alike are replayed."""
+"""Replayed encoder calls give the same bits as eager ones, and a graph is replayed only for calls of the same shapes."""
 
 from __future__ import annotations
 
@@ -43,14 +43,14 @@ def on_cpu(encode: Any, fixed: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def engine(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Map the name of a family to its small engine."""
+    """Return a function from a family's name to a small engine."""
     root, rows = tmp_path_factory.mktemp("encoders"), load_rows()
     return functools.cache(lambda name: make_llm(rows[name], save(rows[name], root / name)))
 
 
 @pytest.fixture
 def replays(monkeypatch: pytest.MonkeyPatch) -> list[CallGraph[Any]]:
-    """Collect each graph as often as it is replayed."""
+    """Return a list to which each replay appends its graph."""
     found: list[CallGraph[Any]] = []
     replay = CallGraph.replay
     monkeypatch.setattr(CallGraph, "replay", lambda graph: (found.append(graph), replay(graph))[1])
@@ -58,7 +58,7 @@ def replays(monkeypatch: pytest.MonkeyPatch) -> list[CallGraph[Any]]:
 
 
 def tensors(llm: LLM, name: str, seeds: list[int], turn: int = 0) -> dict[str, Any]:
-    """Return the tensors of one call, with an item for each seed, in the family's sizes from `turn` on."""
+    """Return the tensors of one call: an item per seed, whose sizes are the family's, beginning with number `turn`."""
     row, letter = load_rows()[name], FAMILIES[name]
     sizes = row.sizes[LETTERS[letter]]
     items = []
@@ -71,7 +71,7 @@ def tensors(llm: LLM, name: str, seeds: list[int], turn: int = 0) -> dict[str, A
 @needs_library
 @pytest.mark.parametrize("name", FAMILIES)
 @torch.inference_mode()
-def test_other_numbers_of_the_same_shape_are_replayed(name: str, engine: Any, replays: list[Any]) -> None:
+def test_other_values_in_the_same_shapes_are_replayed(name: str, engine: Any, replays: list[Any]) -> None:
     llm = engine(name)
     encode, modality = llm._engine_loop.core.runner.model.embed_multimodal, LETTERS[FAMILIES[name]]
     graphs = EncoderGraphs(CPU, on_cpu)
@@ -87,7 +87,7 @@ def test_other_numbers_of_the_same_shape_are_replayed(name: str, engine: Any, re
 
 
 def plus(modality: str, given: dict[str, Any]) -> list[Tensor]:
-    """Encode items of `grid` rows, and note the call."""
+    """Encode items of `grid` rows, and record the call in `calls`."""
     calls.append(given["grid"].tolist())
     return [part + 1 for part in given["pixels"].split(given["grid"].tolist())]
 
@@ -101,13 +101,13 @@ def _fresh() -> None:
 
 
 def ask_for(graphs: EncoderGraphs, *grid: int, encode: Any = plus, **more: Any) -> None:
-    """Encode items of so many rows and check the result."""
+    """Encode one item per number of rows in `grid`, and check the result."""
     given = {"pixels": torch.randn(sum(grid), 3), "grid": torch.tensor(grid), **more}
     for rows, pixels in zip(graphs(encode, "image", given), given["pixels"].split(grid), strict=True):
         assert torch.equal(rows, pixels + 1)
 
 
-def test_calls_with_other_grids_shapes_or_arguments_are_not_alike() -> None:
+def test_calls_with_other_grids_shapes_or_arguments_have_other_graphs() -> None:
     graphs = EncoderGraphs(CPU, on_cpu)
     ways: list[Any] = [
         {"grid": (2, 4)}, {"grid": (3, 3)}, {"grid": (6,)}, {"grid": (2, 4), "rate": 1}, {"grid": (2, 4), "rate": 1.0},
@@ -127,7 +127,7 @@ def test_calls_with_other_grids_shapes_or_arguments_are_not_alike() -> None:
     assert len(calls) == 2 * len(ways) + 4, "arguments without a hash are never alike"
 
 
-def test_another_number_of_threads_or_encoder_is_another_call() -> None:
+def test_another_encoder_or_number_of_threads_has_another_graph() -> None:
     graphs, threads = EncoderGraphs(CPU, on_cpu), torch.get_num_threads()
     for _ in range(3):
         ask_for(graphs, 5)
@@ -165,7 +165,7 @@ def test_the_number_of_graphs_is_limited_and_graphs_in_use_stay() -> None:
     assert calls == [[20], [20], [2]], "the least recently used one was evicted"
 
 
-def test_calls_that_read_numbers_run_eagerly(caplog: pytest.LogCaptureFixture) -> None:
+def test_calls_that_read_values_on_the_host_run_eagerly(caplog: pytest.LogCaptureFixture) -> None:
     def reads(modality: str, given: dict[str, Any]) -> list[Tensor]:
         return [part + float(given["pixels"].isfinite().all()) for part in plus(modality, given)]
 
@@ -266,7 +266,7 @@ def test_an_encoder_that_ran_out_of_memory_is_not_called_again() -> None:
 def test_a_class_of_transformers_is_not_recorded() -> None:
     class Keeps(Fallback):
         def __init__(self) -> None:
-            """Make one without a checkpoint."""
+            """Make a model without a checkpoint."""
 
         def embed_multimodal(self, modality: str, given: Any) -> list[Tensor]:
             return plus(modality, given)

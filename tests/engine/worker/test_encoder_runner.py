@@ -12,8 +12,8 @@ from sensorium import LLM, SamplingParams
 def requests(toy):
     """Return a request of text and two with items; they share one item."""
     talks = toy.make_request("talks", random.Random(1), media=False, max_tokens=30, ignore_eos=True)
-    sees = toy.of("sees", [5, 6, *[toy.PAD] * 4, 7], [toy.item(2, 4)])
-    both = toy.of("both", [*[toy.PAD] * 4, 7, *[toy.PAD] * 5, 8], [toy.item(0, 4), toy.item(5, 5, 2)])
+    sees = toy.request("sees", [5, 6, *[toy.PAD] * 4, 7], [toy.item(2, 4)])
+    both = toy.request("both", [*[toy.PAD] * 4, 7, *[toy.PAD] * 5, 8], [toy.item(0, 4), toy.item(5, 5, 2)])
     return talks, sees, both
 
 
@@ -150,7 +150,7 @@ def test_rows_of_an_aborted_request(toy, again):
     core.add(sees)
     core.step()
     core.abort("sees")
-    other = toy.of("other", [*[toy.PAD] * 5, 8], [toy.item(0, 5, 2)])  # there is no room for both
+    other = toy.request("other", [*[toy.PAD] * 5, 8], [toy.item(0, 5, 2)])  # there is no room for both
     core.add(other)
     core.step()
     assert not core.runner.store.rows, "dropped while being computed"
@@ -217,7 +217,7 @@ def test_a_step_that_cannot_start_fails_the_requests_of_its_items(toy):
 
 
 def test_one_call_runs_at_a_time_and_hits_are_counted_once(toy):
-    """Waiting prompts look for their rows at every step; none of these looks counts as a hit."""
+    """Waiting prompts look up their rows at every step; these lookups do not count as hits."""
     core = toy.make_core(async_scheduling=True, late=4, prompt_attention="bidirectional_prompt", encoder_rows=20)
     most, embed = [0], core.runner.model.embed_multimodal
     encoder_runner = core.runner.encoder_runner
@@ -230,9 +230,9 @@ def test_one_call_runs_at_a_time_and_hits_are_counted_once(toy):
     core.runner.model.embed_multimodal = counted
     first, second = toy.item(0, 4), toy.item(5, 5, 2)
     for i in range(3):
-        core.add(toy.of(f"r{i}", [*[toy.PAD] * 4, 7, *[toy.PAD] * 5, 8 + i], [first, second]))
+        core.add(toy.request(f"r{i}", [*[toy.PAD] * 4, 7, *[toy.PAD] * 5, 8 + i], [first, second]))
     core.step()
-    core.add(toy.of("late", [*[toy.PAD] * 3, 9], [toy.item(0, 3, 3)]))
+    core.add(toy.request("late", [*[toy.PAD] * 3, 9], [toy.item(0, 3, 3)]))
     toy.drain(core)
     stats = core.stats
     assert (stats.encoder_calls, stats.encoder_hits) == (3, 4)
@@ -241,11 +241,11 @@ def test_one_call_runs_at_a_time_and_hits_are_counted_once(toy):
 
 @pytest.mark.parametrize("late", [0, 3])
 def test_items_are_reported_until_their_own_result(toy, late):
-    """The report names the items of a process that dies: all that are being encoded, and no others."""
+    """If the process dies, the report names exactly the items that were being encoded."""
     core, reported = toy.make_core(async_scheduling=True, late=late, encoder_budget=4), []
     core.report_encoding = lambda keys: reported.append(set(keys))
     for i in range(3):
-        core.add(toy.of(f"r{i}", [*[toy.PAD] * 4, 7 + i], [toy.item(0, 4, i)]))
+        core.add(toy.request(f"r{i}", [*[toy.PAD] * 4, 7 + i], [toy.item(0, 4, i)]))
     while core.scheduler.requests:
         core.step()
         assert not reported or reported[-1] == core.scheduler.encoder_cache.pending

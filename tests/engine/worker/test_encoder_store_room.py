@@ -152,7 +152,7 @@ def test_two_processes_share_the_folder(tmp_path, monkeypatch):
 
 
 def test_an_engine_loads_its_rows_after_a_restart(tmp_path):
-    """It needs no encoder call for the same answer. Other model options use other files; damaged ones are encoded again."""
+    """The same answer needs no encoder call. Other model options use other files; damaged rows are encoded again."""
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     prompts = [asked(picture(i), picture(9)) for i in range(3)]
 

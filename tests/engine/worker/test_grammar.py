@@ -53,7 +53,7 @@ def make_row(seed=0, tokens=(5, 6), factory=FACTORY, bad=(), **params):
 
 
 def answer(row, limit=400, most=VOCAB):
-    """Sample until EOS from random logits, now and then biased to low ids, as strings and numbers would not end otherwise."""
+    """Sample until EOS from random logits. Some steps prefer low ids, because strings and numbers would never end otherwise."""
     gen = torch.Generator().manual_seed(row.seed)
     for _ in range(limit):
         (found,) = sample(torch.randn(1, VOCAB, generator=gen) * 3, [row])
@@ -116,7 +116,7 @@ def test_any_object():
         assert isinstance(json.loads(answer(make_row(seed, json_object=True, logit_bias=short))), dict)
 
 
-def test_min_tokens_and_ignore_eos_last_as_long_as_the_grammar():
+def test_min_tokens_and_ignore_eos_end_with_the_grammar():
     for seed in range(20):
         assert len(answer(make_row(seed, regex="[ab]+", min_tokens=12, temperature=0.1))) >= 12
         longer = make_row(seed, choice=["ab", "b"], min_tokens=50, max_tokens=99)
@@ -139,7 +139,7 @@ def test_bad_words_stop_tokens_and_bias_hold_within_the_grammar():
 
 @pytest.mark.parametrize("seed", range(10))
 def test_the_grammar_follows_rollbacks_and_new_turns(seed):
-    """After a rollback within the answer it goes on from there; in a new turn it starts again."""
+    """After a rollback within the answer, the grammar continues at the kept tokens; in a new turn it starts again."""
     row = make_row(seed, json=SCHEMA)
     first = answer(row)
     keep = row.turn_start + (seed * 7) % len(first.encode())
@@ -184,7 +184,7 @@ def test_answers_share_only_the_compiled_grammar():
         ({"grammar": "start: start"}, "grammar cannot be used: no answer has this form"),
     ],
 )
-def test_what_cannot_be_compiled(wanted, message):
+def test_invalid_grammars_are_refused(wanted, message):
     with pytest.raises(InputError, match=message) as caught:
         FACTORY.check(StructuredOutputsParams(**wanted))
     assert "\n" not in str(caught.value)
@@ -269,7 +269,7 @@ def test_a_slow_grammar_is_refused():
         factory.check(StructuredOutputsParams(**many_alternatives()))
 
 
-def test_slow_grammars_of_a_tenant_leave_a_thread_to_others(monkeypatch):
+def test_slow_grammars_of_a_tenant_occupy_one_thread(monkeypatch):
     begun, go_on = [], threading.Event()
 
     def compile_slowly(self, params):
@@ -327,7 +327,7 @@ def test_the_grammar_cache_is_limited():
 
 
 def test_through_the_engine():
-    """Several answers of a prompt and stop strings, beside requests without a grammar, with a broken one, or cut off."""
+    """Requests: several answers, stop strings, no grammar, an invalid grammar, and an answer cut at max_tokens."""
     llm = LLM(TINY, max_model_len=256)
 
     def params(form, **more):
@@ -351,7 +351,7 @@ def test_through_the_engine():
 
 
 def test_a_vocabulary_of_bytes():
-    """The tokens of mistral-common are bytes, and may end within a character."""
+    """Tokens of mistral-common are bytes and may end inside a character."""
     import mistral_common
 
     tokenizer = Tokenizer(Path(mistral_common.__file__).parent / "data" / "tekken_240911.json")

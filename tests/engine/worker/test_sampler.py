@@ -16,7 +16,7 @@ VOCAB = 50
 
 
 def reference_weights(logits, row, words=()):
-    """Return the probabilities that a row is sampled from, by applying one rule after the other."""
+    """Return the probabilities from which a row is sampled, by applying the rules one by one."""
     params, answer = row.params, row.token_ids[row.turn_start :]
     x = [float(v) for v in logits]
     if len(answer) < params.min_tokens:
