@@ -97,7 +97,7 @@ class ToyModel:
 
 
 class Stack(DecoderModel):
-    """A decoder with random weights and layers of three kinds: window with soft cap, full, latent. Items are as for ToyModel."""
+    """A decoder with random weights and layers of three kinds: window with soft cap, full, latent. Items as for ToyModel."""
 
     def __init__(self, dtype: torch.dtype) -> None:
         rope, latent = RopeSpec(10000.0, 16, (0,) * 8), RopeSpec(10000.0, 8, (0,) * 4)
