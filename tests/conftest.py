@@ -8,9 +8,8 @@ from pathlib import Path
 
 os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
-os.environ.setdefault(
-    "OMP_WAIT_POLICY", "passive"
-)  # several processes of tests run at once: waiting threads leave them the cores
+# several test processes run at once, so waiting threads must not occupy the cores
+os.environ.setdefault("OMP_WAIT_POLICY", "passive")
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 if os.environ.get("SENSORIUM_CPU") == "avx2":
     from older_cpu import hide_avx512_from_torch

@@ -69,13 +69,13 @@ def test_missing_files_are_said(published: Path, tmp_path: Path, capsys: pytest.
     assert "is not there; nothing was checked" in capsys.readouterr().out
 
 
-def test_an_abridged_model_answers_as_transformers(published: Path) -> None:
+def test_an_abridged_model_equals_transformers(published: Path) -> None:
     rows = abridged.check_folder(published, published.parents[1])
     assert [row[3].split(",")[0] for row, _ in rows] == ["image", "video"]
     assert [(row[2], row[6], good) for row, good in rows] == [("float32", "8 of 8 equal", True)] * 2
 
 
-def test_rows_and_tokens_that_differ_are_told() -> None:
+def test_differing_rows_and_tokens_are_reported() -> None:
     steps = [torch.tensor([0.0, 1.0]).log_softmax(-1)] * abridged.TOKENS
     ours = [{1: Logprob(float(steps[0][1]))}] * abridged.TOKENS
     want = abridged.Answer((1, 2), torch.randn(4, 8), [1] * abridged.TOKENS, steps)

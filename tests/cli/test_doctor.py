@@ -47,7 +47,7 @@ def test_checkpoint(checkpoint: Path, checkpoint2: Path, capsys: pytest.CaptureF
         assert found["takes"].split(", ") == ["text", "image", "video"]
 
 
-def test_what_is_wrong_comes_first(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_problems_are_printed_first(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["doctor", "--model", str(checkpoint), "--device", "cpu", "--option", "dtype=float32"]) == 0
     assert capsys.readouterr().out.startswith("problems:\n  none\npython:\n")
     folder = shutil.copytree(checkpoint, tmp_path / "half")

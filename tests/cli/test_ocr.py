@@ -46,7 +46,7 @@ def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert found == [{"file": path, "text": ANSWERS[Path(path).name]["answer"], **rest} for path in LINES]
 
 
-def test_pages_that_the_model_cannot_read_are_marked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_pages_that_the_model_cannot_read_give_a_warning(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     invoice, draw = Image.new("RGB", (500, 300), "white"), "Invoice No. 4711, due 2024-05-31, net 14 days"
     for line in range(9):
         ImageDraw.Draw(invoice).text((20, 20 + 30 * line), draw[line:], font=ImageFont.load_default(16), fill="black")
@@ -61,7 +61,9 @@ def test_pages_that_the_model_cannot_read_are_marked(tmp_path: Path, capsys: pyt
     assert "4711" not in fields["text"]
 
 
-def test_sources_of_files(tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+def test_folders_patterns_and_stdin_are_inputs(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
     """Folders, patterns and stdin."""
     folder = tmp_path / "scans"
     folder.mkdir()

@@ -53,7 +53,7 @@ def test_every_part_and_option_of_messages_is_documented():
 
 
 def test_readme(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
-    """Every block of Python and of the command line prints what stands below it."""
+    """Every block of Python and of the command line prints the text block below it."""
     text = (ROOT / "README.md").read_text("utf-8")
     for name in ("assets", "README.md"):
         (tmp_path / name).symlink_to(ROOT / name)
@@ -110,7 +110,7 @@ def test_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
 
 
 class Speaker:
-    """A model that hears one word per second: complete words as closed segments, a word that is cut off as an open one."""
+    """A stand-in that hears one word per second. A complete word is a closed segment; a word that is cut off is an open one."""
 
     def transcribe(self, audio, timestamps):
         samples, rate = audio
@@ -124,7 +124,7 @@ class Speaker:
         return [Transcript("", "en", tuple(found), None, None)]
 
 
-def test_the_recipe_for_long_audio_hears_every_word_once(tmp_path: Path, monkeypatch, capsys):
+def test_the_recipe_for_long_audio_returns_every_word_once(tmp_path: Path, monkeypatch, capsys):
     rate, count = 16_000, 97
     samples = np.repeat(np.arange(1, count + 1) / 256, rate).astype(np.float32)
     monkeypatch.chdir(tmp_path)

@@ -1,4 +1,4 @@
-"""Scripts in the style of vLLM's examples run with the import changed and nothing else; the table for its users is true."""
+"""Scripts in the style of vLLM's examples run if only the import is changed; docs/coming-from-vllm.md is true."""
 
 from __future__ import annotations
 

@@ -41,12 +41,12 @@ EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
 
 def everything(kind: gguf.GGMLQuantizationType) -> Kind:
-    """Return the rule of llama.cpp: matrices have this type, all else is F32."""
+    """Return llama.cpp's rule: matrices have this type, all other tensors are F32."""
     return lambda name, value: kind if value.ndim > 1 and "ffn_gate_inp" not in name else Q.F32
 
 
 def random_blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, seed: int) -> np.ndarray:
-    """Return random blocks whose numbers are about 1 / sqrt(inputs), for types that `gguf` does not quantise to."""
+    """Return random blocks with values of about 1 / sqrt(inputs), for types that the `gguf` package cannot write."""
     numbers, size = gguf.GGML_QUANT_SIZES[kind]
     rng = np.random.default_rng(seed)
     blocks = rng.integers(0, 256, (*shape[:-1], shape[-1] // numbers, size), dtype=np.uint8)
@@ -65,7 +65,7 @@ def write(source: Path, target: Path, kind: Kind, **more: Any) -> tuple[Path, Pa
     """Write `target/model.gguf` and, for a model with an encoder, `target/mmproj.gguf`.
 
     Args:
-        more: metadata that replace those of the conversion; None leaves one out.
+        more: metadata that replace those of the conversion; None removes a key.
 
     Returns:
         The file, and the checkpoint with the values of its tensors.
@@ -244,7 +244,7 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
 
 
 def extra_tensors(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the divisors of the frequencies of llama3's positions."""
+    """Return the rope_freqs tensor: the frequencies' divisors for llama3's scaled positions."""
     rope = config["rope_parameters"]
     if rope.get("rope_type") != "llama3":
         return {}

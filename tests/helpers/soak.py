@@ -112,7 +112,7 @@ register_logits_processor("soak-raises", lambda: raises)
 
 
 def make_call(seed: int, number: int, kinds: Sequence[str] | None = None) -> Call:
-    """Return request `number`, of one of `kinds` (default: all)."""
+    """Return request `number`, of a random kind among `kinds` (default: all)."""
     rng = random.Random(f"{seed}.{number}")
     kinds = kinds or list(KINDS)
     kind = rng.choices(kinds, [KINDS[name][0] for name in kinds])[0]
@@ -234,9 +234,9 @@ HARMFUL = ("bad poison", "bad logits")  # need a patched model, so the core must
 
 
 def run(seed: int, count: int, process: bool = False) -> Report:
-    """Serve all requests with one engine, and compare with the answers that each gets alone.
+    """Serve all requests with one engine, and compare each answer with the one that the request gets alone.
 
-    `process`: with the core in a process of its own.
+    `process`: run the core in a separate process.
     """
     calls = partial(make_call, seed, kinds=[kind for kind in KINDS if not (process and kind in HARMFUL)])
     expected = answers_alone(calls, count)

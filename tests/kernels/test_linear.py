@@ -23,7 +23,7 @@ ROWS = (1, 2, 3, 5, 7, 9, 11, 12, 15, 16, 17, 31, 33, 64, 100, 257)
 
 @pytest.fixture(params=["best", "avx2"])
 def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run a test with the best C++ products that the CPU has, and with those for AVX2."""
+    """Run a test with the fastest C++ products of this CPU, and with those for AVX2."""
     if request.param == "best":
         yield
     else:

@@ -100,7 +100,7 @@ HUGE = (1 << 40, (1 << 63) - 1, (1 << 64) - 1)
 
 
 @pytest.mark.parametrize("number", HUGE)
-def test_counts_that_lie(number: int, tmp_path: Path) -> None:
+def test_false_counts_are_refused(number: int, tmp_path: Path) -> None:
     """Replace each count of 64 bits: tensors, metadata, lengths of texts and arrays, dimensions and offsets."""
     whole = make(tmp_path / "a.gguf").read_bytes()
     start = len(whole) - read_gguf(tmp_path / "a.gguf").tensors["blk.0.weight"].offset

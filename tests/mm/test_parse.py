@@ -253,7 +253,7 @@ def test_items_of_datasets():
         parser.parse({"audio": {"array": [[1.0], [1.0, 2.0]], "sampling_rate": 8000}})
 
 
-def test_an_iterator_is_a_list_of_items_and_an_open_file_is_one(tmp_path):
+def test_an_iterator_gives_several_items_and_an_open_file_is_one(tmp_path):
     assert count("image", (name for name in ("a", "b"))) == 2
     assert count("image", io.BytesIO(b"x")) == 1
     with tempfile.TemporaryFile() as file:

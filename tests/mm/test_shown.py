@@ -1,4 +1,4 @@
-"""Short representations: one line for terminals, escaped tables for notebooks."""
+"""`Shown`: a repr of one line for terminals, and escaped HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ OUTPUT = RequestOutput(
 )
 
 
-def test_a_line_is_short_and_says_the_answer():
+def test_the_repr_is_short_and_contains_the_answer():
     text = repr(OUTPUT)
     assert len(text) < 1500
     assert "\n" not in text

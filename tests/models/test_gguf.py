@@ -1,4 +1,4 @@
-"""GGUF files give the answers of the same checkpoint in the Hub's layout, with the values of its blocks."""
+"""A GGUF file gives the same answers as a checkpoint in the Hub's layout with the dequantised values."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ def answers(path: Path, **options: Any) -> list[tuple[Any, ...]]:
 
 
 def check(kind: str, tmp_path: Path, types: Kind, more: dict[str, Any] | None = None, **changes: Any) -> Path:
-    """Compare the answers of a GGUF file with those of the checkpoint that holds its values."""
+    """Compare the answers of a GGUF file with those of a checkpoint with the dequantised values. Return the file."""
     source = save_checkpoint(tmp_path / "source", *load_rows()["text-llama"].build(0, kind=kind, **changes))
     file, wide = write(source, tmp_path / "gguf", types, **more or {})
     for ours, theirs in zip(answers(file), answers(wide), strict=True):
@@ -131,7 +131,7 @@ def test_the_prompt_of_a_chat_is_that_of_the_checkpoint(tmp_path: Path) -> None:
 
 
 def test_weights_stay_in_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A folder is as good as its file, which may be named from where one stands; blocks are not copied."""
+    """The model may be given as its folder or as a relative path. Blocks are mapped, not copied."""
     file = check("qwen2", tmp_path, everything(Q.Q8_0))
     monkeypatch.chdir(tmp_path)
     open_llm(Path("gguf/model.gguf")).close()  # has the form of a name on the Hub

@@ -1,4 +1,4 @@
-"""GGUF models with an encoder give the answers of the same checkpoint in the Hub's layout, with the values of its blocks."""
+"""A GGUF model with an encoder gives the same answers as a checkpoint in the Hub's layout with the dequantised values."""
 
 from __future__ import annotations
 
@@ -66,7 +66,7 @@ def test_internvl(variant: str, tmp_path: Path) -> None:
 
 
 def edit(file: Path, **changes: Any) -> None:
-    """Write a GGUF file again with other metadata (None leaves one out) or, by a function under `tensors`, other tensors."""
+    """Rewrite a GGUF file with other metadata (None removes a key); a function `tensors` may change its tensors."""
     reader = gguf.GGUFReader(file)
     writer = gguf.GGUFWriter(f"{file}.new", reader.fields["general.architecture"].contents())
     change = changes.pop("tensors", lambda name, data: [(name, data)])
@@ -86,7 +86,7 @@ def answer(family: str, path: Path) -> Any:
 
 
 def swapped(name: str, data: Any) -> list[tuple[str, Any]]:
-    """Swap the names of the MLP's layers, as in files of before 2025."""
+    """Swap the names of the MLP's layers, as in files from before 2025."""
     other = {"ffn_up": "ffn_down", "ffn_down": "ffn_up"}
     return [(re.sub("ffn_up|ffn_down", lambda match: other[match[0]], name), data)]
 
@@ -100,7 +100,7 @@ def test_older_names_of_the_mlp(family: str, tmp_path: Path) -> None:
 
 
 def test_a_vocabulary_without_the_placeholder_of_images(tmp_path: Path) -> None:
-    """Gemma 3's files end before <image_soft_token>, which only stands for rows of the encoder."""
+    """Vocabularies of Gemma 3's files lack <image_soft_token>, which only marks encoder rows."""
     file, _ = make("gemma3", tmp_path, everything(Q.Q8_0))
     expected, vocabulary = answer("gemma3", file), gguf.GGUFReader(file).fields["tokenizer.ggml.tokens"].contents()
     place = vocabulary.index("<image_soft_token>")

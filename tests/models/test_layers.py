@@ -126,7 +126,7 @@ def test_heads_give_float32() -> None:
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
-def test_a_tied_head_and_its_embeddings_take_what_is_planned(dtype: torch.dtype) -> None:
+def test_a_tied_head_and_its_embeddings_take_the_planned_bytes(dtype: torch.dtype) -> None:
     """They share one packed table where the C++ kernel multiplies this dtype."""
     embedding = Embedding(130, 6, dtype, CPU)
     table = torch.randn(130, 6).to(dtype)

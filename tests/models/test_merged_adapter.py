@@ -1,4 +1,4 @@
-"""Adapters beside a base model: found, merged and refused; the oracle runs peft's arithmetic on transformers' class."""
+"""Adapters that are stored beside a base model are found, merged or refused. The oracle adds B(A(x)) to transformers' class."""
 
 from __future__ import annotations
 
@@ -63,7 +63,7 @@ def hook(model: torch.nn.Module, pairs: Matrices, scale: dict[str, float]) -> li
 
 
 def test_an_adapter_of_decoder_and_tower(world: LoadedModels, tmp_path: Path) -> None:
-    """Scales by module and by rank; a head that is stored by the adapter; a base model beside it."""
+    """The adapter has scales by module, rsLoRA's scale, and a head of its own."""
     row, base = ROWS["qwen3_vl"], world.folder("qwen3_vl")
     model, processor = row.load(base)
     pairs = matrices(model, r"language_model.*(q_proj|down_proj)|visual\.blocks.*(qkv|linear_fc1)")
@@ -112,8 +112,8 @@ def test_names_of_older_versions(world: LoadedModels, tmp_path: Path) -> None:
         compare(llm, row, model, processor)
 
 
-def test_a_class_of_transformers(built: Any, tmp_path: Path) -> None:
-    """An adapter changes the weights that the class reads, whatever names the version that stored them used."""
+def test_a_fallback_model(built: Any, tmp_path: Path) -> None:
+    """An adapter changes the weights of a fallback model, also if another version of transformers named them."""
     import transformers as tf
 
     folder = built("aya_vision")
@@ -147,8 +147,8 @@ def test_the_base_is_found_beside_the_adapter(base: Path) -> None:
         llm.wake_up()
 
 
-def test_files_of_the_adapter_win(base: Path, tmp_path: Path) -> None:
-    """A finetune may add tokens and change the template; weights are not needed to read what it is."""
+def test_files_of_the_adapter_take_precedence(base: Path, tmp_path: Path) -> None:
+    """An adapter may bring its own tokens and template. The doctor describes it without its weights."""
     folder = write(tmp_path / "adapter", "base", {})
     shutil.copytree(base, folder / "base")
     (folder / "adapter_model.safetensors").unlink()

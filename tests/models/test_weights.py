@@ -196,7 +196,7 @@ def test_experts_in_one_tensor_of_another_shape_are_named() -> None:
 
 
 def test_layers_for_multi_token_prediction_are_not_read(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """They follow the decoder's layers, or have names of their own; the plan does not count them."""
+    """Their tensors are in layers after the decoder's, or under `mtp.`. The memory plan does not count them."""
     folder = save(load_rows()["text-deepseek_v3"], tmp_path / "model")
     before = explain(EngineConfig(str(folder), max_model_len=64, device="cpu")).weights
     tensors, config = load_file(folder / "model.safetensors"), json.loads((folder / "config.json").read_text())

@@ -145,7 +145,7 @@ def test_empty_inputs_are_refused(llm, empty):
             ask(empty)
 
 
-def test_a_list_of_queries_has_one_for_each_document(llm):
+def test_a_list_of_queries_needs_one_per_document(llm):
     queries, documents = ["a house", make_image()], ["a door", "a roof"]
     pairs = llm.score(queries, documents, use_tqdm=False)
     singles = [llm.score(query, document, use_tqdm=False)[0] for query, document in zip(queries, documents, strict=True)]

@@ -114,7 +114,7 @@ def test_every_form_of_audio_gives_the_same_text(llm: LLM, tmp_path: Path) -> No
     assert len(texts) == 1
 
 
-def test_a_file_is_done_before_the_languages_of_all_others_are_known(whisper: Path) -> None:
+def test_a_file_does_not_wait_for_the_languages_of_all_others(whisper: Path) -> None:
     with LLM(whisper, max_num_seqs=1) as llm:
         tasks = transcribe_tasks(llm, [(make_audio(seed), 16_000) for seed in range(8)], sampling_params=SHORT)
         events: list[str] = []

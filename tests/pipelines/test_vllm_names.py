@@ -1,4 +1,4 @@
-"""Methods, parameters and outputs with vLLM's names do what they do there."""
+"""Methods, parameters and outputs with vLLM's names behave as in vLLM."""
 
 from __future__ import annotations
 

@@ -293,7 +293,7 @@ def test_windows_of_samples() -> None:
 
 
 @pytest.mark.parametrize(("limit", "most"), [(2.5, 4), (10.0, 7)])
-def test_windows_have_a_time_limit_that_leaves_out_the_callers_time(
+def test_the_time_limit_of_windows_does_not_count_the_callers_time(
     limit: float, most: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each of four blocks takes a second of this thread's time, and the caller takes a minute for each window."""
@@ -354,7 +354,7 @@ def test_a_window_is_a_number_of_samples(seconds):
         next(audio_windows(np.zeros(10, np.float32), 16000, seconds, MediaPolicy()))
 
 
-def test_raw_pcm_is_refused_with_the_way_to_give_it():
+def test_the_error_for_raw_pcm_says_how_to_give_it():
     data = np.arange(800, dtype=np.int16).tobytes()
     with pytest.raises(InputError, match=r"give raw PCM as \(np.frombuffer\(data, np.int16\), rate\)"):
         probe_audio(data, 16_000, MediaPolicy())

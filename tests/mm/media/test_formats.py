@@ -1,4 +1,4 @@
-"""Files of another kind than their modality: errors say what they are and what to do."""
+"""Files in a wrong format: errors say what the file is and what to do."""
 
 from __future__ import annotations
 
@@ -43,6 +43,6 @@ soundfile.write(WAV, [0.0] * 100, 8000, format="WAV")
         ("audio", b"\0\1\2\3" * 100, r"give raw PCM as \(np.frombuffer\(data, np.int16\), rate\)"),
     ],
 )
-def test_files_of_another_kind(modality: str, data: bytes, said: str) -> None:
+def test_files_in_a_wrong_format(modality: str, data: bytes, said: str) -> None:
     with pytest.raises(InputError, match=f"^{modality} 0: .*{said}"):
         gate.probe(MediaSource(modality, 0, data), DecodeSpec(), MediaPolicy())

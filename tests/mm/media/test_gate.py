@@ -118,7 +118,7 @@ def test_workers_are_those_of_the_tenant() -> None:
         assert "someone" in ask.call_args.args
 
 
-def test_frames_in_files_are_one_video(monkeypatch) -> None:
+def test_a_list_of_frame_files_is_one_video(monkeypatch) -> None:
     def png(shade: int, size: tuple[int, int] = (4, 6)) -> bytes:
         file = io.BytesIO()
         Image.new("RGB", size, (shade, 0, 0)).save(file, "PNG")

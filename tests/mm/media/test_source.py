@@ -232,7 +232,7 @@ def test_the_home_folder_is_expanded_in_the_callers_own_paths_only(folder, monke
         read(MediaUrl("~/out.bin"), "image", MediaPolicy(allowed_local_media_path=str(folder)))
 
 
-def test_frames_in_files_obey_the_rules_of_their_form(folder):
+def test_frame_files_obey_the_rules_for_urls_and_paths(folder):
     policy = MediaPolicy(allowed_local_media_path=str(folder / "root"))
     files = FrameFiles((MediaUrl("a.bin"), folder / "out.bin"), 2.0)
     assert read(files, "video", policy) == ([b"abcd", b"abcd"], {"fps": 2.0, "do_sample_frames": False})

@@ -95,7 +95,7 @@ def test_tensors_that_the_class_ignores_are_not_read(built, tmp_path, monkeypatc
     assert set(read) == set(stored)
 
 
-def test_a_stack_that_neither_side_has_is_refused_with_the_reasons_of_both(tmp_path):
+def test_the_error_for_an_unsupported_stack_has_both_reasons(tmp_path):
     def refuse(config, match):
         (tmp_path / "config.json").write_text(json.dumps(config))
         with pytest.raises(ConfigError, match=match):
@@ -110,7 +110,7 @@ def test_a_stack_that_neither_side_has_is_refused_with_the_reasons_of_both(tmp_p
     refuse(text | {"architectures": ["LlamaForCausalLM"]}, f"{ours}and through transformers: Llama.* is for model_type 'llama'")
 
 
-def test_a_text_model_that_computes_otherwise_is_refused(tmp_path, monkeypatch):
+def test_a_text_model_with_other_results_is_refused(tmp_path, monkeypatch):
     from transformers.models.olmo.modeling_olmo import OlmoMLP
 
     sizes = {"hidden_size": 32, "intermediate_size": 32, "num_hidden_layers": 1, "num_attention_heads": 2}

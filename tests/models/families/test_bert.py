@@ -72,7 +72,7 @@ def test_vectors_of_encoders(kind: str, tmp_path: Path) -> None:
     check(tmp_path, model, words, (lambda hidden: hidden.mean(0)) if mean else (lambda hidden: hidden[0]))
 
 
-def test_planned_memory_is_what_a_step_takes() -> None:
+def test_a_step_takes_no_more_memory_than_planned() -> None:
     rows, block = 256, 16
     model = Bert({"num_hidden_layers": 2, "vocab_size": 640, "hidden_size": 96, "num_attention_heads": 4}, torch.float32, CPU)
     for module in model.modules():
@@ -93,7 +93,7 @@ def test_planned_memory_is_what_a_step_takes() -> None:
 
 
 def test_scores_of_a_text_reranker(tmp_path: Path) -> None:
-    """Qwen3-Reranker: its published prompt, with an empty thought."""
+    """The prompt is the published one of Qwen3-Reranker, with empty thinking."""
     words = fast_tokenizer(SPECIALS, pad_token="<pad>")
     words.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"
@@ -119,7 +119,7 @@ def test_scores_of_a_text_reranker(tmp_path: Path) -> None:
 
 
 def test_vectors_of_a_decoder(tmp_path: Path) -> None:
-    """Qwen3-Embedding: the text without a template, the state of the token that the tokenizer adds."""
+    """As in Qwen3-Embedding, the text has no template, and the vector is the state of the token that the tokenizer appends."""
     words = tokenizer("$A [SEP]")
     words.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     model = tf.AutoModel.from_config(tf.Qwen3Config(**text_config(words), head_dim=16))

@@ -203,7 +203,7 @@ def test_an_internlm2_decoder_is_a_llama_decoder_with_other_names() -> None:
     assert torch.equal(models[0].compute_logits(x), models[1].compute_logits(x))
 
 
-def test_internlm2_without_a_tower_is_the_same_llama() -> None:
+def test_internlm2_without_a_tower_equals_llama() -> None:
     text = {
         "vocab_size": 50, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 2, "num_attention_heads": 4,
         "num_key_value_heads": 2,

@@ -89,8 +89,8 @@ def test_parts_in_other_folders_and_on_the_hub_are_loaded(
     assert answer(folder, offline=True) == expected
 
 
-def test_a_placeholder_behind_the_vocabulary(folder: Path) -> None:
-    """v0.6 adds the placeholder as a token of its own, which the decoder's tables do not have."""
+def test_a_placeholder_after_the_vocabulary(folder: Path) -> None:
+    """v0.6 adds a token for the placeholder, for which the decoder has no embedding."""
     expected, words = answer(folder), Tokenizer.from_file(str(folder / "tokenizer.json"))
     words.add_special_tokens([AddedToken("<|audio|>", special=True, normalized=False)])
     words.save(str(folder / "tokenizer.json"))

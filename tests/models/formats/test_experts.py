@@ -114,7 +114,7 @@ def test_mxfp4_experts_in_one_tensor() -> None:
 
 
 def test_mlx_experts() -> None:
-    """MLX stacks gate, up and down apart from each other; a router may have other settings."""
+    """MLX stacks gate, up and down separately; a router may have its own settings."""
     gate_ups, downs, router = matrices()
     packed, wide_router = mlx(router, bits=8, group=32)
     stored, wide = {f"model.mlp.gate.{part}": tensor for part, tensor in packed.items()}, []

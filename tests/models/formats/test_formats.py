@@ -101,7 +101,7 @@ def test_the_plan_has_the_held_bytes(name: str) -> None:
 
 @pytest.mark.parametrize("quantised", [False, True])
 def test_mlx_checkpoint_as_mlx_vlm_writes_it(quantised: bool, world: LoadedModels, tmp_path: Path) -> None:
-    """Other names, quantised embeddings and head, and a convolution with its channels last."""
+    """The checkpoint has other names, quantised embeddings and head, and a convolution with its channels last."""
     packed, wide = tmp_path / "packed", tmp_path / "wide"
     source, scheme = world.folder("qwen3_vl"), SCHEMES["mlx 4 bits"]
     stored: dict[str, torch.Tensor] = {}
@@ -267,7 +267,7 @@ def write_index(folder: Path, names: list[str]) -> None:
 
 @pytest.mark.parametrize("name", ["ct w4a16", "fp8 block", "gptq", "bnb nf4 nested", "awq"])
 def test_names_of_an_index_are_compared_without_weight_files(name: str, world: LoadedModels, tmp_path: Path) -> None:
-    """Which modules are quantised is told by their names, whatever the lists of the config say."""
+    """The tensor names decide which modules are quantised, not the lists in the config."""
     packed, _ = write(world.folder("qwen3_vl_moe"), tmp_path, SCHEMES[name], lambda one: chosen(one) and "down_proj" in one)
     planned, names = plan(packed), list(load_file(packed / "model.safetensors"))
     (packed / "model.safetensors").unlink()

@@ -273,7 +273,7 @@ def test_total_pixels_bound_a_frame_as_in_qwen_vl_utils(frames, total, least, mo
     assert (grid.h * 14, grid.w * 14) == (tall, wide)
 
 
-def test_a_resized_size_takes_the_place_of_the_items_own():
+def test_resized_height_and_width_replace_the_items_size():
     info = made({}).with_kwargs({"resized_height": 100, "resized_width": 310})
     for header in (MediaHeader("image", 900, 90), MediaHeader("video", 900, 90, FramePlan((0, 1), (0.0, 0.5), 2, 2.0))):
         own = MediaHeader(header.modality, 100, 310, header.frames)

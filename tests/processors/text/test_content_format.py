@@ -1,4 +1,4 @@
-"""Which content a chat template reads: every text reaches the prompt, or the rendering is refused."""
+"""The form of content that a chat template reads is detected: every text reaches the prompt, or the rendering is refused."""
 
 from __future__ import annotations
 
@@ -113,7 +113,7 @@ def test_items_in_every_template(tok, name):
         "{% for m in messages %}{{ m.content | string | length }}{% endfor %}",
     ],
 )
-def test_a_rendering_without_a_text_is_refused(tok, template):
+def test_a_rendering_that_lacks_a_text_is_refused(tok, template):
     messages = [{"role": "user", "content": "What is this?"}, {"role": "assistant", "content": "x"}]
     with pytest.raises(
         InputError, match=r"message 0: the chat template leaves out or changes its text; .* chat_template"

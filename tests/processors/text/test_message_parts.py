@@ -118,7 +118,7 @@ FORMS = [
         {"type": "thinking", "thinking": "hello", "closed": True, "signature": "x"},
     ],
 )
-def test_text_in_the_forms_of_others(part: object) -> None:
+def test_text_in_the_forms_of_other_libraries(part: object) -> None:
     assert split(part) == ([{"type": "text", "text": "hello"}], [])
 
 

@@ -319,8 +319,8 @@ CALLERS = {
 }
 
 
-def test_a_callers_template_leaves_the_process(tmp_path, monkeypatch):
-    """To compile and to render one may hold the lock of the engine's interpreter for seconds."""
+def test_a_callers_template_is_rendered_in_a_worker(tmp_path, monkeypatch):
+    """Compiling or rendering one may hold the interpreter's lock for seconds."""
     tok = bytes_tokenizer(tmp_path, dict.fromkeys(CONTROL, True))
     options = {
         "x": {"i": 10**30, "f": float("inf"), 1: True, "none": None, "long": "b" * 9000},
@@ -348,7 +348,7 @@ def test_a_callers_template_that_cannot_be_compiled_in_time(tmp_path):
 
 @pytest.mark.parametrize("count", [50, 5000])
 def test_the_search_for_the_texts_of_messages_is_bounded(count, tmp_path):
-    """A piece with a line break, which is written as JSON, is searched for in the whole prompt. After many the check ends."""
+    """A piece with a line break, written as JSON, is searched for in the whole prompt. After many searches the check ends."""
     talk = [{"role": "user", "content": "a\nb<b>" * count + "left out"}]
     template = "{{ (messages[0].content | tojson)[:-9] }}"
     with pytest.raises(InputError, match="leaves out or changes its text") if count == 50 else nullcontext():
