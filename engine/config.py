@@ -108,8 +108,8 @@ class EngineConfig:
             times as many per step.
         max_sampling_chars: maximum number of characters in `stop`, and in `bad_words`, of a request.
         max_grammar_chars: maximum number of characters of `structured_outputs`.
-        grammar_seconds: maximum time to compile `structured_outputs`. They are compiled in a worker process first; what takes
-            longer or crashes there is refused for `quarantine_seconds`.
+        grammar_seconds: maximum time to compile `structured_outputs`. They are compiled in a worker process first; a
+            grammar that takes longer or crashes there is refused for `quarantine_seconds`.
         max_uuids: maximum number of uuids, of all `cache_salt`s together, whose content is remembered. The oldest uuid of the
             salt with the most is forgotten first.
         max_template_seconds: maximum time to render a chat template.
@@ -118,8 +118,8 @@ class EngineConfig:
         offline: take a model that is given by name from the cache only, as with HF_HUB_OFFLINE=1.
         adapter: folder of a LoRA adapter in the layout of peft, or its name on the Hub. It is merged into the weights of
             `model`. If `model` is itself such an adapter, it becomes this option, and `model` its base model.
-        warm_up: after loading, run a small item of each modality through the encoder (on a CPU if it has few patches) and, in a
-            thread, import and run what processes it, so that the first item of a request stops no other request.
+        warm_up: after loading, run a small item of each modality through the encoder (on a CPU if it has few patches). A thread
+            also imports and runs the media processing, so that the first item of a request delays no other request.
         batch_invariant: give a request bit-identical results regardless of the other requests in a batch. This is slower.
 
     Raises:

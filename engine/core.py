@@ -90,7 +90,9 @@ class EngineCore:
         self.scheduler, self.runner, self._quarantine, self._source = scheduler, runner, quarantine, source
         self.info = _info(scheduler, runner, source)
         self.asleep = False
-        self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: None  # called with items that are encoded now
+        self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: (
+            None
+        )  # called when the items being encoded change
         self._encoder_calls = self._disk_hits = 0
         self._asked: dict[str, EncodeTask] = {}  # items that are being encoded, by hash
         self._flight: _Flight | None = None  # a launched step whose tokens are not recorded yet

@@ -36,9 +36,11 @@ class EncoderCore:
         self._model, self._kernels, self._max_rows = model, config.kernels, config.max_encoder_tokens
         self._store, self._runner = store, EncoderRunner(store, config.torch_device)
         self._quarantine = Quarantine(config.quarantine_seconds)
-        self._waiting: dict[str, tuple[EngineRequest, float]] = {}  # with the time of its arrival
+        self._waiting: dict[str, tuple[EngineRequest, float]] = {}  # request and time of arrival, by id
         self._stats = EngineStats()
-        self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: None  # called with items that are encoded now
+        self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: (
+            None
+        )  # called when the items being encoded change
         self.info = CoreInfo(
             max_model_len=max_model_len,
             max_num_seqs=config.max_num_seqs,

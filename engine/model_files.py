@@ -48,7 +48,7 @@ class ModelFiles:
     Args:
         fingerprint: hash of config.json and of names, sizes and times of the weight files. It tells whether a folder changed
             while an engine runs; `content_digest` tells two checkpoints apart.
-        remote_code: which file asks for code of the checkpoint, which is never run; empty if none does.
+        remote_code: names the file that asks for code of the checkpoint, which is never run; empty if none does.
         adapter: folder of an adapter that is merged into the weights.
         external: parts whose weights are in other folders.
     """

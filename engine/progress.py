@@ -10,8 +10,8 @@ from typing import Any
 from ..mm.errors import InputError, short_repr
 
 ShowProgress = bool | str | Callable[..., Any]
-"""True: a bar if stderr is a terminal, and in notebooks. False: nothing. "log": a line in the log every 10 seconds, as INFO.
-A callable such as `tqdm.tqdm`: what it returns for `total`, `desc` and `unit`, wherever its output goes."""
+"""True: a bar on terminals and in notebooks. False: nothing. "log": an INFO line in the log every 10 seconds. A callable such
+as `tqdm.tqdm`: it is called with `total`, `desc` and `unit`, and returns the bar."""
 _log = logging.getLogger("sensorium")
 _SECONDS = 10.0  # between two lines of the log
 
@@ -31,7 +31,7 @@ def make_progress(total: int, show: ShowProgress) -> Any:
 
 
 class _LogProgress:
-    """Logs how many prompts are answered: at most every 10 seconds, and at the end."""
+    """Logs the number of answered prompts, at most every 10 seconds and at the end."""
 
     def __init__(self, total: int) -> None:
         self._total, self._done, self._start = total, 0, time.monotonic()

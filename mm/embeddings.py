@@ -13,8 +13,8 @@ from .errors import MediaError, short_repr, typed
 from .types import EmbeddingItem, EncodedItem, ItemGeometry
 
 ROWS = "encoder_rows"  # name of the tensor of a precomputed item, `[rows, width]`
-PROMPT_EMBEDS = "prompt_embeds"  # modality of a piece of a prompt that was given as token embeddings
-PROMPT_EMBEDS_ROWS = 256  # rows of a piece
+PROMPT_EMBEDS = "prompt_embeds"  # modality of the pieces of `prompt_embeds`
+PROMPT_EMBEDS_ROWS = 256  # maximum rows of one of these pieces
 
 
 @dataclass(frozen=True)

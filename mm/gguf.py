@@ -160,7 +160,7 @@ def _read_header(path: Path, size: int, modified: int) -> Gguf:
         header = _Header(data)
         magic, version = header.take("<4sI")
         if magic != b"GGUF" or version not in (2, 3):
-            raise _Broken(f"it begins with {magic!r}, version {version}; GGUF of versions 2 and 3 is supported")
+            raise _Broken(f"it begins with {magic!r}, version {version}; supported are GGUF versions 2 and 3")
         tensors, pairs = header.take("<QQ")
         metadata = header.metadata(pairs)
         infos = header.tensor_infos(tensors)

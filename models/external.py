@@ -16,8 +16,8 @@ class ExternalPart:
 
     Args:
         key: names the repository or a folder. section: the part's section of config.json.
-        prefix: start of its tensors' names in a checkpoint that holds them.
-        stored: start of their names in the other repository, whose other tensors are not used.
+        prefix: prefix of its tensors' names in a checkpoint that holds them.
+        stored: prefix of their names in the other repository, whose other tensors are not used.
     """
 
     key: str

@@ -254,12 +254,12 @@ def _part(part: str, fused: bool) -> str:
 
 
 def _shifted(name: str, tensor: Tensor, offset: float) -> Tensor:
-    """Take back the offset that is stored in the weights of norms."""
+    """Subtract the offset that the file adds to the weights of norms."""
     return tensor - offset if offset and tensor.ndim == 1 and "norm" in name else tensor
 
 
 def on_meta(info: GgufTensor) -> Tensor:
-    """Return the shape of a tensor: blocks of a row as bytes."""
+    """Return a tensor on the meta device. Quantised rows have the shape of their bytes."""
     if info.kind in BLOCKS:
         numbers, size = BLOCKS[info.kind]
         return torch.empty(*info.shape[:-1], info.shape[-1] // numbers * size, dtype=torch.uint8, device="meta")
@@ -267,7 +267,7 @@ def on_meta(info: GgufTensor) -> Tensor:
 
 
 def mapped() -> Load:
-    """Return a function that returns tensors whose memory is the mapped file."""
+    """Return a function that loads tensors by mapping their file."""
     maps: dict[Path, mmap.mmap] = {}
 
     def load(info: GgufTensor) -> Tensor:

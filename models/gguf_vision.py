@@ -113,7 +113,7 @@ def _whole(projector: Projector, name: str, info: GgufTensor, tensor: Tensor) ->
 
 
 def _joined(encoder: Gguf, names: list[str], load: Load) -> tuple[str, Tensor]:
-    """Return the tensors below each other, and their type; dequantised if their types differ."""
+    """Concatenate the rows of tensors. Return the type and the result, dequantised if the types differ."""
     if missing := [name for name in names if name not in encoder.tensors]:
         raise CheckpointError(f"{encoder.path.name} lacks {missing[0]}; download it again")
     infos = [encoder.tensors[name] for name in names]

@@ -100,7 +100,7 @@ def embed_tasks(
         dimensions: truncate the vectors to this length and normalise them again, for Matryoshka models (arXiv 2205.13147);
             None keeps the whole vectors.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
-        pooling_params: vLLM's way to give `dimensions`.
+        pooling_params: as in vLLM; its `dimensions` are used.
 
     Raises:
         InputError: `dimensions` is out of range. The task raises it if the checkpoint has no chat template or the input has

@@ -14,7 +14,7 @@ _SIZES = ("image_size", "patch_size", "spatial_merge_size", "preproc_image_size"
 
 
 def image_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what preprocessor_config.json would hold."""
+    """Return the settings of a preprocessor_config.json."""
     vision = {key.removeprefix("clip.vision."): value for key, value in metadata.items() if key.startswith("clip.vision.")}
     found: dict[str, Any] = {key: _channels(key, vision[key]) for key in ("image_mean", "image_std") if key in vision}
     sizes = {key: _size(key, vision[key]) for key in _SIZES if key in vision}

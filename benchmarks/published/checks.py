@@ -260,7 +260,7 @@ def _bare(message: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _read_as(form: str, message: dict[str, Any]) -> dict[str, Any]:
-    """Return a message in the form that a template reads; transformers does not convert it."""
+    """Convert a message to the form that the template reads, because transformers does not."""
     parts = _parts(message["content"])
     if form == "string" and any(part["type"] != "text" for part in parts):
         raise ValueError("the template takes no parts")

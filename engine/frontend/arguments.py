@@ -74,7 +74,7 @@ def as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messag
 def request_template(given: str | os.PathLike[str]) -> str:
     """Return a request's chat template. Only a path object is read as a file: texts of requests may come from clients."""
     if isinstance(given, str) and {"{", "}", "\n"}.isdisjoint(check_utf8(given, "chat_template")):
-        reason = f"chat_template={short_repr(given)} is no Jinja source; give Jinja source, or the path as pathlib.Path"
+        reason = f"chat_template={short_repr(given)} is not Jinja source; give Jinja source, or the path as pathlib.Path"
         raise InputError(reason, param="chat_template")
     return read_chat_template(given, _MAX_COMPILED)
 

@@ -48,7 +48,7 @@ def describe_checkpoint(
 
     Args:
         model: a folder, or a name on the Hub, of which only the files beside the weights are needed.
-        dtype, device, options: as of LLM.
+        dtype, device, options: as for LLM.
 
     Raises:
         ConfigError, CheckpointError, HubError: LLM cannot serve it, for the same reason.

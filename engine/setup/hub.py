@@ -108,7 +108,7 @@ def _base_of(config: EngineConfig, adapter: Path, weights: bool) -> EngineConfig
 
 
 def find_external_parts(folder: Path, offline: bool = False, weights: bool = True) -> None:
-    """Download the parts of a checkpoint that its config.json names by names on the Hub."""
+    """Download parts of a checkpoint that config.json names, if they are in other repositories on the Hub."""
     config = read_json(folder / "config.json")
     for part, name in external_parts(config):
         needs_weights = weights and lacks_weights(read_headers(folder), part)

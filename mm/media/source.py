@@ -98,7 +98,7 @@ def _from_data_url(url: str, policy: MediaPolicy, ledger: Ledger) -> bytes:
 
     def decode() -> bytes:
         text, out = memoryview(url.encode("ascii"))[comma + 1 :], io.BytesIO()
-        for start in range(0, len(text), _BASE64_PIECE):  # each holds the interpreter's lock
+        for start in range(0, len(text), _BASE64_PIECE):  # each decoding holds the interpreter's lock
             if text[max(start - 1, 0)] == ord("="):
                 raise ValueError
             out.write(base64.b64decode(text[start : start + _BASE64_PIECE], validate=True))

@@ -147,7 +147,11 @@ class LmHead(TensorModule):
         cap: float | None = None,
     ) -> None:
         super().__init__()
-        self.scale, self.cap, self.tied_to = scale, cap, () if embedding is None else (embedding,)  # no submodule of this one
+        self.scale, self.cap, self.tied_to = (
+            scale,
+            cap,
+            () if embedding is None else (embedding,),
+        )  # in a tuple, so that it is not registered as a submodule
         self.proj = Linear(hidden, {"lm_head": vocab}, False, dtype, device, exact=True) if embedding is None else None
         self.packed: LinearWeight  # of a tied table, from `pack` on
 

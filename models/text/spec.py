@@ -111,7 +111,7 @@ class MoeSpec:
         bias: the experts' projections have biases.
         modality_experts: names of the sets of experts, each with its own router; `ForwardBatch.modality_ids` selects a row's
             set. A single entry: all rows share one set.
-        transposed: a tensor of all experts is stored as `[experts, in, out]`. Used if in == out; otherwise the shape tells.
+        transposed: a tensor of all experts is stored as `[experts, in, out]`. Used only if in == out; else the shape decides.
     """
 
     experts: int

@@ -18,7 +18,7 @@ _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "paddi
 
 
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return what tokenizer_config.json would hold: named tokens, and whether BOS and EOS are added."""
+    """Return the settings of a tokenizer_config.json: named tokens, and whether BOS and EOS are added."""
     tokens, pieces = _tokens(metadata), metadata.get("tokenizer.ggml.model") == PIECES
     numbers = {name: metadata.get(f"tokenizer.ggml.{key}_token_id") for key, name in _NAMED.items()}
     found: dict[str, Any] = {
@@ -31,7 +31,7 @@ def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def vocabulary(metadata: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metadata that the conversion reads, as JSON can hold them. Raise CheckpointError if they contradict."""
+    """Return the metadata that `convert` reads, as JSON values. Raise CheckpointError if they contradict each other."""
     tokens = _tokens(metadata)
     lists = {name: metadata.get(f"tokenizer.ggml.{name}") for name in ("token_type", "scores", "merges")}
     found = {name: value if isinstance(value, list) else value.tolist() for name, value in lists.items() if value is not None}

@@ -98,7 +98,7 @@ def plain_copy(value: Any, name: str, depth: int = 0) -> Any:
         raise InputError(f"messages, tools and template variables nest at most {MAX_DEPTH} deep; give flatter ones")
     if isinstance(value, Mapping):
         if not all(isinstance(key, str | int | float | None) for key in value):
-            raise InputError(f"{name}: keys are texts or numbers; give no others")
+            raise InputError(f"{name}: keys must be strings or numbers")
         return {
             plain_copy(key, name): plain_copy(entry, f"{name}.{short_repr(str(key), 40)[1:-1]}", depth + 1)
             for key, entry in value.items()
@@ -109,8 +109,8 @@ def plain_copy(value: Any, name: str, depth: int = 0) -> Any:
         return value
     if isinstance(value, int | float):
         return int(value) if isinstance(value, int) else float(value)
-    reason = f"{name} is {typed(value)}; messages, tools and template variables hold text, numbers, lists and objects"
-    raise InputError(f"{reason}, and media are parts of a content")
+    reason = f"{name} is {typed(value)}; messages, tools and template variables may hold text, numbers, lists and objects"
+    raise InputError(f"{reason}; give media as parts of a content")
 
 
 def _with_arguments(message: dict[str, Any], number: int, as_text: bool) -> dict[str, Any]:
@@ -133,7 +133,7 @@ def _call_with_arguments(call: Any, where: str, as_text: bool) -> Any:
         if not as_text and isinstance(arguments, str):
             return {**call, "arguments": plain_copy(json.loads(arguments or "{}"), "messages")}
     except (TypeError, ValueError, RecursionError):
-        reason = f"{where}: the arguments of a tool call are no JSON ({short_repr(arguments, 40)}); give an object or its JSON"
+        reason = f"{where}: the arguments of a tool call are not JSON ({short_repr(arguments, 40)}); give an object or its JSON"
         raise InputError(reason, param="messages") from None
     return call
 

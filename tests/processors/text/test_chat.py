@@ -248,7 +248,7 @@ def test_endless_nesting_is_refused(tok):
 
 @pytest.mark.parametrize("key", [(), (1, 2), b"x", frozenset()], ids=repr)
 def test_keys_of_any_other_type_are_refused(tok, key):
-    with pytest.raises(InputError, match=r"tools.*: keys are texts or numbers"):
+    with pytest.raises(InputError, match=r"tools.*: keys must be strings or numbers"):
         render_chat([{"role": "user", "content": "x"}], CHAT_TEMPLATE, tok, tools=[{"function": {key: 1}}])
 
 

@@ -182,7 +182,7 @@ def test_a_whole_tool_call_as_json(tok):
         assert render_chat(messages, template, tok).text == f'[{{"name": "f", "arguments": {want}}}]'
     for wrong in ("{'a': 1}", "[" * 100_000):
         messages = [{"role": "assistant", "tool_calls": [{"function": {"name": "f", "arguments": wrong}}]}]
-        with pytest.raises(InputError, match="message 0: the arguments of a tool call are no JSON") as caught:
+        with pytest.raises(InputError, match="message 0: the arguments of a tool call are not JSON") as caught:
             render_chat(messages, template, tok)
         assert len(str(caught.value)) < 200
 
