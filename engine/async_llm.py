@@ -74,9 +74,9 @@ class AsyncLLM:
         Args:
             prompt: a prompt as in `LLM.generate`, or a list of messages.
             request_id: id in every output, and for `abort`. None lets the engine choose one.
-            output_kind: "delta": each output holds the text and tokens since the last one, except those at the end
-                that a stop string or a repair may still remove. "cumulative": each output holds the answer so far. "final": one output.
-                None takes that of the sampling parameters, else the attribute `output_kind`.
+            output_kind: "delta": each output holds the text and tokens since the last one, except those at the end that a
+                stop string or a repair may still remove. "cumulative": each output holds the answer so far. "final": one
+                output. None takes that of the sampling parameters, else the attribute `output_kind`.
             priority: smaller values are served first.
             chat: with messages, the options of `LLM.chat`: chat_template, tools, mm_processor_kwargs, cache_salt, ...
 

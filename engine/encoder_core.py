@@ -38,9 +38,8 @@ class EncoderCore:
         self._quarantine = Quarantine(config.quarantine_seconds)
         self._waiting: dict[str, tuple[EngineRequest, float]] = {}  # request and time of arrival, by id
         self._stats = EngineStats()
-        self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: (
-            None
-        )  # called when the items being encoded change
+        # called when the items being encoded change
+        self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: None
         self.info = CoreInfo(
             max_model_len=max_model_len,
             max_num_seqs=config.max_num_seqs,
