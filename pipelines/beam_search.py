@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import Logprob, RequestOutput
 from ..mm.errors import InputError
+from .validation import check_type
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -107,6 +108,7 @@ def beam_search(llm: LLM, prompts: Sequence[object], params: BeamSearchParams) -
     Raises:
         InputError: a prompt cannot be served, or twice the beam width is above `max_logprobs`.
     """
+    check_type("params", params, BeamSearchParams)
     one_token = SamplingParams(max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, ignore_eos=True)
     first = llm.generate(prompts, one_token, use_tqdm=False)
     searches = [_Search(prompt, output, params, llm.eos_token_ids) for prompt, output in zip(prompts, first, strict=True)]

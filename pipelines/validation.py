@@ -7,7 +7,6 @@ from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
-from ..engine.sampling_params import SamplingParams
 from ..mm.errors import InputError, hint, short_repr
 
 _TYPE_NAMES = {
@@ -15,7 +14,6 @@ _TYPE_NAMES = {
     os.PathLike: "a path",
     bool: "True or False",
     int: "an integer",
-    SamplingParams: "a SamplingParams",
     type(None): "None",
 }
 
@@ -32,5 +30,5 @@ def check_names(pipeline: Callable[..., Any], options: Mapping[str, Any]) -> Map
 def check_type(name: str, value: object, *types: type) -> None:
     """Raise InputError unless the argument has one of these types; True is not an integer."""
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
-        expected = " or ".join(_TYPE_NAMES[kind] for kind in types)
+        expected = " or ".join(_TYPE_NAMES.get(kind, f"a {kind.__name__}") for kind in types)
         raise InputError(f"{name}={short_repr(value)} must be {expected}", param=name)
