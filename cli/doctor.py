@@ -96,7 +96,7 @@ def checkpoint_sections(
     if revision is not None:
         found["revision"] = revision
     found = {name: text.replace("dtype=", "--option dtype=") for name, text in found.items()}
-    if found["chat template"] != "found":
+    if found["chat template"].endswith("chat_template="):
         problems.append(("chat template", found["chat template"]))
     return [("checkpoint", list(found.items())), ("memory", describe_memory(folder, options))]
 

@@ -15,7 +15,7 @@ from importlib import import_module
 from typing import Any, NoReturn
 
 from ..mm.errors import SensoriumError, one_line
-from .output import exit_code, with_option_names
+from .output import exit_code, exit_on_signals, with_option_names
 
 COMMANDS = {
     "chat": "ask a model about images, videos and audio",
@@ -75,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:  # the command's own parser names the right --help
         Parser(f"sensorium {args.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
     try:
-        with _log_to_stderr(args):
+        with _log_to_stderr(args), exit_on_signals():  # an import that is interrupted may swallow KeyboardInterrupt
             code = int(_module(args.command).run(args))
         sys.stdout.flush()
         return code

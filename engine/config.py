@@ -21,6 +21,10 @@ from .sampling_params import SamplingLimits
 from .vllm_args import translate_options
 
 _DEFAULT_CACHE_BYTES = 4 << 30
+PUBLISHED_FORMATS = (  # config.json names the format, and weights are read in it
+    *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4", "torchao", "gguf"),
+    "bitsandbytes",
+)
 MEDIA_BYTES = 512 << 20  # processed items of running requests; above this, no further media are processed
 _POSITIVE = (
     "max_num_seqs",
@@ -92,7 +96,8 @@ class EngineConfig:
         encoder_cache_dir_bytes: maximum size of that folder. The least recently used rows are deleted first.
         quarantine_seconds: how long an item that made the encoder fail is refused. This affects its tenant only.
         quantization: None, "int8" (weights and activations of linear layers as 8-bit integers), or "fp8" (8-bit floats on GPUs
-            that support them, elsewhere the weights only).
+            that support them, elsewhere the weights only). The name of a published format, such as "awq", loads a checkpoint
+            as None does, if that is quantised.
         kv_cache_dtype: "auto" (the model's data type), or "int8" or "fp8" (also "fp8_e4m3") to store keys and values in 8 bits
             with one scale per token and head, in about half the memory of 16 bits. Models with latent attention and models
             that run through transformers' classes support "auto" only.
@@ -176,7 +181,7 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
         _check_choice("generation_config", self.generation_config, ("auto", "none"))
-        _check_choice("quantization", self.quantization, (None, "int8", "fp8"))
+        _check_choice("quantization", self.quantization, (None, "int8", "fp8", *PUBLISHED_FORMATS))
         _check_choice("parts", self.parts, ("all", "encoder", "decoder"))
         if self.kv_cache_dtype == "fp8_e4m3":  # vLLM's other name for it
             object.__setattr__(self, "kv_cache_dtype", "fp8")

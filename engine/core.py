@@ -127,6 +127,7 @@ class EngineCore:
         self._check_tokens("prompt_token_ids", request.prompt_token_ids)
         self._check_tokens("stop_token_ids", params.stop_ids)
         self._check_tokens("logit_bias", params.logit_bias or {})
+        self._check_tokens("allowed_token_ids", params.allowed_token_ids or ())
         self._check_tokens("bad_words", tuple(chain.from_iterable(request.bad_word_ids)))
         self._check_tokens("pooling", () if request.pooling is None else request.pooling.token_ids)
         self._check_head(request)

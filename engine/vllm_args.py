@@ -108,9 +108,6 @@ _SILENT = (
     "enable_cumem_allocator enable_mm_embeds aggregate_engine_logging",
 )
 SILENT = frozenset(name for names in _SILENT for name in names.split())  # ignored without a warning
-_PUBLISHED_FORMATS = (  # config.json names the format, and weights are read in it
-    *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4", "torchao", "gguf"),
-)
 
 
 def _gib(value: Any) -> int:
@@ -155,7 +152,7 @@ RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "disable_mm_preprocessor_cache": ("mm_processor_cache_bytes", lambda value: 1 if value else None),
     "limit_mm_per_prompt": ("limit_mm_per_prompt", _limits),
     "language_model_only": ("limit_mm_per_prompt", _no_media),
-    "quantization": ("quantization", lambda value: None if value in _PUBLISHED_FORMATS else value),
+    "quantization": ("quantization", lambda value: value),
     "generation_config": ("generation_config", lambda value: "none" if value == "vllm" else value),
     "allowed_local_media_path": ("media.allowed_local_media_path", lambda value: value or None),
     "allowed_media_domains": ("media.allowed_media_domains", lambda value: tuple(value) or None),

@@ -10,6 +10,7 @@ import torch
 
 from ...kernels import dispatch, native
 from ...mm.types import MediaHeader
+from ...processors.interface import ProcessingInfo, SupportsTranscription
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig, make_config
 from ..model_files import DTYPES, load_model_files
@@ -68,8 +69,13 @@ def describe_checkpoint(
         "dtype": str(torch_dtype).removeprefix("torch."),
         "takes": ", ".join(("text", *info.modalities)),
         "tokenizer": tokenizer.kind,
-        "chat template": "none: chat needs chat_template=" if template is None else "found",
+        "chat template": "found" if template is not None else _without_template(info),
     } | ({"note": describe_dtype(files)} if files.dtype(config.dtype) != torch_dtype else {})
+
+
+def _without_template(info: ProcessingInfo) -> str:
+    transcribes = isinstance(info, SupportsTranscription)
+    return "none: transcribe needs none" if transcribes else "none: chat needs chat_template="
 
 
 def explain(config: EngineConfig) -> MemoryPlan:

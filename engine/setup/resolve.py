@@ -12,10 +12,11 @@ import torch
 
 from ...kernels.dispatch import BACKENDS, MEDIA_OPS, can_run, has_triton, parse_overrides
 from ...mm.errors import ConfigError
+from ...mm.gguf import SUFFIX
 from ...models.interface import Model
 from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
-from ..config import EngineConfig, check_max_model_len
+from ..config import PUBLISHED_FORMATS, EngineConfig, check_max_model_len
 from ..model_files import ModelFiles, resolve
 from .implementation import check_options, describe_implementation, explain_fallback, is_fallback, resolve_architecture
 from .memory import MaxSizes, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
@@ -75,6 +76,13 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
     if is_fallback(row):
         _log.warning("%s", describe_implementation(row, files))
     check_options(row, config)
+    if config.quantization in PUBLISHED_FORMATS:
+        if files.quantization_config is None and files.path.suffix != SUFFIX:
+            how = "leave it out, give a quantised one, or quantise while loading with 'int8' or 'fp8'"
+            raise ConfigError(
+                f"quantization={config.quantization!r}, but the checkpoint is not quantised; {how}", param="quantization"
+            )
+        config = replace(config, quantization=None)
     if config.quantization is not None and files.quantization_config is not None:
         reason = f"quantization={config.quantization!r} is for checkpoints that are not quantised yet; leave it out"
         raise ConfigError(reason, param="quantization")

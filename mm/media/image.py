@@ -301,13 +301,12 @@ def _orientation(exif: Callable[[], Image.Exif]) -> int:
 
 def to_hwc(array: np.ndarray[Any, Any] | Tensor) -> Tensor:
     """Return a uint8 array with 1, 3 or 4 channels last, or third from last, as `[..., h, w, c]` without copying."""
+    dtype = str(array.dtype).removeprefix("torch.")
+    if dtype != "uint8":
+        raise InputError(f"pixels must be uint8 (0-255), not {dtype}; convert them first, fractions times 255")
     if isinstance(array, np.ndarray):
-        if array.dtype != np.uint8:
-            raise InputError(f"pixels must be uint8 (0-255), not {array.dtype}")
         tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     else:
-        if array.dtype != torch.uint8:
-            raise InputError(f"pixels must be uint8 (0-255), not {str(array.dtype).removeprefix('torch.')}")
         if array.layout is not torch.strided or array.is_meta:
             raise InputError(f"pixels must be a dense tensor, not {array.layout} on {array.device}")
         tensor = array.detach().cpu()

@@ -21,6 +21,7 @@ from .policy import FrameFiles, MediaPolicy, MediaUrl
 _LONGEST_PATH = 4096
 _BASE64_PIECE = 1 << 22  # characters decoded at once, a multiple of 4
 _READING = threading.Lock()
+_BASE64 = re.compile(r"[A-Za-z0-9+/]{120}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,40}):")
 
 
@@ -129,7 +130,7 @@ def _under_root(path: str, modality: str, policy: MediaPolicy, ledger: Ledger) -
     if root is None:
         raise InputError(
             f"files named in messages are refused; give the {modality} as bytes or a Path, "
-            "or allow a folder (media: allowed_local_media_path)"
+            f"or allow a folder (media: allowed_local_media_path){_base64_hint(path)}"
         )
     if len(path) > _LONGEST_PATH:
         raise InputError(f"a path of {len(path):,} characters is over the limit of {_LONGEST_PATH:,}; give a shorter one")
@@ -180,4 +181,9 @@ def _read_file(path: str | bytes, policy: MediaPolicy, ledger: Ledger, opener: C
         raise
     except (OSError, ValueError) as error:
         reason = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
-        raise InputError(f"the file {name} cannot be read ({reason})") from None
+        raise InputError(f"the file {name} cannot be read ({reason}){_base64_hint(str(path))}") from None
+
+
+def _base64_hint(path: str) -> str:
+    """Return what to add to an error about this path: text if it begins as base64 does."""
+    return "; if it is base64, write data:<type>;base64,<data>" if _BASE64.match(path) else ""

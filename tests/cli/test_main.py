@@ -135,6 +135,24 @@ def test_interrupt(monkeypatch: pytest.MonkeyPatch) -> None:
     assert cli.main(["doctor"]) == 130
 
 
+def test_interrupt_that_an_import_swallows() -> None:
+    program = """
+import os, signal, sys
+from sensorium.cli import doctor, main
+
+def run(args):
+    try:
+        os.kill(os.getpid(), signal.SIGINT)
+        signal.pause()
+    except KeyboardInterrupt:
+        raise AttributeError("half imported")
+
+doctor.run = run
+sys.exit(main.main(["doctor"]))
+"""
+    assert subprocess.run([sys.executable, "-c", program], check=False).returncode == 130
+
+
 def test_closed_pipe_is_no_error() -> None:
     command = f"{sys.executable} -m sensorium doctor --device cpu | true"
     done = subprocess.run(["bash", "-c", command], capture_output=True, text=True, check=True)

@@ -47,6 +47,13 @@ def test_text_of_one_file(whisper: Path, files: list[str], capsys: pytest.Captur
     assert err.count("\n") == warnings  # no progress bar: stderr is not a terminal
 
 
+def test_doctor_misses_no_chat_template(whisper: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--model", str(whisper), "--device", "cpu"]) == 0
+    out = capsys.readouterr().out
+    assert "none: transcribe needs none" in out
+    assert "chat_template=" not in out
+
+
 def test_json_is_one_object_per_line(whisper: Path, files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     """Failing files give an error and exit code 2; the others are transcribed."""
     assert transcribe(whisper, *files, "--json", "--timestamps", "--task", "translate") == 2

@@ -101,7 +101,9 @@ def test_sampling_params_name_what_is_wrong(wrong: dict[str, Any]) -> None:
         SamplingParams(**wrong)
 
 
-@pytest.mark.parametrize("field", [{"stop_token_ids": [10**6]}, {"logit_bias": {10**6: 1.0}}])
+@pytest.mark.parametrize(
+    "field", [{"stop_token_ids": [10**6]}, {"logit_bias": {10**6: 1.0}}, {"allowed_token_ids": [1, 10**6]}]
+)
 def test_tokens_outside_the_vocabulary_are_named_with_their_field(field: dict[str, Any], llm: LLM) -> None:
     (output,) = llm.generate("x", SamplingParams(max_tokens=1, **field), use_tqdm=False)
     assert output.error is not None

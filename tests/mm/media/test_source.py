@@ -214,6 +214,13 @@ def test_a_folder_is_refused_by_name(tmp_path):
         read(tmp_path, "image", POLICY)
 
 
+def test_bare_base64_is_explained():
+    text = base64.b64encode(bytes(range(256))).decode()
+    for value in (text, MediaUrl(text)):
+        with pytest.raises(InputError, match=r"; if it is base64, write data:<type>;base64,<data>$"):
+            read(value, "image", POLICY)
+
+
 def test_a_pipe_is_read_to_its_end():
     reader, writer = os.pipe()
     os.write(writer, b"abcd")

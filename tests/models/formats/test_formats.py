@@ -248,6 +248,15 @@ def test_a_quantised_checkpoint_is_not_quantised_again(world: LoadedModels, tmp_
         LLM(packed, device="cpu", quantization="fp8")
 
 
+def test_a_named_format_needs_a_quantised_checkpoint(world: LoadedModels, tmp_path: Path) -> None:
+    wide = world.folder("qwen3_vl")
+    with pytest.raises(ConfigError, match="quantization='awq', but the checkpoint is not quantised; leave it out"):
+        LLM(wide, device="cpu", quantization="awq")
+    packed, _ = write(wide, tmp_path, SCHEMES["ct fp8"], chosen)
+    with LLM(packed, device="cpu", quantization="compressed-tensors") as llm:
+        assert llm.config.quantization is None
+
+
 def test_a_folder_without_weights_is_planned_by_its_config(world: LoadedModels, tmp_path: Path) -> None:
     """Ignored modules stay wide, and the decoder alone is planned quantised."""
     scheme = SCHEMES["ct w4a16"]
