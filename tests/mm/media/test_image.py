@@ -110,10 +110,12 @@ def test_exif_orientation_is_applied():
 
 def test_first_frame_of_an_animation():
     frames = [Image.new("RGB", (8, 8), colour) for colour in ("red", "blue")]
-    for form in ("GIF", "PNG", "WEBP", "TIFF"):
+    for form in ("GIF", "PNG", "WEBP"):
         options = {"lossless": True} if form == "WEBP" else {}
         item = load(encoded(frames[0], form, save_all=True, append_images=frames[1:], **options))
         assert item[0, 0].tolist() == [255, 0, 0]
+    with pytest.raises(InputError, match="it has several pages; give each page as an image"):  # pages are no animation
+        load(encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:]))
 
 
 def test_colour_profiles_are_ignored():
