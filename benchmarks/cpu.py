@@ -1,7 +1,7 @@
 """Products, attention and whole workloads on this CPU: `python -m benchmarks.cpu --write`.
 
-`--avx2` hides AVX-512 from sensorium, torch, oneDNN and MKL, to measure as on a CPU without it. Rates are those of one thread,
-best of many calls; workloads run as in benchmarks.throughput, each engine in processes of its own, in turn.
+`--avx2` hides AVX-512 from sensorium, torch, oneDNN and MKL, as on a CPU without it. Rates are those of one thread and of the
+fastest of many calls. Workloads run as in benchmarks.throughput: the engines take turns, each in a new process.
 """
 
 from __future__ import annotations

@@ -32,7 +32,7 @@ _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "flat_logprobs": ((False,), "log probabilities are one mapping per token"),
     "logprob_token_ids": ((None,), "give logprobs, the number of the likeliest tokens"),
     "extra_args": ((None, {}), "register a logits processor; it takes arguments"),
-    "skip_reading_prefix_cache": ((None, False), "give the prompt a cache_salt of its own"),
+    "skip_reading_prefix_cache": ((None, False), "give the prompt its own cache_salt"),
     "thinking_token_budget": ((None,), "give max_tokens"),
     "routed_experts_prompt_start": ((0,), "outputs do not name the experts"),
 }

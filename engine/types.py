@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from torch import Tensor
 
 from ..mm.errors import ErrorInfo
-from ..mm.shown import Shown
+from ..mm.repr_mixin import ReprMixin
 from ..mm.types import EncodedItem, ItemPlan, MultiModalFeature
 from .pooling_params import PoolingParams
 from .sampling_params import SamplingParams
@@ -310,7 +310,7 @@ class ItemTrace:
 
 
 @dataclass(frozen=True, repr=False)
-class CompletionOutput(Shown):
+class CompletionOutput(ReprMixin):
     """One of the answers to a prompt.
 
     Args:
@@ -331,7 +331,7 @@ class CompletionOutput(Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class RequestOutput(Shown):
+class RequestOutput(ReprMixin):
     """The output of a request.
 
     Args:

@@ -75,7 +75,7 @@ def read_encoded(modality: str, index: int, item: EncodedItem, width: int) -> Em
         raise MediaError(modality, index, f"it was encoded as {short_repr(item.modality, 40)}")
     rows = check_rows(modality, index, item.rows, width)
     if not all(isinstance(grid, ItemGeometry) for grid in item.geometries):
-        raise MediaError(modality, index, "the geometries of an EncodedItem must be those that encode_media returned")
+        raise MediaError(modality, index, "the geometries of an EncodedItem must be the ones that encode_media returned")
     counts = [grid.num_embeds for grid in item.geometries]
     if min(counts, default=0) < 1 or sum(counts) != len(rows):
         raise MediaError(modality, index, f"it has {len(rows)} rows, but its geometries make {sum(counts)}")

@@ -156,7 +156,7 @@ def plain_data(value: object) -> object:
         try:
             return np.asarray(value["array"]), value["sampling_rate"]
         except (TypeError, ValueError):
-            raise InputError("its array is not one of numbers; give the samples as an array") from None
+            raise InputError("its array is not a regular array of numbers; give the samples as an array") from None
     if isinstance(value, Mapping) and keys == {"bytes"}:
         return value.get("path") if value.get("bytes") is None else value["bytes"]
     if hasattr(value, "get_all_samples"):

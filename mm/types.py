@@ -11,14 +11,14 @@ import torch
 from torch import Tensor
 
 from .fields import FieldElem
-from .shown import Shown
+from .repr_mixin import ReprMixin
 
 MultiModalKwargsItem = Mapping[str, FieldElem]
 """Tensors that the encoder needs for one item, by name."""
 
 
 @dataclass(frozen=True, repr=False)
-class Media(Shown):
+class Media(ReprMixin):
     """One input with a uuid or options of its own, accepted wherever plain data is: `Media(image, max_pixels=100_000)`.
 
     Args:
@@ -53,7 +53,7 @@ class Media(Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class FramePlan(Shown):
+class FramePlan(ReprMixin):
     """The frames of a video that are used, in order of time. `indices` and `timestamps` have one entry per frame.
 
     Args:
@@ -158,7 +158,7 @@ class VisionChunk:
 class EmbeddingItem:
     """Precomputed embeddings by tensor name; width, dtype and finiteness are checked.
 
-    `encoded`: the item whose rows they are, if it is known; it tells their geometry.
+    `encoded`: the EncodedItem that was given, which has the rows' geometries; None for plain tensors.
     """
 
     modality: str
@@ -231,7 +231,7 @@ class EncodedItem:
 
 
 @dataclass(frozen=True, repr=False)
-class ItemPlan(Shown):
+class ItemPlan(ReprMixin):
     """Tokens, encoder rows and bytes that one item will need, computed from its header.
 
     Args:

@@ -146,7 +146,7 @@ def end_tokens(metadata: Mapping[str, Any]) -> list[int]:
 
 
 def _number(model: Gguf, key: str) -> Any:
-    """Return a number of the metadata, None if it is missing. Raise ConfigError if layers differ or it is no number."""
+    """Return a number of the metadata or None. Raise ConfigError if it is not a number or differs between layers."""
     value = model.metadata.get(f"{model.architecture}.{key}")
     if isinstance(value, np.ndarray) and len(value) and (value == value[0]).all():
         value = value[0].item()

@@ -18,7 +18,7 @@ NAMES = {
     ".attention_norm.": ".input_layernorm.",
     ".ffn_norm.": ".post_attention_layernorm.",
 }
-"""Parts of names of an InternLM2 decoder (arXiv 2403.17297) -> those of a Llama decoder, which it computes like."""
+"""Part of a tensor name of InternLM2 (arXiv 2403.17297) -> part in Llama's naming. Both decoders compute the same."""
 
 
 def internlm2_weights(weights: Iterable[tuple[str, Tensor]], spec: DecoderSpec) -> Iterator[tuple[str, Tensor]]:

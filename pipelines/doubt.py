@@ -8,10 +8,10 @@ from typing import ClassVar
 
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
-from ..mm.shown import Shown
+from ..mm.repr_mixin import ReprMixin
 
 
-class ReadText(Shown):
+class TextResult(ReprMixin):
     """Base of `Page` and `Transcript`. Subclasses set the thresholds of `doubt`."""
 
     text: str

@@ -11,7 +11,7 @@ from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ErrorInfo
 from ..mm.parse import is_item_list
-from .doubt import ReadText, with_logprobs
+from .doubt import TextResult, with_logprobs
 from .message_parts import media_part
 from .tasks import Task, error_of_task
 from .validation import check_type
@@ -23,7 +23,7 @@ QUESTION = "Read the text."
 
 
 @dataclass(frozen=True, repr=False)
-class Page(ReadText):
+class Page(TextResult):
     """The text of one image. `doubt` says why it is probably wrong; good pages have None there.
 
     Args:

@@ -14,7 +14,7 @@ from ..engine.pooling_params import PoolingParams
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr
-from ..mm.shown import Shown
+from ..mm.repr_mixin import ReprMixin
 from .tasks import Task
 from .validation import check_type
 
@@ -26,8 +26,8 @@ _TASKS = ("embed", "classify", "score")
 
 
 @dataclass(frozen=True, repr=False)
-class PoolingOutput(Shown):
-    """What was computed for one prompt: float32 `[n]`."""
+class PoolingOutput(ReprMixin):
+    """The vector or logits of one prompt: `data` is float32 `[n]`."""
 
     data: Tensor
 
@@ -46,8 +46,8 @@ class ScoringOutput:
     score: float
 
 
-class PooledOutput(Shown):
-    """vLLM's names for the fields of a pooled request's output."""
+class PooledResult(ReprMixin):
+    """Base of the results of `embed`, `score` and `encode`, with the fields of vLLM's pooling outputs."""
 
     error: ErrorInfo | None
     output: RequestOutput
@@ -74,7 +74,7 @@ class PooledOutput(Shown):
 
 
 @dataclass(frozen=True, repr=False)
-class PoolingRequestOutput(PooledOutput):
+class PoolingRequestOutput(PooledResult):
     """The output of one prompt of `LLM.encode`.
 
     Args:

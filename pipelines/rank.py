@@ -19,7 +19,7 @@ from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr
 from ..mm.parse import is_item_list
 from .message_parts import media_part
-from .pooling import EmbeddingOutput, PooledOutput, ScoringOutput, check_dimensions, pooling_request, truncate
+from .pooling import EmbeddingOutput, PooledResult, ScoringOutput, check_dimensions, pooling_request, truncate
 from .tasks import Task
 from .validation import check_type
 
@@ -37,7 +37,7 @@ _PROMPT_KEYS = ("prompt", "prompt_token_ids")  # an input with one of these keys
 
 
 @dataclass(frozen=True, repr=False)
-class Embedding(PooledOutput):
+class Embedding(PooledResult):
     """The embedding of one input.
 
     Args:
@@ -59,7 +59,7 @@ class Embedding(PooledOutput):
 
 
 @dataclass(frozen=True, repr=False)
-class Score(PooledOutput):
+class Score(PooledResult):
     """Score of one document for a query.
 
     Args:

@@ -12,9 +12,9 @@ from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, hint, short_repr
 from ..mm.parse import is_item_list
-from ..mm.shown import Shown
+from ..mm.repr_mixin import ReprMixin
 from ..mm.speech import SpeechRequest, TimestampRule, language_code
-from .doubt import ReadText, compression_ratio, with_logprobs
+from .doubt import TextResult, compression_ratio, with_logprobs
 from .tasks import Task, error_of_task
 from .validation import check_type
 
@@ -27,7 +27,7 @@ _ONE_TOKEN = replace(_GREEDY, max_tokens=1)
 
 
 @dataclass(frozen=True, repr=False)
-class Segment(Shown):
+class Segment(ReprMixin):
     """The text between two timestamps, with the names of faster-whisper.
 
     Args:
@@ -68,7 +68,7 @@ class TranscriptionInfo:
 
 
 @dataclass(frozen=True, repr=False)
-class Transcript(ReadText):
+class Transcript(TextResult):
     """The text of one audio item. `doubt` says why it is probably wrong, as on noise; its thresholds are Whisper's.
 
     Args:

@@ -16,7 +16,7 @@ from .gguf_images import image_settings
 from .text.tekken import tekken_template
 
 ADAPTER = "adapter_config.json"
-POOLING = "1_Pooling/config.json"  # of sentence-transformers, as is MODULES
+POOLING = "1_Pooling/config.json"  # this and MODULES: files of sentence-transformers
 MODULES = "modules.json"
 
 

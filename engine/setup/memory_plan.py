@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...mm.shown import Shown
+from ...mm.repr_mixin import ReprMixin
 from .max_items import MaxItem
 
 _MIB = 1 << 20
 
 
 @dataclass(frozen=True, repr=False)
-class MemoryPlan(Shown):
+class MemoryPlan(ReprMixin):
     """The maximum memory of an engine in bytes, by purpose. Interpreter and libraries add about 300 MiB on a CPU.
 
     Args:
@@ -94,7 +94,7 @@ class MemoryPlan(Shown):
             *((f"largest {item.modality}", str(item)) for item in self.max_items),
         ]
 
-    def shown(self) -> list[tuple[str, object]]:
+    def repr_fields(self) -> list[tuple[str, object]]:
         return [(name.strip(), value.strip()) for name, value in self.rows()]
 
     def __repr__(self) -> str:

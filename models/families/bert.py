@@ -116,7 +116,7 @@ class Bert(TextModel):
             layers=(LayerSpec(attention, mlp),) * positive_int(config, "num_hidden_layers"),
             eps=config["layer_norm_eps"],
             max_positions=positions - first,
-            tied=True,  # there is no head
+            tied=True,  # so that no head is loaded
             norm="layer",
         )
         encoder = BertEncoder(spec, positions, positive_int(config, "type_vocab_size"), first, dtype, device)

@@ -76,7 +76,7 @@ class Ultravox(DecoderModel):
             raise ConfigError("audio_latency_block_size is not supported; remove it, so that a window is encoded as a whole")
         super().__init__(decoder_spec(config, stack_of(config)), dtype, device)
         self.external = [f"{part.key}={name!r}" for part, name in external_parts(config)]
-        # v0.6 adds the placeholder behind the decoder's vocabulary: it has no embedding and is never sampled
+        # v0.6 adds the placeholder after the decoder's vocabulary: it has no embedding and is never sampled
         self.added_ids = int(config.get("audio_token_index") == self.vocab_size)
         self.vocab_size += self.added_ids
         tower = mel_encoder_spec(AUDIO | dict(config.get("audio_config") or {}))

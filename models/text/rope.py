@@ -95,7 +95,7 @@ def _llama3(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
 
 
 def _factors(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
-    """Divide each frequency by a number of its own, as GGUF files state scaled positions."""
+    """Divide each frequency by its own factor (the `rope_freqs` of GGUF files)."""
     return plain / torch.tensor(rope.scaling["factors"]), 1.0
 
 

@@ -249,7 +249,7 @@ def test_items_of_datasets():
     parser = MultiModalDataParser(("audio",))
     (source,) = parser.parse({"audio": {"array": samples, "sampling_rate": 8000}})["audio"]
     assert source.data[1] == 8000
-    with pytest.raises(MediaError, match="audio 0: its array is not one of numbers"):
+    with pytest.raises(MediaError, match="audio 0: its array is not a regular array of numbers"):
         parser.parse({"audio": {"array": [[1.0], [1.0, 2.0]], "sampling_rate": 8000}})
 
 

@@ -156,7 +156,7 @@ def test_rows_that_do_not_fit_are_refused(encoder):
         "must have the shape": replace(item, rows=item.rows[:, 1:]),
         "NaN or infinite": replace(item, rows=item.rows * torch.nan),
         "encoded as 'video'": replace(item, modality="video"),
-        "must be those that": replace(item, geometries=((1, 4, 4),)),
+        "must be the ones that": replace(item, geometries=((1, 4, 4),)),
     }
     with make(TINY_VL, parts="decoder") as decoder:
         for reason, wrong in cases.items():

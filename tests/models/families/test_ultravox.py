@@ -57,7 +57,7 @@ def answer(folder: Path, **options: object) -> tuple[int, ...]:
 
 
 def move_part(folder: Path, place: Path, section: str, prefix: str, stored: str, extra: str) -> None:
-    """Move a part of a checkpoint to a folder of its own, with a tensor that is not used."""
+    """Move a part of a checkpoint to another folder, and add a tensor there that is not used."""
     config, weights = json.loads((folder / "config.json").read_text()), load_file(folder / "model.safetensors")
     place.mkdir()
     (place / "config.json").write_text(json.dumps(config.pop(section)))

@@ -14,21 +14,21 @@ from .errors import short_repr
 _LONGEST = 2000  # characters of a value in a table
 
 
-class Shown:
-    """Base of dataclasses (with `repr=False`) that show the fields with a value, each cut to a line."""
+class ReprMixin:
+    """Base of dataclasses with `repr=False`. The repr leaves out fields with their default, and shortens values to a line."""
 
-    def shown(self) -> Sequence[tuple[str, object]]:
-        """Return the names and values that are shown."""
+    def repr_fields(self) -> Sequence[tuple[str, object]]:
+        """Return the (name, value) pairs that the repr contains."""
         own: Sequence[Field[Any]] = fields(self)  # type: ignore[arg-type]
         pairs = [(field, getattr(self, field.name)) for field in own if field.repr]
         return [(field.name, value) for field, value in pairs if not _is_default(field, value)]
 
     def __repr__(self) -> str:
-        return f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in self.shown())})"
+        return f"{type(self).__name__}({', '.join(f'{name}={_short(value)}' for name, value in self.repr_fields())})"
 
     def _repr_html_(self) -> str:
         """Return an HTML table, which notebooks show. All text is escaped."""
-        rows = "".join(f"<tr><th>{escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in self.shown())
+        rows = "".join(f"<tr><th>{escape(name)}</th><td>{_cell(value)}</td></tr>" for name, value in self.repr_fields())
         return f"<table><caption>{escape(type(self).__name__)}</caption>{rows}</table>"
 
 
@@ -43,18 +43,18 @@ def _short(value: object) -> str:
         return f"<{str(value.dtype).removeprefix('torch.')} {list(value.shape)}>"
     if isinstance(value, tuple | list) and len(value) > 8 and all(isinstance(one, int) for one in value):
         return f"<{len(value)} integers>"
-    if isinstance(value, Shown):
+    if isinstance(value, ReprMixin):
         return repr(value)
-    if isinstance(value, tuple | list) and value and all(isinstance(one, Shown) for one in value):
+    if isinstance(value, tuple | list) and value and all(isinstance(one, ReprMixin) for one in value):
         more = f", ... {len(value) - 4} more" if len(value) > 4 else ""
         return f"[{', '.join(map(repr, value[:4]))}{more}]"
     return short_repr(value)
 
 
 def _cell(value: object) -> str:
-    if isinstance(value, Shown):
+    if isinstance(value, ReprMixin):
         return value._repr_html_()
-    if isinstance(value, tuple | list) and value and all(isinstance(one, Shown) for one in value):
+    if isinstance(value, tuple | list) and value and all(isinstance(one, ReprMixin) for one in value):
         more = f"<p>... {len(value) - 4} more</p>" if len(value) > 4 else ""
         return "".join(one._repr_html_() for one in value[:4]) + more
     text = value if isinstance(value, str) else _short(value)

@@ -1,4 +1,4 @@
-"""`Shown`: a repr of one line for terminals, and escaped HTML tables for notebooks."""
+"""`ReprMixin`: a repr of one line for terminals, and escaped HTML tables for notebooks."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from sensorium.engine.types import CompletionOutput, RequestOutput
 from sensorium.mm.errors import ErrorInfo
-from sensorium.mm.shown import Shown
+from sensorium.mm.repr_mixin import ReprMixin
 from sensorium.mm.types import FramePlan, ItemPlan, Media
 from sensorium.pipelines.ocr import Page
 from sensorium.pipelines.rank import Embedding
@@ -51,7 +51,7 @@ def test_tables_escape_all_text():
 
 def test_fields_without_a_value_are_left_out():
     @dataclass(frozen=True, repr=False)
-    class Result(Shown):
+    class Result(ReprMixin):
         text: str = ""
         more: dict[str, int] = field(default_factory=dict)
         hidden: int = field(default=3, repr=False)
