@@ -257,11 +257,15 @@ def _rope(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> RopeSpe
     if dim > _MAX_HEAD_DIM:
         raise ConfigError(f"heads of {dim} numbers are wider than the limit of {_MAX_HEAD_DIM}; download config.json again")
     rotated = int(dim * (rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0))
+    if not 0 < rotated <= dim:
+        raise ConfigError(f"partial_rotary_factor rotates {rotated} numbers of {dim}; it must be above 0, at most 1")
     sections = tuple(rope.get("mrope_section") or text.get("mrope_section") or (rotated // 2,))
     if sum(sections) * 2 != rotated:
         raise ConfigError(f"mrope_section {list(sections)} adds up to {sum(sections)}; it must be {rotated // 2}, half a head")
-    axes = (stack.axes or (interleaved_sections if rope.get("mrope_interleaved") else chunked_sections))(sections)
-    if len(sections) not in _AXES or len(axes) != rotated // 2:
+    fits = len(sections) in _AXES and min(sections) >= 0
+    lay_out = stack.axes or (interleaved_sections if rope.get("mrope_interleaved") else chunked_sections)
+    axes = lay_out(sections) if fits else ()
+    if len(axes) != rotated // 2:
         raise ConfigError(f"mrope_section {list(sections)} fits no head; give one number each for time, height and width")
     return RopeSpec(
         theta=_positive({"rope_theta": rope.get("rope_theta") or theta}, "rope_theta"),

@@ -232,7 +232,7 @@ def _text_tensors(model: Gguf, name: str, tensor: Tensor) -> Iterator[tuple[str,
     if found is None:
         stem, _, end = name.rpartition(".")
         own = _WHOLE.get(stem, stem)
-        if stem in ("token_embd", "output"):
+        if stem in ("token_embd", "output") and tensor.ndim == 2:
             tensor = F.pad(tensor, (0, 0, 0, max(0, vocabulary_rows(model) - len(tensor))))
         yield (f"{own}.{end}" if stem == "output" else f"{prefix}{own}.{end}"), _shifted(own, tensor, stack.norm_offset)
         return

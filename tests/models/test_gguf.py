@@ -16,7 +16,8 @@ from sensorium import LLM, SamplingParams
 from sensorium.engine.setup.doctor import describe_checkpoint
 from sensorium.kernels.blocks import BLOCKS, BlockWeight
 from sensorium.mm.errors import CheckpointError, SensoriumError
-from sensorium.mm.gguf import TYPES, read_gguf
+from sensorium.mm.gguf import TYPES, Gguf, GgufTensor, read_gguf
+from sensorium.models.gguf import on_meta, read_tensors
 from sensorium.models.layers.linear import Linear
 
 PROMPTS = ["def f(x): return it", "os.path.join and shutil<eos>", "é ü 中文  \n\t"]
@@ -169,6 +170,13 @@ def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
         }.items()
     ):
         refused(tmp_path / str(number), match, **more)
+
+
+def test_a_head_with_one_axis_is_left_to_the_check_of_shapes() -> None:
+    file, shapes = Path("model.gguf"), {"token_embd.weight": (2, 2), "output.weight": (4,)}
+    tensors = {name: GgufTensor(file, "F32", shape, 0, 16) for name, shape in shapes.items()}
+    found = dict(read_tensors(Gguf(file, {"general.architecture": "llama"}, tensors), on_meta))
+    assert found["lm_head.weight"].shape == (4,)
 
 
 def test_an_unknown_quantisation_is_named(tmp_path: Path) -> None:

@@ -66,6 +66,8 @@ def test_linear_fills_slices_and_drops_the_original() -> None:
         ({"rope_scaling": {"type": "mrope", "mrope_section": [1, 1, 1]}}, "adds up to 3"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [4, 4]}}, "fits no head"),
         ({"rope_scaling": {"type": "mrope", "mrope_section": [-4, 8, 4]}}, "fits no head"),
+        ({"rope_scaling": {"type": "mrope", "mrope_section": [8 - 2**60, 2**59, 2**59]}}, "fits no head"),
+        ({"rope_scaling": None, "partial_rotary_factor": 1e300}, "partial_rotary_factor rotates"),
         ({"num_experts": 4, "num_experts_per_tok": 5, "moe_intermediate_size": 8}, "5 of 4 experts"),
         ({"num_experts": 4, "num_experts_per_tok": 2, "moe_intermediate_size": 8, "n_group": 3}, "1 of 3 groups"),
         ({"vocab_size": None}, "lacks 'vocab_size'"),
