@@ -170,7 +170,7 @@ def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
 
 
 def multiplies_fast(dtype: torch.dtype) -> bool:
-    """Return whether the CPU has products with weights in this dtype that are as fast as those in float32."""
+    """Return whether linear layers in this dtype are as fast on the CPU as in float32."""
     return dtype == torch.float32 or (dtype == torch.bfloat16 and (native.products() is not None or _onednn_packs(_CPU, dtype)))
 
 

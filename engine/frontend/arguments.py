@@ -1,4 +1,4 @@
-"""Checks of the arguments of `LLM` and `AsyncLLM`, also of those that only vLLM has."""
+"""Checks of the arguments of `LLM` and `AsyncLLM`, including arguments that only vLLM has."""
 
 from __future__ import annotations
 

@@ -129,7 +129,7 @@ def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
 
 
 def describe_dtype(files: ModelFiles) -> str:
-    """Say why `dtype="auto"` is not the checkpoint's dtype on this CPU."""
+    """Return why `dtype="auto"` is not the checkpoint's dtype on this CPU."""
     stored = str(files.dtype("auto")).removeprefix("torch.")
     return f"the checkpoint is {stored}, in which this CPU is slow; it runs in float32, with twice the memory for weights"
 

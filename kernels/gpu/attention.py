@@ -83,7 +83,7 @@ def _key_range(key_range_ptr, row, offs_m, count, length, num_rows, window, CAUS
 def _key_bounds(  # type: ignore[no-untyped-def]
     first, stop, BLOCK_N: tl.constexpr, SPLIT: tl.constexpr, MIN_TILES: tl.constexpr, BATCH_INVARIANT: tl.constexpr
 ):  # fmt: skip
-    """Return the first key of a program, the first and end of those that all its rows attend to, and the end of its keys."""
+    """Return four bounds of a program's keys: first key, first and end of the keys that all its rows attend to, and end."""
     at, end = tl.min(first, 0) // BLOCK_N * BLOCK_N, tl.max(stop, 0)
     if SPLIT:
         steps = tl.cdiv(tl.maximum(end - at, 0), BLOCK_N)

@@ -11,7 +11,7 @@ from torch.utils._pytree import tree_leaves
 
 
 class Peak(TorchDispatchMode):
-    """Measures the peak bytes of tensors alive at once while it is active, without those that existed before."""
+    """Measures the peak bytes of live tensors while it is active. Tensors that existed before do not count."""
 
     def __init__(self) -> None:
         super().__init__()  # type: ignore[no-untyped-call]
