@@ -58,7 +58,8 @@ class EngineConfig:
         model: path of a checkpoint's folder in the layout of the Hugging Face Hub, or a model's name there (ORG/NAME), which
             is downloaded unless the Hub's cache holds it. An existing folder takes precedence. After loading, it is the folder.
         dtype: data type of weights and activations: "auto" (the checkpoint's, but float32 on a CPU without fast kernels for
-            it; no CPU has them for float16), "float32", "bfloat16" or "float16". LLM also takes torch's dtypes, "half" and "float".
+            it; no CPU has them for float16), "float32", "bfloat16" or "float16". LLM also takes torch's dtypes, "half" and
+            "float".
         device: "auto" (the first GPU if there is one, else the CPU), "cpu", "cuda" (the first GPU) or "cuda:N".
         max_model_len: maximum number of tokens of prompt and answer together. None uses the model's maximum, or less if the KV
             cache cannot hold it. LLM also takes -1 for None, and "32k" (32,000) or "32K" (32,768).
