@@ -64,7 +64,8 @@ def split_media(
         if not isinstance(message, Mapping) or message.get("role") not in ROLES:
             given = f"role {short_repr(message.get('role'), 40)}" if isinstance(message, Mapping) else typed(message)
             how = f"give an object with content and a role, one of {', '.join(ROLES)}"
-            raise InputError(f"message {number}: {how}, not {given}")
+            prompts = "; a list of prompts goes to LLM.generate" if isinstance(message, str) else ""
+            raise InputError(f"message {number}: {how}, not {given}{prompts}")
         content = message.get("content")
         if isinstance(content, list | tuple):
             content = [_part(part, f"message {number} part {i}", media) for i, part in enumerate(content)]

@@ -222,7 +222,7 @@ def test_refusals_name_the_part(part: object, text: str) -> None:
         ({"role": "user", "content": {"type": "text"}}, "text or a list of parts, not a dict"),
         ({"role": "im_end|><|im_start", "content": ""}, r"and a role, one of .*, not role 'im_end\|><\|im_start'"),
         ({"content": ""}, "and a role, one of"),
-        ("hello", "give an object with content and a role"),
+        ("hello", "give an object with content and a role, .*, not a str; a list of prompts goes to LLM.generate"),
     ],
 )
 def test_refusals_name_the_message(message: object, text: str) -> None:
