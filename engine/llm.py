@@ -29,9 +29,9 @@ from .frontend.arguments import (
     as_prompts,
     check_chat_options,
     check_sleep_level,
+    drop_vllm_arguments,
     read_chat_template,
     request_template,
-    without_unused,
 )
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor
@@ -167,7 +167,7 @@ class LLM:
         Raises:
             InputError: `prompts`, `sampling_params` or `priority` has a wrong type or length.
         """
-        if remaining := without_unused(unused):
+        if remaining := drop_vllm_arguments(unused):
             name = next(iter(remaining))
             raise InputError(f"unknown argument {short_repr(name, 40)}; a prompt takes further options as keys", param=name)
         listed = as_prompts(prompts)
@@ -206,7 +206,7 @@ class LLM:
         Raises:
             InputError: `messages` has a wrong type, an argument is unknown, or there is no chat template.
         """
-        request = without_unused(request)
+        request = drop_vllm_arguments(request)
         options = self._chat_options(
             add_generation_prompt=add_generation_prompt,
             chat_template=chat_template,
@@ -292,7 +292,7 @@ class LLM:
         Raises:
             InputError: an argument has a wrong type or is unknown.
         """
-        chat = without_unused(chat)
+        chat = drop_vllm_arguments(chat)
         (params,) = self._params(sampling_params, 1)
         (priority,) = as_priorities(priority, 1)
         if request_id is not None and not (isinstance(request_id, str) and request_id):

@@ -187,7 +187,7 @@ def _rope_factors(model: Gguf, rotated: int) -> list[float]:
     tensor = model.tensors[_ROPE_FREQS]
     if tensor.shape != (rotated // 2,) or tensor.kind != "F32":
         raise ConfigError(f"{_ROPE_FREQS} in {model.path.name} has shape {list(tensor.shape)}, not [{rotated // 2}] in F32")
-    factors: list[float] = mapped()(tensor).tolist()
+    factors: list[float] = mapped_loader()(tensor).tolist()
     return factors
 
 
@@ -213,7 +213,7 @@ def read_tensors(model: Gguf, load: Load) -> Iterator[tuple[str, Tensor]]:
     """Yield the tensors under the Hub's names. The name of a quantised one ends in its format instead of in "weight".
 
     Args:
-        load: returns the tensor of an entry: `mapped()` or `on_meta`.
+        load: returns the tensor of an entry: `mapped_loader()` or `on_meta`.
     """
     for name, info in model.tensors.items():
         for own, tensor in _text_tensors(model, name, load(info)) if name != _ROPE_FREQS else ():
@@ -266,7 +266,7 @@ def on_meta(info: GgufTensor) -> Tensor:
     return torch.empty(info.shape, dtype=DTYPES[info.kind], device="meta")
 
 
-def mapped() -> Load:
+def mapped_loader() -> Load:
     """Return a function that loads tensors by mapping their file."""
     maps: dict[Path, mmap.mmap] = {}
 

@@ -21,7 +21,7 @@ from ..mm.errors import CheckpointError, ConfigError, short_repr
 from ..mm.files import open_regular
 from .external import ExternalWeights
 from .formats.assign import Formats, Joiner
-from .gguf import mapped, on_meta, open_model, read_tensors
+from .gguf import mapped_loader, on_meta, open_model, read_tensors
 from .interface import Model
 from .layers.adapter import tensor_name
 from .layers.basic import Converter, Convertible, WeightedLayer, rename
@@ -49,7 +49,7 @@ def read_checkpoint(folder: Path, is_unused: Callable[[str], bool] = lambda name
     """Yield the stored tensors that are used, from one file or from shards; CheckpointError names a missing or broken file."""
     model = open_model(folder)
     if model is not None:
-        yield from read_tensors(model, mapped())
+        yield from read_tensors(model, mapped_loader())
         return
     for file in _files(folder):
         yield from read_file(file, is_unused)

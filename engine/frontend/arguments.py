@@ -90,7 +90,7 @@ def read_chat_template(given: str | os.PathLike[str], most: float = math.inf) ->
     return source
 
 
-def without_unused(options: Mapping[str, Any]) -> dict[str, Any]:
+def drop_vllm_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without vLLM's arguments that have no meaning here. Raise InputError if one asks for something."""
     for name, (default, reason) in _UNUSED.items():
         if options.get(name) not in (None, default):

@@ -19,7 +19,7 @@ import numpy as np
 
 from ..errors import InputError
 from .container import check_codec, open_container
-from .formats import not_supported
+from .formats import wrong_format_error
 from .policy import MediaPolicy
 from .tags import may_have_many_tags
 
@@ -130,7 +130,7 @@ def _soundfile(data: bytes) -> Any:
 
 @contextmanager
 def _container(data: bytes) -> Iterator[tuple[InputContainer, AudioStream]]:
-    with open_container(data, _FORMATS, not_supported(data, "audio")) as container:
+    with open_container(data, _FORMATS, wrong_format_error(data, "audio")) as container:
         stream = next(iter(container.streams.audio), None)
         if stream is None:
             raise InputError("it holds no audio")

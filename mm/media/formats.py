@@ -27,7 +27,7 @@ _ADVICE = {
 }
 
 
-def not_supported(data: bytes, modality: str) -> str:
+def wrong_format_error(data: bytes, modality: str) -> str:
     """Return the error of a file that is in no supported format of a modality: what it is, if known, and what to do."""
     for name, start, advice in _FORMATS:
         found = re.match(start.encode("latin-1"), data[:_LOOKED_AT], re.DOTALL | re.IGNORECASE)

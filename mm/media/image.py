@@ -21,7 +21,7 @@ from torch import Tensor
 from ..errors import InputError
 from ..hashing import digest
 from ..types import MediaHeader
-from .formats import not_supported
+from .formats import wrong_format_error
 from .policy import MediaPolicy, check_size
 
 _EXIF_ORIENTATION = 0x0112
@@ -161,7 +161,7 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
     except InputError:
         raise
     except UnidentifiedImageError:
-        raise InputError(not_supported(value if isinstance(value, bytes) else b"", "image")) from None
+        raise InputError(wrong_format_error(value if isinstance(value, bytes) else b"", "image")) from None
     except _BROKEN as error:
         raise InputError(f"it is broken or cut off ({' '.join(str(error).split())[:200] or type(error).__name__})") from None
 

@@ -12,7 +12,7 @@ import numpy as np
 
 from ..errors import InputError
 from .container import check_codec, open_container
-from .formats import not_supported
+from .formats import wrong_format_error
 from .policy import DecodeClock, MediaPolicy, check_size
 from .video_rotation import quarter_turns
 
@@ -237,7 +237,7 @@ def _stamps(packets: Sequence[_Packet]) -> dict[int, int]:
 def _opened(data: bytes, policy: MediaPolicy | None = None) -> Iterator[tuple[InputContainer, VideoStream]]:
     import av
 
-    with open_container(data, FORMATS, not_supported(data, "video"), policy) as container:
+    with open_container(data, FORMATS, wrong_format_error(data, "video"), policy) as container:
         streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
         if not streams:
             raise InputError("it holds no video")

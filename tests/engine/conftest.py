@@ -56,7 +56,7 @@ class ToyModel:
     def embed_multimodal(self, modality: str, tensors: dict) -> list[torch.Tensor]:
         self.encode_calls.append(len(tensors["seed"]))
         if any(int(seed) == 666 for seed in tensors["seed"]):
-            raise RuntimeError("poisoned item")
+            raise RuntimeError("failing item")
         return [
             torch.sin(torch.arange(1, int(n) * self.row_size + 1, dtype=torch.float64).view(int(n), -1) * (int(seed) + 1))
             for seed, n in zip(tensors["seed"], tensors["rows"], strict=True)

@@ -18,14 +18,14 @@ NO_NUMBER = "<|vision_pad|>"  # sequences with this token get non-finite hidden 
 MARK = (255, 0, 255)  # no other image has a patch of this colour
 
 
-def picture(seed: int, width: int = 64, height: int = 32) -> Image.Image:
+def make_image(seed: int, width: int = 64, height: int = 32) -> Image.Image:
     """Return noise; each seed gives other content."""
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
 def marked(seed: int = 0) -> Image.Image:
-    """Return an image that makes `Poisoned` encoders fail."""
-    image = picture(seed)
+    """Return an image for which a `FailingEncoder` fails."""
+    image = make_image(seed)
     image.paste(MARK, (0, 0, 16, 16))
     return image
 
@@ -48,7 +48,7 @@ def has_mark(patches: torch.Tensor) -> torch.Tensor:
     return ((patches.reshape(len(patches), 3, -1) - colour[:, None]).abs() < 0.01).flatten(1).all(1)
 
 
-class Poisoned:
+class FailingEncoder:
     """Wraps `embed_multimodal`: rows of marked images go through `harm`, which may raise. `calls` counts the calls."""
 
     def __init__(self, real: Callable[..., list[torch.Tensor]], harm: Callable[[torch.Tensor], torch.Tensor]) -> None:

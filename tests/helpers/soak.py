@@ -20,7 +20,7 @@ from typing import Any
 
 import numpy as np
 import torch
-from hostile import MODEL, NO_NUMBER, Poisoned, asked, marked, numberless, picture, png, raising
+from hostile import MODEL, NO_NUMBER, FailingEncoder, asked, make_image, marked, numberless, png, raising
 from PIL import Image
 from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputsParams, register_logits_processor
 from sensorium.engine.types import EngineStats
@@ -144,14 +144,14 @@ def answer(rng: random.Random) -> dict[str, Any]:
 
 
 def fresh(rng: random.Random, number: int) -> Call:
-    images = [picture(8 * number + i, *size(rng)) for i in range(rng.choice((1, 1, 1, 2)))]
+    images = [make_image(8 * number + i, *size(rng)) for i in range(rng.choice((1, 1, 1, 2)))]
     given = [png(image) if rng.random() < 0.3 else image for image in images]
     return Call("", asked(*given, text=rng.choice(QUESTIONS)), answer(rng), fresh=True)
 
 
 def pooled(rng: random.Random) -> tuple[int, Image.Image]:
     which = rng.randrange(POOL)
-    return which, picture(which, 16 * (2 + which % 7), 16 * (2 + which % 4))
+    return which, make_image(which, 16 * (2 + which % 7), 16 * (2 + which % 4))
 
 
 def again(rng: random.Random, number: int) -> Call:
@@ -170,7 +170,7 @@ def another(rng: random.Random, number: int) -> Call:
 
 def mixed(rng: random.Random, number: int) -> Call:
     """Put a known image before a new one."""
-    return Call("", asked(pooled(rng)[1], picture(8 * number, *size(rng)), text=words(rng, 1, 4)), answer(rng), fresh=True)
+    return Call("", asked(pooled(rng)[1], make_image(8 * number, *size(rng)), text=words(rng, 1, 4)), answer(rng), fresh=True)
 
 
 def text(rng: random.Random, number: int) -> Call:
@@ -196,7 +196,7 @@ def bad(make: Callable[[random.Random, int], Any], **params: Any) -> Callable[[r
     return lambda rng, number: Call("", make(rng, number), {"max_tokens": 6, **params}, error=True)
 
 
-def with_poison(rng: random.Random, number: int) -> Any:
+def with_failing_item(rng: random.Random, number: int) -> Any:
     """Make a prompt with a failing image: a new one, or one of a few that are soon quarantined."""
     return asked(pooled(rng)[1], marked(rng.choice((rng.randrange(4), 8 * number))), text="x")
 
@@ -210,24 +210,24 @@ KINDS: dict[str, tuple[float, Callable[[random.Random, int], Call]]] = {
     "salted": (4, salted),
     "form": (3, form),
     "bad bytes": (2, bad(lambda rng, number: asked(rng.randbytes(200)))),
-    "bad cut": (2, bad(lambda rng, number: asked(png(picture(8 * number))[: rng.randint(1, 2000)]))),
+    "bad cut": (2, bad(lambda rng, number: asked(png(make_image(8 * number))[: rng.randint(1, 2000)]))),
     "bad empty": (1, bad(lambda rng, number: asked(b""))),
     "bad type": (2, bad(lambda rng, number: asked(rng.choice((3.5, {}, object(), [], lambda: 0))))),
     "bad shape": (1, bad(lambda rng, number: asked(np.zeros(rng.choice(((0, 4, 3), (5,), (2, 2, 2, 2))), np.uint8)))),
     "bad large": (1, bad(lambda rng, number: asked(np.broadcast_to(np.uint8(9), (300, 4000, 3))))),
     "bad narrow": (1, bad(lambda rng, number: asked(Image.new("RGB", (900, 4))))),
     "bad long": (2, bad(lambda rng, number: words(rng, 300, 400))),
-    "bad placeholders": (1, bad(lambda rng, number: {**asked(picture(8 * number)), "prompt": "no placeholder"})),
-    "bad many": (1, bad(lambda rng, number: asked(*[picture(0)] * 4))),
-    "bad option": (1, bad(lambda rng, number: asked(picture(0), mm_processor_kwargs={"max_pixel": 5}))),
+    "bad placeholders": (1, bad(lambda rng, number: {**asked(make_image(8 * number)), "prompt": "no placeholder"})),
+    "bad many": (1, bad(lambda rng, number: asked(*[make_image(0)] * 4))),
+    "bad option": (1, bad(lambda rng, number: asked(make_image(0), mm_processor_kwargs={"max_pixel": 5}))),
     "bad key": (1, bad(lambda rng, number: {"promt": "x"})),
     "bad token": (1, bad(lambda rng, number: {"prompt_token_ids": [5, 10**6]})),
-    "bad grammar": (1, bad(lambda rng, number: asked(picture(0)), structured_outputs=StructuredOutputsParams(regex="([A-"))),
-    "bad processor": (1, bad(lambda rng, number: asked(picture(0)), logits_processors={"soak-raises": {}})),
-    "bad poison": (2, bad(with_poison)),
+    "bad grammar": (1, bad(lambda rng, number: asked(make_image(0)), structured_outputs=StructuredOutputsParams(regex="([A-"))),
+    "bad processor": (1, bad(lambda rng, number: asked(make_image(0)), logits_processors={"soak-raises": {}})),
+    "bad item": (2, bad(with_failing_item)),
     "bad logits": (2, bad(lambda rng, number: words(rng, 1, 5) + NO_NUMBER)),
 }
-HARMFUL = ("bad poison", "bad logits")  # need a patched model, so the core must be in this process
+HARMFUL = ("bad item", "bad logits")  # need a patched model, so the core must be in this process
 
 
 # The run
@@ -254,7 +254,7 @@ def run(seed: int, count: int, process: bool = False) -> Report:
 
 
 def do_harm(model: Any, token: int) -> None:
-    model.embed_multimodal = Poisoned(model.embed_multimodal, raising(RuntimeError, "poison"))
+    model.embed_multimodal = FailingEncoder(model.embed_multimodal, raising(RuntimeError, "failing item"))
     model.forward = numberless(model.forward, token, float("nan"))
 
 

@@ -75,7 +75,7 @@ class Info:
         return ""
 
 
-def picture(value, width=4):
+def make_image(value, width=4):
     return Image.new("RGB", (width, 2), (value, 0, 0))
 
 
@@ -103,7 +103,7 @@ class ToyEngine:
 
 PROMPTS = [
     "hello",
-    {"prompt": "see @ there", "multi_modal_data": {"image": picture(1)}},
-    {"prompt": "@ and @", "multi_modal_data": {"image": [picture(2), picture(3, 6)]}},
+    {"prompt": "see @ there", "multi_modal_data": {"image": make_image(1)}},
+    {"prompt": "@ and @", "multi_modal_data": {"image": [make_image(2), make_image(3, 6)]}},
     {"prompt_token_ids": [50, 51, 52]},
 ]

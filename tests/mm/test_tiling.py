@@ -33,7 +33,7 @@ NEXT = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 ONEVISION = tuple((384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7))
 
 
-def picture(size: tuple[int, int]) -> torch.Tensor:
+def make_image(size: tuple[int, int]) -> torch.Tensor:
     return torch.empty((3, *size), device="meta")
 
 
@@ -85,7 +85,7 @@ def test_pinpoints(side, sizes):
         assert policy.best(*size) == best, size
         assert plan.num_tiles == image_size_to_num_patches(size, [list(one) for one in sizes], side), size
         resize, window = plan.views[1].steps
-        inside = helpers.get_patch_output_size(picture(size), best, ChannelDimension.FIRST)
+        inside = helpers.get_patch_output_size(make_image(size), best, ChannelDimension.FIRST)
         assert (resize.height, resize.width) == inside == fit(*size, best), size
         left, top, right, bottom = processor._get_padding_size(inside, best)
         assert (-window.left, -window.top) == (left, top), size
@@ -125,9 +125,9 @@ def test_edge_tiles(longest, tile):
     for size in GRID:
         plan = policy.plan(*size)
         check_plan(plan)
-        first = published.get_resize_output_image_size(picture(size), longest)
+        first = published.get_resize_output_image_size(make_image(size), longest)
         recorder = SimpleNamespace(resize=lambda image, size, resample: (size.height, size.width))
-        second = published.Idefics3ImageProcessor.resize_for_vision_encoder(recorder, picture(first), tile)
+        second = published.Idefics3ImageProcessor.resize_for_vision_encoder(recorder, make_image(first), tile)
         assert [(step.height, step.width) for step in plan.views[0].steps] == [first, second], size
         rows, columns = math.ceil(second[0] / tile), math.ceil(second[1] / tile)
         assert plan.tiles == ((rows, columns) if rows * columns > 1 else (0, 0)), size
@@ -147,7 +147,7 @@ def test_quarters(shortest, longest):
                 policy.plan(*size)
             continue
         plan = policy.plan(*size)
-        views = published.Idefics2ImageProcessor.split_images(None, picture(size)[None])[0]
+        views = published.Idefics2ImageProcessor.split_images(None, make_image(size)[None])[0]
         assert [view.tile_size for view in plan.views] == [
             published.get_resize_output_image_size(view, bounds) for view in views
         ], size
@@ -162,7 +162,7 @@ def test_pan_and_scan(least, most, ratio):
     for size in GRID:
         plan = policy.plan(*size)
         check_plan(plan)
-        published = processor.pan_and_scan_batched(picture(size)[None], least, most, ratio)
+        published = processor.pan_and_scan_batched(make_image(size)[None], least, most, ratio)
         want = [tuple(crop.shape[-2:]) for crop in published if crop.numel()]
         crops = [view.steps[0] for view in plan.views[1:]]
         assert [(crop.height, crop.width) for crop in crops] == want, size
@@ -177,7 +177,7 @@ def test_bounded_sizes(edge, patch):
     for size in GRID:
         plan = policy.plan(*size)
         check_plan(plan)
-        want = get_resize_output_image_size(picture(size), edge, patch, "channels_first")
+        want = get_resize_output_image_size(make_image(size), edge, patch, "channels_first")
         assert plan.views[0].tile_size == tuple(max(patch, side) for side in want), size
 
 

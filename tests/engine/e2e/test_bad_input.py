@@ -29,7 +29,7 @@ def llm(checkpoint: Path) -> LLM:
     return LLM(checkpoint, max_model_len=256, limit_mm_per_prompt={"image": 2, "video": 1})
 
 
-def picture(seed: int = 0, width: int = 60, height: int = 60) -> Image.Image:
+def make_image(seed: int = 0, width: int = 60, height: int = 60) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (height, width, 3), dtype=np.uint8))
 
 
@@ -44,14 +44,14 @@ def fifo(folder: Path) -> Path:
 
 
 BAD = {
-    "no placeholder": (lambda _: asked("x", image=picture()), r"image 0: .*; write <\|image_pad\|> once"),
+    "no placeholder": (lambda _: asked("x", image=make_image()), r"image 0: .*; write <\|image_pad\|> once"),
     "no item": (lambda _: asked(PLACEHOLDER), "image 0"),
-    "too many": (lambda _: asked(PLACEHOLDER * 3, image=[picture()] * 3), "At most 2 image"),
+    "too many": (lambda _: asked(PLACEHOLDER * 3, image=[make_image()] * 3), "At most 2 image"),
     "too long": (lambda _: asked("def " * 300), "max_model_len"),
-    "broken": (lambda _: asked(PLACEHOLDER, image=b"not a picture"), "image 0"),
-    "second broken": (lambda _: asked(PLACEHOLDER * 2, image=[picture(), b""]), "image 1: it is empty"),
+    "broken": (lambda _: asked(PLACEHOLDER, image=b"not an image"), "image 0"),
+    "second broken": (lambda _: asked(PLACEHOLDER * 2, image=[make_image(), b""]), "image 1: it is empty"),
     "wrong type": (lambda _: asked(PLACEHOLDER, image=3.5), "image 0: a value of type float"),
-    "too wide": (lambda _: asked(PLACEHOLDER * 2, image=[picture(), picture(0, 2000, 4)]), "image 1: .*200:1"),
+    "too wide": (lambda _: asked(PLACEHOLDER * 2, image=[make_image(), make_image(0, 2000, 4)]), "image 1: .*200:1"),
     "url": (
         lambda _: asked(PLACEHOLDER, image="http://127.0.0.1/a.png"),
         "127.0.0.1 cannot be fetched from .*its address is not public",
@@ -59,7 +59,7 @@ BAD = {
     "pipe": (lambda folder: asked(PLACEHOLDER, image=fifo(folder)), "not a regular file"),
     "metadata": (lambda _: asked(CLIP, video=(np.zeros((4, 60, 60, 3), np.uint8), {"fps": "x"})), "video 0"),
     "surrogate": (lambda _: asked("\ud800"), "half a character"),
-    "modality": (lambda _: asked("x", images=picture()), "unknown modality 'images'"),
+    "modality": (lambda _: asked("x", images=make_image()), "unknown modality 'images'"),
     "key": (lambda _: {"promt": "x"}, "unknown key 'promt'"),
 }
 
@@ -67,7 +67,7 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_prompt_fails_alone(name: str, llm: LLM, tmp_path: Path) -> None:
     make, message = BAD[name]
-    good = asked(PLACEHOLDER + "def f(x):", image=picture(1))
+    good = asked(PLACEHOLDER + "def f(x):", image=make_image(1))
     (alone,) = llm.generate(good, GREEDY, use_tqdm=False)
     first, bad, last = llm.generate([good, make(tmp_path), good], GREEDY, use_tqdm=False)
     assert bad.error is not None
@@ -196,7 +196,7 @@ def test_empty_conversation_and_failing_template(llm: LLM) -> None:
 
 def test_threads_share_one_llm(llm: LLM) -> None:
     """Each thread gets the answers it would get alone, and the engine is idle afterwards."""
-    prompts = [asked(PLACEHOLDER + f"def f{i}(x):", image=picture(i)) for i in range(6)]
+    prompts = [asked(PLACEHOLDER + f"def f{i}(x):", image=make_image(i)) for i in range(6)]
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
     alone = [o.outputs[0].token_ids for o in llm.generate(prompts, params, use_tqdm=False)]
     found: dict[int, list[RequestOutput]] = {}
@@ -306,7 +306,7 @@ def test_code_beside_the_weights_is_never_run(checkpoint: Path, tmp_path: Path) 
         path = folder / name
         path.write_text(json.dumps((json.loads(path.read_text()) if path.exists() else {}) | code))
     (folder / "evil.py").write_text(f"open({str(tmp_path / 'ran')!r}, 'w')\nraise RuntimeError('evil')\n")
-    prompt = asked(PLACEHOLDER, image=picture())
+    prompt = asked(PLACEHOLDER, image=make_image())
     (answer,) = LLM(folder).generate(prompt, GREEDY, use_tqdm=False)
     assert answer.error is None
     assert answer.outputs[0].token_ids == LLM(checkpoint).generate(prompt, GREEDY, use_tqdm=False)[0].outputs[0].token_ids
@@ -327,7 +327,7 @@ def test_a_tensor_stored_twice_is_named(checkpoint: Path, tmp_path: Path) -> Non
 def test_a_later_thread_keeps_its_torch_threads(llm: LLM) -> None:
     if torch.get_num_threads() == 1:
         pytest.skip("one torch thread in all")
-    llm.generate(asked(PLACEHOLDER, image=picture()), GREEDY, use_tqdm=False)
+    llm.generate(asked(PLACEHOLDER, image=make_image()), GREEDY, use_tqdm=False)
     found: list[int] = []
 
     def work() -> None:

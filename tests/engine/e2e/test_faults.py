@@ -7,7 +7,7 @@ from typing import Any
 
 import pytest
 import torch
-from hostile import MARK, MODEL, NO_NUMBER, Poisoned, asked, marked, numberless, picture, png, raising
+from hostile import MARK, MODEL, NO_NUMBER, FailingEncoder, asked, make_image, marked, numberless, png, raising
 from sensorium import LLM, RequestOutput, SamplingParams
 from sensorium.engine.frontend.output_processor import OutputBuilder, StreamDecoder
 from sensorium.engine.worker import model_runner as runner
@@ -22,7 +22,7 @@ def llm() -> LLM:
     return LLM(MODEL, max_model_len=256, max_num_seqs=8, max_num_batched_tokens=64, quarantine_seconds=60.0)
 
 
-GOOD = [asked(picture(1)), asked(picture(2), picture(3)), {"prompt": "user 1 moves left"}]
+GOOD = [asked(make_image(1)), asked(make_image(2), make_image(3)), {"prompt": "user 1 moves left"}]
 
 
 def answers(llm: LLM, prompts: list[Any], params: Any = GREEDY) -> list[RequestOutput]:
@@ -49,9 +49,9 @@ def fails_alone(llm: LLM, bad: Any, params: SamplingParams = GREEDY) -> str:
     return failed.error.message
 
 
-def poison(llm: LLM, monkeypatch: pytest.MonkeyPatch, harm: Any) -> Poisoned:
+def break_encoder(llm: LLM, monkeypatch: pytest.MonkeyPatch, harm: Any) -> FailingEncoder:
     model = llm._engine_loop.core.runner.model
-    monkeypatch.setattr(model, "embed_multimodal", Poisoned(model.embed_multimodal, harm))
+    monkeypatch.setattr(model, "embed_multimodal", FailingEncoder(model.embed_multimodal, harm))
     return model.embed_multimodal
 
 
@@ -64,7 +64,7 @@ BROKEN = "an index is out of range"
 
 
 def test_decoding(llm: LLM) -> None:
-    error = fails_alone(llm, asked(picture(4), png(picture(9))[:-300]))
+    error = fails_alone(llm, asked(make_image(4), png(make_image(9))[:-300]))
     assert "image 1: it is broken or cut off" in error
 
 
@@ -78,7 +78,7 @@ def test_processing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         return real(self, item, dtype)
 
     monkeypatch.setattr(info, "process", process)
-    error = fails_alone(llm, asked(picture(4), marked()))
+    error = fails_alone(llm, asked(make_image(4), marked()))
     assert (
         error == "image 1: processing failed: RuntimeError: an index is out of range; send the item in another size or format"
     )
@@ -86,25 +86,25 @@ def test_processing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.in_process
 def test_encoding(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    tower = poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
-    error = fails_alone(llm, asked(picture(4), marked()))
+    tower = break_encoder(llm, monkeypatch, raising(RuntimeError, BROKEN))
+    error = fails_alone(llm, asked(make_image(4), marked()))
     assert error.startswith("image 1: encoding failed: RuntimeError: an index is out of range; send another item")
     assert tower.calls < 16
 
 
 @pytest.mark.in_process
 def test_a_wrong_number_of_encoder_rows(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    poison(llm, monkeypatch, lambda rows: rows[:-1])
+    break_encoder(llm, monkeypatch, lambda rows: rows[:-1])
     error = fails_alone(llm, asked(marked()))
     assert "image 0: encoding failed: the encoder returned 7 rows for 8" in error
 
 
 @pytest.mark.in_process
 def test_a_failing_item_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    prompts = [asked(picture(seed, 32, 32)) for seed in range(20, 28)]
+    prompts = [asked(make_image(seed, 32, 32)) for seed in range(20, 28)]
     alone = [tokens(answers(llm, [prompt]))[0] for prompt in prompts]
     fresh = LLM(MODEL, max_model_len=256)
-    tower = poison(fresh, monkeypatch, raising(RuntimeError, BROKEN))
+    tower = break_encoder(fresh, monkeypatch, raising(RuntimeError, BROKEN))
     outputs = answers(fresh, [*prompts[:5], asked(marked()), *prompts[5:]])
     assert outputs.pop(5).error is not None
     assert tokens(outputs) == alone
@@ -115,10 +115,10 @@ def test_a_failing_item_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: 
 def test_a_failing_item_is_refused_to_its_tenant_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, now = LLM(MODEL, max_model_len=256, quarantine_seconds=1.0), [0.0]
     llm._engine_loop.core._quarantine._clock = lambda: now[0]
-    tower = poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
+    tower = break_encoder(llm, monkeypatch, raising(RuntimeError, BROKEN))
     (first,) = answers(llm, [asked(marked())])
     calls = tower.calls
-    (again, other) = answers(llm, [asked(marked(), text="Read."), asked(picture(1))])
+    (again, other) = answers(llm, [asked(marked(), text="Read."), asked(make_image(1))])
     assert "image 0" in again.error.message
     assert "made the encoder fail before" in again.error.message
     assert other.error is None
@@ -139,7 +139,7 @@ def test_running_out_of_memory_is_not_the_items_fault(
     llm: LLM, monkeypatch: pytest.MonkeyPatch, error: tuple[Any, ...]
 ) -> None:
     with monkeypatch.context() as patch:
-        poison(llm, patch, raising(*error))
+        break_encoder(llm, patch, raising(*error))
         assert "image 0: encoding failed" in fails_alone(llm, asked(marked()))
     assert answers(llm, [asked(marked())])[0].error is None
 
@@ -147,7 +147,7 @@ def test_running_out_of_memory_is_not_the_items_fault(
 @pytest.mark.in_process
 def test_an_interrupt_while_encoding_is_not_the_items_fault(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     with monkeypatch.context() as patch:
-        poison(llm, patch, raising(KeyboardInterrupt))
+        break_encoder(llm, patch, raising(KeyboardInterrupt))
         assert "interrupted" in answers(llm, [asked(marked())])[0].error.message
     assert answers(llm, [asked(marked())])[0].error is None
     assert_idle(llm)
@@ -169,7 +169,7 @@ def test_freed_blocks_do_not_affect_their_next_owner(monkeypatch: pytest.MonkeyP
     alone = [tokens(answers(few, [prompt]))[0] for prompt in GOOD]
     forward_without_numbers(few, monkeypatch, float("nan"))
     for seed in range(4):
-        bad = asked(picture(seed, 96, 96), text=f"user 2{NO_NUMBER}")
+        bad = asked(make_image(seed, 96, 96), text=f"user 2{NO_NUMBER}")
         outputs = answers(few, [bad, *GOOD])
         assert outputs[0].error is not None
         assert tokens(outputs[1:]) == alone
@@ -178,8 +178,8 @@ def test_freed_blocks_do_not_affect_their_next_owner(monkeypatch: pytest.MonkeyP
 
 @pytest.mark.in_process
 def test_encoder_rows_that_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    poison(llm, monkeypatch, lambda rows: rows * float("nan"))
-    error = fails_alone(llm, asked(picture(4), marked()))
+    break_encoder(llm, monkeypatch, lambda rows: rows * float("nan"))
+    error = fails_alone(llm, asked(make_image(4), marked()))
     assert "image 1: encoding failed" in error
     assert "not finite" in error
 
@@ -206,7 +206,7 @@ def test_sampling(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
         return real(logits, rows, place)
 
     monkeypatch.setattr(runner, "sample", sample)
-    error = fails_alone(llm, asked(picture(5)), SamplingParams(temperature=0.0, presence_penalty=1.5))
+    error = fails_alone(llm, asked(make_image(5)), SamplingParams(temperature=0.0, presence_penalty=1.5))
     assert "sampling failed" in error
     assert "out of range" in error
     assert "send the request again" in error
@@ -222,21 +222,21 @@ def test_detokenising(llm: LLM, monkeypatch: pytest.MonkeyPatch, stop: list[str]
         return real(self, ids)
 
     monkeypatch.setattr(StreamDecoder, "push", push)
-    error = fails_alone(llm, asked(picture(5)), SamplingParams(temperature=0.0, logit_bias={token: 100.0}, stop=stop))
+    error = fails_alone(llm, asked(make_image(5)), SamplingParams(temperature=0.0, logit_bias={token: 100.0}, stop=stop))
     assert error == "detokenising failed: RuntimeError: an index is out of range; token_ids hold the answer"
 
 
 @pytest.mark.in_process
 def test_media_are_freed_without_the_garbage_collector(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The tensors of a request are in no reference cycle, so they are freed with it."""
-    poison(llm, monkeypatch, raising(RuntimeError, BROKEN))
-    prompts = [*GOOD, asked(marked()), asked(png(picture(4))[:-300]), asked(picture(5), text="x" * 2000), asked(b"")]
+    break_encoder(llm, monkeypatch, raising(RuntimeError, BROKEN))
+    prompts = [*GOOD, asked(marked()), asked(png(make_image(4))[:-300]), asked(make_image(5), text="x" * 2000), asked(b"")]
     answers(llm, prompts)
     gc.collect()
     gc.disable()
     gc.set_debug(gc.DEBUG_SAVEALL)
     try:
-        answers(llm, [asked(picture(seed)) for seed in range(10, 14)] + [asked(marked(1)), *prompts[4:]])
+        answers(llm, [asked(make_image(seed)) for seed in range(10, 14)] + [asked(marked(1)), *prompts[4:]])
         gc.collect()
         kept = [one for one in gc.garbage if isinstance(one, torch.Tensor | bytes | OutputBuilder)]
     finally:

@@ -25,7 +25,7 @@ def llm(checkpoint):
     return LLM(checkpoint, max_model_len=512, max_num_seqs=4)
 
 
-def picture(seed: int = 0, size: tuple[int, int] = (90, 70)) -> Image.Image:
+def make_image(seed: int = 0, size: tuple[int, int] = (90, 70)) -> Image.Image:
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (size[1], size[0], 3), dtype=np.uint8))
 
 
@@ -41,7 +41,7 @@ def ask(llm: LLM, *images: object, params: SamplingParams = GREEDY, **more: obje
 
 
 def test_the_plan_equals_the_tokens_of_the_answer(llm):
-    media = {"image": [png(picture(1)), picture(2, (200, 56))], "video": (CLIP, {"fps": 4.0})}
+    media = {"image": [png(make_image(1)), make_image(2, (200, 56))], "video": (CLIP, {"fps": 4.0})}
     prompt = {"prompt": PLACEHOLDER + CLIP_PLACEHOLDER + PLACEHOLDER, "multi_modal_data": media}
     plans = llm.plan(prompt)
     assert [(plan.modality, plan.index, plan.size, plan.exact) for plan in plans] == [
@@ -65,7 +65,7 @@ def test_a_plan_decodes_nothing(llm, monkeypatch):
         raise AssertionError("pixels were decoded")
 
     monkeypatch.setattr(image_module, "decode_image", refuse)
-    whole = png(picture(3))
+    whole = png(make_image(3))
     (plan,) = llm.plan({"multi_modal_data": {"image": whole}})
     assert llm.plan({"multi_modal_data": {"image": whole[:200]}}) == [plan]
     lazy = Image.open(io.BytesIO(whole))
@@ -76,7 +76,7 @@ def test_a_plan_decodes_nothing(llm, monkeypatch):
 
 
 def test_options_of_a_request_and_of_an_item(llm):
-    image = picture(4, (200, 200))
+    image = make_image(4, (200, 200))
     default, small = ask(llm, image).items[0], ask(llm, image, mm_processor_kwargs={"max_pixels": 3136}).items[0]
     assert small.num_tokens == 4 < default.num_tokens
     mixed = ask(llm, Media(image, max_pixels=3136), image).items
@@ -93,17 +93,17 @@ def test_options_of_a_request_and_of_an_item(llm):
     ("change", "reason"),
     [
         ({"mm_processor_kwargs": {"max_pixel": 5}}, "unknown processing option 'max_pixel'; did you mean max_pixels?"),
-        ({"multi_modal_data": {"image": Media(picture(), fps=2.0)}}, "image 0: unknown processing option 'fps' for images"),
-        ({"multi_modal_data": {"image": Media(picture(), max_pixels=0)}}, "image 0: max_pixels is 0"),
-        ({"multi_modal_data": {"image": Media(picture(), detail="ultra")}}, "image 0: detail is 'ultra'"),
-        ({"multi_modal_data": {"images": picture()}}, "unknown modality 'images'; this model takes image"),
+        ({"multi_modal_data": {"image": Media(make_image(), fps=2.0)}}, "image 0: unknown processing option 'fps' for images"),
+        ({"multi_modal_data": {"image": Media(make_image(), max_pixels=0)}}, "image 0: max_pixels is 0"),
+        ({"multi_modal_data": {"image": Media(make_image(), detail="ultra")}}, "image 0: detail is 'ultra'"),
+        ({"multi_modal_data": {"images": make_image()}}, "unknown modality 'images'; this model takes image"),
         ({"multi_modal_uuids": {"image": ["a", "b"]}}, "must have same length as"),
         ({"cache_slat": "x"}, "unknown key 'cache_slat'"),
         ({"fit": "window"}, "fit"),
     ],
 )
 def test_unknown_options_are_refused(llm, change, reason):
-    prompt = {"prompt": PLACEHOLDER, "multi_modal_data": {"image": picture()}} | change
+    prompt = {"prompt": PLACEHOLDER, "multi_modal_data": {"image": make_image()}} | change
     with pytest.raises(Exception, match=reason):
         llm.plan(prompt)
     output = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
@@ -112,13 +112,13 @@ def test_unknown_options_are_refused(llm, change, reason):
 
 
 def test_a_uuid_stands_for_its_content(llm):
-    image = picture(5)
+    image = make_image(5)
     first = ask(llm, image, multi_modal_uuids={"image": ["cat"]})
     again = ask(llm, None, multi_modal_uuids={"image": ["cat"]})
     assert again.error is None
     assert again.outputs == first.outputs
     assert again.items == first.items
-    assert "already stands for other content" in ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}).error.message
+    assert "already stands for other content" in ask(llm, make_image(6), multi_modal_uuids={"image": ["cat"]}).error.message
     assert ask(llm, image, multi_modal_uuids={"image": ["cat"]}).outputs == first.outputs
     missed = ask(llm, None, multi_modal_uuids={"image": ["dog"]})
     assert "Cache miss for image at index 0 but data is not provided" in missed.error.message
@@ -126,32 +126,32 @@ def test_a_uuid_stands_for_its_content(llm):
     assert "Cache miss for image at index 0" in other.error.message  # other options make it another item
     elsewhere = ask(llm, None, multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant")
     assert "Cache miss for image at index 0" in elsewhere.error.message
-    assert ask(llm, picture(6), multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant").error is None
+    assert ask(llm, make_image(6), multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant").error is None
 
 
 def test_a_uuid_may_be_given_to_a_cached_item(llm):
-    image = picture(13)
+    image = make_image(13)
     first = ask(llm, image)
     assert ask(llm, image, multi_modal_uuids={"image": ["late name"]}).outputs == first.outputs
     assert ask(llm, None, multi_modal_uuids={"image": ["late name"]}).outputs == first.outputs
 
 
 def test_a_uuid_is_not_bound_to_an_unreadable_item(llm):
-    whole = png(picture(7))
+    whole = png(make_image(7))
     assert ask(llm, whole[:-200], multi_modal_uuids={"image": ["late"]}).error is not None
     assert ask(llm, whole, multi_modal_uuids={"image": ["late"]}).error is None
 
 
 def test_items_with_trusted_uuids_are_not_hashed(checkpoint, monkeypatch):
     llm = LLM(checkpoint, max_model_len=512, trust_uuid=True)
-    first = ask(llm, picture(8), multi_modal_uuids={"image": ["a"]})
-    assert ask(llm, picture(9), multi_modal_uuids={"image": ["a"]}).outputs == first.outputs
-    assert ask(llm, picture(9), multi_modal_uuids={"image": ["b"]}).items == first.items
+    first = ask(llm, make_image(8), multi_modal_uuids={"image": ["a"]})
+    assert ask(llm, make_image(9), multi_modal_uuids={"image": ["a"]}).outputs == first.outputs
+    assert ask(llm, make_image(9), multi_modal_uuids={"image": ["b"]}).items == first.items
     assert llm.mm_cache_stats.entries == 2
 
 
 def test_the_same_request_at_any_hit_rate(checkpoint):
-    images = [picture(seed, (60 + 20 * seed, 80)) for seed in range(3)]
+    images = [make_image(seed, (60 + 20 * seed, 80)) for seed in range(3)]
     cold = ask(LLM(checkpoint, max_model_len=512), *images)
     for warm_up in ((), (0,), (2, 1), (0, 1, 2)):
         llm = LLM(checkpoint, max_model_len=512)
@@ -165,14 +165,14 @@ def test_the_same_request_at_any_hit_rate(checkpoint):
 
 def test_a_small_cache_does_not_change_answers(checkpoint):
     llm = LLM(checkpoint, max_model_len=512, mm_processor_cache_bytes=1)
-    first, second = ask(llm, picture(1)), ask(llm, picture(1))
+    first, second = ask(llm, make_image(1)), ask(llm, make_image(1))
     assert first.outputs == second.outputs
     assert (llm.mm_cache_stats.hits, llm.mm_cache_stats.entries) == (0, 0)
 
 
 @pytest.mark.in_process
 def test_precomputed_embeddings_give_the_answer_of_their_image(llm):
-    image = picture(10)
+    image = make_image(10)
     want = ask(llm, image)
     made = llm._inputs.process({"prompt": PLACEHOLDER, "multi_modal_data": {"image": image}})
     (feature,) = made.features
@@ -195,7 +195,7 @@ def test_precomputed_embeddings_give_the_answer_of_their_image(llm):
 
 def test_fit_shrinks_media(checkpoint):
     llm = LLM(checkpoint, max_model_len=64, mm_processor_kwargs={"max_pixels": 400 * 300})
-    big, small = picture(11, (400, 300)), picture(12, (60, 60))
+    big, small = make_image(11, (400, 300)), make_image(12, (60, 60))
     refused = ask(llm, big, small)
     assert "image 0: the prompt takes" in refused.error.message
     assert "fit" in refused.error.message
@@ -219,12 +219,12 @@ def test_fit_shrinks_media(checkpoint):
 
 def test_plan_and_generate_refuse_the_same_prompts(llm):
     with pytest.raises(MediaError, match=r"image 1: .*differ by more than 200:1"):
-        llm.plan({"multi_modal_data": {"image": [picture(), np.zeros((2, 500, 3), np.uint8)]}})
+        llm.plan({"multi_modal_data": {"image": [make_image(), np.zeros((2, 500, 3), np.uint8)]}})
     with pytest.raises(
         InputError,
         match=r"image 0: the prompt has no placeholder for it; write <\|image_pad\|> once for each item",
     ):
-        llm.plan({"prompt": "no placeholder", "multi_modal_data": {"image": picture()}})
+        llm.plan({"prompt": "no placeholder", "multi_modal_data": {"image": make_image()}})
 
 
 def test_a_text_that_cannot_fit_is_refused_before_it_is_tokenised(llm, monkeypatch):
@@ -240,7 +240,7 @@ def test_encoder_prompts_need_an_encoder(llm):
 
 def test_message_parts_of_other_libraries_give_the_same_answer(llm, tmp_path):
     """The forms are those of data sets, transformers, OpenAI's Responses and qwen-vl-utils."""
-    image = picture(5)
+    image = make_image(5)
     url = "data:image/png;base64," + base64.b64encode(png(image)).decode()
     (tmp_path / "cat.png").write_bytes(png(image))
     own = [{"type": "image", "image": image}, {"type": "text", "text": "what"}]

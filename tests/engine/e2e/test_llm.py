@@ -22,7 +22,7 @@ def llm(checkpoint):
     return LLM(checkpoint, max_model_len=512, max_num_seqs=4, limit_mm_per_prompt={"image": 2, "video": 1})
 
 
-def picture(seed=0):
+def make_image(seed=0):
     return Image.fromarray(np.random.default_rng(seed).integers(0, 256, (70, 90, 3), dtype=np.uint8))
 
 
@@ -47,7 +47,7 @@ def test_generate_takes_one_or_many(llm):
 
 
 def test_all_chat_forms_of_an_image_give_one_answer(llm):
-    image = picture()
+    image = make_image()
     parts = [{"type": "image", "image": image}, {"type": "image_url", "image_url": {"url": data_url(image)}}]
     outputs = llm.chat([conversation(part) for part in parts], GREEDY, use_tqdm=False)
     assert [output.error for output in outputs] == [None, None]
@@ -67,7 +67,7 @@ def test_chat_text_never_becomes_a_placeholder(llm):
 
 
 def test_errors_stay_with_their_prompt(llm):
-    image = picture()
+    image = make_image()
     good = {"prompt": PLACEHOLDER + "a", "multi_modal_data": {"image": image}}
     bad = [
         {"prompt": PLACEHOLDER + "a"},
@@ -104,7 +104,7 @@ def test_wrong_arguments_raise(llm):
 
 
 def test_a_stream_ends_in_the_answer(llm, monkeypatch):
-    messages = conversation({"type": "image", "image": picture()})
+    messages = conversation({"type": "image", "image": make_image()})
     core, outputs = llm._engine_loop.core, []
     with monkeypatch.context() as patch:
         patch.setattr(core, "step", core.step)
@@ -159,7 +159,7 @@ def test_load_errors_are_one_line(checkpoint, tmp_path):
 
 def test_low_precision_runs_as_asked(checkpoint):
     llm = LLM(checkpoint, dtype="bfloat16", max_model_len=512)
-    (output,) = llm.chat(conversation({"type": "image", "image": picture()}), GREEDY, use_tqdm=False)
+    (output,) = llm.chat(conversation({"type": "image", "image": make_image()}), GREEDY, use_tqdm=False)
     assert output.error is None
     assert len(output.outputs[0].token_ids) == 8
 

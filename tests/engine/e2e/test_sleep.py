@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 from family import ask, load_rows, save
-from hostile import MODEL, asked, picture
+from hostile import MODEL, asked, make_image
 from measured import given_bytes, held
 from parity import make_llm
 from sensorium import LLM, AsyncLLM, SamplingParams
@@ -22,7 +22,7 @@ from sensorium.models import weights
 from waiting import heard, hold_steps
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
-PROMPTS = [asked(picture(1)), "The sky is", asked(picture(2), picture(1))]
+PROMPTS = [asked(make_image(1)), "The sky is", asked(make_image(2), make_image(1))]
 OPTIONS = {"max_model_len": 512, "max_num_seqs": 4, "limit_mm_per_prompt": {"image": 2}}
 
 

@@ -5,7 +5,7 @@ import threading
 import pytest
 from sensorium.engine.frontend.request_handle import bad_word_ids
 from sensorium.engine.sampling_params import SamplingParams
-from toy_engine import PROMPTS, Letters, ToyEngine, picture
+from toy_engine import PROMPTS, Letters, ToyEngine, make_image
 from waiting import LONG
 
 
@@ -28,15 +28,15 @@ def test_order_is_that_of_the_prompts(engine, toy):
 BAD = {
     "no item": ({"prompt": "a @"}, "image 0: the prompt has a placeholder"),
     "no placeholder": (
-        {"prompt": "a", "multi_modal_data": {"image": picture(1)}},
+        {"prompt": "a", "multi_modal_data": {"image": make_image(1)}},
         "image 0: the prompt has no placeholder for it",
     ),
-    "too many": ({"prompt": "@@@@", "multi_modal_data": {"image": [picture(1)] * 4}}, "At most 3 image"),
+    "too many": ({"prompt": "@@@@", "multi_modal_data": {"image": [make_image(1)] * 4}}, "At most 3 image"),
     "too long": ("x" * 300, "300 tokens, but max_model_len is 200"),
-    "black": ({"prompt": "@", "multi_modal_data": {"image": picture(0)}}, "image 0: it is black"),
+    "black": ({"prompt": "@", "multi_modal_data": {"image": make_image(0)}}, "image 0: it is black"),
     "broken": ({"prompt": "@", "multi_modal_data": {"image": b"nonsense"}}, "image 0:"),
-    "poisoned": ({"prompt": "@", "multi_modal_data": {"image": picture(154)}}, "encoding failed"),
-    "modality": ({"prompt": "a", "multi_modal_data": {"imagee": picture(1)}}, "unknown modality 'imagee'"),
+    "failing": ({"prompt": "@", "multi_modal_data": {"image": make_image(154)}}, "encoding failed"),
+    "modality": ({"prompt": "a", "multi_modal_data": {"imagee": make_image(1)}}, "unknown modality 'imagee'"),
     "key": ({"prompt": "a", "images": []}, "unknown key 'images'"),
     "both": ({"prompt": "a", "prompt_token_ids": [5]}, "either"),
     "type": (7, "a prompt must be a string"),
@@ -48,15 +48,15 @@ BAD = {
 
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_prompt_fails_alone(engine, toy, name):
-    if name == "poisoned":
+    if name == "failing":
         encode = engine.core.runner.model.embed_multimodal
 
-        def poisoned(modality, tensors):
+        def failing(modality, tensors):
             if any(int(seed) == 154 for seed in tensors["seed"]):
                 raise RuntimeError("bad")
             return encode(modality, tensors)
 
-        engine.core.runner.model.embed_multimodal = poisoned
+        engine.core.runner.model.embed_multimodal = failing
     prompt, message = BAD[name]
     outputs = engine.answers([PROMPTS[1], prompt, PROMPTS[0]])
     assert message in outputs[1].error.message
@@ -67,7 +67,7 @@ def test_a_bad_prompt_fails_alone(engine, toy, name):
 
 
 def test_the_same_image_is_processed_once(engine):
-    prompts = [{"prompt": "@ a" + "b" * i, "multi_modal_data": {"image": picture(9)}} for i in range(6)]
+    prompts = [{"prompt": "@ a" + "b" * i, "multi_modal_data": {"image": make_image(9)}} for i in range(6)]
     engine.answers(prompts)
     assert engine.info.processed == [9]
 
@@ -167,7 +167,7 @@ def test_a_slow_video_does_not_stop_the_others(engine):
         return process(item, dtype)
 
     engine.info.process = slow
-    prompts = [{"prompt": "@", "multi_modal_data": {"image": picture(7)}}, *PROMPTS]
+    prompts = [{"prompt": "@", "multi_modal_data": {"image": make_image(7)}}, *PROMPTS]
     order = []
     for index, _ in engine.engine_loop.serve(engine.requests(prompts)):
         order.append(index)

@@ -114,7 +114,7 @@ def test_a_bad_item_ends_only_its_own_request(toy):
         core.add(request)
     outputs = toy.drain(core)
     assert outputs["bad"][-1].finish_reason == "error"
-    assert "poisoned item" in outputs["bad"][-1].error.message
+    assert "failing item" in outputs["bad"][-1].error.message
     for request in good:
         assert toy.tokens_of(outputs[request.request_id]) == toy.alone(request)[0]
     toy.assert_empty(core)

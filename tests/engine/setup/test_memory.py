@@ -314,7 +314,7 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
     return {name: family.save(rows[name], tmp_path_factory.mktemp("speech") / name) for name in ("whisper", "qwen3_asr")}
 
 
-def across(model: Any, requests: int, new: int, keys: int, written: bool) -> Any:
+def cross_attention_step(model: Any, requests: int, new: int, keys: int, written: bool) -> Any:
     """Return a step in which `requests` sequences of `new` rows write `keys` encoder rows and read them by cross-attention."""
     blocks = -(-keys // 16)
     caches = [torch.zeros(2, requests * blocks, 16, s.kv_heads, s.head_dim, dtype=s.dtype) for s in model.cache_specs]
@@ -339,7 +339,7 @@ def test_steps_with_cross_attention_take_no_more_than_planned(speech: dict[str, 
     model = build(speech["whisper"], dtype, CPU, "int8" if int8 else None)
     for requests, new, keys in ((1, 200, 200), (8, 4, 400), (2, 64, 300)):
         work = StepLimits(requests * new, requests * keys, keys, CPU, int8)
-        measured = peak_bytes(across(model, requests, new, keys, written=True))
+        measured = peak_bytes(cross_attention_step(model, requests, new, keys, written=True))
         assert measured <= model.forward_bytes(work) <= 3.2 * measured
 
 

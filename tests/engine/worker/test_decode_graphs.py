@@ -206,7 +206,7 @@ def test_a_step_that_fails_to_record_runs_eagerly():
     assert calls == [1]
 
 
-class Again:
+class ReplayedGraph:
     """A graph like a GPU's: the same kernels on the same memory, with the launch arguments of the recording."""
 
     def __init__(self, forward: Any) -> None:
@@ -257,7 +257,7 @@ def test_steps_are_padded_to_recorded_sizes(more: str) -> None:
     def record(forward: Any, groups: Any) -> Any:
         recorded.append({len(attn.seq_lens) for attn in groups})
         assert all(attn.seq_lens == (attn.block_tables.shape[1] * 4,) * len(attn.seq_lens) for attn in groups), "the longest"
-        return forward(), Again(forward)
+        return forward(), ReplayedGraph(forward)
 
     def forward(batch: ForwardBatch) -> Any:
         groups = {id(part): part for part in batch.attn}.values()
@@ -278,7 +278,7 @@ def test_steps_are_padded_to_recorded_sizes(more: str) -> None:
 
 def test_graphs_of_a_gpu_hold_no_more_than_planned() -> None:
     graphs = DecodeGraphs(
-        torch.device("cpu"), CaptureConfig(_BATCH_SIZES, 256, 64, lambda forward, _: (forward(), Again(forward)))
+        torch.device("cpu"), CaptureConfig(_BATCH_SIZES, 256, 64, lambda forward, _: (forward(), ReplayedGraph(forward)))
     )
     model: Any = SimpleNamespace(hidden_size=8, cache_specs=[CacheSpec("full", 1, 8, torch.float32)], forward_bytes=lambda _: 0)
     rng = torch.Generator().manual_seed(0)

@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from family import LETTERS, ask, load_rows, save
-from hostile import MODEL, asked, picture
+from hostile import MODEL, asked, make_image
 from parity import make_llm
 from sensorium import LLM, SamplingParams
 from sensorium.engine.worker import encoder_graphs
@@ -293,7 +293,7 @@ def test_on_a_cpu_nothing_is_recorded() -> None:
 @needs_library
 def test_an_engine_gives_the_same_answers_and_drops_graphs_when_asleep(replays: list[Any]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
-    images = [picture(seed) for seed in range(5)]
+    images = [make_image(seed) for seed in range(5)]
     with LLM(MODEL, max_model_len=512, max_num_seqs=1) as llm:
         runner = llm._engine_loop.core.runner
         expected = [llm.generate([asked(one)], params, use_tqdm=False)[0].outputs[0].token_ids for one in images]

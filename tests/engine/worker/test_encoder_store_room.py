@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from hostile import MODEL, asked, picture
+from hostile import MODEL, asked, make_image
 from rows_on_disk import files, filled, key_of, make, rows_of
 from sensorium import LLM, SamplingParams
 from sensorium.engine.worker import encoder_store
@@ -154,7 +154,7 @@ def test_two_processes_share_the_folder(tmp_path, monkeypatch):
 def test_an_engine_loads_its_rows_after_a_restart(tmp_path):
     """The same answer needs no encoder call. Other model options use other files; damaged rows are encoded again."""
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    prompts = [asked(picture(i), picture(9)) for i in range(3)]
+    prompts = [asked(make_image(i), make_image(9)) for i in range(3)]
 
     def serve(**options):
         llm = LLM(MODEL, max_model_len=256, encoder_cache_dir=str(tmp_path), **options)

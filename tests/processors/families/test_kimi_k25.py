@@ -29,13 +29,13 @@ SIZES = [(28, 28), (1, 1), (14, 200), (100, 140), (57, 301), (301, 57), (480, 64
 SMALL = {"max_patches": 64, "size": {"max_height": 20, "max_width": 20}}
 
 
-def picture(height: int, width: int, seed: int = 0) -> torch.Tensor:
+def make_image(height: int, width: int, seed: int = 0) -> torch.Tensor:
     coarse = np.random.default_rng(seed).integers(0, 256, (height // 7 + 1, width // 7 + 1, 3), dtype=np.uint8)
     return torch.from_numpy(np.ascontiguousarray(coarse.repeat(7, 0).repeat(7, 1)[:height, :width]))
 
 
 def clip(frames: int, height: int, width: int, fps: float = 2.0, first: int = 0) -> VideoItem:
-    pixels = torch.stack([picture(height, width, seed) for seed in range(frames)])
+    pixels = torch.stack([make_image(height, width, seed) for seed in range(frames)])
     indices = tuple(range(first, first + frames))
     return VideoItem(pixels, FramePlan(indices, tuple(i / fps for i in indices), first + frames, fps))
 
@@ -93,7 +93,7 @@ def grids(info: KimiK25ProcessingInfo, chunks: list[VisionChunk]) -> list[list[i
 @pytest.mark.parametrize("limits", [{}, SMALL, {"max_patches": 7, "size": {"max_height": 512, "max_width": 512}}], ids=str)
 @pytest.mark.parametrize("size", SIZES)
 def test_image_equals_transformers(size, limits):
-    image = picture(*size)
+    image = make_image(*size)
     want = kimi().Kimi_K25ImageProcessor(**limits)(images=[image.permute(2, 0, 1)], return_tensors="pt")
     info = info_of(limits)
     got, geometry = info.process(image_chunk(ImageItem(image)), torch.float32)
@@ -150,7 +150,7 @@ def expanded(info: KimiK25ProcessingInfo, text: str, chunks: list[list[VisionChu
 
 @pytest.mark.parametrize("fps", [2.0, 24.0, 29.97, 0.01])
 def test_tokens_equal_transformers_in_one_ordered_stream(fps):
-    images, videos = [picture(60, 90), picture(30, 200, 1)], [clip(9, 60, 75, fps), clip(2, 100, 40, fps, first=7)]
+    images, videos = [make_image(60, 90), make_image(30, 200, 1)], [clip(9, 60, 75, fps), clip(2, 100, 40, fps, first=7)]
     shown = "<|media_begin|>image<|media_content|><|media_pad|><|media_end|>"
     text = f"One {shown}<|kimi_k25_video_placeholder|><|im_end|>then{shown}\n<|im_start|><|kimi_k25_video_placeholder|>end"
     metadata = [
@@ -176,7 +176,7 @@ def test_tokens_equal_transformers_in_one_ordered_stream(fps):
 
 def test_an_image_and_a_chunk_merge_and_a_frame_has_its_own_limit():
     info = info_of({"max_patches": 64}, {"max_patches": 16})
-    image, piece = image_chunk(ImageItem(picture(300, 200))), split_video(clip(3, 300, 200), 4)[0]
+    image, piece = image_chunk(ImageItem(make_image(300, 200))), split_video(clip(3, 300, 200), 4)[0]
     assert grids(info, [image, piece]) == [[1, 10, 8], [3, 6, 4]]
     merged = merge([info.process(chunk, torch.float32)[0] for chunk in (image, piece)])
     assert merged["pixel_values"].shape == (80 + 72, 3, 14, 14)
@@ -187,7 +187,7 @@ def test_an_image_and_a_chunk_merge_and_a_frame_has_its_own_limit():
 def test_vision_chunks_from_input_to_prompt():
     info, pixels = info_of(), clip(20, 28, 56).frames.numpy()
     stream = [
-        picture(28, 56),
+        make_image(28, 56),
         {"type": "video", "video": (pixels, {"fps": 4.0}), "max_pixels": 14 * 28},
         {"type": "video_chunk", "video_chunk": pixels[:3], "prompt": "00:00:09.000"},
         {"type": "image", "image": pixels[0], "max_pixels": 14 * 28},
@@ -325,7 +325,7 @@ def test_options():
 
 
 def test_resample_pillow():
-    image, info = picture(300, 200), info_of(SMALL).with_kwargs({"resample": "pillow"})
+    image, info = make_image(300, 200), info_of(SMALL).with_kwargs({"resample": "pillow"})
     pixels, grid = info.process(image_chunk(ImageItem(image)), torch.float32)
     small = np.asarray(Image.fromarray(image.numpy()).resize((93, 139), Image.Resampling.BICUBIC))
     shown = data(pixels["pixel_values"]).view(grid.h, grid.w, 3, 14, 14).permute(0, 3, 1, 4, 2).reshape(140, 112, 3)

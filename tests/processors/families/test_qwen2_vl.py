@@ -20,7 +20,7 @@ from sensorium.processors.files import ProcessorFiles, read_preprocessors
 SIZES = [(28, 28), (56, 57), (100, 140), (63, 300), (300, 61), (112, 112), (480, 640), (333, 777), (5, 900), (1, 1), (2, 2)]
 
 
-def picture(height: int, width: int, seed: int = 0) -> np.ndarray:
+def make_image(height: int, width: int, seed: int = 0) -> np.ndarray:
     coarse = np.random.default_rng(seed).integers(0, 256, (height // 7 + 1, width // 7 + 1, 3), dtype=np.uint8)
     return np.ascontiguousarray(coarse.repeat(7, 0).repeat(7, 1)[:height, :width])
 
@@ -55,7 +55,7 @@ def data(elem: FieldElem) -> torch.Tensor:
 
 @pytest.mark.parametrize("size", SIZES)
 def test_image_equals_transformers(checkpoint, oracle, size):
-    image = picture(*size)
+    image = make_image(*size)
     want = oracle.image_processor(images=[image], input_data_format="channels_last", return_tensors="pt")
     got, geometry = info_of(checkpoint).process(still(image), torch.float32)
     assert data(got["image_grid_thw"]).tolist() == want["image_grid_thw"][0].tolist()
@@ -64,7 +64,7 @@ def test_image_equals_transformers(checkpoint, oracle, size):
 
 
 def test_several_images_merge_to_the_published_batch(checkpoint, oracle):
-    images = [picture(h, w, seed=h) for h, w in SIZES[:5]]
+    images = [make_image(h, w, seed=h) for h, w in SIZES[:5]]
     want = oracle.image_processor(images=images, return_tensors="pt")
     info = info_of(checkpoint)
     got = merge([info.process(still(image), torch.float32)[0] for i, image in enumerate(images)])
@@ -75,7 +75,7 @@ def test_several_images_merge_to_the_published_batch(checkpoint, oracle):
 @pytest.mark.parametrize("frames", [1, 2, 3, 6])
 @pytest.mark.parametrize("size", [(56, 84), (120, 90)])
 def test_video_equals_transformers(checkpoint, oracle, frames, size):
-    clip = np.stack([picture(*size, seed=i) for i in range(frames)])
+    clip = np.stack([make_image(*size, seed=i) for i in range(frames)])
     want = oracle.video_processor(videos=[clip], return_tensors="pt")
     item = decode_video(clip, info_of(checkpoint).decode_spec.sampling, MediaPolicy())
     got, geometry = info_of(checkpoint).process(item, torch.float32)
@@ -86,7 +86,7 @@ def test_video_equals_transformers(checkpoint, oracle, frames, size):
 
 def test_video_budget_over_all_frames_equals_transformers():
     options = {"cap_pixels_per_frame": True, "max_video_tokens": 64, "size": {"shortest_edge": 3136, "longest_edge": 200704}}
-    clip = np.stack([picture(200, 300, seed=i) for i in range(8)])
+    clip = np.stack([make_image(200, 300, seed=i) for i in range(8)])
     expected = type(build_processor().video_processor)(**options)(videos=[clip], return_tensors="pt")
     got, _ = made({}, options).process(clip_of(clip), torch.float32)
     assert data(got["video_grid_thw"]).tolist() == expected["video_grid_thw"][0].tolist()
@@ -107,7 +107,7 @@ VARIATIONS = [
 @pytest.mark.parametrize("variation", VARIATIONS)
 def test_every_field_of_the_json_counts(variation):
     processor = build_processor()
-    image, clip = picture(90, 120), np.stack([picture(60, 90, seed=i) for i in range(5)])
+    image, clip = make_image(90, 120), np.stack([make_image(60, 90, seed=i) for i in range(5)])
     info = made({"min_pixels": 3136, "max_pixels": 12544} | variation)
     json_files = {"size": {"shortest_edge": 3136, "longest_edge": 12544}, **variation}
     want = type(processor.image_processor)(**json_files)(images=[image], return_tensors="pt")
@@ -280,7 +280,7 @@ def test_resized_height_and_width_replace_the_items_size():
         assert info.geometry(header) == made({}).geometry(own) != made({}).geometry(header)
     with pytest.raises(ConfigError, match="resized_height and resized_width belong together; give both"):
         made({}).with_kwargs({"resized_height": 100})
-    still_pixels, geometry = info.process(still(picture(64, 64)), torch.float32)
+    still_pixels, geometry = info.process(still(make_image(64, 64)), torch.float32)
     assert len(data(still_pixels["pixel_values"])) == geometry.h * geometry.w
 
 
