@@ -40,6 +40,7 @@ _DTYPES = {
     "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
 """Names of dtypes in safetensors files."""
+_LFS_POINTER = b"version https://git-lfs"
 _BUFFER = "rotary_emb.inv_freq"  # end of the name of a buffer that old checkpoints store
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _STEMS = ("model", "consolidated")  # file names in the Hub's layout, and in Mistral AI's own
@@ -143,7 +144,10 @@ def _typed_errors(file: Path) -> Iterator[None]:
     except OSError as error:
         raise CheckpointError(f"{file} cannot be read ({error.strerror or error})") from None
     except SafetensorError as error:
-        raise CheckpointError(f"{file} is not readable safetensors ({error}); download it again") from None
+        with file.open("rb") as opened:
+            pointer = opened.read(len(_LFS_POINTER)) == _LFS_POINTER
+        how = "it is a pointer of Git LFS: run `git lfs pull` in its folder" if pointer else "download it again"
+        raise CheckpointError(f"{file} is not readable safetensors ({error}); {how}") from None
 
 
 def _files(folder: Path) -> list[Path]:

@@ -135,6 +135,12 @@ def test_files_that_cannot_be_read_are_named(checkpoint: Path, tmp_path: Path) -
         make_llm(ROW, tmp_path)
 
 
+def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
+    (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 1\n")
+    with pytest.raises(CheckpointError, match="it is a pointer of Git LFS: run `git lfs pull` in its folder"):
+        weights.read_headers(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("part", "change", "text"),
     [

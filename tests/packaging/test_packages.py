@@ -46,6 +46,10 @@ def test_every_public_name_is_there(name: str) -> None:
     assert getattr(sensorium, name) is not None
 
 
+def test_completion_offers_the_public_names() -> None:
+    assert {name for name in dir(sensorium) if not name.startswith("__")} == set(sensorium.__all__) - {"__version__"}
+
+
 def test_unknown_names_are_attribute_errors() -> None:
     with pytest.raises(AttributeError, match="nothing_like_it"):
         _ = sensorium.nothing_like_it
