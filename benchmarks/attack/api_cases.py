@@ -45,7 +45,7 @@ def sessions(target: Target) -> list[Any]:
 
 
 def appends(target: Target) -> list[Any]:
-    """Append 200 parts to a live session, answer, and go back to its first token."""
+    """Append 200 times to a live session, answer, and truncate it to its first token."""
     from sensorium import SamplingParams
 
     with target.llm.live("user: a", SamplingParams(**ANSWER)) as session:
@@ -62,7 +62,7 @@ def score(target: Target) -> list[Any]:
 
 
 def png_with(kind: bytes, content: bytes, count: int) -> bytes:
-    """Return a PNG with that many chunks of this kind behind its header."""
+    """Return a PNG with `count` chunks of this kind after its header."""
     data = files.png(64, 64)
     chunk = struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
     return data[:33] + chunk * count + data[33:]

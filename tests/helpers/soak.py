@@ -396,7 +396,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--requests", type=int, default=10_000)
     parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--process", action="store_true", help="with the core in a process of its own")
+    parser.add_argument("--process", action="store_true", help="run the core in a separate process")
     args = parser.parse_args()
     print(run(args.seed, args.requests, args.process).text())
 

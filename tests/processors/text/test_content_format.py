@@ -66,7 +66,7 @@ def tok(checkpoint: Path) -> Tokenizer:
 
 
 @pytest.mark.parametrize("name", SHAPES)
-def test_every_text_reaches_the_prompt_whatever_the_template_reads(tok, name):
+def test_every_text_reaches_the_prompt_of_every_template(tok, name):
     reads, template = SHAPES[name]
     assert load_template(template).reads.content == reads
     want = "".join(f"[{role}]{text}" for role, text in zip(ROLES, TEXTS, strict=True))
