@@ -4,7 +4,10 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from ..mm.errors import InputError, check_utf8, short_repr
 from .sampling_params import check_token_ids
+
+_MAX_DIMENSIONS = 2**31 - 1
 
 
 @dataclass(frozen=True)
@@ -23,3 +26,9 @@ class PoolingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", check_token_ids("pooling.token_ids", self.token_ids))
+        size = self.dimensions
+        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MAX_DIMENSIONS):
+            raise InputError(f"dimensions={short_repr(size)} must be an integer, 1 or above", param="pooling.dimensions")
+        if not isinstance(self.task, str | None):
+            raise InputError(f"task={short_repr(self.task)} must be a text or None", param="pooling.task")
+        check_utf8(self.task or "", "pooling.task")

@@ -292,6 +292,9 @@ class SamplingParams:
         processors = {} if self.logits_processors is None else self.logits_processors
         normalized = normalize_processors(processors)
         if ALLOWED_TOKENS in normalized:
+            if self.allowed_token_ids is not None:
+                reason = f"allowed_token_ids is the logits processor {ALLOWED_TOKENS}; give one of them"
+                raise InputError(reason, param="allowed_token_ids")
             normalized[ALLOWED_TOKENS] = pack_tokens(normalized[ALLOWED_TOKENS])
         self.logits_processors = normalized
         if self.n > 1 and self.greedy:

@@ -13,7 +13,7 @@ from PIL import Image
 from torch import Tensor
 
 from .embeddings import EmbeddingSpec, read_embeddings, read_encoded
-from .errors import InputError, MediaError, check_utf8, media_error, short_repr, typed
+from .errors import InputError, MediaError, check_utf8, clip, media_error, one_line, short_repr, typed
 from .media.chunks import read_entry
 from .media.source import path_of
 from .types import EmbeddingItem, EncodedItem, Media
@@ -160,7 +160,10 @@ def plain_data(value: object) -> object:
     if isinstance(value, Mapping) and keys == {"bytes"}:
         return value.get("path") if value.get("bytes") is None else value["bytes"]
     if hasattr(value, "get_all_samples"):
-        samples = value.get_all_samples()
+        try:
+            samples = value.get_all_samples()
+        except Exception as error:  # of the caller's decoder
+            raise InputError(f"its decoder failed ({clip(one_line(str(error)), 200)})") from None
         return samples.data, samples.sample_rate
     return value
 

@@ -8,11 +8,13 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import Logprob, RequestOutput
-from ..mm.errors import InputError
+from ..mm.errors import InputError, short_repr
 from .validation import check_type
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
+
+_MAX_PENALTY = 10  # powers of a length remain finite
 
 
 @dataclass(frozen=True)
@@ -38,6 +40,10 @@ class BeamSearchParams:
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
                 raise InputError(f"{name}={value!r} must be an integer, 1 or above", param=name)
+        penalty = self.length_penalty
+        if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not abs(penalty) <= _MAX_PENALTY:
+            reason = f"length_penalty={short_repr(penalty)} must be a number, at most {_MAX_PENALTY} from 0"
+            raise InputError(reason, param="length_penalty")
 
 
 @dataclass

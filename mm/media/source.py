@@ -78,7 +78,7 @@ def _read_open_file(file: Any, policy: MediaPolicy, ledger: Ledger) -> bytes:
             data = file.read(policy.max_bytes + 1)
             if position is not None:
                 file.seek(position)
-    except (OSError, ValueError, TypeError) as error:
+    except Exception as error:  # of the caller's object
         raise InputError(f"the open file cannot be read ({error})") from None
     if not isinstance(data, bytes):
         raise InputError(f"reading the open file gives {typed(data)}; open it in binary mode, as in open(path, 'rb')")

@@ -251,6 +251,9 @@ def test_items_of_datasets():
     assert source.data[1] == 8000
     with pytest.raises(MediaError, match="audio 0: its array is not a regular array of numbers"):
         parser.parse({"audio": {"array": [[1.0], [1.0, 2.0]], "sampling_rate": 8000}})
+    broken = SimpleNamespace(get_all_samples=lambda: torch.zeros(2) + torch.zeros(3))
+    with pytest.raises(MediaError, match=r"audio 0: its decoder failed \(The size of tensor"):
+        parser.parse({"audio": broken})
 
 
 def test_an_iterator_gives_several_items_and_an_open_file_is_one(tmp_path):

@@ -119,6 +119,9 @@ def test_beam_search(llm):
         assert found.sequences[0].finish_reason == "length"
     with pytest.raises(InputError, match="raise max_logprobs"):
         llm.beam_search("def", BeamSearchParams(beam_width=11, max_tokens=2))
+    for penalty in (float("nan"), 1e308, "1"):
+        with pytest.raises(InputError, match="must be a number, at most 10 from 0"):
+            BeamSearchParams(beam_width=2, max_tokens=2, length_penalty=penalty)
 
 
 def test_one_beam_is_the_greedy_answer_about_an_image(llm):

@@ -7,6 +7,7 @@ import io
 import os
 import tracemalloc
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -207,6 +208,8 @@ def test_open_files_are_read_from_their_start(folder):
         read(text, "image", POLICY)
     with pytest.raises(InputError, match="1,001 bytes, the limit is 1,000"):
         read(io.BytesIO(b"x" * 5000), "image", POLICY)
+    with pytest.raises(InputError, match=r"the open file cannot be read \(integer division"):
+        read(SimpleNamespace(read=lambda size: size // 0), "image", POLICY)
 
 
 def test_a_folder_is_refused_by_name(tmp_path):
