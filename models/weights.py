@@ -146,7 +146,7 @@ def _typed_errors(file: Path) -> Iterator[None]:
     except SafetensorError as error:
         with file.open("rb") as opened:
             pointer = opened.read(len(_LFS_POINTER)) == _LFS_POINTER
-        how = "it is a pointer of Git LFS: run `git lfs pull` in its folder" if pointer else "download it again"
+        how = "it is a Git LFS pointer: run `git lfs pull` in its folder" if pointer else "download it again"
         raise CheckpointError(f"{file} is not readable safetensors ({error}); {how}") from None
 
 

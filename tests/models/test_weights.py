@@ -137,7 +137,7 @@ def test_files_that_cannot_be_read_are_named(checkpoint: Path, tmp_path: Path) -
 
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 1\n")
-    with pytest.raises(CheckpointError, match="it is a pointer of Git LFS: run `git lfs pull` in its folder"):
+    with pytest.raises(CheckpointError, match="it is a Git LFS pointer: run `git lfs pull` in its folder"):
         weights.read_headers(tmp_path)
 
 
