@@ -148,6 +148,20 @@ class AsyncLLM:
     async def is_sleeping(self) -> bool:
         return self.llm.asleep
 
+    async def check_health(self) -> None:
+        """Raise InputError if the engine was closed, EngineDeadError if its process died and was not restarted."""
+        self._engine_loop.check_open()
+
+    @property
+    def errored(self) -> bool:
+        """True if the engine's process died and was not restarted."""
+        return self._engine_loop.is_dead
+
+    @property
+    def is_running(self) -> bool:
+        """True if the engine takes requests."""
+        return not (self._engine_loop.closed or self.errored)
+
     def close(self) -> None:
         """Wait for the running step, then end every request with an error and the engine's threads.
 

@@ -112,7 +112,7 @@ class EngineLoop:
             InputError: a request_id is in use, or the engine sleeps, was closed or belongs to another process.
             EngineDeadError: the engine's process has ended.
         """
-        self._check_open()
+        self.check_open()
         with self._lock:
             if self.asleep:
                 raise InputError(ASLEEP, code="engine_asleep")
@@ -172,12 +172,12 @@ class EngineLoop:
 
     def sleep(self) -> Future[None]:
         """Call `EngineCore.sleep`. The future raises InputError while there are requests or live sessions."""
-        self._check_open()
+        self.check_open()
         return self.call(EngineLoop._sleep)
 
     def wake_up(self) -> Future[None]:
         """Call `EngineCore.wake_up`."""
-        self._check_open()
+        self.check_open()
         return self.call(EngineLoop._wake_up)
 
     def close(self) -> None:
@@ -192,7 +192,13 @@ class EngineLoop:
         self.input_queue.close()
         self.core.close()
 
-    def _check_open(self) -> None:
+    @property
+    def is_dead(self) -> bool:
+        """True if the core's process has died and was not restarted."""
+        return self._dead is not None
+
+    def check_open(self) -> None:
+        """Raise InputError if the engine was closed or belongs to another process, EngineDeadError if it is dead."""
         if self.closed or os.getpid() != self.process:
             reason = "was closed" if self.closed else "belongs to another process"
             raise InputError(f"the engine {reason}; make a new one", code="engine_closed")

@@ -10,7 +10,7 @@ import torch
 from oracle import CHAT_TEMPLATE
 from PIL import Image
 from sensorium import LLM, AsyncLLM, BeamSearchParams, EngineArgs, PoolingParams, RequestOutputKind, SamplingParams
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.errors import ConfigError, EngineDeadError, InputError
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
@@ -156,6 +156,21 @@ def test_defaults_and_counters(llm):
     llm.sleep(level=2)
     llm.wake_up(tags=["weights"])
     assert not llm.asleep
+
+
+def test_health(args, monkeypatch):
+    engine = AsyncLLM.from_engine_args(args)
+    asyncio.run(engine.check_health())
+    assert (engine.errored, engine.is_running) == (False, True)
+    with monkeypatch.context() as patch:
+        patch.setattr(engine._engine_loop, "_dead", EngineDeadError("killed"))
+        assert (engine.errored, engine.is_running) == (True, False)
+        with pytest.raises(EngineDeadError, match="killed"):
+            asyncio.run(engine.check_health())
+    engine.close()
+    assert (engine.errored, engine.is_running) == (False, False)
+    with pytest.raises(InputError, match="the engine was closed"):
+        asyncio.run(engine.check_health())
 
 
 def test_tokenizer_has_the_names_of_transformers(llm, checkpoint):
