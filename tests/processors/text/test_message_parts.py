@@ -181,7 +181,10 @@ REFUSED = [
     ({"type": "video", "video": b"", "fps": float("nan")}, "fps is 'nan'; give a positive number"),
     ({"type": "video", "video": b"", "fps": "2"}, "fps is '2'"),
     ({"type": "video", "video": ["a"], "fps": 10**400}, "fps is '1000"),
-    ({"type": "audio", "audio": {"array": [[1.0], [1.0, 2.0]], "sampling_rate": 8000}}, "its array is not one of numbers"),
+    (
+        {"type": "audio", "audio": {"array": [[1.0], [1.0, 2.0]], "sampling_rate": 8000}},
+        "its array is not a regular array of numbers",
+    ),
     ({"type": "video", "video": b"", "num_frames": 0}, "num_frames is '0'; give a positive integer, or -1"),
     ({"type": "video", "video": b"", "num_frames": 2, "fps": 2}, "fps and num_frames exclude each other"),
     ({"type": "audio", "image_url": "a.wav"}, "unknown field 'image_url'; the known ones are type, audio,"),
