@@ -21,7 +21,7 @@ from ..mm.gguf import SUFFIX
 from ..mm.hashing import digest
 from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key
 from ..models.config import SECTIONS, check_parts, get_text_config
-from ..models.external import ExternalWeights, external_parts, lacks_weights
+from ..models.external import ExternalWeights, external_parts, find_part_folder, lacks_weights
 from ..models.gguf import hub_config, open_model
 from ..models.weights import ADAPTER_WEIGHTS, read_headers
 from ..processors.files import ADAPTER, POOLING, ProcessorFiles, find_template, read_json, read_preprocessors
@@ -191,12 +191,12 @@ def _override(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
 
 
 def local_folder(path: Path, name: str) -> Path | None:
-    """Return the folder that a checkpoint's config.json names, as a path or as a model in the Hub's cache; None without it."""
+    """Return the folder that a checkpoint's config.json names: in it, beside it, or in the Hub's cache; None without it."""
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
-    if os.path.isdir(path / name):
-        return path / name
+    if (folder := find_part_folder(path, name)) is not None:
+        return folder
     try:
         found = try_to_load_from_cache(name, "config.json")
     except HFValidationError:

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from torch import Tensor
+
+from ..mm.errors import CheckpointError, short_repr
 
 
 @dataclass(frozen=True)
@@ -34,6 +38,7 @@ class ExternalPart:
 
 ExternalWeights = tuple[ExternalPart, Path]
 """A part whose weights have to be read from this folder."""
+_NAME = re.compile(r"(?!\.{1,2}(?:/|$))[^/\\\0]+(?:/(?!\.{1,2}$)[^/\\\0]+)?")  # one or two parts of a path, none of them ".."
 _PARTS = (
     ExternalPart("text_model_id", "text_config", "language_model."),
     ExternalPart("audio_model_id", "audio_config", "audio_tower.", "model.encoder."),
@@ -41,8 +46,23 @@ _PARTS = (
 
 
 def external_parts(config: Mapping[str, Any]) -> list[tuple[ExternalPart, str]]:
-    """Return the parts for which config.json names another repository or folder, and that name."""
-    return [(part, name) for part in _PARTS if isinstance(name := config.get(part.key), str) and name]
+    """Return the parts for which config.json names another repository or folder, and that name.
+
+    Raises:
+        CheckpointError: a name is neither a model's name on the Hub nor a folder's name. A checkpoint may not open other paths.
+    """
+    found = [(part, name) for part in _PARTS if isinstance(name := config.get(part.key), str) and name]
+    for part, name in found:
+        if not _NAME.fullmatch(name):
+            reason = "is neither a folder's name nor a model's name on the Hub; move the folder beside the checkpoint's"
+            raise CheckpointError(f"config.json has {part.key}={short_repr(name)}, which {reason} and give its name alone")
+    return found
+
+
+def find_part_folder(path: Path, name: str) -> Path | None:
+    """Return the folder with a name of `external_parts` that is in a checkpoint's folder or beside it; None without one."""
+    places = (path / name, *([] if "/" in name else [path.absolute().parent / name]))
+    return next((place for place in places if os.path.isdir(place)), None)
 
 
 def lacks_weights(headers: Mapping[str, Tensor], part: ExternalPart) -> bool:

@@ -19,7 +19,7 @@ from urllib.parse import quote
 
 from ...mm.errors import CheckpointError, ConfigError, HubError, SensoriumError, one_line, short_repr
 from ...mm.gguf import SUFFIX
-from ...models.external import external_parts, lacks_weights
+from ...models.external import external_parts, find_part_folder, lacks_weights
 from ...models.weights import read_headers
 from ...processors.files import ADAPTER, read_json
 from ..config import EngineConfig
@@ -112,7 +112,7 @@ def find_external_parts(folder: Path, offline: bool = False, weights: bool = Tru
     config = read_json(folder / "config.json")
     for part, name in external_parts(config):
         needs_weights = weights and lacks_weights(read_headers(folder), part)
-        if is_name(name) and not os.path.isdir(folder / name) and (needs_weights or not config.get(part.section)):
+        if is_name(name) and find_part_folder(folder, name) is None and (needs_weights or not config.get(part.section)):
             find_folder(name, offline=offline, weights=needs_weights)
 
 

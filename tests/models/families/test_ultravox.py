@@ -73,7 +73,7 @@ def test_parts_in_other_folders_and_on_the_hub_are_loaded(
 ) -> None:
     expected, digest = answer(folder), load_model_files(folder).content_digest()
     move_part(folder, tmp_path / "tower", "audio_config", "audio_tower.", "model.encoder.", "model.decoder.norm.weight")
-    change(folder, {"audio_model_id": "../tower"})
+    change(folder, {"audio_model_id": "tower"})
     assert answer(folder) == expected
     digests = {digest, load_model_files(folder).content_digest()}
     tower = load_file(tmp_path / "tower" / "model.safetensors")
@@ -87,6 +87,13 @@ def test_parts_in_other_folders_and_on_the_hub_are_loaded(
         assert answer(folder) == expected
         assert hub.fetched() == {"config.json", "model.safetensors"}
     assert answer(folder, offline=True) == expected
+
+
+@pytest.mark.parametrize("name", ["/tower", "../tower", "a/..", ".", "~/a/tower", "a/b/tower", "a\\tower"])
+def test_a_part_is_not_read_from_any_other_path(folder: Path, name: str) -> None:
+    change(folder, {"audio_model_id": name})
+    with pytest.raises(CheckpointError, match=r"audio_model_id=.* beside the checkpoint's and give its name alone"):
+        load_model_files(folder)
 
 
 def test_a_placeholder_after_the_vocabulary(folder: Path) -> None:
