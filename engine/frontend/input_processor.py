@@ -174,6 +174,7 @@ class InputProcessor:
             raise InputError("a conversation has no messages; give at least one", param="messages")
         limits = {"max_model_len": self._max_model_len, "max_seconds": self._max_template_seconds}
         own = {"tokenizer": self._tokenizer, "placeholders": self._placeholders, "cache_salt": request.get("cache_salt")}
+        own["require_sandbox"] = self.media.settings.policy.worker_sandbox == "require"
         chat: RenderedChat = render_chat(messages, **{**render, **limits, **own})
         media = _as_vision_chunks(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
         prompt = self._read({"prompt": chat.text, "multi_modal_data": media, **request})

@@ -73,7 +73,9 @@ def load_engine(
         if config.parts == "encoder":
             core = EncoderCore(model, config, engine.sizes.max_model_len, store, engine.source.modalities)
         else:
-            grammars = GrammarFactory(tokenizer, config.grammar_seconds, config.quarantine_seconds)
+            grammars = GrammarFactory(
+                tokenizer, config.grammar_seconds, config.quarantine_seconds, config.media.worker_sandbox == "require"
+            )
             core = build_core(model, config, engine.sizes, info.prompt_attention, store, grammars, engine.source)
         engine.source.load_weights(model)
         if config.warm_up:

@@ -98,10 +98,14 @@ class GrammarFactory:
     Args:
         seconds: time limit of the worker.
         refuse_seconds: how long a grammar is refused after it crashed the worker or exceeded a limit there.
+        require_sandbox: compile nothing in a worker whose system calls cannot be filtered.
     """
 
-    def __init__(self, tokenizer: Tokenizer, seconds: float = 10.0, refuse_seconds: float = 300.0) -> None:
+    def __init__(
+        self, tokenizer: Tokenizer, seconds: float = 10.0, refuse_seconds: float = 300.0, require_sandbox: bool = False
+    ) -> None:
         self._tokenizer, self._seconds, self._refuse_seconds = tokenizer, seconds, refuse_seconds
+        self._require_sandbox = require_sandbox
         self._refused: OrderedDict[StructuredOutputsParams, float] = OrderedDict()  # until when, on the monotonic clock
         self._release: Callable[[], object] | None = None
         self._latest: OrderedDict[StructuredOutputsParams, Future[Any]] = OrderedDict()
@@ -212,7 +216,9 @@ class GrammarFactory:
         if left > 0:
             raise _error(params, f"compiling it failed before; it is refused for another {math.ceil(left)} s")
         try:
-            reply = call_worker(compile_alone, source.encode(), self._seconds, _WORKER_MEMORY)
+            reply = call_worker(
+                compile_alone, source.encode(), self._seconds, _WORKER_MEMORY, require_sandbox=self._require_sandbox
+            )
         except InputError:
             reply = None
         if reply is not None and reply.kind == "value":

@@ -89,10 +89,18 @@ def run_isolated(function: Callable[..., T], data: bytes, /, *args: object, tena
 
 
 def call_worker(
-    function: Callable[[bytes], object], data: bytes, seconds: float, memory: int, tenant: str | None = None
+    function: Callable[[bytes], object],
+    data: bytes,
+    seconds: float,
+    memory: int,
+    tenant: str | None = None,
+    require_sandbox: bool = False,
 ) -> WorkerReply:
-    """Call a module's function in a worker and return its reply. Raise InputError if it crashed or took too long."""
-    return _ask(WorkerRequest(function.__module__, function.__name__, [], seconds), data, memory, tenant)[0]
+    """Call a module's function in a worker and return its reply. Raise InputError if it crashed or took too long.
+
+    `require_sandbox`: raise RuntimeError if the worker's system calls cannot be filtered.
+    """
+    return _ask(WorkerRequest(function.__module__, function.__name__, [], seconds), data, memory, tenant, require_sandbox)[0]
 
 
 def close_workers() -> None:

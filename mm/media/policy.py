@@ -81,7 +81,8 @@ class MediaPolicy:
             which is restarted when it dies.
         worker_memory_bytes: address space of that worker.
         worker_seconds: seconds that decoding one item may take there, and seconds of CPU time in a thread.
-        worker_sandbox: "require" refuses to decode in a worker whose system calls the kernel cannot filter, "auto" warns once.
+        worker_sandbox: "require" refuses to decode, compile a grammar or render a template in a worker whose system calls
+            the kernel cannot filter, "auto" warns once.
 
     Raises:
         ConfigError: a value is out of range.

@@ -56,6 +56,7 @@ def render_chat(
     placeholders: Mapping[str, str] | None = None,
     isolated: bool = False,
     cache_salt: str | None = None,
+    require_sandbox: bool = False,
     **variables: Any,
 ) -> RenderedChat:
     """Render OpenAI-style messages with a checkpoint's Jinja template, sandboxed.
@@ -68,7 +69,8 @@ def render_chat(
     With `continue_final_message` the prompt ends with the text of the last message, which the model continues. With
     `max_model_len`, messages whose texts cannot fit are refused before they are rendered. `placeholders` are the texts that
     stand for items, by modality, in a template that reads strings. `isolated`: render in a worker process, which serves no
-    other `cache_salt`; for templates that are not the checkpoint's.
+    other `cache_salt`; for templates that are not the checkpoint's. `require_sandbox`: refuse a worker
+    whose system calls cannot be filtered.
 
     Raises:
         InputError: messages or parts of a wrong form, texts too long, or a template that refuses them or leaves a text out.
@@ -95,13 +97,15 @@ def render_chat(
         4 * (max_model_len or _MAX_TOKENS),
         max_seconds,
     )
-    return RenderedChat(_render_in_worker(inputs, cache_salt) if isolated else render(inputs), tuple(media))
+    segments = _render_in_worker(inputs, cache_salt, require_sandbox) if isolated else render(inputs)
+    return RenderedChat(segments, tuple(media))
 
 
-def _render_in_worker(inputs: RenderInputs, tenant: str | None) -> tuple[tuple[str, bool], ...]:
+def _render_in_worker(inputs: RenderInputs, tenant: str | None, require_sandbox: bool) -> tuple[tuple[str, bool], ...]:
     """Call `render` in a worker, because compiling or running a template may hold the interpreter's lock for seconds."""
     try:
-        reply = call_worker(render_alone, marshal.dumps(tuple(inputs)), inputs.max_seconds + 1.0, _WORKER_MEMORY, tenant)
+        data, seconds = marshal.dumps(tuple(inputs)), inputs.max_seconds + 1.0
+        reply = call_worker(render_alone, data, seconds, _WORKER_MEMORY, tenant, require_sandbox)
     except InputError:
         reply = None
     if reply is None or reply.kind != "value":

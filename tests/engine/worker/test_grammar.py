@@ -17,6 +17,7 @@ from sensorium.engine.worker.grammar import GrammarFactory
 from sensorium.engine.worker.sampler import sample
 from sensorium.engine.worker.sampling_state import SamplingState
 from sensorium.mm.errors import InputError
+from sensorium.mm.media.isolate import CodecWorker, close_workers
 from sensorium.processors.text.tokenizer import Tokenizer
 from waiting import LONG
 
@@ -267,6 +268,16 @@ def test_a_slow_grammar_is_refused():
     factory = GrammarFactory(TOKENIZER, seconds=0.02, refuse_seconds=0)
     with pytest.raises(InputError, match=r"took more than 0\.02 s"):
         factory.check(StructuredOutputsParams(**many_alternatives()))
+
+
+def test_a_required_filter_of_system_calls_is_required_of_grammars_and_templates(monkeypatch):
+    close_workers()
+    monkeypatch.setattr(CodecWorker, "problem", property(lambda _: "old kernel", lambda *_: None), raising=False)
+    params = SamplingParams(max_tokens=1, structured_outputs=StructuredOutputsParams(regex="a"))
+    with LLM(TINY, max_model_len=512, media={"worker_sandbox": "require"}) as llm:
+        found = llm.generate("hello", params, use_tqdm=False)
+        found += llm.chat([{"role": "user", "content": "hi"}], chat_template="{{ messages[0].content }}", use_tqdm=False)
+    assert ["(old kernel); set worker_sandbox" in one.error.message for one in found] == [True, True]
 
 
 def test_slow_grammars_of_a_tenant_occupy_one_thread(monkeypatch):
