@@ -20,6 +20,7 @@ from .interface import Model
 from .layers.adapter import AdapterSpec, LowRank
 from .layers.linear import Linear
 from .layers.moe import Mixture, ModalityMixture
+from .patterns import compile_pattern
 
 _READ = {"peft_type", "r", "lora_alpha", "bias", "use_rslora", "init_lora_weights"}
 _WITHOUT_EFFECT = {  # keys about training or names, or parameters of settings that are refused
@@ -79,8 +80,11 @@ def low_rank_scale(alpha: object, rank: int, config: Mapping[str, Any]) -> float
 def patterns(raw: Mapping[str, Any], key: str) -> list[tuple[re.Pattern[str], object]]:
     """Return the regular expressions under this key, each for the end of a module name, with their values."""
     try:
-        return [(re.compile(rf"(.*\.)?({pattern})$"), value) for pattern, value in (raw.get(key) or {}).items()]
-    except (AttributeError, TypeError, re.error):
+        return [
+            (re.compile(rf"(.*\.)?({compile_pattern(pattern).pattern})$"), value)
+            for pattern, value in (raw.get(key) or {}).items()
+        ]
+    except (AttributeError, TypeError, ValueError, re.error):
         raise _refused(key, raw[key]) from None
 
 

@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...kernels.grouped import QuantizedWeight
 from ...mm.errors import CheckpointError, short_repr
+from ..patterns import compile_pattern
 
 META = torch.device("meta")
 
@@ -86,16 +87,16 @@ def name_patterns(config: Mapping[str, Any], *keys: str) -> list[str]:
         for name in names:
             found.append(name)
             if name.startswith("re:"):
-                check_pattern(name[3:])
+                check_pattern(key, name[3:])
     return found
 
 
-def check_pattern(pattern: str) -> None:
-    """Raise CheckpointError if the pattern is no valid regular expression."""
+def check_pattern(key: str, pattern: str) -> None:
+    """Raise CheckpointError if the pattern is no valid regular expression, or could take minutes to match."""
     try:
-        re.compile(pattern)
-    except re.error as error:
-        raise CheckpointError(f"quantization_config has an invalid pattern {pattern[:60]!r} ({error})") from None
+        compile_pattern(pattern)
+    except ValueError as error:
+        raise CheckpointError(f"quantization_config has an invalid pattern {pattern[:60]!r} in {key}: {error}") from None
 
 
 def in_decoder(names: Iterable[str]) -> bool:

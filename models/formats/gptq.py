@@ -102,7 +102,7 @@ def read_gptq(config: Mapping[str, Any]) -> GptqQuantization:
     shifted, rules = checked["checkpoint_format"] == "gptq", []
     for pattern, settings in (config.get("dynamic") or {}).items():
         kind, own = (pattern[:2], pattern[2:]) if pattern[:2] in ("+:", "-:") else ("+:", pattern)
-        check_pattern(own)
+        check_pattern("dynamic", own)
         rules.append((own, None if kind == "-:" else dict(settings)))
     form = GptqFormat(bits, group_size(config.get("group_size", -1)), bool(config.get("desc_act")), shifted)
     return GptqQuantization(form, rules, name_patterns(config, "modules_to_not_convert"))

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.grouped import GroupedWeight
-from .base import check_keys, empty, name_patterns, names_match, unsupported
+from .base import check_keys, check_pattern, empty, name_patterns, names_match, unsupported
 from .fp4 import fp4_weight
 from .fp8 import Fp8Format
 
@@ -73,4 +73,8 @@ def read_modelopt(config: Mapping[str, Any]) -> ModelOpt:
 
 def _pattern(name: str) -> str:
     """Return a shell pattern such as `model.visual*` as a "re:" pattern."""
-    return "re:" + ".*".join(map(re.escape, name.split("*"))) + "$" if "*" in name else name
+    if "*" not in name:
+        return name
+    pattern = ".*".join(map(re.escape, name.split("*"))) + "$"
+    check_pattern("ignore or exclude_modules", pattern)
+    return f"re:{pattern}"

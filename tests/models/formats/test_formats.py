@@ -302,6 +302,12 @@ def plan(folder: Path) -> int:
         ({"quant_method": "gptq", "bits": 4, "group_size": 0}, "group_size=0"),
         ({"quant_method": "gptq", "bits": 4, "checkpoint_format": "marlin"}, "checkpoint_format='marlin'"),
         ({"quant_method": "gptq", "bits": 4, "dynamic": {"+:(": {}}}, "invalid pattern"),
+        ({"quant_method": "gptq", "bits": 4, "dynamic": {"-:(a+)+$": {}}}, "in dynamic: it has nested"),
+        ({"quant_method": "awq", "modules_to_not_convert": ["re:(a|aa)+$"]}, "in modules_to_not_convert: it has nested"),
+        (
+            {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["*a" * 9]},
+            "in ignore or exclude_modules: it has nested",
+        ),
         ({"quant_method": "fp8", "fmt": "e5m2"}, "fmt='e5m2'"),
         ({"quant_method": "fp8", "weight_block_size": [128]}, r"weight_block_size=\[128\]"),
         ({"quant_method": "compressed-tensors", "config_groups": []}, "no readable config_groups"),
