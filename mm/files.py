@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import mmap
 import os
 import stat
+import sys
 from io import BufferedReader
 
 from .errors import CheckpointError
+
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # of x86-64 and aarch64; Python has no name for it
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
@@ -21,3 +25,23 @@ def open_regular(path: str | os.PathLike[str]) -> BufferedReader:
         os.close(handle)
         raise CheckpointError(f"{os.fspath(path)} is not a regular file; replace it by the file itself")
     return os.fdopen(handle, "rb")
+
+
+def map_regular(path: str | os.PathLike[str], length: int = 0) -> mmap.mmap:
+    """Map the first `length` bytes of a regular file, or all of it. Writes change this process's memory only.
+
+    Nothing is reserved for such writes, so a file may be larger than the memory.
+
+    Raises:
+        CheckpointError: the file cannot be opened or mapped, is empty, or has become shorter than `length`.
+    """
+    flags, access = mmap.MAP_PRIVATE | _MAP_NORESERVE, mmap.PROT_READ | mmap.PROT_WRITE
+    try:
+        with open_regular(path) as file:
+            return mmap.mmap(file.fileno(), length, flags=flags, prot=access)
+    except OSError as error:
+        raise CheckpointError(
+            f"{os.fspath(path)} cannot be mapped ({error.strerror or error}); check the file and ulimit -v"
+        ) from None
+    except ValueError:
+        raise CheckpointError(f"{os.fspath(path)} is empty, or was cut off while it was read; download it again") from None

@@ -19,7 +19,7 @@ from typing import Any
 import numpy as np
 
 from .errors import CheckpointError, ConfigError, short_repr
-from .files import open_regular
+from .files import map_regular, open_regular
 
 SUFFIX = ".gguf"
 MAX_HEADER = 128 << 20  # bytes; published files have at most 16 MB before their weights
@@ -156,7 +156,7 @@ def _read_header(path: Path, size: int, modified: int) -> Gguf:
     """Read a file's header. `modified` is part of the cache key, so a changed file is read again."""
     if size < 24:
         raise _Broken("it is truncated")
-    with open_regular(path) as file, mmap.mmap(file.fileno(), min(size, MAX_HEADER), access=mmap.ACCESS_READ) as data:
+    with map_regular(path, min(size, MAX_HEADER)) as data:
         header = _Header(data)
         magic, version = header.take("<4sI")
         if magic != b"GGUF" or version not in (2, 3):

@@ -20,7 +20,7 @@ from torch.nn import functional as F
 
 from ..kernels.blocks import BLOCKS
 from ..mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
-from ..mm.files import open_regular
+from ..mm.files import map_regular
 from ..mm.gguf import Gguf, GgufTensor, find_encoder, find_gguf, read_gguf
 from .gguf_families import ARCHS, PROJECTORS
 from .gguf_vision import Load, check_encoder, encoder_config, encoder_tensors, in_halves, vocabulary_rows
@@ -272,8 +272,7 @@ def mapped_loader() -> Load:
 
     def load(info: GgufTensor) -> Tensor:
         if info.path not in maps:
-            with open_regular(info.path) as file:
-                maps[info.path] = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+            maps[info.path] = map_regular(info.path)
         end, size = info.offset + info.nbytes, len(maps[info.path])
         if end > size:
             raise CheckpointError(f"{info.path.name} was changed: it has {size} bytes, a tensor ends at {end}")

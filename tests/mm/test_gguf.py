@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import errno
+import mmap
 import random
 import struct
 from pathlib import Path
@@ -11,7 +13,9 @@ import gguf
 import numpy as np
 import pytest
 from sensorium.mm.errors import CheckpointError, ConfigError, SensoriumError
+from sensorium.mm.files import map_regular
 from sensorium.mm.gguf import find_encoder, find_gguf, read_gguf
+from sensorium.models.gguf import mapped_loader
 
 Q = gguf.GGMLQuantizationType
 
@@ -94,6 +98,30 @@ def test_a_truncated_file_is_refused_at_every_length(tmp_path: Path) -> None:
         (tmp_path / "b.gguf").write_bytes(whole[:size])
         with pytest.raises(CheckpointError, match="is not a readable GGUF file"):
             read_gguf(tmp_path / "b.gguf")
+
+
+def test_a_file_that_cannot_be_mapped_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = make(tmp_path / "a.gguf")
+    tensor = read_gguf(path).tensors["q"]
+    before = mapped_loader()(tensor)
+    before.zero_()  # only in memory
+    assert mapped_loader()(tensor).any()
+    with pytest.raises(CheckpointError, match=r"a\.gguf is empty, or was cut off while it was read"):
+        map_regular(path, path.stat().st_size + 1)
+    path.write_bytes(b"")
+    with pytest.raises(CheckpointError, match=r"a\.gguf is empty, or was cut off"):
+        mapped_loader()(tensor)
+    path.unlink()
+    with pytest.raises(CheckpointError, match=r"a\.gguf cannot be mapped \(No such file"):
+        mapped_loader()(tensor)
+
+    def refuse(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOMEM, "Cannot allocate memory")
+
+    path = make(tmp_path / "b.gguf")
+    monkeypatch.setattr(mmap, "mmap", refuse)
+    with pytest.raises(CheckpointError, match=r"b\.gguf cannot be mapped \(Cannot allocate memory"):
+        read_gguf(path)
 
 
 HUGE = (1 << 40, (1 << 63) - 1, (1 << 64) - 1)
