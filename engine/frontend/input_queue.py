@@ -57,7 +57,8 @@ class InputQueue:
         window: limit on the prompts being parsed, plus the larger of two numbers: prompts that are held, and prompts whose
             media are not processed yet.
         workers: number of threads that decode and process.
-        capacity: maximum bytes of processed media that are held. If nothing is held, one larger prompt is processed.
+        capacity: maximum bytes of processed media and `prompt_embeds` that are held. If nothing is held, one larger prompt is
+            processed. While `prompt_embeds` are held, no prompt is parsed that may go over it.
     """
 
     def __init__(self, window: int, workers: int, capacity: int) -> None:
@@ -73,9 +74,10 @@ class InputQueue:
         self._in_progress: dict[QueueEntry, None] = {}  # started and not held yet, in order
         self._count: Counter[str] = Counter()  # entries per stage
         self._turn = self._arrivals = 0
-        self._bytes = 0  # processed media of held entries
+        self._bytes = 0  # processed media and prompt_embeds of held entries
+        self._embeds = set[QueueEntry]()  # held entries with prompt_embeds, which parsing alone processes
         self._starting = False
-        self._average_bytes = 0.0  # moving average of processed media per prompt
+        self._average_bytes = 0.0  # moving average of these bytes per prompt that has any
 
     @property
     def num_waiting(self) -> int:
@@ -97,6 +99,7 @@ class InputQueue:
         with self._lock:
             if entry.stage == "held":
                 self._bytes -= entry.num_bytes
+                self._embeds.discard(entry)
             if entry.stage != "processing" and entry.parsed is not None:  # `finish` closes it
                 entry.parsed.ledger.close()
             self._move(entry, "gone")
@@ -172,7 +175,11 @@ class InputQueue:
 
     def _room_to_parse(self) -> bool:
         media = sum(self._count[stage] for stage in _MEDIA_STAGES)
-        return self._count["parsing"] + max(media, self._count["held"]) < self._window
+        parsing = self._count["parsing"]
+        if parsing >= _NUM_PARSERS:
+            return False
+        full = self._embeds and self._bytes + (parsing + 1) * self._average_bytes > self._capacity
+        return not full and parsing + max(media, self._count["held"]) < self._window
 
     def _room_to_process(self) -> bool:
         processing = self._count["processing"]
@@ -233,7 +240,9 @@ class InputQueue:
         if isinstance(result, ProcessedPrompt):
             entry.num_bytes = result.num_bytes
             self._bytes += entry.num_bytes
-            if entry.parsed is not None:
+            if entry.parsed is None and entry.num_bytes:
+                self._embeds.add(entry)
+            if entry.parsed is not None or entry.num_bytes:
                 self._average_bytes = (
                     (3 * self._average_bytes + entry.num_bytes) / 4 if self._average_bytes else entry.num_bytes
                 )

@@ -199,6 +199,24 @@ def test_held_bytes_are_limited_and_one_prompt_always_runs():
     queue.input_queue.close()
 
 
+def test_bytes_of_prompt_embeds_hold_back_parsing():
+    """Entries that give a ProcessedPrompt with features from parsing are those of `prompt_embeds`."""
+    queue = Queue(window=20, capacity=100)
+    entries = queue.add(*(queue.entry(f"rows{i}", lambda: prepared(60)) for i in range(5)), queue.entry("text"))
+    queue.wait("rows0", "rows1")
+    wait_until(lambda: not queue.input_queue._count["parsing"])
+    assert set(queue.out) == {"rows0", "rows1"}, "one per parser, before their size is known"
+    queue.input_queue.drop(entries[0])
+    assert not queue.input_queue._count["parsing"]
+    assert len(queue.out) == 2, "two do not fit"
+    for number, entry in enumerate(entries[1:5], 1):
+        queue.wait(f"rows{number}")
+        queue.input_queue.drop(entry)
+    queue.wait("text")
+    assert queue.input_queue._bytes == 0
+    queue.input_queue.close()
+
+
 def test_dropped_prompts_give_no_result(queue):
     gate = threading.Event()
     entries = queue.add(*(queue.media(f"clip{i}", gate=gate) for i in range(30)))
