@@ -184,7 +184,7 @@ class EngineConfig:
         _check_choice("generation_config", self.generation_config, ("auto", "none"))
         _check_choice("quantization", self.quantization, (None, "int8", "fp8", *PUBLISHED_FORMATS))
         _check_choice("parts", self.parts, ("all", "encoder", "decoder"))
-        if self.kv_cache_dtype == "fp8_e4m3":  # vLLM's other name for it
+        if isinstance(self.kv_cache_dtype, str) and self.kv_cache_dtype == "fp8_e4m3":  # vLLM's other name for it
             object.__setattr__(self, "kv_cache_dtype", "fp8")
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", *CACHE_DTYPES))
         for name in _POSITIVE:
@@ -341,7 +341,7 @@ def _error(name: str, value: object, reason: str) -> ConfigError:
 
 
 def _check_choice(name: str, value: object, known: tuple[str | None, ...]) -> None:
-    if value not in known:
+    if not isinstance(value, str | None) or value not in known:
         raise _error(name, value, f"must be one of {', '.join(map(str, known))}")
 
 

@@ -10,7 +10,7 @@ from dataclasses import InitVar, dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
-from ..mm.errors import InputError, hint, one_line, short_repr, typed
+from ..mm.errors import InputError, equals_one_of, hint, one_line, short_repr, typed
 from .builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, pack_tokens
 from .logits_processors import normalize_processors
 
@@ -273,7 +273,7 @@ class SamplingParams:
                 raise InputError("allowed_token_ids is empty; give the allowed tokens, or None", param="allowed_token_ids")
             self.__dict__["packed"] = self.allowed_token_ids, pack_tokens({"tokens": self.allowed_token_ids})
         if self.output_kind is not None:
-            if self.output_kind not in tuple(RequestOutputKind):
+            if not equals_one_of(self.output_kind, RequestOutputKind):
                 raise _error("output_kind", self.output_kind, "must be a RequestOutputKind")
             self.output_kind = RequestOutputKind(self.output_kind)
         if self.stop and not self.detokenize:
@@ -440,7 +440,7 @@ def _error(param: str, value: object, reason: str) -> InputError:
 
 def _check_unused(unused: Mapping[str, tuple[tuple[Any, ...], str]], name: str, value: object) -> None:
     accepted, reason = unused[name]
-    if value not in accepted:
+    if not equals_one_of(value, accepted):
         raise _error(name, value, f"cannot be honoured: {reason}")
 
 

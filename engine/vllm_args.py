@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ..mm.errors import ConfigError, hint, short_repr
+from ..mm.errors import ConfigError, equals_one_of, hint, short_repr
 
 _ONE_DEVICE = "an engine runs on one device; start one per GPU and divide the prompts"
 _POOLING = "pooling returns the model's vector of a prompt, or the logits of PoolingParams(token_ids=...)"
@@ -102,6 +102,7 @@ _IGNORED = (
     ("nothing reads it", "additional_config profiler_config use_fp64_gumbel"),
     ("the options metrics and tracing export them", "collect_detailed_traces kv_cache_metrics show_hidden_metrics_for_version"),
 )
+_EMPTY: tuple[object, ...] = (False, "", (), [], {})
 IGNORED = {name: reason for reason, names in _IGNORED for name in names.split()}
 _SILENT = (
     "served_model_name disable_log_stats disable_log_requests enable_log_requests use_tqdm_on_load enable_sleep_mode",
@@ -192,7 +193,7 @@ def translate_options(model: object, options: Mapping[str, Any], known: Collecti
             if not _is_one_of(value, accepted):
                 raise _refusal(name, value, reason)
         elif name in IGNORED:
-            without_effect += [f"{name} ({IGNORED[name]})"] if value else []
+            without_effect += [f"{name} ({IGNORED[name]})"] if not equals_one_of(value, _EMPTY) else []
         elif name in _SAME_AS:
             if str(value) != str({"model": model, **given}.get(_SAME_AS[name])):
                 raise _refusal(name, value, f"all files come from {_SAME_AS[name]}")
@@ -207,7 +208,7 @@ def _set(result: dict[str, Any], name: str, value: Any, target: str, convert: Ca
     """Set the option `target`; "a.b" sets the entry b of the option a, unless the caller has given that entry."""
     try:
         converted = convert(value)
-    except (TypeError, ValueError, OverflowError):
+    except (TypeError, ValueError, OverflowError, RuntimeError):  # RuntimeError: a tensor
         raise _refusal(name, value, "it has a wrong type") from None
     if converted is None:
         return
@@ -227,14 +228,14 @@ def _set_media_io(result: dict[str, Any], value: Any) -> None:
         for key, option in options.items():
             if (modality, key) in _MEDIA_IO:
                 _set(result, "media_io_kwargs", option, *_MEDIA_IO[modality, key])
-            elif (modality, key, option) != ("image", "image_mode", "RGB"):
+            elif (modality, key) != ("image", "image_mode") or not equals_one_of(option, ("RGB",)):
                 known = ", ".join(f"{key} of {modality}" for modality, key in _MEDIA_IO)
                 raise _refusal("media_io_kwargs", value, f"the known options are {known}")
 
 
 def _is_one_of(value: object, accepted: Collection[object]) -> bool:
     """Return whether a value is among these; True is not 1."""
-    return any(isinstance(value, bool) == isinstance(one, bool) and value == one for one in accepted)
+    return equals_one_of(value, [one for one in accepted if isinstance(value, bool) == isinstance(one, bool)])
 
 
 def _refusal(name: str, value: object, reason: str) -> ConfigError:

@@ -170,6 +170,14 @@ def hint(name: object, known: Iterable[str], others: Iterable[str] = ()) -> str:
     return f"{f'did you mean {near[0]}? The' if near else 'the'} known ones are {', '.join(names)}"
 
 
+def equals_one_of(value: object, accepted: Iterable[object]) -> bool:
+    """Return whether a value is among these. An array or a tensor of several numbers is not."""
+    try:
+        return any(bool(value == one) for one in accepted)
+    except (TypeError, ValueError, RuntimeError):
+        return False
+
+
 def typed(value: object) -> str:
     """Return a value's type with its article, as in "an int", or "None"."""
     name = type(value).__name__

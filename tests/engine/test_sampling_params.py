@@ -45,6 +45,13 @@ def test_values_outside_their_limits(name, value):
     assert caught.value.info.param.partition(".")[0] == name
 
 
+@pytest.mark.parametrize("name", ["best_of", "extra_args", "flat_logprobs", "output_kind"])
+@pytest.mark.parametrize("array", [np.zeros(3), torch.zeros(2)], ids=["array", "tensor"])
+def test_arrays_for_arguments_of_other_types(name, array):
+    with pytest.raises(InputError, match=name):
+        SamplingParams(**{name: array})
+
+
 @pytest.mark.parametrize(
     ("name", "value", "said"),
     [

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import argparse
+import contextlib
 import dataclasses
 import warnings
 
+import numpy as np
 import pytest
 import torch
 from sensorium import AsyncEngineArgs, EngineArgs
@@ -113,6 +115,20 @@ def test_refused(options, message):
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
     assert caught.value.info.param in options
+
+
+@pytest.mark.parametrize("array", [np.zeros(3), torch.zeros(2)], ids=["array", "tensor"])
+def test_arrays_are_typed_errors(array):
+    taken = set()
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        for name in (*NAMES, "kv_cache_dtype"):
+            with contextlib.suppress(ConfigError):
+                make_config("m", {name: array})
+                taken.add(name)
+    assert taken <= IGNORED.keys() | SILENT
+    with pytest.raises(ConfigError, match="the known options are"):
+        make_config("m", {"media_io_kwargs": {"image": {"image_mode": array}}})
 
 
 def test_every_name_is_in_one_table():
