@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import astuple, replace
 from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
+import torch
 from PIL import _plugins
 
 from ..errors import InputError, MediaError, media_error
@@ -17,9 +19,9 @@ from ..parse import MediaSource
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
 from . import audio, chunks, image, video
 from .audio_files import has_audio, is_slow
-from .isolate import CodecRunner, codec_runner
+from .isolate import CodecRunner, codec_runner, run_inline
 from .ledger import Ledger
-from .policy import DecodeSpec, FrameFiles, MediaPolicy, MediaUrl
+from .policy import DecodeSpec, FrameFiles, MediaPolicy, MediaUrl, slow_error
 from .source import read
 from .video_frames import attached_audio
 
@@ -86,8 +88,7 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: st
         elif source.kind == "audio":
             header = run(audio.probe_audio, source.data, spec.rate, policy)
         else:
-            frames = _read_frames(source.data, lambda frame: _blank(runner(frame, "image")(image.probe_image, frame, policy)))
-            header = run(video.probe_video, frames, spec.sampling, policy)
+            header = run(video.probe_video, _blank_frames(source.data, policy, runner), spec.sampling, policy)
         if source.modality == "vision_chunk":
             return chunks.split_header(header, source.kind, spec)
         track = _audio_of(source, spec, policy, run)
@@ -108,30 +109,55 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
             item = ImageItem(run(image.decode_image, source.data, policy))
         elif source.kind == "audio":
             item = _decode_audio(source.data, spec, policy, run)
+        elif _has_encoded_frames(source.data):
+            frames = _blank_frames(source.data, policy, runner)
+            item = video.decode_video(frames, spec.sampling, policy, _frame_reader(source.data[0], policy, runner))
         else:
-            frames = _read_frames(source.data, lambda frame: runner(frame, "image", True)(image.decode_image, frame, policy))
-            item = run(video.decode_video, frames, spec.sampling, policy)
+            item = run(video.decode_video, source.data, spec.sampling, policy)
         if source.modality == "vision_chunk":
             return [*chunks.split(item, source.kind, spec)]
         track = _audio_of(source, spec, policy, run)
         return [item] if track is None else [item, _decode_audio(track, spec, policy, runner(track, "audio"))]
 
 
-def _has_encoded_frames(data: object) -> bool:
+def _has_encoded_frames(data: object) -> TypeGuard[tuple[list[bytes], Any]]:
     """Return whether the data are those of FrameFiles: frames in bytes, and their metadata."""
     return (
         isinstance(data, tuple) and len(data) == 2 and isinstance(data[0], list) and isinstance((data[0] or [None])[0], bytes)
     )
 
 
-def _read_frames(data: Any, read_frame: Callable[[bytes], object]) -> Any:
-    """Replace each frame in bytes by what `read_frame` returns. Other data are returned as they are."""
-    return ([read_frame(frame) for frame in data[0]], data[1]) if _has_encoded_frames(data) else data
+def _blank_frames(data: Any, policy: MediaPolicy, runner: Callable[..., CodecRunner]) -> Any:
+    """Replace each frame in bytes by one of its size that takes no memory. Other data are returned as they are."""
+    if not _has_encoded_frames(data):
+        return data
+    headers = [runner(frame, "image")(image.probe_image, frame, policy) for frame in data[0]]
+    return [np.broadcast_to(np.uint8(0), (header.height, header.width, 3)) for header in headers], data[1]
 
 
-def _blank(header: MediaHeader) -> np.ndarray[Any, Any]:
-    """Return a frame of this size that takes no memory."""
-    return np.broadcast_to(np.uint8(0), (header.height, header.width, 3))
+def _frame_reader(
+    frames: Sequence[bytes], policy: MediaPolicy, runner: Callable[..., CodecRunner]
+) -> Callable[[int], torch.Tensor]:
+    """Return a function that decodes a frame. In worker processes, all its calls together may take `worker_seconds`."""
+    left = policy.worker_seconds
+
+    def read_frame(position: int) -> torch.Tensor:
+        nonlocal left
+        frame = frames[position]
+        run = runner(frame, "image", True)
+        if run is run_inline:
+            return run(image.decode_image, frame, policy)
+        began = time.monotonic()
+        try:
+            pixels = run(image.decode_image, frame, replace(policy, worker_seconds=left))
+        except InputError as error:
+            raise slow_error(policy.worker_seconds) if error.info.param == "worker_seconds" else error from None
+        left -= time.monotonic() - began
+        if left <= 0:
+            raise slow_error(policy.worker_seconds)
+        return pixels
+
+    return read_frame
 
 
 def _runner(policy: MediaPolicy, tenant: str | None, data: object, kind: str, decoding: bool = False) -> CodecRunner:

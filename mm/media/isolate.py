@@ -48,12 +48,12 @@ class CodecRunner(Protocol):
 
 
 def codec_runner(policy: MediaPolicy, data: object, slow: bool = False, tenant: str | None = None) -> CodecRunner:
-    """Return `run_isolated` for encoded bytes that are `slow` or if the policy isolates codecs, else `_run_inline`."""
+    """Return `run_isolated` for encoded bytes that are `slow` or if the policy isolates codecs, else `run_inline`."""
     isolated = (slow or policy.decode_isolation == "process") and isinstance(data, bytes)
-    return partial(run_isolated, tenant=tenant) if isolated else _run_inline
+    return partial(run_isolated, tenant=tenant) if isolated else run_inline
 
 
-def _run_inline(function: Callable[..., T], data: Any, /, *args: object) -> T:
+def run_inline(function: Callable[..., T], data: Any, /, *args: object) -> T:
     return function(data, *args)
 
 

@@ -51,8 +51,10 @@ def probe_video(value: object, sampling: FrameSampling, policy: MediaPolicy) -> 
     return _checked(video.height, video.width, video.plan(sampling)[1], True, policy)
 
 
-def decode_video(value: object, sampling: FrameSampling, policy: MediaPolicy) -> VideoItem:
-    """Decode the used frames. Arguments are those of `probe_video`.
+def decode_video(
+    value: object, sampling: FrameSampling, policy: MediaPolicy, read_frame: Callable[[int], torch.Tensor] | None = None
+) -> VideoItem:
+    """Decode the used frames. Arguments are those of `probe_video`; `read_frame` is that of `DecodedFrames.pixels`.
 
     A frame that cannot be read, or has another size than the header, is left out with a warning in the log and listed in
     `plan.missing`. With `policy.frame_recovery` the next readable frame before the following sampled one replaces it and is
@@ -65,7 +67,7 @@ def decode_video(value: object, sampling: FrameSampling, policy: MediaPolicy) ->
         video = read_decoded_frames(value, policy)
         used, plan = video.plan(sampling)
         _checked(video.height, video.width, plan, True, policy)
-        return VideoItem(video.pixels(used, policy), plan)
+        return VideoItem(video.pixels(used, policy, read_frame), plan)
     data = bytes(value)
     index = index_video(data, policy)
     plan = _plan(index, sampling)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from numbers import Integral
@@ -17,7 +17,7 @@ from ..errors import InputError, hint, typed
 from ..geometry import FrameSampling, sample_indices, usable_span
 from ..types import FramePlan
 from .image import decode_image, probe_image, to_hwc
-from .policy import MediaPolicy
+from .policy import DecodeClock, MediaPolicy
 from .video_pyav import DEFAULT_FPS
 
 _FIELDS = ("total_num_frames", "fps", "width", "height", "duration", "video_backend", "frames_indices", "do_sample_frames")
@@ -57,12 +57,25 @@ class DecodedFrames:
         indices = tuple(self.numbers[i] for i in used)
         return used, FramePlan(indices, tuple(i / rate for i in indices), self.total, len(used) / seconds)
 
-    def pixels(self, positions: Sequence[int], policy: MediaPolicy) -> Tensor:
-        """Return the frames at some positions, uint8 `[n, height, width, 3]`."""
+    def pixels(
+        self, positions: Sequence[int], policy: MediaPolicy, read_frame: Callable[[int], Tensor] | None = None
+    ) -> Tensor:
+        """Return the frames at some positions, uint8 `[n, height, width, 3]`. Images are decoded one by one into the result.
+
+        `read_frame`: decodes the image at a position; None: `decode_image`.
+        """
         frames = self.frames
         if isinstance(frames, Tensor):
             return frames if len(positions) == len(frames) else frames[list(positions)]
-        return torch.stack([decode_image(frames[i], policy) for i in positions])
+        clock, size = DecodeClock(policy), (self.height, self.width, 3)
+        pixels = torch.empty((len(positions), *size), dtype=torch.uint8)
+        for row, position in zip(pixels, positions, strict=True):
+            frame = decode_image(frames[position], policy) if read_frame is None else read_frame(position)
+            if frame.shape != size:
+                raise InputError(f"frame {position} is broken: its header and its pixels differ in size")
+            row.copy_(frame)
+            clock.check()
+        return pixels
 
 
 def read_decoded_frames(value: Any, policy: MediaPolicy) -> DecodedFrames:
