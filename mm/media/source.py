@@ -12,6 +12,7 @@ import threading
 from collections.abc import Callable
 from typing import Any
 from urllib.parse import unquote_to_bytes, urlsplit
+from weakref import WeakValueDictionary
 
 from ..errors import InputError, typed
 from .fetch import fetch
@@ -20,7 +21,8 @@ from .policy import FrameFiles, MediaPolicy, MediaUrl
 
 _LONGEST_PATH = 4096
 _BASE64_PIECE = 1 << 22  # characters decoded at once, a multiple of 4
-_READING = threading.Lock()
+_locks: WeakValueDictionary[int, Any] = WeakValueDictionary()  # id of an open file that is being read -> its lock
+_locks_guard = threading.Lock()
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{120}")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,40}):")
 
@@ -71,11 +73,13 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
 def _read_open_file(file: Any, policy: MediaPolicy, ledger: Ledger) -> bytes:
     """Return all bytes of a file that the caller has opened, from its start if it can seek. Its position is kept."""
     try:
-        with _READING:  # several items may be the same file
+        with _locks_guard:  # several items may be the same file
+            lock = _locks.setdefault(id(file), threading.Lock())
+        with lock:
             position = file.tell() if hasattr(file, "seekable") and file.seekable() else None
             if position is not None:
                 file.seek(0)
-            data = file.read(policy.max_bytes + 1)
+            data = _read_to_end(file, policy.max_bytes + 1)
             if position is not None:
                 file.seek(position)
     except Exception as error:  # of the caller's object
@@ -84,6 +88,20 @@ def _read_open_file(file: Any, policy: MediaPolicy, ledger: Ledger) -> bytes:
         raise InputError(f"reading the open file gives {typed(data)}; open it in binary mode, as in open(path, 'rb')")
     _check_size(len(data), policy)
     return ledger.once(id(file), len(data), lambda: data)
+
+
+def _read_to_end(file: Any, size: int) -> Any:
+    """Return up to `size` bytes. A raw file or a pipe may return fewer than it is asked for before its end."""
+    pieces: list[bytes] = []
+    while size > 0:
+        piece = file.read(size)
+        if not isinstance(piece, bytes):
+            return piece
+        if not piece:
+            break
+        pieces.append(piece)
+        size -= len(piece)
+    return b"".join(pieces)
 
 
 def _check_size(size: int, policy: MediaPolicy) -> None:

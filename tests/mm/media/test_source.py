@@ -5,7 +5,9 @@ from __future__ import annotations
 import base64
 import io
 import os
+import threading
 import tracemalloc
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -15,6 +17,7 @@ from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.media import source
 from sensorium.mm.media.policy import FrameFiles, MediaPolicy, MediaUrl
 from sensorium.mm.media.source import read
+from waiting import LONG
 
 POLICY = MediaPolicy(max_bytes=1000)
 DATA = "data:image/png;base64," + base64.b64encode(b"abcd").decode()
@@ -210,6 +213,25 @@ def test_open_files_are_read_from_their_start(folder):
         read(io.BytesIO(b"x" * 5000), "image", POLICY)
     with pytest.raises(InputError, match=r"the open file cannot be read \(integer division"):
         read(SimpleNamespace(read=lambda size: size // 0), "image", POLICY)
+
+
+def test_an_open_file_that_blocks_holds_no_other_up_and_short_reads_are_continued():
+    class Pipe(io.RawIOBase):
+        def read(self, size=-1):
+            begun.set()
+            assert go_on.wait(LONG)
+            return next(pieces)
+
+    begun, go_on, pieces = threading.Event(), threading.Event(), iter([b"ab", b"c", b"d", b""])
+    with ThreadPoolExecutor(2) as pool:
+        slow = pool.submit(read, Pipe(), "image", POLICY)
+        assert begun.wait(LONG)
+        other = pool.submit(read, io.BytesIO(b"xy"), "image", POLICY)
+        try:
+            assert other.result(LONG) == b"xy"
+        finally:
+            go_on.set()
+        assert slow.result(LONG) == b"abcd"
 
 
 def test_a_folder_is_refused_by_name(tmp_path):
