@@ -45,6 +45,7 @@ _MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")  # a JPEG marker outside a scan
 _STRIP_TAGS = (273, 279, 324, 325)  # TIFF tags: places and sizes of strips and tiles
 _SUBFILE_TAG, _REDUCED = 254, 1  # TIFF tag of a page's kind, and its bit of a thumbnail
+_SUBFILE_BYTES = {3: 2, 4: 4}  # of its types, SHORT and LONG
 _MAX_THUMBNAILS = 64  # pages of a TIFF that are looked at
 _PLAIN_TYPES = (1, 2, 6, 7)  # types of TIFF values that Pillow keeps as bytes
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI")
@@ -237,7 +238,11 @@ def _check_tiff(data: bytes, policy: MediaPolicy) -> None:
     offset, count, entry, pointer = ("8xQ", "Q", "HHQQ", "Q") if big else ("4xI", "H", "HHII", "I")
     try:
         (start,) = struct.unpack_from(order + offset, data)
+        seen = {0}
         for number in range(_MAX_THUMBNAILS):
+            if start in seen:  # the end, or a page that points back
+                return
+            seen.add(start)
             (entries,) = struct.unpack_from(order + count, data, start)
             start += struct.calcsize(order + count)
             end = start + min(entries, 1 << 16) * struct.calcsize(order + entry)
@@ -246,13 +251,13 @@ def _check_tiff(data: bytes, policy: MediaPolicy) -> None:
                 most = policy.max_image_pieces if tag in _STRIP_TAGS else max(policy.max_image_pieces, 3 << 16)
                 if values > most and kind not in _PLAIN_TYPES:
                     raise _pieces_error(policy)
-                subfile = value if tag == _SUBFILE_TAG else subfile
+                if tag == _SUBFILE_TAG:  # stored in the first bytes of the field
+                    unused = struct.calcsize(pointer) - _SUBFILE_BYTES.get(kind, 4)
+                    subfile = value >> 8 * unused if order == ">" else value
             if number and not subfile & _REDUCED:
                 how = "[page.copy() for page in PIL.ImageSequence.Iterator(image)]"
                 raise InputError(f"it has several pages; give each page as an image, as in {how}")
             (start,) = struct.unpack_from(order + pointer, data, end)
-            if not start:
-                return
     except struct.error:
         return  # cut off: Pillow raises the error
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from PIL import Image, ImageOps
 from sensorium.mm.errors import InputError
-from sensorium.mm.media.image import decode_image, hash_image, is_slow, probe_image
+from sensorium.mm.media.image import _check_tiff, decode_image, hash_image, is_slow, probe_image
 from sensorium.mm.media.policy import MediaPolicy
 
 POLICY = MediaPolicy()
@@ -302,6 +302,29 @@ def test_strips_of_a_tiff_are_counted() -> None:
     with pytest.raises(InputError, match=r"more than 65,536 strips .* \(media: max_image_pieces\)") as error:
         probe_image(data, POLICY)
     assert error.value.info.param == "max_image_pieces"
+
+
+@pytest.mark.parametrize("order", "<>")
+@pytest.mark.parametrize("big", [False, True])
+def test_thumbnails_and_pages_of_a_tiff(order: str, big: bool) -> None:
+    def tiff(*pages: tuple[str, int], back: int = 0) -> bytes:
+        head, count, pointer = (struct.pack(order + "2sHHHQ", mark, 43, 8, 0, 16), "Q", "Q") if big else (short, "H", "I")
+        size = struct.calcsize(order + count + "HH" + 3 * pointer)
+        data = head
+        for number, (form, value) in enumerate(pages, 1):
+            field = struct.pack(order + form, value).ljust(struct.calcsize(pointer), b"\0")
+            following = len(head) + number * size if number < len(pages) else back
+            data += struct.pack(order + count + "HH" + pointer, 1, 254, 3 if form == "H" else 4, 1)
+            data += field + struct.pack(order + pointer, following)
+        return data
+
+    mark = b"II" if order == "<" else b"MM"
+    short = struct.pack(order + "2sHI", mark, 42, 8)
+    for form in "HI":
+        _check_tiff(tiff((form, 0), (form, 1)), POLICY)
+        _check_tiff(tiff((form, 0), back=16 if big else 8), POLICY)
+        with pytest.raises(InputError, match="several pages"):
+            _check_tiff(tiff((form, 0), (form, 2)), POLICY)
 
 
 def test_is_slow() -> None:
