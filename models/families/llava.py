@@ -21,6 +21,7 @@ from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.builder import StoredTensor
 from ..layers.connectors import Projector, ProjectorSpec
+from ..memory_formulas import SMALL
 from ..text.spec import DecoderSpec
 from ..text.stacks import stack_of
 from ..vision.encoders import encoder_spec, with_defaults
@@ -152,7 +153,7 @@ class LlavaBase(DecoderModel):
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
         patches, projector = self.max_patches(modality, rows), self.multi_modal_projector.spec
-        return tower_bytes(self.vision_tower.spec, patches, projector, self.dtype, limits)
+        return SMALL + tower_bytes(self.vision_tower.spec, patches, projector, self.dtype, limits)  # SMALL: layouts
 
 
 class Llava(LlavaBase):

@@ -207,6 +207,7 @@ FAMILIES = [
         call=call_nested,
         built={"vision": SIGLIP, "text": "qwen2", "layer": -1, "select": "full"},
         placeholders={"image": "<image>", "video": "<video>"},
+        fullest_items=1,  # several images are not tiled
         sizes={"image": SIZES, "video": [(3, 40, 60), (5, 30, 30), (2, 70, 20)]},
         grid={"image": IMAGE_SIZES, "video": [(1, 56, 56), (2, 90, 60), (3, 60, 90), (6, 80, 100), (13, 64, 64)]},
     ),

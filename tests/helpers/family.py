@@ -211,6 +211,7 @@ class Family:
         tolerance: tolerance of float32 logits, as a factor of max(1, std); `tolerance_note` says why it is not 2e-4.
         half: largest standard deviation of the errors in bfloat16 and in float16, relative to that of the logits.
         fullest: modality -> sizes of items with the most memory per row, if that depends on the size.
+        fullest_items: number of such items in a prompt, if a family treats several items differently.
         options: options of `LLM`.
         finish: called with the folder after a checkpoint is saved, to write files that are missing in it. processor_config.json
             is always removed; a processor with keys of its own (`image_seq_len`) needs it back.
@@ -243,6 +244,7 @@ class Family:
     tolerance_note: str = ""
     half: tuple[float, float] = (0.1, 0.02)
     fullest: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
+    fullest_items: int = 8
     options: Mapping[str, Any] = field(default_factory=dict)
     finish: Callable[[Path], None] = no_more_files
     load: Callable[[Path], tuple[Any, Any]] = load_oracle

@@ -28,7 +28,7 @@ def full_prompts(row: Family, count: int) -> list[Question]:
         return [ask(row, "", 300 + seed) for seed in range(count)]
     letter = next(letter for letter, modality in LETTERS.items() if modality in row.placeholders)
     several = max(len(case) for case in row.default_cases())
-    case = letter * (several if several == 1 else 8)
+    case = letter * (several if several == 1 else row.fullest_items)
     known = row.fullest.get(LETTERS[letter])
     sizes = None if known is None else [known[i % len(known)] for i in range(len(case))]
     asked = [ask(row, case, 300 + seed, sizes) for seed in range(count)]
