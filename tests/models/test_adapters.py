@@ -195,7 +195,7 @@ def test_a_conversation_whose_audio_is_truncated_is_the_prompt_that_reads_the_sa
         session.append(" then what")
         third = session.answer()
     (fresh,) = llm.generate({"prompt_token_ids": list(third.prompt_token_ids)}, params, use_tqdm=False)
-    assert third.prompt_token_ids[: len(before)] == before
+    assert third.prompt_token_ids[: len(before)] == list(before)
     assert third.outputs[0].token_ids == fresh.outputs[0].token_ids
 
 
