@@ -39,7 +39,7 @@ def read_file(path: Path) -> bytes | None:
     try:
         with open_regular(path) as file:
             return file.read()
-    except (FileNotFoundError, NotADirectoryError):
+    except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can have this name
         return None
     except OSError as error:
         raise CheckpointError(f"{path} cannot be read ({error.strerror or error})") from None

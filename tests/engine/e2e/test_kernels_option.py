@@ -50,7 +50,7 @@ def test_media_processing_uses_the_selected_backends(monkeypatch: pytest.MonkeyP
 
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
     prompt = {"prompt": slot, "multi_modal_data": {"image": Image.new("RGB", (32, 32))}}
-    with LLM(MODEL, max_model_len=64, kernels="act_and_mul=torch") as llm:
+    with LLM(MODEL, max_model_len=64, kernels="act_and_mul=torch", warm_up=False) as llm:
         monkeypatch.setattr(type(llm._inputs.media._info), "process", spy)
         assert "seen enough" in llm.generate([prompt], PARAMS, use_tqdm=False)[0].error.message
     assert found == ["torch"]
