@@ -165,8 +165,8 @@ def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
     """
     if op not in ("linear", "int8_linear"):
         return True
-    products = native.products()
-    return products == "avx2" or (products == "avx512" and (dtype == torch.bfloat16 or op == "int8_linear"))
+    narrow = dtype == torch.bfloat16 or op == "int8_linear"
+    return native.products() is not None and (narrow or native.instructions() == "avx2")
 
 
 def multiplies_fast(dtype: torch.dtype) -> bool:

@@ -72,6 +72,13 @@ def test_rows_do_not_see_each_other_at_any_count(
     check_rows_do_not_see_each_other(weights(form, size, dtype, monkeypatch), size[0], dtype, counts)
 
 
+@pytest.mark.parametrize(("level", "expected"), [("avx2", "native"), ("avx512", "onednn"), ("avx512_bf16", "onednn")])
+def test_float32_is_left_to_onednn_with_avx512(level: str, expected: str) -> None:
+    with running_with(level):
+        assert backend("linear", CPU, torch.float32) == expected
+        assert backend("linear", CPU, torch.bfloat16) == "native"
+
+
 @pytest.mark.usefixtures("instructions")
 @pytest.mark.parametrize("int8", [pytest.param(True, marks=needs_int8), False])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
