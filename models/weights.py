@@ -237,7 +237,7 @@ def quantize(root: nn.Module, quantization: str) -> None:
         if isinstance(module, Linear) and not module.exact:
             if quantization == "int8" and not supported(module.weight.device):
                 raise ConfigError(
-                    f"quantization={quantization!r} needs a CPU with avx512_vnni, or a GPU and Triton, not this "
+                    f"quantization={quantization!r} needs a CPU with AVX2 or AVX-512 VNNI, or a GPU and Triton, not this "
                     f"{module.weight.device.type}: leave it out, or use device='cpu' on such a machine"
                 )
             module.quantization = quantization

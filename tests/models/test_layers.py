@@ -192,5 +192,5 @@ def test_int8_is_for_every_linear_but_the_head(monkeypatch: pytest.MonkeyPatch) 
 
 def test_int8_wants_a_device_that_has_it(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sensorium.models.weights.supported", lambda device: False)
-    with pytest.raises(ConfigError, match="quantization='int8' needs a CPU with avx512_vnni"):
+    with pytest.raises(ConfigError, match="quantization='int8' needs a CPU with AVX2 or AVX-512 VNNI"):
         quantize(small_model(), "int8")

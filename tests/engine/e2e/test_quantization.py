@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from cpu import needs_int8
+from cpu import needs_int8, running_with
 from sensorium import LLM, SamplingParams
 from sensorium.mm.errors import ConfigError
 
@@ -43,5 +43,5 @@ def test_fp8_reads_the_shipped_media() -> None:
 @pytest.mark.in_process
 def test_int8_is_refused_where_it_cannot_be(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(torch.cpu, "_is_vnni_supported", lambda: False)
-    with pytest.raises(ConfigError, match="needs a CPU with avx512_vnni"):
+    with running_with("base"), pytest.raises(ConfigError, match="needs a CPU with AVX2 or AVX-512 VNNI"):
         LLM(ASSETS / "tiny-vl", device="cpu", quantization="int8")

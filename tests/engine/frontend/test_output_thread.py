@@ -127,7 +127,7 @@ class SlowFactory:
 
         self.future = Future()
 
-    def begin(self, wanted):
+    def begin(self, wanted, tenant=""):
         return self.future
 
 
