@@ -77,6 +77,7 @@ def messages():
         ),
         item,
         plan,
+        types.EncodedItem("image", torch.ones(2, 3), (ItemGeometry(1, 2, 2, 2),), "ab" * 32, (4, 4)),
     ]  # fmt: skip
 
 

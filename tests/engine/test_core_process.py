@@ -308,7 +308,7 @@ def test_logits_processors_are_imported_by_the_child(llm, tmp_path, monkeypatch)
     with make() as fresh:  # the child searches the parent's sys.path
         params = SamplingParams(max_tokens=3, ignore_eos=True, logits_processors={"only in a module": {"token": 70}})
         (output,) = fresh.generate("user 1", params, use_tqdm=False)
-        assert output.outputs[0].token_ids == (70, 70, 70)
+        assert output.outputs[0].token_ids == [70, 70, 70]
     params = SamplingParams(max_tokens=3, logits_processors={"only here": {"token": 70}})
     (output,) = llm.generate("user 1", params, use_tqdm=False)
     assert "the engine's process cannot import it" in output.error.message

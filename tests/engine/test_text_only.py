@@ -36,7 +36,7 @@ def test_items_are_refused(llm):
     assert "this model takes text only" in output.error.message
     message = {"role": "user", "content": [{"type": "image", "image": IMAGE}, {"type": "text", "text": "hello"}]}
     (output,) = llm.chat([message], ONE, use_tqdm=False)
-    assert "this model takes text only" in output.error.message
+    assert "the chat template reads texts only" in output.error.message
     with pytest.raises(InputError, match="text only"):
         llm.plan({"prompt": "hello", "multi_modal_data": {"image": IMAGE}})
 
