@@ -39,6 +39,8 @@ def read_file(path: Path) -> bytes | None:
     try:
         with open_regular(path) as file:
             return file.read()
+    except CheckpointError:
+        raise
     except (FileNotFoundError, NotADirectoryError, ValueError):  # ValueError: no file can have this name
         return None
     except OSError as error:

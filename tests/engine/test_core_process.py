@@ -108,8 +108,7 @@ def kill_in_flight(llm: LLM, image: bool) -> None:
     ]
 
     def step_until_stopped():
-        if next(steps) == 8:
-            wait_until(lambda: image or seen)
+        if next(steps) >= 8 and (image or seen) and not stopped.is_set():
             os.kill(core.pid, signal.SIGSTOP)  # the parent waits for this step when the child is killed
             stopped.set()
         return step()
