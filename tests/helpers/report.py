@@ -13,12 +13,17 @@ import tempfile
 import time
 import xml.etree.ElementTree as ElementTree
 from collections import Counter
+from concurrent.futures import ThreadPoolExecutor
 from importlib.metadata import version
 from pathlib import Path
 
+import pytest
+
 ROOT = Path(__file__).resolve().parents[2]
-LANES = (("tests/models",), ("tests", "--ignore=tests/models"))
-"""Folders that run side by side; each takes about half of the time."""
+LONGEST = ("tests/engine/e2e", "tests/models/families", "tests/packaging", "tests/kernels")
+"""Folders that start first, so that no long one is left for the end."""
+FILES_PER_RUN = 7
+WORKERS = 2
 SLOWEST = 20
 
 
@@ -61,28 +66,45 @@ def text(found: dict[str, Counter[str]], seconds: float) -> str:
     )
 
 
+def split() -> list[list[str]]:
+    """Return the files of each pytest run: a few files of one folder."""
+    folders: dict[str, list[str]] = {name: [] for name in LONGEST}
+    for file in sorted(ROOT.glob("tests/**/test_*.py")):
+        folders.setdefault(str(file.parent.relative_to(ROOT)), []).append(str(file.relative_to(ROOT)))
+    return [files[i : i + FILES_PER_RUN] for files in folders.values() for i in range(0, len(files), FILES_PER_RUN)]
+
+
+def run_files(report: Path, files: list[str]) -> tuple[int, str]:
+    """Run pytest on some files and print its last line. Return its exit code, and its output if a test failed."""
+    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *files, *sys.argv[1:]]
+    env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads yield their core to the other run
+    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
+    last = done.stdout.splitlines()[-1:] or [""]
+    print(f"{files[0]} ... {Path(files[-1]).name}: {last[0]}", flush=True)
+    if done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+        return 0, ""
+    return abs(done.returncode), f"pytest ended with code {done.returncode}\n{done.stdout}"
+
+
 def run(folder: Path) -> tuple[int, dict[str, Counter[str]]]:
-    """Run both lanes at once; print the second's output and the seconds of the slowest files at the end."""
-    lanes = [(folder / f"{number}.xml", where) for number, where in enumerate(LANES)]
-    commands = [[sys.executable, "-m", "pytest", f"--junitxml={report}", *where, *sys.argv[1:]] for report, where in lanes]
-    env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads yield their core to the other lane
-    with (folder / "second").open("w+") as second:
-        started = [
-            subprocess.Popen(command, cwd=ROOT, env=env, stdout=out)
-            for command, out in zip(commands, (None, second), strict=True)
-        ]
-        codes = [process.wait() for process in started]
-        second.seek(0)
-        print(second.read())
+    """Run all files, `WORKERS` runs at a time; print the seconds of the slowest files at the end."""
+    runs = split()
+    reports = [folder / f"{number}.xml" for number in range(len(runs))]
+    with ThreadPoolExecutor(WORKERS) as pool:
+        codes, failures = zip(*pool.map(run_files, reports, runs), strict=True)
     found: dict[str, Counter[str]] = {}
-    for report, where in lanes:
-        counted, seconds = outcomes(report) if report.exists() else ({}, {})
+    seconds: dict[str, float] = {}
+    for report in filter(Path.exists, reports):
+        counted, taken = outcomes(report)
+        seconds |= taken
         for name, counts in counted.items():
             found.setdefault(name, Counter()).update(counts)
-        print(f"{sum(seconds.values()):6.0f} s {' '.join(where)}")
-        slowest = sorted(seconds.items(), key=lambda one: -one[1])[:SLOWEST]
-        print("".join(f"{taken:8.1f} s {name}\n" for name, taken in slowest), flush=True)
-    return max(map(abs, codes)), found  # a process ended by a signal has a negative code
+    slowest = sorted(seconds.items(), key=lambda one: -one[1])[:SLOWEST]
+    print("".join(f"{taken:8.1f} s {name}\n" for name, taken in slowest))
+    print("\n".join(filter(None, failures)))
+    total = sum(found.values(), Counter())
+    print(", ".join(f"{total[kind]} {kind}" for kind in ("passed", "failed", "skipped")), flush=True)
+    return max(codes), found
 
 
 def main() -> int:
