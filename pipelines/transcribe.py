@@ -120,7 +120,7 @@ def transcribe_tasks(
 
     Raises:
         ConfigError: the model does not transcribe speech.
-        InputError: an unknown language or task, timestamps of a model that has none, a context that is too long, or an
+        InputError: an unknown language or task, an argument that this model cannot honour, a context that is too long, or an
             argument of a wrong type.
     """
     speech = llm.speech
@@ -136,6 +136,10 @@ def transcribe_tasks(
         raise InputError(f"task={short_repr(task)} is not one this model knows; {hint(task, speech.tasks)}", param="task")
     if timestamps and not speech.has_timestamps:
         raise InputError("this model writes no timestamps; leave timestamps out", param="timestamps")
+    if language is not None and not speech.takes_language:
+        raise InputError("this model detects the language itself; leave language out", param="language")
+    if context and not speech.takes_context:
+        raise InputError("the prompt of this model has no place for words to expect; leave context out", param="context")
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     code = None if language is None else language_code(language, speech.languages)
     detection, context = speech.language_detection_request() if code is None else None, _clean_context(llm, context)

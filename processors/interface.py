@@ -134,6 +134,8 @@ class SupportsTranscription(Protocol):
     languages: Mapping[str, str]  # code -> English name
     tasks: tuple[str, ...]  # "transcribe" (in the language spoken) and perhaps "translate" (to English)
     has_timestamps: bool
+    takes_language: bool  # False: `transcription_request` ignores the language
+    takes_context: bool  # False: `transcription_request` ignores the context
 
     def language_detection_request(self) -> SpeechRequest | None:
         """Return the request whose output is the token of the spoken language; None: no separate request is needed."""

@@ -10,12 +10,14 @@ from ...mm.speech import LANGUAGES, SpeechRequest, strip_control_tokens
 class SpeechMixin:
     """The defaults of SupportsTranscription, except `transcription_request`, for a subclass of AudioInfo.
 
-    `language_codes`: the languages that a prompt may name.
+    `language_codes`: the languages that the model transcribes. `takes_language`, `takes_context`: a prompt may name the
+    language, or words to expect.
     """
 
     language_codes: tuple[str, ...] = ()
     tasks: tuple[str, ...] = ("transcribe",)
-    has_timestamps = False
+    has_timestamps = takes_context = False
+    takes_language = True
 
     @property
     def languages(self) -> Mapping[str, str]:

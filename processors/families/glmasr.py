@@ -20,6 +20,7 @@ class GlmAsrProcessingInfo(WindowedAudioInfo, SpeechMixin):
     text_config_defaults = {"hidden_size": 2048, "vocab_size": 59264}
     mel_defaults = MelSpec(num_mel_bins=128)
     language_codes = ("zh", "en", "yue")
+    takes_language = False
     clip_per_window = True
 
     def max_windows(self, seconds: int, rows: int) -> int:

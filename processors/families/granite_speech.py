@@ -40,6 +40,7 @@ class GraniteSpeechProcessingInfo(AudioInfo, SpeechMixin):
     text_config_defaults = {"hidden_size": 2048, "vocab_size": 49160, "max_position_embeddings": 131072}
     mel_defaults = MelSpec(num_mel_bins=80, n_fft=512, win_length=400, end_frame=True, htk=True)
     language_codes = ("en", "fr", "de", "es", "pt")
+    takes_language = False
     tasks = tuple(_TASKS)
 
     def resolve_spec(self, modality: str) -> ProjectedMelSpec:

@@ -34,7 +34,7 @@ class Qwen2AudioProcessingInfo(AudioInfo, SpeechMixin):
         return (frames + 1) // 2 * 2 + 1
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
-        """Return the prompt that the model was trained with (its EVALUATION.md); `context` is not used."""
+        """Return the prompt that the model was trained with (its EVALUATION.md)."""
         prefix = "" if language is None else f" <|{language}|>"
         return SpeechRequest(f"<|audio_bos|><|AUDIO|><|audio_eos|>Detect the language and recognize the speech:{prefix}")
 

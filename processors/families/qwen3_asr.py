@@ -23,6 +23,7 @@ class Qwen3ASRProcessingInfo(AutInfo, SpeechMixin):
     placeholders = {"audio": ("audio_token_id", "audio_token_index", 151676)}
     text_config_defaults = {"hidden_size": 2048, "vocab_size": 151936}
     language_codes = tuple(_CODES.split())
+    takes_context = True
     max_seconds = 1200  # as in the published package
     default_min_samples = 8000
 

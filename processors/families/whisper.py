@@ -23,6 +23,7 @@ class WhisperProcessingInfo(AudioInfo, SpeechMixin):
     """ProcessingInfo and SupportsTranscription of Whisper. Audio has no placeholder: the decoder cross-attends to it."""
 
     text_config_defaults = {"d_model": 384, "max_source_positions": 1500}
+    takes_context = True
 
     def resolve_spec(self, modality: str) -> MelSpec:
         spec = super().resolve_spec(modality)

@@ -21,6 +21,9 @@ from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.speech import TimestampRule
 from sensorium.pipelines.tasks import as_completed
 from sensorium.pipelines.transcribe import segments, transcribe_tasks
+from sensorium.processors.families.glmasr import GlmAsrProcessingInfo
+from sensorium.processors.families.voxtral import VoxtralProcessingInfo
+from sensorium.processors.files import ProcessorFiles
 from waiting import hold_steps
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=12)
@@ -269,6 +272,14 @@ def test_context_cannot_write_control_tokens(llm: LLM, prompts: list[str]) -> No
     assert after == "<|en|><|transcribe|><|notimestamps|>"
     with pytest.raises(InputError, match=r"the context takes \d+ tokens, but only 511 leave room"):
         heard(llm, (make_audio(), 16_000), context="word " * 600)
+
+
+@pytest.mark.parametrize(("family_class", "ignored"), [(VoxtralProcessingInfo, "context"), (GlmAsrProcessingInfo, "language")])
+def test_arguments_that_a_model_cannot_honour(llm: LLM, monkeypatch: Any, family_class: type, ignored: str) -> None:
+    monkeypatch.setattr(llm, "speech", family_class(ProcessorFiles()))
+    with pytest.raises(InputError, match=f"leave {ignored} out") as error:
+        llm.transcribe(make_audio(), **{ignored: "en"})
+    assert error.value.info.param == ignored
 
 
 @pytest.fixture(scope="module")
