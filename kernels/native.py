@@ -9,6 +9,7 @@ import ctypes
 import functools
 import os
 import threading
+import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +37,9 @@ _SIGNATURES = {
     "int8_linear_avx2": (_I, _P, _N, _N, _P, _P, _P, _N, _N, _P, _I),
 }
 """Argument types of each function of kernels/cpu."""
+ABI = 1
+"""Number of this set of functions and data layouts; a library with another number (cpu/instructions.cpp) is not used."""
+REBUILD = "pip install --no-build-isolation --no-deps -e ."
 LEVELS = ("base", "avx2", "avx512", "avx512_bf16")
 """The instruction sets that kernels/cpu is compiled for, in the order of `Level` in common.h."""
 
@@ -46,15 +50,31 @@ def library() -> ctypes.CDLL | None:
     for path in sorted(Path(__file__).parent.glob("_native*.so")):
         try:
             found = ctypes.CDLL(str(path))
+        except OSError:  # built for another system
+            continue
+        try:
+            stale = _abi(found) != ABI
             for name, types in _SIGNATURES.items():
                 function = getattr(found, f"sensorium_{name}")
                 function.argtypes, function.restype = types, None
-        except (OSError, AttributeError):  # built for another system, or from another version of the sources
+        except AttributeError:
+            stale = True
+        if stale:
+            reason = "was built from other sources and is not used; torch runs in its place, several times slower"
+            warnings.warn(f"{path} {reason}. Rebuild it: {REBUILD}", RuntimeWarning, stacklevel=2)
             continue
         if hides_avx512():
             level(found).value = min(level(found).value, LEVELS.index("avx2"))
         return found
     return None
+
+
+def _abi(found: ctypes.CDLL) -> int:
+    """Return the library's number, 0 for one without."""
+    try:
+        return ctypes.c_int.in_dll(found, "sensorium_abi").value
+    except ValueError:
+        return 0
 
 
 def level(found: ctypes.CDLL) -> ctypes.c_int:

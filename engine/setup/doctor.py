@@ -31,7 +31,7 @@ def describe_device(name: str) -> dict[str, str]:
         return found | {"gpu memory": f"{torch.cuda.mem_get_info(device)[1] / 2**30:.1f} GiB"}
     return found | {
         "torch instructions": torch.backends.cpu.get_cpu_capability(),
-        "C++ kernels": native.instructions(),
+        "C++ kernels": native.instructions() if native.library() is not None else f"not built; to build them: {native.REBUILD}",
     }
 
 

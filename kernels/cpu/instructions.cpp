@@ -11,5 +11,8 @@ static int best() {
 }
 
 extern "C" {
+// Raise this number, and ABI in kernels/native.py, when a function's arguments or the layout of its data change.
+int sensorium_abi = 1;
+
 int sensorium_level = best();
 }

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import os
 import subprocess
 import sys
@@ -300,6 +301,24 @@ def test_a_file_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: pytes
     (tmp_path / "_native.so").write_bytes(b"not a library")
     monkeypatch.setattr(native, "__file__", str(tmp_path / "native.py"))
     assert native.library.__wrapped__() is None
+
+
+@needs_library
+def test_a_stale_library_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A library with another number, or without a function, gives a warning and torch runs."""
+    monkeypatch.setattr(native, "ABI", native.ABI + 1)
+    with pytest.warns(RuntimeWarning, match=r"was built from other sources and is not used.*Rebuild it: pip install"):
+        assert native.library.__wrapped__() is None
+    monkeypatch.undo()
+    monkeypatch.setitem(native._SIGNATURES, "missing", ())
+    with pytest.warns(RuntimeWarning, match="was built from other sources"):
+        assert native.library.__wrapped__() is None
+
+
+def test_the_number_of_the_functions_is_raised_with_their_arguments() -> None:
+    """If this fails, raise native.ABI and sensorium_abi in kernels/cpu/instructions.cpp, and put the new pair here."""
+    names = {name: [kind.__name__ for kind in kinds] for name, kinds in native._SIGNATURES.items()}
+    assert (native.ABI, hashlib.sha256(repr(sorted(names.items())).encode()).hexdigest()[:8]) == (1, "532a801f")
 
 
 @needs_library
