@@ -22,6 +22,8 @@ import pytest
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = ("tests/engine/e2e", "tests/models/families", "tests/packaging", "tests/kernels")
 """Folders that start first, so that no long one is left for the end."""
+OLDER_CPU = ("tests/kernels/test_[!t]*.py", "tests/models/test_*.py", "tests/engine/e2e/test_decode_graphs.py")
+"""Tests of the CPU's kernels. A CPU with AVX-512 runs them a second time as one without (`SENSORIUM_CPU=avx2`)."""
 FILES_PER_RUN = 7
 WORKERS = 2
 SLOWEST = 20
@@ -66,21 +68,29 @@ def text(found: dict[str, Counter[str]], seconds: float) -> str:
     )
 
 
-def split() -> list[list[str]]:
-    """Return the files of each pytest run: a few files of one folder."""
+def split() -> list[tuple[list[str], dict[str, str]]]:
+    """Return the files and added environment variables of each pytest run: a few files of one folder."""
     folders: dict[str, list[str]] = {name: [] for name in LONGEST}
     for file in sorted(ROOT.glob("tests/**/test_*.py")):
         folders.setdefault(str(file.parent.relative_to(ROOT)), []).append(str(file.relative_to(ROOT)))
-    return [files[i : i + FILES_PER_RUN] for files in folders.values() for i in range(0, len(files), FILES_PER_RUN)]
+    runs = [(part, {}) for files in folders.values() for part in batched(files)]
+    if "avx512f" in Path("/proc/cpuinfo").read_text():
+        again = [str(file.relative_to(ROOT)) for pattern in OLDER_CPU for file in sorted(ROOT.glob(pattern))]
+        runs += [(part, {"SENSORIUM_CPU": "avx2"}) for part in batched(again)]
+    return runs
 
 
-def run_files(report: Path, files: list[str]) -> tuple[int, str]:
+def batched(files: list[str]) -> list[list[str]]:
+    return [files[i : i + FILES_PER_RUN] for i in range(0, len(files), FILES_PER_RUN)]
+
+
+def run_files(report: Path, files: list[str], settings: dict[str, str]) -> tuple[int, str]:
     """Run pytest on some files and print its last line. Return its exit code, and its output if a test failed."""
     command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *files, *sys.argv[1:]]
-    env = os.environ | {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads yield their core to the other run
+    env = os.environ | settings | {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads yield their core to the other run
     done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
     last = done.stdout.splitlines()[-1:] or [""]
-    print(f"{files[0]} ... {Path(files[-1]).name}: {last[0]}", flush=True)
+    print(*settings.values(), f"{files[0]} ... {Path(files[-1]).name}: {last[0]}", flush=True)
     if done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return 0, ""
     return abs(done.returncode), f"pytest ended with code {done.returncode}\n{done.stdout}"
@@ -91,12 +101,13 @@ def run(folder: Path) -> tuple[int, dict[str, Counter[str]]]:
     runs = split()
     reports = [folder / f"{number}.xml" for number in range(len(runs))]
     with ThreadPoolExecutor(WORKERS) as pool:
-        codes, failures = zip(*pool.map(run_files, reports, runs), strict=True)
+        codes, failures = zip(*pool.map(run_files, reports, *zip(*runs, strict=True)), strict=True)
     found: dict[str, Counter[str]] = {}
     seconds: dict[str, float] = {}
     for report in filter(Path.exists, reports):
         counted, taken = outcomes(report)
-        seconds |= taken
+        for name, spent in taken.items():
+            seconds[name] = seconds.get(name, 0.0) + spent
         for name, counts in counted.items():
             found.setdefault(name, Counter()).update(counts)
     slowest = sorted(seconds.items(), key=lambda one: -one[1])[:SLOWEST]
