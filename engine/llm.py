@@ -32,6 +32,7 @@ from .frontend.arguments import (
     drop_vllm_arguments,
     read_chat_template,
     request_template,
+    unknown_argument,
 )
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor
@@ -51,6 +52,7 @@ from .setup.resolve import load_processing
 from .types import CoreInfo, EngineStats, RequestOutput
 
 Params = SamplingParams | Sequence[SamplingParams] | None
+_GENERATE = ("prompts", "sampling_params", "use_tqdm", "priority", "on_error")
 
 
 class LLM:
@@ -168,8 +170,7 @@ class LLM:
             InputError: `prompts`, `sampling_params` or `priority` has a wrong type or length.
         """
         if remaining := drop_vllm_arguments(unused):
-            name = next(iter(remaining))
-            raise InputError(f"unknown argument {short_repr(name, 40)}; a prompt takes further options as keys", param=name)
+            raise unknown_argument(next(iter(remaining)), _GENERATE)
         listed = as_prompts(prompts)
         given, priorities = self._params(sampling_params, len(listed)), as_priorities(priority, len(listed))
         handles = [
@@ -300,6 +301,7 @@ class LLM:
         check_utf8(request_id or "", "request_id")
         if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in prompt):
             return self._handle(prompt, params, self._chat_options(**chat), priority, request_id)
+        check_chat_options(chat)
         if chat:
             raise InputError(f"{next(iter(chat))} is an argument for messages; in any other prompt, give it as a key")
         return self._handle(prompt, params, None, priority, request_id)

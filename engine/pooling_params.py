@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ..mm.errors import InputError, check_utf8, short_repr
+from ..mm.errors import InputError, check_utf8, hints_at_arguments, short_repr
 from .sampling_params import check_token_ids
 
 _MAX_DIMENSIONS = 2**31 - 1
 
 
+@hints_at_arguments
 @dataclass(frozen=True)
 class PoolingParams:
     """Parameters of a request that computes a vector from the hidden state of the prompt's last token.

@@ -10,7 +10,7 @@ from dataclasses import InitVar, dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
-from ..mm.errors import InputError, equals_one_of, hint, one_line, short_repr, typed
+from ..mm.errors import InputError, equals_one_of, hint, hints_at_arguments, one_line, short_repr, typed
 from .builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, pack_tokens
 from .logits_processors import normalize_processors
 
@@ -52,6 +52,7 @@ class RequestOutputKind(IntEnum):
     FINAL_ONLY = 2
 
 
+@hints_at_arguments
 @dataclass(frozen=True)
 class StructuredOutputsParams:
     """Constrains the answer to a format. Exactly one of the first five arguments must be given.
@@ -124,6 +125,7 @@ class StructuredOutputsParams:
 GuidedDecodingParams = StructuredOutputsParams  # vLLM's older name
 
 
+@hints_at_arguments
 @dataclass(frozen=True)
 class RepetitionDetectionParams:
     """Detects answers that repeat themselves, and ends or repairs them.
@@ -163,6 +165,7 @@ class RepetitionDetectionParams:
             raise InputError(reason, param="repetition_detection")
 
 
+@hints_at_arguments
 @dataclass
 class SamplingParams:
     """Sampling parameters of a request. Names and meanings follow vLLM and the OpenAI API.

@@ -198,7 +198,8 @@ def translate_options(model: object, options: Mapping[str, Any], known: Collecti
             if str(value) != str({"model": model, **given}.get(_SAME_AS[name])):
                 raise _refusal(name, value, f"all files come from {_SAME_AS[name]}")
         else:
-            raise ConfigError(f"unknown option {short_repr(name)}; {hint(name, known, NAMES)}", param=str(name))
+            meant = hint(name, known, ["model", *NAMES])
+            raise ConfigError(f"unknown option {short_repr(name)}; {meant}", param=str(name))
     if without_effect:
         warnings.warn(f"options without effect here: {'; '.join(without_effect)}", UserWarning, stacklevel=4)
     return result

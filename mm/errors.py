@@ -6,7 +6,11 @@ import difflib
 import reprlib
 from collections.abc import Iterable
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar, Literal
+from functools import wraps
+from inspect import signature
+from typing import Any, ClassVar, Literal, TypeVar
+
+from .other_names import advice_about
 
 ErrorCode = Literal[
     "invalid_input",  # a prompt, message or parameter that cannot be served
@@ -32,6 +36,9 @@ MAX_DEPTH = 64  # of nested lists and mappings; a value that contains itself exc
 _MAX_NAME = 100  # characters of a name that is compared with the known ones
 _MAX_MESSAGE = 960  # characters of a message; a longer one loses its middle
 _MAX_VALUE = 80  # characters of a value in a message
+
+
+T = TypeVar("T")
 
 
 class _Repr(reprlib.Repr):
@@ -158,7 +165,9 @@ def media_error(error: InputError, modality: str, index: int) -> MediaError:
 
 
 def hint(name: object, known: Iterable[str], others: Iterable[str] = ()) -> str:
-    """Return the end of a message about an unknown name: the nearest name if one is near, and all known names.
+    """Return the end of a message about an unknown name: the name that is meant if one is found, and all known names.
+
+    That is the name of another library's argument here, or the nearest known name.
 
     Args:
         others: names that may be the nearest one but are not listed.
@@ -166,8 +175,29 @@ def hint(name: object, known: Iterable[str], others: Iterable[str] = ()) -> str:
     names = list(known)
     if not names:
         return "none is known"
-    near = difflib.get_close_matches(str(name)[:_MAX_NAME], [*names, *others], n=1, cutoff=0.6)
-    return f"{f'did you mean {near[0]}? The' if near else 'the'} known ones are {', '.join(names)}"
+    candidates, name = [*names, *others], str(name)[:_MAX_NAME]
+    advice = advice_about(name, candidates)
+    near = [] if advice else difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    advice = f"did you mean {near[0]}?" if near else advice
+    start = "" if not advice else f"{advice} " if advice.endswith("?") else f"{advice}. "
+    return f"{start}{'The' if start else 'the'} known ones are {', '.join(names)}"
+
+
+def hints_at_arguments(kind: type[T]) -> type[T]:
+    """Make a class raise TypeError with a hint for an unknown keyword argument (class decorator)."""
+    init: Any = kind.__init__  # type: ignore[misc]
+    names = list(signature(kind).parameters)
+
+    @wraps(init)
+    def checked(self: T, *args: Any, **values: Any) -> None:
+        unknown = next((name for name in values if name not in names), None)
+        if unknown is not None:
+            reason = f"{kind.__name__} got an unexpected keyword argument {short_repr(unknown)}"
+            raise TypeError(clip(f"{reason}; {hint(unknown, names)}"))
+        init(self, *args, **values)
+
+    kind.__init__ = checked  # type: ignore
+    return kind
 
 
 def equals_one_of(value: object, accepted: Iterable[object]) -> bool:

@@ -10,6 +10,7 @@ from math import prod
 import torch
 from torch import Tensor
 
+from .errors import hints_at_arguments
 from .fields import FieldElem
 from .repr_mixin import ReprMixin
 
@@ -17,6 +18,7 @@ MultiModalKwargsItem = Mapping[str, FieldElem]
 """Tensors that the encoder needs for one item, by name."""
 
 
+@hints_at_arguments
 @dataclass(frozen=True, repr=False)
 class Media(ReprMixin):
     """One input with a uuid or options of its own, accepted wherever plain data is: `Media(image, max_pixels=100_000)`.

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import Logprob, RequestOutput
-from ..mm.errors import InputError, short_repr
+from ..mm.errors import InputError, hints_at_arguments, short_repr
 from .validation import check_type
 
 if TYPE_CHECKING:
@@ -17,6 +17,7 @@ if TYPE_CHECKING:
 _MAX_PENALTY = 10  # powers of a length remain finite
 
 
+@hints_at_arguments
 @dataclass(frozen=True)
 class BeamSearchParams:
     """Parameters of `LLM.beam_search`.

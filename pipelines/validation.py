@@ -7,7 +7,8 @@ from collections.abc import Callable, Mapping
 from inspect import signature
 from typing import Any
 
-from ..mm.errors import InputError, hint, short_repr
+from ..engine.frontend.arguments import unknown_argument
+from ..mm.errors import InputError, short_repr
 
 _TYPE_NAMES = {
     str: "a text",
@@ -23,7 +24,7 @@ def check_names(pipeline: Callable[..., Any], options: Mapping[str, Any]) -> Map
     names = list(signature(pipeline).parameters)[1:]
     for name in options:
         if name not in names:
-            raise InputError(f"unknown argument {short_repr(name)}; {hint(name, names)}", param=str(name))
+            raise unknown_argument(name, names)
     return options
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from types import UnionType
 from typing import Any
 
@@ -14,6 +14,7 @@ import torch
 from ...mm.errors import CheckpointError, InputError, check_utf8, hint, short_repr, typed
 from ...processors.files import read_template
 from ...processors.text.template import load_template
+from ..sampling_params import SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]
 _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
@@ -98,13 +99,22 @@ def drop_vllm_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     return {name: value for name, value in options.items() if name not in _UNUSED}
 
 
+def unknown_argument(name: str, known: Collection[str], where: str = "") -> InputError:
+    """Return the error about an unknown argument of a call that may take sampling_params."""
+    if "sampling_params" in known and name in SamplingParams.__dataclass_fields__:
+        how = f"give sampling_params=SamplingParams({name}=...)"
+    elif "prompts" in known and name in REQUEST_KEYS:
+        how = "a prompt takes further options as keys"
+    else:
+        how = hint(name, known)
+    return InputError(f"unknown argument {short_repr(name, 40)}{where}; {how}", param=name)
+
+
 def check_chat_options(options: Mapping[str, Any]) -> None:
     """Raise InputError for an argument of `chat` that is unknown or has a wrong type."""
     for name in options:
         if name not in (*_RENDERING, *REQUEST_KEYS):
-            raise InputError(
-                f"unknown argument {short_repr(name, 40)} for messages; {hint(name, (*_RENDERING, *REQUEST_KEYS))}"
-            )
+            raise unknown_argument(name, ("sampling_params", *_RENDERING, *REQUEST_KEYS), " for messages")
     for name, kind, form in _FORMS:
         if not isinstance(options.get(name), kind | None):
             raise InputError(f"{name} must be {form}, not {typed(options[name])}", param=name)

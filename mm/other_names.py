@@ -1,0 +1,106 @@
+"""Argument names of other libraries, for the hints of errors about unknown arguments."""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+
+_BEAMS = "beam search is LLM.beam_search(prompts, BeamSearchParams(beam_width=...))"
+_VAD = "all of the audio is read; cut out silence before"
+
+# name of another library -> names here, of which the first known one counts, or a sentence
+_NAMES: dict[str, tuple[str, ...]] = {
+    # transformers, OpenAI, llama.cpp: sampling
+    "max_new_tokens": ("max_tokens", "give sampling_params=SamplingParams(max_tokens=...)"),
+    "max_completion_tokens": ("max_tokens",),
+    "max_output_tokens": ("max_tokens",),
+    "max_gen_len": ("max_tokens",),
+    "num_predict": ("max_tokens",),
+    "n_predict": ("max_tokens",),
+    "max_length": ("max_tokens", "max_model_len"),
+    "min_new_tokens": ("min_tokens",),
+    "min_length": ("min_tokens",),
+    "do_sample": ("do_sample=False is temperature=0",),
+    "num_return_sequences": ("n",),
+    "stop_sequences": ("stop",),
+    "stop_strings": ("stop",),
+    "stop_words": ("stop",),
+    "stopping_criteria": ("stop",),
+    "eos_token_id": ("stop_token_ids",),
+    "bad_words_ids": ("bad_words",),
+    "no_repeat_ngram_size": ("repetition_detection",),
+    "repeat_penalty": ("repetition_penalty",),
+    "top_logprobs": ("logprobs",),
+    "response_format": ("structured_outputs",),
+    "guided_json": ("structured_outputs",),
+    "guided_regex": ("structured_outputs",),
+    "guided_choice": ("structured_outputs",),
+    "guided_grammar": ("structured_outputs",),
+    "json_schema": ("structured_outputs",),
+    "num_beams": ("beam_width", _BEAMS),
+    "beam_size": ("beam_width", _BEAMS),
+    "use_beam_search": (_BEAMS,),
+    "early_stopping": (_BEAMS,),
+    "length_penalty": (_BEAMS,),
+    "generate_kwargs": ("sampling_params",),
+    "generation_kwargs": ("sampling_params",),
+    "generation_config": ("sampling_params",),
+    # transformers, faster-whisper, llama.cpp: engines
+    "model_name": ("model",),
+    "model_path": ("model",),
+    "model_id": ("model",),
+    "model_name_or_path": ("model",),
+    "pretrained_model_name_or_path": ("model",),
+    "model_size_or_path": ("model",),
+    "torch_dtype": ("dtype",),
+    "compute_type": ("dtype",),
+    "precision": ("dtype",),
+    "device_map": ("device",),
+    "device_index": ("device",),
+    "n_gpu_layers": ("device",),
+    "num_gpus": ("tensor_parallel_size",),
+    "n_gpu": ("tensor_parallel_size",),
+    "max_seq_len": ("max_model_len",),
+    "max_seq_length": ("max_model_len",),
+    "context_length": ("max_model_len",),
+    "n_ctx": ("max_model_len",),
+    "load_in_8bit": ("quantization", 'give quantization="int8"'),
+    "load_in_4bit": ("a checkpoint with 4-bit weights is read as it is",),
+    "attn_implementation": ("kernels",),
+    "batch_size": ("max_num_seqs", "all inputs of a call run as one batch"),
+    "token": ("set the environment variable HF_TOKEN",),
+    "use_auth_token": ("set the environment variable HF_TOKEN",),
+    "cache_dir": ("set the environment variable HF_HUB_CACHE",),
+    "download_root": ("set the environment variable HF_HUB_CACHE",),
+    "local_files_only": ("offline",),
+    "cpu_threads": ("set the environment variable OMP_NUM_THREADS",),
+    "num_threads": ("set the environment variable OMP_NUM_THREADS",),
+    "n_threads": ("set the environment variable OMP_NUM_THREADS",),
+    "num_workers": ("media_workers", "all inputs of a call run as one batch"),
+    # transformers, faster-whisper, Whisper, sentence-transformers: tasks
+    "return_timestamps": ("timestamps",),
+    "without_timestamps": ("timestamps",),
+    "word_timestamps": ("timestamps of words are not computed; timestamps=True gives those of segments",),
+    "initial_prompt": ("context",),
+    "hotwords": ("context",),
+    "prefix": ("context",),
+    "vad_filter": (_VAD,),
+    "vad_parameters": (_VAD,),
+    "chunk_length_s": ("docs/speech.md has a recipe for audio longer than the window",),
+    "chunk_length": ("docs/speech.md has a recipe for audio longer than the window",),
+    "condition_on_previous_text": ("each item is read alone; context= takes the preceding text",),
+    "normalize_embeddings": ("vectors always have length 1",),
+    "convert_to_tensor": ("each result has its vector as a tensor",),
+    "truncate_dim": ("dimensions",),
+    "prompt_name": ("instruction",),
+    "show_progress_bar": ("use_tqdm",),
+}
+
+
+def advice_about(name: str, known: Collection[str]) -> str:
+    """Return what another library's argument is called here, as "did you mean max_tokens?", or "" for an unknown name."""
+    for one in _NAMES.get(name, ()):
+        if one in known:
+            return f"did you mean {one}?"
+        if " " in one:
+            return one
+    return ""
