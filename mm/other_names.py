@@ -93,6 +93,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "truncate_dim": ("dimensions",),
     "prompt_name": ("instruction",),
     "show_progress_bar": ("use_tqdm",),
+    # Anthropic, OpenAI's Responses: types of parts
+    "tool_use": ("give calls of tools as tool_calls of the message",),
+    "function_call": ("give calls of tools as tool_calls of the message",),
+    "tool_result": ("give results of tools as messages with the role tool",),
+    "function_call_output": ("give results of tools as messages with the role tool",),
 }
 
 

@@ -11,6 +11,7 @@ from ...mm.errors import InputError, hint, short_repr, typed
 from ...mm.media.policy import FrameFiles, MediaUrl
 from ...mm.parse import plain_data
 from ...mm.types import Media
+from .file_parts import FILE_TYPES, as_media_part, read_source
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "observation", "ipython")
 PART_TYPES = {
@@ -85,6 +86,8 @@ def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str,
     if not isinstance(part, Mapping):
         how = 'put the item into an object such as {"type": "image", "image": item}'
         raise InputError(f"{where}: a part must be an object or a string, not {typed(part)}; {how}")
+    if part.get("type") in FILE_TYPES:
+        part = as_media_part(part, where)
     modality = _modality(part, where)
     keys, options = _KEYS[modality], _OPTIONS[modality]
     uuid = () if modality == "text" else ("uuid",)
@@ -111,9 +114,9 @@ def _modality(part: Mapping[str, Any], where: str) -> str:
         if len(kinds) == 1:
             return kinds.pop()
         reason = f"a part with {' and '.join(found)} needs a type; or give two parts" if found else "a part needs a type"
-        raise InputError(f"{where}: {reason}; {hint(kind, PART_TYPES)}")
+        raise InputError(f"{where}: {reason}; {hint(kind, (*PART_TYPES, *FILE_TYPES))}")
     if not isinstance(kind, str) or kind not in PART_TYPES:
-        raise InputError(f"{where}: unknown part type {str(kind)[:40]!r}; {hint(kind, PART_TYPES)}")
+        raise InputError(f"{where}: unknown part type {str(kind)[:40]!r}; {hint(kind, (*PART_TYPES, *FILE_TYPES))}")
     return PART_TYPES[kind]
 
 
@@ -163,6 +166,10 @@ def _read_url(value: object, key: str, where: str) -> MediaUrl:
         what = f"its 'url' is {typed(url)}" if isinstance(value, Mapping) else f"not {typed(value)}"
         raise InputError(f'{where}: {key} must be a URL or an object {{"url": "data:..."}}; {what}')
     return MediaUrl(url)
+
+
+def _read_source(value: object, key: str, where: str) -> MediaUrl:
+    return MediaUrl(read_source(value, key, where))
 
 
 def _read_base64(value: object, key: str, where: str) -> MediaUrl:
@@ -223,6 +230,7 @@ _KEYS: Mapping[str, Mapping[str, Callable[[object, str, str], object] | None]] =
         "url": _read_url,  # transformers, as path and base64
         "path": _read_object,
         "base64": _read_base64,
+        "source": _read_source,  # Anthropic
     },
     "video": {
         "video": _read_object,

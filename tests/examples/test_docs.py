@@ -48,7 +48,11 @@ def test_inputs(folder: Path, checkpoint: Path, tmp_path: Path):
 
 def test_every_part_and_option_of_messages_is_documented():
     text = (ROOT / "docs" / "inputs.md").read_text("utf-8")
-    names = {*message_parts.PART_TYPES, *(name for several in message_parts._OPTIONS.values() for name in several)}
+    names = {
+        *message_parts.PART_TYPES,
+        *message_parts.FILE_TYPES,
+        *(name for several in message_parts._OPTIONS.values() for name in several),
+    }
     assert [name for name in names if not re.search(rf"\b{name}\b", text)] == []
 
 
