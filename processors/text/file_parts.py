@@ -30,6 +30,7 @@ def as_media_part(part: Mapping[str, Any], where: str) -> Mapping[str, Any]:
     if kind != "input_file" and given:
         name = next(iter(given))
         raise InputError(f"{where}: unknown field {short_repr(name, 40)}; {hint(name, [key])}")
+    url: object
     if kind == "document":
         url, name = read_source(inner, key, where), str(part.get("title") or "")
     else:
