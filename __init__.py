@@ -10,14 +10,9 @@ if TYPE_CHECKING:
     from .engine.frontend.prompts import TextPrompt, TokensPrompt
     from .engine.logits_processors import register_logits_processor
     from .engine.pooling_params import PoolingParams
-    from .engine.sampling_params import (
-        GuidedDecodingParams,
-        RepetitionDetectionParams,
-        RequestOutputKind,
-        SamplingParams,
-        StructuredOutputsParams,
-    )
+    from .engine.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from .engine.session import LiveSession
+    from .engine.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
     from .engine.types import CompletionOutput, ItemTrace, RequestOutput
     from .mm.errors import (
         CheckpointError,
@@ -82,7 +77,7 @@ _HOME = {
     "LLM": "pipelines.llm",
     "AsyncLLM": "pipelines.llm",
     "AsyncLLMEngine": "pipelines.llm",
-    "GuidedDecodingParams": "engine.sampling_params",
+    "GuidedDecodingParams": "engine.structured_outputs",
     "TextPrompt": "engine.frontend.prompts",
     "TokensPrompt": "engine.frontend.prompts",
     "EngineArgs": "engine.engine_args",
@@ -90,7 +85,7 @@ _HOME = {
     "LiveSession": "engine.session",
     "SamplingParams": "engine.sampling_params",
     "RequestOutputKind": "engine.sampling_params",
-    "StructuredOutputsParams": "engine.sampling_params",
+    "StructuredOutputsParams": "engine.structured_outputs",
     "RepetitionDetectionParams": "engine.sampling_params",
     "register_logits_processor": "engine.logits_processors",
     "register_model": "mm.registry",

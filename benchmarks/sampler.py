@@ -105,7 +105,7 @@ def step_times(vocab: int, runs: int) -> list[float]:
 def grammar_rows(folder: Path) -> list[str]:
     import numpy as np
     import torch
-    from sensorium.engine.sampling_params import StructuredOutputsParams
+    from sensorium.engine.structured_outputs import StructuredOutputsParams
     from sensorium.engine.worker.grammar import GrammarFactory
     from sensorium.processors.text.tokenizer import Tokenizer
 

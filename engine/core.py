@@ -83,6 +83,8 @@ class EngineCore:
     Arguments and results are plain data that `codec` can encode.
     """
 
+    restart = None  # the core ends with its process only
+
     def __init__(
         self, scheduler: Scheduler, runner: ModelRunner, quarantine: Quarantine, source: ModelReloader | None = None
     ) -> None:
@@ -90,9 +92,8 @@ class EngineCore:
         self.scheduler, self.runner, self._quarantine, self._source = scheduler, runner, quarantine, source
         self.info = _info(scheduler, runner, source)
         self.asleep = False
-        self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: (
-            None
-        )  # called when the items being encoded change
+        # called when the items being encoded change
+        self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: None
         self._encoder_calls = self._disk_hits = 0
         self._asked: dict[str, EncodeTask] = {}  # items that are being encoded, by hash
         self._flight: _Flight | None = None  # a launched step whose tokens are not recorded yet
@@ -105,14 +106,6 @@ class EngineCore:
         use_threads(num_threads)
         if self.runner.device.type == "cuda":
             torch.cuda.set_device(self.runner.device)
-
-    @property
-    def can_restart(self) -> bool:
-        return False  # it cannot die alone
-
-    def restart(self) -> None:
-        """Never called: `can_restart` is False, because this core ends with its process."""
-        raise NotImplementedError
 
     def add(self, request: EngineRequest) -> None:
         """Queue a sequence. If its grammar has to be compiled, this runs in another thread and the sequence waits for it.

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ..mm.types import MultiModalFeature
@@ -27,11 +27,8 @@ class CoreClient(Protocol):
         """Prepare the calling thread for the verbs. `num_threads`: number of torch's threads."""
 
     @property
-    def can_restart(self) -> bool:
-        """True if the core has died and `restart` may be called."""
-
-    def restart(self) -> None:
-        """Restart a core that has died. Its requests are lost."""
+    def restart(self) -> Callable[[], None] | None:
+        """Starts a core that has died again, without its requests. None if the core cannot be restarted."""
 
     def add(self, request: EngineRequest) -> None: ...
 

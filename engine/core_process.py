@@ -11,7 +11,7 @@ import sys
 import time
 import weakref
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from multiprocessing import Pipe
 from multiprocessing.connection import Connection
@@ -74,13 +74,13 @@ class ProcessCore:
         return loaded
 
     @property
-    def can_restart(self) -> bool:
-        """True if the child has died and was not started too often in the last 10 minutes."""
+    def restart(self) -> Callable[[], None] | None:
+        """See `CoreClient`. None if the child lives, or was started too often in the last 10 minutes."""
         limit = self._restarts.maxlen or 0
         recent = sum(time.monotonic() - started < _RESTART_SECONDS for started in self._restarts)
-        return bool(self._dead) and not self._closed and recent < limit
+        return self._restart if self._dead and not self._closed and recent < limit else None
 
-    def restart(self) -> None:
+    def _restart(self) -> None:
         """Start a new child after the last one has died. Raise as the constructor does."""
         self._restarts.append(time.monotonic())
         reason = self._dead
@@ -196,7 +196,7 @@ class ProcessCore:
         self._activity.close()
         how = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         self._dead = f"the engine's process ended ({how}) and all requests in it are lost"
-        self._dead += "; it is being restarted, send the request again" if self.can_restart else "; make a new engine"
+        self._dead += "; it is being restarted, send the request again" if self.restart else "; make a new engine"
 
 
 def _start(connection: Connection[Any, Any], activity: Activity) -> subprocess.Popen[bytes]:

@@ -28,7 +28,8 @@ class EncoderCore:
     each distinct item once, in calls of at most as many rows. Rows are kept on disk only (`encoder_cache_dir`).
     """
 
-    can_restart = asleep = False
+    asleep = False
+    restart = None  # the core ends with its process only
 
     def __init__(
         self, model: Model, config: EngineConfig, max_model_len: int, store: EncoderStore, modalities: tuple[str, ...]
@@ -160,9 +161,6 @@ class EncoderCore:
 
     def wake_up(self) -> None:
         """Do nothing: the engine cannot sleep."""
-
-    def restart(self) -> None:
-        """Never called: `can_restart` is False."""
 
     def close(self) -> None:
         """Write pending rows to disk."""

@@ -5,7 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..mm.errors import InputError, check_utf8, hints_at_arguments, short_repr
-from .sampling_params import check_token_ids
+from .param_checks import check_token_ids
 
 _MAX_DIMENSIONS = 2**31 - 1
 

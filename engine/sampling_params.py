@@ -2,29 +2,36 @@
 
 from __future__ import annotations
 
-import json
 import math
 import numbers
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
-from ..mm.errors import InputError, equals_one_of, hint, hints_at_arguments, one_line, short_repr, typed
+from ..mm.errors import InputError, equals_one_of, hint, hints_at_arguments, short_repr, typed
 from .builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, pack_tokens
 from .logits_processors import normalize_processors
+from .param_checks import (
+    MAX_INT32,
+    UnusedParams,
+    as_tuple,
+    check_count,
+    check_strings,
+    check_token,
+    check_token_ids,
+    check_unused,
+    param_error,
+)
+from .structured_outputs import StructuredOutputsParams
 
 _GREEDY_BELOW = 1e-5  # dividing logits by a lower temperature overflows float32
-_FORMATS = ("json", "regex", "choice", "grammar", "json_object")
-_WHITESPACES = ("compact", "flexible")
 _MAX_LOOKBACK = 4096  # tokens that a check for repetition may read; it runs after every token
 _MAX_INT64 = 2**63 - 1
-_MAX_INT32 = 2**31 - 1
 _MAX_ANSWERS = 64  # answers of a request that may have the maximum number of log probabilities
-_MAX_STRINGS, _MAX_BIASES, _MAX_ALLOWED = 1024, 1 << 14, 1 << 20  # entries of a list
+_MAX_BIASES, _MAX_ALLOWED = 1 << 14, 1 << 20  # entries of a list
 
-# vLLM's parameters that are not honoured: the accepted values, and why there are no others
-_UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
+_UNUSED: UnusedParams = {
     "best_of": ((None, 1), "ask for n answers and choose among them"),
     "spaces_between_special_tokens": ((True, False), ""),
     "skip_clone": ((True, False), ""),
@@ -36,12 +43,6 @@ _UNUSED: dict[str, tuple[tuple[Any, ...], str]] = {
     "thinking_token_budget": ((None,), "give max_tokens"),
     "routed_experts_prompt_start": ((0,), "outputs do not name the experts"),
 }
-_UNUSED_FORMATS: dict[str, tuple[tuple[Any, ...], str]] = {
-    "disable_additional_properties": ((False,), 'set "additionalProperties": false in the schema'),
-    "whitespace_pattern": ((None,), 'give whitespace="compact" or "flexible"'),
-    "structural_tag": ((None,), "give a grammar"),
-    "backend": ((None,), "llguidance compiles every format"),
-}
 
 
 class RequestOutputKind(IntEnum):
@@ -50,79 +51,6 @@ class RequestOutputKind(IntEnum):
     CUMULATIVE = 0
     DELTA = 1
     FINAL_ONLY = 2
-
-
-@hints_at_arguments
-@dataclass(frozen=True)
-class StructuredOutputsParams:
-    """Constrains the answer to a format. Exactly one of the first five arguments must be given.
-
-    Args:
-        json: a JSON schema as a mapping or string, or a pydantic model class. It is stored as a string.
-        regex: a regular expression that the whole answer matches, in Rust's syntax without look-around.
-        choice: a list of strings; the answer is one of them.
-        grammar: a context-free grammar in llguidance's variant of Lark. Its first rule is `start`.
-        json_object: if True, the answer is any JSON object.
-        whitespace: whitespace in JSON: "compact" for none, "flexible" for up to 40 characters between two tokens.
-        disable_any_whitespace: True is `whitespace="compact"`, False is "flexible".
-
-    Raises:
-        InputError: no or several formats are given, or one has a wrong type. The format itself is compiled, and refused if it
-            is invalid, when a request is made.
-    """
-
-    json: str | Mapping[str, Any] | type | None = None
-    regex: str | None = None
-    choice: Sequence[str] | None = None
-    grammar: str | None = None
-    json_object: bool = False
-    whitespace: str = "compact"
-    disable_any_whitespace: InitVar[bool | None] = None
-    disable_additional_properties: InitVar[bool] = False
-    whitespace_pattern: InitVar[str | None] = None
-    structural_tag: InitVar[str | None] = None
-    backend: InitVar[str | None] = None
-
-    def __post_init__(self, disable_any_whitespace: bool | None, *unused: object) -> None:
-        for name, value in zip(_UNUSED_FORMATS, unused, strict=True):
-            _check_unused(_UNUSED_FORMATS, name, value)
-        if disable_any_whitespace is not None:
-            object.__setattr__(self, "whitespace", "compact" if disable_any_whitespace else "flexible")
-        formats = self._given()
-        if len(formats) != 1:
-            found = ", ".join(formats) or "none"
-            reason = f"structured_outputs takes exactly one of {', '.join(_FORMATS)}; found {found}"
-            raise InputError(reason, param="structured_outputs")
-        if not isinstance(self.whitespace, str) or self.whitespace not in _WHITESPACES:
-            raise _error("structured_outputs.whitespace", self.whitespace, 'must be "compact" or "flexible"')
-        if not isinstance(self.json_object, bool):
-            raise _error("structured_outputs.json_object", self.json_object, "must be True or False")
-        for name in ("regex", "grammar"):
-            value = getattr(self, name)
-            if value is not None and not (isinstance(value, str) and value):
-                raise _error(f"structured_outputs.{name}", value, "must be a non-empty string")
-            _check_unicode(f"structured_outputs.{name}", value or "")
-        if self.choice is not None:
-            object.__setattr__(self, "choice", _check_choices(self.choice))
-        if self.json is not None:
-            object.__setattr__(self, "json", _schema_text(self.json))
-
-    @property
-    def form(self) -> str:
-        """Name of the argument that was given, such as "json"."""
-        return self._given()[0]
-
-    @property
-    def num_chars(self) -> int:
-        """Number of characters of the form."""
-        form = getattr(self, self.form)
-        return sum(map(len, form)) + len(form) if isinstance(form, tuple) else len(str(form))
-
-    def _given(self) -> list[str]:
-        return [name for name in _FORMATS if getattr(self, name) is not None and getattr(self, name) is not False]
-
-
-GuidedDecodingParams = StructuredOutputsParams  # vLLM's older name
 
 
 @hints_at_arguments
@@ -155,11 +83,11 @@ class RepetitionDetectionParams:
     def __post_init__(self) -> None:
         for name, least in {"max_cycle": 1, "min_repeats": 2, "min_tokens": 1, "max_repairs": 1}.items():
             value = getattr(self, name)
-            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= _MAX_INT32:
-                raise _error(f"repetition_detection.{name}", value, f"must be an integer from {least} to {_MAX_INT32}")
+            if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= MAX_INT32:
+                raise param_error(f"repetition_detection.{name}", value, f"must be an integer from {least} to {MAX_INT32}")
             object.__setattr__(self, name, int(value))
         if not isinstance(self.repair, bool):
-            raise _error("repetition_detection.repair", self.repair, "must be True or False")
+            raise param_error("repetition_detection.repair", self.repair, "must be True or False")
         if max(self.max_cycle * self.min_repeats, self.min_tokens) > _MAX_LOOKBACK:
             reason = f"repetition_detection looks at {_MAX_LOOKBACK} tokens at most; lower max_cycle or min_tokens"
             raise InputError(reason, param="repetition_detection")
@@ -252,46 +180,46 @@ class SamplingParams:
         if name not in self.__dataclass_fields__:
             raise AttributeError(f"unknown sampling parameter {short_repr(name)}; {hint(name, self.__dataclass_fields__)}")
         if name in _UNUSED:
-            _check_unused(_UNUSED, name, value)
+            check_unused(_UNUSED, name, value)
         else:
             object.__setattr__(self, "structured_outputs" if name == "guided_decoding" else name, value)
 
     def __post_init__(self, guided_decoding: StructuredOutputsParams | None, *unused: object) -> None:
         for name, value in zip(_UNUSED, unused, strict=True):
-            _check_unused(_UNUSED, name, value)
+            check_unused(_UNUSED, name, value)
         if guided_decoding is not None:
             self.structured_outputs = guided_decoding
         _check_numbers(self)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
             if not isinstance(getattr(self, name), bool):
-                raise _error(name, getattr(self, name), "must be True or False")
+                raise param_error(name, getattr(self, name), "must be True or False")
         stop = (self.stop,) if isinstance(self.stop, str) else self.stop
-        self.stop = _check_strings("stop", _as_tuple("stop", stop))
-        self.bad_words = _check_strings("bad_words", _as_tuple("bad_words", self.bad_words))
+        self.stop = check_strings("stop", as_tuple("stop", stop))
+        self.bad_words = check_strings("bad_words", as_tuple("bad_words", self.bad_words))
         self.stop_token_ids = check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
-            allowed = _as_tuple("allowed_token_ids", self.allowed_token_ids, _MAX_ALLOWED)
-            self.allowed_token_ids = tuple(_check_token("allowed_token_ids", token) for token in allowed)
+            allowed = as_tuple("allowed_token_ids", self.allowed_token_ids, _MAX_ALLOWED)
+            self.allowed_token_ids = tuple(check_token("allowed_token_ids", token) for token in allowed)
             if not allowed:
                 raise InputError("allowed_token_ids is empty; give the allowed tokens, or None", param="allowed_token_ids")
             self.__dict__["packed"] = self.allowed_token_ids, pack_tokens({"tokens": self.allowed_token_ids})
         if self.output_kind is not None:
             if not equals_one_of(self.output_kind, RequestOutputKind):
-                raise _error("output_kind", self.output_kind, "must be a RequestOutputKind")
+                raise param_error("output_kind", self.output_kind, "must be a RequestOutputKind")
             self.output_kind = RequestOutputKind(self.output_kind)
         if self.stop and not self.detokenize:
             raise InputError("stop strings need the text; leave detokenize True, or give stop_token_ids", param="detokenize")
         biases = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(biases, Mapping):
-            raise _error("logit_bias", biases, "must map token ids to numbers")
-        _check_count("logit_bias", biases, _MAX_BIASES)
-        self.logit_bias = {_check_token("logit_bias", k): _check_bias(v) for k, v in biases.items()}
+            raise param_error("logit_bias", biases, "must map token ids to numbers")
+        check_count("logit_bias", biases, _MAX_BIASES)
+        self.logit_bias = {check_token("logit_bias", k): _check_bias(v) for k, v in biases.items()}
         for name, kind in (
             ("structured_outputs", StructuredOutputsParams),
             ("repetition_detection", RepetitionDetectionParams),
         ):
             if getattr(self, name) is not None and not isinstance(getattr(self, name), kind):
-                raise _error(name, getattr(self, name), f"must be a {kind.__name__}")
+                raise param_error(name, getattr(self, name), f"must be a {kind.__name__}")
         processors = {} if self.logits_processors is None else self.logits_processors
         normalized = normalize_processors(processors)
         if ALLOWED_TOKENS in normalized:
@@ -367,7 +295,7 @@ class SamplingLimits:
             if asked > self.max_logprobs or asked * answers > _MAX_ANSWERS * self.max_logprobs:
                 limit = f"{self.max_logprobs}, and {_MAX_ANSWERS} times as many for all answers of a request"
                 reason = f"with n={answers} is over the limit of {limit}; ask for fewer, or raise max_logprobs"
-                raise _error(name, asked, reason)
+                raise param_error(name, asked, reason)
         for name, strings in ("stop", params.stop_strings), ("bad_words", tuple(params.bad_words or ())):
             chars = sum(map(len, strings))
             if chars > self.max_sampling_chars:
@@ -418,11 +346,6 @@ def from_generation_config(config: Mapping[str, object]) -> SamplingParams:
     return SamplingParams(**values)  # type: ignore[arg-type]
 
 
-def check_token_ids(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
-    """Return token ids as a tuple. Raise InputError that names the parameter for anything else."""
-    return tuple(_check_token(name, token) for token in _as_tuple(name, value))
-
-
 def _check_numbers(params: SamplingParams) -> None:
     for name, (low, high, limits) in _LIMITS.items():
         value = getattr(params, name)
@@ -431,87 +354,13 @@ def _check_numbers(params: SamplingParams) -> None:
         kind: Any = numbers.Integral if name in _INTEGERS else numbers.Real  # numpy's numbers count as well
         if isinstance(value, bool) or not isinstance(value, kind):
             expected = "an integer" if name in _INTEGERS else "a number"
-            raise _error(name, value, f"must be {expected}, {limits}, not {typed(value)}")
+            raise param_error(name, value, f"must be {expected}, {limits}, not {typed(value)}")
         if not low <= value <= high:
-            raise _error(name, value, f"must be {'an integer, ' if name in _INTEGERS else ''}{limits}")
+            raise param_error(name, value, f"must be {'an integer, ' if name in _INTEGERS else ''}{limits}")
         setattr(params, name, int(value) if name in _INTEGERS else float(value))
-
-
-def _error(param: str, value: object, reason: str) -> InputError:
-    return InputError(f"{param}={short_repr(value)} {reason}", param=param)
-
-
-def _check_unused(unused: Mapping[str, tuple[tuple[Any, ...], str]], name: str, value: object) -> None:
-    accepted, reason = unused[name]
-    if not equals_one_of(value, accepted):
-        raise _error(name, value, f"cannot be honoured: {reason}")
-
-
-def _as_tuple(name: str, value: Sequence[Any] | None, limit: int = _MAX_STRINGS) -> tuple[Any, ...]:
-    values = () if value is None else value
-    if isinstance(values, str | bytes) or not isinstance(values, Collection):
-        raise _error(name, value, "must be a list")
-    _check_count(name, values, limit)
-    return tuple(values)
-
-
-def _check_count(name: str, values: Collection[object], limit: int) -> None:
-    if len(values) > limit:
-        raise InputError(f"{name} has {len(values)} entries; give at most {limit}", param=name)
-
-
-def _check_strings(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
-    for value in values:
-        if not isinstance(value, str) or not value:
-            raise InputError(f"{name} holds {short_repr(value)}; every entry must be a non-empty string", param=name)
-        _check_unicode(name, value)
-    return values
-
-
-def _check_unicode(name: str, value: str) -> None:
-    try:
-        value.encode()
-    except UnicodeEncodeError:
-        raise InputError(f"{name} holds a lone surrogate; give valid Unicode text", param=name) from None
-
-
-def _check_token(name: str, value: object) -> int:
-    if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # keys of JSON objects
-        value = int(value)
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) <= _MAX_INT32:
-        raise InputError(f"{name} holds {short_repr(value)}; token ids are integers from 0 to {_MAX_INT32}", param=name)
-    return int(value)
 
 
 def _check_bias(value: object) -> float:
     if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
         raise InputError(f"logit_bias holds {short_repr(value)}; a bias is a number from -100 to 100", param="logit_bias")
     return float(value)
-
-
-def _check_choices(value: object) -> tuple[str, ...]:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not len(value):
-        raise _error("structured_outputs.choice", value, "must be a list of strings")
-    return _check_strings("structured_outputs.choice", tuple(value))
-
-
-def _schema_text(schema: Any) -> str:
-    """Return a schema as JSON text. The order of its keys is kept, because an answer's properties have the same order."""
-    param = "structured_outputs.json"
-    try:
-        if isinstance(schema, type) and hasattr(schema, "model_json_schema"):
-            schema = schema.model_json_schema()
-        if isinstance(schema, Mapping):
-            return json.dumps(schema)
-    except Exception as error:  # raised by the caller's class, too
-        raise InputError(f"{param} is not a JSON schema: {one_line(str(error))[:200]}", param=param) from None
-    if not isinstance(schema, str):
-        raise _error(param, schema, "must be a schema, its text, or a pydantic model class")
-    _check_unicode(param, schema)
-    try:
-        parsed = json.loads(schema)
-    except (ValueError, RecursionError) as error:
-        raise InputError(f"{param} is not JSON: {error}", param=param) from None
-    if not isinstance(parsed, dict):
-        raise _error(param, schema, "must be a JSON object")
-    return schema

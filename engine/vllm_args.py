@@ -1,4 +1,4 @@
-"""What `LLM` does with each engine argument of vLLM that is not an option of `EngineConfig` itself."""
+"""Translates, ignores or refuses each engine argument of vLLM that is not an option of `EngineConfig`."""
 
 from __future__ import annotations
 

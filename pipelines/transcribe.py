@@ -54,12 +54,12 @@ class Segment(ReprMixin):
 
 @dataclass(frozen=True)
 class TranscriptionInfo:
-    """What is known about an audio item.
+    """Language and duration of a transcribed audio item.
 
     Args:
         language: the language code, or None if the model does not say.
         language_probability: 1 if the caller gave the language, else None.
-        duration: seconds.
+        duration: length of the audio in seconds.
     """
 
     language: str | None

@@ -290,13 +290,13 @@ class EngineLoop:
 
     def _die(self, error: EngineDeadError) -> None:
         """End every request after the core has died. Restart it, or refuse new requests."""
-        self._core_died, restart = True, self.core.can_restart and not self.closed
+        self._core_died, restart = True, None if self.closed else self.core.restart
         self._dead = None if restart else error
         self._end_all(tuple(self._names.values()), error.info)
         if restart:
             self._notify()
             try:
-                self.core.restart()
+                restart()
             except Exception as failure:
                 _log.exception("the engine's process could not be restarted")
                 self._dead = EngineDeadError(f"{error}; that failed: {error_text(failure)}")

@@ -23,7 +23,7 @@ import numpy as np
 from ...mm.errors import InputError
 from ...mm.media.isolate import call_worker, keep_workers
 from ...processors.text.tokenizer import Tokenizer
-from ..sampling_params import StructuredOutputsParams
+from ..structured_outputs import StructuredOutputsParams
 from .grammar_compiler import STACK, compile_alone, compile_grammar
 
 _WHITESPACE: dict[str, dict[str, object]] = {

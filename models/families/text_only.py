@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from typing import Any
+from typing import Any, Never
 
 import torch
 from torch import Tensor
 
-from ...mm.errors import ConfigError
+from ...mm.errors import ConfigError, InputError
 from ..config import decoder_spec
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..internlm2 import internlm2_weights
 from ..text.stacks import stack_of
-
-_NO_ITEMS = "a text model encodes no items"
 
 
 class TextModel(DecoderModel):
@@ -32,14 +30,14 @@ class TextModel(DecoderModel):
             raise ConfigError(f"pooling of {config['pooling_mode']!r} is not supported for a decoder; known is lasttoken")
         super().__init__(decoder_spec(config, stack_of(config)), dtype, device)
 
-    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        raise NotImplementedError(_NO_ITEMS)
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> Never:
+        raise InputError(f"a text model takes no {modality} items")
 
     def input_bytes(self, modality: str, rows: int) -> int:
-        raise NotImplementedError(_NO_ITEMS)
+        return 0
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
-        raise NotImplementedError(_NO_ITEMS)
+        return 0
 
 
 class InternLM2(TextModel):

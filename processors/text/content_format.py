@@ -1,4 +1,4 @@
-"""What a chat template reads, found in its syntax tree: messages' content and the arguments of tool calls."""
+"""Detects from a chat template's syntax tree in which types it expects contents and the arguments of tool calls."""
 
 from __future__ import annotations
 

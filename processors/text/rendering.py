@@ -20,7 +20,11 @@ WORKER_IMPORTS = ("encodings.unicode_escape", "jinja2.debug", "unicodedata")  # 
 
 
 _FORMS = {"string": ("string", "parts"), "parts": ("parts", "text"), "any": ("any", "text", "parts")}
-"""What the template reads -> forms of content to try, in order. "any": as given; "text": parts only if there are items."""
+"""Forms of contents to try in order, by `TemplateFormat.content`.
+
+"any" leaves a content unchanged. "parts" turns a string into a list of one part, "string" a list of parts into a string, and
+"text" does this only if all parts are texts.
+"""
 _MAX_SEARCHES = 100  # searches of a whole prompt for a piece of text
 _CHANGED = re.compile(r"(?:^|(?<=\s))/\w+|<[^<>\s]{1,40}>")  # switches (/no_think) and tags (<think>)
 

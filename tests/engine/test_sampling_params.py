@@ -16,9 +16,9 @@ from sensorium.engine.sampling_params import (
     RepetitionDetectionParams,
     RequestOutputKind,
     SamplingParams,
-    StructuredOutputsParams,
     from_generation_config,
 )
+from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.engine.worker.sampler import _sampling_rules
 from sensorium.engine.worker.sampling_state import SamplingState
 from sensorium.kernels import cpu_sampling, sampling

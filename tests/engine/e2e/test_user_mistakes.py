@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from sensorium import LLM, AsyncLLM, MediaError, SamplingParams
-from sensorium.engine.sampling_params import StructuredOutputsParams
+from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.mm.errors import InputError
 
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"

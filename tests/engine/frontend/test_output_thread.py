@@ -132,7 +132,7 @@ class SlowFactory:
 
 
 def test_a_request_waits_for_its_grammar_outside_the_scheduler(toy):
-    from sensorium.engine.sampling_params import StructuredOutputsParams
+    from sensorium.engine.structured_outputs import StructuredOutputsParams
     from sensorium.mm.errors import InputError
 
     params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"]), **FREE)

@@ -11,7 +11,7 @@ import pytest
 import torch
 from sensorium import LLM, SamplingParams
 from sensorium.engine.codec import decode, encode
-from sensorium.engine.sampling_params import StructuredOutputsParams
+from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.engine.worker import grammar
 from sensorium.engine.worker.grammar import GrammarFactory
 from sensorium.engine.worker.sampler import sample

@@ -5,7 +5,8 @@ import random
 
 import pytest
 import torch
-from sensorium.engine.sampling_params import SamplingParams, StructuredOutputsParams
+from sensorium.engine.sampling_params import SamplingParams
+from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.engine.worker.sampler import gather_logprobs, sample, uniform_number
 from sensorium.engine.worker.sampling_state import SamplingState
 from sensorium.kernels import cpu_sampling

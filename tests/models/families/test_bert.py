@@ -119,7 +119,7 @@ def test_scores_of_a_text_reranker(tmp_path: Path) -> None:
 
 
 def test_vectors_of_a_decoder(tmp_path: Path) -> None:
-    """As in Qwen3-Embedding, the text has no template, and the vector is the state of the token that the tokenizer appends."""
+    """A decoder embeds a text without chat template. The vector is the hidden state of the token that the tokenizer appends."""
     words = tokenizer("$A [SEP]")
     words.chat_template = "{% for m in messages %}{{ m.content }}{% endfor %}"
     model = tf.AutoModel.from_config(tf.Qwen3Config(**text_config(words), head_dim=16))

@@ -1,0 +1,59 @@
+"""Checks of sampling parameters. Each error names the parameter and what it accepts."""
+
+from __future__ import annotations
+
+import numbers
+from collections.abc import Collection, Mapping, Sequence
+from typing import Any
+
+from ..mm.errors import InputError, check_utf8, equals_one_of, short_repr
+
+MAX_INT32 = 2**31 - 1
+_MAX_STRINGS = 1024  # entries of a list
+
+UnusedParams = Mapping[str, tuple[tuple[Any, ...], str]]
+"""vLLM's parameters that change nothing -> the values that are accepted, and the reason why all others are refused."""
+
+
+def param_error(param: str, value: object, reason: str) -> InputError:
+    return InputError(f"{param}={short_repr(value)} {reason}", param=param)
+
+
+def check_unused(unused: UnusedParams, name: str, value: object) -> None:
+    accepted, reason = unused[name]
+    if not equals_one_of(value, accepted):
+        raise param_error(name, value, f"cannot be honoured: {reason}")
+
+
+def as_tuple(name: str, value: Sequence[Any] | None, limit: int = _MAX_STRINGS) -> tuple[Any, ...]:
+    values = () if value is None else value
+    if isinstance(values, str | bytes) or not isinstance(values, Collection):
+        raise param_error(name, value, "must be a list")
+    check_count(name, values, limit)
+    return tuple(values)
+
+
+def check_count(name: str, values: Collection[object], limit: int) -> None:
+    if len(values) > limit:
+        raise InputError(f"{name} has {len(values)} entries; give at most {limit}", param=name)
+
+
+def check_strings(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
+    for value in values:
+        if not isinstance(value, str) or not value:
+            raise InputError(f"{name} holds {short_repr(value)}; every entry must be a non-empty string", param=name)
+        check_utf8(value, name)
+    return values
+
+
+def check_token_ids(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
+    """Return token ids as a tuple. Raise InputError that names the parameter for anything else."""
+    return tuple(check_token(name, token) for token in as_tuple(name, value))
+
+
+def check_token(name: str, value: object) -> int:
+    if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # keys of JSON objects
+        value = int(value)
+    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) <= MAX_INT32:
+        raise InputError(f"{name} holds {short_repr(value)}; token ids are integers from 0 to {MAX_INT32}", param=name)
+    return int(value)
