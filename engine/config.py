@@ -16,6 +16,7 @@ from ..kernels.dispatch import parse_overrides
 from ..kernels.kv_quant import CACHE_DTYPES
 from ..mm.errors import ConfigError, hint, short_repr
 from ..mm.media.policy import MediaPolicy
+from ..models.quantization import METHODS, parse_quantization
 from .model_files import DTYPES
 from .sampling_params import SamplingLimits
 from .vllm_args import translate_options
@@ -96,8 +97,10 @@ class EngineConfig:
             All weight files are hashed at start, so that rows of one checkpoint are never served for another.
         encoder_cache_dir_bytes: maximum size of that folder. The least recently used rows are deleted first.
         quarantine_seconds: how long an item that made the encoder fail is refused. This affects its tenant only.
-        quantization: None, "int8" (weights and activations of linear layers as 8-bit integers), or "fp8" (8-bit floats on GPUs
-            that support them, elsewhere the weights only). The name of a published format, such as "awq", loads a checkpoint
+        quantization: None, "int8" (weights and activations of linear layers as 8-bit integers), "fp8" (8-bit floats on GPUs
+            that support them, elsewhere the weights only), or "int4" (the decoder's weights in 4 bits). A mapping has `method`
+            and options: {"method": "int4", "group_size": 64, "symmetric": False, "activations": "int8", "towers": "int8"}
+            (docs/quantisation.md). The name of a published format, such as "awq", loads a checkpoint
             as None does, if that is quantised.
         kv_cache_dtype: "auto" (the model's data type), or "int8" or "fp8" (also "fp8_e4m3") to store keys and values in 8 bits
             with one scale per token and head, in about half the memory of 16 bits. Models with latent attention and models
@@ -159,7 +162,7 @@ class EngineConfig:
     encoder_cache_dir: str | None = None
     encoder_cache_dir_bytes: int = 4 << 30
     quarantine_seconds: float = 300.0
-    quantization: str | None = None
+    quantization: str | Mapping[str, Any] | None = None
     kv_cache_dtype: str = "auto"
     kernels: str = ""
     async_scheduling: bool | None = None
@@ -182,7 +185,10 @@ class EngineConfig:
     def __post_init__(self) -> None:
         _check_choice("dtype", self.dtype, ("auto", *DTYPES))
         _check_choice("generation_config", self.generation_config, ("auto", "none"))
-        _check_choice("quantization", self.quantization, (None, "int8", "fp8", *PUBLISHED_FORMATS))
+        if isinstance(self.quantization, Mapping):
+            parse_quantization(self.quantization)
+        else:
+            _check_choice("quantization", self.quantization, (None, *METHODS, *PUBLISHED_FORMATS))
         _check_choice("parts", self.parts, ("all", "encoder", "decoder"))
         if isinstance(self.kv_cache_dtype, str) and self.kv_cache_dtype == "fp8_e4m3":  # vLLM's other name for it
             object.__setattr__(self, "kv_cache_dtype", "fp8")

@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .blocks import BlockWeight
+from .int8 import quantize_rows
 
 PANEL_NUMBERS = 1 << 19  # weights that are dequantised at a time, if an output has no more
 PANEL_BYTES = 16  # per weight of a panel: its code, index, float value and product with the scale
@@ -123,10 +124,18 @@ QuantizedWeight = GroupedWeight | BlockWeight
 
 @dataclass(frozen=True, eq=False)
 class ShardedWeight:
-    """The quantised weights of a Linear's shards, whose outputs stand side by side, and its bias."""
+    """The quantised weights of a Linear's shards, whose outputs stand side by side, and its bias.
+
+    `int8_rows`: activations are rounded to int8 with one scale per row.
+    """
 
     shards: Sequence[QuantizedWeight]
     bias: Tensor | None
+    int8_rows: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        return sum(shard.nbytes for shard in self.shards) + (0 if self.bias is None else self.bias.nbytes)
 
 
 def panel_rows(inputs: int) -> int:
@@ -138,6 +147,9 @@ def grouped_linear(x: Tensor, weights: ShardedWeight) -> Tensor:
     """Compute `x [rows, in]` -> `[rows, out]` in x's dtype. On a CPU sums are in float32 and rounded once."""
     rows, start = len(x), 0
     out = x.new_empty(rows, sum(len(shard.codes) for shard in weights.shards))
+    if weights.int8_rows:
+        codes, scale = quantize_rows(x)
+        x = codes.float().mul_(scale).to(x.dtype if x.is_cuda else torch.float32)
     if x.device.type == "cpu":
         x = F.pad(x.float(), (0, 0, 0, max(0, MIN_ROWS - rows)))
     for shard in weights.shards:

@@ -13,6 +13,7 @@ import torch
 from ..kernels import native
 from ..kernels.dispatch import backend, fused
 from ..kernels.grouped import MIN_ROWS, PANEL_BYTES, panel_rows
+from ..kernels.int4 import Int4Options, int4_bytes
 from ..kernels.linear import computed_rows
 from ..kernels.panels import panel_width, step_inputs
 from .interface import StepLimits
@@ -109,8 +110,18 @@ def panel_bytes(inner: int, outer: int, dtype: torch.dtype) -> int:
     return -(-outer // panel_width()) * panel_width() * (inner * dtype.itemsize + FLOAT32)
 
 
-def packed_weight_bytes(inner: int, outer: int, bias: bool, dtype: torch.dtype, device: torch.device, int8: bool) -> int:
+def packed_weight_bytes(
+    inner: int,
+    outer: int,
+    bias: bool,
+    dtype: torch.dtype,
+    device: torch.device,
+    quantization: str | Int4Options | None = None,
+) -> int:
     """Return the bytes of a packed Linear. C++ pads panels and adds a float32 bias, in 8 bits also scale and shift."""
+    if isinstance(quantization, Int4Options):
+        return outer * bias * dtype.itemsize + int4_bytes(inner, outer, dtype, quantization)
+    int8 = quantization is not None
     original, each = outer * bias * dtype.itemsize, step_inputs(torch.int8 if int8 else dtype)
     padded: int = -(-outer // panel_width()) * panel_width()
     if int8 and backend("int8_linear", device, dtype) == "native":

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from itertools import chain
 from math import prod
@@ -16,6 +16,7 @@ from torch import Tensor, nn
 
 from ..kernels.blocks import BlockWeight
 from ..kernels.grouped import QuantizedWeight, panel_rows
+from ..kernels.int4 import Int4Options
 from ..kernels.int8 import supported
 from ..mm.errors import CheckpointError, ConfigError, short_repr
 from ..mm.files import open_regular
@@ -26,6 +27,8 @@ from .interface import Model
 from .layers.adapter import tensor_name
 from .layers.basic import Converter, Convertible, WeightedLayer, rename
 from .layers.linear import Linear, LmHead
+from .layers.moe import Mixture
+from .quantization import parse_quantization
 from .upload import Copy, copier
 
 Merge = Callable[[Iterable[tuple[str, Tensor]]], Iterable[tuple[str, Tensor]]]
@@ -192,7 +195,6 @@ def _weight_map(index: Path) -> dict[str, str]:
 def load(
     folder: Path,
     model: Model,
-    quantization: str | None = None,
     merge: Merge | None = None,
     external: Sequence[ExternalWeights] = (),
 ) -> None:
@@ -204,11 +206,7 @@ def load(
 
     Raises:
         CheckpointError: as `fill` and `read_checkpoint`.
-        ConfigError: as `quantize`.
     """
-    if quantization is not None:
-        assert isinstance(model, nn.Module)
-        quantize(model, quantization)
     adapters = (read_adapter(folder, name) for name in model.adapters)
     others = (part.rename(read_checkpoint(place)) for part, place in external)
     files = [file for place in (folder, *(place for _, place in external)) for file in _files(place)]
@@ -227,29 +225,37 @@ def _with_progress(weights: Iterable[tuple[str, Tensor]], files: Iterable[Path])
             bar.update(tensor.nbytes)
 
 
-def quantize(root: nn.Module, quantization: str) -> None:
-    """Set the format ("int8", "fp8") in which every Linear is packed, those of towers too. `exact` ones stay as they are.
+def quantize(root: nn.Module, quantization: str | Mapping[str, Any]) -> None:
+    """Set the format in which each Linear is packed, as the option `quantization` says. `exact` ones stay as they are.
 
     Raises:
-        ConfigError: the model's device has no fast int8 products.
+        ConfigError: the option is invalid, or the model's device has no fast int8 products or no experts in 4 bits.
     """
-    for module in root.modules():
+    formats = parse_quantization(quantization)
+    for path, module in root.named_modules():
+        if isinstance(module, Mixture) and module.stacked is not None and isinstance(formats.format_of(path), Int4Options):
+            raise ConfigError(
+                f"quantization={short_repr(quantization)}: experts in 4 bits run on a CPU only; use 'int8' or device='cpu'",
+                param="quantization",
+            )
         if isinstance(module, Linear) and not module.exact:
-            if quantization == "int8" and not supported(module.weight.device):
+            module.quantization = formats.format_of(path)
+            device = module.weight.device
+            if module.quantization == "int8" and device.type != "meta" and not supported(device):
                 raise ConfigError(
-                    f"quantization={quantization!r} needs a CPU with AVX2 or AVX-512 VNNI, or a GPU and Triton, not this "
-                    f"{module.weight.device.type}: leave it out, or use device='cpu' on such a machine"
+                    f"quantization={short_repr(quantization)} needs a CPU with AVX2 or AVX-512 VNNI, or a GPU and Triton, not "
+                    f"this {device.type}: leave it out, or use device='cpu' on such a machine",
+                    param="quantization",
                 )
-            module.quantization = quantization
 
 
-def weight_bytes(model: Model, device: torch.device, quantization: str | None) -> int:
+def weight_bytes(model: Model, device: torch.device) -> int:
     """Return the bytes of all layers as `pack` lays them out on `device`, and of parameters of torch's own layers."""
     assert isinstance(model, nn.Module)
     total = sum(parameter.nbytes for parameter in model.parameters())
     for module in model.modules():
         if isinstance(module, WeightedLayer | LmHead):
-            total += module.packed_bytes(device, quantization is not None)
+            total += module.packed_bytes(device)
     return total
 
 

@@ -152,7 +152,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--model", type=Path, default=Path("assets/tiny-vl"))
     parser.add_argument("--share", type=float, default=1.0, help="part of each held-out set to run")
-    parser.add_argument("--quantization", choices=["int8"], help="as `LLM` takes it")
+    parser.add_argument("--quantization", choices=["int8", "int4"], help="as `LLM` takes it")
     parser.add_argument("--no-transformers", action="store_true", help="only our own engine")
     parser.add_argument("--write", type=Path, help="also write the table and the date to this file")
     args = parser.parse_args()

@@ -171,7 +171,7 @@ def check_plan(sides: Sides) -> Cell:
     stored = read_headers(sides.folder) or theirs  # a publisher may leave tensors out, such as the head of an embedder
     size = sum(tensor.numel() for name, tensor in theirs.items() if name in stored) * sides.files.dtype("auto").itemsize
     model = _build(sides.files, sides)  # on a CPU, a tied head is held as a table and packed
-    size += sum(head.packed_bytes(torch.device("cpu"), False) for head in model.modules() if isinstance(head, LmHead))
+    size += sum(head.packed_bytes(torch.device("cpu")) for head in model.modules() if isinstance(head, LmHead))
     differs = abs(plan.weights / size - 1) > 0.01
     return Cell(text, f"weights: transformers' take {size / 2**30:.2f} GiB" if differs else "", differs)
 

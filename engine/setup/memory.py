@@ -14,6 +14,7 @@ from ...mm.embeddings import PROMPT_EMBEDS, PROMPT_EMBEDS_ROWS
 from ...mm.errors import ConfigError
 from ...mm.media.policy import DecodeSpec, MediaPolicy
 from ...models.interface import CacheSpec, Model, StepLimits
+from ...models.quantization import parse_quantization
 from ...models.weights import weight_bytes
 from ...processors.device import MAX_TRANSFER_BYTES
 from ...processors.interface import ProcessingInfo
@@ -184,8 +185,9 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
     items = sizes.item_rows
     keys = min(max(blocks) * config.block_size, config.max_num_seqs * sizes.keys)
     rows = min(sizes.step_rows, keys)
-    int8, quantized_kv = config.quantization is not None, config.kv_cache_dtype != "auto"
-    step = StepLimits(rows, keys, sizes.keys, device, int8, quantized_kv, getattr(model, "formats", None) is not None)
+    quantized_kv, formats = config.kv_cache_dtype != "auto", config.quantization and parse_quantization(config.quantization)
+    dequantized = getattr(model, "formats", None) is not None or bool(formats and formats.uses_int4)
+    step = StepLimits(rows, keys, sizes.keys, device, bool(formats and formats.uses_8_bits), quantized_kv, dequantized)
     hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
     encoded = {name: most for name, most in items.items() if config.encodes(name)}
     call_rows = {name: max(most, config.max_encoder_tokens) for name, most in encoded.items()}  # maximum rows of a call
@@ -196,7 +198,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
     worst = max(decoding, key=lambda name: decoding[name], default="")
     blocks_per_sequence = -(-sizes.keys // config.block_size)
     return MemoryPlan(
-        weights=weight_bytes(model, device, config.quantization),
+        weights=weight_bytes(model, device),
         kv_cache=sum(map(mul, blocks, block_bytes)),
         encoder_cache=sizes.encoder_cache_bytes + queued,
         decoder_step=max(model.forward_bytes(replace(step, rows=n)) for n in _worst_counts(rows)) if decodes else 0,

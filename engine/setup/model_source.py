@@ -22,7 +22,7 @@ from ...models.formats.read import read_quantization
 from ...models.interface import CacheSpec, Model
 from ...models.layers.linear import LmHead, deferred_weights
 from ...models.merged_adapter import MergedAdapter
-from ...models.weights import ADAPTER_WEIGHTS, file_headers, read_file, read_headers
+from ...models.weights import ADAPTER_WEIGHTS, file_headers, quantize, read_file, read_headers
 from ...models.weights import load as load_weights
 from ...processors.files import ADAPTER, read_json
 from ...processors.interface import ProcessingInfo
@@ -73,7 +73,7 @@ class ModelSource:
         """
         adapter = read_merged_adapter(self.files.adapter, model, read_file)
         merge, external = None if adapter is None else adapter.merge, self.files.external
-        load_weights(self.files.path, model, self.config.quantization, merge, external)
+        load_weights(self.files.path, model, merge, external)
         if self.config.torch_device.type == "cuda":
             torch.cuda.synchronize(self.config.torch_device)  # steps read weights on other streams than the copies
         verify_fallback(model, self.info, self.dtype)
@@ -97,6 +97,8 @@ class ModelSource:
         model = build_model(self.files, self.info, self.dtype, device, modalities, self.config.parts)
         if isinstance(model, DecoderModel) and (self.config.enable_prompt_embeds or self.config.parts == "decoder"):
             model.reads_encoder_rows = True
+        if self.config.quantization is not None:
+            quantize(cast(nn.Module, model), self.config.quantization)
         model.cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.cache_specs)
         return model
 

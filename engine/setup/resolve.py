@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from ...kernels.dispatch import BACKENDS, MEDIA_OPS, can_run, has_triton, parse_overrides
-from ...mm.errors import ConfigError
+from ...mm.errors import ConfigError, short_repr
 from ...mm.gguf import SUFFIX
 from ...models.interface import Model
 from ...processors.interface import ProcessingInfo
@@ -76,15 +76,15 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
     if is_fallback(row):
         _log.warning("%s", describe_implementation(row, files))
     check_options(row, config)
-    if config.quantization in PUBLISHED_FORMATS:
+    if isinstance(config.quantization, str) and config.quantization in PUBLISHED_FORMATS:
         if files.quantization_config is None and files.path.suffix != SUFFIX:
-            how = "leave it out, give a quantised one, or quantise while loading with 'int8' or 'fp8'"
+            how = "leave it out, give a quantised one, or quantise while loading with 'int4', 'int8' or 'fp8'"
             raise ConfigError(
                 f"quantization={config.quantization!r}, but the checkpoint is not quantised; {how}", param="quantization"
             )
         config = replace(config, quantization=None)
     if config.quantization is not None and files.quantization_config is not None:
-        reason = f"quantization={config.quantization!r} is for checkpoints that are not quantised yet; leave it out"
+        reason = f"quantization={short_repr(config.quantization)} is for checkpoints that are not quantised yet; leave it out"
         raise ConfigError(reason, param="quantization")
     check_modalities(config, info)
     check_kernels(config, dtype)

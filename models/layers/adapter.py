@@ -79,9 +79,9 @@ class LowRank(WeightedLayer):
         self.down, self.up = pack(down, None), pack(up.mul_(self.spec.scale), None)
         del self.weights
 
-    def packed_bytes(self, device: torch.device, quantized: bool) -> int:
+    def packed_bytes(self, device: torch.device) -> int:
         shapes, dtype = ((self.inner, self.spec.rank), (self.spec.rank, self.outer)), self.weights[0].dtype
-        return sum(packed_weight_bytes(*shape, False, dtype, device, False) for shape in shapes)
+        return sum(packed_weight_bytes(*shape, False, dtype, device) for shape in shapes)
 
     def add_(self, out: Tensor, x: Tensor) -> None:
         """Add to `out [rows, shard]` in place, from `x [rows, in]`. Does nothing if no row of the step has an adapter."""

@@ -53,8 +53,8 @@ class WeightedLayer(TensorModule, Convertible):
         """Yield the canonical name and the memory of each tensor of this module; `path` is the module's path from the root."""
         yield from ()
 
-    def packed_bytes(self, device: torch.device, quantized: bool) -> int:
-        """Return the bytes of this module's tensors after `pack` on `device`, in 8 bits if `quantized`."""
+    def packed_bytes(self, device: torch.device) -> int:
+        """Return the bytes of this module's tensors after `pack` on `device`."""
         return sum(tensor.nbytes for _, tensor in self.tensors(""))
 
     def pack(self) -> None:

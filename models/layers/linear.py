@@ -11,6 +11,7 @@ from torch import Tensor
 
 from ...kernels.dispatch import backend
 from ...kernels.grouped import QuantizedWeight, ShardedWeight
+from ...kernels.int4 import Int4Options
 from ...kernels.linear import LinearWeight, linear, pack, shares_table
 from ..formats.base import WeightFormat
 from ..memory_formulas import packed_weight_bytes, panel_bytes
@@ -45,12 +46,12 @@ class Linear(WeightedLayer):
         exact: never quantised, for products that decide between nearly equal values (routers, logits).
 
     Attributes:
-        quantization: None, "int8" or "fp8", the format in which `pack` stores the weight.
+        quantization: the format in which `pack` stores the weight: None (as it is), "int8", "fp8" or options of 4 bits.
         formats: canonical name of a shard's weight -> its format, in a quantised checkpoint. Such a weight is a meta tensor
             that has only the shape; `hold` takes the quantised weights.
     """
 
-    quantization: str | None = None
+    quantization: str | Int4Options | None = None
 
     def __init__(
         self,
@@ -95,13 +96,13 @@ class Linear(WeightedLayer):
         """Take the quantised weight of a shard, on this layer's device."""
         self.held[name] = weight
 
-    def packed_bytes(self, device: torch.device, quantized: bool) -> int:
+    def packed_bytes(self, device: torch.device) -> int:
         (outer, inner), dtype, bias = self.weight.shape, self.weight.dtype, self.bias is not None
         if self.formats:
             shards = zip(self.formats.values(), self.shards.values(), strict=True)
             weights = (form.decode(form.layout(rows, inner)) for form, rows in shards)
             return sum(weight.nbytes for weight in weights) + outer * bias * dtype.itemsize
-        return packed_weight_bytes(inner, outer, bias, dtype, device, quantized and not self.exact)
+        return packed_weight_bytes(inner, outer, bias, dtype, device, self.quantization)
 
     def pack(self) -> None:
         """Lay the weight out for its device and drop the original."""
@@ -155,14 +156,14 @@ class LmHead(TensorModule):
         self.proj = Linear(hidden, {"lm_head": vocab}, False, dtype, device, exact=True) if embedding is None else None
         self.packed: LinearWeight  # of a tied table, from `pack` on
 
-    def packed_bytes(self, device: torch.device, quantized: bool) -> int:
+    def packed_bytes(self, device: torch.device) -> int:
         """Return the bytes that a tied head takes beside the table `[vocab, hidden]`: padding, or a copy in oneDNN's layout."""
         for embedding in self.tied_to:
             (vocab, hidden), dtype = embedding.weight.shape, embedding.weight.dtype
             if shares_table(hidden, device, dtype):
                 return panel_bytes(hidden, vocab, dtype) - embedding.weight.nbytes
             if backend("linear", device, dtype) != "torch":
-                return packed_weight_bytes(hidden, vocab, False, dtype, device, False)
+                return packed_weight_bytes(hidden, vocab, False, dtype, device)
         return 0
 
     def pack(self) -> None:

@@ -45,10 +45,10 @@ class LatentUpProjection(WeightedLayer):
             self.values.append(pack(value.contiguous(), None))
         del self.weight
 
-    def packed_bytes(self, device: torch.device, quantized: bool) -> int:
+    def packed_bytes(self, device: torch.device) -> int:
         (heads, _, latent), (nope, value) = self.sizes, self.split
         shapes = ((nope, latent), (latent, value))
-        return heads * sum(packed_weight_bytes(*shape, False, self.weight.dtype, device, False) for shape in shapes)
+        return heads * sum(packed_weight_bytes(*shape, False, self.weight.dtype, device) for shape in shapes)
 
     def absorb(self, q: Tensor) -> Tensor:
         """Carry queries `[rows, heads, nope]` into the space of the cached rows: `[rows, heads, latent]`."""

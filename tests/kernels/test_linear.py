@@ -117,7 +117,7 @@ def test_packed_linear(
 def test_bytes_of_a_packed_weight(size: tuple[int, int], int8: bool, dtype: torch.dtype) -> None:
     packed = pack(torch.randn(size[::-1]).to(dtype), None, "int8" if int8 else None)
     held = [value for value in vars(packed).values() if isinstance(value, torch.Tensor)]
-    expected = packed_weight_bytes(*size, False, dtype, CPU, int8)
+    expected = packed_weight_bytes(*size, False, dtype, CPU, "int8" if int8 else None)
     assert sum(value.nbytes for value in held) == expected
 
 

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sensorium.kernels import native
 from sensorium.kernels.dispatch import backend
+from sensorium.kernels.int4 import Int4Options
 from sensorium.kernels.linear import PanelWeight
 from sensorium.mm.errors import ConfigError
 from sensorium.models.config import decoder_spec
@@ -133,8 +134,8 @@ def test_a_tied_head_and_its_embeddings_take_the_planned_bytes(dtype: torch.dtyp
     embedding = Embedding(130, 6, dtype, CPU)
     table = torch.randn(130, 6).to(dtype)
     embedding.weight.copy_(table)
-    head, held = LmHead(6, 130, embedding, dtype, CPU), embedding.packed_bytes(CPU, False)
-    held += head.packed_bytes(CPU, False)
+    head, held = LmHead(6, 130, embedding, dtype, CPU), embedding.packed_bytes(CPU)
+    held += head.packed_bytes(CPU)
     head.pack()
     packed = head.packed
     if isinstance(packed, PanelWeight):
@@ -194,3 +195,32 @@ def test_int8_wants_a_device_that_has_it(monkeypatch: pytest.MonkeyPatch) -> Non
     monkeypatch.setattr("sensorium.models.weights.supported", lambda device: False)
     with pytest.raises(ConfigError, match="quantization='int8' needs a CPU with AVX2 or AVX-512 VNNI"):
         quantize(small_model(), "int8")
+
+
+def test_int4_is_for_the_decoder_unless_towers_are_named(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sensorium.models.weights.supported", lambda device: True)
+    for towers in (None, "int8", "int4"):
+        model = small_model()
+        quantize(model, {"method": "int4", "group_size": 32, "towers": towers})
+        chosen = {name: layer.quantization for name, layer in model.named_modules() if isinstance(layer, Linear)}
+        assert chosen["head.proj"] is None
+        assert chosen["language_model.layers.0.mlp.down"] == Int4Options(32)
+        assert chosen["visual.blocks.0.attn.qkv"] == (Int4Options(32) if towers == "int4" else towers)
+
+
+@pytest.mark.parametrize(
+    ("value", "message"),
+    [
+        ({"method": "int3"}, "method='int3'; it must be one of 'int8', 'fp8', 'int4'"),
+        ({"method": "int4", "group": 64}, "unknown key 'group'; it may have method, towers"),
+        ({"method": "int4", "group_size": 48}, "group_size=48; it must be one of 32, 64, 128"),
+        ({"method": "int8", "group_size": 64}, "group_size, which is for the method int4"),
+        ({"method": "int4", "activations": "int4"}, "activations='int4'; it must be one of '16', 'int8'"),
+        ({"method": "int4", "towers": "awq"}, "towers='awq'; it must be one of"),
+        ({"method": ["int4"]}, "it must be one of"),
+        ({}, "method=None"),
+    ],
+)
+def test_invalid_options_of_quantization(value: dict[str, object], message: str) -> None:
+    with pytest.raises(ConfigError, match=message):
+        quantize(small_model(), value)

@@ -1,4 +1,4 @@
-"""quantization="int8" and "fp8": the shipped model gives the same answers for the shipped media as in floats."""
+"""quantization="int8", "fp8" and "int4": the shipped model gives the same answers for the shipped media as in floats."""
 
 from __future__ import annotations
 
@@ -33,9 +33,10 @@ def test_int8_reads_the_shipped_media(dtype: str) -> None:
     assert alone.outputs[0].cumulative_logprob == outputs[0].outputs[0].cumulative_logprob
 
 
-def test_fp8_reads_the_shipped_media() -> None:
+@pytest.mark.parametrize("quantization", ["fp8", "int4", {"method": "int4", "group_size": 32, "symmetric": False}], ids=str)
+def test_other_methods_read_the_shipped_media(quantization: str | dict[str, object]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=96)
-    llm = LLM(ASSETS / "tiny-vl", dtype="float32", device="cpu", quantization="fp8")
+    llm = LLM(ASSETS / "tiny-vl", dtype="float32", device="cpu", quantization=quantization)
     outputs = llm.chat([chat(name) for name in WANTED], params, use_tqdm=False)
     assert [o.outputs[0].text for o in outputs] == [entry["answer"] for entry in WANTED.values()]
 

@@ -92,11 +92,11 @@ def test_the_plan_has_the_held_bytes(name: str) -> None:
     assert isinstance(layer.packed, ShardedWeight)
     held = sum(shard.nbytes for shard in layer.packed.shards) + bias.nbytes
     layer.weight = torch.empty(sum(ROWS_OUT.values()), INPUTS, device="meta")
-    assert layer.packed_bytes(CPU, False) == held
+    assert layer.packed_bytes(CPU) == held
     root, quantization = Root(torch.float32), read_quantization(SCHEMES[name].config)
     assert quantization is not None
     assign(root, quantization, None)  # without weight files: a scale may have 4 bytes instead of 2
-    assert 0.5 * held < root.qkv.packed_bytes(CPU, False) < 1.5 * held
+    assert 0.5 * held < root.qkv.packed_bytes(CPU) < 1.5 * held
 
 
 @pytest.mark.parametrize("quantised", [False, True])
