@@ -32,7 +32,9 @@ REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": tanh_gelu,
 }
 """Activation functions by their names in config.json."""
-_KERNEL_IDS = {name: number for number, name in enumerate(REFERENCES)}  # enum of the C++ kernel
+CLAMPED_SWIGLU = "swigluoai"
+"""gpt-oss's gate of `act_and_mul`: gates up to 7 and ups within +-7 give `gate * sigmoid(1.702 gate) * (up + 1)`."""
+_KERNEL_IDS = {name: number for number, name in enumerate((*REFERENCES, CLAMPED_SWIGLU))}  # enum of the C++ kernel
 
 
 def activation(name: str, x: Tensor) -> Tensor:
@@ -52,11 +54,15 @@ def activation(name: str, x: Tensor) -> Tensor:
 def act_and_mul_reference(name: str, x: Tensor) -> Tensor:
     """Compute `activation(gate) * up` of `x [rows, gate | up]`, rounded to x's dtype in between, as published models do."""
     gate, up = x.chunk(2, -1)
+    if name == CLAMPED_SWIGLU:
+        gate = gate.clamp(max=7)
+        gate = (gate * 1.702).sigmoid_().mul_(gate)
+        return up.clamp(-7, 7).add_(1).mul_(gate)
     return REFERENCES[name](gate).mul_(up)
 
 
 def act_and_mul(name: str, x: Tensor) -> Tensor:
-    """Compute `activation(gate) * up` of `x [rows, gate | up]` -> `[rows, inner]`."""
+    """Compute `activation(gate) * up` of `x [rows, gate | up]` -> `[rows, inner]`. `name`: of REFERENCES, or CLAMPED_SWIGLU."""
     chosen = backend("act_and_mul", x.device, x.dtype)
     if chosen == "triton" and x.stride(1) == 1:
         from .gpu import activation

@@ -26,7 +26,12 @@ def write_cache(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMe
 
 
 def paged_attention_reference(
-    q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float, soft_cap: float | None = None
+    q: Tensor,
+    kv_cache: Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Compute `paged_attention` row by row in float32. The keys and values must be in the cache already."""
     slots, group = kv_cache.flatten(1, 2), q.shape[1] // kv_cache.shape[3]
@@ -40,7 +45,8 @@ def paged_attention_reference(
         for row, start, stop in zip(range(first, last), *meta.key_ranges(i).tolist(), strict=True):
             keys, values = sides[0, start:stop], sides[-1, start:stop]
             scores = _apply_soft_cap(torch.einsum("hd,khd->hk", q[row].float(), keys) * scale, soft_cap)
-            out[row] = torch.einsum("hk,khd->hd", scores.softmax(-1), values).to(q.dtype)
+            weights = _softmax(scores[:, None], None if sinks is None else sinks[:, None, None])[:, 0]
+            out[row] = torch.einsum("hk,khd->hd", weights, values).to(q.dtype)
     return out
 
 
@@ -52,6 +58,7 @@ def paged_attention_native(
     meta: AttentionMetadata,
     scale: float,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Run the C++ kernel. A row's bits depend only on its query, its position and the keys that it attends to."""
     assert kv_cache.is_contiguous(), "the kernel takes the address of a slot from its number"
@@ -65,7 +72,8 @@ def paged_attention_native(
     where = (q, q.stride(0), k, k.stride(0), values, 0 if v is None else v.stride(0), *cache, out)
     sizes = (heads, kv_cache.shape[3], dim, scale, soft_cap or 0.0)
     reads = (int(meta.causal), meta.window or 0, meta.key_range, n)
-    call("paged_attention", q.dtype, *where, *sizes, *meta.cpu_starts_and_lens, *numbers, meta.slot_mapping, k.shape[0], *reads)
+    rows = (meta.slot_mapping, k.shape[0], *reads, sinks)
+    call("paged_attention", q.dtype, *where, *sizes, *meta.cpu_starts_and_lens, *numbers, *rows)
     return out
 
 
@@ -77,6 +85,7 @@ def paged_attention(
     meta: AttentionMetadata,
     scale: float,
     soft_cap: float | None = None,
+    sinks: Tensor | None = None,
 ) -> Tensor:
     """Write this step's keys and values to the cache, then attend. Each row attends to a range of keys, usually the causal one.
 
@@ -89,28 +98,29 @@ def paged_attention(
             quantised cache, to quantised keys even in the step that writes them.
         scale: factor of the scores, usually `dim ** -0.5`.
         soft_cap: scores s become `soft_cap * tanh(s / soft_cap)`. None: no cap.
+        sinks: float32 `[heads]`: the score of one more key per head, which takes a share of the softmax but has no value.
 
     Returns:
         `[rows, heads, dim]`.
     """
     chosen = backend("attention", q.device, q.dtype, q.shape[2])
     if chosen == "native" and q.shape[2] % 2 == 0 and k is not None:
-        return paged_attention_native(q, k, v, kv_cache, meta, scale, soft_cap)
+        return paged_attention_native(q, k, v, kv_cache, meta, scale, soft_cap, sinks)
     if chosen == "triton":
         from .gpu import attention
 
         if k is not None:
             attention.write(k, v, kv_cache, meta)
-        return attention.attend(q, kv_cache, meta, scale, soft_cap)
+        return attention.attend(q, kv_cache, meta, scale, soft_cap, sinks)
     if k is not None:
         write_cache(k, v, kv_cache, meta)
     if chosen == "reference" or meta.batch_invariant:
-        return paged_attention_reference(q, kv_cache, meta, scale, soft_cap)
+        return paged_attention_reference(q, kv_cache, meta, scale, soft_cap, sinks)
     out = torch.empty_like(q)
     for group in meta.decode_groups:
         if group.rows is None:
-            return _decode(q, kv_cache, group, scale, soft_cap)
-        out.index_copy_(0, group.rows, _decode(q[group.rows], kv_cache, group, scale, soft_cap))
+            return _decode(q, kv_cache, group, scale, soft_cap, sinks)
+        out.index_copy_(0, group.rows, _decode(q[group.rows], kv_cache, group, scale, soft_cap, sinks))
     for request in meta.prefills:
         rows = slice(meta.query_start_loc[request], meta.query_start_loc[request + 1])
         fresh = meta.causal and rows.stop - rows.start == meta.seq_lens[request]  # all its keys are from this step
@@ -118,23 +128,26 @@ def paged_attention(
             keys, values = k[rows], k[rows] if v is None else v[rows]
         else:
             keys, values = _gather_context(q, kv_cache, meta, request, meta.first_block(request))
-        if meta.full_attention and soft_cap is None:
+        if meta.full_attention and soft_cap is None and sinks is None:
             out[rows] = _attend_unmasked(q[rows], keys, values, scale, meta.causal)
         else:
             first, stop = meta.key_ranges(request)
             key = torch.arange(meta.seq_lens[request] - keys.shape[0], meta.seq_lens[request], device=q.device)
             mask = (key >= first[:, None]) & (key < stop[:, None])
-            out[rows] = _attend_masked(q[rows], keys, values, mask, scale, soft_cap)
+            out[rows] = _attend_masked(q[rows], keys, values, mask, scale, soft_cap, sinks)
     return out
 
 
-def _decode(q: Tensor, kv_cache: Tensor, plan: DecodeGroup, scale: float, soft_cap: float | None) -> Tensor:
+def _decode(
+    q: Tensor, kv_cache: Tensor, plan: DecodeGroup, scale: float, soft_cap: float | None, sinks: Tensor | None
+) -> Tensor:
     """Attend with one row per request. The query heads that share a key head become query rows, so keys are not repeated."""
     n, heads, dim = q.shape
     kv_heads = kv_cache.shape[3]
     found = [_dequantized(side.index_select(0, plan.blocks), dim, q.dtype) for side in kv_cache]
     sides = [side.view(n, -1, kv_heads, dim).transpose(1, 2) for side in found]
-    done = _attend(q.view(n, kv_heads, -1, dim), sides[0], sides[-1], plan.mask, scale, soft_cap)
+    sinks = None if sinks is None else sinks.view(kv_heads, -1, 1)
+    done = _attend(q.view(n, kv_heads, -1, dim), sides[0], sides[-1], plan.mask, scale, soft_cap, sinks)
     return done.reshape(n, heads, dim)
 
 
@@ -162,22 +175,34 @@ def _attend_unmasked(q: Tensor, k: Tensor, v: Tensor, scale: float, causal: bool
     return done[0].transpose(0, 1)
 
 
-def _attend_masked(q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, soft_cap: float | None) -> Tensor:
+def _attend_masked(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor, scale: float, soft_cap: float | None, sinks: Tensor | None
+) -> Tensor:
     """Attend with a mask, bool `[rows, keys]`. The query heads that share a key head become query rows."""
     n, kv_heads, dim = q.shape[0], k.shape[1], q.shape[2]
     grouped = q.view(n, kv_heads, -1, dim).transpose(0, 1).flatten(1, 2)  # [kv_heads, rows * group, dim]
     mask = mask.repeat_interleave(q.shape[1] // kv_heads, 0)
-    done = _attend(grouped, k.transpose(0, 1), v.transpose(0, 1), mask, scale, soft_cap)
+    sinks = None if sinks is None else sinks.view(kv_heads, -1).repeat(1, n)[..., None]
+    done = _attend(grouped, k.transpose(0, 1), v.transpose(0, 1), mask, scale, soft_cap, sinks)
     return done.view(kv_heads, n, -1, dim).transpose(0, 1).reshape(q.shape)
 
 
-def _attend(q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float | None) -> Tensor:
-    """Attend with `q [..., rows, dim]` and `k, v [..., keys, dim]`; the mask is True where a row attends to a key."""
-    if soft_cap is None:
+def _attend(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, soft_cap: float | None, sinks: Tensor | None
+) -> Tensor:
+    """Attend with `q [..., rows, dim]`, `k, v [..., keys, dim]`, sinks `[..., rows, 1]`; the mask is True where rows attend."""
+    if soft_cap is None and sinks is None:
         return F.scaled_dot_product_attention(q, k, v, mask, scale=scale)
     scores = _apply_soft_cap((q @ k.transpose(-1, -2)).float() * scale, soft_cap)
     scores = scores if mask is None else scores.masked_fill(~mask, -torch.inf)
-    return scores.softmax(-1).to(v.dtype) @ v
+    return _softmax(scores, sinks).to(v.dtype) @ v
+
+
+def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
+    """Return the weights of `scores [..., rows, keys]`; the shares of `sinks [..., rows, 1]` are left out."""
+    if sinks is None:
+        return scores.softmax(-1)
+    return torch.cat((scores, sinks.float().expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]
 
 
 def _apply_soft_cap(scores: Tensor, soft_cap: float | None) -> Tensor:

@@ -53,7 +53,7 @@ class StackedWeight:
 class StackedExperts:
     """The gated MLPs of all experts, `down(act(gate(x)) * up(x))`; `gate_up` computes `[gate | up]`.
 
-    `act` is a name of `activation.REFERENCES`.
+    `act` is a name that `activation.act_and_mul` takes.
     """
 
     act: str

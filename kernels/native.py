@@ -23,7 +23,7 @@ _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _SIGNATURES = {
     "paged_attention": (
         *(_I, _P, _N, _P, _N, _P, _N, _P, _N, _N, _I, _P, _N, _N, _N, _F, _F, _P, _P, _N, _P, _N, _N, _P, _N),
-        *(_I, _N, _P, _N, _I),
+        *(_I, _N, _P, _N, _P, _I),
     ),
     "varlen_attention": (_I, _P, _N, _P, _N, _P, _N, _P, _N, _N, _N, _F, _P, _P, _N, _I),
     "norm": (_I, _P, _P, _P, _P, _N, _N, _F, _F, _I),

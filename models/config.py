@@ -41,8 +41,9 @@ class Stack:
         scaled_windows: the rope scaling is for layers with windows, too.
         norm_offset: as in DecoderSpec.
         root_scale: token embeddings are scaled by the root of the hidden size.
-        router: fields of MoeSpec.
+        router: fields of MoeSpec. sinks: as in AttentionSpec.
         refused: keys of config.json that must be false, because the feature is not implemented for this stack.
+        fixed: keys of config.json with the only value that this stack implements.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -63,7 +64,9 @@ class Stack:
     norm_offset: float = 0.0
     root_scale: bool = False
     router: Mapping[str, Any] = field(default_factory=dict)
+    sinks: bool = False
     refused: tuple[str, ...] = ()
+    fixed: Mapping[str, Any] = field(default_factory=dict)
 
 
 ALIASES = {
@@ -196,6 +199,7 @@ def _attention(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSp
         window=window,
         soft_cap=text.get("attn_logit_softcapping"),
         fused=stack.fused_qkv,
+        sinks=stack.sinks,
     )
 
 

@@ -1,7 +1,7 @@
 // Activation functions, and activation(gate) * up. An element's bits depend only on its inputs, not on its position.
 #include "common.h"
 
-enum Kind { SILU = 0, GELU = 1, QUICK_GELU = 2, TANH_GELU = 3 };
+enum Kind { SILU = 0, GELU = 1, QUICK_GELU = 2, TANH_GELU = 3, CLAMPED_SWIGLU = 4 };
 
 // 1 + exp(-x)
 INLINE v16 divisor(v16 x) {
@@ -49,6 +49,11 @@ INLINE void activation(int type, int kind, const char* x, char* out, int64_t fir
 // activation(gate) is rounded before the product, as in published models.
 template <class T>
 INLINE v16 product(int kind, v16 gate, v16 up) {
+    if (kind == CLAMPED_SWIGLU) {
+        gate = gate > 7.f ? splat(7.f) : gate;
+        up = up > 7.f ? splat(7.f) : up < -7.f ? splat(-7.f) : up;
+        kind = QUICK_GELU, up += 1.f;
+    }
     return rounded<T>(activate<T>(kind, gate)) * up;
 }
 

@@ -27,6 +27,7 @@ struct Problem {
     int64_t rows;         // number of rows in key_range
     float cap;            // soft cap times log2(e), 0: none; scale is then the factor of 2 log2(e) score / cap
     int quant;            // format of a quantised cache, whose rows end with one scale per head; strides are then in bytes
+    const float* sinks;   // [heads]: logit of an additional key without a value; null: none
 
     int64_t first(int64_t row, int64_t position) const {
         return key_range ? key_range[row] : window && position >= window ? position + 1 - window : 0;
@@ -147,18 +148,20 @@ extern "C" {
 
 // q [rows, heads, dim]; k, v [written, kv_heads, dim]; rows of q, k, v may be strided. cache [2, slots, cache_row], or [1, ...]
 // if v is null and keys are also the values. A cache row is kv_heads * dim values or, if quantised, values and scales.
+// sinks [heads] or null.
 void sensorium_paged_attention(int type, const char* q, int64_t q_stride, const char* k, int64_t k_stride, const char* v,
                                int64_t v_stride, char* cache, int64_t cache_slots, int64_t cache_row, int quant, char* out,
                                int64_t heads, int64_t kv_heads, int64_t dim, float scale, float cap, const int64_t* starts, const int64_t* lengths,
                                int64_t requests, const int32_t* tables, int64_t width, int64_t block_size,
                                const int64_t* slots, int64_t written, int causal, int64_t window, const int64_t* key_range,
-                               int64_t rows, int threads) {
+                               int64_t rows, const float* sinks, int threads) {
     int64_t size = type == FLOAT32 ? 4 : 2, row = cache_row * (quant ? 1 : size);  // in bytes
     char* values = v ? cache + cache_slots * row : cache;
     write(type, quant, k, k_stride * size, cache, row, slots, written, kv_heads, dim, threads);
     if (v) write(type, quant, v, v_stride * size, values, row, slots, written, kv_heads, dim, threads);
     Problem problem{q,       cache,  values, out,        q_stride,    cache_row, cache_row, heads, kv_heads, dim,  scale, starts,
-                    lengths, tables, width,  block_size, causal != 0, window,    key_range,      rows,  cap,      quant};
+                    lengths, tables, width,  block_size, causal != 0, window,    key_range,      rows,  cap,      quant,
+                    sinks};
     run(type, problem, requests, threads);
 }
 
@@ -167,7 +170,8 @@ void sensorium_varlen_attention(int type, const char* q, int64_t q_stride, const
                                 int64_t v_stride, char* out, int64_t heads, int64_t kv_heads, int64_t dim, float scale,
                                 const int64_t* starts, const int64_t* lengths, int64_t segments, int threads) {
     Problem problem{q,      k,       v,       out, q_stride, k_stride, v_stride, heads,   kv_heads, dim, scale,
-                    starts, lengths, nullptr, 0,   1,        false,    0,        nullptr, 0,        0,   NONE};
+                    starts, lengths, nullptr, 0,   1,        false,    0,        nullptr, 0,        0,   NONE,
+                    nullptr};
     run(type, problem, segments, threads);
 }
 }

@@ -322,7 +322,10 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
         stage(q + r * depth, (const T*)p.q + (base + r / group) * p.q_stride + (w.kv_head * group + r % group) * p.dim, p.dim, depth);
     memset(out, 0, rows * wide * 4);
     memset(sums, 0, rows * 16 * 4);
-    for (int64_t r = 0; r < rows; r++) row_max[r] = LOWEST;
+    for (int64_t r = 0; r < rows; r++) {
+        row_max[r] = p.sinks ? p.sinks[w.kv_head * group + r % group] * 1.44269504f : LOWEST;
+        if (p.sinks) sums[16 * r] = 1;
+    }
     int64_t begin = length, end = 0;  // keys that any of the rows attends to
     for (int64_t i = 0; i < w.count; i++) {
         int64_t first = p.first(base + i, before + i), last = p.end(base + i, before + i, length);

@@ -26,6 +26,15 @@ def activate(x, NAME: tl.constexpr, KIND: tl.constexpr):
 
 
 @triton.jit
+def gated(gate, up, NAME: tl.constexpr, KIND: tl.constexpr):
+    """Compute `act_and_mul` of float32 values loaded as KIND, in float32."""
+    if NAME == "swigluoai":
+        made = activate(tl.minimum(gate, 7.0), "quick_gelu", KIND).to(tl.float32)
+        return made * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0)
+    return activate(gate, NAME, KIND).to(tl.float32) * up
+
+
+@triton.jit
 def _activation_kernel(x_ptr, out_ptr, numbers, NAME: tl.constexpr, BLOCK: tl.constexpr):
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     x = tl.load(x_ptr + at, mask=at < numbers).to(tl.float32)
@@ -43,8 +52,7 @@ def _act_and_mul_kernel(x_ptr, out_ptr, ROW: tl.constexpr, INNER: tl.constexpr, 
     kind = out_ptr.dtype.element_ty
     gate = tl.load(x_ptr + row * ROW + column, mask=mask).to(tl.float32)
     up = tl.load(x_ptr + row * ROW + INNER + column, mask=mask).to(tl.float32)
-    out = activate(gate, NAME, kind).to(tl.float32) * up
-    tl.store(out_ptr + row * INNER + column, out.to(kind), mask=mask)
+    tl.store(out_ptr + row * INNER + column, gated(gate, up, NAME, kind).to(kind), mask=mask)
 
 
 def activation(name: str, x: Tensor) -> Tensor:

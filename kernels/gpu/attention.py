@@ -178,6 +178,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     length_ptr,  # int32 [requests]: seq_lens
     table_ptr,  # int32 [requests, table_stride]: block_tables
     key_range_ptr,  # int64 [2, rows] or None
+    sink_ptr,  # float32 [heads]: score of a key without a value; None: none
     q_stride,
     table_stride,
     num_rows,
@@ -229,6 +230,9 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         acc_hi = tl.zeros([BLOCK_M, DIM_HI], tl.float32)
     m_i = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, so that differences are not NaN
     l_i = tl.zeros([BLOCK_M], tl.float32)
+    if sink_ptr is not None and tl.program_id(2) == 0:  # only the first split counts it
+        m_i = tl.load(sink_ptr + kv_head * GROUP + head) * (1.4426950408889634 / qk_scale)
+        l_i = l_i + 1.0
     table_ptr += request.to(tl.int64) * table_stride
 
     lanes = tl.arange(0, BLOCK_N)
@@ -327,7 +331,14 @@ def write(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMetadata
         _write_kernel[grid](k, v, *planes, meta.slot_mapping, *strides, SIZE=size, **config)
 
 
-def attend(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float, soft_cap: float | None = None) -> Tensor:
+def attend(
+    q: Tensor,
+    kv_cache: Tensor,
+    meta: AttentionMetadata,
+    scale: float,
+    soft_cap: float | None = None,
+    sinks: Tensor | None = None,
+) -> Tensor:
     """Compute `attention.paged_attention` after the cache was written. `scale` is positive.
 
     Launches depend on shapes and on the Python ints of `meta`, never on the content of a tensor. A captured decode step can
@@ -343,7 +354,7 @@ def attend(q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, scale: float, s
     at_once = [max(1, config["BLOCK_M"] // group) for config in configs]  # rows of a request in a tile
     cut = query_tiles_of(meta, 0, *at_once)[1:] if meta.batch_invariant else query_tiles_of(meta, *at_once)
     for tiles, config in zip(cut, configs, strict=True):
-        _launch(q, kv_cache, out, meta, tiles, config, scale, soft_cap)
+        _launch(q, kv_cache, out, meta, tiles, config, scale, soft_cap, sinks)
     return out
 
 
@@ -358,7 +369,7 @@ def _config(kind: str, q: Tensor, quantized: bool) -> dict[str, int]:
 
 def _launch(
     q: Tensor, kv_cache: Tensor, out: Tensor, meta: AttentionMetadata, tiles: QueryTiles, config: dict[str, int],
-    scale: float, soft_cap: float | None,
+    scale: float, soft_cap: float | None, sinks: Tensor | None,
 ) -> None:  # fmt: skip
     if not tiles.count:
         return
@@ -372,7 +383,7 @@ def _launch(
         lse = torch.empty((tiles.count, columns, splits, block), dtype=torch.float32, device=q.device)
         result = torch.empty((*lse.shape, dim), dtype=torch.float32, device=q.device)
     starts, lengths = meta.device_starts_and_lens
-    where = (meta.block_tables, meta.key_range, q.stride(0), meta.block_tables.stride(0), n, meta.window or 0)
+    where = (meta.block_tables, meta.key_range, sinks, q.stride(0), meta.block_tables.stride(0), n, meta.window or 0)
     qk_scale = LOG2E * (soft_cap or scale)
     head_sizes = {"KV_HEADS": kv_heads, "GROUP": group, "HEADS_PER_TILE": heads_per_tile, "DIM": dim}
     _attend_kernel[(tiles.count, columns, splits)](

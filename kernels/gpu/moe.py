@@ -14,7 +14,7 @@ from torch import Tensor
 
 from ..moe import RoutingConfig, StackedExperts, StackedWeight
 from . import launch_config
-from .activation import activate
+from .activation import gated
 from .linear import dot_tiles, quantize_rows
 
 _ONE_HOT = 1 << 14  # size of the (pairs, experts) one-hot matrix of a sorting program
@@ -159,7 +159,7 @@ def _expert_kernel(
     kind = out_ptr.dtype.element_ty
     if GATED:
         gate, up = tl.split(tl.reshape(total, (TILE, BLOCK_N // 2, 2)))
-        made = activate(gate.to(kind).to(tl.float32), ACT, kind).to(tl.float32) * up.to(kind).to(tl.float32)
+        made = gated(gate.to(kind).to(tl.float32), up.to(kind).to(tl.float32), ACT, kind)
         at = block * (BLOCK_N // 2) + tl.arange(0, BLOCK_N // 2)
         half = width // 2
         places = tl.maximum(pair, 0).to(tl.int64)[:, None] * half + at[None, :]

@@ -62,8 +62,8 @@ class Mixture(WeightedLayer):
         self.rule = RoutingConfig(
             spec.top_k, spec.scoring, spec.normalise, spec.scale, spec.groups, spec.top_groups, spec.group_score
         )
-        self.transposed = spec.transposed
-        self.gate = Linear(dim, {"gate": spec.experts}, False, torch.float32, device, exact=True)
+        self.transposed, self.interleaved = spec.transposed, spec.interleaved
+        self.gate = Linear(dim, {"gate": spec.experts}, spec.router_bias, torch.float32, device, exact=True)
         self.correction = RouterCorrection((spec.experts,), torch.float32, device) if spec.correction else None
         mlp = partial(GatedMlp, dim, bias=spec.bias, dtype=dtype, act=spec.act)
         stack = backend("moe", device, dtype) == "triton" and not weights_deferred()
@@ -108,8 +108,11 @@ class Mixture(WeightedLayer):
 
     def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
         """Yield converters that split the tensors of all experts, `[experts, out, in]` or `[experts, in, out]`."""
-        yield f"{path}.experts.gate_up_proj", partial(self._split, path, ("gate_proj", "up_proj"))
-        yield f"{path}.experts.down_proj", partial(self._split, path, ("down_proj",))
+        for stored, names in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+            yield f"{path}.experts.{stored}", partial(self._split, path, names)
+            yield f"{path}.experts.{stored}_bias", partial(self._split_bias, path, names)
+        for part in ("weight", "bias"):
+            yield f"{path}.router.{part}", Renamed(f"{path}.gate.{part}")
         for part in _NUMBERED_PARTS.values():  # one shared expert is named in the singular
             yield f"{path}.shared_expert.{part}.weight", Renamed(f"{path}.shared_experts.{part}.weight")
         block = f"{path.removesuffix('mlp')}block_sparse_moe"
@@ -122,8 +125,16 @@ class Mixture(WeightedLayer):
         out = (expert.gate_up if len(names) == 2 else expert.down).outputs
         transposed = tensor.shape[-1] == out and (self.transposed or tensor.shape[-2] != out)
         for i, own in enumerate(tensor.mT if transposed else tensor):
-            for name, part in zip(names, own.chunk(len(names)), strict=True):
+            for name, part in zip(names, self._shards(own, len(names)), strict=True):
                 yield f"{path}.experts.{i}.{name}.weight", part
+
+    def _split_bias(self, path: str, names: tuple[str, ...], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+        for i, own in enumerate(tensor):
+            for name, part in zip(names, self._shards(own, len(names)), strict=True):
+                yield f"{path}.experts.{i}.{name}.bias", part
+
+    def _shards(self, outputs: Tensor, count: int) -> Sequence[Tensor]:
+        return [outputs[i::count] for i in range(count)] if self.interleaved else outputs.chunk(count)
 
 
 class ModalityMixture(WeightedLayer):

@@ -14,6 +14,7 @@ from ...kernels.rope import rotate_
 from ...kernels.scatter import scatter_rows_
 from ..interface import CacheSpec, ForwardBatch, StepLimits
 from ..layers.basic import AddResidual, Embedding, Norm, Scale, TensorModule
+from ..layers.builder import StoredTensor
 from ..layers.linear import Linear
 from ..layers.mla import LatentAttention, latent_attention_bytes
 from ..layers.mlp import GatedMlp, PlainMlp, gated_mlp_bytes
@@ -39,6 +40,7 @@ class DecoderAttention(TensorModule):
             shards = {"qkv_proj": sum(shards.values())}
         self.qkv = Linear(stack.hidden_size, shards, spec.bias, dtype, device)
         self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
+        self.sinks = StoredTensor((heads,), torch.float32, device) if spec.sinks else None
         self.cache_spec = CacheSpec("full" if spec.window is None else "window", kv_heads, dim, dtype, spec.window)
         if spec.qk_norm is not None:
             q, k = (heads * dim, kv_heads * dim) if spec.qk_norm == "all" else (dim, dim)
@@ -60,7 +62,8 @@ class DecoderAttention(TensorModule):
         q, k, v = prepare_qkv(qkv, cache, attn, rotation, self.interleaved, norms)
         if cos_sin is not None and cos_sin.query_scale is not None:
             q.mul_(cos_sin.query_scale.to(q.dtype)[:, None, None])
-        return self.out(paged_attention(q, k, v, cache, attn, self.scale, self.soft_cap).flatten(1))
+        sinks = None if self.sinks is None else self.sinks.weight
+        return self.out(paged_attention(q, k, v, cache, attn, self.scale, self.soft_cap, sinks).flatten(1))
 
 
 class DecoderLayer(TensorModule):
@@ -220,6 +223,7 @@ def gathered_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype) -> in
 
 def _score_bytes(a: AttentionSpec | LatentSpec, s: int) -> int:
     """Return the bytes per row and key: a bool mask and its copy in the model's dtype (per head if windowed), capped scores."""
-    if isinstance(a, LatentSpec) or (a.window is None and a.soft_cap is None):
+    if isinstance(a, LatentSpec) or (a.window is None and a.soft_cap is None and not a.sinks):
         return 1 + s
-    return a.heads // a.kv_heads * (1 + s) + (0 if a.soft_cap is None else a.heads * (s + 3 * FLOAT32))
+    explicit = a.heads * (s + (3 + a.sinks) * FLOAT32) if a.sinks or a.soft_cap is not None else 0
+    return a.heads // a.kv_heads * (1 + s) + explicit

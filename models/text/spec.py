@@ -42,6 +42,7 @@ class AttentionSpec:
         window: sliding window in keys, the row's own included; None: full attention.
         soft_cap: scores s become cap * tanh(s / cap); None: no cap.
         fused: the checkpoint stores q, k and v as one matrix.
+        sinks: each head has a learned score that takes a share of the softmax.
     """
 
     heads: int
@@ -55,6 +56,7 @@ class AttentionSpec:
     window: int | None = None
     soft_cap: float | None = None
     fused: bool = False
+    sinks: bool = False
 
 
 @dataclass(frozen=True)
@@ -108,10 +110,11 @@ class MoeSpec:
         correction: the router has a learned bias that affects the choice but not the weights.
         groups, top_groups: experts are chosen from the best `top_groups` of `groups` groups (1: no groups).
         group_score: a group's score is that of its best expert ("max") or the sum of its best two ("top2").
-        bias: the experts' projections have biases.
+        bias: the experts' projections have biases. router_bias: the router has one.
         modality_experts: names of the sets of experts, each with its own router; `ForwardBatch.modality_ids` selects a row's
             set. A single entry: all rows share one set.
         transposed: a tensor of all experts is stored as `[experts, in, out]`. Used only if in == out; else the shape decides.
+        interleaved: outputs of gate and up alternate in such a tensor.
     """
 
     experts: int
@@ -128,8 +131,10 @@ class MoeSpec:
     top_groups: int = 1
     group_score: str = "top2"
     bias: bool = False
+    router_bias: bool = False
     modality_experts: tuple[str, ...] = ("",)
     transposed: bool = False
+    interleaved: bool = False
 
 
 Norms = tuple[str | None, str | None, str | None, str | None]

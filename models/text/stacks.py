@@ -9,6 +9,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from ...kernels.activation import CLAMPED_SWIGLU
 from ...mm.errors import ConfigError
 from ..config import Stack, get_text_config
 from .spec import hw_interleaved_sections
@@ -289,12 +290,38 @@ _PHI3 = _LLAMA | {
     "original_max_position_embeddings": 4096,
     "rms_norm_eps": 1e-5,
 }
+_GPT_OSS = _BASE | {
+    "vocab_size": 201088,
+    "hidden_size": 2880,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 8,
+    "head_dim": 64,
+    "intermediate_size": 2880,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "attention_bias": True,
+    "sliding_window": 128,
+    "sliding_window_pattern": 2,
+    "num_experts_per_tok": 4,
+    "num_experts": 128,
+    "rope_theta": 150000.0,
+    "rope_scaling": {
+        "rope_type": "yarn",
+        "factor": 32.0,
+        "beta_fast": 32.0,
+        "beta_slow": 1.0,
+        "truncate": False,
+        "original_max_position_embeddings": 4096,
+    },
+}
 _ERNIE_VL = _ERNIE_MOE | {"moe_intermediate_size": (1536, 512), "mrope_section": (22, 22, 20)}
 _GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
 _POST_NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layernorm")
 _SIGMOID = {"scoring": "sigmoid", "correction": True}
 _CORRECTED = {"correction": True, "normalise": True}
+_CLAMPED = {"act": CLAMPED_SWIGLU, "bias": True, "router_bias": True, "transposed": True, "interleaved": True}
 _ERNIE_EXPERTS = {"modality_experts": ("text_moe", "vision_moe")}
 _deepseek3 = Stack(_DEEPSEEK3, interleaved=True, router=_SIGMOID)
 _cohere = Stack(
@@ -348,6 +375,7 @@ STACKS: Mapping[str, Stack] = {
     ),
     "starcoder2": Stack(_STARCODER2, norm="layer", eps_key="norm_epsilon", plain=("c_fc", "c_proj")),
     "phi3": Stack(_PHI3, fused=True, fused_qkv=True),
+    "gpt_oss": Stack(_GPT_OSS, sinks=True, router=_CLAMPED, fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702}),
 }
 
 
@@ -357,10 +385,14 @@ def stack_of(config: Mapping[str, Any], default: str = "llama") -> Stack:
     Raises:
         ConfigError: the model_type is not in the table, or the config asks for a feature that the stack lacks.
     """
-    name = get_text_config(config).get("model_type", default)
+    text = get_text_config(config)
+    name = text.get("model_type", default)
     if name not in STACKS:
         raise ConfigError(f"text_config of model_type {name!r} is not supported; known are {', '.join(STACKS)}")
-    refused = [key for key in STACKS[name].refused if get_text_config(config).get(key)]
+    refused = [key for key in STACKS[name].refused if text.get(key)]
     if refused:
         raise ConfigError(f"{refused[0]} in the config of a {name} decoder must be false; true is not supported")
+    for key, value in STACKS[name].fixed.items():
+        if text.get(key, value) != value:
+            raise ConfigError(f"{key} in the config of a {name} decoder is {text[key]!r}; only {value} is supported")
     return STACKS[name]

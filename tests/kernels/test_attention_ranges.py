@@ -29,6 +29,8 @@ VARIANTS = [
     {"planes": 1},
     {"planes": 1, "window": 70, "soft_cap": 5.0},
     {"soft_cap": 1.5},
+    {"sinks": True},
+    {"window": 70, "soft_cap": 3.0, "sinks": True},
 ]
 
 
@@ -42,9 +44,10 @@ def test_equal_to_the_reference(dtype: torch.dtype, heads: int, kv_heads: int, d
     if "spans" in variant:
         meta = sees_itself(meta, variant["spans"])
     scale, cap = 2 * dim**-0.5, variant.get("soft_cap")
-    out = paged_attention(q, k, v, cache, meta, scale, cap)
+    sinks = torch.randn(heads) * 3 if "sinks" in variant else None
+    out = paged_attention(q, k, v, cache, meta, scale, cap, sinks)
     torch.testing.assert_close(
-        out, paged_attention_reference(q, cache, meta, scale, cap), atol=LIMITS[dtype], rtol=LIMITS[dtype]
+        out, paged_attention_reference(q, cache, meta, scale, cap, sinks), atol=LIMITS[dtype], rtol=LIMITS[dtype]
     )
 
 
@@ -55,9 +58,14 @@ def test_the_reference_against_a_mask() -> None:
     mask = (at[None] <= at[:, None]) | ((at[None] < 9) & (at[None] >= 3) & (at[:, None] >= 3) & (at[:, None] < 9))
     mask &= at[None] > at[:, None] - 4  # a window also cuts bidirectional spans
     scores = (torch.einsum("qhd,khd->hqk", q, k) * 0.4 / 2).tanh() * 2
-    expected = torch.einsum("hqk,khd->qhd", scores.masked_fill(~mask, -torch.inf).softmax(-1), v)
+    scores = scores.masked_fill(~mask, -torch.inf)
+    expected = torch.einsum("hqk,khd->qhd", scores.softmax(-1), v)
     cache.flatten(1, 2)[0][meta.slot_mapping], cache.flatten(1, 2)[1][meta.slot_mapping] = k, v
     torch.testing.assert_close(paged_attention_reference(q, cache, meta, 0.4, 2.0), expected, atol=1e-6, rtol=1e-6)
+    sinks = torch.tensor([1.0, -2.0])
+    shares = scores.exp() / (scores.exp().sum(-1, keepdim=True) + sinks[:, None, None].exp())
+    found = paged_attention_reference(q, cache, meta, 0.4, 2.0, sinks)
+    torch.testing.assert_close(found, torch.einsum("hqk,khd->qhd", shares, v), atol=1e-6, rtol=1e-6)
 
 
 @pytest.mark.usefixtures("kernel")

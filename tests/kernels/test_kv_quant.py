@@ -100,6 +100,7 @@ VARIANTS = [
     {"window": 64, "soft_cap": 3.0},
     {"window": 100, "spans": {3: (2, 60), 4: (0, 67), 6: (5, 125)}},
     {"spans": {3: (0, 64), 5: (0, 2)}, "soft_cap": 20.0},
+    {"window": 40, "soft_cap": 3.0, "sinks": True},
 ]
 
 
@@ -113,8 +114,9 @@ def test_equal_to_the_reference(variant: dict, dtype: torch.dtype, codes: torch.
     meta = replace(meta, window=variant.get("window"), causal=variant.get("causal", True))
     meta = sees_itself(meta, variant["spans"]) if "spans" in variant else meta
     cache = quantized_copy(cache, codes)
-    out = paged_attention(q, k, v, cache, meta, 0.3, variant.get("soft_cap"))
-    expected = paged_attention_reference(q, cache, meta, 0.3, variant.get("soft_cap"))
+    sinks = torch.randn(6) if "sinks" in variant else None
+    out = paged_attention(q, k, v, cache, meta, 0.3, variant.get("soft_cap"), sinks)
+    expected = paged_attention_reference(q, cache, meta, 0.3, variant.get("soft_cap"), sinks)
     limit = LIMITS.get(dtype, 3e-3)
     torch.testing.assert_close(out, expected, atol=limit, rtol=limit)
 

@@ -16,7 +16,7 @@ import torch
 from cpu import running_with
 from sensorium.engine.config import EngineConfig
 from sensorium.kernels import dispatch, native
-from sensorium.kernels.activation import REFERENCES, act_and_mul, act_and_mul_reference, activation
+from sensorium.kernels.activation import CLAMPED_SWIGLU, REFERENCES, act_and_mul, act_and_mul_reference, activation
 from sensorium.kernels.attention import paged_attention, paged_attention_reference
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.kernels.norm import norm_heads_, rms_norm, rms_norm_reference
@@ -221,11 +221,12 @@ def test_activation(dtype: torch.dtype, name: str) -> None:
 @pytest.mark.usefixtures("chosen")
 @pytest.mark.parametrize("dtype", TYPES)
 @pytest.mark.parametrize("inner", [16, 37, 512])
-@pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("name", ["silu", "gelu_pytorch_tanh", CLAMPED_SWIGLU])
 def test_gated_activation(name: str, dtype: torch.dtype, inner: int, generator: torch.Generator) -> None:
     x = noise(generator, dtype, 6, 2 * inner) * 5
     x[0, :4] = torch.tensor([-200.0, -90.0, 90.0, 0.0])
-    torch.testing.assert_close(act_and_mul(name, x), act_and_mul_reference(name, x))
+    limits = {"rtol": 3e-2, "atol": 1e-3} if name == CLAMPED_SWIGLU and dtype == torch.bfloat16 else {}  # rounds fewer times
+    torch.testing.assert_close(act_and_mul(name, x), act_and_mul_reference(name, x), **limits)
 
 
 @needs_library

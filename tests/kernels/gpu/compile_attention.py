@@ -32,6 +32,7 @@ def attend(
     planes: int = 2,
     cap: float | None = None,
     codes: torch.dtype | None = None,
+    sinks: bool = False,
 ) -> None:
     """Write keys and values, then attend. `heads`: query heads, key heads and their size."""
     q_heads, kv_heads, dim = heads
@@ -39,7 +40,8 @@ def attend(
     cache = torch.empty(planes, 4, meta.block_size, kv_heads, width, dtype=codes or dtype)
     k = torch.empty(meta.num_rows, kv_heads, dim, dtype=dtype)
     attention.write(k, k if planes == 2 else None, cache, meta)
-    attention.attend(torch.empty(meta.num_rows, q_heads, dim, dtype=dtype), cache, meta, dim**-0.5, cap)
+    scores = torch.empty(q_heads) if sinks else None
+    attention.attend(torch.empty(meta.num_rows, q_heads, dim, dtype=dtype), cache, meta, dim**-0.5, cap, scores)
 
 
 def key_range(meta: AttentionMetadata) -> Tensor:
@@ -51,6 +53,7 @@ def launches() -> None:
     bf16 = torch.bfloat16
     attend(step(MIXED), (28, 4, 128), bf16)
     attend(step(DECODE, window=1024), (14, 2, 64), bf16)
+    attend(step(MIXED, window=128), (64, 8, 64), bf16, sinks=True)
     if not launch_config.gpu_info().arch.startswith("sm_"):
         return
     attend(step(MIXED), (28, 4, 128), torch.float16)

@@ -49,11 +49,13 @@ def hide(cache: Tensor, meta: AttentionMetadata) -> AttentionMetadata:
     return replace(meta, block_tables=tables)
 
 
-def check(q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, cap: float | None = None) -> None:
-    expected = paged_attention_reference(q, cache, meta, scale, cap)
+def check(
+    q: Tensor, cache: Tensor, meta: AttentionMetadata, scale: float, cap: float | None = None, sinks: Tensor | None = None
+) -> None:
+    expected = paged_attention_reference(q, cache, meta, scale, cap, sinks)
     hidden = hide(cache, meta)
     limit = LIMITS_BY_CACHE[None if cache.is_floating_point() else cache.dtype][q.dtype]
-    torch.testing.assert_close(attention.attend(q, cache, hidden, scale, cap), expected, atol=limit, rtol=limit)
+    torch.testing.assert_close(attention.attend(q, cache, hidden, scale, cap, sinks), expected, atol=limit, rtol=limit)
 
 
 @pytest.fixture(params=["shipped", "tiny", "splits"])
@@ -76,7 +78,13 @@ VARIANTS = [
     {"spans": {0: (0, 5), 2: (0, 12)}, "soft_cap": 3.0},
     {"causal": False},
     {"planes": 1},
+    {"window": 9, "sinks": True},
+    {"soft_cap": 1.5, "sinks": True},
 ]
+
+
+def sinks_of(variant: dict) -> Tensor | None:
+    return torch.tensor([1.0, -2.0, 6.0]) if "sinks" in variant else None
 
 
 @pytest.mark.usefixtures("cut")
@@ -87,7 +95,7 @@ def test_what_rows_see(variant: dict) -> None:
     meta = replace(meta, window=variant.get("window"), causal=variant.get("causal", True))
     if "spans" in variant:
         meta = sees_itself(meta, variant["spans"])
-    check(q, cache, meta, 0.3, variant.get("soft_cap"))
+    check(q, cache, meta, 0.3, variant.get("soft_cap"), sinks_of(variant))
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)
@@ -107,7 +115,14 @@ def test_what_rows_see_in_codes(variant: dict, cut: str) -> None:
     meta = replace(meta, window=variant.get("window"), causal=variant.get("causal", True))
     if "spans" in variant:
         meta = sees_itself(meta, variant["spans"])
-    check(q, paged.quantized_copy(cache, (torch.int8, torch.uint8)[number % 2]), meta, 0.3, variant.get("soft_cap"))
+    check(
+        q,
+        paged.quantized_copy(cache, (torch.int8, torch.uint8)[number % 2]),
+        meta,
+        0.3,
+        variant.get("soft_cap"),
+        sinks_of(variant),
+    )
 
 
 @pytest.mark.parametrize("dtype", LIMITS, ids=str)

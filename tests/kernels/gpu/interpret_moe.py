@@ -99,7 +99,7 @@ def test_experts(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, reference(x, topk_weights, topk_ids, experts), **near)
 
 
-@pytest.mark.parametrize("act", ["gelu", "quick_gelu", "gelu_pytorch_tanh"])
+@pytest.mark.parametrize("act", ["gelu", "quick_gelu", "gelu_pytorch_tanh", "swigluoai"])
 def test_activations(act: str) -> None:
     experts = made(2, 16, 24, False, torch.float32, act)
     x = torch.randn(3, 16) * 3

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +13,7 @@ import torch
 from family import ask
 from measured import peak_bytes
 from parity import ROWS, LoadedModels, make_llm, record
-from quantized import SCHEMES, Scheme, write
+from quantized import SCHEMES, Scheme, mxfp4, write
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
 from sensorium.engine.config import make_config
@@ -184,6 +185,34 @@ def test_answers_are_those_of_the_dequantised_checkpoint(name: str, family: str,
     quantized = [layer for layer in model.modules() if isinstance(layer, Linear) and layer.formats]
     assert len(quantized) > 8
     assert plan(packed) < plan(wide)
+
+
+def test_gpt_oss_as_it_is_published(world: LoadedModels, tmp_path: Path) -> None:
+    """Experts in MXFP4 with wide biases, outputs of gate and up alternating; everything else is wide."""
+    row, packed = ROWS["text-gpt_oss"], tmp_path / "packed"
+    source = world.folder(row.name)
+
+    def quantise(config: Any, tensors: dict[str, torch.Tensor], keep: bool) -> None:
+        for name in [name for name in tensors if name.endswith(("gate_up_proj", "down_proj"))]:
+            several = [mxfp4(matrix.T.contiguous()) for matrix in tensors.pop(name)]
+            if keep:
+                tensors[name] = torch.stack([value.T for _, value in several]).contiguous()
+                continue
+            tensors[f"{name}_blocks"] = torch.stack([parts["weight_packed"] for parts, _ in several]).unflatten(2, (-1, 16))
+            tensors[f"{name}_scales"] = torch.stack([parts["weight_scale"] for parts, _ in several])
+            wide = ["model.layers.*.self_attn", "model.layers.*.mlp.router", "model.embed_tokens", "lm_head"]
+            config["quantization_config"] = {"quant_method": "mxfp4", "modules_to_not_convert": wide}
+
+    changed(source, packed, partial(quantise, keep=False))
+    wide = changed(source, tmp_path / "wide", partial(quantise, keep=True))
+    question = ask(row, "", 0)
+    engines = [make_llm(row, folder) for folder in (packed, wide)]
+    (ours, logits), (theirs, expected) = (record(llm, question, 24) for llm in engines)
+    assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-3 * float(expected.std()))
+    assert plan(packed) < plan(wide)
+    for llm in engines:
+        llm.close()
 
 
 def changed(folder: Path, target: Path, change: Any) -> Path:
