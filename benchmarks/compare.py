@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from .startup import CASES as STARTUP
-from .throughput import MODEL, ROOT, WORKLOADS, machine, ours, put, requests
+from .throughput import MODEL, ROOT, WORKLOADS, best_round, machine, ours, put
 
 TINY = ROOT / "assets" / "tiny-vl"
 TOKENS = 256
@@ -44,18 +44,6 @@ def decode_steps(sequences: int, rounds: int) -> float:
     return min(times) / TOKENS
 
 
-def workload(name: str, rounds: int) -> float:
-    """Return the best seconds of a workload of benchmarks.throughput."""
-    count, size, tokens, _ = WORKLOADS[name]
-    run, times = ours(tokens), []
-    for round_ in range(rounds):
-        asked = requests(count, size, round_)
-        start = time.perf_counter()
-        assert run(asked) == count * tokens
-        times.append(time.perf_counter() - start)
-    return min(times)
-
-
 def measure(case: str, rounds: int) -> dict[str, float]:
     """Run one case in this process; return its seconds and the peak memory in MB."""
     import torch
@@ -68,7 +56,7 @@ def measure(case: str, rounds: int) -> dict[str, float]:
         exec(STARTUP[case][0], {})
         seconds = time.perf_counter() - start
     else:
-        seconds = workload(case, rounds)
+        seconds = best_round(ours, case, rounds)
     return {"seconds": seconds, "mb": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024}
 
 

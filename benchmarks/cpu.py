@@ -16,7 +16,7 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from .throughput import MODEL, ROOT, WORKLOADS, machine, ours, put, requests, transformers
+from .throughput import MODEL, ROOT, WORKLOADS, best_round, machine, ours, put, transformers
 
 AVX2 = {
     "SENSORIUM_CPU": "avx2",
@@ -100,14 +100,7 @@ def seconds_of(engine: str, workload: str, rounds: int) -> float:
     import torch
 
     torch.set_num_threads(2)
-    count, size, tokens, _ = WORKLOADS[workload]
-    run, times = ENGINES[engine](tokens), []
-    for round_ in range(rounds):
-        asked = requests(count, size, round_)
-        start = time.perf_counter()
-        assert run(asked) == count * tokens
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return best_round(ENGINES[engine], workload, rounds)
 
 
 def child(*args: str, avx2: bool) -> str:

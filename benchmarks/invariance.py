@@ -11,9 +11,9 @@ import json
 import os
 import subprocess
 import sys
-import time
+from functools import partial
 
-from .throughput import MAX_MODEL_LEN, MAX_NUM_SEQS, MODEL, ROOT, WORKLOADS, machine, put, requests
+from .throughput import ROOT, WORKLOADS, best_round, machine, ours, put
 
 TORCH = ",".join(f"{op}=torch" for op in ("attention", "varlen_attention", "rms_norm", "rotary", "act_and_mul"))
 KERNELS = {"C++ kernels": "", "torch": TORCH}
@@ -21,20 +21,7 @@ KERNELS = {"C++ kernels": "", "torch": TORCH}
 
 def measure(workload: str, invariant: bool, rounds: int = 3) -> float:
     """Return the seconds of the best round."""
-    from sensorium import LLM, SamplingParams
-
-    count, size, tokens, _ = WORKLOADS[workload]
-    options = {"dtype": "bfloat16", "max_model_len": MAX_MODEL_LEN, "max_num_seqs": MAX_NUM_SEQS}
-    llm = LLM(MODEL, batch_invariant=invariant, **options)
-    params = SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True)
-    times = []
-    for round_ in range(rounds):
-        asked = requests(count, size, round_)
-        prompts = [{"prompt": text, "multi_modal_data": {"image": image} if image else {}} for text, image in asked]
-        start = time.perf_counter()
-        llm.generate(prompts, params, use_tqdm=False)
-        times.append(time.perf_counter() - start)
-    return min(times)
+    return best_round(partial(ours, batch_invariant=invariant), workload, rounds)
 
 
 def row(workload: str, label: str, kernels: str, processes: int) -> str:

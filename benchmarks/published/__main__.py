@@ -11,6 +11,7 @@ import argparse
 import os
 import sys
 import tempfile
+from collections.abc import Callable, Iterable
 from pathlib import Path
 
 ROOT = Path(__file__).parents[2]
@@ -45,7 +46,22 @@ def check_folder(folder: Path, root: Path) -> tuple[list[str], int]:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    return write_table(arguments, __doc__, SECTION, HEADER, lambda folder, root: [check_folder(folder, root)])
+
+
+def write_table(
+    arguments: list[str] | None,
+    description: str | None,
+    section: str,
+    header: list[str],
+    check: Callable[[Path, Path], Iterable[tuple[list[str], int]]],
+) -> int:
+    """Parse the command line and check the folders. Return the exit status: 1 if anything differs.
+
+    Args:
+        check: takes a folder and its root; returns the folder's rows of the table, each with its number of differences.
+    """
+    parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help="the published folders (default: %(default)s)")
     parser.add_argument("--only", default="", help="check only folders whose path contains this")
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
@@ -58,20 +74,19 @@ def main(arguments: list[str] | None = None) -> int:
     from oracle import ensure_torchvision
 
     ensure_torchvision()
-    rows, different = [HEADER, ["---"] * len(HEADER)], 0
+    rows, different = [header, ["---"] * len(header)], 0
     for folder in folders(args.folder):
         if args.only not in folder.as_posix():
             continue
-        row, count = check_folder(folder, args.folder)
-        rows.append(row)
-        different += count
-        print("\n  ".join(row), flush=True)
-    table = "\n".join(f"| {' | '.join(row)} |" for row in rows)
+        for row, count in check(folder, args.folder):
+            rows.append(row)
+            different += count
+            print("\n  ".join(row), flush=True)
     if args.write:
         from benchmarks.throughput import put
 
-        put(SECTION, table)
-    print(f"{len(rows) - 2} folders, {different} differences")
+        put(section, "\n".join(f"| {' | '.join(row)} |" for row in rows))
+    print(f"{len(rows) - 2} rows, {different} differences")
     return int(different > 0)
 
 

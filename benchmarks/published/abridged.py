@@ -7,9 +7,7 @@ modality, the encoder rows and the log probabilities of 8 greedy tokens are comp
 
 from __future__ import annotations
 
-import argparse
 import gc
-import os
 import shutil
 import sys
 import tempfile
@@ -21,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from .__main__ import FOLDER, ROOT, folders
+from .__main__ import write_table
 
 SECTION = "Published widths with few layers"
 HEADER = [
@@ -176,8 +174,8 @@ def compare(want: Answer, got: Answer, dtype: torch.dtype) -> tuple[list[str], b
     return [*cells, f"{rows:.1e} std", f"{same} of {TOKENS} equal", f"{worst:.1e}"], good
 
 
-def check_folder(folder: Path, root: Path) -> list[tuple[list[str], bool]]:
-    """Return the rows of the table of one folder, one per modality, and whether each agrees."""
+def check_folder(folder: Path, root: Path) -> list[tuple[list[str], int]]:
+    """Return the rows of the table of one folder, one per modality, each with its number of differences."""
     from .checks import items, question
     from .sides import Missing, Sides, complete
 
@@ -191,13 +189,11 @@ def check_folder(folder: Path, root: Path) -> list[tuple[list[str], bool]]:
             assert sides.template
             model, dtype = build(sides, target)
         except Missing as why:
-            return [([name, "-", "-", str(why).replace(scratch, ""), "-", "-", "-", "-"], True)]
+            return [([name, "-", "-", str(why).replace(scratch, ""), "-", "-", "-", "-"], 0)]
         several = items(sides.info.modalities, sizes=2).values()
         cases = {kind: data for data in several for kind, values in data.items() if len(values) == 1}  # the larger size
-        size, ids = (
-            f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.0f} M",
-            list(sides.info.placeholder_ids.values()),
-        )
+        size = f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.0f} M"
+        ids = list(sides.info.placeholder_ids.values())
         want = {kind: theirs(model, processor, [question(data)], data, ids) for kind, data in cases.items()}
         del model
         gc.collect()
@@ -206,35 +202,12 @@ def check_folder(folder: Path, root: Path) -> list[tuple[list[str], bool]]:
             message = question(data)
             media = {part["type"]: [part[part["type"]]] for part in message["content"] if part["type"] != "text"}
             cells, good = compare(want[kind], ours(target, dtype, [message], media), dtype)
-            found.append(([name, size, str(dtype).removeprefix("torch."), f"{kind}, {cells[0]}", *cells[1:]], good))
+            found.append(([name, size, str(dtype).removeprefix("torch."), f"{kind}, {cells[0]}", *cells[1:]], int(not good)))
     return found
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help="the published folders (default: %(default)s)")
-    parser.add_argument("--only", default="", help="check only folders whose path contains this")
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
-    args = parser.parse_args(arguments)
-    os.environ["HF_HUB_OFFLINE"] = "1"
-    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
-    from oracle import ensure_torchvision
-
-    ensure_torchvision()
-    rows, different = [HEADER, ["---"] * len(HEADER)], 0
-    for folder in folders(args.folder):
-        if args.only not in folder.as_posix():
-            continue
-        for row, good in check_folder(folder, args.folder):
-            rows.append(row)
-            different += not good
-            print(" | ".join(row), flush=True)
-    if args.write:
-        from benchmarks.throughput import put
-
-        put(SECTION, "\n".join(f"| {' | '.join(row)} |" for row in rows))
-    print(f"{len(rows) - 2} rows, {different} differences")
-    return int(different > 0)
+    return write_table(arguments, __doc__, SECTION, HEADER, check_folder)
 
 
 if __name__ == "__main__":
