@@ -56,7 +56,7 @@ def test_differences_are_named(published: Path, capsys: pytest.CaptureFixture[st
     assert row[2:5] == ["40 equal", "13 equal", "7 equal"]
     assert different > 0
     assert main([str(published.parents[1])]) == 1
-    assert f"1 folders, {different} differences" in capsys.readouterr().out
+    assert f"1 rows, {different} differences" in capsys.readouterr().out
 
 
 def test_missing_files_are_said(published: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
