@@ -37,6 +37,7 @@ from .frontend.arguments import (
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor
 from .frontend.media import MultiModalSettings
+from .frontend.prompts import read_prompt
 from .frontend.request_handle import RequestHandle
 from .frontend.trace import span_observer
 from .model_files import ModelFiles, load_model_files
@@ -276,8 +277,10 @@ class LLM:
             prompt, chat: see `stream`.
 
         Raises:
-            InputError: `sampling_params.n` is above 1.
+            InputError: `sampling_params.n` is above 1, or the prompt has another form.
         """
+        if not isinstance(prompt, list | tuple):
+            read_prompt(prompt)
         return LiveSession(self._engine_loop, self._inputs, self.request(prompt, sampling_params, **chat))
 
     def request(

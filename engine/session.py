@@ -31,6 +31,7 @@ class LiveSession:
         handle.keep = True
         self._last: RequestOutput | None = None
         self._kept: tuple[int, ...] = ()  # tokens of the sequence after the last turn
+        self._no_answer = ""  # why the last answer is not that of the sequence as it is now
         self._items: tuple[tuple[int, str], ...] | None = None  # offset and modality of each item; None in the first turn
         engine_loop.submit([handle], self._mail.put, stream=True)
         engine_loop.drop_with(self, self._handle)
@@ -41,7 +42,13 @@ class LiveSession:
         return self._kept
 
     def stream(self) -> Iterator[RequestOutput]:
-        """Yield outputs as the answer of this turn grows. Each one holds the answer so far."""
+        """Yield outputs as the answer of this turn grows. Each one holds the answer so far.
+
+        Raises:
+            InputError: there is no answer since `truncate`, or since an `append` that failed.
+        """
+        if self._no_answer:
+            raise InputError(f"there is no new answer: {self._no_answer}; append something first")
         while self._last is None:
             self._mail.get()
             output = self._handle.take()
@@ -54,7 +61,7 @@ class LiveSession:
                 yield output
 
     def answer(self) -> RequestOutput:
-        """Wait for the whole answer of this turn and return it."""
+        """Wait for the whole answer of this turn and return it. Raise InputError as `stream`."""
         for _ in self.stream():
             pass
         assert self._last is not None
@@ -67,7 +74,20 @@ class LiveSession:
             InputError: the part cannot be served or does not fit, or the session has ended.
             MediaError: an item is refused, or cannot be decoded or processed.
         """
-        self.answer()
+        self._wait()
+        try:
+            self._append(part)
+        except Exception:
+            if self._handle.keep:  # otherwise the session has ended, and its last answer remains
+                self._no_answer = "the last append failed"
+            raise
+        self._no_answer, self._last = "", None
+
+    def _wait(self) -> None:
+        if self._last is None:
+            self.answer()
+
+    def _append(self, part: object) -> None:
         parsed = self._inputs.parse(part, more=True)
         prepared = parsed.finish() if isinstance(parsed, ParsedPrompt) else parsed
         features = tuple(
@@ -87,16 +107,16 @@ class LiveSession:
             engine_loop.follow(_sequence(handle), handle)
 
         self._engine_loop.call(append).result()
-        self._items, self._last = items, None
+        self._items = items
 
     def truncate(self, num_tokens: int) -> None:
         """Roll the sequence and its KV cache back to `num_tokens` tokens. Raise InputError if that cuts an item."""
         if isinstance(num_tokens, bool) or not isinstance(num_tokens, int):
             raise InputError(f"num_tokens must be an integer, not {str(num_tokens)[:40]!r}")
-        self.answer()
+        self._wait()
         handle = self._handle
         self._engine_loop.call(lambda engine_loop: engine_loop.core.truncate(_sequence(handle), num_tokens)).result()
-        self._kept = self._kept[:num_tokens]
+        self._kept, self._no_answer = self._kept[:num_tokens], "the session was truncated"
         self._items = tuple((offset, modality) for offset, modality in self._items or () if offset < num_tokens)
 
     def close(self) -> None:

@@ -107,6 +107,32 @@ def test_messages_are_not_appended_to_a_session(llm):
         assert session.answer().error is None
 
 
+@pytest.mark.parametrize("wrong", [None, 3, b"a", {}, {"promt": "a"}])
+def test_a_session_refuses_what_is_no_prompt_at_once(llm, wrong):
+    with pytest.raises(InputError, match="prompt"):
+        llm.live(wrong, SHORT)
+
+
+def test_a_session_gives_no_old_answer_as_a_new_one(llm):
+    with llm.live("user 1 moves left", SHORT) as session:
+        first = session.answer()
+        assert session.answer() is first
+        with pytest.raises(InputError, match="image 0"):
+            session.append(BROKEN)
+        for ask in (session.answer, lambda: list(session.stream())):
+            with pytest.raises(InputError, match="there is no new answer: the last append failed; append something first"):
+                ask()
+        session.append("more")
+        second = session.answer()
+        assert len(second.prompt_token_ids) > len(first.prompt_token_ids)
+        session.truncate(4)
+        with pytest.raises(InputError, match="there is no new answer: the session was truncated"):
+            session.answer()
+        session.append("again")
+        third = session.answer()
+    assert session.answer() is third
+
+
 def test_a_wrong_template_is_an_input_error(llm):
     with pytest.raises(InputError, match="the chat template cannot be compiled") as caught:
         llm.chat([USER], chat_template="{% if", on_error="raise")
