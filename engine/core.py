@@ -336,9 +336,8 @@ class EngineCore:
             encoded = tuple(EncodeResult(task.hash, "", failure) for task in output.encode)
             done = StepOutput(tuple(TokenOutput(task.request_id, (), error=failure) for task in output.scheduled), encoded)
         broken = self._record_encoder_results(done)
-        wanted = [
-            flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))
-        ]  # checked for all before any is recorded
+        # checked for all sequences before any result is recorded
+        wanted = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]
         pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
         results = [self.scheduler.update_from_output(task, result) for good, task, result in pairs if good]
         return (*results, *self._fail_others(broken))

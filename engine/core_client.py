@@ -28,7 +28,7 @@ class CoreClient(Protocol):
 
     @property
     def restart(self) -> Callable[[], None] | None:
-        """Starts a core that has died again, without its requests. None if the core cannot be restarted."""
+        """Function that restarts a core that has died; its requests are lost. None if it cannot be restarted."""
 
     def add(self, request: EngineRequest) -> None: ...
 

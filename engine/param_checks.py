@@ -12,7 +12,7 @@ MAX_INT32 = 2**31 - 1
 _MAX_STRINGS = 1024  # entries of a list
 
 UnusedParams = Mapping[str, tuple[tuple[Any, ...], str]]
-"""vLLM's parameters that change nothing -> the values that are accepted, and the reason why all others are refused."""
+"""Unsupported parameters of vLLM -> the values that are accepted because they change nothing, and advice about the others."""
 
 
 def param_error(param: str, value: object, reason: str) -> InputError:

@@ -33,7 +33,7 @@ REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activation functions by their names in config.json."""
 CLAMPED_SWIGLU = "swigluoai"
-"""gpt-oss's gate of `act_and_mul`: gates up to 7 and ups within +-7 give `gate * sigmoid(1.702 gate) * (up + 1)`."""
+"""Activation of gpt-oss in `act_and_mul`: `gate * sigmoid(1.702 gate) * (up + 1)`, gate clamped to 7 and up to -7..7."""
 _KERNEL_IDS = {name: number for number, name in enumerate((*REFERENCES, CLAMPED_SWIGLU))}  # enum of the C++ kernel
 
 

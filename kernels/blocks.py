@@ -146,7 +146,7 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
 
 
 def _levels(codes: Tensor) -> Tensor:
-    """Return the values of codes of 4 bits that are not evenly spaced."""
+    """Look up the values of 4-bit codes whose levels are not evenly spaced."""
     values = torch.tensor(_IQ4_VALUES, dtype=torch.float32, device=codes.device)
     return values.index_select(0, codes.flatten().int()).view(codes.shape)
 

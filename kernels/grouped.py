@@ -124,7 +124,7 @@ QuantizedWeight = GroupedWeight | BlockWeight
 
 @dataclass(frozen=True, eq=False)
 class ShardedWeight:
-    """The quantised weights of a Linear's shards, whose outputs stand side by side, and its bias.
+    """The quantised weights of a Linear's shards, concatenated along the outputs, and its bias.
 
     `int8_rows`: activations are rounded to int8 with one scale per row.
     """

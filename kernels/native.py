@@ -38,7 +38,7 @@ _SIGNATURES = {
 }
 """Argument types of each function of kernels/cpu."""
 ABI = 1
-"""Number of this set of functions and data layouts; a library with another number (cpu/instructions.cpp) is not used."""
+"""Version of these functions and their data layouts. A library with another version (cpu/instructions.cpp) is not used."""
 REBUILD = "pip install --no-build-isolation --no-deps -e ."
 LEVELS = ("base", "avx2", "avx512", "avx512_bf16")
 """The instruction sets that kernels/cpu is compiled for, in the order of `Level` in common.h."""
@@ -70,7 +70,7 @@ def library() -> ctypes.CDLL | None:
 
 
 def _abi(found: ctypes.CDLL) -> int:
-    """Return the library's number, 0 for one without."""
+    """Return the library's version, or 0 if it states none."""
     try:
         return ctypes.c_int.in_dll(found, "sensorium_abi").value
     except ValueError:

@@ -165,9 +165,9 @@ def media_error(error: InputError, modality: str, index: int) -> MediaError:
 
 
 def hint(name: object, known: Iterable[str], others: Iterable[str] = ()) -> str:
-    """Return the end of a message about an unknown name: the name that is meant if one is found, and all known names.
+    """Return the end of an error text about an unknown name: the name that was probably meant, and all known names.
 
-    That is the name of another library's argument here, or the nearest known name.
+    The probable name is ours for another library's argument, or the nearest known name.
 
     Args:
         others: names that may be the nearest one but are not listed.

@@ -7,7 +7,7 @@ from collections.abc import Collection
 _BEAMS = "beam search is LLM.beam_search(prompts, BeamSearchParams(beam_width=...))"
 _VAD = "all of the audio is read; cut out silence before"
 
-# name of another library -> names here, of which the first known one counts, or a sentence
+# another library's name -> our names, of which the first that the call knows is suggested, or a sentence
 _NAMES: dict[str, tuple[str, ...]] = {
     # transformers, OpenAI, llama.cpp: sampling
     "max_new_tokens": ("max_tokens", "give sampling_params=SamplingParams(max_tokens=...)"),
@@ -102,7 +102,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 
 def advice_about(name: str, known: Collection[str]) -> str:
-    """Return what another library's argument is called here, as "did you mean max_tokens?", or "" for an unknown name."""
+    """Return a hint such as "did you mean max_tokens?" for another library's argument, or "" for an unknown name."""
     for one in _NAMES.get(name, ()):
         if one in known:
             return f"did you mean {one}?"

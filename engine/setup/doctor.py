@@ -52,7 +52,7 @@ def describe_checkpoint(
         dtype, device, options: as for LLM.
 
     Raises:
-        ConfigError, CheckpointError, HubError: LLM cannot serve it, for the same reason.
+        ConfigError, CheckpointError, HubError: LLM raises the same error for this model.
     """
     config = find_model(make_config(model, options | {"dtype": dtype, "device": device}), weights=False)
     files = load_model_files(config.model, config.adapter, config.hf_overrides)

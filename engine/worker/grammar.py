@@ -131,7 +131,7 @@ class GrammarFactory:
             with self._lock:
                 self._waiting.append((tenant, params, future))
             with _STACK_SIZE:
-                before = threading.stack_size(4 * STACK)  # of every thread that starts before it is restored
+                before = threading.stack_size(4 * STACK)  # applies to all threads that start before it is restored
                 self._pool.submit(self._compile_waiting)
                 threading.stack_size(before)
         return future

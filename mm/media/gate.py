@@ -128,7 +128,7 @@ def _has_encoded_frames(data: object) -> TypeGuard[tuple[list[bytes], Any]]:
 
 
 def _blank_frames(data: Any, policy: MediaPolicy, runner: Callable[..., CodecRunner]) -> Any:
-    """Replace each frame in bytes by one of its size that takes no memory. Other data are returned as they are."""
+    """Replace each encoded frame by a blank one of the same size that takes no memory. Return other data unchanged."""
     if not _has_encoded_frames(data):
         return data
     headers = [runner(frame, "image")(image.probe_image, frame, policy) for frame in data[0]]

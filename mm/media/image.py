@@ -45,7 +45,7 @@ _MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")  # a JPEG marker outside a scan
 _STRIP_TAGS = (273, 279, 324, 325)  # TIFF tags: places and sizes of strips and tiles
 _SUBFILE_TAG, _REDUCED = 254, 1  # TIFF tag of a page's kind, and its bit of a thumbnail
-_SUBFILE_BYTES = {3: 2, 4: 4}  # of its types, SHORT and LONG
+_SUBFILE_BYTES = {3: 2, 4: 4}  # bytes of its value by type, SHORT or LONG
 _MAX_THUMBNAILS = 64  # pages of a TIFF that are looked at
 _PLAIN_TYPES = (1, 2, 6, 7)  # types of TIFF values that Pillow keeps as bytes
 _FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI")
@@ -308,7 +308,7 @@ def to_hwc(array: np.ndarray[Any, Any] | Tensor) -> Tensor:
     """Return a uint8 array with 1, 3 or 4 channels last, or third from last, as `[..., h, w, c]` without copying."""
     dtype = str(array.dtype).removeprefix("torch.")
     if dtype != "uint8":
-        raise InputError(f"pixels must be uint8 (0-255), not {dtype}; convert them first, fractions times 255")
+        raise InputError(f"pixels must be uint8 (0-255), not {dtype}; convert them first; multiply fractions by 255")
     if isinstance(array, np.ndarray):
         tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
     else:
