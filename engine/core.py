@@ -98,6 +98,7 @@ class EngineCore:
         self._asked: dict[str, EncodeTask] = {}  # items that are being encoded, by hash
         self._flight: _Flight | None = None  # a launched step whose tokens are not recorded yet
         self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests whose grammar is being compiled
+        self._checked: dict[str, Collection[Any]] = {}  # the last token ids of a parameter that were checked
         self._grammars: dict[str, Future[Any]] = {}  # keeps the grammars of unfinished requests alive
         self._snapshot, self._snapshot_time, self._snapshot_counts = EngineStats(), 0.0, (0, 0, 0, 0)
 
@@ -121,7 +122,7 @@ class EngineCore:
         self._check_tokens("stop_token_ids", params.stop_ids)
         self._check_tokens("logit_bias", params.logit_bias or {})
         self._check_tokens("allowed_token_ids", params.allowed_token_ids or ())
-        self._check_tokens("bad_words", tuple(chain.from_iterable(request.bad_word_ids)))
+        self._check_tokens("bad_words", request.bad_word_ids)
         self._check_tokens("pooling", () if request.pooling is None else request.pooling.token_ids)
         self._check_head(request)
         if params.prompt_logprobs is not None and any(item.modality == PROMPT_EMBEDS for item in request.features):
@@ -396,11 +397,16 @@ class EngineCore:
         if name and name not in known:
             raise InputError(f"no adapter {name!r}; {hint(name, known)}", param="adapter")
 
-    def _check_tokens(self, param: str, token_ids: Collection[int]) -> None:
-        vocab = self.info.vocab_size
+    def _check_tokens(self, param: str, given: Collection[Any]) -> None:
+        """Check token ids, or sequences of them. Sequences of one request share theirs, which are checked once."""
+        if given is self._checked.get(param):
+            return
+        vocab, token_ids = self.info.vocab_size, tuple(chain.from_iterable(given)) if param == "bad_words" else given
         if token_ids and not (min(token_ids) >= 0 and max(token_ids) < vocab):
             token = next(token for token in token_ids if not 0 <= token < vocab)
             raise InputError(f"{param} holds {token}; the vocabulary has the ids 0 to {vocab - 1}", param=param)
+        if param in ("allowed_token_ids", "bad_words"):
+            self._checked[param] = given
 
 
 def _info(scheduler: Scheduler, runner: ModelRunner, source: ModelReloader | None) -> CoreInfo:

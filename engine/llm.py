@@ -13,6 +13,7 @@ import torch
 
 from ..mm.cache import CacheStats
 from ..mm.errors import InputError, check_utf8, short_repr, typed
+from ..mm.pacing import paced
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
 from ..processors.files import MODULES
@@ -175,7 +176,8 @@ class LLM:
         listed = as_prompts(prompts)
         given, priorities = self._params(sampling_params, len(listed)), as_priorities(priority, len(listed))
         handles = [
-            self._handle(prompt, params, priority=own) for prompt, params, own in zip(listed, given, priorities, strict=True)
+            self._handle(prompt, params, priority=own)
+            for prompt, params, own in paced(zip(listed, given, priorities, strict=True))
         ]
         return self._answers(handles, use_tqdm, on_error)
 
@@ -219,7 +221,9 @@ class LLM:
         )
         conversations = as_conversations(messages)
         given = self._params(sampling_params, len(conversations))
-        handles = [self._handle(messages, params, options) for messages, params in zip(conversations, given, strict=True)]
+        handles = [
+            self._handle(messages, params, options) for messages, params in paced(zip(conversations, given, strict=True))
+        ]
         return self._answers(handles, use_tqdm, on_error)
 
     def encode_media(self, prompts: object, use_tqdm: bool = True, on_error: str = "return") -> list[RequestOutput]:
@@ -302,7 +306,7 @@ class LLM:
         if request_id is not None and not (isinstance(request_id, str) and request_id):
             raise InputError(f"request_id must be a non-empty string, not {short_repr(request_id)}", param="request_id")
         check_utf8(request_id or "", "request_id")
-        if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in prompt):
+        if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in paced(prompt)):
             return self._handle(prompt, params, self._chat_options(**chat), priority, request_id)
         check_chat_options(chat)
         if chat:
@@ -450,7 +454,9 @@ class LLM:
             raise InputError(f"sampling_params must be a SamplingParams or a list of them, not {typed(given)}")
         if len(given) != count:
             raise InputError(f"{len(given)} sampling_params for {count} prompts; give one, or one per prompt")
-        return [entry.clone() for entry in given]
+        copies = {id(entry): entry for entry in given}
+        copies = {key: entry.clone() for key, entry in paced(copies.items())}
+        return [copies[id(entry)] for entry in given]
 
 
 def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> MultiModalSettings:

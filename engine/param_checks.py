@@ -46,9 +46,12 @@ def check_strings(name: str, values: tuple[str, ...]) -> tuple[str, ...]:
     return values
 
 
-def check_token_ids(name: str, value: Sequence[int] | None) -> tuple[int, ...]:
+def check_token_ids(name: str, value: Sequence[int] | None, limit: int = _MAX_STRINGS) -> tuple[int, ...]:
     """Return token ids as a tuple. Raise InputError that names the parameter for anything else."""
-    return tuple(check_token(name, token) for token in as_tuple(name, value))
+    values = as_tuple(name, value, limit)
+    if set(map(type, values)) == {int} and min(values) >= 0 and max(values) <= MAX_INT32:  # fast for a million
+        return values
+    return tuple(check_token(name, token) for token in values)
 
 
 def check_token(name: str, value: object) -> int:

@@ -198,9 +198,8 @@ class SamplingParams:
         self.bad_words = check_strings("bad_words", as_tuple("bad_words", self.bad_words))
         self.stop_token_ids = check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
-            allowed = as_tuple("allowed_token_ids", self.allowed_token_ids, _MAX_ALLOWED)
-            self.allowed_token_ids = tuple(check_token("allowed_token_ids", token) for token in allowed)
-            if not allowed:
+            self.allowed_token_ids = check_token_ids("allowed_token_ids", self.allowed_token_ids, _MAX_ALLOWED)
+            if not self.allowed_token_ids:
                 raise InputError("allowed_token_ids is empty; give the allowed tokens, or None", param="allowed_token_ids")
             self.__dict__["packed"] = self.allowed_token_ids, pack_tokens({"tokens": self.allowed_token_ids})
         if self.output_kind is not None:

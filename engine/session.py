@@ -122,7 +122,7 @@ class LiveSession:
     def close(self) -> None:
         """End the session and free its memory. A running answer ends with the finish reason "abort"."""
         handle = self._handle
-        self._engine_loop.send(lambda engine_loop: engine_loop.end(handle, "abort"))
+        self._engine_loop.send(lambda engine_loop: engine_loop.end([handle], "abort"))
 
     def __enter__(self) -> LiveSession:
         return self

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -13,6 +13,7 @@ from ..engine.frontend.request_handle import RequestHandle
 from ..engine.progress import ShowProgress
 from ..engine.types import RequestOutput
 from ..mm.errors import ErrorInfo
+from ..mm.pacing import paced
 
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
@@ -27,13 +28,14 @@ class Result(Protocol):
 
 
 T = TypeVar("T", bound=Result)
+V = TypeVar("V")
 Task = Generator[RequestHandle, RequestOutput, T]
 """Yields a request, is sent its finished output, yields the next request, and returns the result of the task."""
 
 
 def as_completed(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: ShowProgress = True) -> Iterator[tuple[int, T]]:
     """Yield (index, result) of each task as it completes. The next request of a task precedes the first ones of others."""
-    with closing(llm.serve([next(task) for task in tasks], use_tqdm)) as outputs:
+    with closing(llm.serve([next(task) for task in paced(tasks)], use_tqdm)) as outputs:
         found = next(outputs, None)
         while found is not None:
             index, output = found
@@ -55,13 +57,23 @@ def run_tasks(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: ShowProgress = True)
 
 async def run_tasks_async(engine: AsyncLLM, tasks: Sequence[Task[T]]) -> list[T]:
     """`run_tasks` for coroutines. Cancelling it aborts the requests that still run."""
-    handles = [next(task) for task in tasks]  # wrong arguments raise here, before anything is computed
-    running = [asyncio.ensure_future(_run_task(engine, task, handle)) for task, handle in zip(tasks, handles, strict=True)]
+    handles = [next(task) async for task in _in_turns(tasks)]  # wrong arguments raise here, before anything is computed
+    running = []
     try:
+        async for task, handle in _in_turns(list(zip(tasks, handles, strict=True))):
+            running.append(asyncio.ensure_future(_run_task(engine, task, handle)))
         return list(await asyncio.gather(*running))
     finally:
         for future in running:
             future.cancel()
+
+
+async def _in_turns(values: Sequence[V]) -> AsyncIterator[V]:
+    """Yield the values. Other coroutines run after each 64, because 20,000 requests take seconds."""
+    for index, value in enumerate(values, 1):
+        yield value
+        if index % 64 == 0:
+            await asyncio.sleep(0)
 
 
 async def _run_task(engine: AsyncLLM, task: Task[T], handle: RequestHandle) -> T:

@@ -6,6 +6,7 @@ import functools
 import io
 import struct
 import zlib
+from contextlib import closing
 from typing import Any
 
 import numpy as np
@@ -66,6 +67,22 @@ def png_with(kind: bytes, content: bytes, count: int) -> bytes:
     data = files.png(64, 64)
     chunk = struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
     return data[:33] + chunk * count + data[33:]
+
+
+def embed_in_part(target: Target) -> list[Any]:
+    """Queue 20,000 inputs of `embed` and leave after the first result."""
+    from sensorium.pipelines.rank import embed_tasks
+    from sensorium.pipelines.tasks import as_completed
+
+    with closing(as_completed(target.llm, embed_tasks(target.llm, ["a"] * 20_000), use_tqdm=False)) as results:
+        return [next(results)[1]]
+
+
+def bad_words(target: Target) -> Any:
+    from sensorium import SamplingParams
+
+    params = SamplingParams(**ANSWER, bad_words=[f"word {number}" for number in range(1000)])
+    return target.llm.generate(["user: say a"] * 500, params, use_tqdm=False)
 
 
 def gif(frames: int = 2000) -> bytes:
@@ -134,6 +151,8 @@ API_CASES = (
             mm_processor_kwargs=functools.reduce(lambda inner, _: {"size": inner}, range(50_000), {}),
         ),
     ),
+    Case("sampling", "500 prompts with 1,000 bad words", bad_words),
+    Case("tasks", "embed of 20,000 texts", embed_in_part),
     Case("names", "a cache_salt of 50 MB", lambda t: ask(t, {"prompt": "a", "cache_salt": "x" * 50_000_000})),
     Case("bytes", "20,000,000 token ids", lambda t: ask(t, {"prompt_token_ids": [5] * 20_000_000})),
     Case(

@@ -12,6 +12,7 @@ import numpy as np
 import torch
 
 from ...mm.errors import CheckpointError, InputError, check_utf8, hint, short_repr, typed
+from ...mm.pacing import paced
 from ...processors.files import read_template
 from ...processors.text.template import load_template
 from ..sampling_params import SamplingParams
@@ -46,7 +47,7 @@ def as_prompts(prompts: object) -> Sequence[object]:
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | np.ndarray | torch.Tensor):
         raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}")
     listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-    is_one = bool(listed) and all(isinstance(entry, int) for entry in listed)  # a list of token ids
+    is_one = bool(listed) and all(isinstance(entry, int) for entry in paced(listed))  # a list of token ids
     return [listed] if is_one else listed
 
 

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Generator, Iterable, Sequence
+from collections.abc import Callable, Collection, Generator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from itertools import count
@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from ...mm.errors import EngineDeadError, ErrorInfo, InputError
+from ...mm.pacing import paced
 from ...processors.text.tokenizer import Tokenizer
 from ..config import MEDIA_BYTES
 from ..core_client import ASLEEP, CoreClient
@@ -112,24 +113,22 @@ class EngineLoop:
             InputError: a request_id is in use, or the engine sleeps, was closed or belongs to another process.
             EngineDeadError: the engine's process has ended.
         """
-        self.check_open()
+        self.check_open()  # first: a fork may hold the lock
         with self._lock:
-            if self.asleep:
-                raise InputError(ASLEEP, code="engine_asleep")
+            self._check_ready(handles)
+        for handle in paced(handles):  # without the lock, because 20,000 requests take seconds
+            number = next(self._numbers)
+            handle.register(number, handle.request_id or str(number), self.tokenizer, post, stream, self._commands)
+        with self._lock:
+            self._check_ready(handles)
             self._start()
-            for name, times in Counter(handle.request_id for handle in handles).items():
-                if name in self._names or (name is not None and times > 1):
-                    reason = f"request_id {str(name)[:80]!r} is in use; give another one, or wait until it is finished"
-                    raise InputError(reason, param="request_id")
             for handle in handles:
-                number = next(self._numbers)
-                name = handle.request_id or str(number)
-                if name in self._names:
-                    name = f"{number}-{time.time_ns()}"
-                handle.register(number, name, self.tokenizer, post, stream, self._commands)
+                if handle.name in self._names:  # it is another request's own id
+                    name = f"{handle.name}-{time.time_ns()}"
+                    handle.register(handle.number, name, self.tokenizer, post, stream, self._commands)
                 read = partial(handle.read_prompt, self.tokenizer, self._limits)
                 handle.entry = QueueEntry(read, _admission(self._commands, handle), handle.priority)
-                self._names[name] = handle
+                self._names[handle.name] = handle
             self.input_queue.add([handle.entry for handle in handles if handle.entry is not None])
 
     def drop(self, handle: RequestHandle) -> None:
@@ -205,6 +204,16 @@ class EngineLoop:
         if self._dead is not None:
             raise EngineDeadError(str(self._dead))
 
+    def _check_ready(self, handles: Sequence[RequestHandle]) -> None:
+        """Raise the errors of `submit`. The caller holds the lock."""
+        self.check_open()
+        if self.asleep:
+            raise InputError(ASLEEP, code="engine_asleep")
+        for name, times in Counter(handle.request_id for handle in handles).items():
+            if name is not None and (times > 1 or name in self._names):
+                reason = f"request_id {name[:80]!r} is in use; give another one, or wait until it is finished"
+                raise InputError(reason, param="request_id")
+
     def _start(self) -> None:
         """Start the thread if it does not run. The caller holds the lock."""
         if self.closed:
@@ -218,7 +227,7 @@ class EngineLoop:
         """End a request with the finish reason "abort". Unknown and finished ids are ignored."""
         handle = self._names.get(request_id)
         if handle is not None:
-            self.end(handle, "abort")
+            self.end([handle], "abort")
 
     def stop(self, handle: RequestHandle, name: str, num_tokens: int) -> None:
         """End a sequence at a stop string, after `num_tokens` of its tokens. The core may have computed more.
@@ -277,7 +286,7 @@ class EngineLoop:
         except BaseException as error:  # the step is incomplete, so none of its sequences can continue
             _log.exception("the engine's loop was interrupted")
             reason = f"the engine's step was interrupted ({type(error).__name__}); send the request again"
-            self._end_all(set(self._owners.values()), ErrorInfo("interrupted", reason))
+            self.end(set(self._owners.values()), "error", ErrorInfo("interrupted", reason))
         self._notify()
 
     def _run_commands(self, command: Callable[[EngineLoop], None] | None) -> None:
@@ -292,7 +301,7 @@ class EngineLoop:
         """End every request after the core has died. Restart it, or refuse new requests."""
         self._core_died, restart = True, None if self.closed else self.core.restart
         self._dead = None if restart else error
-        self._end_all(tuple(self._names.values()), error.info)
+        self.end(tuple(self._names.values()), "error", error.info)
         if restart:
             self._notify()
             try:
@@ -300,13 +309,14 @@ class EngineLoop:
             except Exception as failure:
                 _log.exception("the engine's process could not be restarted")
                 self._dead = EngineDeadError(f"{error}; that failed: {error_text(failure)}")
-                self._end_all(tuple(self._names.values()), self._dead.info)
+                self.end(tuple(self._names.values()), "error", self._dead.info)
                 return
             self._core_died = self.asleep = False
 
     def shut(self) -> None:
         """End every request before the loop ends."""
-        self._end_all(tuple(self._names.values()), ErrorInfo("engine_closed", "the engine was closed; make a new one"))
+        closed = ErrorInfo("engine_closed", "the engine was closed; make a new one")
+        self.end(tuple(self._names.values()), "error", closed)
         try:
             self._run_commands(None)
         except EngineDeadError as error:
@@ -318,7 +328,7 @@ class EngineLoop:
         if handle.closed:
             return
         if isinstance(result, Exception):  # not raised here: the traceback and this frame would form a reference cycle
-            self.end(handle, "error", error_info(result, "reading a prompt"))
+            self.end([handle], "error", error_info(result, "reading a prompt"))
             return
         try:
             handle.inbox.append(result)
@@ -329,7 +339,7 @@ class EngineLoop:
         except EngineDeadError:
             raise
         except Exception as error:
-            self.end(handle, "error", error_info(error, "beginning an answer"))
+            self.end([handle], "error", error_info(error, "beginning an answer"))
 
     def _step(self) -> None:
         done = self.core.step()
@@ -376,14 +386,18 @@ class EngineLoop:
         if handle.stream and not handle.posted:
             self._to_notify.add(handle)
 
-    def _end_all(self, handles: Iterable[RequestHandle], error: ErrorInfo) -> None:
-        for handle in handles:
-            self.end(handle, "error", error)
+    def end(self, handles: Collection[RequestHandle], reason: str, error: ErrorInfo | None = None) -> None:
+        """End requests in any state."""
+        submitted = [handle for handle in handles if handle.number >= 0]
+        entries = [handle.entry for handle in submitted if handle.entry is not None]
+        self.input_queue.drop(*entries)  # together, so that none takes the place of another
+        for handle in submitted:
+            handle.entry = None
+            self._end(handle, reason, error)
+        if submitted:
+            self._sweep()
 
-    def end(self, handle: RequestHandle, reason: str, error: ErrorInfo | None = None) -> None:
-        """End a request in any state."""
-        if handle.number < 0:  # it was never submitted
-            return
+    def _end(self, handle: RequestHandle, reason: str, error: ErrorInfo | None) -> None:
         for name in handle.builder.answers:
             running = self._owners.get(name) is handle
             if running:
@@ -395,7 +409,6 @@ class EngineLoop:
             self._free_name(handle)
         else:
             self._close(handle, reason, error)
-        self._sweep()
 
     def _close(self, handle: RequestHandle, reason: str, error: ErrorInfo | None = None) -> None:
         """Finish the answer: free the prompt's place in the queue, and the request's name unless its sequence is kept."""
@@ -420,9 +433,8 @@ class EngineLoop:
 
     def drop_now(self, *handles: RequestHandle) -> None:
         """Abort requests without further output."""
-        for handle in handles:
-            self.end(handle, "abort")
-            self._to_notify.discard(handle)
+        self.end(handles, "abort")
+        self._to_notify.difference_update(handles)
 
     def _notify(self) -> None:
         if self._to_notify:

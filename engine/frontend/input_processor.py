@@ -275,7 +275,7 @@ class InputProcessor:
 
     def _read(self, prompt: object) -> Prompt:
         """Read a prompt. Raise InputError for a prompt that suits another kind of model."""
-        read = read_prompt(prompt)
+        read = read_prompt(prompt, self._max_model_len)
         if isinstance(read, Prompt):
             return read
         if not self._cross_attention:

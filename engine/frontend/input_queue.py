@@ -94,17 +94,18 @@ class InputQueue:
                 heapq.heappush(self._waiting, (entry.order, entry))
             self._start_ready()
 
-    def drop(self, entry: QueueEntry) -> None:
-        """Remove an entry that is finished or aborted, and free its place and bytes."""
+    def drop(self, *entries: QueueEntry) -> None:
+        """Remove entries that are finished or aborted, and free their places and bytes."""
         with self._lock:
-            if entry.stage == "held":
-                self._bytes -= entry.num_bytes
-                self._embeds.discard(entry)
-            if entry.stage != "processing" and entry.parsed is not None:  # `finish` closes it
-                entry.parsed.ledger.close()
-            self._move(entry, "gone")
-            for future in entry.downloads:  # after the move, or the last one would send the entry to its next stage
-                future.cancel()
+            for entry in entries:
+                if entry.stage == "held":
+                    self._bytes -= entry.num_bytes
+                    self._embeds.discard(entry)
+                if entry.stage != "processing" and entry.parsed is not None:  # `finish` closes it
+                    entry.parsed.ledger.close()
+                self._move(entry, "gone")
+                for future in entry.downloads:  # after the move, or the last one would send the entry to its next stage
+                    future.cancel()
             self._start_ready()
 
     def close(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
@@ -76,7 +77,7 @@ class EncoderDecoderPrompt:
     decoder: Prompt | None = None
 
 
-def read_prompt(prompt: object) -> Prompt | EncoderDecoderPrompt:
+def read_prompt(prompt: object, max_model_len: float = math.inf) -> Prompt | EncoderDecoderPrompt:
     """Read a prompt in any form.
 
     Args:
@@ -85,27 +86,28 @@ def read_prompt(prompt: object) -> Prompt | EncoderDecoderPrompt:
             forms.
 
     Raises:
-        InputError: any other form. For an unknown key, the message names the nearest known one.
+        InputError: any other form, or too many token ids. For an unknown key, the message names the nearest known one.
     """
     if not isinstance(prompt, Mapping) or not any(key in prompt for key in _ENCODER_DECODER_KEYS):
-        return _read_single(prompt)
+        return _read_single(prompt, max_model_len)
     _check_keys(prompt, _ENCODER_DECODER_KEYS)
     if prompt.get("encoder_prompt") is None:
         reason = '"encoder_prompt" is missing; give it, or "prompt" for a model without an encoder'
         raise InputError(reason, param="encoder_prompt")
-    decoder = prompt.get("decoder_prompt")
-    return EncoderDecoderPrompt(_read_single(prompt["encoder_prompt"]), None if decoder is None else _read_single(decoder))
+    encoder, decoder = (prompt.get(key) for key in _ENCODER_DECODER_KEYS)
+    read_decoder = None if decoder is None else _read_single(decoder, max_model_len)
+    return EncoderDecoderPrompt(_read_single(encoder, max_model_len), read_decoder)
 
 
-def _read_single(prompt: object) -> Prompt:
+def _read_single(prompt: object, max_model_len: float) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(prompt)
-    messages = [prompt] if isinstance(prompt, Mapping) else prompt if isinstance(prompt, list | tuple) else []
+    messages = [prompt] if isinstance(prompt, Mapping) else prompt[:1024] if isinstance(prompt, list | tuple) else []
     if any(isinstance(one, Mapping) and "role" in one for one in messages):
         reason = "these are messages, which only `chat`, `stream`, `live` and `request` take"
         raise InputError(f'{reason}; give a prompt here: a string, token ids or {{"prompt": ...}}', param="prompt")
     if isinstance(prompt, Sequence | np.ndarray | Tensor) and not isinstance(prompt, bytes):
-        return Prompt(token_ids=read_token_ids(prompt))
+        return Prompt(token_ids=read_token_ids(prompt, max_model_len))
     if not isinstance(prompt, Mapping):
         raise InputError(f'a prompt must be a string, token ids or {{"prompt": ...}}, not {typed(prompt)}', param="prompt")
     _check_keys(prompt, _PROMPT_KEYS)
@@ -121,7 +123,7 @@ def _read_single(prompt: object) -> Prompt:
         raise InputError(f'"prompt" must be a string, not {typed(text)}', param="prompt")
     return Prompt(
         text,
-        None if ids is None else read_token_ids(ids),
+        None if ids is None else read_token_ids(ids, max_model_len),
         _read_mapping(prompt, "multi_modal_data", 'must map modalities to items, e.g. {"image": image}'),
         _read_mapping(prompt, "multi_modal_uuids", 'must map modalities to uuids, e.g. {"image": ["my-cat"]}'),
         _read_mapping(prompt, "mm_processor_kwargs", 'must map options to values, e.g. {"max_pixels": 1003520}'),
@@ -131,13 +133,17 @@ def _read_single(prompt: object) -> Prompt:
     )
 
 
-def read_token_ids(ids: object) -> list[int]:
+def read_token_ids(ids: object, max_model_len: float = math.inf) -> list[int]:
     """Return token ids `[n]` as a list. Raise InputError for other forms; the range of the ids is not checked."""
-    if isinstance(ids, np.ndarray | Tensor):
-        ids = ids.tolist()  # an array with more or fewer axes gives lists or a number, which are refused below
-    if not isinstance(ids, Sequence) or isinstance(ids, str | bytes):
-        raise InputError(f'"prompt_token_ids" must be a list of integers, not {typed(ids)}', param="prompt_token_ids")
-    return [token if type(token) is int else _read_integer(token, index) for index, token in enumerate(ids)]
+    values: Any = ids.item() if isinstance(ids, np.ndarray | Tensor) and not ids.ndim else ids
+    if not isinstance(values, Sequence | np.ndarray | Tensor) or isinstance(values, str | bytes):
+        raise InputError(f'"prompt_token_ids" must be a list of integers, not {typed(values)}', param="prompt_token_ids")
+    if len(values) >= max_model_len:  # before work is done for each
+        reason = f"the prompt takes {len(values)} tokens, but max_model_len is {max_model_len}; shorten it"
+        raise InputError(reason, code="too_long")
+    if not isinstance(values, Sequence):
+        values = values.tolist()  # an array of more axes gives lists, which are refused below
+    return [token if type(token) is int else _read_integer(token, index) for index, token in enumerate(values)]
 
 
 def _read_integer(token: object, index: int) -> int:

@@ -11,6 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ...mm.errors import ErrorInfo
+from ...mm.pacing import paced
 from ...processors.text.tokenizer import Tokenizer
 from ..errors import error_info
 from ..pooling_params import PoolingParams
@@ -95,8 +96,7 @@ class RequestHandle:
     def read_prompt(self, tokenizer: Tokenizer, limits: SamplingLimits) -> ProcessedPrompt | ParsedPrompt:
         """Check limits, parse the prompt and tokenise bad words, so that the loop need not wait for it."""
         limits.check(self.params)
-        words = (ids for word in self.params.bad_words or () for ids in bad_word_ids(word, tokenizer))
-        self.bad_word_ids = tuple(dict.fromkeys(words))
+        self.bad_word_ids = tokenize_bad_words(self.params, tokenizer)
         return self.prepare()
 
     def sequences(self, prepared: ProcessedPrompt, eos_token_ids: tuple[int, ...], seed: int) -> Iterator[EngineRequest]:
@@ -178,7 +178,7 @@ class RequestHandle:
     def _fail(self, error: Exception) -> None:
         info = error_info(error, "writing an answer")
         self.builder.close("error", info)
-        self.commands.put(lambda engine_loop: engine_loop.end(self, "error", info))
+        self.commands.put(lambda engine_loop: engine_loop.end([self], "error", info))
 
 
 def notify(handles: Iterable[RequestHandle]) -> list[RequestHandle]:
@@ -201,9 +201,17 @@ def drop_command(handle: RequestHandle) -> Callable[[Any], None]:
     return lambda engine_loop: engine_loop.drop_now(handle)
 
 
-def bad_word_ids(word: str, tokenizer: Tokenizer) -> Iterator[tuple[int, ...]]:
-    """Yield the token sequences of a word: as the start of a text, and after a space."""
-    for spelled in (word.lstrip(), " " + word.lstrip()):
-        ids = tuple(tokenizer.encode(spelled, add_special_tokens=False))
-        if ids:
-            yield ids
+def tokenize_bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
+    """Return the token sequences of each word: as the start of a text, and after a space.
+
+    All requests of a call share its parameters, which keep the result.
+    """
+    given = tuple(params.bad_words or ())
+    if not given:
+        return ()
+    kept = params.__dict__.get("bad_word_ids")
+    if kept is None or kept[0] != given:
+        spelled = (text for word in given for text in (word.lstrip(), " " + word.lstrip()))
+        ids = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in paced(spelled))
+        kept = params.__dict__["bad_word_ids"] = given, tuple(dict.fromkeys(filter(None, ids)))
+    return kept[1]  # type: ignore[no-any-return]

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from functools import cached_property
+from collections.abc import Mapping, Sequence
+from functools import cached_property, lru_cache
 
 import numpy as np
 
@@ -72,8 +72,8 @@ class SamplingState:
         self.must_end = False  # in this step the grammar allows only the end
         self._grammars, self._num_embeds = grammars, num_embeds
         self._counts = TokenCounts(num_embeds)
-        self._bad_words: dict[int, list[tuple[int, ...]]]  # words of several tokens, by their second-last token
-        self._bad_tokens: list[int]
+        self._bad_words: Mapping[int, list[tuple[int, ...]]]  # words of several tokens, by their second-last token
+        self._bad_tokens: Sequence[int]
         self._set_bad_words(bad_word_ids)
 
     @property
@@ -125,11 +125,7 @@ class SamplingState:
         self._set_bad_words(bad_word_ids)
 
     def _set_bad_words(self, words: Sequence[Sequence[int]]) -> None:
-        self._bad_words = {}
-        self._bad_tokens = [word[0] for word in words if len(word) == 1]
-        for word in words:
-            if len(word) > 1:
-                self._bad_words.setdefault(word[-2], []).append(tuple(word))
+        self._bad_tokens, self._bad_words = _index_words(tuple(map(tuple, words)))
 
     def token_counts(self) -> tuple[np.ndarray, np.ndarray]:
         """Return the distinct tokens of the sequence, int64 `[n]`, and how often the answer has each, float32 `[n]`."""
@@ -159,3 +155,13 @@ class SamplingState:
 
     def _ends_with(self, start: tuple[int, ...]) -> bool:
         return len(start) <= self.num_output_tokens and tuple(self.token_ids[-len(start) :]) == start
+
+
+@lru_cache(maxsize=64)
+def _index_words(words: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], Mapping[int, list[tuple[int, ...]]]]:
+    """Return the words of one token, and the others by their second-last token. Requests of a call have the same words."""
+    longer: dict[int, list[tuple[int, ...]]] = {}
+    for word in words:
+        if len(word) > 1:
+            longer.setdefault(word[-2], []).append(word)
+    return tuple(word[0] for word in words if len(word) == 1), longer

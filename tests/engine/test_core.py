@@ -315,3 +315,20 @@ def looping(toy):
 def loop_request(toy, core):
     request = toy.make_request("r", random.Random(0), media=False)
     return replace(request, prompt_token_ids=(5, *[toy.PAD] * 4, 7), features=(toy.item(1, 4),))
+
+
+def test_bad_words_that_requests_share_are_checked_once(toy):
+    class Words(tuple):
+        reads = 0
+
+        def __iter__(self):
+            type(self).reads += 1
+            return super().__iter__()
+
+    rng, core, words = random.Random(3), toy.make_core(), Words([(5, 6), (7,)])
+    for name in "abc":
+        core.add(replace(toy.make_request(name, rng, max_tokens=2), bad_word_ids=words))
+    assert Words.reads == 1
+    toy.drain(core)
+    with pytest.raises(InputError, match="bad_words holds 100000"):
+        core.add(replace(toy.make_request("d", rng), bad_word_ids=((5, 100_000),)))

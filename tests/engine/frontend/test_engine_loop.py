@@ -3,7 +3,7 @@
 import threading
 
 import pytest
-from sensorium.engine.frontend.request_handle import bad_word_ids
+from sensorium.engine.frontend.request_handle import tokenize_bad_words
 from sensorium.engine.sampling_params import SamplingParams
 from toy_engine import PROMPTS, Letters, ToyEngine, make_image
 from waiting import LONG
@@ -115,7 +115,18 @@ def test_bad_words_and_biases_change_the_answer(engine, toy):
     assert pair not in without
     token = Letters().encode("~")[0]
     assert ToyEngine(toy).texts(["hello"], SamplingParams(**params, logit_bias={token: 100}))[0] == ["~" * 10]
-    assert list(bad_word_ids("ab", Letters())) == [(70, 71), (5, 70, 71)]
+    assert tokenize_bad_words(SamplingParams(bad_words=["ab"]), Letters()) == ((70, 71), (5, 70, 71))
+
+
+def test_bad_words_are_tokenised_once_for_all_requests_of_a_call(monkeypatch):
+    encode, encoded = Letters.encode, []
+    monkeypatch.setattr(Letters, "encode", lambda self, text, **how: encoded.append(text) or encode(self, text, **how))
+    params = SamplingParams(bad_words=["zz"])
+    assert tokenize_bad_words(params, Letters()) is tokenize_bad_words(params, Letters())
+    assert encoded == ["zz", " zz"]
+    params.bad_words = ("yy",)
+    tokenize_bad_words(params, Letters())
+    assert encoded == ["zz", " zz", "yy", " yy"]
 
 
 @pytest.mark.parametrize(

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sensorium.engine.frontend.request_handle import RequestHandle
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.errors import InputError
 from toy_engine import PROMPTS, ToyEngine
@@ -160,3 +161,54 @@ def test_a_forked_process_must_make_its_own_engine(engine):
     with pytest.raises(InputError, match="another process"):
         dict(engine.engine_loop.serve(engine.requests(["hello"])))
     engine.engine_loop.process -= 1
+
+
+def test_a_large_batch_does_not_hold_the_lock_while_it_is_prepared(engine, monkeypatch):
+    register, lock, taken = RequestHandle.register, engine.engine_loop._lock, []
+
+    def take() -> None:
+        taken.append(lock.acquire(timeout=10))
+        lock.release()
+
+    def registering(self, *arguments):
+        other = threading.Thread(target=take)
+        other.start()
+        other.join()
+        register(self, *arguments)
+
+    monkeypatch.setattr(RequestHandle, "register", registering)
+    engine.texts(["a", "b"])
+    assert taken == [True, True]
+
+
+def test_an_id_that_is_taken_while_a_batch_is_prepared_is_refused(engine, monkeypatch):
+    register, (other,) = RequestHandle.register, engine.requests(["b"])
+    other.request_id = "same"
+
+    def registering(self, *arguments):
+        monkeypatch.setattr(RequestHandle, "register", register)
+        engine.engine_loop.submit([other], lambda handles: None)
+        register(self, *arguments)
+
+    monkeypatch.setattr(RequestHandle, "register", registering)
+    (handle,) = engine.requests(["a"])
+    handle.request_id = "same"
+    hold_steps(engine.core, lambda: handle.number >= 0)
+    with pytest.raises(InputError, match="request_id 'same' is in use"):
+        engine.engine_loop.submit([handle], lambda handles: None)
+    wait_until(lambda: not engine.engine_loop._names)
+
+
+def test_requests_that_are_dropped_together_are_not_prepared(engine):
+    window, dropping, prepared = 2 * engine.core.info.max_num_seqs, threading.Event(), []
+    handles = engine.requests(["hello"] * (window + 20), SamplingParams(max_tokens=20, ignore_eos=True))
+    for handle in handles:
+        handle.prepare = lambda prepare=handle.prepare: prepared.append(1) or prepare()
+    hold_steps(engine.core, dropping.is_set)
+    engine.engine_loop.submit(handles, lambda handles: None)
+    wait_until(lambda: engine.engine_loop.input_queue._count["held"] == window)
+    dropped = engine.engine_loop.call(lambda engine_loop: engine_loop.drop_now(*handles))
+    dropping.set()
+    dropped.result()
+    assert len(prepared) == window
+    engine.toy.assert_empty(engine.core)

@@ -164,6 +164,17 @@ def test_a_small_batch_does_not_wait_for_a_large_one():
     queue.input_queue.close()
 
 
+def test_none_of_several_dropped_prompts_begins():
+    queue = Queue(window=1)
+    dropped = queue.add(*(queue.entry(f"a{i}") for i in range(50)))
+    queue.wait("a0")
+    queue.input_queue.drop(*dropped)
+    queue.add(queue.entry("b"))
+    queue.wait("b")
+    assert queue.out == ["a0", "b"]
+    queue.input_queue.close()
+
+
 def test_a_smaller_priority_goes_first():
     queue = Queue(window=1)
     (first,) = queue.add(queue.entry("first"))

@@ -66,6 +66,16 @@ def test_tokens_are_plain_integers() -> None:
     assert read_token_ids(given) is not given
 
 
+def test_too_many_tokens_are_refused_before_they_are_read() -> None:
+    class Unread(list[int]):
+        def __iter__(self) -> Any:
+            raise AssertionError("it is read")
+
+    for prompt in (Unread([5] * 9), {"prompt_token_ids": Unread([5] * 9)}, np.zeros(9, int), {"prompt_token_ids": range(9)}):
+        with pytest.raises(InputError, match="the prompt takes 9 tokens, but max_model_len is 9; shorten it"):
+            read_prompt(prompt, 9)
+
+
 REFUSED: list[tuple[Any, str]] = [
     (None, "a prompt must be a string, token ids or .*, not None"),
     (3, "not an int"),
