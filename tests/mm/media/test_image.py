@@ -379,7 +379,7 @@ def test_max_pixels_is_checked_on_the_header():
         (None, "a value of type NoneType is not a known form"),
         (3.5, "a value of type float is not a known form"),
         (np.zeros((4, 4, 3)), "uint8.*not float64"),
-        (torch.zeros(3, 4, 4), "uint8.*not float32; convert them first, fractions times 255"),
+        (torch.zeros(3, 4, 4), "uint8.*not float32; convert them first; multiply fractions by 255"),
         (np.zeros((2, 4, 4, 3), np.uint8), "2 or 3 axes, not 4"),
         (np.zeros((5, 5, 5), np.uint8), "no axis of 1, 3 or 4 channels"),
         (np.zeros((0, 5, 3), np.uint8), "has no pixels"),
