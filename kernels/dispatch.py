@@ -29,6 +29,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "linear": ("native", "onednn", "torch"),
     "int8_linear": ("native", "triton", "torch"),
     "fp8_linear": ("triton", "torch"),
+    "int4_linear": ("native", "torch"),
     "moe": ("triton", "torch"),
     "sample": ("triton", "numpy", "torch"),
     "log_probs": ("triton", "torch"),
@@ -163,9 +164,9 @@ def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
 
     With AVX-512, float32 products are left to oneDNN.
     """
-    if op not in ("linear", "int8_linear"):
+    if op not in ("linear", "int8_linear", "int4_linear"):
         return True
-    narrow = dtype == torch.bfloat16 or op == "int8_linear"
+    narrow = dtype == torch.bfloat16 or op != "linear"
     return native.products() is not None and (narrow or native.instructions() == "avx2")
 
 

@@ -1,4 +1,4 @@
-"""Weights of 4 bits with a scale per group of inputs, quantised here (round to nearest).
+"""Products with weights of 4 bits with a scale per group of inputs, and rounding to such weights.
 
 The activations stay as they are, or are quantised to int8 with one scale per row, as in int8.py.
 """
@@ -6,16 +6,21 @@ The activations stay as they are, or are quantised to int8 with one scale per ro
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .grouped import GroupedWeight, ShardedWeight, panel_rows
+from . import native
+from .dispatch import backend
+from .grouped import GroupedWeight, QuantizedWeight, ShardedWeight, panel_rows
+from .panels import allocate, pad_outputs, panel_width
 
 LARGEST = 15
 MIDDLE = 8
+STEP = 8  # inputs that the C++ kernels unpack at a time
+_SCALE_TYPES = [torch.float32, torch.bfloat16, torch.float16]  # as ScaleType in cpu/linear_int4_body.h
 
 
 @dataclass(frozen=True)
@@ -31,6 +36,43 @@ class Int4Options:
     group_size: int = 128
     symmetric: bool = True
     int8_rows: bool = False
+
+
+@dataclass(frozen=True, eq=False)
+class Int4Panels:
+    """A weight for the C++ kernels. All tensors have entries for padded outputs.
+
+    Args:
+        codes: uint8 `[panels, steps, panel_width(), 4]`. Byte j of an output has input j of the step in its low bits and input
+            4 + j in its high bits.
+        scale: `[panels, groups, panel_width()]`. zero: uint8, same shape; None: 8.
+        bias: float32.
+        order: int32 `[inputs]`, the input of each column; None: the same.
+        outputs: number of outputs without padding.
+        group_steps: steps of a group; the last group may have fewer.
+    """
+
+    codes: Tensor
+    scale: Tensor
+    zero: Tensor | None
+    bias: Tensor
+    order: Tensor | None
+    outputs: int
+    inputs: int
+    group_steps: int
+
+
+@dataclass(frozen=True, eq=False)
+class Int4PanelWeight:
+    """Weights for the C++ kernels whose outputs stand side by side. `int8_rows`: activations are quantised to int8."""
+
+    panels: Sequence[Int4Panels]
+    int8_rows: bool = False
+
+    @property
+    def nbytes(self) -> int:
+        tensors = ((one.codes, one.scale, one.zero, one.bias, one.order) for one in self.panels)
+        return sum(tensor.nbytes for several in tensors for tensor in several if tensor is not None)
 
 
 def quantize_int4(weight: Tensor, options: Int4Options) -> GroupedWeight:
@@ -58,12 +100,125 @@ def _quantize(weight: Tensor, group: int, symmetric: bool) -> tuple[Tensor, Tens
     return codes[:, ::2] | codes[:, 1::2] << 4, scale, zero.to(torch.uint8)
 
 
-def pack_int4(shards: Sequence[GroupedWeight], bias: Tensor | None, int8_rows: bool) -> ShardedWeight:
-    """Pack the weights of a Linear's shards for their device."""
-    return ShardedWeight(shards, bias, int8_rows)
+def pack_int4(
+    shards: Sequence[QuantizedWeight], bias: Tensor | None, dtype: torch.dtype, int8_rows: bool = False
+) -> Int4PanelWeight | ShardedWeight:
+    """Pack the weights of a Linear's shards for their device. `dtype` is that of activations.
+
+    Weights that the C++ kernels do not support are left as they are.
+    """
+    device = shards[0].codes.device
+    if backend("int4_linear", device, dtype) != "native" or not all(map(has_panels, shards)):
+        return ShardedWeight(shards, bias, int8_rows)
+    joined = _join([shard for shard in shards if isinstance(shard, GroupedWeight)])
+    biases = [None] * len(joined) if bias is None else bias.split([len(shard.codes) for shard in joined])
+    return Int4PanelWeight([_to_panels(shard, part) for shard, part in zip(joined, biases, strict=True)], int8_rows)
 
 
-def int4_bytes(inner: int, outer: int, dtype: torch.dtype, options: Int4Options) -> int:
+def has_panels(weight: QuantizedWeight) -> bool:
+    """Return whether the C++ kernels compute with a weight: integers of 4 bits, a scale per group of 8, 16, ... inputs."""
+    if not isinstance(weight, GroupedWeight) or not weight.packed or weight.scale.dtype not in _SCALE_TYPES:
+        return False
+    if weight.table is not None or weight.factor is not None or weight.shift is not None:
+        return False
+    ordered = weight.group_index is not None and weight.inputs % weight.group
+    sizes = not ordered and (weight.group % STEP == 0 or weight.group >= weight.inputs)
+    return sizes and (weight.offset == MIDDLE if weight.zero is None else weight.offset == 0)
+
+
+def _join(shards: Sequence[GroupedWeight]) -> list[GroupedWeight]:
+    """Concatenate the outputs of adjacent shards whose inputs are grouped alike."""
+    found: list[GroupedWeight] = []
+    for shard in map(_by_output, shards):
+        last = found[-1] if found else None
+        if last is None or not _are_alike(last, shard):
+            found.append(shard)
+            continue
+        zero = None if last.zero is None or shard.zero is None else torch.cat([last.zero, shard.zero])
+        codes, scale = (torch.cat(pair) for pair in ((last.codes, shard.codes), (last.scale, shard.scale)))
+        found[-1] = replace(last, codes=codes, scale=scale, zero=zero)
+    return found
+
+
+def _by_output(weight: GroupedWeight) -> GroupedWeight:
+    """Return the weight with a scale for each output."""
+    if weight.block_rows == 1:
+        return weight
+    each, outputs = weight.block_rows, len(weight.codes)
+    scale, zero = (None if grid is None else grid.repeat_interleave(each, 0)[:outputs] for grid in (weight.scale, weight.zero))
+    assert scale is not None
+    return replace(weight, scale=scale, zero=zero, block_rows=1)
+
+
+def _are_alike(a: GroupedWeight, b: GroupedWeight) -> bool:
+    if (a.group, a.scale.dtype, a.zero is None) != (b.group, b.scale.dtype, b.zero is None):
+        return False
+    if a.group_index is None or b.group_index is None:
+        return a.group_index is b.group_index
+    return torch.equal(a.group_index, b.group_index)
+
+
+def _to_panels(weight: GroupedWeight, bias: Tensor | None) -> Int4Panels:
+    outputs, inputs, wide = len(weight.codes), weight.inputs, panel_width()
+    codes, order = torch.stack((weight.codes & 15, weight.codes >> 4), -1).flatten(1)[:, :inputs], None
+    if weight.group_index is not None:
+        places = weight.group_index.argsort(stable=True)
+        if not torch.equal(weight.group_index[places].long(), torch.arange(inputs) // weight.group):
+            raise ValueError(f"groups that have not {weight.group} inputs each")
+        codes, order = codes[:, places], places.int()
+    steps = F.pad(codes, (0, -inputs % STEP, 0, -outputs % wide)).view(-1, wide, -(-inputs // STEP), 2, STEP // 2)
+    panels = steps[..., 0, :].bitwise_or_(steps[..., 1, :] << 4).transpose(1, 2)
+    return Int4Panels(
+        allocate(panels.shape, torch.uint8).copy_(panels),
+        _grid_panels(weight.scale),
+        None if weight.zero is None else _grid_panels(weight.zero.to(torch.uint8)),
+        pad_outputs(torch.zeros(outputs) if bias is None else bias.float()),
+        order,
+        outputs,
+        inputs,
+        min(-(-weight.group // STEP), panels.shape[1]),
+    )
+
+
+def _grid_panels(grid: Tensor) -> Tensor:
+    """Reorder `[out, groups]` to `[panels, groups, panel_width()]`."""
+    padded = F.pad(grid, (0, 0, 0, -len(grid) % panel_width()))
+    return padded.view(-1, panel_width(), grid.shape[1]).transpose(1, 2).contiguous()
+
+
+def int4_linear(x: Tensor, weights: Int4PanelWeight) -> Tensor:
+    """Compute `x [rows, in]` -> `[rows, out]` in x's dtype: `grouped.grouped_linear` with sums of groups in another order."""
+    outputs = sum(panels.outputs for panels in weights.panels)
+    out, start, x = x.new_empty(len(x), outputs), 0, x.contiguous()
+    best = native.products() == "avx512"
+    for w in weights.panels:
+        steps, groups = w.codes.shape[1], w.scale.shape[1]
+        scratch = torch.empty(len(x), row_bytes(w.inputs, groups, x.dtype, weights.int8_rows), dtype=torch.uint8)
+        packed = (w.order, w.codes, w.scale, _SCALE_TYPES.index(w.scale.dtype), w.zero, w.bias, steps, w.group_steps, w.outputs)
+        name = "int4_linear" if best else "int4_linear_avx2"
+        rest = (outputs, int(weights.int8_rows), scratch, out[:, start:])
+        native.call(name, x.dtype, x, len(x), w.inputs, *packed, *rest)
+        start += w.outputs
+    return out
+
+
+def row_bytes(inputs: int, groups: int, dtype: torch.dtype, int8_rows: bool) -> int:
+    """Return the bytes of a row as the C++ kernels convert it: its numbers, the sum of each group, a scale."""
+    wide = dtype == torch.float32 or native.products() != "avx512"
+    return -(-inputs // STEP) * STEP * (1 if int8_rows else 4 if wide else 2) + 4 * groups + 4
+
+
+def panel_bytes(weight: GroupedWeight) -> int:
+    """Return the bytes of a weight in panels, without padded outputs. It may be on the meta device."""
+    outputs, steps, groups = len(weight.codes), -(-weight.inputs // STEP), weight.scale.shape[1]
+    each = 4 * steps + groups * (weight.scale.itemsize + (weight.zero is not None)) + 4
+    return outputs * each + (0 if weight.group_index is None else 4 * weight.inputs)
+
+
+def int4_bytes(inner: int, outer: int, dtype: torch.dtype, device: torch.device, options: Int4Options) -> int:
     """Return the bytes of a weight `[outer, inner]` in `dtype` after `quantize_int4` and `pack_int4`."""
     groups = -(-inner // options.group_size)
-    return outer * (-(-inner // 2) + groups * (dtype.itemsize + (not options.symmetric)))
+    grid = groups * (dtype.itemsize + (not options.symmetric))
+    if backend("int4_linear", device, dtype) != "native":
+        return outer * (-(-inner // 2) + grid)
+    return -(-outer // panel_width()) * panel_width() * (-(-inner // STEP) * STEP // 2 + grid + 4)

@@ -24,7 +24,7 @@ from . import native
 from .dispatch import backend
 from .fp8 import Fp8Weight, fp8_linear, pack_fp8
 from .grouped import ShardedWeight, grouped_linear
-from .int4 import Int4Options, pack_int4, quantize_int4
+from .int4 import Int4Options, Int4PanelWeight, int4_linear, pack_int4, quantize_int4
 from .int8 import Int8PanelWeight, Int8Weight, int8_linear, pack_int8
 from .panels import pad_outputs, step_inputs, to_panels
 
@@ -57,13 +57,15 @@ class PanelWeight:
     outputs: int
 
 
-LinearWeight = PanelWeight | OneDnnWeight | DenseWeight | Int8Weight | Int8PanelWeight | Fp8Weight | ShardedWeight
+LinearWeight = (
+    PanelWeight | OneDnnWeight | DenseWeight | Int8Weight | Int8PanelWeight | Fp8Weight | Int4PanelWeight | ShardedWeight
+)
 
 
 def pack(weight: Tensor, bias: Tensor | None, quantization: str | Int4Options | None = None) -> LinearWeight:
     """Pack `weight [out, in]` for its device, as it is, in "int8" or "fp8", or in 4 bits. The caller drops the original."""
     if isinstance(quantization, Int4Options):
-        return pack_int4([quantize_int4(weight, quantization)], bias, quantization.int8_rows)
+        return pack_int4([quantize_int4(weight, quantization)], bias, weight.dtype, quantization.int8_rows)
     if quantization == "int8":
         return pack_int8(weight, bias)
     if quantization == "fp8":
@@ -100,6 +102,8 @@ def linear(x: Tensor, weights: LinearWeight) -> Tensor:
         return int8_linear(x, weights)
     if isinstance(weights, Fp8Weight):
         return fp8_linear(x, weights)
+    if isinstance(weights, Int4PanelWeight):
+        return int4_linear(x, weights)
     if isinstance(weights, ShardedWeight):
         return grouped_linear(x, weights)
     if isinstance(weights, PanelWeight):

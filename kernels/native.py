@@ -35,6 +35,8 @@ _SIGNATURES = {
     "linear_avx2": (_I, _P, _N, _P, _P, _N, _N, _P, _I),
     "int8_linear": (_I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I),
     "int8_linear_avx2": (_I, _P, _N, _N, _P, _P, _P, _N, _N, _P, _I),
+    "int4_linear": (_I, _P, _N, _N, _P, _P, _P, _N, _P, _P, _N, _N, _N, _N, _N, _P, _P, _I),
+    "int4_linear_avx2": (_I, _P, _N, _N, _P, _P, _P, _N, _P, _P, _N, _N, _N, _N, _N, _P, _P, _I),
 }
 """Argument types of each function of kernels/cpu."""
 ABI = 1

@@ -54,7 +54,7 @@ def to_panels(weight: Tensor) -> Tensor:
         panels = padded.view(-1, 2, 8, padded.shape[1]).permute(0, 3, 2, 1)
     else:
         panels = padded.view(-1, wide, padded.shape[1] // each, each).transpose(1, 2)
-    return _allocate(panels.shape, panels.dtype).copy_(panels)
+    return allocate(panels.shape, panels.dtype).copy_(panels)
 
 
 def read_panel_rows(panels: Tensor, ids: Tensor) -> Tensor:
@@ -73,7 +73,7 @@ def pad_outputs(values: Tensor) -> Tensor:
     return F.pad(values, (0, -values.shape[0] % panel_width()))
 
 
-def _allocate(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+def allocate(shape: Sequence[int], dtype: torch.dtype) -> Tensor:
     """Allocate an uninitialised tensor, on huge pages if the system has them."""
     count = prod(shape)
     if not count or not hasattr(mmap, "MADV_HUGEPAGE"):

@@ -120,7 +120,7 @@ def packed_weight_bytes(
 ) -> int:
     """Return the bytes of a packed Linear. C++ pads panels and adds a float32 bias, in 8 bits also scale and shift."""
     if isinstance(quantization, Int4Options):
-        return outer * bias * dtype.itemsize + int4_bytes(inner, outer, dtype, quantization)
+        return int4_bytes(inner, outer, dtype, device, quantization) + outer * bias * dtype.itemsize
     int8 = quantization is not None
     original, each = outer * bias * dtype.itemsize, step_inputs(torch.int8 if int8 else dtype)
     padded: int = -(-outer // panel_width()) * panel_width()

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import nullcontext
+
 import pytest
 import torch
-from sensorium.kernels.int4 import Int4Options, quantize_int4
+from cpu import running_with
+from sensorium.kernels import native
+from sensorium.kernels.int4 import Int4Options, Int4PanelWeight, quantize_int4
 from sensorium.kernels.int8 import quantize_rows
 from sensorium.kernels.linear import linear, pack
 from sensorium.models.memory_formulas import packed_weight_bytes
@@ -12,6 +17,15 @@ from sensorium.models.memory_formulas import packed_weight_bytes
 CPU = torch.device("cpu")
 SIZES = [(256, 96), (33, 48), (200, 17), (1000, 130), (8, 1)]  # (in, out)
 OPTIONS = [Int4Options(128), Int4Options(32, symmetric=False), Int4Options(64, symmetric=False, int8_rows=True)]
+
+
+@pytest.fixture(params=["best", "avx2", "torch"])
+def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
+    """Run a test with the fastest C++ products of this CPU, with those for AVX2, and in torch."""
+    if request.param == "torch":
+        monkeypatch.setenv("SENSORIUM_KERNELS", "int4_linear=torch")
+    with running_with("avx2") if request.param == "avx2" else nullcontext():
+        yield request.param
 
 
 @pytest.mark.parametrize("size", SIZES)
@@ -30,6 +44,7 @@ def test_weights_are_rounded_to_the_nearest_code(size: tuple[int, int], symmetri
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("size", SIZES)
+@pytest.mark.usefixtures("products")
 def test_products_with_the_dequantised_weight(size: tuple[int, int], options: Int4Options, dtype: torch.dtype) -> None:
     weight, bias = (torch.randn(size[::-1]) / size[0] ** 0.5).to(dtype), torch.randn(size[1]).to(dtype)
     packed = pack(weight, bias, options)
@@ -46,6 +61,7 @@ def test_products_with_the_dequantised_weight(size: tuple[int, int], options: In
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
+@pytest.mark.usefixtures("products")
 def test_rows_do_not_see_each_other(options: Int4Options, dtype: torch.dtype) -> None:
     packed, x = pack(torch.randn(144, 264).to(dtype), None, options), torch.randn(130, 264).to(dtype)
     whole = linear(x, packed)
@@ -57,6 +73,7 @@ def test_rows_do_not_see_each_other(options: Int4Options, dtype: torch.dtype) ->
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("options", OPTIONS, ids=str)
 @pytest.mark.parametrize("size", SIZES)
-def test_bytes_of_a_packed_weight(size: tuple[int, int], options: Int4Options, dtype: torch.dtype) -> None:
-    packed = pack(torch.randn(size[::-1]).to(dtype), torch.randn(size[1]).to(dtype), options)
-    assert packed.nbytes == packed_weight_bytes(*size, True, dtype, CPU, options)  # type: ignore[union-attr]
+def test_bytes_of_a_packed_weight(size: tuple[int, int], options: Int4Options, dtype: torch.dtype, products: str) -> None:
+    packed = pack(torch.randn(size[::-1]).to(dtype), None, options)
+    assert isinstance(packed, Int4PanelWeight) == (products != "torch" and native.products() is not None)
+    assert packed.nbytes == packed_weight_bytes(*size, False, dtype, CPU, options)  # type: ignore[union-attr]

@@ -33,7 +33,9 @@ def test_int8_reads_the_shipped_media(dtype: str) -> None:
     assert alone.outputs[0].cumulative_logprob == outputs[0].outputs[0].cumulative_logprob
 
 
-@pytest.mark.parametrize("quantization", ["fp8", "int4", {"method": "int4", "group_size": 32, "symmetric": False}], ids=str)
+@pytest.mark.parametrize(
+    "quantization", ["fp8", "int4", {"method": "int4", "group_size": 32, "symmetric": False, "activations": "int8"}], ids=str
+)
 def test_other_methods_read_the_shipped_media(quantization: str | dict[str, object]) -> None:
     params = SamplingParams(temperature=0.0, max_tokens=96)
     llm = LLM(ASSETS / "tiny-vl", dtype="float32", device="cpu", quantization=quantization)

@@ -1,0 +1,272 @@
+// Linear layers with weights of 4 bits, for any instruction set: linear_int4.cpp and linear_int4_avx2.cpp include this file and
+// define the vectors.
+// A weight [out, in] is packed as [panel of WIDTH outputs][step of 8 inputs][output][4 bytes]. Byte j of an output has input j of
+// the step in its low bits and input 4 + j in its high bits. Scales and zero points are [panel][group of steps][output].
+// value = (code - zero) * scale, with zero = 8 if there are no zero points. A group is summed with its codes, then scaled.
+// Rows are converted first: words of 4 bytes in the order in which `Kind` unpacks a step, then the sum of each group's inputs as a
+// word, then the scale of an int8 row. Every sum adds inputs in order, so a row's bits do not depend on the rest of the batch.
+#pragma once
+#include "common.h"
+
+namespace {  // each instruction set has its own types
+
+static const int64_t ROW_BYTES = 3 << 16;  // converted rows that stay in the cache while panels pass
+static const int SETTLE = 4;               // steps after which sums in 16 bits are widened
+
+enum ScaleType { SCALE_FLOAT32 = 0, SCALE_BFLOAT16 = 1, SCALE_FLOAT16 = 2 };
+
+// Arrays have entries for padded outputs.
+struct Weights {
+    const char *codes, *scale;
+    const uint8_t* zero;  // null: 8
+    const float* bias;
+    int64_t steps, group_steps, outputs, stride;  // outputs without padding; numbers between rows of the result
+    int scale_type;
+
+    int64_t groups() const { return (steps + group_steps - 1) / group_steps; }
+};
+
+struct Rows {
+    const char* first;
+    int64_t stride;  // bytes
+
+    const char* at(int64_t i) const { return first + i * stride; }
+};
+
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+typedef uint32_t v8u __attribute__((vector_size(32)));
+typedef uint16_t v8h __attribute__((vector_size(16)));
+typedef int8_t v8b __attribute__((vector_size(8)));
+
+INLINE void widen(const float* p, v8* x) { memcpy(x, p, sizeof *x); }
+
+INLINE void widen(const bf16* p, v8* x) {
+    v8h bits;
+    memcpy(&bits, p, sizeof bits);
+    *x = (v8)(__builtin_convertvector(bits, v8u) << 16);
+}
+
+// Copy the 8 inputs from `k` on, in the order of the weight's columns; 0 behind the last one.
+template <class T>
+INLINE void gather(const T* x, int64_t k, int64_t inputs, const int32_t* order, T* eight) {
+    const int64_t n = inputs - k < 8 ? inputs - k : 8;
+    if (n == 8 && !order) return (void)memcpy(eight, x + k, 8 * sizeof(T));
+    memset(eight, 0, 8 * sizeof(T));
+    for (int64_t i = 0; i < n; i++) eight[i] = x[order ? order[k + i] : k + i];
+}
+
+template <class V>
+INLINE auto total(V x) {
+    auto sum = x[0];
+    for (int i = 1; i < 8; i++) sum += x[i];
+    return sum;
+}
+
+// Words of one float.
+struct FloatRow {
+    static const int WORDS = 8;
+
+    template <class T>
+    INLINE v8 write(const T* eight, float, char* to) {
+        v8 x;
+        widen(eight, &x);
+        v8 mixed = __builtin_shufflevector(x, x, 0, 4, 1, 5, 2, 6, 3, 7);
+        memcpy(to, &mixed, sizeof mixed);
+        return x;
+    }
+};
+
+// Words of two bfloat16.
+struct Bf16Row {
+    static const int WORDS = 4;
+
+    INLINE v8 write(const bf16* eight, float, char* to) {
+        v8h bits;
+        memcpy(&bits, eight, sizeof bits);
+        bits = __builtin_shufflevector(bits, bits, 0, 2, 4, 6, 1, 3, 5, 7);
+        memcpy(to, &bits, sizeof bits);
+        v8 x;
+        widen(eight, &x);
+        return x;
+    }
+};
+
+// Words of four int8, quantised with the bits of int8.quantize_rows.
+struct Int8Row {
+    static const int WORDS = 2;
+
+    template <class T>
+    INLINE v8i write(const T* eight, float inverse, char* to) {
+        v8 x;
+        widen(eight, &x);
+        v8i rounded = (v8i)(x * inverse + 12582912.f) << 24 >> 24;  // 1.5 * 2^23: the integer is in the low bits
+        v8b bytes = __builtin_convertvector(rounded, v8b);
+        memcpy(to, &bytes, sizeof bytes);
+        return rounded;
+    }
+};
+
+// Return the largest magnitude; infinity and NaN are the last ones.
+template <class T>
+static float find_largest(const T* x, int64_t n) {
+    v8i most = {};
+    for (int64_t i = 0; i < n; i += 8) {
+        T eight[8];
+        gather(x, i, n, nullptr, eight);
+        v8 wide;
+        widen(eight, &wide);
+        v8i magnitude = (v8i)wide & 0x7fffffff;
+        most = magnitude > most ? magnitude : most;
+    }
+    int32_t bits = 0;
+    for (int i = 0; i < 8; i++) bits = most[i] > bits ? most[i] : bits;
+    float found;
+    memcpy(&found, &bits, 4);
+    return found < 1e-30f ? 1e-30f : found;
+}
+
+template <class Row, class T>
+static void convert(const Weights& w, const T* x, int64_t inputs, const int32_t* order, char* row) {
+    const bool quantised = Row::WORDS == 2;
+    const float largest = quantised ? find_largest(x, inputs) : 1.f, inverse = 1.f / largest * 127.f, scale = largest / 127.f;
+    char* sums = row + w.steps * Row::WORDS * 4;
+    for (int64_t first = 0; first < w.steps; first += w.group_steps, sums += 4) {
+        const int64_t last = first + w.group_steps < w.steps ? first + w.group_steps : w.steps;
+        decltype(Row::write((const T*)nullptr, 0.f, (char*)nullptr)) sum = {};
+        for (int64_t k = first; k < last; k++) {
+            T eight[8];
+            gather(x, 8 * k, inputs, order, eight);
+            sum += Row::write(eight, inverse, row + k * Row::WORDS * 4);
+        }
+        auto all = total(sum);
+        memcpy(sums, &all, 4);
+    }
+    memcpy(sums, &scale, 4);
+}
+
+template <class T>
+INLINE void store_lanes(T* to, const float* values, int lanes) {
+    if (lanes == 16) return store(to, load(values));
+    T all[16];
+    store(all, load(values));
+    memcpy(to, all, 8 * sizeof(T));
+}
+
+// Multiply R rows with P panels, from panel `first` on.
+template <class Kind, class T, int R, int P>
+static void product(const Weights& w, Rows rows, int64_t first, T* out) {
+    typedef typename Kind::Floats Floats;
+    const int C = P * Kind::COLUMNS, LANES = Kind::WIDTH / Kind::COLUMNS, WORDS = Kind::Row::WORDS;
+    const int64_t bytes = w.steps * Kind::WIDTH * 4, groups = w.groups();
+    const char *codes = w.codes + first * bytes, *sums = rows.at(0) + w.steps * WORDS * 4;
+    Floats totals[R][C] = {};
+    for (int64_t g = 0, k = 0; g < groups; g++) {
+        typename Kind::Sum acc[R][C] = {};
+        const int64_t last = k + w.group_steps < w.steps ? k + w.group_steps : w.steps;
+        while (k < last) {
+            for (const int64_t stop = k + SETTLE < last ? k + SETTLE : last; k < stop; k++) {
+                typename Kind::Codes raw[C];
+#pragma GCC unroll 8
+                for (int c = 0; c < C; c++) {
+                    const char* at = codes + c / Kind::COLUMNS * bytes + (k * Kind::COLUMNS + c % Kind::COLUMNS) * LANES * 4;
+                    raw[c] = Kind::load(at);
+                    if (R == 1) _mm_prefetch(at + 4096, _MM_HINT_T0);
+                }
+#pragma GCC unroll 8
+                for (int s = 0; s < WORDS; s++) {
+                    typename Kind::Columns columns[C];
+#pragma GCC unroll 8
+                    for (int c = 0; c < C; c++) columns[c] = Kind::unpack(raw[c], s);
+#pragma GCC unroll 8
+                    for (int r = 0; r < R; r++) {
+                        auto inputs = Kind::spread(rows.at(r) + (k * WORDS + s) * 4);
+#pragma GCC unroll 8
+                        for (int c = 0; c < C; c++) Kind::add(acc[r][c], inputs, columns[c]);
+                    }
+                }
+            }
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+                for (int c = 0; c < C; c++) Kind::settle(acc[r][c]);
+        }
+#pragma GCC unroll 8
+        for (int c = 0; c < C; c++) {
+            const int64_t at = ((first + c / Kind::COLUMNS) * groups + g) * Kind::WIDTH + c % Kind::COLUMNS * LANES;
+            const Floats scale = Kind::load_scale(w, at);
+            const auto zero = Kind::load_zero(w, at);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++)
+                totals[r][c] = totals[r][c] + Kind::value(acc[r][c], zero, sums + r * rows.stride + 4 * g) * scale;
+        }
+    }
+#pragma GCC unroll 8
+    for (int c = 0; c < C; c++) {
+        const int64_t at = first * Kind::WIDTH + c * LANES, left = w.outputs - at;
+        if (left <= 0) break;
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            float scale, bias[LANES], values[16] = {};
+            memcpy(&scale, sums + r * rows.stride + 4 * groups, 4);
+            Floats result = totals[r][c];
+            if (WORDS == 2) result = result * scale;
+            memcpy(bias, w.bias + at, sizeof bias);
+            memcpy(values, &result, sizeof result);
+            for (int i = 0; i < LANES; i++) values[i] += bias[i];
+            T* to = out + r * w.stride + at;
+            left < LANES ? store_part(to, load(values), left) : store_lanes(to, values, LANES);
+        }
+    }
+}
+
+// A single row takes two panels at once, so that enough sums are independent.
+template <class Kind, class T, int R>
+static void tile(const Weights& w, Rows rows, int64_t first, int64_t last, T* out) {
+    int64_t p = first;
+    if (R == 1)
+        for (; p + 2 <= last; p += 2) product<Kind, T, R, R == 1 ? 2 : 1>(w, rows, p, out);
+    for (; p < last; p++) product<Kind, T, R, 1>(w, rows, p, out);
+}
+
+// Multiply n rows with the panels from `first` to `last`.
+template <class Kind, class T>
+static void products(const Weights& w, Rows rows, int64_t n, int64_t first, int64_t last, T* out) {
+    typedef void Tile(const Weights&, Rows, int64_t, int64_t, T*);
+    const int ROWS = Kind::ROWS;
+    static Tile* const sizes[] = {nullptr,
+                                  tile<Kind, T, 1>,
+                                  tile<Kind, T, 2>,
+                                  tile<Kind, T, 3>,
+                                  tile<Kind, T, ROWS < 4 ? 3 : 4>,
+                                  tile<Kind, T, ROWS < 5 ? 3 : 5>,
+                                  tile<Kind, T, ROWS < 6 ? 3 : 6>};
+    const int64_t each = n <= ROWS ? last - first : 1;  // panels that pass all rows
+    for (int64_t p = first; p < last; p += each)
+        for (int64_t i = 0; i < n;) {
+            const int64_t left = n - i;
+            const int64_t now = left <= ROWS ? left : left < 2 * ROWS ? (left + 1) / 2 : ROWS;  // 7 rows as 4 and 3, not as 6 and 1
+            sizes[now](w, {rows.at(i), rows.stride}, p, p + each, out + i * w.stride);
+            i += now;
+        }
+}
+
+// Convert n rows to `scratch`, then multiply chunks of them that stay in the cache while a thread's panels pass.
+template <class Kind, class T>
+static void multiply(const Weights& w, const T* x, int64_t n, int64_t inputs, const int32_t* order, char* scratch, T* out, int threads) {
+    const int64_t piece = 8, stride = w.steps * Kind::Row::WORDS * 4 + 4 * w.groups() + 4;
+    parallel_for(threads, (n + piece - 1) / piece, [&](int64_t p) {
+        for (int64_t i = p * piece; i < n && i < (p + 1) * piece; i++)
+            convert<typename Kind::Row>(w, x + i * inputs, inputs, order, scratch + i * stride);
+    });
+    if (!n) return;
+    const int64_t fit = ROW_BYTES / stride / Kind::ROWS * Kind::ROWS, chunk = fit > Kind::ROWS ? fit : Kind::ROWS;
+    const int64_t chunks = (n + chunk - 1) / chunk, panels = (w.outputs + Kind::WIDTH - 1) / Kind::WIDTH;
+    const int64_t wanted = (4 * threads + chunks - 1) / chunks, pieces = wanted < panels / 2 ? wanted : panels / 2 ? panels / 2 : 1;
+    parallel_shares(threads, chunks * pieces, [&](int64_t i, int64_t, int64_t, int64_t) {
+        const int64_t c = i / pieces, part = i % pieces, first = c * chunk, count = n - first < chunk ? n - first : chunk;
+        const Rows rows{scratch + first * stride, stride};
+        products<Kind>(w, rows, count, panels * part / pieces, panels * (part + 1) / pieces, out + first * w.stride);
+    });
+}
+}
