@@ -90,7 +90,7 @@ def checkpoint_sections(
     folder: str, options: dict[str, Any], revision: str | None, problems: list[tuple[str, str]]
 ) -> list[Section]:
     """Return the sections about a checkpoint, and add to `problems` what is wrong with it."""
-    from ..engine.setup.doctor import describe_checkpoint, describe_memory
+    from ..engine.setup.doctor import describe_checkpoint, lacking_memory, plan_of
 
     found = describe_checkpoint(folder, str(options.get("dtype", "auto")), str(options["device"]))
     if revision is not None:
@@ -98,7 +98,10 @@ def checkpoint_sections(
     found = {name: text.replace("dtype=", "--option dtype=") for name, text in found.items()}
     if found["chat template"].endswith("chat_template="):
         problems.append(("chat template", found["chat template"]))
-    return [("checkpoint", list(found.items())), ("memory", describe_memory(folder, options))]
+    plan = plan_of(folder, options)
+    if lacking := lacking_memory(plan):
+        problems.append(("memory", lacking))
+    return [("checkpoint", list(found.items())), ("memory", plan.rows())]
 
 
 def parse_option(text: str) -> tuple[str, Any]:

@@ -38,6 +38,8 @@ class Parser(argparse.ArgumentParser):
         super().__init__(*args, **{"formatter_class": argparse.RawDescriptionHelpFormatter} | options)
 
     def error(self, message: str) -> NoReturn:
+        if "required: --model" in message:
+            message += f", a folder or a name on the Hub. {self.epilog}. `sensorium list` shows the models in the cache"
         self.exit(2, f"sensorium: error: {message}; see `{self.prog} --help`\n")
 
 

@@ -12,7 +12,7 @@ from .sources import read_sources
 if TYPE_CHECKING:
     from ..pipelines.transcribe import Segment, Transcript
 
-EXAMPLE = "sensorium transcribe talk.flac --model ORG/NAME --timestamps --json"
+EXAMPLE = "sensorium transcribe talk.flac --model openai/whisper-tiny --timestamps"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:

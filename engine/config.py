@@ -74,7 +74,8 @@ class EngineConfig:
         limit_mm_per_prompt: maximum number of items per prompt, by modality. Encoders that no prompt can use are not loaded.
         mm_processor_kwargs: options of the model's processor, such as {"max_pixels": 1003520}. Requests can override them.
         seed: random seed of the engine. Requests without a seed derive theirs from it.
-        hf_overrides: values that replace those of config.json, in nested objects too.
+        hf_overrides: values that replace those of config.json, in nested objects too. LLM also takes a function that changes or
+            returns the config, a mapping whose keys are attributes as well.
         override_generation_config: values that replace those of generation_config.json.
         generation_config: "auto" takes default sampling parameters from generation_config.json, "none" ignores the file.
         media_workers: number of threads that decode and process media.
@@ -230,7 +231,7 @@ class EngineConfig:
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise _error("seed", self.seed, "must be an integer")
         for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "hf_overrides", "override_generation_config"):
-            if not isinstance(getattr(self, name), Mapping):
+            if not isinstance(getattr(self, name), Mapping) and not (name == "hf_overrides" and callable(self.hf_overrides)):
                 raise _error(name, getattr(self, name), "must be a mapping")
         for modality, limit in self.limit_mm_per_prompt.items():
             if isinstance(limit, bool) or not isinstance(limit, int) or limit < 0:

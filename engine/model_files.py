@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 
 from ..kernels.dispatch import multiplies_fast
-from ..mm.errors import MAX_DEPTH, CheckpointError, ConfigError, short_repr
+from ..mm.errors import MAX_DEPTH, CheckpointError, ConfigError, short_repr, typed
 from ..mm.files import open_regular
 from ..mm.gguf import SUFFIX
 from ..mm.hashing import digest
@@ -188,6 +188,39 @@ def _override(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
         if isinstance(value, Mapping) and isinstance(config.get(name), Mapping):
             merged[name] = _override(config[name], value)
     return merged
+
+
+class _Config(dict[str, Any]):
+    """A config whose keys are attributes as well, like transformers' PretrainedConfig."""
+
+    def __getattr__(self, name: str) -> Any:
+        if name not in self:
+            raise AttributeError(f"config.json has no {name!r}; read it with config.get({name!r})")
+        return self[name]
+
+    def __setattr__(self, name: str, value: object) -> None:
+        self[name] = value
+
+    def to_dict(self) -> dict[str, Any]:
+        return self
+
+
+def call_overrides(folder: str, function: Callable[[Any], Any]) -> dict[str, Any]:
+    """Return the config that a function makes of the checkpoint's. Raise ConfigError if it returns something else."""
+
+    def wrap(value: Any) -> Any:
+        return _Config({key: wrap(inner) for key, inner in value.items()}) if isinstance(value, Mapping) else value
+
+    config = wrap(load_model_files(folder).config)
+    names = list(config)
+    result = function(config)
+    result = config if result is None else result
+    if not isinstance(result, Mapping):
+        raise ConfigError(f"hf_overrides must return the config or None, not {typed(result)}", param="hf_overrides")
+    removed = [name for name in names if name not in result]
+    if removed and result is config:
+        raise ConfigError(f"hf_overrides removes {removed[0]} from the config; set it to None", param="hf_overrides")
+    return dict(result)
 
 
 def local_folder(path: Path, name: str) -> Path | None:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
+from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -89,7 +91,33 @@ def explain(config: EngineConfig) -> MemoryPlan:
 
 def describe_memory(model: str | os.PathLike[str], options: Mapping[str, Any]) -> list[tuple[str, str]]:
     """Return the rows of the memory plan of `LLM(model, **options)`. Raise ConfigError and HubError as LLM does."""
-    return explain(find_model(make_config(model, options), weights=False)).rows()
+    return plan_of(model, options).rows()
+
+
+def plan_of(model: str | os.PathLike[str], options: Mapping[str, Any]) -> MemoryPlan:
+    """Return the memory plan of `LLM(model, **options)`. Raise ConfigError and HubError as LLM does."""
+    return explain(find_model(make_config(model, options), weights=False))
+
+
+def host_memory() -> int:
+    """Return the bytes of this machine's memory, or of the limit of the container that this process runs in."""
+    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    with suppress(OSError, ValueError):  # no control groups, or "max"
+        return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text("ascii")))
+    return physical
+
+
+def lacking_memory(plan: MemoryPlan) -> str | None:
+    """Return what to do if a plan is over the memory of this machine or of the device, else None."""
+    gpu, has = plan.device != "cpu", host_memory()
+    needs = [(plan.on_host if gpu else plan.total, has, "this machine")]
+    if gpu:
+        needs.append((plan.total, torch.cuda.mem_get_info(torch.device(plan.device))[1], plan.device))
+    for needed, has, where in needs:
+        if needed > has:
+            how = "choose quantization, or a smaller max_model_len, max_num_seqs or kv_cache_memory_bytes"
+            return f"the plan takes {needed / 2**30:.1f} GiB at most, but {where} has {has / 2**30:.1f} GiB; {how}"
+    return None
 
 
 def embedding_grid(model: str | os.PathLike[str], size: tuple[int, int]) -> tuple[int, int]:

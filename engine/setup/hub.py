@@ -23,7 +23,7 @@ from ...models.external import external_parts, find_part_folder, lacks_weights
 from ...models.weights import read_headers
 from ...processors.files import ADAPTER, read_json
 from ..config import EngineConfig
-from ..model_files import load_model_files
+from ..model_files import call_overrides, load_model_files
 from .hub_cache import (
     COMMIT,
     MAIN,
@@ -64,6 +64,8 @@ def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
     elif adapter is not None:
         adapter = _with_folder(replace(config, model=adapter, revision=None), True).model
     find_external_parts(Path(found.model), config.offline, weights)
+    if callable(found.hf_overrides):
+        found = replace(found, hf_overrides=call_overrides(found.model, found.hf_overrides))
     if adapter is None:
         return found
     if not is_adapter(Path(adapter)) or is_adapter(Path(found.model)):

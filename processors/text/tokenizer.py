@@ -41,6 +41,8 @@ class Tokenizer(TransformersNames):
         self._control_ids = frozenset(self.control.values())
         self.all_special_ids = frozenset(self.specials.values())
         self.vocab_size = self._backend.vocab_size
+        config = read_json(Path(path) / "tokenizer_config.json") if Path(path).is_dir() else {}
+        self.padding_side = "left" if config.get("padding_side") == "left" else "right"
         self.special_tokens = self._backend.named  # "bos_token" -> text, and so on, for chat templates
 
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:

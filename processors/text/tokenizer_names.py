@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...mm.errors import InputError
+from ...mm.errors import InputError, equals_one_of, short_repr
 
 
 class Encoding(dict[str, Any]):
@@ -16,6 +16,10 @@ class Encoding(dict[str, Any]):
             raise AttributeError(f"an encoding has no {name!r}; it has {', '.join(self)}")
         return self[name]
 
+    def to(self, device: Any) -> Encoding:
+        """Return the tensors on a device."""
+        return Encoding({name: value.to(device) for name, value in self.items()})
+
 
 class TransformersNames:
     """Base of `Tokenizer`."""
@@ -25,13 +29,56 @@ class TransformersNames:
     vocab_size: int
     chat_template: str | None = None  # set by `LLM`
 
-    def __call__(self: Any, text: str | Sequence[str], add_special_tokens: bool = True) -> Encoding:
-        """Return the token ids of a text, or lists of them for a list of texts. Special tokens in a text are recognised."""
-        if isinstance(text, str):
-            ids: Any = self.encode(text, add_special_tokens)
-            return Encoding(input_ids=ids, attention_mask=[1] * len(ids))
-        ids = [self.encode(one, add_special_tokens) for one in text]
-        return Encoding(input_ids=ids, attention_mask=[[1] * len(one) for one in ids])
+    padding_side = "right"
+
+    def __call__(
+        self: Any,
+        text: str | Sequence[str],
+        add_special_tokens: bool = True,
+        padding: bool | str = False,
+        truncation: bool | str = False,
+        max_length: int | None = None,
+        return_tensors: str | None = None,
+    ) -> Encoding:
+        """Return the token ids of a text, or lists of them for a list of texts. Special tokens in a text are recognised.
+
+        Args:
+            padding: True or "longest" pads to the longest text, "max_length" to that length, on the `padding_side`.
+            truncation: True cuts the end of texts, so that they have `max_length` tokens with their special tokens.
+            return_tensors: "pt" or "np" for int64 tensors or arrays of two axes.
+
+        Raises:
+            InputError: another value, texts of different lengths as a tensor, or padding without a pad token.
+        """
+        _check_choice("padding", padding, (False, True, "longest", "max_length", "do_not_pad"))
+        _check_choice("truncation", truncation, (False, True, "longest_first", "only_first", "do_not_truncate"))
+        _check_choice("return_tensors", return_tensors, (None, "pt", "np"))
+        cuts, pads = truncation not in (False, "do_not_truncate"), padding not in (False, "do_not_pad")
+        if (cuts or padding == "max_length") and (not isinstance(max_length, int) or max_length < 1):
+            raise InputError(f"max_length={short_repr(max_length)} must be a number of tokens", param="max_length")
+        rows = [self.encode(one, add_special_tokens) for one in ([text] if isinstance(text, str) else text)]
+        if cuts:
+            most, after = max_length or 0, len(self._around[1]) if add_special_tokens else 0
+            rows = [[*row[: most - after], *row[len(row) - after :]] if len(row) > most else row for row in rows]
+        masks = [[1] * len(row) for row in rows]
+        if pads:
+            if self.pad_token_id is None:
+                raise InputError("the tokenizer has no pad token; leave padding out", param="padding")
+            longest = max([max_length or 0 if padding == "max_length" else 0, *map(len, rows)])
+            rows, masks = (
+                [self._pad(row, longest, self.pad_token_id) for row in rows],
+                [self._pad(m, longest, 0) for m in masks],
+            )
+        if return_tensors is None:
+            alone = isinstance(text, str)
+            return Encoding(input_ids=rows[0] if alone else rows, attention_mask=masks[0] if alone else masks)
+        if len({len(row) for row in rows}) > 1:
+            raise InputError("the texts have different numbers of tokens; give padding=True", param="return_tensors")
+        return _as_tensors(Encoding(input_ids=rows, attention_mask=masks), return_tensors)
+
+    def _pad(self, row: list[int], length: int, value: int) -> list[int]:
+        rest = [value] * (length - len(row))
+        return [*rest, *row] if self.padding_side == "left" else [*row, *rest]
 
     def __len__(self) -> int:
         return self.vocab_size
@@ -45,15 +92,20 @@ class TransformersNames:
         continue_final_message: bool = False,
         tokenize: bool = True,
         return_dict: bool = False,
+        return_tensors: str | None = None,
         **variables: Any,
     ) -> Any:
         """Return the prompt of a conversation: token ids, with `return_dict` an Encoding, or its text without `tokenize`.
+
+        Args:
+            return_tensors: as when the tokenizer is called.
 
         Raises:
             InputError: there is no chat template, or it refuses the messages.
         """
         from .chat import render_chat
 
+        _check_choice("return_tensors", return_tensors, (None, "pt", "np"))
         template = chat_template or self.chat_template
         if template is None:
             raise InputError("the checkpoint has no chat template; pass chat_template=", param="chat_template")
@@ -62,7 +114,10 @@ class TransformersNames:
         if not tokenize:
             return rendered.text
         ids = self.encode_pieces(rendered.segments)
-        return Encoding(input_ids=ids, attention_mask=[1] * len(ids)) if return_dict else ids
+        found = Encoding(input_ids=ids, attention_mask=[1] * len(ids))
+        if return_tensors is not None:
+            found = _as_tensors(Encoding({name: [row] for name, row in found.items()}), return_tensors)
+        return found if return_dict else found.input_ids
 
     def batch_decode(self: Any, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
@@ -109,3 +164,20 @@ class TransformersNames:
 
     def _id(self: Any, token: str | None) -> int | None:
         return None if token is None else self.token_to_id(token)
+
+
+def _check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
+    if not equals_one_of(value, known):
+        raise InputError(f"{name}={short_repr(value)} must be one of {', '.join(map(repr, known))}", param=name)
+
+
+def _as_tensors(rows: Encoding, kind: str) -> Encoding:
+    """Return lists of rows as int64 tensors ("pt") or arrays ("np")."""
+    import numpy as np
+
+    arrays = {name: np.array(value, np.int64) for name, value in rows.items()}
+    if kind == "np":
+        return Encoding(arrays)
+    import torch
+
+    return Encoding({name: torch.from_numpy(array) for name, array in arrays.items()})

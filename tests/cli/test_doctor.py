@@ -108,6 +108,18 @@ def test_memory_of_a_checkpoint(checkpoint: Path, capsys: pytest.CaptureFixture[
     assert "give --model as well" in capsys.readouterr().err
 
 
+def test_a_plan_over_the_machines_memory_is_a_problem(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    from sensorium.engine.setup import doctor as reports
+
+    assert reports.host_memory() > 1 << 28
+    monkeypatch.setattr(reports, "host_memory", lambda: 1 << 20)
+    assert main(["doctor", "--model", str(checkpoint), "--device", "cpu", "--option", "max_model_len=512"]) == 0
+    said = sections(capsys.readouterr().out)["problems"]["memory"]
+    assert "GiB at most, but this machine has 0.0 GiB; choose quantization" in said
+
+
 def test_option_and_flag_that_contradict_each_other(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     words = ["doctor", "--model", str(checkpoint), "--option"]
     assert main([*words, "device=cuda", "--device", "cpu"]) == 2

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import math
 
+import numpy as np
 import pytest
 import torch
 from oracle import CHAT_TEMPLATE
@@ -191,6 +192,62 @@ def test_tokenizer_has_the_names_of_transformers(llm, checkpoint):
     assert ours.apply_chat_template(messages, **options) == ids
     assert ours.apply_chat_template(messages, return_dict=True, **options).input_ids == ids
     assert ours.apply_chat_template(messages, tokenize=False, add_generation_prompt=True) == rendered  # the checkpoint's own
+
+
+@pytest.mark.parametrize("side", ["left", "right"])
+@pytest.mark.parametrize(
+    "options",
+    [
+        {"return_tensors": "pt", "padding": True},
+        {"return_tensors": "np", "padding": "max_length", "max_length": 9},
+        {"truncation": True, "max_length": 3},
+        {"return_tensors": "pt", "padding": "longest", "truncation": True, "max_length": 4, "add_special_tokens": False},
+    ],
+)
+def test_options_of_the_tokenizer_equal_those_of_transformers(llm, checkpoint, options, side, monkeypatch):
+    ours, theirs = llm.get_tokenizer(), AutoTokenizer.from_pretrained(checkpoint, padding_side=side)
+    monkeypatch.setattr(ours, "padding_side", side)
+    for text in ("import os and more", ["import os and more", "a"]):
+        found, want = ours(text, **options), theirs(text, **options)
+        for name in ("input_ids", "attention_mask"):
+            assert type(found[name]) is type(want[name])
+            assert np.asarray(found[name], object).tolist() == np.asarray(want[name], object).tolist()
+
+
+def test_tensors_of_the_tokenizer(llm):
+    ours, messages = llm.get_tokenizer(), [{"role": "user", "content": "hi"}]
+    rendered = ours.apply_chat_template(messages, return_tensors="pt", return_dict=True)
+    assert rendered.to("cpu").input_ids.tolist() == [ours.apply_chat_template(messages)]
+    for wrong, said in (
+        ({"return_tensors": "tf"}, "return_tensors='tf' must be one of None, 'pt', 'np'"),
+        ({"return_tensors": "pt"}, "different numbers of tokens; give padding=True"),
+        ({"truncation": True}, "max_length=None must be a number of tokens"),
+        ({"padding": "all"}, "padding='all' must be one of"),
+    ):
+        with pytest.raises(InputError, match=said):
+            ours(["a b c", "a"], **wrong)
+    with pytest.raises(InputError, match="return_tensors"):
+        ours.apply_chat_template(messages, return_tensors="tf")
+
+
+def test_hf_overrides_as_a_function(args, llm):
+    def shorten(config):
+        config.update({"max_position_embeddings": 96})
+        config.text_config.max_position_embeddings = 96
+        return config
+
+    def change(config):
+        config.pop("architectures")
+
+    options = {"max_num_seqs": 2, "warm_up": False}
+    with LLM(args.model, hf_overrides=shorten, **options) as other:
+        assert other.max_model_len == 96
+        assert other.config.hf_overrides["text_config"]["max_position_embeddings"] == 96
+        assert other.generate("a", SamplingParams(**GREEDY), use_tqdm=False)[0].error is None
+        assert "MemoryPlan" in repr(other.explain())
+    for wrong, said in ((lambda config: 3, "must return the config or None, not an int"), (change, "removes architectures")):
+        with pytest.raises(ConfigError, match=said):
+            LLM(args.model, hf_overrides=wrong, **options)
 
 
 def test_arguments_of_generate_and_chat(llm):
