@@ -81,6 +81,10 @@ class ParsedPrompt:
     fetches: dict[int, Future[Any]] = field(default_factory=dict)
 
     @property
+    def tenant(self) -> str | None:
+        return self.prompt.salt
+
+    @property
     def remote(self) -> bool:
         """True if there is anything to download."""
         return any(map(gate.is_remote, self.sources))
@@ -195,7 +199,7 @@ class InputProcessor:
         if not sources:
             raise InputError("there is nothing to encode; give multi_modal_data", param="multi_modal_data")
         ids = [self._info.placeholder_ids[source.modality] for source in sources]
-        return ParsedPrompt(self, read, ids, sources, 1, self.media.budget.open())
+        return ParsedPrompt(self, read, ids, sources, 1, self.media.budget.open(read.salt))
 
     def adapter(self, modalities: Iterable[str]) -> str:
         """Return the adapter for a sequence with items of these modalities, "" for none."""
@@ -245,7 +249,7 @@ class InputProcessor:
         ids = self._tokenize(read)
         sources = self.media.parse(read.media, read.uuids, read.options)
         ids = self._info.preprocess_prompt(ids, _num_items(sources))
-        with self.media.budget.open() as ledger:
+        with self.media.budget.open(read.salt) as ledger:
             items, _ = self._plan(read, ids, sources, 1, self.media.fetch(sources, ledger), ledger, identify=False)
         return [item.plan for item in items]
 
@@ -295,7 +299,7 @@ class InputProcessor:
             raise InputError(reason, param="multi_modal_data")
         if not has_placeholders:  # else the template's text placeholders are tokens already; the user's stay text
             ids = self._info.preprocess_prompt(ids, _num_items(sources))
-        parsed = ParsedPrompt(self, prompt, ids, sources, reserve, self.media.budget.open())
+        parsed = ParsedPrompt(self, prompt, ids, sources, reserve, self.media.budget.open(prompt.salt))
         return parsed if parsed.sources else self.finish(parsed)
 
     def _check_text_length(self, text: str) -> None:

@@ -15,7 +15,8 @@ from .input_processor import ParsedPrompt, ProcessedPrompt
 
 _NUM_PARSERS = 2  # threads that render and tokenise
 _MAX_FETCHING = 32  # prompts whose media are being downloaded or wait for a media worker
-_MEDIA_STAGES = ("to_fetch", "fetching", "awaiting_uuids", "to_process", "processing")
+_MAX_REMOTE = 1024  # prompts that wait for downloads
+_MEDIA_STAGES = ("awaiting_uuids", "to_process", "processing")
 
 
 Order = tuple[int, int, int]  # priority, turn, arrival
@@ -55,7 +56,7 @@ class InputQueue:
 
     Args:
         window: limit on the prompts being parsed, plus the larger of two numbers: prompts that are held, and prompts whose
-            media are not processed yet.
+            media are loaded but not processed yet. Prompts that wait for downloads have a limit of their own.
         workers: number of threads that decode and process.
         capacity: maximum bytes of processed media and `prompt_embeds` that are held. If nothing is held, one larger prompt is
             processed. While `prompt_embeds` are held, no prompt is parsed that may go over it.
@@ -141,10 +142,8 @@ class InputQueue:
             if entry.stage == "waiting":
                 self._turn = max(self._turn, entry.order[1])
                 self._run(entry, "parsing", self._parsers, entry.prepare)
-        elif self._to_fetch and self._count["fetching"] + self._count["to_process"] < _MAX_FETCHING:
-            _, entry = heapq.heappop(self._to_fetch)
-            if entry.stage == "to_fetch" and entry.parsed is not None:
-                self._fetch(entry, entry.parsed)
+        elif (fetch := self._pop_to_fetch()) is not None:
+            self._fetch(*fetch)
         elif self._to_process and self._room_to_process():
             _, entry = heapq.heappop(self._to_process)
             if entry.stage == "to_process" and entry.parsed is not None:
@@ -152,6 +151,22 @@ class InputQueue:
         else:
             return False
         return True
+
+    def _pop_to_fetch(self) -> tuple[QueueEntry, ParsedPrompt] | None:
+        """Remove and return the next prompt whose downloads may begin: a tenant's take no more places than stay free."""
+        busy = [one.parsed.tenant for one in self._in_progress if one.parsed and one.stage in ("fetching", "to_process")]
+        left, passed, found = _MAX_FETCHING - len(busy), list[tuple[Order, QueueEntry]](), None
+        while left > 0 and self._to_fetch and found is None:
+            order, entry = heapq.heappop(self._to_fetch)
+            if entry.stage == "to_fetch" and entry.parsed is not None:
+                tenant = entry.parsed.tenant
+                if tenant is None or busy.count(tenant) < left:
+                    found = entry, entry.parsed
+                else:
+                    passed.append((order, entry))
+        for one in passed:
+            heapq.heappush(self._to_fetch, one)
+        return found
 
     def _release_provided(self) -> None:
         """Queue waiting entries for processing if no earlier prompt can still provide their uuids."""
@@ -177,7 +192,7 @@ class InputQueue:
     def _room_to_parse(self) -> bool:
         media = sum(self._count[stage] for stage in _MEDIA_STAGES)
         parsing = self._count["parsing"]
-        if parsing >= _NUM_PARSERS:
+        if parsing >= _NUM_PARSERS or self._count["to_fetch"] + self._count["fetching"] >= _MAX_REMOTE:
             return False
         full = self._embeds and self._bytes + (parsing + 1) * self._average_bytes > self._capacity
         return not full and parsing + max(media, self._count["held"]) < self._window

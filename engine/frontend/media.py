@@ -150,7 +150,7 @@ class MultiModalProcessor:
             MediaError: an item is over a limit, cannot be read, or is given as a uuid that is not cached.
         """
         sources = self.parse(media, uuids, options)
-        with self.budget.open() as ledger:
+        with self.budget.open(tenant) as ledger:
             return self.admit(sources, self.fetch(sources, ledger), options, tenant, ledger, identify)
 
     def parse(self, media: Mapping[str, object], uuids: Mapping[str, object], options: Mapping[str, Any]) -> list[MediaSource]:

@@ -14,7 +14,10 @@ from .policy import MediaPolicy
 class MediaBudget:
     """Bytes that all requests of an engine hold. Thread-safe.
 
-    A download waits while they exceed `max_total_bytes`, unless its request is the oldest one, which can always go on.
+    A download goes on while its request, or all requests of its tenant, hold at most as much as stays free of
+    `max_total_bytes`. So n large ones leave a share of 1 / (n + 1), and small ones pass them. The oldest one always goes on.
+
+    Source: dynamic thresholds for shared buffers (Choudhury and Hahne, 1998).
     """
 
     def __init__(self, policy: MediaPolicy) -> None:
@@ -26,16 +29,16 @@ class MediaBudget:
     def num_bytes(self) -> int:
         return sum(ledger.num_bytes for ledger in self.holders)
 
-    def open(self) -> Ledger:
-        """Return the ledger of a new request."""
-        return Ledger(self)
+    def open(self, tenant: str | None = None) -> Ledger:
+        """Return the ledger of a new request. Without a tenant, the request has a share of its own."""
+        return Ledger(self, tenant)
 
 
 class Ledger:
     """Bytes that one request holds. Equal files, texts and buffers are read once."""
 
-    def __init__(self, budget: MediaBudget) -> None:
-        self._budget, self._begun = budget, time.monotonic()
+    def __init__(self, budget: MediaBudget, tenant: str | None = None) -> None:
+        self._budget, self._tenant, self._begun = budget, tenant, time.monotonic()
         self._read: dict[object, bytes] = {}
         self.num_bytes = self._taken = 0  # _taken: without tensors
         self.deadline: float | None = None
@@ -118,6 +121,8 @@ class Ledger:
             reason = f"the media of its request are more than {most:,} bytes (media: max_request_bytes)"
             raise InputError(f"{reason}; send fewer or smaller items")
         budget.holders.add(self)
-        if not wait or budget.num_bytes + size <= budget.policy.max_total_bytes:
+        if not wait or self is min(budget.holders, key=lambda ledger: ledger._begun):
             return True
-        return self is min(budget.holders, key=lambda ledger: ledger._begun)
+        mine = [one for one in budget.holders if one._tenant == self._tenant] if self._tenant is not None else [self]
+        held = sum(one.num_bytes for one in mine) + size
+        return held <= budget.policy.max_total_bytes - budget.num_bytes - size

@@ -9,6 +9,7 @@ import pytest
 import torch
 from sensorium.engine.frontend.input_processor import ParsedPrompt, ProcessedPrompt
 from sensorium.engine.frontend.input_queue import InputQueue, QueueEntry
+from sensorium.engine.frontend.prompts import Prompt
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.media.ledger import MediaBudget
 from sensorium.mm.media.policy import MediaPolicy
@@ -26,8 +27,9 @@ def prepared(size):
 class Media(ParsedPrompt):
     """Media of `size` bytes whose decoding waits for `gate`."""
 
-    def __init__(self, queue, size=1, gate=None, fetches=(), provides="", requires=""):
+    def __init__(self, queue, size=1, gate=None, fetches=(), provides="", requires="", tenant=None):
         own = {
+            "prompt": Prompt("", salt=tenant),
             "ledger": MediaBudget(MediaPolicy()).open(),
             "queue": queue,
             "size": size,
@@ -120,6 +122,27 @@ def test_downloads_occupy_no_worker(queue):
         future.set_result(None)
     queue.wait(*(f"far{i}" for i in range(6)))
     assert queue.most <= 2, "the workers decoded them anyway"
+
+
+def test_slow_downloads_hold_no_other_prompt_up():
+    queue = Queue(window=4)
+    far = [Future() for _ in range(100)]
+    queue.add(*(queue.media(f"far{i}", fetches=(future,)) for i, future in enumerate(far)))
+    queue.add(queue.entry("text"), queue.media("near"))
+    queue.wait("text", "near")
+    queue.input_queue.close()
+
+
+def test_a_tenant_leaves_places_for_downloads_of_others():
+    queue = Queue(window=4)
+    busy = queue.add(*(queue.media(f"busy{i}", fetches=(Future(),), tenant="busy") for i in range(40)))
+    done = Future()
+    (other,) = queue.add(queue.media("other", fetches=(done,), tenant="other"))
+    wait_until(lambda: other.stage == "fetching")
+    assert [entry.stage for entry in busy].count("fetching") == 16
+    done.set_result(None)
+    queue.wait("other")
+    queue.input_queue.close()
 
 
 def test_a_uuid_without_data_waits_for_earlier_prompts_that_provide_it():

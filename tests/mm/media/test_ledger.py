@@ -83,6 +83,35 @@ def test_downloads_wait_for_requests_before_them_and_the_oldest_never_waits(budg
     assert budget.num_bytes == 90
 
 
+def test_large_requests_leave_room_for_small_ones() -> None:
+    budget = MediaBudget(replace(POLICY, max_request_bytes=1000, max_total_bytes=1000))
+    oldest, large, small = (budget.open() for _ in range(3))
+    oldest.take(400, wait=True)
+    large.take(300, wait=True)  # as much as stays free
+    blocked, result = waiting(large, 1)
+    wait_until(lambda: large.deadline is not None)
+    small.take(150, wait=True)
+    assert not result
+    oldest.close()
+    blocked.join(LONG)
+    assert result == [1]
+
+
+def test_requests_of_a_tenant_have_one_share() -> None:
+    budget = MediaBudget(replace(POLICY, max_request_bytes=1000, max_total_bytes=1000))
+    oldest, *many = (budget.open("busy") for _ in range(4))
+    for ledger in (oldest, *many[:-1]):
+        ledger.take(160, wait=True)
+    blocked, result = waiting(many[-1], 160)
+    wait_until(lambda: many[-1].deadline is not None)
+    budget.open("other").take(160, wait=True)
+    assert not result
+    oldest.close()
+    many[0].close()
+    blocked.join(LONG)
+    assert result == [1]
+
+
 def test_a_dropped_request_stops_waiting(budget: MediaBudget) -> None:
     oldest, second = budget.open(), budget.open()
     oldest.take(100)
