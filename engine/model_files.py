@@ -151,7 +151,7 @@ def load_model_files(
         raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is not a folder; {how}")
     contents = {name: read_json(path / name) for name in _JSON_FILES}
     model = open_model(path)
-    config = (contents["config.json"] or _read_publisher_layout(path)) if model is None else hub_config(model)
+    config = _read_config(path, contents["config.json"]) if model is None else hub_config(model)
     remote_code = [
         f"{name} asks for remote code ({key})"
         for name, content in contents.items()
@@ -259,14 +259,22 @@ def _file_digest(file: Path) -> str:
         raise CheckpointError(f"{file} cannot be read ({error.strerror or error})") from None
 
 
-def _read_publisher_layout(path: Path) -> dict[str, Any]:
-    """Return the config of a checkpoint in its publisher's layout, converted to the Hub's; empty for other checkpoints."""
+def _read_config(path: Path, hub: dict[str, Any]) -> dict[str, Any]:
+    """Return config.json, or the config of a publisher's layout, converted to the Hub's; empty if there is none.
+
+    Some repositories hold both layouts, of which only the weights of one may be there: `consolidated` without `model`.
+    """
+    names = {file.name.partition(".")[0] for file in path.glob("*.safetensors*")}
+    if hub and not (
+        any(name.startswith("consolidated") for name in names) and not any(name.startswith("model") for name in names)
+    ):
+        return hub
     for name, layout in CHECKPOINT_LAYOUTS.items():
         content = read_json(path / name)
         if content:
             kind, config = resolve(layout.reader)(content)
             return {**config, "architectures": [layout.architectures[kind]]}
-    return {}
+    return hub
 
 
 def resolve(name: str) -> Any:

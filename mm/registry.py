@@ -110,6 +110,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "LlavaOnevisionForConditionalGeneration": native("llava", "LlavaOnevision", "LlavaOnevisionProcessingInfo"),
     "Mistral3Consolidated": native("pixtral", "Mistral3Consolidated", "MistralFormatProcessingInfo"),
     "Mistral3ForConditionalGeneration": native("pixtral", "Mistral3", "Mistral3ProcessingInfo"),
+    "MistralConsolidated": native("text_only", "MistralText", "TextProcessingInfo"),
     "PaddleOCRVLForConditionalGeneration": native("paddleocr_vl", "PaddleOcrVL", "PaddleOcrVLProcessingInfo"),
     "PaliGemmaForConditionalGeneration": native("paligemma", "PaliGemma", "PaliGemmaProcessingInfo"),
     "PixtralConsolidated": native("pixtral", "PixtralConsolidated", "MistralFormatProcessingInfo"),
@@ -210,7 +211,12 @@ NOTES: dict[str, FamilyNote] = {
 CHECKPOINT_LAYOUTS: dict[str, CheckpointLayout] = {
     "params.json": CheckpointLayout(
         f"{_PACKAGE}.models.consolidated:hub_config",
-        {"images": "PixtralConsolidated", "merged images": "Mistral3Consolidated", "audio": "VoxtralConsolidated"},
+        {
+            "images": "PixtralConsolidated",
+            "merged images": "Mistral3Consolidated",
+            "audio": "VoxtralConsolidated",
+            "text": "MistralConsolidated",
+        },
     )
 }
 """Files that replace config.json in a publisher's own layout."""

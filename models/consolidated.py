@@ -27,7 +27,6 @@ _TEXT = {
     "vocab_size": "vocab_size",
     "max_seq_len": "max_position_embeddings",
     "max_position_embeddings": "max_position_embeddings",
-    "sliding_window": "sliding_window",
     "tied_embeddings": "tie_word_embeddings",
 }
 _AUDIO = {
@@ -45,7 +44,14 @@ _MEL_KEYS = {
 }
 _MEL_DEFAULTS = {"feature_size": 128, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400}
 _NEEDED = ("dim", "hidden_dim", "n_layers", "n_heads", "vocab_size")
-_REFUSED = ("llama_4_scaling", "lora", "moe", "quantization", "softmax_scale", "use_biases", "yarn", "ada_rms_norm_t_cond")
+_REFUSED = ("lora", "softmax_scale", "use_biases", "ada_rms_norm_t_cond", "qk_nope_head_dim")
+_YARN = {
+    "factor": "factor",
+    "original_max_position_embeddings": "original_max_position_embeddings",
+    "beta": "beta_fast",
+    "alpha": "beta_slow",
+}
+_TRAINED = "original_max_position_embeddings"
 _REFUSED_AUDIO = ("causal", "sliding_window")
 _PARTS = {
     "attention.wq": "self_attn.q_proj",
@@ -57,7 +63,10 @@ _PARTS = {
     "feed_forward.w3": "mlp.up_proj",
     "attention_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
+    "feed_forward.gate": "mlp.gate",
 }
+_ENDS = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
+_EXPERTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 _AUDIO_PARTS = {
     "attention.wo": "self_attn.out_proj",
     "feed_forward.w1": "fc1",
@@ -80,27 +89,84 @@ _WHOLE = {
     "audio.audio_language_projection.0": "model.multi_modal_projector.linear_1",
     "audio.audio_language_projection.2": "model.multi_modal_projector.linear_2",
 }
-_LAYER = re.compile(r"(?:(vision_encoder|audio)\.transformer\.)?layers\.(\d+)\.(.+)\.(weight|bias)")
+_LAYER = re.compile(r"(?:(vision_encoder|audio)\.transformer\.)?layers\.(\d+)\.(.+)\.(\w+)")
+_EXPERT = re.compile(r"feed_forward\.experts\.(\d+)\.(w[123])")
+_UNUSED = "fake_quantizer."  # scales of the KV cache and of queries
 _AUDIO_PREFIX = re.compile(r"mm_\w+_embeddings\.(?:\w+_encoder\.)?")
 
 
 def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
-    """Return the layout of a params.json ("images", "merged images" with a patch merger, "audio") and the Hub's config.json.
+    """Return the layout of a params.json and the Hub's config.json.
+
+    The layout is "images", "merged images" (with a patch merger), "audio" or "text".
 
     Raises:
-        ConfigError: a feature is unsupported, a key is missing (the message names it), or the model is text-only.
+        ConfigError: a feature is unsupported, or a key is missing; the message names it.
     """
     _check(params, _REFUSED, _NEEDED)
-    vision, multimodal = _part(params, "vision_encoder"), _part(params, "multimodal")
-    audio = _part(multimodal, next(iter(multimodal))) if multimodal else {}
-    text: dict[str, Any] = {"tie_word_embeddings": False, "sliding_window": None}
+    multimodal = _part(params, "multimodal")
+    vision = _part(params, "vision_encoder") or _part(multimodal, "vision_encoder_args")
+    audio = _part(multimodal, next(iter(multimodal))) if multimodal and not vision else {}
+    text: dict[str, Any] = {"model_type": "mistral", "tie_word_embeddings": False}
     text |= {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None}
-    common = {"dtype": "bfloat16", "eos_token_id": 2, "text_config": {"model_type": "mistral"} | text}
+    text |= _windows(params) | _rope(params) | _experts(params)
+    common = {"dtype": "bfloat16", "eos_token_id": 2, "text_config": text, **_quantization(params)}
     if vision:
         return _image_config(vision, common)
-    if audio:
-        return "audio", common | _audio_sections(audio)
-    raise ConfigError(f"{FILE} has no vision_encoder and no audio encoder (multimodal); text-only models are not served")
+    return ("audio", common | _audio_sections(audio)) if multimodal else ("text", common)
+
+
+def _windows(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the window, and with a list of windows the kind of each layer: the list is repeated."""
+    window, layers = params.get("sliding_window"), positive_int(params, "n_layers", FILE)
+    if not isinstance(window, list) or not window:
+        return {"sliding_window": window or None}
+    widths = {width for width in window if width is not None}
+    if len(widths) > 1 or layers % len(window):
+        raise ConfigError(f"sliding_window in {FILE} is {str(window)[:60]}; one width for some of the layers is supported")
+    kinds = ["full_attention" if width is None else "sliding_attention" for width in window]
+    return {"sliding_window": next(iter(widths), None), "layer_types": kinds * (layers // len(window))}
+
+
+def _rope(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return rope_parameters of yarn, and the growth of queries (llama_4_scaling)."""
+    yarn, growth = _part(params, "yarn"), _part(params, "llama_4_scaling")
+    if growth and growth.get(_TRAINED) != yarn.get(_TRAINED):
+        raise ConfigError(f"llama_4_scaling in {FILE} has another {_TRAINED} than yarn, which is not supported")
+    if not yarn:
+        return {}
+    unknown = yarn.keys() - _YARN.keys() - {"apply_scale"}
+    if unknown or not all(yarn.get(key) for key in ("factor", _TRAINED)):
+        raise ConfigError(f"yarn in {FILE} has {sorted(yarn)}; factor, {_TRAINED}, beta, alpha and apply_scale are supported")
+    rope = {"rope_type": "yarn", "rope_theta": params.get("rope_theta", 10000.0)}
+    rope |= {new: yarn[old] for old, new in _YARN.items() if old in yarn}
+    rope |= {} if yarn.get("apply_scale", True) else {"attention_factor": 1.0}
+    return {"rope_parameters": rope | ({"llama_4_scaling_beta": growth["beta"]} if growth.get("beta") else {})}
+
+
+def _experts(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of Mixtral's mixture of experts."""
+    moe = _part(params, "moe")
+    unknown = [key for key, value in moe.items() if value and key not in ("num_experts", "num_experts_per_tok")]
+    if unknown:
+        raise ConfigError(f"moe in {FILE} has {unknown[0]!r}, which is not supported; use the checkpoint in the Hub's layout")
+    return (
+        {"model_type": "mixtral", **{key: positive_int(moe, key, FILE) for key in ("num_experts", "num_experts_per_tok")}}
+        if moe
+        else {}
+    )
+
+
+def _quantization(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the quantization_config of FP8 weights with one scale each, or of compressed-tensors as it is stored."""
+    found = _part(params, "quantization")
+    if found.get("qformat_weight") == "fp8_e4m3":
+        return {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
+    if str(found.get("quant_method", "")).lower().replace("_", "-") == "compressed-tensors":
+        return {"quantization_config": {**found, "quant_method": "compressed-tensors"}}
+    if found:
+        raise ConfigError(f"quantization in {FILE} is {str(found)[:60]}; fp8_e4m3 and compressed-tensors are supported")
+    return {}
 
 
 def _image_config(vision: Mapping[str, Any], common: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
@@ -160,7 +226,8 @@ def _check(part: Mapping[str, Any], refused: Sequence[str], needed: Sequence[str
 def hub_names(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
     """Rename tensors to the Hub's names; unknown names stay as they are."""
     for name, tensor in weights:
-        yield _hub_name(name), tensor
+        if _UNUSED not in name:
+            yield _hub_name(name), tensor
 
 
 def _hub_name(stored: str) -> str:
@@ -171,7 +238,9 @@ def _hub_name(stored: str) -> str:
         return f"{_WHOLE[stem]}.{kind}" if stem in _WHOLE else stored.replace("vision_encoder.", "model.vision_tower.", 1)
     tower, layer, part, kind = found.groups()
     if tower is None:
-        return f"model.language_model.layers.{layer}.{_PARTS.get(part, part)}.{kind}"
+        expert = _EXPERT.fullmatch(part)
+        own = _PARTS.get(part, part) if expert is None else f"mlp.experts.{expert[1]}.{_EXPERTS[expert[2]]}"
+        return f"model.language_model.layers.{layer}.{own}.{_ENDS.get(kind, kind)}"
     if tower == "audio":
         return f"model.audio_tower.layers.{layer}.{_AUDIO_PARTS.get(part, _PARTS.get(part, part))}.{kind}"
     inner = _PARTS.get(part, part).replace("self_attn.", "attention.").replace("mlp.", "feed_forward.")

@@ -23,7 +23,16 @@ from ..mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
 from ..mm.files import map_regular
 from ..mm.gguf import Gguf, GgufTensor, find_encoder, find_gguf, read_gguf
 from .gguf_families import ARCHS, PROJECTORS
-from .gguf_vision import Load, check_encoder, encoder_config, encoder_tensors, in_halves, vocabulary_rows
+from .gguf_vision import (
+    Load,
+    Named,
+    check_encoder,
+    dequantized,
+    encoder_config,
+    encoder_tensors,
+    in_halves,
+    vocabulary_rows,
+)
 
 DTYPES = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
 _KEYS = {
@@ -45,6 +54,12 @@ _KEYS = {
     "expert_count": "num_experts",
     "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size",
+    "expert_shared_count": "n_shared_experts",
+    "expert_weights_scale": "routed_scaling_factor",
+    "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group",
+    "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank",
 }
 """Metadata after "<architecture>." -> key of config.json."""
 _NEEDED = ("embedding_length", "block_count", "attention.head_count", "attention.layer_norm_rms_epsilon")
@@ -55,6 +70,13 @@ _PARTS = {
     "attn_k": "self_attn.k_proj",
     "attn_v": "self_attn.v_proj",
     "attn_output": "self_attn.o_proj",
+    "attn_qkv": "self_attn.qkv_proj",
+    "attn_q_a": "self_attn.q_a_proj",
+    "attn_q_a_norm": "self_attn.q_a_layernorm",
+    "attn_q_b": "self_attn.q_b_proj",
+    "attn_kv_a_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attn_kv_a_norm": "self_attn.kv_a_layernorm",
+    "attn_kv_b": "self_attn.kv_b_proj",
     "attn_q_norm": "self_attn.q_norm",
     "attn_k_norm": "self_attn.k_norm",
     "ffn_gate": "mlp.gate_proj",
@@ -64,11 +86,23 @@ _PARTS = {
     "ffn_gate_exps": "mlp.experts.{}.gate_proj",
     "ffn_up_exps": "mlp.experts.{}.up_proj",
     "ffn_down_exps": "mlp.experts.{}.down_proj",
+    "ffn_gate_shexp": "mlp.shared_experts.gate_proj",
+    "ffn_up_shexp": "mlp.shared_experts.up_proj",
+    "ffn_down_shexp": "mlp.shared_experts.down_proj",
 }
 _NORMS = {2: ("attn_norm", "ffn_norm"), 4: ("attn_norm", "post_attention_norm", "ffn_norm", "post_ffw_norm")}
 _WHOLE = {"token_embd": "embed_tokens", "output_norm": "norm", "output": "lm_head"}
 _BLOCK = re.compile(r"blk\.(\d+)\.(\w+)\.(weight|bias)")
 _ROPE_FREQS = "rope_freqs.weight"
+_LONG_ROPE = {"short_factor": "rope_factors_short.weight", "long_factor": "rope_factors_long.weight"}
+_YARN = {
+    "rope.scaling.original_context_length": "original_max_position_embeddings",
+    "rope.scaling.yarn_beta_fast": "beta_fast",
+    "rope.scaling.yarn_beta_slow": "beta_slow",
+    "attention.temperature_scale": "llama_4_scaling_beta",
+}
+_SIGMOID = 2  # of expert_gating_func
+_GROUPS = {160: (8, 3), 256: (8, 4)}  # experts of DeepSeek -> groups, groups that are used: files of before 2026 leave them out
 
 
 def open_model(path: Path) -> Gguf | None:
@@ -119,7 +153,9 @@ def _config(model: Gguf) -> dict[str, Any]:
     text |= {"vocab_size": vocabulary_rows(model), **arch.config}
     text.setdefault("head_dim", _number(model, "embedding_length") // _number(model, "attention.head_count"))
     text.setdefault("num_key_value_heads", text["num_attention_heads"])
-    if _number(model, "attention.value_length") not in (None, text["head_dim"]):
+    if "kv_lora_rank" in text:
+        text |= _latent(model, text)
+    elif _number(model, "attention.value_length") not in (None, text["head_dim"]):
         raise ConfigError(f"{model.path.name} has values of another width than keys, which is not supported")
     text |= _rope(model, text) | _by_architecture(model, text)
     config: dict[str, Any] = {
@@ -169,26 +205,53 @@ def _rope(model: Gguf, text: Mapping[str, Any]) -> dict[str, Any]:
     rotated = _number(model, "rope.dimension_count") or text["head_dim"]
     rope: dict[str, Any] = {"rope_type": "default", "rope_theta": _number(model, "rope.freq_base") or 10000.0}
     kind = model.metadata.get(f"{model.architecture}.rope.scaling.type", "none")
-    if kind in ("linear", "yarn"):
+    if _LONG_ROPE["short_factor"] in model.tensors:
+        rope |= {new: _rope_factors(model, name, rotated) for new, name in _LONG_ROPE.items()}
+        rope |= {"rope_type": "longrope", "attention_factor": _number(model, "rope.scaling.attn_factor")}
+        rope["original_max_position_embeddings"] = _number(model, "rope.scaling.original_context_length")
+    elif kind in ("linear", "yarn"):
         rope |= {"rope_type": kind, "factor": _number(model, "rope.scaling.factor")}
-        if (trained := _number(model, "rope.scaling.original_context_length")) is not None:
-            rope["original_max_position_embeddings"] = trained
+        rope |= {new: value for old, new in _YARN.items() if (value := _number(model, old)) is not None}
+        if weight := _number(model, "rope.scaling.yarn_log_multiplier"):
+            rope |= dict.fromkeys(("mscale", "mscale_all_dim"), weight / ARCHS[model.architecture].log_scale)
     elif kind != "none":
         raise ConfigError(f"rope.scaling.type {short_repr(kind)} in {model.path.name} is not supported; known are linear, yarn")
     sections = model.metadata.get(f"{model.architecture}.rope.dimension_sections")
     if sections is not None and model.encoder is not None:
         rope["mrope_section"] = [int(size) for size in sections[:3]]
     if _ROPE_FREQS in model.tensors:
-        rope |= {"rope_type": "factors", "factor": 1.0, "factors": _rope_factors(model, rotated)}
+        rope |= {"rope_type": "factors", "factor": 1.0, "factors": _rope_factors(model, _ROPE_FREQS, rotated)}
     return {"rope_parameters": rope, "partial_rotary_factor": rotated / text["head_dim"]}
 
 
-def _rope_factors(model: Gguf, rotated: int) -> list[float]:
-    tensor = model.tensors[_ROPE_FREQS]
-    if tensor.shape != (rotated // 2,) or tensor.kind != "F32":
-        raise ConfigError(f"{_ROPE_FREQS} in {model.path.name} has shape {list(tensor.shape)}, not [{rotated // 2}] in F32")
+def _rope_factors(model: Gguf, name: str, rotated: int) -> list[float]:
+    tensor = model.tensors.get(name)
+    if tensor is None or tensor.shape != (rotated // 2,) or tensor.kind != "F32":
+        shape = "is missing" if tensor is None else f"has shape {list(tensor.shape)}"
+        raise ConfigError(f"{name} in {model.path.name} {shape}; it must be [{rotated // 2}] in F32")
     factors: list[float] = mapped_loader()(tensor).tolist()
     return factors
+
+
+def _latent(model: Gguf, text: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of DeepSeek's latent attention and of its router."""
+    rope = _number(model, "rope.dimension_count")
+    widths = [_number(model, f"attention.{part}_length_mla") for part in ("key", "value")]
+    if None in widths:  # files of before April 2025
+        widths = [_number(model, f"attention.{part}_length") for part in ("key", "value")]
+    sigmoid = _number(model, "expert_gating_func") == _SIGMOID
+    groups, used = _GROUPS.get(text.get("num_experts", 0), (1, 1))
+    return {
+        "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
+        "q_lora_rank": text.get("q_lora_rank"),
+        "qk_rope_head_dim": rope,
+        "qk_nope_head_dim": widths[0] - rope,
+        "v_head_dim": widths[1],
+        "head_dim": rope,
+        "n_group": text.get("n_group", groups),
+        "topk_group": text.get("topk_group", used),
+        "norm_topk_prob": bool(model.metadata.get(f"{model.architecture}.expert_weights_norm", False)),
+    }
 
 
 def _by_architecture(model: Gguf, text: Mapping[str, Any]) -> dict[str, Any]:
@@ -205,7 +268,8 @@ def _by_architecture(model: Gguf, text: Mapping[str, Any]) -> dict[str, Any]:
     if text.get("num_experts"):
         layers = range(min(text["num_hidden_layers"], len(model.tensors)))
         routed = [f"blk.{layer}.ffn_gate_inp.weight" in model.tensors for layer in layers]
-        found |= {"mlp_layer_types": ["sparse" if one else "dense" for one in routed], "norm_topk_prob": True}
+        found |= {"mlp_layer_types": ["sparse" if one else "dense" for one in routed]}
+        found["norm_topk_prob"] = text.get("norm_topk_prob", True)
     return found
 
 
@@ -216,8 +280,8 @@ def read_tensors(model: Gguf, load: Load) -> Iterator[tuple[str, Tensor]]:
         load: returns the tensor of an entry: `mapped_loader()` or `on_meta`.
     """
     for name, info in model.tensors.items():
-        for own, tensor in _text_tensors(model, name, load(info)) if name != _ROPE_FREQS else ():
-            yield _with_kind(own, info.kind), tensor
+        for own, kind, tensor in _text_tensors(model, name, info, load) if not name.startswith("rope_f") else ():
+            yield _with_kind(own, kind), tensor
     for name, kind, tensor in encoder_tensors(model.encoder, load) if model.encoder is not None else ():
         yield _with_kind(name, kind), tensor
 
@@ -226,15 +290,16 @@ def _with_kind(name: str, kind: str) -> str:
     return name.removesuffix("weight") + kind if kind in BLOCKS else name
 
 
-def _text_tensors(model: Gguf, name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-    arch, found = ARCHS[model.architecture], _BLOCK.fullmatch(name)
+def _text_tensors(model: Gguf, name: str, info: GgufTensor, load: Load) -> Iterator[Named]:
+    arch, found, tensor = ARCHS[model.architecture], _BLOCK.fullmatch(name), load(info)
     stack, prefix = arch.stack, "model." if model.encoder is None else "model.language_model."
     if found is None:
         stem, _, end = name.rpartition(".")
         own = _WHOLE.get(stem, stem)
         if stem in ("token_embd", "output") and tensor.ndim == 2:
             tensor = F.pad(tensor, (0, 0, 0, max(0, vocabulary_rows(model) - len(tensor))))
-        yield (f"{own}.{end}" if stem == "output" else f"{prefix}{own}.{end}"), _shifted(own, tensor, stack.norm_offset)
+        whole = f"{own}.{end}" if stem == "output" else f"{prefix}{own}.{end}"
+        yield whole, info.kind, _shifted(own, tensor, stack.norm_offset)
         return
     layer, part, end = found.groups()
     norms = dict(zip(_NORMS[len(stack.norms)], stack.norms, strict=True))
@@ -244,9 +309,25 @@ def _text_tensors(model: Gguf, name: str, tensor: Tensor) -> Iterator[tuple[str,
         tensor = in_halves(name, tensor, _number(model, f"attention.{key}"))
     if part.endswith("_exps"):
         for expert, weight in enumerate(tensor):
-            yield own.format(expert), weight
+            yield own.format(expert), info.kind, weight
+    elif part == "exp_probs_b":
+        yield f"{prefix}layers.{layer}.mlp.gate.e_score_correction_bias", info.kind, tensor
+    elif part in ("attn_k_b", "attn_v_b"):
+        if part == "attn_k_b":
+            yield f"{prefix}layers.{layer}.self_attn.kv_b_proj.{end}", "F32", _joined_up(model, name, load)
     else:
-        yield own, _shifted(own, tensor, stack.norm_offset)
+        yield own, info.kind, _shifted(own, tensor, stack.norm_offset)
+
+
+def _joined_up(model: Gguf, name: str, load: Load) -> Tensor:
+    """Return kv_b_proj of two tensors by head: keys `[heads, latent, nope]`, values `[heads, value, latent]`."""
+    infos = [model.tensors.get(one) for one in (name, name.replace("attn_k_b", "attn_v_b"))]
+    keys, values = (None if info is None else dequantized(info, load) for info in infos)
+    if keys is None or values is None or keys.ndim != 3 or values.ndim != 3:
+        raise CheckpointError(f"{name} and its values in {model.path.name} are not two tensors by head; download it again")
+    if keys.shape[:2] != (values.shape[0], values.shape[2]):
+        raise CheckpointError(f"{name} and its values in {model.path.name} differ in heads or width; download it again")
+    return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
 
 
 def _part(part: str, fused: bool) -> str:

@@ -26,6 +26,7 @@ class Arch:
         paired: the file stores rotated pairs of queries and keys side by side; our stack rotates halves.
         local_rope: layers with a window have rotary positions of their own.
         windows: use the sliding window of the metadata.
+        log_scale: `rope.scaling.yarn_log_multiplier` is mscale_all_dim times this.
         wide_layers: number of layers of the model that scales attention by hidden size / heads instead of the head's
             width; 0: no such model.
         more: other keys of config.json.
@@ -36,6 +37,7 @@ class Arch:
     paired: bool = False
     local_rope: bool = False
     windows: bool = False
+    log_scale: float = 1.0
     wide_layers: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)
 
@@ -50,6 +52,7 @@ class Arch:
 
 _GELU = {"hidden_activation": "gelu_pytorch_tanh"}
 ARCHS: Mapping[str, Arch] = {
+    "deepseek2": Arch("DeepseekV3", "deepseek_v3", log_scale=0.1),
     "ernie4_5": Arch("Ernie4_5", "ernie4_5"),
     "gemma": Arch("Gemma", "gemma"),
     "gemma2": Arch("Gemma2", "gemma2", windows=True, wide_layers=46, more=_GELU),
@@ -57,6 +60,8 @@ ARCHS: Mapping[str, Arch] = {
     "glm4": Arch("Glm4", "glm4"),
     "granite": Arch("Granite", "granite", paired=True),
     "llama": Arch("Llama", "llama", paired=True, windows=True),
+    "mistral3": Arch("Ministral3", "ministral3", paired=True),
+    "phi3": Arch("Phi3", "phi3", windows=True),
     "qwen2": Arch("Qwen2", "qwen2"),
     "qwen2vl": Arch("Qwen2", "qwen2"),
     "qwen3": Arch("Qwen3", "qwen3"),
@@ -106,6 +111,7 @@ class Projector:
         norms: endings of norms that are stored with 1 added.
         section: key of the text config in config.json.
         image_token: placeholder of images, if the vocabulary of a file may lack it; else "".
+        last: tensor whose outputs are the rows, if the metadata's projection_dim is another width; else "".
     """
 
     models: Mapping[str, str]
@@ -119,6 +125,7 @@ class Projector:
     norms: tuple[str, ...] = ()
     section: str = "text_config"
     image_token: str = ""
+    last: str = ""
 
 
 def _qwen_config(gated: bool, encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
@@ -191,6 +198,23 @@ def _pixtral_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, i
         "multimodal_projector_bias": "mm.1.bias" in encoder.tensors,
         **({"image_token_id": tokens["[IMG]"]} if "[IMG]" in tokens else {}),
         **({"spatial_merge_size": merge, "architectures": ["Mistral3ForConditionalGeneration"]} if merge != 1 else {}),
+    }
+
+
+def _llava_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
+    """Return the config of LLaVA 1.5 or, with tiles, of LLaVA-NeXT. The file ends at the last layer that is used."""
+    found = encoder.metadata.get
+    act = "gelu" if found("clip.use_gelu") else "silu" if found("clip.use_silu") else "quick_gelu"
+    layers, pairs = found("clip.vision.feature_layer"), found("clip.vision.image_grid_pinpoints")
+    tiles = {} if pairs is None else {
+        "architectures": ["LlavaNextForConditionalGeneration"],
+        "image_grid_pinpoints": [[int(high), int(wide)] for wide, high in zip(pairs[::2], pairs[1::2], strict=True)],
+    }  # fmt: skip
+    return {
+        "vision_config": {"model_type": "clip_vision_model", "hidden_act": act, **shape},
+        "vision_feature_layer": -1 if layers is None else [int(layer) for layer in layers],
+        "image_token_index": tokens.get("<image>", len(tokens)),
+        **tiles,
     }
 
 
@@ -290,8 +314,26 @@ PROJECTORS: Mapping[str, Projector] = {
         bare=("position_embd", "ls1", "ls2"),
         section="llm_config",
     ),
+    "mlp": Projector(
+        dict.fromkeys(("llama", "phi3", "qwen2"), "LlavaForConditionalGeneration"),
+        _llava_config,
+        "model.vision_tower.vision_model.encoder.layers",
+        _SIGLIP,
+        {
+            "v.class_embd": "model.vision_tower.vision_model.embeddings.class_embedding",
+            "v.patch_embd": "model.vision_tower.vision_model.embeddings.patch_embedding",
+            "v.position_embd": "model.vision_tower.vision_model.embeddings.position_embedding",
+            "v.pre_ln": "model.vision_tower.vision_model.pre_layrnorm",
+            "v.post_ln": "model.vision_tower.vision_model.post_layernorm",
+            "mm.0": "model.multi_modal_projector.linear_1",
+            "mm.2": "model.multi_modal_projector.linear_2",
+            "model.image_newline": "model.image_newline",
+        },
+        image_token="<image>",
+        last="mm.2.weight",
+    ),
     "pixtral": Projector(
-        {"llama": "LlavaForConditionalGeneration"},
+        {"llama": "LlavaForConditionalGeneration", "mistral3": "Mistral3ForConditionalGeneration"},
         _pixtral_config,
         "model.vision_tower.transformer.layers",
         _PIXTRAL,

@@ -42,13 +42,20 @@ def check_encoder(model: Gguf, encoder: Gguf) -> None:
     if kind not in PROJECTORS:
         known = ", ".join(PROJECTORS)
         raise ConfigError(f"{encoder.path.name} has the projector {short_repr(kind)}; supported are {known}; {alone}")
-    models, width = PROJECTORS[kind].models, encoder.metadata.get("clip.vision.projection_dim")
+    models, width = PROJECTORS[kind].models, _width(encoder)
     own = model.metadata.get(f"{model.architecture}.embedding_length")
     if model.architecture not in models or not isinstance(width, int) or not isinstance(own, int) or width != own:
         raise ConfigError(
             f"{encoder.path.name} makes rows of width {short_repr(width)} for {' or '.join(models)}, and {model.path.name} is "
             f"{model.architecture} of width {short_repr(own)}; {alone}"
         )
+
+
+def _width(encoder: Gguf) -> object:
+    """Return the width of encoder rows."""
+    last = PROJECTORS[encoder.metadata["clip.projector_type"]].last
+    tensor = encoder.tensors.get(last)
+    return encoder.metadata.get("clip.vision.projection_dim") if not last else None if tensor is None else tensor.shape[0]
 
 
 def encoder_config(model: Gguf, encoder: Gguf) -> dict[str, Any]:
@@ -121,8 +128,14 @@ def _joined(encoder: Gguf, names: list[str], load: Load) -> tuple[str, Tensor]:
         return infos[0].kind, torch.cat([load(info) for info in infos])
     if len({info.shape[1:] for info in infos}) > 1:
         raise CheckpointError(f"{names[0]} and its keys and values in {encoder.path.name} differ in width")
-    wide = [(BlockWeight(load(info), info.kind).dequantize() if info.kind in BLOCKS else load(info).float()) for info in infos]
-    return "F32", torch.cat(wide)
+    return "F32", torch.cat([dequantized(info, load) for info in infos])
+
+
+def dequantized(info: GgufTensor, load: Load) -> Tensor:
+    """Return a tensor in float32."""
+    if info.kind not in BLOCKS:
+        return load(info).float()
+    return BlockWeight(load(info).flatten(0, -2), info.kind).dequantize().view(info.shape)
 
 
 def in_halves(name: str, tensor: Tensor, heads: object) -> Tensor:

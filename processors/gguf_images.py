@@ -22,6 +22,8 @@ def image_settings(metadata: Mapping[str, Any]) -> dict[str, Any]:
     match metadata.get("clip.projector_type"):
         case "gemma3":
             return found | {"size": {"height": size, "width": size}}
+        case "mlp":
+            return found | {"size": {"shortest_edge": size}, "crop_size": {"height": size, "width": size}}
         case "pixtral":
             return found | {"size": {"longest_edge": size}}
         case "idefics3":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
+from dataclasses import replace
 from typing import Any, Never
 
 import torch
@@ -10,6 +11,7 @@ from torch import Tensor
 
 from ...mm.errors import ConfigError, InputError
 from ..config import decoder_spec
+from ..consolidated import hub_names
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..internlm2 import internlm2_weights
@@ -38,6 +40,19 @@ class TextModel(DecoderModel):
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
         return 0
+
+
+class MistralText(TextModel):
+    """Mistral AI's text models in their publisher's layout."""
+
+    prefixes = TEXT_PREFIXES
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        stack = replace(stack_of(config), interleaved=True)
+        DecoderModel.__init__(self, decoder_spec(config, stack), dtype, device)
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        return hub_names(weights)
 
 
 class InternLM2(TextModel):

@@ -37,6 +37,7 @@ class ByteLevelRules:
 
     Args:
         pattern: regular expression of the pieces that are tokenised on their own; None for GPT-2's.
+        before: regular expressions that split text before `pattern` does, one after the other.
         nfc: normalise to NFC first.
         specials: the first special tokens after a tiktoken vocabulary.
         reserved: number of special tokens after a tiktoken vocabulary; those without a name are `<|reserved_token_ID|>`.
@@ -45,6 +46,7 @@ class ByteLevelRules:
     """
 
     pattern: str | None = None
+    before: tuple[str, ...] = ()
     nfc: bool = False
     specials: tuple[str, ...] = ()
     reserved: int = 0
@@ -112,7 +114,8 @@ def convert_byte_level(
         tokenizer.normalizer = normalizers.NFC()
     letters = pre_tokenizers.ByteLevel(add_prefix_space=add_prefix_space, use_regex=rules.pattern is None)
     split: list[Any] = [pre_tokenizers.Digits(individual_digits=True)] if rules.single_digits else []
-    split += [] if rules.pattern is None else [pre_tokenizers.Split(Regex(rules.pattern), "isolated")]
+    patterns = (*rules.before, *([] if rules.pattern is None else [rules.pattern]))
+    split += [pre_tokenizers.Split(Regex(pattern), "isolated") for pattern in patterns]
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence([*split, letters])
     tokenizer.decoder = decoders.ByteLevel()
     return tokenizer

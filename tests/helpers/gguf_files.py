@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 ARCHS = {
     "llama": "llama", "mistral": "llama", "qwen2": "qwen2", "qwen3": "qwen3", "qwen3_moe": "qwen3moe", "gemma": "gemma",
     "gemma2": "gemma2", "gemma3_text": "gemma3", "granite": "granite", "glm4": "glm4", "ernie4_5": "ernie4_5",
+    "phi3": "phi3", "deepseek_v2": "deepseek2", "deepseek_v3": "deepseek2", "ministral3": "mistral3",
     "qwen2_vl_text": "qwen2vl", "qwen2_5_vl_text": "qwen2vl", "qwen3_vl_text": "qwen3vl", "qwen3_vl_moe_text": "qwen3vlmoe",
 }  # fmt: skip
 """model_type of config.json -> general.architecture."""
@@ -30,8 +31,18 @@ KEYS = {
     "residual_scale": "residual_multiplier", "logit_scale": "logits_scaling", "attention.scale": "attention_multiplier",
     "expert_count": "num_experts", "expert_used_count": "num_experts_per_tok",
     "expert_feed_forward_length": "moe_intermediate_size", "attention.sliding_window": "sliding_window",
+    "expert_shared_count": "n_shared_experts", "expert_weights_scale": "routed_scaling_factor", "expert_group_count": "n_group",
+    "expert_group_used_count": "topk_group", "attention.q_lora_rank": "q_lora_rank",
+    "attention.kv_lora_rank": "kv_lora_rank", "expert_weights_norm": "norm_topk_prob",
 }  # fmt: skip
-WINDOWED = ("gemma2", "gemma3")
+WINDOWED = ("gemma2", "gemma3", "phi3")
+LATENT_KEYS = (
+    "expert_shared_count",
+    "expert_weights_scale",
+    "expert_group_count",
+    "expert_group_used_count",
+    "expert_weights_norm",
+)
 Kind = Callable[[str, np.ndarray], gguf.GGMLQuantizationType]
 """Chooses the type of a tensor by its GGUF name and its values."""
 Q = gguf.GGMLQuantizationType
@@ -61,10 +72,11 @@ def random_blocks(shape: tuple[int, ...], kind: gguf.GGMLQuantizationType, seed:
     return blocks.reshape(*shape[:-1], -1)
 
 
-def write(source: Path, target: Path, kind: Kind, **more: Any) -> tuple[Path, Path]:
+def write(source: Path, target: Path, kind: Kind, by_head: bool = False, **more: Any) -> tuple[Path, Path]:
     """Write `target/model.gguf` and, for a model with an encoder, `target/mmproj.gguf`.
 
     Args:
+        by_head: store the up projections of latent attention as two tensors by head, as files since April 2025 do.
         more: metadata that replace those of the conversion; None removes a key.
 
     Returns:
@@ -75,15 +87,25 @@ def write(source: Path, target: Path, kind: Kind, **more: Any) -> tuple[Path, Pa
     arch = ARCHS[config["model_type"]]
     target.mkdir(parents=True, exist_ok=True)
     writer = gguf.GGUFWriter(target / "model.gguf", arch)
-    for key, value in (metadata(config, arch) | tokenizer_metadata(source) | more).items():
+    for key, value in (metadata(config, arch, by_head) | tokenizer_metadata(source) | more).items():
         add(writer, key.replace("ARCH", arch), value)
     names = gguf.get_tensor_name_map(gguf.MODEL_ARCH[arch.upper()], config["num_hidden_layers"])
-    wide, encoder = {}, {}
+    wide, encoder, halves = {}, {}, {}
     for number, (name, tensor) in enumerate(sorted(join_experts(load_file(source / "model.safetensors")).items())):
         if name.startswith(ENCODER):
             encoder[name] = tensor
             continue
-        own = names.get_name(TEXT.sub("model.", name).replace("language_model.lm_head", "lm_head"), (".weight", ".bias"))
+        stem = TEXT.sub("model.", name).replace("language_model.lm_head", "lm_head")
+        own = names.get_name(stem.replace("correction_bias", "correction.bias"), (".weight", ".bias"))
+        if by_head and own.endswith("attn_kv_b.weight"):
+            for part, value in split_by_head(tensor, config).items():
+                new = own.replace("attn_kv_b", part)
+                chosen = kind(new, value.numpy())
+                stored = pack(value.numpy(), chosen, number)
+                writer.add_tensor(new, stored, raw_dtype=None if chosen in (Q.F32, Q.F16) else chosen)
+                halves[part] = torch.from_numpy(gguf.dequantize(stored, chosen).reshape(value.shape).copy())
+            wide[name] = torch.cat((halves["attn_k_b"].transpose(1, 2), halves["attn_v_b"]), 1).flatten(0, 1).contiguous()
+            continue
         wide |= put(writer, own, name, tensor, config, kind, number)
     for name, tensor in extra_tensors(config).items():
         writer.add_tensor(name, tensor)
@@ -95,6 +117,27 @@ def write(source: Path, target: Path, kind: Kind, **more: Any) -> tuple[Path, Pa
     return target / "model.gguf", target / "wide"
 
 
+def split_by_head(tensor: torch.Tensor, config: Mapping[str, Any]) -> dict[str, torch.Tensor]:
+    heads = tensor.float().view(config["num_attention_heads"], -1, config["kv_lora_rank"])
+    keys, values = heads.split((config["qk_nope_head_dim"], config["v_head_dim"]), 1)
+    return {"attn_k_b": keys.transpose(1, 2).contiguous(), "attn_v_b": values.contiguous()}
+
+
+def latent_metadata(config: Mapping[str, Any], by_head: bool) -> dict[str, Any]:
+    """Return the widths and the router's function of DeepSeek's decoders."""
+    rope, key, value = config["qk_rope_head_dim"], config["qk_nope_head_dim"] + config["qk_rope_head_dim"], config["v_head_dim"]
+    found = {"ARCH.rope.dimension_count": rope, "ARCH.expert_gating_func": 2 if config["model_type"] == "deepseek_v3" else 1}
+    if not by_head:
+        return found | {"ARCH.attention.key_length": key, "ARCH.attention.value_length": value}
+    return found | {
+        "ARCH.attention.head_count_kv": 1,
+        "ARCH.attention.key_length": config["kv_lora_rank"] + rope,
+        "ARCH.attention.value_length": config["kv_lora_rank"],
+        "ARCH.attention.key_length_mla": key,
+        "ARCH.attention.value_length_mla": value,
+    }
+
+
 def write_encoder(
     source: Path, target: Path, config: Mapping[str, Any], tensors: Mapping[str, torch.Tensor], kind: Kind
 ) -> dict[str, torch.Tensor]:
@@ -103,9 +146,11 @@ def write_encoder(
     vision, images = config["vision_config"], json.loads((source / "preprocessor_config.json").read_text())
     for key, value in encoder_metadata(config, vision, images).items():
         add(writer, key, value)
-    wide = {}
+    wide, depth = {}, vision.get("num_hidden_layers", 0)
+    unused = range(depth + 1 + config["vision_feature_layer"], depth) if config["model_type"] == "llava" else ()
+    left_out = (*(f".layers.{layer}." for layer in unused), "post_layernorm") if unused else ()
     for name, tensor in tensors.items():
-        if "mask_token" in name:  # is for training
+        if "mask_token" in name or any(part in name for part in left_out):  # the first is for training
             continue
         values, frames = [], tensor.ndim == 5
         added = 1.0 if "soft_emb_norm" in name else 0.0
@@ -129,6 +174,8 @@ def write_encoder(
 def encoder_name(name: str, vision: Mapping[str, Any]) -> str:
     """Return the GGUF name of an encoder's tensor."""
     stem = name.replace("_weight", ".weight").replace("model.visual.", "visual.")
+    if vision["model_type"] == "clip_vision_model":
+        return clip_name(name)
     if vision["model_type"] == "internvl_vision":
         for place, hub in {0: "layer_norm", 1: "linear_1", 3: "linear_2"}.items():
             stem = stem.replace(f"multi_modal_projector.{hub}", f"mlp1.{place}")
@@ -145,6 +192,13 @@ def encoder_name(name: str, vision: Mapping[str, Any]) -> str:
     return str(gguf.get_tensor_name_map(gguf.MODEL_ARCH.MMPROJ, 8).get_name(stem, (".weight", ".bias")))
 
 
+def clip_name(name: str) -> str:
+    """Return the name that llama.cpp's script for LLaVA gives to a tensor of CLIP or of the projector."""
+    for hub, own in CLIP.items():
+        name = name.replace(hub, own)
+    return name
+
+
 def in_pairs(value: torch.Tensor, heads: int) -> torch.Tensor:
     """Reorder the rows of each head from halves to adjacent pairs."""
     return value.unflatten(0, (heads, 2, -1)).transpose(1, 2).flatten(0, 2).contiguous()
@@ -154,6 +208,14 @@ def in_halves(value: torch.Tensor, heads: int) -> torch.Tensor:
     return value.unflatten(0, (heads, -1, 2)).transpose(1, 2).flatten(0, 2).contiguous()
 
 
+CLIP = {
+    "multi_modal_projector.linear_1": "mm.0", "multi_modal_projector.linear_2": "mm.2", "vision_tower.": "v.",
+    "vision_model.": "", "encoder.layers": "blk", "embeddings.class_embedding": "class_embd",
+    "embeddings.patch_embedding": "patch_embd", "embeddings.position_embedding": "position_embd", "pre_layrnorm": "pre_ln",
+    "post_layernorm": "post_ln", "self_attn.out_proj": "attn_out", "self_attn.": "attn_", "_proj": "", "layer_norm": "ln",
+    "mlp.fc1": "ffn_down", "mlp.fc2": "ffn_up", "model.": "",
+}  # fmt: skip
+"""Parts of CLIP's names -> those of GGUF, in this order; the two layers of its MLP are swapped."""
 PROJECTORS = {
     "qwen2_vl": "qwen2vl_merger", "qwen2_5_vl": "qwen2.5vl_merger", "qwen3_vl": "qwen3vl_merger",
     "qwen3_vl_moe": "qwen3vl_merger", "gemma3": "gemma3", "idefics3": "idefics3", "smolvlm": "idefics3", "llava": "pixtral",
@@ -163,7 +225,7 @@ PROJECTORS = {
 
 
 def encoder_metadata(config: Mapping[str, Any], vision: Mapping[str, Any], images: Mapping[str, Any]) -> dict[str, Any]:
-    kind = PROJECTORS[config["model_type"]]
+    kind = "mlp" if vision["model_type"] == "clip_vision_model" else PROJECTORS[config["model_type"]]
     size, patch = images["size"], vision["patch_size"]
     found = {
         "general.type": "mmproj",
@@ -188,6 +250,9 @@ def encoder_metadata(config: Mapping[str, Any], vision: Mapping[str, Any], image
     elif kind == "idefics3":
         found["clip.vision.projector.scale_factor"] = config["scale_factor"]
         found["clip.vision.preproc_image_size"] = size["longest_edge"]
+    elif kind == "mlp":
+        found |= {"clip.vision.projection_dim": 768, "clip.use_gelu": False}  # the first is CLIP's own
+        found["clip.vision.block_count"] += config["vision_feature_layer"] + 1
     elif kind == "pixtral":
         found |= {
             "clip.vision.spatial_merge_size": config.get("spatial_merge_size"),
@@ -224,10 +289,14 @@ def add(writer: gguf.GGUFWriter, key: str, value: Any) -> None:
         writer.add_array(key, value)
 
 
-def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
-    config = dict(config) | {"num_experts": config.get("num_experts") or config.get("num_local_experts")}
+def metadata(config: Mapping[str, Any], arch: str, by_head: bool) -> dict[str, Any]:
+    config = dict(config) | {
+        "num_experts": config.get("num_experts") or config.get("num_local_experts") or config.get("n_routed_experts")
+    }
     config |= {"head_dim": config.get("head_dim") or config["hidden_size"] // config["num_attention_heads"]}
     keys = {f"ARCH.{new}": config[old] for new, old in KEYS.items() if config.get(old) is not None}
+    if arch != "deepseek2":
+        keys = {key: value for key, value in keys.items() if key.removeprefix("ARCH.") not in LATENT_KEYS}
     if arch not in WINDOWED:
         keys.pop("ARCH.attention.sliding_window", None)
     rope = config["rope_parameters"]
@@ -240,12 +309,22 @@ def metadata(config: Mapping[str, Any], arch: str) -> dict[str, Any]:
         keys |= {"ARCH.rope.scaling.type": rope["rope_type"], "ARCH.rope.scaling.factor": float(rope["factor"])}
         trained = rope.get("original_max_position_embeddings")
         keys |= {"ARCH.rope.scaling.original_context_length": trained} if trained else {}
-    return keys
+        weight = rope.get("mscale_all_dim", 0.0) * (0.1 if arch == "deepseek2" else 1.0)
+        keys |= {"ARCH.rope.scaling.yarn_log_multiplier": weight, "ARCH.rope.scaling.yarn_beta_fast": 32.0} if weight else {}
+        if rope.get("llama_4_scaling_beta"):
+            keys["ARCH.attention.temperature_scale"] = rope["llama_4_scaling_beta"]
+    if "short_factor" in rope:
+        longest, trained = config["max_position_embeddings"], config["original_max_position_embeddings"]
+        keys["ARCH.rope.scaling.original_context_length"] = trained
+        keys["ARCH.rope.scaling.attn_factor"] = (1 + np.log(longest / trained) / np.log(trained)).item() ** 0.5
+    return keys | (latent_metadata(config, by_head) if config.get("kv_lora_rank") else {})
 
 
 def extra_tensors(config: Mapping[str, Any]) -> dict[str, np.ndarray]:
-    """Return the rope_freqs tensor: the frequencies' divisors for llama3's scaled positions."""
+    """Return tensors with divisors of the frequencies: rope_freqs for llama3's scaled positions, two for longrope."""
     rope = config["rope_parameters"]
+    if "short_factor" in rope:
+        return {f"rope_factors_{end}.weight": np.array(rope[f"{end}_factor"], dtype=np.float32) for end in ("short", "long")}
     if rope.get("rope_type") != "llama3":
         return {}
     dim = config["head_dim"]
@@ -259,7 +338,7 @@ def put(
     writer: gguf.GGUFWriter, own: str, name: str, tensor: torch.Tensor, config: Mapping[str, Any], kind: Kind, seed: int
 ) -> dict[str, torch.Tensor]:
     """Add a tensor in its type. Return its value, under the Hub's name."""
-    paired = ARCHS[config["model_type"]] in ("llama", "granite") and ("q_proj" in name or "k_proj" in name)
+    paired = ARCHS[config["model_type"]] in ("llama", "granite", "mistral3") and ("q_proj" in name or "k_proj" in name)
     heads = config["num_attention_heads" if "q_proj" in name else "num_key_value_heads"]
     added = 1.0 if "gemma" in config["model_type"] and name.endswith("norm.weight") else 0.0
     value = tensor.float() + added

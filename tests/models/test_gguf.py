@@ -34,6 +34,13 @@ CHANGES = {
         },
     },
 }  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "rope_theta": 10000.0, "short_factor": [1.0 + i / 10 for i in range(8)], "long_factor": [4.0] * 8,
+}  # fmt: skip
+GROWN = {
+    "rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0, "mscale": 0.7, "mscale_all_dim": 0.7,
+    "original_max_position_embeddings": 64,
+}  # fmt: skip
 LLAMA3 = {
     "rope_type": "llama3", "rope_theta": 10000.0, "factor": 8.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0,
     "original_max_position_embeddings": 64,
@@ -75,10 +82,12 @@ def answers(path: Path, **options: Any) -> list[tuple[Any, ...]]:
     return found
 
 
-def check(kind: str, tmp_path: Path, types: Kind, more: dict[str, Any] | None = None, **changes: Any) -> Path:
+def check(
+    kind: str, tmp_path: Path, types: Kind, more: dict[str, Any] | None = None, by_head: bool = False, **changes: Any
+) -> Path:
     """Compare the answers of a GGUF file with those of a checkpoint with the dequantised values. Return the file."""
     source = save_checkpoint(tmp_path / "source", *load_rows()["text-llama"].build(0, kind=kind, **changes))
-    file, wide = write(source, tmp_path / "gguf", types, **more or {})
+    file, wide = write(source, tmp_path / "gguf", types, by_head, **more or {})
     for ours, theirs in zip(answers(file), answers(wide), strict=True):
         assert ours[:2] == theirs[:2]
         np.testing.assert_allclose(np.array(ours[2]), np.array(theirs[2]), rtol=0, atol=2e-4)
@@ -92,6 +101,22 @@ def test_architectures(kind: str, tmp_path: Path) -> None:
 
 def test_scaled_positions(tmp_path: Path) -> None:
     check("llama", tmp_path, everything(Q.F16), rope_parameters=LLAMA3, head_dim=32)
+
+
+@pytest.mark.parametrize("types", [Q.F32, Q.Q8_0])
+def test_longrope_and_fused_products(types: Any, tmp_path: Path) -> None:
+    limits = {"max_position_embeddings": 1024, "original_max_position_embeddings": 256, "sliding_window": 20}
+    check("phi3", tmp_path, everything(types), rope_parameters=LONG, **limits)
+
+
+@pytest.mark.parametrize("by_head", [True, False])
+@pytest.mark.parametrize("kind", ["deepseek_v2", "deepseek_v3"])
+def test_latent_attention(kind: str, by_head: bool, tmp_path: Path) -> None:
+    """`by_head`: the layout of files since April 2025."""
+    latent = {"norm_topk_prob": False} if kind == "deepseek_v2" else {}
+    types = everything(Q.F32 if kind == "deepseek_v2" else Q.Q8_0)
+    shapes = {} if kind == "deepseek_v2" else {"moe_intermediate_size": 64, "qk_nope_head_dim": 32, "v_head_dim": 32}
+    check(kind, tmp_path, types, None, by_head, rope_parameters=GROWN, **latent, **shapes)
 
 
 @pytest.mark.parametrize("kind", [Q.Q8_0, Q.Q4_0, Q.Q5_1, Q.F16, Q.BF16], ids=lambda kind: kind.name)
