@@ -113,7 +113,9 @@ def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     common = {"dtype": "bfloat16", "eos_token_id": 2, "text_config": text, **_quantization(params)}
     if vision:
         return _image_config(vision, common)
-    return ("audio", common | _audio_sections(audio)) if multimodal else ("text", common)
+    if multimodal and not audio:
+        raise ConfigError(f"multimodal in {FILE} holds no vision encoder and no audio encoder; download it again")
+    return ("audio", common | _audio_sections(audio)) if audio else ("text", common)
 
 
 def _windows(params: Mapping[str, Any]) -> dict[str, Any]:

@@ -150,7 +150,7 @@ def _config(model: Gguf) -> dict[str, Any]:
     if missing or embeddings is None or len(embeddings.shape) != 2:
         raise ConfigError(f"{model.path.name} lacks {missing[0] if missing else 'token_embd.weight'}; download it again")
     text = {new: value for old, new in _KEYS.items() if (value := _number(model, old)) is not None}
-    text |= {"vocab_size": vocabulary_rows(model), **arch.config}
+    text |= {"vocab_size": vocabulary_rows(model), **arch.config(_number(model, "expert_gating_func") == _SIGMOID)}
     text.setdefault("head_dim", _number(model, "embedding_length") // _number(model, "attention.head_count"))
     text.setdefault("num_key_value_heads", text["num_attention_heads"])
     if "kv_lora_rank" in text:
@@ -239,10 +239,8 @@ def _latent(model: Gguf, text: Mapping[str, Any]) -> dict[str, Any]:
     widths = [_number(model, f"attention.{part}_length_mla") for part in ("key", "value")]
     if None in widths:  # files of before April 2025
         widths = [_number(model, f"attention.{part}_length") for part in ("key", "value")]
-    sigmoid = _number(model, "expert_gating_func") == _SIGMOID
     groups, used = _GROUPS.get(text.get("num_experts", 0), (1, 1))
     return {
-        "model_type": "deepseek_v3" if sigmoid else "deepseek_v2",
         "q_lora_rank": text.get("q_lora_rank"),
         "qk_rope_head_dim": rope,
         "qk_nope_head_dim": widths[0] - rope,

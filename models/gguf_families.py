@@ -22,7 +22,7 @@ class Arch:
 
     Args:
         name: of its class, without ForCausalLM.
-        kind: key of STACKS.
+        kind: key of STACKS. sigmoid: the same for files whose router uses sigmoids.
         paired: the file stores rotated pairs of queries and keys side by side; our stack rotates halves.
         local_rope: layers with a window have rotary positions of their own.
         windows: use the sliding window of the metadata.
@@ -37,6 +37,7 @@ class Arch:
     paired: bool = False
     local_rope: bool = False
     windows: bool = False
+    sigmoid: str = ""
     log_scale: float = 1.0
     wide_layers: int = 0
     more: Mapping[str, Any] = field(default_factory=dict)
@@ -45,14 +46,14 @@ class Arch:
     def stack(self) -> Stack:
         return STACKS[self.kind]
 
-    @property
-    def config(self) -> dict[str, Any]:
-        return {"model_type": self.kind, **self.more}
+    def config(self, sigmoid: bool) -> dict[str, Any]:
+        """Return keys of config.json. `sigmoid`: the router uses sigmoids."""
+        return {"model_type": self.sigmoid if sigmoid and self.sigmoid else self.kind, **self.more}
 
 
 _GELU = {"hidden_activation": "gelu_pytorch_tanh"}
 ARCHS: Mapping[str, Arch] = {
-    "deepseek2": Arch("DeepseekV3", "deepseek_v3", log_scale=0.1),
+    "deepseek2": Arch("DeepseekV3", "deepseek_v2", sigmoid="deepseek_v3", log_scale=0.1),
     "ernie4_5": Arch("Ernie4_5", "ernie4_5"),
     "gemma": Arch("Gemma", "gemma"),
     "gemma2": Arch("Gemma2", "gemma2", windows=True, wide_layers=46, more=_GELU),

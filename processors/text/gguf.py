@@ -17,6 +17,17 @@ _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)  # toke
 _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "padding": "pad_token", "mask": "mask_token"}
 
 
+def with_placeholder(metadata: Mapping[str, Any], encoder: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the metadata with the placeholder of images at the end of the vocabulary, where LLaVA's files leave it out."""
+    tokens = _tokens(metadata)
+    if encoder.get("clip.projector_type") != "mlp" or "<image>" in tokens:
+        return metadata
+    added = {"tokens": "<image>", "token_type": _CONTROL, "scores": 0.0}
+    lists = {name: metadata.get(f"tokenizer.ggml.{name}") for name in added}
+    plain = {name: one if isinstance(one, list) else one.tolist() for name, one in lists.items() if one is not None}
+    return {**metadata, **{f"tokenizer.ggml.{name}": [*one, added[name]] for name, one in plain.items()}}
+
+
 def tokenizer_config(metadata: Mapping[str, Any]) -> dict[str, Any]:
     """Return the settings of a tokenizer_config.json: named tokens, and whether BOS and EOS are added."""
     tokens, pieces = _tokens(metadata), metadata.get("tokenizer.ggml.model") == PIECES

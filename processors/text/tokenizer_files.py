@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ...mm.errors import CheckpointError
-from ...mm.gguf import find_gguf, read_gguf
+from ...mm.gguf import find_encoder, find_gguf, read_gguf
 from ...mm.hashing import digest
 from ..files import read_file, read_json
 from . import byte_level, sentencepiece
@@ -82,7 +82,10 @@ def find_files(folder: Path) -> TokenizerFiles | None:
     """Read the tokenizer files of a folder; None if it has none that `load` could use."""
     gguf = find_gguf(folder)
     if gguf is not None:
+        encoder = find_encoder(gguf)
         metadata = read_gguf(gguf).metadata
+        if encoder is not None:
+            metadata = gguf_tokenizer.with_placeholder(metadata, read_gguf(encoder).metadata)
         config = gguf_tokenizer.tokenizer_config(metadata)
         content = json.dumps(gguf_tokenizer.vocabulary(metadata)).encode()
         return TokenizerFiles("GGUF", {gguf.name: content}, config, read_named(config), {}, ())

@@ -145,6 +145,75 @@ def _grids(llm: LLM, images: list[Image.Image]) -> list[Any]:
     return list(plans)
 
 
+YARN = {"original_max_position_embeddings": 16, "factor": 4, "apply_scale": False, "beta": 32, "alpha": 1}
+GROWING = {
+    "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0,
+    "beta_slow": 1.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.4,
+}  # fmt: skip
+TEXTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # kind, changes of the Hub's config, changes of params.json
+    "windows": (
+        "ministral",
+        {"head_dim": 16, "sliding_window": 8, "layer_types": ["full_attention", "sliding_attention", "full_attention"]},
+        {"sliding_window": [None, 8, None]},
+    ),
+    "growing queries": (
+        "ministral3",
+        {"rope_parameters": GROWING, "head_dim": 16},
+        {"yarn": YARN, "llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.4}},
+    ),
+    "experts": ("mixtral", {"sliding_window": None}, {"moe": {"num_experts": 8, "num_experts_per_tok": 2}}),
+    "fp8": ("mistral", {"sliding_window": None}, {"quantization": {"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"}}),
+}
+
+
+def text_weights(model: Any, fp8: bool) -> dict[str, torch.Tensor]:
+    """Convert weights to the publisher's layout. `fp8`: also round those of the model's layers."""
+    out, config = {}, model.config
+    for name, tensor in list(model.state_dict().items()):
+        own = own_name(name).replace("block_sparse_moe.", "feed_forward.").replace("mlp.gate.", "feed_forward.gate.")
+        if fp8 and tensor.ndim == 2 and ".layers." in name:
+            scale = tensor.abs().max() / 448
+            codes = (tensor / scale).to(torch.float8_e4m3fn)
+            tensor.copy_(codes.float() * scale)
+            out[own.replace(".weight", ".qscale_weight")], tensor = scale, codes
+            out[own.replace(".weight", ".qscale_act")] = torch.tensor(1.0)
+        if "q_proj" in name or "k_proj" in name:
+            heads = config.num_key_value_heads if "k_proj" in name else config.num_attention_heads
+            tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
+        if "experts." in name:
+            stem = own[: own.index("experts.") + 8]
+            parts = {"w2": tensor} if "down_proj" in name else dict(zip(("w1", "w3"), tensor.chunk(2, 1), strict=True))
+            out |= {f"{stem}{i}.{part}.weight": one.clone() for part, several in parts.items() for i, one in enumerate(several)}
+        else:
+            out[own] = tensor.contiguous().clone()
+    if fp8:
+        out["layers.0.attention.kv_fake_quantizer.qscale_act"] = torch.tensor(1.0)
+    return out
+
+
+@pytest.mark.parametrize("name", TEXTS)
+def test_text_models(name: str, tmp_path: Path) -> None:
+    """The folder also holds the config.json of the Hub's layout, whose weights are not there."""
+    kind, changes, params = TEXTS[name]
+    model, _ = load_rows()["text-llama"].build(0, kind=kind, vocab_size=2000, **changes)
+    save_file(text_weights(model, name == "fp8"), tmp_path / "consolidated.safetensors")
+    model.config.save_pretrained(tmp_path)
+    (tmp_path / "tekken.json").write_text(json.dumps(small_tekken()))
+    text = model.config
+    text.head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
+    (tmp_path / "params.json").write_text(json.dumps(text_params(text) | params))
+    llm, rows = open_llm(tmp_path), []
+    head = llm._engine_loop.core.runner.model.compute_logits
+    llm._engine_loop.core.runner.model.compute_logits = lambda hidden: rows.append(head(hidden)) or rows[-1]
+    asked = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, prompt_logprobs=0)
+    (output,) = llm.chat([{"role": "user", "content": "Which letters follow each other in this sentence? " * 3}], asked)
+    ids = list(output.prompt_token_ids) + list(output.outputs[0].token_ids)
+    with torch.inference_mode():
+        want = model(input_ids=torch.tensor([ids])).logits[0, :-1]
+    torch.testing.assert_close(torch.cat(rows), want, atol=2e-4 * max(1.0, float(want.std())), rtol=0)
+    assert len(ids) > 40
+
+
 AUDIO_PARTS = {
     "audio_tower.conv1": "conv_layers.0", "audio_tower.conv2": "conv_layers.1", "audio_tower.layer_norm": "transformer.norm",
     "audio_tower.layers": "transformer.layers", "self_attn.out_proj": "attention.wo", "fc1": "feed_forward.w1",
@@ -227,12 +296,19 @@ def test_what_does_not_fit_is_named(tmp_path):
     params = json.loads((tmp_path / "params.json").read_text())
     for change, said in (
         ({"yarn": {"factor": 4}}, "yarn"),
-        ({"vision_encoder": None}, "vision_encoder"),
+        ({"yarn": {"factor": 4, "original_max_position_embeddings": 16, "gamma": 2}}, "gamma"),
+        ({"llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.1}}, "llama_4_scaling"),
+        ({"moe": {"num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1}}, "num_shared_experts"),
+        ({"quantization": {"qformat_weight": "nvfp4"}}, "quantization in params.json"),
+        ({"sliding_window": [16, 32]}, "sliding_window"),
         ({"dim": None}, "dim"),
     ):
         (tmp_path / "params.json").write_text(json.dumps(params | change))
         with pytest.raises(ConfigError, match=said):
             open_llm(tmp_path)
+    (tmp_path / "params.json").write_text(json.dumps(params | {"vision_encoder": None}))  # a text model
+    with pytest.raises(CheckpointError, match="holds unknown"):
+        open_llm(tmp_path)
     (tmp_path / "params.json").write_text(json.dumps(params | {"n_layers": 2}))
     with pytest.raises(CheckpointError, match=r"layers\.2"):
         open_llm(tmp_path)

@@ -100,11 +100,12 @@ def test_older_names_of_the_mlp(family: str, tmp_path: Path) -> None:
     torch.testing.assert_close(answer(family, file), expected)
 
 
-def test_a_vocabulary_without_the_placeholder_of_images(tmp_path: Path) -> None:
-    """Vocabularies of Gemma 3's files lack <image_soft_token>, which only marks encoder rows."""
-    file, _ = make("gemma3", tmp_path, everything(Q.Q8_0))
-    expected, vocabulary = answer("gemma3", file), gguf.GGUFReader(file).fields["tokenizer.ggml.tokens"].contents()
-    place = vocabulary.index("<image_soft_token>")
+@pytest.mark.parametrize(("family", "token"), [("gemma3", "<image_soft_token>"), ("llava", "<image>")])
+def test_a_vocabulary_without_the_placeholder_of_images(family: str, token: str, tmp_path: Path) -> None:
+    """Vocabularies of Gemma 3's files lack <image_soft_token>, which only marks encoder rows; those of LLaVA lack <image>."""
+    file, _ = make(family, tmp_path, everything(Q.F16))
+    expected, vocabulary = answer(family, file), gguf.GGUFReader(file).fields["tokenizer.ggml.tokens"].contents()
+    place = vocabulary.index(token)
     fields = gguf.GGUFReader(file).fields
 
     def without(values: Any) -> Any:
@@ -114,8 +115,13 @@ def test_a_vocabulary_without_the_placeholder_of_images(tmp_path: Path) -> None:
         return [(name, np.delete(data, place, 0) if name in ("token_embd.weight", "output.weight") else data)]
 
     lists = {key: without(fields[key].contents()) for key in ("tokenizer.ggml.tokens", "tokenizer.ggml.token_type")}
-    edit(file, tensors=shorter, **lists)
-    logits = answer("gemma3", file)
+    ids = {
+        key: int(fields[key].contents()) - (int(fields[key].contents()) > place)
+        for key in (f"tokenizer.ggml.{name}_token_id" for name in ("bos", "eos", "padding"))
+        if key in fields
+    }
+    edit(file, tensors=shorter, **lists, **ids)
+    logits = answer(family, file)
     assert logits.shape == expected.shape
     torch.testing.assert_close(logits[:, :place], expected[:, :place])
 

@@ -34,7 +34,11 @@ SHARED = [
 """All files except those of families and the tables of published defaults."""
 NAMES = {name.replace("_", "").lower() for name in (*FAMILIES, *ARCHITECTURES)}
 KINDS = {"model_type", *STACKS, *DEFAULTS}
-WRITES = {("models/consolidated.py", "model_type"), ("models/consolidated.py", "mistral")}
+WRITES = {
+    ("models/consolidated.py", "model_type"),
+    ("models/consolidated.py", "mistral"),
+    ("models/consolidated.py", "mixtral"),
+}
 """This reader of a publisher's own layout writes a config in the Hub's layout."""
 WRITES |= {("models/fallback/borrowed.py", "model_type")}  # compares the config with transformers' class
 WRITES |= {("engine/vllm_args.py", "mistral")}  # a value of vLLM's load_format, config_format and tokenizer_mode
