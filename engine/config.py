@@ -101,8 +101,8 @@ class EngineConfig:
         quantization: None, "int8" (weights and activations of linear layers as 8-bit integers), "fp8" (8-bit floats on GPUs
             that support them, elsewhere the weights only), or "int4" (the decoder's weights in 4 bits). A mapping has `method`
             and options: {"method": "int4", "group_size": 64, "symmetric": False, "activations": "int8", "towers": "int8"}
-            (docs/quantisation.md). The name of a published format, such as "awq", is the same as None
-            for a checkpoint that is quantised already.
+            (docs/quantisation.md). A checkpoint that is quantised already takes "int8" if it stores int8. The name of a
+            published format, such as "awq", is the same as None for it.
         kv_cache_dtype: "auto" (the model's data type), or "int8" or "fp8" (also "fp8_e4m3") to store keys and values in 8 bits
             with one scale per token and head, in about half the memory of 16 bits. Models with latent attention and models
             that run through transformers' classes support "auto" only.

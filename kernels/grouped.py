@@ -65,6 +65,14 @@ class GroupedWeight:
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors().items()}
         return replace(self, **changed)
 
+    def output_scales(self) -> Tensor | None:
+        """Return the float32 scale of each output, None unless the weight is `codes * scale` with int8 codes."""
+        others = (self.zero, self.table, self.group_index, self.shift)
+        if self.codes.dtype != torch.int8 or self.offset or self.group < self.inputs or any(one is not None for one in others):
+            return None
+        scales = self.scale[:, 0].float().repeat_interleave(self.block_rows)[: len(self.codes)]
+        return scales if self.factor is None else scales * self.factor
+
     def select(self, rows: slice) -> GroupedWeight:
         """Return the weight with some of its outputs."""
         codes, each = self.codes[rows], self.block_rows

@@ -62,11 +62,16 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Weight | Int8PanelWeight:
     """Quantise `weight [out, in]` with one scale per output, and pack it for its device."""
     quantized, scale = quantize_rows(weight)
-    if backend("int8_linear", weight.device, weight.dtype) != "native":
-        return Int8Weight(quantized, scale.flatten(), bias)
-    shift = pad_outputs(quantized.sum(1, dtype=torch.int32).mul_(128)) if native.products() == "avx512" else None
-    wide = torch.zeros(len(weight)) if bias is None else bias.float()
-    return Int8PanelWeight(to_panels(quantized), shift, pad_outputs(scale.flatten()), pad_outputs(wide), len(weight))
+    return pack_codes(quantized, scale.flatten(), bias, weight.dtype)
+
+
+def pack_codes(codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Int8Weight | Int8PanelWeight:
+    """Pack int8 `codes [out, in]` with a float32 scale per output for their device. `dtype`: of the layer's input."""
+    if backend("int8_linear", codes.device, dtype) != "native":
+        return Int8Weight(codes, scale, bias)
+    shift = pad_outputs(codes.sum(1, dtype=torch.int32).mul_(128)) if native.products() == "avx512" else None
+    wide = torch.zeros(len(codes)) if bias is None else bias.float()
+    return Int8PanelWeight(to_panels(codes), shift, pad_outputs(scale), pad_outputs(wide), len(codes))
 
 
 def int8_linear_reference(x: Tensor, weights: Int8Weight) -> Tensor:

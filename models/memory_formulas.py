@@ -53,7 +53,8 @@ class OpBytes:
 
     def linear_result(self, outer: int, rows: int) -> int:
         """Return the bytes of a linear layer's result, which include rows that oneDNN and torch pad."""
-        padded = rows if self.limits.int8 else computed_rows(rows, self.limits.device, self.dtype)
+        every = self.limits.int8 and not self.limits.dequantized
+        padded = rows if every else computed_rows(rows, self.limits.device, self.dtype)
         return -(-padded * outer * self.dtype.itemsize // rows)
 
     def linear(self, inner: int, outer: int, rows: int) -> int:
@@ -61,8 +62,10 @@ class OpBytes:
 
         If the weights of some layers are dequantised by panels, return the larger of both ways.
         """
-        wide = self._linear(inner, outer, rows)
-        return max(wide, self._dequantized_linear(inner, outer, rows)) if self.limits.dequantized else wide
+        found = self._int8_linear(inner, outer) if self.limits.int8 else 0
+        if self.limits.dequantized or not self.limits.int8:
+            found = max(found, self._linear(inner, outer, rows))
+        return max(found, self._dequantized_linear(inner, outer, rows)) if self.limits.dequantized else found
 
     def _dequantized_linear(self, inner: int, outer: int, rows: int) -> int:
         """Return the bytes of `kernels.grouped.grouped_linear`: result, input in float32 twice, a panel and its result."""
@@ -73,10 +76,10 @@ class OpBytes:
 
     def _linear(self, inner: int, outer: int, rows: int) -> int:
         s, result = self.dtype.itemsize, self.linear_result(outer, rows)
-        if result > outer * s:
-            return result + self.linear_result(inner, rows)
-        if not self.limits.int8:
-            return outer * s
+        return result + self.linear_result(inner, rows) if result > outer * s else outer * s
+
+    def _int8_linear(self, inner: int, outer: int) -> int:
+        s = self.dtype.itemsize
         if backend("int8_linear", self.limits.device, self.dtype) == "native":
             return outer * s + (inner + 8 if native.products() == "avx512" else 0)  # 8-bit input and its scale
         # torch: scales and maxima; the scaled input and its 8-bit copy, or that copy and the int32 sums, twice

@@ -228,19 +228,21 @@ def _with_progress(weights: Iterable[tuple[str, Tensor]], files: Iterable[Path])
 def quantize(root: nn.Module, quantization: str | Mapping[str, Any]) -> None:
     """Set the format in which each Linear is packed, as the option `quantization` says. `exact` ones stay as they are.
 
+    In a quantised checkpoint only those are packed whose int8 weights are stored.
+
     Raises:
         ConfigError: the option is invalid, or the model's device has no fast int8 products or no experts in 4 bits.
     """
-    formats = parse_quantization(quantization)
+    formats, stored = parse_quantization(quantization), getattr(root, "formats", None) is not None
     for path, module in root.named_modules():
         if isinstance(module, Mixture) and module.stacked is not None and isinstance(formats.format_of(path), Int4Options):
             raise ConfigError(
                 f"quantization={short_repr(quantization)}: experts in 4 bits run on a CPU only; use 'int8' or device='cpu'",
                 param="quantization",
             )
-        if isinstance(module, Linear) and not module.exact:
+        if isinstance(module, Linear) and not module.exact and (module.stores_int8 or not stored):
             module.quantization = formats.format_of(path)
-            device = module.weight.device
+            device = module.device
             if module.quantization == "int8" and device.type != "meta" and not supported(device):
                 raise ConfigError(
                     f"quantization={short_repr(quantization)} needs a CPU with AVX2 or AVX-512 VNNI, or a GPU and Triton, not "

@@ -13,14 +13,14 @@ from torch import Tensor, nn
 
 from ...kernels.dispatch import use_backends
 from ...kernels.kv_quant import CACHE_DTYPES
-from ...mm.errors import CheckpointError, ConfigError, SensoriumError
+from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
 from ...models.adapters import adapter_spec, attach
 from ...models.decoder_model import TEXT_PREFIXES, DecoderModel, decoder_on_meta
 from ...models.fallback.fallback import Fallback
 from ...models.formats.assign import assign
 from ...models.formats.read import read_quantization
 from ...models.interface import CacheSpec, Model
-from ...models.layers.linear import LmHead, deferred_weights
+from ...models.layers.linear import Linear, LmHead, deferred_weights
 from ...models.merged_adapter import MergedAdapter
 from ...models.weights import ADAPTER_WEIGHTS, file_headers, quantize, read_file, read_headers
 from ...models.weights import load as load_weights
@@ -95,12 +95,25 @@ class ModelSource:
     def _build(self, device: torch.device) -> Model:
         modalities = [name for name in self.modalities if self.config.encodes(name)]
         model = build_model(self.files, self.info, self.dtype, device, modalities, self.config.parts)
+        self._check_quantization(model)
         if isinstance(model, DecoderModel) and (self.config.enable_prompt_embeds or self.config.parts == "decoder"):
             model.reads_encoder_rows = True
         if self.config.quantization is not None:
             quantize(cast(nn.Module, model), self.config.quantization)
         model.cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.cache_specs)
         return model
+
+    def _check_quantization(self, model: Model) -> None:
+        """Raise ConfigError for `quantization` with a quantised checkpoint, except "int8" with one that stores int8."""
+        quantization = self.config.quantization
+        if quantization is None or getattr(model, "formats", None) is None:
+            return
+        layers = (one for one in cast(nn.Module, model).modules() if isinstance(one, Linear))
+        if quantization != "int8" or not any(layer.stores_int8 for layer in layers):
+            reason = "is for checkpoints that are not quantised yet" + (
+                ", or that store int8 with one scale per output" if quantization == "int8" else ""
+            )
+            raise ConfigError(f"quantization={short_repr(quantization)} {reason}; leave it out", param="quantization")
 
 
 def with_cache_dtype(name: str, specs: Sequence[CacheSpec]) -> Sequence[CacheSpec]:

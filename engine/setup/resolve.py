@@ -11,7 +11,7 @@ from typing import Any, cast
 import torch
 
 from ...kernels.dispatch import BACKENDS, MEDIA_OPS, can_run, has_triton, parse_overrides
-from ...mm.errors import ConfigError, short_repr
+from ...mm.errors import ConfigError
 from ...mm.gguf import SUFFIX
 from ...models.interface import Model
 from ...processors.interface import ProcessingInfo
@@ -83,9 +83,6 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
                 f"quantization={config.quantization!r}, but the checkpoint is not quantised; {how}", param="quantization"
             )
         config = replace(config, quantization=None)
-    if config.quantization is not None and files.quantization_config is not None:
-        reason = f"quantization={short_repr(config.quantization)} is for checkpoints that are not quantised yet; leave it out"
-        raise ConfigError(reason, param="quantization")
     check_modalities(config, info)
     check_kernels(config, dtype)
     if config.batch_invariant and (config.torch_device.type != "cpu" or dtype == torch.float16):

@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.dispatch import backend
-from ...kernels.grouped import QuantizedWeight, ShardedWeight
+from ...kernels.grouped import GroupedWeight, QuantizedWeight, ShardedWeight
 from ...kernels.int4 import Int4Options
+from ...kernels.int8 import pack_codes
 from ...kernels.linear import LinearWeight, linear, pack, shares_table
 from ..formats.base import WeightFormat
 from ..memory_formulas import packed_weight_bytes, panel_bytes
@@ -98,16 +99,31 @@ class Linear(WeightedLayer):
 
     def packed_bytes(self, device: torch.device) -> int:
         (outer, inner), dtype, bias = self.weight.shape, self.weight.dtype, self.bias is not None
-        if self.formats:
-            shards = zip(self.formats.values(), self.shards.values(), strict=True)
-            weights = (form.decode(form.layout(rows, inner)) for form, rows in shards)
-            return sum(weight.nbytes for weight in weights) + outer * bias * dtype.itemsize
+        if self.formats and self.quantization is None:
+            return sum(weight.nbytes for weight in self._stored_shapes()) + outer * bias * dtype.itemsize
         return packed_weight_bytes(inner, outer, bias, dtype, device, self.quantization)
+
+    @property
+    def stores_int8(self) -> bool:
+        """True if the checkpoint stores int8 weights with one scale per output, which int8 products take as they are."""
+        return bool(self.formats) and all(_output_scales(weight) is not None for weight in self._stored_shapes())
+
+    def _stored_shapes(self) -> list[QuantizedWeight]:
+        """Return the shards' quantised weights on the meta device."""
+        shards = zip(self.formats.values(), self.shards.values(), strict=True)
+        return [form.decode(form.layout(rows, self.weight.shape[1])) for form, rows in shards]
 
     def pack(self) -> None:
         """Lay the weight out for its device and drop the original."""
         if self.formats:
-            self.packed = ShardedWeight([self.held[name] for name in self.formats], self.bias)
+            held = [self.held[name] for name in self.formats]
+            scales = [one for weight in held if (one := _output_scales(weight)) is not None]
+            if self.quantization == "int8" and len(scales) == len(held):
+                self.packed = pack_codes(
+                    torch.cat([one.codes for one in held]), torch.cat(scales), self.bias, self.weight.dtype
+                )
+            else:
+                self.packed = ShardedWeight(held, self.bias)
             self.held = {}
         else:
             self.packed = pack(self.weight, self.bias, self.quantization)
@@ -123,6 +139,10 @@ class Linear(WeightedLayer):
         for shard, adapter in self.adapters:
             adapter.add_(out[:, shard], x)
         return out
+
+
+def _output_scales(weight: QuantizedWeight) -> Tensor | None:
+    return weight.output_scales() if isinstance(weight, GroupedWeight) else None
 
 
 class LmHead(TensorModule):

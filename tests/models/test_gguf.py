@@ -182,7 +182,7 @@ def refused(tmp_path: Path, match: str, types: Kind | None = None, **more: Any) 
 def test_what_is_not_supported_is_named(tmp_path: Path) -> None:
     for number, (match, more) in enumerate(
         {
-            "has the architecture 'mamba'; supported are ernie4_5": {"general.architecture": "mamba"},
+            "has the architecture 'mamba'; supported are deepseek2": {"general.architecture": "mamba"},
             "lacks embedding_length": {"ARCH.embedding_length": None},
             "head_count in model.gguf is": {"ARCH.attention.head_count": [4, 2]},
             "block_count|num_hidden_layers": {"ARCH.block_count": 4_000_000_000},

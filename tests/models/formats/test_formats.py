@@ -19,6 +19,7 @@ from sensorium import LLM
 from sensorium.engine.config import make_config
 from sensorium.engine.setup.doctor import explain
 from sensorium.kernels.grouped import GroupedWeight, ShardedWeight, grouped_linear
+from sensorium.kernels.int8 import Int8PanelWeight, Int8Weight, int8_linear_reference
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models.formats.assign import assign
 from sensorium.models.formats.read import read_quantization
@@ -98,6 +99,29 @@ def test_the_plan_has_the_held_bytes(name: str) -> None:
     assert quantization is not None
     assign(root, quantization, None)  # without weight files: a scale may have 4 bytes instead of 2
     assert 0.5 * held < root.qkv.packed_bytes(CPU) < 1.5 * held
+
+
+@pytest.mark.parametrize("name", ["ct w8a8", "bnb int8", "torchao int8"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_int8_products_take_the_stored_integers(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, weight, bias = made(SCHEMES[name])
+    plain = loaded(SCHEMES[name], stored, dtype).qkv.packed
+    assert isinstance(plain, ShardedWeight)
+    held = [shard for shard in plain.shards if isinstance(shard, GroupedWeight)]
+    monkeypatch.setattr(Linear, "quantization", "int8")
+    layer = loaded(SCHEMES[name], stored, dtype).qkv
+    assert isinstance(layer.packed, Int8PanelWeight | Int8Weight)
+    codes, scales = (torch.cat(several) for several in zip(*map(stored_integers, held), strict=True))
+    torch.testing.assert_close(codes.float() * scales[:, None], weight, rtol=1e-6, atol=1e-6)
+    x = torch.randn(21, INPUTS, generator=torch.Generator().manual_seed(2)).to(dtype)
+    expected = int8_linear_reference(x, Int8Weight(codes, scales, bias.to(dtype)))
+    assert torch.equal(layer(x), expected)
+
+
+def stored_integers(shard: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor]:
+    scales = shard.output_scales()
+    assert scales is not None
+    return shard.codes, scales
 
 
 @pytest.mark.parametrize("quantised", [False, True])
@@ -269,6 +293,28 @@ def test_weights_of_8_bits_need_a_config(world: LoadedModels, tmp_path: Path) ->
 
     with pytest.raises(CheckpointError, match="holds float8_e4m3fn: it is quantised"):
         make_llm(ROWS["qwen3_vl"], changed(packed, tmp_path / "changed", no_scales))
+
+
+def test_int8_products_run_a_checkpoint_of_integers(world: LoadedModels, tmp_path: Path) -> None:
+    """The tower is not quantised and stays wide. The plan counts what is held."""
+    packed, _ = write(world.folder("qwen3_vl"), tmp_path, SCHEMES["ct w8a8"], in_decoder)
+    question = ask(ROWS["qwen3_vl"], "i", 0)
+    with make_llm(ROWS["qwen3_vl"], packed, dtype="float32", quantization="int8") as llm:
+        model = llm._engine_loop.core.runner.model
+        layers = [layer for layer in model.modules() if isinstance(layer, Linear) and not layer.exact]
+        assert {isinstance(layer.packed, Int8PanelWeight | Int8Weight) for layer in layers if layer.formats} == {True}
+        assert not any(isinstance(layer.packed, Int8PanelWeight | Int8Weight) for layer in layers if not layer.formats)
+        ours, logits = record(llm, question, 4)
+    theirs, wide = record(make_llm(ROWS["qwen3_vl"], packed, dtype="float32"), question, 4)
+    assert ours.prompt_token_ids == theirs.prompt_token_ids
+    assert 0 < float((logits - wide).std()) < 0.1 * float(wide.std())
+    other, _ = write(world.folder("qwen3_vl"), tmp_path / "other", SCHEMES["ct w4a16"], chosen)
+    with pytest.raises(ConfigError, match="or that store int8 with one scale per output"):
+        LLM(other, device="cpu", quantization="int8")
+
+
+def in_decoder(name: str) -> bool:
+    return chosen(name) and "language_model" in name
 
 
 def test_a_quantised_checkpoint_is_not_quantised_again(world: LoadedModels, tmp_path: Path) -> None:
