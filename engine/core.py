@@ -18,7 +18,7 @@ import torch
 from ..mm.embeddings import PROMPT_EMBEDS
 from ..mm.errors import InputError, hint
 from ..mm.types import MultiModalFeature, find_item
-from ..models.interface import Model
+from ..models.interface import Model, SupportsClassification
 from .core_client import ASLEEP
 from .errors import error_info, is_out_of_memory
 from .scheduler.quarantine import Quarantine
@@ -389,6 +389,10 @@ class EngineCore:
         return failed
 
     def _check_head(self, request: EngineRequest) -> None:
+        if request.pooling is not None and request.pooling.classifies and not self.info.num_labels:
+            raise InputError(
+                "this checkpoint has no classification head; use llm.embed, llm.score or PoolingParams(token_ids=...)"
+            )
         if not self.info.can_generate and (request.pooling is None or request.pooling.token_ids):
             raise InputError("this checkpoint has no head (lm_head.weight) and cannot generate or score; use llm.embed")
 
@@ -424,4 +428,5 @@ def _info(scheduler: Scheduler, runner: ModelRunner, source: ModelReloader | Non
         structured_outputs=runner.grammars is not None,
         can_sleep=source is not None,
         can_generate=model.can_generate,
+        num_labels=model.num_labels if isinstance(model, SupportsClassification) else 0,
     )

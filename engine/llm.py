@@ -390,6 +390,11 @@ class LLM:
         return self._engine_loop.core.info.hidden_size
 
     @property
+    def num_labels(self) -> int:
+        """Number of classes of `classify`; 0 if the checkpoint has no classification head."""
+        return self._engine_loop.core.info.num_labels
+
+    @property
     def stats(self) -> EngineStats:
         """Counters of sequences, blocks, caches and preemptions, at most 50 ms old while requests are computed."""
         return self._engine_loop.stats

@@ -18,12 +18,20 @@ class PoolingParams:
     Args:
         token_ids: return the logits of these tokens; if empty, return the hidden state, scaled to length 1.
         dimensions: `LLM.encode` and `LLM.embed` cut the vector to this length and scale it to length 1 again.
-        task: the pooling task of `LLM.encode`, unless that call names one.
+        task: the pooling task of `LLM.encode`, unless that call names one: "embed", or "classify" or "score" for the
+            probabilities of the classes.
+        normalize: False returns the hidden state as it is. use_activation: False returns the raw numbers of the classes.
     """
 
     token_ids: tuple[int, ...] = ()
     dimensions: int | None = None
     task: str | None = None
+    normalize: bool | None = None
+    use_activation: bool | None = None
+
+    @property
+    def classifies(self) -> bool:
+        return not self.token_ids and self.task in ("classify", "score")
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", check_token_ids("pooling.token_ids", self.token_ids))
@@ -33,3 +41,8 @@ class PoolingParams:
         if not isinstance(self.task, str | None):
             raise InputError(f"task={short_repr(self.task)} must be a text or None", param="pooling.task")
         check_utf8(self.task or "", "pooling.task")
+        for name in ("normalize", "use_activation"):
+            if not isinstance(getattr(self, name), bool | None):
+                raise InputError(
+                    f"{name}={short_repr(getattr(self, name))} must be True, False or None", param=f"pooling.{name}"
+                )

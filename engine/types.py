@@ -255,6 +255,7 @@ class CoreInfo:
         structured_outputs: True if requests may have a grammar.
         can_sleep: True if `sleep` works.
         can_generate: False if the checkpoint has no head, so that requests must have a `pooling` without `token_ids`.
+        num_labels: classes of the checkpoint's classification head, 0 without one.
     """
 
     max_model_len: int
@@ -269,6 +270,7 @@ class CoreInfo:
     structured_outputs: bool = False
     can_sleep: bool = False
     can_generate: bool = True
+    num_labels: int = 0
 
 
 @dataclass(frozen=True)

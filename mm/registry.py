@@ -81,6 +81,7 @@ _TEXT_STACKS = (
     "Olmo2", "Olmo3", "Olmoe", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SeedOss", "SmolLM3", "StableLm",
     "Starcoder2",
 )  # fmt: skip
+_BERTS = ("Bert", "Camembert", "Roberta", "XLMRoberta")
 
 ARCHITECTURES: dict[str, Architecture] = {
     "DeepseekOCR2ForCausalLM": native("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
@@ -130,19 +131,21 @@ ARCHITECTURES: dict[str, Architecture] = {
     "VoxtralConsolidated": native("voxtral", "VoxtralConsolidated", "VoxtralProcessingInfo"),
     "VoxtralForConditionalGeneration": native("voxtral", "Voxtral", "VoxtralProcessingInfo"),
     "WhisperForConditionalGeneration": native("whisper", "Whisper", "WhisperProcessingInfo"),
-    **{
-        f"{stack}{task}": native("bert", "Bert", "BertProcessingInfo")
-        for stack in ("Bert", "Camembert", "Roberta", "XLMRoberta")
-        for task in ("Model", "ForMaskedLM")
-    },
+    **{f"{stack}{task}": native("bert", "Bert", "BertProcessingInfo") for stack in _BERTS for task in ("Model", "ForMaskedLM")},
+    **{f"{stack}ForSequenceClassification": native("bert", "BertClassifier", "BertProcessingInfo") for stack in _BERTS},
     **{f"{stack}ForCausalLM": native("text_only", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS},
+    **{
+        f"{stack}ForSequenceClassification": native("text_only", "TextClassifier", "TextProcessingInfo")
+        for stack in (*(name for name in _TEXT_STACKS if name != "Gemma3"), "Gemma3Text")
+    },
 }
 
 NOTES: dict[str, FamilyNote] = {
     "bert": FamilyNote(
-        "text encoders for `embed`: mean or CLS pooling, as 1_Pooling/config.json says",
-        "vectors only; no classification heads",
-        "tests/models/families/test_bert.py",
+        "text encoders for `embed`: mean or CLS pooling, as 1_Pooling/config.json says; `classify`, and "
+        "`score` of pairs with cross-encoders",
+        "vectors and classes; no heads of other tasks",
+        "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
     ),
     "deepseek_ocr2": FamilyNote(
         "SAM features, then CLIP (DeepSeek-OCR) or a decoder with learned queries (DeepSeek-OCR 2); tiles by the best aspect "
@@ -194,7 +197,9 @@ NOTES: dict[str, FamilyNote] = {
         "2048 frames per video; sides up to 200:1",
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
-    "text_only": FamilyNote("decoders without an encoder: no items; the stack follows `model_type`; `embed` and `score`"),
+    "text_only": FamilyNote(
+        "decoders without an encoder: no items; the stack follows `model_type`; `embed`, `score` and `classify`"
+    ),
     "ultravox": FamilyNote("rows stacked by eight, any decoder; tower and decoder may be in other repositories"),
     "voxtral": FamilyNote(
         "windows of 30 s, padded with silence; prompts and transcriptions as mistral-common writes them; "

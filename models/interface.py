@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -101,6 +101,16 @@ class ForwardBatch:
     cross_rows: Tensor | None = None
     modality_ids: Tensor | None = None
     adapters: Tensor | None = None
+
+
+@runtime_checkable
+class SupportsClassification(Protocol):
+    """A model with a classification head."""
+
+    num_labels: int
+
+    def classify(self, hidden: Tensor, activate: bool) -> Tensor:
+        """Return float32 `[n, num_labels]` for pooled states `[n, hidden]`; `activate`: as probabilities."""
 
 
 class Model(Protocol):

@@ -11,8 +11,8 @@ from ..engine.frontend.arguments import as_prompts
 from ..engine.pooling_params import PoolingParams
 from ..engine.progress import ShowProgress
 from ..engine.sampling_params import SamplingParams
-from ..mm.errors import ConfigError
 from .beam_search import BeamSearchOutput, BeamSearchParams, beam_search
+from .classify import ClassificationRequestOutput, classify_tasks
 from .ocr import Page, ocr_tasks
 from .pooling import PoolingRequestOutput, encode_tasks
 from .rank import Embedding, Score, embed_tasks, score_tasks
@@ -54,10 +54,11 @@ class LLM(llm.LLM):
         """Return vectors or logits of prompts, which are used unchanged; see `pipelines.pooling.encode_tasks`."""
         return run_tasks(self, encode_tasks(self, as_prompts(prompts), pooling_params, pooling_task), use_tqdm)
 
-    def classify(self, prompts: object, **_: Any) -> None:
-        """Raise ConfigError: no checkpoint with a classification head is supported."""
-        how = "use score, or encode with PoolingParams(token_ids=...) for the logits of single tokens"
-        raise ConfigError(f"{self.config.model} has no classification head; {how}")
+    def classify(
+        self, prompts: object, pooling_params: PoolingParams | None = None, use_tqdm: ShowProgress = True
+    ) -> list[ClassificationRequestOutput]:
+        """Return the class probabilities of prompts; see `pipelines.classify.classify_tasks`."""
+        return run_tasks(self, classify_tasks(self, as_prompts(prompts), pooling_params), use_tqdm)
 
     def transcribe(
         self,
@@ -99,6 +100,10 @@ class AsyncLLM(async_llm.AsyncLLM):
     async def embed(self, inputs: object, **options: Any) -> list[Embedding]:
         """`LLM.embed` as a coroutine."""
         return await run_tasks_async(self, embed_tasks(self.llm, inputs, **check_names(embed_tasks, options)))
+
+    async def classify(self, prompts: object, pooling_params: PoolingParams | None = None) -> list[ClassificationRequestOutput]:
+        """`LLM.classify` as a coroutine."""
+        return await run_tasks_async(self, classify_tasks(self.llm, as_prompts(prompts), pooling_params))
 
     async def score(self, query: object, documents: object, **options: Any) -> list[Score]:
         """`LLM.score` as a coroutine."""

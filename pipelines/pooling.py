@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -106,7 +106,8 @@ def encode_tasks(
     Args:
         pooling_params: one for all prompts or one per prompt; None returns the model's vector, for decoders the last
             token's hidden state scaled to length 1.
-        pooling_task: "embed" (the default), or "classify" or "score" for the logits of `PoolingParams(token_ids=...)`.
+        pooling_task: "embed" (the default), or "classify" or "score" for the probabilities of the classes, or for the logits
+            of `PoolingParams(token_ids=...)`.
 
     Raises:
         ConfigError: a task that no checkpoint can do here.
@@ -119,11 +120,11 @@ def encode_tasks(
     if len(several) != len(prompts) or not all(isinstance(one, PoolingParams) for one in several):
         reason = f"pooling_params={short_repr(pooling_params)} must be a PoolingParams, or one per prompt ({len(prompts)} here)"
         raise InputError(reason, param="pooling_params")
+    several = [replace(params, task=pooling_task or params.task or "embed") for params in several]
     for params in several:
-        task = pooling_task or params.task or "embed"
-        if task not in _TASKS or (task != "embed" and not params.token_ids):
+        if params.task not in _TASKS or (params.classifies and not llm.num_labels):
             how = "use embed, score, or PoolingParams(token_ids=...) for the logits of these tokens"
-            reason = f"pooling_task={short_repr(task)}: checkpoints have no pooling head here; {how}"
+            reason = f"pooling_task={short_repr(params.task)}: this checkpoint has no such head; {how}"
             raise ConfigError(reason, param="pooling_task")
         check_dimensions(llm, params.dimensions)
     return [_encode_task(llm, prompt, params) for prompt, params in zip(prompts, several, strict=True)]
@@ -131,7 +132,8 @@ def encode_tasks(
 
 def _encode_task(llm: LLM, prompt: object, params: PoolingParams) -> Task[PoolingRequestOutput]:
     output = yield pooling_request(llm, prompt, params, {})
-    return PoolingRequestOutput(truncate(output.pooled, params.dimensions), output.error, output)
+    dimensions = None if params.classifies else params.dimensions
+    return PoolingRequestOutput(truncate(output.pooled, dimensions, params.normalize), output.error, output)
 
 
 def pooling_request(llm: LLM, prompt: object, pooling: PoolingParams, options: dict[str, Any]) -> RequestHandle:
@@ -148,8 +150,10 @@ def check_dimensions(llm: LLM, dimensions: int | None) -> None:
         raise InputError(reason, param="dimensions")
 
 
-def truncate(vector: Tensor | None, dimensions: int | None) -> Tensor | None:
-    """Return the first `dimensions` values, scaled to length 1 again; None keeps all."""
+def truncate(vector: Tensor | None, dimensions: int | None, normalize: bool | None = None) -> Tensor | None:
+    """Return the first `dimensions` values, scaled to length 1 again unless `normalize` is False; None keeps all."""
     if vector is None or dimensions is None:
         return vector
+    if normalize is False:
+        return vector[:dimensions]
     return torch.nn.functional.normalize(vector[:dimensions], dim=-1)

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -18,6 +18,7 @@ from ..engine.pooling_params import PoolingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr
 from ..mm.parse import is_item_list
+from .classify import pair_prompt
 from .message_parts import media_part
 from .pooling import EmbeddingOutput, PooledResult, ScoringOutput, check_dimensions, pooling_request, truncate
 from .tasks import Task
@@ -100,7 +101,7 @@ def embed_tasks(
         dimensions: truncate the vectors to this length and normalise them again, for Matryoshka models (arXiv 2205.13147);
             None keeps the whole vectors.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
-        pooling_params: as in vLLM; its `dimensions` are used.
+        pooling_params: as in vLLM; its `dimensions` and `normalize` are used.
 
     Raises:
         InputError: `dimensions` is out of range. The task raises it if the checkpoint has no chat template or the input has
@@ -109,21 +110,21 @@ def embed_tasks(
     check_type("instruction", instruction, str)
     check_type("chat_template", chat_template, str, os.PathLike, type(None))
     check_type("pooling_params", pooling_params, PoolingParams, type(None))
-    if dimensions is None and pooling_params is not None:
-        dimensions = pooling_params.dimensions
-    check_dimensions(llm, dimensions)
+    pooling = PoolingParams() if pooling_params is None else replace(pooling_params, token_ids=(), task="embed")
+    pooling = pooling if dimensions is None else replace(pooling, dimensions=dimensions)
+    check_dimensions(llm, pooling.dimensions)
     template = _template_options(chat_template)
-    return [_embed_task(llm, item, instruction, dimensions, template) for item in _as_list(inputs)]
+    return [_embed_task(llm, item, instruction, pooling, template) for item in _as_list(inputs)]
 
 
-def _embed_task(llm: LLM, item: object, instruction: str, dimensions: int | None, template: dict[str, Any]) -> Task[Embedding]:
+def _embed_task(llm: LLM, item: object, instruction: str, pooling: PoolingParams, template: dict[str, Any]) -> Task[Embedding]:
     prompt = item
     if llm.embeds_text and isinstance(item, str):
         prompt = item if instruction == EMBED_INSTRUCTION else instruction + item
     elif not _is_prompt(item):
         prompt = [_message("system", instruction), _message("user", _content_parts(item))]
-    output = yield pooling_request(llm, prompt, PoolingParams(), template)
-    return Embedding(truncate(output.pooled, dimensions), output.error, output)
+    output = yield pooling_request(llm, prompt, pooling, template)
+    return Embedding(truncate(output.pooled, pooling.dimensions, pooling.normalize), output.error, output)
 
 
 def score_tasks(
@@ -135,7 +136,8 @@ def score_tasks(
 ) -> list[Task[Score]]:
     """Return one task per document, in order; they run as one batch.
 
-    The score is the probability of "yes" if the next token can only be "yes" or "no".
+    The score is the probability of "yes" if the next token can only be "yes" or "no". A checkpoint for classification
+    (cross-encoder) reads query and document as a pair of texts, without instruction and template, and its head gives the score.
 
     Args:
         query: a text, image or mapping, as for `embed_tasks`; a list has one query for each document.
@@ -154,13 +156,20 @@ def score_tasks(
     if len(queries) not in (1, len(listed)):
         reason = f"{len(queries)} queries for {len(listed)} documents; give one query, or one for each document"
         raise InputError(reason, param="query")
+    if len(queries) == 1:
+        queries *= len(listed)
+    if llm.num_labels:
+        return [_cross_encode_task(llm, *pair) for pair in zip(queries, listed, strict=True)]
     starts = [_query_parts(llm, instruction, one) for one in queries]
-    if len(starts) == 1:
-        starts *= len(listed)
     pooling, template = PoolingParams(_yes_no_token_ids(llm)), _template_options(chat_template)
     if not llm.takes_media:
         template["chat_template_kwargs"] = {"enable_thinking": False}
     return [_score_task(llm, start, document, pooling, template) for start, document in zip(starts, listed, strict=True)]
+
+
+def _cross_encode_task(llm: LLM, query: object, document: object) -> Task[Score]:
+    output = yield pooling_request(llm, pair_prompt(llm, query, document), PoolingParams(task="score"), {})
+    return Score(None if output.pooled is None else float(output.pooled[0]), output.error, output)
 
 
 def _query_parts(llm: LLM, instruction: str, query: object) -> list[dict[str, Any]]:

@@ -248,7 +248,7 @@ class ModelRunner:
         if not last_rows:
             return {}
         params = {sequence.request.request_id: sequence.request.pooling or PoolingParams() for sequence, _ in last_rows}
-        pooled = pool(hidden[[row for _, row in last_rows]], list(params.values()), self.model.compute_logits)
+        pooled = pool(hidden[[row for _, row in last_rows]], list(params.values()), self.model)
         return {
             name: TokenOutput(name, (), pooled=vector) if vector.isfinite().all() else TokenOutput(name, (), error=NOT_FINITE)
             for name, vector in zip(params, pooled, strict=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, cast
+from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
@@ -18,10 +18,11 @@ from ..config import check_activation, positive_int
 from ..decoder_model import DecoderModel
 from ..interface import ForwardBatch
 from ..layers.basic import Embedding, Norm, TensorModule
+from ..layers.classification import ClassificationHead
 from ..layers.mlp import PlainMlp
 from ..text.decoder import Decoder, DecoderAttention
 from ..text.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
-from .text_only import TextModel
+from .text_only import ClassificationModel, TextModel
 
 _ROBERTA = ("roberta", "xlm-roberta", "camembert")  # positions begin after the id of the padding token
 _POOLINGS = ("cls", "mean")
@@ -67,8 +68,22 @@ class BertLayer(TensorModule):
         return self.after_mlp(x, self.mlp(x))
 
 
+def _second_segments(batch: ForwardBatch) -> Tensor:
+    """Return 1 for the rows of second texts, int64 `[rows]`. Each text ends with the prompt's last token, the separator."""
+    types = torch.zeros_like(batch.input_ids)
+    for start, stop in pairwise(batch.attn[0].query_start_loc):
+        ends = batch.input_ids[start:stop] == batch.input_ids[stop - 1]
+        types[start + 1 : stop] = ends[:-1].cumsum(0).clamp_(max=1)
+    return types
+
+
 class BertEncoder(TensorModule):
-    """ForwardBatch -> hidden states `[rows, hidden]`. `first`: row of the position table for position 0."""
+    """ForwardBatch -> hidden states `[rows, hidden]`.
+
+    `first`: row of the position table for position 0. `pairs`: prompts may be pairs of texts, whose second texts have type 1.
+    """
+
+    pairs = False
 
     def __init__(
         self, spec: DecoderSpec, positions: int, types: int, first: int, dtype: torch.dtype, device: torch.device
@@ -84,7 +99,8 @@ class BertEncoder(TensorModule):
         self.cache_specs = [layer.self_attn.cache_spec for layer in layers]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        x = self.embed_tokens(batch.input_ids) + self.embed_types.weight[0]
+        x = self.embed_tokens(batch.input_ids)
+        x += self.embed_types(_second_segments(batch)) if self.pairs else self.embed_types.weight[0]
         x = self.embed_norm(x, self.embed_positions(batch.positions[0] + self.first))
         for layer, cache, attn in zip(self.layers, batch.kv_caches, batch.attn, strict=True):
             x = layer(x, cache, attn)
@@ -94,7 +110,7 @@ class BertEncoder(TensorModule):
 class Bert(TextModel):
     """An embedder. Prompts are never cut, since all of their tokens attend to each other."""
 
-    prefixes = (("", "language_model."),)
+    prefixes: ClassVar[tuple[tuple[str, str], ...]] = (("", "language_model."),)
     ignored = tuple(f"language_model.{name}" for name in _IGNORED)
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -138,4 +154,24 @@ class Bert(TextModel):
             name = name.removeprefix("bert.").removeprefix("roberta.")
             for old, new in _NAMES:
                 name = name.replace(old, new, 1)
+            yield name, tensor
+
+
+class BertClassifier(ClassificationModel, Bert):
+    """An encoder that classifies a prompt, or a pair of texts, by its first token."""
+
+    prefixes = (("classifier.", "classifier."), *Bert.prefixes)
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__({**config, "pooling_mode": "cls"}, dtype, device)
+        self.classifier = ClassificationHead(config, self.hidden_size, True, dtype, device)
+        encoder = cast(BertEncoder, self.language_model)
+        encoder.pairs = len(encoder.embed_types.weight) > 1
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield tensors under our names. BERT stores the first product in its pooler, RoBERTa stores both in its classifier."""
+        for name, tensor in super().convert_weights(weights):
+            name = name.replace("pooler.dense.", "classifier.dense.", 1)
+            if name in ("classifier.weight", "classifier.bias"):
+                name = name.replace("classifier.", "classifier.out_proj.")
             yield name, tensor

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from typing import Any, Never
 
@@ -15,6 +15,7 @@ from ..consolidated import hub_names
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..internlm2 import internlm2_weights
+from ..layers.classification import ClassificationHead
 from ..text.stacks import stack_of
 
 
@@ -53,6 +54,38 @@ class MistralText(TextModel):
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         return hub_names(weights)
+
+
+class ClassificationModel(TextModel):
+    """Base of models that classify a prompt by one hidden state. They have no language model head."""
+
+    classifier: ClassificationHead
+
+    @property
+    def num_labels(self) -> int:
+        return self.classifier.num_labels
+
+    def classify(self, hidden: Tensor, activate: bool) -> Tensor:
+        return self.classifier(hidden, activate)
+
+    def keep_encoders(self, modalities: Collection[str]) -> None:
+        """Keep the head; there are no encoders to remove."""
+        self.reads_encoder_rows = False
+
+    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
+        """Do nothing: a stored language model head is not used."""
+
+
+class TextClassifier(ClassificationModel):
+    """A decoder that classifies a prompt by its last token (`...ForSequenceClassification`)."""
+
+    prefixes = (("score.", "classifier.out_proj."), *TextModel.prefixes)
+    ignored = ("head.",)
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(config, dtype, device)
+        self.head = None
+        self.classifier = ClassificationHead(config, self.hidden_size, False, dtype, device)
 
 
 class InternLM2(TextModel):

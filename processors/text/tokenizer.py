@@ -11,7 +11,7 @@ from itertools import groupby, pairwise
 from pathlib import Path
 from typing import Any
 
-from ...mm.errors import CheckpointError, InputError, SensoriumError, check_utf8
+from ...mm.errors import CheckpointError, ConfigError, InputError, SensoriumError, check_utf8
 from ...mm.gguf import SUFFIX
 from ..files import read_json
 from .token_bounds import TokenBounds, read_state, read_token_bounds, unknown_id
@@ -48,6 +48,12 @@ class Tokenizer(TransformersNames):
     def encode(self, text: str, add_special_tokens: bool = True) -> list[int]:
         """Return ids of trusted text: special tokens in it are recognised; `add_special_tokens` adds the checkpoint's own."""
         return self._backend.trusted(check_utf8(text), add_special_tokens)
+
+    def encode_pair(self, first: str, second: str) -> list[int]:
+        """Return ids of two trusted texts as the checkpoint joins them; ConfigError for a tokenizer that cannot."""
+        if not isinstance(self._backend, _Fast):
+            raise ConfigError("the tokenizer of this checkpoint joins no pairs of texts")
+        return self._backend.pair(check_utf8(first), check_utf8(second))
 
     def encode_ordinary(self, text: str) -> list[int]:
         """Return ids of untrusted text: never a control token, whatever it spells."""
@@ -215,6 +221,9 @@ class _Fast:
 
     def trusted(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._trusted.encode(text, add_special_tokens=add_special_tokens).ids)
+
+    def pair(self, first: str, second: str) -> list[int]:
+        return list(self._trusted.encode(first, second).ids)
 
     def plain(self, text: str) -> list[int]:
         encoding = self._plain.encode(text, add_special_tokens=False)

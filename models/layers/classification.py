@@ -1,0 +1,66 @@
+"""The head of checkpoints for classification (`...ForSequenceClassification`): a number per class for pooled hidden states."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...mm.errors import ConfigError, short_repr
+from ..config import positive_int
+from .basic import TensorModule
+from .linear import Linear
+
+_BY_PROBLEM = {
+    "regression": "identity",
+    "single_label_classification": "softmax",
+    "multi_label_classification": "sigmoid",
+}
+_ACTIVATIONS = ("identity", "sigmoid", "softmax")
+
+
+def count_labels(config: Mapping[str, Any]) -> int:
+    """Return the number of classes; config.json leaves them out if there are two."""
+    return positive_int(config, "num_labels") if "num_labels" in config else len(config.get("id2label") or "01")
+
+
+def label_activation(config: Mapping[str, Any], labels: int) -> str:
+    """Return "identity", "sigmoid" or "softmax": as sentence-transformers names it, by the problem type, or by the classes.
+
+    Raises:
+        ConfigError: sentence-transformers' activation has another name.
+    """
+    own = config.get("sentence_transformers")
+    named = (own.get("activation_fn") if isinstance(own, Mapping) else None) or config.get(
+        "sbert_ce_default_activation_function"
+    )
+    if named is None:
+        return _BY_PROBLEM.get(str(config.get("problem_type")), "sigmoid" if labels == 1 else "softmax")
+    name = str(named).rpartition(".")[2].lower()
+    if name not in _ACTIVATIONS:
+        raise ConfigError(
+            f"the classifier's activation {short_repr(named)} is not supported; known are {', '.join(_ACTIVATIONS)}"
+        )
+    return name
+
+
+class ClassificationHead(TensorModule):
+    """`[n, width] -> float32 [n, labels]`. `dense`: a product and tanh come first; then both products have biases."""
+
+    def __init__(self, config: Mapping[str, Any], width: int, dense: bool, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.num_labels = count_labels(config)
+        self.activation = label_activation(config, self.num_labels)
+        self.dense = Linear(width, {"dense": width}, True, dtype, device, exact=True) if dense else None
+        self.out = Linear(width, {"out_proj": self.num_labels}, dense, dtype, device, exact=True)
+
+    def forward(self, pooled: Tensor, activate: bool) -> Tensor:
+        """Return the numbers of all classes: probabilities as config.json says, or raw ones."""
+        if self.dense is not None:
+            pooled = self.dense(pooled).tanh()
+        logits = self.out(pooled).float()
+        if not activate or self.activation == "identity":
+            return logits
+        return logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(-1)

@@ -1,0 +1,102 @@
+"""Classes of prompts and scores of pairs, from checkpoints for classification, against transformers."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
+from sensorium import LLM, PoolingParams
+from sensorium.mm.errors import ConfigError, InputError
+from tokenizers.processors import TemplateProcessing
+
+ensure_torchvision()
+import transformers as tf  # noqa: E402
+
+SPECIALS = ["<pad>", "[CLS]", "[SEP]"]
+TEXTS = ["def f(x): return x", "import os", "class A: pass\n" * 6]
+ENCODERS = ("bert", "roberta", "xlm-roberta")
+
+
+def build(folder: Path, kind: str, labels: int, **config: Any) -> tuple[Any, Any]:
+    """Save a random checkpoint with `labels` classes; return its model and tokenizer."""
+    words = fast_tokenizer(SPECIALS, pad_token="<pad>")
+    ids = [(name, words.convert_tokens_to_ids(name)) for name in SPECIALS]
+    pair = "[CLS] $A [SEP] $B:1 [SEP]:1"
+    words.backend_tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=ids)
+    sizes = text_config(words) | {"max_position_embeddings": 200, "pad_token_id": 0 if kind == "bert" else 3}
+    sizes |= {"head_dim": 16, "layer_norm_eps": 1e-5} | ({"type_vocab_size": 2 if kind == "bert" else 1})
+    made = tf.CONFIG_MAPPING[kind](**sizes, num_labels=labels, **config)
+    model = tf.AutoModelForSequenceClassification.from_config(made).eval()
+    randomise(model, 0)
+    for name, parameter in model.named_parameters():
+        if "norm" in name.lower() and name.endswith("weight") and kind in ENCODERS:
+            parameter.data.add_(1)
+    model.save_pretrained(folder)
+    words.save_pretrained(folder)
+    return model, words
+
+
+def logits_of(model: Any, words: Any, *texts: str) -> torch.Tensor:
+    inputs = words(*texts, return_tensors="pt", return_token_type_ids=model.config.model_type == "bert")
+    with torch.inference_mode():
+        return model(**inputs).logits[0]
+
+
+@pytest.mark.parametrize("kind", [*ENCODERS, "llama", "qwen3", "gemma"])
+def test_classes(kind: str, tmp_path: Path) -> None:
+    """Short and long prompts in one batch; raw numbers; a vector of the same checkpoint."""
+    model, words = build(tmp_path, kind, 3)
+    with LLM(tmp_path, max_num_seqs=4) as llm:
+        found = llm.classify(TEXTS, use_tqdm=False)
+        raw = llm.classify(TEXTS, PoolingParams(use_activation=False), use_tqdm=False)
+        (encoded,) = llm.encode(TEXTS[0], pooling_task="classify", use_tqdm=False)
+        (plain,) = llm.encode(TEXTS[0], PoolingParams(normalize=False), use_tqdm=False)
+        with pytest.raises(ConfigError, match="has 3 classes, and score needs one"):
+            llm.score("a", "b", use_tqdm=False)
+        assert llm.generate("a", use_tqdm=False)[0].error is not None
+    for text, one, numbers in zip(TEXTS, found, raw, strict=True):
+        expected = logits_of(model, words, text)
+        torch.testing.assert_close(numbers.probs, expected, rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(torch.tensor(one.outputs.probs), expected.softmax(-1), rtol=1e-3, atol=2e-4)
+    assert found[0].outputs.num_classes == 3
+    assert torch.equal(encoded.outputs.data, found[0].probs)
+    assert plain.outputs.data.norm() > 1.01
+
+
+@pytest.mark.parametrize("kind", [*ENCODERS, "qwen3"])
+def test_scores_of_a_cross_encoder(kind: str, tmp_path: Path) -> None:
+    model, words = build(tmp_path, kind, 1)
+    with LLM(tmp_path) as llm:
+        found = llm.score("import os", TEXTS, use_tqdm=False)
+        with pytest.raises(InputError, match="no text"):
+            llm.score("import os", {"image": "x.png"}, use_tqdm=False)
+    for text, one in zip(TEXTS, found, strict=True):
+        assert abs(one.score - float(logits_of(model, words, "import os", text).sigmoid())) < 1e-4
+
+
+@pytest.mark.parametrize(
+    ("config", "expected"),
+    [
+        ({"problem_type": "multi_label_classification"}, torch.sigmoid),
+        ({"problem_type": "regression"}, lambda logits: logits),
+        ({"sentence_transformers": {"activation_fn": "torch.nn.modules.linear.Identity"}}, lambda logits: logits),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.Sigmoid"}, torch.sigmoid),
+        ({"sbert_ce_default_activation_function": "torch.nn.modules.activation.ReLU"}, None),
+    ],
+    ids=str,
+)
+def test_the_activation_is_the_published_one(config: dict[str, Any], expected: Any, tmp_path: Path) -> None:
+    model, words = build(tmp_path, "llama", 2)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stored | config))
+    if expected is None:
+        with pytest.raises(ConfigError, match=r"activation 'torch\.nn\.modules\.activation\.ReLU' is not supported"):
+            LLM(tmp_path)
+        return
+    with LLM(tmp_path) as llm:
+        (found,) = llm.classify(TEXTS[0], use_tqdm=False)
+    torch.testing.assert_close(found.probs, expected(logits_of(model, words, TEXTS[0])), rtol=1e-3, atol=2e-4)
