@@ -293,7 +293,7 @@ def _check_kernels(kernels: str) -> None:
     except ValueError as error:
         raise ConfigError(f"kernels: {error}", param="kernels") from None
     try:
-        native.hides_avx512()
+        native.restriction()
     except ValueError as error:
         raise ConfigError(str(error)) from None
 

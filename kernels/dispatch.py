@@ -160,14 +160,17 @@ def has_triton() -> bool:
 
 
 def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
-    """Return whether the CPU has the instructions of a C++ kernel: matmuls need AVX2, others run anywhere.
+    """Return whether the CPU has the instructions of a C++ kernel: matmuls need AVX2 or NEON, others run anywhere.
 
     With AVX-512, float32 products are left to oneDNN.
     """
     if op not in ("linear", "int8_linear", "int4_linear"):
         return True
-    narrow = dtype == torch.bfloat16 or op != "linear"
-    return native.products() is not None and (narrow or native.instructions() == "avx2")
+    found = native.products()
+    if op == "int4_linear":
+        return found is not None and not found.startswith("neon")
+    narrow = dtype == torch.bfloat16 or op == "int8_linear"
+    return found is not None and (narrow or not found.startswith(("avx512", "amx")))
 
 
 def multiplies_fast(dtype: torch.dtype) -> bool:

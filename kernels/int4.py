@@ -15,12 +15,22 @@ from torch.nn import functional as F
 from . import native
 from .dispatch import backend
 from .grouped import GroupedWeight, QuantizedWeight, ShardedWeight, panel_rows
-from .panels import allocate, pad_outputs, panel_width
+from .panels import allocate, pad_outputs
 
 LARGEST = 15
 MIDDLE = 8
 STEP = 8  # inputs that the C++ kernels unpack at a time
 _SCALE_TYPES = [torch.float32, torch.bfloat16, torch.float16]  # as ScaleType in cpu/linear_int4_body.h
+
+
+def _has_wide() -> bool:
+    """Return whether the C++ kernel for AVX-512 BF16 and VNNI runs, and not that for AVX2."""
+    return native.products() in ("avx512_bf16", "amx")
+
+
+def _panel_width() -> int:
+    """Return the number of outputs of a panel."""
+    return 64 if _has_wide() else 16
 
 
 @dataclass(frozen=True)
@@ -43,9 +53,9 @@ class Int4Panels:
     """A weight for the C++ kernels. All tensors have entries for padded outputs.
 
     Args:
-        codes: uint8 `[panels, steps, panel_width(), 4]`. Byte j of an output has input j of the step in its low bits and input
+        codes: uint8 `[panels, steps, _panel_width(), 4]`. Byte j of an output has input j of the step in its low bits and input
             4 + j in its high bits.
-        scale: `[panels, groups, panel_width()]`. zero: uint8, same shape; None: 8.
+        scale: `[panels, groups, _panel_width()]`. zero: uint8, same shape; None: 8.
         bias: float32.
         order: int32 `[inputs]`, the input of each column; None: the same.
         outputs: number of outputs without padding.
@@ -159,7 +169,7 @@ def _are_alike(a: GroupedWeight, b: GroupedWeight) -> bool:
 
 
 def _to_panels(weight: GroupedWeight, bias: Tensor | None) -> Int4Panels:
-    outputs, inputs, wide = len(weight.codes), weight.inputs, panel_width()
+    outputs, inputs, wide = len(weight.codes), weight.inputs, _panel_width()
     codes, order = torch.stack((weight.codes & 15, weight.codes >> 4), -1).flatten(1)[:, :inputs], None
     if weight.group_index is not None:
         places = weight.group_index.argsort(stable=True)
@@ -172,7 +182,7 @@ def _to_panels(weight: GroupedWeight, bias: Tensor | None) -> Int4Panels:
         allocate(panels.shape, torch.uint8).copy_(panels),
         _grid_panels(weight.scale),
         None if weight.zero is None else _grid_panels(weight.zero.to(torch.uint8)),
-        pad_outputs(torch.zeros(outputs) if bias is None else bias.float()),
+        pad_outputs(torch.zeros(outputs) if bias is None else bias.float(), wide),
         order,
         outputs,
         inputs,
@@ -181,16 +191,16 @@ def _to_panels(weight: GroupedWeight, bias: Tensor | None) -> Int4Panels:
 
 
 def _grid_panels(grid: Tensor) -> Tensor:
-    """Reorder `[out, groups]` to `[panels, groups, panel_width()]`."""
-    padded = F.pad(grid, (0, 0, 0, -len(grid) % panel_width()))
-    return padded.view(-1, panel_width(), grid.shape[1]).transpose(1, 2).contiguous()
+    """Reorder `[out, groups]` to `[panels, groups, _panel_width()]`."""
+    padded = F.pad(grid, (0, 0, 0, -len(grid) % _panel_width()))
+    return padded.view(-1, _panel_width(), grid.shape[1]).transpose(1, 2).contiguous()
 
 
 def int4_linear(x: Tensor, weights: Int4PanelWeight) -> Tensor:
     """Compute `x [rows, in]` -> `[rows, out]` in x's dtype: `grouped.grouped_linear` with sums of groups in another order."""
     outputs = sum(panels.outputs for panels in weights.panels)
     out, start, x = x.new_empty(len(x), outputs), 0, x.contiguous()
-    best = native.products() == "avx512"
+    best = _has_wide()
     for w in weights.panels:
         steps, groups = w.codes.shape[1], w.scale.shape[1]
         scratch = torch.empty(len(x), row_bytes(w.inputs, groups, x.dtype, weights.int8_rows), dtype=torch.uint8)
@@ -204,7 +214,7 @@ def int4_linear(x: Tensor, weights: Int4PanelWeight) -> Tensor:
 
 def row_bytes(inputs: int, groups: int, dtype: torch.dtype, int8_rows: bool) -> int:
     """Return the bytes of a row as the C++ kernels convert it: its numbers, the sum of each group, a scale."""
-    wide = dtype == torch.float32 or native.products() != "avx512"
+    wide = dtype == torch.float32 or not _has_wide()
     return -(-inputs // STEP) * STEP * (1 if int8_rows else 4 if wide else 2) + 4 * groups + 4
 
 
@@ -221,4 +231,4 @@ def int4_bytes(inner: int, outer: int, dtype: torch.dtype, device: torch.device,
     grid = groups * (dtype.itemsize + (not options.symmetric))
     if backend("int4_linear", device, dtype) != "native":
         return outer * (-(-inner // 2) + grid)
-    return -(-outer // panel_width()) * panel_width() * (-(-inner // STEP) * STEP // 2 + grid + 4)
+    return -(-outer // _panel_width()) * _panel_width() * (-(-inner // STEP) * STEP // 2 + grid + 4)

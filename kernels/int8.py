@@ -13,7 +13,7 @@ from torch import Tensor
 
 from . import native
 from .dispatch import backend
-from .panels import pad_outputs, to_panels
+from .panels import Panels, multiply_panels, pack_panels
 
 INT8_MAX = 127
 _MIN_ABSMAX = 1e-30  # lower bound of a row's absmax
@@ -28,26 +28,8 @@ class Int8Weight:
     bias: Tensor | None
 
 
-@dataclass(frozen=True, eq=False)
-class Int8PanelWeight:
-    """An int8 weight for the C++ kernel.
-
-    Args:
-        panels: int8, see `panels.to_panels`.
-        shift: int32, for every output with padding: 128 times the sum of the output's weights. None for the AVX2 kernel.
-        scale, bias: float32, for every output with padding.
-        outputs: number of outputs without padding.
-    """
-
-    panels: Tensor
-    shift: Tensor | None
-    scale: Tensor
-    bias: Tensor
-    outputs: int
-
-
 def supported(device: torch.device) -> bool:
-    """Return whether the device multiplies int8 exactly and fast: CPUs with AVX2 or AVX-512 VNNI, GPUs with Triton."""
+    """Return whether the device multiplies int8 exactly and fast: CPUs with AVX2, NEON or AVX-512 VNNI, GPUs with Triton."""
     if device.type != "cpu":
         return backend("int8_linear", device, torch.bfloat16) == "triton"
     return native.products() is not None or (torch.backends.mkldnn.is_available() and native.has_vnni())
@@ -59,19 +41,17 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     return x.float().mul(largest.reciprocal().mul_(INT8_MAX)).round_().to(torch.int8), largest / INT8_MAX
 
 
-def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Weight | Int8PanelWeight:
+def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Weight | Panels:
     """Quantise `weight [out, in]` with one scale per output, and pack it for its device."""
     quantized, scale = quantize_rows(weight)
     return pack_codes(quantized, scale.flatten(), bias, weight.dtype)
 
 
-def pack_codes(codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Int8Weight | Int8PanelWeight:
+def pack_codes(codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Int8Weight | Panels:
     """Pack int8 `codes [out, in]` with a float32 scale per output for their device. `dtype`: of the layer's input."""
     if backend("int8_linear", codes.device, dtype) != "native":
         return Int8Weight(codes, scale, bias)
-    shift = pad_outputs(codes.sum(1, dtype=torch.int32).mul_(128)) if native.products() == "avx512" else None
-    wide = torch.zeros(len(codes)) if bias is None else bias.float()
-    return Int8PanelWeight(to_panels(codes), shift, pad_outputs(scale), pad_outputs(wide), len(codes))
+    return pack_panels(codes, bias, scale)
 
 
 def int8_linear_reference(x: Tensor, weights: Int8Weight) -> Tensor:
@@ -83,21 +63,12 @@ def int8_linear_reference(x: Tensor, weights: Int8Weight) -> Tensor:
     return out.to(x.dtype)
 
 
-def int8_linear(x: Tensor, weights: Int8Weight | Int8PanelWeight) -> Tensor:
+def int8_linear(x: Tensor, weights: Int8Weight | Panels) -> Tensor:
     """Compute `int8_linear_reference` with the same bits. Rows with NaN or infinity give results that are not finite."""
-    if isinstance(weights, Int8Weight):
-        if backend("int8_linear", x.device, x.dtype) == "triton":
-            from .gpu import linear
+    if isinstance(weights, Panels):
+        return multiply_panels(x, weights)
+    if backend("int8_linear", x.device, x.dtype) == "triton":
+        from .gpu import linear
 
-            return linear.int8_linear(x, weights)
-        return int8_linear_reference(x, weights)
-    (rows, inputs), words, w = x.shape, weights.panels.shape[1], weights
-    out = x.new_empty(rows, w.outputs)
-    if w.shift is None:
-        packed = (w.panels, w.scale, w.bias, words, w.outputs)
-        native.call("int8_linear_avx2", x.dtype, x.contiguous(), rows, inputs, *packed, out)
-        return out
-    scratch = torch.empty(rows, 4 * words + 4, dtype=torch.uint8)  # a quantised row and its scale
-    shifted = (w.panels, w.shift, w.scale, w.bias, words, w.outputs)
-    native.call("int8_linear", x.dtype, x.contiguous(), rows, inputs, *shifted, scratch, out)
-    return out
+        return linear.int8_linear(x, weights)
+    return int8_linear_reference(x, weights)

@@ -20,13 +20,12 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from . import native
 from .dispatch import backend
 from .fp8 import Fp8Weight, fp8_linear, pack_fp8
 from .grouped import ShardedWeight, grouped_linear
 from .int4 import Int4Options, Int4PanelWeight, int4_linear, pack_int4, quantize_int4
-from .int8 import Int8PanelWeight, Int8Weight, int8_linear, pack_int8
-from .panels import pad_outputs, step_inputs, to_panels
+from .int8 import Int8Weight, int8_linear, pack_int8
+from .panels import Panels, layout, multiply_panels, pack_panels
 
 _MIN_ROWS_ONEDNN, _MIN_ROWS_MKL = 2, 16
 
@@ -47,19 +46,7 @@ class DenseWeight:
     bias: Tensor | None
 
 
-@dataclass(frozen=True, eq=False)
-class PanelWeight:
-    """A weight for a C++ kernel of `native` (`panels.to_panels`), with a float32 bias for every padded output."""
-
-    kernel: str
-    weight: Tensor
-    bias: Tensor
-    outputs: int
-
-
-LinearWeight = (
-    PanelWeight | OneDnnWeight | DenseWeight | Int8Weight | Int8PanelWeight | Fp8Weight | Int4PanelWeight | ShardedWeight
-)
+LinearWeight = Panels | OneDnnWeight | DenseWeight | Int8Weight | Fp8Weight | Int4PanelWeight | ShardedWeight
 
 
 def pack(weight: Tensor, bias: Tensor | None, quantization: str | Int4Options | None = None) -> LinearWeight:
@@ -71,8 +58,8 @@ def pack(weight: Tensor, bias: Tensor | None, quantization: str | Int4Options | 
     if quantization == "fp8":
         return pack_fp8(weight, bias)
     chosen = backend("linear", weight.device, weight.dtype)
-    if chosen == "native" and weight.shape[1] % step_inputs(weight.dtype) == 0:
-        return _pack_panels(weight, bias)
+    if chosen == "native" and weight.shape[1] % layout(weight.dtype).inputs == 0:
+        return pack_panels(weight, bias)
     if chosen == "torch":
         return DenseWeight(weight, bias)
     return OneDnnWeight(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None), bias)
@@ -81,24 +68,15 @@ def pack(weight: Tensor, bias: Tensor | None, quantization: str | Int4Options | 
 def shares_table(inputs: int, device: torch.device, dtype: torch.dtype) -> bool:
     """Return whether token embeddings and a tied head can share panels, from which rows can be read."""
     chosen = backend("linear", device, dtype)
-    float_panels = chosen == "onednn" and dtype == torch.float32 and native.products() == "avx512"
+    float_panels = chosen == "onednn" and dtype == torch.float32 and layout(dtype).width == 64
     return inputs % 2 == 0 and (chosen == "native" or float_panels)
-
-
-def pack_table(table: Tensor) -> PanelWeight:
-    """Pack the token embeddings `[vocab, hidden]` of a tied head, if `shares_table`."""
-    return _pack_panels(table, None)
-
-
-def _pack_panels(weight: Tensor, bias: Tensor | None) -> PanelWeight:
-    wide = torch.zeros(len(weight)) if bias is None else bias.float()
-    kernel = "linear" if native.products() == "avx512" else "linear_avx2"
-    return PanelWeight(kernel, to_panels(weight), pad_outputs(wide), len(weight))
 
 
 def linear(x: Tensor, weights: LinearWeight) -> Tensor:
     """Compute `x [rows, in]` -> `[rows, out]`."""
-    if isinstance(weights, (Int8Weight, Int8PanelWeight)):
+    if isinstance(weights, Panels):
+        return multiply_panels(x, weights)
+    if isinstance(weights, Int8Weight):
         return int8_linear(x, weights)
     if isinstance(weights, Fp8Weight):
         return fp8_linear(x, weights)
@@ -106,11 +84,6 @@ def linear(x: Tensor, weights: LinearWeight) -> Tensor:
         return int4_linear(x, weights)
     if isinstance(weights, ShardedWeight):
         return grouped_linear(x, weights)
-    if isinstance(weights, PanelWeight):
-        out = x.new_empty(len(x), weights.outputs)
-        packed = (weights.weight, weights.bias, weights.weight.shape[1], weights.outputs)
-        native.call(weights.kernel, x.dtype, x.contiguous(), len(x), *packed, out)
-        return out
     if isinstance(weights, OneDnnWeight):
         return _linear_padded(x, padded_rows(len(x)), weights)
     if x.device.type == "cpu":

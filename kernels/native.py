@@ -20,6 +20,7 @@ from torch import Tensor
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
+_LINEAR = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_dot", "neon_bf16")
 _SIGNATURES = {
     "paged_attention": (
         *(_I, _P, _N, _P, _N, _P, _N, _P, _N, _N, _I, _P, _N, _N, _N, _F, _F, _P, _P, _N, _P, _N, _N, _P, _N),
@@ -31,19 +32,27 @@ _SIGNATURES = {
     "rotate": (_I, _P, _N, _N, _P, _P, _N, _N, _N, _I, _I),
     "activation": (_I, _I, _P, _P, _N, _I),
     "gated": (_I, _I, _P, _P, _N, _N, _I),
-    "linear": (_I, _P, _N, _P, _P, _N, _N, _P, _I),
-    "linear_avx2": (_I, _P, _N, _P, _P, _N, _N, _P, _I),
-    "int8_linear": (_I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I),
-    "int8_linear_avx2": (_I, _P, _N, _N, _P, _P, _P, _N, _N, _P, _I),
     "int4_linear": (_I, _P, _N, _N, _P, _P, _P, _N, _P, _P, _N, _N, _N, _N, _N, _P, _P, _I),
     "int4_linear_avx2": (_I, _P, _N, _N, _P, _P, _P, _N, _P, _P, _N, _N, _N, _N, _N, _P, _P, _I),
+    **{f"linear_{name}": (_I, _I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I) for name in _LINEAR},
 }
 """Argument types of each function of kernels/cpu."""
-ABI = 1
+ABI = 2
 """Version of these functions and their data layouts. A library with another version (cpu/instructions.cpp) is not used."""
 REBUILD = "pip install --no-build-isolation --no-deps -e ."
-LEVELS = ("base", "avx2", "avx512", "avx512_bf16")
-"""The instruction sets that kernels/cpu is compiled for, in the order of `Level` in common.h."""
+LEVELS = {
+    "base": 0,
+    "avx2": 1,
+    "avx_vnni": 1,
+    "avx512": 2,
+    "avx512_vnni": 2,
+    "avx512_bf16": 3,
+    "amx": 3,
+    "neon": 0,
+    "neon_dot": 0,
+    "neon_bf16": 0,
+}
+"""Instruction sets of linear layers, in the order of `Products` in cpu/common.h, with the `Level` of all other kernels."""
 
 
 @functools.cache
@@ -65,8 +74,10 @@ def library() -> ctypes.CDLL | None:
             reason = "was built from other sources and is not used; torch runs in its place, several times slower"
             warnings.warn(f"{path} {reason}. Rebuild it: {REBUILD}", RuntimeWarning, stacklevel=2)
             continue
-        if hides_avx512():
-            level(found).value = min(level(found).value, LEVELS.index("avx2"))
+        if (wanted := restriction()) in (has := supported(found)):
+            use(found, str(wanted))
+        elif wanted is not None:
+            warnings.warn(f"SENSORIUM_CPU={wanted} is ignored: this CPU has {', '.join(has)}", RuntimeWarning, stacklevel=2)
         return found
     return None
 
@@ -79,19 +90,29 @@ def _abi(found: ctypes.CDLL) -> int:
         return 0
 
 
-def level(found: ctypes.CDLL) -> ctypes.c_int:
-    """Return the library's variable with the instruction set in use, an index of LEVELS."""
-    return ctypes.c_int.in_dll(found, "sensorium_level")
+def _variable(found: ctypes.CDLL, name: str) -> ctypes.c_int:
+    return ctypes.c_int.in_dll(found, f"sensorium_{name}")
+
+
+def supported(found: ctypes.CDLL) -> list[str]:
+    """Return the names of LEVELS that this CPU has, the best one last."""
+    bits = _variable(found, "found").value
+    return [name for at, name in enumerate(LEVELS) if bits >> at & 1]
+
+
+def use(found: ctypes.CDLL, name: str) -> None:
+    """Run the kernels as on a CPU with this instruction set of LEVELS."""
+    _variable(found, "products").value, _variable(found, "level").value = list(LEVELS).index(name), LEVELS[name]
 
 
 def instructions() -> str:
     """Return the instruction set that the C++ kernels use on this CPU, one of LEVELS, or "not built"."""
     found = library()
-    return "not built" if found is None else LEVELS[level(found).value]
+    return "not built" if found is None else list(LEVELS)[_variable(found, "products").value]
 
 
-def hides_avx512() -> bool:
-    """Return whether our kernels must behave as on a CPU without AVX-512 (SENSORIUM_CPU=avx2, for debugging).
+def restriction() -> str | None:
+    """Return the instruction set that our kernels must use instead of the best one (SENSORIUM_CPU=avx2, for debugging).
 
     The variable is read when the kernels are loaded and has to be set before the process starts. torch has its own switches:
     ATEN_CPU_CAPABILITY=avx2, ONEDNN_MAX_CPU_ISA=AVX2.
@@ -100,21 +121,27 @@ def hides_avx512() -> bool:
         ValueError: the variable has another value.
     """
     wanted = os.environ.get("SENSORIUM_CPU", "")
-    if wanted not in ("", "avx2"):
-        raise ValueError(f"SENSORIUM_CPU={wanted[:40]!r} is unknown; leave it unset, or set it to avx2 to hide AVX-512")
-    return wanted == "avx2"
+    if wanted and wanted not in LEVELS:
+        how = f"leave it unset, or set it to one of {', '.join(LEVELS)} that the CPU has"
+        raise ValueError(f"SENSORIUM_CPU={wanted[:40]!r} is unknown; {how}")
+    return wanted or None
+
+
+def hides_avx512() -> bool:
+    """Return whether our kernels must behave as on a CPU without AVX-512 (SENSORIUM_CPU)."""
+    wanted = restriction()
+    return wanted is not None and LEVELS[wanted] < LEVELS["avx512"]
 
 
 def has_vnni() -> bool:
-    """Return whether the CPU multiplies int8 with AVX-512 VNNI."""
-    return bool(torch.cpu._is_vnni_supported()) and not hides_avx512()
+    """Return whether torch multiplies int8 with AVX-512 VNNI."""
+    return bool(torch.cpu._is_vnni_supported()) and restriction() in (None, "avx512_vnni", "avx512_bf16", "amx")
 
 
 def products() -> str | None:
-    """Return which C++ linear layers run on this CPU: "avx512" (with BF16 and VNNI), "avx2", or None."""
-    if instructions() == "avx512_bf16" and has_vnni():
-        return "avx512"
-    return "avx2" if instructions() in LEVELS[1:] else None
+    """Return the instruction set of the C++ linear layers on this CPU, one of LEVELS, or None without any."""
+    name = instructions()
+    return None if name in ("base", "not built") else name
 
 
 def available(device: torch.device, dtype: torch.dtype) -> bool:

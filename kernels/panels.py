@@ -1,4 +1,4 @@
-"""Weight layouts of the C++ matmuls (cpu/linear.cpp, cpu/linear_avx2.cpp) and their memory.
+"""Weight layouts of the C++ linear layers (cpu/products.h) for each instruction set, and their memory.
 
 Every step reads every weight, so TLB misses cost time: with 16 rows, pages of 2 MB are 3 % faster than pages of 4 KB.
 """
@@ -9,6 +9,7 @@ import mmap
 import threading
 import weakref
 from collections.abc import Sequence
+from dataclasses import dataclass
 from math import prod
 
 import torch
@@ -17,7 +18,7 @@ from torch.nn import functional as F
 
 from . import native
 
-_WORD = 4  # bytes
+_TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # WeightType of cpu/linear.h
 _PAGE, _CHUNK, _LINE = 2 << 20, 64 << 20, 64  # bytes; untouched pages take no memory
 
 
@@ -31,36 +32,81 @@ class _Arena(threading.local):
 _arena = _Arena()
 
 
-def panel_width() -> int:
-    """Return the number of outputs of a panel."""
-    return 64 if native.products() == "avx512" else 16
+@dataclass(frozen=True)
+class Layout:
+    """The panels of a weight.
+
+    Args:
+        kernel: the C++ function, in `native`.
+        width: outputs of a panel.
+        inputs: inputs of a step, which lie together for each output.
+        lanes: bfloat16 only: outputs j and j + lanes of every 2 * lanes share a word. 0: outputs are in order.
+        shifted: int8 only: the kernel takes unsigned activations, and subtracts `Panels.shift`.
+        scratch: int8 only: bytes per input of rows that are quantised before all products. 0: each thread quantises its own.
+    """
+
+    kernel: str
+    width: int
+    inputs: int
+    lanes: int = 0
+    shifted: bool = False
+    scratch: int = 0
 
 
-def step_inputs(dtype: torch.dtype) -> int:
-    """Return how many inputs of an output lie together."""
-    if native.products() == "avx512":
-        return _WORD // dtype.itemsize
-    return 2 if dtype == torch.int8 else 1
+def _floats(kernel: str, width: int, lanes: int) -> dict[torch.dtype, Layout]:
+    """Return the layouts of a kernel that widens weights to float32, and multiplies pairs of 8-bit integers."""
+    plain = Layout(kernel, width, 1)
+    return {
+        torch.float32: plain,
+        torch.bfloat16: Layout(kernel, width, 1, lanes),
+        torch.float16: plain,
+        torch.int8: Layout(kernel, width, 2, scratch=2 if width == 64 else 0),
+    }
+
+
+_AVX2, _AVX512, _NEON = _floats("avx2", 16, 8), _floats("avx512", 64, 16), _floats("neon", 16, 4)
+_VNNI = _AVX512 | {torch.int8: Layout("avx512_vnni", 64, 4, shifted=True, scratch=1)}
+_DOT = _NEON | {torch.int8: Layout("neon_dot", 16, 4)}
+_LAYOUTS = {
+    "avx2": _AVX2,
+    "avx_vnni": _AVX2 | {torch.int8: Layout("avx_vnni", 16, 4, shifted=True)},
+    "avx512": _AVX512,
+    "avx512_vnni": _VNNI,
+    "avx512_bf16": _VNNI | {torch.bfloat16: Layout("avx512_bf16", 64, 2)},
+    "neon": _NEON,
+    "neon_dot": _DOT,
+    "neon_bf16": _DOT | {torch.bfloat16: Layout("neon_bf16", 16, 2)},
+}
+"""Layouts by instruction set (`native.products`) and dtype of the weight."""
+_NO_PANELS = Layout("", 1, 1)
+
+
+def layout(dtype: torch.dtype) -> Layout:
+    """Return the layout of weights of this dtype on this CPU."""
+    return _LAYOUTS.get(native.products() or "", {}).get(dtype, _NO_PANELS)
 
 
 def to_panels(weight: Tensor) -> Tensor:
-    """Reorder `[out, in]` to `[panels, steps, panel_width(), step_inputs()]`; `out` and `in` are padded with zeros.
+    """Reorder `[out, in]` to `[panels, steps, width, inputs]` of its layout; `out` and `in` are padded with zeros.
 
-    bfloat16 for AVX2 has the outputs of a step in the order 0, 8, 1, 9 ... 7, 15, and the shape `[panels, steps, 8, 2]`.
+    With lanes the shape is `[panels, steps, width / 2 / lanes, lanes, 2]`.
     """
-    each, wide = step_inputs(weight.dtype), panel_width()
-    padded = F.pad(weight, (0, -weight.shape[1] % each, 0, -weight.shape[0] % wide))
-    if weight.dtype == torch.bfloat16 and wide == 16:
-        panels = padded.view(-1, 2, 8, padded.shape[1]).permute(0, 3, 2, 1)
+    form = layout(weight.dtype)
+    padded = F.pad(weight, (0, -weight.shape[1] % form.inputs, 0, -weight.shape[0] % form.width))
+    if form.lanes:
+        panels = padded.view(-1, form.width // 2 // form.lanes, 2, form.lanes, padded.shape[1]).permute(0, 4, 1, 3, 2)
     else:
-        panels = padded.view(-1, wide, padded.shape[1] // each, each).transpose(1, 2)
+        panels = padded.view(-1, form.width, padded.shape[1] // form.inputs, form.inputs).transpose(1, 2)
     return allocate(panels.shape, panels.dtype).copy_(panels)
 
 
 def read_panel_rows(panels: Tensor, ids: Tensor) -> Tensor:
-    """Return rows `[ids, in]` of a bfloat16 or float32 weight that `to_panels` has packed."""
-    if panels.shape[2] == 8:
-        index = [ids // 16, None, ids % 8, ids // 8 % 2]
+    """Return rows `[ids, in]` of a floating-point weight that `to_panels` has packed."""
+    if panels.dim() == 5:
+        lanes = panels.shape[3]
+        width = panels.shape[2] * 2 * lanes
+        at = ids % width
+        index = [ids // width, None, at // (2 * lanes), at % lanes, at // lanes % 2]
     else:
         index = [ids // panels.shape[2], None, ids % panels.shape[2]]
     # an index of integers; that of Tensor's brackets may be a mask, whose result could not be recorded
@@ -68,9 +114,49 @@ def read_panel_rows(panels: Tensor, ids: Tensor) -> Tensor:
     return rows.flatten(1)
 
 
-def pad_outputs(values: Tensor) -> Tensor:
-    """Pad `[out]` with zeros to whole panels."""
-    return F.pad(values, (0, -values.shape[0] % panel_width()))
+def pad_outputs(values: Tensor, width: int) -> Tensor:
+    """Pad `[out]` with zeros to whole panels of `width` outputs."""
+    return F.pad(values, (0, -values.shape[0] % width))
+
+
+@dataclass(frozen=True, eq=False)
+class Panels:
+    """A weight for a C++ kernel.
+
+    Args:
+        form: layout of `weight`.
+        weight: see `to_panels`.
+        bias: float32, for every output with padding.
+        outputs: number of outputs without padding.
+        scale: int8 only: float32, for every output with padding.
+        shift: int8 only, if `form.shifted`: int32, for every output with padding: 128 times the sum of the output's weights.
+    """
+
+    form: Layout
+    weight: Tensor
+    bias: Tensor
+    outputs: int
+    scale: Tensor | None = None
+    shift: Tensor | None = None
+
+
+def pack_panels(weight: Tensor, bias: Tensor | None, scale: Tensor | None = None) -> Panels:
+    """Pack `weight [out, in]`, or int8 with a `scale [out]`."""
+    form, wide = layout(weight.dtype), torch.zeros(len(weight)) if bias is None else bias.float()
+    shift = pad_outputs(weight.sum(1, dtype=torch.int32).mul_(128), form.width) if form.shifted else None
+    padded = None if scale is None else pad_outputs(scale, form.width)
+    return Panels(form, to_panels(weight), pad_outputs(wide, form.width), len(weight), padded, shift)
+
+
+def multiply_panels(x: Tensor, w: Panels) -> Tensor:
+    """Compute `x [rows, in]` -> `[rows, out]` in x's dtype."""
+    (rows, inputs), form, steps = x.shape, w.form, w.weight.shape[1]
+    out = x.new_empty(rows, w.outputs)
+    # quantised rows and their scales
+    scratch = torch.empty(rows, steps * form.inputs * form.scratch + 4, dtype=torch.uint8) if form.scratch else None
+    weights = (w.weight, w.shift, w.scale, w.bias, steps, w.outputs)
+    native.call(f"linear_{form.kernel}", x.dtype, _TYPES[w.weight.dtype], x.contiguous(), rows, inputs, *weights, scratch, out)
+    return out
 
 
 def allocate(shape: Sequence[int], dtype: torch.dtype) -> Tensor:

@@ -10,12 +10,11 @@ from dataclasses import dataclass
 
 import torch
 
-from ..kernels import native
 from ..kernels.dispatch import backend, fused
 from ..kernels.grouped import MIN_ROWS, PANEL_BYTES, panel_rows
 from ..kernels.int4 import Int4Options, int4_bytes
 from ..kernels.linear import computed_rows
-from ..kernels.panels import panel_width, step_inputs
+from ..kernels.panels import layout
 from .interface import StepLimits
 
 FLOAT32 = 4  # bytes
@@ -81,7 +80,9 @@ class OpBytes:
     def _int8_linear(self, inner: int, outer: int) -> int:
         s = self.dtype.itemsize
         if backend("int8_linear", self.limits.device, self.dtype) == "native":
-            return outer * s + (inner + 8 if native.products() == "avx512" else 0)  # 8-bit input and its scale
+            return outer * s + (
+                inner * scratch + 8 if (scratch := layout(torch.int8).scratch) else 0
+            )  # 8-bit input and its scale
         # torch: scales and maxima; the scaled input and its 8-bit copy, or that copy and the int32 sums, twice
         return 64 + max(inner * (self.float32_copy + FLOAT32 + 1), inner + outer * 2 * FLOAT32)
 
@@ -110,7 +111,8 @@ class OpBytes:
 
 def panel_bytes(inner: int, outer: int, dtype: torch.dtype) -> int:
     """Return the bytes of a weight in panels, with a float32 bias."""
-    return -(-outer // panel_width()) * panel_width() * (inner * dtype.itemsize + FLOAT32)
+    width = layout(dtype).width
+    return -(-outer // width) * width * (inner * dtype.itemsize + FLOAT32)
 
 
 def packed_weight_bytes(
@@ -125,12 +127,12 @@ def packed_weight_bytes(
     if isinstance(quantization, Int4Options):
         return int4_bytes(inner, outer, dtype, device, quantization) + outer * bias * dtype.itemsize
     int8 = quantization is not None
-    original, each = outer * bias * dtype.itemsize, step_inputs(torch.int8 if int8 else dtype)
-    padded: int = -(-outer // panel_width()) * panel_width()
+    original, form = outer * bias * dtype.itemsize, layout(torch.int8 if int8 else dtype)
+    padded: int = -(-outer // form.width) * form.width
     if int8 and backend("int8_linear", device, dtype) == "native":
-        return padded * (-(-inner // each) * each + (3 if native.products() == "avx512" else 2) * FLOAT32) + original
+        return padded * (-(-inner // form.inputs) * form.inputs + (2 + form.shifted) * FLOAT32) + original
     if int8:
         return outer * (inner + FLOAT32) + original
-    if backend("linear", device, dtype) == "native" and inner % each == 0:
+    if backend("linear", device, dtype) == "native" and inner % form.inputs == 0:
         return panel_bytes(inner, outer, dtype) + original
     return outer * inner * dtype.itemsize + original

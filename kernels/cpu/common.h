@@ -12,11 +12,25 @@
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,fma"
 #endif
 
-// Instruction sets that kernels are compiled for, in rising order; kernels/native.py has their names.
+// Instruction sets that all other kernels are compiled for, in rising order.
 enum Level { LEVEL_BASE = 0, LEVEL_AVX2 = 1, LEVEL_AVX512 = 2, LEVEL_AVX512_BF16 = 3 };
 
-// The level in use: the best one that the CPU has, or a lower one set by kernels/native.py or a test.
-extern "C" int sensorium_level;
+// Instruction sets that linear layers are compiled for, best last; kernels/native.py has their names.
+enum Products {
+    PRODUCTS_BASE,
+    PRODUCTS_AVX2,
+    PRODUCTS_AVX_VNNI,
+    PRODUCTS_AVX512,
+    PRODUCTS_AVX512_VNNI,
+    PRODUCTS_AVX512_BF16,
+    PRODUCTS_AMX,
+    PRODUCTS_NEON,
+    PRODUCTS_NEON_DOT,
+    PRODUCTS_NEON_BF16
+};
+
+// The sets in use: the best ones that the CPU has, or others set by kernels/native.py or a test.
+extern "C" int sensorium_level, sensorium_products;
 
 #ifdef __x86_64__
 template <auto body, class... Args>

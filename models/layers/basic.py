@@ -9,9 +9,8 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...kernels.linear import PanelWeight, pack_table
 from ...kernels.norm import layer_norm, norm_heads_, rms_norm
-from ...kernels.panels import read_panel_rows
+from ...kernels.panels import Panels, pack_panels, read_panel_rows
 
 Converter = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
 """Splits a stored tensor into (canonical name, tensor) pairs."""
@@ -132,7 +131,7 @@ class Embedding(WeightedLayer):
     `packed`: the table as a tied head has packed it for both (`share`), in place of `weight`.
     """
 
-    packed: PanelWeight | None = None
+    packed: Panels | None = None
 
     def __init__(self, vocab: int, dim: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> None:
         super().__init__()
@@ -142,9 +141,9 @@ class Embedding(WeightedLayer):
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{path}.weight", self.weight
 
-    def share(self) -> PanelWeight:
+    def share(self) -> Panels:
         """Pack the table for a head as well, and drop the original."""
-        self.packed = pack_table(self.weight)
+        self.packed = pack_panels(self.weight, None)
         del self.weight
         return self.packed
 

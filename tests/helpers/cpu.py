@@ -15,6 +15,9 @@ needs_int8 = pytest.mark.skipif(
 )
 """Mark tests that multiply in int8: quantization="int8", also with batch_invariant or recorded steps."""
 
+PRODUCTS = [] if (_library := native.library()) is None else native.supported(_library)[1:]
+"""The instruction sets of linear layers that this CPU has."""
+
 
 @contextmanager
 def running_with(instructions: str) -> Iterator[None]:
@@ -22,14 +25,13 @@ def running_with(instructions: str) -> Iterator[None]:
     found = native.library()
     if found is None:
         pytest.skip("the C++ kernels are not built")
-    setting = native.level(found)
-    before, wanted = setting.value, native.LEVELS.index(instructions)
-    if wanted > before:
-        pytest.skip(f"the C++ kernels have no {instructions} here")
-    setting.value = wanted
+    before = native.instructions()
+    if instructions not in native.supported(found):
+        pytest.skip(f"the CPU has no {instructions}")
+    native.use(found, instructions)
     dispatch._choose_backend.cache_clear()
     try:
         yield
     finally:
-        setting.value = before
+        native.use(found, before)
         dispatch._choose_backend.cache_clear()

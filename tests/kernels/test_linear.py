@@ -8,12 +8,12 @@ from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 import torch
-from cpu import needs_int8, running_with
+from cpu import PRODUCTS, needs_int8, running_with
 from sensorium.kernels import native
 from sensorium.kernels.dispatch import backend, has_triton
-from sensorium.kernels.int8 import INT8_MAX, Int8PanelWeight, Int8Weight, int8_linear, pack_int8, quantize_rows, supported
-from sensorium.kernels.linear import DenseWeight, LinearWeight, OneDnnWeight, PanelWeight, linear, pack, padded_rows
-from sensorium.kernels.panels import step_inputs, to_panels
+from sensorium.kernels.int8 import INT8_MAX, Int8Weight, int8_linear, pack_int8, quantize_rows, supported
+from sensorium.kernels.linear import DenseWeight, LinearWeight, OneDnnWeight, linear, pack, padded_rows
+from sensorium.kernels.panels import Panels, layout, to_panels
 from sensorium.models.memory_formulas import packed_weight_bytes
 
 CPU = torch.device("cpu")
@@ -21,9 +21,9 @@ SHAPES = [(768, 1024), (768, 4096), (2048, 768), (512, 1536), (512, 2816), (1408
 ROWS = (1, 2, 3, 5, 7, 9, 11, 12, 15, 16, 17, 31, 33, 64, 100, 257)
 
 
-@pytest.fixture(params=["best", "avx2"])
+@pytest.fixture(params=["best", *PRODUCTS])
 def instructions(request: pytest.FixtureRequest) -> Iterator[None]:
-    """Run a test with the fastest C++ products of this CPU, and with those for AVX2."""
+    """Run a test with the default kernels, and with the C++ products of each instruction set that this CPU has."""
     if request.param == "best":
         yield
     else:
@@ -72,7 +72,9 @@ def test_rows_do_not_see_each_other_at_any_count(
     check_rows_do_not_see_each_other(weights(form, size, dtype, monkeypatch), size[0], dtype, counts)
 
 
-@pytest.mark.parametrize(("level", "expected"), [("avx2", "native"), ("avx512", "onednn"), ("avx512_bf16", "onednn")])
+@pytest.mark.parametrize(
+    ("level", "expected"), [("avx2", "native"), ("avx512", "onednn"), ("avx512_bf16", "onednn"), ("neon", "native")]
+)
 def test_float32_is_left_to_onednn_with_avx512(level: str, expected: str) -> None:
     with running_with(level):
         assert backend("linear", CPU, torch.float32) == expected
@@ -103,7 +105,7 @@ def test_packed_linear(
     if backend("linear", CPU, dtype) == "native":
         monkeypatch.setenv("SENSORIUM_KERNELS", "linear=onednn")
         forms.append(pack(weight, b))
-        assert isinstance(forms[0], PanelWeight) == (inputs % step_inputs(dtype) == 0)
+        assert isinstance(forms[0], Panels) == (inputs % layout(dtype).inputs == 0)
     for packed in forms:
         out = linear(x, packed)
         assert out.dtype == dtype
@@ -166,7 +168,7 @@ def test_the_kernel_gives_the_bits_of_the_reference(
     fast = pack_int8(weight, bias)
     monkeypatch.setenv("SENSORIUM_KERNELS", "int8_linear=torch")
     slow = pack_int8(weight, bias)
-    assert (type(fast), type(slow)) == (Int8PanelWeight, Int8Weight)
+    assert (type(fast), type(slow)) == (Panels, Int8Weight)
     for rows in (*range(1, 15), 95, 97, 200):
         x = torch.randn(rows, size[0]).to(dtype) * 3
         x[rows // 2] *= rows > 4  # a row of zeros

@@ -1,0 +1,13 @@
+// Operations of products.h with registers of Arm's NEON.
+#define LANES 4
+#define VECTORS 4
+#define PREFETCH 0
+
+typedef float v4 __attribute__((vector_size(16)));
+
+INLINE v4 multiply_add(v4 sum, v4 a, v4 b) { return (v4)vfmaq_f32((float32x4_t)sum, (float32x4_t)a, (float32x4_t)b); }
+INLINE v4 widen_half(const char* p) {
+    float16x4_t half;
+    memcpy(&half, p, sizeof half);
+    return (v4)vcvt_f32_f16(half);
+}

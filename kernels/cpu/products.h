@@ -1,0 +1,320 @@
+// Linear layers with packed weights, for one instruction set. A file linear_*.cpp includes target_begin.h, defines LANES (floats of
+// a register), VECTORS (registers of a panel), PREFETCH, `multiply_add` and `widen_half`, and includes this file.
+// A weight [out, in] is packed as [panel of outputs][step of inputs][outputs of the panel][inputs of the step], padded with zeros;
+// kernels/panels.py has the sizes. A step's inputs share a 32-bit word, or are one. Every sum adds steps in order, so a row's
+// bits do not depend on the rest of the batch.
+
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+
+static const int64_t WIDTH = LANES * VECTORS;  // outputs of a panel
+static const int ROWS = 6;                     // rows in registers
+static const int64_t CHUNK = 48;               // with PREFETCH: rows that pass a panel while it is in the cache
+static const int64_t GROUP = 3 << 18;          // with PREFETCH: bytes of panels that stay in the cache
+static const int64_t ROW_BYTES = 3 << 16;      // otherwise: rows that stay in the cache while panels pass
+
+struct Weights {
+    const char* panels;
+    const int32_t* shift;       // for unsigned activations: 128 times the sum of an output's weights
+    const float *scale, *bias;  // scale is for int8 only; all three have entries for padded outputs
+    int64_t steps, outputs;     // outputs without padding
+};
+
+template <class T>
+struct Rows {
+    const T* first;
+    int64_t stride;
+    const float* scale;  // of int8 rows
+
+    const T* at(int64_t i) const { return first + i * stride; }
+    Rows from(int64_t i) const { return {at(i), stride, scale + i}; }
+};
+
+template <class V>
+INLINE V load_vector(const void* p) {
+    V x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+template <class Word>
+INLINE Word read_word(const void* p) {
+    Word x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+// Each kind of weight: the type of converted rows, inputs and bytes of a step, and the arithmetic of LANES outputs.
+struct Float32 {
+    typedef float Row;
+    typedef vf Sum;
+    typedef vf Column;
+    static const int INPUTS = 1, BYTES = 4 * WIDTH;
+
+    INLINE void columns(const char* step, vf* all) {
+        for (int v = 0; v < VECTORS; v++) all[v] = load_vector<vf>(step + 4 * LANES * v);
+    }
+    INLINE vf spread(const float* inputs) { return *inputs - vf{}; }
+    INLINE vf add(vf sum, vf inputs, vf column) { return multiply_add(sum, inputs, column); }
+    INLINE vf value(vf sum, const Weights& w, float, int64_t at) { return sum + load_vector<vf>(w.bias + at); }
+};
+
+// Outputs j and j + LANES of every 2 LANES share a word, so that a shift and a mask widen them.
+struct Bfloat16 : Float32 {
+    static const int BYTES = 2 * WIDTH;
+
+    INLINE void columns(const char* step, vf* all) {
+        for (int v = 0; v < VECTORS; v += 2) {
+            vu both = load_vector<vu>(step + 2 * LANES * v);
+            all[v] = (vf)(both << 16), all[v + 1] = (vf)(both & 0xffff0000);
+        }
+    }
+};
+
+struct Float16 : Float32 {
+    static const int BYTES = 2 * WIDTH;
+
+    INLINE void columns(const char* step, vf* all) {
+        for (int v = 0; v < VECTORS; v++) all[v] = widen_half(step + 2 * LANES * v);
+    }
+};
+
+// What int8 kinds share: sums of integers, and two scales.
+struct Scaled {
+    typedef vi Sum;
+
+    INLINE vf value(vi sum, const Weights& w, float scale, int64_t at) {
+        if (w.shift) sum -= load_vector<vi>(w.shift + at);
+        return __builtin_convertvector(sum, vf) * scale * load_vector<vf>(w.scale + at) + load_vector<vf>(w.bias + at);
+    }
+};
+
+// Words of 4 bytes, for instructions that multiply and add them; activations are of type `Byte`.
+template <class Byte>
+struct Words : Scaled {
+    typedef Byte Row;
+    typedef vi Column;
+    static const int INPUTS = 4, BYTES = 4 * WIDTH;
+
+    INLINE void columns(const char* step, vi* all) {
+        for (int v = 0; v < VECTORS; v++) all[v] = load_vector<vi>(step + 4 * LANES * v);
+    }
+    INLINE vi spread(const Byte* inputs) { return read_word<int32_t>(inputs) - vi{}; }
+};
+
+// Convert a row to float32.
+template <class T>
+static void convert(const T* x, int64_t n, float* row, int64_t, float*) {
+    int64_t i = 0;
+    for (; i + 16 <= n; i += 16) store(row + i, load(x + i));
+    if (i < n) store_part(row + i, load_part(x + i, n - i), n - i);
+}
+
+// Quantise a row: its absmax becomes 127. Magnitudes as integers have the same order, with infinity and NaN last. Instructions
+// for unsigned activations get them 128 too high, and Weights.shift is subtracted from the sums.
+template <class T, class Integer>
+static void convert(const T* x, int64_t n, Integer* row, int64_t width, float* scale) {
+    typedef Integer Integers __attribute__((vector_size(16 * sizeof(Integer))));
+    v16i most = {};
+    for (int64_t i = 0; i < n; i += 16) {
+        v16i magnitude = (v16i)(n - i < 16 ? load_part(x + i, n - i) : load(x + i)) & 0x7fffffff;
+        most = magnitude > most ? magnitude : most;
+    }
+    int32_t all[16], bits = 0;
+    memcpy(all, &most, sizeof all);
+    for (int32_t one : all) bits = one > bits ? one : bits;
+    float largest;
+    memcpy(&largest, &bits, 4);
+    if (largest < 1e-30f) largest = 1e-30f;
+    *scale = largest / 127.f;
+    const v16 inverse = splat(1.f / largest * 127.f);
+    for (int64_t i = 0; i < width; i += 16) {
+        v16 value = i + 16 <= n ? load(x + i) : i < n ? load_part(x + i, n - i) : v16{};
+        v16i rounded = (v16i)(value * inverse + 12582912.f);  // 1.5 * 2^23: the integer is in the low bits
+        v16i integers = std::is_unsigned<Integer>::value ? (rounded ^ 0x80) & 0xff : rounded << 24 >> 24;
+        Integers converted = __builtin_convertvector(integers, Integers);
+        memcpy(row + i, &converted, (width - i < 16 ? width - i : 16) * sizeof(Integer));
+    }
+}
+
+// Multiply R rows with P panels, from the panel of output `first` on, and prefetch from `ahead` on, `pace` bytes a line.
+template <class Kind, class T, int R, int P>
+static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i, int64_t first, const char* ahead,
+                    int64_t pace, T* out) {
+    typename Kind::Sum acc[R][P][VECTORS] = {};
+    const int64_t bytes = w.steps * Kind::BYTES;
+    const char* panel = w.panels + first / WIDTH * bytes;
+    const typename Kind::Row* row = rows.at(i);
+#pragma GCC unroll 2
+    for (int64_t k = 0; k < w.steps; k++, panel += Kind::BYTES, row += Kind::INPUTS) {
+#pragma GCC unroll 4
+        for (int p = 0; p < P; p++) {
+            typename Kind::Column columns[VECTORS];
+            Kind::columns(panel + p * bytes, columns);
+            if (PREFETCH)
+                for (int line = 0; line < Kind::BYTES / 64; line++, ahead += pace) __builtin_prefetch(ahead, 0, 3);
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                auto inputs = Kind::spread(row + r * rows.stride);
+#pragma GCC unroll 4
+                for (int v = 0; v < VECTORS; v++) acc[r][p][v] = Kind::add(acc[r][p][v], inputs, columns[v]);
+            }
+        }
+    }
+    const int PART = 16 / LANES;  // registers of 16 outputs, which are stored at once
+#pragma GCC unroll 4
+    for (int p = 0; p < P; p++)
+#pragma GCC unroll 4
+        for (int v = 0; v < VECTORS; v += PART) {
+            const int64_t at = first + p * WIDTH + v * LANES, left = w.outputs - at;
+            if (left <= 0) break;
+#pragma GCC unroll 8
+            for (int r = 0; r < R; r++) {
+                const float scale = std::is_same<typename Kind::Sum, vi>::value ? rows.scale[i + r] : 0.f;
+                vf values[PART];
+#pragma GCC unroll 4
+                for (int j = 0; j < PART; j++) values[j] = Kind::value(acc[r][p][v + j], w, scale, at + j * LANES);
+                T* to = out + (i + r) * w.outputs + at;
+                left < 16 ? store_part(to, load((const float*)values), left) : store(to, load((const float*)values));
+            }
+        }
+}
+
+// Without prefetching, few rows take several panels at once, so that enough sums are independent.
+template <class Kind, class T, int R>
+static void tile(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i, int64_t first, int64_t last, const char* ahead,
+                 int64_t pace, T* out) {
+    const int P = PREFETCH ? 1 : R == 1 ? 4 : R <= 3 ? 2 : 1;
+    int64_t p = first;
+    for (; p + P <= last; p += P) product<Kind, T, R, P>(w, rows, i, p * WIDTH, ahead, pace, out);
+    for (; p < last; p++) product<Kind, T, R, 1>(w, rows, i, p * WIDTH, ahead, pace, out);
+}
+
+// Multiply n rows with the panels from `first` to `last`. With PREFETCH, each panel prefetches the next one and the last one the
+// memory at `next`; each tile of rows prefetches an equal share.
+template <class Kind, class T>
+static void products(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t n, int64_t first, int64_t last,
+                     const char* next, T* out) {
+    typedef void Tile(const Weights&, const Rows<typename Kind::Row>&, int64_t, int64_t, int64_t, const char*, int64_t, T*);
+    static Tile* const sizes[] = {nullptr,          tile<Kind, T, 1>, tile<Kind, T, 2>, tile<Kind, T, 3>,
+                                  tile<Kind, T, 4>, tile<Kind, T, 5>, tile<Kind, T, 6>};
+    const int64_t tiles = (n + ROWS - 1) / ROWS, pace = (64 + tiles - 1) / tiles, bytes = w.steps * Kind::BYTES;
+    const int64_t each = PREFETCH || n > 3 ? 1 : last - first;  // panels that pass all rows
+    for (int64_t p = first; p < last; p += each) {
+        const char* ahead = p + 1 < last ? w.panels + (p + 1) * bytes : next;
+        for (int64_t i = 0; i < n; ahead += bytes / 64 * pace) {
+            int64_t left = n - i;
+            int64_t now = left <= ROWS ? left : left < 2 * ROWS ? (left + 1) / 2 : ROWS;  // 7 rows as 4 and 3, not as 6 and 1
+            sizes[now](w, rows, i, p, p + each, ahead, pace, out);
+            i += now;
+        }
+    }
+}
+
+// The rows that this thread converted last, and the call and chunk that they belong to.
+struct Converted {
+    uint64_t call = 0;
+    int64_t chunk = 0;
+    std::vector<char> bytes;
+};
+
+static thread_local Converted converted;
+static std::atomic<uint64_t> calls;
+
+template <class Row, class T>
+static Rows<Row> convert_chunk(uint64_t call, int64_t chunk, const T* x, int64_t n, int64_t inputs, int64_t width) {
+    const size_t bytes = n * (width * sizeof(Row) + sizeof(float));
+    if (converted.bytes.size() < bytes) converted.bytes.resize(bytes);
+    Row* rows = (Row*)converted.bytes.data();
+    float* scales = (float*)(converted.bytes.data() + n * width * sizeof(Row));
+    if (converted.call != call || converted.chunk != chunk)
+        for (int64_t i = 0; i < n; i++) convert(x + i * inputs, inputs, rows + i * width, width, scales + i);
+    converted.call = call, converted.chunk = chunk;
+    return {rows, width, scales};
+}
+
+// Convert all rows to `scratch`: n rows, then their scales.
+template <class Row, class T>
+static Rows<Row> convert_all(const T* x, int64_t n, int64_t inputs, int64_t width, char* scratch, int threads) {
+    const int64_t piece = 16;
+    Row* rows = (Row*)scratch;
+    float* scales = (float*)(scratch + n * width * sizeof(Row));
+    parallel_for(threads, (n + piece - 1) / piece, [&](int64_t p) {
+        for (int64_t i = p * piece; i < n && i < (p + 1) * piece; i++)
+            convert(x + i * inputs, inputs, rows + i * width, width, scales + i);
+    });
+    return {rows, width, scales};
+}
+
+// A model uses its weights in the same order in every step: the weight that followed this one last time will follow it again.
+struct NextWeight {
+    const char *weights, *next;
+    int64_t panels, bytes;  // of the next weight: its panels, and bytes of each
+};
+
+static thread_local NextWeight next_weights[1024], *latest = next_weights;
+
+static NextWeight predict_next(const char* weights, int64_t panels, int64_t bytes) {
+    latest->next = weights, latest->panels = panels, latest->bytes = bytes;
+    latest = next_weights + ((uintptr_t)weights / 64 * 0x9e3779b97f4a7c15u >> 54);
+    if (latest->weights != weights) *latest = {weights, weights, 0, 0};
+    return *latest;
+}
+
+// Rows pass in chunks, panels in groups. With PREFETCH, a thread takes adjacent panels, and the last of a share prefetches the same
+// share of the next weight; with many rows, a group fits the cache. Without, a chunk fits the cache. Rows that are not in the
+// type that the instructions take are converted: all of them to `scratch`, or without it each chunk once by each thread.
+template <class Kind, class T>
+static void multiply(const Weights& w, const T* x, int64_t n, int64_t inputs, char* scratch, T* out, int threads) {
+    typedef typename Kind::Row Row;
+    if (!n) return;  // an expert without tokens
+    const uint64_t call = calls.fetch_add(1, std::memory_order_relaxed) + 1;
+    const int64_t width = w.steps * Kind::INPUTS, bytes = w.steps * Kind::BYTES, panels = (w.outputs + WIDTH - 1) / WIDTH;
+    const int64_t fit = ROW_BYTES / (width * (int64_t)sizeof(Row) + 4) / ROWS * ROWS;
+    const int64_t chunk = PREFETCH ? CHUNK : fit > ROWS ? fit : ROWS, chunks = (n + chunk - 1) / chunk;
+    int64_t groups = (4 * threads + chunks - 1) / chunks, most = panels / 4 ? panels / 4 : 1;
+    if (PREFETCH) {
+        const int64_t share = panels * chunks / (4 * threads), wanted = GROUP / bytes < share ? GROUP / bytes : share;
+        groups = chunks > 1 && wanted > 1 ? (panels + wanted - 1) / wanted : panels;
+        most = panels;
+    }
+    if (groups > most) groups = most;
+    const NextWeight then = PREFETCH ? predict_next(w.panels, panels, bytes) : NextWeight{};
+    Rows<Row> all = {};
+    if constexpr (std::is_same<Row, T>::value)
+        all = {x, inputs, nullptr};
+    else if (scratch)
+        all = convert_all<Row>(x, n, inputs, width, scratch, threads);
+    parallel_shares(threads, chunks * groups, [&](int64_t i, int64_t end, int64_t t, int64_t shares) {
+        const int64_t c = PREFETCH ? i % chunks : i / groups, group = PREFETCH ? i / chunks : i % groups;
+        const int64_t first = c * chunk, count = n - first < chunk ? n - first : chunk;
+        const char* next = i + 1 < end ? w.panels + panels * ((i + 1) / chunks) / groups * bytes
+                                       : then.next + then.panels * t / shares * then.bytes;
+        Rows<Row> rows;
+        if constexpr (std::is_same<Row, T>::value)
+            rows = all.from(first);
+        else
+            rows = scratch ? all.from(first) : convert_chunk<Row>(call, c, x + first * inputs, count, inputs, width);
+        products<Kind>(w, rows, count, panels * group / groups, panels * (group + 1) / groups, next, out + first * w.outputs);
+    });
+}
+
+// Multiply with one kind of weight; an instruction set without it has `void` there, and is not called for it.
+template <class Kind, class T>
+static void multiply_as(const Weights& w, const char* x, int64_t rows, int64_t inputs, char* scratch, char* out, int threads) {
+    if constexpr (!std::is_void<Kind>::value)
+        if constexpr (!std::is_same<typename Kind::Row, bf16>::value || std::is_same<T, bf16>::value)
+            multiply<Kind>(w, (const T*)x, rows, inputs, scratch, (T*)out, threads);
+}
+
+template <class Single, class Brain, class Half, class Byte>
+static void linear(LINEAR_ARGUMENTS) {
+    const Weights w{panels, shift, scale, bias, steps, outputs};
+    auto* run = weight_type == WEIGHT_FLOAT32    ? multiply_as<Single, float>
+                : weight_type == WEIGHT_BFLOAT16 ? type == FLOAT32 ? multiply_as<Brain, float> : multiply_as<Brain, bf16>
+                : weight_type == WEIGHT_FLOAT16  ? multiply_as<Half, float>
+                : type == FLOAT32                ? multiply_as<Byte, float>
+                                                 : multiply_as<Byte, bf16>;
+    run(w, x, rows, inputs, scratch, out, threads);
+}

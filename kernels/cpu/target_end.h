@@ -1,0 +1,6 @@
+// End the part that target_begin.h began.
+#ifdef __clang__
+#pragma clang attribute pop
+#else
+#pragma GCC pop_options
+#endif
