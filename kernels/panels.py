@@ -86,6 +86,11 @@ def layout(dtype: torch.dtype) -> Layout:
     return _LAYOUTS.get(native.products() or "", {}).get(dtype, _NO_PANELS)
 
 
+def linear_kernels() -> dict[str, str]:
+    """Return weight type -> C++ function on this CPU, for `sensorium doctor`."""
+    return {str(dtype).removeprefix("torch."): form.kernel for dtype, form in _LAYOUTS.get(native.products() or "", {}).items()}
+
+
 def to_panels(weight: Tensor) -> Tensor:
     """Reorder `[out, in]` to `[panels, steps, width, inputs]` of its layout; `out` and `in` are padded with zeros.
 

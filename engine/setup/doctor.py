@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from ...kernels import dispatch, native
+from ...kernels.panels import linear_kernels
 from ...mm.types import MediaHeader
 from ...processors.interface import ProcessingInfo, SupportsTranscription
 from ...processors.text.tokenizer import Tokenizer
@@ -34,6 +35,7 @@ def describe_device(name: str) -> dict[str, str]:
     return found | {
         "torch instructions": torch.backends.cpu.get_cpu_capability(),
         "C++ kernels": native.instructions() if native.library() is not None else f"not built; to build them: {native.REBUILD}",
+        "C++ linear layers": ", ".join(f"{name} {kernel}" for name, kernel in linear_kernels().items()) or "none",
     }
 
 
