@@ -170,7 +170,7 @@ def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
     if op == "int4_linear":
         return found is not None and not found.startswith("neon")
     narrow = dtype == torch.bfloat16 or op == "int8_linear"
-    return found is not None and (narrow or not found.startswith(("avx512", "amx")))
+    return found is not None and (narrow or not found.startswith("avx512"))
 
 
 def multiplies_fast(dtype: torch.dtype) -> bool:

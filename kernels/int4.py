@@ -25,7 +25,7 @@ _SCALE_TYPES = [torch.float32, torch.bfloat16, torch.float16]  # as ScaleType in
 
 def _has_wide() -> bool:
     """Return whether the C++ kernel for AVX-512 BF16 and VNNI runs, and not that for AVX2."""
-    return native.products() in ("avx512_bf16", "amx")
+    return native.products() == "avx512_bf16"
 
 
 def _panel_width() -> int:

@@ -47,7 +47,6 @@ LEVELS = {
     "avx512": 2,
     "avx512_vnni": 2,
     "avx512_bf16": 3,
-    "amx": 3,
     "neon": 0,
     "neon_dot": 0,
     "neon_bf16": 0,
@@ -135,7 +134,7 @@ def hides_avx512() -> bool:
 
 def has_vnni() -> bool:
     """Return whether torch multiplies int8 with AVX-512 VNNI."""
-    return bool(torch.cpu._is_vnni_supported()) and restriction() in (None, "avx512_vnni", "avx512_bf16", "amx")
+    return bool(torch.cpu._is_vnni_supported()) and restriction() in (None, "avx512_vnni", "avx512_bf16")
 
 
 def products() -> str | None:

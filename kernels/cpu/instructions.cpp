@@ -3,10 +3,6 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
-#ifdef __linux__
-#include <sys/syscall.h>
-#include <unistd.h>
-#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__APPLE__)
@@ -17,16 +13,6 @@
 static bool bit(unsigned leaf, unsigned part, int which, int at) {
     unsigned r[4] = {};
     return __get_cpuid_count(leaf, part, &r[0], &r[1], &r[2], &r[3]) && r[which] >> at & 1;
-}
-
-// The kernel grants a process its tile registers on request.
-static bool tiles() {
-#ifdef __linux__
-    const int request = 0x1023, tile_data = 18;  // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
-    return bit(7, 0, 3, 24) && bit(7, 0, 3, 22) && bit(7, 0, 3, 25) && !syscall(SYS_arch_prctl, request, tile_data);
-#else
-    return false;
-#endif
 }
 #endif
 
@@ -42,9 +28,7 @@ static unsigned find_products() {
     found |= 1 << PRODUCTS_AVX512;
     if (!__builtin_cpu_supports("avx512vnni")) return found;
     found |= 1 << PRODUCTS_AVX512_VNNI;
-    if (!__builtin_cpu_supports("avx512bf16")) return found;
-    found |= 1 << PRODUCTS_AVX512_BF16;
-    if (tiles()) found |= 1 << PRODUCTS_AMX;
+    if (__builtin_cpu_supports("avx512bf16")) found |= 1 << PRODUCTS_AVX512_BF16;
 #elif defined(__aarch64__)
     found |= 1 << PRODUCTS_NEON;
 #if defined(__linux__)
