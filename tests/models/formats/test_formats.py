@@ -19,7 +19,8 @@ from sensorium import LLM
 from sensorium.engine.config import make_config
 from sensorium.engine.setup.doctor import explain
 from sensorium.kernels.grouped import GroupedWeight, ShardedWeight, grouped_linear
-from sensorium.kernels.int8 import Int8PanelWeight, Int8Weight, int8_linear_reference
+from sensorium.kernels.int8 import Int8Weight, int8_linear_reference
+from sensorium.kernels.panels import Panels
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models.formats.assign import assign
 from sensorium.models.formats.read import read_quantization
@@ -110,7 +111,7 @@ def test_int8_products_take_the_stored_integers(name: str, dtype: torch.dtype, m
     held = [shard for shard in plain.shards if isinstance(shard, GroupedWeight)]
     monkeypatch.setattr(Linear, "quantization", "int8")
     layer = loaded(SCHEMES[name], stored, dtype).qkv
-    assert isinstance(layer.packed, Int8PanelWeight | Int8Weight)
+    assert isinstance(layer.packed, Panels | Int8Weight)
     codes, scales = (torch.cat(several) for several in zip(*map(stored_integers, held), strict=True))
     torch.testing.assert_close(codes.float() * scales[:, None], weight, rtol=1e-6, atol=1e-6)
     x = torch.randn(21, INPUTS, generator=torch.Generator().manual_seed(2)).to(dtype)
@@ -302,8 +303,8 @@ def test_int8_products_run_a_checkpoint_of_integers(world: LoadedModels, tmp_pat
     with make_llm(ROWS["qwen3_vl"], packed, dtype="float32", quantization="int8") as llm:
         model = llm._engine_loop.core.runner.model
         layers = [layer for layer in model.modules() if isinstance(layer, Linear) and not layer.exact]
-        assert {isinstance(layer.packed, Int8PanelWeight | Int8Weight) for layer in layers if layer.formats} == {True}
-        assert not any(isinstance(layer.packed, Int8PanelWeight | Int8Weight) for layer in layers if not layer.formats)
+        assert {isinstance(layer.packed, Panels | Int8Weight) for layer in layers if layer.formats} == {True}
+        assert not any(isinstance(layer.packed, Panels | Int8Weight) for layer in layers if not layer.formats)
         ours, logits = record(llm, question, 4)
     theirs, wide = record(make_llm(ROWS["qwen3_vl"], packed, dtype="float32"), question, 4)
     assert ours.prompt_token_ids == theirs.prompt_token_ids
