@@ -15,6 +15,7 @@ from typing import Any, Self
 from ..mm.errors import ConfigError, InputError, short_repr, typed
 from ..processors.text.tokenizer import Tokenizer
 from .engine_args import EngineArgs
+from .errors import NotPicklable
 from .frontend.arguments import check_sleep_level
 from .frontend.request_handle import RequestHandle
 from .llm import LLM
@@ -24,7 +25,7 @@ from .types import RequestOutput
 _KINDS = {RequestOutputKind.CUMULATIVE: "cumulative", RequestOutputKind.DELTA: "delta", RequestOutputKind.FINAL_ONLY: "final"}
 
 
-class AsyncLLM:
+class AsyncLLM(NotPicklable):
     """A model for coroutines. `async with` closes it, but not an `LLM` that was passed.
 
     Args:

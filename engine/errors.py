@@ -4,10 +4,11 @@ from __future__ import annotations
 
 import logging
 from collections.abc import Sequence
+from typing import NoReturn
 
 import torch
 
-from ..mm.errors import ErrorInfo, SensoriumError, clip, one_line
+from ..mm.errors import ErrorInfo, InputError, SensoriumError, clip, one_line
 
 _MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 _log = logging.getLogger(__name__)
@@ -51,3 +52,12 @@ def is_out_of_memory(error: BaseException) -> bool:
     if isinstance(error, MemoryError | torch.OutOfMemoryError):
         return True
     return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _MEMORY_TEXTS)
+
+
+class NotPicklable:
+    """Base of objects with threads and caches, which another process cannot have."""
+
+    def __reduce_ex__(self, protocol: object) -> NoReturn:
+        name = type(self).__name__
+        reason = f"the {name} cannot be pickled or copied: it holds threads and caches"
+        raise InputError(f"{reason}; make one in each process, and send prompts and outputs between processes")

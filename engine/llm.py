@@ -21,7 +21,7 @@ from ..processors.interface import SupportsTranscription
 from ..processors.text.tokenizer import Tokenizer
 from .config import EngineConfig, make_config
 from .engine_args import EngineArgs
-from .errors import warn_of_failures
+from .errors import NotPicklable, warn_of_failures
 from .frontend.arguments import (
     REQUEST_KEYS,
     Messages,
@@ -57,7 +57,7 @@ Params = SamplingParams | Sequence[SamplingParams] | None
 _GENERATE = ("prompts", "sampling_params", "use_tqdm", "priority", "on_error")
 
 
-class LLM:
+class LLM(NotPicklable):
     """A loaded model.
 
     Args:

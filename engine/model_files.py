@@ -76,10 +76,12 @@ class ModelFiles:
 
     @property
     def architecture(self) -> str:
-        names = self.config.get("architectures") or []
-        if not names or not isinstance(names, list):
-            raise ConfigError(f'{self.path / "config.json"} names no architecture; it needs an "architectures" list')
-        return architecture_key(str(names[0]), self.config)
+        names = self.config.get("architectures")
+        if not (isinstance(names, list) and names and isinstance(names[0], str)):
+            found = f'"architectures" is {short_repr(names)}' if "architectures" in self.config else 'it lacks "architectures"'
+            reason = f"{self.path / 'config.json'} names no architecture: {found}"
+            raise CheckpointError(f"{reason}; it must be a list with the name of the model's class")
+        return architecture_key(names[0], self.config)
 
     @property
     def eos_token_ids(self) -> tuple[int, ...]:

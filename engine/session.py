@@ -8,6 +8,7 @@ from queue import SimpleQueue
 
 from ..mm.errors import InputError
 from ..mm.types import MultiModalFeature
+from .errors import NotPicklable
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor, ParsedPrompt
 from .frontend.output_processor import OutputBuilder
@@ -15,7 +16,7 @@ from .frontend.request_handle import RequestHandle
 from .types import RequestOutput
 
 
-class LiveSession:
+class LiveSession(NotPicklable):
     """A sequence that is held open: a prompt, its answer, more input, the next answer.
 
     Made by `LLM.live`. It ends with `close`, with its `with` block, or when it is garbage collected. Every turn uses the same

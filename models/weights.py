@@ -110,12 +110,14 @@ def read_file(file: Path, is_unused: Callable[[str], bool] = lambda name: False)
 
     with _typed_errors(file):
         with safe_open(file, framework="pt") as tensors:
-            names = deque(name for name in tensors.keys() if not is_unused(name))  # noqa: SIM118
+            names, size = deque(name for name in tensors.keys() if not is_unused(name)), file.stat().st_size  # noqa: SIM118
         while names:  # reopen the file every _MAPPED_BYTES, so that pages that were read can leave memory
             with safe_open(file, framework="pt") as tensors:
                 read = 0
                 while names and read < _MAPPED_BYTES:
-                    name = names.popleft()
+                    name, left = names.popleft(), file.stat().st_size
+                    if left < size:  # reading what is mapped and gone would end the process
+                        raise CheckpointError(f"{file} was cut from {size} to {left} bytes while it was read; load it again")
                     tensor = _channels_first(name, tensors)
                     read += tensor.nbytes
                     yield name, tensor

@@ -238,8 +238,9 @@ def test_folders_that_are_no_checkpoint(tmp_path):
         load_model_files(write(tmp_path, config={}))
     with pytest.raises(CheckpointError, match="not valid JSON"):
         load_model_files(write(tmp_path, config="{"))
-    with pytest.raises(ConfigError, match="names no architecture"):
-        load_model_files(write(tmp_path, config={"x": 1})).architecture  # noqa: B018
+    for config in ({"x": 1}, *({"architectures": value} for value in (None, [], "Qwen2VL", [None], {}))):
+        with pytest.raises(CheckpointError, match=r'names no architecture: .*"architectures".*must be a list'):
+            load_model_files(write(tmp_path, config=config)).architecture  # noqa: B018
 
 
 def test_context_length():

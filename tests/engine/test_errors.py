@@ -1,8 +1,14 @@
 """Errors of exhausted memory are recognised."""
 
+import copy
+import pickle
+
 import pytest
 import torch
+from sensorium import LLM, AsyncLLM
 from sensorium.engine.errors import is_out_of_memory
+from sensorium.engine.session import LiveSession
+from sensorium.mm.errors import InputError
 
 
 def test_errors_of_exhausted_memory_are_recognised():
@@ -21,3 +27,10 @@ def test_an_allocation_of_torch_that_fails_is_recognised():
     with pytest.raises(RuntimeError) as caught:
         torch.empty(1 << 60, dtype=torch.uint8)
     assert is_out_of_memory(caught.value)
+
+
+@pytest.mark.parametrize("send", [pickle.dumps, copy.copy, copy.deepcopy])
+@pytest.mark.parametrize("kind", [LLM, AsyncLLM, LiveSession])
+def test_engines_say_that_another_process_cannot_have_them(kind, send):
+    with pytest.raises(InputError, match=f"the {kind.__name__} cannot be pickled or copied.*make one in each process"):
+        send(object.__new__(kind))

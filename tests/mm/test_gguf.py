@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import mmap
+import os
 import random
 import struct
 from pathlib import Path
@@ -98,6 +99,15 @@ def test_a_truncated_file_is_refused_at_every_length(tmp_path: Path) -> None:
         (tmp_path / "b.gguf").write_bytes(whole[:size])
         with pytest.raises(CheckpointError, match="is not a readable GGUF file"):
             read_gguf(tmp_path / "b.gguf")
+
+
+def test_a_mapped_file_that_was_cut_is_named(tmp_path: Path) -> None:
+    path = make(tmp_path / "a.gguf")
+    load, tensors = mapped_loader(), read_gguf(path).tensors
+    load(tensors["q"])
+    os.truncate(path, 100)
+    with pytest.raises(CheckpointError, match=r"a\.gguf was changed: it has 100 bytes, a tensor ends at"):
+        load(tensors["q"])
 
 
 def test_a_file_that_cannot_be_mapped_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -224,3 +224,13 @@ def test_layers_for_multi_token_prediction_are_not_read(tmp_path: Path, monkeypa
     (folder / "config.json").write_text(json.dumps(config | {"num_nextn_predict_layers": 0}))
     with pytest.raises(CheckpointError, match=rf"holds unknown model\.layers\.{layers}"):
         LLM(folder, device="cpu", max_model_len=64)
+
+
+def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
+    file = tmp_path / "model.safetensors"
+    save_file({"a": torch.ones(4096), "b": torch.ones(4096)}, file)
+    tensors = weights.read_file(file)
+    next(tensors)
+    os.truncate(file, 200)
+    with pytest.raises(CheckpointError, match=r"model\.safetensors was cut from \d+ to 200 bytes while it was read"):
+        next(tensors)
