@@ -136,21 +136,10 @@ class EncoderCore:
         stats = SequenceStats(items=tuple(result.source for result in own))
         return TokenOutput(name, (), finish_reason="length", timings=timings, stats=stats, encoder_rows=rows)
 
-    def append(
-        self,
-        request_id: str,
-        token_ids: Sequence[int],
-        features: Sequence[MultiModalFeature] = (),
-        close: bool = False,
-        adapter: str | None = None,
-    ) -> Never:
-        self._refuse()
+    def append(self, *_: object, **__: object) -> Never:
+        raise InputError("this engine has only the encoder and holds no sequences")
 
-    def truncate(self, request_id: str, num_tokens: int) -> Never:
-        self._refuse()
-
-    def pause(self, request_id: str) -> Never:
-        self._refuse()
+    truncate = pause = append
 
     def reset_prefix_cache(self) -> bool:
         """Return True: there is no prefix cache."""
@@ -165,6 +154,3 @@ class EncoderCore:
     def close(self) -> None:
         """Write pending rows to disk."""
         self._store.flush()
-
-    def _refuse(self) -> Never:
-        raise InputError("this engine has only the encoder and holds no sequences")

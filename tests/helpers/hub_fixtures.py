@@ -37,7 +37,7 @@ def use_hub(monkeypatch: pytest.MonkeyPatch, url: str, cache: Path) -> None:
     monkeypatch.setattr(constants, "HF_HUB_ETAG_TIMEOUT", LONG)
     monkeypatch.setattr(constants, "HF_HUB_DOWNLOAD_TIMEOUT", LONG)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(cache / "no token"))
-    monkeypatch.setattr("sensorium.engine.setup.hub._RETRY_SECONDS", 0.0)
+    monkeypatch.setattr("sensorium.engine.setup.hub_download._RETRY_SECONDS", 0.0)
     for variable in ("HF_TOKEN", "HUGGING_FACE_HUB_TOKEN"):
         monkeypatch.delenv(variable, raising=False)
     monkeypatch.setenv("NO_PROXY", "127.0.0.1")

@@ -9,6 +9,8 @@ from typing import Any
 
 import torch
 from oracle import ensure_torchvision
+from sensorium.models.families.internvl import _NAMES as INTERNVL
+from sensorium.models.families.pixtral import _NAMES as PIXTRAL
 from sensorium.models.vision.positions import Grid, in_squares
 from sensorium.models.vision.spec import BLOCKS, ENCODER, GATED_BLOCKS, RotarySpec, TableSpec, TowerNames, TowerSpec
 from sensorium.models.vision.vit import VisionTower
@@ -120,25 +122,6 @@ def kimi(model: Any, _: Any, made: Tensor, grids: Sequence[Grid]) -> list[Tensor
     return [torch.cat([out.last_hidden_state for out in made_of])]
 
 
-MAPPED = TowerNames(
-    patch="embeddings.patch_embeddings.projection",
-    table="embeddings.position_embeddings",
-    class_token="embeddings.cls_token",
-    layers="encoder.layer",
-    norms=("layernorm_before", "layernorm_after"),
-    qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-    out="attention.projection_layer",
-    qk_norms=("attention.q_norm", "attention.k_norm"),
-)
-STACKED = TowerNames(
-    patch="patch_conv",
-    pre_norm="ln_pre",
-    layers="transformer.layers",
-    norms=("attention_norm", "ffn_norm"),
-    qkv=("attention.q_proj", "attention.k_proj", "attention.v_proj"),
-    out="attention.o_proj",
-    mlp=("feed_forward.gate_proj", "feed_forward.up_proj", "feed_forward.down_proj"),
-)
 MOON = TowerNames(
     table="patch_embed.pos_emb.position_embeddings",
     post_norm="final_layernorm",
@@ -193,7 +176,7 @@ CASES = {
         {"config": "PixtralVisionConfig", "model": "PixtralVisionModel", **NAMES, "image_size": 64, **ROTARY},
         {
             "rms": True, "eps": 1e-5, "patch_bias": False, "qkv_bias": False, "out_bias": False, "mlp_bias": False,
-            "pre_norm": True, "rotary": RotarySpec(order="even_odd"), "names": STACKED,
+            "pre_norm": True, "rotary": RotarySpec(order="even_odd"), "names": PIXTRAL,
         },
     ),
     "internvl": case(
@@ -203,7 +186,7 @@ CASES = {
             "config": "InternVLVisionConfig", "model": "InternVLVisionModel", **NAMES, "image_size": [16, 16],
             "patch_size": [4, 4], "attention_bias": True,
         },
-        {"table": TableSpec(4), "class_token": True, "layer_scale": True, "merge": 2, "names": MAPPED},
+        {"table": TableSpec(4), "class_token": True, "layer_scale": True, "merge": 2, "names": INTERNVL},
         grids=SQUARE,
     ),
     "internvl, normed queries": case(
@@ -214,7 +197,7 @@ CASES = {
             "patch_size": [4, 4], "use_qk_norm": True, "norm_type": "rms_norm",
         },
         {
-            "table": TableSpec(5, "bicubic"), "class_token": True, "layer_scale": True, "merge": 2, "names": MAPPED,
+            "table": TableSpec(5, "bicubic"), "class_token": True, "layer_scale": True, "merge": 2, "names": INTERNVL,
             "rms": True, "qk_norm": "all", "qkv_bias": False,
         },
         grids=SQUARE,

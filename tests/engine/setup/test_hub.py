@@ -264,7 +264,7 @@ def test_disk_that_fills_up_during_the_download(hub: FakeHub, monkeypatch: pytes
     def fail(*_: object) -> None:
         raise OSError(errno.ENOSPC, "No space left on device")
 
-    monkeypatch.setattr("sensorium.engine.setup.hub._Transfer._append", fail)
+    monkeypatch.setattr("sensorium.engine.setup.hub_download._Transfer._append", fail)
     assert "needs more space than there is, and" in refused("disk_full")
 
 
