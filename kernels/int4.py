@@ -131,23 +131,33 @@ def has_panels(weight: QuantizedWeight) -> bool:
         return False
     if weight.table is not None or weight.factor is not None or weight.shift is not None:
         return False
-    ordered = weight.group_index is not None and weight.inputs % weight.group
-    sizes = not ordered and (weight.group % STEP == 0 or weight.group >= weight.inputs)
+    index = weight.group_index
+    if index is not None and not index.is_meta and not torch.equal(index.sort().values.long(), _plain_index(weight)):
+        return False  # groups of different sizes
+    sizes = weight.group % STEP == 0 or weight.group >= weight.inputs
     return sizes and (weight.offset == MIDDLE if weight.zero is None else weight.offset == 0)
 
 
+def _plain_index(weight: GroupedWeight) -> Tensor:
+    return torch.arange(weight.inputs) // weight.group
+
+
 def _join(shards: Sequence[GroupedWeight]) -> list[GroupedWeight]:
-    """Concatenate the outputs of adjacent shards whose inputs are grouped alike."""
+    """Concatenate the outputs of adjacent shards whose inputs are grouped alike. Reordered ones stay on their own."""
     found: list[GroupedWeight] = []
     for shard in map(_by_output, shards):
         last = found[-1] if found else None
-        if last is None or not _are_alike(last, shard):
+        if last is None or _grouping(last) != _grouping(shard) or shard.group_index is not None:
             found.append(shard)
             continue
         zero = None if last.zero is None or shard.zero is None else torch.cat([last.zero, shard.zero])
         codes, scale = (torch.cat(pair) for pair in ((last.codes, shard.codes), (last.scale, shard.scale)))
         found[-1] = replace(last, codes=codes, scale=scale, zero=zero)
     return found
+
+
+def _grouping(weight: GroupedWeight) -> tuple[object, ...]:
+    return weight.group, weight.scale.dtype, weight.zero is None, weight.group_index is None
 
 
 def _by_output(weight: GroupedWeight) -> GroupedWeight:
@@ -160,21 +170,11 @@ def _by_output(weight: GroupedWeight) -> GroupedWeight:
     return replace(weight, scale=scale, zero=zero, block_rows=1)
 
 
-def _are_alike(a: GroupedWeight, b: GroupedWeight) -> bool:
-    if (a.group, a.scale.dtype, a.zero is None) != (b.group, b.scale.dtype, b.zero is None):
-        return False
-    if a.group_index is None or b.group_index is None:
-        return a.group_index is b.group_index
-    return torch.equal(a.group_index, b.group_index)
-
-
 def _to_panels(weight: GroupedWeight, bias: Tensor | None) -> Int4Panels:
     outputs, inputs, wide = len(weight.codes), weight.inputs, _panel_width()
     codes, order = torch.stack((weight.codes & 15, weight.codes >> 4), -1).flatten(1)[:, :inputs], None
     if weight.group_index is not None:
         places = weight.group_index.argsort(stable=True)
-        if not torch.equal(weight.group_index[places].long(), torch.arange(inputs) // weight.group):
-            raise ValueError(f"groups that have not {weight.group} inputs each")
         codes, order = codes[:, places], places.int()
     steps = F.pad(codes, (0, -inputs % STEP, 0, -outputs % wide)).view(-1, wide, -(-inputs // STEP), 2, STEP // 2)
     panels = steps[..., 0, :].bitwise_or_(steps[..., 1, :] << 4).transpose(1, 2)
@@ -218,11 +218,21 @@ def row_bytes(inputs: int, groups: int, dtype: torch.dtype, int8_rows: bool) -> 
     return -(-inputs // STEP) * STEP * (1 if int8_rows else 4 if wide else 2) + 4 * groups + 4
 
 
-def panel_bytes(weight: GroupedWeight) -> int:
-    """Return the bytes of a weight in panels, without padded outputs. It may be on the meta device."""
-    outputs, steps, groups = len(weight.codes), -(-weight.inputs // STEP), weight.scale.shape[1]
-    each = 4 * steps + groups * (weight.scale.itemsize + (weight.zero is not None)) + 4
-    return outputs * each + (0 if weight.group_index is None else 4 * weight.inputs)
+def packed_bytes(shards: Sequence[QuantizedWeight], dtype: torch.dtype, device: torch.device) -> int:
+    """Return the bytes of a Linear's shards after `pack_int4`, without a bias in torch. They may be on the meta device."""
+    if backend("int4_linear", device, dtype) != "native" or not all(map(has_panels, shards)):
+        return sum(shard.nbytes for shard in shards)
+    joined = _join([shard for shard in shards if isinstance(shard, GroupedWeight)])
+    ordered = sum(4 * shard.inputs for shard in joined if shard.group_index is not None)
+    return ordered + sum(
+        _panel_bytes(len(one.codes), one.inputs, one.scale.shape[1] * (one.scale.itemsize + (one.zero is not None)))
+        for one in joined
+    )
+
+
+def _panel_bytes(outputs: int, inputs: int, grid: int) -> int:
+    """Return the bytes of codes, scales and zero points (`grid` per output) and bias, with padding."""
+    return -(-outputs // _panel_width()) * _panel_width() * (-(-inputs // STEP) * STEP // 2 + grid + 4)
 
 
 def int4_bytes(inner: int, outer: int, dtype: torch.dtype, device: torch.device, options: Int4Options) -> int:
@@ -231,4 +241,4 @@ def int4_bytes(inner: int, outer: int, dtype: torch.dtype, device: torch.device,
     grid = groups * (dtype.itemsize + (not options.symmetric))
     if backend("int4_linear", device, dtype) != "native":
         return outer * (-(-inner // 2) + grid)
-    return -(-outer // _panel_width()) * _panel_width() * (-(-inner // STEP) * STEP // 2 + grid + 4)
+    return _panel_bytes(outer, inner, grid)

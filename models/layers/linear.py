@@ -10,8 +10,9 @@ import torch
 from torch import Tensor
 
 from ...kernels.dispatch import backend
-from ...kernels.grouped import GroupedWeight, QuantizedWeight, ShardedWeight
-from ...kernels.int4 import Int4Options
+from ...kernels.grouped import GroupedWeight, QuantizedWeight
+from ...kernels.int4 import Int4Options, pack_int4
+from ...kernels.int4 import packed_bytes as packed_int4_bytes
 from ...kernels.int8 import pack_codes
 from ...kernels.linear import LinearWeight, linear, pack, shares_table
 from ..formats.base import WeightFormat
@@ -100,7 +101,7 @@ class Linear(WeightedLayer):
     def packed_bytes(self, device: torch.device) -> int:
         (outer, inner), dtype, bias = self.weight.shape, self.weight.dtype, self.bias is not None
         if self.formats and self.quantization is None:
-            return sum(weight.nbytes for weight in self._stored_shapes()) + outer * bias * dtype.itemsize
+            return packed_int4_bytes(self._stored_shapes(), dtype, device) + outer * bias * dtype.itemsize
         return packed_weight_bytes(inner, outer, bias, dtype, device, self.quantization)
 
     @property
@@ -123,7 +124,7 @@ class Linear(WeightedLayer):
                     torch.cat([one.codes for one in held]), torch.cat(scales), self.bias, self.weight.dtype
                 )
             else:
-                self.packed = ShardedWeight(held, self.bias)
+                self.packed = pack_int4(held, self.bias, self.weight.dtype)
             self.held = {}
         else:
             self.packed = pack(self.weight, self.bias, self.quantization)

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 import json
 import shutil
+from contextlib import nullcontext
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
+from cpu import running_with
 from family import ask
 from measured import peak_bytes
 from parity import ROWS, LoadedModels, make_llm, record
@@ -18,7 +20,9 @@ from safetensors.torch import load_file, save_file
 from sensorium import LLM
 from sensorium.engine.config import make_config
 from sensorium.engine.setup.doctor import explain
+from sensorium.kernels import native
 from sensorium.kernels.grouped import GroupedWeight, ShardedWeight, grouped_linear
+from sensorium.kernels.int4 import Int4PanelWeight
 from sensorium.kernels.int8 import Int8Weight, int8_linear_reference
 from sensorium.kernels.panels import Panels
 from sensorium.mm.errors import CheckpointError, ConfigError
@@ -76,7 +80,8 @@ def loaded(scheme: Scheme, stored: dict[str, torch.Tensor], dtype: torch.dtype =
 
 
 @each
-def test_a_linear_computes_with_the_dequantised_weight(name: str) -> None:
+def test_a_linear_computes_with_the_dequantised_weight(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SENSORIUM_KERNELS", "int4_linear=torch")
     stored, weight, bias = made(SCHEMES[name])
     layer = loaded(SCHEMES[name], stored).qkv
     x = torch.randn(21, INPUTS, generator=torch.Generator().manual_seed(2))
@@ -88,12 +93,31 @@ def test_a_linear_computes_with_the_dequantised_weight(name: str) -> None:
     assert torch.equal(layer(x[3:4]), layer(x)[3:4])
 
 
+@pytest.mark.parametrize("instructions", ["best", "avx2"])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @each
-def test_the_plan_has_the_held_bytes(name: str) -> None:
+def test_integers_of_4_bits_have_products_in_cpp(name: str, dtype: torch.dtype, instructions: str) -> None:
+    stored, weight, bias = made(SCHEMES[name])
+    four_bits = (
+        name.startswith(("ct w4a16", "awq", "gptq")) and "8" not in name and name != "gptq by module"
+    )  # some have 8 bits
+    with running_with(instructions) if instructions == "avx2" else nullcontext():
+        layer = loaded(SCHEMES[name], stored, dtype).qkv
+        assert isinstance(layer.packed, Int4PanelWeight) == (four_bits and native.products() is not None)
+        x = torch.randn(21, INPUTS, generator=torch.Generator().manual_seed(2)).to(dtype)
+        limit = 1e-4 if dtype == torch.float32 else 2e-2
+        torch.testing.assert_close(layer(x).float(), x.float() @ weight.T + bias.to(dtype).float(), rtol=limit, atol=limit)
+        assert torch.equal(layer(x[3:4]), layer(x)[3:4])
+
+
+@pytest.mark.parametrize("kernels", ["", "int4_linear=torch"])
+@each
+def test_the_plan_has_the_held_bytes(name: str, kernels: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("SENSORIUM_KERNELS", kernels)
     stored, _, bias = made(SCHEMES[name])
     layer = loaded(SCHEMES[name], stored).qkv
-    assert isinstance(layer.packed, ShardedWeight)
-    held = sum(shard.nbytes for shard in layer.packed.shards) + bias.nbytes
+    assert isinstance(layer.packed, ShardedWeight | Int4PanelWeight)
+    held = layer.packed.nbytes + bias.nbytes * isinstance(layer.packed, Int4PanelWeight)
     layer.weight = torch.empty(sum(ROWS_OUT.values()), INPUTS, device="meta")
     assert layer.packed_bytes(CPU) == held
     root, quantization = Root(torch.float32), read_quantization(SCHEMES[name].config)
