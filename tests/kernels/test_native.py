@@ -306,7 +306,7 @@ def test_a_file_that_cannot_be_loaded_is_none(tmp_path: Path, monkeypatch: pytes
 
 @needs_library
 def test_a_stale_library_is_not_called(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A library with another number, or without a function, gives a warning and torch runs."""
+    """A library of another version, or without one of the functions, is not used: a warning says so, and torch runs."""
     monkeypatch.setattr(native, "ABI", native.ABI + 1)
     with pytest.warns(RuntimeWarning, match=r"was built from other sources and is not used.*Rebuild it: pip install"):
         assert native.library.__wrapped__() is None

@@ -234,7 +234,7 @@ def test_held_bytes_are_limited_and_one_prompt_always_runs():
 
 
 def test_bytes_of_prompt_embeds_hold_back_parsing():
-    """Entries that give a ProcessedPrompt with features from parsing are those of `prompt_embeds`."""
+    """Parsing alone gives a ProcessedPrompt with features for prompts of `prompt_embeds` only."""
     queue = Queue(window=20, capacity=100)
     entries = queue.add(*(queue.entry(f"rows{i}", lambda: prepared(60)) for i in range(5)), queue.entry("text"))
     queue.wait("rows0", "rows1")

@@ -303,7 +303,7 @@ def test_a_worker_is_used_again_with_one_thread_and_no_core_dumps(codecs: Module
 def test_a_worker_imports_only_what_its_module_needs(
     module: str, library: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Importing torch takes seconds, for which the first request would wait."""
+    """The worker must not import torch, which takes seconds: the first request would wait for it."""
     (tmp_path / f"light_{library}.py").write_text(LIGHT.format(module=module, library=library))
     monkeypatch.syspath_prepend(tmp_path)
     close_workers()

@@ -93,7 +93,7 @@ def test_a_step_takes_no_more_memory_than_planned() -> None:
 
 
 def test_scores_of_a_text_reranker(tmp_path: Path) -> None:
-    """The prompt is the published one of Qwen3-Reranker, with empty thinking."""
+    """The prompt equals the published one of Qwen3-Reranker, with an empty <think> block."""
     words = fast_tokenizer(SPECIALS, pad_token="<pad>")
     words.chat_template = (
         "{% for m in messages %}<|im_start|>{{ m.role }}\n{{ m.content }}<|im_end|>\n{% endfor %}<|im_start|>assistant\n"

@@ -320,7 +320,7 @@ CALLERS = {
 
 
 def test_a_callers_template_is_rendered_in_a_worker(tmp_path, monkeypatch):
-    """Compiling or rendering one may hold the interpreter's lock for seconds."""
+    """Compiling or rendering a template may hold the interpreter's lock for seconds."""
     tok = bytes_tokenizer(tmp_path, dict.fromkeys(CONTROL, True))
     options = {
         "x": {"i": 10**30, "f": float("inf"), 1: True, "none": None, "long": "b" * 9000},
