@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import io
 import sys
 from collections.abc import Iterator
 from contextlib import suppress
@@ -53,6 +54,8 @@ def run(args: argparse.Namespace) -> int:
     words = [args.question, *(word for modality in MEDIA for word in getattr(args, modality))]
     if words.count("-") + (args.question is None and "-" in words) > 1:
         raise ConfigError("stdin can hold one input only; give - once, and a question beside it")
+    if args.question is None and sys.stdin is None:
+        raise ConfigError("stdin is closed, so there are no lines of a conversation; give a question")
     question = read_stdin("question").decode("utf-8", "replace") if args.question == "-" else args.question
     media = media_parts(args)
     llm = LLM(**engine_options(args), max_model_len=args.max_model_len)
@@ -84,6 +87,8 @@ def converse(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]],
 
 def questions() -> Iterator[str]:
     """Yield the lines of stdin that are not blank; a terminal shows a prompt."""
+    if isinstance(sys.stdin, io.TextIOWrapper):
+        sys.stdin.reconfigure(errors="replace")
     lines: Iterator[str] = iter(sys.stdin)
     if sys.stdin.isatty():
         with suppress(ImportError):

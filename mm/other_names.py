@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from collections.abc import Collection
 
-_BEAMS = "beam search is LLM.beam_search(prompts, BeamSearchParams(beam_width=...))"
+_BEAMS = "answers are greedy or sampled; beam search is LLM.beam_search(prompts, BeamSearchParams(beam_width=...))"
+_CUT = "cut the video before, or give its frames"
 _VAD = "all of the audio is read; cut out silence before"
 
 # another library's name -> our names, of which the first that the call knows is suggested, or a sentence
@@ -93,6 +94,8 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "truncate_dim": ("dimensions",),
     "prompt_name": ("instruction",),
     "show_progress_bar": ("use_tqdm",),
+    "video_start": (_CUT,),  # qwen-vl-utils
+    "video_end": (_CUT,),
     # Anthropic, OpenAI's Responses: types of parts
     "tool_use": ("give calls of tools as tool_calls of the message",),
     "function_call": ("give calls of tools as tool_calls of the message",),

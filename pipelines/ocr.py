@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
-from ..mm.errors import ErrorInfo
+from ..mm.errors import ErrorInfo, InputError
 from ..mm.parse import is_item_list
 from .doubt import TextResult, with_logprobs
 from .message_parts import media_part
@@ -59,6 +59,8 @@ def ocr_tasks(
     Raises:
         InputError: an argument has a wrong type. The task raises it if the checkpoint has no chat template.
     """
+    if images is None:
+        raise InputError("images=None must be an image or a list of images", param="images")
     check_type("question", question, str)
     check_type("chat_template", chat_template, str, os.PathLike, type(None))
     check_type("sampling_params", sampling_params, SamplingParams, type(None))

@@ -6,6 +6,8 @@ Qwen3-VL-Reranker (the score is the probability of "yes" against "no" as the nex
 
 from __future__ import annotations
 
+import logging
+import mimetypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -27,6 +29,8 @@ from .validation import check_type
 if TYPE_CHECKING:
     from ..engine.llm import LLM
 
+_logger = logging.getLogger(__name__)
+_MAX_PATH = 1024  # characters of a text that is compared with files
 EMBED_INSTRUCTION = "Represent the user's input."
 SCORE_INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
 SCORE_SYSTEM_PROMPT = (
@@ -113,8 +117,12 @@ def embed_tasks(
     pooling = PoolingParams() if pooling_params is None else replace(pooling_params, token_ids=(), task="embed")
     pooling = pooling if dimensions is None else replace(pooling, dimensions=dimensions)
     check_dimensions(llm, pooling.dimensions)
-    template = _template_options(chat_template)
-    return [_embed_task(llm, item, instruction, pooling, template) for item in _as_list(inputs)]
+    template, listed = _template_options(chat_template), _as_list(inputs)
+    if path := next((item for item in listed if llm.takes_media and _is_path(item)), None):
+        _logger.warning(
+            "embed: %s is taken as a text, but is a file; give pathlib.Path to embed what it shows", short_repr(path)
+        )
+    return [_embed_task(llm, item, instruction, pooling, template) for item in listed]
 
 
 def _embed_task(llm: LLM, item: object, instruction: str, pooling: PoolingParams, template: dict[str, Any]) -> Task[Embedding]:
@@ -194,6 +202,13 @@ def _score_task(
 def _as_list(inputs: object) -> Sequence[object]:
     several = isinstance(inputs, list | tuple) or (not isinstance(inputs, str | Mapping) and is_item_list("image", inputs))
     return list(inputs) if several else [inputs]  # type: ignore[call-overload]
+
+
+def _is_path(item: object) -> bool:
+    """Return whether a text is the path of an image or video."""
+    if not isinstance(item, str) or len(item) > _MAX_PATH:
+        return False
+    return str(mimetypes.guess_type(item)[0])[:6] in ("image/", "video/") and os.path.isfile(item)
 
 
 def _template_options(chat_template: str | os.PathLike[str] | None) -> dict[str, Any]:

@@ -62,7 +62,9 @@ def as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messag
     if isinstance(messages, Iterator):
         return list(messages)  # type: ignore[arg-type]
     if not isinstance(messages, list | tuple):
-        raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}")
+        how = "; give [message]" if isinstance(messages, Mapping) else ""
+        how = '; give [{"role": "user", "content": text}]' if isinstance(messages, str) else how
+        raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}{how}")
     if messages and all(isinstance(entry, list | tuple) for entry in messages):
         return messages  # type: ignore[return-value]
     for index, entry in enumerate(messages):

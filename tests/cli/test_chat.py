@@ -122,6 +122,18 @@ def test_a_conversation_keeps_the_cache(
     assert found[2]["prompt_tokens"] < found[0]["prompt_tokens"]  # the image was forgotten, too
 
 
+def test_a_conversation_without_stdin(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", None)
+    assert chat(Path("never-loaded")) == 2
+    assert "stdin is closed" in capsys.readouterr().err
+
+
+def test_lines_that_are_not_utf8(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\nHello\n"), "utf-8"))
+    assert chat(checkpoint, "--json") == 0
+    assert [json.loads(line)["error"] for line in capsys.readouterr().out.splitlines()] == [None, None]
+
+
 def test_a_turn_that_fails_is_forgotten(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:

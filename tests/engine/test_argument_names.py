@@ -60,6 +60,19 @@ def test_unknown_option_of_an_engine(name: str, said: str):
     assert said in str(caught.value)
 
 
+def test_arguments_of_other_transcribers(llm):
+    for name, said in (
+        ("beam_size", "answers are greedy or sampled"),
+        ("word_timestamps", "timestamps=True gives those of segments"),
+        ("vad_filter", "all of the audio is read"),
+        ("initial_prompt", "did you mean context"),
+        ("return_timestamps", "did you mean timestamps"),
+        ("max_new_tokens", r"SamplingParams\(max_tokens"),
+    ):
+        with pytest.raises(InputError, match=said):
+            llm.transcribe("a.wav", **{name: 5})
+
+
 def test_sampling_parameters_that_are_given_to_a_call(llm):
     messages = [{"role": "user", "content": "a"}]
     for call in (

@@ -15,7 +15,7 @@ import sensorium
 from oracle import build_checkpoint
 from PIL import Image
 from sensorium.engine.vllm_args import IGNORED, NAMES, ONLY, RENAMED, SILENT
-from sensorium.mm.errors import InputError
+from sensorium.mm.errors import ConfigError, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 DOC = (ROOT / "docs" / "coming-from-vllm.md").read_text("utf-8")
@@ -125,6 +125,57 @@ for params in (sampling_params_choice, sampling_params_regex, sampling_params_js
     RESULT.append(llm.generate("Classify this sentiment: vLLM is wonderful!", sampling_params=params)[0].outputs[0].text)
 """
 
+MULTI_IMAGE = """
+from vllm import LLM, EngineArgs, SamplingParams
+
+question = "What is the content of each image?"
+engine_args = EngineArgs(model=MODEL, max_model_len=512, max_num_seqs=5, limit_mm_per_prompt={"image": 2})
+llm = LLM(**vars(engine_args) | {"seed": None})
+placeholders = [{"type": "image", "image": image} for image in IMAGES]
+messages = [
+    {"role": "system", "content": "You are a helpful assistant."},
+    {"role": "user", "content": [*placeholders, {"type": "text", "text": question}]},
+]
+prompt = llm.get_tokenizer().apply_chat_template(messages, tokenize=False, add_generation_prompt=True)
+sampling_params = SamplingParams(temperature=0.0, max_tokens=4, stop_token_ids=None)
+outputs = llm.generate({"prompt": prompt, "multi_modal_data": {"image": IMAGES}}, sampling_params=sampling_params)
+parts = [{"type": "image_pil", "image_pil": image} for image in IMAGES]
+chat = [messages[0], {"role": "user", "content": [*parts, {"type": "text", "text": question}]}]
+outputs += llm.chat(chat, sampling_params=sampling_params, chat_template=None)
+RESULT.extend((o.error, o.prompt_token_ids, o.outputs[0].text) for o in outputs)
+"""
+
+PREFIX_CACHING = """
+from vllm import LLM, SamplingParams
+
+prefix = "You are an expert school principal, skilled in effectively managing faculty and staff. "
+generating_prompts = [prefix + prompt for prompt in ("Hello, my name is", "The future of AI is")]
+sampling_params = SamplingParams(temperature=0.0, max_tokens=4)
+regular_llm = LLM(model=MODEL, max_model_len=512, gpu_memory_utilization=0.4, enable_prefix_caching=False)
+regular = [output.outputs[0].text for output in regular_llm.generate(generating_prompts, sampling_params)]
+del regular_llm
+llm = LLM(model=MODEL, max_model_len=512, enable_prefix_caching=True, gpu_memory_utilization=0.4)
+llm.generate(generating_prompts[0], sampling_params)
+outputs = llm.generate(generating_prompts, sampling_params)
+RESULT.append([output.outputs[0].text for output in outputs] == regular)
+RESULT.append(outputs[0].num_cached_tokens > 0)
+"""
+
+BEAM_SEARCH = """
+from vllm import LLM
+from vllm.sampling_params import BeamSearchParams
+
+llm = LLM(model=MODEL, max_model_len=128)
+outputs = llm.beam_search([{"prompt": "Hello, my name is"}], BeamSearchParams(beam_width=3, max_tokens=4))
+RESULT.extend(sequence.text for output in outputs for sequence in output.sequences)
+"""
+
+LORA = """
+from vllm import LLM, SamplingParams
+
+LLM(model=MODEL, enable_lora=True, max_loras=1, max_lora_rank=8, max_cpu_loras=2, max_num_seqs=256)
+"""
+
 POOLING = """
 from vllm import LLM, PoolingParams
 
@@ -203,6 +254,28 @@ def test_structured(checkpoint):
     assert choice in ("Positive", "Negative")
     assert re.fullmatch(r"\w{2,4}@\w{2,4}\.com", regex) or len(regex) > 4  # or cut at max_tokens
     assert isinstance(json.loads(answer)["ok"], bool)
+
+
+def test_several_images():
+    images = [Image.new("RGB", (60, 40), color) for color in ("red", "blue")]
+    one, two = run(MULTI_IMAGE, ROOT / "assets" / "tiny-vl", IMAGES=images)
+    assert one == two
+    assert one[0] is None
+
+
+def test_prefix_caching(checkpoint):
+    assert run(PREFIX_CACHING, checkpoint) == [True, True]
+
+
+def test_beam_search(checkpoint):
+    texts = run(BEAM_SEARCH, checkpoint)
+    assert len(texts) == 3
+    assert all(text.startswith("Hello, my name is") for text in texts)
+
+
+def test_adapters_per_request_are_refused(checkpoint):
+    with pytest.raises(ConfigError, match="enable_lora=True cannot be honoured: give adapter="):
+        run(LORA, checkpoint)
 
 
 def test_pooling(checkpoint):

@@ -83,6 +83,9 @@ def test_async_llm_closes_the_model_that_it_loaded():
     [
         (lambda llm: llm.chat([[USER], USER], SHORT), r"entry 0 is a conversation .*, but entry 1 is a dict; give one conv"),
         (lambda llm: llm.chat([USER, [USER]], SHORT), r"entry 1 is a conversation .*, but entry 0 is a dict; give one conv"),
+        (lambda llm: llm.chat("hi"), r'not a str; give \[{"role": "user", "content": text}\]'),
+        (lambda llm: llm.chat(USER), r"not a dict; give \[message\]"),
+        (lambda llm: llm.ocr(None), "images=None must be an image or a list of images"),
         (lambda llm: llm.plan([USER]), "these are messages, which only `chat`"),
         (lambda llm: llm.generate([USER], SHORT, on_error="raise"), "these are messages, which only `chat`"),
         (lambda llm: llm.chat([{"role": "user"}], SHORT, on_error="raise"), "message 0: content is missing; give a text"),
@@ -131,6 +134,15 @@ def test_a_session_gives_no_old_answer_as_a_new_one(llm):
         session.append("again")
         third = session.answer()
     assert session.answer() is third
+
+
+def test_a_path_that_is_embedded_as_text_is_a_warning(llm, caplog):
+    path = MODEL.parent / "media" / "line1.png"
+    with caplog.at_level(logging.WARNING):
+        llm.embed([path, "a cat", "no.png", str(path.with_suffix(".txt"))], use_tqdm=False)
+        assert not caplog.records
+        llm.embed(str(path), use_tqdm=False)
+    assert "line1.png' is taken as a text, but is a file; give pathlib.Path" in caplog.records[0].getMessage()
 
 
 def test_a_wrong_template_is_an_input_error(llm):
