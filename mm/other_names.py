@@ -89,7 +89,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "chunk_length_s": ("docs/speech.md has a recipe for audio longer than the window",),
     "chunk_length": ("docs/speech.md has a recipe for audio longer than the window",),
     "condition_on_previous_text": ("each item is read alone; context= takes the preceding text",),
-    "normalize_embeddings": ("vectors always have length 1",),
+    "normalize_embeddings": ("normalize", "vectors have length 1 unless pooling_params=PoolingParams(normalize=False)"),
     "convert_to_tensor": ("each result has its vector as a tensor",),
     "truncate_dim": ("dimensions",),
     "prompt_name": ("instruction",),

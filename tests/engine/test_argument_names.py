@@ -86,7 +86,7 @@ def test_sampling_parameters_that_are_given_to_a_call(llm):
             call(temperature=0.0)
         with pytest.raises(InputError, match=r"SamplingParams\(max_tokens=|did you mean max_tokens"):  # ocr has max_tokens
             call(max_new_tokens=3)
-    with pytest.raises(InputError, match="vectors always have length 1"):
+    with pytest.raises(InputError, match="vectors have length 1 unless pooling_params="):
         llm.embed("a", normalize_embeddings=True)
     with pytest.raises(InputError, match="one batch"):
         llm.embed("a", batch_size=3)
