@@ -76,11 +76,13 @@ _ANY_STACK = frozenset({
 })  # fmt: skip
 TEXT_PROCESSING = native("text_only", "TextModel", "TextProcessingInfo").processing
 _TEXT_STACKS = (
-    "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "Gemma", "Gemma2", "Gemma3",
+    "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Dots1", "MiniMaxM2",
+    "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "Gemma", "Gemma2", "Gemma3",
     "Glm", "Glm4", "Glm4Moe", "GptOss", "Granite", "HunYuanDenseV1", "InternLM3", "Llama", "Ministral3", "Mistral", "Mixtral",
     "Olmo2", "Olmo3", "Olmoe", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SeedOss", "SmolLM3", "StableLm",
     "Starcoder2",
 )  # fmt: skip
+_ENCODER_PROCESSING = native("bert", "Bert", "BertProcessingInfo").processing
 _BERTS = ("Bert", "Camembert", "Roberta", "XLMRoberta")
 
 ARCHITECTURES: dict[str, Architecture] = {
@@ -133,6 +135,14 @@ ARCHITECTURES: dict[str, Architecture] = {
     "WhisperForConditionalGeneration": native("whisper", "Whisper", "WhisperProcessingInfo"),
     **{f"{stack}{task}": native("bert", "Bert", "BertProcessingInfo") for stack in _BERTS for task in ("Model", "ForMaskedLM")},
     **{f"{stack}ForSequenceClassification": native("bert", "BertClassifier", "BertProcessingInfo") for stack in _BERTS},
+    **{
+        f"ModernBert{task}": Architecture(native("modernbert", name, "").model, _ENCODER_PROCESSING)
+        for task, name in (
+            ("Model", "ModernBert"),
+            ("ForMaskedLM", "ModernBert"),
+            ("ForSequenceClassification", "ModernBertClassifier"),
+        )
+    },
     **{f"{stack}ForCausalLM": native("text_only", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS},
     **{
         f"{stack}ForSequenceClassification": native("text_only", "TextClassifier", "TextProcessingInfo")
@@ -179,6 +189,11 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "lighton_ocr": FamilyNote("pages at native resolution; incomplete squares of merged patches are dropped; no break tokens"),
     "llava": FamilyNote("one or several encoder layers of CLIP or SigLIP; grids of tiles with newline rows; pooled videos"),
+    "modernbert": FamilyNote(
+        "text encoder with rotary positions and local layers: `embed`, `classify`, and `score` of pairs",
+        "vectors and classes; no heads of other tasks",
+        "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
+    ),
     "paddleocr_vl": FamilyNote("pages at native resolution; text config nested or at the top level", "sides up to 200:1"),
     "paligemma": FamilyNote("images before the prompt, without placeholders; bidirectional attention in the prompt"),
     "pixtral": FamilyNote("2-D rotary tower, row breaks in the span, patch merger; the Hub's layout and the publisher's own"),

@@ -260,7 +260,9 @@ def _rope(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> RopeSpe
         rope, theta = {}, rope.get("rope_theta") or theta
     if dim > _MAX_HEAD_DIM:
         raise ConfigError(f"heads of {dim} numbers are wider than the limit of {_MAX_HEAD_DIM}; download config.json again")
-    rotated = int(dim * (rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0))
+    rotated = text.get("rotary_dim") or int(
+        dim * (rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0)
+    )
     if not 0 < rotated <= dim:
         raise ConfigError(f"partial_rotary_factor rotates {rotated} numbers of {dim}; it must be above 0, at most 1")
     sections = tuple(rope.get("mrope_section") or text.get("mrope_section") or (rotated // 2,))

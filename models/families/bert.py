@@ -5,6 +5,7 @@ The last row of each prompt is replaced by the pooled state, which is what a req
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
 from typing import Any, ClassVar, cast
@@ -19,6 +20,7 @@ from ..decoder_model import DecoderModel
 from ..interface import ForwardBatch
 from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.classification import ClassificationHead
+from ..layers.linear import Linear
 from ..layers.mlp import PlainMlp
 from ..text.decoder import Decoder, DecoderAttention
 from ..text.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
@@ -47,7 +49,7 @@ _NAMES = (
     ("embeddings.token_type_embeddings.", "embed_types."),
     ("embeddings.LayerNorm.", "embed_norm."),
 )
-_IGNORED = ("pooler.", "cls.", "lm_head.", "classifier.", "embeddings.position_ids")
+_IGNORED = ("pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier.", "embeddings.position_ids")
 
 
 class BertLayer(TensorModule):
@@ -107,11 +109,32 @@ class BertEncoder(TensorModule):
         return x
 
 
-class Bert(TextModel):
-    """An embedder. Prompts are never cut, since all of their tokens attend to each other."""
+class TextEncoder(TextModel):
+    """Base of embedders. Prompts are never cut, since all of their tokens attend to each other."""
 
     prefixes: ClassVar[tuple[tuple[str, str], ...]] = (("", "language_model."),)
     ignored = tuple(f"language_model.{name}" for name in _IGNORED)
+
+    def __init__(
+        self, config: Mapping[str, Any], spec: DecoderSpec, encoder: TensorModule, dtype: torch.dtype, device: torch.device
+    ) -> None:
+        DecoderModel.__init__(self, spec, dtype, device, cast(Decoder, encoder))
+        self.head, self.pooling = None, config.get("pooling_mode", "mean")
+        if self.pooling not in _POOLINGS:
+            raise ConfigError(f"pooling of {self.pooling!r} is not supported; known are {', '.join(_POOLINGS)}")
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        hidden: Tensor = self.language_model(batch)
+        for start, stop in pairwise(batch.attn[0].query_start_loc):
+            hidden[stop - 1] = hidden[start] if self.pooling == "cls" else hidden[start:stop].float().mean(0)
+        return hidden
+
+    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
+        """Do nothing: heads of other tasks are not used."""
+
+
+class Bert(TextEncoder):
+    """BERT, RoBERTa or XLM-RoBERTa as an embedder."""
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         config = _DEFAULTS | ({"vocab_size": 50265} if config.get("model_type") == "roberta" else {}) | dict(config)
@@ -119,9 +142,6 @@ class Bert(TextModel):
             raise ConfigError("is_decoder and relative positions in config.json of a BERT model are not supported")
         heads, width = positive_int(config, "num_attention_heads"), positive_int(config, "hidden_size")
         positions = positive_int(config, "max_position_embeddings")
-        self.pooling = config.get("pooling_mode", "mean")
-        if self.pooling not in _POOLINGS:
-            raise ConfigError(f"pooling of {self.pooling!r} is not supported; known are {', '.join(_POOLINGS)}")
         first = config["pad_token_id"] + 1 if config.get("model_type") in _ROBERTA else 0
         act = check_activation("hidden_act", config["hidden_act"])
         attention = AttentionSpec(heads, heads, width // heads, (width // heads) ** -0.5, None, bias=True, out_bias=True)
@@ -136,17 +156,7 @@ class Bert(TextModel):
             norm="layer",
         )
         encoder = BertEncoder(spec, positions, positive_int(config, "type_vocab_size"), first, dtype, device)
-        DecoderModel.__init__(self, spec, dtype, device, cast(Decoder, encoder))
-        self.head = None
-
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        hidden: Tensor = self.language_model(batch)
-        for start, stop in pairwise(batch.attn[0].query_start_loc):
-            hidden[stop - 1] = hidden[start] if self.pooling == "cls" else hidden[start:stop].float().mean(0)
-        return hidden
-
-    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
-        """Do nothing: heads of other tasks are not used."""
+        super().__init__(config, spec, encoder, dtype, device)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield tensors under our names, without the name of the class that stored them."""
@@ -157,6 +167,17 @@ class Bert(TextModel):
             yield name, tensor
 
 
+class Pooler(TensorModule):
+    """A product and tanh."""
+
+    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.dense = Linear(width, {"dense": width}, True, dtype, device, exact=True)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return self.dense(pooled).tanh()
+
+
 class BertClassifier(ClassificationModel, Bert):
     """An encoder that classifies a prompt, or a pair of texts, by its first token."""
 
@@ -164,14 +185,15 @@ class BertClassifier(ClassificationModel, Bert):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__({**config, "pooling_mode": "cls"}, dtype, device)
-        self.classifier = ClassificationHead(config, self.hidden_size, True, dtype, device)
+        transform = Pooler(self.hidden_size, dtype, device)
+        self.classifier = ClassificationHead(config, self.hidden_size, True, dtype, device, transform)
         encoder = cast(BertEncoder, self.language_model)
         encoder.pairs = len(encoder.embed_types.weight) > 1
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield tensors under our names. BERT stores the first product in its pooler, RoBERTa stores both in its classifier."""
         for name, tensor in super().convert_weights(weights):
-            name = name.replace("pooler.dense.", "classifier.dense.", 1)
+            name = re.sub(r"^(pooler|classifier)\.dense\.", "classifier.transform.dense.", name)
             if name in ("classifier.weight", "classifier.bias"):
                 name = name.replace("classifier.", "classifier.out_proj.")
             yield name, tensor

@@ -47,20 +47,26 @@ def label_activation(config: Mapping[str, Any], labels: int) -> str:
 
 
 class ClassificationHead(TensorModule):
-    """`[n, width] -> float32 [n, labels]`. `dense`: a product and tanh come first; then both products have biases."""
+    """`[n, width] -> float32 [n, labels]`. `transform`: a module that changes the pooled states first."""
 
-    def __init__(self, config: Mapping[str, Any], width: int, dense: bool, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        config: Mapping[str, Any],
+        width: int,
+        bias: bool,
+        dtype: torch.dtype,
+        device: torch.device,
+        transform: TensorModule | None = None,
+    ) -> None:
         super().__init__()
         self.num_labels = count_labels(config)
         self.activation = label_activation(config, self.num_labels)
-        self.dense = Linear(width, {"dense": width}, True, dtype, device, exact=True) if dense else None
-        self.out = Linear(width, {"out_proj": self.num_labels}, dense, dtype, device, exact=True)
+        self.transform = transform
+        self.out = Linear(width, {"out_proj": self.num_labels}, bias, dtype, device, exact=True)
 
     def forward(self, pooled: Tensor, activate: bool) -> Tensor:
         """Return the numbers of all classes: probabilities as config.json says, or raw ones."""
-        if self.dense is not None:
-            pooled = self.dense(pooled).tanh()
-        logits = self.out(pooled).float()
+        logits = self.out(pooled if self.transform is None else self.transform(pooled)).float()
         if not activate or self.activation == "identity":
             return logits
         return logits.sigmoid() if self.activation == "sigmoid" else logits.softmax(-1)

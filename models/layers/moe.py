@@ -39,7 +39,9 @@ class RouterCorrection(StoredTensor):
         """Yield the names of the bias in checkpoints, beside the router or in it; it may be a matrix of one row."""
         ((name, _),) = self.tensors(path)
         parent = path.removesuffix("correction")
-        for stored in (name, *(f"{parent}{part}moe_statics.e_score_correction_bias" for part in ("gate.", ""))):
+        block = f"{parent.removesuffix('mlp.')}block_sparse_moe."  # of MiniMax M2
+        beside = (parent, block, f"{parent}gate.moe_statics.", f"{parent}moe_statics.")
+        for stored in (name, *(f"{place}e_score_correction_bias" for place in beside)):
             yield stored, lambda tensor: [(name, tensor.flatten())]
 
 

@@ -315,6 +315,40 @@ _GPT_OSS = _BASE | {
         "original_max_position_embeddings": 4096,
     },
 }
+_DOTS1 = _DEEPSEEK3 | {
+    "vocab_size": 152064,
+    "hidden_size": 4608,
+    "intermediate_size": 10944,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 32,
+    "kv_lora_rank": None,
+    "num_experts": None,
+    "n_shared_experts": None,
+    "moe_intermediate_size": 1408,
+    "n_group": 1,
+    "topk_group": 1,
+    "num_experts_per_tok": None,
+    "first_k_dense_replace": 0,
+    "norm_topk_prob": False,
+    "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 0,
+    "max_position_embeddings": 2048,
+    "sliding_window": 4096,
+    "max_window_layers": 62,
+}
+_MINIMAX_M2 = _BASE | {
+    "vocab_size": 200064,
+    "hidden_size": 3072,
+    "intermediate_size": 1536,
+    "num_hidden_layers": 62,
+    "num_attention_heads": 48,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 196608,
+    "num_experts_per_tok": 8,
+    "num_experts": 256,
+    "rope_theta": 5000000.0,
+}
 _ERNIE_VL = _ERNIE_MOE | {"moe_intermediate_size": (1536, 512), "mrope_section": (22, 22, 20)}
 _GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -375,6 +409,8 @@ STACKS: Mapping[str, Stack] = {
     ),
     "starcoder2": Stack(_STARCODER2, norm="layer", eps_key="norm_epsilon", plain=("c_fc", "c_proj")),
     "phi3": Stack(_PHI3, fused=True, fused_qkv=True),
+    "dots1": Stack(_DOTS1, qk_norm="head", router=_SIGMOID),
+    "minimax_m2": Stack(_MINIMAX_M2, qk_norm="all", router=_SIGMOID | {"normalise": True}),
     "gpt_oss": Stack(_GPT_OSS, sinks=True, router=_CLAMPED, fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702}),
 }
 

@@ -62,12 +62,14 @@ def check(folder: Path, model: Any, words: Any, pool: Any) -> None:
         assert (one.vector - expected).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta"])
+@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "modernbert"])
 def test_vectors_of_encoders(kind: str, tmp_path: Path) -> None:
     words = tokenizer("[CLS] $A [SEP]")
     sizes = text_config(words) | {"max_position_embeddings": 200, "pad_token_id": 0 if kind == "bert" else 3}
-    model = tf.AutoModel.from_config(tf.CONFIG_MAPPING[kind](**sizes), add_pooling_layer=kind == "bert")
-    mean = kind == "roberta"
+    sizes |= {"local_attention": 6} if kind == "modernbert" else {}
+    pooler = {} if kind == "modernbert" else {"add_pooling_layer": kind == "bert"}
+    model = tf.AutoModel.from_config(tf.CONFIG_MAPPING[kind](**sizes), **pooler)
+    mean = kind in ("roberta", "modernbert")
     save(tmp_path, model, words, "pooling_mode_mean_tokens" if mean else "pooling_mode_cls_token")
     check(tmp_path, model, words, (lambda hidden: hidden.mean(0)) if mean else (lambda hidden: hidden[0]))
 

@@ -18,7 +18,7 @@ import transformers as tf  # noqa: E402
 
 SPECIALS = ["<pad>", "[CLS]", "[SEP]"]
 TEXTS = ["def f(x): return x", "import os", "class A: pass\n" * 6]
-ENCODERS = ("bert", "roberta", "xlm-roberta")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
 
 
 def build(folder: Path, kind: str, labels: int, **config: Any) -> tuple[Any, Any]:
@@ -33,7 +33,7 @@ def build(folder: Path, kind: str, labels: int, **config: Any) -> tuple[Any, Any
     model = tf.AutoModelForSequenceClassification.from_config(made).eval()
     randomise(model, 0)
     for name, parameter in model.named_parameters():
-        if "norm" in name.lower() and name.endswith("weight") and kind in ENCODERS:
+        if "LayerNorm.weight" in name:
             parameter.data.add_(1)
     model.save_pretrained(folder)
     words.save_pretrained(folder)
