@@ -308,10 +308,13 @@ def architecture_key(architecture: str, config: Mapping[str, Any]) -> str:
     return name if name in ARCHITECTURES else architecture
 
 
+_TASK = re.compile(r"For[A-Z]\w*$")  # the part of a name that many architectures share
+
+
 def find_architecture(name: str) -> Architecture:
     """Return the entry of an architecture; ConfigError with the nearest known name if there is none."""
     if is_registered(name):
         return ARCHITECTURES[name]
-    near = get_close_matches(name, ARCHITECTURES, n=1, cutoff=0.5)
-    meant = f"did you mean {near[0]}? The" if near else "the"
+    near = get_close_matches(_TASK.sub("", name), stems := {_TASK.sub("", known): known for known in ARCHITECTURES}, n=1)
+    meant = f"did you mean {stems[near[0]]}? The" if near else "the"
     raise ConfigError(f"unknown architecture {name!r}; {meant} known ones are in docs/models.md")

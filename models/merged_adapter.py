@@ -9,8 +9,10 @@ import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
+from ..kernels.grouped import panel_rows
 from ..mm.errors import CheckpointError
 from .adapters import check_settings, low_rank_scale, patterns
 from .layers.basic import rename
@@ -32,6 +34,7 @@ class MergedAdapter:
         raw: adapter_config.json.
         tensors: of the adapter's file by name; on the meta device for `add_headers` only.
         prefixes: (stored, canonical) prefixes of the model's tensor names. Two names match if they become the same.
+        dtype: of the model.
 
     Raises:
         ConfigError: a setting is not supported.
@@ -39,10 +42,14 @@ class MergedAdapter:
     """
 
     def __init__(
-        self, raw: Mapping[str, Any], tensors: Iterable[tuple[str, Tensor]], prefixes: Sequence[tuple[str, str]]
+        self,
+        raw: Mapping[str, Any],
+        tensors: Iterable[tuple[str, Tensor]],
+        prefixes: Sequence[tuple[str, str]],
+        dtype: torch.dtype,
     ) -> None:
         check_settings(raw, _READ)
-        self._config, self._prefixes = {"lora_alpha": 8, **raw}, prefixes
+        self._config, self._prefixes, self._dtype = {"lora_alpha": 8, **raw}, prefixes, dtype
         self._alphas = patterns(raw, "alpha_pattern")
         self._replaced: dict[str, tuple[str, Tensor]] = {}  # key -> name, tensor
         self._pairs: dict[str, tuple[str, dict[str, Tensor]]] = {}  # key -> module, matrices
@@ -105,7 +112,10 @@ class MergedAdapter:
         return _EMBEDDING in self._pairs or _EMBEDDING in self._replaced
 
     def merge(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the base model's weights with the adapter's changes, which are computed in float32."""
+        """Yield the base model's weights with the adapter's changes.
+
+        Sums are in float32, a panel of a weight at a time, and rounded once to the model's dtype.
+        """
         left = dict(self._replaced)
         for name, tensor in weights:
             key = self._key(name)
@@ -120,7 +130,13 @@ class MergedAdapter:
         module, matrices = self._pairs[key]
         down, up = (matrices[letter].float().flatten(1) for letter in "AB")
         alpha = next((alpha for pattern, alpha in self._alphas if pattern.match(module)), self._config["lora_alpha"])
-        change = (up @ down).mul_(low_rank_scale(alpha, len(down), self._config))
+        scale = low_rank_scale(alpha, len(down), self._config)
         if key in self._embeddings:
-            change = change.T
-        return weight.float() + change.view(weight.shape)
+            down, up = up.T, down.T
+        wide = weight.flatten(1)
+        each = panel_rows(wide.shape[1])
+        changed = torch.empty(wide.shape, dtype=torch.float32 if len(wide) <= each else self._dtype)
+        for first in range(0, len(wide), each):
+            part = slice(first, first + each)
+            changed[part] = (up[part] @ down).mul_(scale).add_(wide[part])
+        return changed.view(weight.shape)

@@ -1,8 +1,9 @@
 """Published widths with few layers and random weights, against transformers: `make abridged ARGS="DIR --write"`.
 
-If transformers has the processor of a folder, a model is built with the widths of its config.json, two layers per stack (more
-if the config names single layers) and random weights. Models are built one at a time and take 2 to 6.5 GB. For one item of each
-modality, the encoder rows and the log probabilities of 8 greedy tokens are compared.
+If transformers has the class of a folder, a model is built with the widths of its config.json, two layers per stack (more if
+the config names single layers) and random weights. Models are built one at a time and take 2 to 6.5 GB. For one item of each
+modality, the encoder rows and the log probabilities of 8 greedy tokens are compared; where transformers has no processor for
+the folder, the tokens of a text prompt.
 """
 
 from __future__ import annotations
@@ -33,6 +34,7 @@ HEADER = [
     "logprobs: largest difference",
 ]
 TOKENS, LAYERS = 8, 2
+TEXT = "The quick brown fox jumps over the lazy dog, and 123 other animals watch it."
 MAX_FLOAT32 = 1_000_000_000  # parameters of a model in float32; larger ones are built in bfloat16
 ROWS_TOLERANCE = {torch.float32: 1e-3, torch.bfloat16: 0.1}  # relative to the standard deviation of the rows
 _DEPTHS = ("num_hidden_layers", "encoder_layers", "depth", "num_layers")
@@ -107,15 +109,21 @@ def theirs(model: Any, processor: Any, messages: Sequence[Mapping[str, Any]], da
     """Answer with transformers. `ids`: placeholders whose embeddings are encoder rows."""
     from .checks import their_inputs
 
-    inputs, seen = their_inputs(processor, messages, data), list[Tensor]()
+    inputs = their_inputs(processor, messages, data)
+    for name, value in inputs.items():
+        inputs[name] = value.to(model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
+    return generate(model, inputs, ids)
+
+
+def generate(model: Any, inputs: Mapping[str, Any], ids: Sequence[int]) -> Answer:
+    """Answer with transformers from a processor's tensors."""
+    seen = list[Tensor]()
 
     def keep(_: Any, __: Any, options: Mapping[str, Any]) -> None:
-        if not seen:
+        if not seen and options.get("inputs_embeds") is not None:
             seen.append(options["inputs_embeds"][0])
 
     hook = model.get_decoder().register_forward_pre_hook(keep, with_kwargs=True)
-    for name, value in inputs.items():
-        inputs[name] = value.to(model.dtype) if isinstance(value, Tensor) and value.is_floating_point() else value
     with torch.inference_mode():
         found = model.generate(
             **inputs,
@@ -128,7 +136,7 @@ def theirs(model: Any, processor: Any, messages: Sequence[Mapping[str, Any]], da
         )
     hook.remove()
     prompt = inputs["input_ids"][0]
-    rows = seen[0][torch.isin(prompt, torch.tensor(ids))]
+    rows = seen[0][torch.isin(prompt, torch.tensor(ids))] if seen and ids else torch.empty(0)
     logprobs = [step[0].float().log_softmax(-1) for step in found.logits]
     return Answer(tuple(prompt.tolist()), rows.float(), [int(step.argmax()) for step in logprobs], logprobs)
 
@@ -158,6 +166,18 @@ def ours(folder: Path, dtype: torch.dtype, messages: Sequence[Mapping[str, Any]]
     return Answer(tuple(answer.prompt_token_ids), rows, list(first.token_ids), list(first.logprobs or ()))
 
 
+def our_text(folder: Path, dtype: torch.dtype, ids: Sequence[int]) -> Answer:
+    """Answer a text prompt with sensorium."""
+    from sensorium import LLM, SamplingParams
+
+    options: dict[str, Any] = {"device": "cpu", "max_model_len": 1024, "max_num_seqs": 1, "generation_config": "none"}
+    with LLM(folder, parts="decoder", dtype=str(dtype).removeprefix("torch."), **options) as llm:
+        params = SamplingParams(temperature=0, max_tokens=TOKENS, ignore_eos=True, logprobs=20)
+        (answer,) = llm.generate([{"prompt_token_ids": list(ids)}], params, use_tqdm=False, on_error="raise")
+    first = answer.outputs[0]
+    return Answer(tuple(answer.prompt_token_ids), torch.empty(0), list(first.token_ids), list(first.logprobs or ()))
+
+
 def compare(want: Answer, got: Answer, dtype: torch.dtype) -> tuple[list[str], bool]:
     """Return the cells of one prompt, and whether both sides agree. Tokens are compared up to the first that differs."""
     cells, good = (
@@ -166,7 +186,7 @@ def compare(want: Answer, got: Answer, dtype: torch.dtype) -> tuple[list[str], b
     )
     if got.rows.shape != want.rows.shape:
         return [*cells, f"{list(want.rows.shape)} for {list(got.rows.shape)}", "-", "-"], False
-    rows = float((got.rows - want.rows).abs().max() / want.rows.std())
+    rows = float((got.rows - want.rows).abs().max() / want.rows.std()) if len(want.rows) else 0.0
     same = next((i for i, pair in enumerate(zip(want.tokens, got.tokens, strict=True)) if pair[0] != pair[1]), TOKENS)
     steps = zip(want.logprobs[: same + 1], got.logprobs[: same + 1], strict=True)
     worst = max(abs(float(theirs[token]) - value.logprob) for theirs, values in steps for token, value in values.items())
@@ -185,14 +205,23 @@ def check_folder(folder: Path, root: Path) -> list[tuple[list[str], int]]:
         sides, target = Sides(Path(scratch) / "published" / folder.name), Path(scratch) / folder.name
         target.mkdir()
         try:
-            processor = sides.their_processor
-            assert sides.template
             model, dtype = build(sides, target)
         except Missing as why:
             return [([name, "-", "-", str(why).replace(scratch, ""), "-", "-", "-", "-"], 0)]
+        size = f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.0f} M"
+        cells = [name, size, str(dtype).removeprefix("torch.")]
+        try:
+            processor = sides.their_processor
+            assert sides.template
+        except Missing:
+            prompt = sides.tokenizer.encode(TEXT)
+            text = generate(model, {"input_ids": torch.tensor([prompt])}, ())
+            del model
+            gc.collect()
+            same, good = compare(text, our_text(target, dtype, prompt), dtype)
+            return [([*cells, f"text, {same[0]}", *same[1:]], int(not good))]
         several = items(sides.info.modalities, sizes=2).values()
         cases = {kind: data for data in several for kind, values in data.items() if len(values) == 1}  # the larger size
-        size = f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.0f} M"
         ids = list(sides.info.placeholder_ids.values())
         want = {kind: theirs(model, processor, [question(data)], data, ids) for kind, data in cases.items()}
         del model
@@ -201,8 +230,8 @@ def check_folder(folder: Path, root: Path) -> list[tuple[list[str], int]]:
         for kind, data in cases.items():
             message = question(data)
             media = {part["type"]: [part[part["type"]]] for part in message["content"] if part["type"] != "text"}
-            cells, good = compare(want[kind], ours(target, dtype, [message], media), dtype)
-            found.append(([name, size, str(dtype).removeprefix("torch."), f"{kind}, {cells[0]}", *cells[1:]], int(not good)))
+            same, good = compare(want[kind], ours(target, dtype, [message], media), dtype)
+            found.append(([*cells, f"{kind}, {same[0]}", *same[1:]], int(not good)))
     return found
 
 

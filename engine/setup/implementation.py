@@ -33,17 +33,17 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
     Raises:
         ConfigError: neither the registry nor transformers has it, or transformers cannot import it here.
     """
-    unsupported = _unsupported(files)
+    architecture, unsupported = files.architecture, _unsupported(files)
     if unsupported is None:
-        return find_architecture(files.architecture)
+        return find_architecture(architecture)
     try:
         kind = class_of(files.config)
     except ImportError as error:
         raise ConfigError(str(error)) from None
     except ConfigError as error:
-        if files.remote_code and not is_registered(files.architecture):
-            known = "an architecture of docs/models.md or of transformers"
-            raise ConfigError(f"{files.remote_code}, which is never run; use a checkpoint with {known}") from None
+        if files.remote_code and not is_registered(architecture):
+            how = "use a checkpoint with an architecture of docs/models.md or of transformers, or register a model of your own"
+            raise ConfigError(f"{architecture}: {files.remote_code}, which is never run; {how}") from None
         raise ConfigError(f"{unsupported}; {error}") from None
     return FALLBACK if kind.config_class.sub_configs else TEXT_FALLBACK
 

@@ -197,7 +197,8 @@ def read_merged_adapter(
     """Return the adapter of a folder for a model, with the tensors that `read` returns; None for no folder."""
     if folder is None:
         return None
-    return MergedAdapter(read_json(folder / ADAPTER), read(folder / ADAPTER_WEIGHTS), getattr(model, "prefixes", TEXT_PREFIXES))
+    prefixes, dtype = getattr(model, "prefixes", TEXT_PREFIXES), model.cache_specs[0].dtype
+    return MergedAdapter(read_json(folder / ADAPTER), read(folder / ADAPTER_WEIGHTS), prefixes, dtype)
 
 
 def _has_tied_head(model: Model) -> bool:

@@ -75,6 +75,14 @@ def test_an_abridged_model_equals_transformers(published: Path) -> None:
     assert [(row[2], row[6], different) for row, different in rows] == [("float32", "8 of 8 equal", 0)] * 2
 
 
+def test_an_abridged_model_without_a_processor_answers_a_text(published: Path) -> None:
+    for name in ("preprocessor_config.json", "processor_config.json", "video_preprocessor_config.json"):
+        (published / name).unlink(missing_ok=True)
+    ((row, different),) = abridged.check_folder(published, published.parents[1])
+    assert row[3].startswith("text, ")
+    assert (row[2], row[4], row[6], different) == ("float32", "0", "8 of 8 equal", 0)
+
+
 def test_differing_rows_and_tokens_are_reported() -> None:
     steps = [torch.tensor([0.0, 1.0]).log_softmax(-1)] * abridged.TOKENS
     ours = [{1: Logprob(float(steps[0][1]))}] * abridged.TOKENS

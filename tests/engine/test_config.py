@@ -145,7 +145,7 @@ def test_the_content_digest_reads_every_byte_of_the_weights(tmp_path):
 def test_remote_code_is_refused_by_name(tmp_path, name):
     write(tmp_path, config={"architectures": ["A"]})
     write(tmp_path, **{name: {"architectures": ["A"], "x": {"auto_map": {"AutoModel": "modeling.Model"}}}})
-    with pytest.raises(ConfigError, match=rf"{name}.json asks for remote code \(auto_map\)"):
+    with pytest.raises(ConfigError, match=rf"^A: {name}.json asks for remote code \(auto_map\)"):
         resolve_architecture(load_model_files(tmp_path))
 
 

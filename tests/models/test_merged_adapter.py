@@ -12,12 +12,14 @@ from typing import Any
 import pytest
 import torch
 from family import ask, load_rows, save
+from measured import peak_bytes
 from parity import ROWS, LoadedModels, make_llm, record
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup.doctor import describe_checkpoint
 from sensorium.mm.errors import CheckpointError, ConfigError
+from sensorium.models.merged_adapter import MergedAdapter
 from sensorium.processors.text.tokenizer import Tokenizer
 
 GIVEN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ".*", "task_type": "CAUSAL_LM"}
@@ -60,6 +62,22 @@ def hook(model: torch.nn.Module, pairs: Matrices, scale: dict[str, float]) -> li
         return lambda _, inputs, output: output + (inputs[0] @ down.flatten(1).T @ up.T) * scale[name]
 
     return [model.get_submodule(name).register_forward_hook(add(name)) for name in pairs]
+
+
+def test_a_large_weight_is_changed_by_panels() -> None:
+    """The sum is in float32 and rounded once. A float32 copy of the whole weight never exists."""
+    gen = torch.Generator().manual_seed(0)
+    weight = torch.randn(4096, 1024, generator=gen).bfloat16()
+    down, up = torch.randn(4, 1024, generator=gen), torch.randn(4096, 4, generator=gen)
+    names = {f"base_model.model.q_proj.lora_{letter}.weight": one for letter, one in (("A", down), ("B", up))}
+    adapter = MergedAdapter(GIVEN, names.items(), (), torch.bfloat16)
+    found = list[Any]()
+    peak = peak_bytes(lambda: found.extend(adapter.merge([("q_proj.weight", weight)])))
+    _, changed = found[-1]
+    expected = (weight.float() + (up @ down) * 2).bfloat16()
+    assert changed.dtype == torch.bfloat16
+    torch.testing.assert_close(changed.float(), expected.float(), rtol=2**-7, atol=2**-20)
+    assert peak < 1.6 * weight.nbytes
 
 
 def test_an_adapter_of_decoder_and_tower(world: LoadedModels, tmp_path: Path) -> None:
