@@ -149,6 +149,12 @@ def test_remote_code_is_refused_by_name(tmp_path, name):
         resolve_architecture(load_model_files(tmp_path))
 
 
+def test_the_quantisation_of_a_section_is_found(tmp_path):
+    stated = {"quant_method": "fp8"}
+    for config in ({"quantization_config": stated}, {"text_config": {"quantization_config": stated}}):
+        assert load_model_files(write(tmp_path, config={"architectures": ["A"], **config})).quantization_config == stated
+
+
 def test_remote_code_in_a_list_is_refused(tmp_path):
     write(tmp_path, config={"architectures": ["A"]}, processor_config={"x": [[{"auto_map": {"AutoModel": "modeling.Model"}}]]})
     with pytest.raises(ConfigError, match=r"processor_config.json asks for remote code \(auto_map\)"):
