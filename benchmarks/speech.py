@@ -63,7 +63,7 @@ def read(path: Path) -> np.ndarray:
 
 def ours(llm: Any, audio: list[np.ndarray]) -> list[list[int]]:
     """Return the tokens of each answer without the end token."""
-    heard = llm.transcribe([(samples, RATE) for samples in audio], "en", use_tqdm=False)
+    heard = llm.transcribe([(samples, RATE) for samples in audio], "en", use_tqdm=False, vad=False, temperature=0.0)
     return [list(one.output.outputs[0].token_ids[:-1]) for one in heard]
 
 

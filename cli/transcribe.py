@@ -14,12 +14,17 @@ if TYPE_CHECKING:
 
 EXAMPLE = "sensorium transcribe talk.flac --model openai/whisper-tiny --timestamps"
 
+FORMATS = ("text", "json", "srt", "vtt", "tsv", "md")
+
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file_arguments(parser, "an audio file")
     add_model_arguments(parser)
     parser.add_argument("--language", metavar="NAME", help='the language spoken, as "en" or "English" (default: detected)')
     parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English (default: transcribe)")
+    help_text = "how to print a text; srt, vtt and tsv need a model with timestamps (default: text)"
+    parser.add_argument("--format", choices=FORMATS, default="text", help=help_text)
+    parser.add_argument("--no-vad", action="store_true", help="read the whole audio, not only speech")
     parser.add_argument("--timestamps", action="store_true", help="also print when each segment was spoken")
     parser.add_argument("--context", metavar="TEXT", default="", help="names and words to expect")
     help_text = "maximum number of tokens per file (default: as many as the model takes)"
@@ -30,16 +35,23 @@ def run(args: argparse.Namespace) -> int:
     """Return 2 if a file could not be transcribed; the other files are still transcribed."""
     from ..engine.llm import LLM
     from ..engine.sampling_params import SamplingParams
+    from ..pipelines.speech.subtitles import WRITERS
     from ..pipelines.tasks import as_completed
-    from ..pipelines.transcribe import transcribe_tasks
+    from ..pipelines.transcribe import TEMPERATURES, transcribe_tasks
 
     sources = read_sources(args.files, "audio")
     llm = LLM(**engine_options(args))
     params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
     items = [source.item for source in sources]
-    tasks = transcribe_tasks(llm, items, args.language, args.task, args.timestamps, args.context, params)
+    args.json = args.json or args.format == "json"
+    timed = args.timestamps or args.format in ("srt", "vtt", "tsv")
+    given = (items, args.language, args.task, timed, args.context, params)
+    tasks = transcribe_tasks(llm, *given, vad=not args.no_vad, temperature=TEMPERATURES)
     return print_results(
-        args, sources, as_completed(llm, tasks), lambda transcript: (json_fields(transcript), text(transcript))
+        args,
+        sources,
+        as_completed(llm, tasks, most=2 * llm.config.max_num_seqs),
+        lambda transcript: (json_fields(transcript), WRITERS.get(args.format, text)(transcript)),
     )
 
 

@@ -249,10 +249,10 @@ class LLM(NotPicklable):
 
     def serve(
         self, handles: Sequence[RequestHandle], use_tqdm: ShowProgress = True
-    ) -> Generator[tuple[int, RequestOutput], RequestHandle | None, None]:
+    ) -> Generator[tuple[int, RequestOutput], RequestHandle | Sequence[RequestHandle] | None, None]:
         """Yield (index, output) of each request when it finishes. Closing the generator aborts the rest.
 
-        The caller may send a further request to the generator; it takes the index of the finished one.
+        The caller may send further requests to the generator; they take the index of the finished one.
         """
         if not isinstance(handles, Sequence) or not all(isinstance(handle, RequestHandle) for handle in handles):
             raise InputError(f"handles must be a list of what `request` returns, not {short_repr(handles)}", param="handles")

@@ -69,9 +69,8 @@ class LLM(llm.LLM):
         **options: Any,
     ) -> list[Transcript]:
         """Transcribe one audio item or a list of them; see `pipelines.transcribe.transcribe_tasks` for the arguments."""
-        return run_tasks(
-            self, transcribe_tasks(self, audio, language, task, **check_names(transcribe_tasks, options)), use_tqdm
-        )
+        tasks = transcribe_tasks(self, audio, language, task, **check_names(transcribe_tasks, options))
+        return run_tasks(self, tasks, use_tqdm, 2 * self.config.max_num_seqs)
 
     def embed(self, inputs: object, use_tqdm: ShowProgress = True, **options: Any) -> list[Embedding]:
         """Embed one text, image or video, or a list of them; see `pipelines.rank.embed_tasks` for the arguments."""
@@ -93,9 +92,8 @@ class AsyncLLM(async_llm.AsyncLLM):
         self, audio: object, language: str | None = None, task: str = "transcribe", **options: Any
     ) -> list[Transcript]:
         """`LLM.transcribe` as a coroutine. Cancelling this or any of the coroutines below aborts its unfinished requests."""
-        return await run_tasks_async(
-            self, transcribe_tasks(self.llm, audio, language, task, **check_names(transcribe_tasks, options))
-        )
+        tasks = transcribe_tasks(self.llm, audio, language, task, **check_names(transcribe_tasks, options))
+        return await run_tasks_async(self, tasks, 2 * self.llm.config.max_num_seqs)
 
     async def embed(self, inputs: object, **options: Any) -> list[Embedding]:
         """`LLM.embed` as a coroutine."""

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..engine.errors import warn_of_failures
 from ..engine.frontend.request_handle import RequestHandle
-from ..engine.progress import ShowProgress
+from ..engine.progress import ShowProgress, make_progress
 from ..engine.types import RequestOutput
 from ..mm.errors import ErrorInfo
 from ..mm.pacing import paced
@@ -28,40 +28,79 @@ class Result(Protocol):
 
 
 T = TypeVar("T", bound=Result)
+P = TypeVar("P")
 V = TypeVar("V")
-Task = Generator[RequestHandle, RequestOutput, T]
+Requests = RequestHandle | list[RequestHandle] | None
+Task = Generator[RequestHandle, RequestOutput, P]
 """Yields a request, is sent its finished output, yields the next request, and returns the result of the task."""
+WideTask = Generator[Requests, RequestOutput, P]
+"""A task with several requests at a time: yields new ones or None, and is sent the next finished output of any of them."""
 
 
-def as_completed(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: ShowProgress = True) -> Iterator[tuple[int, T]]:
-    """Yield (index, result) of each task as it completes. The next request of a task precedes the first ones of others."""
-    with closing(llm.serve([next(task) for task in paced(tasks)], use_tqdm)) as outputs:
-        found = next(outputs, None)
-        while found is not None:
-            index, output = found
-            step = _send(tasks[index], output)
-            if isinstance(step, RequestHandle):
-                step.priority -= 1
-                found = outputs.send(step)
-            else:
-                yield index, step
-                found = next(outputs, None)
+def as_completed(
+    llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = True, most: int | None = None
+) -> Iterator[tuple[int, T]]:
+    """Yield (index, result) of each task as it completes. The next request of a task precedes the first ones of others.
+
+    `most`: number of tasks that run at a time; None: all.
+    """
+    waiting = iter(enumerate(tasks))
+    done: list[tuple[int, T]] = []  # tasks that ended without a request
+    running: list[int] = []  # of each slot: the task
+
+    def start(slot: int) -> list[RequestHandle]:
+        """Return the first requests of the next task that has any."""
+        for index, task in waiting:
+            step = advance(task)
+            if is_request(step):
+                running[slot] = index
+                return as_list(step)
+            done.append((index, step))  # type: ignore[arg-type]
+        return []
+
+    slots: list[tuple[int, RequestHandle]] = []
+    for slot in paced(range(len(tasks) if most is None else min(most, len(tasks)))):
+        running.append(-1)
+        slots += [(slot, handle) for handle in start(slot)]
+    with make_progress(len(tasks), use_tqdm) as progress, closing(llm.serve([one for _, one in slots], False)) as outputs:
+        found = next(outputs, None) if slots else None
+        while True:
+            following: list[RequestHandle] = []
+            if found is not None:
+                slot = slots[found[0]][0]
+                step = advance(tasks[running[slot]], found[1])
+                following = as_list(step) if is_request(step) else []
+                for handle in following:
+                    handle.priority -= 1
+                if not is_request(step):
+                    done.append((running[slot], step))  # type: ignore[arg-type]
+                    following = start(slot)
+            for result in done:  # before the next output, for which the engine may take long
+                progress.update(1)
+                yield result
+            done.clear()
+            if found is None:
+                return
+            found = outputs.send(following) if following else next(outputs, None)
 
 
-def run_tasks(llm: LLM, tasks: Sequence[Task[T]], use_tqdm: ShowProgress = True) -> list[T]:
+def run_tasks(llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = True, most: int | None = None) -> list[T]:
     """Return the results of all tasks, in their order."""
-    results = [result for _, result in sorted(as_completed(llm, tasks, use_tqdm), key=lambda pair: pair[0])]
+    results = [result for _, result in sorted(as_completed(llm, tasks, use_tqdm, most), key=lambda pair: pair[0])]
     warn_of_failures([result.error for result in results], "inputs")
     return results
 
 
-async def run_tasks_async(engine: AsyncLLM, tasks: Sequence[Task[T]]) -> list[T]:
-    """`run_tasks` for coroutines. Cancelling it aborts the requests that still run."""
-    handles = [next(task) async for task in _in_turns(tasks)]  # wrong arguments raise here, before anything is computed
-    running = []
+async def run_tasks_async(engine: AsyncLLM, tasks: Sequence[WideTask[T]], most: int | None = None) -> list[T]:
+    """`run_tasks` for coroutines. Cancelling it aborts the requests that still run.
+
+    `most`: as in `as_completed`; the tasks' own work, such as reading files, is then done in threads.
+    """
+    limit = None if most is None else asyncio.Semaphore(most)
+    running: list[asyncio.Future[T]] = []
     try:
-        async for task, handle in _in_turns(list(zip(tasks, handles, strict=True))):
-            running.append(asyncio.ensure_future(_run_task(engine, task, handle)))
+        async for task in _in_turns(tasks):
+            running.append(asyncio.ensure_future(_run_task(engine, task, limit)))
         return list(await asyncio.gather(*running))
     finally:
         for future in running:
@@ -76,17 +115,74 @@ async def _in_turns(values: Sequence[V]) -> AsyncIterator[V]:
             await asyncio.sleep(0)
 
 
-async def _run_task(engine: AsyncLLM, task: Task[T], handle: RequestHandle) -> T:
-    step: RequestHandle | T = handle
-    while isinstance(step, RequestHandle):
-        step = _send(task, await engine.answer(step))
-    return step
+async def _run_task(engine: AsyncLLM, task: WideTask[T], limit: asyncio.Semaphore | None) -> T:
+    if limit is not None:
+        async with limit:
+            return await _run_steps(engine, task, in_threads=True)
+    return await _run_steps(engine, task, in_threads=False)
 
 
-def _send(task: Task[T], output: RequestOutput) -> RequestHandle | T:
-    """Return the task's next request, or its result."""
+async def _run_steps(engine: AsyncLLM, task: WideTask[T], in_threads: bool) -> T:
+    async def step_on(output: RequestOutput | None = None) -> Requests | T:
+        return await asyncio.to_thread(advance, task, output) if in_threads else advance(task, output)
+
+    step = await step_on()
+    pending: set[asyncio.Future[RequestOutput]] = set()
     try:
-        return task.send(output)
+        while is_request(step):
+            pending |= {asyncio.ensure_future(engine.answer(handle)) for handle in as_list(step)}
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            finished = done.pop()
+            pending |= done  # they are taken next
+            step = await step_on(finished.result())
+    finally:
+        for future in pending:
+            future.cancel()
+    return step  # type: ignore[return-value]
+
+
+def join(tasks: Iterator[Task[P]], most: int) -> WideTask[list[P]]:
+    """Return a task that runs up to `most` tasks at a time, and returns their results in order."""
+    numbered, results = enumerate(tasks), dict[int, P]()
+    running: list[tuple[RequestHandle, int, Task[P]]] = []
+
+    def start() -> RequestHandle | None:
+        for index, task in numbered:
+            step = advance(task)
+            if isinstance(step, RequestHandle):
+                running.append((step, index, task))
+                return step
+            results[index] = step  # type: ignore[assignment]
+        return None
+
+    step: Requests = [handle for _ in range(most) if (handle := start()) is not None]
+    while running:
+        output = yield step
+        entry = next(entry for entry in running if entry[0].name == output.request_id)
+        running.remove(entry)
+        following = advance(entry[2], output)
+        if isinstance(following, RequestHandle):
+            running.append((following, *entry[1:]))
+            step = following
+        else:
+            results[entry[1]] = following  # type: ignore[assignment]
+            step = start()
+    return [results[index] for index in sorted(results)]
+
+
+def is_request(step: object) -> bool:
+    """Return whether a step of a task is no result: new requests, or None for those that still run."""
+    return step is None or isinstance(step, RequestHandle | list)
+
+
+def as_list(step: object) -> list[RequestHandle]:
+    return [step] if isinstance(step, RequestHandle) else list(step or ())  # type: ignore[call-overload]
+
+
+def advance(task: Generator[Requests, RequestOutput, P] | Task[P], output: RequestOutput | None = None) -> Requests | P:
+    """Send an output to a task (None starts it). Return its next requests, or its result."""
+    try:
+        return next(task) if output is None else task.send(output)
     except StopIteration as end:
         return end.value  # type: ignore[no-any-return]
 

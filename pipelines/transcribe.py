@@ -1,100 +1,53 @@
-"""Audio to text with language and timestamps, for every model that transcribes speech."""
+"""Audio to text with language and timestamps, for every model that transcribes speech and audio of any length."""
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, ClassVar
+from collections.abc import Sequence
+from contextlib import closing
+from dataclasses import dataclass, replace
+from typing import TYPE_CHECKING
 
-from ..engine.builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, TIMESTAMPS
-from ..engine.frontend.request_handle import RequestHandle
+from ..engine.errors import error_info
 from ..engine.sampling_params import SamplingParams
-from ..engine.types import RequestOutput
+from ..engine.types import CompletionOutput, RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, hint, short_repr
+from ..mm.media import gate
 from ..mm.parse import is_item_list
-from ..mm.repr_mixin import ReprMixin
-from ..mm.speech import SpeechRequest, TimestampRule, language_code
-from .doubt import TextResult, compression_ratio, with_logprobs
-from .tasks import Task, error_of_task
+from ..mm.speech import SpeechRequest, language_code
+from ..mm.types import EmbeddingItem, MediaHeader
+from .speech.decode import GREEDY, Decoding, SpokenLanguage, WindowText, window_task
+from .speech.merge import find_seam, join_texts, split_words
+from .speech.results import Attempt, Segment, Transcript, TranscriptionInfo, WindowResult, segments
+from .speech.vad import make_detector
+from .speech.windows import Window, WindowReader
+from .tasks import Task, WideTask, error_of_task, join
 from .validation import check_type
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
 
-_GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
+__all__ = ["Attempt", "Segment", "Transcript", "TranscriptionInfo", "WindowResult", "segments", "transcribe_tasks"]
 _TASKS = ("transcribe", "translate")
-_ONE_TOKEN = replace(_GREEDY, max_tokens=1)
-
-
-@dataclass(frozen=True, repr=False)
-class Segment(ReprMixin):
-    """The text between two timestamps, with the names of faster-whisper.
-
-    Args:
-        start, end: seconds; `end` is None if the answer stopped before the closing timestamp.
-        id: number of the segment, from 1.
-        tokens: of the text, without timestamps.
-        avg_logprob: mean log probability of these tokens.
-        temperature: of the sampling.
-    """
-
-    start: float
-    end: float | None
-    text: str
-    id: int = field(default=0, repr=False, compare=False)
-    tokens: tuple[int, ...] = field(default=(), repr=False, compare=False)
-    avg_logprob: float | None = field(default=None, repr=False, compare=False)
-    temperature: float = field(default=0.0, repr=False, compare=False)
-    seek, words, no_speech_prob = 0, None, None  # one window is read at a time; the others are not computed
-
-    @property
-    def compression_ratio(self) -> float:
-        return compression_ratio(self.text)
+_TIMESTAMPS = {False: False, True: True, "none": False, "segment": True}
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_MAX_WINDOW = 60  # seconds of a window, which many requests hold at a time
+_CONDITIONING = 800  # characters of preceding text in a prompt
 
 
 @dataclass(frozen=True)
-class TranscriptionInfo:
-    """Language and duration of a transcribed audio item.
+class _Options:
+    """How the files of one call are read. `size`: samples of the longest window. `lanes`: windows of a file at a time."""
 
-    Args:
-        language: the language code, or None if the model does not say.
-        language_probability: 1 if the caller gave the language, else None.
-        duration: length of the audio in seconds.
-    """
-
+    decoding: Decoding
     language: str | None
-    language_probability: float | None
-    duration: float
-
-
-@dataclass(frozen=True, repr=False)
-class Transcript(TextResult):
-    """The text of one audio item. `doubt` says why it is probably wrong, as on noise; its thresholds are Whisper's.
-
-    Args:
-        text: empty if there is an error.
-        language: the language code, or None if the model does not say.
-        segments: in order, or None if timestamps were not requested.
-        error: why there is no text, or None.
-        output: the request's output, with tokens and timings.
-        language_probability: as in TranscriptionInfo.
-    """
-
-    text: str
-    language: str | None
-    segments: tuple[Segment, ...] | None
-    error: ErrorInfo | None
-    output: RequestOutput = field(repr=False)
-    language_probability: float | None = field(default=None, repr=False)
-
-    min_avg_logprob: ClassVar[float] = -1.0
-    max_compression_ratio: ClassVar[float] = 2.4
-
-    @property
-    def info(self) -> TranscriptionInfo:
-        """The language and the duration under faster-whisper's names."""
-        duration = sum(item.seconds for item in self.output.items)
-        return TranscriptionInfo(self.language, self.language_probability, duration)
+    context: str
+    vad: object
+    sequential: bool
+    condition: bool
+    timestamps: bool
+    rate: int
+    size: int
+    lanes: int
 
 
 def transcribe_tasks(
@@ -102,21 +55,41 @@ def transcribe_tasks(
     audio: object,
     language: str | None = None,
     task: str = "transcribe",
-    timestamps: bool = False,
+    timestamps: bool | str = False,
     context: str = "",
     sampling_params: SamplingParams | None = None,
-) -> list[Task[Transcript]]:
+    prompt: str = "",
+    hotwords: str = "",
+    vad: object = True,
+    temperature: float | Sequence[float] | None = None,
+    no_speech_threshold: float | None = 0.6,
+    log_prob_threshold: float | None = -1.0,
+    compression_ratio_threshold: float | None = 2.4,
+    sequential: bool = False,
+    condition_on_previous_text: bool = False,
+) -> list[WideTask[Transcript]]:
     """Return one task per audio item, in order; they run as one batch.
 
-    An item that cannot be read, or is longer than the model's window, gives a Transcript with `error`.
+    Audio longer than the model's window is read in windows, which are cut at pauses. Where there is no pause, two windows
+    overlap, and are merged at words that both hold. The result does not depend on the other items.
+    An item that cannot be read gives a Transcript with `error`.
 
     Args:
         audio: an item or a list of items: paths, URLs, encoded bytes, samples at the model's rate, or `(samples, rate)`.
         language: the language spoken in all items, as a code or an English name; None detects it if the model can.
         task: "transcribe", or "translate" into English if the model can.
-        timestamps: also return when each segment was spoken, if the model can.
-        context: names and words to expect, or the preceding text; control tokens in it are removed.
+        timestamps: "segment" (or True) also returns when each segment was spoken, if the model can; "none" (or False).
+        context, prompt, hotwords: names and words to expect, or the preceding text; control tokens in them are removed.
         sampling_params: None for greedy sampling.
+        vad: read only speech: True, "silero", or a `VoiceDetector` factory, see `pipelines.speech.vad`. False reads everything.
+        temperature: each is tried until an answer passes the gates. None: 0, 0.2, ... 1, or that of `sampling_params`.
+        no_speech_threshold: a window has no text if the model's probability of "no speech" is above this and its answer fails
+            `log_prob_threshold`. None: no gate, as in the next two.
+        log_prob_threshold: an answer whose mean log probability is below this is tried again.
+        compression_ratio_threshold: an answer that repeats itself, so that its ratio is above this, is tried again.
+        sequential: read a file window by window, each from the end of the last whole segment (arXiv 2212.04356, section 4.5).
+            Needs a model with timestamps.
+        condition_on_previous_text: with `sequential`, the prompt of a window holds the text before it.
 
     Raises:
         ConfigError: the model does not transcribe speech.
@@ -126,58 +99,85 @@ def transcribe_tasks(
     speech = llm.speech
     if speech is None:
         raise ConfigError(f"{llm.config.model} does not transcribe speech; use generate or chat")
-    check_type("timestamps", timestamps, bool)
-    check_type("context", context, str)
+    for name, value in (("context", context), ("prompt", prompt), ("hotwords", hotwords)):
+        check_type(name, value, str)
+        if value and not speech.takes_context:
+            reason = f"the prompt of this model has no place for words to expect; leave {name} out"
+            raise InputError(reason, param=name)
     check_type("sampling_params", sampling_params, SamplingParams, type(None))
-    if task in _TASKS and task not in speech.tasks:
-        reason = f"task={task!r}, but this model can only {', '.join(speech.tasks)}; use another model for that"
-        raise InputError(reason, param="task")
-    if task not in speech.tasks:
-        raise InputError(f"task={short_repr(task)} is not one this model knows; {hint(task, speech.tasks)}", param="task")
-    if timestamps and not speech.has_timestamps:
-        raise InputError("this model writes no timestamps; leave timestamps out", param="timestamps")
+    for name, flag in (("sequential", sequential), ("condition_on_previous_text", condition_on_previous_text)):
+        check_type(name, flag, bool)
+    timed = _check_timestamps(llm, timestamps, sequential)
+    _check_task(task, speech.tasks)
+    if condition_on_previous_text and not (sequential and speech.takes_context):
+        reason = "condition_on_previous_text needs sequential=True and a model whose prompt takes preceding text; leave it out"
+        raise InputError(reason, param="condition_on_previous_text")
     if language is not None and not speech.takes_language:
         raise InputError("this model detects the language itself; leave language out", param="language")
-    if context and not speech.takes_context:
-        raise InputError("the prompt of this model has no place for words to expect; leave context out", param="context")
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     code = None if language is None else language_code(language, speech.languages)
-    detection, context = speech.language_detection_request() if code is None else None, _clean_context(llm, context)
+    if code is None:
+        speech.language_detection_request()  # raises ConfigError before anything is computed
+    if vad is not False:
+        make_detector(vad, speech.decode_spec.rate)
 
-    def make_request(language: str | None) -> SpeechRequest:
-        return speech.transcription_request(language, task, timestamps, context)
+    def make_request(language: str | None, context: str) -> SpeechRequest:
+        return speech.transcription_request(language, task, timed or sequential, context)
 
-    params = sampling_params or _GREEDY
-    return [_transcribe_task(llm, i, item, make_request, code, detection, params) for i, item in enumerate(items)]
-
-
-def _transcribe_task(
-    llm: LLM,
-    index: int,
-    item: object,
-    make_request: Callable[[str | None], SpeechRequest],
-    language: str | None,
-    detection: SpeechRequest | None,
-    params: SamplingParams,
-) -> Task[Transcript]:
-    """Detect the language with a request of one token if it is not known, then transcribe."""
-    probability = None if language is None else 1.0
-    if detection is not None:
-        detected = yield _request(llm, item, detection, _ONE_TOKEN)
-        if detected.error:
-            return Transcript("", None, None, error_of_task(detected, index), detected)
-        languages = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.allowed_tokens.items()}
-        language = languages[detected.outputs[0].token_ids[0]]
-    request = make_request(language)
-    output = yield _request(llm, item, request, params)
-    if output.error:
-        return Transcript("", language, None, error_of_task(output, index), output)
-    return replace(_transcript(llm, request, language, output, params.temperature), language_probability=probability)
+    gates = (no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
+    for name, gate_value in zip(("no_speech", "log_prob", "compression_ratio"), gates, strict=True):
+        check_type(f"{name}_threshold", gate_value, float, int, type(None))
+    decoding = Decoding(make_request, sampling_params or GREEDY, _temperatures(temperature, sampling_params), *gates)
+    words = _clean_context(llm, " ".join(filter(None, (hotwords, context, prompt))))
+    lanes = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
+    size = _window_size(llm)
+    how = (vad, sequential, condition_on_previous_text, timed, speech.decode_spec.rate, size, lanes)
+    options = _Options(decoding, code, words, *how)
+    return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
 
 
-def _request(llm: LLM, item: object, request: SpeechRequest, params: SamplingParams) -> RequestHandle:
-    prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}}
-    return llm.request(prompt, _with_processors(llm, params, request))
+def _check_timestamps(llm: LLM, timestamps: object, sequential: bool) -> bool:
+    assert llm.speech is not None
+    known = isinstance(timestamps, bool | str)
+    if not known or timestamps not in _TIMESTAMPS:
+        if timestamps == "word":
+            raise InputError('times of words are not supported; give timestamps="segment"', param="timestamps")
+        reason = f'timestamps={short_repr(timestamps)} must be True or False, "none" or "segment"'
+        raise InputError(reason, param="timestamps")
+    for name, value in (("timestamps", _TIMESTAMPS[timestamps]), ("sequential", sequential)):  # type: ignore[index]
+        if value and not llm.speech.has_timestamps:
+            raise InputError(f"this model writes no timestamps; leave {name} out", param=name)
+    return _TIMESTAMPS[timestamps]  # type: ignore[index]
+
+
+def _check_task(task: str, known: Sequence[str]) -> None:
+    if task in _TASKS and task not in known:
+        reason = f"task={task!r}, but this model can only {', '.join(known)}; use another model for that"
+        raise InputError(reason, param="task")
+    if task not in known:
+        raise InputError(f"task={short_repr(task)} is not one this model knows; {hint(task, known)}", param="task")
+
+
+def _temperatures(given: object, params: SamplingParams | None) -> tuple[float, ...]:
+    if given is None:
+        return TEMPERATURES if params is None else (params.temperature,)
+    found = tuple(given) if isinstance(given, list | tuple) else (given,)
+    if not found or any(isinstance(one, bool) or not isinstance(one, int | float) or one < 0 for one in found):
+        raise InputError(
+            f"temperature={short_repr(given)} must be a number of 0 or above, or a list of them", param="temperature"
+        )
+    return found
+
+
+def _window_size(llm: LLM) -> int:
+    """Return the samples of the longest window: that of the model, at most `_MAX_WINDOW`, with room for the answer."""
+    assert llm.speech is not None
+    spec = llm.speech.decode_spec
+    size = min(spec.max_audio_samples or _MAX_WINDOW * spec.rate, _MAX_WINDOW * spec.rate)
+    if "audio" in llm.speech.placeholder_ids:
+        while llm.speech.geometry(MediaHeader("audio", samples=size)).num_embeds > llm.max_model_len // 2 and size > spec.rate:
+            size //= 2
+    return size
 
 
 def _clean_context(llm: LLM, context: str) -> str:
@@ -190,58 +190,154 @@ def _clean_context(llm: LLM, context: str) -> str:
     return text
 
 
-def _with_processors(llm: LLM, params: SamplingParams, request: SpeechRequest) -> SamplingParams:
-    """Return the parameters with the logits processors that this family's answers need."""
-    processors = dict(params.processors)
-    if request.allowed_tokens:
-        ids = map(llm.get_tokenizer().token_to_id, request.allowed_tokens)
-        processors[ALLOWED_TOKENS] = {"tokens": [token for token in ids if token is not None]}
-    if request.suppressed or request.suppressed_first:
-        processors[SUPPRESS_TOKENS] = {"tokens": list(request.suppressed), "first": list(request.suppressed_first)}
-    if request.times is not None:
-        times = request.times
-        processors[TIMESTAMPS] = {"first": times.first, "none": times.none, "end": times.end, "latest": times.latest}
-    return replace(with_logprobs(params), logits_processors=processors)
+def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTask[Transcript]:
+    """Transcribe an item. Reading it happens between the requests, so an error may come after some of its windows."""
+    assert llm.speech is not None
+    language = SpokenLanguage(options.language, None if options.language is None else 1.0)
+    nothing = RequestOutput(str(index), None, [], [CompletionOutput(0, "", [], finish_reason="stop")])
+    try:
+        (source,) = llm.speech.parser().parse({"audio": [item]})["audio"]
+        if source.data is None or isinstance(source.data, EmbeddingItem):
+            text = yield from window_task(llm, item, None, options.rate, options.decoding, language, options.context)
+            found = [text]
+            return _transcript(index, found, nothing, language, options, None)
+        with closing(gate.audio_blocks(source, options.rate, llm.config.media)) as blocks:
+            detector = None if options.vad is False else make_detector(options.vad, options.rate)
+            reader = WindowReader(blocks, options.rate, options.size, detector)
+            if options.sequential:
+                found = yield from _read_sequentially(llm, reader, options, language)
+            else:
+                tasks = (_read_whole(llm, window, options, language) for window in reader.windows())
+                found = [text for texts in (yield from join(tasks, options.lanes)) for text in texts]
+        return _transcript(index, found, nothing, language, options, reader)
+    except Exception as error:  # this item fails, and the others go on
+        info = error_info(error, "reading an audio")
+        info = info if info.modality is None else replace(info, message=info.reason, index=index)
+        return _failed(info, nothing, language)
+
+
+def _task_of(
+    llm: LLM, window: Window, options: _Options, language: SpokenLanguage, context: str | None = None
+) -> Task[WindowText]:
+    item = (window.samples, options.rate)
+    words = options.context if context is None else context
+    return window_task(llm, item, window, options.rate, options.decoding, language, words)
+
+
+def _read_whole(llm: LLM, window: Window, options: _Options, language: SpokenLanguage) -> Task[list[WindowText]]:
+    """Transcribe a window. If the last segment ends long before the speech does, read the rest as a window of its own."""
+    found: list[WindowText] = []
+    while True:
+        text = yield from _task_of(llm, window, options, language)
+        found.append(text)
+        read = 0 if not text.segments else round((text.segments[-1].end or 0.0) * options.rate)
+        if read < options.rate or window.speech_end - window.start - read < options.rate:
+            return found
+        start = window.start + read
+        found[-1] = replace(text, result=replace(text.result, end=start / options.rate))
+        window = replace(window, start=start, samples=window.samples[read:], overlap=0)
+
+
+def _read_sequentially(
+    llm: LLM, reader: WindowReader, options: _Options, language: SpokenLanguage
+) -> WideTask[list[WindowText]]:
+    """Read each window from where the last whole segment of the one before ended."""
+    found: list[WindowText] = []
+    before, at = "", 0
+    while (window := reader.read(at)) is not None:
+        context = f"{options.context} {before[-_CONDITIONING:]}".strip() if options.condition else options.context
+        text = yield from _task_of(llm, window, options, language, context)
+        if text.output.error:
+            return [*found, text]
+        whole = _whole_segments(text, window, options.rate)
+        is_last = window.following >= window.end  # silence or the end of the audio is behind it
+        if not is_last and whole:
+            at = window.start + round((whole[-1].end or 0.0) * options.rate)
+            text = replace(text, segments=whole, result=_cut_result(text.result, whole, at / options.rate))
+        else:
+            at = max(window.following, window.end)
+        answer = text.result.attempts[text.result.accepted]
+        before = "" if answer.temperature > 0.5 else f"{before} {text.result.text}"
+        found.append(text)
+    return found
+
+
+def _whole_segments(text: WindowText, window: Window, rate: int) -> tuple[Segment, ...]:
+    """Return the segments up to the last one that ended before the window did."""
+    found = list(text.segments or ())
+    while found and (found[-1].end is None or found[-1].end <= 0):
+        found.pop()
+    return tuple(found)
+
+
+def _cut_result(result: WindowResult, whole: Sequence[Segment], end: float) -> WindowResult:
+    return replace(result, end=end, text=" ".join(one.text for one in whole if one.text))
+
+
+def _failed(error: ErrorInfo | None, output: RequestOutput, language: SpokenLanguage) -> Transcript:
+    answer = CompletionOutput(0, "", [], finish_reason="error")
+    output = output if output.error else replace(output, error=error, outputs=[answer])
+    return Transcript("", language.code, None, error, output)
 
 
 def _transcript(
-    llm: LLM, request: SpeechRequest, language: str | None, output: RequestOutput, temperature: float
+    index: int,
+    found: Sequence[WindowText],
+    nothing: RequestOutput,
+    language: SpokenLanguage,
+    options: _Options,
+    reader: WindowReader | None,
 ) -> Transcript:
-    assert llm.speech is not None
-    answer, times = output.outputs[0], request.times
-    has_eos = answer.finish_reason == "stop" and answer.stop_reason is None
-    tokens = answer.token_ids[:-1] if has_eos else answer.token_ids
-    text_tokens = tokens if times is None else [token for token in tokens if token < times.first]
-    decode = llm.get_tokenizer().decode
-    text, spoken_language = llm.speech.parse_transcript(decode(text_tokens, False), language)
-    found = None
-    if times is not None:
-        logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs or (), tokens, strict=False)]
-        found = segments(tokens, times, decode, logprobs, temperature)
-    return Transcript(text, spoken_language, found, None, output)
+    """Merge the windows of an item. `reader`: None if the item has no samples."""
+    failed = next((one.output for one in found if one.output.error), None)
+    if failed is not None:
+        return _failed(error_of_task(failed, index), failed, language)
+    text, parts = "", list[Segment]()
+    for one in found:
+        own = one.segments or ()
+        shown = one.result.text
+        if one.result.overlap and text and shown:
+            keep, drop = find_seam(words := split_words(text), own_words := split_words(shown))
+            text, shown = "".join(words[:keep]), "".join(own_words[drop:]).strip()
+            parts, own = _drop_words(parts, len(words) - keep, last=True), tuple(_drop_words(own, drop, last=False))
+        text = join_texts(text, shown)
+        parts += (_in_file(part, one, len(parts) + number, options.rate) for number, part in enumerate(own, 1))
+    rate = options.rate
+    last = found[-1].output if found else nothing
+    seconds = sum(item.seconds for item in last.items) if reader is None else reader.length / rate
+    spans = None if reader is None or options.vad is False else tuple((a / rate, b / rate) for a, b in reader.spans)
+    return Transcript(
+        text,
+        language.code,
+        tuple(parts) if options.timestamps else None,
+        None,
+        last,
+        language.probability,
+        tuple(one.result for one in found),
+        spans,
+        seconds,
+    )
 
 
-def segments(
-    tokens: Sequence[int],
-    times: TimestampRule,
-    decode: Callable[[Sequence[int]], str],
-    logprobs: Sequence[float] = (),
-    temperature: float = 0.0,
-) -> tuple[Segment, ...]:
-    """Split an answer at its timestamp tokens. `logprobs`: of each token, if they are known."""
-    found: list[Segment] = []
-    start, begin = 0.0, 0
+def _in_file(part: Segment, text: WindowText, number: int, rate: int) -> Segment:
+    """Return a segment of a window with its times in the file."""
+    window, silence = text.window, text.result.no_speech_prob
+    if window is None:
+        return replace(part, id=number, no_speech_prob=silence)
+    begin, end = window.start / rate, window.end / rate
+    closes = None if part.end is None else round(min(begin + part.end, end), 3)
+    seek = round(100 * begin)
+    return replace(part, start=round(min(begin + part.start, end), 3), end=closes, id=number, seek=seek, no_speech_prob=silence)
 
-    def add(end: float | None, stop: int) -> None:
-        text = decode(tokens[begin:stop]).strip()
-        if stop > begin and (text or end is not None):
-            mean = sum(logprobs[begin:stop]) / (stop - begin) if logprobs else None
-            found.append(Segment(start, end, text, len(found) + 1, tuple(tokens[begin:stop]), mean, temperature))
 
-    for place, token in enumerate(tokens):
-        if token >= times.first:
-            time = round((token - times.first) * times.step, 3)
-            add(time, place)
-            start, begin = time, place + 1
-    add(None, len(tokens))
-    return tuple(found)
+def _drop_words(parts: Sequence[Segment], count: int, last: bool) -> list[Segment]:
+    """Drop words at the end or the start of consecutive segments. Segments without words are left out."""
+    left: list[Segment] = []
+    for part in reversed(parts) if last else parts:
+        words = split_words(part.text)
+        gone = min(count, len(words))
+        count -= gone
+        kept = words[: len(words) - gone] if last else words[gone:]
+        if kept:
+            left.append(part if not gone else replace(part, text="".join(kept).strip(), tokens=()))
+    return left[::-1] if last else left

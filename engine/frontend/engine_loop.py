@@ -78,10 +78,10 @@ class EngineLoop:
 
     def serve(
         self, handles: Sequence[RequestHandle], stream: bool = False
-    ) -> Generator[tuple[int, RequestOutput], RequestHandle | None, None]:
+    ) -> Generator[tuple[int, RequestOutput], RequestHandle | Sequence[RequestHandle] | None, None]:
         """Yield (index, output) of each request when it finishes and, with `stream`, whenever its output grows.
 
-        A request that is sent in reply to a finished one takes its index. A request that fails yields an output with `error`;
+        Requests that are sent in reply to a finished one take its index. A request that fails yields an output with `error`;
         the others go on. Closing the generator, or an exception in it, aborts the unfinished requests and frees their memory.
         """
         mail: SimpleQueue[list[RequestHandle]] = SimpleQueue()
@@ -95,8 +95,9 @@ class EngineLoop:
                         index = left.pop(handle) if output.finished else left[handle]
                         following = yield index, output
                         if following is not None:
-                            left[following] = index
-                            self.submit([following], mail.put, stream)
+                            more = [following] if isinstance(following, RequestHandle) else following
+                            left.update(dict.fromkeys(more, index))
+                            self.submit(more, mail.put, stream)
         finally:
             left = {handle: index for handle, index in left.items() if handle.number >= 0}
             if left:

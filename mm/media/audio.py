@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
+import io
 import math
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator, Iterator
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -96,6 +97,23 @@ def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolic
         yield torch.from_numpy(np.concatenate(kept))
 
 
+def audio_blocks(value: object, rate: float, policy: MediaPolicy) -> Generator[Tensor, None, None]:
+    """Yield the samples of `decode_audio` in blocks of any length, in constant memory.
+
+    `value` may also be an open file that `is_streamable`. `max_decoded_bytes` and `worker_seconds` do not
+    apply: the caller may stop at any block.
+
+    Raises:
+        InputError: as in `decode_audio`, at the block where it shows.
+    """
+    empty = True
+    for piece in _resampled(_open(value, rate, policy, whole=False), rate):
+        empty = empty and not len(piece)
+        yield torch.from_numpy(piece)
+    if empty:
+        raise InputError("it holds no samples")
+
+
 def hash_audio(value: object) -> str:
     """Return 64 hex digits of the encoded bytes, or of samples with dtype, shape and rate."""
     if isinstance(value, bytes | bytearray | memoryview):
@@ -125,10 +143,10 @@ def to_mono(samples: Array) -> Array:
     return mono
 
 
-def _open(value: object, rate: float, policy: MediaPolicy) -> _AudioSource:
-    """Read the header and check it against the policy, without reading samples."""
-    if isinstance(value, bytes | bytearray | memoryview):
-        data = bytes(value)
+def _open(value: object, rate: float, policy: MediaPolicy, whole: bool = True) -> _AudioSource:
+    """Read the header and check it against the policy, without reading samples. `whole`: all samples will be in memory."""
+    if isinstance(value, bytes | bytearray | memoryview | io.BufferedReader):
+        data = value if isinstance(value, io.BufferedReader) else bytes(value)
         if not data:
             raise InputError("it is empty")
         header = read_header(data)
@@ -153,7 +171,7 @@ def _open(value: object, rate: float, policy: MediaPolicy) -> _AudioSource:
             param="max_audio_seconds",
         )
     needed = 4 * _count(audio.frames, audio.rate, rate)
-    if needed > policy.max_decoded_bytes:
+    if whole and needed > policy.max_decoded_bytes:
         raise InputError(
             f"its samples at {rate:g} Hz are {needed:,} bytes, the limit max_decoded_bytes is {policy.max_decoded_bytes:,}; "
             "cut it or raise the limit",
@@ -206,11 +224,12 @@ def _pieces(samples: Array) -> Iterator[Array]:
         yield samples[:, start : start + size]
 
 
-def _resampled(audio: _AudioSource, rate: float, clock: DecodeClock) -> Iterator[Array]:
+def _resampled(audio: _AudioSource, rate: float, clock: DecodeClock | None = None) -> Iterator[Array]:
     """Yield mono float32 pieces at `rate`, `ceil(n * rate / source)` samples in all."""
     stream, taken, made = _resampler(audio.rate, rate), 0, 0
     for block in audio.blocks():
-        clock.check()
+        if clock is not None:
+            clock.check()
         piece = to_mono(block)
         taken += len(piece)
         if taken > audio.frames:

@@ -8,12 +8,13 @@ from __future__ import annotations
 
 import io
 import math
+import os
 import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from fractions import Fraction
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 import numpy as np
 
@@ -46,7 +47,7 @@ class AudioHeader:
     exact: bool
 
 
-def read_header(data: bytes) -> AudioHeader:
+def read_header(data: bytes | BinaryIO) -> AudioHeader:
     """Read rate and length from the header or, if it has no length, from the packets.
 
     A truncated file may still have its whole length in the header; decoding then gives fewer samples, or an error.
@@ -58,6 +59,7 @@ def read_header(data: bytes) -> AudioHeader:
     if file is not None:
         with file:
             return AudioHeader(file.samplerate, file.frames, True)
+    assert isinstance(data, bytes)
     with _container(data) as (container, stream):
         rate, skipped, total, exact = stream.codec_context.sample_rate, 0, 0, True
         for packet in _packets(container, stream):
@@ -80,14 +82,25 @@ def is_slow(data: bytes, kind: str) -> bool:
     return may_have_many_tags(data) and (kind != "audio" or _soundfile(data) is None)
 
 
-def read_blocks(data: bytes, rate: int) -> Iterator[Array]:
+def is_streamable(file: BinaryIO) -> bool:
+    """Return whether an open file can be read in blocks, instead of as a whole."""
+    found = _soundfile(file)
+    if found is not None:
+        found.close()
+    return found is not None
+
+
+def read_blocks(data: bytes | BinaryIO, rate: int) -> Iterator[Array]:
     """Yield samples `[channels, n]`, float32 or the integers of the file, block by block.
+
+    `data`: the file's bytes, or an open file that `is_streamable`.
 
     Raises:
         InputError: the file is broken, or its rate changes from `rate`.
     """
     file = _soundfile(data)
     if file is None:
+        assert isinstance(data, bytes)
         yield from _container_blocks(data, rate)
         return
     import soundfile
@@ -112,15 +125,26 @@ class _Bytes(io.BytesIO):
         return super().seek(max(0, offset) if whence == 0 else offset, whence)
 
 
-def _soundfile(data: bytes) -> Any:
+class _OpenFile(io.BufferedReader):
+    """An open file that allows seeks before its start, as `_Bytes` does."""
+
+    def seek(self, offset: int, whence: int = 0, /) -> int:
+        return super().seek(max(0, offset) if whence == 0 else offset, whence)
+
+
+def _soundfile(data: bytes | BinaryIO) -> Any:
     """Open with soundfile; None if it cannot, or if it does not know the length."""
     import soundfile
 
     try:
-        file = soundfile.SoundFile(_Bytes(data))
+        if isinstance(data, bytes):
+            file, head = soundfile.SoundFile(_Bytes(data)), data[:_TAG_WITHIN]
+        else:
+            head = os.pread(data.fileno(), _TAG_WITHIN, 0)
+            os.lseek(data.fileno(), 0, os.SEEK_SET)
+            file = soundfile.SoundFile(_OpenFile(io.FileIO(data.fileno(), closefd=False)))
     except (soundfile.LibsndfileError, RuntimeError, TypeError):  # TypeError: headerless data
         return None
-    head = data[:_TAG_WITHIN]
     has_length = file.format != "MP3" or b"Xing" in head or b"Info" in head
     if has_length and 0 <= file.frames < _UNKNOWN and file.samplerate > 0:
         return file

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Generator, Iterator, Sequence
+from contextlib import contextmanager, nullcontext
 from dataclasses import astuple, replace
 from functools import partial
 from typing import Any, TypeGuard
@@ -18,11 +18,11 @@ from ..hashing import digest
 from ..parse import MediaSource
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
 from . import audio, chunks, image, video
-from .audio_files import has_audio, is_slow
+from .audio_files import has_audio, is_slow, is_streamable
 from .isolate import CodecRunner, codec_runner, run_inline
 from .ledger import Ledger
 from .policy import DecodeSpec, FrameFiles, MediaPolicy, MediaUrl, slow_error
-from .source import read
+from .source import open_local, read
 from .video_frames import attached_audio
 
 _IMAGE = (*(f"PIL.{name}" for name in _plugins), "PIL.ImageOps", "PIL.features", "encodings.unicode_escape")
@@ -118,6 +118,23 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
             return [*chunks.split(item, source.kind, spec)]
         track = _audio_of(source, spec, policy, run)
         return [item] if track is None else [item, _decode_audio(track, spec, policy, runner(track, "audio"))]
+
+
+def audio_blocks(source: MediaSource, rate: int, policy: MediaPolicy) -> Generator[torch.Tensor, None, None]:
+    """Yield the mono samples of an audio source at `rate` in blocks, in constant memory if it is a file that soundfile reads.
+
+    Other files are held as encoded bytes, and all samples are held if the policy or the file needs a worker process.
+
+    Raises:
+        MediaError: the source cannot be read, is broken, or exceeds a limit.
+    """
+    with error_context(source), open_local(source.data) or nullcontext() as file:
+        data: object = file if file is not None and policy.decode_isolation == "thread" and is_streamable(file) else None
+        if data is None:
+            data = read(source.data, "audio", policy)
+            run = _runner(policy, None, data, "audio", decoding=True)
+            data = data if run is run_inline else run(audio.decode_audio, data, rate, policy)
+        yield from audio.audio_blocks(data, rate, policy)
 
 
 def _has_encoded_frames(data: object) -> TypeGuard[tuple[list[bytes], Any]]:

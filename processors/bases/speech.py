@@ -26,5 +26,8 @@ class SpeechMixin:
     def language_detection_request(self) -> SpeechRequest | None:
         return None
 
+    def no_speech_request(self) -> SpeechRequest | None:
+        return None
+
     def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
         return strip_control_tokens(answer).strip(), language

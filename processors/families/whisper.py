@@ -16,6 +16,7 @@ from ..mel import MelSpec
 from ..spans import build_span
 
 _START = "<|startoftranscript|>"
+_NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")  # the latter in the checkpoints up to large-v2
 _TIMESTAMP_STEP = 0.02  # seconds
 
 
@@ -74,6 +75,11 @@ class WhisperProcessingInfo(AudioInfo, SpeechMixin):
             reason = "the tokenizer has no language token such as <|en|>, but generation_config.json describes a multilingual"
             raise ConfigError(f"{reason} model; use this checkpoint's own tokenizer files")
         return SpeechRequest(_START, allowed_tokens={f"<|{code}|>": code for code in self.language_codes})
+
+    def no_speech_request(self) -> SpeechRequest | None:
+        find = self.files.token_to_id
+        token = next((name for name in _NO_SPEECH if find is not None and find(name) is not None), None)
+        return None if token is None else SpeechRequest(_START, allowed_tokens={token: ""})
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
         before = f"<|startofprev|> {context.strip()}" if context.strip() else ""

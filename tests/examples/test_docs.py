@@ -16,7 +16,7 @@ import pytest
 import soundfile
 from oracle import build_checkpoint
 from PIL import Image
-from sensorium import LLM, Media, SamplingParams, Segment, Transcript
+from sensorium import LLM, Media, SamplingParams
 from sensorium.cli import main as cli
 from sensorium.processors.text import message_parts
 
@@ -111,31 +111,3 @@ def test_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert names["found"].error is names["english"].error is names["output"].error is None
     assert names["found"].segments is not None
     assert "TOTAL" in names["page"].text
-
-
-class Speaker:
-    """A stand-in that hears one word per second. A complete word is a closed segment; a word that is cut off is an open one."""
-
-    def transcribe(self, audio, timestamps):
-        samples, rate = audio
-        seconds = np.round(samples.numpy() * 256).astype(int)
-        found = []
-        for word in dict.fromkeys(seconds.tolist()):
-            (places,) = np.nonzero(seconds == word)
-            begin, end = places[0] / rate, (places[-1] + 1) / rate
-            whole = end - begin > 0.99
-            found.append(Segment(begin, end if whole else None, f"w{word}" if whole else "..."))
-        return [Transcript("", "en", tuple(found), None, None)]
-
-
-def test_the_recipe_for_long_audio_returns_every_word_once(tmp_path: Path, monkeypatch, capsys):
-    rate, count = 16_000, 97
-    samples = np.repeat(np.arange(1, count + 1) / 256, rate).astype(np.float32)
-    monkeypatch.chdir(tmp_path)
-    (recipe,) = [block for block in BLOCK.findall((ROOT / "docs" / "speech.md").read_text("utf-8")) if "decode_audio" in block]
-    for offset in (0, 5000):
-        soundfile.write(tmp_path / "talk.flac", samples[offset : -rate // 2], rate)
-        exec(compile(recipe, "docs/speech.md", "exec"), {"llm": Speaker()})
-        words = [line.split()[1] for line in capsys.readouterr().out.splitlines()]
-        assert [word for word in words if word != "..."] == [f"w{word}" for word in range(2 if offset else 1, count)]
-        assert words[-1] == "..."

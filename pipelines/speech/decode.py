@@ -1,0 +1,188 @@
+"""The text of one window: language, attempts at rising temperatures, and the gates that judge them."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+from ...engine.builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, TIMESTAMPS
+from ...engine.frontend.request_handle import RequestHandle
+from ...engine.sampling_params import SamplingParams
+from ...engine.types import CompletionOutput, RequestOutput
+from ...mm.speech import SpeechRequest
+from ..doubt import compression_ratio, with_logprobs
+from ..tasks import Task
+from .results import Attempt, Segment, WindowResult, segments
+from .windows import Window
+
+if TYPE_CHECKING:
+    from ...engine.llm import LLM
+
+GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
+_ONE_TOKEN = replace(GREEDY, max_tokens=1)
+
+
+@dataclass(frozen=True)
+class Decoding:
+    """How every window of a call is decoded.
+
+    Args:
+        make_request: returns the request for a language and a context.
+        temperatures: the first one whose answer passes the gates is used.
+        no_speech_threshold, log_prob_threshold, compression_ratio_threshold: limits of the gates; None: no gate.
+    """
+
+    make_request: Callable[[str | None, str], SpeechRequest]
+    params: SamplingParams
+    temperatures: tuple[float, ...]
+    no_speech_threshold: float | None
+    log_prob_threshold: float | None
+    compression_ratio_threshold: float | None
+
+
+@dataclass
+class SpokenLanguage:
+    """The language of an audio: given, or detected in its first window."""
+
+    code: str | None
+    probability: float | None = None
+    sample: Any = None  # the item in which it is detected
+
+
+@dataclass(frozen=True)
+class WindowText:
+    """The text of a window with its last output; `output.error` is set if there is none."""
+
+    result: WindowResult
+    segments: tuple[Segment, ...] | None
+    output: RequestOutput
+    window: Window | None = field(default=None, repr=False)
+
+
+def window_task(
+    llm: LLM, item: object, window: Window | None, rate: int, how: Decoding, language: SpokenLanguage, context: str
+) -> Task[WindowText]:
+    """Detect the language if it is not known, then transcribe a window (None: `item` is the whole audio)."""
+    assert llm.speech is not None
+    start, end = (0.0, 0.0) if window is None else (window.start / rate, window.end / rate)
+    empty = WindowResult(start, end, "", (), 0, overlap=0.0 if window is None else window.overlap / rate)
+    detection = llm.speech.language_detection_request() if language.code is None else None
+    if detection is not None:
+        language.sample = item if language.sample is None else language.sample
+        output = yield _request(llm, language.sample, detection, _ONE_TOKEN)
+        if output.error:
+            return WindowText(empty, None, output)
+        codes = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.allowed_tokens.items()}
+        language.code, language.sample = codes[output.outputs[0].token_ids[0]], None
+    no_speech, silence = None, llm.speech.no_speech_request()
+    if silence is not None and how.no_speech_threshold is not None:
+        output = yield _request(llm, item, silence, _ONE_TOKEN)
+        if output.error:
+            return WindowText(empty, None, output)
+        no_speech = probability_of_first(output)
+    request = how.make_request(language.code, context)
+    attempts: list[Attempt] = []
+    outputs: list[RequestOutput] = []
+    for temperature in how.temperatures:
+        params = replace(how.params, temperature=temperature)
+        if temperature and params.seed is None:  # the same for any batch
+            params = replace(params, seed=round(start * 1000) + 1)
+        output = yield _request(llm, item, request, params)
+        if output.error:
+            return WindowText(empty, None, output)
+        outputs.append(output)
+        attempts.append(_judge(llm, output.outputs[0], request, temperature, how))
+        if attempts[-1].rejected is None or _is_silence(no_speech, attempts[-1], how):
+            break
+    best = max(range(len(attempts)), key=lambda i: _rank(attempts[i]))
+    skipped = "no_speech" if _is_silence(no_speech, attempts[best], how) else None
+    result = replace(empty, attempts=tuple(attempts), accepted=best, no_speech_prob=no_speech, skipped=skipped)
+    return _with_text(llm, result, request, outputs[best], language, window, rate)
+
+
+def probability_of_first(output: RequestOutput) -> float | None:
+    """Return the probability of the answer's first token."""
+    from math import exp
+
+    answer = output.outputs[0]
+    return None if not answer.logprobs else exp(answer.logprobs[0][answer.token_ids[0]].logprob)
+
+
+def _judge(llm: LLM, answer: CompletionOutput, request: SpeechRequest, temperature: float, how: Decoding) -> Attempt:
+    text = llm.get_tokenizer().decode(_text_tokens(answer, request), True)
+    count = len(answer.token_ids)
+    logprob = None if answer.cumulative_logprob is None or not count else answer.cumulative_logprob / count
+    ratio, rejected = compression_ratio(text), None
+    if how.compression_ratio_threshold is not None and ratio > how.compression_ratio_threshold:
+        rejected = "compression_ratio"
+    elif how.log_prob_threshold is not None and logprob is not None and logprob < how.log_prob_threshold:
+        rejected = "avg_logprob"
+    return Attempt(temperature, logprob, ratio, rejected)
+
+
+def _is_silence(no_speech: float | None, attempt: Attempt, how: Decoding) -> bool:
+    """Return whether there is probably no speech: the model says so, and it is not sure of its text either."""
+    if no_speech is None or how.no_speech_threshold is None or no_speech <= how.no_speech_threshold:
+        return False
+    least = how.log_prob_threshold
+    return least is None or attempt.avg_logprob is None or attempt.avg_logprob < least
+
+
+def _rank(attempt: Attempt) -> tuple[bool, bool, float]:
+    """Return a key that is largest for the best answer: accepted, without repetition, likely."""
+    return attempt.rejected is None, attempt.rejected != "compression_ratio", attempt.avg_logprob or 0.0
+
+
+def _with_text(
+    llm: LLM,
+    result: WindowResult,
+    request: SpeechRequest,
+    output: RequestOutput,
+    language: SpokenLanguage,
+    window: Window | None,
+    rate: int,
+) -> WindowText:
+    assert llm.speech is not None
+    answer, times, decode = output.outputs[0], request.times, llm.get_tokenizer().decode
+    text, spoken = llm.speech.parse_transcript(decode(_text_tokens(answer, request), False), language.code)
+    language.code = language.code or spoken
+    found: tuple[Segment, ...] | None = None
+    if times is not None:
+        tokens = _answer_tokens(answer)
+        logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs or (), tokens, strict=False)]
+        chosen = result.attempts[result.accepted]
+        found = () if result.skipped else segments(tokens, times, decode, logprobs, chosen.temperature)
+    text = "" if result.skipped else text
+    finished = replace(result, text=text, num_tokens=len(answer.token_ids), finish_reason=answer.finish_reason)
+    return WindowText(finished, found, output, window)
+
+
+def _answer_tokens(answer: CompletionOutput) -> list[int]:
+    """Return the answer without its end token."""
+    has_eos = answer.finish_reason == "stop" and answer.stop_reason is None
+    return answer.token_ids[:-1] if has_eos else answer.token_ids
+
+
+def _text_tokens(answer: CompletionOutput, request: SpeechRequest) -> list[int]:
+    tokens, times = _answer_tokens(answer), request.times
+    return tokens if times is None else [token for token in tokens if token < times.first]
+
+
+def _request(llm: LLM, item: object, request: SpeechRequest, params: SamplingParams) -> RequestHandle:
+    prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}}
+    return llm.request(prompt, _with_processors(llm, params, request))
+
+
+def _with_processors(llm: LLM, params: SamplingParams, request: SpeechRequest) -> SamplingParams:
+    """Return the parameters with the logits processors that this family's answers need."""
+    processors = dict(params.processors)
+    if request.allowed_tokens:
+        ids = map(llm.get_tokenizer().token_to_id, request.allowed_tokens)
+        processors[ALLOWED_TOKENS] = {"tokens": [token for token in ids if token is not None]}
+    if request.suppressed or request.suppressed_first:
+        processors[SUPPRESS_TOKENS] = {"tokens": list(request.suppressed), "first": list(request.suppressed_first)}
+    if request.times is not None:
+        times = request.times
+        processors[TIMESTAMPS] = {"first": times.first, "none": times.none, "end": times.end, "latest": times.latest}
+    return replace(with_logprobs(params), logits_processors=processors)

@@ -1,0 +1,46 @@
+"""Merging the texts of windows that overlap, by the words that both hold."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+
+_UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # scripts that put no spaces between words
+_WORDS = re.compile(rf"\s*[{_UNSPACED}]|\s*[^\s{_UNSPACED}]+")
+_MOST_WORDS = 60  # at an end of a window that may be in the overlap
+
+
+def split_words(text: str) -> list[str]:
+    """Return words with the spaces before them; in scripts without spaces, characters."""
+    return _WORDS.findall(text)
+
+
+def join_texts(left: str, right: str) -> str:
+    """Join two texts with a space, but not next to a script without spaces."""
+    unspaced = re.search(rf"[{_UNSPACED}]\W*$", left) or re.match(rf"\W*[{_UNSPACED}]", right)
+    return left + right if not left or not right or unspaced else f"{left} {right}"
+
+
+def find_seam(left: Sequence[str], right: Sequence[str]) -> tuple[int, int]:
+    """Return how many words of `left` to keep, and how many of `right` to drop, so that no word is lost or doubled.
+
+    Words at a cut may be wrong, so the seam is in the middle of the longest run of words that both texts hold.
+    """
+    keys_left = [_key(word) for word in left[-_MOST_WORDS:]]
+    keys_right = [_key(word) for word in right[:_MOST_WORDS]]
+    match = SequenceMatcher(None, keys_left, keys_right, autojunk=False).find_longest_match()
+    run = keys_left[match.a : match.a + match.size]
+    if sum(map(len, run)) < 2 or (match.size == 1 and not _is_sure(match.a, match.b, len(keys_left))):
+        return len(left), 0
+    half = (match.size + 1) // 2
+    return len(left) - len(keys_left) + match.a + half, match.b + half
+
+
+def _is_sure(a: int, b: int, length: int) -> bool:
+    """Return whether a single equal word is at the seam: it may be anywhere else by chance."""
+    return length - a <= 2 and b <= 1
+
+
+def _key(word: str) -> str:
+    return re.sub(r"\W", "", word).casefold()

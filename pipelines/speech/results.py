@@ -1,0 +1,188 @@
+"""Results of `transcribe`, with the names of faster-whisper."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field
+from typing import ClassVar
+
+from ...engine.types import RequestOutput
+from ...mm.errors import ErrorInfo
+from ...mm.repr_mixin import ReprMixin
+from ...mm.speech import TimestampRule
+from ..doubt import TextResult, compression_ratio
+
+
+@dataclass(frozen=True, repr=False)
+class Segment(ReprMixin):
+    """The text between two timestamps.
+
+    Args:
+        start, end: seconds; `end` is None if the answer stopped before the closing timestamp.
+        id: number of the segment, from 1.
+        tokens: of the text, without timestamps; empty if words that the next window also heard were removed.
+        avg_logprob: mean log probability of these tokens.
+        temperature: of the sampling.
+        seek: start of the segment's window in frames of 10 ms.
+        no_speech_prob: of the window; None if the model has no token for it.
+    """
+
+    start: float
+    end: float | None
+    text: str
+    id: int = field(default=0, repr=False, compare=False)
+    tokens: tuple[int, ...] = field(default=(), repr=False, compare=False)
+    avg_logprob: float | None = field(default=None, repr=False, compare=False)
+    temperature: float = field(default=0.0, repr=False, compare=False)
+    seek: int = field(default=0, repr=False, compare=False)
+    no_speech_prob: float | None = field(default=None, repr=False, compare=False)
+    words = None  # times of words are not computed
+
+    @property
+    def compression_ratio(self) -> float:
+        return compression_ratio(self.text)
+
+
+@dataclass(frozen=True)
+class TranscriptionInfo:
+    """Language and duration of a transcribed audio item.
+
+    Args:
+        language: the language code, or None if the model does not say.
+        language_probability: 1 if the caller gave the language, that of the detected one, or None if the model does not say.
+        duration: length of the audio in seconds.
+        duration_after_vad: seconds of the windows that the model read.
+    """
+
+    language: str | None
+    language_probability: float | None
+    duration: float
+    duration_after_vad: float
+
+
+@dataclass(frozen=True)
+class Attempt:
+    """One answer to a window.
+
+    Args:
+        rejected: the gate that refused it, "compression_ratio" or "avg_logprob"; None if it passed.
+    """
+
+    temperature: float
+    avg_logprob: float | None
+    compression_ratio: float
+    rejected: str | None = None
+
+
+@dataclass(frozen=True)
+class WindowResult:
+    """One window of an audio, and how its text was chosen.
+
+    Args:
+        start, end: seconds.
+        text: of the whole window; with `overlap`, some of its words are also in the window before.
+        attempts: answers in order of temperature. `accepted` is the index of the one that gave the text.
+        no_speech_prob: probability that there is no speech; None if the model has no token for it.
+        skipped: "no_speech" if there is no text because of that probability, else None.
+        num_tokens: tokens of the answer.
+        overlap: seconds shared with the window before.
+    """
+
+    start: float
+    end: float
+    text: str
+    attempts: tuple[Attempt, ...]
+    accepted: int
+    no_speech_prob: float | None = None
+    skipped: str | None = None
+    num_tokens: int = 0
+    finish_reason: str | None = None
+    overlap: float = 0.0
+
+
+@dataclass(frozen=True, repr=False)
+class Transcript(TextResult):
+    """The text of one audio item. `doubt` says why it is probably wrong, as on noise; its thresholds are Whisper's.
+
+    Args:
+        text: empty if there is an error.
+        language: the language code, or None if the model does not say.
+        segments: in order, or None if timestamps were not requested.
+        error: why there is no text, or None.
+        output: the request's output, with tokens and timings; that of the last window if there are several.
+        language_probability: as in TranscriptionInfo.
+        windows: the windows that the model read, and the decision of each gate.
+        speech_spans: seconds at which speech begins and ends, or None without voice detection.
+        duration: seconds.
+    """
+
+    text: str
+    language: str | None
+    segments: tuple[Segment, ...] | None
+    error: ErrorInfo | None
+    output: RequestOutput = field(repr=False)
+    language_probability: float | None = field(default=None, repr=False)
+    windows: tuple[WindowResult, ...] = field(default=(), repr=False)
+    speech_spans: tuple[tuple[float, float], ...] | None = field(default=None, repr=False)
+    duration: float = field(default=0.0, repr=False)
+
+    min_avg_logprob: ClassVar[float] = -1.0
+    max_compression_ratio: ClassVar[float] = 2.4
+
+    @property
+    def info(self) -> TranscriptionInfo:
+        """The language and the duration under faster-whisper's names."""
+        read = sum(window.end - window.start - window.overlap for window in self.windows)
+        return TranscriptionInfo(self.language, self.language_probability, self.duration, read)
+
+    @property
+    def finish_reason(self) -> str | None:
+        """ "length" if the text of any window was cut off at the token limit."""
+        if self.error is None and any(window.finish_reason == "length" for window in self.windows):
+            return "length"
+        return super().finish_reason
+
+    @property
+    def avg_logprob(self) -> float | None:
+        """The mean log probability of the tokens of all windows, or None if there are none."""
+        if not self.windows:
+            return super().avg_logprob
+        chosen = [(window.attempts[window.accepted].avg_logprob, window.num_tokens) for window in self.windows]
+        known = [(logprob, count) for logprob, count in chosen if logprob is not None and count]
+        return sum(logprob * count for logprob, count in known) / sum(count for _, count in known) if known else None
+
+    @property
+    def doubt(self) -> str | None:
+        """Why the text is probably wrong, or None: that of the first window whose text no gate accepted."""
+        for window in self.windows if len(self.windows) > 1 else ():
+            chosen = window.attempts[window.accepted]
+            if window.text and chosen.rejected:
+                value = getattr(chosen, chosen.rejected)
+                return f"from {window.start:.1f} to {window.end:.1f} s its {chosen.rejected} is {value:.2f}"
+        return super().doubt if len(self.windows) < 2 else None
+
+
+def segments(
+    tokens: Sequence[int],
+    times: TimestampRule,
+    decode: Callable[[Sequence[int]], str],
+    logprobs: Sequence[float] = (),
+    temperature: float = 0.0,
+) -> tuple[Segment, ...]:
+    """Split an answer at its timestamp tokens. `logprobs`: of each token, if they are known."""
+    found: list[Segment] = []
+    start, begin = 0.0, 0
+
+    def add(end: float | None, stop: int) -> None:
+        text = decode(tokens[begin:stop]).strip()
+        if stop > begin and (text or end is not None):
+            mean = sum(logprobs[begin:stop]) / (stop - begin) if logprobs else None
+            found.append(Segment(start, end, text, len(found) + 1, tuple(tokens[begin:stop]), mean, temperature))
+
+    for place, token in enumerate(tokens):
+        if token >= times.first:
+            time = round((token - times.first) * times.step, 3)
+            add(time, place)
+            start, begin = time, place + 1
+    add(None, len(tokens))
+    return tuple(found)

@@ -1,0 +1,38 @@
+"""Transcripts as subtitles, tables and Markdown."""
+
+from __future__ import annotations
+
+from sensorium.pipelines.speech.results import Segment, Transcript
+from sensorium.pipelines.speech.subtitles import WRITERS
+
+LONG = "He said that <two> lines are as many as fit on a screen & no more"
+PARTS = (Segment(0.0, 2.5, "Hello."), Segment(3661.2345, None, LONG))
+HEARD = Transcript("", "en", PARTS, None, None, duration=3700.0)  # type: ignore[arg-type]
+PLAIN = Transcript("Hello there.", "en", None, None, None, duration=2.0)  # type: ignore[arg-type]
+
+
+def test_srt() -> None:
+    first, second = WRITERS["srt"](HEARD).split("\n\n")
+    assert first == "1\n00:00:00,000 --> 00:00:02,500\nHello."
+    lines = second.splitlines()
+    assert lines[:2] == ["2", "01:01:01,234 --> 01:01:40,000"]
+    assert max(map(len, lines[2:])) <= 42
+    assert " ".join(lines[2:]) == LONG
+
+
+def test_vtt() -> None:
+    head, first, second = WRITERS["vtt"](HEARD).split("\n\n")
+    assert (head, first) == ("WEBVTT", "00:00:00.000 --> 00:00:02.500\nHello.")
+    assert "&lt;two&gt;" in second
+    assert "&amp;" in second
+
+
+def test_tables_and_markdown() -> None:
+    assert WRITERS["tsv"](HEARD).splitlines()[1:] == ["0\t2500\tHello.", f"3661234\t3700000\t{LONG}"]
+    assert WRITERS["md"](HEARD).startswith("**00:00:00** Hello.\n\n**01:01:01** He said")
+    assert WRITERS["md"](PLAIN) == "Hello there."
+
+
+def test_text_without_timestamps_is_one_cue() -> None:
+    assert WRITERS["srt"](PLAIN) == "1\n00:00:00,000 --> 00:00:02,000\nHello there."
+    assert WRITERS["srt"](Transcript("", "en", (), None, None)) == ""  # type: ignore[arg-type]

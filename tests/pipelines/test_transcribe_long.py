@@ -1,0 +1,189 @@
+"""`llm.transcribe` on audio of any length: windows of several files in one batch, gates, attempts, and the sequential mode."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from difflib import SequenceMatcher
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import family
+import numpy as np
+import pytest
+import soundfile
+from sensorium import LLM, AsyncLLM, SamplingParams
+from sensorium.mm.errors import InputError, MediaError
+from sensorium.mm.media import gate
+from sensorium.mm.media.audio import decode_audio
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.parse import MediaSource
+
+SHORT = SamplingParams(temperature=0.0, max_tokens=6)
+RATE = 16_000
+
+
+@pytest.fixture(scope="module")
+def llm(whisper: Path) -> LLM:
+    return LLM(whisper, max_num_seqs=4)
+
+
+def make_audio(seed: int, seconds: float) -> tuple[np.ndarray, int]:
+    return family.make_media("audio", (round(seconds * RATE),), seed), RATE
+
+
+def heard(llm: LLM, audio: object, **options: Any) -> list[Any]:
+    return llm.transcribe(audio, "de", use_tqdm=False, **{"vad": False, "sampling_params": SHORT} | options)
+
+
+def test_a_file_does_not_depend_on_what_it_is_batched_with(llm: LLM) -> None:
+    """Ten windows of three files run four at a time, and each has the text of the same samples alone."""
+    items = [make_audio(1, 4.3), make_audio(2, 0.7), make_audio(3, 2.9)]
+    together = heard(llm, items)
+    assert [len(one.windows) for one in together] == [6, 1, 4]
+    for item, one in zip(items, together, strict=True):
+        (alone,) = heard(llm, item)
+        assert (alone.text, alone.windows, alone.info) == (one.text, one.windows, one.info)
+        assert one.info.duration == len(item[0]) / RATE
+    longest = together[0].windows
+    for window in longest:
+        part = items[0][0][round(window.start * RATE) : round(window.end * RATE)]
+        assert heard(llm, (part, RATE))[0].text == window.text
+    assert asyncio.run(AsyncLLM(llm).transcribe(items, "de", vad=False, sampling_params=SHORT))[0].windows == longest
+
+
+def test_more_files_than_run_at_a_time(llm: LLM) -> None:
+    items = [make_audio(seed, 0.4 + 0.1 * seed) if seed % 3 else b"broken" for seed in range(12)]
+    found = heard(llm, items)
+    assert [one.error is None for one in found] == [seed % 3 > 0 for seed in range(12)]
+    assert [one.info.duration for one in found[1:3]] == [0.5, 0.6]
+
+
+def test_attempts_share_encoder_rows_and_are_repeatable(llm: LLM) -> None:
+    llm.reset_mm_cache()
+    before = llm.stats.encoder_calls
+    options = {"temperature": (0, 0.5, 1.0), "log_prob_threshold": -0.001, "compression_ratio_threshold": None}
+    (one,) = heard(llm, make_audio(30, 0.8), **options)
+    (window,) = one.windows
+    assert [attempt.temperature for attempt in window.attempts] == [0, 0.5, 1.0]
+    assert {attempt.rejected for attempt in window.attempts} == {"avg_logprob"}
+    assert window.accepted == max(range(3), key=lambda i: window.attempts[i].avg_logprob)
+    assert llm.stats.encoder_calls - before == 1
+    again = heard(llm, [make_audio(31, 0.9), make_audio(30, 0.8)], **options)[1]
+    assert again.windows == one.windows
+    (accepted,) = heard(llm, make_audio(30, 0.8), **options | {"log_prob_threshold": None})[0].windows
+    assert [attempt.rejected for attempt in accepted.attempts] == [None]
+
+
+def test_repetition_is_tried_again(llm: LLM) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=24)
+    options = {"sampling_params": params, "temperature": (0, 1.0), "log_prob_threshold": None}
+    (loop,) = heard(llm, make_audio(1, 0.8), **options, compression_ratio_threshold=0.5)[0].windows
+    assert loop.attempts[0].rejected == "compression_ratio"
+    assert len(loop.attempts) == 2
+    assert loop.attempts[0].compression_ratio > 0.5
+
+
+def test_sequential_windows_begin_where_the_last_segment_ended(llm: LLM) -> None:
+    (one,) = heard(llm, make_audio(4, 3.4), sequential=True, timestamps="segment", condition_on_previous_text=True)
+    assert one.error is None
+    starts = [window.start for window in one.windows]
+    assert starts == sorted(starts)
+    assert all(window.overlap == 0 for window in one.windows)
+    for before, after in pairwise(one.windows):
+        assert after.start <= before.start + 1
+    assert one.windows[-1].end == one.info.duration
+    assert all(0 <= part.start <= one.info.duration for part in one.segments)
+    with pytest.raises(InputError, match="needs sequential=True"):
+        heard(llm, make_audio(4, 1), condition_on_previous_text=True)
+
+
+def test_audio_without_speech_makes_no_request(llm: LLM) -> None:
+    items = [(np.zeros(3 * RATE, np.float32), RATE), make_audio(1, 2.0)]
+    steps = llm.stats.steps
+    found = llm.transcribe(items, use_tqdm=False)
+    assert [(one.text, one.error, one.windows, one.speech_spans, one.doubt) for one in found] == [("", None, (), (), None)] * 2
+    assert [one.info.duration for one in found] == [3.0, 2.0]
+    assert llm.stats.steps == steps
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"timestamps": "word"}, "times of words are not supported"),
+        ({"timestamps": "phrase"}, "timestamps='phrase' must be True or False"),
+        ({"temperature": (0, -1)}, "temperature=.* must be a number of 0 or above"),
+        ({"temperature": ()}, "temperature="),
+        ({"vad": "silent"}, "vad='silent' must be"),
+        ({"log_prob_threshold": "low"}, "log_prob_threshold='low' must be"),
+        ({"hotwords": 3}, "hotwords=3 must be a text"),
+        ({"sequential": 1}, "sequential=1 must be True or False"),
+    ],
+)
+def test_wrong_arguments(llm: LLM, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        heard(llm, make_audio(1, 1), **options)
+
+
+@pytest.mark.parametrize("name", ["a.wav", "a.flac", "a.ogg"])
+def test_files_are_read_in_blocks(tmp_path: Path, name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file that soundfile reads is never held as a whole, and gives the samples of `decode_audio`."""
+    soundfile.write(tmp_path / name, make_audio(1, 30)[0], 22_050)
+    whole = decode_audio((tmp_path / name).read_bytes(), RATE, MediaPolicy())
+    monkeypatch.setattr(gate, "read", None)
+    pieces = list(gate.audio_blocks(MediaSource("audio", 0, tmp_path / name), RATE, MediaPolicy(max_decoded_bytes=1000)))
+    assert len(pieces) > 1
+    assert np.array_equal(np.concatenate(pieces), whole)
+
+
+def test_sources_that_cannot_be_read_in_blocks(tmp_path: Path) -> None:
+    def read(data: object, **policy: Any) -> int:
+        return sum(map(len, gate.audio_blocks(MediaSource("audio", 0, data), RATE, MediaPolicy(**policy))))
+
+    samples, rate = make_audio(1, 2.0)
+    soundfile.write(tmp_path / "a.wav", samples, rate)
+    assert read(tmp_path / "a.wav", decode_isolation="process") == read((samples, rate)) == 2 * RATE
+    for data, said in ((tmp_path, "is a folder"), (tmp_path / "none", "cannot be read"), (b"broken", "supported audio format")):
+        with pytest.raises(MediaError, match=said):
+            read(data)
+    with pytest.raises(MediaError, match="max_audio_seconds is 1 s"):
+        read(tmp_path / "a.wav", max_audio_seconds=1.0)
+
+
+SPOKEN = ("lj001_0001", "lj001_0003", "jfk", "lj001_0005", "lj001_0007")
+
+
+def words_of(text: str) -> list[str]:
+    return re.sub(r"[^\w ]", "", text).casefold().split()
+
+
+@pytest.mark.shared
+@pytest.mark.full
+def test_no_word_is_lost_or_doubled_at_seams(shared_data: Path) -> None:
+    """Clips that are joined to minutes, at twelve phases: the words of all windows are those of the reference, in order.
+
+    The model's own mistakes are those that it makes in the clips alone, and a few that depend on the text around them.
+    """
+    llm = LLM(shared_data / "whisper-tiny.en", dtype="float32", max_num_seqs=8)
+    clips = [soundfile.read(shared_data / "speech" / f"{name}.flac", dtype="float32")[0] for name in SPOKEN * 2]
+    whole = np.concatenate(clips)
+    alone = words_of(" ".join(one.text for one in llm.transcribe([(clip, RATE) for clip in clips], use_tqdm=False)))
+    shifts = [(np.concatenate([np.zeros(round(0.25 * step * RATE), np.float32), whole]), RATE) for step in range(12)]
+    for options in ({}, {"timestamps": "segment"}, {"vad": False}):
+        for found in llm.transcribe(shifts, use_tqdm=False, **options):
+            words = words_of(found.text)
+            matcher = SequenceMatcher(None, alone, words, autojunk=False)
+            assert max(abs((d - c) - (b - a)) for _, a, b, c, d in matcher.get_opcodes()) <= 2
+            assert matcher.ratio() > 0.95
+
+
+@pytest.mark.shared
+def test_nothing_is_invented_without_speech(shared_data: Path) -> None:
+    llm = LLM(shared_data / "whisper-tiny.en", dtype="float32", max_num_seqs=4)
+    hum = 0.3 * np.sin(np.arange(6 * RATE) / RATE * 2 * np.pi * 50).astype(np.float32)
+    items = [shared_data / "speech" / "silence_10s.flac", shared_data / "speech" / "noise_10s.flac", (hum, RATE)]
+    for one in llm.transcribe(items, use_tqdm=False):
+        assert (one.text, one.error, one.windows) == ("", None, ())
+    (one,) = llm.transcribe(items[1], vad=False, use_tqdm=False)  # the gates alone
+    assert one.text == ""
