@@ -16,6 +16,7 @@ from .embeddings import EmbeddingSpec, read_embeddings, read_encoded
 from .errors import InputError, MediaError, check_utf8, clip, media_error, one_line, short_repr, typed
 from .media.chunks import read_entry
 from .media.source import path_of
+from .pacing import paced
 from .types import EmbeddingItem, EncodedItem, Media
 
 
@@ -77,15 +78,17 @@ class MultiModalDataParser:
                     raise InputError(f"this model takes text only; leave out {short_repr(name, 40)}", param="multi_modal_data")
                 known = ", ".join(self.modalities)
                 raise InputError(f"unknown modality {short_repr(name, 40)}; this model takes {known}", param="multi_modal_data")
-        sources = {}
+        sources = dict[str, list[MediaSource]]()
         for name in dict.fromkeys((*data, *uuids)):
             given = _with_uuids(name, self._listed(name, data.get(name)), uuids.get(name))
-            sources[name] = [self._source(name, index, media) for index, media in enumerate(given)]
-            limit = min(bounds[name] for bounds in (limits or {}, self.limits, {name: math.inf}) if name in bounds)
-            count = sum(not isinstance(source.data, EmbeddingItem) for source in sources[name])
-            if count > limit:
-                reason = f"At most {limit} {name}(s) may be provided in one prompt, not {count}"
-                raise InputError(reason, param="limit_mm_per_prompt")
+            left = limit = min(bounds[name] for bounds in (limits or {}, self.limits, {name: math.inf}) if name in bounds)
+            sources[name] = []
+            for index, media in enumerate(paced(given)):
+                sources[name].append(self._source(name, index, media))
+                left -= not isinstance(sources[name][-1].data, EmbeddingItem)
+                if left < 0:
+                    reason = f"At most {limit} {name}(s) may be provided in one prompt, not {len(given)}"
+                    raise InputError(reason, param="limit_mm_per_prompt")
         return sources
 
     def _listed(self, modality: str, value: object) -> list[Media]:
@@ -95,7 +98,7 @@ class MultiModalDataParser:
         if rows is not None:
             return [Media(item) for item in rows]
         values = list(value) if is_item_list(modality, value) else [value]  # type: ignore[call-overload]
-        return [entry if isinstance(entry, Media) else Media(entry) for entry in values]
+        return [entry if isinstance(entry, Media) else Media(entry) for entry in paced(values)]
 
     def _source(self, modality: str, index: int, media: Media) -> MediaSource:
         kind = modality
@@ -192,9 +195,9 @@ def is_item_list(modality: str, value: object) -> bool:
     if not isinstance(value, list | tuple):
         return False
     if modality == "video":
-        return not (_has_metadata(value) or (len(value) > 0 and all(_is_frame(entry) for entry in value)))
+        return not (_has_metadata(value) or (len(value) > 0 and all(_is_frame(entry) for entry in paced(value))))
     if modality == "audio":
-        numbers = len(value) > 0 and all(isinstance(entry, int | float | np.number) for entry in value)
+        numbers = len(value) > 0 and all(isinstance(entry, int | float | np.number) for entry in paced(value))
         return not (numbers or _has_rate(value))
     return True
 

@@ -154,6 +154,11 @@ API_CASES = (
     Case("sampling", "500 prompts with 1,000 bad words", bad_words),
     Case("tasks", "embed of 20,000 texts", embed_in_part),
     Case("names", "a cache_salt of 50 MB", lambda t: ask(t, {"prompt": "a", "cache_salt": "x" * 50_000_000})),
+    Case(
+        "bytes",
+        "1,000,000 images",
+        lambda t: ask(t, {"prompt": "a", "multi_modal_data": {"image": [files.png(2, 2)] * 10**6}}),
+    ),
     Case("bytes", "20,000,000 token ids", lambda t: ask(t, {"prompt_token_ids": [5] * 20_000_000})),
     Case(
         "bytes",
@@ -173,6 +178,10 @@ API_CASES = (
         "PNG with 60 texts of 60 MB",
         lambda t: with_media(t, "image", png_with(b"zTXt", b"a\0\0" + zlib.compress(bytes(60 << 20), 9), 60)),
     ),
+    Case("sampling", "a regex of nested repeats", lambda t: constrained(t, regex="(" * 5 + "a" + "{0,100})" * 5)),
+    Case("sampling", "stop of 10 MB", lambda t: ask(t, stop="ab" * 5_000_000)),
+    Case("sampling", "1,000,000 biases", lambda t: ask(t, logit_bias=dict.fromkeys(range(10**6), 1.0))),
+    Case("text", "600,000 placeholders", lambda t: ask(t, "<|image_pad|>" * 600_000)),
     Case("sessions", "80 live sessions", sessions),
     Case("sessions", "200 parts before an answer", appends),
     Case("tasks", "score of 4,000,000 characters", score),

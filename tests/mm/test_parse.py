@@ -261,3 +261,11 @@ def test_an_iterator_gives_several_items_and_an_open_file_is_one(tmp_path):
     assert count("image", io.BytesIO(b"x")) == 1
     with tempfile.TemporaryFile() as file:
         assert count("image", file) == 1
+
+
+def test_items_over_the_limit_are_not_looked_at(monkeypatch: pytest.MonkeyPatch) -> None:
+    read, source = [], MultiModalDataParser._source
+    monkeypatch.setattr(MultiModalDataParser, "_source", lambda self, *item: read.append(item) or source(self, *item))
+    with pytest.raises(InputError, match=r"At most 3 image\(s\) may be provided in one prompt, not 1000"):
+        PARSER.parse({"image": [b"png"] * 1000}, limits={"image": 3})
+    assert len(read) == 4
