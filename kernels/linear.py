@@ -50,19 +50,32 @@ LinearWeight = Panels | OneDnnWeight | DenseWeight | Int8Weight | Fp8Weight | In
 
 
 def pack(weight: Tensor, bias: Tensor | None, quantization: str | Int4Options | None = None) -> LinearWeight:
-    """Pack `weight [out, in]` for its device, as it is, in "int8" or "fp8", or in 4 bits. The caller drops the original."""
+    """Pack `weight [out, in]` for its device, as it is, in "int8" or "fp8", or in 4 bits. The caller drops the original.
+
+    "float16" is for a float32 layer, and changes no value: a weight that has others stays in float32.
+    """
     if isinstance(quantization, Int4Options):
         return pack_int4([quantize_int4(weight, quantization)], bias, weight.dtype, quantization.int8_rows)
     if quantization == "int8":
         return pack_int8(weight, bias)
     if quantization == "fp8":
         return pack_fp8(weight, bias)
+    if quantization == "float16" and keeps_float16(weight.device, weight.dtype):
+        half = weight.half()
+        if torch.equal(half.float(), weight):
+            return pack_panels(half, bias)
     chosen = backend("linear", weight.device, weight.dtype)
     if chosen == "native" and weight.shape[1] % layout(weight.dtype).inputs == 0:
         return pack_panels(weight, bias)
     if chosen == "torch":
         return DenseWeight(weight, bias)
     return OneDnnWeight(torch.ops.mkldnn._reorder_linear_weight(weight.contiguous(), None), bias)
+
+
+def keeps_float16(device: torch.device, dtype: torch.dtype) -> bool:
+    """Return whether layers that compute in `dtype` can hold float16 weights, which the C++ kernels widen to float32."""
+    usual = dtype == torch.float32 and backend("linear", device, dtype) != "torch"
+    return usual and device.type == "cpu" and bool(layout(torch.float16).kernel)
 
 
 def shares_table(inputs: int, device: torch.device, dtype: torch.dtype) -> bool:

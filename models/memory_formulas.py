@@ -13,7 +13,7 @@ import torch
 from ..kernels.dispatch import backend, fused
 from ..kernels.grouped import MIN_ROWS, PANEL_BYTES, panel_rows
 from ..kernels.int4 import Int4Options, int4_bytes
-from ..kernels.linear import computed_rows
+from ..kernels.linear import computed_rows, keeps_float16
 from ..kernels.panels import layout
 from .interface import StepLimits
 
@@ -126,7 +126,9 @@ def packed_weight_bytes(
     """Return the bytes of a packed Linear. C++ pads panels and adds a float32 bias, in 8 bits also scale and shift."""
     if isinstance(quantization, Int4Options):
         return int4_bytes(inner, outer, dtype, device, quantization) + outer * bias * dtype.itemsize
-    int8 = quantization is not None
+    if quantization == "float16" and keeps_float16(device, dtype):
+        return panel_bytes(inner, outer, torch.float16) + outer * bias * dtype.itemsize
+    int8 = quantization not in (None, "float16")
     original, form = outer * bias * dtype.itemsize, layout(torch.int8 if int8 else dtype)
     padded: int = -(-outer // form.width) * form.width
     if int8 and backend("int8_linear", device, dtype) == "native":

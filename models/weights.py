@@ -253,6 +253,13 @@ def quantize(root: nn.Module, quantization: str | Mapping[str, Any]) -> None:
                 )
 
 
+def keep_float16(root: nn.Module) -> None:
+    """Pack the weights of a float16 checkpoint that computes in float32 as they are stored, where nothing else is asked."""
+    for module in root.modules():
+        if isinstance(module, Linear) and module.quantization is None and not module.formats:
+            module.quantization = "float16"
+
+
 def weight_bytes(model: Model, device: torch.device) -> int:
     """Return the bytes of all layers as `pack` lays them out on `device`, and of parameters of torch's own layers."""
     assert isinstance(model, nn.Module)

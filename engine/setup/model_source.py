@@ -22,7 +22,7 @@ from ...models.formats.read import read_quantization
 from ...models.interface import CacheSpec, Model
 from ...models.layers.linear import Linear, LmHead, deferred_weights
 from ...models.merged_adapter import MergedAdapter
-from ...models.weights import ADAPTER_WEIGHTS, file_headers, quantize, read_file, read_headers
+from ...models.weights import ADAPTER_WEIGHTS, file_headers, keep_float16, quantize, read_file, read_headers
 from ...models.weights import load as load_weights
 from ...processors.files import ADAPTER, read_json
 from ...processors.interface import ProcessingInfo
@@ -100,6 +100,9 @@ class ModelSource:
             model.reads_encoder_rows = True
         if self.config.quantization is not None:
             quantize(cast(nn.Module, model), self.config.quantization)
+        half = self.config.dtype == "auto" and self.files.dtype("auto") == torch.float16 and self.dtype == torch.float32
+        if half and self.files.adapter is None:  # merged weights have other values
+            keep_float16(cast(nn.Module, model))
         model.cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.cache_specs)
         return model
 

@@ -11,6 +11,7 @@ from typing import Any, cast
 import torch
 
 from ...kernels.dispatch import BACKENDS, MEDIA_OPS, can_run, has_triton, parse_overrides
+from ...kernels.linear import keeps_float16
 from ...mm.errors import ConfigError
 from ...mm.gguf import SUFFIX
 from ...models.interface import Model
@@ -128,7 +129,9 @@ def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
 def describe_dtype(files: ModelFiles) -> str:
     """Return why `dtype="auto"` is not the checkpoint's dtype on this CPU."""
     stored = str(files.dtype("auto")).removeprefix("torch.")
-    return f"the checkpoint is {stored}, in which this CPU is slow; it runs in float32, with twice the memory for weights"
+    kept = stored == "float16" and keeps_float16(torch.device("cpu"), torch.float32) and files.adapter is None
+    memory = "weights stay in float16" if kept else "with twice the memory for weights"
+    return f"the checkpoint is {stored}, in which this CPU is slow; it runs in float32, {memory}"
 
 
 def resolve_max_model_len(config: EngineConfig, model: Model) -> int:

@@ -48,7 +48,8 @@ class Linear(WeightedLayer):
         exact: never quantised, for products that decide between nearly equal values (routers, logits).
 
     Attributes:
-        quantization: the format in which `pack` stores the weight: None (as it is), "int8", "fp8" or options of 4 bits.
+        quantization: the format in which `pack` stores the weight: None (as it is), "float16", "int8", "fp8", or options of 4
+            bits.
         formats: canonical name of a shard's weight -> its format, in a quantised checkpoint. Such a weight is a meta tensor
             that has only the shape; `hold` takes the quantised weights.
     """

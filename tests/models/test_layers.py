@@ -10,6 +10,7 @@ import torch
 from sensorium.kernels import native
 from sensorium.kernels.dispatch import backend
 from sensorium.kernels.int4 import Int4Options
+from sensorium.kernels.linear import keeps_float16
 from sensorium.kernels.panels import Panels
 from sensorium.mm.errors import ConfigError
 from sensorium.models.config import decoder_spec
@@ -228,3 +229,23 @@ def test_int4_is_for_the_decoder_unless_towers_are_named(monkeypatch: pytest.Mon
 def test_invalid_options_of_quantization(value: dict[str, object], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         quantize(small_model(), value)
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_weights_of_float16_checkpoints_stay_in_16_bits(exact: bool) -> None:
+    """Products are in float32. A weight that float16 cannot hold stays in float32."""
+    layer = Linear(40, {"only": 75}, True, torch.float32, CPU)
+    layer.quantization = "float16"
+    for tensor in (layer.weight, layer.bias):
+        tensor.copy_(torch.randn_like(tensor).half())
+    layer.weight[3, 5] += 0 if exact else 1e-5
+    weight, bias, planned = layer.weight.clone(), layer.bias.clone(), layer.packed_bytes(CPU)
+    layer.pack()
+    x = torch.randn(9, 40)
+    torch.testing.assert_close(layer(x), torch.nn.functional.linear(x, weight, bias), rtol=1e-5, atol=1e-5)
+    assert torch.equal(layer(x[4:5]), layer(x)[4:5])
+    if not keeps_float16(CPU, torch.float32):
+        return
+    assert (layer.packed.weight.dtype == torch.float16) == exact
+    if exact:
+        assert layer.packed.weight.nbytes + layer.packed.bias.nbytes + layer.bias.nbytes == planned
