@@ -78,7 +78,8 @@ TEXT_PROCESSING = native("text_only", "TextModel", "TextProcessingInfo").process
 _TEXT_STACKS = (
     "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Dots1", "MiniMaxM2",
     "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "Gemma", "Gemma2", "Gemma3",
-    "Glm", "Glm4", "Glm4Moe", "GptOss", "Granite", "HunYuanDenseV1", "InternLM3", "Llama", "Ministral3", "Mistral", "Mixtral",
+    "Glm", "Glm4", "Glm4Moe", "GptOss", "Granite", "GraniteMoe",
+    "HunYuanDenseV1", "InternLM3", "Llama", "Ministral3", "Mistral", "Mixtral",
     "Olmo2", "Olmo3", "Olmoe", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SeedOss", "SmolLM3", "StableLm",
     "Starcoder2",
 )  # fmt: skip

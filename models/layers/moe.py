@@ -118,7 +118,10 @@ class Mixture(WeightedLayer):
         for part in _NUMBERED_PARTS.values():  # one shared expert is named in the singular
             yield f"{path}.shared_expert.{part}.weight", Renamed(f"{path}.shared_experts.{part}.weight")
         block = f"{path.removesuffix('mlp')}block_sparse_moe"
-        yield f"{block}.gate.weight", Renamed(f"{path}.gate.weight")
+        for router in ("gate", "router.layer"):  # the second name and the next two are Granite's
+            yield f"{block}.{router}.weight", Renamed(f"{path}.gate.weight")
+        yield f"{block}.input_linear.weight", partial(self._split, path, ("gate_proj", "up_proj"))
+        yield f"{block}.output_linear.weight", partial(self._split, path, ("down_proj",))
         for i, (stored, part) in product(range(len(self._experts)), _NUMBERED_PARTS.items()):
             yield f"{block}.experts.{i}.{stored}.weight", Renamed(f"{path}.experts.{i}.{part}.weight")
 

@@ -385,6 +385,7 @@ STACKS: Mapping[str, Stack] = {
     "gemma2": replace(_gemma, defaults=_GEMMA2, norms=_GEMMA_NORMS),
     "gemma3_text": replace(_gemma, defaults=_GEMMA3, norms=_GEMMA_NORMS, qk_norm="head"),
     "granite": Stack(_LLAMA | {"attention_multiplier": 1.0}),
+    "granitemoe": Stack(_LLAMA | {"attention_multiplier": 1.0, "num_experts": 8, "num_experts_per_tok": 2}),
     "ernie4_5": Stack(_ERNIE | {"head_dim": 128}, interleaved=True),
     "ernie4_5_moe": Stack(_ERNIE_MOE, interleaved=True, router=_CORRECTED),
     "ernie4_5_vl_moe_text": Stack(

@@ -43,6 +43,7 @@ CHANGES = {
         "head_dim": 16, "num_local_experts": 8, "num_experts_per_tok": 2,
         "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5},
     },
+    "granitemoe": {"num_local_experts": 8, "num_experts_per_tok": 2, "attention_multiplier": 0.2, "logits_scaling": 0.5},
     "gpt_oss": {
         "head_dim": 24, "intermediate_size": 32, "sliding_window": 20, "num_local_experts": 8, "num_experts_per_tok": 2,
     },
@@ -79,7 +80,7 @@ FAMILIES = [
     row("llama", "mistral", "ministral3", "qwen2", "qwen3", "granite", "glm", "glm4", "ernie4_5", "olmo"),
     row("gemma3_text", "gemma", "gemma2"),
     row("qwen3_moe", "glm4_moe", "ernie4_5_moe", "qwen2_moe", "mixtral"),
-    row("gpt_oss", "dots1", "minimax_m2"),
+    row("gpt_oss", "dots1", "minimax_m2", "granitemoe"),
     row("cohere2", "exaone4", "hunyuan_v1_dense", "phi3", "starcoder2"),
     row("deepseek_v3", "deepseek_v2", half=(0.1, 0.2)),  # in float16 two rows take another expert, in transformers too
 ]

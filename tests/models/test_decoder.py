@@ -13,7 +13,7 @@ from oracle import ensure_torchvision, randomise
 from safetensors.torch import save_file
 from sensorium.engine.model_files import load_model_files
 from sensorium.kernels.metadata import AttentionMetadata
-from sensorium.mm.errors import CheckpointError
+from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models import weights
 from sensorium.models.config import decoder_spec
 from sensorium.models.decoder_model import TEXT_PREFIXES, DecoderModel
@@ -320,6 +320,11 @@ def test_ignored_tensors_are_not_refused(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr(TextModel, "ignored", ("talker.",))
     with pytest.raises(CheckpointError, match=r"layers\.3\.eh_proj"):
         load_ours(tmp_path)
+
+
+def test_settings_that_a_stack_does_not_implement_are_refused() -> None:
+    with pytest.raises(ConfigError, match=r"swiglu_limit in the config of a gpt_oss decoder is 5\.0; only 7\.0 is supported"):
+        stack_of({"model_type": "gpt_oss", "swiglu_limit": 5.0})
 
 
 def test_windows_of_older_configs() -> None:
