@@ -32,7 +32,7 @@ class Closing:
     error: ErrorInfo | None
 
 
-@dataclass(eq=False)
+@dataclass(eq=False, repr=False)
 class RequestHandle:
     """A request and its output so far.
 

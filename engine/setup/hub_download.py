@@ -26,7 +26,7 @@ _CHUNK = 1 << 20
 _RETRIES = 5  # attempts in a row without a byte
 _RETRY_SECONDS = 1.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_GIVE = "give the path of a folder that holds the checkpoint"
+_GIVE = "give the path of a folder that holds the checkpoint; no folder of this name is here"
 
 
 def list_files(cached: CachedModel, revision: str) -> tuple[str, dict[str, RemoteFile]]:

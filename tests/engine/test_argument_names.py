@@ -60,6 +60,10 @@ def test_unknown_option_of_an_engine(name: str, said: str):
     assert said in str(caught.value)
 
 
+def test_a_request_that_was_not_sent_can_be_shown(llm):
+    assert "RequestHandle" in repr(llm.request("a"))
+
+
 def test_arguments_of_other_transcribers(llm):
     for name, said in (
         ("beam_size", "answers are greedy or sampled"),
