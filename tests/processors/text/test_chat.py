@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 import json
 from pathlib import Path
 
@@ -12,9 +13,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from oracle import CHAT_TEMPLATE, SPECIALS, load_processor, token_ids
 from PIL import Image
+from sensorium.mm import pacing
 from sensorium.mm.errors import CheckpointError, InputError
 from sensorium.mm.types import Media
 from sensorium.processors.text.chat import render_chat
+from sensorium.processors.text.rendering import plain_copy
 from sensorium.processors.text.tokenizer import Tokenizer
 from tokenizers import AddedToken, models
 from tokenizers import Tokenizer as Fast
@@ -274,3 +277,12 @@ def test_very_many_messages_parts_or_tools_are_refused_before_work_is_done_for_e
         with pytest.raises(InputError, match="messages, parts and tools, max_model_len is 64") as caught:
             render_chat(messages, TOOLS_TEMPLATE, tok, tools=tools, max_model_len=64)
         assert caught.value.info.code == "too_long"
+
+
+def test_other_threads_run_while_many_values_are_copied(monkeypatch):
+    clock, rests = itertools.count(), []
+    monkeypatch.setattr(pacing.time, "perf_counter", lambda: next(clock) * pacing._WORK)
+    monkeypatch.setattr(pacing.time, "sleep", rests.append)
+    values = [{"a": 1}] * 9
+    assert plain_copy(values, "x") == values
+    assert len(rests) >= 9
