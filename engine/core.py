@@ -98,7 +98,7 @@ class EngineCore:
         self._asked: dict[str, EncodeTask] = {}  # items that are being encoded, by hash
         self._flight: _Flight | None = None  # a launched step whose tokens are not recorded yet
         self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests whose grammar is being compiled
-        self._checked: dict[str, Collection[Any]] = {}  # the last token ids of a parameter that were checked
+        self._checked: dict[str, Collection[Any]] = {}  # token ids that were checked last, by parameter
         self._grammars: dict[str, Future[Any]] = {}  # keeps the grammars of unfinished requests alive
         self._snapshot, self._snapshot_time, self._snapshot_counts = EngineStats(), 0.0, (0, 0, 0, 0)
 
@@ -402,7 +402,7 @@ class EngineCore:
             raise InputError(f"no adapter {name!r}; {hint(name, known)}", param="adapter")
 
     def _check_tokens(self, param: str, given: Collection[Any]) -> None:
-        """Check token ids, or sequences of them. Sequences of one request share theirs, which are checked once."""
+        """Check token ids, or sequences of them. An object that several sequences of a request share is checked once."""
         if given is self._checked.get(param):
             return
         vocab, token_ids = self.info.vocab_size, tuple(chain.from_iterable(given)) if param == "bad_words" else given

@@ -208,7 +208,7 @@ class _Config(dict[str, Any]):
 
 
 def call_overrides(folder: str, function: Callable[[Any], Any]) -> dict[str, Any]:
-    """Return the config that a function makes of the checkpoint's. Raise ConfigError if it returns something else."""
+    """Call a function with the checkpoint's config and return the result. Raise ConfigError if that is no config."""
 
     def wrap(value: Any) -> Any:
         return _Config({key: wrap(inner) for key, inner in value.items()}) if isinstance(value, Mapping) else value
@@ -264,7 +264,7 @@ def _file_digest(file: Path) -> str:
 def _read_config(path: Path, hub: dict[str, Any]) -> dict[str, Any]:
     """Return config.json, or the config of a publisher's layout, converted to the Hub's; empty if there is none.
 
-    Some repositories hold both layouts, of which only the weights of one may be there: `consolidated` without `model`.
+    Some repositories hold both layouts, and a download may have the weights of one only: `consolidated` without `model`.
     """
     names = {file.name.partition(".")[0] for file in path.glob("*.safetensors*")}
     if hub and not (

@@ -32,7 +32,7 @@ class LiveSession(NotPicklable):
         handle.keep = True
         self._last: RequestOutput | None = None
         self._kept: tuple[int, ...] = ()  # tokens of the sequence after the last turn
-        self._no_answer = ""  # why the last answer is not that of the sequence as it is now
+        self._no_answer = ""  # reason why the last answer does not belong to the current tokens
         self._items: tuple[tuple[int, str], ...] | None = None  # offset and modality of each item; None in the first turn
         engine_loop.submit([handle], self._mail.put, stream=True)
         engine_loop.drop_with(self, self._handle)

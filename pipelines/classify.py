@@ -45,9 +45,7 @@ class ClassificationRequestOutput(PooledResult):
     @property
     def outputs(self) -> ClassificationOutput:
         """The probabilities as a list. Raises InputError if there is an error."""
-        self._check()
-        assert self.probs is not None
-        return ClassificationOutput(self.probs.tolist())
+        return ClassificationOutput(self._checked(self.probs).tolist())
 
 
 def classify_tasks(

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 import torch
 from torch import Tensor
@@ -21,6 +21,7 @@ from .validation import check_type
 if TYPE_CHECKING:
     from ..engine.llm import LLM
 
+T = TypeVar("T")
 _NOTHING_SAMPLED = SamplingParams(max_tokens=1)
 _TASKS = ("embed", "classify", "score")
 
@@ -68,9 +69,11 @@ class PooledResult(ReprMixin):
     def finished(self) -> bool:
         return self.output.finished
 
-    def _check(self) -> None:
+    def _checked(self, value: T | None) -> T:
         if self.error is not None:
             raise InputError(self.error.message, code=self.error.code, param=self.error.param)
+        assert value is not None
+        return value
 
 
 @dataclass(frozen=True, repr=False)
@@ -90,9 +93,7 @@ class PoolingRequestOutput(PooledResult):
     @property
     def outputs(self) -> PoolingOutput:
         """The data. Raises InputError if there is an error."""
-        self._check()
-        assert self.data is not None
-        return PoolingOutput(self.data)
+        return PoolingOutput(self._checked(self.data))
 
 
 def encode_tasks(

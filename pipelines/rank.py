@@ -58,9 +58,7 @@ class Embedding(PooledResult):
     @property
     def outputs(self) -> EmbeddingOutput:
         """The vector as a list. Raises InputError if there is an error."""
-        self._check()
-        assert self.vector is not None
-        return EmbeddingOutput(self.vector.tolist())
+        return EmbeddingOutput(self._checked(self.vector).tolist())
 
 
 @dataclass(frozen=True, repr=False)
@@ -80,9 +78,7 @@ class Score(PooledResult):
     @property
     def outputs(self) -> ScoringOutput:
         """The score. Raises InputError if there is an error."""
-        self._check()
-        assert self.score is not None
-        return ScoringOutput(self.score)
+        return ScoringOutput(self._checked(self.score))
 
 
 def embed_tasks(

@@ -153,7 +153,7 @@ class InputQueue:
         return True
 
     def _pop_to_fetch(self) -> tuple[QueueEntry, ParsedPrompt] | None:
-        """Remove and return the next prompt whose downloads may begin: a tenant's take no more places than stay free."""
+        """Remove and return the next prompt to download. A tenant gets another place only if more are free than it has."""
         busy = [one.parsed.tenant for one in self._in_progress if one.parsed and one.stage in ("fetching", "to_process")]
         left, passed, found = _MAX_FETCHING - len(busy), list[tuple[Order, QueueEntry]](), None
         while left > 0 and self._to_fetch and found is None:

@@ -159,7 +159,7 @@ def test_a_list_of_queries_needs_one_per_document(llm):
 def test_arguments_of_wrong_type_or_name(llm):
     for ask, said in (
         (lambda: llm.embed("a", instruction=5), "instruction=5 must be a text"),
-        (lambda: llm.embed("a", dimensions="all"), "dimensions='all' must be an integer or None"),
+        (lambda: llm.embed("a", dimensions="all"), "dimensions='all' must be an integer, 1 or above"),
         (lambda: llm.embed("a", dimensoins=4), "unknown argument 'dimensoins'; did you mean dimensions"),
         (lambda: llm.score("a", "b", chat_template=5), "chat_template=5 must be a text or a path or None"),
         (lambda: llm.score("a", "b", instructoin=""), "did you mean instruction"),
