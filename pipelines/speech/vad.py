@@ -19,7 +19,7 @@ Every block but the last one has `BLOCK_FRAMES` frames; the last frame of an aud
 """
 FRAME_SECONDS = 0.032
 BLOCK_FRAMES = 320
-_SILERO_RATE, _SILERO_FRAME, _SILERO_CONTEXT = 16_000, 512, 64
+_SILERO_RATE, _SILERO_FRAME = 16_000, 512
 
 _PREEMPHASIS = 0.97
 _MIN_FLOOR = -70.0  # decibels of full scale, after the emphasis of high frequencies
