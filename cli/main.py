@@ -24,6 +24,7 @@ COMMANDS = {
     "list": "list the models in the Hub's cache",
     "ocr": "read the text in images",
     "pull": "download a model from the Hugging Face Hub into its cache, or the newest commit of one",
+    "quantize": "write a checkpoint with the weights of the decoder in 4 bits",
     "transcribe": "transcribe audio files",
     "tune": "find the fastest launch configurations of the kernels on this GPU (takes minutes)",
 }

@@ -1,0 +1,149 @@
+"""Writes a checkpoint with the decoder's weights in 4 bits, in compressed-tensors' layout `pack-quantized`."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Callable
+from contextlib import suppress
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+from torch import Tensor
+
+from ...kernels.int4 import Int4Options, quantize_int4
+from ...mm.errors import ConfigError
+from ...models.layers.basic import rename
+from ...models.layers.linear import Linear
+from ...models.weights import named_layers, read_checkpoint
+from ..config import make_config
+from ..model_files import load_model_files
+from .hub import find_model
+from .model_source import ModelSource
+from .resolve import load_processing
+
+_SHARD_BYTES = 4 << 30
+_INDEX = "model.safetensors.index.json"
+
+
+def quantize_checkpoint(model: str, out: str | os.PathLike[str], group_size: int, report: Callable[[str], object]) -> Path:
+    """Round the decoder's weights of a checkpoint to 4 bits with a symmetric scale per group of inputs.
+
+    Head, embeddings, routers and towers stay as they are, and so do layers whose inputs are no multiple of `group_size`.
+
+    Args:
+        out: the folder to write, which must not exist. It appears when it is complete.
+        report: gets a line of progress for each file written.
+
+    Raises:
+        ConfigError: `out` exists, the checkpoint is quantised already, or no layer can be quantised.
+        CheckpointError, HubError: as LLM.
+    """
+    target = Path(out)
+    if target.exists():
+        raise ConfigError(f"{target} exists; give a new folder", param="out")
+    config = find_model(make_config(model, {"quantization": {"method": "int4", "group_size": group_size}, "device": "cpu"}))
+    folder = Path(config.model)
+    names = _quantised_names(config, group_size)
+    target.parent.mkdir(parents=True, exist_ok=True)
+    partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
+    try:
+        _copy_files(folder, partial)
+        wide = _write_weights(folder, partial, names, group_size, report)
+        settings = json.loads((folder / "config.json").read_text("utf-8"))
+        settings["quantization_config"] = _config(group_size, wide)
+        (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
+        partial.chmod(0o755)
+        partial.rename(target)
+    finally:
+        shutil.rmtree(partial, ignore_errors=True)
+    return target
+
+
+def _quantised_names(config: Any, group_size: int) -> set[str]:
+    """Return the stored names of the weights to quantise."""
+    files = load_model_files(config.model)
+    if files.quantization_config is not None or not (Path(config.model) / "config.json").is_file():
+        raise ConfigError(
+            f"{config.model} is quantised already; give a checkpoint with weights in 16 or 32 bits", param="model"
+        )
+    model: Any = ModelSource(config, files, load_processing(files, config.mm_processor_kwargs)).build_on_meta()
+    prefixes = getattr(model, "prefixes", None)
+    if prefixes is None:
+        raise ConfigError(f"{files.architecture} runs through transformers, whose layers are not quantised", param="model")
+    layers = {name: layer for name, (layer, _) in named_layers(model).items() if name.endswith(".weight")}
+    found = set()
+    for name, tensor in read_checkpoint(Path(config.model)):
+        layer = layers.get(rename(name, prefixes))
+        fits = isinstance(layer, Linear) and isinstance(layer.quantization, Int4Options)
+        if fits and tensor.ndim == 2 and tensor.shape[1] % group_size == 0:
+            found.add(name)
+    if not found:
+        raise ConfigError(
+            f"{config.model} has no layer of the decoder with a multiple of {group_size} inputs; give a smaller group size",
+            param="group_size",
+        )
+    return found
+
+
+def _copy_files(folder: Path, partial: Path) -> None:
+    for file in folder.iterdir():
+        if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt", ".gguf") and file.name != _INDEX:
+            shutil.copyfile(file, partial / file.name)
+
+
+def _write_weights(folder: Path, partial: Path, names: set[str], group_size: int, report: Callable[[str], object]) -> list[str]:
+    """Write the weights and their index. Return the stored modules of all matrices that stay wide."""
+    wide, shards, held, used = list[str](), list[list[str]](), dict[str, Tensor](), 0
+
+    def flush() -> None:
+        save_file(held, partial / f"part-{len(shards)}", {"format": "pt"})
+        shards.append(list(held))
+        report(f"{len(shards)}: {len(held)} tensors, {used / 1e9:.2f} GB")
+        held.clear()
+
+    total = 0
+    for name, tensor in read_checkpoint(folder):
+        if name in names:
+            parts = pack_tensors(name.removesuffix("weight"), tensor, group_size)
+        else:
+            parts = {name: tensor.contiguous()}
+            if tensor.ndim == 2 and name.endswith(".weight"):
+                wide.append(name.removesuffix(".weight"))
+        size = sum(part.nbytes for part in parts.values())
+        if held and used + size > _SHARD_BYTES:
+            flush()
+            used = 0
+        held.update(parts)
+        used, total = used + size, total + size
+    flush()
+    files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
+    for i, file in enumerate(files):
+        (partial / f"part-{i}").rename(partial / file)
+    places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
+    index = {"metadata": {"total_size": total}, "weight_map": places}
+    (partial / _INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+    with suppress(ValueError):
+        wide.remove("lm_head")
+    return ["lm_head", *wide]
+
+
+def pack_tensors(prefix: str, weight: Tensor, group_size: int) -> dict[str, Tensor]:
+    """Return the tensors of compressed-tensors for a weight: eight codes per int32, the first one in the lowest bits."""
+    quantised = quantize_int4(weight, Int4Options(group_size))
+    return {
+        f"{prefix}weight_packed": quantised.codes.contiguous().view(torch.int32),
+        f"{prefix}weight_scale": quantised.scale,
+        f"{prefix}weight_shape": torch.tensor(weight.shape),
+    }
+
+
+def _config(group_size: int, ignored: list[str]) -> dict[str, Any]:
+    weights = {"num_bits": 4, "type": "int", "symmetric": True, "strategy": "group", "group_size": group_size, "dynamic": False}
+    group = {"targets": ["Linear"], "weights": weights, "input_activations": None, "output_activations": None}
+    layout = {"quant_method": "compressed-tensors", "format": "pack-quantized", "quantization_status": "compressed"}
+    return {**layout, "config_groups": {"group_0": group}, "ignore": ignored, "kv_cache_scheme": None}
