@@ -6,7 +6,9 @@ import math
 import os
 import re
 from collections.abc import Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field, fields, replace
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -22,6 +24,7 @@ from .sampling_params import SamplingLimits
 from .vllm_args import translate_options
 
 _DEFAULT_CACHE_BYTES = 4 << 30
+_MEMORY_LIMITS = tuple(map(Path, ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")))  # v2, v1
 PUBLISHED_FORMATS = (  # config.json names the format, and weights are read in it
     *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4", "torchao", "gguf"),
     "bitsandbytes",
@@ -338,8 +341,16 @@ def cache_budget(config: EngineConfig, device: torch.device) -> int:
     if config.kv_cache_memory_bytes is not None:
         return config.kv_cache_memory_bytes
     assert device.type == "cpu", "on a GPU, memory.resolve_cache_memory sets kv_cache_memory_bytes"
-    host_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    return min(_DEFAULT_CACHE_BYTES, host_bytes // 4)
+    return min(_DEFAULT_CACHE_BYTES, host_memory() // 4)
+
+
+def host_memory() -> int:
+    """Return the bytes of this machine's memory, or of the limit of the container that this process runs in."""
+    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    for limit in _MEMORY_LIMITS:
+        with suppress(OSError, ValueError):  # no control groups of this version, or "max"
+            found = min(found, int(limit.read_text("ascii")))
+    return found
 
 
 def _error(name: str, value: object, reason: str) -> ConfigError:

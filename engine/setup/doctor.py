@@ -4,8 +4,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Mapping
-from contextlib import suppress
-from pathlib import Path
 from typing import Any
 
 import torch
@@ -15,7 +13,7 @@ from ...kernels.panels import linear_kernels
 from ...mm.types import MediaHeader
 from ...processors.interface import ProcessingInfo, SupportsTranscription
 from ...processors.text.tokenizer import Tokenizer
-from ..config import EngineConfig, make_config
+from ..config import EngineConfig, host_memory, make_config
 from ..model_files import DTYPES, load_model_files
 from .hub import find_model
 from .implementation import describe_implementation, resolve_architecture
@@ -99,14 +97,6 @@ def describe_memory(model: str | os.PathLike[str], options: Mapping[str, Any]) -
 def plan_of(model: str | os.PathLike[str], options: Mapping[str, Any]) -> MemoryPlan:
     """Return the memory plan of `LLM(model, **options)`. Raise ConfigError and HubError as LLM does."""
     return explain(find_model(make_config(model, options), weights=False))
-
-
-def host_memory() -> int:
-    """Return the bytes of this machine's memory, or of the limit of the container that this process runs in."""
-    physical = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
-    with suppress(OSError, ValueError):  # no control groups, or "max"
-        return min(physical, int(Path("/sys/fs/cgroup/memory.max").read_text("ascii")))
-    return physical
 
 
 def lacking_memory(plan: MemoryPlan) -> str | None:

@@ -8,11 +8,8 @@ from pathlib import Path
 
 import pytest
 import torch
-from sensorium.engine.config import (
-    EngineConfig,
-    check_max_model_len,
-    make_config,
-)
+from sensorium.engine import config as config_module
+from sensorium.engine.config import EngineConfig, cache_budget, check_max_model_len, make_config
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup.implementation import FALLBACK, resolve_architecture
 from sensorium.mm.errors import CheckpointError, ConfigError
@@ -254,3 +251,13 @@ def test_context_length():
     assert check_max_model_len(50, 100) == 50
     with pytest.raises(ConfigError, match="max_model_len=101 is above the model's max_position_embeddings=100"):
         check_max_model_len(101, 100)
+
+
+@pytest.mark.parametrize("text", ["1048576\n", "max\n", None])
+def test_the_kv_cache_follows_the_container_memory_limit(tmp_path, monkeypatch, text):
+    limit = tmp_path / "memory.max"
+    if text is not None:
+        limit.write_text(text)
+    monkeypatch.setattr(config_module, "_MEMORY_LIMITS", (limit,))
+    budget = cache_budget(EngineConfig("m"), CPU)
+    assert budget == 1 << 18 if text == "1048576\n" else budget > 1 << 26
