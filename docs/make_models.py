@@ -16,8 +16,8 @@ HEAD = """# Models
 This page is written by `docs/make_models.py` from `mm/registry.py`; do not edit it. One parity suite
 (`tests/models/families/test_parity.py`) compares every family with transformers: processor tensors, token counts,
 positions, logits, greedy tokens with any batching and chunking, weights in every layout, memory. The last column links
-the family's file of the suite in `tests/families/`, and names other tests. Any other architecture that transformers
-knows, with or without an encoder, runs through transformers' class. So does a family whose decoder is not in
+the family's file of the suite in `tests/families/`, and names other tests. Any other architecture of transformers,
+with or without an encoder, runs through transformers' class, and so does a checkpoint whose decoder is not in
 `models/text/stacks.py`. `sensorium doctor --model DIR` prints which class runs a checkpoint.
 
 | architecture | inputs | prompt attention | features | limits | tests |

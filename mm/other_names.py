@@ -6,9 +6,9 @@ from collections.abc import Collection
 
 _BEAMS = "answers are greedy or sampled; beam search is LLM.beam_search(prompts, BeamSearchParams(beam_width=...))"
 _CUT = "cut the video before, or give its frames"
-_VAD = "all of the audio is read; cut out silence before"
+_LENGTH = "the engine chooses the windows; audio may have any length"
 
-# another library's name -> our names, of which the first that the call knows is suggested, or a sentence
+# another library's name -> candidates for the hint, in order: names of ours, of which the call must have one, or a sentence
 _NAMES: dict[str, tuple[str, ...]] = {
     # transformers, OpenAI, llama.cpp: sampling
     "max_new_tokens": ("max_tokens", "give sampling_params=SamplingParams(max_tokens=...)"),
@@ -82,13 +82,11 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "without_timestamps": ("timestamps",),
     "word_timestamps": ("timestamps of words are not computed; timestamps=True gives those of segments",),
     "initial_prompt": ("context",),
-    "hotwords": ("context",),
     "prefix": ("context",),
-    "vad_filter": (_VAD,),
-    "vad_parameters": (_VAD,),
-    "chunk_length_s": ("docs/speech.md has a recipe for audio longer than the window",),
-    "chunk_length": ("docs/speech.md has a recipe for audio longer than the window",),
-    "condition_on_previous_text": ("each item is read alone; context= takes the preceding text",),
+    "vad_filter": ("vad",),
+    "vad_parameters": ("vad",),
+    "chunk_length_s": (_LENGTH,),
+    "chunk_length": (_LENGTH,),
     "normalize_embeddings": ("normalize", "vectors have length 1 unless pooling_params=PoolingParams(normalize=False)"),
     "convert_to_tensor": ("each result has its vector as a tensor",),
     "truncate_dim": ("dimensions",),
@@ -97,10 +95,10 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "video_start": (_CUT,),  # qwen-vl-utils
     "video_end": (_CUT,),
     # Anthropic, OpenAI's Responses: types of parts
-    "tool_use": ("give calls of tools as tool_calls of the message",),
-    "function_call": ("give calls of tools as tool_calls of the message",),
-    "tool_result": ("give results of tools as messages with the role tool",),
-    "function_call_output": ("give results of tools as messages with the role tool",),
+    "tool_use": ('give tool calls as the "tool_calls" of a message',),
+    "function_call": ('give tool calls as the "tool_calls" of a message',),
+    "tool_result": ('give tool results as messages with the role "tool"',),
+    "function_call_output": ('give tool results as messages with the role "tool"',),
 }
 
 

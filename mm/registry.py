@@ -153,9 +153,9 @@ ARCHITECTURES: dict[str, Architecture] = {
 
 NOTES: dict[str, FamilyNote] = {
     "bert": FamilyNote(
-        "text encoders for `embed`: mean or CLS pooling, as 1_Pooling/config.json says; `classify`, and "
-        "`score` of pairs with cross-encoders",
-        "vectors and classes; no heads of other tasks",
+        "text encoders for `embed` (mean or CLS pooling, as 1_Pooling/config.json says) and `classify`; `score` of pairs "
+        "with cross-encoders",
+        "vectors and classes only; heads of other tasks are not used",
         "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
     ),
     "deepseek_ocr2": FamilyNote(
@@ -163,26 +163,27 @@ NOTES: dict[str, FamilyNote] = {
         "ratio, the whole image padded to a square; the Hub's layout and the publisher's own"
     ),
     "ernie4_5_vl": FamilyNote(
-        "frames merged in pairs, separate experts for images and videos, timestamps drawn onto frames", "sides up to 200:1"
+        "frames merged in pairs, separate experts for images and videos, timestamps drawn onto frames",
+        "aspect ratio up to 200:1",
     ),
     "gemma3": FamilyNote(
         "bidirectional attention within an image, sliding windows in most layers, norms before and after each sublayer; "
         "pan and scan"
     ),
     "glm4v": FamilyNote(
-        "timestamps between frames as text, rotary positions on half of a head, norms before and after each sublayer, or "
-        "experts; the OCR model with its own tower"
+        "timestamps between frames as text, rotary positions on half of each head; norms before and after each sublayer, or "
+        "a mixture of experts; GLM-OCR with its own tower"
     ),
-    "glmasr": FamilyNote("transcribes speech; rotary positions in the tower, rows stacked by four", "630 s per audio"),
+    "glmasr": FamilyNote("`transcribe`; rotary positions in the tower, rows stacked by four", "630 s per audio item"),
     "granite4_vision": FamilyNote("query transformer outputs added after several layers (DeepStack); grids of tiles"),
-    "granite_speech": FamilyNote("conformer, a query transformer over windows of rows; an adapter for prompts with audio"),
-    "idefics2": FamilyNote(
-        "quarters of an image and the whole image, each at its own size; a perceiver resampler makes the rows"
+    "granite_speech": FamilyNote(
+        "`transcribe`; conformer, query transformer over windows of rows; LoRA adapter for prompts with audio"
     ),
+    "idefics2": FamilyNote("an image as four quarters and as a whole, each at its own size; perceiver resampler"),
     "idefics3": FamilyNote("rows of tiles with text tags, pixel shuffle"),
     "internvl": FamilyNote(
         "tiles by the best aspect ratio, thumbnail, pixel shuffle; the Hub's layout and the publisher's (InternLM2 too)",
-        "12 tiles per image by default; no videos in the publisher's layout",
+        "at most 12 tiles per image by default; no videos in the publisher's layout",
     ),
     "kimi_k25": FamilyNote(
         "images and timed chunks of videos in one stream, frames of a chunk averaged, latent attention, grouped experts",
@@ -191,39 +192,43 @@ NOTES: dict[str, FamilyNote] = {
     "lighton_ocr": FamilyNote("pages at native resolution; incomplete squares of merged patches are dropped; no break tokens"),
     "llava": FamilyNote("one or several encoder layers of CLIP or SigLIP; grids of tiles with newline rows; pooled videos"),
     "modernbert": FamilyNote(
-        "text encoder with rotary positions and local layers: `embed`, `classify`, and `score` of pairs",
-        "vectors and classes; no heads of other tasks",
+        "text encoder with rotary positions and sliding windows, for `embed`, `classify`, and `score` of pairs",
+        "vectors and classes only; heads of other tasks are not used",
         "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
     ),
-    "paddleocr_vl": FamilyNote("pages at native resolution; text config nested or at the top level", "sides up to 200:1"),
-    "paligemma": FamilyNote("images before the prompt, without placeholders; bidirectional attention in the prompt"),
-    "pixtral": FamilyNote("2-D rotary tower, row breaks in the span, patch merger; the Hub's layout and the publisher's own"),
-    "qwen2_5_omni": FamilyNote(
-        "images, videos and audio together; timestamps as positions; text output only", "5 minutes per audio"
+    "paddleocr_vl": FamilyNote(
+        "pages at native resolution; text config nested or at the top level", "aspect ratio up to 200:1"
     ),
-    "qwen2_audio": FamilyNote("Whisper's tower, rows averaged in pairs", "30 s per audio"),
-    "qwen2_vl": FamilyNote("M-RoPE; windows in the tower and seconds as positions (2.5)", "sides up to 200:1"),
-    "qwen3_asr": FamilyNote("transcribes speech; linear M-RoPE"),
+    "paligemma": FamilyNote("images before the prompt, without placeholders; bidirectional attention in the prompt"),
+    "pixtral": FamilyNote(
+        "2-D rotary tower, a token between rows of patches, patch merger; the Hub's layout and the publisher's own"
+    ),
+    "qwen2_5_omni": FamilyNote(
+        "images, videos and audio together; timestamps as positions; text output only", "5 minutes per audio item"
+    ),
+    "qwen2_audio": FamilyNote("`transcribe`; Whisper's tower, rows averaged in pairs", "30 s per audio item"),
+    "qwen2_vl": FamilyNote("M-RoPE; Qwen2.5-VL: windows in the tower, seconds as positions", "aspect ratio up to 200:1"),
+    "qwen3_asr": FamilyNote("`transcribe`; linear M-RoPE"),
     "qwen3_omni": FamilyNote(
         "images, videos and audio together; DeepStack, experts; text output only",
-        "40 minutes per audio",
+        "40 minutes per audio item",
     ),
     "qwen3_vl": FamilyNote(
         "DeepStack, interleaved M-RoPE, timestamps as text, experts; `embed` and `score`",
-        "2048 frames per video; sides up to 200:1",
+        "2048 frames per video; aspect ratio up to 200:1",
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
     "text_only": FamilyNote(
-        "decoders without an encoder: no items; the stack follows `model_type`; `embed`, `score` and `classify`"
+        "decoders without an encoder, which take text only; `model_type` selects the decoder; `embed`, `score` and `classify`"
     ),
     "ultravox": FamilyNote("rows stacked by eight, any decoder; tower and decoder may be in other repositories"),
     "voxtral": FamilyNote(
-        "windows of 30 s, padded with silence; prompts and transcriptions as mistral-common writes them; "
+        "`transcribe`; windows of 30 s, padded with silence; prompts as mistral-common writes them; "
         "the Hub's layout and the publisher's own"
     ),
     "whisper": FamilyNote(
-        "encoder-decoder: cross-attention, language and task tokens, timestamp rules",
-        "30 s per audio",
+        "`transcribe`; encoder-decoder: cross-attention, language and task tokens, timestamp rules",
+        "30 s per audio item of a prompt",
         "tiny.en's real weights on real speech",
     ),
 }

@@ -68,7 +68,7 @@ def test_arguments_of_other_transcribers(llm):
     for name, said in (
         ("beam_size", "answers are greedy or sampled"),
         ("word_timestamps", "timestamps=True gives those of segments"),
-        ("vad_filter", "all of the audio is read"),
+        ("vad_filter", "did you mean vad"),
         ("initial_prompt", "did you mean context"),
         ("return_timestamps", "did you mean timestamps"),
         ("max_new_tokens", r"SamplingParams\(max_tokens"),

@@ -56,8 +56,8 @@ def test_files(part: dict[str, Any], modality: str, url: str) -> None:
         ({"type": "image", "source": {"type": "base64", "media_type": "image/png"}}, "data of source must be a text"),
         ({"type": "image", "source": {"type": "content"}}, "the type of source must be base64 or url"),
         ({"type": "document", "source": "x"}, "source must be an object"),
-        ({"type": "tool_result", "content": "x"}, "messages with the role tool"),
-        ({"type": "tool_use", "input": {}}, "as tool_calls of the message"),
+        ({"type": "tool_result", "content": "x"}, 'messages with the role "tool"'),
+        ({"type": "tool_use", "input": {}}, 'as the "tool_calls" of a message'),
     ],
 )
 def test_refusals(part: dict[str, Any], said: str) -> None:
