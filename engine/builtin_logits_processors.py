@@ -53,7 +53,7 @@ def pack_tokens(arguments: Mapping[str, Any]) -> dict[str, Any]:
     tokens = arguments.get("tokens")
     if not isinstance(tokens, list | tuple | range) or len(tokens) <= _MAX_LISTED:
         return dict(arguments)
-    ids = np.sort(np.array(_as_tuple("tokens", tokens, _MAX_ALLOWED), np.int64))  # np.unique holds the interpreter's lock
+    ids = np.sort(np.array(_as_tuple("tokens", tokens, _MAX_ALLOWED), np.int64))  # np.unique holds the GIL
     return {**arguments, "tokens": ids[np.diff(ids, prepend=ids[0] - 1) > 0].tobytes()}
 
 

@@ -77,8 +77,8 @@ class EngineConfig:
         limit_mm_per_prompt: maximum number of items per prompt, by modality. Encoders that no prompt can use are not loaded.
         mm_processor_kwargs: options of the model's processor, such as {"max_pixels": 1003520}. Requests can override them.
         seed: random seed of the engine. Requests without a seed derive theirs from it.
-        hf_overrides: values that replace those of config.json, in nested objects too. LLM also takes a function that changes or
-            returns the config, a mapping whose keys are attributes as well.
+        hf_overrides: values that replace those of config.json, in nested objects too. LLM also takes a function that gets the
+            config, a mapping whose keys are also attributes, and changes it in place or returns a new one.
         override_generation_config: values that replace those of generation_config.json.
         generation_config: "auto" takes default sampling parameters from generation_config.json, "none" ignores the file.
         media_workers: number of threads that decode and process media.
@@ -104,8 +104,8 @@ class EngineConfig:
         quantization: None, "int8" (weights and activations of linear layers as 8-bit integers), "fp8" (8-bit floats on GPUs
             that support them, elsewhere the weights only), or "int4" (the decoder's weights in 4 bits). A mapping has `method`
             and options: {"method": "int4", "group_size": 64, "symmetric": False, "activations": "int8", "towers": "int8"}
-            (docs/quantisation.md). A checkpoint that is quantised already takes "int8" if it stores int8. The name of a
-            published format, such as "awq", is the same as None for it.
+            (docs/quantisation.md). For a quantised checkpoint, names of published formats, such as "awq", mean the same as
+            None, and "int8" is valid if it stores int8.
         kv_cache_dtype: "auto" (the model's data type), or "int8" or "fp8" (also "fp8_e4m3") to store keys and values in 8 bits
             with one scale per token and head, in about half the memory of 16 bits. Models with latent attention and models
             that run through transformers' classes support "auto" only.

@@ -83,7 +83,7 @@ class EngineCore:
     Arguments and results are plain data that `codec` can encode.
     """
 
-    restart = None  # the core ends with its process only
+    restart = None  # the core lives as long as its process
 
     def __init__(
         self, scheduler: Scheduler, runner: ModelRunner, quarantine: Quarantine, source: ModelReloader | None = None
@@ -92,13 +92,13 @@ class EngineCore:
         self.scheduler, self.runner, self._quarantine, self._source = scheduler, runner, quarantine, source
         self.info = _info(scheduler, runner, source)
         self.asleep = False
-        # called when the items being encoded change
+        # called with the hashes of the items being encoded, whenever these change
         self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: None
         self._encoder_calls = self._disk_hits = 0
         self._asked: dict[str, EncodeTask] = {}  # items that are being encoded, by hash
         self._flight: _Flight | None = None  # a launched step whose tokens are not recorded yet
         self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests whose grammar is being compiled
-        self._checked: dict[str, Collection[Any]] = {}  # token ids that were checked last, by parameter
+        self._checked: dict[str, Collection[Any]] = {}  # the token ids last checked, by parameter
         self._grammars: dict[str, Future[Any]] = {}  # keeps the grammars of unfinished requests alive
         self._snapshot, self._snapshot_time, self._snapshot_counts = EngineStats(), 0.0, (0, 0, 0, 0)
 
@@ -337,7 +337,7 @@ class EngineCore:
             encoded = tuple(EncodeResult(task.hash, "", failure) for task in output.encode)
             done = StepOutput(tuple(TokenOutput(task.request_id, (), error=failure) for task in output.scheduled), encoded)
         broken = self._record_encoder_results(done)
-        # checked for all sequences before any result is recorded
+        # before any result is recorded, because recording changes what is wanted
         wanted = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]
         pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
         results = [self.scheduler.update_from_output(task, result) for good, task, result in pairs if good]
@@ -402,7 +402,7 @@ class EngineCore:
             raise InputError(f"no adapter {name!r}; {hint(name, known)}", param="adapter")
 
     def _check_tokens(self, param: str, given: Collection[Any]) -> None:
-        """Check token ids, or sequences of them. An object that several sequences of a request share is checked once."""
+        """Check token ids, or sequences of token ids. An object that several sequences share is checked once."""
         if given is self._checked.get(param):
             return
         vocab, token_ids = self.info.vocab_size, tuple(chain.from_iterable(given)) if param == "bad_words" else given

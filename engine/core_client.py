@@ -28,7 +28,7 @@ class CoreClient(Protocol):
 
     @property
     def restart(self) -> Callable[[], None] | None:
-        """Function that restarts a core that has died; its requests are lost. None if it cannot be restarted."""
+        """A function that restarts a core after it has died; its requests are lost. None if the core cannot be restarted."""
 
     def add(self, request: EngineRequest) -> None: ...
 

@@ -75,7 +75,7 @@ class ProcessCore:
 
     @property
     def restart(self) -> Callable[[], None] | None:
-        """See `CoreClient`. None if the child lives, or was started too often in the last 10 minutes."""
+        """See `CoreClient`. None while the child runs, and after too many restarts in the last 10 minutes."""
         limit = self._restarts.maxlen or 0
         recent = sum(time.monotonic() - started < _RESTART_SECONDS for started in self._restarts)
         return self._restart if self._dead and not self._closed and recent < limit else None

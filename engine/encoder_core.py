@@ -29,7 +29,7 @@ class EncoderCore:
     """
 
     asleep = False
-    restart = None  # the core ends with its process only
+    restart = None  # the core lives as long as its process
 
     def __init__(
         self, model: Model, config: EngineConfig, max_model_len: int, store: EncoderStore, modalities: tuple[str, ...]
@@ -137,7 +137,7 @@ class EncoderCore:
         return TokenOutput(name, (), finish_reason="length", timings=timings, stats=stats, encoder_rows=rows)
 
     def append(self, *_: object, **__: object) -> Never:
-        raise InputError("this engine has only the encoder and holds no sequences")
+        raise InputError("this engine has only the encoder; live sessions need the whole model")
 
     truncate = pause = append
 

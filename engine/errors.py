@@ -55,7 +55,7 @@ def is_out_of_memory(error: BaseException) -> bool:
 
 
 class NotPicklable:
-    """Base of objects with threads and caches, which another process cannot have."""
+    """Base of classes that cannot be pickled or copied, because they hold threads and caches."""
 
     def __reduce_ex__(self, protocol: object) -> NoReturn:
         name = type(self).__name__

@@ -252,7 +252,7 @@ class LLM(NotPicklable):
     ) -> Generator[tuple[int, RequestOutput], RequestHandle | Sequence[RequestHandle] | None, None]:
         """Yield (index, output) of each request when it finishes. Closing the generator aborts the rest.
 
-        The caller may send further requests to the generator; they take the index of the finished one.
+        The caller may send further requests to the generator after an output; they get that output's index.
         """
         if not isinstance(handles, Sequence) or not all(isinstance(handle, RequestHandle) for handle in handles):
             raise InputError(f"handles must be a list of what `request` returns, not {short_repr(handles)}", param="handles")
@@ -281,7 +281,7 @@ class LLM(NotPicklable):
             prompt, chat: see `stream`.
 
         Raises:
-            InputError: `sampling_params.n` is above 1, or the prompt has another form.
+            InputError: `sampling_params.n` is above 1, or the prompt has an unknown form.
         """
         if not isinstance(prompt, list | tuple):
             read_prompt(prompt)

@@ -193,7 +193,7 @@ def _override(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[s
 
 
 class _Config(dict[str, Any]):
-    """A config whose keys are attributes as well, like transformers' PretrainedConfig."""
+    """A mapping of config.json whose keys are also attributes, like transformers' PretrainedConfig."""
 
     def __getattr__(self, name: str) -> Any:
         if name not in self:
@@ -208,7 +208,7 @@ class _Config(dict[str, Any]):
 
 
 def call_overrides(folder: str, function: Callable[[Any], Any]) -> dict[str, Any]:
-    """Call a function with the checkpoint's config and return the result. Raise ConfigError if that is no config."""
+    """Call a function with the checkpoint's config and return the result. Raise ConfigError if the result is not a config."""
 
     def wrap(value: Any) -> Any:
         return _Config({key: wrap(inner) for key, inner in value.items()}) if isinstance(value, Mapping) else value
@@ -262,9 +262,9 @@ def _file_digest(file: Path) -> str:
 
 
 def _read_config(path: Path, hub: dict[str, Any]) -> dict[str, Any]:
-    """Return config.json, or the config of a publisher's layout, converted to the Hub's; empty if there is none.
+    """Return config.json, or the config of a publisher's layout converted to the Hub's; an empty one if there is none.
 
-    Some repositories hold both layouts, and a download may have the weights of one only: `consolidated` without `model`.
+    If both exist, the weight files decide: a folder with `consolidated*` and without `model*` has the publisher's layout.
     """
     names = {file.name.partition(".")[0] for file in path.glob("*.safetensors*")}
     if hub and not (

@@ -12,7 +12,7 @@ MAX_INT32 = 2**31 - 1
 _MAX_STRINGS = 1024  # entries of a list
 
 UnusedParams = Mapping[str, tuple[tuple[Any, ...], str]]
-"""Unsupported parameters of vLLM -> the values that are accepted because they change nothing, and advice about the others."""
+"""Unsupported parameters of vLLM -> accepted values, which change nothing, and the end of the error text for other values."""
 
 
 def param_error(param: str, value: object, reason: str) -> InputError:

@@ -18,9 +18,9 @@ class PoolingParams:
     Args:
         token_ids: return the logits of these tokens; if empty, return the hidden state, scaled to length 1.
         dimensions: `LLM.encode` and `LLM.embed` cut the vector to this length and scale it to length 1 again.
-        task: the pooling task of `LLM.encode`, unless that call names one: "embed", or "classify" or "score" for the
-            probabilities of the classes.
-        normalize: False returns the hidden state as it is. use_activation: False returns the raw numbers of the classes.
+        task: the pooling task of `LLM.encode` if the call gives none: "embed", or "classify" or "score" for class
+            probabilities.
+        normalize: if False, vectors are not scaled to length 1. use_activation: if False, classes have logits.
     """
 
     token_ids: tuple[int, ...] = ()

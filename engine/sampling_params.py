@@ -29,7 +29,7 @@ _GREEDY_BELOW = 1e-5  # dividing logits by a lower temperature overflows float32
 _MAX_LOOKBACK = 4096  # tokens that a check for repetition may read; it runs after every token
 _MAX_INT64 = 2**63 - 1
 _MAX_ANSWERS = 64  # answers of a request that may have the maximum number of log probabilities
-_MAX_BIASES, _MAX_ALLOWED = 1 << 14, 1 << 20  # entries of a list
+_MAX_BIASES, _MAX_ALLOWED = 1 << 14, 1 << 20  # entries
 
 _UNUSED: UnusedParams = {
     "best_of": ((None, 1), "ask for n answers and choose among them"),

@@ -32,7 +32,7 @@ class LiveSession(NotPicklable):
         handle.keep = True
         self._last: RequestOutput | None = None
         self._kept: tuple[int, ...] = ()  # tokens of the sequence after the last turn
-        self._no_answer = ""  # reason why the last answer does not belong to the current tokens
+        self._no_answer = ""  # why the last answer is not one to the current tokens; "" if it is
         self._items: tuple[tuple[int, str], ...] | None = None  # offset and modality of each item; None in the first turn
         engine_loop.submit([handle], self._mail.put, stream=True)
         engine_loop.drop_with(self, self._handle)
@@ -46,7 +46,7 @@ class LiveSession(NotPicklable):
         """Yield outputs as the answer of this turn grows. Each one holds the answer so far.
 
         Raises:
-            InputError: there is no answer since `truncate`, or since an `append` that failed.
+            InputError: the last call was `truncate`, or an `append` that failed, so there is nothing to answer.
         """
         if self._no_answer:
             raise InputError(f"there is no new answer: {self._no_answer}; append something first")
@@ -79,7 +79,7 @@ class LiveSession(NotPicklable):
         try:
             self._append(part)
         except Exception:
-            if self._handle.keep:  # otherwise the session has ended, and its last answer remains
+            if self._handle.keep:  # otherwise the session has ended; its last answer can still be read
                 self._no_answer = "the last append failed"
             raise
         self._no_answer, self._last = "", None

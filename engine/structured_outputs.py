@@ -26,7 +26,7 @@ class StructuredOutputsParams:
     """Constrains the answer to a format. Exactly one of the first five arguments must be given.
 
     Args:
-        json: a JSON schema as a mapping or string, or a pydantic model class. It is stored as a string.
+        json: a JSON schema as a mapping or string, or a pydantic model class. It is converted to a string.
         regex: a regular expression that the whole answer matches, in Rust's syntax without look-around.
         choice: a list of strings; the answer is one of them.
         grammar: a context-free grammar in llguidance's variant of Lark. Its first rule is `start`.
@@ -35,8 +35,8 @@ class StructuredOutputsParams:
         disable_any_whitespace: True is `whitespace="compact"`, False is "flexible".
 
     Raises:
-        InputError: no or several formats are given, or one has a wrong type. The format itself is compiled, and refused if it
-            is invalid, when a request is made.
+        InputError: no format or several formats are given, or one has a wrong type. Whether a format is valid is checked when
+            a request uses it.
     """
 
     json: str | Mapping[str, Any] | type | None = None
@@ -82,7 +82,7 @@ class StructuredOutputsParams:
 
     @property
     def num_chars(self) -> int:
-        """Number of characters of the form."""
+        """Number of characters of the format."""
         form = getattr(self, self.form)
         return sum(map(len, form)) + len(form) if isinstance(form, tuple) else len(str(form))
 
@@ -100,7 +100,7 @@ def _check_choices(value: object) -> tuple[str, ...]:
 
 
 def _schema_text(schema: Any) -> str:
-    """Return a schema as JSON text. The order of its keys is kept, because an answer's properties have the same order."""
+    """Return a schema as JSON text. The order of keys is kept: it is the order of the properties in answers."""
     param = "structured_outputs.json"
     try:
         if isinstance(schema, type) and hasattr(schema, "model_json_schema"):

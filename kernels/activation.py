@@ -33,7 +33,7 @@ REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
 }
 """Activation functions by their names in config.json."""
 CLAMPED_SWIGLU = "swigluoai"
-"""Activation of gpt-oss in `act_and_mul`: `gate * sigmoid(1.702 gate) * (up + 1)`, gate clamped to 7 and up to -7..7."""
+"""Activation of gpt-oss in `act_and_mul`: `gate * sigmoid(1.702 gate) * (up + 1)`, with gate at most 7 and up in -7..7."""
 _KERNEL_IDS = {name: number for number, name in enumerate((*REFERENCES, CLAMPED_SWIGLU))}  # enum of the C++ kernel
 
 
@@ -62,7 +62,7 @@ def act_and_mul_reference(name: str, x: Tensor) -> Tensor:
 
 
 def act_and_mul(name: str, x: Tensor) -> Tensor:
-    """Compute `activation(gate) * up` of `x [rows, gate | up]` -> `[rows, inner]`. `name`: of REFERENCES, or CLAMPED_SWIGLU."""
+    """Compute `activation(gate) * up` of `x [rows, gate | up]` -> `[rows, inner]`. `name`: in REFERENCES, or CLAMPED_SWIGLU."""
     chosen = backend("act_and_mul", x.device, x.dtype)
     if chosen == "triton" and x.stride(1) == 1:
         from .gpu import activation

@@ -98,7 +98,7 @@ def paged_attention(
             quantised cache, to quantised keys even in the step that writes them.
         scale: factor of the scores, usually `dim ** -0.5`.
         soft_cap: scores s become `soft_cap * tanh(s / soft_cap)`. None: no cap.
-        sinks: float32 `[heads]`: the score of one more key per head, which takes a share of the softmax but has no value.
+        sinks: float32 `[heads]`: attention sinks, the score of one extra key per head, which takes a share of the softmax.
 
     Returns:
         `[rows, heads, dim]`.
@@ -199,7 +199,7 @@ def _attend(
 
 
 def _softmax(scores: Tensor, sinks: Tensor | None) -> Tensor:
-    """Return the weights of `scores [..., rows, keys]`; the shares of `sinks [..., rows, 1]` are left out."""
+    """Return the softmax of `scores [..., rows, keys]` with `sinks [..., rows, 1]`, without the sinks' shares."""
     if sinks is None:
         return scores.softmax(-1)
     return torch.cat((scores, sinks.float().expand(*scores.shape[:-1], 1)), -1).softmax(-1)[..., :-1]

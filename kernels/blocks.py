@@ -146,7 +146,7 @@ def _iq4_xs(blocks: Tensor) -> Tensor:
 
 
 def _levels(codes: Tensor) -> Tensor:
-    """Look up the values of 4-bit codes whose levels are not evenly spaced."""
+    """Look up the values of 4-bit codes in a table of unevenly spaced levels."""
     values = torch.tensor(_IQ4_VALUES, dtype=torch.float32, device=codes.device)
     return values.index_select(0, codes.flatten().int()).view(codes.shape)
 

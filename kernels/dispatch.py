@@ -160,7 +160,7 @@ def has_triton() -> bool:
 
 
 def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
-    """Return whether the CPU has the instructions of a C++ kernel: matmuls need AVX2 or NEON, others run anywhere.
+    """Return whether the CPU can run a C++ kernel: matmuls need AVX2 or NEON, other kernels run on any CPU.
 
     With AVX-512, float32 products are left to oneDNN.
     """

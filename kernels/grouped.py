@@ -66,7 +66,7 @@ class GroupedWeight:
         return replace(self, **changed)
 
     def output_scales(self) -> Tensor | None:
-        """Return the float32 scale of each output, None unless the weight is `codes * scale` with int8 codes."""
+        """Return the float32 scale of each output, or None if the weight is not int8 codes times one scale per output."""
         others = (self.zero, self.table, self.group_index, self.shift)
         if self.codes.dtype != torch.int8 or self.offset or self.group < self.inputs or any(one is not None for one in others):
             return None
@@ -134,7 +134,7 @@ QuantizedWeight = GroupedWeight | BlockWeight
 class ShardedWeight:
     """The quantised weights of a Linear's shards, concatenated along the outputs, and its bias.
 
-    `int8_rows`: activations are rounded to int8 with one scale per row.
+    `int8_rows`: quantise activations to int8 with one scale per row.
     """
 
     shards: Sequence[QuantizedWeight]

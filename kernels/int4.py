@@ -1,6 +1,6 @@
-"""Products with weights of 4 bits with a scale per group of inputs, and rounding to such weights.
+"""Linear layers with 4-bit weights and one scale per group of inputs, and quantisation to this format.
 
-The activations stay as they are, or are quantised to int8 with one scale per row, as in int8.py.
+Activations are not quantised, or to int8 with one scale per row as in int8.py.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ _SCALE_TYPES = [torch.float32, torch.bfloat16, torch.float16]  # as ScaleType in
 
 
 def _has_wide() -> bool:
-    """Return whether the C++ kernel for AVX-512 BF16 and VNNI runs, and not that for AVX2."""
+    """Return whether the C++ kernel for AVX-512 BF16 and VNNI runs, instead of the one for AVX2."""
     return native.products() == "avx512_bf16"
 
 
@@ -35,12 +35,12 @@ def _panel_width() -> int:
 
 @dataclass(frozen=True)
 class Int4Options:
-    """How weights are quantised to 4 bits.
+    """Options of 4-bit quantisation.
 
     Args:
         group_size: adjacent inputs that share a scale.
-        symmetric: codes stand for -8 to 7 times the scale; otherwise each group also has a zero point.
-        int8_rows: activations are quantised to int8, too.
+        symmetric: values are -8 to 7 times the scale; otherwise each group also has a zero point.
+        int8_rows: quantise activations to int8.
     """
 
     group_size: int = 128
@@ -50,16 +50,16 @@ class Int4Options:
 
 @dataclass(frozen=True, eq=False)
 class Int4Panels:
-    """A weight for the C++ kernels. All tensors have entries for padded outputs.
+    """A weight packed for the C++ kernels. All tensors are padded like the outputs.
 
     Args:
         codes: uint8 `[panels, steps, _panel_width(), 4]`. Byte j of an output has input j of the step in its low bits and input
             4 + j in its high bits.
-        scale: `[panels, groups, _panel_width()]`. zero: uint8, same shape; None: 8.
+        scale: `[panels, groups, _panel_width()]`. zero: uint8, same shape; None: every zero point is 8.
         bias: float32.
-        order: int32 `[inputs]`, the input of each column; None: the same.
+        order: int32 `[inputs]`, the input that each column multiplies; None: inputs are in order.
         outputs: number of outputs without padding.
-        group_steps: steps of a group; the last group may have fewer.
+        group_steps: steps per group; the last group may have fewer.
     """
 
     codes: Tensor
@@ -74,7 +74,7 @@ class Int4Panels:
 
 @dataclass(frozen=True, eq=False)
 class Int4PanelWeight:
-    """Weights for the C++ kernels whose outputs stand side by side. `int8_rows`: activations are quantised to int8."""
+    """Weights packed for the C++ kernels; the outputs are concatenated. `int8_rows`: quantise activations to int8."""
 
     panels: Sequence[Int4Panels]
     int8_rows: bool = False
@@ -86,7 +86,7 @@ class Int4PanelWeight:
 
 
 def quantize_int4(weight: Tensor, options: Int4Options) -> GroupedWeight:
-    """Quantise `weight [out, in]`, rounded to nearest. Scales have the weight's dtype."""
+    """Quantise `weight [out, in]` by rounding to nearest. Scales have the weight's dtype."""
     each = panel_rows(weight.shape[1])
     parts = [_quantize(part, options.group_size, options.symmetric) for part in weight.split(each)]
     codes, scale, zero = (torch.cat(part) for part in zip(*parts, strict=True))
@@ -113,9 +113,9 @@ def _quantize(weight: Tensor, group: int, symmetric: bool) -> tuple[Tensor, Tens
 def pack_int4(
     shards: Sequence[QuantizedWeight], bias: Tensor | None, dtype: torch.dtype, int8_rows: bool = False
 ) -> Int4PanelWeight | ShardedWeight:
-    """Pack the weights of a Linear's shards for their device. `dtype` is that of activations.
+    """Pack the weights of a Linear's shards for their device. `dtype`: of activations.
 
-    Weights that the C++ kernels do not support are left as they are.
+    If the C++ kernels do not support them, they are not packed.
     """
     device = shards[0].codes.device
     if backend("int4_linear", device, dtype) != "native" or not all(map(has_panels, shards)):
@@ -126,7 +126,7 @@ def pack_int4(
 
 
 def has_panels(weight: QuantizedWeight) -> bool:
-    """Return whether the C++ kernels compute with a weight: integers of 4 bits, a scale per group of 8, 16, ... inputs."""
+    """Return whether the C++ kernels support a weight: 4-bit integers, groups of a multiple of 8 inputs."""
     if not isinstance(weight, GroupedWeight) or not weight.packed or weight.scale.dtype not in _SCALE_TYPES:
         return False
     if weight.table is not None or weight.factor is not None or weight.shift is not None:
@@ -143,7 +143,7 @@ def _plain_index(weight: GroupedWeight) -> Tensor:
 
 
 def _join(shards: Sequence[GroupedWeight]) -> list[GroupedWeight]:
-    """Concatenate the outputs of adjacent shards whose inputs are grouped alike. Reordered ones stay on their own."""
+    """Concatenate the outputs of adjacent shards with the same groups. Shards with reordered inputs stay separate."""
     found: list[GroupedWeight] = []
     for shard in map(_by_output, shards):
         last = found[-1] if found else None
@@ -161,7 +161,7 @@ def _grouping(weight: GroupedWeight) -> tuple[object, ...]:
 
 
 def _by_output(weight: GroupedWeight) -> GroupedWeight:
-    """Return the weight with a scale for each output."""
+    """Return the weight with one row of scales for each output."""
     if weight.block_rows == 1:
         return weight
     each, outputs = weight.block_rows, len(weight.codes)
@@ -213,13 +213,13 @@ def int4_linear(x: Tensor, weights: Int4PanelWeight) -> Tensor:
 
 
 def row_bytes(inputs: int, groups: int, dtype: torch.dtype, int8_rows: bool) -> int:
-    """Return the bytes of a row as the C++ kernels convert it: its numbers, the sum of each group, a scale."""
+    """Return the bytes of a row that the C++ kernels have converted: its numbers, the sum of each group, a scale."""
     wide = dtype == torch.float32 or not _has_wide()
     return -(-inputs // STEP) * STEP * (1 if int8_rows else 4 if wide else 2) + 4 * groups + 4
 
 
 def packed_bytes(shards: Sequence[QuantizedWeight], dtype: torch.dtype, device: torch.device) -> int:
-    """Return the bytes of a Linear's shards after `pack_int4`, without a bias in torch. They may be on the meta device."""
+    """Return the bytes of a Linear's shards after `pack_int4`. They may be on the meta device."""
     if backend("int4_linear", device, dtype) != "native" or not all(map(has_panels, shards)):
         return sum(shard.nbytes for shard in shards)
     joined = _join([shard for shard in shards if isinstance(shard, GroupedWeight)])
@@ -231,7 +231,7 @@ def packed_bytes(shards: Sequence[QuantizedWeight], dtype: torch.dtype, device: 
 
 
 def _panel_bytes(outputs: int, inputs: int, grid: int) -> int:
-    """Return the bytes of codes, scales and zero points (`grid` per output) and bias, with padding."""
+    """Return the bytes of a packed weight with padding. `grid`: bytes of scales and zero points per output."""
     return -(-outputs // _panel_width()) * _panel_width() * (-(-inputs // STEP) * STEP // 2 + grid + 4)
 
 

@@ -50,9 +50,9 @@ LinearWeight = Panels | OneDnnWeight | DenseWeight | Int8Weight | Fp8Weight | In
 
 
 def pack(weight: Tensor, bias: Tensor | None, quantization: str | Int4Options | None = None) -> LinearWeight:
-    """Pack `weight [out, in]` for its device, as it is, in "int8" or "fp8", or in 4 bits. The caller drops the original.
+    """Pack `weight [out, in]` for its device, unquantised, in "int8" or "fp8", or in 4 bits. The caller drops the original.
 
-    "float16" is for a float32 layer, and changes no value: a weight that has others stays in float32.
+    "float16" stores the weight of a float32 layer in float16 if that changes no value; otherwise it stays in float32.
     """
     if isinstance(quantization, Int4Options):
         return pack_int4([quantize_int4(weight, quantization)], bias, weight.dtype, quantization.int8_rows)

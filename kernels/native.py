@@ -100,7 +100,7 @@ def supported(found: ctypes.CDLL) -> list[str]:
 
 
 def use(found: ctypes.CDLL, name: str) -> None:
-    """Run the kernels as on a CPU with this instruction set of LEVELS."""
+    """Make the kernels use this instruction set of LEVELS."""
     _variable(found, "products").value, _variable(found, "level").value = list(LEVELS).index(name), LEVELS[name]
 
 
@@ -111,7 +111,7 @@ def instructions() -> str:
 
 
 def restriction() -> str | None:
-    """Return the instruction set that our kernels must use instead of the best one (SENSORIUM_CPU=avx2, for debugging).
+    """Return the instruction set that replaces the best one, or None (SENSORIUM_CPU=avx2, for debugging).
 
     The variable is read when the kernels are loaded and has to be set before the process starts. torch has its own switches:
     ATEN_CPU_CAPABILITY=avx2, ONEDNN_MAX_CPU_ISA=AVX2.

@@ -39,10 +39,10 @@ class Layout:
     Args:
         kernel: the C++ function, in `native`.
         width: outputs of a panel.
-        inputs: inputs of a step, which lie together for each output.
-        lanes: bfloat16 only: outputs j and j + lanes of every 2 * lanes share a word. 0: outputs are in order.
-        shifted: int8 only: the kernel takes unsigned activations, and subtracts `Panels.shift`.
-        scratch: int8 only: bytes per input of rows that are quantised before all products. 0: each thread quantises its own.
+        inputs: inputs of a step; for each output, they are adjacent.
+        lanes: bfloat16 only: in each block of 2 * lanes outputs, outputs j and j + lanes share a word. 0: outputs are in order.
+        shifted: int8 only: the kernel takes unsigned activations and subtracts `Panels.shift` from the sums.
+        scratch: int8 only: bytes per input to quantise all rows before the matmul. 0: each thread quantises rows itself.
     """
 
     kernel: str
@@ -54,7 +54,7 @@ class Layout:
 
 
 def _floats(kernel: str, width: int, lanes: int) -> dict[torch.dtype, Layout]:
-    """Return the layouts of a kernel that widens weights to float32, and multiplies pairs of 8-bit integers."""
+    """Return the layouts of a kernel that widens weights to float32 and multiplies int8 in pairs."""
     plain = Layout(kernel, width, 1)
     return {
         torch.float32: plain,
@@ -87,12 +87,12 @@ def layout(dtype: torch.dtype) -> Layout:
 
 
 def linear_kernels() -> dict[str, str]:
-    """Return weight type -> C++ function on this CPU, for `sensorium doctor`."""
+    """Return weight type -> name of its C++ kernel on this CPU, for `sensorium doctor`."""
     return {str(dtype).removeprefix("torch."): form.kernel for dtype, form in _LAYOUTS.get(native.products() or "", {}).items()}
 
 
 def to_panels(weight: Tensor) -> Tensor:
-    """Reorder `[out, in]` to `[panels, steps, width, inputs]` of its layout; `out` and `in` are padded with zeros.
+    """Reorder `[out, in]` to the layout's `[panels, steps, width, inputs]`; `out` and `in` are padded with zeros.
 
     With lanes the shape is `[panels, steps, width / 2 / lanes, lanes, 2]`.
     """
@@ -131,10 +131,10 @@ class Panels:
     Args:
         form: layout of `weight`.
         weight: see `to_panels`.
-        bias: float32, for every output with padding.
+        bias: float32, padded like the outputs.
         outputs: number of outputs without padding.
-        scale: int8 only: float32, for every output with padding.
-        shift: int8 only, if `form.shifted`: int32, for every output with padding: 128 times the sum of the output's weights.
+        scale: int8 only: float32, padded like the outputs.
+        shift: int8 only, if `form.shifted`: int32, padded like the outputs: 128 times the sum of the output's weights.
     """
 
     form: Layout

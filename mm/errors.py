@@ -165,9 +165,9 @@ def media_error(error: InputError, modality: str, index: int) -> MediaError:
 
 
 def hint(name: object, known: Iterable[str], others: Iterable[str] = ()) -> str:
-    """Return the end of an error text about an unknown name: the name that was probably meant, and all known names.
+    """Return the end of an error text about an unknown name: a suggestion, and all known names.
 
-    The probable name is ours for another library's argument, or the nearest known name.
+    The suggestion is our name for another library's argument, or the most similar known name.
 
     Args:
         others: names that may be the nearest one but are not listed.
@@ -184,7 +184,7 @@ def hint(name: object, known: Iterable[str], others: Iterable[str] = ()) -> str:
 
 
 def hints_at_arguments(kind: type[T]) -> type[T]:
-    """Make a class raise TypeError with a hint for an unknown keyword argument (class decorator)."""
+    """Make a class raise TypeError with a suggestion for an unknown keyword argument (class decorator)."""
     init: Any = kind.__init__  # type: ignore[misc]
     names = list(signature(kind).parameters)
 

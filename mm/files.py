@@ -10,7 +10,7 @@ from io import BufferedReader
 
 from .errors import CheckpointError
 
-_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # value on x86-64 and aarch64; mmap has no name for it
+_MAP_NORESERVE = 0x4000 if sys.platform == "linux" else 0  # of x86-64 and aarch64; the module mmap does not define it
 
 
 def open_regular(path: str | os.PathLike[str]) -> BufferedReader:

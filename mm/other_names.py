@@ -103,7 +103,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
 
 
 def advice_about(name: str, known: Collection[str]) -> str:
-    """Return a hint such as "did you mean max_tokens?" for another library's argument, or "" for an unknown name."""
+    """Return a suggestion such as "did you mean max_tokens?" for another library's argument, or ""."""
     for one in _NAMES.get(name, ()):
         if one in known:
             return f"did you mean {one}?"

@@ -1,4 +1,4 @@
-"""Loops over many values of a caller that leave the interpreter to other threads."""
+"""Loops over many values that let other threads run."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ T = TypeVar("T")
 
 
 def paced(values: Iterable[T]) -> Iterator[T]:
-    """Yield the values, and sleep for 0.1 ms after each millisecond.
+    """Yield the values, and sleep for 0.1 ms after each millisecond of work.
 
-    A thread that computes in pure Python gives the interpreter's lock away after 5 ms only, and a step of the engine takes
-    the lock again after each of its operations.
+    Without this, a pure Python loop keeps the interpreter's lock for 5 ms at a time, and an engine step waits for the lock
+    after each of its operations.
     """
     start = time.perf_counter()
     for value in values:

@@ -314,7 +314,7 @@ def architecture_key(architecture: str, config: Mapping[str, Any]) -> str:
     return name if name in ARCHITECTURES else architecture
 
 
-_TASK = re.compile(r"For[A-Z]\w*$")  # the part of a name that many architectures share
+_TASK = re.compile(r"For[A-Z]\w*$")  # ending shared by many architectures
 
 
 def find_architecture(name: str) -> Architecture:

@@ -43,7 +43,7 @@ class Stack:
         root_scale: token embeddings are scaled by the root of the hidden size.
         router: fields of MoeSpec. sinks: as in AttentionSpec.
         refused: keys of config.json that must be false, because the feature is not implemented for this stack.
-        fixed: keys of config.json with the only value that this stack implements.
+        fixed: keys of config.json that must have this value; the stack implements no other.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)

@@ -119,19 +119,19 @@ def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
 
 
 def _windows(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the window, and with a list of windows the kind of each layer: the list is repeated."""
+    """Return the sliding window. A list of windows is repeated over the layers and also gives the type of each layer."""
     window, layers = params.get("sliding_window"), positive_int(params, "n_layers", FILE)
     if not isinstance(window, list) or not window:
         return {"sliding_window": window or None}
     widths = {width for width in window if width is not None}
     if len(widths) > 1 or layers % len(window):
-        raise ConfigError(f"sliding_window in {FILE} is {str(window)[:60]}; one width for some of the layers is supported")
+        raise ConfigError(f"sliding_window in {FILE} is {str(window)[:60]}; windows of different widths are not supported")
     kinds = ["full_attention" if width is None else "sliding_attention" for width in window]
     return {"sliding_window": next(iter(widths), None), "layer_types": kinds * (layers // len(window))}
 
 
 def _rope(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return rope_parameters of yarn, and the growth of queries (llama_4_scaling)."""
+    """Return rope_parameters for YaRN and query scaling (llama_4_scaling)."""
     yarn, growth = _part(params, "yarn"), _part(params, "llama_4_scaling")
     if growth and growth.get(_TRAINED) != yarn.get(_TRAINED):
         raise ConfigError(f"llama_4_scaling in {FILE} has another {_TRAINED} than yarn, which is not supported")
@@ -160,7 +160,7 @@ def _experts(params: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _quantization(params: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the quantization_config of FP8 weights with one scale each, or of compressed-tensors as it is stored."""
+    """Return a quantization_config: FP8 weights with one scale per tensor, or the stored one of compressed-tensors."""
     found = _part(params, "quantization")
     if found.get("qformat_weight") == "fp8_e4m3":
         return {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}

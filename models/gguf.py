@@ -102,7 +102,7 @@ _YARN = {
     "attention.temperature_scale": "llama_4_scaling_beta",
 }
 _SIGMOID = 2  # of expert_gating_func
-_GROUPS = {160: (8, 3), 256: (8, 4)}  # experts of DeepSeek -> groups, groups that are used: files of before 2026 leave them out
+_GROUPS = {160: (8, 3), 256: (8, 4)}  # DeepSeek's number of experts -> n_group, topk_group, which files before 2026 lack
 
 
 def open_model(path: Path) -> Gguf | None:
@@ -318,13 +318,13 @@ def _text_tensors(model: Gguf, name: str, info: GgufTensor, load: Load) -> Itera
 
 
 def _joined_up(model: Gguf, name: str, load: Load) -> Tensor:
-    """Return kv_b_proj of two tensors by head: keys `[heads, latent, nope]`, values `[heads, value, latent]`."""
+    """Return kv_b_proj, joined from two tensors: keys `[heads, latent, nope]` and values `[heads, value, latent]`."""
     infos = [model.tensors.get(one) for one in (name, name.replace("attn_k_b", "attn_v_b"))]
     keys, values = (None if info is None else dequantized(info, load) for info in infos)
     if keys is None or values is None or keys.ndim != 3 or values.ndim != 3:
-        raise CheckpointError(f"{name} and its values in {model.path.name} are not two tensors by head; download it again")
+        raise CheckpointError(f"{name} and attn_v_b in {model.path.name} are not tensors with three axes; download it again")
     if keys.shape[:2] != (values.shape[0], values.shape[2]):
-        raise CheckpointError(f"{name} and its values in {model.path.name} differ in heads or width; download it again")
+        raise CheckpointError(f"{name} and attn_v_b in {model.path.name} differ in heads or width; download it again")
     return torch.cat((keys.transpose(1, 2), values), 1).flatten(0, 1)
 
 

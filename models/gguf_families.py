@@ -22,7 +22,7 @@ class Arch:
 
     Args:
         name: of its class, without ForCausalLM.
-        kind: key of STACKS. sigmoid: the same for files whose router uses sigmoids.
+        kind: key of STACKS. sigmoid: key of STACKS for files whose router uses sigmoids.
         paired: the file stores rotated pairs of queries and keys side by side; our stack rotates halves.
         local_rope: layers with a window have rotary positions of their own.
         windows: use the sliding window of the metadata.
@@ -112,7 +112,7 @@ class Projector:
         norms: endings of norms that are stored with 1 added.
         section: key of the text config in config.json.
         image_token: placeholder of images, if the vocabulary of a file may lack it; else "".
-        last: tensor whose outputs are the rows, if the metadata's projection_dim is another width; else "".
+        last: tensor whose outputs are the encoder rows, if their width is not the metadata's projection_dim; else "".
     """
 
     models: Mapping[str, str]
@@ -203,7 +203,7 @@ def _pixtral_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, i
 
 
 def _llava_config(encoder: Gguf, shape: dict[str, Any], tokens: Mapping[str, int]) -> dict[str, Any]:
-    """Return the config of LLaVA 1.5 or, with tiles, of LLaVA-NeXT. The file ends at the last layer that is used."""
+    """Return the config of LLaVA 1.5 or, with tiles, of LLaVA-NeXT. The file lacks layers after the last used one."""
     found = encoder.metadata.get
     act = "gelu" if found("clip.use_gelu") else "silu" if found("clip.use_silu") else "quick_gelu"
     layers, pairs = found("clip.vision.feature_layer"), found("clip.vision.image_grid_pinpoints")

@@ -110,7 +110,7 @@ class SupportsClassification(Protocol):
     num_labels: int
 
     def classify(self, hidden: Tensor, activate: bool) -> Tensor:
-        """Return float32 `[n, num_labels]` for pooled states `[n, hidden]`; `activate`: as probabilities."""
+        """Return float32 `[n, num_labels]` for pooled states `[n, hidden]`: probabilities if `activate`, else logits."""
 
 
 class Model(Protocol):

@@ -112,9 +112,9 @@ class MergedAdapter:
         return _EMBEDDING in self._pairs or _EMBEDDING in self._replaced
 
     def merge(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield the base model's weights with the adapter's changes.
+        """Yield the base model's weights with the adapter merged in.
 
-        Sums are in float32, a panel of a weight at a time, and rounded once to the model's dtype.
+        A weight is merged panel by panel: summed in float32 and rounded once to the model's dtype.
         """
         left = dict(self._replaced)
         for name, tensor in weights:

@@ -18,7 +18,7 @@ _DECODER = "language_model."
 
 @dataclass(frozen=True)
 class Quantization:
-    """`text`, `towers`: the format of the decoder's linear layers and that of all others ("int8", "fp8", int4, None: exact)."""
+    """`text`, `towers`: formats of the decoder's linear layers and of all others ("int8", "fp8", Int4Options, None: exact)."""
 
     text: str | Int4Options | None
     towers: str | Int4Options | None

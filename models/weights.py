@@ -116,7 +116,7 @@ def read_file(file: Path, is_unused: Callable[[str], bool] = lambda name: False)
                 read = 0
                 while names and read < _MAPPED_BYTES:
                     name, left = names.popleft(), file.stat().st_size
-                    if left < size:  # reading what is mapped and gone would end the process
+                    if left < size:  # reading mapped pages beyond the end of the file would kill the process
                         raise CheckpointError(f"{file} was cut from {size} to {left} bytes while it was read; load it again")
                     tensor = _channels_first(name, tensors)
                     read += tensor.nbytes
@@ -228,9 +228,9 @@ def _with_progress(weights: Iterable[tuple[str, Tensor]], files: Iterable[Path])
 
 
 def quantize(root: nn.Module, quantization: str | Mapping[str, Any]) -> None:
-    """Set the format in which each Linear is packed, as the option `quantization` says. `exact` ones stay as they are.
+    """Set the format in which each Linear is packed, as the option `quantization` says. `exact` layers are not changed.
 
-    In a quantised checkpoint only those are packed whose int8 weights are stored.
+    In a quantised checkpoint, only layers whose stored weights are int8 are packed.
 
     Raises:
         ConfigError: the option is invalid, or the model's device has no fast int8 products or no experts in 4 bits.
@@ -254,7 +254,7 @@ def quantize(root: nn.Module, quantization: str | Mapping[str, Any]) -> None:
 
 
 def keep_float16(root: nn.Module) -> None:
-    """Pack the weights of a float16 checkpoint that computes in float32 as they are stored, where nothing else is asked."""
+    """Keep the weights of a float16 checkpoint in float16 in layers that compute in float32 and are not quantised."""
     for module in root.modules():
         if isinstance(module, Linear) and module.quantization is None and not module.formats:
             module.quantization = "float16"

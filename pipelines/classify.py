@@ -1,4 +1,4 @@
-"""Class probabilities of prompts, and scores of pairs, with checkpoints for classification (`...ForSequenceClassification`)."""
+"""Class probabilities of prompts and scores of pairs, from classification checkpoints (`...ForSequenceClassification`)."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ class ClassificationRequestOutput(PooledResult):
 
     Args:
         probs: float32 `[classes]` in the order of config.json's `id2label`, or None if there is an error.
-        error: why there are none, or None.
+        error: why `probs` is None, or None.
         output: the request's output.
     """
 
@@ -54,7 +54,7 @@ def classify_tasks(
     """Return one task per prompt. Prompts are those of `LLM.generate` and are used unchanged.
 
     Args:
-        pooling_params: `use_activation=False` returns the head's raw numbers instead of probabilities.
+        pooling_params: `use_activation=False` returns the head's logits instead of probabilities.
 
     Raises:
         ConfigError: the checkpoint has no classification head.
@@ -76,8 +76,8 @@ def pair_prompt(llm: LLM, query: object, document: object) -> dict[str, Any]:
     """Return the prompt of a query and a document as the checkpoint's tokenizer joins two texts.
 
     Raises:
-        ConfigError: the checkpoint has several classes, or its tokenizer joins no texts.
-        InputError: one of both is no text.
+        ConfigError: the checkpoint has several classes, or its tokenizer cannot join two texts.
+        InputError: query or document is not a text.
     """
     if llm.num_labels != 1:
         raise ConfigError(f"{llm.config.model} has {llm.num_labels} classes, and score needs one; use classify")

@@ -152,7 +152,7 @@ def check_dimensions(llm: LLM, dimensions: int | None) -> None:
 
 
 def truncate(vector: Tensor | None, dimensions: int | None, normalize: bool | None = None) -> Tensor | None:
-    """Return the first `dimensions` values, scaled to length 1 again unless `normalize` is False; None keeps all."""
+    """Return the first `dimensions` values (None: all), scaled to length 1 again unless `normalize` is False."""
     if vector is None or dimensions is None:
         return vector
     if normalize is False:

@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from ..engine.llm import LLM
 
 _logger = logging.getLogger(__name__)
-_MAX_PATH = 1024  # characters of a text that is compared with files
+_MAX_PATH = 1024  # characters; a longer text is no path
 EMBED_INSTRUCTION = "Represent the user's input."
 SCORE_INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
 SCORE_SYSTEM_PROMPT = (
@@ -116,7 +116,8 @@ def embed_tasks(
     template, listed = _template_options(chat_template), _as_list(inputs)
     if path := next((item for item in listed if llm.takes_media and _is_path(item)), None):
         _logger.warning(
-            "embed: %s is taken as a text, but is a file; give pathlib.Path to embed what it shows", short_repr(path)
+            "embed: %s is embedded as a text, but a file of this name exists; give a pathlib.Path to embed the file",
+            short_repr(path),
         )
     return [_embed_task(llm, item, instruction, pooling, template) for item in listed]
 
@@ -140,8 +141,8 @@ def score_tasks(
 ) -> list[Task[Score]]:
     """Return one task per document, in order; they run as one batch.
 
-    The score is the probability of "yes" if the next token can only be "yes" or "no". A checkpoint for classification
-    (cross-encoder) reads query and document as a pair of texts, without instruction and template, and its head gives the score.
+    The score is the probability that the next token is "yes" if only "yes" and "no" are allowed. In a classification
+    checkpoint (cross-encoder), the head scores query and document as a pair of texts, without instruction and template.
 
     Args:
         query: a text, image or mapping, as for `embed_tasks`; a list has one query for each document.

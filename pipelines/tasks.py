@@ -34,22 +34,22 @@ Requests = RequestHandle | list[RequestHandle] | None
 Task = Generator[RequestHandle, RequestOutput, P]
 """Yields a request, is sent its finished output, yields the next request, and returns the result of the task."""
 WideTask = Generator[Requests, RequestOutput, P]
-"""A task with several requests at a time: yields new ones or None, and is sent the next finished output of any of them."""
+"""A task with several requests at a time: yields new requests or None, and is sent the next finished output of any request."""
 
 
 def as_completed(
     llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = True, most: int | None = None
 ) -> Iterator[tuple[int, T]]:
-    """Yield (index, result) of each task as it completes. The next request of a task precedes the first ones of others.
+    """Yield (index, result) of each task as it completes. Started tasks have priority over tasks that have not started.
 
-    `most`: number of tasks that run at a time; None: all.
+    `most`: maximum number of tasks that run at a time; None: all.
     """
     waiting = iter(enumerate(tasks))
-    done: list[tuple[int, T]] = []  # tasks that ended without a request
-    running: list[int] = []  # of each slot: the task
+    done: list[tuple[int, T]] = []  # results that are not yielded yet
+    running: list[int] = []  # index of the task in each slot
 
     def start(slot: int) -> list[RequestHandle]:
-        """Return the first requests of the next task that has any."""
+        """Start tasks until one has requests, and return these."""
         for index, task in waiting:
             step = advance(task)
             if is_request(step):
@@ -75,7 +75,7 @@ def as_completed(
                 if not is_request(step):
                     done.append((running[slot], step))  # type: ignore[arg-type]
                     following = start(slot)
-            for result in done:  # before the next output, for which the engine may take long
+            for result in done:  # before waiting for the next output
                 progress.update(1)
                 yield result
             done.clear()
@@ -94,7 +94,7 @@ def run_tasks(llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = T
 async def run_tasks_async(engine: AsyncLLM, tasks: Sequence[WideTask[T]], most: int | None = None) -> list[T]:
     """`run_tasks` for coroutines. Cancelling it aborts the requests that still run.
 
-    `most`: as in `as_completed`; the tasks' own work, such as reading files, is then done in threads.
+    `most`: as in `as_completed`. If it is given, the tasks' own work, such as reading files, runs in threads.
     """
     limit = None if most is None else asyncio.Semaphore(most)
     running: list[asyncio.Future[T]] = []
@@ -108,7 +108,7 @@ async def run_tasks_async(engine: AsyncLLM, tasks: Sequence[WideTask[T]], most: 
 
 
 async def _in_turns(values: Sequence[V]) -> AsyncIterator[V]:
-    """Yield the values. Other coroutines run after each 64, because 20,000 requests take seconds."""
+    """Yield the values, and let other coroutines run after every 64 of them: 20,000 requests take seconds."""
     for index, value in enumerate(values, 1):
         yield value
         if index % 64 == 0:
@@ -133,7 +133,7 @@ async def _run_steps(engine: AsyncLLM, task: WideTask[T], in_threads: bool) -> T
             pending |= {asyncio.ensure_future(engine.answer(handle)) for handle in as_list(step)}
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             finished = done.pop()
-            pending |= done  # they are taken next
+            pending |= done  # the other finished ones are taken in the next rounds
             step = await step_on(finished.result())
     finally:
         for future in pending:
@@ -142,7 +142,7 @@ async def _run_steps(engine: AsyncLLM, task: WideTask[T], in_threads: bool) -> T
 
 
 def join(tasks: Iterator[Task[P]], most: int) -> WideTask[list[P]]:
-    """Return a task that runs up to `most` tasks at a time, and returns their results in order."""
+    """Run tasks inside one task, up to `most` at a time, and return their results in order."""
     numbered, results = enumerate(tasks), dict[int, P]()
     running: list[tuple[RequestHandle, int, Task[P]]] = []
 
@@ -171,7 +171,7 @@ def join(tasks: Iterator[Task[P]], most: int) -> WideTask[list[P]]:
 
 
 def is_request(step: object) -> bool:
-    """Return whether a step of a task is no result: new requests, or None for those that still run."""
+    """Return whether a task's step holds new requests, or None to wait for running ones, and not the result."""
     return step is None or isinstance(step, RequestHandle | list)
 
 

@@ -1,4 +1,4 @@
-"""Audio to text with language and timestamps, for every model that transcribes speech and audio of any length."""
+"""Transcribes audio of any length, with language and timestamps."""
 
 from __future__ import annotations
 
@@ -30,13 +30,13 @@ __all__ = ["Attempt", "Segment", "Transcript", "TranscriptionInfo", "WindowResul
 _TASKS = ("transcribe", "translate")
 _TIMESTAMPS = {False: False, True: True, "none": False, "segment": True}
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
-_MAX_WINDOW = 60  # seconds of a window, which many requests hold at a time
+_MAX_WINDOW = 60  # seconds; many windows are in memory at a time
 _CONDITIONING = 800  # characters of preceding text in a prompt
 
 
 @dataclass(frozen=True)
 class _Options:
-    """How the files of one call are read. `size`: samples of the longest window. `lanes`: windows of a file at a time."""
+    """Options of one call. `size`: samples of the longest window. `lanes`: windows of one file that run at a time."""
 
     decoding: Decoding
     language: str | None
@@ -70,8 +70,8 @@ def transcribe_tasks(
 ) -> list[WideTask[Transcript]]:
     """Return one task per audio item, in order; they run as one batch.
 
-    Audio longer than the model's window is read in windows, which are cut at pauses. Where there is no pause, two windows
-    overlap, and are merged at words that both hold. The result does not depend on the other items.
+    Audio longer than the model's window is cut into windows at pauses. Where there is no pause, two windows overlap, and
+    their texts are merged at words that both contain. The result does not depend on the other items.
     An item that cannot be read gives a Transcript with `error`.
 
     Args:
@@ -81,15 +81,17 @@ def transcribe_tasks(
         timestamps: "segment" (or True) also returns when each segment was spoken, if the model can; "none" (or False).
         context, prompt, hotwords: names and words to expect, or the preceding text; control tokens in them are removed.
         sampling_params: None for greedy sampling.
-        vad: read only speech: True, "silero", or a `VoiceDetector` factory, see `pipelines.speech.vad`. False reads everything.
-        temperature: each is tried until an answer passes the gates. None: 0, 0.2, ... 1, or that of `sampling_params`.
-        no_speech_threshold: a window has no text if the model's probability of "no speech" is above this and its answer fails
-            `log_prob_threshold`. None: no gate, as in the next two.
-        log_prob_threshold: an answer whose mean log probability is below this is tried again.
-        compression_ratio_threshold: an answer that repeats itself, so that its ratio is above this, is tried again.
-        sequential: read a file window by window, each from the end of the last whole segment (arXiv 2212.04356, section 4.5).
-            Needs a model with timestamps.
-        condition_on_previous_text: with `sequential`, the prompt of a window holds the text before it.
+        vad: transcribe only speech, found by energy (True), by "silero", or by a detector that a function of the sample rate
+            returns (see `pipelines.speech.vad`). False transcribes everything.
+        temperature: one or several, tried in order until an answer passes the next thresholds. None: 0, 0.2, ... 1, or the
+            temperature of `sampling_params`. A threshold of None is not checked.
+        no_speech_threshold: a window has no text if the probability of "no speech" is above this and the answer is below
+            `log_prob_threshold`.
+        log_prob_threshold: an answer with a mean log probability below this is rejected.
+        compression_ratio_threshold: an answer with a compression ratio above this repeats itself and is rejected.
+        sequential: begin each window at the end of the last whole segment (arXiv 2212.04356, section 4.5). Needs a model with
+            timestamps.
+        condition_on_previous_text: with `sequential`, the prompt of a window contains the text before it.
 
     Raises:
         ConfigError: the model does not transcribe speech.
@@ -102,7 +104,7 @@ def transcribe_tasks(
     for name, value in (("context", context), ("prompt", prompt), ("hotwords", hotwords)):
         check_type(name, value, str)
         if value and not speech.takes_context:
-            reason = f"the prompt of this model has no place for words to expect; leave {name} out"
+            reason = f"this model takes no words to expect in its prompt; leave {name} out"
             raise InputError(reason, param=name)
     check_type("sampling_params", sampling_params, SamplingParams, type(None))
     for name, flag in (("sequential", sequential), ("condition_on_previous_text", condition_on_previous_text)):
@@ -113,7 +115,7 @@ def transcribe_tasks(
         reason = "condition_on_previous_text needs sequential=True and a model whose prompt takes preceding text; leave it out"
         raise InputError(reason, param="condition_on_previous_text")
     if language is not None and not speech.takes_language:
-        raise InputError("this model detects the language itself; leave language out", param="language")
+        raise InputError("this model always detects the language; leave language out", param="language")
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     code = None if language is None else language_code(language, speech.languages)
     if code is None:
@@ -152,10 +154,10 @@ def _check_timestamps(llm: LLM, timestamps: object, sequential: bool) -> bool:
 
 def _check_task(task: str, known: Sequence[str]) -> None:
     if task in _TASKS and task not in known:
-        reason = f"task={task!r}, but this model can only {', '.join(known)}; use another model for that"
+        reason = f"task={task!r} is not supported by this model, which can only {', '.join(known)}; use another model"
         raise InputError(reason, param="task")
     if task not in known:
-        raise InputError(f"task={short_repr(task)} is not one this model knows; {hint(task, known)}", param="task")
+        raise InputError(f"task={short_repr(task)} is unknown; {hint(task, known)}", param="task")
 
 
 def _temperatures(given: object, params: SamplingParams | None) -> tuple[float, ...]:
@@ -170,7 +172,7 @@ def _temperatures(given: object, params: SamplingParams | None) -> tuple[float, 
 
 
 def _window_size(llm: LLM) -> int:
-    """Return the samples of the longest window: that of the model, at most `_MAX_WINDOW`, with room for the answer."""
+    """Return the samples of the longest window: the model's limit or `_MAX_WINDOW`, or less to leave room for the answer."""
     assert llm.speech is not None
     spec = llm.speech.decode_spec
     size = min(spec.max_audio_samples or _MAX_WINDOW * spec.rate, _MAX_WINDOW * spec.rate)
@@ -191,7 +193,7 @@ def _clean_context(llm: LLM, context: str) -> str:
 
 
 def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTask[Transcript]:
-    """Transcribe an item. Reading it happens between the requests, so an error may come after some of its windows."""
+    """Transcribe an item. It is read while its first windows run, so reading may fail after some of them."""
     assert llm.speech is not None
     language = SpokenLanguage(options.language, None if options.language is None else 1.0)
     nothing = RequestOutput(str(index), None, [], [CompletionOutput(0, "", [], finish_reason="stop")])
@@ -225,7 +227,7 @@ def _task_of(
 
 
 def _read_whole(llm: LLM, window: Window, options: _Options, language: SpokenLanguage) -> Task[list[WindowText]]:
-    """Transcribe a window. If the last segment ends long before the speech does, read the rest as a window of its own."""
+    """Transcribe a window. If its last segment ends 1 s or more before its speech, transcribe the rest as another window."""
     found: list[WindowText] = []
     while True:
         text = yield from _task_of(llm, window, options, language)
@@ -241,7 +243,7 @@ def _read_whole(llm: LLM, window: Window, options: _Options, language: SpokenLan
 def _read_sequentially(
     llm: LLM, reader: WindowReader, options: _Options, language: SpokenLanguage
 ) -> WideTask[list[WindowText]]:
-    """Read each window from where the last whole segment of the one before ended."""
+    """Begin each window where the last whole segment of the previous window ended."""
     found: list[WindowText] = []
     before, at = "", 0
     while (window := reader.read(at)) is not None:
@@ -250,7 +252,7 @@ def _read_sequentially(
         if text.output.error:
             return [*found, text]
         whole = _whole_segments(text, window, options.rate)
-        is_last = window.following >= window.end  # silence or the end of the audio is behind it
+        is_last = window.following >= window.end  # followed by silence or the end of the audio
         if not is_last and whole:
             at = window.start + round((whole[-1].end or 0.0) * options.rate)
             text = replace(text, segments=whole, result=_cut_result(text.result, whole, at / options.rate))
@@ -263,7 +265,7 @@ def _read_sequentially(
 
 
 def _whole_segments(text: WindowText, window: Window, rate: int) -> tuple[Segment, ...]:
-    """Return the segments up to the last one that ended before the window did."""
+    """Return the segments up to the last one that has an end."""
     found = list(text.segments or ())
     while found and (found[-1].end is None or found[-1].end <= 0):
         found.pop()
@@ -288,7 +290,7 @@ def _transcript(
     options: _Options,
     reader: WindowReader | None,
 ) -> Transcript:
-    """Merge the windows of an item. `reader`: None if the item has no samples."""
+    """Merge the windows of an item. `reader`: None if the item was transcribed as a whole."""
     failed = next((one.output for one in found if one.output.error), None)
     if failed is not None:
         return _failed(error_of_task(failed, index), failed, language)
@@ -331,7 +333,7 @@ def _in_file(part: Segment, text: WindowText, number: int, rate: int) -> Segment
 
 
 def _drop_words(parts: Sequence[Segment], count: int, last: bool) -> list[Segment]:
-    """Drop words at the end or the start of consecutive segments. Segments without words are left out."""
+    """Drop `count` words at the end (`last`) or at the start of consecutive segments. Segments without words are left out."""
     left: list[Segment] = []
     for part in reversed(parts) if last else parts:
         words = split_words(part.text)

@@ -141,7 +141,7 @@ class SupportsTranscription(Protocol):
         """Return the request whose output is the token of the spoken language; None: no separate request is needed."""
 
     def no_speech_request(self) -> SpeechRequest | None:
-        """Return the request whose output is the token for "no speech", with its probability; None: there is no such token."""
+        """Return the request whose output is the token for "no speech" with its probability, or None without such a token."""
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
         """Return the request. `language`: a code of `languages`, or None to detect it. `context`: names and words to expect."""

@@ -107,7 +107,7 @@ def unknown_argument(name: str, known: Collection[str], where: str = "") -> Inpu
     if "sampling_params" in known and name in SamplingParams.__dataclass_fields__:
         how = f"give sampling_params=SamplingParams({name}=...)"
     elif "prompts" in known and name in REQUEST_KEYS:
-        how = "a prompt takes further options as keys"
+        how = 'give it as a key of the prompt: {"prompt": ..., "' + name + '": ...}'
     else:
         how = hint(name, known)
     return InputError(f"unknown argument {short_repr(name, 40)}{where}; {how}", param=name)

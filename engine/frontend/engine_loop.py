@@ -81,7 +81,7 @@ class EngineLoop:
     ) -> Generator[tuple[int, RequestOutput], RequestHandle | Sequence[RequestHandle] | None, None]:
         """Yield (index, output) of each request when it finishes and, with `stream`, whenever its output grows.
 
-        Requests that are sent in reply to a finished one take its index. A request that fails yields an output with `error`;
+        Requests that the caller sends after an output get that output's index. A failed request yields an output with `error`;
         the others go on. Closing the generator, or an exception in it, aborts the unfinished requests and frees their memory.
         """
         mail: SimpleQueue[list[RequestHandle]] = SimpleQueue()
@@ -114,7 +114,7 @@ class EngineLoop:
             InputError: a request_id is in use, or the engine sleeps, was closed or belongs to another process.
             EngineDeadError: the engine's process has ended.
         """
-        self.check_open()  # first: a fork may hold the lock
+        self.check_open()  # before the lock, which may be held for ever in a forked process
         with self._lock:
             self._check_ready(handles)
         for handle in paced(handles):  # without the lock, because 20,000 requests take seconds
@@ -124,7 +124,7 @@ class EngineLoop:
             self._check_ready(handles)
             self._start()
             for handle in handles:
-                if handle.name in self._names:  # it is another request's own id
+                if handle.name in self._names:  # a caller has given this number as a request_id
                     name = f"{handle.name}-{time.time_ns()}"
                     handle.register(handle.number, name, self.tokenizer, post, stream, self._commands)
                 read = partial(handle.read_prompt, self.tokenizer, self._limits)
@@ -206,7 +206,7 @@ class EngineLoop:
             raise EngineDeadError(str(self._dead))
 
     def _check_ready(self, handles: Sequence[RequestHandle]) -> None:
-        """Raise the errors of `submit`. The caller holds the lock."""
+        """Raise InputError or EngineDeadError as `submit` does. The caller holds the lock."""
         self.check_open()
         if self.asleep:
             raise InputError(ASLEEP, code="engine_asleep")
@@ -388,10 +388,10 @@ class EngineLoop:
             self._to_notify.add(handle)
 
     def end(self, handles: Collection[RequestHandle], reason: str, error: ErrorInfo | None = None) -> None:
-        """End requests in any state."""
+        """End requests, whether they are queued, processed or running."""
         submitted = [handle for handle in handles if handle.number >= 0]
         entries = [handle.entry for handle in submitted if handle.entry is not None]
-        self.input_queue.drop(*entries)  # together, so that none takes the place of another
+        self.input_queue.drop(*entries)  # all at once, so that no freed place starts a request that is also dropped
         for handle in submitted:
             handle.entry = None
             self._end(handle, reason, error)

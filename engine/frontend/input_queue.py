@@ -56,7 +56,7 @@ class InputQueue:
 
     Args:
         window: limit on the prompts being parsed, plus the larger of two numbers: prompts that are held, and prompts whose
-            media are loaded but not processed yet. Prompts that wait for downloads have a limit of their own.
+            media are loaded but not processed yet. Prompts that wait for downloads do not count; their limit is _MAX_REMOTE.
         workers: number of threads that decode and process.
         capacity: maximum bytes of processed media and `prompt_embeds` that are held. If nothing is held, one larger prompt is
             processed. While `prompt_embeds` are held, no prompt is parsed that may go over it.
@@ -105,7 +105,7 @@ class InputQueue:
                 if entry.stage != "processing" and entry.parsed is not None:  # `finish` closes it
                     entry.parsed.ledger.close()
                 self._move(entry, "gone")
-                for future in entry.downloads:  # after the move, or the last one would send the entry to its next stage
+                for future in entry.downloads:  # after the move: the last download that ends sends an entry to its next stage
                     future.cancel()
             self._start_ready()
 
@@ -153,7 +153,7 @@ class InputQueue:
         return True
 
     def _pop_to_fetch(self) -> tuple[QueueEntry, ParsedPrompt] | None:
-        """Remove and return the next prompt to download. A tenant gets another place only if more are free than it has."""
+        """Remove and return the next prompt to download. A tenant gets another place if more places are free than it holds."""
         busy = [one.parsed.tenant for one in self._in_progress if one.parsed and one.stage in ("fetching", "to_process")]
         left, passed, found = _MAX_FETCHING - len(busy), list[tuple[Order, QueueEntry]](), None
         while left > 0 and self._to_fetch and found is None:

@@ -86,7 +86,7 @@ def read_prompt(prompt: object, max_model_len: float = math.inf) -> Prompt | Enc
             forms.
 
     Raises:
-        InputError: any other form, or too many token ids. For an unknown key, the message names the nearest known one.
+        InputError: any other form, or too many token ids. The error about an unknown key suggests a known one.
     """
     if not isinstance(prompt, Mapping) or not any(key in prompt for key in _ENCODER_DECODER_KEYS):
         return _read_single(prompt, max_model_len)
@@ -138,7 +138,7 @@ def read_token_ids(ids: object, max_model_len: float = math.inf) -> list[int]:
     values: Any = ids.item() if isinstance(ids, np.ndarray | Tensor) and not ids.ndim else ids
     if not isinstance(values, Sequence | np.ndarray | Tensor) or isinstance(values, str | bytes):
         raise InputError(f'"prompt_token_ids" must be a list of integers, not {typed(values)}', param="prompt_token_ids")
-    if len(values) >= max_model_len:  # before work is done for each
+    if len(values) >= max_model_len:  # before each of them is checked
         reason = f"the prompt takes {len(values)} tokens, but max_model_len is {max_model_len}; shorten it"
         raise InputError(reason, code="too_long")
     if not isinstance(values, Sequence):

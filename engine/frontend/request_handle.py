@@ -202,9 +202,9 @@ def drop_command(handle: RequestHandle) -> Callable[[Any], None]:
 
 
 def tokenize_bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tuple[int, ...], ...]:
-    """Return the token sequences of each word: as the start of a text, and after a space.
+    """Return the token sequences of each bad word, at the start of a text and after a space.
 
-    All requests of a call share its parameters, which keep the result.
+    The result is kept in `params`, which all requests of a call share.
     """
     given = tuple(params.bad_words or ())
     if not given:

@@ -54,7 +54,7 @@ def describe_checkpoint(
         dtype, device, options: as for LLM.
 
     Raises:
-        ConfigError, CheckpointError, HubError: LLM raises the same error for this model.
+        ConfigError, CheckpointError, HubError: the same error that LLM raises for this model.
     """
     config = find_model(make_config(model, options | {"dtype": dtype, "device": device}), weights=False)
     files = load_model_files(config.model, config.adapter, config.hf_overrides)
@@ -100,7 +100,7 @@ def plan_of(model: str | os.PathLike[str], options: Mapping[str, Any]) -> Memory
 
 
 def lacking_memory(plan: MemoryPlan) -> str | None:
-    """Return what to do if a plan is over the memory of this machine or of the device, else None."""
+    """Return an error text if a plan needs more memory than this machine or the device has, else None."""
     gpu, has = plan.device != "cpu", host_memory()
     needs = [(plan.on_host if gpu else plan.total, has, "this machine")]
     if gpu:

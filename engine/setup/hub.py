@@ -1,4 +1,4 @@
-"""Finds models that are given by name: in the cache of the Hub or, if that lacks a file that the engine reads, on the Hub."""
+"""Finds models that are given by name: in the Hub's cache or, if a needed file is missing there, on the Hub."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Downloads from the Hub into its cache: lists of files, interrupted transfers, and errors that say what to do."""
+"""Downloads models from the Hub into its cache, resumes interrupted transfers, and raises errors that say what to do."""
 
 from __future__ import annotations
 
@@ -23,10 +23,10 @@ from .hub_cache import COMMIT, MAIN, CachedModel, RemoteFile, remote_file, size_
 _log = logging.getLogger(__name__)
 _THREADS = 4  # files at a time
 _CHUNK = 1 << 20
-_RETRIES = 5  # attempts in a row without a byte
+_RETRIES = 5  # consecutive attempts that receive no byte
 _RETRY_SECONDS = 1.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_GIVE = "give the path of a folder that holds the checkpoint; no folder of this name is here"
+_GIVE = "give the path of a folder with the checkpoint; no folder of this name exists here"
 
 
 def list_files(cached: CachedModel, revision: str) -> tuple[str, dict[str, RemoteFile]]:
@@ -51,7 +51,7 @@ def list_files(cached: CachedModel, revision: str) -> tuple[str, dict[str, Remot
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"{constants.ENDPOINT} did not answer as the Hub does ({type(error).__name__}: {error})"
         raise HubError(f"{reason}; check HF_ENDPOINT and proxies, or {_GIVE}") from None
-    with suppress(OSError):  # a cache that cannot be written may hold all files
+    with suppress(OSError):  # a read-only cache may already hold all files
         cached.write_files(commit, entries)
     return commit, files
 
@@ -86,7 +86,7 @@ def fetch_files(cached: CachedModel, commit: str, files: Sequence[RemoteFile]) -
             for task in as_completed([pool.submit(_Transfer(cached, commit, file, bar, stop).run) for file in files]):
                 task.result()
         except BaseException:
-            stop.set()  # the other transfers end soon, and keep what they have
+            stop.set()  # the other transfers stop soon and keep their partial files
             raise
 
 
@@ -100,7 +100,7 @@ def _check_disk(cached: CachedModel, files: Sequence[RemoteFile]) -> None:
 
 @dataclass(frozen=True)
 class _Transfer:
-    """The download of one file: into `<hash>.incomplete`, compared with its hash, renamed and linked."""
+    """Downloads one file to `<hash>.incomplete`, checks its hash, renames it and links it into the snapshot."""
 
     cached: CachedModel
     commit: str
@@ -124,7 +124,7 @@ class _Transfer:
 
     @contextmanager
     def _lock(self) -> Iterator[None]:
-        """Hold the lock of huggingface_hub for this blob, so that no other process writes it."""
+        """Hold huggingface_hub's lock of this blob, so that no other process writes it."""
         from filelock import FileLock, Timeout
 
         folder = self.cached.folder.parent / ".locks" / self.cached.folder.name
@@ -143,7 +143,7 @@ class _Transfer:
             lock.release()
 
     def _complete(self, partial: Path) -> bool:
-        """Download the rest of a file. Return False, and remove it, if its hash is wrong."""
+        """Download the rest of a file. If its hash is wrong, remove it and return False."""
         failures, done = 0, max(size_of(partial), 0)
         self.bar.update(min(done, self.file.size))
         while done < self.file.size or not partial.exists():
@@ -170,7 +170,7 @@ class _Transfer:
         return False
 
     def _append(self, partial: Path, done: int) -> None:
-        """Ask for the bytes from `done` on and append them."""
+        """Request the bytes from `done` on and append them."""
         from huggingface_hub import constants, get_session
         from huggingface_hub.utils import hf_raise_for_status  # type: ignore[attr-defined]
 
@@ -197,7 +197,7 @@ class _Transfer:
 
 
 def _broken_connection() -> type[Exception]:
-    """Return the base class of the errors of connections and of answers with an error status."""
+    """Return the base class of connection errors and of responses with an error status."""
     from huggingface_hub import errors
 
     kind: type[Exception] = errors.HTTPError  # type: ignore[attr-defined]
@@ -205,7 +205,7 @@ def _broken_connection() -> type[Exception]:
 
 
 def _digest(path: Path, file: RemoteFile) -> str:
-    """Return the hash of a file's content that the Hub states: SHA-256, or git's SHA-1 outside Git LFS."""
+    """Return the hash that the Hub gives for a file: SHA-256, or git's SHA-1 outside Git LFS."""
     start = hashlib.sha256() if len(file.hash) == 64 else hashlib.sha1(b"blob %d\0" % file.size, usedforsecurity=False)
     with open(path, "rb") as opened:
         return hashlib.file_digest(opened, lambda: start).hexdigest()
@@ -213,7 +213,7 @@ def _digest(path: Path, file: RemoteFile) -> str:
 
 @contextmanager
 def hub_errors(cached: CachedModel, revision: str, offline: bool) -> Iterator[None]:
-    """Raise errors of the Hub, the network and the disk as errors that say what to do."""
+    """Convert errors of the Hub, the network and the disk to errors that say what to do."""
     from huggingface_hub import constants, errors
 
     name, page = cached.name, f"{constants.ENDPOINT}/{cached.name}"
@@ -253,7 +253,7 @@ def hub_errors(cached: CachedModel, revision: str, offline: bool) -> Iterator[No
 
 
 def _near(name: str) -> str:
-    """Return a question that names a folder beside the one that `name` would be, if there is a similar one."""
+    """Return " (did you mean ...?)" if a local folder has a name similar to `name`, else ""."""
     parent, last = os.path.split(name)
     folders = [one for one in os.listdir(parent) if os.path.isdir(os.path.join(parent, one))] if os.path.isdir(parent) else []
     near = get_close_matches(last, folders, n=1)

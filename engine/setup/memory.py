@@ -86,7 +86,7 @@ def max_sizes(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_mo
     embeds = {PROMPT_EMBEDS: min(PROMPT_EMBEDS_ROWS, max_model_len)} if config.enable_prompt_embeds else {}
     cached = items | embeds if info.modalities or embeds else None
     encoder_cache_bytes = 0 if cached is None else encoder_cache_budget(config, cached, row_bytes)
-    if config.parts == "encoder":  # rows of one step, at most its budget or one large request, and their copies on the host
+    if config.parts == "encoder":  # rows of one step (its budget, or one larger request) and their copies on the host
         encoder_cache_bytes = 2 * max(*items.values(), config.max_encoder_tokens, max_model_len) * row_bytes
     return MaxSizes(max_model_len, max([max_model_len, *cross]), step_rows, encoder_cache_bytes, items)
 

@@ -101,13 +101,13 @@ class ModelSource:
         if self.config.quantization is not None:
             quantize(cast(nn.Module, model), self.config.quantization)
         half = self.config.dtype == "auto" and self.files.dtype("auto") == torch.float16 and self.dtype == torch.float32
-        if half and self.files.adapter is None:  # merged weights have other values
+        if half and self.files.adapter is None:  # merged weights may not fit float16
             keep_float16(cast(nn.Module, model))
         model.cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.cache_specs)
         return model
 
     def _check_quantization(self, model: Model) -> None:
-        """Raise ConfigError for `quantization` with a quantised checkpoint, except "int8" with one that stores int8."""
+        """Raise ConfigError if `quantization` is given for a quantised checkpoint, except "int8" for one that stores int8."""
         quantization = self.config.quantization
         if quantization is None or getattr(model, "formats", None) is None:
             return

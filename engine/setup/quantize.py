@@ -33,11 +33,11 @@ _INDEX = "model.safetensors.index.json"
 def quantize_checkpoint(model: str, out: str | os.PathLike[str], group_size: int, report: Callable[[str], object]) -> Path:
     """Round the decoder's weights of a checkpoint to 4 bits with a symmetric scale per group of inputs.
 
-    Head, embeddings, routers and towers stay as they are, and so do layers whose inputs are no multiple of `group_size`.
+    Head, embeddings, routers, towers, and layers whose number of inputs is not a multiple of `group_size` are not quantised.
 
     Args:
-        out: the folder to write, which must not exist. It appears when it is complete.
-        report: gets a line of progress for each file written.
+        out: the folder to write, which must not exist. It is created when all files are complete.
+        report: called with one line for each file written.
 
     Raises:
         ConfigError: `out` exists, the checkpoint is quantised already, or no layer can be quantised.
@@ -97,7 +97,7 @@ def _copy_files(folder: Path, partial: Path) -> None:
 
 
 def _write_weights(folder: Path, partial: Path, names: set[str], group_size: int, report: Callable[[str], object]) -> list[str]:
-    """Write the weights and their index. Return the stored modules of all matrices that stay wide."""
+    """Write the weights and their index. Return the modules, by stored name, whose matrices are not quantised."""
     wide, shards, held, used = list[str](), list[list[str]](), dict[str, Tensor](), 0
 
     def flush() -> None:
@@ -133,7 +133,7 @@ def _write_weights(folder: Path, partial: Path, names: set[str], group_size: int
 
 
 def pack_tensors(prefix: str, weight: Tensor, group_size: int) -> dict[str, Tensor]:
-    """Return the tensors of compressed-tensors for a weight: eight codes per int32, the first one in the lowest bits."""
+    """Return a weight as compressed-tensors stores it: eight codes per int32, the first one in the lowest bits."""
     quantised = quantize_int4(weight, Int4Options(group_size))
     return {
         f"{prefix}weight_packed": quantised.codes.contiguous().view(torch.int32),

@@ -8,7 +8,7 @@ from typing import Any
 
 WORKER_IMPORTS = ("llguidance",)  # modules that `compile_alone` needs; the worker imports them before it is restricted
 STACK = 2 << 20  # bytes of stack in the worker
-_LIMITS: dict[str, Any] = {  # of llguidance; with them, a step takes milliseconds at most, and a grammar's states about 100 MB
+_LIMITS: dict[str, Any] = {  # limits of llguidance: a step takes milliseconds at most, and a grammar's states take about 100 MB
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
     "step_lexer_fuel": 200_000,

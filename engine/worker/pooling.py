@@ -1,4 +1,4 @@
-"""Pools the last row of a prompt: it returns the hidden state, logits of a few tokens, or classes instead of an answer."""
+"""Pooling: returns the hidden state of a prompt's last row, the logits of a few tokens, or classes, instead of an answer."""
 
 from __future__ import annotations
 

@@ -159,7 +159,7 @@ class SamplingState:
 
 @lru_cache(maxsize=64)
 def _index_words(words: tuple[tuple[int, ...], ...]) -> tuple[tuple[int, ...], Mapping[int, list[tuple[int, ...]]]]:
-    """Return the words of one token, and the others by their second-last token. Requests of a call have the same words."""
+    """Return the words of one token, and all others by their second-last token. Cached for the requests of a call."""
     longer: dict[int, list[tuple[int, ...]]] = {}
     for word in words:
         if len(word) > 1:

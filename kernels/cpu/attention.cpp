@@ -27,7 +27,7 @@ struct Problem {
     int64_t rows;         // number of rows in key_range
     float cap;            // soft cap times log2(e), 0: none; scale is then the factor of 2 log2(e) score / cap
     int quant;            // format of a quantised cache, whose rows end with one scale per head; strides are then in bytes
-    const float* sinks;   // [heads]: logit of an additional key without a value; null: none
+    const float* sinks;   // [heads]: attention sinks, the logit of an extra key without a value; null: none
 
     int64_t first(int64_t row, int64_t position) const {
         return key_range ? key_range[row] : window && position >= window ? position + 1 - window : 0;

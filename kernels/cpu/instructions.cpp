@@ -16,7 +16,7 @@ static bool bit(unsigned leaf, unsigned part, int which, int at) {
 }
 #endif
 
-// The sets that the CPU has, one bit each.
+// Return the sets that the CPU has, one bit each.
 static unsigned find_products() {
     unsigned found = 1 << PRODUCTS_BASE;
 #if defined(__x86_64__)
@@ -57,7 +57,7 @@ static int best_level(unsigned found) {
 }
 
 extern "C" {
-// Raise this number, and ABI in kernels/native.py, when a function's arguments or the layout of its data change.
+// Increase this number, and ABI in kernels/native.py, when a function's arguments or the layout of its data change.
 int sensorium_abi = 2;
 
 int sensorium_found = (int)find_products();

@@ -7,7 +7,7 @@
 #include "avx2.h"
 #include "products.h"
 
-// Pairs of 16-bit integers, whose products and sums of two are exact; products of unsigned bytes would saturate.
+// int8 as pairs of 16-bit integers: a product and the sum of two products are exact. Instructions for unsigned bytes saturate.
 struct Pairs : Scaled {
     typedef int16_t Row;
     typedef __m256i Column;

@@ -1,4 +1,4 @@
-// Linear layers with weights of 4 bits for x86 CPUs with AVX-512: activations in float32, bfloat16 or int8 (VNNI).
+// Linear layers with 4-bit weights for x86 CPUs with AVX-512 BF16 and VNNI: activations in float32, bfloat16 or int8.
 #ifdef __x86_64__
 #include <immintrin.h>
 
@@ -19,7 +19,7 @@
 #endif
 
 namespace {
-// What all kinds of activations share. A column is 16 outputs.
+// Base of all types of activations. A column is 16 outputs.
 struct Panels {
     typedef __m512 Floats;
     typedef __m512i Codes, Columns;
@@ -114,7 +114,7 @@ extern "C" {
 
 // Only for CPUs that have the instructions: the caller checks.
 
-// x [rows, inputs] -> out [rows, outputs], whose rows are `stride` numbers apart; results have x's type.
+// x [rows, inputs] -> out [rows, outputs] in x's type, with `stride` numbers from row to row.
 // order: the input of each column, or null. scratch: rows * (bytes of a converted row).
 void sensorium_int4_linear(int type, const char* x, int64_t rows, int64_t inputs, const int32_t* order, const char* codes,
                            const char* scale, int64_t scale_type, const uint8_t* zero, const float* bias, int64_t steps,

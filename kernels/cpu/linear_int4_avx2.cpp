@@ -1,4 +1,4 @@
-// Linear layers with weights of 4 bits for x86 CPUs with AVX2: activations in float32, bfloat16 (widened) or int8.
+// Linear layers with 4-bit weights for x86 CPUs with AVX2: activations in float32, bfloat16 (widened) or int8.
 #ifdef __x86_64__
 #include <immintrin.h>
 
@@ -19,7 +19,7 @@
 #endif
 
 namespace {
-// What all kinds of activations share. A column is 8 outputs.
+// Base of all types of activations. A column is 8 outputs.
 struct Panels {
     typedef __m256 Floats;
     typedef __m256i Codes;
@@ -101,7 +101,7 @@ struct Int8 : Panels {
 
 extern "C" {
 
-// Only for CPUs that have the instructions: the caller checks. Arguments as of sensorium_int4_linear.
+// Only for CPUs that have the instructions: the caller checks. The arguments are those of sensorium_int4_linear.
 void sensorium_int4_linear_avx2(int type, const char* x, int64_t rows, int64_t inputs, const int32_t* order, const char* codes,
                                 const char* scale, int64_t scale_type, const uint8_t* zero, const float* bias, int64_t steps,
                                 int64_t group_steps, int64_t outputs, int64_t stride, int64_t int8_rows, char* scratch, char* out,

@@ -1,26 +1,26 @@
-// Linear layers with weights of 4 bits, for any instruction set: linear_int4.cpp and linear_int4_avx2.cpp include this file and
-// define the vectors.
+// Linear layers with 4-bit weights. linear_int4.cpp and linear_int4_avx2.cpp include this file and define the vectors of their
+// instruction set.
 // A weight [out, in] is packed as [panel of WIDTH outputs][step of 8 inputs][output][4 bytes]. Byte j of an output has input j of
 // the step in its low bits and input 4 + j in its high bits. Scales and zero points are [panel][group of steps][output].
-// value = (code - zero) * scale, with zero = 8 if there are no zero points. A group is summed with its codes, then scaled.
-// Rows are converted first: words of 4 bytes in the order in which `Kind` unpacks a step, then the sum of each group's inputs as a
-// word, then the scale of an int8 row. Every sum adds inputs in order, so a row's bits do not depend on the rest of the batch.
+// value = (code - zero) * scale, with zero = 8 if there are no zero points. The products of a group's codes and inputs are summed
+// first, then scaled. Each row is converted to 4-byte words: its numbers in the order in which `Kind` unpacks a step, the sum of
+// each group's inputs, and the scale of an int8 row. Sums add inputs in order, so a row's result does not depend on the batch.
 #pragma once
 #include "common.h"
 
 namespace {  // each instruction set has its own types
 
-static const int64_t ROW_BYTES = 3 << 16;  // converted rows that stay in the cache while panels pass
+static const int64_t ROW_BYTES = 3 << 16;  // bytes of converted rows that stay in the cache while panels are read
 static const int SETTLE = 4;               // steps after which sums in 16 bits are widened
 
 enum ScaleType { SCALE_FLOAT32 = 0, SCALE_BFLOAT16 = 1, SCALE_FLOAT16 = 2 };
 
-// Arrays have entries for padded outputs.
+// All arrays are padded like the outputs.
 struct Weights {
     const char *codes, *scale;
     const uint8_t* zero;  // null: 8
     const float* bias;
-    int64_t steps, group_steps, outputs, stride;  // outputs without padding; numbers between rows of the result
+    int64_t steps, group_steps, outputs, stride;  // outputs: without padding. stride: of the result's rows, in numbers
     int scale_type;
 
     int64_t groups() const { return (steps + group_steps - 1) / group_steps; }
@@ -47,7 +47,7 @@ INLINE void widen(const bf16* p, v8* x) {
     *x = (v8)(__builtin_convertvector(bits, v8u) << 16);
 }
 
-// Copy the 8 inputs from `k` on, in the order of the weight's columns; 0 behind the last one.
+// Copy 8 inputs, from input `k` of the weight's order; zeros after the last one.
 template <class T>
 INLINE void gather(const T* x, int64_t k, int64_t inputs, const int32_t* order, T* eight) {
     const int64_t n = inputs - k < 8 ? inputs - k : 8;
@@ -107,7 +107,7 @@ struct Int8Row {
     }
 };
 
-// Return the largest magnitude; infinity and NaN are the last ones.
+// Return the largest magnitude, in an order that ends with infinity and NaN.
 template <class T>
 static float find_largest(const T* x, int64_t n) {
     v8i most = {};
@@ -220,7 +220,7 @@ static void product(const Weights& w, Rows rows, int64_t first, T* out) {
     }
 }
 
-// A single row takes two panels at once, so that enough sums are independent.
+// A single row is multiplied with two panels at once, so that there are enough independent sums.
 template <class Kind, class T, int R>
 static void tile(const Weights& w, Rows rows, int64_t first, int64_t last, T* out) {
     int64_t p = first;
@@ -241,7 +241,7 @@ static void products(const Weights& w, Rows rows, int64_t n, int64_t first, int6
                                   tile<Kind, T, ROWS < 4 ? 3 : 4>,
                                   tile<Kind, T, ROWS < 5 ? 3 : 5>,
                                   tile<Kind, T, ROWS < 6 ? 3 : 6>};
-    const int64_t each = n <= ROWS ? last - first : 1;  // panels that pass all rows
+    const int64_t each = n <= ROWS ? last - first : 1;  // panels per pass over the rows
     for (int64_t p = first; p < last; p += each)
         for (int64_t i = 0; i < n;) {
             const int64_t left = n - i;
@@ -251,7 +251,7 @@ static void products(const Weights& w, Rows rows, int64_t n, int64_t first, int6
         }
 }
 
-// Convert n rows to `scratch`, then multiply chunks of them that stay in the cache while a thread's panels pass.
+// Convert n rows to `scratch`, then multiply them chunk by chunk; a chunk stays in the cache while a thread reads its panels.
 template <class Kind, class T>
 static void multiply(const Weights& w, const T* x, int64_t n, int64_t inputs, const int32_t* order, char* scratch, T* out, int threads) {
     const int64_t piece = 8, stride = w.steps * Kind::Row::WORDS * 4 + 4 * w.groups() + 4;

@@ -7,7 +7,7 @@
 #include "neon.h"
 #include "products.h"
 
-// Pairs of 16-bit integers, whose products and sums of two are exact.
+// int8 as pairs of 16-bit integers: a product and the sum of two products are exact.
 struct Pairs : Scaled {
     typedef int16_t Row;
     typedef int16x8_t Column;

@@ -7,7 +7,7 @@
 #include "neon.h"
 #include "products.h"
 
-// Words of 2 bfloat16.
+// A word is two bfloat16.
 struct Pairs : Float32 {
     typedef bf16 Row;
     typedef vi Column;

@@ -1,8 +1,8 @@
-// Linear layers with packed weights, for one instruction set. A file linear_*.cpp includes target_begin.h, defines LANES (floats of
-// a register), VECTORS (registers of a panel), PREFETCH, `multiply_add` and `widen_half`, and includes this file.
+// Linear layers with packed weights, compiled once per instruction set. A file linear_*.cpp includes target_begin.h, defines LANES
+// (floats per register), VECTORS (registers per panel), PREFETCH, `multiply_add` and `widen_half`, and includes this file.
 // A weight [out, in] is packed as [panel of outputs][step of inputs][outputs of the panel][inputs of the step], padded with zeros;
-// kernels/panels.py has the sizes. A step's inputs share a 32-bit word, or are one. Every sum adds steps in order, so a row's
-// bits do not depend on the rest of the batch.
+// kernels/panels.py has the sizes. A step is one input, or several that share a 32-bit word. Sums add steps in order, so
+// the result of a row does not depend on the rest of the batch.
 
 typedef float vf __attribute__((vector_size(4 * LANES)));
 typedef int32_t vi __attribute__((vector_size(4 * LANES)));
@@ -10,14 +10,14 @@ typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 
 static const int64_t WIDTH = LANES * VECTORS;  // outputs of a panel
 static const int ROWS = 6;                     // rows in registers
-static const int64_t CHUNK = 48;               // with PREFETCH: rows that pass a panel while it is in the cache
+static const int64_t CHUNK = 48;               // with PREFETCH: rows multiplied with a panel while it is in the cache
 static const int64_t GROUP = 3 << 18;          // with PREFETCH: bytes of panels that stay in the cache
-static const int64_t ROW_BYTES = 3 << 16;      // otherwise: rows that stay in the cache while panels pass
+static const int64_t ROW_BYTES = 3 << 16;      // without: bytes of rows that stay in the cache while panels are read
 
 struct Weights {
     const char* panels;
-    const int32_t* shift;       // for unsigned activations: 128 times the sum of an output's weights
-    const float *scale, *bias;  // scale is for int8 only; all three have entries for padded outputs
+    const int32_t* shift;       // unsigned activations only: 128 times the sum of an output's weights, else null
+    const float *scale, *bias;  // scale: int8 only. All three are padded like the outputs
     int64_t steps, outputs;     // outputs without padding
 };
 
@@ -45,7 +45,7 @@ INLINE Word read_word(const void* p) {
     return x;
 }
 
-// Each kind of weight: the type of converted rows, inputs and bytes of a step, and the arithmetic of LANES outputs.
+// One struct for each type of weight: the type of converted rows, inputs and bytes per step, and the arithmetic of LANES outputs.
 struct Float32 {
     typedef float Row;
     typedef vf Sum;
@@ -60,7 +60,7 @@ struct Float32 {
     INLINE vf value(vf sum, const Weights& w, float, int64_t at) { return sum + load_vector<vf>(w.bias + at); }
 };
 
-// Outputs j and j + LANES of every 2 LANES share a word, so that a shift and a mask widen them.
+// In every block of 2 LANES outputs, outputs j and j + LANES share a word: a shift and a mask widen them.
 struct Bfloat16 : Float32 {
     static const int BYTES = 2 * WIDTH;
 
@@ -80,7 +80,7 @@ struct Float16 : Float32 {
     }
 };
 
-// What int8 kinds share: sums of integers, and two scales.
+// Base of the int8 types: integer sums, multiplied by the scales of row and output.
 struct Scaled {
     typedef vi Sum;
 
@@ -90,7 +90,7 @@ struct Scaled {
     }
 };
 
-// Words of 4 bytes, for instructions that multiply and add them; activations are of type `Byte`.
+// Base for instructions that multiply words of 4 int8 and add the products; activations have the type `Byte`.
 template <class Byte>
 struct Words : Scaled {
     typedef Byte Row;
@@ -111,8 +111,8 @@ static void convert(const T* x, int64_t n, float* row, int64_t, float*) {
     if (i < n) store_part(row + i, load_part(x + i, n - i), n - i);
 }
 
-// Quantise a row: its absmax becomes 127. Magnitudes as integers have the same order, with infinity and NaN last. Instructions
-// for unsigned activations get them 128 too high, and Weights.shift is subtracted from the sums.
+// Quantise a row: its largest magnitude becomes 127. Magnitudes are compared as integers, which sorts infinity and NaN last.
+// Unsigned activations are stored plus 128, and Weights.shift is subtracted from their sums.
 template <class T, class Integer>
 static void convert(const T* x, int64_t n, Integer* row, int64_t width, float* scale) {
     typedef Integer Integers __attribute__((vector_size(16 * sizeof(Integer))));
@@ -181,7 +181,7 @@ static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int6
         }
 }
 
-// Without prefetching, few rows take several panels at once, so that enough sums are independent.
+// Without PREFETCH, a few rows are multiplied with several panels at once, so that there are enough independent sums.
 template <class Kind, class T, int R>
 static void tile(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i, int64_t first, int64_t last, const char* ahead,
                  int64_t pace, T* out) {
@@ -191,8 +191,8 @@ static void tile(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t
     for (; p < last; p++) product<Kind, T, R, 1>(w, rows, i, p * WIDTH, ahead, pace, out);
 }
 
-// Multiply n rows with the panels from `first` to `last`. With PREFETCH, each panel prefetches the next one and the last one the
-// memory at `next`; each tile of rows prefetches an equal share.
+// Multiply n rows with the panels from `first` to `last`. With PREFETCH, each panel prefetches the next one, and the last panel
+// the memory at `next`; each tile of rows prefetches an equal share.
 template <class Kind, class T>
 static void products(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t n, int64_t first, int64_t last,
                      const char* next, T* out) {
@@ -200,7 +200,7 @@ static void products(const Weights& w, const Rows<typename Kind::Row>& rows, int
     static Tile* const sizes[] = {nullptr,          tile<Kind, T, 1>, tile<Kind, T, 2>, tile<Kind, T, 3>,
                                   tile<Kind, T, 4>, tile<Kind, T, 5>, tile<Kind, T, 6>};
     const int64_t tiles = (n + ROWS - 1) / ROWS, pace = (64 + tiles - 1) / tiles, bytes = w.steps * Kind::BYTES;
-    const int64_t each = PREFETCH || n > 3 ? 1 : last - first;  // panels that pass all rows
+    const int64_t each = PREFETCH || n > 3 ? 1 : last - first;  // panels per pass over the rows
     for (int64_t p = first; p < last; p += each) {
         const char* ahead = p + 1 < last ? w.panels + (p + 1) * bytes : next;
         for (int64_t i = 0; i < n; ahead += bytes / 64 * pace) {
@@ -212,7 +212,7 @@ static void products(const Weights& w, const Rows<typename Kind::Row>& rows, int
     }
 }
 
-// The rows that this thread converted last, and the call and chunk that they belong to.
+// The rows that this thread converted last, with their call and chunk.
 struct Converted {
     uint64_t call = 0;
     int64_t chunk = 0;
@@ -247,7 +247,7 @@ static Rows<Row> convert_all(const T* x, int64_t n, int64_t inputs, int64_t widt
     return {rows, width, scales};
 }
 
-// A model uses its weights in the same order in every step: the weight that followed this one last time will follow it again.
+// The weight that was used after this one last time. A model uses its weights in the same order in every engine step.
 struct NextWeight {
     const char *weights, *next;
     int64_t panels, bytes;  // of the next weight: its panels, and bytes of each
@@ -262,9 +262,10 @@ static NextWeight predict_next(const char* weights, int64_t panels, int64_t byte
     return *latest;
 }
 
-// Rows pass in chunks, panels in groups. With PREFETCH, a thread takes adjacent panels, and the last of a share prefetches the same
-// share of the next weight; with many rows, a group fits the cache. Without, a chunk fits the cache. Rows that are not in the
-// type that the instructions take are converted: all of them to `scratch`, or without it each chunk once by each thread.
+// Rows are processed in chunks, panels in groups. With PREFETCH, each thread takes a share of adjacent panels, whose last one
+// prefetches the same share of the next weight; with many rows, a group of panels fits the cache. Without PREFETCH, a chunk of rows
+// fits the cache. Rows of another type are converted first: all of them once to `scratch`, or, if it is null, each chunk by
+// each thread.
 template <class Kind, class T>
 static void multiply(const Weights& w, const T* x, int64_t n, int64_t inputs, char* scratch, T* out, int threads) {
     typedef typename Kind::Row Row;
@@ -300,7 +301,7 @@ static void multiply(const Weights& w, const T* x, int64_t n, int64_t inputs, ch
     });
 }
 
-// Multiply with one kind of weight; an instruction set without it has `void` there, and is not called for it.
+// Multiply with one type of weight. `void` stands for a type that the instruction set does not support; it is never called.
 template <class Kind, class T>
 static void multiply_as(const Weights& w, const char* x, int64_t rows, int64_t inputs, char* scratch, char* out, int threads) {
     if constexpr (!std::is_void<Kind>::value)

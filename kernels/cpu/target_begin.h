@@ -1,5 +1,5 @@
-// Begin the part of a file that is compiled for the instruction set TARGET, which target_end.h ends. No include guard.
-// Standard headers come before it: what they define may be shared with code for every CPU.
+// Begins the part of a file that is compiled for the instruction set TARGET; target_end.h ends it. No include guard.
+// The standard headers come first: their inline functions may be shared with code for every CPU.
 #include <atomic>
 #include <cstdint>
 #include <cstring>
@@ -15,7 +15,7 @@
 #define PRAGMA_(text) _Pragma(#text)
 #define PRAGMA(text) PRAGMA_(text)
 
-// int8 products have the bits of torch's, which fuses no multiplication with an addition.
+// Without fused multiply-add, int8 results are bit-equal to torch's.
 #ifdef __clang__
 PRAGMA(clang attribute push(__attribute__((target(TARGET))), apply_to = function))
 #pragma STDC FP_CONTRACT OFF

@@ -1,4 +1,4 @@
-// End the part that target_begin.h began.
+// Ends the part that target_begin.h begins.
 #ifdef __clang__
 #pragma clang attribute pop
 #else

@@ -178,7 +178,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
     length_ptr,  # int32 [requests]: seq_lens
     table_ptr,  # int32 [requests, table_stride]: block_tables
     key_range_ptr,  # int64 [2, rows] or None
-    sink_ptr,  # float32 [heads]: score of a key without a value; None: none
+    sink_ptr,  # float32 [heads]: attention sinks; None: none
     q_stride,
     table_stride,
     num_rows,
@@ -230,7 +230,7 @@ def _attend_kernel(  # type: ignore[no-untyped-def]
         acc_hi = tl.zeros([BLOCK_M, DIM_HI], tl.float32)
     m_i = tl.full([BLOCK_M], -1e30, tl.float32)  # finite, so that differences are not NaN
     l_i = tl.zeros([BLOCK_M], tl.float32)
-    if sink_ptr is not None and tl.program_id(2) == 0:  # only the first split counts it
+    if sink_ptr is not None and tl.program_id(2) == 0:  # counted by the first split only
         m_i = tl.load(sink_ptr + kv_head * GROUP + head) * (1.4426950408889634 / qk_scale)
         l_i = l_i + 1.0
     table_ptr += request.to(tl.int64) * table_stride

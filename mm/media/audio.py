@@ -104,7 +104,7 @@ def audio_blocks(value: object, rate: float, policy: MediaPolicy) -> Generator[T
     apply: the caller may stop at any block.
 
     Raises:
-        InputError: as in `decode_audio`, at the block where it shows.
+        InputError: as in `decode_audio`, when the block with the fault is reached.
     """
     empty = True
     for piece in _resampled(_open(value, rate, policy, whole=False), rate):
@@ -144,7 +144,7 @@ def to_mono(samples: Array) -> Array:
 
 
 def _open(value: object, rate: float, policy: MediaPolicy, whole: bool = True) -> _AudioSource:
-    """Read the header and check it against the policy, without reading samples. `whole`: all samples will be in memory."""
+    """Read the header and check it against the policy. `whole`: all samples will be held, so `max_decoded_bytes` applies."""
     if isinstance(value, bytes | bytearray | memoryview | io.BufferedReader):
         data = value if isinstance(value, io.BufferedReader) else bytes(value)
         if not data:

@@ -126,7 +126,7 @@ class _Bytes(io.BytesIO):
 
 
 class _OpenFile(io.BufferedReader):
-    """An open file that allows seeks before its start, as `_Bytes` does."""
+    """An open file that, like `_Bytes`, allows seeks to before its start."""
 
     def seek(self, offset: int, whence: int = 0, /) -> int:
         return super().seek(max(0, offset) if whence == 0 else offset, whence)

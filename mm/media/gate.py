@@ -123,7 +123,7 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
 def audio_blocks(source: MediaSource, rate: int, policy: MediaPolicy) -> Generator[torch.Tensor, None, None]:
     """Yield the mono samples of an audio source at `rate` in blocks, in constant memory if it is a file that soundfile reads.
 
-    Other files are held as encoded bytes, and all samples are held if the policy or the file needs a worker process.
+    Other files are held as encoded bytes. If they must be decoded in a worker process, all samples are held, too.
 
     Raises:
         MediaError: the source cannot be read, is broken, or exceeds a limit.

@@ -14,10 +14,9 @@ from .policy import MediaPolicy
 class MediaBudget:
     """Bytes that all requests of an engine hold. Thread-safe.
 
-    A download goes on while its request, or all requests of its tenant, hold at most as much as stays free of
-    `max_total_bytes`. So n large ones leave a share of 1 / (n + 1), and small ones pass them. The oldest one always goes on.
-
-    Source: dynamic thresholds for shared buffers (Choudhury and Hahne, 1998).
+    A download waits while its request, or all requests of its tenant together, would hold more bytes than remain free. One
+    large request therefore takes at most half of `max_total_bytes`, and n of them n / (n + 1); the rest stays free for small
+    ones. Downloads of the oldest request never wait (dynamic thresholds for shared buffers, Choudhury and Hahne, 1998).
     """
 
     def __init__(self, policy: MediaPolicy) -> None:
@@ -30,7 +29,7 @@ class MediaBudget:
         return sum(ledger.num_bytes for ledger in self.holders)
 
     def open(self, tenant: str | None = None) -> Ledger:
-        """Return the ledger of a new request. Without a tenant, the request has a share of its own."""
+        """Return the ledger of a new request. Requests without a tenant count separately."""
         return Ledger(self, tenant)
 
 

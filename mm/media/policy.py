@@ -63,8 +63,8 @@ class MediaPolicy:
         max_seconds: seconds of a whole fetch.
         max_request_bytes: encoded bytes of all media of one request; equal URLs, files and texts count once.
         max_request_seconds: seconds of all fetches of one request together.
-        max_total_bytes: bytes of media, encoded, decoded and as tensors, of all requests until they are processed. A fetch
-            waits while its request, or all of its `cache_salt`, would hold more than then stays free.
+        max_total_bytes: bytes of media, encoded, decoded and as tensors, of all requests until they are processed. A download
+            waits while its request, or all requests of its `cache_salt`, would hold more bytes than remain free.
         max_redirects: redirects per fetch; each target is checked.
         max_pixels: pixels of one image or frame, checked on the header.
         max_aspect_ratio: its longer side over the shorter one. Some models resize the shorter side before they crop.

@@ -71,7 +71,7 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
 
 
 def open_local(value: object) -> BinaryIO | None:
-    """Open the regular file at a path of the caller's own code. None for any other value, which `read` takes or refuses."""
+    """Open a regular file at a path that the caller's own code gives. Return None for any other value; `read` handles it."""
     if not isinstance(value, str | os.PathLike) or (isinstance(value, str) and _SCHEME.match(value)):
         return None
     try:

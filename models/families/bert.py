@@ -71,7 +71,7 @@ class BertLayer(TensorModule):
 
 
 def _second_segments(batch: ForwardBatch) -> Tensor:
-    """Return 1 for the rows of second texts, int64 `[rows]`. Each text ends with the prompt's last token, the separator."""
+    """Return the token types int64 `[rows]`: 1 for the second text of a pair. The prompt's last token separates texts."""
     types = torch.zeros_like(batch.input_ids)
     for start, stop in pairwise(batch.attn[0].query_start_loc):
         ends = batch.input_ids[start:stop] == batch.input_ids[stop - 1]
@@ -82,7 +82,7 @@ def _second_segments(batch: ForwardBatch) -> Tensor:
 class BertEncoder(TensorModule):
     """ForwardBatch -> hidden states `[rows, hidden]`.
 
-    `first`: row of the position table for position 0. `pairs`: prompts may be pairs of texts, whose second texts have type 1.
+    `first`: row of the position table for position 0. `pairs`: prompts may be pairs of texts, with token type 1 in the second.
     """
 
     pairs = False
@@ -110,7 +110,7 @@ class BertEncoder(TensorModule):
 
 
 class TextEncoder(TextModel):
-    """Base of embedders. Prompts are never cut, since all of their tokens attend to each other."""
+    """Base of embedders. Prompts are never chunked, because all of their tokens attend to each other."""
 
     prefixes: ClassVar[tuple[tuple[str, str], ...]] = (("", "language_model."),)
     ignored = tuple(f"language_model.{name}" for name in _IGNORED)
@@ -121,7 +121,7 @@ class TextEncoder(TextModel):
         DecoderModel.__init__(self, spec, dtype, device, cast(Decoder, encoder))
         self.head, self.pooling = None, config.get("pooling_mode", "mean")
         if self.pooling not in _POOLINGS:
-            raise ConfigError(f"pooling of {self.pooling!r} is not supported; known are {', '.join(_POOLINGS)}")
+            raise ConfigError(f"pooling mode {self.pooling!r} is not supported; known are {', '.join(_POOLINGS)}")
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         hidden: Tensor = self.language_model(batch)
@@ -168,7 +168,7 @@ class Bert(TextEncoder):
 
 
 class Pooler(TensorModule):
-    """A product and tanh."""
+    """A linear layer and tanh."""
 
     def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -191,7 +191,7 @@ class BertClassifier(ClassificationModel, Bert):
         encoder.pairs = len(encoder.embed_types.weight) > 1
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors under our names. BERT stores the first product in its pooler, RoBERTa stores both in its classifier."""
+        """Yield tensors under our names. BERT stores the first linear layer as pooler, RoBERTa stores both as classifier."""
         for name, tensor in super().convert_weights(weights):
             name = re.sub(r"^(pooler|classifier)\.dense\.", "classifier.transform.dense.", name)
             if name in ("classifier.weight", "classifier.bias"):

@@ -40,7 +40,7 @@ _NAMES = (
 
 
 def encoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
-    """Read config.json. Layers with a window attend to that many keys on both sides; the first has no norm before attention."""
+    """Read config.json. `sliding_window` is the number of keys on each side. The first layer has no norm before attention."""
     text = _DEFAULTS | dict(config)
     every = positive_int(text, "global_attn_every_n_layers")
     kinds = ["sliding_attention" if i % every else "full_attention" for i in range(positive_int(text, "num_hidden_layers"))]
@@ -84,22 +84,22 @@ class ModernBertEncoder(Decoder):
 
 
 def _without_window(layer: LayerSpec) -> LayerSpec:
-    """Return a layer whose cache keeps all keys."""
+    """Return the layer without a window, so that its KV cache keeps all keys."""
     assert isinstance(layer.attention, AttentionSpec)
     return replace(layer, attention=replace(layer.attention, window=None))
 
 
 def _local(attn: AttentionMetadata, position: Tensor, window: int) -> AttentionMetadata:
-    """Return metadata with which each row attends to at most `window` keys on both sides of it."""
+    """Return metadata that lets each row attend to at most `window` keys on each side."""
     if attn.key_range is None:
-        return attn  # prompts of one token
+        return attn  # every prompt has one token
     first, stop = attn.key_range
     near = torch.stack((torch.maximum(first, position - window), torch.minimum(stop, position + window + 1)))
     return replace(attn, key_range=near)
 
 
 class ModernBert(TextEncoder):
-    """An embedder. Prompts are never cut, since all of their tokens attend to each other."""
+    """An embedder. Prompts are never chunked, because all of their tokens attend to each other."""
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         spec = encoder_spec(config)
@@ -115,7 +115,7 @@ class ModernBert(TextEncoder):
 
 
 class PredictionHead(TensorModule):
-    """A product, an activation and a LayerNorm."""
+    """A linear layer, an activation and a LayerNorm."""
 
     def __init__(self, config: Mapping[str, Any], spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()

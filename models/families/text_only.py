@@ -69,7 +69,7 @@ class ClassificationModel(TextModel):
         return self.classifier(hidden, activate)
 
     def keep_encoders(self, modalities: Collection[str]) -> None:
-        """Keep the head; there are no encoders to remove."""
+        """Remove nothing: the head is needed, and there are no encoders."""
         self.reads_encoder_rows = False
 
     def choose_head(self, headers: Mapping[str, Tensor]) -> None:

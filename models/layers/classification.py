@@ -1,4 +1,4 @@
-"""The head of checkpoints for classification (`...ForSequenceClassification`): a number per class for pooled hidden states."""
+"""The head of classification checkpoints (`...ForSequenceClassification`): pooled hidden states -> one number per class."""
 
 from __future__ import annotations
 
@@ -22,15 +22,15 @@ _ACTIVATIONS = ("identity", "sigmoid", "softmax")
 
 
 def count_labels(config: Mapping[str, Any]) -> int:
-    """Return the number of classes; config.json leaves them out if there are two."""
+    """Return the number of classes: 2 if config.json does not say."""
     return positive_int(config, "num_labels") if "num_labels" in config else len(config.get("id2label") or "01")
 
 
 def label_activation(config: Mapping[str, Any], labels: int) -> str:
-    """Return "identity", "sigmoid" or "softmax": as sentence-transformers names it, by the problem type, or by the classes.
+    """Return "identity", "sigmoid" or "softmax": from sentence-transformers' config, the problem type or the classes.
 
     Raises:
-        ConfigError: sentence-transformers' activation has another name.
+        ConfigError: sentence-transformers' config names another activation.
     """
     own = config.get("sentence_transformers")
     named = (own.get("activation_fn") if isinstance(own, Mapping) else None) or config.get(
@@ -47,7 +47,7 @@ def label_activation(config: Mapping[str, Any], labels: int) -> str:
 
 
 class ClassificationHead(TensorModule):
-    """`[n, width] -> float32 [n, labels]`. `transform`: a module that changes the pooled states first."""
+    """`[n, width] -> float32 [n, labels]`. `transform`: a module applied to the pooled states first."""
 
     def __init__(
         self,
@@ -65,7 +65,7 @@ class ClassificationHead(TensorModule):
         self.out = Linear(width, {"out_proj": self.num_labels}, bias, dtype, device, exact=True)
 
     def forward(self, pooled: Tensor, activate: bool) -> Tensor:
-        """Return the numbers of all classes: probabilities as config.json says, or raw ones."""
+        """Return one number per class: a probability if `activate`, else a logit."""
         logits = self.out(pooled if self.transform is None else self.transform(pooled)).float()
         if not activate or self.activation == "identity":
             return logits

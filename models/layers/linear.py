@@ -107,11 +107,11 @@ class Linear(WeightedLayer):
 
     @property
     def stores_int8(self) -> bool:
-        """True if the checkpoint stores int8 weights with one scale per output, which int8 products take as they are."""
+        """True if the checkpoint stores int8 weights with one scale per output, which the int8 kernels can use unchanged."""
         return bool(self.formats) and all(_output_scales(weight) is not None for weight in self._stored_shapes())
 
     def _stored_shapes(self) -> list[QuantizedWeight]:
-        """Return the shards' quantised weights on the meta device."""
+        """Return the shards' quantised weights, on the meta device."""
         shards = zip(self.formats.values(), self.shards.values(), strict=True)
         return [form.decode(form.layout(rows, self.weight.shape[1])) for form, rows in shards]
 

@@ -39,7 +39,7 @@ class RouterCorrection(StoredTensor):
         """Yield the names of the bias in checkpoints, beside the router or in it; it may be a matrix of one row."""
         ((name, _),) = self.tensors(path)
         parent = path.removesuffix("correction")
-        block = f"{parent.removesuffix('mlp.')}block_sparse_moe."  # of MiniMax M2
+        block = f"{parent.removesuffix('mlp.')}block_sparse_moe."  # MiniMax M2's name
         beside = (parent, block, f"{parent}gate.moe_statics.", f"{parent}moe_statics.")
         for stored in (name, *(f"{place}e_score_correction_bias" for place in beside)):
             yield stored, lambda tensor: [(name, tensor.flatten())]
@@ -118,7 +118,7 @@ class Mixture(WeightedLayer):
         for part in _NUMBERED_PARTS.values():  # one shared expert is named in the singular
             yield f"{path}.shared_expert.{part}.weight", Renamed(f"{path}.shared_experts.{part}.weight")
         block = f"{path.removesuffix('mlp')}block_sparse_moe"
-        for router in ("gate", "router.layer"):  # the second name and the next two are Granite's
+        for router in ("gate", "router.layer"):  # "router.layer" and the next two names are Granite's
             yield f"{block}.{router}.weight", Renamed(f"{path}.gate.weight")
         yield f"{block}.input_linear.weight", partial(self._split, path, ("gate_proj", "up_proj"))
         yield f"{block}.output_linear.weight", partial(self._split, path, ("down_proj",))

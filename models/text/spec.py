@@ -42,7 +42,7 @@ class AttentionSpec:
         window: sliding window in keys, the row's own included; None: full attention.
         soft_cap: scores s become cap * tanh(s / cap); None: no cap.
         fused: the checkpoint stores q, k and v as one matrix.
-        sinks: each head has a learned score that takes a share of the softmax.
+        sinks: each head has an attention sink, a learned score that takes a share of the softmax.
     """
 
     heads: int
@@ -114,7 +114,7 @@ class MoeSpec:
         modality_experts: names of the sets of experts, each with its own router; `ForwardBatch.modality_ids` selects a row's
             set. A single entry: all rows share one set.
         transposed: a tensor of all experts is stored as `[experts, in, out]`. Used only if in == out; else the shape decides.
-        interleaved: outputs of gate and up alternate in such a tensor.
+        interleaved: the outputs of gate and up alternate in that tensor.
     """
 
     experts: int

@@ -1,1 +1,1 @@
-"""Parts of `transcribe`: voice detection, windows of long audio, their merging, and the results."""
+"""Parts of `transcribe`: voice detection, windows of long audio, merging of their texts, and results."""

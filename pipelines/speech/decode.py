@@ -1,4 +1,4 @@
-"""The text of one window: language, attempts at rising temperatures, and the gates that judge them."""
+"""Transcribes one window: detects its language, tries rising temperatures, and checks each answer with thresholds (gates)."""
 
 from __future__ import annotations
 
@@ -25,12 +25,12 @@ _ONE_TOKEN = replace(GREEDY, max_tokens=1)
 
 @dataclass(frozen=True)
 class Decoding:
-    """How every window of a call is decoded.
+    """Options for decoding the windows of a call.
 
     Args:
         make_request: returns the request for a language and a context.
-        temperatures: the first one whose answer passes the gates is used.
-        no_speech_threshold, log_prob_threshold, compression_ratio_threshold: limits of the gates; None: no gate.
+        temperatures: tried in order until an answer passes the gates.
+        no_speech_threshold, log_prob_threshold, compression_ratio_threshold: thresholds of the gates; None: no gate.
     """
 
     make_request: Callable[[str | None, str], SpeechRequest]
@@ -43,11 +43,11 @@ class Decoding:
 
 @dataclass
 class SpokenLanguage:
-    """The language of an audio: given, or detected in its first window."""
+    """The language of an audio item: given, or detected in its first window."""
 
     code: str | None
     probability: float | None = None
-    sample: Any = None  # the item in which it is detected
+    sample: Any = None  # the window in which it is detected
 
 
 @dataclass(frozen=True)
@@ -86,7 +86,7 @@ def window_task(
     outputs: list[RequestOutput] = []
     for temperature in how.temperatures:
         params = replace(how.params, temperature=temperature)
-        if temperature and params.seed is None:  # the same for any batch
+        if temperature and params.seed is None:  # a seed that does not depend on the batch
             params = replace(params, seed=round(start * 1000) + 1)
         output = yield _request(llm, item, request, params)
         if output.error:
@@ -122,7 +122,7 @@ def _judge(llm: LLM, answer: CompletionOutput, request: SpeechRequest, temperatu
 
 
 def _is_silence(no_speech: float | None, attempt: Attempt, how: Decoding) -> bool:
-    """Return whether there is probably no speech: the model says so, and it is not sure of its text either."""
+    """Return whether "no speech" is probable and the answer unlikely."""
     if no_speech is None or how.no_speech_threshold is None or no_speech <= how.no_speech_threshold:
         return False
     least = how.log_prob_threshold
@@ -130,7 +130,7 @@ def _is_silence(no_speech: float | None, attempt: Attempt, how: Decoding) -> boo
 
 
 def _rank(attempt: Attempt) -> tuple[bool, bool, float]:
-    """Return a key that is largest for the best answer: accepted, without repetition, likely."""
+    """Return a sort key, largest for the best answer: accepted ones first, then those without repetition, then likely ones."""
     return attempt.rejected is None, attempt.rejected != "compression_ratio", attempt.avg_logprob or 0.0
 
 
@@ -159,7 +159,7 @@ def _with_text(
 
 
 def _answer_tokens(answer: CompletionOutput) -> list[int]:
-    """Return the answer without its end token."""
+    """Return the answer's tokens without the end token."""
     has_eos = answer.finish_reason == "stop" and answer.stop_reason is None
     return answer.token_ids[:-1] if has_eos else answer.token_ids
 

@@ -1,4 +1,4 @@
-"""Merging the texts of windows that overlap, by the words that both hold."""
+"""Merges the texts of overlapping windows at words that both contain."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 
 _UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # scripts that put no spaces between words
 _WORDS = re.compile(rf"\s*[{_UNSPACED}]|\s*[^\s{_UNSPACED}]+")
-_MOST_WORDS = 60  # at an end of a window that may be in the overlap
+_MOST_WORDS = 60  # at the end of a window that are searched for the overlap
 
 
 def split_words(text: str) -> list[str]:
@@ -25,7 +25,7 @@ def join_texts(left: str, right: str) -> str:
 def find_seam(left: Sequence[str], right: Sequence[str]) -> tuple[int, int]:
     """Return how many words of `left` to keep, and how many of `right` to drop, so that no word is lost or doubled.
 
-    Words at a cut may be wrong, so the seam is in the middle of the longest run of words that both texts hold.
+    Words at the end of a window may be wrong, so the texts are joined in the middle of the longest run of equal words.
     """
     keys_left = [_key(word) for word in left[-_MOST_WORDS:]]
     keys_right = [_key(word) for word in right[:_MOST_WORDS]]
@@ -38,7 +38,7 @@ def find_seam(left: Sequence[str], right: Sequence[str]) -> tuple[int, int]:
 
 
 def _is_sure(a: int, b: int, length: int) -> bool:
-    """Return whether a single equal word is at the seam: it may be anywhere else by chance."""
+    """Return whether a single equal word is next to both cuts. Elsewhere it may be equal by chance."""
     return length - a <= 2 and b <= 1
 
 

@@ -20,11 +20,11 @@ class Segment(ReprMixin):
     Args:
         start, end: seconds; `end` is None if the answer stopped before the closing timestamp.
         id: number of the segment, from 1.
-        tokens: of the text, without timestamps; empty if words that the next window also heard were removed.
+        tokens: token ids of the text, without timestamps; empty if words were removed in merging overlapping windows.
         avg_logprob: mean log probability of these tokens.
-        temperature: of the sampling.
+        temperature: sampling temperature.
         seek: start of the segment's window in frames of 10 ms.
-        no_speech_prob: of the window; None if the model has no token for it.
+        no_speech_prob: probability of "no speech" in the window; None if the model has no token for it.
     """
 
     start: float
@@ -48,10 +48,10 @@ class TranscriptionInfo:
     """Language and duration of a transcribed audio item.
 
     Args:
-        language: the language code, or None if the model does not say.
-        language_probability: 1 if the caller gave the language, that of the detected one, or None if the model does not say.
+        language: the language code, or None if it is not known.
+        language_probability: 1 if the caller gave the language, else None.
         duration: length of the audio in seconds.
-        duration_after_vad: seconds of the windows that the model read.
+        duration_after_vad: length of the audio that was transcribed, in seconds.
     """
 
     language: str | None
@@ -62,10 +62,10 @@ class TranscriptionInfo:
 
 @dataclass(frozen=True)
 class Attempt:
-    """One answer to a window.
+    """One answer for a window.
 
     Args:
-        rejected: the gate that refused it, "compression_ratio" or "avg_logprob"; None if it passed.
+        rejected: the gate that the answer failed, "compression_ratio" or "avg_logprob"; None if it passed.
     """
 
     temperature: float
@@ -76,16 +76,16 @@ class Attempt:
 
 @dataclass(frozen=True)
 class WindowResult:
-    """One window of an audio, and how its text was chosen.
+    """One window of an audio item, and how its text was chosen.
 
     Args:
         start, end: seconds.
-        text: of the whole window; with `overlap`, some of its words are also in the window before.
-        attempts: answers in order of temperature. `accepted` is the index of the one that gave the text.
-        no_speech_prob: probability that there is no speech; None if the model has no token for it.
-        skipped: "no_speech" if there is no text because of that probability, else None.
-        num_tokens: tokens of the answer.
-        overlap: seconds shared with the window before.
+        text: text of the whole window. If windows overlap, some of its words are also in the previous window.
+        attempts: answers in order of temperature. `accepted` is the index of the one that is used.
+        no_speech_prob: probability of "no speech"; None if the model has no token for it.
+        skipped: "no_speech" if the text was dropped because of `no_speech_prob`, else None.
+        num_tokens: number of tokens of the answer.
+        overlap: seconds shared with the previous window.
     """
 
     start: float
@@ -102,17 +102,17 @@ class WindowResult:
 
 @dataclass(frozen=True, repr=False)
 class Transcript(TextResult):
-    """The text of one audio item. `doubt` says why it is probably wrong, as on noise; its thresholds are Whisper's.
+    """The text of one audio item. `doubt` says why it is probably wrong (noise, for example); its thresholds are Whisper's.
 
     Args:
         text: empty if there is an error.
-        language: the language code, or None if the model does not say.
+        language: the language code, or None if it is not known.
         segments: in order, or None if timestamps were not requested.
         error: why there is no text, or None.
-        output: the request's output, with tokens and timings; that of the last window if there are several.
+        output: the request's output, with tokens and timings; with several windows, the output of the last one.
         language_probability: as in TranscriptionInfo.
-        windows: the windows that the model read, and the decision of each gate.
-        speech_spans: seconds at which speech begins and ends, or None without voice detection.
+        windows: the transcribed windows, each with its attempts.
+        speech_spans: start and end of each stretch of speech in seconds, or None without voice detection.
         duration: seconds.
     """
 
@@ -153,7 +153,7 @@ class Transcript(TextResult):
 
     @property
     def doubt(self) -> str | None:
-        """Why the text is probably wrong, or None: that of the first window whose text no gate accepted."""
+        """Why the text is probably wrong, or None. With several windows: about the first one without an accepted answer."""
         for window in self.windows if len(self.windows) > 1 else ():
             chosen = window.attempts[window.accepted]
             if window.text and chosen.rejected:

@@ -1,4 +1,4 @@
-"""Voice detection: which frames of 32 ms hold speech."""
+"""Voice detection in frames of 32 ms."""
 
 from __future__ import annotations
 
@@ -13,17 +13,17 @@ from torch.nn import functional as F
 from ...mm.errors import ConfigError, InputError, short_repr
 
 VoiceDetector = Callable[[Tensor], Tensor]
-"""Takes the next block of an audio, and returns the probability of speech of each of its frames.
+"""Takes the next block of an audio item and returns the probability of speech for each of its frames.
 
-Every block but the last one has `BLOCK_FRAMES` frames; the last frame of an audio may be incomplete.
+Every block but the last one has `BLOCK_FRAMES` frames. The last frame of an audio item may be incomplete.
 """
 FRAME_SECONDS = 0.032
 BLOCK_FRAMES = 320
 _SILERO_RATE, _SILERO_FRAME = 16_000, 512
 
 _PREEMPHASIS = 0.97
-_MIN_FLOOR = -70.0  # decibels of full scale, after the emphasis of high frequencies
-_MARGIN = 9.0  # decibels above the floor
+_MIN_FLOOR = -70.0  # least noise floor: decibels relative to full scale, after pre-emphasis
+_MARGIN = 9.0  # decibels above the noise floor at which the probability is 0.5
 
 
 def frame_size(rate: float) -> int:
@@ -32,10 +32,10 @@ def frame_size(rate: float) -> int:
 
 
 def make_detector(vad: object, rate: float) -> VoiceDetector:
-    """Return a detector for one audio. `vad`: True, "silero", or a function that makes a detector from the sample rate.
+    """Return a detector for one audio item. `vad`: True, "silero", or a function that takes the rate and returns a detector.
 
     Raises:
-        InputError: another value. ConfigError: silero-vad is not installed, or the rate is not its own.
+        InputError: any other value. ConfigError: silero-vad is not installed, or does not support the rate.
     """
     if vad is True:
         return EnergyDetector(frame_size(rate))
@@ -46,13 +46,14 @@ def make_detector(vad: object, rate: float) -> VoiceDetector:
     if callable(vad):
         detector: VoiceDetector = vad(rate)
         return detector
-    raise InputError(f'vad={short_repr(vad)} must be True, False, "silero" or a function that makes a detector', param="vad")
+    known = 'True, False, "silero" or a function that takes the sample rate and returns a detector'
+    raise InputError(f"vad={short_repr(vad)} must be {known}", param="vad")
 
 
 class EnergyDetector:
-    """Detector of energy above the floor of its block; it has no weights.
+    """Counts a frame as speech if its energy is `_MARGIN` above the noise floor of its block.
 
-    Steady sounds, such as hum and noise, are the floor. The rest, such as music, counts as speech.
+    Steady sounds, such as hum, are part of the noise floor. Everything louder, such as music, counts as speech.
     """
 
     def __init__(self, frame: int) -> None:
@@ -70,7 +71,7 @@ class EnergyDetector:
 
 
 class SileroDetector:
-    """The network of the package silero-vad, which has its state."""
+    """The network of the package silero-vad. It has a state, so each audio item needs its own detector."""
 
     def __init__(self) -> None:
         spec = find_spec("silero_vad")

@@ -1,4 +1,4 @@
-"""Windows of an audio of any length, read in constant memory and cut at silence."""
+"""Splits audio of any length into windows that are cut at silence, in constant memory."""
 
 from __future__ import annotations
 
@@ -13,21 +13,21 @@ from .vad import BLOCK_FRAMES, EnergyDetector, VoiceDetector, frame_size
 
 _THRESHOLD = 0.5  # probability of speech
 _PAD = 0.2  # seconds kept around speech
-_LONG_SILENCE = 2.0  # seconds; a window does not go on behind it
-_PAUSE, _SHORT_PAUSE = 0.3, 0.09  # seconds of silence at which a window is cut
-_JOINED = 0.5  # seconds of silence inside a span of speech
+_LONG_SILENCE = 2.0  # seconds of silence that always end a window
+_PAUSE, _SHORT_PAUSE = 0.3, 0.09  # least seconds of a pause at which a window is cut
+_JOINED = 0.5  # stretches of speech with less silence between them are one span, in seconds
 _OVERLAP = 4.0  # seconds that two windows share if there is no pause
-_LEAST = 0.1  # seconds of speech of a window
+_LEAST = 0.1  # least seconds of speech in a window
 
 
 @dataclass(frozen=True)
 class Window:
-    """Samples `start` to `end` of an audio.
+    """Samples `start` to `end` of an audio item.
 
     Args:
-        following: sample at which the next window begins, or later if there is silence; below `end` if the windows overlap.
-        overlap: samples at its start that the previous window ends with.
-        speech_end: the sample behind its last speech.
+        following: the first sample at which the next window may begin; below `end` if the windows overlap.
+        overlap: number of samples shared with the previous window.
+        speech_end: the sample after the last speech.
     """
 
     start: int
@@ -39,17 +39,17 @@ class Window:
 
 
 class WindowReader:
-    """Reads windows from blocks of samples. It holds the samples of one window and one block.
+    """Reads windows from blocks of samples. Holds the samples of one window and one block.
 
     Args:
         blocks: samples in order, of any lengths.
         rate: hertz.
         size: samples of the longest window.
-        detector: finds speech, and windows hold only speech; None reads all samples, and finds pauses by their energy.
+        detector: finds the speech; the rest is skipped. None: nothing is skipped, and pauses are found by their energy.
 
     Attributes:
-        length: samples of the audio; known when no window is left.
-        spans: first and last sample of each stretch of speech up to the last window.
+        length: number of samples read; that of the audio item when no window is left.
+        spans: first and last sample of each stretch of speech in the windows so far.
     """
 
     def __init__(self, blocks: Iterator[Tensor], rate: int, size: int, detector: VoiceDetector | None) -> None:
@@ -57,10 +57,10 @@ class WindowReader:
         self.spans: list[tuple[int, int]] = []
         self._blocks, self._skips, self._frame = blocks, detector is not None, frame_size(rate)
         self._detector = detector or EnergyDetector(self._frame)
-        self._begin = 0  # the first sample of the buffer; a multiple of the frame
+        self._begin = 0  # position of the buffer's first sample, a multiple of the frame size
         self._buffer = torch.empty(0)
-        self._voiced: list[bool] = []  # of each frame of the buffer
-        self._rest: list[Tensor] = []  # samples without flags
+        self._voiced: list[bool] = []  # for each frame of the buffer: True for speech
+        self._rest: list[Tensor] = []  # samples that the detector has not seen
         self._ended = False
 
     def windows(self) -> Iterator[Window]:
@@ -71,9 +71,9 @@ class WindowReader:
             at, overlap = window.following, max(0, window.end - window.following)
 
     def read(self, at: int, overlap: int = 0, cut: bool = False) -> Window | None:
-        """Return the window at a sample or, with a detector, at the speech behind it; None at the end.
+        """Return the window that begins at sample `at` or, with a detector, at the next speech; None at the end of the audio.
 
-        `cut`: end it at a pause if the audio goes on behind it. Samples before `at` are forgotten.
+        `cut`: end the window at a pause, unless the audio ends in it. Samples before `at` are dropped.
         """
         while True:
             start = at if not self._skips or overlap else self._next_speech(at)
@@ -109,7 +109,7 @@ class WindowReader:
         return self._make(start, limit, following, overlap)
 
     def _cut(self, start: int, pause: tuple[int, int], overlap: int) -> Window:
-        """Return the window that ends in a pause, with at most `_PAD` of it if silence is skipped."""
+        """Return the window that ends in the given pause: at its middle or, if silence is skipped, at most `_PAD` into it."""
         middle, pad = sum(pause) // 2, int(_PAD * self.rate)
         end = min(middle, pause[0] + pad) if self._skips else middle
         following = max(middle, pause[1] - pad) if self._skips else middle
@@ -121,7 +121,7 @@ class WindowReader:
         return Window(start, end, self._buffer[start - self._begin : end - self._begin].clone(), following, overlap, speech_end)
 
     def _pauses(self, start: int, limit: int) -> list[tuple[int, int]]:
-        """Return first and last sample of each run of frames without speech in this range, but not one at its start."""
+        """Return start and end of each run of frames without speech in this range, except a run at its start."""
         pauses, at = [], start // self._frame * self._frame
         for voiced, run in groupby(self._flags(start, limit)):
             end = at + len(list(run)) * self._frame
@@ -131,7 +131,7 @@ class WindowReader:
         return pauses
 
     def _next_speech(self, at: int) -> int | None:
-        """Return where to begin before the first frame with speech that ends behind `at`, and read on until there is one."""
+        """Return the sample `_PAD` before the next frame with speech, but not before `at`; None if there is no more speech."""
         while True:
             self._forget(at)
             first = (at - self._begin) // self._frame
@@ -164,7 +164,7 @@ class WindowReader:
             self._begin += frames * self._frame
 
     def _fill(self, end: int) -> None:
-        """Read blocks until there are flags up to the sample `end`, or until the audio ends."""
+        """Read and classify blocks up to the sample `end`, or to the end of the audio."""
         size = BLOCK_FRAMES * self._frame
         while self.length < end and not self._ended:
             waiting = sum(map(len, self._rest))

@@ -10,7 +10,7 @@ from ...mm.speech import LANGUAGES, SpeechRequest, strip_control_tokens
 class SpeechMixin:
     """The defaults of SupportsTranscription, except `transcription_request`, for a subclass of AudioInfo.
 
-    `language_codes`: the languages that the model transcribes. `takes_language`, `takes_context`: a prompt may name the
+    `language_codes`: the languages that the model transcribes. `takes_language`, `takes_context`: the prompt may contain the
     language, or words to expect.
     """
 

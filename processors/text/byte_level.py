@@ -37,7 +37,7 @@ class ByteLevelRules:
 
     Args:
         pattern: regular expression of the pieces that are tokenised on their own; None for GPT-2's.
-        before: regular expressions that split text before `pattern` does, one after the other.
+        before: regular expressions that split text, in order, before `pattern` does.
         nfc: normalise to NFC first.
         specials: the first special tokens after a tiktoken vocabulary.
         reserved: number of special tokens after a tiktoken vocabulary; those without a name are `<|reserved_token_ID|>`.

@@ -1,4 +1,4 @@
-"""Detects from a chat template's syntax tree in which types it expects contents and the arguments of tool calls."""
+"""Detects, from a chat template's syntax tree, the types of contents and of tool-call arguments that it expects."""
 
 from __future__ import annotations
 

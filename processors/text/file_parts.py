@@ -18,10 +18,10 @@ _SOURCES = {"base64": "data", "url": "url"}  # type of a source -> the key that 
 
 
 def as_media_part(part: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Return a part of one of FILE_TYPES as one of the modality that its media type or file name says.
+    """Convert a part of FILE_TYPES to an image, video or audio part, by its media type or file name.
 
     Raises:
-        InputError: a PDF or another file that is no image, video or audio, or a wrong form.
+        InputError: the file is not an image, video or audio (a PDF, for example), or the part has a wrong form.
     """
     kind = part["type"]
     key = "source" if kind == "document" else "file"
@@ -76,7 +76,7 @@ def _modality(media_type: str, name: str, where: str) -> str:
         return modality
     what = f"the file {short_repr(name)}" if name else "the file"
     if media_type == "application/pdf":
-        raise InputError(f"{where}: {what} is a PDF, which is not read; give its pages as images, and its text as text")
+        raise InputError(f"{where}: {what} is a PDF, which is not supported; give its pages as images, or its text as text")
     if modality == "text":
         raise InputError(f"{where}: {what} is a text ({media_type}); give it in a part of type text")
     if media_type:

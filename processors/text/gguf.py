@@ -18,7 +18,7 @@ _NAMED = {"bos": "bos_token", "eos": "eos_token", "unknown": "unk_token", "paddi
 
 
 def with_placeholder(metadata: Mapping[str, Any], encoder: Mapping[str, Any]) -> Mapping[str, Any]:
-    """Return the metadata with the placeholder of images at the end of the vocabulary, where LLaVA's files leave it out."""
+    """Return the metadata with the image placeholder at the end of the vocabulary. LLaVA's files leave it out."""
     tokens = _tokens(metadata)
     if encoder.get("clip.projector_type") != "mlp" or "<image>" in tokens:
         return metadata

@@ -21,10 +21,10 @@ WORKER_IMPORTS = ("encodings.unicode_escape", "jinja2.debug", "unicodedata")  # 
 
 
 _FORMS = {"string": ("string", "parts"), "parts": ("parts", "text"), "any": ("any", "text", "parts")}
-"""Forms of contents to try in order, by `TemplateFormat.content`.
+"""`TemplateFormat.content` -> forms of contents to try, in order.
 
-"any" leaves a content unchanged. "parts" turns a string into a list of one part, "string" a list of parts into a string, and
-"text" does this only if all parts are texts.
+"any" leaves a content unchanged. "parts" turns a string into a list of one part. "string" turns a list of parts into a string;
+"text" does so only if all parts are texts.
 """
 _MAX_SEARCHES = 100  # searches of a whole prompt for a piece of text
 _CHANGED = re.compile(r"(?:^|(?<=\s))/\w+|<[^<>\s]{1,40}>")  # switches (/no_think) and tags (<think>)

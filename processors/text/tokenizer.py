@@ -50,9 +50,9 @@ class Tokenizer(TransformersNames):
         return self._backend.trusted(check_utf8(text), add_special_tokens)
 
     def encode_pair(self, first: str, second: str) -> list[int]:
-        """Return ids of two trusted texts as the checkpoint joins them; ConfigError for a tokenizer that cannot."""
+        """Return the ids of a pair of trusted texts. Raise ConfigError if the tokenizer cannot join two texts."""
         if not isinstance(self._backend, _Fast):
-            raise ConfigError("the tokenizer of this checkpoint joins no pairs of texts")
+            raise ConfigError("the tokenizer of this checkpoint cannot join two texts; use a cross-encoder's checkpoint")
         return self._backend.pair(check_utf8(first), check_utf8(second))
 
     def encode_ordinary(self, text: str) -> list[int]:

@@ -43,12 +43,12 @@ class TransformersNames:
         """Return the token ids of a text, or lists of them for a list of texts. Special tokens in a text are recognised.
 
         Args:
-            padding: True or "longest" pads to the longest text, "max_length" to that length, on the `padding_side`.
-            truncation: True cuts the end of texts, so that they have `max_length` tokens with their special tokens.
+            padding: True or "longest" pads to the longest text, "max_length" to `max_length` tokens, on the `padding_side`.
+            truncation: True cuts the end of texts to `max_length` tokens, including special tokens.
             return_tensors: "pt" or "np" for int64 tensors or arrays of two axes.
 
         Raises:
-            InputError: another value, texts of different lengths as a tensor, or padding without a pad token.
+            InputError: any other value, texts of different lengths without padding, or padding without a pad token.
         """
         _check_choice("padding", padding, (False, True, "longest", "max_length", "do_not_pad"))
         _check_choice("truncation", truncation, (False, True, "longest_first", "only_first", "do_not_truncate"))

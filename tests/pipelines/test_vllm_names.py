@@ -264,7 +264,7 @@ def test_arguments_of_generate_and_chat(llm):
     for call in (llm.generate, llm.request):
         with pytest.raises(InputError, match=r"lora_request=5 cannot be honoured: give LLM the adapter's folder as adapter="):
             call("a", params, lora_request=5)
-    with pytest.raises(InputError, match="unknown argument 'fit'; a prompt takes further options as keys"):
+    with pytest.raises(InputError, match="unknown argument 'fit'; give it as a key of the prompt"):
         llm.generate("a", params, fit="context")
 
 

@@ -142,7 +142,7 @@ def test_a_path_that_is_embedded_as_text_is_a_warning(llm, caplog):
         llm.embed([path, "a cat", "no.png", str(path.with_suffix(".txt"))], use_tqdm=False)
         assert not caplog.records
         llm.embed(str(path), use_tqdm=False)
-    assert "line1.png' is taken as a text, but is a file; give pathlib.Path" in caplog.records[0].getMessage()
+    assert "line1.png' is embedded as a text, but a file of this name exists" in caplog.records[0].getMessage()
 
 
 def test_a_wrong_template_is_an_input_error(llm):

@@ -155,7 +155,7 @@ def test_interrupted_download_is_continued(hub: FakeHub) -> None:
     size, half = len(hub.files[WEIGHTS]), 3 << 20
     hub.cut[WEIGHTS] = [half, 0, 0, 0, 0, 0]
     assert "cannot be reached" in (said := refused("unreachable"))
-    assert said.endswith("no folder of this name is here")
+    assert said.endswith("no folder of this name exists here")
     blobs = CachedModel(NAME).blobs
     (partial,) = blobs.glob("*.incomplete")
     done = partial.stat().st_size
