@@ -84,7 +84,7 @@ ENGINES = {"sensorium": ours, "transformers": transformers}
 
 
 def best_round(make: Callable[[int], Callable[[list[tuple[str, Any]]], int]], workload: str, rounds: int) -> float:
-    """Return the seconds of the fastest round of a workload. `make`: such as `ours`."""
+    """Return the seconds of the fastest round of a workload. `make`: a function like `ours`."""
     count, size, tokens, _ = WORKLOADS[workload]
     run, times = make(tokens), []
     for round_ in range(rounds):

@@ -70,7 +70,7 @@ def png_with(kind: bytes, content: bytes, count: int) -> bytes:
 
 
 def embed_in_part(target: Target) -> list[Any]:
-    """Queue 20,000 inputs of `embed` and leave after the first result."""
+    """Queue 20,000 inputs of `embed` and stop after the first result."""
     from sensorium.pipelines.rank import embed_tasks
     from sensorium.pipelines.tasks import as_completed
 

@@ -59,7 +59,7 @@ def write_table(
     """Parse the command line and check the folders. Return the exit status: 1 if anything differs.
 
     Args:
-        check: takes a folder and its root; returns the folder's rows of the table, each with its number of differences.
+        check: takes a folder and its root; returns table rows for the folder, each with its number of differences.
     """
     parser = argparse.ArgumentParser(description=description)
     parser.add_argument("folder", nargs="?", type=Path, default=FOLDER, help="the published folders (default: %(default)s)")

@@ -2,8 +2,8 @@
 
 If transformers has the class of a folder, a model is built with the widths of its config.json, two layers per stack (more if
 the config names single layers) and random weights. Models are built one at a time and take 2 to 6.5 GB. For one item of each
-modality, the encoder rows and the log probabilities of 8 greedy tokens are compared; where transformers has no processor for
-the folder, the tokens of a text prompt.
+modality, the encoder rows and the log probabilities of 8 greedy tokens are compared. If transformers has no processor for the
+folder, only a text prompt is compared.
 """
 
 from __future__ import annotations

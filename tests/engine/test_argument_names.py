@@ -1,4 +1,4 @@
-"""Unknown arguments: the error names ours, for the names of other libraries and for typing errors."""
+"""Errors about unknown arguments suggest our name for another library's name or a typing error."""
 
 from __future__ import annotations
 

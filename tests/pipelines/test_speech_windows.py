@@ -1,4 +1,4 @@
-"""Windows of long audio: cut at pauses, sample-exact, in constant memory; texts of overlapping windows merged."""
+"""Windows of long audio are cut at pauses, sample-exact and in constant memory; texts of overlapping windows are merged."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ RATE = 16_000
 
 
 def sound(*parts: tuple[float, float], seed: int = 0) -> torch.Tensor:
-    """Return (seconds, loudness) one after the other: syllables of noise, over quiet noise."""
+    """Return audio of the given (seconds, loudness) stretches: syllables of noise over quiet noise."""
     random = np.random.default_rng(seed)
     pieces = []
     for seconds, loudness in parts:
@@ -150,7 +150,7 @@ def test_seams(left: str, right: str, whole: str) -> None:
 
 
 def test_no_word_is_lost_or_doubled_wherever_the_cut_is() -> None:
-    """Windows of 40 words that share 8, with a wrong word at each cut, at every phase."""
+    """Windows of 40 words that overlap by 8, with a wrong word at each cut, for every offset of the first window."""
     words = [f"word{number % 97}x{number % 89}" for number in range(600)]
 
     def windows(phase: int) -> Iterator[list[str]]:

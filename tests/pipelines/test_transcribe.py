@@ -249,10 +249,7 @@ def test_english_only_model(whisper: Path, tmp_path: Path) -> None:
     assert heard(llm, (make_audio(), 16_000), language="English")[0].language == "en"
     for wish, message in (
         ({"language": "de"}, r"language='de', but this model transcribes only English; use a multilingual one"),
-        (
-            {"task": "translate"},
-            r"task='translate' is not supported by this model, which can only transcribe",
-        ),
+        ({"task": "translate"}, r"task='translate' is not supported by this model, which can only transcribe"),
     ):
         with pytest.raises(InputError, match=message):
             heard(llm, (make_audio(), 16_000), **wish)
