@@ -12,7 +12,7 @@ from .sources import read_sources
 if TYPE_CHECKING:
     from ..pipelines.transcribe import Segment, Transcript
 
-EXAMPLE = "sensorium transcribe talk.flac --model openai/whisper-tiny --timestamps"
+EXAMPLE = "sensorium transcribe talk.flac --model DIR --timestamps"
 
 FORMATS = ("text", "json", "srt", "vtt", "tsv", "md")
 
@@ -35,9 +35,10 @@ def run(args: argparse.Namespace) -> int:
     """Return 2 if a file could not be transcribed; the other files are still transcribed."""
     from ..engine.llm import LLM
     from ..engine.sampling_params import SamplingParams
+    from ..pipelines.speech.arguments import TEMPERATURES
     from ..pipelines.speech.subtitles import WRITERS
     from ..pipelines.tasks import as_completed
-    from ..pipelines.transcribe import TEMPERATURES, transcribe_tasks
+    from ..pipelines.transcribe import transcribe_tasks
 
     sources = read_sources(args.files, "audio")
     llm = LLM(**engine_options(args))

@@ -5,31 +5,37 @@ from __future__ import annotations
 from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from ..engine.errors import error_info
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import CompletionOutput, RequestOutput
-from ..mm.errors import ConfigError, ErrorInfo, InputError, hint, short_repr
+from ..mm.errors import ErrorInfo
 from ..mm.media import gate
 from ..mm.parse import is_item_list
-from ..mm.speech import SpeechRequest, language_code
+from ..mm.speech import SpeechRequest
 from ..mm.types import EmbeddingItem, MediaHeader
-from .speech.decode import GREEDY, Decoding, SpokenLanguage, WindowText, window_task
+from .speech.arguments import (
+    check_gates,
+    check_language,
+    check_mode,
+    check_model,
+    check_sampling,
+    check_vad,
+    check_words,
+)
+from .speech.decode import Decoding, SpokenLanguage, WindowText, window_task
 from .speech.merge import find_seam, join_texts, split_words
 from .speech.results import Attempt, Segment, Transcript, TranscriptionInfo, WindowResult, segments
 from .speech.vad import make_detector
 from .speech.windows import Window, WindowReader
 from .tasks import Task, WideTask, error_of_task, join
-from .validation import check_type
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
 
 __all__ = ["Attempt", "Segment", "Transcript", "TranscriptionInfo", "WindowResult", "segments", "transcribe_tasks"]
-_TASKS = ("transcribe", "translate")
-_TIMESTAMPS = {False: False, True: True, "none": False, "segment": True}
-TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MAX_WINDOW = 60  # seconds; many windows are in memory at a time
 _CONDITIONING = 800  # characters of preceding text in a prompt
 
@@ -68,11 +74,7 @@ def transcribe_tasks(
     sequential: bool = False,
     condition_on_previous_text: bool = False,
 ) -> list[WideTask[Transcript]]:
-    """Return one task per audio item, in order; they run as one batch.
-
-    Audio longer than the model's window is cut into windows at pauses. Where there is no pause, two windows overlap, and
-    their texts are merged at words that both contain. The result does not depend on the other items.
-    An item that cannot be read gives a Transcript with `error`.
+    """Return one task per audio item, in order; they run as one batch. A failed item gives a Transcript with `error`.
 
     Args:
         audio: an item or a list of items: paths, URLs, encoded bytes, samples at the model's rate, or `(samples, rate)`.
@@ -83,92 +85,34 @@ def transcribe_tasks(
         sampling_params: None for greedy sampling.
         vad: transcribe only speech, found by energy (True), by "silero", or by a detector that a function of the sample rate
             returns (see `pipelines.speech.vad`). False transcribes everything.
-        temperature: one or several, tried in order until an answer passes the next thresholds. None: 0, 0.2, ... 1, or the
-            temperature of `sampling_params`. A threshold of None is not checked.
-        no_speech_threshold: a window has no text if the probability of "no speech" is above this and the answer is below
-            `log_prob_threshold`.
-        log_prob_threshold: an answer with a mean log probability below this is rejected.
-        compression_ratio_threshold: an answer with a compression ratio above this repeats itself and is rejected.
-        sequential: begin each window at the end of the last whole segment (arXiv 2212.04356, section 4.5). Needs a model with
-            timestamps.
+        temperature: one or several, tried in order until an answer passes the thresholds. None: 0, 0.2, ... 1, or the
+            temperature of `sampling_params`.
+        no_speech_threshold, log_prob_threshold, compression_ratio_threshold: see `Decoding`; None: not checked.
+        sequential: begin each window at the end of the last whole segment (arXiv 2212.04356, section 4.5).
         condition_on_previous_text: with `sequential`, the prompt of a window contains the text before it.
 
     Raises:
         ConfigError: the model does not transcribe speech.
-        InputError: an unknown language or task, an argument that this model cannot honour, a context that is too long, or an
-            argument of a wrong type.
+        InputError: an argument that is invalid, or that this model cannot honour.
     """
-    speech = llm.speech
-    if speech is None:
-        raise ConfigError(f"{llm.config.model} does not transcribe speech; use generate or chat")
-    for name, value in (("context", context), ("prompt", prompt), ("hotwords", hotwords)):
-        check_type(name, value, str)
-        if value and not speech.takes_context:
-            reason = f"this model takes no words to expect in its prompt; leave {name} out"
-            raise InputError(reason, param=name)
-    check_type("sampling_params", sampling_params, SamplingParams, type(None))
-    for name, flag in (("sequential", sequential), ("condition_on_previous_text", condition_on_previous_text)):
-        check_type(name, flag, bool)
-    timed = _check_timestamps(llm, timestamps, sequential)
-    _check_task(task, speech.tasks)
-    if condition_on_previous_text and not (sequential and speech.takes_context):
-        reason = "condition_on_previous_text needs sequential=True and a model whose prompt takes preceding text; leave it out"
-        raise InputError(reason, param="condition_on_previous_text")
-    if language is not None and not speech.takes_language:
-        raise InputError("this model always detects the language; leave language out", param="language")
+    rate = check_model(llm, task)
+    timed = check_mode(llm, timestamps, sequential, condition_on_previous_text)
+    code = check_language(llm, language)
+    words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
+    check_vad(vad, rate)
+    params, temperatures = check_sampling(sampling_params, temperature)
+    gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
+    decoding = Decoding(partial(_make_request, llm, task, timed or sequential), params, temperatures, *gates)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
-    code = None if language is None else language_code(language, speech.languages)
-    if code is None:
-        speech.language_detection_request()  # raises ConfigError before anything is computed
-    if vad is not False:
-        make_detector(vad, speech.decode_spec.rate)
-
-    def make_request(language: str | None, context: str) -> SpeechRequest:
-        return speech.transcription_request(language, task, timed or sequential, context)
-
-    gates = (no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
-    for name, gate_value in zip(("no_speech", "log_prob", "compression_ratio"), gates, strict=True):
-        check_type(f"{name}_threshold", gate_value, float, int, type(None))
-    decoding = Decoding(make_request, sampling_params or GREEDY, _temperatures(temperature, sampling_params), *gates)
-    words = _clean_context(llm, " ".join(filter(None, (hotwords, context, prompt))))
     lanes = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
-    size = _window_size(llm)
-    how = (vad, sequential, condition_on_previous_text, timed, speech.decode_spec.rate, size, lanes)
+    how = (vad, sequential, condition_on_previous_text, timed, rate, _window_size(llm), lanes)
     options = _Options(decoding, code, words, *how)
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
 
 
-def _check_timestamps(llm: LLM, timestamps: object, sequential: bool) -> bool:
+def _make_request(llm: LLM, task: str, timed: bool, language: str | None, context: str) -> SpeechRequest:
     assert llm.speech is not None
-    known = isinstance(timestamps, bool | str)
-    if not known or timestamps not in _TIMESTAMPS:
-        if timestamps == "word":
-            raise InputError('times of words are not supported; give timestamps="segment"', param="timestamps")
-        reason = f'timestamps={short_repr(timestamps)} must be True or False, "none" or "segment"'
-        raise InputError(reason, param="timestamps")
-    for name, value in (("timestamps", _TIMESTAMPS[timestamps]), ("sequential", sequential)):  # type: ignore[index]
-        if value and not llm.speech.has_timestamps:
-            raise InputError(f"this model writes no timestamps; leave {name} out", param=name)
-    return _TIMESTAMPS[timestamps]  # type: ignore[index]
-
-
-def _check_task(task: str, known: Sequence[str]) -> None:
-    if task in _TASKS and task not in known:
-        reason = f"task={task!r} is not supported by this model, which can only {', '.join(known)}; use another model"
-        raise InputError(reason, param="task")
-    if task not in known:
-        raise InputError(f"task={short_repr(task)} is unknown; {hint(task, known)}", param="task")
-
-
-def _temperatures(given: object, params: SamplingParams | None) -> tuple[float, ...]:
-    if given is None:
-        return TEMPERATURES if params is None else (params.temperature,)
-    found = tuple(given) if isinstance(given, list | tuple) else (given,)
-    if not found or any(isinstance(one, bool) or not isinstance(one, int | float) or one < 0 for one in found):
-        raise InputError(
-            f"temperature={short_repr(given)} must be a number of 0 or above, or a list of them", param="temperature"
-        )
-    return found
+    return llm.speech.transcription_request(language, task, timed, context)
 
 
 def _window_size(llm: LLM) -> int:
@@ -180,16 +124,6 @@ def _window_size(llm: LLM) -> int:
         while llm.speech.geometry(MediaHeader("audio", samples=size)).num_embeds > llm.max_model_len // 2 and size > spec.rate:
             size //= 2
     return size
-
-
-def _clean_context(llm: LLM, context: str) -> str:
-    """Remove control tokens. Raise InputError if the context leaves less than half of the model's positions."""
-    text = llm.get_tokenizer().remove_special_tokens(context)
-    count, limit = len(llm.get_tokenizer().encode_ordinary(text)), llm.max_model_len // 2 - 1
-    if count > limit:
-        reason = f"the context takes {count} tokens, but only {limit} leave room for the transcript; shorten it"
-        raise InputError(reason, code="too_long", param="context")
-    return text
 
 
 def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTask[Transcript]:

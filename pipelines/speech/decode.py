@@ -30,7 +30,10 @@ class Decoding:
     Args:
         make_request: returns the request for a language and a context.
         temperatures: tried in order until an answer passes the gates.
-        no_speech_threshold, log_prob_threshold, compression_ratio_threshold: thresholds of the gates; None: no gate.
+        no_speech_threshold: a window has no text if the probability of "no speech" is above this and the answer is below
+            `log_prob_threshold`. None: no gate.
+        log_prob_threshold: an answer with a mean log probability below this is rejected.
+        compression_ratio_threshold: an answer with a compression ratio above this repeats itself and is rejected.
     """
 
     make_request: Callable[[str | None, str], SpeechRequest]

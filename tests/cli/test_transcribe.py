@@ -101,7 +101,8 @@ def test_signals_keep_finished_files_and_exit_at_once(whisper: Path, files: list
 import os, signal, sys, threading, time
 from sensorium.cli import main
 from sensorium.engine.core import EngineCore
-from sensorium.pipelines import tasks, transcribe
+from sensorium.pipelines import tasks
+from sensorium.pipelines.speech import arguments
 
 real, step, ended, taken = tasks.as_completed, EngineCore.step, [], threading.Event()
 def slow(self):
@@ -117,7 +118,7 @@ def as_completed(*rest, **options):
         yield one
         taken.set()
 EngineCore.step, tasks.as_completed = slow, as_completed
-transcribe.TEMPERATURES = (0.0,)  # so that a file has one request
+arguments.TEMPERATURES = (0.0,)  # so that a file has one request
 options = ["--device", "cpu", "--language", "de", "--no-vad"]
 sys.exit(main.main(["transcribe", *{files[:2] * 40!r}, "--model", {str(whisper)!r}, *options]))
 """

@@ -1,0 +1,119 @@
+"""Checks of the arguments of `transcribe`. Each raises an InputError that names the argument."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from math import inf, isfinite
+from typing import TYPE_CHECKING
+
+from ...engine.sampling_params import SamplingParams
+from ...mm.errors import ConfigError, InputError, hint, short_repr
+from ...mm.speech import language_code
+from ..validation import check_type
+from .decode import GREEDY
+from .vad import make_detector
+
+if TYPE_CHECKING:
+    from ...engine.llm import LLM
+
+TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_TASKS = ("transcribe", "translate")
+_TIMESTAMPS = {False: False, True: True, "none": False, "segment": True}
+_GATES = {"no_speech": (0.0, 1.0), "log_prob": (-inf, 0.0), "compression_ratio": (0.0, inf)}  # least and largest threshold
+
+
+def check_model(llm: LLM, task: str) -> int:
+    """Return the model's sampling rate in hertz. Check that it transcribes and knows the task."""
+    speech = llm.speech
+    if speech is None:
+        raise ConfigError(f"{llm.config.model} does not transcribe speech; use generate or chat")
+    if task in _TASKS and task not in speech.tasks:
+        reason = f"task={task!r} is not supported by this model, which can only {', '.join(speech.tasks)}; use another model"
+        raise InputError(reason, param="task")
+    if task not in speech.tasks:
+        raise InputError(f"task={short_repr(task)} is unknown; {hint(task, speech.tasks)}", param="task")
+    return speech.decode_spec.rate
+
+
+def check_mode(llm: LLM, timestamps: object, sequential: object, condition: object) -> bool:
+    """Return True if segments with times are requested."""
+    speech = llm.speech
+    assert speech is not None
+    for name, flag in (("sequential", sequential), ("condition_on_previous_text", condition)):
+        check_type(name, flag, bool)
+    if not isinstance(timestamps, bool | str) or timestamps not in _TIMESTAMPS:
+        if timestamps == "word":
+            raise InputError('times of words are not supported; give timestamps="segment"', param="timestamps")
+        reason = f'timestamps={short_repr(timestamps)} must be True or False, "none" or "segment"'
+        raise InputError(reason, param="timestamps")
+    for name, value in (("timestamps", _TIMESTAMPS[timestamps]), ("sequential", sequential)):
+        if value and not speech.has_timestamps:
+            raise InputError(f"this model writes no timestamps; leave {name} out", param=name)
+    if condition and not (sequential and speech.takes_context):
+        reason = "condition_on_previous_text needs sequential=True and a model whose prompt takes preceding text; leave it out"
+        raise InputError(reason, param="condition_on_previous_text")
+    return _TIMESTAMPS[timestamps]
+
+
+def check_language(llm: LLM, language: str | None) -> str | None:
+    """Return the language's code, or None to detect it. Raise ConfigError if the model cannot detect it."""
+    speech = llm.speech
+    assert speech is not None
+    if language is None:
+        speech.language_detection_request()
+        return None
+    if not speech.takes_language:
+        raise InputError("this model always detects the language; leave language out", param="language")
+    return language_code(language, speech.languages)
+
+
+def check_words(llm: LLM, texts: Mapping[str, str]) -> str:
+    """Join the texts and remove control tokens. They must leave half of the model's positions to the transcript."""
+    assert llm.speech is not None
+    for name, value in texts.items():
+        check_type(name, value, str)
+        if value and not llm.speech.takes_context:
+            reason = f"this model takes no words to expect in its prompt; leave {name} out"
+            raise InputError(reason, param=name)
+    text = llm.get_tokenizer().remove_special_tokens(" ".join(filter(None, texts.values())))
+    count, limit = len(llm.get_tokenizer().encode_ordinary(text)), llm.max_model_len // 2 - 1
+    if count > limit:
+        reason = f"the context takes {count} tokens, but only {limit} leave room for the transcript; shorten it"
+        raise InputError(reason, code="too_long", param="context")
+    return text
+
+
+def check_vad(vad: object, rate: float) -> None:
+    if vad is not False:
+        make_detector(vad, rate)
+
+
+def check_sampling(params: SamplingParams | None, temperature: object) -> tuple[SamplingParams, tuple[float, ...]]:
+    """Return the sampling parameters, and the temperatures to try in order."""
+    check_type("sampling_params", params, SamplingParams, type(None))
+    if params is not None and params.n != 1:
+        raise InputError(f"n={params.n} is not supported by transcribe, which returns one text; leave n out", param="n")
+    if temperature is None:
+        return params or GREEDY, TEMPERATURES if params is None else (params.temperature,)
+    found = tuple(temperature) if isinstance(temperature, list | tuple) else (temperature,)
+    if not found or not all(_is_number(one) and one >= 0 for one in found):
+        raise InputError(
+            f"temperature={short_repr(temperature)} must be a number of 0 or above, or a list of them", param="temperature"
+        )
+    return params or GREEDY, found
+
+
+def check_gates(*thresholds: object) -> Sequence[float | None]:
+    """Return the thresholds of no speech, log probability and compression ratio, in this order."""
+    for (gate, (least, most)), value in zip(_GATES.items(), thresholds, strict=True):
+        name = f"{gate}_threshold"
+        check_type(name, value, float, int, type(None))
+        if value is not None and not (_is_number(value) and least <= value <= most):  # type: ignore[operator]
+            limits = f"from {least:g} to {most:g}" if isfinite(least + most) else f"{least:g} or above"
+            limits = limits if isfinite(least) else f"{most:g} or below"
+            raise InputError(f"{name}={value} must be a finite number, {limits}, or None", param=name)
+    return thresholds  # type: ignore[return-value]
+
+
+def _is_number(value: object) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)
