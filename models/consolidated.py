@@ -123,7 +123,7 @@ def _windows(params: Mapping[str, Any]) -> dict[str, Any]:
     window, layers = params.get("sliding_window"), positive_int(params, "n_layers", FILE)
     if not isinstance(window, list) or not window:
         return {"sliding_window": window or None}
-    widths = {width for width in window if width is not None}
+    widths = {positive_int({"sliding_window": width}, "sliding_window", FILE) for width in window if width is not None}
     if len(widths) > 1 or layers % len(window):
         raise ConfigError(f"sliding_window in {FILE} is {str(window)[:60]}; windows of different widths are not supported")
     kinds = ["full_attention" if width is None else "sliding_attention" for width in window]
@@ -133,6 +133,8 @@ def _windows(params: Mapping[str, Any]) -> dict[str, Any]:
 def _rope(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return rope_parameters for YaRN and query scaling (llama_4_scaling)."""
     yarn, growth = _part(params, "yarn"), _part(params, "llama_4_scaling")
+    if growth and not yarn:
+        raise ConfigError(f"llama_4_scaling in {FILE} needs yarn, which {FILE} lacks; use the checkpoint in the Hub's layout")
     if growth and growth.get(_TRAINED) != yarn.get(_TRAINED):
         raise ConfigError(f"llama_4_scaling in {FILE} has another {_TRAINED} than yarn, which is not supported")
     if not yarn:

@@ -13,7 +13,7 @@ METHODS = ("int8", "fp8", "int4")
 _GROUP_SIZES = (32, 64, 128)
 _ACTIVATIONS = ("16", "int8")
 _KEYS = ("method", "towers", "group_size", "symmetric", "activations")
-_DECODER = "language_model."
+_DECODERS = ("language_model.", "decoder.")  # the latter in encoder-decoder models
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Quantization:
 
     def format_of(self, path: str) -> str | Int4Options | None:
         """Return the format of a Linear at this path of the model."""
-        return self.text if path.startswith(_DECODER) else self.towers
+        return self.text if path.startswith(_DECODERS) else self.towers
 
     @property
     def uses_int4(self) -> bool:

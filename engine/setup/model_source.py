@@ -2,16 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
 
 from ...kernels.dispatch import use_backends
+from ...kernels.int4 import Int4Options
 from ...kernels.kv_quant import CACHE_DTYPES
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
 from ...models.adapters import adapter_spec, attach
@@ -22,6 +23,7 @@ from ...models.formats.read import read_quantization
 from ...models.interface import CacheSpec, Model
 from ...models.layers.linear import Linear, LmHead, deferred_weights
 from ...models.merged_adapter import MergedAdapter
+from ...models.quantization import parse_quantization
 from ...models.weights import ADAPTER_WEIGHTS, file_headers, keep_float16, quantize, read_file, read_headers
 from ...models.weights import load as load_weights
 from ...processors.files import ADAPTER, read_json
@@ -100,21 +102,32 @@ class ModelSource:
             model.reads_encoder_rows = True
         if self.config.quantization is not None:
             quantize(cast(nn.Module, model), self.config.quantization)
+            self._check_int4(model, self.config.quantization)
         half = self.config.dtype == "auto" and self.files.dtype("auto") == torch.float16 and self.dtype == torch.float32
         if half and self.files.adapter is None:  # merged weights may not fit float16
             keep_float16(cast(nn.Module, model))
         model.cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.cache_specs)
         return model
 
+    def _check_int4(self, model: Model, quantization: str | Mapping[str, Any]) -> None:
+        """Raise ConfigError if 4 bits are given and no layer has them, except for parts="encoder", which has no decoder."""
+        if self.config.parts == "encoder" or not parse_quantization(quantization).uses_int4:
+            return
+        layers = (one for one in cast(nn.Module, model).modules() if isinstance(one, Linear))
+        if not any(isinstance(layer.quantization, Int4Options) for layer in layers):
+            reason = f"quantization={short_repr(quantization)}, but {self.files.architecture} has no layer for 4 bits"
+            raise ConfigError(f"{reason}; use 'int8', or leave it out", param="quantization")
+
     def _check_quantization(self, model: Model) -> None:
         """Raise ConfigError if `quantization` is given for a quantised checkpoint, except "int8" for one that stores int8."""
         quantization = self.config.quantization
         if quantization is None or getattr(model, "formats", None) is None:
             return
+        is_int8 = parse_quantization(quantization).text == "int8"
         layers = (one for one in cast(nn.Module, model).modules() if isinstance(one, Linear))
-        if quantization != "int8" or not any(layer.stores_int8 for layer in layers):
+        if not is_int8 or not any(layer.stores_int8 for layer in layers):
             reason = "is for checkpoints that are not quantised yet" + (
-                ", or that store int8 with one scale per output" if quantization == "int8" else ""
+                ", or that store int8 with one scale per output" if is_int8 else ""
             )
             raise ConfigError(f"quantization={short_repr(quantization)} {reason}; leave it out", param="quantization")
 

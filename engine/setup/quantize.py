@@ -19,7 +19,7 @@ from ...kernels.int4 import Int4Options, quantize_int4
 from ...mm.errors import ConfigError
 from ...models.layers.basic import rename
 from ...models.layers.linear import Linear
-from ...models.weights import named_layers, read_checkpoint
+from ...models.weights import ADAPTER_WEIGHTS, named_layers, read_checkpoint
 from ..config import make_config
 from ..model_files import load_model_files
 from .hub import find_model
@@ -27,7 +27,9 @@ from .model_source import ModelSource
 from .resolve import load_processing
 
 _SHARD_BYTES = 4 << 30
-_INDEX = "model.safetensors.index.json"
+_INDEX_END = ".safetensors.index.json"
+_INDEX = f"model{_INDEX_END}"
+_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack")
 
 
 def quantize_checkpoint(model: str, out: str | os.PathLike[str], group_size: int, report: Callable[[str], object]) -> Path:
@@ -67,7 +69,9 @@ def quantize_checkpoint(model: str, out: str | os.PathLike[str], group_size: int
 def _quantised_names(config: Any, group_size: int) -> set[str]:
     """Return the stored names of the weights to quantise."""
     files = load_model_files(config.model)
-    if files.quantization_config is not None or not (Path(config.model) / "config.json").is_file():
+    if not (Path(config.model) / "config.json").is_file():
+        raise ConfigError(f"{config.model} has no config.json; give a checkpoint in the Hub's layout", param="model")
+    if files.quantization_config is not None:
         raise ConfigError(
             f"{config.model} is quantised already; give a checkpoint with weights in 16 or 32 bits", param="model"
         )
@@ -91,9 +95,14 @@ def _quantised_names(config: Any, group_size: int) -> set[str]:
 
 
 def _copy_files(folder: Path, partial: Path) -> None:
-    for file in folder.iterdir():
-        if file.is_file() and file.suffix not in (".safetensors", ".bin", ".pt", ".gguf") and file.name != _INDEX:
-            shutil.copyfile(file, partial / file.name)
+    """Copy all files but weights; of weights, those of adapters. Hidden folders are left out."""
+    for file in folder.rglob("*"):
+        name = file.relative_to(folder)
+        is_weight = file.suffix in _WEIGHTS and file.name != ADAPTER_WEIGHTS
+        if not file.is_file() or is_weight or file.name.endswith(_INDEX_END) or any(p[0] == "." for p in name.parent.parts):
+            continue
+        (partial / name).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(file, partial / name)
 
 
 def _write_weights(folder: Path, partial: Path, names: set[str], group_size: int, report: Callable[[str], object]) -> list[str]:

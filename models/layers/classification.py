@@ -18,12 +18,18 @@ _BY_PROBLEM = {
     "single_label_classification": "softmax",
     "multi_label_classification": "sigmoid",
 }
+_DEFAULT_LABELS = 2  # transformers' default
 _ACTIVATIONS = ("identity", "sigmoid", "softmax")
 
 
 def count_labels(config: Mapping[str, Any]) -> int:
     """Return the number of classes: 2 if config.json does not say."""
-    return positive_int(config, "num_labels") if "num_labels" in config else len(config.get("id2label") or "01")
+    if "num_labels" in config:
+        return positive_int(config, "num_labels")
+    names = config.get("id2label")
+    if names is not None and not isinstance(names, Mapping | list):
+        raise ConfigError(f"id2label in config.json is {short_repr(names)}; it must map each class to its name")
+    return len(names) if names else _DEFAULT_LABELS
 
 
 def label_activation(config: Mapping[str, Any], labels: int) -> str:

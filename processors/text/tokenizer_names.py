@@ -58,7 +58,8 @@ class TransformersNames:
             raise InputError(f"max_length={short_repr(max_length)} must be a number of tokens", param="max_length")
         rows = [self.encode(one, add_special_tokens) for one in ([text] if isinstance(text, str) else text)]
         if cuts:
-            most, after = max_length or 0, len(self._around[1]) if add_special_tokens else 0
+            most = max_length or 0
+            after = min(most, len(self._around[1])) if add_special_tokens else 0
             rows = [[*row[: most - after], *row[len(row) - after :]] if len(row) > most else row for row in rows]
         masks = [[1] * len(row) for row in rows]
         if pads:

@@ -298,6 +298,8 @@ def test_what_does_not_fit_is_named(tmp_path):
         ({"yarn": {"factor": 4}}, "yarn"),
         ({"yarn": {"factor": 4, "original_max_position_embeddings": 16, "gamma": 2}}, "gamma"),
         ({"llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.1}}, "llama_4_scaling"),
+        ({"llama_4_scaling": {"beta": 0.1}}, r"llama_4_scaling in params\.json needs yarn"),
+        ({"sliding_window": [{}, None]}, r"sliding_window in params\.json is \{\}"),
         ({"moe": {"num_experts": 4, "num_experts_per_tok": 2, "num_shared_experts": 1}}, "num_shared_experts"),
         ({"quantization": {"qformat_weight": "nvfp4"}}, "quantization in params.json"),
         ({"sliding_window": [16, 32]}, "sliding_window"),

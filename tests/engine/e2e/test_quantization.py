@@ -5,11 +5,15 @@ from __future__ import annotations
 import json
 from pathlib import Path
 
+import family
 import pytest
 import torch
 from cpu import needs_int8, running_with
 from sensorium import LLM, SamplingParams
+from sensorium.kernels.grouped import ShardedWeight
+from sensorium.kernels.int4 import Int4PanelWeight
 from sensorium.mm.errors import ConfigError
+from sensorium.models.layers.linear import Linear
 
 ASSETS = Path(__file__).parents[3] / "assets"
 WANTED = json.loads((ASSETS / "media" / "answers.json").read_text())
@@ -41,6 +45,20 @@ def test_other_methods_read_the_shipped_media(quantization: str | dict[str, obje
     llm = LLM(ASSETS / "tiny-vl", dtype="float32", device="cpu", quantization=quantization)
     outputs = llm.chat([chat(name) for name in WANTED], params, use_tqdm=False)
     assert [o.outputs[0].text for o in outputs] == [entry["answer"] for entry in WANTED.values()]
+
+
+@pytest.mark.in_process
+def test_int4_is_for_whispers_decoder(tmp_path: Path) -> None:
+    folder = family.save(family.load_rows()["whisper"], tmp_path)
+    with LLM(folder, device="cpu", quantization="int4") as llm:
+        model = llm._engine_loop.core.runner.model
+        layers = {path: one.packed for path, one in model.named_modules() if isinstance(one, Linear) and not one.exact}
+    assert {path.split(".")[0] for path, one in layers.items() if isinstance(one, Int4PanelWeight | ShardedWeight)} == {
+        "decoder"
+    }
+    towers, no_items = {"method": None, "towers": "int4"}, {"image": 0, "video": 0}
+    with pytest.raises(ConfigError, match="has no layer for 4 bits"):
+        LLM(ASSETS / "tiny-vl", device="cpu", quantization=towers, limit_mm_per_prompt=no_items)
 
 
 @pytest.mark.in_process

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import pytest
@@ -42,6 +43,25 @@ def test_a_written_checkpoint_answers_as_int4_does(tmp_path: Path) -> None:
     expected = LLM(TINY_VL, device="cpu", dtype="float32", quantization=group).generate(prompts, params, use_tqdm=False)
     assert [one.outputs[0].token_ids for one in told] == [one.outputs[0].token_ids for one in expected]
     assert [file.name for file in tmp_path.iterdir()] == ["w4"]
+
+
+def test_files_of_subfolders_are_copied(tmp_path: Path) -> None:
+    model = shutil.copytree(TINY_VL, tmp_path / "model")
+    for name in ("1_Pooling/config.json", "additional_chat_templates/rag.jinja", "lora/adapter_model.safetensors"):
+        (model / name).parent.mkdir()
+        (model / name).write_text("{}")
+    for name in ("onnx/model.onnx", ".cache/config.json"):
+        (model / name).parent.mkdir()
+        (model / name).write_text("{}")
+    out = quantize_checkpoint(str(model), tmp_path / "w4", 32, print)
+    found = {str(file.relative_to(out)) for file in out.rglob("*") if file.is_file() and file.parent != out}
+    assert found == {"1_Pooling/config.json", "additional_chat_templates/rag.jinja", "lora/adapter_model.safetensors"}
+
+
+def test_a_folder_without_config_json_is_named(tmp_path: Path) -> None:
+    (tmp_path / "params.json").write_text('{"dim": 8, "hidden_dim": 8, "n_layers": 1, "n_heads": 2, "vocab_size": 16}')
+    with pytest.raises(ConfigError, match=r"has no config\.json"):
+        quantize_checkpoint(str(tmp_path), tmp_path / "w4", 32, print)
 
 
 def test_an_existing_folder_is_refused(tmp_path: Path) -> None:

@@ -78,6 +78,14 @@ def test_scores_of_a_cross_encoder(kind: str, tmp_path: Path) -> None:
         assert abs(one.score - float(logits_of(model, words, "import os", text).sigmoid())) < 1e-4
 
 
+def test_labels_that_are_no_mapping_are_named(tmp_path: Path) -> None:
+    build(tmp_path, "llama", 2)
+    stored = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(stored | {"id2label": 5}))
+    with pytest.raises(ConfigError, match=r"id2label in config\.json is 5; it must map"):
+        LLM(tmp_path)
+
+
 @pytest.mark.parametrize(
     ("config", "expected"),
     [

@@ -333,6 +333,7 @@ def test_int8_products_run_a_checkpoint_of_integers(world: LoadedModels, tmp_pat
     theirs, wide = record(make_llm(ROWS["qwen3_vl"], packed, dtype="float32"), question, 4)
     assert ours.prompt_token_ids == theirs.prompt_token_ids
     assert 0 < float((logits - wide).std()) < 0.1 * float(wide.std())
+    make_llm(ROWS["qwen3_vl"], packed, dtype="float32", quantization={"method": "int8"}).close()
     other, _ = write(world.folder("qwen3_vl"), tmp_path / "other", SCHEMES["ct w4a16"], chosen)
     with pytest.raises(ConfigError, match="or that store int8 with one scale per output"):
         LLM(other, device="cpu", quantization="int8")
