@@ -7,9 +7,10 @@ from pathlib import Path
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from oracle import SPECIALS, load_processor, token_ids, tokenizer
+from oracle import SPECIALS, fast_tokenizer, load_processor, token_ids, tokenizer
 from sensorium.mm.errors import CheckpointError, InputError
 from sensorium.processors.text.tokenizer import StreamDecoder, Tokenizer
+from tokenizers.processors import TemplateProcessing
 
 EMOJI = "naïve 👩‍👩‍👧 你好 e\u0301 🚀\n\tdef f(x): return x"
 
@@ -227,6 +228,19 @@ def test_tekken_streams(tekken):
     pieces = [stream.push([i]) for i in ids]
     assert "\ufffd" not in "".join(pieces)
     assert "".join(pieces) + stream.flush() == EMOJI
+
+
+def test_truncation_never_returns_more_than_max_length(tmp_path):
+    words = fast_tokenizer(["[CLS]", "[SEP]"])
+    ids = [(name, words.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]")]
+    ends = TemplateProcessing(single="[CLS] $A [SEP] [SEP]", special_tokens=ids)
+    words.backend_tokenizer.post_processor = ends
+    words.save_pretrained(tmp_path)
+    mine = Tokenizer(tmp_path)
+    for length in range(1, 7):
+        assert len(mine("import os", truncation=True, max_length=length).input_ids) == min(
+            length, len(mine.encode("import os"))
+        )
 
 
 def test_missing_and_broken_files(tmp_path):
