@@ -122,3 +122,7 @@ def _module(command: str) -> Any:
 
 def _version() -> str:
     return f"sensorium {import_module('..', __package__).__version__}"
+
+
+if __name__ == "__main__":
+    sys.exit(main())

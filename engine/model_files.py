@@ -149,6 +149,9 @@ def load_model_files(
     """
     path = Path(folder)
     if path.suffix != SUFFIX and not os.path.isdir(path):  # False for a name that no folder can have
+        if os.path.isfile(path):
+            how = "give a checkpoint's folder or a GGUF file; `sensorium pull ORG/NAME` downloads a model from the Hub"
+            raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is a file, not a checkpoint; {how}")
         how = "give a checkpoint's folder, or a name that `hf download` takes, as in Qwen/Qwen2.5-VL-3B-Instruct"
         raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is not a folder; {how}")
     contents = {name: read_json(path / name) for name in _JSON_FILES}

@@ -174,8 +174,8 @@ def plain_data(value: object) -> object:
 def trusted_source(media: object) -> object:
     """Convert a str from the caller's own code or command line to a Path or URL. Other values are returned as they are.
 
-    A path, or the path of a file: URL, becomes a Path, which may be anywhere, unlike a path inside a message. Other URLs, and
-    invalid file: URLs, are returned unchanged; reading them raises an error.
+    A path, or the path of a file: URL, becomes a Path, which may be anywhere, unlike a path inside a message. Other URLs, an
+    empty text, and invalid file: URLs, are returned unchanged; reading the last two raises an error.
     """
     media = plain_data(media)
     if not isinstance(media, str) or media[:5].lower() == "data:":
@@ -183,7 +183,7 @@ def trusted_source(media: object) -> object:
     if media[:7].lower() == "file://":
         with suppress(InputError):
             return Path(path_of(media))
-    return media if "://" in media[:16] else Path(media)
+    return media if not media or "://" in media[:16] else Path(media)
 
 
 def is_item_list(modality: str, value: object) -> bool:

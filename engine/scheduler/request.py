@@ -8,7 +8,7 @@ from dataclasses import replace
 from enum import Enum
 
 from ...mm.errors import InputError
-from ...mm.types import MultiModalFeature
+from ...mm.types import MultiModalFeature, item_index
 from ..kv_cache.block_hash import extend_block_hashes, hash_root
 from ..kv_cache.block_pool import BlockIds
 from ..types import CROSS, EngineRequest, ScheduledRequest, SequenceStats, TokenOutput
@@ -116,7 +116,12 @@ class Request:
                 f"cannot truncate to {num_tokens} tokens; the sequence has {len(self.token_ids)} and must keep 1 or more"
             )
         kept = [feature for feature in self.features if feature.range.offset < num_tokens]
-        check_features(kept, 0, num_tokens)
+        for index, feature in enumerate(kept):
+            if feature.range.end > num_tokens:
+                modality, number = item_index(kept, index)
+                start, end = feature.range.offset, feature.range.end
+                valid = f"truncate to {start} or fewer, or to {end} or more" if start else f"truncate to {end} or more"
+                raise InputError(f"cannot truncate to {num_tokens} tokens: that is inside {modality} {number}; {valid}")
         self.epoch += 1
         del self.token_ids[num_tokens:]
         del self._block_hashes[num_tokens // block_size :]

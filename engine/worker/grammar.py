@@ -269,4 +269,6 @@ def _line(text: str) -> str:
     if parsed is not None:  # without the lines of llguidance's own grammar around the expression
         return f"{' '.join(parsed[1].split())}; this engine's expressions have no look-around and no back-references"
     words = " ".join(text.split())
+    if words.startswith("lexer error"):
+        return f"{words}; make it smaller, for example with smaller repetition counts"
     return "no answer has this form" if words == "NoExtensionBias" else words

@@ -8,6 +8,7 @@ from typing import Any
 
 WORKER_IMPORTS = ("llguidance",)  # modules that `compile_alone` needs; the worker imports them before it is restricted
 STACK = 2 << 20  # bytes of stack in the worker
+_WALK = 4  # tokens
 _LIMITS: dict[str, Any] = {  # limits of llguidance: a step takes milliseconds at most, and a grammar's states take about 100 MB
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
@@ -23,10 +24,24 @@ def compile_grammar(vocabulary: Any, source: str) -> tuple[Any, str]:
     from llguidance import LLMatcher, LLParserLimits
 
     matcher = LLMatcher(vocabulary, source, log_level=0, limits=LLParserLimits(**_LIMITS))
-    first = matcher.deep_copy()  # a grammar that matches nothing fails only when its first mask is computed
-    if not first.is_error():
-        first.compute_bitmask()
-    return matcher, first.get_error()
+    return matcher, matcher.get_error() or _walk(vocabulary, matcher, -1) or _walk(vocabulary, matcher, 0)
+
+
+def _walk(vocabulary: Any, matcher: Any, which: int) -> str:
+    """Follow the first (0) or last (-1) allowed token for a few tokens, and return llguidance's error message.
+
+    A grammar that matches nothing fails at its first mask, and one that is too large for the lexer a few tokens later.
+    """
+    copy = matcher.deep_copy()
+    for _ in range(_WALK):
+        mask = copy.compute_bitmask()
+        if copy.is_error():
+            break
+        tokens = (8 * i + bit for i, byte in enumerate(mask) if byte for bit in range(8) if byte >> bit & 1)
+        allowed = [token for token in tokens if token != vocabulary.eos_token]
+        if not allowed or not copy.consume_tokens([allowed[which]]):
+            break
+    return str(copy.get_error())
 
 
 def compile_alone(source: bytes) -> None:

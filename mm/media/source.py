@@ -51,6 +51,8 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
     text = value.url if isinstance(value, MediaUrl) else value
     if isinstance(value, MediaUrl) and not isinstance(text, str):
         raise InputError(f"a URL in a message must be a string, not {typed(text)}")
+    if isinstance(text, str) and not text:
+        raise InputError("the path is empty; give a file or URL")
     if isinstance(text, str):
         match = _SCHEME.match(text)
         scheme = match[1].lower() if match else ""

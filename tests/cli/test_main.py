@@ -38,6 +38,12 @@ def test_help_has_an_example(argv: tuple[str, ...], capsys: pytest.CaptureFixtur
         assert all(name in out for name in cli.COMMANDS)
 
 
+def test_the_module_runs_as_a_script() -> None:
+    run = subprocess.run([sys.executable, "-m", "sensorium.cli.main", "--version"], capture_output=True, text=True)
+    assert run.returncode == 0
+    assert run.stdout.startswith("sensorium ")
+
+
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     import sensorium
 

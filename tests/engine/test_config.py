@@ -235,6 +235,9 @@ def test_any_section_may_state_the_dtype(tmp_path, config):
 def test_folders_that_are_no_checkpoint(tmp_path):
     with pytest.raises(ConfigError, match=r"is not a folder; .*hf download"):
         load_model_files(tmp_path / "nowhere")
+    (tmp_path / "README.md").write_text("a")
+    with pytest.raises(ConfigError, match=r"README.md' is a file, not a checkpoint; .*sensorium pull"):
+        load_model_files(tmp_path / "README.md")
     with pytest.raises(ConfigError, match=r"no config.json"):
         load_model_files(tmp_path)
     with pytest.raises(ConfigError, match=r"an empty config.json"):

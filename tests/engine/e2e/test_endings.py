@@ -1,9 +1,11 @@
 """Requests that are forgotten, garbage collected or closed at any moment free their memory, and no caller hangs."""
 
 import gc
+import re
 import threading
 from pathlib import Path
 
+import numpy as np
 import pytest
 from sensorium import LLM, SamplingParams
 from sensorium.mm.errors import InputError
@@ -66,6 +68,20 @@ def test_truncate_of_a_session_takes_a_number(llm, wrong):
         with pytest.raises(InputError, match="num_tokens must be an integer"):
             session.truncate(wrong)
         assert session.token_ids == before
+
+
+def test_a_truncation_inside_an_item_names_the_valid_lengths(llm):
+    prompt = {"prompt": "ab<|image_pad|>c", "multi_modal_data": {"image": np.zeros((64, 64, 3), np.uint8)}}
+    with llm.live(prompt, SHORT) as session:
+        answer = session.answer()
+        assert answer.error is None
+        with pytest.raises(InputError) as found:
+            session.truncate(3)
+        said = r"cannot truncate to 3 tokens: that is inside image 0; truncate to (\d+) or fewer, or to (\d+) or more"
+        start, end = re.fullmatch(said, str(found.value)).groups()
+        session.truncate(int(end))
+        session.truncate(int(start))
+        assert len(session.token_ids) == int(start)
 
 
 @pytest.mark.parametrize("kind", ["stream", "live"])

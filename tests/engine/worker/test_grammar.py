@@ -182,6 +182,8 @@ def test_answers_share_only_the_compiled_grammar():
         ({"json": {"$ref": "http://example.org/x"}}, "json cannot be used"),
         ({"json": {"$ref": "#"}}, "json cannot be used: no answer has this form"),
         ({"regex": r"[^\s\S]"}, "regex cannot be used: no answer has this form"),
+        ({"regex": "a{1000000}"}, "regex cannot be used: lexer error.*smaller repetition counts"),
+        ({"regex": "x(y|a{1000000})"}, "regex cannot be used: lexer error"),
         ({"grammar": "start: start"}, "grammar cannot be used: no answer has this form"),
     ],
 )

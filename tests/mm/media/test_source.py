@@ -17,6 +17,7 @@ from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.media import source
 from sensorium.mm.media.policy import FrameFiles, MediaPolicy, MediaUrl
 from sensorium.mm.media.source import read
+from sensorium.mm.parse import trusted_source
 from waiting import LONG
 
 POLICY = MediaPolicy(max_bytes=1000)
@@ -237,6 +238,12 @@ def test_an_open_file_that_blocks_holds_no_other_up_and_short_reads_are_continue
 def test_a_folder_is_refused_by_name(tmp_path):
     with pytest.raises(InputError, match=r"is a folder; give the files in it$"):
         read(tmp_path, "image", POLICY)
+
+
+@pytest.mark.parametrize("value", ["", MediaUrl(""), trusted_source("")])
+def test_an_empty_path_is_refused(value):
+    with pytest.raises(InputError, match="the path is empty; give a file or URL"):
+        read(value, "image", POLICY)
 
 
 def test_bare_base64_is_explained():
