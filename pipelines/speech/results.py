@@ -136,6 +136,11 @@ class Transcript(TextResult):
         return TranscriptionInfo(self.language, self.language_probability, self.duration, read)
 
     @property
+    def skipped(self) -> str | None:
+        """ "silence" if voice detection found no speech, so that nothing was transcribed; else None."""
+        return "silence" if self.error is None and self.speech_spans == () and not self.windows else None
+
+    @property
     def finish_reason(self) -> str | None:
         """ "length" if the text of any window was cut off at the token limit."""
         if self.error is None and any(window.finish_reason == "length" for window in self.windows):
@@ -153,13 +158,14 @@ class Transcript(TextResult):
 
     @property
     def doubt(self) -> str | None:
-        """Why the text is probably wrong, or None. With several windows: about the first one without an accepted answer."""
-        for window in self.windows if len(self.windows) > 1 else ():
-            chosen = window.attempts[window.accepted]
-            if window.text and chosen.rejected:
+        """Why the text is probably wrong, or None; about the first window of which every answer was rejected."""
+        whole = super().doubt if len(self.windows) < 2 else None
+        for window in self.windows if whole is None else ():
+            chosen = window.attempts[window.accepted] if window.attempts else None
+            if window.text and chosen is not None and chosen.rejected:
                 value = getattr(chosen, chosen.rejected)
                 return f"from {window.start:.1f} to {window.end:.1f} s its {chosen.rejected} is {value:.2f}"
-        return super().doubt if len(self.windows) < 2 else None
+        return whole
 
 
 def segments(

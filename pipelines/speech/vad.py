@@ -21,9 +21,10 @@ FRAME_SECONDS = 0.032
 BLOCK_FRAMES = 320
 _SILERO_RATE, _SILERO_FRAME = 16_000, 512
 
-_PREEMPHASIS = 0.97
-_MIN_FLOOR = -70.0  # least noise floor: decibels relative to full scale, after pre-emphasis
-_MARGIN = 9.0  # decibels above the noise floor at which the probability is 0.5
+_BANDS = (200.0, 1000.0, 3000.0)  # hertz; each band ends where the next one begins, the last one at half the rate
+_MIN_FLOOR = -75.0  # least noise floor of a band: decibels relative to full scale
+_MARGINS = 4.0, 9.0  # least and largest decibels above the noise floor at which the probability is 0.5
+_SHORT = 1.5  # seconds; shorter audio may hold no noise alone, so everything audible is speech
 
 
 def frame_size(rate: float) -> int:
@@ -38,36 +39,69 @@ def make_detector(vad: object, rate: float) -> VoiceDetector:
         InputError: any other value. ConfigError: silero-vad is not installed, or does not support the rate.
     """
     if vad is True:
-        return EnergyDetector(frame_size(rate))
+        return EnergyDetector(rate)
     if vad == "silero":
         if rate != _SILERO_RATE:
             raise ConfigError(f"silero-vad takes audio of {_SILERO_RATE} Hz, this model takes {rate:g} Hz; give vad=True")
         return SileroDetector()
     if callable(vad):
-        detector: VoiceDetector = vad(rate)
-        return detector
+        try:
+            detector = vad(rate)
+        except Exception as error:
+            reason = f"vad={short_repr(vad)} failed for {rate:g} Hz: {type(error).__name__}: {error}"
+            raise InputError(reason, param="vad") from error
+        if not callable(detector):
+            raise InputError(f"vad returned {short_repr(detector)}; it must return a function of samples", param="vad")
+        return CheckedDetector(detector, frame_size(rate))
     known = 'True, False, "silero" or a function that takes the sample rate and returns a detector'
     raise InputError(f"vad={short_repr(vad)} must be {known}", param="vad")
 
 
-class EnergyDetector:
-    """Counts a frame as speech if its energy is `_MARGIN` above the noise floor of its block.
+class CheckedDetector:
+    """Checks what a caller's detector returns."""
 
-    Steady sounds, such as hum, are part of the noise floor. Everything louder, such as music, counts as speech.
-    """
-
-    def __init__(self, frame: int) -> None:
-        self._frame = frame
-        self._previous = 0.0  # the last sample of the previous block
+    def __init__(self, detector: VoiceDetector, frame: int) -> None:
+        self._detector, self._frame = detector, frame
 
     def __call__(self, samples: Tensor) -> Tensor:
-        before = torch.cat([samples.new_tensor([self._previous]), samples[:-1]])
-        self._previous = float(samples[-1])
-        emphasised = F.pad(samples - _PREEMPHASIS * before, (0, -len(samples) % self._frame))
-        decibels = 10 * emphasised.view(-1, self._frame).square().mean(1).clamp(min=1e-12).log10()
-        floor = max(_MIN_FLOOR, float(decibels.quantile(0.1)))
-        smooth = F.avg_pool1d(decibels[None], 3, 1, 1, count_include_pad=False)[0]
-        return torch.sigmoid((torch.maximum(decibels, smooth) - floor - _MARGIN) / 2)
+        found: object = self._detector(samples)
+        count = -(-len(samples) // self._frame)
+        if not isinstance(found, Tensor) or found.shape != (count,) or found.is_complex() or not found.isfinite().all():
+            shown = f"a tensor of shape {tuple(found.shape)}" if isinstance(found, Tensor) else short_repr(found)
+            reason = f"the detector of vad returned {shown}; it must return a tensor of {count} finite probabilities,"
+            raise InputError(f"{reason} one for each {self._frame} samples", param="vad")
+        return found
+
+
+class EnergyDetector:
+    """Counts a frame as speech if the energy of one of its bands is clearly above the noise floor of this band in the block.
+
+    The margin is half of the block's contrast, within `_MARGINS`: speech in noise has little contrast. Steady sounds, such as
+    hum, are part of the noise floor. Everything else, such as music, counts as speech.
+    """
+
+    def __init__(self, rate: float) -> None:
+        self._frame = frame_size(rate)
+        self._window = torch.hann_window(self._frame)
+        frequencies = torch.linspace(0, rate / 2, self._frame // 2 + 1)
+        ends = (*_BANDS[1:], rate)
+        self._bands = [(frequencies >= low) & (frequencies < high) for low, high in zip(_BANDS, ends, strict=True)]
+        self._previous = torch.empty(len(_BANDS), 0)  # decibels of the previous block
+
+    def __call__(self, samples: Tensor) -> Tensor:
+        frames = F.pad(samples, (0, -len(samples) % self._frame)).view(-1, self._frame)
+        power = torch.fft.rfft(frames * self._window).abs().square() * (16 / 3) / self._frame**2  # sums to the mean square
+        energy = torch.stack([power[:, band].sum(1) for band in self._bands])
+        decibels = F.avg_pool1d(10 * energy.clamp(min=1e-12).log10(), 3, 1, 1, count_include_pad=False)
+        is_short = len(frames) < BLOCK_FRAMES // 2  # a short last block says too little about the noise
+        known = torch.cat([self._previous, decibels], 1) if is_short else decibels
+        if known.shape[1] * FRAME_SECONDS < _SHORT:
+            floor = torch.full((len(_BANDS), 1), _MIN_FLOOR)
+        else:
+            floor = known.quantile(0.1, 1, keepdim=True).clamp(min=_MIN_FLOOR)
+        self._previous = decibels
+        margin = ((known.amax(1, keepdim=True) - floor) / 2).clamp(*_MARGINS)
+        return torch.sigmoid((decibels - floor - margin) / 2).amax(0)
 
 
 class SileroDetector:

@@ -12,7 +12,7 @@ from torch import Tensor
 from .vad import BLOCK_FRAMES, EnergyDetector, VoiceDetector, frame_size
 
 _THRESHOLD = 0.5  # probability of speech
-_PAD = 0.2  # seconds kept around speech
+_PAD = 0.5  # seconds kept around speech
 _LONG_SILENCE = 2.0  # seconds of silence that always end a window
 _PAUSE, _SHORT_PAUSE = 0.3, 0.09  # least seconds of a pause at which a window is cut
 _JOINED = 0.5  # stretches of speech with less silence between them are one span, in seconds
@@ -56,7 +56,7 @@ class WindowReader:
         self.rate, self.size, self.length = rate, size, 0
         self.spans: list[tuple[int, int]] = []
         self._blocks, self._skips, self._frame = blocks, detector is not None, frame_size(rate)
-        self._detector = detector or EnergyDetector(self._frame)
+        self._detector = detector or EnergyDetector(rate)
         self._begin = 0  # position of the buffer's first sample, a multiple of the frame size
         self._buffer = torch.empty(0)
         self._voiced: list[bool] = []  # for each frame of the buffer: True for speech

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from itertools import pairwise
+from pathlib import Path
 
 import numpy as np
 import pytest
+import soundfile
 import torch
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.pipelines.speech.merge import find_seam, join_texts, split_words
@@ -42,7 +44,7 @@ def seconds(windows: list[Window]) -> list[tuple[float, float]]:
 def test_windows_hold_speech_and_end_in_pauses() -> None:
     samples = sound((5, 0), (20, 0.3), (1, 0), (14, 0.3), (6, 0), (3, 0.3))
     reader, windows = read(samples)
-    assert seconds(windows) == [(4.8, 25.2), (25.8, 40.2), (45.8, 49.0)]
+    assert seconds(windows) == [(4.5, 25.5), (25.5, 40.5), (45.5, 49.0)]
     assert reader.length == len(samples)
     assert [(round(a / RATE), round(b / RATE)) for a, b in reader.spans] == [(5, 25), (26, 40), (46, 49)]
     for window in windows:
@@ -118,7 +120,7 @@ def test_silero_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_the_detector_goes_on_from_block_to_block() -> None:
     samples = sound((30, 0.3))
-    detector, frame = EnergyDetector(512), 512
+    detector, frame = EnergyDetector(RATE), 512
     parts = torch.cat([detector(part) for part in samples.split(320 * frame)])
     assert len(parts) == -(-len(samples) // frame)
     assert 0.5 < float((parts > 0.5).float().mean()) < 1
@@ -167,3 +169,40 @@ def test_no_word_is_lost_or_doubled_wherever_the_cut_is() -> None:
         for part in windows(phase):
             text = merged(text, " ".join(part)) if text else " ".join(part)
         assert text.split() == words
+
+
+@pytest.mark.parametrize("ratio", [10.0, 5.0])
+def test_speech_in_noise_is_read(ratio: float) -> None:
+    """Syllables with a low spectrum, in white noise that is `ratio` decibels quieter."""
+    speech = torch.nn.functional.avg_pool1d(sound((2, 0), (9, 0.3), (2, 0))[None], 15, 1, 7)[0]
+    noise = torch.randn(len(speech), generator=torch.Generator().manual_seed(0))
+    noise *= speech[2 * RATE : 11 * RATE].square().mean().sqrt() / 10 ** (ratio / 20)
+    _, windows = read(speech + noise)
+    assert min(one.start for one in windows) <= 2 * RATE
+    assert max(one.end for one in windows) >= 11 * RATE - RATE // 10
+
+
+def test_a_short_trimmed_utterance_is_read() -> None:
+    time = torch.arange(RATE) / RATE
+    assert seconds(read(0.1 * (2 * torch.pi * 300 * time).sin())[1]) == [(0.0, 1.0)]
+
+
+@pytest.mark.shared
+@pytest.mark.parametrize("ratio", [10.0, 5.0])
+def test_real_speech_in_noise_is_read(shared_data: Path, ratio: float) -> None:
+    speech = torch.from_numpy(soundfile.read(shared_data / "speech" / "jfk.flac", dtype="float32")[0])
+    noise = torch.randn(len(speech), generator=torch.Generator().manual_seed(0))
+    noise *= speech.square().mean().sqrt() / 10 ** (ratio / 20)
+    _, windows = read(speech + noise)
+    assert sum(one.end - one.start for one in windows) >= 0.9 * len(speech)
+
+
+def test_what_a_given_detector_returns_is_checked() -> None:
+    for wrong in (None, torch.zeros(1), [0.5]):
+        detector = make_detector(lambda rate, wrong=wrong: lambda samples: wrong, RATE)
+        with pytest.raises(InputError, match=r"the detector of vad returned .* must return a tensor of 2 finite"):
+            detector(torch.zeros(1000))
+    with pytest.raises(InputError, match="vad returned None; it must return a function"):
+        make_detector(lambda rate: None, RATE)
+    with pytest.raises(InputError, match="failed for 16000 Hz: ZeroDivisionError"):
+        make_detector(lambda rate: 1 / 0, RATE)
