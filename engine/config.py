@@ -78,7 +78,7 @@ class EngineConfig:
         mm_processor_kwargs: options of the model's processor, such as {"max_pixels": 1003520}. Requests can override them.
         seed: random seed of the engine. Requests without a seed derive theirs from it.
         hf_overrides: values that replace those of config.json, in nested objects too. LLM also takes a function that gets the
-            config, a mapping whose keys are also attributes, and changes it in place or returns a new one.
+            config, a mapping whose keys are also attributes, and changes it in place or returns a new one that replaces it.
         override_generation_config: values that replace those of generation_config.json.
         generation_config: "auto" takes default sampling parameters from generation_config.json, "none" ignores the file.
         media_workers: number of threads that decode and process media.

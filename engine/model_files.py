@@ -186,8 +186,34 @@ def load_model_files(
     return ModelFiles(path, config, generation, processors, fingerprint, code, merged, external)
 
 
+@dataclass(frozen=True)
+class WholeConfig(Mapping[str, Any]):
+    """A config that replaces config.json: the result of an `hf_overrides` function."""
+
+    values_by_key: Mapping[str, Any]
+
+    def __getitem__(self, key: str) -> Any:
+        return self.values_by_key[key]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.values_by_key)
+
+    def __len__(self) -> int:
+        return len(self.values_by_key)
+
+
+def _as_json(value: Any) -> Any:
+    """Return a value with the types of JSON: messages between processes turn lists into tuples."""
+    if isinstance(value, Mapping):
+        return {key: _as_json(inner) for key, inner in value.items()}
+    return [_as_json(inner) for inner in value] if isinstance(value, list | tuple) else value
+
+
 def _override(config: Mapping[str, Any], overrides: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a config with other values, merged in nested objects."""
+    """Return a config with other values, merged in nested objects. A WholeConfig replaces the config."""
+    if isinstance(overrides, WholeConfig):
+        return dict(_as_json(overrides))
+    overrides = _as_json(overrides)
     merged = {**config, **overrides}
     for name, value in overrides.items():
         if isinstance(value, Mapping) and isinstance(config.get(name), Mapping):
@@ -210,22 +236,21 @@ class _Config(dict[str, Any]):
         return self
 
 
-def call_overrides(folder: str, function: Callable[[Any], Any]) -> dict[str, Any]:
-    """Call a function with the checkpoint's config and return the result. Raise ConfigError if the result is not a config."""
+def call_overrides(folder: str, function: Callable[[Any], Any]) -> WholeConfig:
+    """Call a function with the checkpoint's config, which its result replaces. Raise ConfigError if that is not a config."""
 
     def wrap(value: Any) -> Any:
         return _Config({key: wrap(inner) for key, inner in value.items()}) if isinstance(value, Mapping) else value
 
     config = wrap(load_model_files(folder).config)
-    names = list(config)
+    named = "architectures" in config
     result = function(config)
     result = config if result is None else result
     if not isinstance(result, Mapping):
         raise ConfigError(f"hf_overrides must return the config or None, not {typed(result)}", param="hf_overrides")
-    removed = [name for name in names if name not in result]
-    if removed and result is config:
-        raise ConfigError(f"hf_overrides removes {removed[0]} from the config; set it to None", param="hf_overrides")
-    return dict(result)
+    if named and "architectures" not in result:
+        raise ConfigError("hf_overrides returns a config without architectures; return all of the config", param="hf_overrides")
+    return WholeConfig(dict(result))
 
 
 def local_folder(path: Path, name: str) -> Path | None:

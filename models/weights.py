@@ -254,10 +254,10 @@ def quantize(root: nn.Module, quantization: str | Mapping[str, Any]) -> None:
 
 
 def keep_float16(root: nn.Module) -> None:
-    """Keep the weights of a float16 checkpoint in float16 in layers that compute in float32 and are not quantised."""
+    """Keep stored float16 weights in float16, in layers that compute in float32 and are not quantised."""
     for module in root.modules():
         if isinstance(module, Linear) and module.quantization is None and not module.formats:
-            module.quantization = "float16"
+            module.quantization = "float16" if module.stored_dtypes <= {torch.float16} else None
 
 
 def weight_bytes(model: Model, device: torch.device) -> int:
@@ -323,9 +323,11 @@ def check(
 ) -> None:
     """Compare names and shapes of stored tensors (from `read_headers`) with the model, before any weight is read.
 
+    Each Linear gets the dtypes of its stored weights.
     The other arguments and the errors are those of `fill`.
     """
-    views = {name: views[name] for name, (_, views) in named_layers(root).items()}
+    layers = named_layers(root)
+    views = {name: views[name] for name, (_, views) in layers.items()}
     missing, surplus, split, converters = set(views), list[str](), set[str](), _converters(root)
     formats, wide = getattr(root, "formats", None) or Formats({}), list[tuple[str, Tensor]]()
     for stored, header in headers:
@@ -345,6 +347,7 @@ def check(
                 missing.discard(part)
                 if known:
                     _check_shape(stored, tensor.shape, views[part])
+                    _note_dtype(part, tensor, layers[part][0])
             elif not part.endswith(_BUFFER):
                 surplus.append(stored)
     _check_empty("lacks", (name for name in missing if not name.startswith(tuple(split))))
@@ -418,6 +421,12 @@ def _moved(tensor: Tensor, device: torch.device, copy: Copy) -> Tensor:
 def _check_shape(stored: str, shape: Sequence[int], target: Tensor) -> None:
     if prod(shape) != target.numel() or (len(shape) <= 2 and shape != target.shape):
         raise CheckpointError(f"{stored} has shape {list(shape)}, the config needs {list(target.shape)}")
+
+
+def _note_dtype(name: str, tensor: Tensor | QuantizedWeight, layer: WeightedLayer) -> None:
+    """Record the stored dtype of a weight in its Linear."""
+    if isinstance(layer, Linear) and isinstance(tensor, Tensor) and name.endswith(".weight"):
+        layer.stored_dtypes.add(tensor.dtype)
 
 
 def _check_empty(verb: str, names: Iterable[str]) -> None:

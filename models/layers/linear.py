@@ -52,6 +52,7 @@ class Linear(WeightedLayer):
             bits.
         formats: canonical name of a shard's weight -> its format, in a quantised checkpoint. Such a weight is a meta tensor
             that has only the shape; `hold` takes the quantised weights.
+        stored_dtypes: dtypes of the stored weights, as far as the headers of the files name them.
     """
 
     quantization: str | Int4Options | None = None
@@ -72,6 +73,7 @@ class Linear(WeightedLayer):
         self.device = device
         self.formats: dict[str, WeightFormat] = {}
         self.held: dict[str, QuantizedWeight] = {}
+        self.stored_dtypes: set[torch.dtype] = set()
         self.weight = torch.empty(out, in_features, dtype=dtype, device="meta" if weights_deferred() else device)
         self.bias: Tensor | None = torch.empty(out, dtype=dtype, device=device) if bias else None
         self.packed: LinearWeight  # exists from `pack` on, in place of `weight`

@@ -11,6 +11,8 @@ import torch
 from oracle import CHAT_TEMPLATE
 from PIL import Image
 from sensorium import LLM, AsyncLLM, BeamSearchParams, EngineArgs, PoolingParams, RequestOutputKind, SamplingParams
+from sensorium.engine.codec import decode, encode
+from sensorium.engine.model_files import call_overrides, load_model_files
 from sensorium.mm.errors import ConfigError, EngineDeadError, InputError
 from tqdm import tqdm
 from transformers import AutoTokenizer
@@ -245,9 +247,23 @@ def test_hf_overrides_as_a_function(args, llm):
         assert other.config.hf_overrides["text_config"]["max_position_embeddings"] == 96
         assert other.generate("a", SamplingParams(**GREEDY), use_tqdm=False)[0].error is None
         assert "MemoryPlan" in repr(other.explain())
-    for wrong, said in ((lambda config: 3, "must return the config or None, not an int"), (change, "removes architectures")):
+    for wrong, said in ((lambda config: 3, "must return the config or None, not an int"), (change, "without architectures")):
         with pytest.raises(ConfigError, match=said):
             LLM(args.model, hf_overrides=wrong, **options)
+
+
+def test_the_config_of_a_function_replaces_config_json(args):
+    stored = load_model_files(args.model).config
+
+    def change(config):
+        del config["text_config"]["max_position_embeddings"]
+        return {**config, "vision_config": {"depth": 1}, "added": [1, {"b": [2]}]}
+
+    found = decode(encode(call_overrides(args.model, change)))
+    config = load_model_files(args.model, hf_overrides=found).config
+    assert config["text_config"] == {k: v for k, v in stored["text_config"].items() if k != "max_position_embeddings"}
+    assert (config["vision_config"], config["added"]) == ({"depth": 1}, [1, {"b": [2]}])
+    assert config["architectures"] == stored["architectures"]
 
 
 def test_arguments_of_generate_and_chat(llm):
