@@ -6,7 +6,7 @@ from collections.abc import Collection
 
 _BEAMS = "answers are greedy or sampled; beam search is LLM.beam_search(prompts, BeamSearchParams(beam_width=...))"
 _CUT = "cut the video before, or give its frames"
-_LENGTH = "the engine chooses the windows; audio may have any length"
+_LENGTH = "audio of any length is read; the engine chooses the windows"
 
 # another library's name -> candidates for the hint, in order: names of ours, of which the call must have one, or a sentence
 _NAMES: dict[str, tuple[str, ...]] = {
@@ -65,7 +65,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "context_length": ("max_model_len",),
     "n_ctx": ("max_model_len",),
     "load_in_8bit": ("quantization", 'give quantization="int8"'),
-    "load_in_4bit": ("a checkpoint with 4-bit weights is read as it is",),
+    "load_in_4bit": ("quantization", 'give quantization="int4"'),
     "attn_implementation": ("kernels",),
     "batch_size": ("max_num_seqs", "all inputs of a call run as one batch"),
     "token": ("set the environment variable HF_TOKEN",),

@@ -213,7 +213,7 @@ def _cut_result(result: WindowResult, whole: Sequence[Segment], end: float) -> W
 def _failed(error: ErrorInfo | None, output: RequestOutput, language: SpokenLanguage) -> Transcript:
     answer = CompletionOutput(0, "", [], finish_reason="error")
     output = output if output.error else replace(output, error=error, outputs=[answer])
-    return Transcript("", language.code, None, error, output)
+    return Transcript("", language.code or language.spoken, None, error, output)
 
 
 def _transcript(
@@ -237,15 +237,15 @@ def _transcript(
             text, shown = "".join(words[:keep]), "".join(own_words[drop:]).strip()
             parts, own = _drop_words(parts, len(words) - keep, last=True), tuple(_drop_words(own, drop, last=False))
         text = join_texts(text, shown)
-        parts += (_in_file(part, one, len(parts) + number, options.rate) for number, part in enumerate(own, 1))
+        parts += [_in_file(part, one, options.rate) for part in own]
     rate = options.rate
     last = found[-1].output if found else nothing
     seconds = sum(item.seconds for item in last.items) if reader is None else reader.length / rate
     spans = None if reader is None or options.vad is False else tuple((a / rate, b / rate) for a, b in reader.spans)
     return Transcript(
         text,
-        language.code,
-        tuple(parts) if options.timestamps else None,
+        language.code or language.spoken,
+        tuple(replace(part, id=number) for number, part in enumerate(parts, 1)) if options.timestamps else None,
         None,
         last,
         language.probability,
@@ -255,15 +255,15 @@ def _transcript(
     )
 
 
-def _in_file(part: Segment, text: WindowText, number: int, rate: int) -> Segment:
+def _in_file(part: Segment, text: WindowText, rate: int) -> Segment:
     """Return a segment of a window with its times in the file."""
     window, silence = text.window, text.result.no_speech_prob
     if window is None:
-        return replace(part, id=number, no_speech_prob=silence)
+        return replace(part, no_speech_prob=silence)
     begin, end = window.start / rate, window.end / rate
     closes = None if part.end is None else round(min(begin + part.end, end), 3)
     seek = round(100 * begin)
-    return replace(part, start=round(min(begin + part.start, end), 3), end=closes, id=number, seek=seek, no_speech_prob=silence)
+    return replace(part, start=round(min(begin + part.start, end), 3), end=closes, seek=seek, no_speech_prob=silence)
 
 
 def _drop_words(parts: Sequence[Segment], count: int, last: bool) -> list[Segment]:

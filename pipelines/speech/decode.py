@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from math import exp, inf
 from typing import TYPE_CHECKING, Any
 
 from ...engine.builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, TIMESTAMPS
@@ -46,11 +47,18 @@ class Decoding:
 
 @dataclass
 class SpokenLanguage:
-    """The language of an audio item: given, or detected in its first window."""
+    """The language of an audio item.
+
+    Args:
+        code: given, or detected by a request of its own; it is in the prompts of all windows.
+        spoken: the language that the first window's answer names. It is in no prompt, because windows run in any order.
+    """
 
     code: str | None
     probability: float | None = None
     sample: Any = None  # the window in which it is detected
+    spoken: str | None = None
+    place: float = inf  # seconds; start of the window whose answer names `spoken`
 
 
 @dataclass(frozen=True)
@@ -106,8 +114,6 @@ def window_task(
 
 def probability_of_first(output: RequestOutput) -> float | None:
     """Return the probability of the answer's first token."""
-    from math import exp
-
     answer = output.outputs[0]
     return None if not answer.logprobs else exp(answer.logprobs[0][answer.token_ids[0]].logprob)
 
@@ -149,7 +155,8 @@ def _with_text(
     assert llm.speech is not None
     answer, times, decode = output.outputs[0], request.times, llm.get_tokenizer().decode
     text, spoken = llm.speech.parse_transcript(decode(_text_tokens(answer, request), False), language.code)
-    language.code = language.code or spoken
+    if spoken and result.start < language.place:
+        language.spoken, language.place = spoken, result.start
     found: tuple[Segment, ...] | None = None
     if times is not None:
         tokens = _answer_tokens(answer)

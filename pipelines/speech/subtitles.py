@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import textwrap
 from collections.abc import Callable, Iterator, Mapping
+from itertools import zip_longest
 from xml.sax.saxutils import escape
 
 from .results import Segment, Transcript
@@ -38,10 +39,16 @@ WRITERS: Mapping[str, Callable[[Transcript], str]] = {"srt": to_srt, "vtt": to_v
 
 
 def _cues(transcript: Transcript) -> Iterator[tuple[float, float, str]]:
-    """Yield start, end and text. A segment without an end lasts until the audio ends."""
+    """Yield start, end and text. A segment without an end lasts until its window or the audio ends, or the next one starts."""
     parts = transcript.segments
-    for part in (Segment(0.0, None, transcript.text),) if parts is None and transcript.text else parts or ():
-        yield part.start, transcript.duration if part.end is None else part.end, part.text
+    if parts is None:
+        parts = (Segment(0.0, transcript.duration, transcript.text),) if transcript.text else ()
+    starts = [part.start for part in parts[1:]]
+    for part, following in zip_longest(parts, starts):
+        windows = (window.end for window in transcript.windows if window.start <= part.start < window.end)
+        limits = (min(windows, default=None), following, transcript.duration)
+        end = min(one for one in limits if one is not None) if part.end is None else part.end
+        yield part.start, max(part.start, end), part.text
 
 
 def _cue(start: float, end: float, text: str, point: str) -> str:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sensorium.pipelines.speech.results import Segment, Transcript
+from sensorium.pipelines.speech.results import Segment, Transcript, WindowResult
 from sensorium.pipelines.speech.subtitles import WRITERS
 
 LONG = "He said that <two> lines are as many as fit on a screen & no more"
@@ -36,3 +36,10 @@ def test_tables_and_markdown() -> None:
 def test_text_without_timestamps_is_one_cue() -> None:
     assert WRITERS["srt"](PLAIN) == "1\n00:00:00,000 --> 00:00:02,000\nHello there."
     assert WRITERS["srt"](Transcript("", "en", (), None, None)) == ""  # type: ignore[arg-type]
+
+
+def test_a_segment_without_an_end_lasts_until_the_next_one_or_the_end_of_its_window() -> None:
+    parts = (Segment(0.0, None, "a"), Segment(4.0, None, "b"), Segment(40.0, None, "c"))
+    windows = (WindowResult(0.0, 30.0, "a b", (), 0), WindowResult(38.0, 60.0, "c", (), 0))
+    found = Transcript("", "en", parts, None, None, windows=windows, duration=3700.0)  # type: ignore[arg-type]
+    assert WRITERS["tsv"](found).splitlines()[1:] == ["0\t4000\ta", "4000\t30000\tb", "40000\t60000\tc"]

@@ -191,3 +191,22 @@ def test_nothing_is_invented_without_speech(shared_data: Path) -> None:
         assert (one.text, one.error, one.windows) == ("", None, ())
     (one,) = llm.transcribe(items[1], vad=False, use_tqdm=False)  # the gates alone
     assert one.text == ""
+
+
+def test_a_language_in_the_answer_is_in_no_other_prompt(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Prompts, and so texts, do not depend on how many windows of a file run at a time; the first window names the language."""
+    asked: list[str | None] = []
+    make, speech = llm.speech.transcription_request, llm.speech
+
+    def record(language: str | None, *rest: Any) -> Any:
+        asked.append(language)
+        return make(language or "de", *rest)
+
+    monkeypatch.setattr(speech, "language_detection_request", lambda: None)
+    monkeypatch.setattr(speech, "transcription_request", record)
+    monkeypatch.setattr(speech, "parse_transcript", lambda text, language: (text, language or "fr"))
+    items = [make_audio(1, 2.9), *(make_audio(seed, 0.5) for seed in range(9))]
+    alone = llm.transcribe(items[0], vad=False, sampling_params=SHORT, use_tqdm=False)[0]
+    together = llm.transcribe(items, vad=False, sampling_params=SHORT, use_tqdm=False)[0]
+    assert set(asked) == {None}
+    assert (alone.windows, alone.language) == (together.windows, "fr")
