@@ -81,6 +81,7 @@ def run(args: argparse.Namespace) -> int:
             if args.debug:
                 raise
             failure = error
+            problems.append(("checkpoint", one_line(str(error))))
             print_error(one_line(str(error)), args)
     print_sections([("problems", problems or [("none", "")]), *sections])
     return exit_code([failure.info]) if failure is not None else int(bool(missing))

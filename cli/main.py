@@ -6,11 +6,12 @@ Exit codes: 0 success, 1 an error in sensorium or the machine, 2 an error that t
 from __future__ import annotations
 
 import argparse
+import errno
 import logging
 import os
 import sys
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
@@ -73,6 +74,9 @@ def build_parser(command: str | None) -> Parser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run a command and return the exit code; argparse itself may exit. `argv` does not include the program's name."""
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:  # the caller has closed it
+            setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     words = list(sys.argv[1:] if argv is None else argv)
     args, unknown = build_parser(next((word for word in words if word in COMMANDS), None)).parse_known_args(words)
     if unknown:  # the command's own parser names the right --help
@@ -91,7 +95,11 @@ def main(argv: Sequence[str] | None = None) -> int:
         if args.debug:
             raise
         text = one_line(str(error)) or "no message"
-        if isinstance(error, SensoriumError):
+        if isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT):
+            with suppress(OSError):
+                os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what it still holds cannot be written
+            message, code = f"the disk is full: {text}; free some space and run the command again", 2
+        elif isinstance(error, SensoriumError):
             message, code = with_option_names(text, args), exit_code([error.info])
         else:
             message, code = f"{type(error).__name__}: {text} (--debug shows where)", 1

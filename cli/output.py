@@ -43,16 +43,17 @@ def print_results(
 
 def _print_report(args: argparse.Namespace, name: str, fields: dict[str, Any], text: str, several: bool) -> None:
     error, doubt = fields["error"], fields.get("doubt")
+    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)  # on one line
     if args.json:
         print_line(to_json({"file": name, **fields}))
     elif error is None:
-        print_line(f"{name}:\n{text}\n" if several and "\n" in text else f"{name}: {text}" if several else text)
+        print_line(f"{shown}:\n{text}\n" if several and "\n" in text else f"{shown}: {text}" if several else text)
     if error is not None:
-        print_error(f"{name}: {error.message}", args)
+        print_error(f"{shown}: {error.message}", args)
     elif fields["finish_reason"] == "length":
-        warn_truncated(args, f"the text of {name}")
+        warn_truncated(args, f"the text of {shown}")
     if doubt is not None:
-        print(f"sensorium: warning: the text of {name} is probably wrong: {doubt}", file=sys.stderr)
+        print(f"sensorium: warning: the text of {shown} is probably wrong: {doubt}", file=sys.stderr)
 
 
 def print_line(text: str) -> None:

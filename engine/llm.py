@@ -142,7 +142,7 @@ class LLM(NotPicklable):
 
     def generate(
         self,
-        prompts: object,
+        prompts: object = None,
         sampling_params: Params = None,
         use_tqdm: ShowProgress = True,
         priority: int | Sequence[int] = 0,

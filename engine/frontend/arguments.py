@@ -108,6 +108,8 @@ def unknown_argument(name: str, known: Collection[str], where: str = "") -> Inpu
         how = f"give sampling_params=SamplingParams({name}=...)"
     elif "prompts" in known and name in REQUEST_KEYS:
         how = 'give it as a key of the prompt: {"prompt": ..., "' + name + '": ...}'
+    elif "prompts" in known and name in ("prompt_token_ids", "prompt_embeds"):
+        how = 'give it as a prompt: {"' + name + '": ...}'
     else:
         how = hint(name, known)
     return InputError(f"unknown argument {short_repr(name, 40)}{where}; {how}", param=name)

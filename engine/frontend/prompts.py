@@ -88,6 +88,11 @@ def read_prompt(prompt: object, max_model_len: float = math.inf) -> Prompt | Enc
     Raises:
         InputError: any other form, or too many token ids. The error about an unknown key suggests a known one.
     """
+    if isinstance(prompt, Mapping) and type(prompt) is not dict:
+        try:
+            prompt = dict(prompt)
+        except Exception as error:  # of the caller's class
+            raise InputError(f"the prompt, {typed(prompt)}, cannot be read ({error}); give a dict", param="prompt") from None
     if not isinstance(prompt, Mapping) or not any(key in prompt for key in _ENCODER_DECODER_KEYS):
         return _read_single(prompt, max_model_len)
     _check_keys(prompt, _ENCODER_DECODER_KEYS)

@@ -148,6 +148,15 @@ def test_note_on_float16_on_a_cpu(checkpoint: Path, tmp_path: Path, capsys: pyte
         assert ("it runs in float32" in found.get("note", "")) == noted
 
 
+def test_an_error_of_a_checkpoint_is_a_problem(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "half")
+    (folder / "tokenizer.json").unlink()
+    assert main(["doctor", "--model", str(folder), "--device", "cpu"]) == 2
+    out, err = capsys.readouterr()
+    assert f"sensorium: error: {sections(out)['problems']['checkpoint']}\n" == err
+    assert "tokenizer" in err
+
+
 def test_remote_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "auto_map": {"AutoModel": "x.X"}}))
     assert main(["doctor", "--model", str(tmp_path)]) == 2

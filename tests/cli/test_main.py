@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import json
 import logging
+import os
 import subprocess
 import sys
+from argparse import Namespace
 from pathlib import Path
 
 import pytest
 from sensorium.cli import main as cli
+from sensorium.cli.output import print_results
+from sensorium.cli.sources import Source
 from sensorium.mm.errors import ConfigError
 
 
@@ -42,6 +46,25 @@ def test_the_module_runs_as_a_script() -> None:
     run = subprocess.run([sys.executable, "-m", "sensorium.cli.main", "--version"], capture_output=True, text=True)
     assert run.returncode == 0
     assert run.stdout.startswith("sensorium ")
+
+
+@pytest.mark.parametrize(
+    ("command", "code"), [("list >&-", 0), ("ocr 'none*.png' 2>&-", 2), ("doctor --device cpu >/dev/full", 2)]
+)
+def test_streams_that_cannot_be_written(command: str, code: int, tmp_path: Path) -> None:
+    shell = ["sh", "-c", f"'{sys.executable}' -m sensorium {command}"]
+    run = subprocess.run(shell, capture_output=True, text=True, env={**os.environ, "HF_HOME": str(tmp_path)})
+    assert run.returncode == code, run.stderr
+    if "full" in command:
+        assert run.stderr.startswith("sensorium: error: the disk is full: ")
+        assert run.stderr.endswith("; free some space and run the command again\n")
+
+
+def test_names_of_files_are_printed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
+    args, fields = Namespace(json=False), {"error": None, "finish_reason": "stop"}
+    sources = [Source("a\nb.png", "a"), Source("ö.png", "b")]
+    assert print_results(args, sources, [(0, "x"), (1, "y")], lambda text: (fields, text)) == 0
+    assert capsys.readouterr().out == "a\\nb.png: x\nö.png: y\n"
 
 
 def test_version(capsys: pytest.CaptureFixture[str]) -> None:

@@ -116,6 +116,15 @@ def test_a_session_refuses_what_is_no_prompt_at_once(llm, wrong):
         llm.live(wrong, SHORT)
 
 
+def test_token_ids_as_an_argument_are_a_hint(llm):
+    with pytest.raises(
+        InputError, match=r"unknown argument 'prompt_token_ids'; give it as a prompt: {.prompt_token_ids.: ...}"
+    ):
+        llm.generate(prompt_token_ids=[1])
+    with pytest.raises(InputError, match="prompts must be a string, a mapping or a list of them, not None"):
+        llm.generate()
+
+
 def test_a_session_gives_no_old_answer_as_a_new_one(llm):
     with llm.live("user 1 moves left", SHORT) as session:
         first = session.answer()

@@ -28,6 +28,18 @@ class Number(enum.IntEnum):
     ONE = 1
 
 
+class BrokenDict(dict[str, object]):
+    def keys(self) -> Any:
+        raise RuntimeError("broken")
+
+    __iter__ = keys
+
+
+def test_a_mapping_whose_methods_raise() -> None:
+    with pytest.raises(InputError, match=r"the prompt, a BrokenDict, cannot be read \(broken\); give a dict"):
+        read_prompt(BrokenDict(prompt="x"))
+
+
 FORMS = [
     ("x", Prompt("x")),
     ("", Prompt("")),
