@@ -20,6 +20,7 @@ class PoolingParams:
         dimensions: `LLM.encode` and `LLM.embed` cut the vector to this length and scale it to length 1 again.
         task: the pooling task of `LLM.encode` if the call gives none: "embed", or "classify" or "score" for class
             probabilities.
+        first_tokens: number of tokens of a pair's first text; the other tokens have token type 1. None: all have type 0.
         normalize: if False, vectors are not scaled to length 1. use_activation: if False, classes have logits.
     """
 
@@ -28,6 +29,7 @@ class PoolingParams:
     task: str | None = None
     normalize: bool | None = None
     use_activation: bool | None = None
+    first_tokens: int | None = None
 
     @property
     def classifies(self) -> bool:
@@ -38,6 +40,10 @@ class PoolingParams:
         size = self.dimensions
         if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MAX_DIMENSIONS):
             raise InputError(f"dimensions={short_repr(size)} must be an integer, 1 or above", param="pooling.dimensions")
+        first = self.first_tokens
+        if first is not None and (isinstance(first, bool) or not isinstance(first, int) or first < 0):
+            reason = f"first_tokens={short_repr(first)} must be an integer, 0 or above, or None"
+            raise InputError(reason, param="pooling.first_tokens")
         if not isinstance(self.task, str | None):
             raise InputError(f"task={short_repr(self.task)} must be a text or None", param="pooling.task")
         check_utf8(self.task or "", "pooling.task")

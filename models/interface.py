@@ -90,6 +90,7 @@ class ForwardBatch:
         modality_ids: int64 `[rows]`: for the rows of an item, its start and end tokens included, the number of its modality in
             `routes_by_modality`; 0 for text. None if the model does not route by modality.
         adapters: int64 `[rows]`: number of the row's adapter, counted from 1; 0 for none. None if no row has an adapter.
+        token_types: int64 `[rows]`: 1 for the second text of a pair, else 0. None if no prompt is a pair.
     """
 
     input_ids: Tensor
@@ -101,6 +102,7 @@ class ForwardBatch:
     cross_rows: Tensor | None = None
     modality_ids: Tensor | None = None
     adapters: Tensor | None = None
+    token_types: Tensor | None = None
 
 
 @runtime_checkable

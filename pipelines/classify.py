@@ -72,8 +72,8 @@ def _classify_task(llm: LLM, prompt: object, params: PoolingParams) -> Task[Clas
     return ClassificationRequestOutput(output.pooled, output.error, output)
 
 
-def pair_prompt(llm: LLM, query: object, document: object) -> dict[str, Any]:
-    """Return the prompt of a query and a document as the checkpoint's tokenizer joins two texts.
+def pair_prompt(llm: LLM, query: object, document: object) -> tuple[dict[str, Any], PoolingParams]:
+    """Return the prompt of a query and a document, as the checkpoint's tokenizer joins two texts, and its parameters.
 
     Raises:
         ConfigError: the checkpoint has several classes, or its tokenizer cannot join two texts.
@@ -87,4 +87,5 @@ def pair_prompt(llm: LLM, query: object, document: object) -> dict[str, Any]:
     for text in texts:
         if not isinstance(text, str):
             raise InputError(f"{short_repr(text)} is no text; this checkpoint scores pairs of texts")
-    return {"prompt_token_ids": llm.get_tokenizer().encode_pair(*texts)}
+    ids, first_tokens = llm.get_tokenizer().encode_pair(*texts)
+    return {"prompt_token_ids": ids}, PoolingParams(task="score", first_tokens=first_tokens)

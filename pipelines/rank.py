@@ -173,7 +173,7 @@ def score_tasks(
 
 
 def _cross_encode_task(llm: LLM, query: object, document: object) -> Task[Score]:
-    output = yield pooling_request(llm, pair_prompt(llm, query, document), PoolingParams(task="score"), {})
+    output = yield pooling_request(llm, *pair_prompt(llm, query, document), {})
     return Score(None if output.pooled is None else float(output.pooled[0]), output.error, output)
 
 

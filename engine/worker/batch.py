@@ -70,6 +70,7 @@ def build_batch(
         cross_rows=torch.cat(cross_rows) if cross_rows else None,
         modality_ids=_modality_ids(scheduled, starts, routes, to_device) if routes else None,
         adapters=_adapter_ids(scheduled, counts, adapters, to_device) if adapters else None,
+        token_types=_token_types(scheduled, starts, to_device),
     )
 
 
@@ -167,6 +168,18 @@ def _modality_ids(
                 ids = np.zeros(starts[-1], dtype=np.int64) if ids is None else ids
                 ids[first:last] = routes[feature.modality]
     return None if ids is None else to_device(ids)
+
+
+def _token_types(scheduled: Sequence[ScheduledSequence], starts: Sequence[int], to_device: ToDevice) -> Tensor | None:
+    """Return each row's token type, int64 `[rows]`: 1 for the second text of a pair. Return None if there is no pair."""
+    types = None
+    for (sequence, task), start in zip(scheduled, starts, strict=False):
+        pooling = sequence.request.pooling
+        if pooling is not None and pooling.first_tokens is not None:
+            types = np.zeros(starts[-1], dtype=np.int64) if types is None else types
+            first = min(max(pooling.first_tokens - task.num_computed, 0), task.num_tokens)
+            types[start + first : start + task.num_tokens] = 1
+    return None if types is None else to_device(types)
 
 
 def _adapter_ids(

@@ -70,15 +70,6 @@ class BertLayer(TensorModule):
         return self.after_mlp(x, self.mlp(x))
 
 
-def _second_segments(batch: ForwardBatch) -> Tensor:
-    """Return the token types int64 `[rows]`: 1 for the second text of a pair. The prompt's last token separates texts."""
-    types = torch.zeros_like(batch.input_ids)
-    for start, stop in pairwise(batch.attn[0].query_start_loc):
-        ends = batch.input_ids[start:stop] == batch.input_ids[stop - 1]
-        types[start + 1 : stop] = ends[:-1].cumsum(0).clamp_(max=1)
-    return types
-
-
 class BertEncoder(TensorModule):
     """ForwardBatch -> hidden states `[rows, hidden]`.
 
@@ -102,7 +93,8 @@ class BertEncoder(TensorModule):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed_tokens(batch.input_ids)
-        x += self.embed_types(_second_segments(batch)) if self.pairs else self.embed_types.weight[0]
+        types = batch.token_types if self.pairs else None
+        x += self.embed_types.weight[0] if types is None else self.embed_types(types)
         x = self.embed_norm(x, self.embed_positions(batch.positions[0] + self.first))
         for layer, cache, attn in zip(self.layers, batch.kv_caches, batch.attn, strict=True):
             x = layer(x, cache, attn)

@@ -49,8 +49,12 @@ class Tokenizer(TransformersNames):
         """Return ids of trusted text: special tokens in it are recognised; `add_special_tokens` adds the checkpoint's own."""
         return self._backend.trusted(check_utf8(text), add_special_tokens)
 
-    def encode_pair(self, first: str, second: str) -> list[int]:
-        """Return the ids of a pair of trusted texts. Raise ConfigError if the tokenizer cannot join two texts."""
+    def encode_pair(self, first: str, second: str) -> tuple[list[int], int]:
+        """Return the ids of a pair of trusted texts, and how many tokens come before those of type 1, the second text's.
+
+        Raises:
+            ConfigError: the tokenizer cannot join two texts.
+        """
         if not isinstance(self._backend, _Fast):
             raise ConfigError("the tokenizer of this checkpoint cannot join two texts; use a cross-encoder's checkpoint")
         return self._backend.pair(check_utf8(first), check_utf8(second))
@@ -222,8 +226,9 @@ class _Fast:
     def trusted(self, text: str, add_special_tokens: bool) -> list[int]:
         return list(self._trusted.encode(text, add_special_tokens=add_special_tokens).ids)
 
-    def pair(self, first: str, second: str) -> list[int]:
-        return list(self._trusted.encode(first, second).ids)
+    def pair(self, first: str, second: str) -> tuple[list[int], int]:
+        joined = self._trusted.encode(first, second)
+        return list(joined.ids), next((place for place, kind in enumerate(joined.type_ids) if kind), len(joined.ids))
 
     def plain(self, text: str) -> list[int]:
         encoding = self._plain.encode(text, add_special_tokens=False)

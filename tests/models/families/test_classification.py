@@ -78,6 +78,18 @@ def test_scores_of_a_cross_encoder(kind: str, tmp_path: Path) -> None:
         assert abs(one.score - float(logits_of(model, words, "import os", text).sigmoid())) < 1e-4
 
 
+def test_separators_inside_texts_start_no_second_text(tmp_path: Path) -> None:
+    """Token types are those of transformers' tokenizer, for single texts and for pairs in one batch."""
+    model, words = build(tmp_path, "bert", 1)
+    single, query, documents = "import [SEP] os", "a [SEP] b", ["x [SEP] y", *TEXTS]
+    with LLM(tmp_path, max_num_seqs=4) as llm:
+        (found,) = llm.classify(single, PoolingParams(use_activation=False), use_tqdm=False)
+        scores = llm.score(query, documents, use_tqdm=False)
+    torch.testing.assert_close(found.probs, logits_of(model, words, single), rtol=1e-3, atol=2e-4)
+    for document, one in zip(documents, scores, strict=True):
+        assert abs(one.score - float(logits_of(model, words, query, document).sigmoid())) < 1e-4
+
+
 def test_labels_that_are_no_mapping_are_named(tmp_path: Path) -> None:
     build(tmp_path, "llama", 2)
     stored = json.loads((tmp_path / "config.json").read_text())
