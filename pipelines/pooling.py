@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
@@ -142,6 +142,15 @@ def pooling_request(llm: LLM, prompt: object, pooling: PoolingParams, options: d
     handle = llm.request(prompt, _NOTHING_SAMPLED, **options)
     handle.pooling = pooling
     return handle
+
+
+def failed_request(error: InputError) -> RequestHandle:
+    """Return a request whose output has this error."""
+
+    def fail() -> NoReturn:
+        raise error
+
+    return RequestHandle(fail, _NOTHING_SAMPLED)
 
 
 def check_dimensions(llm: LLM, dimensions: int | None) -> None:

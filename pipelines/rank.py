@@ -18,11 +18,11 @@ from torch import Tensor
 
 from ..engine.pooling_params import PoolingParams
 from ..engine.types import RequestOutput
-from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr
+from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr, typed
 from ..mm.parse import is_item_list
 from .classify import pair_prompt
 from .message_parts import media_part
-from .pooling import EmbeddingOutput, PooledResult, ScoringOutput, check_dimensions, pooling_request, truncate
+from .pooling import EmbeddingOutput, PooledResult, ScoringOutput, check_dimensions, failed_request, pooling_request, truncate
 from .tasks import Task
 from .validation import check_type
 
@@ -104,8 +104,7 @@ def embed_tasks(
         pooling_params: as in vLLM; its `dimensions` and `normalize` are used.
 
     Raises:
-        InputError: `dimensions` is out of range. The task raises it if the checkpoint has no chat template or the input has
-            an unsupported form.
+        InputError: `dimensions` is out of range. The task raises it if the checkpoint has no chat template.
     """
     check_type("instruction", instruction, str)
     check_type("chat_template", chat_template, str, os.PathLike, type(None))
@@ -127,7 +126,11 @@ def _embed_task(llm: LLM, item: object, instruction: str, pooling: PoolingParams
     if llm.embeds_text and isinstance(item, str):
         prompt = item if instruction == EMBED_INSTRUCTION else instruction + item
     elif not _is_prompt(item):
-        prompt = [_message("system", instruction), _message("user", _content_parts(item))]
+        try:
+            prompt = [_message("system", instruction), _message("user", _content_parts(item))]
+        except InputError as error:
+            output = yield failed_request(error)
+            return Embedding(None, output.error, output)
     output = yield pooling_request(llm, prompt, pooling, template)
     return Embedding(truncate(output.pooled, pooling.dimensions, pooling.normalize), output.error, output)
 
@@ -139,7 +142,7 @@ def score_tasks(
     instruction: str = SCORE_INSTRUCTION,
     chat_template: str | os.PathLike[str] | None = None,
 ) -> list[Task[Score]]:
-    """Return one task per document, in order; they run as one batch.
+    """Return one task per document, in order; they run as one batch. A document that fails gives a Score with `error`.
 
     The score is the probability that the next token is "yes" if only "yes" and "no" are allowed. In a classification
     checkpoint (cross-encoder), the head scores query and document as a pair of texts, without instruction and template.
@@ -152,8 +155,7 @@ def score_tasks(
 
     Raises:
         ConfigError: "yes" and "no" begin with the same token in this vocabulary.
-        InputError: the query has an unsupported form. The task raises it if its document does, or if the checkpoint has no
-            chat template.
+        InputError: the query has an unsupported form. The task raises it if the checkpoint has no chat template.
     """
     check_type("instruction", instruction, str)
     check_type("chat_template", chat_template, str, os.PathLike, type(None))
@@ -188,7 +190,11 @@ def _query_parts(llm: LLM, instruction: str, query: object) -> list[dict[str, An
 def _score_task(
     llm: LLM, query_parts: Sequence[Mapping[str, Any]], document: object, pooling: PoolingParams, template: dict[str, Any]
 ) -> Task[Score]:
-    content = [*query_parts, *_content_parts(document)]
+    try:
+        content = [*query_parts, *_content_parts(document)]
+    except InputError as error:
+        output = yield failed_request(error)
+        return Score(None, output.error, output)
     if not llm.takes_media and all(part["type"] == "text" for part in content):
         content = [_text_part("".join(part["text"] for part in content))]
     messages = [_message("system", SCORE_SYSTEM_PROMPT), _message("user", content)]
@@ -219,8 +225,8 @@ def _is_prompt(item: object) -> bool:
 
 def _content_parts(item: object) -> list[dict[str, Any]]:
     """Return the content parts of one input, media first as the published models are trained."""
-    if item is None:
-        raise InputError("an input is None; give a text, an image or a mapping with text, image, video or audio")
+    if item is None or isinstance(item, int | float):
+        raise InputError(f"an input is {typed(item)}; give a text, an image or a mapping with text, image, video or audio")
     if not isinstance(item, Mapping):
         item = {"text": item} if isinstance(item, str) else {"image": item}
     for key in item:
