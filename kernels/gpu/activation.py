@@ -30,8 +30,10 @@ def gated(gate, up, NAME: tl.constexpr, KIND: tl.constexpr):
     """Compute `act_and_mul` of float32 values loaded as KIND, in float32."""
     if NAME == "swigluoai":
         made = activate(tl.minimum(gate, 7.0), "quick_gelu", KIND).to(tl.float32)
-        return made * (tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0)
-    return activate(gate, NAME, KIND).to(tl.float32) * up
+        made *= tl.minimum(tl.maximum(up, -7.0), 7.0) + 1.0
+    else:  # code behind a return would be compiled, too
+        made = activate(gate, NAME, KIND).to(tl.float32) * up
+    return made
 
 
 @triton.jit

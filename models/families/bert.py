@@ -24,7 +24,7 @@ from ..layers.linear import Linear
 from ..layers.mlp import PlainMlp
 from ..text.decoder import Decoder, DecoderAttention
 from ..text.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
-from .text_only import ClassificationModel, TextModel
+from .text_only import ClassificationModel, TakesNoItems
 
 _ROBERTA = ("roberta", "xlm-roberta", "camembert")  # positions begin after the id of the padding token
 _POOLINGS = ("cls", "mean")
@@ -101,7 +101,7 @@ class BertEncoder(TensorModule):
         return x
 
 
-class TextEncoder(TextModel):
+class TextEncoder(TakesNoItems, DecoderModel):
     """Base of embedders. Prompts are never chunked, because all of their tokens attend to each other."""
 
     prefixes: ClassVar[tuple[tuple[str, str], ...]] = (("", "language_model."),)

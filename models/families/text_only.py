@@ -19,7 +19,20 @@ from ..layers.classification import ClassificationHead
 from ..text.stacks import stack_of
 
 
-class TextModel(DecoderModel):
+class TakesNoItems:
+    """The encoder side of a model without encoders."""
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> Never:
+        raise InputError(f"a text model takes no {modality} items")
+
+    def input_bytes(self, modality: str, rows: int) -> int:
+        return 0
+
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        return 0
+
+
+class TextModel(TakesNoItems, DecoderModel):
     """A decoder without encoders. The stack is the one of config.json's `model_type`."""
 
     prefixes = (
@@ -32,15 +45,6 @@ class TextModel(DecoderModel):
         if config.get("pooling_mode", "lasttoken") != "lasttoken":
             raise ConfigError(f"pooling of {config['pooling_mode']!r} is not supported for a decoder; known is lasttoken")
         super().__init__(decoder_spec(config, stack_of(config)), dtype, device)
-
-    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> Never:
-        raise InputError(f"a text model takes no {modality} items")
-
-    def input_bytes(self, modality: str, rows: int) -> int:
-        return 0
-
-    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
-        return 0
 
 
 class MistralText(TextModel):
@@ -56,10 +60,11 @@ class MistralText(TextModel):
         return hub_names(weights)
 
 
-class ClassificationModel(TextModel):
-    """Base of models that classify a prompt by one hidden state. They have no language model head."""
+class ClassificationModel:
+    """The classifier's side of models that classify a prompt by one hidden state. They have no language model head."""
 
     classifier: ClassificationHead
+    reads_encoder_rows: bool
 
     @property
     def num_labels(self) -> int:
@@ -76,7 +81,7 @@ class ClassificationModel(TextModel):
         """Do nothing: a stored language model head is not used."""
 
 
-class TextClassifier(ClassificationModel):
+class TextClassifier(ClassificationModel, TextModel):
     """A decoder that classifies a prompt by its last token (`...ForSequenceClassification`)."""
 
     prefixes = (("score.", "classifier.out_proj."), *TextModel.prefixes)

@@ -39,9 +39,8 @@ def label_activation(config: Mapping[str, Any], labels: int) -> str:
         ConfigError: sentence-transformers' config names another activation.
     """
     own = config.get("sentence_transformers")
-    named = (own.get("activation_fn") if isinstance(own, Mapping) else None) or config.get(
-        "sbert_ce_default_activation_function"
-    )
+    older = next((value for key, value in config.items() if key.endswith("_ce_default_activation_function")), None)
+    named = (own.get("activation_fn") if isinstance(own, Mapping) else None) or older
     if named is None:
         return _BY_PROBLEM.get(str(config.get("problem_type")), "sigmoid" if labels == 1 else "softmax")
     name = str(named).rpartition(".")[2].lower()

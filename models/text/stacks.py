@@ -313,6 +313,7 @@ _GPT_OSS = _BASE | {
         "beta_slow": 1.0,
         "truncate": False,
         "original_max_position_embeddings": 4096,
+        "rope_theta": 150000.0,
     },
 }
 _DOTS1 = _DEEPSEEK3 | {

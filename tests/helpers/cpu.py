@@ -15,19 +15,18 @@ needs_int8 = pytest.mark.skipif(
 )
 """Mark tests that multiply in int8: quantization="int8", also with batch_invariant or recorded steps."""
 
-PRODUCTS = [] if (_library := native.library()) is None else native.supported(_library)[1:]
+PRODUCTS = [name for name in list(native.LEVELS)[1:] if (found := native.library()) and name in native.supported(found)]
 """The instruction sets of linear layers that this CPU has."""
+if native.restriction() is not None:  # torch lacks the newer ones, too
+    PRODUCTS = PRODUCTS[: PRODUCTS.index(native.instructions()) + 1] if native.instructions() in PRODUCTS else []
 
 
 @contextmanager
 def running_with(instructions: str) -> Iterator[None]:
     """Run the C++ kernels as on a CPU with this instruction set of `native.LEVELS`. Skips the test if the CPU lacks it."""
-    found = native.library()
-    if found is None:
-        pytest.skip("the C++ kernels are not built")
-    before = native.instructions()
-    if instructions not in native.supported(found):
-        pytest.skip(f"the CPU has no {instructions}")
+    found, before = native.library(), native.instructions()
+    if found is None or instructions not in PRODUCTS:
+        pytest.skip(f"the CPU has no {instructions}, or the C++ kernels are not built")
     native.use(found, instructions)
     dispatch._choose_backend.cache_clear()
     try:

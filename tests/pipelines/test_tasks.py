@@ -29,5 +29,4 @@ def test_other_coroutines_run_while_many_tasks_begin():
         return results
 
     assert asyncio.run(run()) == list(range(300))
-    assert begun[0] >= 300 // 64
-    assert begun[-1] >= begun[0] + 300 // 64
+    assert begun[-1] >= 300 // 64

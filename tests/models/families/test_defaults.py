@@ -21,6 +21,7 @@ ROPE = {"rope_type": "default", "rope_theta": 1e4}
 QWEN2 = {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 3}
 STATED: dict[str, dict[str, dict[str, Any]]] = {
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
+    "DeepseekV2ForSequenceClassification": {"num_experts_per_tok": 6},
     "Ernie4_5_VLMoe": {"text_config": {"num_hidden_layers": 3}},
     "Ernie4_5_VL_Moe": {"text_config": {"num_hidden_layers": 3}},
     "Glm46V": {"text_config": {"rope_parameters": ROPE | {"mrope_section": [16, 24, 24]}}},
