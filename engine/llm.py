@@ -300,6 +300,9 @@ class LLM(NotPicklable):
         Raises:
             InputError: an argument has a wrong type or is unknown.
         """
+        if prompt is None or isinstance(prompt, bytes | int | float):
+            reason = f"a prompt must be a string, a mapping, token ids or a list of messages, not {typed(prompt)}"
+            raise InputError(reason, param="prompt")
         chat = drop_vllm_arguments(chat)
         (params,) = self._params(sampling_params, 1)
         (priority,) = as_priorities(priority, 1)

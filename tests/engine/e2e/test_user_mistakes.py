@@ -125,6 +125,13 @@ def test_token_ids_as_an_argument_are_a_hint(llm):
         llm.generate()
 
 
+def test_every_call_raises_for_no_prompt(llm):
+    for ask in (llm.generate, llm.stream, llm.live, llm.request, AsyncLLM(llm).generate):
+        for wrong in (None, 5, b"a"):
+            with pytest.raises(InputError, match="must be a string"):
+                ask(wrong)
+
+
 def test_a_session_gives_no_old_answer_as_a_new_one(llm):
     with llm.live("user 1 moves left", SHORT) as session:
         first = session.answer()
