@@ -9,7 +9,7 @@ from typing import Any
 
 import msgspec
 
-from ...mm.errors import InputError
+from ...mm.errors import InputError, typed
 from ...mm.media.isolate import call_worker
 from ...mm.types import Media
 from .message_parts import split_media
@@ -80,6 +80,7 @@ def render_chat(
             "continue_final_message and add_generation_prompt exclude each other; turn one of them off",
             param="continue_final_message",
         )
+    _check_mappings(messages)
     if max_model_len is not None:
         _check_count(messages, tools, max_model_len)
     plain, media = split_media(messages)
@@ -118,6 +119,17 @@ def _render_in_worker(inputs: RenderInputs, tenant: str | None, require_sandbox:
             raise InputError(found["message"], param="chat_template")
         raise InputError(found["message"], code=found["code"], param=found["param"])
     return msgspec.convert(found["pieces"], tuple[tuple[str, bool], ...])
+
+
+def _check_mappings(messages: Sequence[object]) -> None:
+    """Raise InputError for a message of a class whose methods raise."""
+    for index, message in enumerate(messages):
+        if isinstance(message, Mapping) and type(message) is not dict:
+            try:
+                dict(message.items(), content=message.get("content"))
+            except Exception as error:  # of the caller's class
+                reason = f"message {index}, {typed(message)}, cannot be read ({error}); give a dict"
+                raise InputError(reason, param="messages") from None
 
 
 def _check_count(messages: Sequence[object], tools: Sequence[object] | None, most: int) -> None:

@@ -32,6 +32,16 @@ TOOLS_TEMPLATE = (
 TOOL = {"type": "function", "function": {"name": "look <up>", "parameters": {"é": [1, None]}}}
 
 
+class BrokenDict(dict):
+    def items(self):
+        raise RuntimeError("broken")
+
+
+def test_a_message_whose_methods_raise(tok):
+    with pytest.raises(InputError, match=r"message 0, a BrokenDict, cannot be read \(broken\); give a dict"):
+        render_chat([BrokenDict(role="user", content="a")], CHAT_TEMPLATE, tok)
+
+
 @pytest.fixture(scope="module")
 def tok(checkpoint: Path) -> Tokenizer:
     return Tokenizer(checkpoint)
