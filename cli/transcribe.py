@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import argparse
+from dataclasses import asdict
 from typing import TYPE_CHECKING
 
+from ..mm.errors import ConfigError
 from .common import add_file_arguments, add_model_arguments, engine_options, positive_int
 from .output import print_results
 from .sources import read_sources
@@ -40,7 +42,11 @@ def run(args: argparse.Namespace) -> int:
     from ..pipelines.tasks import as_completed
     from ..pipelines.transcribe import transcribe_tasks
 
+    if args.json and args.format not in ("text", "json"):
+        raise ConfigError(f"--json and --format {args.format} exclude each other; give one of them")
     sources = read_sources(args.files, "audio")
+    if args.format in ("srt", "vtt", "tsv") and len(sources) > 1:
+        raise ConfigError(f"--format {args.format} takes one file, not {len(sources)}; run the command once for each")
     llm = LLM(**engine_options(args))
     params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
     items = [source.item for source in sources]
@@ -61,9 +67,15 @@ def json_fields(transcript: Transcript) -> dict[str, object]:
     return {
         "text": transcript.text,
         "language": transcript.language,
-        "segments": None if segments is None else [{"start": s.start, "end": s.end, "text": s.text} for s in segments],
+        "segments": None
+        if segments is None
+        else [asdict(one) | {"compression_ratio": one.compression_ratio} for one in segments],
         "finish_reason": transcript.finish_reason,
         "avg_logprob": transcript.avg_logprob,
+        "compression_ratio": transcript.compression_ratio,
+        "duration": transcript.duration,
+        "speech_spans": transcript.speech_spans,
+        "skipped": transcript.skipped,
         "doubt": transcript.doubt,
         "error": transcript.error,
     }

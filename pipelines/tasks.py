@@ -46,21 +46,26 @@ def as_completed(
     """
     waiting = iter(enumerate(tasks))
     done: list[tuple[int, T]] = []  # results that are not yielded yet
-    running: list[int] = []  # index of the task in each slot
+    ended: set[int] = set()  # tasks with a result; outputs of their other requests are dropped
+    requests: list[dict[int, tuple[RequestHandle, int]]] = []  # of each slot: requests in progress, and the task of each
+
+    def submit(slot: int, index: int, step: object) -> list[RequestHandle]:
+        handles = as_list(step)
+        requests[slot].update((id(handle), (handle, index)) for handle in handles)
+        return handles
 
     def start(slot: int) -> list[RequestHandle]:
         """Start tasks until one has requests, and return these."""
         for index, task in waiting:
             step = advance(task)
             if is_request(step):
-                running[slot] = index
-                return as_list(step)
+                return submit(slot, index, step)
             done.append((index, step))  # type: ignore[arg-type]
         return []
 
     slots: list[tuple[int, RequestHandle]] = []
     for slot in paced(range(len(tasks) if most is None else min(most, len(tasks)))):
-        running.append(-1)
+        requests.append({})
         slots += [(slot, handle) for handle in start(slot)]
     with make_progress(len(tasks), use_tqdm) as progress, closing(llm.serve([one for _, one in slots], False)) as outputs:
         found = next(outputs, None) if slots else None
@@ -68,12 +73,16 @@ def as_completed(
             following: list[RequestHandle] = []
             if found is not None:
                 slot = slots[found[0]][0]
-                step = advance(tasks[running[slot]], found[1])
-                following = as_list(step) if is_request(step) else []
-                for handle in following:
-                    handle.priority -= 1
-                if not is_request(step):
-                    done.append((running[slot], step))  # type: ignore[arg-type]
+                handle, index = next(one for one in requests[slot].values() if one[0].name == found[1].request_id)
+                del requests[slot][id(handle)]
+                step = None if index in ended else advance(tasks[index], found[1])
+                if is_request(step):
+                    following = submit(slot, index, step)
+                    for handle in following:
+                        handle.priority -= 1
+                else:
+                    ended.add(index)
+                    done.append((index, step))  # type: ignore[arg-type]
                     following = start(slot)
             for result in done:  # before waiting for the next output
                 progress.update(1)

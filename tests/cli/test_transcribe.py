@@ -62,7 +62,12 @@ def test_json_is_one_object_per_line(whisper: Path, files: list[str], capsys: py
     assert [one["file"] for one in found] == files
     assert [one["error"] is None for one in found] == [True, True, True, False]
     assert all(one["language"] in ROW.build.__globals__["LANGUAGES"] for one in found[:3])
-    assert all(part.keys() == {"start", "end", "text"} for one in found[:3] for part in one["segments"])
+    assert all(one["duration"] > 0 and one["speech_spans"] is None and "compression_ratio" in one for one in found[:3])
+    assert all(
+        part.keys() >= {"start", "end", "text", "id", "avg_logprob", "compression_ratio"}
+        for one in found[:3]
+        for part in one["segments"]
+    )
     assert [found[3]["error"][name] for name in ("code", "modality", "index")] == ["invalid_media", "audio", 3]
     assert f"sensorium: error: {files[3]}: it is not in a supported audio format" in err
 
@@ -142,3 +147,13 @@ def test_wrong_language_or_task(
 def test_model_that_does_not_transcribe(files: list[str], checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert transcribe(checkpoint, files[0]) == 2
     assert "does not transcribe speech" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"), [(("--format", "srt"), "takes one file, not 4"), (("--json", "--format", "md"), "exclude")]
+)
+def test_formats_that_cannot_be_printed(
+    whisper: Path, files: list[str], words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert transcribe(whisper, *files, *words) == 2
+    assert said in capsys.readouterr().err

@@ -3,7 +3,7 @@ from types import SimpleNamespace
 
 from sensorium.engine.frontend.request_handle import RequestHandle
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.pipelines.tasks import run_tasks_async
+from sensorium.pipelines.tasks import run_tasks, run_tasks_async
 
 
 def make_task(number):
@@ -30,3 +30,40 @@ def test_other_coroutines_run_while_many_tasks_begin():
 
     assert asyncio.run(run()) == list(range(300))
     assert begun[-1] >= 300 // 64
+
+
+class Loop:
+    """Finishes requests in order of submission, as `LLM.serve` does."""
+
+    def serve(self, handles, use_tqdm):
+        waiting = []
+
+        def add(index, new):
+            for handle in new:
+                handle.name = str(len(names))
+                names.append(handle)
+                waiting.append((index, handle.name))
+
+        names = []
+        for index, handle in enumerate(handles):
+            add(index, [handle])
+        while waiting:
+            index, name = waiting.pop(0)
+            add(index, (yield index, SimpleNamespace(request_id=name)) or ())
+
+
+def test_late_outputs_of_a_failed_task_go_to_no_other_task():
+    def handle():
+        return RequestHandle(lambda: None, SamplingParams())
+
+    def failing():
+        yield [handle(), handle(), handle()]
+        return SimpleNamespace(error=None, got=["failed"])
+
+    def waiting():
+        mine, got = handle(), []
+        got.append((yield mine).request_id == mine.name)
+        return SimpleNamespace(error=None, got=got)
+
+    found = run_tasks(Loop(), [failing(), waiting(), waiting()], use_tqdm=False, most=1)
+    assert [one.got for one in found] == [["failed"], [True], [True]]
