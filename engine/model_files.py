@@ -23,7 +23,7 @@ from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key
 from ..models.config import SECTIONS, check_parts, get_text_config
 from ..models.external import ExternalWeights, external_parts, find_part_folder, lacks_weights
 from ..models.gguf import hub_config, open_model
-from ..models.weights import ADAPTER_WEIGHTS, read_headers
+from ..models.weight_files import ADAPTER_WEIGHTS, read_headers
 from ..processors.files import ADAPTER, POOLING, ProcessorFiles, find_template, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}

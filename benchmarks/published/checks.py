@@ -19,7 +19,7 @@ from sensorium.engine.setup.implementation import is_fallback, resolve_architect
 from sensorium.engine.setup.model_source import build_model
 from sensorium.engine.setup.resolve import load_processing
 from sensorium.models.layers.linear import LmHead
-from sensorium.models.weights import read_headers
+from sensorium.models.weight_files import read_headers
 from sensorium.processors.text.chat import render_chat
 from sensorium.processors.text.template import load_template
 from tokenizers import Tokenizer as fast

@@ -11,7 +11,7 @@ from pathlib import Path
 from ...mm.errors import ConfigError, HubError, short_repr
 from ...mm.gguf import SUFFIX
 from ...models.external import external_parts, find_part_folder, lacks_weights
-from ...models.weights import read_headers
+from ...models.weight_files import read_headers
 from ...processors.files import ADAPTER, read_json
 from ..config import EngineConfig
 from ..model_files import call_overrides, load_model_files

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
 from ...mm.gguf import SUFFIX
-from ...models.weights import ADAPTER_WEIGHTS, has_weights, weight_files
+from ...models.weight_files import ADAPTER_WEIGHTS, has_weights, weight_files
 from ...processors.files import ADAPTER, MODULES, POOLING
 
 COMMIT = re.compile(r"[0-9a-f]{40}")

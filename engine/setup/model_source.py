@@ -24,7 +24,8 @@ from ...models.interface import CacheSpec, Model
 from ...models.layers.linear import Linear, LmHead, deferred_weights
 from ...models.merged_adapter import MergedAdapter
 from ...models.quantization import parse_quantization
-from ...models.weights import ADAPTER_WEIGHTS, file_headers, keep_float16, quantize, read_file, read_headers
+from ...models.weight_files import ADAPTER_WEIGHTS, file_headers, read_file, read_headers
+from ...models.weights import keep_float16, quantize
 from ...models.weights import load as load_weights
 from ...processors.files import ADAPTER, read_json
 from ...processors.interface import ProcessingInfo

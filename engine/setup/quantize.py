@@ -19,7 +19,8 @@ from ...kernels.int4 import Int4Options, quantize_int4
 from ...mm.errors import ConfigError
 from ...models.layers.basic import rename
 from ...models.layers.linear import Linear
-from ...models.weights import ADAPTER_WEIGHTS, named_layers, read_checkpoint
+from ...models.weight_files import ADAPTER_WEIGHTS, read_checkpoint
+from ...models.weights import named_layers
 from ..config import make_config
 from ..model_files import load_model_files
 from .hub import find_model

@@ -1,0 +1,175 @@
+"""Reads the weight files of checkpoints (safetensors, GGUF): names, headers and tensors."""
+
+from __future__ import annotations
+
+import json
+from collections import deque
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..mm.errors import CheckpointError, short_repr
+from ..mm.files import open_regular
+from .gguf import mapped_loader, on_meta, open_model, read_tensors
+from .layers.adapter import tensor_name
+
+_MAPPED_BYTES = 64 << 20
+_DTYPES = {
+    "F64": torch.float64, "F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16, "I64": torch.int64,
+    "I32": torch.int32, "I16": torch.int16, "I8": torch.int8, "U8": torch.uint8, "U16": torch.uint16, "U32": torch.uint32,
+    "U64": torch.uint64, "BOOL": torch.bool, "F8_E4M3": torch.float8_e4m3fn, "F8_E5M2": torch.float8_e5m2,
+    "F8_E8M0": torch.float8_e8m0fnu,
+}  # fmt: skip
+"""Names of dtypes in safetensors files."""
+_LFS_POINTER = b"version https://git-lfs"
+ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_STEMS = ("model", "consolidated")  # file names in the Hub's layout, and in Mistral AI's own
+
+
+def read_checkpoint(folder: Path, is_unused: Callable[[str], bool] = lambda name: False) -> Iterator[tuple[str, Tensor]]:
+    """Yield the stored tensors that are used, from one file or from shards; CheckpointError names a missing or broken file."""
+    model = open_model(folder)
+    if model is not None:
+        yield from read_tensors(model, mapped_loader())
+        return
+    for file in stored_files(folder):
+        yield from read_file(file, is_unused)
+
+
+def read_headers(folder: Path) -> dict[str, Tensor]:
+    """Return the stored tensors by name, on the meta device, from the headers of the files; empty if the folder has no weights.
+
+    A tensor of the index whose shard is not there has the shape `[0]`.
+
+    Raises:
+        CheckpointError: a file is broken.
+    """
+    model = open_model(folder)
+    if model is not None:
+        return dict(read_tensors(model, on_meta))
+    for stem in _STEMS:
+        single, index = folder / f"{stem}.safetensors", folder / f"{stem}.safetensors.index.json"
+        if single.exists():
+            return file_headers(single)
+        if index.exists():
+            shards = _weight_map(index)
+            found = {name: torch.empty(0, device="meta") for name in shards}
+            for file in sorted({folder / shard for shard in shards.values()}):
+                found |= file_headers(file) if file.exists() else {}
+            return found
+    return {}
+
+
+def file_headers(file: Path) -> dict[str, Tensor]:
+    """Return the tensors of one file by name, on the meta device."""
+    from safetensors import safe_open
+
+    with _typed_errors(file), safe_open(file, framework="pt") as tensors:
+        parts = {name: tensors.get_slice(name) for name in tensors.keys()}  # noqa: SIM118
+        unknown = next((name for name, part in parts.items() if part.get_dtype() not in _DTYPES), None)
+        if unknown is not None:
+            kind = parts[unknown].get_dtype()
+            raise CheckpointError(f"{unknown} in {file.name} holds {kind}, which is not supported; use another checkpoint")
+        kinds = {name: (part.get_shape(), _DTYPES[part.get_dtype()]) for name, part in parts.items()}
+    return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in kinds.items()}
+
+
+def read_adapter(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of an adapter in the layout of peft, named as `layers.adapter.tensor_name` names them."""
+    for stored, tensor in read_file(folder / name / ADAPTER_WEIGHTS):
+        stem, cut, letter = stored.removeprefix("base_model.model.").removesuffix(".weight").rpartition(".lora_")
+        yield tensor_name(stem, letter, name) if cut else stored, tensor
+
+
+def read_file(file: Path, is_unused: Callable[[str], bool] = lambda name: False) -> Iterator[tuple[str, Tensor]]:
+    """Yield the tensors of one file that are used."""
+    from safetensors import safe_open
+
+    with _typed_errors(file):
+        with safe_open(file, framework="pt") as tensors:
+            names, size = deque(name for name in tensors.keys() if not is_unused(name)), file.stat().st_size  # noqa: SIM118
+        while names:  # reopen the file every _MAPPED_BYTES, so that pages that were read can leave memory
+            with safe_open(file, framework="pt") as tensors:
+                read = 0
+                while names and read < _MAPPED_BYTES:
+                    name, left = names.popleft(), file.stat().st_size
+                    if left < size:  # reading mapped pages beyond the end of the file would kill the process
+                        raise CheckpointError(f"{file} was cut from {size} to {left} bytes while it was read; load it again")
+                    tensor = _channels_first(name, tensors)
+                    read += tensor.nbytes
+                    yield name, tensor
+                    del tensor
+
+
+def _channels_first(name: str, tensors: Any) -> Tensor:
+    """Return a tensor of an open file. MLX's weights of convolutions, `[out, *kernel, in]`, become `[out, in, *kernel]`."""
+    tensor: Tensor = tensors.get_tensor(name)
+    if tensor.ndim < 3 or (tensors.metadata() or {}).get("format") != "mlx":
+        return tensor
+    if tensor.ndim == 3:
+        moved = "conv" in name and tensor.shape[1] < tensor.shape[2]
+    else:
+        moved = name.endswith(".weight") and tensor.shape[-2] == tensor.shape[-3]
+    return tensor.movedim(-1, 1) if moved else tensor
+
+
+@contextmanager
+def _typed_errors(file: Path) -> Iterator[None]:
+    """Raise CheckpointError where the file cannot be read."""
+    from safetensors import SafetensorError
+
+    try:
+        open_regular(file).close()
+        yield
+    except FileNotFoundError:
+        raise CheckpointError(f"{file.name} is missing from {file.parent}; download it again") from None
+    except OSError as error:
+        raise CheckpointError(f"{file} cannot be read ({error.strerror or error})") from None
+    except SafetensorError as error:
+        with file.open("rb") as opened:
+            pointer = opened.read(len(_LFS_POINTER)) == _LFS_POINTER
+        how = "it is a Git LFS pointer: run `git lfs pull` in its folder" if pointer else "download it again"
+        raise CheckpointError(f"{file} is not readable safetensors ({error}); {how}") from None
+
+
+def stored_files(folder: Path) -> list[Path]:
+    model = open_model(folder)
+    return model.files if model is not None else weight_files(folder, lambda name: (folder / name).exists())
+
+
+def has_weights(has: Callable[[str], bool]) -> bool:
+    """Return whether a checkpoint holds weights. `has` says whether it has a file of this name."""
+    return any(has(f"{stem}.safetensors{end}") for stem in _STEMS for end in ("", ".index.json"))
+
+
+def weight_files(folder: Path, has: Callable[[str], bool]) -> list[Path]:
+    """Return the paths of the weights of a checkpoint. `has` says whether it has a file; an index is read from `folder`.
+
+    Raises:
+        CheckpointError: there are no weights, or the index is not valid.
+    """
+    for stem in _STEMS:
+        if has(f"{stem}.safetensors"):
+            return [folder / f"{stem}.safetensors"]
+        if has(f"{stem}.safetensors.index.json"):
+            return [folder / name for name in sorted(set(_weight_map(folder / f"{stem}.safetensors.index.json").values()))]
+    raise CheckpointError(f"{folder} holds neither model.safetensors nor an index of its shards; only safetensors are read")
+
+
+def _weight_map(index: Path) -> dict[str, str]:
+    """Return the name of each tensor's shard."""
+    try:
+        with open_regular(index) as file:
+            shards = dict(json.load(file)["weight_map"])
+    except CheckpointError:
+        raise
+    except (OSError, ValueError, TypeError, KeyError, AttributeError, RecursionError):
+        raise CheckpointError(f"{index} is not an index of shards; download it again") from None
+    outside = [name for name in shards.values() if name in ("", "..") or "\0" in str(name) or Path(str(name)).name != name]
+    if outside:
+        raise CheckpointError(f"{index} names {short_repr(outside[0])}; shards must be plain file names in the same folder")
+    return shards
