@@ -14,7 +14,7 @@ from safetensors.torch import save_file
 from sensorium.engine.model_files import load_model_files
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models import weights
+from sensorium.models import weight_files, weights
 from sensorium.models.config import decoder_spec
 from sensorium.models.decoder_model import TEXT_PREFIXES, DecoderModel
 from sensorium.models.interface import ForwardBatch, StepLimits
@@ -205,7 +205,7 @@ def test_experts_in_one_tensor_or_by_themselves(name: str, tmp_path: Path) -> No
     """Experts load as transformers 5 holds them in memory, and as it stores them, by the names of transformers 4."""
     oracle = build_oracle(name)
     oracle.save_pretrained(tmp_path)
-    stored = dict(weights.read_checkpoint(tmp_path))
+    stored = dict(weight_files.read_checkpoint(tmp_path))
     assert any(".experts.0." in label for label in stored)
     expected = run_ours(load_ours(tmp_path), some_ids())
     own = {label: tensor.contiguous() for label, tensor in oracle.state_dict().items()}
@@ -293,7 +293,7 @@ def test_experts_by_modality_and_positions_of_three_axes(tmp_path: Path) -> None
 
 def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
     build_oracle("qwen3_moe").save_pretrained(tmp_path)
-    stored = dict(weights.read_checkpoint(tmp_path))
+    stored = dict(weight_files.read_checkpoint(tmp_path))
 
     def attempt(changed: dict[str, torch.Tensor]) -> TextModel:
         save_file(changed, tmp_path / "model.safetensors")
@@ -312,7 +312,7 @@ def test_weights_that_do_not_fit_are_named(tmp_path: Path) -> None:
 
 def test_ignored_tensors_are_not_refused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     build_oracle("llama").save_pretrained(tmp_path)
-    stored = dict(weights.read_checkpoint(tmp_path))
+    stored = dict(weight_files.read_checkpoint(tmp_path))
     extra = {"model.layers.3.eh_proj.weight": torch.randn(2, 2), "talker.x": torch.randn(2, 2)}
     save_file(stored | extra, tmp_path / "model.safetensors")
     monkeypatch.setattr(TextModel, "ignored", ("language_model.layers.3.", "talker."))

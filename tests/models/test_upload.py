@@ -12,7 +12,7 @@ from sensorium.engine.config import make_config
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup.model_source import ModelSource
 from sensorium.engine.setup.resolve import load_processing
-from sensorium.models import weights
+from sensorium.models import weight_files, weights
 from sensorium.models.layers.linear import Linear
 from sensorium.models.upload import Upload, copier
 from torch import Tensor
@@ -125,7 +125,7 @@ def test_a_model_filled_by_late_copies_is_the_same(checkpoint: Path, monkeypatch
 def test_loading_on_a_cpu_holds_one_layer_twice(checkpoint: Path) -> None:
     """The peak is the loaded model plus one layer before packing and the tensor being read."""
     source = source_of(checkpoint)
-    model, shapes = source.build_on_device(), {name: tensor.shape for name, tensor in weights.read_checkpoint(checkpoint)}
+    model, shapes = source.build_on_device(), {name: tensor.shape for name, tensor in weight_files.read_checkpoint(checkpoint)}
     layer = max(sum(view.nbytes for view in views.values()) for _, views in weights.named_layers(model).values())
     tensor = max(4 * shape.numel() for shape in shapes.values())
     source.load_weights(model)

@@ -20,7 +20,7 @@ from sensorium import LLM, SamplingParams
 from sensorium.engine.config import EngineConfig
 from sensorium.engine.setup.doctor import describe_checkpoint, explain
 from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models import decoder_model, weights
+from sensorium.models import decoder_model, weight_files, weights
 from sensorium.models.layers.moe import Mixture
 from sensorium.models.text.spec import MoeSpec
 
@@ -34,7 +34,7 @@ def logits(folder: Path) -> torch.Tensor:
 def test_shards_are_one_checkpoint(checkpoint: Path, tmp_path: Path) -> None:
     sharded = build_checkpoint(tmp_path, shard_size="200KB")
     assert (sharded / "model.safetensors.index.json").exists()
-    assert dict(weights.read_checkpoint(checkpoint)).keys() == dict(weights.read_checkpoint(sharded)).keys()
+    assert dict(weight_files.read_checkpoint(checkpoint)).keys() == dict(weight_files.read_checkpoint(sharded)).keys()
     assert torch.equal(logits(sharded), logits(checkpoint))
 
 
@@ -53,7 +53,7 @@ def test_a_stored_head_is_used_whatever_the_config_says(tmp_path: Path, tied: bo
     config = json.loads((path / "config.json").read_text())
     config |= {"tie_word_embeddings": tied, "text_config": config["text_config"] | {"tie_word_embeddings": True}}
     (path / "config.json").write_text(json.dumps(config))
-    stored = dict(weights.read_checkpoint(path))
+    stored = dict(weight_files.read_checkpoint(path))
     assert not any("lm_head" in name for name in stored)
     table = next(tensor for name, tensor in stored.items() if name.endswith("embed_tokens.weight"))
     if tied:
@@ -74,7 +74,7 @@ def test_a_checkpoint_without_a_head_embeds_and_refuses_to_generate(tmp_path: Pa
     question = ask(ROW, "iv").ours
     (expected,) = make_llm(ROW, path).embed([question], use_tqdm=False)
     config = EngineConfig(str(path), max_model_len=512, device="cpu")
-    whole, tensors = explain(config).weights, dict(weights.read_checkpoint(path))
+    whole, tensors = explain(config).weights, dict(weight_files.read_checkpoint(path))
     head = next(tensors.pop(name) for name in list(tensors) if "lm_head" in name)
     save_file(tensors, path / "model.safetensors")
     llm = make_llm(ROW, path)
@@ -139,7 +139,7 @@ def test_files_that_cannot_be_read_are_named(checkpoint: Path, tmp_path: Path) -
 def test_a_pointer_of_git_lfs_is_named(tmp_path: Path) -> None:
     (tmp_path / "model.safetensors").write_text("version https://git-lfs.github.com/spec/v1\noid sha256:abc\nsize 1\n")
     with pytest.raises(CheckpointError, match="it is a Git LFS pointer: run `git lfs pull` in its folder"):
-        weights.read_headers(tmp_path)
+        weight_files.read_headers(tmp_path)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +179,7 @@ def test_a_pipe_or_folder_in_place_of_a_file_is_refused_without_waiting(
         (tmp_path / "model.safetensors.index.json").write_text('{"weight_map": {"a": "shard"}}')
     make(tmp_path / name)
     with pytest.raises(CheckpointError, match=rf"{name} is not a regular file; replace it"):
-        list(weights.read_checkpoint(tmp_path))
+        list(weight_files.read_checkpoint(tmp_path))
 
 
 NAMES = ("../b", "/etc/passwd", "..", ".", "", "a\0b")
@@ -192,7 +192,7 @@ NAMES = ("../b", "/etc/passwd", "..", ".", "", "a\0b")
 def test_an_index_that_names_no_shards_is_refused(tmp_path: Path, index: str) -> None:
     (tmp_path / "model.safetensors.index.json").write_text(index)
     with pytest.raises(CheckpointError, match=r"not an index of shards|plain file names"):
-        list(weights.read_checkpoint(tmp_path))
+        list(weight_files.read_checkpoint(tmp_path))
 
 
 def test_experts_in_one_tensor_of_another_shape_are_named() -> None:
@@ -230,7 +230,7 @@ def test_layers_for_multi_token_prediction_are_not_read(tmp_path: Path, monkeypa
 def test_a_file_that_is_cut_while_it_is_read_is_named(tmp_path: Path) -> None:
     file = tmp_path / "model.safetensors"
     save_file({"a": torch.ones(4096), "b": torch.ones(4096)}, file)
-    tensors = weights.read_file(file)
+    tensors = weight_files.read_file(file)
     next(tensors)
     os.truncate(file, 200)
     with pytest.raises(CheckpointError, match=r"model\.safetensors was cut from \d+ to 200 bytes while it was read"):
