@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from ..mm.errors import InputError, check_utf8, hints_at_arguments, short_repr
 from .param_checks import check_token_ids
 
-_MAX_DIMENSIONS = 2**31 - 1
+_MOST = 2**31 - 1
 
 
 @hints_at_arguments
@@ -37,13 +37,8 @@ class PoolingParams:
 
     def __post_init__(self) -> None:
         object.__setattr__(self, "token_ids", check_token_ids("pooling.token_ids", self.token_ids))
-        size = self.dimensions
-        if size is not None and (isinstance(size, bool) or not isinstance(size, int) or not 1 <= size <= _MAX_DIMENSIONS):
-            raise InputError(f"dimensions={short_repr(size)} must be an integer, 1 or above", param="pooling.dimensions")
-        first = self.first_tokens
-        if first is not None and (isinstance(first, bool) or not isinstance(first, int) or first < 0):
-            reason = f"first_tokens={short_repr(first)} must be an integer, 0 or above, or None"
-            raise InputError(reason, param="pooling.first_tokens")
+        _check_count("dimensions", self.dimensions, 1)
+        _check_count("first_tokens", self.first_tokens, 0)
         if not isinstance(self.task, str | None):
             raise InputError(f"task={short_repr(self.task)} must be a text or None", param="pooling.task")
         check_utf8(self.task or "", "pooling.task")
@@ -52,3 +47,9 @@ class PoolingParams:
                 raise InputError(
                     f"{name}={short_repr(getattr(self, name))} must be True, False or None", param=f"pooling.{name}"
                 )
+
+
+def _check_count(name: str, value: object, least: int) -> None:
+    valid = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
+    if value is not None and not valid:
+        raise InputError(f"{name}={short_repr(value)} must be an integer, {least} or above", param=f"pooling.{name}")

@@ -136,7 +136,7 @@ def test_truncate_drops_items_after_the_cut_and_refuses_to_cut_through_one(toy):
     request = replace(request, prompt_token_ids=ids, features=features)
     core.add(request)
     turn(toy, core, "r")
-    with pytest.raises(InputError, match="not inside"):
+    with pytest.raises(InputError, match="inside image 1; truncate to 6 or fewer, or to 10 or more"):
         core.truncate("r", 8)
     core.truncate("r", 5)  # at the end of the first item, whose last row is needed again
     core.append("r", [50])

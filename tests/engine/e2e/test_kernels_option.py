@@ -45,13 +45,15 @@ def test_media_processing_uses_the_selected_backends(monkeypatch: pytest.MonkeyP
     found: list[str] = []
 
     def spy(self: object, *args: object) -> None:
-        found.append(dispatch.backend("act_and_mul", torch.device("cpu"), torch.float32))
+        if self is info:  # an earlier engine may still warm up
+            found.append(dispatch.backend("act_and_mul", torch.device("cpu"), torch.float32))
         raise InputError("seen enough")
 
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
     prompt = {"prompt": slot, "multi_modal_data": {"image": Image.new("RGB", (32, 32))}}
     with LLM(MODEL, max_model_len=64, kernels="act_and_mul=torch", warm_up=False) as llm:
-        monkeypatch.setattr(type(llm._inputs.media._info), "process", spy)
+        info = llm._inputs.media._info
+        monkeypatch.setattr(type(info), "process", spy)
         assert "seen enough" in llm.generate([prompt], PARAMS, use_tqdm=False)[0].error.message
     assert found == ["torch"]
 
