@@ -148,7 +148,7 @@ class Model(Protocol):
         """Return an upper bound of the bytes alive while items with `rows` rows in total are encoded on `limits.device`."""
 
     def choose_head(self, headers: Mapping[str, Tensor]) -> None:
-        """Build the head that the checkpoint stores, if any. `headers`: from `weight_files.read_headers`; empty without weights."""
+        """Build the head that the checkpoint stores, if any. `headers`: of `weight_files.read_headers`, or empty."""
 
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
         """Compare names and shapes of the stored tensors with the model; CheckpointError as of `load_weights`."""
