@@ -266,6 +266,10 @@ def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value <= sys.float_info.max
 
 
+def _is_count(value: object) -> bool:
+    return _is_whole(value) or (isinstance(value, int) and value == -1)
+
+
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "min_pixels": ("a positive integer", _is_whole),
     "max_pixels": ("a positive integer", _is_whole),
@@ -274,11 +278,11 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "total_pixels": ("a positive integer", _is_whole),
     "min_frames": ("a positive integer", _is_whole),
     "max_frames": ("a positive integer", _is_whole),
-    "num_frames": ("a positive integer, or -1 for all frames", lambda value: _is_whole(value) or value == -1),
-    "nframes": ("a positive integer, or -1 for all frames", lambda value: _is_whole(value) or value == -1),
+    "num_frames": ("a positive integer, or -1 for all frames", _is_count),
+    "nframes": ("a positive integer, or -1 for all frames", _is_count),
     "fps": ("a positive number", _is_number),
     "sample_fps": ("a positive number", _is_number),
-    "detail": ("low, high or auto", lambda value: value in ("low", "high", "auto")),
+    "detail": ("low, high or auto", lambda value: isinstance(value, str) and value in ("low", "high", "auto")),
 }
 
 

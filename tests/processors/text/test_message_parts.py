@@ -156,6 +156,7 @@ REFUSED = [
     ({"type": "image_url", "image_url": {**URL, "uuid": "x"}}, "give uuid beside image_url, not inside it"),
     ({"type": "image_url", "image_url": {**URL, "detial": "low"}}, "image_url: unknown field 'detial'; did you mean detail?"),
     ({"type": "image_url", "image_url": {**URL, "detail": "medium"}}, "detail is 'medium'; give low, high or auto"),
+    ({"type": "image_url", "image_url": {**URL, "detail": np.zeros(2)}}, "give low, high or auto"),
     ({"type": "image_url", "image_url": None}, "image_url is missing; give its data, or the uuid"),
     ({"type": "image", "image": None}, "image is missing"),
     ({"type": "image"}, "image is missing; give its data"),
