@@ -15,6 +15,11 @@ from .dispatch import backend
 from .native import call
 
 
+def relu2(x: Tensor) -> Tensor:
+    """`relu(x) ** 2` (arXiv 2109.08668)."""
+    return F.relu(x).square_()
+
+
 def quick_gelu(x: Tensor) -> Tensor:
     """`x * sigmoid(1.702 x)`, CLIP's approximation of GELU."""
     return x * torch.sigmoid(1.702 * x)
@@ -32,13 +37,17 @@ REFERENCES: dict[str, Callable[[Tensor], Tensor]] = {
     "gelu_pytorch_tanh": tanh_gelu,
 }
 """Activation functions by their names in config.json."""
+UNGATED: dict[str, Callable[[Tensor], Tensor]] = {"relu": F.relu, "relu2": relu2}
+"""Activation functions that `activation` takes too, computed in torch everywhere. `act_and_mul` does not take them."""
 CLAMPED_SWIGLU = "swigluoai"
 """Activation of gpt-oss in `act_and_mul`: `gate * sigmoid(1.702 gate) * (up + 1)`, with gate at most 7 and up in -7..7."""
 _KERNEL_IDS = {name: number for number, name in enumerate((*REFERENCES, CLAMPED_SWIGLU))}  # enum of the C++ kernel
 
 
 def activation(name: str, x: Tensor) -> Tensor:
-    """Apply one of REFERENCES to each element."""
+    """Apply one of REFERENCES or UNGATED to each element."""
+    if name in UNGATED:
+        return UNGATED[name](x)
     chosen = backend("activation", x.device, x.dtype)
     if chosen == "triton" and x.is_contiguous():
         from .gpu import activation

@@ -33,6 +33,7 @@ class RoutingConfig:
     num_expert_group: int = 1
     topk_group: int = 1
     group_score: str = "top2"
+    jitter: float = 0.0
 
 
 @dataclass(frozen=True, eq=False)
@@ -67,6 +68,8 @@ def route(logits: Tensor, rule: RoutingConfig, correction_bias: Tensor | None = 
     Both are `[rows, top_k]`, best first. Ids are int64, in Triton int32. `correction_bias`, float32 `[experts]`, is added
     to the scores for the choice only (DeepSeek-V3's `e_score_correction_bias`).
     """
+    if rule.scoring == "sparsemixer":
+        return _sparse_mixer(logits, rule)
     if backend("moe", logits.device, logits.dtype) == "triton":
         from .gpu import moe
 
@@ -85,6 +88,19 @@ def route_reference(logits: Tensor, rule: RoutingConfig, correction_bias: Tensor
     if rule.renormalize:
         topk_weights = topk_weights / topk_weights.sum(-1, keepdim=True).clamp_(min=1e-20)
     return topk_weights * rule.routed_scaling_factor, topk_ids
+
+
+def _sparse_mixer(logits: Tensor, rule: RoutingConfig) -> tuple[Tensor, Tensor]:
+    """Choose experts one by one (arXiv 2409.12136). A weight is a softmax over the logits near the best one that is left."""
+    left, weights, ids = logits, list[Tensor](), list[Tensor]()
+    for _ in range(rule.top_k):
+        best, chosen = left.max(-1, keepdim=True)
+        far = (best - logits) / torch.maximum(logits.abs(), best) > 2 * rule.jitter
+        weights.append(left.masked_fill(far, -torch.inf).softmax(-1).gather(-1, chosen))
+        ids.append(chosen)
+        left = left.scatter(-1, chosen, -torch.inf)
+    topk_ids = torch.cat(ids, -1)
+    return torch.cat(weights, -1), topk_ids.int() if logits.is_cuda else topk_ids
 
 
 def _sigmoid(x: Tensor) -> Tensor:

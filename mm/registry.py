@@ -76,12 +76,12 @@ _ANY_STACK = frozenset({
 })  # fmt: skip
 TEXT_PROCESSING = native("text_only", "TextModel", "TextProcessingInfo").processing
 _TEXT_STACKS = (
-    "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Dots1", "MiniMaxM2",
-    "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "Gemma", "Gemma2", "Gemma3",
-    "Glm", "Glm4", "Glm4Moe", "GptOss", "Granite", "GraniteMoe",
-    "HunYuanDenseV1", "InternLM3", "Llama", "Ministral3", "Mistral", "Mixtral",
-    "Olmo2", "Olmo3", "Olmoe", "Phi3", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "SeedOss", "SmolLM3", "StableLm",
-    "Starcoder2",
+    "Arcee", "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Dots1", "MiniMaxM2",
+    "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "ExaoneMoe", "Gemma", "Gemma2", "Gemma3",
+    "Glm", "Glm4", "Glm4Moe", "GptOss", "Granite", "GraniteMoe", "GraniteMoeShared", "Helium",
+    "HunYuanDenseV1", "HunYuanMoEV1", "InternLM3", "Llama", "Ministral3", "Mistral", "Mixtral",
+    "Nemotron", "Olmo2", "Olmo3", "Olmoe", "Phi3", "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe",
+    "SeedOss", "SmolLM3", "SolarOpen", "StableLm", "Starcoder2",
 )  # fmt: skip
 _ENCODER_PROCESSING = native("bert", "Bert", "BertProcessingInfo").processing
 _BERTS = ("Bert", "Camembert", "Roberta", "XLMRoberta")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ..kernels.activation import REFERENCES
+from ..kernels.activation import REFERENCES, UNGATED
 from ..mm.errors import ConfigError, SensoriumError, typed
 from .text.rope import scaling_type, yarn_mscale
 from .text.spec import (
@@ -74,6 +74,9 @@ ALIASES = {
     "num_local_experts": "num_experts",
     "moe_num_experts": "num_experts",
     "moe_k": "num_experts_per_tok",
+    "moe_topk": "num_experts_per_tok",
+    "num_shared_experts": "n_shared_experts",
+    "shared_intermediate_size": "shared_expert_intermediate_size",
     "moe_num_shared_experts": "n_shared_experts",
     "qkv_bias": "attention_bias",
     "use_qkv_bias": "attention_bias",
@@ -88,8 +91,10 @@ SECTIONS = frozenset(
 )  # fmt: skip
 """Keys of config.json that are read as sections. Other keys with such an ending may hold anything."""
 
-PER_MODALITY = ("num_experts", "moe_layer_start_index", "moe_layer_end_index")
-"""Keys that configs with modality experts may repeat for each modality; the first value counts."""
+PER_MODALITY = ("num_experts", "num_experts_per_tok", "moe_layer_start_index", "moe_layer_end_index")
+"""Keys that configs may repeat for each modality, or for each layer with equal values; the first value counts."""
+_ACTIVATION_NAMES = {"gelu_new": "gelu_pytorch_tanh", "gelu_fast": "gelu_pytorch_tanh", "swish": "silu"}
+"""Other names of activation functions."""
 
 _COUNT_KEYS, _MAX_COUNT = ("layers", "depth", "experts"), 4096  # a larger count would build modules forever
 _MAX_HEAD_DIM = 1 << 14
@@ -104,10 +109,11 @@ def get_text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     return next((part for part in nested if isinstance(part, Mapping)), config)
 
 
-def check_activation(key: str, act: str) -> str:
-    """Return `act`, the config's value under `key`; ConfigError if it is not a supported activation."""
-    if act not in REFERENCES:
-        raise ConfigError(f"{key} {act!r} is not supported; known are {', '.join(REFERENCES)}")
+def check_activation(key: str, act: str, gated: bool = True) -> str:
+    """Return our name of the activation `act`, the config's value under `key`; ConfigError if it is not supported."""
+    known, act = REFERENCES if gated else REFERENCES | UNGATED, _ACTIVATION_NAMES.get(act, act)
+    if act not in known:
+        raise ConfigError(f"{key} {act!r} is not supported; known are {', '.join(known)}")
     return act
 
 
@@ -166,6 +172,7 @@ def _read(config: Mapping[str, Any], text: Mapping[str, Any], stack: Stack) -> D
         residual_scale=text.get("residual_multiplier", 1.0),
         logit_scale=text.get("logit_scale") or 1.0 / text.get("logits_scaling", 1.0),
         logit_cap=text.get("final_logit_softcapping"),
+        head_bias=bool(text.get("lm_head_bias", False)),
         mtp_layers=positive_int(text, _MTP_LAYERS) if text.get(_MTP_LAYERS) else 0,
     )
 
@@ -295,7 +302,8 @@ def _scaling(text: Mapping[str, Any], rope: Mapping[str, Any]) -> Mapping[str, A
 
 
 def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec:
-    act = check_activation("the decoder's hidden_act", text.get("hidden_activation") or text.get("hidden_act", "silu"))
+    act = text.get("hidden_activation") or text.get("hidden_act", "silu")
+    act = check_activation("the decoder's hidden_act", act, gated=stack.plain is None)
     bias = bool(text.get("mlp_bias", text.get("use_bias", False)))
     if not text.get("num_experts") or not _sparse(text, layer):
         return MlpSpec(positive_int(text, "intermediate_size"), act, bias, stack.fused, stack.plain)
@@ -314,6 +322,7 @@ def _mlp(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec
             "scoring": text.get("scoring_func") or "softmax",
             "groups": 1 if text.get("topk_method") == "greedy" else text.get("n_group") or 1,
             "top_groups": text.get("topk_group") or 1,
+            "jitter": text.get("router_jitter_noise") or 0.0,
             "bias": bias,
             **stack.router,
         }

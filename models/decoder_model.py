@@ -78,7 +78,14 @@ class DecoderModel(nn.Module):
         spec, embedding = self.spec, self.language_model.embed_tokens
         tied_to, device = embedding if tied else None, embedding.weight.device
         return LmHead(
-            spec.hidden_size, spec.vocab_size, tied_to, self.dtype, device, scale=spec.logit_scale, cap=spec.logit_cap
+            spec.hidden_size,
+            spec.vocab_size,
+            tied_to,
+            self.dtype,
+            device,
+            scale=spec.logit_scale,
+            cap=spec.logit_cap,
+            bias=spec.head_bias,
         )
 
     @property

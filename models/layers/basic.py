@@ -68,7 +68,7 @@ class Norm(WeightedLayer):
 
     Args:
         centered: LayerNorm, though it has no bias.
-        offset: added to the weight of an RMSNorm, for checkpoints that store it around 0.
+        offset: added to the weight, for checkpoints that store it around 0.
         stored: last part of the name in the checkpoint, if it differs from the module's own.
     """
 
@@ -95,6 +95,10 @@ class Norm(WeightedLayer):
         yield f"{path}.weight", self.weight
         if self.bias is not None and self.has_bias:
             yield f"{path}.bias", self.bias
+
+    def pack(self) -> None:
+        if self.bias is not None and self.offset:  # RMSNorm adds it in float32
+            self.weight += self.offset
 
     def forward(self, x: Tensor, add: Tensor | None = None) -> Tensor:
         """Normalise `x`. If `add` is given, it is first added in place to the residual stream `x`."""

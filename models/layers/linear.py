@@ -158,6 +158,7 @@ class LmHead(TensorModule):
             layout; oneDNN's is a copy.
         scale: factor of the logits.
         cap: soft cap; logits l become cap * tanh(l / cap). None: no cap.
+        bias: the head has a bias, unless it is tied.
     """
 
     def __init__(
@@ -170,6 +171,7 @@ class LmHead(TensorModule):
         *,
         scale: float = 1.0,
         cap: float | None = None,
+        bias: bool = False,
     ) -> None:
         super().__init__()
         self.scale, self.cap, self.tied_to = (
@@ -177,7 +179,7 @@ class LmHead(TensorModule):
             cap,
             () if embedding is None else (embedding,),
         )  # in a tuple, so that it is not registered as a submodule
-        self.proj = Linear(hidden, {"lm_head": vocab}, False, dtype, device, exact=True) if embedding is None else None
+        self.proj = Linear(hidden, {"lm_head": vocab}, bias, dtype, device, exact=True) if embedding is None else None
         self.packed: LinearWeight  # of a tied table, from `pack` on
 
     def packed_bytes(self, device: torch.device) -> int:

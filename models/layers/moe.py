@@ -62,7 +62,14 @@ class Mixture(WeightedLayer):
     ) -> None:
         super().__init__()
         self.rule = RoutingConfig(
-            spec.top_k, spec.scoring, spec.normalise, spec.scale, spec.groups, spec.top_groups, spec.group_score
+            spec.top_k,
+            spec.scoring,
+            spec.normalise,
+            spec.scale,
+            spec.groups,
+            spec.top_groups,
+            spec.group_score,
+            spec.jitter,
         )
         self.transposed, self.interleaved = spec.transposed, spec.interleaved
         self.gate = Linear(dim, {"gate": spec.experts}, spec.router_bias, torch.float32, device, exact=True)
@@ -115,8 +122,12 @@ class Mixture(WeightedLayer):
             yield f"{path}.experts.{stored}_bias", partial(self._split_bias, path, names)
         for part in ("weight", "bias"):
             yield f"{path}.router.{part}", Renamed(f"{path}.gate.{part}")
-        for part in _NUMBERED_PARTS.values():  # one shared expert is named in the singular
-            yield f"{path}.shared_expert.{part}.weight", Renamed(f"{path}.shared_experts.{part}.weight")
+        yield f"{path}.gate.wg.weight", Renamed(f"{path}.gate.weight")  # Hunyuan's name
+        for part, singular in product(_NUMBERED_PARTS.values(), ("shared_expert", "shared_mlp")):
+            yield f"{path}.{singular}.{part}.weight", Renamed(f"{path}.shared_experts.{part}.weight")
+        granite = f"{path.removesuffix('mlp')}shared_mlp"
+        yield f"{granite}.input_linear.weight", partial(_chunked, f"{path}.shared_experts")
+        yield f"{granite}.output_linear.weight", Renamed(f"{path}.shared_experts.down_proj.weight")
         block = f"{path.removesuffix('mlp')}block_sparse_moe"
         for router in ("gate", "router.layer"):  # "router.layer" and the next two names are Granite's
             yield f"{block}.{router}.weight", Renamed(f"{path}.gate.weight")
@@ -208,6 +219,10 @@ def _stack_quantized(layers: Sequence[Linear], whole: StackedWeight) -> StackedW
     for layer, weight, part in zip(layers, stacked.weight, parts, strict=True):
         layer.packed = replace(part, weight=weight)
     return stacked
+
+
+def _chunked(path: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    return zip((f"{path}.gate_proj.weight", f"{path}.up_proj.weight"), tensor.chunk(2), strict=True)
 
 
 def _transposed(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:

@@ -120,7 +120,7 @@ def _longrope(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
     s = rope.scaling
     if len(s["short_factor"]) != len(plain):
         raise ConfigError(f"short_factor in config.json has {len(s['short_factor'])} numbers; it must have {len(plain)}")
-    factor, attention = s["factor"], s.get("attention_factor")
+    factor, attention = s["factor"], s.get("short_mscale") or s.get("attention_factor")  # short_mscale: Phi-MoE's
     if attention is None:
         attention = 1.0 if factor <= 1 else math.sqrt(1 + math.log(factor) / math.log(s["original_max_position_embeddings"]))
     return plain / torch.tensor(s["short_factor"], dtype=torch.float32), float(attention)

@@ -104,7 +104,8 @@ class MoeSpec:
     Args:
         inner: width of each expert, one entry per modality.
         shared_inner: width of the shared expert, 0 for none. shared_gate: it is multiplied by a sigmoid of its own router.
-        scoring: "softmax" or "sigmoid" of the router's logits.
+        scoring: "softmax" or "sigmoid" of the router's logits, or "sparsemixer" (Phi-MoE), which uses `jitter`: experts whose
+            logits are further from the best than this share, twice, take no part in its weight.
         normalise: the weights of the chosen experts are normalised to a sum of 1.
         scale: factor of the weights.
         correction: the router has a learned bias that affects the choice but not the weights.
@@ -130,6 +131,7 @@ class MoeSpec:
     groups: int = 1
     top_groups: int = 1
     group_score: str = "top2"
+    jitter: float = 0.0
     bias: bool = False
     router_bias: bool = False
     modality_experts: tuple[str, ...] = ("",)
@@ -164,7 +166,7 @@ class DecoderSpec:
         norm_offset: added to every norm's weight (1 where the checkpoint stores it around 0).
         embed_scale: factor of token embeddings, rounded to the model's dtype.
         residual_scale: factor of what attention and MLP add to the residual stream.
-        logit_scale: factor of logits. logit_cap: soft cap of logits; None: no cap.
+        logit_scale: factor of logits. logit_cap: soft cap of logits; None: no cap. head_bias: the head has a bias.
         deepstack: layers after which a deepstack level of encoder rows is added to the residual stream, ascending.
         mtp_layers: layers for multi-token prediction, which checkpoints store after the others. They are not used.
     """
@@ -181,6 +183,7 @@ class DecoderSpec:
     residual_scale: float = 1.0
     logit_scale: float = 1.0
     logit_cap: float | None = None
+    head_bias: bool = False
     deepstack: tuple[int, ...] = ()
     mtp_layers: int = 0
 

@@ -10,6 +10,10 @@ GROWING = {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0,
     "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.4,
 }  # fmt: skip
+LONG = {
+    "rope_type": "longrope", "rope_theta": 1e4, "short_factor": [1.0 + 0.1 * i for i in range(8)], "long_factor": [4.0] * 8,
+    "short_mscale": 1.2, "long_mscale": 1.3, "original_max_position_embeddings": 1024, "factor": 4.0,
+}  # fmt: skip
 EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "n_group": 1, "topk_group": 1}
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
 GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4}
@@ -44,6 +48,25 @@ CHANGES = {
         "rope_parameters": {"rope_theta": 1e4, "rope_type": "default", "partial_rotary_factor": 0.5},
     },
     "granitemoe": {"num_local_experts": 8, "num_experts_per_tok": 2, "attention_multiplier": 0.2, "logits_scaling": 0.5},
+    "nemotron": {"head_dim": 24, "attention_bias": True},
+    "arcee": {"mlp_bias": True},
+    "phimoe": {
+        "num_local_experts": 8, "attention_bias": True, "lm_head_bias": True, "router_jitter_noise": 0.2,
+        "rope_parameters": LONG,
+    },
+    "hunyuan_v1_moe": {
+        "head_dim": 16, "num_experts": 8, "moe_topk": [2, 2, 2],
+        "rope_parameters": {"rope_type": "dynamic", "rope_theta": 1e4, "alpha": 50.0, "factor": 1.0},
+    },
+    "granitemoeshared": {
+        "num_local_experts": 8, "shared_intermediate_size": 40, "attention_multiplier": 0.2, "residual_multiplier": 0.6,
+    },
+    "solar_open": {"head_dim": 24, "n_routed_experts": 8, **EXPERTS},
+    "exaone_moe": {
+        "head_dim": 24, "num_experts": 8, "num_key_value_heads": 4, "sliding_window": 20,
+        "layer_types": ["sliding_attention"] * 2 + ["full_attention"], **EXPERTS,
+    },
+    "helium": {"head_dim": 16},
     "gpt_oss": {
         "head_dim": 24, "intermediate_size": 32, "sliding_window": 20, "num_local_experts": 8, "num_experts_per_tok": 2,
     },
@@ -76,10 +99,12 @@ def row(kind, *alike, **more):
     )
 
 
+PLAIN = ("nemotron", "arcee", "helium")
+MIXTURES = ("phimoe", "hunyuan_v1_moe", "granitemoeshared", "solar_open", "exaone_moe")
 FAMILIES = [
-    row("llama", "mistral", "ministral3", "qwen2", "qwen3", "granite", "glm", "glm4", "ernie4_5", "olmo"),
+    row("llama", "mistral", "ministral3", "qwen2", "qwen3", "granite", "glm", "glm4", "ernie4_5", "olmo", *PLAIN),
     row("gemma3_text", "gemma", "gemma2"),
-    row("qwen3_moe", "glm4_moe", "ernie4_5_moe", "qwen2_moe", "mixtral"),
+    row("qwen3_moe", "glm4_moe", "ernie4_5_moe", "qwen2_moe", "mixtral", *MIXTURES),
     row("gpt_oss", "dots1", "minimax_m2", "granitemoe"),
     row("cohere2", "exaone4", "hunyuan_v1_dense", "phi3", "starcoder2"),
     row("deepseek_v3", "deepseek_v2", half=(0.1, 0.2)),  # in float16 two rows take another expert, in transformers too

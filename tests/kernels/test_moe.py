@@ -31,6 +31,13 @@ def test_a_correction_takes_part_in_the_choice_alone() -> None:
     torch.testing.assert_close(topk_weights, torch.tensor([[1.0]]).sigmoid())
 
 
+def test_sparsemixer_weighs_each_choice_among_logits_near_it() -> None:
+    """2.9 is near 3, 1 is not; after 3, the best is 2.9, with nothing near it."""
+    topk_weights, topk_ids = route(torch.tensor([[1.0, 3.0, 2.9]]), RoutingConfig(2, scoring="sparsemixer", jitter=0.1))
+    assert topk_ids.tolist() == [[1, 2]]
+    torch.testing.assert_close(topk_weights, torch.stack((torch.tensor([3.0, 2.9]).softmax(-1)[0], torch.tensor(1.0)))[None])
+
+
 @pytest.mark.parametrize(("score", "group"), [("max", 0), ("top2", 1)])
 def test_groups_count_by_their_best(score: str, group: int) -> None:
     logits = torch.tensor([[3.0, -9.0, 2.0, 2.0]])
@@ -51,7 +58,7 @@ def test_a_mixture_is_the_sum_of_its_rows(dtype: torch.dtype) -> None:
     )
 
 
-@pytest.mark.parametrize("scoring", ["softmax", "sigmoid"])
+@pytest.mark.parametrize("scoring", ["softmax", "sigmoid", "sparsemixer"])
 def test_the_batch_changes_no_bit(scoring: str) -> None:
     rule = RoutingConfig(4, scoring, num_expert_group=3, topk_group=2)
     topk_weights, topk_ids = route(LOGITS, rule)
