@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Generator, Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
 from functools import partial
@@ -175,11 +175,13 @@ class LLM(NotPicklable):
             raise unknown_argument(next(iter(remaining)), _GENERATE)
         listed = as_prompts(prompts)
         given, priorities = self._params(sampling_params, len(listed)), as_priorities(priority, len(listed))
-        handles = [
+        handles: Iterable[RequestHandle] = (
             self._handle(prompt, params, priority=own)
             for prompt, params, own in paced(zip(listed, given, priorities, strict=True))
-        ]
-        return self._answers(handles, use_tqdm, on_error)
+        )
+        if len(set(priorities)) > 1:
+            handles = list(handles)  # which are then submitted by priority
+        return self._answers(handles, len(listed), use_tqdm, on_error)
 
     def chat(
         self,
@@ -221,10 +223,10 @@ class LLM(NotPicklable):
         )
         conversations = as_conversations(messages)
         given = self._params(sampling_params, len(conversations))
-        handles = [
+        handles = (
             self._handle(messages, params, options) for messages, params in paced(zip(conversations, given, strict=True))
-        ]
-        return self._answers(handles, use_tqdm, on_error)
+        )
+        return self._answers(handles, len(conversations), use_tqdm, on_error)
 
     def encode_media(self, prompts: object, use_tqdm: bool = True, on_error: str = "return") -> list[RequestOutput]:
         """Return the encoder rows of the items of one prompt or a list of prompts, as `encoded` of their outputs.
@@ -239,7 +241,8 @@ class LLM(NotPicklable):
         Raises:
             InputError: `prompts` has another form, or the engine has a decoder.
         """
-        return self._answers([self.media_request(prompt) for prompt in as_prompts(prompts)], use_tqdm, on_error)
+        listed = as_prompts(prompts)
+        return self._answers(map(self.media_request, paced(listed)), len(listed), use_tqdm, on_error)
 
     def media_request(self, prompt: object) -> RequestHandle:
         """Make a request of `encode_media` for one prompt, for `serve` or `AsyncLLM.answer`."""
@@ -256,7 +259,12 @@ class LLM(NotPicklable):
         """
         if not isinstance(handles, Sequence) or not all(isinstance(handle, RequestHandle) for handle in handles):
             raise InputError(f"handles must be a list of what `request` returns, not {short_repr(handles)}", param="handles")
-        with make_progress(len(handles), use_tqdm) as progress, closing(self._engine_loop.serve(handles)) as outputs:
+        return self._serve(handles, len(handles), use_tqdm)
+
+    def _serve(
+        self, handles: Iterable[RequestHandle], count: int, use_tqdm: ShowProgress
+    ) -> Generator[tuple[int, RequestOutput], RequestHandle | Sequence[RequestHandle] | None, None]:
+        with make_progress(count, use_tqdm) as progress, closing(self._engine_loop.serve(handles)) as outputs:
             found = next(outputs, None)
             while found is not None:
                 following = yield found
@@ -440,14 +448,16 @@ class LLM(NotPicklable):
         """Return how many tokens `fit="context"` leaves for the answer: max_tokens, at most a quarter of the context."""
         return min(params.max_tokens or self.max_model_len, max(1, self.max_model_len // 4))
 
-    def _answers(self, handles: Sequence[RequestHandle], use_tqdm: ShowProgress, on_error: str) -> list[RequestOutput]:
+    def _answers(
+        self, handles: Iterable[RequestHandle], count: int, use_tqdm: ShowProgress, on_error: str
+    ) -> list[RequestOutput]:
         if on_error not in ("return", "raise"):
             raise InputError(f'on_error={short_repr(on_error)} must be "return" or "raise"', param="on_error")
         outputs: dict[int, RequestOutput] = {}
-        with closing(self.serve(handles, use_tqdm)) as results:
+        with closing(self._serve(handles, count, use_tqdm)) as results:
             for index, output in results:
                 if output.error is not None and on_error == "raise":
-                    number = f"prompt {index}: " if len(handles) > 1 else ""
+                    number = f"prompt {index}: " if count > 1 else ""
                     raise replace(output.error, message=f"{number}{output.error}").exception()
                 outputs[index] = output
         answers = [outputs[index] for index in sorted(outputs)]

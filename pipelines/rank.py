@@ -19,6 +19,7 @@ from torch import Tensor
 from ..engine.pooling_params import PoolingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr, typed
+from ..mm.pacing import paced
 from ..mm.parse import is_item_list
 from .classify import pair_prompt
 from .message_parts import media_part
@@ -113,7 +114,7 @@ def embed_tasks(
     pooling = pooling if dimensions is None else replace(pooling, dimensions=dimensions)
     check_dimensions(llm, pooling.dimensions)
     template, listed = _template_options(chat_template), _as_list(inputs)
-    if path := next((item for item in listed if llm.takes_media and _is_path(item)), None):
+    if path := next((item for item in paced(listed) if llm.takes_media and _is_path(item)), None):
         _logger.warning(
             "embed: %s is embedded as a text, but a file of this name exists; give a pathlib.Path to embed the file",
             short_repr(path),

@@ -28,6 +28,7 @@ class Result(Protocol):
 
 
 T = TypeVar("T", bound=Result)
+_MAX_TASKS = 1024  # that run at a time; each holds many objects, which lengthen every garbage collection
 P = TypeVar("P")
 V = TypeVar("V")
 Requests = RequestHandle | list[RequestHandle] | None
@@ -38,11 +39,11 @@ WideTask = Generator[Requests, RequestOutput, P]
 
 
 def as_completed(
-    llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = True, most: int | None = None
+    llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = True, most: int = _MAX_TASKS
 ) -> Iterator[tuple[int, T]]:
     """Yield (index, result) of each task as it completes. Started tasks have priority over tasks that have not started.
 
-    `most`: maximum number of tasks that run at a time; None: all.
+    `most`: maximum number of tasks that run at a time.
     """
     waiting = iter(enumerate(tasks))
     done: list[tuple[int, T]] = []  # results that are not yielded yet
@@ -64,7 +65,7 @@ def as_completed(
         return []
 
     slots: list[tuple[int, RequestHandle]] = []
-    for slot in paced(range(len(tasks) if most is None else min(most, len(tasks)))):
+    for slot in paced(range(min(most, len(tasks)))):
         requests.append({})
         slots += [(slot, handle) for handle in start(slot)]
     with make_progress(len(tasks), use_tqdm) as progress, closing(llm.serve([one for _, one in slots], False)) as outputs:
@@ -93,7 +94,7 @@ def as_completed(
             found = outputs.send(following) if following else next(outputs, None)
 
 
-def run_tasks(llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = True, most: int | None = None) -> list[T]:
+def run_tasks(llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = True, most: int = _MAX_TASKS) -> list[T]:
     """Return the results of all tasks, in their order."""
     results = [result for _, result in sorted(as_completed(llm, tasks, use_tqdm, most), key=lambda pair: pair[0])]
     warn_of_failures([result.error for result in results], "inputs")
@@ -105,11 +106,11 @@ async def run_tasks_async(engine: AsyncLLM, tasks: Sequence[WideTask[T]], most: 
 
     `most`: as in `as_completed`. If it is given, the tasks' own work, such as reading files, runs in threads.
     """
-    limit = None if most is None else asyncio.Semaphore(most)
+    limit, in_threads = asyncio.Semaphore(most or _MAX_TASKS), most is not None
     running: list[asyncio.Future[T]] = []
     try:
         async for task in _in_turns(tasks):
-            running.append(asyncio.ensure_future(_run_task(engine, task, limit)))
+            running.append(asyncio.ensure_future(_run_task(engine, task, limit, in_threads)))
         return list(await asyncio.gather(*running))
     finally:
         for future in running:
@@ -124,11 +125,9 @@ async def _in_turns(values: Sequence[V]) -> AsyncIterator[V]:
             await asyncio.sleep(0)
 
 
-async def _run_task(engine: AsyncLLM, task: WideTask[T], limit: asyncio.Semaphore | None) -> T:
-    if limit is not None:
-        async with limit:
-            return await _run_steps(engine, task, in_threads=True)
-    return await _run_steps(engine, task, in_threads=False)
+async def _run_task(engine: AsyncLLM, task: WideTask[T], limit: asyncio.Semaphore, in_threads: bool) -> T:
+    async with limit:
+        return await _run_steps(engine, task, in_threads)
 
 
 async def _run_steps(engine: AsyncLLM, task: WideTask[T], in_threads: bool) -> T:

@@ -156,6 +156,7 @@ def main() -> int:
         for case in (Case("", "none, for 3 s", lambda _: time.sleep(3) or "-"), *CASES, *API_CASES):
             if args.only not in f"{case.area} {case.name}":
                 continue
+            case.prepare()
             streams.reset()
             before, start = memory.reset(), time.perf_counter()
             result = attack(case, target)

@@ -92,6 +92,12 @@ def gif(frames: int = 2000) -> bytes:
     return found.getvalue()
 
 
+@functools.cache
+def long_url() -> str:
+    """Return a data: URL of 200 MB."""
+    return "data:image/png;base64," + "A" * 200_000_000
+
+
 def zeros(*shape: int) -> Any:
     """Return an array that takes no memory."""
     return np.broadcast_to(np.uint8(0), shape)
@@ -163,7 +169,8 @@ API_CASES = (
     Case(
         "bytes",
         "a data: URL of 200 MB",
-        lambda t: with_media(t, "image_url", {"url": "data:image/png;base64," + "A" * 200_000_000}),
+        lambda t: with_media(t, "image_url", {"url": long_url()}),
+        long_url,
     ),
     Case("bytes", "8 arrays of 165 megapixels", lambda t: with_media(t, "image", [zeros(12850, 12850, 3)] * 8)),
     Case("bytes", "a video of 100,000 frames", lambda t: with_media(t, "video", zeros(100_000, 64, 64, 3))),

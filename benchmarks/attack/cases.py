@@ -29,11 +29,12 @@ class Target:
 
 @dataclass(frozen=True)
 class Case:
-    """One attack. `run` returns outputs, or raises."""
+    """One attack. `run` returns outputs, or raises. `prepare` makes its input before anything is measured."""
 
     area: str
     name: str
     run: Callable[[Target], Any]
+    prepare: Callable[[], object] = bool
 
 
 def ask(target: Target, prompt: Any = "user: say a", **params: Any) -> Any:

@@ -8,7 +8,7 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Sequence
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
 from itertools import count
@@ -35,6 +35,7 @@ from .trace import Observer
 _IDLE_STEP = 0.005  # seconds to sleep after a step that had nothing to compute
 _FREE_SECONDS = 10.0  # how long `serve` waits for the memory of aborted requests
 _MAX_UNREAD = 64  # outputs in an inbox before the output thread reads them
+_MAX_SUBMITTED = 1024  # answers of one `serve` that are in the engine at a time, if that is enough for 4 batches
 _log = logging.getLogger(__name__)
 
 
@@ -77,27 +78,39 @@ class EngineLoop:
     # called from any thread
 
     def serve(
-        self, handles: Sequence[RequestHandle], stream: bool = False
+        self, handles: Iterable[RequestHandle], stream: bool = False
     ) -> Generator[tuple[int, RequestOutput], RequestHandle | Sequence[RequestHandle] | None, None]:
         """Yield (index, output) of each request when it finishes and, with `stream`, whenever its output grows.
 
         Requests that the caller sends after an output get that output's index. A failed request yields an output with `error`;
         the others go on. Closing the generator, or an exception in it, aborts the unfinished requests and frees their memory.
+
+        Many requests are submitted in blocks, those of a sequence by priority: garbage collection stops all threads for a time
+        in proportion to the objects of the requests that are in the engine.
         """
         mail: SimpleQueue[list[RequestHandle]] = SimpleQueue()
-        left = {handle: index for index, handle in enumerate(handles)}
+        left: dict[RequestHandle, int] = {}
+        turn, room = 0, max(_MAX_SUBMITTED, 4 * self.core.info.max_num_seqs)
+        waiting, block = self._numbered(handles, room), room // 2
         try:
-            self.submit(handles, mail.put, stream)
-            while left:
+            while True:
+                if room >= block and (more := _take_block(waiting, room)):
+                    left.update(more)
+                    room -= _num_answers(more)
+                    turn = self.submit(list(more), mail.put, stream, turn)
+                if not left:
+                    return
                 for handle in sorted(mail.get(), key=lambda one: one.number):
                     output = handle.take() if handle in left else None
                     if output is not None:
                         index = left.pop(handle) if output.finished else left[handle]
+                        room += handle.params.n * output.finished
                         following = yield index, output
                         if following is not None:
-                            more = [following] if isinstance(following, RequestHandle) else following
-                            left.update(dict.fromkeys(more, index))
-                            self.submit(more, mail.put, stream)
+                            more = dict.fromkeys([following] if isinstance(following, RequestHandle) else following, index)
+                            left.update(more)
+                            room -= _num_answers(more)
+                            turn = self.submit(list(more), mail.put, stream, turn)
         finally:
             left = {handle: index for handle, index in left.items() if handle.number >= 0}
             if left:
@@ -106,9 +119,15 @@ class EngineLoop:
                     wait([freed], _FREE_SECONDS)
 
     def submit(
-        self, handles: Sequence[RequestHandle], post: Callable[[list[RequestHandle]], None], stream: bool = False
-    ) -> None:
-        """Queue requests in this order. `post` is called, in any thread, with requests that have new output for `take`.
+        self,
+        handles: Sequence[RequestHandle],
+        post: Callable[[list[RequestHandle]], None],
+        stream: bool = False,
+        after: int = 0,
+    ) -> int:
+        """Queue requests in this order, see `InputQueue.add`, and return the turn of the last one.
+
+        `post` is called, in any thread, with requests that have new output for `take`.
 
         Raises:
             InputError: a request_id is in use, or the engine sleeps, was closed or belongs to another process.
@@ -130,7 +149,7 @@ class EngineLoop:
                 read = partial(handle.read_prompt, self.tokenizer, self._limits)
                 handle.entry = QueueEntry(read, _admission(self._commands, handle), handle.priority)
                 self._names[handle.name] = handle
-            self.input_queue.add([handle.entry for handle in handles if handle.entry is not None])
+            return self.input_queue.add([handle.entry for handle in handles if handle.entry is not None], after)
 
     def drop(self, handle: RequestHandle) -> None:
         """Abort a request without further output."""
@@ -204,6 +223,15 @@ class EngineLoop:
             raise InputError(f"the engine {reason}; make a new one", code="engine_closed")
         if self._dead is not None:
             raise EngineDeadError(str(self._dead))
+
+    def _numbered(self, handles: Iterable[RequestHandle], room: int) -> Iterator[tuple[int, RequestHandle]]:
+        """Return all requests with their indices, by priority if they are a sequence that is larger than `room`."""
+        if not isinstance(handles, Sequence) or len(handles) <= room:
+            return enumerate(handles)
+        self.check_open()
+        with self._lock:
+            self._check_ready(handles)  # names that are used twice may be in different blocks
+        return iter(sorted(enumerate(handles), key=lambda pair: pair[1].priority))
 
     def _check_ready(self, handles: Sequence[RequestHandle]) -> None:
         """Raise InputError or EngineDeadError as `submit` does. The caller holds the lock."""
@@ -441,6 +469,21 @@ class EngineLoop:
         if self._to_notify:
             updated, self._to_notify = self._to_notify, set()
             self.drop_now(*notify(updated))
+
+
+def _take_block(waiting: Iterator[tuple[int, RequestHandle]], room: int) -> dict[RequestHandle, int]:
+    """Return the next requests and their indices, with about `room` answers."""
+    block = dict[RequestHandle, int]()
+    for index, handle in waiting:
+        block[handle] = index
+        room -= handle.params.n
+        if room <= 0:
+            break
+    return block
+
+
+def _num_answers(handles: Iterable[RequestHandle]) -> int:
+    return sum(handle.params.n for handle in handles)
 
 
 def _admission(commands: SimpleQueue[Any], handle: RequestHandle) -> Callable[[ProcessedPrompt | Exception], None]:

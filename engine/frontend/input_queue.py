@@ -86,14 +86,18 @@ class InputQueue:
         with self._lock:
             return sum(count for stage, count in self._count.items() if stage not in ("held", "gone"))
 
-    def add(self, entries: Sequence[QueueEntry]) -> None:
+    def add(self, entries: Sequence[QueueEntry], after: int = 0) -> int:
+        """Queue entries, behind turn `after` if they continue an earlier batch. Return the turn of the last one."""
         with self._lock:
-            for turn, entry in enumerate(entries, self._turn + 1):
+            turn = max(self._turn, after)
+            for entry in entries:
+                turn += 1
                 self._arrivals += 1
                 self._count["waiting"] += 1
                 entry.order = (entry.priority, turn, self._arrivals)
                 heapq.heappush(self._waiting, (entry.order, entry))
             self._start_ready()
+            return turn
 
     def drop(self, *entries: QueueEntry) -> None:
         """Remove entries that are finished or aborted, and free their places and bytes."""

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from sensorium.engine.frontend import engine_loop
 from sensorium.engine.frontend.request_handle import RequestHandle
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.errors import InputError
@@ -108,6 +109,48 @@ def test_callers_of_many_threads_take_turns(engine):
     thread.join()
     assert ended.index("little") < 80
     engine.engine_loop.call(lambda engine_loop: None).result()
+    engine.toy.assert_empty(engine.core)
+
+
+def test_many_requests_enter_in_blocks(engine, monkeypatch):
+    """Each request holds dozens of objects, and every garbage collection, which stops all threads, looks at them."""
+    monkeypatch.setattr(engine_loop, "_MAX_SUBMITTED", 20)
+    room = max(20, 4 * engine.core.info.max_num_seqs)
+    made, most, left = 0, 0, set()
+
+    def handles(params):
+        nonlocal made, most
+        for handle in engine.requests(["a"] * 300, params):
+            made += 1
+            left.add(handle)
+            most = max(most, sum(one.params.n for one in left))
+            yield handle
+
+    for params in (SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, n=3)):
+        left.clear()
+        found = []
+        for index, output in engine.engine_loop.serve(handles(params)):
+            left -= {handle for handle in left if handle.closed}
+            found.append(index)
+            assert output.error is None
+        assert sorted(found) == list(range(300))
+        assert most < room + 3
+    engine.toy.assert_empty(engine.core)
+
+
+def test_a_sequence_of_many_requests_enters_by_priority(engine, monkeypatch):
+    monkeypatch.setattr(engine_loop, "_MAX_SUBMITTED", 1)
+    room = 4 * engine.core.info.max_num_seqs
+    handles = engine.requests(["a"] * 5 * room)
+    for number, handle in enumerate(handles):
+        handle.priority = -number
+    order = [index for index, _ in engine.engine_loop.serve(handles)]
+    assert sorted(order) == list(range(5 * room))
+    assert set(order[: room // 2]) <= set(range(4 * room, 5 * room)), "the last have the smallest priority"
+    handles = engine.requests(["a"] * 5 * room)
+    handles[0].request_id = handles[-1].request_id = "same"
+    with pytest.raises(InputError, match="in use"):
+        next(engine.engine_loop.serve(handles))
     engine.toy.assert_empty(engine.core)
 
 

@@ -104,6 +104,34 @@ def queue():
     queue.input_queue.close()
 
 
+def test_a_continued_batch_stays_behind_its_beginning():
+    queue, gate, started = Queue(window=3), threading.Event(), []
+
+    def work(name):
+        def run():
+            started.append(name)
+            assert gate.wait(LONG)
+            return ProcessedPrompt(name, (1,))
+
+        return run
+
+    def entries(name, count):
+        return [queue.entry(f"{name}{i}", work(f"{name}{i}")) for i in range(count)]
+
+    last = queue.input_queue.add(first := entries("first", 30))
+    queue.input_queue.add(other := entries("other", 5))
+    queue.input_queue.add(later := entries("later", 5), last)
+    gate.set()
+    everyone = [*first, *other, *later]
+    for count in range(len(everyone)):
+        wait_until(lambda: len(queue.out) > count)  # noqa: B023
+        queue.input_queue.drop(*(entry for entry in everyone if entry.stage == "held"))
+    order = [name for name in started if not name.startswith("other")]
+    assert [name for name in order if name.startswith("later")] == order[-5:]
+    assert started.index("other4") < started.index("first20"), "another batch takes turns with the first one"
+    queue.input_queue.close()
+
+
 def test_text_overtakes_slow_media(queue):
     gate = threading.Event()
     queue.add(*(queue.media(f"clip{i}", gate=gate) for i in range(4)), *(queue.entry(f"text{i}") for i in range(3)))
