@@ -48,7 +48,8 @@ class FrameSampling:
         fps: frames per second of source; excludes `num_frames`.
         num_frames: number of frames; -1 means all. If neither is given, all frames up to `max_frames`.
         min_frames, max_frames: bounds of the number of frames that `fps` gives.
-        max_duration: seconds of the source that are used, from its start; None: all.
+        start, end: seconds of the source between which frames are used, both included; `end` None: up to its end.
+        max_duration: seconds that are used, from `start`; None: all.
         multiple: the number of frames is rounded to a multiple of this (frames per temporal patch).
         spread: "stride" takes the first frame of equal segments, "middle" their middle frame. "ends" includes the first and the
             last frame; "nearest" does too, but rounds the frames in between where "ends" floors them. "after" takes the
@@ -62,6 +63,8 @@ class FrameSampling:
     num_frames: int | None = None
     min_frames: int = 1
     max_frames: int = 1 << 30
+    start: float = 0.0
+    end: float | None = None
     max_duration: float | None = None
     multiple: int = 1
     spread: str = "stride"
@@ -129,19 +132,27 @@ def sample_indices(
 
     Raises:
         InputError: the video is empty, `fps` and `num_frames` are both given, more frames are requested than there are, or
-            `fps` or `max_duration` is given and the video's rate is unknown.
+            `fps` or a bound in seconds is given and the video's rate is unknown.
     """
-    frames, seconds = usable_span(total, source_fps, policy, times)
+    usable, seconds = usable_span(total, source_fps, policy, times)
+    frames, first = len(usable), usable.start
     fps_of_duration = next(
         (fps for longest, fps in policy.fps_by_duration if seconds is not None and seconds <= longest), policy.fps
     )
     policy = replace(policy, fps=fps_of_duration)
     count = _num_frames(frames, seconds, policy)
     if count > frames:
-        part = f"has {total}" if frames == total else f"has {frames} in its first {policy.max_duration:g} s"
-        raise InputError(f"{count} frames are requested but the video {part}; lower num_frames or fps")
+        where = "" if frames == total else f" in {'the' if first else 'its first'} {seconds:g} s that are used"
+        raise InputError(f"{count} frames are requested but the video has {frames}{where}; lower num_frames or fps")
     if policy.fps is not None and times is not None and seconds and _varies(times, source_fps):
-        return _on_screen(times[:frames], seconds, count, policy)
+        chosen = _on_screen([time - times[first] for time in times[first : usable.stop]], seconds, count, policy)
+    else:
+        chosen = _spread(frames, source_fps, seconds, count, policy)
+    return [first + i for i in chosen]
+
+
+def _spread(frames: int, source_fps: float | None, seconds: float | None, count: int, policy: FrameSampling) -> list[int]:
+    """Return `count` of `frames` frames by the rule `policy.spread`."""
     if policy.spread == "after":
         return _at_or_after(frames, source_fps, seconds, count, policy)
     if policy.spread in _BOTH_ENDS:
@@ -155,29 +166,52 @@ def sample_indices(
 
 def usable_span(
     total: int, source_fps: float | None, policy: FrameSampling, times: Sequence[float] | None = None
-) -> tuple[int, float | None]:
-    """Return `(frames, seconds)` of the source that may be used: all of it, or up to `max_duration`. None: rate unknown.
+) -> tuple[range, float | None]:
+    """Return the numbers of the frames from `start` to `end` or `max_duration`, and their seconds (None: rate unknown).
 
     The last frame counts as long as the average frame.
 
     Raises:
-        InputError: the video is empty, or `max_duration` is given and either is not positive or the video's rate is unknown.
+        InputError: the video is empty, no frame is left, or a bound in seconds is given and the video's rate is unknown.
     """
     if total < 1:
         raise InputError("the video has no frames")
     varies = times is not None and _varies(times, source_fps)
     seconds = _seconds(total, source_fps, times if varies else None)
-    limit = policy.max_duration
-    if limit is None:
-        return total, seconds
-    if not limit > 0:
+    limit, usable = policy.max_duration, range(total)
+    if limit is None and not policy.start and policy.end is None:
+        return usable, seconds
+    if limit is not None and not limit > 0:
         raise InputError(f"max_duration is {limit}; give a positive number of seconds")
     if seconds is None:
-        raise InputError("max_duration is set but the video's own frame rate is unknown; give metadata with fps")
-    if limit >= seconds:
-        return total, seconds
-    frames = bisect_left(times, limit) if times else max(1, math.ceil(limit / seconds * total - 1e-9))
-    return frames, limit if varies else _seconds(frames, source_fps, None)
+        name = "video_start or video_end" if limit is None else "max_duration"
+        raise InputError(f"{name} is set but the video's own frame rate is unknown; give metadata with fps")
+    if policy.start or policy.end is not None:
+        usable, seconds = _cut(total, seconds, policy, times if varies else None)
+    if limit is None or limit >= seconds:
+        return usable, seconds
+    first, frames = usable.start, len(usable)
+    inside = bisect_left(times, times[first] + limit) - first if times else max(1, math.ceil(limit / seconds * frames - 1e-9))
+    return usable[:inside], limit if varies else _seconds(inside, source_fps, None)
+
+
+def _cut(total: int, seconds: float, policy: FrameSampling, times: Sequence[float] | None) -> tuple[range, float]:
+    """Return the frames from `start` to `end`, both included as in qwen-vl-utils, and their seconds.
+
+    `times`: of all frames, if the rate varies.
+    """
+    start, end = policy.start, seconds if policy.end is None else min(policy.end, seconds)
+    if times is not None:
+        usable = range(bisect_left(times, start), bisect_right(times, end))
+    else:  # a time that is a frame's own up to rounding includes that frame
+        rate = total / seconds
+        usable = range(math.ceil(start * rate - 1e-6), min(math.floor(end * rate + 1e-6) + 1, total))
+    if not usable:
+        reason = f"there is no frame from video_start {start:g} s to video_end {end:g} s"
+        raise InputError(f"{reason}; the video lasts {seconds:.2f} s", param="video_start")
+    if times is None:
+        return usable, len(usable) / rate
+    return usable, (seconds if usable.stop == total else times[usable.stop]) - times[usable.start]
 
 
 def _without_margin(frames: int, seconds: float | None, policy: FrameSampling) -> tuple[int, int]:

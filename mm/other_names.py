@@ -5,7 +5,6 @@ from __future__ import annotations
 from collections.abc import Collection
 
 _BEAMS = "answers are greedy or sampled; beam search is LLM.beam_search(prompts, BeamSearchParams(beam_width=...))"
-_CUT = "cut the video before, or give its frames"
 _LENGTH = "audio of any length is read; the engine chooses the windows"
 
 # another library's name -> candidates for the hint, in order: names of ours, of which the call must have one, or a sentence
@@ -92,8 +91,6 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "truncate_dim": ("dimensions",),
     "prompt_name": ("instruction",),
     "show_progress_bar": ("use_tqdm",),
-    "video_start": (_CUT,),  # qwen-vl-utils
-    "video_end": (_CUT,),
     # Anthropic, OpenAI's Responses: types of parts
     "tool_use": ('give tool calls as the "tool_calls" of a message',),
     "function_call": ('give tool calls as the "tool_calls" of a message',),

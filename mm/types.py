@@ -31,6 +31,7 @@ class Media(ReprMixin):
         detail: "low" (at most 512x512 pixels), "high" or "auto" (the model's own limits).
         resized_height, resized_width: size to start from instead of the item's own, as in qwen-vl-utils.
         min_frames, max_frames: bounds of the number of frames that `fps` gives.
+        video_start, video_end: seconds of a video between which frames are used.
         total_pixels: bound of the area of all frames, divided by the frames of a temporal patch.
     """
 
@@ -46,6 +47,8 @@ class Media(ReprMixin):
     min_frames: int | None = None
     max_frames: int | None = None
     total_pixels: int | None = None
+    video_start: float | None = None
+    video_end: float | None = None
 
     @property
     def options(self) -> dict[str, object]:

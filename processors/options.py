@@ -26,6 +26,8 @@ class Range(NamedTuple):
 
 _AREA = Range(1, 1 << 48)  # pixels; the limit on the rows of an item is lower
 _FLAG = (True, False)
+_SECONDS = Range(1e-3, 1e9, float)
+TIME_KWARGS = ("max_duration", "video_end", "video_start")  # the seconds of a video that are used
 VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "crop_to_patches": _FLAG,
     "detail": ("auto", "high", "low"),
@@ -34,7 +36,7 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "fps": Range(1e-3, 1e3, float),
     "image_aspect_ratio": ("anyres", "pad"),
     "load_audio_from_video": _FLAG,
-    "max_duration": Range(1e-3, 1e9, float),  # seconds
+    "max_duration": _SECONDS,
     "max_frames": Range(1, 1 << 30),
     "max_patches": _AREA,
     "max_pixels": _AREA,
@@ -51,6 +53,8 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "size": _AREA,
     "total_pixels": _AREA,
     "use_audio_in_video": _FLAG,
+    "video_end": _SECONDS,
+    "video_start": Range(0, 1e9, float),
 }
 """The values of every option of the native families: a range of numbers, or the choices."""
 
@@ -115,17 +119,17 @@ def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) 
 
 
 def apply_sampling(policy: FrameSampling, options: Mapping[str, Any]) -> FrameSampling:
-    """Return the policy with `fps` or `num_frames` (each replaces the other's default), its bounds, and `max_duration`.
+    """Return the policy with `fps` or `num_frames` (each replaces the other's default), its bounds, and the seconds to use.
 
     Raises:
         ConfigError: both fps and num_frames are given, the bounds contradict each other, or a value is out of range.
     """
-    fps, num_frames, duration = (options.get(key) for key in ("fps", "num_frames", "max_duration"))
+    fps, num_frames = options.get("fps"), options.get("num_frames")
     if fps is not None and num_frames is not None:
         raise ConfigError("fps and num_frames exclude each other; give one of them", param="fps")
-    for name, value in (("fps", fps), ("max_duration", duration), ("num_frames", num_frames)):
-        if value is not None:
-            check_value(name, value)
+    for name in ("fps", "num_frames", *TIME_KWARGS):
+        if options.get(name) is not None:
+            check_value(name, options[name])
     if fps is not None or num_frames is not None:
         policy = replace(policy, fps=fps, num_frames=num_frames, fps_by_duration=())
     least, most = (options.get(key) for key in ("min_frames", "max_frames"))
@@ -138,7 +142,12 @@ def apply_sampling(policy: FrameSampling, options: Mapping[str, Any]) -> FrameSa
                 f"min_frames is {least} and max_frames is {most}; the first must not be larger", param="min_frames"
             )
         policy = replace(policy, max_frames=most, min_frames=min(most, policy.min_frames))
-    return policy if duration is None else replace(policy, max_duration=duration)
+    fields = {"max_duration": "max_duration", "video_start": "start", "video_end": "end"}
+    policy = replace(policy, **{field: options[name] for name, field in fields.items() if options.get(name) is not None})
+    if policy.end is not None and policy.end < policy.start:
+        both = f"video_start is {policy.start:g} and video_end is {policy.end:g}"
+        raise ConfigError(f"{both}; the first must not be larger", param="video_start")
+    return policy
 
 
 def is_low_detail(options: Mapping[str, Any]) -> bool:

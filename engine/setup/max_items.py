@@ -174,6 +174,8 @@ def _max_video(info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
         bounds["mm_processor_kwargs num_frames"] = sampling.num_frames
     if sampling.max_duration is not None:
         bounds["mm_processor_kwargs max_duration"] = int(sampling.max_duration * fps)
+    if sampling.end is not None:
+        bounds["mm_processor_kwargs video_end"] = int((sampling.end - sampling.start) * fps) + 1
     bound = min(bounds, key=lambda name: bounds[name])
 
     def header(count: int) -> MediaHeader:

@@ -17,9 +17,10 @@ from .policy import DecodeSpec
 
 DEFAULT_CHUNK_FPS = 24.0  # frame rate of a chunk without metadata
 _PIXELS = ("min_pixels", "max_pixels", "detail")
+_FRAMES = ("fps", "num_frames", "video_start", "video_end")
 _KEYS = {
     "image": ("image", "uuid", *_PIXELS),
-    "video": ("video", "uuid", *_PIXELS, "fps", "num_frames"),
+    "video": ("video", "uuid", *_PIXELS, *_FRAMES),
     "video_chunk": ("video_chunk", "uuid", *_PIXELS, "prompt", "video_idx"),
 }
 _TIME = re.compile(r"\s*(\d{1,2}):([0-5]\d):([0-5]\d)\.(\d{3})(?:<\|\w+\|>|video)*\s*")
@@ -56,7 +57,7 @@ def read_entry(entry: object) -> tuple[str, Media]:
     data = entry.get(kind)
     if kind == "video_chunk" and data is not None:
         data = _read_video_chunk(data, entry.get("prompt"))
-    options = {name: entry[name] for name in (*_PIXELS, "fps", "num_frames") if entry.get(name) is not None}
+    options = {name: entry[name] for name in (*_PIXELS, *_FRAMES) if entry.get(name) is not None}
     return kind, Media(data, uuid, **options)
 
 

@@ -92,7 +92,10 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: st
         if source.modality == "vision_chunk":
             return chunks.split_header(header, source.kind, spec)
         track = _audio_of(source, spec, policy, run)
-        return [header] if track is None else [header, runner(track, "audio")(audio.probe_audio, track, spec.rate, policy)]
+        if track is None:
+            return [header]
+        sound = runner(track, "audio")(audio.probe_audio, track, spec.rate, policy)
+        return [header, replace(sound, samples=len(range(sound.samples)[_samples_of_cut(spec)]))]
 
 
 def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: str | None = None) -> list[MediaItem]:
@@ -117,7 +120,12 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
         if source.modality == "vision_chunk":
             return [*chunks.split(item, source.kind, spec)]
         track = _audio_of(source, spec, policy, run)
-        return [item] if track is None else [item, _decode_audio(track, spec, policy, runner(track, "audio"))]
+        if track is None:
+            return [item]
+        cut = _samples_of_cut(spec)
+        whole = spec if cut == slice(0, None) else replace(spec, max_audio_samples=None)
+        sound = _decode_audio(track, whole, policy, runner(track, "audio"))
+        return [item, replace(sound, samples=sound.samples[cut])]
 
 
 def audio_blocks(source: MediaSource, rate: int, policy: MediaPolicy) -> Generator[torch.Tensor, None, None]:
@@ -187,6 +195,12 @@ def _runner(policy: MediaPolicy, tenant: str | None, data: object, kind: str, de
 
 def _decode_audio(data: object, spec: DecodeSpec, policy: MediaPolicy, run: CodecRunner) -> AudioItem:
     return AudioItem(run(audio.decode_audio, data, spec.rate, policy, spec.max_audio_samples), spec.rate)
+
+
+def _samples_of_cut(spec: DecodeSpec) -> slice:
+    """Return the samples of a video's audio between the `start` and `end` of its frames."""
+    start, end = spec.sampling.start, spec.sampling.end
+    return slice(round(start * spec.rate), None if end is None else round(end * spec.rate))
 
 
 def _audio_of(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, run: CodecRunner) -> object | None:

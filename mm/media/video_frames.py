@@ -47,7 +47,11 @@ class DecodedFrames:
     def plan(self, sampling: FrameSampling) -> tuple[list[int], FramePlan]:
         """Return positions of the used frames among the given ones, and the plan in numbers of the source."""
         count, rate = len(self.numbers), self.fps or DEFAULT_FPS
-        used, seconds = list(range(count)), self.total / rate
+        usable, found = usable_span(self.total, self.fps, replace(sampling, max_duration=None))
+        used, seconds = [i for i, number in enumerate(self.numbers) if number in usable], found or self.total / rate
+        if not used:
+            start, end = usable.start / rate, usable.stop / rate
+            raise InputError(f"none of its {count} frames lies from {start:g} to {end:g} s; change video_start or video_end")
         if not self.sampled and (self.fps or sampling.num_frames is not None):
             if not self.fps:
                 sampling = replace(sampling, max_duration=None)

@@ -12,11 +12,12 @@ from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import FrameSampling, patch_grid
 from ...mm.media.policy import DecodeSpec
 from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
+from ..options import TIME_KWARGS
 from ..patches import PatchSpec, apply_size, patchify, read_patch_spec
 from .base import BaseProcessingInfo
 
 IMAGE_KWARGS = ("detail", "max_pixels", "min_pixels", "resample", "resized_height", "resized_width", "size")
-_FRAME_KWARGS = ("fps", "max_duration", "max_frames", "min_frames", "num_frames", "total_pixels")
+_FRAME_KWARGS = (*TIME_KWARGS, "fps", "max_frames", "min_frames", "num_frames", "total_pixels")
 IMAGE_AND_VIDEO_KWARGS = {"image": IMAGE_KWARGS, "video": (*IMAGE_KWARGS, *_FRAME_KWARGS)}
 DEFAULT_VIDEO_FPS = 24.0  # frame rate of frames that come without one
 

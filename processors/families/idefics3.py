@@ -16,7 +16,7 @@ from ..bases.base import insert_text_around
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
 from ..interface import Span
-from ..options import is_low_detail
+from ..options import TIME_KWARGS, is_low_detail
 from ..spans import Piece, build_span
 
 _ONES = (
@@ -84,7 +84,7 @@ class SmolVLMProcessingInfo(Idefics3ProcessingInfo):
 
     modalities = ("image", "video")
     placeholders = {"image": ("image_token_id", 128257), "video": ("video_token_id", "<video>")}
-    valid_kwargs = {**Idefics3ProcessingInfo.valid_kwargs, "video": ("fps", "max_duration", "num_frames", "resample")}
+    valid_kwargs = {**Idefics3ProcessingInfo.valid_kwargs, "video": (*TIME_KWARGS, "fps", "num_frames", "resample")}
 
     def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
         """Return the JSON. Older checkpoints keep the size of video frames in `video_sampling` of the image processor's."""

@@ -17,7 +17,7 @@ from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positi
 from ..files import ProcessorFiles, find_template
 from ..images import read_pixel_spec
 from ..interface import Span
-from ..options import MAX_TILES, is_low_detail
+from ..options import MAX_TILES, TIME_KWARGS, is_low_detail
 from ..spans import Piece, build_span
 
 IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
@@ -56,7 +56,7 @@ class InternVLProcessingInfo(TiledInfo):
     placeholders = {"image": ("image_token_id", 151667), "video": ("video_token_id", "<video>")}
     valid_kwargs = {
         "image": (*TILE_KWARGS, "crop_to_patches", "max_patches", "min_patches"),
-        "video": ("fps", "max_duration", "num_frames", "resample"),
+        "video": (*TIME_KWARGS, "fps", "num_frames", "resample"),
     }
 
     def resolve_spec(self, modality: str) -> TileSpec:

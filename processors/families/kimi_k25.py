@@ -19,7 +19,7 @@ from ..bases.base import BaseProcessingInfo
 from ..bases.tiles import positive_int_or
 from ..images import apply_resample, patchify_crops
 from ..interface import Span
-from ..options import is_low_detail
+from ..options import TIME_KWARGS, is_low_detail
 from ..patches import LOW_DETAIL, PatchSpec, read_patch_spec
 from ..spans import build_span
 
@@ -70,7 +70,7 @@ class KimiK25ProcessingInfo(BaseProcessingInfo):
     modalities: tuple[str, ...] = ("vision_chunk",)
     placeholders = {"vision_chunk": ("image_token_id", "media_placeholder_token_id", 163605)}
     valid_kwargs = {
-        "vision_chunk": ("detail", "fps", "max_duration", "max_patches", "max_pixels", "num_frames", "resample", "size")
+        "vision_chunk": (*TIME_KWARGS, "detail", "fps", "max_patches", "max_pixels", "num_frames", "resample", "size")
     }
     text_config_defaults = {"vocab_size": 163840}
     embeds_layout = None

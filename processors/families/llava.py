@@ -18,7 +18,7 @@ from ...mm.tiling import AnyResTiles, CenterCrop, FixedSize, PaddedSquare, Tilin
 from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width
 from ..images import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, read_pixel_spec
-from ..options import is_low_detail
+from ..options import TIME_KWARGS, is_low_detail
 
 DEFAULT_FRAMES = 32  # frames of a video, if the caller does not say
 PLACEHOLDERS = {"image": ("image_token_id", "image_token_index", 32000)}
@@ -148,7 +148,7 @@ class LlavaOnevisionProcessingInfo(LlavaNextProcessingInfo):
     }
     valid_kwargs = {
         "image": (*TILE_KWARGS, "image_aspect_ratio"),
-        "video": ("fps", "max_duration", "num_frames", "resample"),
+        "video": (*TIME_KWARGS, "fps", "num_frames", "resample"),
     }
     vision_defaults = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14}
     default_feature_strategy = "full"

@@ -42,7 +42,8 @@ _IGNORED = (
     "signature",  # Anthropic, on thinking
 )
 _PIXELS = ("min_pixels", "max_pixels", "detail", "resized_height", "resized_width")
-_FRAMES = ("fps", "num_frames", "nframes", "min_frames", "max_frames", "total_pixels", "sample_fps")
+_SECONDS = ("video_start", "video_end")
+_FRAMES = ("fps", "num_frames", "nframes", "min_frames", "max_frames", "total_pixels", "sample_fps", *_SECONDS)
 _OPTIONS = {"text": (), "image": _PIXELS, "video": (*_PIXELS, *_FRAMES), "audio": ()}
 _FILES_FPS = 2.0  # rate of frames in files, as in qwen-vl-utils
 _MOST_FILES = 4096  # frames of one video
@@ -282,6 +283,8 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "nframes": ("a positive integer, or -1 for all frames", _is_count),
     "fps": ("a positive number", _is_number),
     "sample_fps": ("a positive number", _is_number),
+    "video_start": ("seconds, 0 or above", lambda value: _is_number(value) or (value == 0 and not isinstance(value, bool))),
+    "video_end": ("a positive number of seconds", _is_number),
     "detail": ("low, high or auto", lambda value: isinstance(value, str) and value in ("low", "high", "auto")),
 }
 

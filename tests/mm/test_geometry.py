@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import math
 from dataclasses import replace
 
 import pytest
@@ -120,7 +121,7 @@ def test_uniform_with_both_ends():
             30,
             10.0,
             FrameSampling(num_frames=8, max_duration=0.5),
-            "8 frames are requested but the video has 5 in its first 0.5 s",
+            "8 frames are requested but the video has 5 in its first 0.5 s that are used",
         ),
         (30, 10.0, FrameSampling(max_duration=0.0), "max_duration is 0"),
         (30, None, FrameSampling(max_duration=1.0), "rate is unknown"),
@@ -147,9 +148,42 @@ def test_max_duration_samples_the_beginning_only(total, source, seconds, fps):
     got = sample_indices(total, source, replace(policy, max_duration=seconds))
     assert got == sample_indices(inside, source, policy)
     times = [i / source for i in range(total)]
-    assert usable_span(total, source, FrameSampling(max_duration=seconds)) == (inside, inside / source)
+    assert usable_span(total, source, FrameSampling(max_duration=seconds)) == (range(inside), inside / source)
     if not any(abs(time - seconds) < 1e-9 for time in times):
         assert sample_indices(total, source, replace(policy, max_duration=seconds), times) == got
+
+
+@given(
+    st.integers(2, 300), st.sampled_from([8.0, 25.0, 30.0]), st.floats(0, 12), st.floats(0, 12), st.sampled_from([2.0, None])
+)
+def test_start_and_end_cut_as_qwen_vl_utils_does(total, source, start, end, fps):
+    first, last = math.ceil(min(start, total / source) * source), min(math.floor(end * source), total - 1)
+    assume(first <= last and all(abs(x * source - round(x * source)) > 1e-5 for x in (start, end)))
+    policy = FrameSampling(fps=fps, min_frames=2, multiple=2)
+    inside, cut = last - first + 1, replace(policy, start=start, end=end)
+    assert usable_span(total, source, cut) == (range(first, last + 1), pytest.approx(inside / source))
+    wanted = [first + i for i in sample_indices(inside, source, policy)]
+    assert sample_indices(total, source, cut) == wanted
+    assert sample_indices(total, source, cut, [i / source for i in range(total)]) == wanted
+
+
+def test_start_and_end_at_a_variable_rate_go_by_the_frames_times():
+    times = [0.0, 0.1, 0.2, 3.0, 3.1, 3.2, 3.3, 8.0]
+    assert sample_indices(8, 30.0, FrameSampling(start=0.2, end=3.1), times) == [2, 3, 4]
+    assert sample_indices(8, 30.0, FrameSampling(fps=1.0, start=3.05), times) == [4, 6]  # 4 steps of 1.5 s
+    assert sample_indices(8, 30.0, FrameSampling(start=3.0, max_duration=0.15), times) == [3, 4]
+    assert usable_span(8, 30.0, FrameSampling(start=0.15, end=3.15), times) == (range(2, 5), pytest.approx(3.2 - 0.2))
+
+
+@pytest.mark.parametrize(("start", "end"), [(4.0, None), (0.0, 1e-9), (1.01, 1.02), (9.0, 12.0)])
+def test_a_cut_without_frames_is_refused(start, end):
+    if start:
+        with pytest.raises(InputError, match=r"no frame from video_start .* s to video_end .* s; the video lasts 3.00 s"):
+            sample_indices(30, 10.0, FrameSampling(start=start, end=end))
+    else:
+        assert sample_indices(30, 10.0, FrameSampling(start=start, end=end)) == [0]
+    with pytest.raises(InputError, match="video_start or video_end is set but the video's own frame rate is unknown"):
+        sample_indices(30, None, FrameSampling(start=start, end=end))
 
 
 @given(st.integers(1, 300), st.sampled_from([10.0, 23.976, 25.0, 30.0]), st.sampled_from([0.5, 2.0, 7.0]))

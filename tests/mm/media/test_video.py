@@ -41,8 +41,21 @@ def test_frames_are_those_of_the_sampling():
     assert half.fps == pytest.approx(2.0)
     with pytest.raises(InputError, match="50 frames are requested but the video has 40; lower"):
         probe_video(data, FrameSampling(num_frames=50), POLICY)
-    with pytest.raises(InputError, match=r"25 frames are requested but the video has 20 in its first 2 s; lower"):
+    with pytest.raises(InputError, match=r"25 frames are requested but the video has 20 in its first 2 s that are used; lower"):
         probe_video(data, FrameSampling(num_frames=25, max_duration=2.0), POLICY)
+
+
+@pytest.mark.parametrize("backend", ["pyav", "opencv"])
+def test_a_cut_decodes_its_own_frames_with_the_times_of_the_whole_video(backend):
+    data, policy = clip("h264-mp4"), MediaPolicy(video_backend=backend)
+    whole = decode_video(data, ALL, policy)
+    cut = decode_video(data, FrameSampling(fps=2.0, start=1.0, end=2.95), policy)
+    assert cut.plan.indices == (10, 15, 20, 25)
+    assert cut.plan.timestamps == pytest.approx((1.0, 1.5, 2.0, 2.5))
+    assert (cut.plan.total, cut.plan.fps) == (40, pytest.approx(2.0))
+    assert torch.equal(cut.frames, whole.frames[[10, 15, 20, 25]])
+    with pytest.raises(InputError, match=r"no frame from video_start 4.5 s to video_end 4 s; the video lasts 4.00 s"):
+        probe_video(data, FrameSampling(start=4.5), POLICY)
 
 
 def damaged(frame: int) -> bytes:

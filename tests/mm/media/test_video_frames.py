@@ -54,6 +54,16 @@ def test_metadata_of_frames():
     assert np.array_equal(again.frames.numpy(), FRAMES[[0, 5]])
     chosen = decode_video((FRAMES, {"fps": 5.0, "do_sample_frames": False}), TWO, POLICY)
     assert len(chosen.frames) == 10
+    assert decode_video((FRAMES, {"fps": 5.0}), FrameSampling(start=0.4, end=1.0), POLICY).plan.indices == (2, 3, 4, 5)
+    cut = decode_video((FRAMES, given), FrameSampling(start=0.9, end=2.0), POLICY)  # at 0, 1/3, 2/3 ... 3 s
+    assert cut.plan.indices == (30, 40, 50, 60)
+    assert cut.plan.timestamps == pytest.approx((1.0, 4 / 3, 5 / 3, 2.0))
+    assert np.array_equal(cut.frames.numpy(), FRAMES[3:7])
+    with pytest.raises(InputError, match=r"none of its 10 frames lies from 0.1 to 0.3 s; change video_start or video_end"):
+        decode_video((FRAMES, given), FrameSampling(start=0.1, end=0.27), POLICY)
+    for sampling in (FrameSampling(start=1.0), FrameSampling(end=1.0, num_frames=2)):
+        with pytest.raises(InputError, match="video_start or video_end is set but the video's own frame rate is unknown"):
+            decode_video(FRAMES, sampling, POLICY)
     assert decode_video((FRAMES, {"fps": 0}), TWO, POLICY).plan.fps == 24
     assert decode_video((FRAMES, None), TWO, POLICY).plan.fps == 24
     assert decode_video((FRAMES[:1], {"fps": 30.0}), TWO, POLICY).plan.timestamps == (0.0,)

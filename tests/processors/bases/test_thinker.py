@@ -104,6 +104,11 @@ def test_the_audio_of_a_file_is_its_track(how):
     assert clip.frames.shape == (4, 64, 64, 3)
     assert len(sound.samples) == pytest.approx(32_000, abs=2048)
     assert float(sound.samples.abs().max()) > 0.2
+    cut = made(Qwen25OmniProcessingInfo, TOGETHER, {"video_start": 0.5, "video_end": 1.25}).decode_spec
+    part, inside = gate.decode(source, cut, policy)
+    assert part.plan.timestamps[0] == 0.5
+    assert torch.equal(inside.samples, sound.samples[8_000:20_000])
+    assert [header.samples for header in gate.probe(source, cut, policy)] == [0, 12_000]
     alone = made(Qwen25OmniProcessingInfo).decode_spec
     assert len(gate.decode(source, alone, policy)) == 1
     silent = MediaSource("video", 0, filmed(2, sound=False))

@@ -12,7 +12,7 @@ from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.fields import FieldElem, merge
 from sensorium.mm.geometry import FrameSampling, ResizePolicy, sample_indices, smart_resize
 from sensorium.mm.media.policy import MediaPolicy
-from sensorium.mm.media.video import decode_video
+from sensorium.mm.media.video import decode_video, probe_video
 from sensorium.mm.types import FramePlan, ImageItem, MediaHeader, VideoItem
 from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo, Qwen25VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles, read_preprocessors
@@ -291,6 +291,16 @@ def test_resized_height_and_width_replace_the_items_size():
 def test_bounds_of_the_number_of_frames(options, count):
     sampling = made({}).with_kwargs(options).decode_spec.sampling
     assert len(sample_indices(300, 10.0, sampling)) == count  # 30 s at 2 frames per second
+
+
+def test_video_start_and_end():
+    info = Qwen25VLProcessingInfo(ProcessorFiles({}, {}, {}), {"video_start": 1.0, "video_end": 2.95})
+    header = probe_video((np.zeros((40, 56, 56, 3), np.uint8), {"fps": 10.0}), info.decode_spec.sampling, MediaPolicy())
+    assert header.frames.indices == (10, 15, 20, 25)
+    assert info.geometry(header).time_step == 4.0  # 4 positions a second, a second per grid step
+    assert info.with_kwargs({"video_end": None, "video_start": 2}).decode_spec.sampling.start == 2
+    with pytest.raises(ConfigError, match=r"video_start is 3 and video_end is 2.95; the first must not be larger"):
+        info.with_kwargs({"video_start": 3})
 
 
 def test_bounds_of_frames_that_contradict_each_other():

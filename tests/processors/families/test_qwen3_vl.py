@@ -8,6 +8,8 @@ import torch
 from oracle import ensure_torchvision, small_tokenizer
 from sensorium.mm.errors import InputError
 from sensorium.mm.geometry import sample_indices
+from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.media.video import probe_video
 from sensorium.mm.types import EmbeddingItem, FramePlan, MediaHeader, VideoItem
 from sensorium.processors.families.qwen3_vl import Qwen3VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
@@ -54,6 +56,14 @@ def test_times_are_text_between_the_steps():
     placeholder = info.placeholder_ids["video"]
     for prompt in ([1, placeholder, 2], [1, *span.token_ids, 2]):  # a placeholder, or written out already
         assert lay_out(prompt, {"video": [[span]]}, info.placeholder_ids).expand()[0] == (1, *span.token_ids, 2)
+
+
+def test_times_of_a_cut_are_those_of_the_whole_video():
+    """As with qwen-vl-utils, whose metadata has the frames' numbers in the file."""
+    info = made().with_kwargs({"video_start": 1.0, "video_end": 2.95})
+    header = probe_video((np.zeros((40, 64, 64, 3), np.uint8), {"fps": 10.0}), info.decode_spec.sampling, MediaPolicy())
+    assert header.frames.indices == (10, 16, 23, 29)  # both ends of the cut
+    assert info.geometry(header).times == pytest.approx(((1.0 + 1.6) / 2, (2.3 + 2.9) / 2))
 
 
 @pytest.mark.parametrize("total", [1, 2, 3, 5, 24, 100, 1001, 30_000])

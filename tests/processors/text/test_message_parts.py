@@ -88,6 +88,11 @@ FORMS = [
     ),
     ({"type": "video", "video": b"v", "nframes": 4}, "video", Media(b"v", num_frames=4)),
     (
+        {"type": "video", "video": b"v", "video_start": 0, "video_end": 2.5},
+        "video",
+        Media(b"v", video_start=0, video_end=2.5),
+    ),
+    (
         {"type": "video", "video": b"v", "fps": 1.0, "min_frames": 4, "max_frames": 8, "total_pixels": 99},
         "video",
         Media(b"v", fps=1.0, min_frames=4, max_frames=8, total_pixels=99),
@@ -169,7 +174,10 @@ REFUSED = [
     ({"type": "video", "video": b"", "sample_fps": 2}, "sample_fps is the rate of a list of frames; for a file, give fps"),
     ({"type": "video", "video": b"", "nframes": 2, "fps": 2}, "fps and num_frames exclude each other"),
     ({"type": "video", "video": b"", "nframes": 2, "num_frames": 2}, "nframes and num_frames exclude each other"),
-    ({"type": "video", "video": b"", "video_start": 2}, "unknown field 'video_start'"),
+    ({"type": "video", "video": b"", "video_start": -1}, "video_start is '-1'; give seconds, 0 or above"),
+    ({"type": "video", "video": b"", "video_start": True}, "video_start is 'True'"),
+    ({"type": "video", "video": b"", "video_end": 0}, "video_end is '0'; give a positive number of seconds"),
+    ({"type": "image", "image": PICTURE, "video_end": 1}, "unknown field 'video_end'"),
     ({"type": "input_image", "file_id": "x"}, "unknown field 'file_id'"),
     ({"type": "image", "image": Media(PICTURE)}, "image must be plain data"),
     ({"type": "image", "image": PICTURE, "uuid": ""}, "uuid is ''; give a non-empty string"),
