@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from .pipelines.llm import LLM, AsyncLLM, AsyncLLMEngine
     from .pipelines.ocr import Page
     from .pipelines.pooling import PoolingRequestOutput
-    from .pipelines.transcribe import Segment, Transcript
+    from .pipelines.transcribe import Segment, Transcript, Word
 
 __version__ = "0.1.0"
 __all__ = [
@@ -68,6 +68,7 @@ __all__ = [
     "TextPrompt",
     "TokensPrompt",
     "Transcript",
+    "Word",
     "__version__",
     "register_logits_processor",
     "register_model",
@@ -109,6 +110,7 @@ _HOME = {
     "BeamSearchParams": "pipelines.beam_search",
     "BeamSearchOutput": "pipelines.beam_search",
     "Segment": "pipelines.transcribe",
+    "Word": "pipelines.transcribe",
     "Transcript": "pipelines.transcribe",
 }
 

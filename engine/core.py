@@ -393,8 +393,20 @@ class EngineCore:
             raise InputError(
                 "this checkpoint has no classification head; use llm.embed, llm.score or PoolingParams(token_ids=...)"
             )
+        if request.pooling is not None and request.pooling.cross_attention:
+            self._check_cross_attention(request, request.pooling.cross_attention)
         if not self.info.can_generate and (request.pooling is None or request.pooling.token_ids):
             raise InputError("this checkpoint has no head (lm_head.weight) and cannot generate or score; use llm.embed")
+
+    def _check_cross_attention(self, request: EngineRequest, heads: Sequence[tuple[int, int]]) -> None:
+        layers, count = self.info.cross_attention
+        if request.cross is None:
+            reason = "cross_attention needs an encoder-decoder model and a prompt with audio; leave it out"
+            raise InputError(reason, param="pooling.cross_attention")
+        wrong = next(((layer, head) for layer, head in heads if layer >= layers or head >= count), None)
+        if wrong is not None:
+            known = f"the layers 0 to {layers - 1} with the heads 0 to {count - 1}"
+            raise InputError(f"cross_attention holds {wrong}; this decoder has {known}", param="pooling.cross_attention")
 
     def _check_adapter(self, name: str) -> None:
         known = self.info.adapters
@@ -415,6 +427,7 @@ class EngineCore:
 
 def _info(scheduler: Scheduler, runner: ModelRunner, source: ModelReloader | None) -> CoreInfo:
     model, limits = runner.model, scheduler.limits
+    cross = [spec for spec in model.cache_specs if spec.kind == "cross"]
     return CoreInfo(
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
@@ -429,4 +442,5 @@ def _info(scheduler: Scheduler, runner: ModelRunner, source: ModelReloader | Non
         can_sleep=source is not None,
         can_generate=model.can_generate,
         num_labels=model.num_labels if isinstance(model, SupportsClassification) else 0,
+        cross_attention=(len(cross), cross[0].kv_heads if cross else 0),
     )

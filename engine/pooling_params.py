@@ -8,6 +8,7 @@ from ..mm.errors import InputError, check_utf8, hints_at_arguments, short_repr
 from .param_checks import check_token_ids
 
 _MOST = 2**31 - 1
+_MAX_HEADS = 1024
 
 
 @hints_at_arguments
@@ -22,6 +23,8 @@ class PoolingParams:
             probabilities.
         first_tokens: number of tokens of a pair's first text; the other tokens have token type 1. None: all have type 0.
         normalize: if False, vectors are not scaled to length 1. use_activation: if False, classes have logits.
+        cross_attention: (layer, head) pairs of an encoder-decoder model: return the cross-attention weights of these heads,
+            `[heads, tokens, encoder rows]`.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -30,6 +33,7 @@ class PoolingParams:
     normalize: bool | None = None
     use_activation: bool | None = None
     first_tokens: int | None = None
+    cross_attention: tuple[tuple[int, int], ...] = ()
 
     @property
     def classifies(self) -> bool:
@@ -39,6 +43,7 @@ class PoolingParams:
         object.__setattr__(self, "token_ids", check_token_ids("pooling.token_ids", self.token_ids))
         _check_count("dimensions", self.dimensions, 1)
         _check_count("first_tokens", self.first_tokens, 0)
+        object.__setattr__(self, "cross_attention", _check_heads(self.cross_attention))
         if not isinstance(self.task, str | None):
             raise InputError(f"task={short_repr(self.task)} must be a text or None", param="pooling.task")
         check_utf8(self.task or "", "pooling.task")
@@ -53,3 +58,16 @@ def _check_count(name: str, value: object, least: int) -> None:
     valid = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
     if value is not None and not valid:
         raise InputError(f"{name}={short_repr(value)} must be an integer, {least} or above", param=f"pooling.{name}")
+
+
+def _check_heads(given: object) -> tuple[tuple[int, int], ...]:
+    if not isinstance(given, list | tuple) or len(given) > _MAX_HEADS or not all(map(_is_head, given)):
+        reason = f"cross_attention={short_repr(given)} must be a list of at most {_MAX_HEADS} pairs (layer, head), from 0"
+        raise InputError(reason, param="pooling.cross_attention")
+    return tuple((layer, head) for layer, head in given)
+
+
+def _is_head(pair: object) -> bool:
+    if not isinstance(pair, list | tuple) or len(pair) != 2:
+        return False
+    return all(isinstance(n, int) and not isinstance(n, bool) and 0 <= n <= _MOST for n in pair)

@@ -150,7 +150,7 @@ class TokenOutput:
         num_removed: number of tokens to remove from the end of the answer (repair of a loop); then there are no new tokens.
         timings: seconds of queue, encode, prefill and decode_steps; with the last output of an answer only.
         stats: with the last output of an answer only.
-        pooled: float32 `[n]`, the result of `EngineRequest.pooling`.
+        pooled: float32, the result of `EngineRequest.pooling`.
         encoder_rows: `[rows, width]` of each item, from an engine that has only the encoder.
     """
 
@@ -256,6 +256,7 @@ class CoreInfo:
         can_sleep: True if `sleep` works.
         can_generate: False if the checkpoint has no head, so that requests must have a `pooling` without `token_ids`.
         num_labels: classes of the checkpoint's classification head, 0 without one.
+        cross_attention: number of decoder layers with cross-attention, and of heads in each.
     """
 
     max_model_len: int
@@ -271,6 +272,7 @@ class CoreInfo:
     can_sleep: bool = False
     can_generate: bool = True
     num_labels: int = 0
+    cross_attention: tuple[int, int] = (0, 0)
 
 
 @dataclass(frozen=True)

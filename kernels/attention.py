@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -12,6 +14,7 @@ from .metadata import AttentionMetadata, DecodeGroup
 from .native import call, contiguous_heads
 
 _NATIVE_QUANT = {torch.int8: 1, torch.uint8: 2}
+_WEIGHTS_ROWS = 64  # rows whose weights are computed at once
 
 
 def write_cache(k: Tensor, v: Tensor | None, kv_cache: Tensor, meta: AttentionMetadata) -> None:
@@ -136,6 +139,20 @@ def paged_attention(
             mask = (key >= first[:, None]) & (key < stop[:, None])
             out[rows] = _attend_masked(q[rows], keys, values, mask, scale, soft_cap, sinks)
     return out
+
+
+def attention_weights(
+    q: Tensor, kv_cache: Tensor, meta: AttentionMetadata, request: int, heads: Sequence[int], scale: float
+) -> Tensor:
+    """Return the weights of some heads of a request whose rows attend to all keys: float32 `[heads, rows, keys]` on the CPU.
+
+    The cache holds the keys already. `heads` are query heads.
+    """
+    keys = _gather_context(q, kv_cache[:1], meta, request, 0)[0][:, [head * kv_cache.shape[3] // q.shape[1] for head in heads]]
+    keys = keys.float().permute(1, 2, 0)
+    rows = q[meta.query_start_loc[request] : meta.query_start_loc[request + 1], list(heads)].transpose(0, 1).float()
+    parts = rows.split(_WEIGHTS_ROWS, 1)  # on a GPU, the weights of a long prompt take much memory
+    return torch.cat([((part @ keys) * scale).softmax(-1).cpu() for part in parts], 1)
 
 
 def _decode(

@@ -44,6 +44,19 @@ class TimestampRule:
 
 
 @dataclass(frozen=True)
+class AlignmentRule:
+    """How cross-attention gives the times of words.
+
+    Args:
+        heads: (layer, head) pairs whose weights follow the audio.
+        step: seconds per encoder row.
+    """
+
+    heads: tuple[tuple[int, int], ...]
+    step: float
+
+
+@dataclass(frozen=True)
 class SpeechRequest:
     """The prompt and the token rules of a transcription.
 

@@ -74,6 +74,21 @@ class StepLimits:
 
 
 @dataclass(frozen=True)
+class AttentionCapture:
+    """Cross-attention weights that one sequence of a step returns.
+
+    Args:
+        sequence: its index in the batch.
+        heads: (layer, head) pairs.
+        weights: float32 `[heads, rows, keys]` on the CPU, written by `Model.forward`.
+    """
+
+    sequence: int
+    heads: Sequence[tuple[int, int]]
+    weights: Tensor
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """The rows of one step, packed over sequences.
 
@@ -91,6 +106,7 @@ class ForwardBatch:
             `routes_by_modality`; 0 for text. None if the model does not route by modality.
         adapters: int64 `[rows]`: number of the row's adapter, counted from 1; 0 for none. None if no row has an adapter.
         token_types: int64 `[rows]`: 1 for the second text of a pair, else 0. None if no prompt is a pair.
+        captures: cross-attention weights to return.
     """
 
     input_ids: Tensor
@@ -103,6 +119,7 @@ class ForwardBatch:
     modality_ids: Tensor | None = None
     adapters: Tensor | None = None
     token_types: Tensor | None = None
+    captures: Sequence[AttentionCapture] = ()
 
 
 @runtime_checkable

@@ -6,6 +6,7 @@ from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..engine.errors import error_info
@@ -25,17 +26,20 @@ from .speech.arguments import (
     check_vad,
     check_words,
 )
-from .speech.decode import Decoding, SpokenLanguage, WindowText, window_task
+from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowText, window_task
+from .speech.forced_alignment import CtcAligner
 from .speech.merge import find_seam, join_texts, split_words
-from .speech.results import Attempt, Segment, Transcript, TranscriptionInfo, WindowResult, segments
+from .speech.results import Attempt, Segment, Transcript, TranscriptionInfo, WindowResult, Word, segments
 from .speech.vad import make_detector
 from .speech.windows import Window, WindowReader
+from .speech.word_times import AttentionAligner
+from .speech.words import drop_words, put_in_order
 from .tasks import Task, WideTask, error_of_task, join
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
 
-__all__ = ["Attempt", "Segment", "Transcript", "TranscriptionInfo", "WindowResult", "segments", "transcribe_tasks"]
+__all__ = ["Attempt", "Segment", "Transcript", "TranscriptionInfo", "WindowResult", "Word", "segments", "transcribe_tasks"]
 _MAX_WINDOW = 60  # seconds; many windows are in memory at a time
 _CONDITIONING = 800  # characters of preceding text in a prompt
 
@@ -50,7 +54,7 @@ class _Options:
     vad: object
     sequential: bool
     condition: bool
-    timestamps: bool
+    timestamps: str
     rate: int
     size: int
     lanes: int
@@ -73,6 +77,7 @@ def transcribe_tasks(
     compression_ratio_threshold: float | None = 2.4,
     sequential: bool = False,
     condition_on_previous_text: bool = False,
+    aligner: str | Path | None = None,
 ) -> list[WideTask[Transcript]]:
     """Return one task per audio item, in order; they run as one batch. A failed item gives a Transcript with `error`.
 
@@ -80,7 +85,8 @@ def transcribe_tasks(
         audio: an item or a list of items: paths, URLs, encoded bytes, samples at the model's rate, or `(samples, rate)`.
         language: the language spoken in all items, as a code or an English name; None detects it if the model can.
         task: "transcribe", or "translate" into English if the model can.
-        timestamps: "segment" (or True) also returns when each segment was spoken, if the model can; "none" (or False).
+        timestamps: "segment" (or True) also returns when each segment was spoken, if the model can; "word" also when each
+            word was spoken; "none" (or False).
         context, prompt, hotwords: names and words to expect, or the preceding text; control tokens in them are removed.
         sampling_params: None for greedy sampling.
         vad: transcribe only speech, found by energy (True), by "silero", or by a detector that a function of the sample rate
@@ -90,24 +96,36 @@ def transcribe_tasks(
         no_speech_threshold, log_prob_threshold, compression_ratio_threshold: see `Decoding`; None: not checked.
         sequential: begin each window at the end of the last whole segment (arXiv 2212.04356, section 4.5).
         condition_on_previous_text: with `sequential`, the prompt of a window contains the text before it.
+        aligner: folder of a CTC model that times the words; None: the model's own cross-attention does.
 
     Raises:
         ConfigError: the model does not transcribe speech.
         InputError: an argument that is invalid, or that this model cannot honour.
     """
     rate = check_model(llm, task)
-    timed = check_mode(llm, timestamps, sequential, condition_on_previous_text)
+    assert llm.speech is not None
+    times = check_mode(llm, timestamps, sequential, condition_on_previous_text, aligner)
     code = check_language(llm, language)
     words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
     check_vad(vad, rate)
     params, temperatures = check_sampling(sampling_params, temperature)
     gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
-    decoding = Decoding(partial(_make_request, llm, task, timed or sequential), params, temperatures, *gates)
+    timed = sequential or (times != "none" and llm.speech.has_timestamps)
+    align = _make_aligner(llm, task, aligner) if times == "word" else None
+    decoding = Decoding(partial(_make_request, llm, task, timed), params, temperatures, *gates, align)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     lanes = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
-    how = (vad, sequential, condition_on_previous_text, timed, rate, _window_size(llm), lanes)
+    how = (vad, sequential, condition_on_previous_text, times, rate, _window_size(llm), lanes)
     options = _Options(decoding, code, words, *how)
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
+
+
+def _make_aligner(llm: LLM, task: str, folder: str | Path | None) -> Aligner:
+    assert llm.speech is not None
+    rule = llm.speech.alignment()
+    if folder is not None or rule is None:
+        return CtcAligner(Path(folder or ""), llm.speech.decode_spec.rate)
+    return AttentionAligner(rule, partial(_make_request, llm, task, False))
 
 
 def _make_request(llm: LLM, task: str, timed: bool, language: str | None, context: str) -> SpeechRequest:
@@ -241,11 +259,13 @@ def _transcript(
     rate = options.rate
     last = found[-1].output if found else nothing
     seconds = sum(item.seconds for item in last.items) if reader is None else reader.length / rate
+    if options.timestamps == "word":
+        parts = put_in_order(parts, seconds)
     spans = None if reader is None or options.vad is False else tuple((a / rate, b / rate) for a, b in reader.spans)
     return Transcript(
         text,
         language.code or language.spoken,
-        tuple(replace(part, id=number) for number, part in enumerate(parts, 1)) if options.timestamps else None,
+        tuple(replace(part, id=number) for number, part in enumerate(parts, 1)) if options.timestamps != "none" else None,
         None,
         last,
         language.probability,
@@ -261,9 +281,11 @@ def _in_file(part: Segment, text: WindowText, rate: int) -> Segment:
     if window is None:
         return replace(part, no_speech_prob=silence)
     begin, end = window.start / rate, window.end / rate
+    words = part.words and tuple(replace(w, start=min(begin + w.start, end), end=min(begin + w.end, end)) for w in part.words)
     closes = None if part.end is None else round(min(begin + part.end, end), 3)
     seek = round(100 * begin)
-    return replace(part, start=round(min(begin + part.start, end), 3), end=closes, seek=seek, no_speech_prob=silence)
+    start = round(min(begin + part.start, end), 3)
+    return replace(part, start=start, end=closes, seek=seek, no_speech_prob=silence, words=words)
 
 
 def _drop_words(parts: Sequence[Segment], count: int, last: bool) -> list[Segment]:
@@ -274,6 +296,9 @@ def _drop_words(parts: Sequence[Segment], count: int, last: bool) -> list[Segmen
         gone = min(count, len(words))
         count -= gone
         kept = words[: len(words) - gone] if last else words[gone:]
+        if kept and gone:
+            text = "".join(kept).strip()
+            part = replace(part, text=text, tokens=(), words=part.words and drop_words(part.words, text, last))
         if kept:
-            left.append(part if not gone else replace(part, text="".join(kept).strip(), tokens=()))
+            left.append(part)
     return left[::-1] if last else left

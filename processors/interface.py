@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..mm.media.policy import DecodeSpec
 from ..mm.parse import MultiModalDataParser
-from ..mm.speech import SpeechRequest
+from ..mm.speech import AlignmentRule, SpeechRequest
 from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 
 
@@ -145,6 +145,9 @@ class SupportsTranscription(Protocol):
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
         """Return the request. `language`: a code of `languages`, or None to detect it. `context`: names and words to expect."""
+
+    def alignment(self) -> AlignmentRule | None:
+        """Return the heads from which times of words are computed; None: the model has no cross-attention."""
 
     def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
         """Return text and language code of an output that still contains its control tokens."""

@@ -153,10 +153,10 @@ class BlockTables:
 
         The last token is never taken from the cache, because its logits are needed.
         """
-        if not self.prefix_caching or seq.needs_all_rows:
+        if not self.prefix_caching:
             return self.block_pools.empty
         size, cross = self.block_pools.block_size, self._cross_hashes(seq)
-        hashes = seq.block_hashes(size)[: (len(seq.token_ids) - 1) // size]
+        hashes = [] if seq.needs_all_rows else seq.block_hashes(size)[: (len(seq.token_ids) - 1) // size]
         cached = []
         for pool, spec in zip(self.block_pools.pools, self.block_pools.specs, strict=True):
             if spec.window is not None:

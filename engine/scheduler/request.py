@@ -72,8 +72,9 @@ class Request:
 
     @property
     def needs_all_rows(self) -> bool:
-        """True if every prompt token has to be computed, cached or not: log probabilities of the prompt are requested."""
-        return self.message.params.prompt_logprobs is not None
+        """True if every prompt token has to be computed, cached or not: its log probabilities or weights are requested."""
+        pooling = self.message.pooling
+        return self.message.params.prompt_logprobs is not None or (pooling is not None and bool(pooling.cross_attention))
 
     def item(self, index: int) -> MultiModalFeature:
         """Return the item with this index; CROSS is the encoder input."""

@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...kernels.metadata import AttentionMetadata
 from ...mm.types import PlaceholderRange
-from ...models.interface import CacheSpec, ForwardBatch
+from ...models.interface import AttentionCapture, CacheSpec, ForwardBatch
 from ..bidirectional_spans import BidirectionalSpan
 from ..types import CROSS, ScheduledRequest
 from .sequence_state import SequenceState
@@ -71,7 +71,18 @@ def build_batch(
         modality_ids=_modality_ids(scheduled, starts, routes, to_device) if routes else None,
         adapters=_adapter_ids(scheduled, counts, adapters, to_device) if adapters else None,
         token_types=_token_types(scheduled, starts, to_device),
+        captures=_captures(scheduled),
     )
+
+
+def _captures(scheduled: Sequence[ScheduledSequence]) -> tuple[AttentionCapture, ...]:
+    found = []
+    for index, (sequence, task) in enumerate(scheduled):
+        if sequence.cross_weights is not None:
+            assert sequence.request.pooling is not None
+            rows = sequence.cross_weights[:, task.num_computed : task.num_computed + task.num_tokens]
+            found.append(AttentionCapture(index, sequence.request.pooling.cross_attention, rows))
+    return tuple(found)
 
 
 def _build_attention(

@@ -104,6 +104,8 @@ class DecodeGraphs:
         rows, groups = len(batch.input_ids), _groups(batch)
         if rows > self._config.max_rows or batch.embed_index is not None or batch.cross_rows is not None or interpreted():
             return None
+        if batch.captures:
+            return None
         if not all(len(attn.seq_lens) == rows for attn in groups):
             return None
         size = self._size(rows)

@@ -249,9 +249,11 @@ class ModelRunner:
             return {}
         params = {sequence.request.request_id: sequence.request.pooling or PoolingParams() for sequence, _ in last_rows}
         pooled = pool(hidden[[row for _, row in last_rows]], list(params.values()), self.model)
+        weights = [sequence.cross_weights for sequence, _ in last_rows]
+        found = [vector if own is None else own for vector, own in zip(pooled, weights, strict=True)]
         return {
             name: TokenOutput(name, (), pooled=vector) if vector.isfinite().all() else TokenOutput(name, (), error=NOT_FINITE)
-            for name, vector in zip(params, pooled, strict=True)
+            for name, vector in zip(params, found, strict=True)
         }
 
     def _select_rows(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:

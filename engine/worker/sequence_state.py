@@ -5,6 +5,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 
 import numpy as np
+import torch
+from torch import Tensor
 
 from ...mm.embeddings import PROMPT_EMBEDS
 from ...mm.positions import mrope_positions
@@ -29,6 +31,7 @@ class SequenceState:
         positions: int64 `[axes, tokens]`, positions of the tokens that were not sampled; media_end: end of the last item.
         spans: bidirectional spans of the prompt, in order.
         prompt_logprobs: log probabilities of the prompt so far; None once they were returned.
+        cross_weights: float32 `[heads, tokens, encoder rows]`, the cross-attention weights of a request that returns them.
     """
 
     def __init__(
@@ -43,6 +46,10 @@ class SequenceState:
         self.features = list(request.features)
         self.prompt_length = len(self.token_ids)
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = []
+        heads = () if request.pooling is None else request.pooling.cross_attention
+        self.cross_weights: Tensor | None = None
+        if heads and request.cross is not None:
+            self.cross_weights = torch.zeros(len(heads), self.prompt_length, request.cross.range.num_embeds)
         end_ids = tuple(dict.fromkeys((*request.params.stop_ids, *request.eos_token_ids)))
         self.sampling = SamplingState(
             request.params,

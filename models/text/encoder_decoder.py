@@ -5,19 +5,22 @@ Sources: arXiv 1706.03762 (the layer), 2212.04356 and 2001.08210 (norms before e
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor, nn
 
 from ...kernels.activation import activation
-from ...kernels.attention import paged_attention
+from ...kernels.attention import attention_weights, paged_attention
 from ...kernels.metadata import AttentionMetadata
-from ..interface import CacheSpec, ForwardBatch, StepLimits
+from ..interface import AttentionCapture, CacheSpec, ForwardBatch, StepLimits
 from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.linear import Linear
 from ..memory_formulas import SMALL, OpBytes
+
+LayerCapture = tuple[AttentionCapture, list[int], list[int]]
+"""A capture, the indices of its heads that are in one layer, and their numbers in this layer."""
 
 
 @dataclass(frozen=True)
@@ -69,13 +72,18 @@ class CrossDecoderCrossAttention(TensorModule):
         self.kv = Linear(c.hidden_size, dict.fromkeys(("k_proj", "v_proj"), c.hidden_size), True, dtype, device)
         self.out = Linear(c.hidden_size, {"out_proj": c.hidden_size}, True, dtype, device)
 
-    def forward(self, x: Tensor, rows: Tensor | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+    def forward(
+        self, x: Tensor, rows: Tensor | None, cache: Tensor, attn: AttentionMetadata, captures: Sequence[LayerCapture]
+    ) -> Tensor:
         q = self.q(x).view(-1, self.heads, self.dim)
         if rows is None:
             k = v = q[:0]
         else:
             k, v = self.kv(rows.to(x.dtype)).view(-1, 2, self.heads, self.dim).unbind(1)
-        return self.out(paged_attention(q, k, v, cache, attn, self.dim**-0.5).flatten(1))
+        attended = paged_attention(q, k, v, cache, attn, self.dim**-0.5)
+        for capture, index, heads in captures:
+            capture.weights[index] = attention_weights(q, cache, attn, capture.sequence, heads, self.dim**-0.5)
+        return self.out(attended.flatten(1))
 
 
 class CrossDecoderLayer(TensorModule):
@@ -97,10 +105,11 @@ class CrossDecoderLayer(TensorModule):
         rows: Tensor | None,
         caches: tuple[Tensor, Tensor],
         attn: tuple[AttentionMetadata, AttentionMetadata],
+        captures: Sequence[LayerCapture] = (),
     ) -> Tensor:
         """Update the residual stream `x` in place, first by `add`. Return the MLP's output, which the next layer adds."""
         add = self.self_attn(self.self_attn_layer_norm(x, add), caches[0], attn[0])
-        add = self.encoder_attn(self.encoder_attn_layer_norm(x, add), rows, caches[1], attn[1])
+        add = self.encoder_attn(self.encoder_attn_layer_norm(x, add), rows, caches[1], attn[1], captures)
         return self.second(activation(self.act, self.first(self.final_layer_norm(x, add))))
 
 
@@ -123,9 +132,18 @@ class CrossDecoder(TensorModule):
         x = self.layernorm_embedding(x)
         pairs = zip(batch.kv_caches[::2], batch.kv_caches[1::2], strict=True)
         metas = zip(batch.attn[::2], batch.attn[1::2], strict=True)
-        for layer, caches, attn in zip(self.layers, pairs, metas, strict=True):
-            add = layer(x, add, batch.cross_rows, caches, attn)
+        for number, (layer, caches, attn) in enumerate(zip(self.layers, pairs, metas, strict=True)):
+            add = layer(x, add, batch.cross_rows, caches, attn, _captures_of_layer(batch.captures, number))
         return self.layer_norm(x, add)
+
+
+def _captures_of_layer(captures: Sequence[AttentionCapture], layer: int) -> list[LayerCapture]:
+    found = []
+    for one in captures:
+        index = [i for i, (number, _) in enumerate(one.heads) if number == layer]
+        if index:
+            found.append((one, index, [one.heads[i][1] for i in index]))
+    return found
 
 
 def with_key_biases(weights: Iterable[tuple[str, Tensor]], prefix: str) -> Iterator[tuple[str, Tensor]]:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from math import inf, isfinite
 from typing import TYPE_CHECKING
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _TASKS = ("transcribe", "translate")
-_TIMESTAMPS = {False: False, True: True, "none": False, "segment": True}
+_TIMESTAMPS = {False: "none", True: "segment", "none": "none", "segment": "segment", "word": "word"}
 _GATES = {"no_speech": (0.0, 1.0), "log_prob": (-inf, 0.0), "compression_ratio": (0.0, inf)}  # least and largest threshold
 
 
@@ -35,24 +35,28 @@ def check_model(llm: LLM, task: str) -> int:
     return speech.decode_spec.rate
 
 
-def check_mode(llm: LLM, timestamps: object, sequential: object, condition: object) -> bool:
-    """Return True if segments with times are requested."""
+def check_mode(llm: LLM, timestamps: object, sequential: object, condition: object, aligner: object) -> str:
+    """Return which times are requested: "none", "segment" or "word"."""
     speech = llm.speech
     assert speech is not None
     for name, flag in (("sequential", sequential), ("condition_on_previous_text", condition)):
         check_type(name, flag, bool)
     if not isinstance(timestamps, bool | str) or timestamps not in _TIMESTAMPS:
-        if timestamps == "word":
-            raise InputError('times of words are not supported; give timestamps="segment"', param="timestamps")
-        reason = f'timestamps={short_repr(timestamps)} must be True or False, "none" or "segment"'
+        reason = f'timestamps={short_repr(timestamps)} must be True or False, "none", "segment" or "word"'
         raise InputError(reason, param="timestamps")
-    for name, value in (("timestamps", _TIMESTAMPS[timestamps]), ("sequential", sequential)):
+    times = _TIMESTAMPS[timestamps]
+    if times == "word" and aligner is None and speech.alignment() is None:
+        reason = "this model has no cross-attention to time words by; give aligner= the folder of a CTC model"
+        raise InputError(reason, param="timestamps")
+    if aligner is not None and times != "word":
+        raise InputError('aligner is for timestamps="word"; leave it out', param="aligner")
+    for name, value in (("timestamps", times == "segment"), ("sequential", sequential)):
         if value and not speech.has_timestamps:
             raise InputError(f"this model writes no timestamps; leave {name} out", param=name)
     if condition and not (sequential and speech.takes_context):
         reason = "condition_on_previous_text needs sequential=True and a model whose prompt takes preceding text; leave it out"
         raise InputError(reason, param="condition_on_previous_text")
-    return _TIMESTAMPS[timestamps]
+    return times
 
 
 def check_language(llm: LLM, language: str | None) -> str | None:
@@ -103,7 +107,7 @@ def check_sampling(params: SamplingParams | None, temperature: object) -> tuple[
     return params or GREEDY, found
 
 
-def check_gates(*thresholds: object) -> Sequence[float | None]:
+def check_gates(*thresholds: object) -> tuple[float | None, float | None, float | None]:
     """Return the thresholds of no speech, log probability and compression ratio, in this order."""
     for (gate, (least, most)), value in zip(_GATES.items(), thresholds, strict=True):
         name = f"{gate}_threshold"

@@ -35,6 +35,7 @@ class Decoding:
             `log_prob_threshold`. None: no gate.
         log_prob_threshold: an answer with a mean log probability below this is rejected.
         compression_ratio_threshold: an answer with a compression ratio above this repeats itself and is rejected.
+        aligner: adds the times of words to a window's segments; None: they are not requested.
     """
 
     make_request: Callable[[str | None, str], SpeechRequest]
@@ -43,6 +44,7 @@ class Decoding:
     no_speech_threshold: float | None
     log_prob_threshold: float | None
     compression_ratio_threshold: float | None
+    aligner: Aligner | None = None
 
 
 @dataclass
@@ -69,6 +71,10 @@ class WindowText:
     segments: tuple[Segment, ...] | None
     output: RequestOutput
     window: Window | None = field(default=None, repr=False)
+
+
+Aligner = Callable[["LLM", object, WindowText, SpeechRequest, str | None, int], Task[WindowText]]
+"""Takes the engine, an item, its text, the request of the text, the language and the rate; returns the text with words."""
 
 
 def window_task(
@@ -109,7 +115,10 @@ def window_task(
     best = max(range(len(attempts)), key=lambda i: _rank(attempts[i]))
     skipped = "no_speech" if _is_silence(no_speech, attempts[best], how) else None
     result = replace(empty, attempts=tuple(attempts), accepted=best, no_speech_prob=no_speech, skipped=skipped)
-    return _with_text(llm, result, request, outputs[best], language, window, rate)
+    text = _with_text(llm, result, request, outputs[best], language, window, rate)
+    if how.aligner is None or not text.result.text:
+        return text
+    return (yield from how.aligner(llm, item, text, request, language.code or language.spoken, rate))
 
 
 def probability_of_first(output: RequestOutput) -> float | None:

@@ -13,6 +13,21 @@ from ...mm.speech import TimestampRule
 from ..doubt import TextResult, compression_ratio
 
 
+@dataclass(frozen=True)
+class Word:
+    """A word with the space before it, and the punctuation next to it.
+
+    Args:
+        start, end: seconds.
+        probability: mean probability of its tokens.
+    """
+
+    start: float
+    end: float
+    word: str
+    probability: float
+
+
 @dataclass(frozen=True, repr=False)
 class Segment(ReprMixin):
     """The text between two timestamps.
@@ -25,6 +40,7 @@ class Segment(ReprMixin):
         temperature: sampling temperature.
         seek: start of the segment's window in frames of 10 ms.
         no_speech_prob: probability of "no speech" in the window; None if the model has no token for it.
+        words: in order, or None if their times were not requested.
     """
 
     start: float
@@ -36,7 +52,7 @@ class Segment(ReprMixin):
     temperature: float = field(default=0.0, repr=False, compare=False)
     seek: int = field(default=0, repr=False, compare=False)
     no_speech_prob: float | None = field(default=None, repr=False, compare=False)
-    words = None  # times of words are not computed
+    words: tuple[Word, ...] | None = field(default=None, repr=False, compare=False)
 
     @property
     def compression_ratio(self) -> float:

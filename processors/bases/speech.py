@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 
-from ...mm.speech import LANGUAGES, SpeechRequest, strip_control_tokens
+from ...mm.speech import LANGUAGES, AlignmentRule, SpeechRequest, strip_control_tokens
 
 
 class SpeechMixin:
@@ -27,6 +27,9 @@ class SpeechMixin:
         return None
 
     def no_speech_request(self) -> SpeechRequest | None:
+        return None
+
+    def alignment(self) -> AlignmentRule | None:
         return None
 
     def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:

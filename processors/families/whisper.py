@@ -5,9 +5,11 @@ Source: arXiv 2212.04356, section 2.3: the prompt is start, language, task, and 
 
 from __future__ import annotations
 
+from itertools import product
+
 from ...mm.errors import ConfigError
 from ...mm.parse import MultiModalDataParser
-from ...mm.speech import LANGUAGES, SpeechRequest, TimestampRule
+from ...mm.speech import LANGUAGES, AlignmentRule, SpeechRequest, TimestampRule
 from ...mm.types import ItemGeometry
 from ..bases.audio import AudioInfo
 from ..bases.speech import SpeechMixin
@@ -91,6 +93,21 @@ class WhisperProcessingInfo(AudioInfo, SpeechMixin):
             suppressed_first=tuple(given.get("begin_suppress_tokens") or ()),
             times=self._times() if timestamps else None,
         )
+
+    def alignment(self) -> AlignmentRule:
+        """Return the heads that generation_config.json names, else all heads of the last half of the decoder's layers."""
+        layers = int(self.text_config.get("decoder_layers", 4))
+        count = int(self.text_config.get("decoder_attention_heads", 6))
+        heads = self.files.generation.get("alignment_heads") or product(range(layers // 2, layers), range(count))
+        spec = self.mel_spec
+        try:
+            pairs = tuple((int(layer), int(head)) for layer, head in heads)
+        except (TypeError, ValueError):
+            pairs = ((-1, -1),)
+        if not all(0 <= layer < layers and 0 <= head < count for layer, head in pairs):
+            known = f"pairs of a layer, 0 to {layers - 1}, and a head, 0 to {count - 1}"
+            raise ConfigError(f"alignment_heads in generation_config.json must be {known}; mend or remove it")
+        return AlignmentRule(pairs, 2 * spec.hop_length / self.decode_spec.rate)
 
     def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
         return super().parse_transcript(answer, language or "en")

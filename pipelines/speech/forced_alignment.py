@@ -1,0 +1,164 @@
+"""Times of words from a CTC model of characters, such as wav2vec 2.0, for the text of any other model."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import lru_cache
+from json import loads
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from ...mm.errors import ConfigError, InputError
+from ...mm.speech import SpeechRequest
+from ..tasks import Task
+from .decode import WindowText
+from .merge import split_words
+from .results import Segment, Word
+
+if TYPE_CHECKING:
+    from ...engine.llm import LLM
+
+_DELIMITER = "|"
+
+
+@dataclass(frozen=True)
+class _CtcModel:
+    """A CTC model with its characters. `normalize`: samples are scaled to mean 0 and variance 1."""
+
+    model: Any
+    ids: Mapping[str, int]
+    blank: int
+    rate: int
+    normalize: bool
+
+    @torch.inference_mode()
+    def log_probs(self, samples: Tensor) -> np.ndarray:
+        """Return float32 `[frames, characters]`."""
+        if self.normalize:
+            deviation, mean = torch.std_mean(samples, unbiased=False)
+            samples = (samples - mean) / (deviation.square() + 1e-7).sqrt()
+        return self.model(samples[None]).logits[0].float().log_softmax(-1).numpy()  # type: ignore[no-any-return]
+
+    def encode(self, word: str) -> list[int]:
+        """Return the ids of the characters that the model knows, in the case that it knows."""
+        for form in (word, word.upper(), word.lower()):
+            found = [self.ids[char] for char in form.strip() if char in self.ids]
+            if found:
+                return found
+        return []
+
+
+class CtcAligner:
+    """Finds the most probable frames of each word by Viterbi over the characters of the text. It makes no request."""
+
+    def __init__(self, folder: Path, rate: int) -> None:
+        """Raise ConfigError if the folder has no CTC model of characters for this sampling rate."""
+        self._ctc = _load(folder)
+        if self._ctc.rate != rate:
+            reason = f"the aligner takes audio of {self._ctc.rate} Hz, but this model takes {rate} Hz; use another CTC model"
+            raise ConfigError(reason, param="aligner")
+
+    def __call__(
+        self, llm: LLM, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
+    ) -> Task[WindowText]:
+        if text.window is None:
+            raise InputError("an aligner needs samples, and this audio is given as encoder rows; give samples or a file")
+        parts = text.segments or (Segment(0.0, None, text.result.text, 1),)
+        words = [split_words(part.text) for part in parts]
+        timed = iter(self.align(text.window.samples, [word for own in words for word in own]))
+        done = tuple(replace(part, words=tuple(next(timed) for _ in own)) for part, own in zip(parts, words, strict=True))
+        return replace(text, segments=done)
+        yield  # type: ignore[unreachable]  # a task, without requests
+
+    def align(self, samples: Tensor, words: Sequence[str]) -> list[Word]:
+        """Return the words with times. A word without a known character lies between its neighbours."""
+        log_probs = self._ctc.log_probs(samples)
+        ids, owners, delimiter = list[int](), list[int](), self._ctc.ids.get(_DELIMITER)
+        for number, word in enumerate(words):
+            own = self._ctc.encode(word)
+            if own and ids and delimiter is not None:
+                ids, owners = [*ids, delimiter], [*owners, -1]
+            ids, owners = ids + own, owners + [number] * len(own)
+        path = forced_align(log_probs, ids, self._ctc.blank)
+        return _timed_words(words, owners, ids, path, log_probs, len(samples) / self._ctc.rate)
+
+
+def _timed_words(
+    words: Sequence[str],
+    owners: Sequence[int],
+    ids: Sequence[int],
+    path: np.ndarray | None,
+    log_probs: np.ndarray,
+    duration: float,
+) -> list[Word]:
+    """Return the words. `owners`: number of each character's word. `path`: as of `forced_align`."""
+    if path is None:  # more characters than frames
+        edges = np.linspace(0, duration, len(words) + 1).tolist()
+        return [Word(edges[i], edges[i + 1], word, 0.0) for i, word in enumerate(words)]
+    step = duration / len(path)
+    owner = np.where(path < 0, -1, np.asarray([*owners, -1])[path])
+    found: list[Word] = []
+    for number, word in enumerate(words):
+        frames = np.flatnonzero(owner == number)
+        if len(frames):
+            sure = np.exp(log_probs[frames, np.asarray(ids)[path[frames]]])
+            found.append(Word(float(frames[0] * step), float((frames[-1] + 1) * step), word, float(sure.mean())))
+        else:
+            found.append(Word(-1.0, -1.0, word, 0.0))
+    following = duration
+    for i in reversed(range(len(found))):
+        if found[i].start < 0:
+            before = next((one.end for one in reversed(found[:i]) if one.start >= 0), 0.0)
+            found[i] = replace(found[i], start=before, end=max(before, following))
+        following = found[i].start
+    return found
+
+
+def forced_align(log_probs: np.ndarray, ids: Sequence[int], blank: int) -> np.ndarray | None:
+    """Return, for each frame, the index of its character in `ids`, -1 for blank, on the most probable CTC path.
+
+    Return None if the text has more characters than there are frames for. Equal characters need a blank between them.
+    """
+    count = len(ids)
+    labels = np.full(2 * count + 1, blank)
+    labels[1::2] = ids
+    can_skip = np.zeros(len(labels), dtype=bool)
+    can_skip[3::2] = labels[3::2] != labels[1:-2:2]
+    score = np.full(len(labels), -np.inf)
+    score[:2] = log_probs[0, labels[:2]]
+    moves = np.zeros((len(log_probs), len(labels)), dtype=np.int8)
+    for frame in range(1, len(log_probs)):
+        options = np.full((3, len(labels)), -np.inf)
+        options[0], options[1, 1:] = score, score[:-1]
+        options[2, 2:] = np.where(can_skip[2:], score[:-2], -np.inf)
+        moves[frame] = options.argmax(0)
+        score = options.max(0) + log_probs[frame, labels]
+    state = max(range(max(0, len(labels) - 2), len(labels)), key=lambda one: score[one])
+    if not np.isfinite(score[state]):
+        return None
+    path = np.empty(len(log_probs), dtype=np.int64)
+    for frame in reversed(range(len(log_probs))):
+        path[frame] = state // 2 if state % 2 else -1
+        state -= moves[frame, state]
+    return path
+
+
+@lru_cache(maxsize=1)
+def _load(folder: Path) -> _CtcModel:
+    try:
+        from transformers import AutoModelForCTC
+
+        ids = loads((folder / "vocab.json").read_text("utf-8"))
+        settings = folder / "preprocessor_config.json"
+        given = loads(settings.read_text("utf-8")) if settings.exists() else {}
+        model = AutoModelForCTC.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32).eval()
+        blank = int(model.config.pad_token_id)
+        return _CtcModel(model, ids, blank, int(given.get("sampling_rate", 16_000)), bool(given.get("do_normalize", True)))
+    except Exception as error:
+        reason = f"{folder} cannot be loaded as a CTC model ({type(error).__name__}: {error}); give a folder like that of"
+        raise ConfigError(f"{reason} Wav2Vec2ForCTC, with config.json, vocab.json and safetensors", param="aligner") from error

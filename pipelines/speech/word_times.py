@@ -1,0 +1,74 @@
+"""Adds the times of words to the text of a window, from the cross-attention of the model itself."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from math import ceil, exp
+from statistics import fmean
+from typing import TYPE_CHECKING
+
+from ...engine.pooling_params import PoolingParams
+from ...mm.speech import AlignmentRule, SpeechRequest
+from ..pooling import pooling_request
+from ..tasks import Task
+from .alignment import token_starts
+from .decode import WindowText
+from .results import Segment, Word
+from .words import merge_punctuation, shorten_long_words, split_tokens
+
+if TYPE_CHECKING:
+    from ...engine.llm import LLM
+
+
+class AttentionAligner:
+    """Finds the times of words by one more pass of the decoder over the finished text.
+
+    Args:
+        rule: the heads whose cross-attention is read.
+        make_request: returns the request for a language and a context, without timestamps.
+    """
+
+    def __init__(self, rule: AlignmentRule, make_request: Callable[[str | None, str], SpeechRequest]) -> None:
+        self._rule, self._make_request = rule, make_request
+
+    def __call__(
+        self, llm: LLM, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
+    ) -> Task[WindowText]:
+        tokenizer, parts = llm.get_tokenizer(), text.segments or ()
+        prefix = tokenizer.encode(self._make_request(language, "").prompt, add_special_tokens=False)
+        tokens = [token for part in parts for token in part.tokens][: llm.max_model_len - len(prefix) - 2]
+        if not tokens:
+            return text
+        prompt = {"prompt_token_ids": [*prefix, *tokens, llm.eos_token_ids[0]], "multi_modal_data": {"audio": [item]}}
+        output = yield pooling_request(llm, prompt, PoolingParams(cross_attention=self._rule.heads), {})
+        if output.error or output.pooled is None:
+            return replace(text, output=output)
+        rows = output.pooled.shape[-1]
+        frames = rows if text.window is None else min(rows, ceil(len(text.window.samples) / rate / self._rule.step))
+        starts = token_starts(output.pooled, len(prefix), frames) * self._rule.step
+        answer, first = text.output.outputs[0], None if request.times is None else request.times.first
+        pairs = zip(answer.token_ids, answer.logprobs or (), strict=False)
+        logprobs = [entry[token].logprob for token, entry in pairs if first is None or token < first]
+        times = [*starts.tolist(), *[float(starts[-1])] * sum(len(part.tokens) for part in parts)]
+        return replace(text, segments=_with_words(parts, times, logprobs, tokenizer.decode, language))
+
+
+def _with_words(
+    parts: Sequence[Segment],
+    times: Sequence[float],
+    logprobs: Sequence[float],
+    decode: Callable[[Sequence[int]], str],
+    language: str | None,
+) -> tuple[Segment, ...]:
+    """Return the segments with their words. `times`: start of each token; logprobs: of each token."""
+    at, found = 0, []
+    for part in parts:
+        words = []
+        for word, count in split_tokens(part.tokens, decode, language):
+            probability = fmean(map(exp, logprobs[at : at + count] or [0.0]))
+            words.append(Word(times[at], times[at + count], word, probability))
+            at += count
+        found.append(merge_punctuation(words))
+    mended = iter(shorten_long_words([word for words in found for word in words]))
+    return tuple(replace(part, words=tuple(next(mended) for _ in words)) for part, words in zip(parts, found, strict=True))

@@ -1,0 +1,101 @@
+"""Words with times: tokens are joined to words, punctuation to its words, and implausible times are mended."""
+
+from __future__ import annotations
+
+import string
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import replace
+from statistics import median
+
+from .results import Segment, Word
+
+_UNSPACED = {"zh", "ja", "th", "lo", "my", "yue", "km"}  # languages that put no spaces between words
+_BEFORE = "\"'“¿([{-"  # punctuation that belongs to the next word
+_AFTER = "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the previous word
+_SENTENCE_END = ".。!！?？"
+_LONGEST = 0.7  # seconds; longest median duration of a word
+Decode = Callable[[Sequence[int]], str]
+
+
+def split_tokens(tokens: Sequence[int], decode: Decode, language: str | None) -> list[tuple[str, int]]:
+    """Split tokens at words. Return the text of each word, with the space before it, and its number of tokens."""
+    words: list[tuple[str, int]] = []
+    for text, count in _characters(tokens, decode):
+        starts = text.startswith(" ") or text.strip() in string.punctuation
+        if words and not starts and language not in _UNSPACED:
+            words[-1] = (words[-1][0] + text, words[-1][1] + count)
+        else:
+            words.append((text, count))
+    return words
+
+
+def _characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int]]:
+    """Yield the smallest runs of tokens that end at a character's end: their text and number."""
+    whole, done, begin = decode(tokens), 0, 0
+    for end in range(1, len(tokens) + 1):
+        text = decode(tokens[begin:end])
+        broken = text.find("\ufffd")
+        if broken < 0 or whole[done + broken : done + broken + 1] == "\ufffd" or end == len(tokens):
+            yield text, end - begin
+            done, begin = done + len(text), end
+
+
+def merge_punctuation(words: Sequence[Word]) -> list[Word]:
+    """Join punctuation to the next or the previous word."""
+    found: list[Word] = []
+    for word in reversed(words):
+        if found and word.word.startswith(" ") and word.word.strip() in _BEFORE:
+            found[-1] = replace(found[-1], word=word.word + found[-1].word)
+        else:
+            found.append(word)
+    merged: list[Word] = []
+    for word in reversed(found):
+        if merged and not merged[-1].word.endswith(" ") and word.word in _AFTER:
+            merged[-1] = replace(merged[-1], word=merged[-1].word + word.word)
+        else:
+            merged.append(word)
+    return merged
+
+
+def shorten_long_words(words: Sequence[Word]) -> list[Word]:
+    """Shorten words that last much longer than the others: pauses next to a sentence's end are not part of its words."""
+    durations = [word.end - word.start for word in words if word.end > word.start]
+    longest = 2 * min(_LONGEST, median(durations)) if durations else 0.0
+    found = list(words)
+    for i, word in enumerate(found):
+        if not longest or word.end - word.start <= longest:
+            continue
+        if word.word[-1:] in _SENTENCE_END:
+            found[i] = replace(word, end=word.start + longest)
+        elif not i or found[i - 1].word[-1:] in _SENTENCE_END:
+            found[i] = replace(word, start=word.end - longest)
+    return found
+
+
+def put_in_order(parts: Sequence[Segment], duration: float) -> list[Segment]:
+    """Make the times of all words monotone and at most `duration`, and let segments begin and end with their words."""
+    last, found = 0.0, []
+    for part in parts:
+        words = []
+        for word in part.words or ():
+            start = min(max(word.start, last), duration)
+            last = min(max(word.end, start), duration)
+            words.append(replace(word, start=round(start, 3), end=round(last, 3)))
+        found.append(replace(part, words=tuple(words), start=words[0].start, end=words[-1].end) if words else part)
+    return found
+
+
+def drop_words(words: Sequence[Word], kept: str, last: bool) -> tuple[Word, ...]:
+    """Return the words of the text `kept`, whose end (`last`) or start was cut off."""
+    ordered = words if last else words[::-1]
+    left, chosen = _visible(kept), []
+    for word in ordered:
+        if left <= 0:
+            break
+        chosen.append(word)
+        left -= _visible(word.word)
+    return tuple(chosen if last else chosen[::-1])
+
+
+def _visible(text: str) -> int:
+    return sum(map(len, text.split()))

@@ -1,0 +1,234 @@
+"""Times of words: from cross-attention, compared with transformers, and from a CTC model, compared with all paths."""
+
+from __future__ import annotations
+
+import asyncio
+from itertools import pairwise, product
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import family
+import numpy as np
+import pytest
+import torch
+from sensorium import LLM, AsyncLLM, PoolingParams, SamplingParams, Segment, Word
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.pipelines.speech.alignment import alignment_matrix, time_warp, token_starts
+from sensorium.pipelines.speech.forced_alignment import CtcAligner, forced_align
+from sensorium.pipelines.speech.words import drop_words, merge_punctuation, put_in_order, shorten_long_words, split_tokens
+from sensorium.pipelines.transcribe import _drop_words
+
+RATE = 16_000
+SHORT = SamplingParams(temperature=0.0, max_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def llm(whisper: Path) -> LLM:
+    return LLM(whisper, max_num_seqs=4, max_num_batched_tokens=16)
+
+
+def make_audio(seed: int, seconds: float) -> tuple[np.ndarray, int]:
+    return family.make_media("audio", (round(seconds * RATE),), seed), RATE
+
+
+@pytest.mark.parametrize("shape", [(1, 1, 4), (2, 3, 2), (3, 7, 30), (2, 40, 9), (2, 12, 12)])
+def test_time_warp_is_that_of_transformers(shape: tuple[int, int, int]) -> None:
+    from transformers.models.whisper import generation_whisper as theirs
+
+    weights = torch.rand(*shape, generator=torch.manual_seed(0)).mul(6).round().softmax(-1)  # with ties
+    weights[:, 0] += 0.1
+    std, mean = torch.std_mean(weights, -2, keepdim=True, unbiased=False)
+    expected = theirs._median_filter((weights - mean) / std.clamp(min=1e-20), 7).mean(0).double().numpy()
+    matrix = alignment_matrix(weights)
+    assert np.array_equal(matrix, expected)
+    for costs in (-matrix, np.zeros_like(matrix)):
+        assert all(map(np.array_equal, time_warp(costs), theirs._dynamic_time_warping(costs)))
+
+
+def test_weights_are_those_of_transformers(whisper: Path, llm: LLM) -> None:
+    """Prompts in chunks of at most 16 tokens, beside each other and after a cached transcription of the same audio."""
+    model, processor = family.load(whisper)
+    model.set_attn_implementation("eager")
+    heads, seen = ((0, 1), (2, 3), (2, 0)), {}
+    prompts = []
+    for seed in range(3):
+        samples = make_audio(seed, 0.7)[0]
+        ids = llm.get_tokenizer().encode("<|startoftranscript|><|de|><|transcribe|><|notimestamps|>", False)
+        ids += list(range(20, 40 + 7 * seed))
+        prompts.append({"prompt_token_ids": ids, "multi_modal_data": {"audio": [(samples, RATE)]}})
+        made = processor.feature_extractor(samples, sampling_rate=RATE, return_tensors="pt")["input_features"]
+        with torch.inference_mode():
+            done = model(input_features=made, decoder_input_ids=torch.tensor([ids]), output_attentions=True)
+        seen[seed] = torch.stack([done.cross_attentions[layer][0, head] for layer, head in heads])
+    llm.generate(prompts[0], SHORT, use_tqdm=False)
+    calls = llm.stats.encoder_calls
+    found = llm.encode(prompts, PoolingParams(cross_attention=heads), use_tqdm=False)
+    for seed, one in enumerate(found):
+        assert one.data.shape == seen[seed].shape
+        assert (one.data - seen[seed]).abs().max() < 1e-4
+    assert llm.stats.encoder_calls == calls + 2
+
+
+@pytest.mark.parametrize(
+    ("heads", "said"),
+    [
+        ([(0, 9)], r"cross_attention holds \(0, 9\)"),
+        ([(7, 0)], "has the layers 0 to 2 with the heads 0 to 3"),
+        ([(0,)], "must be a list"),
+        ([(0, -1)], "must be a list"),
+        ("all", "must be a list"),
+        ([(0, 0)] * 2000, "at most 1024"),
+    ],
+)
+def test_wrong_heads(llm: LLM, heads: Any, said: str) -> None:
+    prompt = {"prompt_token_ids": [5, 6], "multi_modal_data": {"audio": [make_audio(0, 0.1)]}}
+    with pytest.raises(InputError, match=said):
+        raise InputError(llm.encode(prompt, PoolingParams(cross_attention=heads), use_tqdm=False)[0].error.message)
+
+
+def all_words(transcript: Any) -> list[Word]:
+    return [word for part in transcript.segments for word in part.words]
+
+
+def check_words(transcript: Any) -> None:
+    found = all_words(transcript)
+    assert found
+    assert all(0 <= one.start <= one.end <= transcript.duration and 0 <= one.probability <= 1 for one in found)
+    assert all(a.end <= b.start for a, b in pairwise(found))
+    for part in transcript.segments:
+        assert "".join("".join(word.word for word in part.words).split()) == "".join(part.text.split())
+
+
+@pytest.mark.parametrize("options", [{}, {"sequential": True}])
+def test_words_have_times_in_every_mode(llm: LLM, options: dict[str, Any]) -> None:
+    """Overlapping windows of several files; a file's words do not depend on the others, and no audio is encoded again."""
+    items = [make_audio(1, 4.3), make_audio(2, 0.7), make_audio(3, 2.9)]
+    given = {"vad": False, "sampling_params": SHORT, "timestamps": "word", "use_tqdm": False} | options
+    llm.reset_mm_cache()
+    calls = llm.stats.encoder_calls
+    together = llm.transcribe(items, "de", **given)
+    assert llm.stats.encoder_calls - calls <= sum(len(one.windows) for one in together)
+    for item, one in zip(items, together, strict=True):
+        check_words(one)
+        (alone,) = llm.transcribe(item, "de", **given)
+        assert all_words(alone) == all_words(one)
+    plain = llm.transcribe(items, "de", **given | {"timestamps": "segment"})
+    assert [one.text for one in plain] == [one.text for one in together]
+    del given["use_tqdm"]
+    assert all_words(asyncio.run(AsyncLLM(llm).transcribe(items[0], "de", **given))[0]) == all_words(together[0])
+
+
+def test_words_of_a_core_in_another_process(whisper: Path, llm: LLM) -> None:
+    item = make_audio(1, 1.6)
+    given = {"vad": False, "sampling_params": SHORT, "timestamps": "word", "use_tqdm": False}
+    with LLM(whisper, max_num_seqs=4, max_num_batched_tokens=16, engine_process=True) as apart:
+        assert all_words(apart.transcribe(item, "de", **given)[0]) == all_words(llm.transcribe(item, "de", **given)[0])
+
+
+def test_heads_of_the_generation_config(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    speech = llm.speech
+    assert speech.alignment().heads == tuple(product((1, 2), range(4)))  # the last half
+    assert speech.alignment().step == 0.02
+    monkeypatch.setitem(speech.files.generation, "alignment_heads", [[0, 1], [2, 3]])
+    assert speech.alignment().heads == ((0, 1), (2, 3))
+    for wrong in ([[3, 0]], [[0, 4]], [[0]], "all", [[0, "a"]], 7):
+        monkeypatch.setitem(speech.files.generation, "alignment_heads", wrong)
+        with pytest.raises(ConfigError, match="alignment_heads in generation_config"):
+            speech.alignment()
+
+
+def test_starts_count_from_the_first_token_after_the_prefix() -> None:
+    weights = torch.full((1, 7, 40), 0.001)
+    for row, (first, stop) in enumerate(pairwise((0, 10, 20, 30, 35, 40)), 1):  # row i predicts token i + 1
+        weights[0, row, first:stop] = 1
+    assert token_starts(weights, 2, 40).tolist() == [0, 10, 20, 30, 35]
+
+
+def timed(*words: str, step: float = 0.5) -> list[Word]:
+    return [Word(i * step, (i + 1) * step, word, 1.0) for i, word in enumerate(words)]
+
+
+def test_tokens_become_words() -> None:
+    pieces = [" Don", "'t", " say", " (", "no", ")", "!", ' "', "well", "-", "known", '"']
+    decode = lambda ids: "".join(pieces[i] for i in ids)  # noqa: E731
+    split = split_tokens(range(len(pieces)), decode, "en")
+    assert [count for _, count in split] == [2, 1, 2, 1, 1, 2, 2, 1]
+    merged = merge_punctuation(timed(*(text for text, _ in split)))
+    assert [one.word for one in merged] == [" Don't", " say", " (no)!", ' "well', '-known"']
+    letters = "中文".encode()
+    bytes_of = lambda ids: bytes(letters[i] for i in ids).decode(errors="replace")  # noqa: E731
+    assert split_tokens(range(6), bytes_of, "zh") == [("中", 3), ("文", 3)]
+
+
+def test_pauses_are_not_part_of_words() -> None:
+    words = [*timed(" a", " b", " c."), Word(1.5, 6.0, " d", 1.0), Word(6.0, 6.5, " e", 1.0), Word(6.5, 12, " f.", 1.0)]
+    found = shorten_long_words(words)
+    assert [(one.start, one.end) for one in found[3:]] == [(5.0, 6.0), (6.0, 6.5), (6.5, 7.5)]
+
+
+def test_words_are_dropped_with_their_text() -> None:
+    part = Segment(0.0, 2.0, 'one, "two" three four', words=tuple(timed(" one,", ' "two"', " three", " four")))
+    (left,), (right,) = _drop_words([part], 1, last=True), _drop_words([part], 2, last=False)
+    assert ([word.word for word in left.words], left.text) == ([" one,", ' "two"', " three"], 'one, "two" three')
+    assert ([word.word for word in right.words], right.text) == ([" three", " four"], "three four")
+    assert drop_words(timed("中", "文"), "文", last=False) == (Word(0.5, 1.0, "文", 1.0),)
+
+
+def test_times_are_monotone_and_inside_the_file() -> None:
+    parts = [Segment(0.0, 1.0, "a b", words=tuple(timed(" a", " b"))), Segment(0.9, 5, "c", words=(Word(0.8, 9, " c", 1.0),))]
+    found = put_in_order(parts, 3.0)
+    assert [(word.start, word.end) for part in found for word in part.words] == [(0, 0.5), (0.5, 1.0), (1.0, 3.0)]
+    assert [(part.start, part.end) for part in found] == [(0, 1.0), (1.0, 3.0)]
+
+
+@pytest.mark.parametrize("ids", [[], [1], [1, 1], [1, 2, 1], [2, 2, 3]])
+def test_forced_alignment_is_the_best_of_all_paths(ids: list[int]) -> None:
+    scores = torch.randn(6, 4, generator=torch.manual_seed(1)).log_softmax(-1).numpy()
+
+    def collapsed(path: tuple[int, ...]) -> list[int]:
+        return [b for a, b in pairwise((0, *path)) if b and a != b]
+
+    paths = [path for path in product(range(4), repeat=6) if collapsed(path) == ids]
+    best = max(paths, key=lambda path: sum(scores[range(6), list(path)]))
+    found = forced_align(scores, ids, 0)
+    assert [0 if one < 0 else ids[one] for one in found] == list(best)
+    assert forced_align(scores[:2], [1, 2, 3], 0) is None
+
+
+@pytest.fixture(scope="module")
+def ctc(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Save a small random Wav2Vec2ForCTC."""
+    import json
+
+    import transformers as tf
+
+    folder = tmp_path_factory.mktemp("models") / "ctc"
+    sizes = {"hidden_size": 16, "num_hidden_layers": 1, "num_attention_heads": 2, "intermediate_size": 16}
+    convolutions = {"conv_dim": [8, 8], "conv_stride": [20, 16], "conv_kernel": [20, 16], "num_feat_extract_layers": 2}
+    letters = {token: i for i, token in enumerate(["<pad>", "|", *"ABCDEFGHIJKLMNOPQRSTUVWXYZ"])}
+    more = {"vocab_size": len(letters), "pad_token_id": 0, "num_conv_pos_embeddings": 4, "num_conv_pos_embedding_groups": 2}
+    torch.manual_seed(0)
+    tf.Wav2Vec2ForCTC(tf.Wav2Vec2Config(**sizes, **convolutions, **more)).eval().save_pretrained(folder)
+    (folder / "vocab.json").write_text(json.dumps(letters))
+    return folder
+
+
+def test_aligner_times_the_words_of_any_model(llm: LLM, ctc: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    given = {"vad": False, "sampling_params": SHORT, "timestamps": "word", "use_tqdm": False}
+    check_words(llm.transcribe(make_audio(1, 2.9), "de", aligner=ctc, **given)[0])
+    speech = SimpleNamespace(**{name: getattr(llm.speech, name) for name in dir(llm.speech) if name[0] != "_"})
+    speech.has_timestamps, speech.alignment = False, lambda: None
+    monkeypatch.setattr(llm, "speech", speech)
+    found = llm.transcribe([make_audio(1, 2.9), make_audio(2, 0.5)], "de", aligner=ctc, **given)
+    for one in found:
+        check_words(one)
+    with pytest.raises(InputError, match="give aligner= the folder of a CTC model"):
+        llm.transcribe(make_audio(1, 1), "de", **given)
+    aligner = CtcAligner(ctc, RATE)
+    words = aligner.align(torch.from_numpy(make_audio(3, 1.0)[0]), ["one", " 22", " three"])
+    assert words[0].end <= words[1].start <= words[1].end <= words[2].start
+    assert words[1].probability == 0
+    assert [one.end for one in aligner.align(torch.zeros(2000), ["one", " two" * 9])] == [0.0625, 0.125]
+    with pytest.raises(ConfigError, match="takes audio of 16000 Hz"):
+        CtcAligner(ctc, 8000)
