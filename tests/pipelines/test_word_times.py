@@ -232,3 +232,40 @@ def test_aligner_times_the_words_of_any_model(llm: LLM, ctc: Path, monkeypatch: 
     assert [one.end for one in aligner.align(torch.zeros(2000), ["one", " two" * 9])] == [0.0625, 0.125]
     with pytest.raises(ConfigError, match="takes audio of 16000 Hz"):
         CtcAligner(ctc, 8000)
+
+
+FASTER_WHISPER = [
+    0.00,
+    0.76,
+    1.06,
+    1.46,
+    1.76,
+    2.26,
+    3.88,
+    4.52,
+    5.70,
+    6.02,
+    6.36,
+    6.76,
+    7.02,
+    7.26,
+    8.06,
+    8.66,
+    8.94,
+    9.28,
+    9.50,
+    9.72,
+    9.92,
+    10.22,
+]
+"""Starts of the words of jfk.flac in faster-whisper 1.2.1, float32, beam 1."""
+
+
+@pytest.mark.shared
+def test_words_start_where_faster_whisper_says(shared_data: Path) -> None:
+    llm = LLM(shared_data / "whisper-tiny.en", dtype="float32", max_num_seqs=4)
+    (found,) = llm.transcribe(shared_data / "speech" / "jfk.flac", timestamps="word", use_tqdm=False)
+    check_words(found)
+    differences = [abs(word.start - start) for word, start in zip(all_words(found), FASTER_WHISPER, strict=True)]
+    assert sorted(differences)[len(differences) // 2] <= 0.08
+    assert max(differences) <= 0.3
