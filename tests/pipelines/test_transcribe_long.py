@@ -112,7 +112,6 @@ def test_audio_without_speech_makes_no_request(llm: LLM) -> None:
     ("options", "said"),
     [
         ({"aligner": "ctc"}, 'aligner is for timestamps="word"'),
-        ({"aligner": "no-folder", "timestamps": "word"}, "no-folder cannot be loaded as a CTC model"),
         ({"timestamps": "phrase"}, "timestamps='phrase' must be True or False"),
         ({"temperature": (0, -1)}, "temperature=.* must be a number of 0 or above"),
         ({"temperature": ()}, "temperature="),
