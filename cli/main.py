@@ -26,6 +26,7 @@ COMMANDS = {
     "ocr": "read the text in images",
     "pull": "download a model from the Hugging Face Hub into its cache, or the newest commit of one",
     "quantize": "write a checkpoint with the weights of the decoder in 4 bits",
+    "serve": "serve a model over HTTP, with the endpoints of the OpenAI API",
     "transcribe": "transcribe audio files",
     "tune": "find the fastest launch configurations of the kernels on this GPU (takes minutes)",
 }

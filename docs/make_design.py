@@ -15,6 +15,7 @@ PAGE = ROOT / "docs" / "design.md"
 BEGIN, END = "<!-- rooms: written by docs/make_design.py -->\n", "<!-- end of rooms -->\n"
 ROOMS = {
     "cli": "cli<br>commands",
+    "server": "server<br>HTTP endpoints of the OpenAI API",
     "pipelines": "pipelines<br>transcribe, ocr, embed, score",
     "api": "engine<br>LLM, AsyncLLM, LiveSession",
     "core_server": "engine/core_server<br>program of the core's own process",
@@ -65,7 +66,7 @@ def imported(path: Path) -> Iterator[tuple[str, ...]]:
 def arrows() -> dict[str, set[str]]:
     """Return room -> the rooms that it imports."""
     found: dict[str, set[str]] = {room: set() for room in ROOMS}
-    for folder in ("cli", "pipelines", "engine", "models", "processors", "mm", "kernels"):
+    for folder in ("cli", "server", "pipelines", "engine", "models", "processors", "mm", "kernels"):
         for path in (ROOT / folder).rglob("*.py"):
             room = room_of(path.relative_to(ROOT).with_suffix("").parts)
             assert room is not None

@@ -30,7 +30,7 @@ class EngineArgs(_Options):
         """Add an argument per option to a parser. Values are JSON or texts."""
         for option in fields(cls):
             required = option.default is MISSING
-            value: dict[str, Any] = {"type": _value} if required else {"type": _value, "nargs": "?", "const": True}
+            value: dict[str, Any] = {"type": parse_value} if required else {"type": parse_value, "nargs": "?", "const": True}
             parser.add_argument(f"--{option.name.replace('_', '-')}", required=required, **value)
         return parser
 
@@ -44,7 +44,8 @@ class AsyncEngineArgs(EngineArgs):
     """`EngineArgs` for `AsyncLLM`."""
 
 
-def _value(text: str) -> Any:
+def parse_value(text: str) -> Any:
+    """Parse the value of an option: JSON, or plain text."""
     try:
         return json.loads(text)
     except ValueError:

@@ -14,7 +14,7 @@ from sensorium.models.text.stacks import STACKS
 from sensorium.models.vision.encoders import DEFAULTS
 
 ROOT = Path(__file__).parents[2]
-ROOMS = ("cli", "engine", "kernels", "mm", "models", "pipelines", "processors")
+ROOMS = ("cli", "engine", "kernels", "mm", "models", "pipelines", "processors", "server")
 FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 NEVER = {"transformers", "torchvision", "librosa", "matplotlib", "pickle", "sensorium"}
 """Test-only packages, pickle, and our own absolute name: the package imports itself relatively."""

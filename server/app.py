@@ -1,0 +1,42 @@
+"""The ASGI application."""
+
+from __future__ import annotations
+
+from importlib import metadata
+
+from fastapi import FastAPI
+from fastapi.exceptions import RequestValidationError
+from starlette.exceptions import HTTPException
+
+from ..mm.errors import SensoriumError
+from .endpoints import chat, status
+from .errors import HttpError, on_error
+from .guard import Guard
+from .state import Server
+
+_GET = {
+    "/health": status.health,
+    "/ready": status.ready,
+    "/version": status.version,
+    "/metrics": status.metrics,
+    "/v1/models": status.models,
+    "/v1/models/{name:path}": status.model,
+}
+
+_POST = {
+    "/v1/chat/completions": chat.chat_completions,
+}
+
+
+def make_app(server: Server) -> FastAPI:
+    """Return the application of a server, for uvicorn or any other ASGI server."""
+    app = FastAPI(title="sensorium", version=metadata.version("sensorium"), docs_url=None, redoc_url=None)
+    app.state.server = server
+    for path, endpoint in _GET.items():
+        app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
+    for path, endpoint in _POST.items():
+        app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
+    for kind in (SensoriumError, HttpError, HTTPException, RequestValidationError, Exception):
+        app.add_exception_handler(kind, on_error)
+    app.add_middleware(Guard, config=server.config)
+    return app

@@ -1,0 +1,122 @@
+"""Options of the server, from a YAML file and from flags."""
+
+from __future__ import annotations
+
+import dataclasses
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ..mm.errors import ConfigError, short_repr
+from .parsers.answer import PARSERS
+
+ENGINE_DEFAULTS: Mapping[str, Any] = {"engine_process": True, "media": {"decode_isolation": "process"}}
+"""Options of LLM whose default differs in the server, because its requests come from strangers."""
+_COUNTS = ("max_body_bytes", "max_requests")
+_SECONDS = ("body_seconds", "drain_seconds")
+_TEXTS = ("host", "served_model_name", "tls_cert", "tls_key")
+
+
+@dataclass(frozen=True)
+class ServerConfig:
+    """Options of `sensorium serve`; those of `LLM` stand beside them.
+
+    Args:
+        host: address to listen on. The default takes connections of this machine only.
+        port: TCP port; 0 lets the system choose one.
+        api_key: a key, or a list of keys, one of which each request must have as `Authorization: Bearer KEY`. Requests with
+            different keys share no cache. None takes requests without a key.
+        served_model_name: name in responses and `/v1/models`. None is the model's name on the Hub or its folder's name.
+        tls_cert, tls_key: files of the certificate chain and of its key, for HTTPS.
+        max_body_bytes: maximum size of a request's body.
+        body_seconds: maximum time until a request's body has arrived.
+        max_requests: maximum number of requests in progress; further ones get the status 429.
+        drain_seconds: how long requests in progress may go on after SIGTERM.
+        tool_call_parser: how the model writes tool calls: "auto" (found in its chat template), "none", or a name of
+            `parsers.answer.PARSERS`.
+        reasoning_parser: "auto" splits reasoning from answers if the chat template has its markers; "none" does
+            not.
+
+    Raises:
+        ConfigError: a value has a wrong type or is out of range.
+    """
+
+    host: str = "127.0.0.1"
+    port: int = 8000
+    api_key: str | Sequence[str] | None = None
+    served_model_name: str | None = None
+    tls_cert: str | None = None
+    tls_key: str | None = None
+    max_body_bytes: int = 256 << 20
+    body_seconds: float = 300.0
+    max_requests: int = 1024
+    drain_seconds: float = 30.0
+    tool_call_parser: str = "auto"
+    reasoning_parser: str = "auto"
+
+    def __post_init__(self) -> None:
+        for name in _TEXTS:
+            value = getattr(self, name)
+            if not (value is None and name != "host") and not (isinstance(value, str) and value):
+                raise _error(name, value, "must be a text that is not empty")
+        if not _is_integer(self.port) or not 0 <= self.port <= 65535:
+            raise _error("port", self.port, "must be an integer from 0 to 65535")
+        for name in _COUNTS:
+            value = getattr(self, name)
+            if not _is_integer(value) or value < 1:
+                raise _error(name, value, "must be an integer, 1 or above")
+        for name in _SECONDS:
+            value = getattr(self, name)
+            if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+                raise _error(name, value, "must be a number of seconds above 0")
+        for name, known in ("tool_call_parser", PARSERS), ("reasoning_parser", ("auto", "none")):
+            if getattr(self, name) not in known:
+                raise _error(name, getattr(self, name), f"must be one of {', '.join(known)}")
+        if not all(isinstance(key, str) and key for key in self.keys):
+            raise ConfigError("api_key must be a text that is not empty, or a list of them", param="api_key")
+        if (self.tls_cert is None) != (self.tls_key is None):
+            raise ConfigError("tls_cert and tls_key belong together; give both", param="tls_cert")
+
+    @property
+    def keys(self) -> Sequence[str]:
+        """The keys as a list."""
+        given = self.api_key
+        return [] if given is None else list(given) if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]
+
+
+def read_config(path: str | Path) -> dict[str, Any]:
+    """Return the options in a YAML file: those of ServerConfig and of LLM, and `model`. Dashes in names become underscores.
+
+    Raises:
+        ConfigError: the file cannot be read or is not a mapping.
+    """
+    import yaml
+
+    try:
+        found = yaml.safe_load(Path(path).read_text("utf-8"))
+    except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
+        raise ConfigError(f"--config {path} cannot be read: {error}", param="config") from None
+    if found is not None and not (isinstance(found, dict) and all(isinstance(name, str) for name in found)):
+        raise ConfigError(f"--config {path} must hold options as NAME: VALUE, not {short_repr(found)}", param="config")
+    return {name.replace("-", "_"): value for name, value in (found or {}).items()}
+
+
+def split_options(options: Mapping[str, Any]) -> tuple[ServerConfig, dict[str, Any]]:
+    """Return the server's options, and those of LLM with the server's own defaults."""
+    names = {field.name for field in dataclasses.fields(ServerConfig)}
+    engine = {name: value for name, value in options.items() if name not in names}
+    for name, default in ENGINE_DEFAULTS.items():
+        given = engine.setdefault(name, default)
+        if isinstance(given, Mapping):
+            engine[name] = {**default, **given}
+    return ServerConfig(**{name: value for name, value in options.items() if name in names}), engine
+
+
+def _is_integer(value: object) -> bool:
+    return isinstance(value, int) and not isinstance(value, bool)
+
+
+def _error(name: str, value: object, reason: str) -> ConfigError:
+    return ConfigError(f"{name}={short_repr(value)} {reason}", param=name)

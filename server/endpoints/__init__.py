@@ -1,0 +1,1 @@
+"""Endpoints: each function reads one request and returns its response."""

@@ -1,0 +1,75 @@
+"""Parts of responses that chat and completions share: usage, log probabilities, finish reasons."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ..engine.types import CompletionOutput, Logprob, RequestOutput
+
+_FINISH_REASONS = {"repetition": "stop", "abort": "stop"}
+"""Our finish reasons that OpenAI does not have; the others have the same names."""
+_LEAST = -9999.0  # log probability of a token that cannot be drawn: JSON has no infinity
+
+
+def usage(output: RequestOutput, completion_tokens: int) -> dict[str, Any]:
+    """Return OpenAI's usage object, with the prompt tokens of each modality."""
+    media: dict[str, int] = {}
+    for item in output.items:
+        media[f"{item.modality}_tokens"] = media.get(f"{item.modality}_tokens", 0) + item.num_tokens
+    prompt_tokens = len(output.prompt_token_ids)
+    return {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens, **media},
+    }
+
+
+def finish_reason(answer: CompletionOutput) -> str | None:
+    reason = answer.finish_reason
+    return reason if reason is None else _FINISH_REASONS.get(reason, reason)
+
+
+def chat_logprobs(answer: CompletionOutput, count: int) -> list[dict[str, Any]]:
+    """Return the entries of `logprobs.content`, with the `count` likeliest tokens each."""
+    found = []
+    for token, entry in zip(answer.token_ids, answer.logprobs or (), strict=False):
+        likeliest = [one for one in _ranked(entry) if one.rank is not None and one.rank <= count]
+        found.append({**_token(entry[token]), "top_logprobs": [_token(one) for one in likeliest]})
+    return found
+
+
+def completion_logprobs(
+    token_ids: Sequence[int], entries: Sequence[Mapping[int, Logprob] | None], count: int, texts: Sequence[str], start: int
+) -> dict[str, Any]:
+    """Return the logprobs object of /v1/completions. `start`: characters before the first token."""
+    offsets, place = [], start
+    for text in texts:
+        offsets.append(place)
+        place += len(text)
+    top = [
+        None if entry is None else {str(one.decoded_token): _clamped(one) for one in _ranked(entry)[: max(count, 1)]}
+        for entry in entries
+    ]
+    return {
+        "tokens": list(texts),
+        "token_logprobs": [
+            None if entry is None else _clamped(entry[token]) for token, entry in zip(token_ids, entries, strict=True)
+        ],
+        "top_logprobs": top if count else None,
+        "text_offset": offsets,
+    }
+
+
+def _ranked(entry: Mapping[int, Logprob]) -> list[Logprob]:
+    return sorted(entry.values(), key=lambda one: -one.logprob)
+
+
+def _token(entry: Logprob) -> dict[str, Any]:
+    text = entry.decoded_token or ""
+    return {"token": text, "logprob": _clamped(entry), "bytes": list(text.encode("utf-8", "replace"))}
+
+
+def _clamped(entry: Logprob) -> float:
+    return max(entry.logprob, _LEAST)

@@ -1,0 +1,1 @@
+"""Parsers of answers: they split reasoning and tool calls from the text."""

@@ -1,0 +1,36 @@
+"""The body of /v1/completions."""
+
+from __future__ import annotations
+
+from typing import ClassVar
+
+from ...mm.errors import InputError
+from .body import Refused
+from .sampling import OWNER, SamplingBody
+
+MAX_PROMPTS = 2048
+
+
+class CompletionBody(SamplingBody):
+    refused: ClassVar[Refused] = {
+        **OWNER,
+        "suffix": (("",), "there is no infilling; write the model's own tokens for it into the prompt"),
+        "best_of": ((1,), "ask for n answers and choose among them"),
+    }
+    prompt: str | list[str] | list[int] | list[list[int]]
+    echo: bool | None = None
+    logprobs: int | None = None
+
+    @property
+    def prompts(self) -> list[str | list[int]]:
+        """The prompts as a list.
+
+        Raises:
+            InputError: there is none, or there are too many.
+        """
+        given = self.prompt
+        several = isinstance(given, list) and not (given and isinstance(given[0], int))
+        listed: list[str | list[int]] = list(given) if several else [given]  # type: ignore[arg-type, list-item]
+        if not 1 <= len(listed) <= MAX_PROMPTS:
+            raise InputError(f"prompt has {len(listed)} entries; give from 1 to {MAX_PROMPTS}", param="prompt")
+        return listed

@@ -1,0 +1,102 @@
+"""Loads a model and serves it until a signal."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import os
+import signal
+import socket
+import sys
+from collections.abc import Mapping
+from contextlib import nullcontext
+from typing import Any
+
+from ..engine.errors import error_text
+from ..mm.errors import ConfigError
+from ..pipelines.llm import AsyncLLM
+from .config import ServerConfig, split_options
+
+_log = logging.getLogger(__name__)
+
+
+def serve(options: Mapping[str, Any]) -> None:
+    """Serve a model until SIGINT or SIGTERM, which let requests in progress finish.
+
+    Args:
+        options: those of ServerConfig and of LLM, and `model`.
+
+    Raises:
+        ConfigError: an option is wrong, the port cannot be used, or a package is missing.
+        CheckpointError, HubError: see `LLM`.
+    """
+    try:
+        import uvicorn
+        from prometheus_client import CollectorRegistry
+
+        from .app import make_app
+        from .state import Server
+    except ImportError as error:
+        raise ConfigError(f"the server needs more packages ({error}); pip install 'sensorium[serve]'") from None
+    key = os.environ.get("SENSORIUM_API_KEY")
+    config, engine_options = split_options({"api_key": key, **options} if key else options)
+    model = engine_options.pop("model", None)
+    if model is None:
+        raise ConfigError("there is no model to serve; give a folder or a name on the Hub", param="model")
+    listener = _bind(config)
+    if not config.keys and config.host not in ("127.0.0.1", "::1", "localhost"):
+        _log.warning("requests from %s need no key; give --api-key, or listen on 127.0.0.1", config.host)
+    registry = CollectorRegistry()
+    with listener:
+        engine = AsyncLLM(model, config.max_requests, **{"metrics": registry, **engine_options})
+        try:
+            name = config.served_model_name or model_name(model)
+            server = uvicorn.Server(
+                uvicorn.Config(
+                    make_app(Server(engine, config, name, registry)),
+                    log_level="warning",
+                    server_header=False,
+                    ssl_certfile=config.tls_cert,
+                    ssl_keyfile=config.tls_key,
+                    timeout_graceful_shutdown=round(config.drain_seconds) or 1,
+                )
+            )
+            listener.listen()
+            scheme = "http" if config.tls_cert is None else "https"
+            print(f"{name} is served on {scheme}://{_address(listener)}", file=sys.stderr, flush=True)
+            asyncio.run(_run(server, listener))
+        finally:
+            engine.close()
+
+
+def model_name(model: str | os.PathLike[str]) -> str:
+    """Return a model's name in responses: its name on the Hub, or the name of its folder, without the folders above."""
+    return os.path.basename(os.path.abspath(model)) if os.path.exists(model) else os.fspath(model)
+
+
+async def _run(server: Any, listener: socket.socket) -> None:
+    """Serve until a signal. The signal is ours, not uvicorn's, so that the engine is closed after the last response."""
+    loop = asyncio.get_running_loop()
+    server.capture_signals = nullcontext
+    for number in (signal.SIGINT, signal.SIGTERM):
+        loop.add_signal_handler(number, server.handle_exit, number, None)
+    await server.serve(sockets=[listener])
+
+
+def _bind(config: ServerConfig) -> socket.socket:
+    """Return a socket that has the port, and does not listen yet. A port in use is found before the model is loaded."""
+    family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
+    listener = socket.socket(family, socket.SOCK_STREAM)
+    listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+    try:
+        listener.bind((config.host, config.port))
+    except OSError as error:
+        listener.close()
+        reason = f"{config.host}, port {config.port} cannot be used ({error_text(error)}); choose another host or port"
+        raise ConfigError(reason, param="port") from None
+    return listener
+
+
+def _address(listener: socket.socket) -> str:
+    host, port = listener.getsockname()[:2]
+    return f"[{host}]:{port}" if ":" in host else f"{host}:{port}"

@@ -1,0 +1,105 @@
+"""What the endpoints share: the engine and the server's options."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import AsyncGenerator, Coroutine
+from dataclasses import dataclass, field
+from functools import cached_property
+from hashlib import sha256
+from typing import Any, TypeVar
+from uuid import uuid4
+
+from fastapi import Request
+
+from ..engine.types import RequestOutput
+from ..mm.errors import short_repr
+from ..pipelines.llm import AsyncLLM
+from .config import ServerConfig
+from .errors import HttpError
+from .guard import TENANT
+from .parsers.answer import AnswerFormat, answer_format
+
+T = TypeVar("T")
+
+
+@dataclass
+class Server:
+    """The engine and what endpoints need to know about it.
+
+    Args:
+        name: the model's name in responses.
+        registry: the CollectorRegistry with the engine's metrics, or None.
+        created: time of the start.
+    """
+
+    engine: AsyncLLM
+    config: ServerConfig
+    name: str
+    registry: Any = None
+    created: int = field(default_factory=lambda: int(time.time()))
+
+    @cached_property
+    def answer_format(self) -> AnswerFormat:
+        tokenizer, config = self.engine.llm.get_tokenizer(), self.config
+        template = tokenizer.chat_template
+        return answer_format(template, [*tokenizer.specials], config.tool_call_parser, config.reasoning_parser)
+
+    def check_model(self, name: str | None) -> None:
+        """Raise HttpError if a request names another model."""
+        if name is not None and name != self.name:
+            reason = f"the model {short_repr(name)} does not exist; this server has {short_repr(self.name)}"
+            raise HttpError(404, reason, "model_not_found", "model")
+
+
+def server_of(request: Request) -> Server:
+    server: Server = request.app.state.server
+    return server
+
+
+def cache_salt(request: Request, given: str | None) -> str | None:
+    """Return the salt of a request: its own, made different for each API key."""
+    tenant: str | None = request.scope[TENANT]
+    if tenant is None or given is None:
+        return given if tenant is None else tenant
+    return sha256(f"{tenant}:{given}".encode("utf-8", "surrogatepass")).hexdigest()
+
+
+def new_id(prefix: str) -> str:
+    return f"{prefix}-{uuid4().hex}"
+
+
+def checked(output: RequestOutput) -> RequestOutput:
+    """Return an output. Raise its error if it has one."""
+    if output.error is not None:
+        raise output.error.exception()
+    return output
+
+
+async def first_output(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+    """Return the first output of a request, which is aborted if this coroutine is cancelled."""
+    try:
+        return await anext(outputs)
+    except BaseException:
+        await outputs.aclose()
+        raise
+
+
+async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+    """Return the result of `work`, or cancel it when the client disconnects. The request's body must have been read."""
+    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    try:
+        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        if not task.done():
+            raise HttpError(499, "the client has disconnected", "client_disconnected")
+        return task.result()
+    finally:
+        task.cancel()
+        gone.cancel()
+        await asyncio.gather(task, gone, return_exceptions=True)
+
+
+async def _disconnected(request: Request) -> None:
+    while (await request.receive())["type"] != "http.disconnect":
+        pass

@@ -1,0 +1,41 @@
+"""The server of a model on a free port of this machine, in a thread."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import uvicorn
+from prometheus_client import CollectorRegistry
+from sensorium import AsyncLLM
+from sensorium.engine.llm import LLM
+from sensorium.server.app import make_app
+from sensorium.server.config import ServerConfig
+from sensorium.server.state import Server
+from waiting import wait_until
+
+TINY = Path(__file__).parents[2] / "assets" / "tiny-vl"
+
+
+def make_server(model: Any, name: str, config: ServerConfig | None = None, **options: Any) -> Server:
+    """Return a server without a network. `model`: a checkpoint or an LLM; `options`: of LLM."""
+    registry = CollectorRegistry()
+    engine = AsyncLLM(model) if isinstance(model, LLM) else AsyncLLM(model, metrics=registry, **options)
+    return Server(engine, config or ServerConfig(), name, registry)
+
+
+@contextmanager
+def listening(server: Server) -> Iterator[str]:
+    """Serve on a free port, and yield the URL."""
+    running = uvicorn.Server(uvicorn.Config(make_app(server), host="127.0.0.1", port=0, log_level="error"))
+    thread = threading.Thread(target=running.run, daemon=True)
+    thread.start()
+    try:
+        wait_until(lambda: running.started)
+        yield f"http://127.0.0.1:{running.servers[0].sockets[0].getsockname()[1]}"
+    finally:
+        running.should_exit = True
+        thread.join()

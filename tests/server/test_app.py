@@ -1,0 +1,253 @@
+"""Lifecycle and guard of the server: status endpoints, keys, limits of bodies, errors, SIGTERM."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import urllib.request
+from urllib.parse import urlparse
+
+import httpx
+import pytest
+from fastapi import FastAPI, Request
+from http_server import TINY, listening, make_server
+from sensorium.mm.errors import ConfigError, ErrorInfo, InputError
+from sensorium.server.app import make_app
+from sensorium.server.config import ServerConfig, read_config, split_options
+from sensorium.server.errors import error_response
+from sensorium.server.guard import Guard
+from sensorium.server.state import unless_disconnected
+
+
+def error(response):
+    found = response.json()["error"]
+    assert {"message", "type", "param", "code"} <= found.keys()
+    assert "\n" not in found["message"]
+    assert "Traceback" not in response.text
+    return found
+
+
+def ask(app, method="GET", path="/", **options):
+    """Send one request to an application without a network."""
+
+    async def send():
+        transport = httpx.ASGITransport(app, raise_app_exceptions=False)
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            return await client.request(method, path, **options)
+
+    return asyncio.run(send())
+
+
+def test_status(http):
+    assert http.get("/health").json() == {"status": "ok"}
+    assert http.get("/ready").status_code == 200
+    assert set(http.get("/version").json()) == {"version"}
+    (card,) = http.get("/v1/models").json()["data"]
+    assert (card["id"], card["object"], card["max_model_len"]) == ("tiny-vl", "model", 1024)
+    assert http.get("/v1/models/tiny-vl").json() == card
+    assert error(http.get("/v1/models/other"))["code"] == "model_not_found"
+    assert "sensorium_steps_total" in http.get("/metrics").text
+
+
+def test_the_openai_package_lists_models(client):
+    assert [model.id for model in client.models.list()] == ["tiny-vl"]
+
+
+def test_wrong_paths_and_methods(http):
+    assert (http.get("/nothing").status_code, error(http.get("/nothing"))["code"]) == (404, "not_found")
+    assert (http.post("/health").status_code, error(http.post("/health"))["code"]) == (405, "method_not_allowed")
+
+
+def test_a_sleeping_or_closed_engine_is_not_ready():
+    server = make_server(TINY, "tiny-vl", max_model_len=256, warm_up=False)
+    app = make_app(server)
+    server.engine.llm.sleep()
+    assert ask(app, path="/health").status_code == 200
+    ready = ask(app, path="/ready")
+    assert (ready.status_code, error(ready)["code"]) == (503, "engine_asleep")
+    server.engine.close()
+    for path in ("/health", "/ready"):
+        assert (ask(app, path=path).status_code, error(ask(app, path=path))["code"]) == (503, "engine_closed")
+
+
+def guarded(**options):
+    """Return a guarded application that answers with its body's length and the tenant of the key."""
+    app = FastAPI()
+
+    async def echo(request: Request):
+        return {"bytes": len(await request.body()), "tenant": request.scope["sensorium.tenant"]}
+
+    app.add_api_route("/echo", echo, methods=["GET", "POST"])
+    app.add_api_route("/health", echo, methods=["GET"])
+    app.add_middleware(Guard, config=ServerConfig(**options))
+    return app
+
+
+@pytest.mark.parametrize("given", [None, "", "Bearer", "Bearer wrong", "Basic one", "one", "Bearer onetwo", "Bearer \xff"])
+def test_a_wrong_key_is_refused(given):
+    headers = {} if given is None else {"Authorization": given.encode("latin-1")}
+    response = ask(guarded(api_key=["one", "two"]), path="/echo", headers=headers)
+    assert (response.status_code, error(response)["code"]) == (401, "invalid_api_key")
+
+
+def test_each_key_is_a_tenant():
+    app = guarded(api_key=["one", "two"])
+    tenants = [ask(app, path="/echo", headers={"Authorization": f"Bearer {key}"}).json()["tenant"] for key in ("one", "two")]
+    assert None not in tenants
+    assert tenants[0] != tenants[1]
+    assert not any("one" in tenant or "two" in tenant for tenant in tenants)
+    assert ask(app, path="/health").json()["tenant"] is None
+    assert ask(guarded(), path="/echo").json()["tenant"] is None
+
+
+def test_a_body_that_is_too_large_is_refused():
+    app = guarded(max_body_bytes=10)
+    assert ask(app, "POST", "/echo", content=b"x" * 10).json()["bytes"] == 10
+    assert error(ask(app, "POST", "/echo", content=b"x" * 11))["code"] == "body_too_large"
+
+    async def chunks():
+        for _ in range(3):
+            yield b"1234"
+
+    response = ask(app, "POST", "/echo", content=chunks())  # without a length
+    assert response.status_code == 413
+    for length in (b"x", b"-1", b"9" * 30):
+        assert ask(app, "POST", "/echo", content=b"", headers={"Content-Length": length}).status_code == 413
+
+
+def test_a_slow_body_is_refused():
+    async def never():
+        await asyncio.Event().wait()
+        yield b""
+
+    assert ask(guarded(body_seconds=0.01), "POST", "/echo", content=never()).status_code == 408
+
+
+def test_too_many_requests_are_refused():
+    async def run():
+        started, go_on = asyncio.Event(), asyncio.Event()
+
+        async def inner(scope, receive, send):
+            started.set()
+            await go_on.wait()
+            await error_response(ErrorInfo("internal", "x"))(scope, receive, send)
+
+        transport = httpx.ASGITransport(Guard(inner, ServerConfig(max_requests=1)))
+        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+            first = asyncio.ensure_future(client.post("/"))
+            await started.wait()
+            second = await client.post("/")
+            go_on.set()
+            return await first, second, await client.post("/")
+
+    first, second, third = asyncio.run(run())
+    assert (first.status_code, second.status_code, third.status_code) == (500, 429, 500)
+    assert second.headers["Retry-After"] == "1"
+    assert error(second)["code"] == "overloaded"
+
+
+def test_the_work_of_a_client_that_left_is_cancelled():
+    async def run():
+        cancelled = asyncio.Event()
+
+        async def work():
+            try:
+                await asyncio.Event().wait()
+            finally:
+                cancelled.set()
+
+        async def receive():
+            return {"type": "http.disconnect"}
+
+        request = Request({"type": "http", "method": "POST", "headers": []}, receive)
+        with pytest.raises(Exception, match="disconnected") as found:
+            await unless_disconnected(request, work())
+        assert cancelled.is_set()
+        return found.value
+
+    assert error_response(asyncio.run(run())).status_code == 499
+
+
+def test_errors_are_openais_objects():
+    item = InputError("a\nb", param="max_tokens").info.for_item("image", 2)
+    response = error_response(item)
+    assert response.status_code == 400
+    assert json.loads(response.body)["error"] == {
+        "message": "image 2: a b",
+        "type": "invalid_request_error",
+        "param": "max_tokens",
+        "code": "invalid_input",
+        "modality": "image",
+        "index": 2,
+    }
+    hidden = error_response(RuntimeError("secret /path"))
+    assert hidden.status_code == 500
+    assert b"secret" not in hidden.body
+    assert json.loads(hidden.body)["error"]["type"] == "server_error"
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [
+        ("host", ""), ("port", -1), ("port", 65536), ("port", True), ("max_body_bytes", 0), ("max_requests", 1.5),
+        ("body_seconds", 0), ("drain_seconds", float("inf")), ("api_key", [""]), ("api_key", [1]), ("tls_cert", "x"),
+        ("served_model_name", 3),
+    ],
+)  # fmt: skip
+def test_wrong_options(name, value):
+    with pytest.raises(ConfigError, match=name):
+        ServerConfig(**{name: value})
+
+
+def test_the_file_of_options(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("port: 1\nmax-model-len: 32k\nmedia:\n  max_jpeg_scans: 3\n")
+    config, engine = split_options(read_config(path))
+    assert config.port == 1
+    media = {"decode_isolation": "process", "max_jpeg_scans": 3}
+    assert engine == {"max_model_len": "32k", "media": media, "engine_process": True}
+    assert split_options({"engine_process": False})[1]["engine_process"] is False
+    for text in ("- a", "{", "1: 2", "\x00"):
+        path.write_text(text)
+        with pytest.raises(ConfigError, match="--config"):
+            read_config(path)
+    with pytest.raises(ConfigError, match="--config"):
+        read_config(tmp_path / "none.yaml")
+
+
+def test_sigterm_ends_the_command_after_the_last_response(tmp_path):
+    path = tmp_path / "serve.yaml"
+    path.write_text("max_model_len: 256\nengine_process: false\nserved_model_name: small\n")
+    words = [sys.executable, "-m", "sensorium", "serve", str(TINY), "--config", str(path), "--port", "0", "--no-such"]
+    wrong = subprocess.run(words, capture_output=True, text=True)
+    assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
+    run = subprocess.Popen(words[:-1], stderr=subprocess.PIPE, text=True)
+    line = run.stderr.readline()
+    assert line.startswith("small is served on http://127.0.0.1:"), line
+    url = line.split()[-1]
+    with urllib.request.urlopen(f"{url}/ready") as answer:
+        assert answer.status == 200
+    run.send_signal(signal.SIGTERM)
+    assert run.wait() == 0
+    assert run.stderr.read() == ""
+    with socket.socket() as probe:
+        assert probe.connect_ex((urlparse(url).hostname, urlparse(url).port)) != 0
+
+
+def test_a_port_in_use_is_found_before_the_model_is_loaded():
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        words = ["serve", "/none", "--port", str(taken.getsockname()[1])]
+        run = subprocess.run([sys.executable, "-m", "sensorium", *words], capture_output=True, text=True, env=os.environ)
+    assert run.returncode == 2
+    assert "cannot be used" in run.stderr
+
+
+def test_two_servers_have_their_own_metrics(tiny):
+    other = make_server(tiny[1].engine.llm, "other")
+    with listening(other) as url:
+        assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "other"
