@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from ..mm.errors import SensoriumError
-from .endpoints import chat, status
+from .endpoints import chat, completions, status
 from .errors import HttpError, on_error
 from .guard import Guard
 from .state import Server
@@ -25,6 +25,7 @@ _GET = {
 
 _POST = {
     "/v1/chat/completions": chat.chat_completions,
+    "/v1/completions": completions.completions,
 }
 
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ..engine.types import CompletionOutput, Logprob, RequestOutput
@@ -13,16 +13,22 @@ _LEAST = -9999.0  # log probability of a token that cannot be drawn: JSON has no
 
 
 def usage(output: RequestOutput, completion_tokens: int) -> dict[str, Any]:
-    """Return OpenAI's usage object, with the prompt tokens of each modality."""
+    """Return OpenAI's usage object of a request."""
+    return total_usage([output], completion_tokens)
+
+
+def total_usage(outputs: Sequence[RequestOutput], completion_tokens: int) -> dict[str, Any]:
+    """Return OpenAI's usage object of several requests, with the prompt tokens of each modality."""
     media: dict[str, int] = {}
-    for item in output.items:
+    for item in (item for output in outputs for item in output.items):
         media[f"{item.modality}_tokens"] = media.get(f"{item.modality}_tokens", 0) + item.num_tokens
-    prompt_tokens = len(output.prompt_token_ids)
+    prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
+    cached = sum(output.num_cached_tokens for output in outputs)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
-        "prompt_tokens_details": {"cached_tokens": output.num_cached_tokens, **media},
+        "prompt_tokens_details": {"cached_tokens": cached, **media},
     }
 
 
@@ -41,19 +47,21 @@ def chat_logprobs(answer: CompletionOutput, count: int) -> list[dict[str, Any]]:
 
 
 def completion_logprobs(
-    token_ids: Sequence[int], entries: Sequence[Mapping[int, Logprob] | None], count: int, texts: Sequence[str], start: int
+    token_ids: Sequence[int],
+    entries: Sequence[Mapping[int, Logprob] | None],
+    count: int,
+    decode: Callable[[int], str],
+    start: int,
 ) -> dict[str, Any]:
-    """Return the logprobs object of /v1/completions. `start`: characters before the first token."""
-    offsets, place = [], start
-    for text in texts:
-        offsets.append(place)
-        place += len(text)
-    top = [
-        None if entry is None else {str(one.decoded_token): _clamped(one) for one in _ranked(entry)[: max(count, 1)]}
-        for entry in entries
-    ]
+    """Return the logprobs object of /v1/completions: the first token of a prompt has none. `start`: characters before."""
+    texts, offsets = [], []
+    for token in token_ids:
+        texts.append(decode(token))
+        offsets.append(start)
+        start += len(texts[-1])
+    top = [None if one is None else {_text(value): _clamped(value) for value in _ranked(one)[:count]} for one in entries]
     return {
-        "tokens": list(texts),
+        "tokens": texts,
         "token_logprobs": [
             None if entry is None else _clamped(entry[token]) for token, entry in zip(token_ids, entries, strict=True)
         ],
@@ -62,12 +70,16 @@ def completion_logprobs(
     }
 
 
+def _text(entry: Logprob) -> str:
+    return entry.decoded_token or ""
+
+
 def _ranked(entry: Mapping[int, Logprob]) -> list[Logprob]:
     return sorted(entry.values(), key=lambda one: -one.logprob)
 
 
 def _token(entry: Logprob) -> dict[str, Any]:
-    text = entry.decoded_token or ""
+    text = _text(entry)
     return {"token": text, "logprob": _clamped(entry), "bytes": list(text.encode("utf-8", "replace"))}
 
 

@@ -77,7 +77,7 @@ def checked(output: RequestOutput) -> RequestOutput:
     return output
 
 
-async def first_output(outputs: AsyncGenerator[RequestOutput, None]) -> RequestOutput:
+async def first_output(outputs: AsyncGenerator[T, None]) -> T:
     """Return the first output of a request, which is aborted if this coroutine is cancelled."""
     try:
         return await anext(outputs)

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from .call_formats import FORMATS, OTHER_NAMES, CallFormat, Functions, find_format
+from .call_formats import FORMATS, CallFormat, Functions, find_format
 from .calls import CallSplitter, ForcedCalls
 from .pieces import Content, Piece
 from .reasoning import ReasoningSplitter, find_markers
+from .vllm_names import OTHER_NAMES
 
 PARSERS = ("auto", "none", *FORMATS, *OTHER_NAMES)
 """Values of the option `tool_call_parser`."""

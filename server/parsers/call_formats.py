@@ -114,13 +114,6 @@ FORMATS = {
     "tagged": CallFormat("<tool_call>", "</tool_call>", _tagged),
     "python_tag": CallFormat("<|python_tag|>", None, lambda text, _: _json_calls(text, " \n;"), bare=True),
 }
-OTHER_NAMES = {
-    **dict.fromkeys(("hermes", "qwen3_coder", "qwen3_xml", "glm45", "glm47"), "tagged"),
-    "mistral": "bracketed",
-    "llama3_json": "python_tag",
-    "kimi_k2": "sections",
-}
-"""vLLM's names of the formats."""
 
 
 def find_format(template: str) -> CallFormat | None:

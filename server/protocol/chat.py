@@ -11,14 +11,14 @@ from ...mm.errors import InputError, short_repr
 from .body import Refused
 from .sampling import OWNER, SamplingBody
 
-_TEXT_ONLY = "answers are text"
+_TEXT_ANSWERS = "answers are text"
 
 
 class ChatBody(SamplingBody):
     refused: ClassVar[Refused] = {
         **OWNER,
-        "modalities": ((["text"],), _TEXT_ONLY),
-        "audio": ((), _TEXT_ONLY),
+        "modalities": ((["text"],), _TEXT_ANSWERS),
+        "audio": ((), _TEXT_ANSWERS),
         "prediction": ((), "there are no predicted outputs"),
         "web_search_options": ((), "there is no web search"),
         "functions": ((), "give tools"),

@@ -26,6 +26,7 @@ FAMILIES = {row.family for row in ARCHITECTURES.values()}
 TABLES = (
     "mm/registry.py", "models/text/stacks.py", "models/vision/encoders.py",
     "models/gguf_families.py", "processors/gguf_images.py", "processors/text/gguf_rules.py",  # llama.cpp's names of them
+    "server/parsers/vllm_names.py",  # values of a flag of vLLM
 )  # fmt: skip
 SHARED = [
     path

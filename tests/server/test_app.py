@@ -226,15 +226,15 @@ def test_sigterm_ends_the_command_after_the_last_response(tmp_path):
     words = [sys.executable, "-m", "sensorium", "serve", str(TINY), "--config", str(path), "--port", "0", "--no-such"]
     wrong = subprocess.run(words, capture_output=True, text=True)
     assert (wrong.returncode, wrong.stderr.count("\n")) == (2, 1)
-    run = subprocess.Popen(words[:-1], stderr=subprocess.PIPE, text=True)
-    line = run.stderr.readline()
-    assert line.startswith("small is served on http://127.0.0.1:"), line
-    url = line.split()[-1]
-    with urllib.request.urlopen(f"{url}/ready") as answer:
-        assert answer.status == 200
-    run.send_signal(signal.SIGTERM)
-    assert run.wait() == 0
-    assert run.stderr.read() == ""
+    with subprocess.Popen(words[:-1], stderr=subprocess.PIPE, text=True) as run:
+        line = run.stderr.readline()
+        assert line.startswith("small is served on http://127.0.0.1:"), line
+        url = line.split()[-1]
+        with urllib.request.urlopen(f"{url}/ready") as answer:
+            assert answer.status == 200
+        run.send_signal(signal.SIGTERM)
+        assert run.wait() == 0
+        assert run.stderr.read() == ""
     with socket.socket() as probe:
         assert probe.connect_ex((urlparse(url).hostname, urlparse(url).port)) != 0
 
