@@ -84,7 +84,7 @@ _TEXT_STACKS = (
     "SeedOss", "SmolLM3", "SolarOpen", "StableLm", "Starcoder2",
 )  # fmt: skip
 _ENCODER_PROCESSING = native("bert", "Bert", "BertProcessingInfo").processing
-_BERTS = ("Bert", "Camembert", "Roberta", "XLMRoberta")
+_BERTS = ("Bert", "Camembert", "DistilBert", "Gte", "MPNet", "New", "NomicBert", "Roberta", "XLMRoberta")
 
 ARCHITECTURES: dict[str, Architecture] = {
     "DeepseekOCR2ForCausalLM": native("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
@@ -135,6 +135,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "VoxtralForConditionalGeneration": native("voxtral", "Voxtral", "VoxtralProcessingInfo"),
     "WhisperForConditionalGeneration": native("whisper", "Whisper", "WhisperProcessingInfo"),
     **{f"{stack}{task}": native("bert", "Bert", "BertProcessingInfo") for stack in _BERTS for task in ("Model", "ForMaskedLM")},
+    "NewForTokenClassification": native("bert", "Bert", "BertProcessingInfo"),
     **{f"{stack}ForSequenceClassification": native("bert", "BertClassifier", "BertProcessingInfo") for stack in _BERTS},
     **{
         f"ModernBert{task}": Architecture(native("modernbert", name, "").model, _ENCODER_PROCESSING)
@@ -154,7 +155,8 @@ ARCHITECTURES: dict[str, Architecture] = {
 NOTES: dict[str, FamilyNote] = {
     "bert": FamilyNote(
         "text encoders for `embed` (mean or CLS pooling, as 1_Pooling/config.json says) and `classify`; `score` of pairs "
-        "with cross-encoders",
+        "with cross-encoders; learned positions, rotary ones (Nomic, GTE) or a bias of scores (MPNet); the Hub's layout and "
+        "the publishers'",
         "vectors and classes only; heads of other tasks are not used",
         "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
     ),

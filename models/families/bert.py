@@ -1,10 +1,11 @@
-"""BERT, RoBERTa and XLM-RoBERTa as embedders: a bidirectional encoder with learned positions (arXiv 1810.04805, 1907.11692).
+"""BERT and its descendants as embedders and classifiers: bidirectional encoders (arXiv 1810.04805, 1907.11692, 2004.09297).
 
 The last row of each prompt is replaced by the pooled state, which is what a request for a vector reads.
 """
 
 from __future__ import annotations
 
+import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
@@ -12,93 +13,121 @@ from typing import Any, ClassVar, cast
 
 import torch
 from torch import Tensor, nn
+from torch.nn import functional as F
 
 from ...kernels.metadata import AttentionMetadata
 from ...mm.errors import ConfigError
-from ..config import check_activation, positive_int
+from ..config import positive_int
 from ..decoder_model import DecoderModel
-from ..interface import ForwardBatch
+from ..interface import ForwardBatch, StepLimits
 from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.classification import ClassificationHead
 from ..layers.linear import Linear
-from ..layers.mlp import PlainMlp
-from ..text.decoder import Decoder, DecoderAttention
-from ..text.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from ..memory_formulas import FLOAT32
+from ..text.decoder import Decoder, DecoderAttention, build_mlp
+from ..text.rope import CosSin, Rotary
+from ..text.spec import AttentionSpec, DecoderSpec
+from .bert_layouts import LAYOUTS, BertLayout
 from .text_only import ClassificationModel, TakesNoItems
 
-_ROBERTA = ("roberta", "xlm-roberta", "camembert")  # positions begin after the id of the padding token
+_FURTHEST = 128  # longer distances share the last bucket
 _POOLINGS = ("cls", "mean")
-_DEFAULTS: dict[str, Any] = {
-    "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,
-    "hidden_act": "gelu", "max_position_embeddings": 512, "type_vocab_size": 2, "layer_norm_eps": 1e-12, "pad_token_id": 1,
-}  # fmt: skip
-_NAMES = (
-    ("LayerNorm.gamma", "LayerNorm.weight"),  # of the oldest checkpoints
-    ("LayerNorm.beta", "LayerNorm.bias"),
-    ("encoder.layer.", "layers."),
-    (".attention.self.query.", ".self_attn.q_proj."),
-    (".attention.self.key.", ".self_attn.k_proj."),
-    (".attention.self.value.", ".self_attn.v_proj."),
-    (".attention.output.dense.", ".self_attn.o_proj."),
-    (".attention.output.LayerNorm.", ".after_attention."),
-    (".intermediate.dense.", ".mlp.fc1."),
-    (".output.dense.", ".mlp.fc2."),
-    (".output.LayerNorm.", ".after_mlp."),
-    ("embeddings.word_embeddings.", "embed_tokens."),
-    ("embeddings.position_embeddings.", "embed_positions."),
-    ("embeddings.token_type_embeddings.", "embed_types."),
-    ("embeddings.LayerNorm.", "embed_norm."),
-)
-_IGNORED = ("pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier.", "embeddings.position_ids")
+_IGNORED = (
+    "pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier.", "embeddings.position_ids", "vocab_transform.",
+    "vocab_layer_norm.", "vocab_projector.", "rotary_emb.",
+)  # fmt: skip
 
 
 class BertLayer(TensorModule):
     """Attention and MLP; the residual stream is normed after each."""
 
-    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, spec: DecoderSpec, relative: bool, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        attention, mlp = spec.layers[0].attention, spec.layers[0].mlp
-        assert isinstance(attention, AttentionSpec)
-        assert isinstance(mlp, MlpSpec)
-        self.self_attn = DecoderAttention(attention, spec, dtype, device)
-        self.mlp = PlainMlp(spec.hidden_size, mlp.inner, True, dtype, device, mlp.act, ("fc1", "fc2"))
+        kind = RelativeAttention if relative else DecoderAttention
+        self.self_attn = kind(cast(AttentionSpec, spec.layers[0].attention), spec, dtype, device)
+        self.mlp = build_mlp(spec.layers[0], spec, dtype, device)
         self.after_attention = Norm(spec.hidden_size, spec.eps, True, dtype, device)
         self.after_mlp = Norm(spec.hidden_size, spec.eps, True, dtype, device)
 
-    def forward(self, x: Tensor, cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        x = self.after_attention(x, self.self_attn(x, None, cache, attn))
+    def forward(self, x: Tensor, positions: CosSin | Tensor | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+        x = self.after_attention(x, self.self_attn(x, positions, cache, attn))
         return self.after_mlp(x, self.mlp(x))
+
+
+class RelativeAttention(DecoderAttention):
+    """Attention within each prompt of a step, with a bias of the scores that depends on the distance. The cache is not used."""
+
+    def forward(self, x: Tensor, positions: CosSin | Tensor | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+        """Attend. `positions`: the bias `[heads, longest prompt, longest prompt]`."""
+        q, k, v = self.qkv(x).view(x.shape[0], 3, -1, self.dim).permute(1, 2, 0, 3)  # [heads, rows, dim]
+        out = torch.empty_like(q)
+        for start, stop in pairwise(attn.query_start_loc):
+            rows, bias = slice(start, stop), cast(Tensor, positions)[:, : stop - start, : stop - start]
+            out[:, rows] = F.scaled_dot_product_attention(q[:, rows], k[:, rows], v[:, rows], bias, scale=self.scale)
+        return self.out(out.transpose(0, 1).flatten(1))
+
+
+def distance_buckets(length: int, buckets: int, device: torch.device) -> Tensor:
+    """Return the bucket of each distance from a row to a key, `[length, length]` (arXiv 1910.10683, bidirectional).
+
+    Half of the buckets are for keys behind the row. In each half, short distances have their own bucket, and longer ones up
+    to 128 share buckets of growing width.
+    """
+    row = torch.arange(length, device=device)
+    distance, half = row[None, :] - row[:, None], buckets // 2
+    far, exact = distance.abs(), half // 2
+    shared = exact + (torch.log(far.clamp(min=1) / exact) / math.log(_FURTHEST / exact) * (half - exact)).long()
+    return half * (distance > 0) + torch.where(far < exact, far, shared.clamp(max=half - 1))
 
 
 class BertEncoder(TensorModule):
     """ForwardBatch -> hidden states `[rows, hidden]`.
 
-    `first`: row of the position table for position 0. `pairs`: prompts may be pairs of texts, with token type 1 in the second.
+    `pairs`: prompts may be pairs of texts, with token type 1 in the second.
     """
 
     pairs = False
 
     def __init__(
-        self, spec: DecoderSpec, positions: int, types: int, first: int, dtype: torch.dtype, device: torch.device
+        self, spec: DecoderSpec, layout: BertLayout, text: Mapping[str, Any], dtype: torch.dtype, device: torch.device
     ) -> None:
         super().__init__()
-        self.first, width = first, spec.hidden_size
+        self.first, width = layout.first_position(text), spec.hidden_size
+        self.rotary = Rotary(spec.ropes[0], device) if spec.ropes else None
         self.embed_tokens = Embedding(spec.vocab_size, width, dtype, device)
-        self.embed_positions = Embedding(positions, width, dtype, device)
-        self.embed_types = Embedding(types, width, dtype, device)
+        positions = 0 if spec.ropes else positive_int(text, "max_position_embeddings")
+        self.embed_positions = Embedding(positions, width, dtype, device) if positions else None
+        self.embed_types = Embedding(text["type_vocab_size"], width, dtype, device) if text["type_vocab_size"] else None
         self.embed_norm = Norm(width, spec.eps, True, dtype, device)
-        layers = [BertLayer(spec, dtype, device) for _ in spec.layers]
+        self.position_bias = None
+        if layout.relative:
+            heads = cast(AttentionSpec, spec.attentions[0]).heads
+            self.position_bias = Embedding(positive_int(text, "relative_attention_num_buckets"), heads, dtype, device)
+        layers = [BertLayer(spec, layout.relative, dtype, device) for _ in spec.layers]
         self.layers = nn.ModuleList(layers)
         self.cache_specs = [layer.self_attn.cache_spec for layer in layers]
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed_tokens(batch.input_ids)
-        types = batch.token_types if self.pairs else None
-        x += self.embed_types.weight[0] if types is None else self.embed_types(types)
-        x = self.embed_norm(x, self.embed_positions(batch.positions[0] + self.first))
+        if self.embed_types is not None:
+            types = batch.token_types if self.pairs else None
+            x += self.embed_types.weight[0] if types is None else self.embed_types(types)
+        table = self.embed_positions
+        x = self.embed_norm(x, None if table is None else table(batch.positions[0] + self.first))
+        positions = self._positions(batch)
         for layer, cache, attn in zip(self.layers, batch.kv_caches, batch.attn, strict=True):
-            x = layer(x, cache, attn)
+            x = layer(x, positions, cache, attn)
         return x
+
+    def _positions(self, batch: ForwardBatch) -> CosSin | Tensor | None:
+        """Return what attention needs to know of positions: cosines and sines, a bias of the scores, or nothing."""
+        if self.rotary is not None:
+            return self.rotary(batch.positions)
+        if self.position_bias is None:
+            return None
+        longest = max(stop - start for start, stop in pairwise(batch.attn[0].query_start_loc))
+        buckets = distance_buckets(longest, len(self.position_bias.weight), batch.input_ids.device)
+        return self.position_bias(buckets).permute(2, 0, 1).contiguous()
 
 
 class TextEncoder(TakesNoItems, DecoderModel):
@@ -126,48 +155,32 @@ class TextEncoder(TakesNoItems, DecoderModel):
 
 
 class Bert(TextEncoder):
-    """BERT, RoBERTa or XLM-RoBERTa as an embedder."""
+    """An encoder of `bert_layouts.LAYOUTS` as an embedder."""
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        config = _DEFAULTS | ({"vocab_size": 50265} if config.get("model_type") == "roberta" else {}) | dict(config)
-        if config.get("is_decoder") or config.get("position_embedding_type") not in (None, "absolute"):
-            raise ConfigError("is_decoder and relative positions in config.json of a BERT model are not supported")
-        heads, width = positive_int(config, "num_attention_heads"), positive_int(config, "hidden_size")
-        positions = positive_int(config, "max_position_embeddings")
-        first = config["pad_token_id"] + 1 if config.get("model_type") in _ROBERTA else 0
-        act = check_activation("hidden_act", config["hidden_act"])
-        attention = AttentionSpec(heads, heads, width // heads, (width // heads) ** -0.5, None, bias=True, out_bias=True)
-        mlp = MlpSpec(positive_int(config, "intermediate_size"), act, bias=True, plain=("fc1", "fc2"))
-        spec = DecoderSpec(
-            vocab_size=positive_int(config, "vocab_size"),
-            hidden_size=width,
-            layers=(LayerSpec(attention, mlp),) * positive_int(config, "num_hidden_layers"),
-            eps=config["layer_norm_eps"],
-            max_positions=positions - first,
-            tied=True,  # so that no head is loaded
-            norm="layer",
-        )
-        encoder = BertEncoder(spec, positions, positive_int(config, "type_vocab_size"), first, dtype, device)
-        super().__init__(config, spec, encoder, dtype, device)
+        self.layout = LAYOUTS.get(str(config.get("model_type")), LAYOUTS["bert"])
+        text = self.layout.read(config)
+        spec = self.layout.spec(text)
+        super().__init__(text, spec, BertEncoder(spec, self.layout, text, dtype, device), dtype, device)
+
+    def forward_bytes(self, limits: StepLimits) -> int:
+        bias = 2 * FLOAT32 * limits.longest**2 if self.layout.relative else 0  # scores of a prompt, and their bias
+        return super().forward_bytes(limits) + bias * cast(AttentionSpec, self.spec.attentions[0]).heads
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
-        """Yield tensors under our names, without the name of the class that stored them."""
-        for name, tensor in weights:
-            name = name.removeprefix("bert.").removeprefix("roberta.")
-            for old, new in _NAMES:
-                name = name.replace(old, new, 1)
-            yield name, tensor
+        return self.layout.renamed(weights)
 
 
 class Pooler(TensorModule):
-    """A linear layer and tanh."""
+    """A linear layer, and tanh or ReLU."""
 
-    def __init__(self, width: int, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(self, width: int, relu: bool, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
+        self.act = torch.relu if relu else torch.tanh
         self.dense = Linear(width, {"dense": width}, True, dtype, device, exact=True)
 
     def forward(self, pooled: Tensor) -> Tensor:
-        return self.dense(pooled).tanh()
+        return self.act(self.dense(pooled))
 
 
 class BertClassifier(ClassificationModel, Bert):
@@ -177,15 +190,15 @@ class BertClassifier(ClassificationModel, Bert):
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__({**config, "pooling_mode": "cls"}, dtype, device)
-        transform = Pooler(self.hidden_size, dtype, device)
+        transform = Pooler(self.hidden_size, config.get("model_type") == "distilbert", dtype, device)
         self.classifier = ClassificationHead(config, self.hidden_size, True, dtype, device, transform)
         encoder = cast(BertEncoder, self.language_model)
-        encoder.pairs = len(encoder.embed_types.weight) > 1
+        encoder.pairs = encoder.embed_types is not None and len(encoder.embed_types.weight) > 1
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield tensors under our names. BERT stores the first linear layer as pooler, RoBERTa stores both as classifier."""
         for name, tensor in super().convert_weights(weights):
-            name = re.sub(r"^(pooler|classifier)\.dense\.", "classifier.transform.dense.", name)
+            name = re.sub(r"^(pooler\.dense|classifier\.dense|pre_classifier)\.", "classifier.transform.dense.", name)
             if name in ("classifier.weight", "classifier.bias"):
                 name = name.replace("classifier.", "classifier.out_proj.")
             yield name, tensor

@@ -72,7 +72,7 @@ class DecoderLayer(TensorModule):
     def __init__(self, spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.self_attn = _attention(spec, stack, dtype, device)
-        self.mlp = _mlp(spec, stack, dtype, device)
+        self.mlp = build_mlp(spec, stack, dtype, device)
         self.parallel = spec.parallel
         norms = [None if name is None else _norm(stack, dtype, device, name) for name in spec.norms]
         self.before_attention, self.before_mlp = norms[0] or AddResidual(), norms[2] or AddResidual()
@@ -150,7 +150,8 @@ def _attention(
     return LatentAttention(stack.hidden_size, spec.attention, dtype, device)
 
 
-def _mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> TensorModule:
+def build_mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> TensorModule:
+    """Return the MLP or the mixture of experts of a layer."""
     m = spec.mlp
     if isinstance(m, MlpSpec):
         if m.plain is not None:

@@ -85,6 +85,14 @@ def _dynamic(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
     return plain / alpha ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / (rope.dim - 2)), 1.0
 
 
+def _ntk(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
+    """Stretch the base by `factor`, and all frequencies so that the lowest is divided by it (mGTE)."""
+    if rope.scaling.get("mixed_b") is not None:
+        raise ConfigError("mixed_b in rope_scaling of config.json is not supported; it must be null")
+    factor, exponents = rope.scaling["factor"], torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim
+    return 1.0 / (rope.theta * factor) ** exponents / factor ** (2 / rope.dim), 1.0
+
+
 def _llama3(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
     """Scale low frequencies down, keep high ones, interpolate those in between."""
     s = rope.scaling
@@ -143,6 +151,7 @@ SCALINGS: dict[str, Callable[[Tensor, RopeSpec], tuple[Tensor, float]]] = {
     "factors": _factors,
     "linear": _linear,
     "dynamic": _dynamic,
+    "ntk": _ntk,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

@@ -10,6 +10,7 @@ import pytest
 import torch
 from measured import peak_bytes
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
+from safetensors.torch import save_file
 from sensorium import LLM
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import ConfigError
@@ -36,7 +37,7 @@ def tokenizer(template: str) -> Any:
 def save(folder: Path, model: Any, words: Any, pooling: str) -> None:
     randomise(model, 0)
     for name, parameter in model.named_parameters():
-        if "LayerNorm.weight" in name:
+        if parameter.ndim == 1 and "norm" in name.lower() and name.endswith("weight"):
             parameter.data.add_(1)
     model.eval().save_pretrained(folder)
     words.save_pretrained(folder)
@@ -62,21 +63,77 @@ def check(folder: Path, model: Any, words: Any, pool: Any) -> None:
         assert (one.vector - expected).abs().max() < 1e-4
 
 
-@pytest.mark.parametrize("kind", ["bert", "roberta", "xlm-roberta", "modernbert"])
+def encoder(kind: str, words: Any) -> Any:
+    sizes = text_config(words) | {"max_position_embeddings": 200, "pad_token_id": 0 if kind == "bert" else 3}
+    sizes |= {"pad_token_id": 1} if kind == "mpnet" else {}  # its class ignores the config's
+    sizes |= {"local_attention": 6} if kind == "modernbert" else {}
+    sizes |= {"dim": 64, "n_heads": 4, "n_layers": 3, "hidden_dim": 128} if kind == "distilbert" else {}
+    pooler = {} if kind in ("modernbert", "distilbert") else {"add_pooling_layer": kind == "bert"}
+    return tf.AutoModel.from_config(tf.CONFIG_MAPPING[kind](**sizes), **pooler)
+
+
+KINDS = ["bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "mpnet", "nomic_bert", "gte"]
+
+
+@pytest.mark.parametrize("kind", KINDS)
 def test_vectors_of_encoders(kind: str, tmp_path: Path) -> None:
     words = tokenizer("[CLS] $A [SEP]")
-    sizes = text_config(words) | {"max_position_embeddings": 200, "pad_token_id": 0 if kind == "bert" else 3}
-    sizes |= {"local_attention": 6} if kind == "modernbert" else {}
-    pooler = {} if kind == "modernbert" else {"add_pooling_layer": kind == "bert"}
-    model = tf.AutoModel.from_config(tf.CONFIG_MAPPING[kind](**sizes), **pooler)
-    mean = kind in ("roberta", "modernbert")
+    model = encoder(kind, words)
+    mean = kind in ("roberta", "modernbert", "mpnet", "nomic_bert")
     save(tmp_path, model, words, "pooling_mode_mean_tokens" if mean else "pooling_mode_cls_token")
     check(tmp_path, model, words, (lambda hidden: hidden.mean(0)) if mean else (lambda hidden: hidden[0]))
 
 
-def test_a_step_takes_no_more_memory_than_planned() -> None:
+PUBLISHED = {
+    "nomic_bert": {
+        "architectures": ["NomicBertModel"], "model_type": "nomic_bert", "n_embd": 64, "n_head": 4, "n_layer": 3,
+        "n_inner": 128, "n_positions": 200, "activation_function": "swiglu", "rotary_emb_base": 1000, "qkv_proj_bias": False,
+        "layer_norm_epsilon": 1e-12, "type_vocab_size": 2,
+    },
+    "gte": {
+        "architectures": ["NewModel"], "model_type": "new", "hidden_size": 64, "num_attention_heads": 4, "num_hidden_layers": 3,
+        "intermediate_size": 128, "layer_norm_eps": 1e-12, "hidden_act": "gelu", "max_position_embeddings": 200,
+        "type_vocab_size": 1, "rope_theta": 20000.0, "rope_scaling": {"factor": 8.0, "type": "ntk"},
+        "position_embedding_type": "rope",
+    },
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("kind", PUBLISHED)
+def test_vectors_of_encoders_with_their_publishers_config(kind: str, tmp_path: Path) -> None:
+    """Tensors have the names of transformers' class, which its `save_pretrained` replaces by the publisher's."""
+    words = tokenizer("[CLS] $A [SEP]")
+    model = encoder(kind, words)
+    save(tmp_path, model, words, "pooling_mode_cls_token")
+    prefix = "new." if kind == "gte" else ""
+    save_file(
+        {f"{prefix}{name}": value.contiguous() for name, value in model.state_dict().items()}, tmp_path / "model.safetensors"
+    )
+    (tmp_path / "config.json").write_text(json.dumps(PUBLISHED[kind] | {"vocab_size": len(words), "pad_token_id": 3}))
+    if kind == "gte":
+        dim, theta, factor = 16, 20000.0, 8.0
+        model.rotary_emb.inv_freq = 1.0 / (theta * factor) ** (torch.arange(0, dim, 2) / dim) / factor ** (2 / dim)
+    check(tmp_path, model, words, lambda hidden: hidden[0])
+
+
+def test_features_of_other_encoders_are_refused(tmp_path: Path) -> None:
+    """Nomic Embed's mixture of experts."""
+    words = tokenizer("[CLS] $A [SEP]")
+    save(tmp_path, encoder("nomic_bert", words), words, "pooling_mode_cls_token")
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"moe_every_n_layers": 2}))
+    with pytest.raises(ConfigError, match=r"moe_every_n_layers in config\.json of a nomic_bert encoder is not supported"):
+        LLM(tmp_path)
+
+
+@pytest.mark.parametrize("kind", ["bert", "mpnet", "nomic_bert"])
+def test_a_step_takes_no_more_memory_than_planned(kind: str) -> None:
     rows, block = 256, 16
-    model = Bert({"num_hidden_layers": 2, "vocab_size": 640, "hidden_size": 96, "num_attention_heads": 4}, torch.float32, CPU)
+    model = Bert(
+        {"model_type": kind, "num_hidden_layers": 2, "vocab_size": 640, "hidden_size": 96, "num_attention_heads": 4},
+        torch.float32,
+        CPU,
+    )
     for module in model.modules():
         if isinstance(module, WeightedLayer):
             for _, tensor in module.tensors(""):

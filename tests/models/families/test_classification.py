@@ -18,7 +18,7 @@ import transformers as tf  # noqa: E402
 
 SPECIALS = ["<pad>", "[CLS]", "[SEP]"]
 TEXTS = ["def f(x): return x", "import os", "class A: pass\n" * 6]
-ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert")
+ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "mpnet", "gte")
 
 
 def build(folder: Path, kind: str, labels: int, **config: Any) -> tuple[Any, Any]:
@@ -28,12 +28,15 @@ def build(folder: Path, kind: str, labels: int, **config: Any) -> tuple[Any, Any
     pair = "[CLS] $A [SEP] $B:1 [SEP]:1"
     words.backend_tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", pair=pair, special_tokens=ids)
     sizes = text_config(words) | {"max_position_embeddings": 200, "pad_token_id": 0 if kind == "bert" else 3}
-    sizes |= {"head_dim": 16, "layer_norm_eps": 1e-5} | ({"type_vocab_size": 2 if kind == "bert" else 1})
+    sizes |= {"head_dim": 16, "layer_norm_eps": 1e-5}
+    sizes |= {"type_vocab_size": 2 if kind == "bert" else 1} if kind not in ("distilbert", "mpnet") else {}
+    sizes |= {"dim": 64, "n_heads": 4, "n_layers": 3, "hidden_dim": 128} if kind == "distilbert" else {}
+    sizes |= {"pad_token_id": 1} if kind == "mpnet" else {}  # its class ignores the config's
     made = tf.CONFIG_MAPPING[kind](**sizes, num_labels=labels, **config)
     model = tf.AutoModelForSequenceClassification.from_config(made).eval()
     randomise(model, 0)
     for name, parameter in model.named_parameters():
-        if "LayerNorm.weight" in name:
+        if parameter.ndim == 1 and "norm" in name.lower() and name.endswith("weight"):
             parameter.data.add_(1)
     model.save_pretrained(folder)
     words.save_pretrained(folder)
