@@ -146,6 +146,9 @@ ARCHITECTURES: dict[str, Architecture] = {
         )
     },
     **{f"{stack}ForCausalLM": native("text_only", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS},
+    **{f"{stack}Model": native("text_only", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS if stack != "Gemma3"},
+    "Qwen2ForRewardModel": native("text_only", "RewardModel", "TextProcessingInfo"),
+    "Qwen2ForProcessRewardModel": native("text_only", "RewardModel", "TextProcessingInfo"),
     **{
         f"{stack}ForSequenceClassification": native("text_only", "TextClassifier", "TextProcessingInfo")
         for stack in (*(name for name in _TEXT_STACKS if name != "Gemma3"), "Gemma3Text")
@@ -221,7 +224,8 @@ NOTES: dict[str, FamilyNote] = {
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
     "text_only": FamilyNote(
-        "decoders without an encoder, which take text only; `model_type` selects the decoder; `embed`, `score` and `classify`"
+        "decoders without an encoder, which take text only; `model_type` selects the decoder; `embed`, `score`, `classify` "
+        "and `reward`"
     ),
     "ultravox": FamilyNote("rows stacked by eight, any decoder; tower and decoder may be in other repositories"),
     "voxtral": FamilyNote(
@@ -324,5 +328,5 @@ def find_architecture(name: str) -> Architecture:
     if is_registered(name):
         return ARCHITECTURES[name]
     near = get_close_matches(_TASK.sub("", name), stems := {_TASK.sub("", known): known for known in ARCHITECTURES}, n=1)
-    meant = f"did you mean {stems[near[0]]}? The" if near else "the"
-    raise ConfigError(f"unknown architecture {name!r}; {meant} known ones are in docs/models.md")
+    nearest = f"; the nearest name is {stems[near[0]]}" if near else ""
+    raise ConfigError(f"no implementation of the architecture {name!r} here (docs/models.md lists those there are{nearest})")

@@ -16,6 +16,7 @@ from .classify import ClassificationRequestOutput, classify_tasks
 from .ocr import Page, ocr_tasks
 from .pooling import PoolingRequestOutput, encode_tasks
 from .rank import Embedding, Score, embed_tasks, score_tasks
+from .reward import reward_tasks
 from .tasks import run_tasks, run_tasks_async
 from .transcribe import Transcript, transcribe_tasks
 from .validation import check_names
@@ -60,6 +61,16 @@ class LLM(llm.LLM):
         """Return the class probabilities of prompts; see `pipelines.classify.classify_tasks`."""
         return run_tasks(self, classify_tasks(self, as_prompts(prompts), pooling_params), use_tqdm)
 
+    def reward(
+        self,
+        prompts: object,
+        pooling_params: PoolingParams | None = None,
+        use_tqdm: ShowProgress = True,
+        step_token: str | int | None = None,
+    ) -> list[PoolingRequestOutput]:
+        """Return the rewards of prompts or of their steps; see `pipelines.reward.reward_tasks`."""
+        return run_tasks(self, reward_tasks(self, as_prompts(prompts), pooling_params, step_token), use_tqdm)
+
     def transcribe(
         self,
         audio: object,
@@ -102,6 +113,12 @@ class AsyncLLM(async_llm.AsyncLLM):
     async def classify(self, prompts: object, pooling_params: PoolingParams | None = None) -> list[ClassificationRequestOutput]:
         """`LLM.classify` as a coroutine."""
         return await run_tasks_async(self, classify_tasks(self.llm, as_prompts(prompts), pooling_params))
+
+    async def reward(
+        self, prompts: object, pooling_params: PoolingParams | None = None, step_token: str | int | None = None
+    ) -> list[PoolingRequestOutput]:
+        """`LLM.reward` as a coroutine."""
+        return await run_tasks_async(self, reward_tasks(self.llm, as_prompts(prompts), pooling_params, step_token))
 
     async def score(self, query: object, documents: object, **options: Any) -> list[Score]:
         """`LLM.score` as a coroutine."""

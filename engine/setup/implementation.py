@@ -41,10 +41,10 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
     except ImportError as error:
         raise ConfigError(str(error)) from None
     except ConfigError as error:
+        how = "use a checkpoint with an architecture of docs/models.md or of transformers, or register a model of your own"
         if files.remote_code and not is_registered(architecture):
-            how = "use a checkpoint with an architecture of docs/models.md or of transformers, or register a model of your own"
             raise ConfigError(f"{architecture}: {files.remote_code}, which is never run; {how}") from None
-        raise ConfigError(f"{unsupported}; {error}") from None
+        raise ConfigError(f"{unsupported}; {error}; {how}") from None
     return FALLBACK if kind.config_class.sub_configs else TEXT_FALLBACK
 
 
@@ -69,7 +69,7 @@ def explain_fallback(row: Architecture, files: ModelFiles) -> Iterator[None]:
     try:
         yield
     except ConfigError as error:
-        if not is_fallback(row) or not is_registered(files.architecture):
+        if not is_fallback(row):
             raise
         raise ConfigError(f"{_unsupported(files)}; and through transformers: {error}", param=error.info.param) from None
 

@@ -102,8 +102,12 @@ def class_of(config: Mapping[str, Any]) -> Any:
             f"transformers {transformers.__version__} cannot import its {name} ({why}); reinstall the package that fails, "
             f"torchvision for one in the release for torch {torch.__version__}"
         ) from None
-    if found is None or not hasattr(found, "generate"):
+    if found is None:
         raise ConfigError(f"transformers {transformers.__version__} has no model {name} either")
+    if not hasattr(found, "generate"):
+        raise ConfigError(
+            f"transformers {transformers.__version__} has {name}, but only its classes that generate text run here"
+        )
     return found
 
 
@@ -162,9 +166,15 @@ def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
             parsed = _parsed(kind, config)
             outer = kind._from_config(parsed, dtype=dtype, attn_implementation=attention_of(parsed))
     except CLASS_ERRORS as error:
+        if isinstance(error, KeyError) and error.args == (ATTENTION,):
+            raise ConfigError(
+                f"{name} of transformers chooses among attention classes of its own, not paged attention"
+            ) from None
         raise ConfigError(f"{name} of transformers cannot be built from config.json: {line(error)}") from None
     if parsed.is_encoder_decoder:
-        raise ConfigError(f"{name} is an encoder-decoder model; only decoder-only models run through transformers")
+        bias = ", with a bias of relative positions," if hasattr(parsed, "relative_attention_num_buckets") else ""
+        why = "only decoder-only models run through transformers' classes here; use transformers itself"
+        raise ConfigError(f"{name} is an encoder-decoder model{bias} and {why}")
     decoder, text = outer.get_decoder(), parsed.get_text_config(decoder=True)
     if decoder is None or outer.base_model is outer or (decoder is outer.base_model and parsed.sub_configs):
         raise ConfigError(f"{name} does not separate its decoder from its embeddings")
@@ -221,7 +231,9 @@ def _layers(decoder: Any, text: Any, axes: int) -> tuple[AttentionCall, ...]:
     for index in range(text.num_hidden_layers):
         calls = sum(call.index == index for call in step.calls)
         if calls != 1:
-            raise ConfigError(f"layer {index}{_kind_of(decoder, index)} attends {calls} times in a pass, not once")
+            raise ConfigError(
+                f"layer {index}{_kind_of(decoder, index)} attends {calls} times through the common interface, not once"
+            )
     return tuple(found[index] for index in range(text.num_hidden_layers))
 
 

@@ -21,8 +21,7 @@ from ..config import positive_int
 from ..decoder_model import DecoderModel
 from ..interface import ForwardBatch, StepLimits
 from ..layers.basic import Embedding, Norm, TensorModule
-from ..layers.classification import ClassificationHead
-from ..layers.linear import Linear
+from ..layers.classification import ClassificationHead, Pooler
 from ..memory_formulas import FLOAT32
 from ..text.decoder import Decoder, DecoderAttention, build_mlp
 from ..text.rope import CosSin, Rotary
@@ -169,18 +168,6 @@ class Bert(TextEncoder):
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         return self.layout.renamed(weights)
-
-
-class Pooler(TensorModule):
-    """A linear layer, and tanh or ReLU."""
-
-    def __init__(self, width: int, relu: bool, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.act = torch.relu if relu else torch.tanh
-        self.dense = Linear(width, {"dense": width}, True, dtype, device, exact=True)
-
-    def forward(self, pooled: Tensor) -> Tensor:
-        return self.act(self.dense(pooled))
 
 
 class BertClassifier(ClassificationModel, Bert):

@@ -172,14 +172,14 @@ class BertLayout:
                     yield whole.replace(".weight", ".bias"), torch.zeros(len(own), dtype=own.dtype, device=own.device)
 
 
-_ROTARY = {"norm": "layer", "eps_key": "layer_norm_eps"}
+_ROTARY = Stack(norm="layer", eps_key="layer_norm_eps")
 _roberta = BertLayout(positions_after_padding=True)
 _gte = BertLayout(
     _GTE,
     names=_GTE_NAMES,
     prefixes=("gte.", "new."),
     split={".attention.qkv_proj.": _QKV, ".mlp.up_gate_proj.": (".mlp.up_proj.", ".mlp.gate_proj.")},
-    stack=Stack(**_ROTARY),
+    stack=_ROTARY,
     zero_biases=True,
     refused=("is_decoder", "logn_attention_scale"),
 )
@@ -204,7 +204,7 @@ LAYOUTS: Mapping[str, BertLayout] = {
         _NOMIC_NAMES,
         ("nomic_bert.", "bert."),
         {".attn.Wqkv.": _QKV},
-        Stack(**_ROTARY),
+        _ROTARY,
         refused=_NOMIC_REFUSED,
     ),
     "gte": _gte,

@@ -15,7 +15,7 @@ from ..consolidated import hub_names
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..internlm2 import internlm2_weights
-from ..layers.classification import ClassificationHead
+from ..layers.classification import ClassificationHead, Pooler
 from ..text.stacks import stack_of
 
 
@@ -91,6 +91,22 @@ class TextClassifier(ClassificationModel, TextModel):
         super().__init__(config, dtype, device)
         self.head = None
         self.classifier = ClassificationHead(config, self.hidden_size, False, dtype, device)
+
+
+class RewardModel(ClassificationModel, TextModel):
+    """Qwen2.5-Math-RM and -PRM in their publisher's layout: the head is an MLP.
+
+    The first gives a prompt one number. The second has two classes of each step of a solution, wrong and right.
+    """
+
+    prefixes = (("score.0.", "classifier.transform.dense."), ("score.2.", "classifier.out_proj."), *TextModel.prefixes)
+    ignored = ("head.",)
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(config, dtype, device)
+        labels = 2 if "Process" in str(config.get("architectures")) else 1
+        self.head, transform = None, Pooler(self.hidden_size, True, dtype, device)
+        self.classifier = ClassificationHead({**config, "num_labels": labels}, self.hidden_size, True, dtype, device, transform)
 
 
 class InternLM2(TextModel):

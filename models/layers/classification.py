@@ -51,6 +51,18 @@ def label_activation(config: Mapping[str, Any], labels: int) -> str:
     return name
 
 
+class Pooler(TensorModule):
+    """A linear layer, and tanh or ReLU."""
+
+    def __init__(self, width: int, relu: bool, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.act = torch.relu if relu else torch.tanh
+        self.dense = Linear(width, {"dense": width}, True, dtype, device, exact=True)
+
+    def forward(self, pooled: Tensor) -> Tensor:
+        return self.act(self.dense(pooled))
+
+
 class ClassificationHead(TensorModule):
     """`[n, width] -> float32 [n, labels]`. `transform`: a module applied to the pooled states first."""
 

@@ -125,9 +125,9 @@ class Mixture(WeightedLayer):
         yield f"{path}.gate.wg.weight", Renamed(f"{path}.gate.weight")  # Hunyuan's name
         for part, singular in product(_NUMBERED_PARTS.values(), ("shared_expert", "shared_mlp")):
             yield f"{path}.{singular}.{part}.weight", Renamed(f"{path}.shared_experts.{part}.weight")
-        granite = f"{path.removesuffix('mlp')}shared_mlp"
-        yield f"{granite}.input_linear.weight", partial(_chunked, f"{path}.shared_experts")
-        yield f"{granite}.output_linear.weight", Renamed(f"{path}.shared_experts.down_proj.weight")
+        beside = f"{path.removesuffix('mlp')}shared_mlp"
+        yield f"{beside}.input_linear.weight", partial(_chunked, f"{path}.shared_experts")
+        yield f"{beside}.output_linear.weight", Renamed(f"{path}.shared_experts.down_proj.weight")
         block = f"{path.removesuffix('mlp')}block_sparse_moe"
         for router in ("gate", "router.layer"):  # "router.layer" and the next two names are Granite's
             yield f"{block}.{router}.weight", Renamed(f"{path}.gate.weight")

@@ -122,7 +122,7 @@ def test_sizes_follow_from_the_header_alone(no_plugins):
 
 def test_a_plugin_that_fails_is_skipped(tmp_path, no_plugins, caplog):
     install(tmp_path, no_plugins, "square_vlm:missing")
-    with pytest.raises(ConfigError, match="unknown architecture 'SquareForConditionalGeneration'"):
+    with pytest.raises(ConfigError, match="no implementation of the architecture 'SquareForConditionalGeneration'"):
         registry.find_architecture("SquareForConditionalGeneration")
     assert "square_vlm:missing" in caplog.text
 

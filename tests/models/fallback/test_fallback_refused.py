@@ -42,11 +42,30 @@ def test_unknown_classes_are_refused(built, tmp_path, monkeypatch):
     folder = shutil.copytree(built("aya_vision"), tmp_path / "odd")
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps(config | {"architectures": ["AyaVizionForConditionalGeneration"]}))
-    with pytest.raises(ConfigError, match=r"unknown architecture .*; transformers 5\S+ has no model AyaViz"):
+    with pytest.raises(ConfigError, match=r"no implementation of .*; transformers 5\S+ has no model AyaViz.* register a model"):
         LLM(folder)
     monkeypatch.setitem(sys.modules, "transformers", None)
     with pytest.raises(ConfigError, match=r"is not installed: pip install 'sensorium\[fallback\]'"):
         LLM(folder)
+
+
+def test_classes_that_transformers_has_but_cannot_run_here_are_named(tmp_path):
+    def refuse(config, match):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        with pytest.raises(ConfigError, match=match):
+            LLM(tmp_path)
+
+    tf.PreTrainedTokenizerFast(tokenizer_object=tokenizer()).save_pretrained(tmp_path)
+    ours = r"no implementation of the architecture '\w+' here .*; "
+    refuse(
+        {"architectures": ["DebertaV2Model"]},
+        rf"{ours}transformers 5\S+ has DebertaV2Model, but only its classes that generate",
+    )
+    bias = r"T5\w+ is an encoder-decoder model, with a bias of relative positions, and .*; use transformers itself"
+    refuse(config_of(tf.T5ForConditionalGeneration), f"{ours}and through transformers: {bias}")
+    refuse(
+        config_of(tf.FalconForCausalLM), f"{ours}and through transformers: Falcon.* chooses among attention classes of its own"
+    )
 
 
 def test_a_class_that_computes_otherwise_is_refused_when_loaded(built, monkeypatch):

@@ -184,8 +184,10 @@ def test_vectors_of_a_decoder(tmp_path: Path) -> None:
     model = tf.AutoModel.from_config(tf.Qwen3Config(**text_config(words), head_dim=16))
     save(tmp_path, model, words, "pooling_mode_lasttoken")
     config = json.loads((tmp_path / "config.json").read_text())
-    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": ["Qwen3ForCausalLM"]}))
-    check(tmp_path, model, words, lambda hidden: hidden[-1])
+    assert config["architectures"] == ["Qwen3Model"]
+    for architecture in ("Qwen3Model", "Qwen3ForCausalLM"):
+        (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+        check(tmp_path, model, words, lambda hidden: hidden[-1])
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
     with pytest.raises(ConfigError, match="pooling of 'mean' is not supported for a decoder"):
         LLM(tmp_path)

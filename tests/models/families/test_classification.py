@@ -9,9 +9,11 @@ from typing import Any
 import pytest
 import torch
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
+from safetensors.torch import load_file, save_file
 from sensorium import LLM, PoolingParams
 from sensorium.mm.errors import ConfigError, InputError
 from tokenizers.processors import TemplateProcessing
+from torch.nn import functional as F
 
 ensure_torchvision()
 import transformers as tf  # noqa: E402
@@ -79,6 +81,52 @@ def test_scores_of_a_cross_encoder(kind: str, tmp_path: Path) -> None:
             llm.score("import os", {"image": "x.png"}, use_tqdm=False)
     for text, one in zip(TEXTS, found, strict=True):
         assert abs(one.score - float(logits_of(model, words, "import os", text).sigmoid())) < 1e-4
+
+
+def test_rewards_of_a_model_with_one_class(tmp_path: Path) -> None:
+    model, words = build(tmp_path, "llama", 1)
+    with LLM(tmp_path, max_num_seqs=4) as llm:
+        found = llm.reward(TEXTS, use_tqdm=False)
+        (activated,) = llm.reward(TEXTS[0], PoolingParams(use_activation=True), use_tqdm=False)
+    for text, one in zip(TEXTS, found, strict=True):
+        torch.testing.assert_close(one.outputs.data, logits_of(model, words, text), rtol=1e-3, atol=2e-4)
+    torch.testing.assert_close(activated.data, found[0].data.sigmoid())
+
+
+@pytest.mark.parametrize("architecture", ["Qwen2ForRewardModel", "Qwen2ForProcessRewardModel"])
+def test_rewards_of_published_reward_models(architecture: str, tmp_path: Path) -> None:
+    """Of the last token, and of the tokens that end a step. The head is the publisher's: two layers with ReLU."""
+    labels, step = 1 + ("Process" in architecture), "[SEP]"
+    model, words = build(tmp_path, "qwen2", 2)
+    stored, generator = load_file(tmp_path / "model.safetensors"), torch.Generator().manual_seed(1)
+    del stored["score.weight"]
+    stored |= {
+        f"score.{i}.{part}": torch.randn(shape, generator=generator) / 8
+        for i, outputs in ((0, 64), (2, labels))
+        for part, shape in (("weight", (outputs, 64)), ("bias", (outputs,)))
+    }
+    save_file(stored, tmp_path / "model.safetensors", metadata={"format": "pt"})
+    config = json.loads((tmp_path / "config.json").read_text())
+    (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
+    text = f"import os{step}def f(x):{step} return x{step}"
+    with torch.inference_mode():
+        hidden = model.model(**words(text, return_tensors="pt")).last_hidden_state[0]
+        hidden = F.linear(hidden, stored["score.0.weight"], stored["score.0.bias"]).relu()
+        scores = F.linear(hidden, stored["score.2.weight"], stored["score.2.bias"])
+    ends = [i for i, token in enumerate(words(text)["input_ids"]) if token == words.convert_tokens_to_ids(step)]
+    assert len(ends) >= 3
+    with LLM(tmp_path, max_num_seqs=4) as llm:
+        if labels == 1:
+            (found,) = llm.reward(text, use_tqdm=False)
+            torch.testing.assert_close(found.data, scores[-1], rtol=1e-3, atol=2e-4)
+        else:
+            with pytest.raises(ConfigError, match=r"has 2 classes.*; give step_token"):
+                llm.reward(text, use_tqdm=False)
+            with pytest.raises(InputError, match=r"step_token='import os' is [0-9] tokens; give one"):
+                llm.reward(text, use_tqdm=False, step_token="import os")
+            found, none = llm.reward([text, {"prompt_token_ids": [5, 6]}], use_tqdm=False, step_token=step)
+            torch.testing.assert_close(found.outputs.data, scores[ends].softmax(-1), rtol=1e-3, atol=2e-4)
+            assert "the prompt has no step token" in none.error.message
 
 
 def test_separators_inside_texts_start_no_second_text(tmp_path: Path) -> None:
