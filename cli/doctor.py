@@ -11,7 +11,7 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..mm.errors import ConfigError, SensoriumError, one_line
+from ..mm.errors import ConfigError, ErrorInfo, SensoriumError, one_line
 from .common import add_model_name
 from .output import exit_code, print_error
 
@@ -60,31 +60,35 @@ def run(args: argparse.Namespace) -> int:
 
         config = find_model(make_config(args.model, options), weights=False)
         folder, options["revision"], options["adapter"] = config.model, config.revision, config.adapter
-        load_model_files(folder)  # report a wrong path before the long output
+        if not Path(folder).is_dir():
+            load_model_files(folder)  # report a wrong path before the long output
     sections: list[Section] = [
         ("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")]),
         ("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()]),
         ("optional", [(name, version(name) or f"not installed: {how}") for name, how in OPTIONAL.items()]),
     ]
-    problems, failure = [("package", f"{name} is missing: pip install {name}") for name in missing], None
+    problems, failures = [("package", f"{name} is missing: pip install {name}") for name in missing], list[ErrorInfo]()
     if "torch" not in missing:
-        from ..engine.setup.doctor import active_backends, describe_device
+        from ..engine.setup.doctor import active_backends, describe_device, find_problems
 
         features = ("cpu features", " ".join(cpu_flags()) or "unknown")
         sections.append(("device", [*describe_device(device).items(), features]))
         for dtype, table in active_backends(device, str(options.get("kernels", ""))).items():
             sections.append((f"kernels, {dtype}", list(table.items())))
+        broken = find_problems(config) if args.model else []
         try:
-            if args.model:
+            if args.model and not broken:
                 sections += checkpoint_sections(folder, options, config.revision, problems)
         except SensoriumError as error:
+            broken = [("checkpoint", error)]
+        for part, error in broken:
             if args.debug:
-                raise
-            failure = error
-            problems.append(("checkpoint", one_line(str(error))))
+                raise error
+            failures.append(error.info)
+            problems.append((part, one_line(str(error))))
             print_error(one_line(str(error)), args)
     print_sections([("problems", problems or [("none", "")]), *sections])
-    return exit_code([failure.info]) if failure is not None else int(bool(missing))
+    return exit_code(failures) if failures else int(bool(missing))
 
 
 def checkpoint_sections(

@@ -27,7 +27,7 @@ from ..models.weight_files import ADAPTER_WEIGHTS, read_headers
 from ..processors.files import ADAPTER, POOLING, ProcessorFiles, find_template, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
-_JSON_FILES = (
+JSON_FILES = (
     "config.json",
     "generation_config.json",
     "preprocessor_config.json",
@@ -154,7 +154,7 @@ def load_model_files(
             raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is a file, not a checkpoint; {how}")
         how = "give a checkpoint's folder, or a name that `hf download` takes, as in Qwen/Qwen2.5-VL-3B-Instruct"
         raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is not a folder; {how}")
-    contents = {name: read_json(path / name) for name in _JSON_FILES}
+    contents = {name: read_json(path / name) for name in JSON_FILES}
     model = open_model(path)
     config = _read_config(path, contents["config.json"]) if model is None else hub_config(model)
     remote_code = [

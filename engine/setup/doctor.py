@@ -3,24 +3,31 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
-from typing import Any
+from collections.abc import Callable, Mapping
+from pathlib import Path
+from typing import Any, TypeVar
 
 import torch
 
 from ...kernels import dispatch, native
 from ...kernels.panels import linear_kernels
+from ...mm.errors import CheckpointError, SensoriumError
 from ...mm.types import MediaHeader
+from ...models.weight_files import file_headers, has_weights, weight_files
+from ...processors.files import find_template, read_json
 from ...processors.interface import ProcessingInfo, SupportsTranscription
+from ...processors.text.template import load_template
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig, host_memory, make_config
-from ..model_files import DTYPES, load_model_files
+from ..model_files import DTYPES, JSON_FILES, ModelFiles, load_model_files
 from .hub import find_model
 from .implementation import describe_implementation, resolve_architecture
 from .memory import plan_memory
 from .memory_plan import MemoryPlan
 from .model_source import build_model
 from .resolve import describe_dtype, load_processing, resolve_engine
+
+T = TypeVar("T")
 
 
 def describe_device(name: str) -> dict[str, str]:
@@ -73,6 +80,65 @@ def describe_checkpoint(
         "tokenizer": tokenizer.kind,
         "chat template": "found" if template is not None else _without_template(info),
     } | ({"note": describe_dtype(files)} if files.dtype(config.dtype) != torch_dtype else {})
+
+
+def find_problems(config: EngineConfig) -> list[tuple[str, SensoriumError]]:
+    """Return each part of a checkpoint that cannot be used, and its error. A part that needs a broken one is not checked.
+
+    Args:
+        config: the result of `find_model`.
+    """
+    folder, found = Path(config.model), list[tuple[str, SensoriumError]]()
+
+    def check(part: str, read: Callable[[], T]) -> T | None:
+        try:
+            return read()
+        except SensoriumError as error:
+            if str(error) not in [str(known) for _, known in found]:
+                found.append((part, error))
+            return None
+
+    if folder.is_dir():
+        for name in JSON_FILES:
+            check(name, lambda name=name: read_json(folder / name))  # type: ignore[misc]
+        check("weights", lambda: _check_weights(folder))
+    check("chat template", lambda: _check_template(folder))
+    check("tokenizer", lambda: Tokenizer(folder))
+    files = check("config.json", lambda: load_model_files(config.model, config.adapter, config.hf_overrides))
+    if files is not None and check("architecture", lambda: resolve_architecture(files)):
+        info = check("processor", lambda: load_processing(files, config.mm_processor_kwargs))
+        if info is not None:
+            check("model", lambda: _build(files, info, config))
+    return found
+
+
+def _build(files: ModelFiles, info: ProcessingInfo, config: EngineConfig) -> None:
+    """Build the model on the meta device."""
+    build_model(files, info, files.dtype(config.dtype, config.torch_device), torch.device("meta"), info.modalities)
+
+
+def _check_template(folder: Path) -> None:
+    template = find_template(folder)
+    if template is not None:
+        load_template(template)
+
+
+def _check_weights(folder: Path) -> None:
+    """Check the headers of the weight files. A folder without any of them passes: it is enough for a memory plan.
+
+    Raises:
+        CheckpointError: the index or a file is broken, or some files of the index are missing.
+    """
+    if not has_weights(lambda name: (folder / name).exists()):
+        return
+    files = weight_files(folder, lambda name: (folder / name).exists())
+    missing = [file.name for file in files if not file.exists()]
+    if 0 < len(missing) < len(files):
+        named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
+        raise CheckpointError(f"{folder} lacks {len(missing)} of its {len(files)} weight files ({named}); download them again")
+    for file in files:
+        if file.exists():
+            file_headers(file)
 
 
 def _without_template(info: ProcessingInfo) -> str:

@@ -153,8 +153,45 @@ def test_an_error_of_a_checkpoint_is_a_problem(checkpoint: Path, tmp_path: Path,
     (folder / "tokenizer.json").unlink()
     assert main(["doctor", "--model", str(folder), "--device", "cpu"]) == 2
     out, err = capsys.readouterr()
-    assert f"sensorium: error: {sections(out)['problems']['checkpoint']}\n" == err
+    assert f"sensorium: error: {sections(out)['problems']['tokenizer']}\n" == err
     assert "tokenizer" in err
+
+
+def test_every_broken_part_of_a_checkpoint_is_listed(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "broken")
+    (folder / "tokenizer.json").write_text("{}")
+    (folder / "generation_config.json").write_text("[")
+    (folder / "chat_template.jinja").write_text("{% if %}")
+    (weights,) = folder.glob("*.safetensors")
+    weights.write_bytes(weights.read_bytes()[:1000])
+    assert main(["doctor", "--model", str(folder), "--device", "cpu"]) == 2
+    out, err = capsys.readouterr()
+    found = sections(out)["problems"]
+    assert found.keys() == {"generation_config.json", "weights", "chat template", "tokenizer"}
+    assert "is not valid JSON" in found["generation_config.json"]
+    assert "is not readable safetensors" in found["weights"]
+    assert "the chat template cannot be compiled" in found["chat template"]
+    assert err == "".join(f"sensorium: error: {text}\n" for text in found.values())
+    assert "checkpoint" not in sections(out)
+
+
+def test_what_can_be_checked_beside_a_broken_config_is(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "broken")
+    config = json.loads((folder / "config.json").read_text("utf-8"))
+    (folder / "config.json").write_text(json.dumps({**config, "architectures": ["UnknownForCausalLM"]}))
+    (folder / "tokenizer.json").unlink()
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (weights,) = folder.glob("*.safetensors")
+    weights.rename(folder / "model-1.safetensors")
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert main(["doctor", "--model", str(folder), "--device", "cpu"]) == 2
+    found = sections(capsys.readouterr().out)["problems"]
+    assert found.keys() == {"weights", "tokenizer", "architecture"}
+    assert "lacks 1 of its 2 weight files (model-2.safetensors); download them again" in found["weights"]
 
 
 def test_remote_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
