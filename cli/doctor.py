@@ -81,12 +81,12 @@ def run(args: argparse.Namespace) -> int:
                 sections += checkpoint_sections(folder, options, config.revision, problems)
         except SensoriumError as error:
             broken = [("checkpoint", error)]
-        for part, error in broken:
+        for part, problem in broken:
             if args.debug:
-                raise error
-            failures.append(error.info)
-            problems.append((part, one_line(str(error))))
-            print_error(one_line(str(error)), args)
+                raise problem
+            failures.append(problem.info)
+            problems.append((part, one_line(str(problem))))
+            print_error(one_line(str(problem)), args)
     print_sections([("problems", problems or [("none", "")]), *sections])
     return exit_code(failures) if failures else int(bool(missing))
 

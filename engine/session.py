@@ -62,7 +62,11 @@ class LiveSession(NotPicklable):
                 yield output
 
     def answer(self) -> RequestOutput:
-        """Wait for the whole answer of this turn and return it. Raise InputError as `stream`."""
+        """Wait for the whole answer of this turn and return it. Raise InputError as `stream`.
+
+        After `close` or the `with` block, it returns the last answer again. If `close` came before the answer was complete, the
+        answer ends there, with the finish reason "abort".
+        """
         for _ in self.stream():
             pass
         assert self._last is not None

@@ -105,7 +105,7 @@ def find_problems(config: EngineConfig) -> list[tuple[str, SensoriumError]]:
     check("chat template", lambda: _check_template(folder))
     check("tokenizer", lambda: Tokenizer(folder))
     files = check("config.json", lambda: load_model_files(config.model, config.adapter, config.hf_overrides))
-    if files is not None and check("architecture", lambda: resolve_architecture(files)):
+    if files is not None and check("architecture", lambda: resolve_architecture(files)) is not None:
         info = check("processor", lambda: load_processing(files, config.mm_processor_kwargs))
         if info is not None:
             check("model", lambda: _build(files, info, config))

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from typing import ClassVar
 
@@ -144,6 +144,18 @@ class Transcript(TextResult):
 
     min_avg_logprob: ClassVar[float] = -1.0
     max_compression_ratio: ClassVar[float] = 2.4
+
+    def __iter__(self) -> Iterator[tuple[Segment, ...] | TranscriptionInfo]:
+        """Yield the segments and `info`: `segments, info = transcript`. Without timestamps, the text is one segment.
+
+        Raises:
+            InputError, MediaError, ...: the exception of `error`.
+        """
+        if self.error is not None:
+            raise self.error.exception()
+        whole = (Segment(0.0, self.duration, self.text, 1, avg_logprob=self.avg_logprob),) if self.text else ()
+        yield whole if self.segments is None else self.segments
+        yield self.info
 
     @property
     def info(self) -> TranscriptionInfo:

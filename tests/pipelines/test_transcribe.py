@@ -18,7 +18,7 @@ import pytest
 import soundfile
 import torch
 from sensorium import LLM, AsyncLLM, SamplingParams, Segment, Transcript
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.errors import ConfigError, InputError, MediaError
 from sensorium.mm.speech import TimestampRule
 from sensorium.pipelines.tasks import as_completed
 from sensorium.pipelines.transcribe import segments, transcribe_tasks
@@ -367,3 +367,18 @@ def test_names_of_faster_whisper(llm: LLM) -> None:
     assert (given.info.language_probability, found.info.language_probability) == (1.0, None)
     again = heard(llm, (make_audio(), 16_000), language="de")[0]
     assert again.info.duration == given.info.duration  # from the cache of processed items
+
+
+def test_a_transcript_unpacks_as_in_faster_whisper(llm: LLM) -> None:
+    audio = make_audio(), 16_000
+    found, plain, broken = (*heard(llm, audio, timestamps=True), *heard(llm, audio), *heard(llm, b"no audio"))
+    segments, info = found
+    assert (segments, info) == (found.segments, found.info)
+    segments, info = plain
+    assert [(one.start, one.end, one.text) for one in segments] == [(0.0, 0.75, plain.text)]
+    assert info.duration == 0.75
+    with pytest.raises(MediaError, match="audio 0: "):
+        segments, info = broken
+    nothing = Transcript("", "en", None, None, None)  # type: ignore[arg-type]
+    segments, info = nothing
+    assert segments == ()
