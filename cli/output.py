@@ -46,7 +46,7 @@ def _print_report(args: argparse.Namespace, name: str, fields: dict[str, Any], t
     shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)  # on one line
     if args.json:
         print_line(to_json({"file": name, **fields}))
-    elif error is None:
+    elif error is None or text:
         print_line(f"{shown}:\n{text}\n" if several and "\n" in text else f"{shown}: {text}" if several else text)
     if error is not None:
         print_error(f"{shown}: {error.message}", args)

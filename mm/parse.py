@@ -214,7 +214,15 @@ def _has_metadata(value: Sequence[object]) -> bool:
 
 
 def _has_rate(value: Sequence[object]) -> bool:
-    return isinstance(value, tuple) and len(value) == 2 and isinstance(value[1], int | float | np.number)
+    """Return whether a value is samples and their rate, in any type that `media.audio` accepts or refuses."""
+    if not isinstance(value, tuple) or len(value) != 2:
+        return False
+    is_number = isinstance(value[1], int | float | np.number)
+    return is_number or (isinstance(value[0], np.ndarray | Tensor) and (value[1] is None or _is_numeral(value[1])))
+
+
+def _is_numeral(value: object) -> bool:
+    return isinstance(value, str) and value.replace(".", "", 1).strip().isdecimal()
 
 
 def _is_frame(value: object) -> bool:

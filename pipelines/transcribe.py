@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
+
+from torch import Tensor
 
 from ..engine.errors import error_info
 from ..engine.sampling_params import SamplingParams
@@ -157,17 +159,31 @@ def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTas
             return _transcript(index, found, nothing, language, options, None)
         with closing(gate.audio_blocks(source, options.rate, llm.config.media)) as blocks:
             detector = None if options.vad is False else make_detector(options.vad, options.rate)
-            reader = WindowReader(blocks, options.rate, options.size, detector)
+            faults = list[Exception]()
+            reader = WindowReader(_until_fault(blocks, faults), options.rate, options.size, detector)
             if options.sequential:
                 found = yield from _read_sequentially(llm, reader, options, language)
             else:
                 tasks = (_read_whole(llm, window, options, language) for window in reader.windows())
                 found = [text for texts in (yield from join(tasks, options.lanes)) for text in texts]
-        return _transcript(index, found, nothing, language, options, reader)
+        if faults and not reader.length:
+            raise faults[0]
+        return _transcript(index, found, nothing, language, options, reader, _read_error(faults[0], index) if faults else None)
     except Exception as error:  # this item fails, and the others go on
-        info = error_info(error, "reading an audio")
-        info = info if info.modality is None else replace(info, message=info.reason, index=index)
-        return _failed(info, nothing, language)
+        return _failed(_read_error(error, index), nothing, language)
+
+
+def _read_error(error: Exception, index: int) -> ErrorInfo:
+    info = error_info(error, "reading an audio")
+    return info if info.modality is None else replace(info, message=info.reason, index=index)
+
+
+def _until_fault(blocks: Iterator[Tensor], faults: list[Exception]) -> Iterator[Tensor]:
+    """Yield the blocks before the first one that cannot be read, and append its error to `faults`."""
+    try:
+        yield from blocks
+    except Exception as error:
+        faults.append(error)
 
 
 def _task_of(
@@ -241,37 +257,45 @@ def _transcript(
     language: SpokenLanguage,
     options: _Options,
     reader: WindowReader | None,
+    error: ErrorInfo | None = None,
 ) -> Transcript:
-    """Merge the windows of an item. `reader`: None if the item was transcribed as a whole."""
+    """Merge the windows of an item.
+
+    Args:
+        reader: None if the item was transcribed as a whole.
+        error: why the item could not be read to its end.
+    """
     failed = next((one.output for one in found if one.output.error), None)
     if failed is not None:
         return _failed(error_of_task(failed, index), failed, language)
-    text, parts = "", list[Segment]()
+    texts, parts, rate = list[str](), list[Segment](), options.rate
+    windows = list[list[Segment]]()  # segments of each window
     for one in found:
-        own = one.segments or ()
+        own: Sequence[Segment] = one.segments or ()
         shown = one.result.text
-        if one.result.overlap and text and shown:
-            keep, drop = find_seam(words := split_words(text), own_words := split_words(shown))
-            text, shown = "".join(words[:keep]), "".join(own_words[drop:]).strip()
-            parts, own = _drop_words(parts, len(words) - keep, last=True), tuple(_drop_words(own, drop, last=False))
-        text = join_texts(text, shown)
-        parts += [_in_file(part, one, options.rate) for part in own]
-    rate = options.rate
+        if one.result.overlap and texts and texts[-1] and shown:
+            keep, drop = find_seam(words := split_words(texts[-1]), own_words := split_words(shown))
+            texts[-1], shown = "".join(words[:keep]), "".join(own_words[drop:]).strip()
+            windows[-1], own = _drop_words(windows[-1], len(words) - keep, last=True), _drop_words(own, drop, last=False)
+        texts.append(shown)
+        windows.append([_in_file(part, one, rate) for part in own])
+    parts = [part for own in windows for part in own]
     last = found[-1].output if found else nothing
     seconds = sum(item.seconds for item in last.items) if reader is None else reader.length / rate
     if options.timestamps == "word":
         parts = put_in_order(parts, seconds)
     spans = None if reader is None or options.vad is False else tuple((a / rate, b / rate) for a, b in reader.spans)
     return Transcript(
-        text,
+        join_texts(texts),
         language.code or language.spoken,
         tuple(replace(part, id=number) for number, part in enumerate(parts, 1)) if options.timestamps != "none" else None,
-        None,
+        error,
         last,
         language.probability,
         tuple(one.result for one in found),
         spans,
         seconds,
+        language.all_probabilities,
     )
 
 

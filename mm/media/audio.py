@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ..errors import InputError, short_repr
 from ..hashing import digest
 from ..types import MediaHeader
 from .audio_files import read_blocks, read_header
@@ -101,7 +101,7 @@ def audio_blocks(value: object, rate: float, policy: MediaPolicy) -> Generator[T
     """Yield the samples of `decode_audio` in blocks of any length, in constant memory.
 
     `value` may also be an open file that `is_streamable`. `max_decoded_bytes` and `worker_seconds` do not
-    apply: the caller may stop at any block.
+    apply: the caller may stop at any block. The length is limited by `max_transcribed_seconds`.
 
     Raises:
         InputError: as in `decode_audio`, when the block with the fault is reached.
@@ -164,12 +164,10 @@ def _open(value: object, rate: float, policy: MediaPolicy, whole: bool = True) -
         )
     if not audio.frames:
         raise InputError("it holds no samples")
-    seconds, most = audio.frames / audio.rate, policy.max_audio_seconds
+    limit = "max_audio_seconds" if whole else "max_transcribed_seconds"
+    seconds, most = audio.frames / audio.rate, getattr(policy, limit)
     if seconds > most:
-        raise InputError(
-            f"it lasts {seconds:.1f} s, the limit max_audio_seconds is {most:g} s; cut it or raise the limit",
-            param="max_audio_seconds",
-        )
+        raise InputError(f"it lasts {seconds:.1f} s, the limit {limit} is {most:g} s; cut it or raise the limit", param=limit)
     needed = 4 * _count(audio.frames, audio.rate, rate)
     if whole and needed > policy.max_decoded_bytes:
         raise InputError(
@@ -187,7 +185,14 @@ def _pair(value: object) -> tuple[object, float | None]:
             return value[0], float(value[1])
         except (OverflowError, TypeError):  # a number too large, or complex
             raise InputError("its sample rate must be a positive number of hertz") from None
+    if isinstance(value, tuple) and len(value) == 2 and isinstance(value[0], np.ndarray | Tensor) and not _is_samples(value[1]):
+        reason = f"its sample rate is {short_repr(value[1])}; give (samples, rate) with a number of hertz, such as 16000"
+        raise InputError(reason)
     return value, None
+
+
+def _is_samples(value: object) -> bool:
+    return isinstance(value, np.ndarray | Tensor | list | tuple)
 
 
 def _array(samples: object) -> Array:

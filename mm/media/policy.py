@@ -71,7 +71,7 @@ class MediaPolicy:
         max_jpeg_scans: scans of one JPEG; encoders write about 10.
         max_image_pieces: strips or tiles of one TIFF, segments of a JPEG, chunks of a PNG.
         max_video_bytes: bytes of the decoded frames of one video.
-        max_audio_seconds: length of one audio.
+        max_audio_seconds: length of one audio. max_transcribed_seconds: the same for `transcribe`, which reads it in windows.
         min_audio_rate, max_audio_rate: its sample rate in hertz. A low rate grows by resampling: 1 Hz becomes 16,000.
         max_decoded_bytes: bytes that decoding one image or one audio holds at its peak, computed from the header.
         background: RGB that transparent pixels are blended with.
@@ -105,6 +105,7 @@ class MediaPolicy:
     max_image_pieces: int = 1 << 16
     max_video_bytes: int = 4 << 30
     max_audio_seconds: float = 4 * 3600.0
+    max_transcribed_seconds: float = 24 * 3600.0
     min_audio_rate: float = 1000.0  # telephones use 8,000
     max_audio_rate: float = 768_000.0  # the highest of audio interfaces
     max_decoded_bytes: int = 1 << 30
@@ -122,7 +123,7 @@ class MediaPolicy:
         _one_of("worker_sandbox", self.worker_sandbox, ("auto", "require"))
         limits = ("max_bytes", "timeout", "max_seconds", "max_pixels", "max_video_bytes", "max_audio_seconds")
         requests = ("max_request_bytes", "max_request_seconds", "max_total_bytes", "max_decoded_bytes", "max_aspect_ratio")
-        items = ("min_audio_rate", "max_audio_rate", "max_jpeg_scans", "max_image_pieces")
+        items = ("max_transcribed_seconds", "min_audio_rate", "max_audio_rate", "max_jpeg_scans", "max_image_pieces")
         for name in (*limits, *requests, *items, "worker_memory_bytes", "worker_seconds"):
             _positive(name, getattr(self, name))
         if isinstance(self.max_redirects, bool) or not isinstance(self.max_redirects, int) or self.max_redirects < 0:

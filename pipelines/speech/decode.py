@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from math import exp, inf
 from typing import TYPE_CHECKING, Any
 
 from ...engine.builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, TIMESTAMPS
 from ...engine.frontend.request_handle import RequestHandle
+from ...engine.pooling_params import PoolingParams
 from ...engine.sampling_params import SamplingParams
 from ...engine.types import CompletionOutput, RequestOutput
 from ...mm.speech import SpeechRequest
 from ..doubt import compression_ratio, with_logprobs
+from ..pooling import pooling_request
 from ..tasks import Task
 from .results import Attempt, Segment, WindowResult, segments
 from .windows import Window
@@ -53,14 +55,23 @@ class SpokenLanguage:
 
     Args:
         code: given, or detected by a request of its own; it is in the prompts of all windows.
+        probability: of the code; 1 if it was given, None if the model only names it.
+        all_probabilities: code and probability of each language, the most probable first; None if it was not detected.
         spoken: the language that the first window's answer names. It is in no prompt, because windows run in any order.
     """
 
     code: str | None
     probability: float | None = None
+    all_probabilities: tuple[tuple[str, float], ...] | None = None
     sample: Any = None  # the window in which it is detected
     spoken: str | None = None
     place: float = inf  # seconds; start of the window whose answer names `spoken`
+
+    def set_probabilities(self, codes: Sequence[str], probabilities: Sequence[float]) -> None:
+        """Choose the most probable language."""
+        ordered = sorted(zip(codes, probabilities, strict=True), key=lambda pair: -pair[1])
+        self.all_probabilities, self.sample = tuple(ordered), None
+        self.code, self.probability = ordered[0]
 
 
 @dataclass(frozen=True)
@@ -87,11 +98,12 @@ def window_task(
     detection = llm.speech.language_detection_request() if language.code is None else None
     if detection is not None:
         language.sample = item if language.sample is None else language.sample
-        output = yield _request(llm, language.sample, detection, _ONE_TOKEN)
-        if output.error:
-            return WindowText(empty, None, output)
         codes = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.allowed_tokens.items()}
-        language.code, language.sample = codes[output.outputs[0].token_ids[0]], None
+        prompt = {"prompt": detection.prompt, "multi_modal_data": {"audio": [language.sample]}}
+        output = yield pooling_request(llm, prompt, PoolingParams(tuple(filter(None, codes))), {})
+        if output.error or output.pooled is None:
+            return WindowText(empty, None, output)
+        language.set_probabilities(list(codes.values()), output.pooled.softmax(0).tolist())
     no_speech, silence = None, llm.speech.no_speech_request()
     if silence is not None and how.no_speech_threshold is not None:
         output = yield _request(llm, item, silence, _ONE_TOKEN)

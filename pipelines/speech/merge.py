@@ -16,10 +16,13 @@ def split_words(text: str) -> list[str]:
     return _WORDS.findall(text)
 
 
-def join_texts(left: str, right: str) -> str:
-    """Join two texts with a space, but not next to a script without spaces."""
-    unspaced = re.search(rf"[{_UNSPACED}]\W*$", left) or re.match(rf"\W*[{_UNSPACED}]", right)
-    return left + right if not left or not right or unspaced else f"{left} {right}"
+def join_texts(texts: Sequence[str]) -> str:
+    """Join texts with spaces, but not next to a script without spaces."""
+    found: list[str] = []
+    for text in filter(None, texts):
+        unspaced = found and (re.search(rf"[{_UNSPACED}]\W*$", found[-1]) or re.match(rf"\W*[{_UNSPACED}]", text))
+        found += [text] if unspaced or not found else [" ", text]
+    return "".join(found)
 
 
 def find_seam(left: Sequence[str], right: Sequence[str]) -> tuple[int, int]:

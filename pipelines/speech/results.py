@@ -65,15 +65,17 @@ class TranscriptionInfo:
 
     Args:
         language: the language code, or None if it is not known.
-        language_probability: 1 if the caller gave the language, else None.
+        language_probability: probability of the language among all; 1 if it was given, None if the model only names it.
         duration: length of the audio in seconds.
         duration_after_vad: length of the audio that was transcribed, in seconds.
+        all_language_probs: code and probability of each language, the most probable first; None if it was not detected.
     """
 
     language: str | None
     language_probability: float | None
     duration: float
     duration_after_vad: float
+    all_language_probs: tuple[tuple[str, float], ...] | None = None
 
 
 @dataclass(frozen=True)
@@ -121,12 +123,12 @@ class Transcript(TextResult):
     """The text of one audio item. `doubt` says why it is probably wrong (noise, for example); its thresholds are Whisper's.
 
     Args:
-        text: empty if there is an error.
+        text: the text before the fault if there is an error, else the whole text.
         language: the language code, or None if it is not known.
         segments: in order, or None if timestamps were not requested.
-        error: why there is no text, or None.
+        error: why there is no text, or only the text up to a fault in the audio; or None.
         output: the request's output, with tokens and timings; with several windows, the output of the last one.
-        language_probability: as in TranscriptionInfo.
+        language_probability, all_language_probs: as in TranscriptionInfo.
         windows: the transcribed windows, each with its attempts.
         speech_spans: start and end of each stretch of speech in seconds, or None without voice detection.
         duration: seconds.
@@ -141,6 +143,7 @@ class Transcript(TextResult):
     windows: tuple[WindowResult, ...] = field(default=(), repr=False)
     speech_spans: tuple[tuple[float, float], ...] | None = field(default=None, repr=False)
     duration: float = field(default=0.0, repr=False)
+    all_language_probs: tuple[tuple[str, float], ...] | None = field(default=None, repr=False)
 
     min_avg_logprob: ClassVar[float] = -1.0
     max_compression_ratio: ClassVar[float] = 2.4
@@ -161,7 +164,7 @@ class Transcript(TextResult):
     def info(self) -> TranscriptionInfo:
         """The language and the duration under faster-whisper's names."""
         read = sum(window.end - window.start - window.overlap for window in self.windows)
-        return TranscriptionInfo(self.language, self.language_probability, self.duration, read)
+        return TranscriptionInfo(self.language, self.language_probability, self.duration, read, self.all_language_probs)
 
     @property
     def skipped(self) -> str | None:

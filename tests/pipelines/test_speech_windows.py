@@ -129,7 +129,7 @@ def test_the_detector_goes_on_from_block_to_block() -> None:
 def merged(left: str, right: str) -> str:
     words, others = split_words(left), split_words(right)
     keep, drop = find_seam(words, others)
-    return join_texts("".join(words[:keep]), "".join(others[drop:]).strip())
+    return join_texts(["".join(words[:keep]), "".join(others[drop:]).strip()])
 
 
 @pytest.mark.parametrize(

@@ -72,7 +72,12 @@ def test_detected_language_is_that_of_transformers(whisper: Path, llm: LLM, prom
     model, processor = family.load(whisper)
     noise = np.random.default_rng(0).normal(0, 0.3, 16_000).astype(np.float32)
     items = [make_audio(), make_audio(1, 3000), np.zeros(9000, np.float32), noise, noise[:400], noise.cumsum() / 100]
-    found = [one.language for one in heard(llm, [(one, 16_000) for one in items])]
+    results = heard(llm, [(one, 16_000) for one in items])
+    found = [one.language for one in results]
+    for result in results:
+        probabilities = dict(result.info.all_language_probs)
+        assert sum(probabilities.values()) == pytest.approx(1.0)
+        assert result.language_probability == max(probabilities.values()) == probabilities[result.language]
     for one, code in zip(items, found, strict=True):
         made = processor.feature_extractor(one, sampling_rate=16_000, return_tensors="pt")["input_features"]
         with torch.inference_mode():
@@ -364,7 +369,8 @@ def test_names_of_faster_whisper(llm: LLM) -> None:
         for segment in one.segments:
             assert segment.avg_logprob < 0
             assert segment.tokens
-    assert (given.info.language_probability, found.info.language_probability) == (1.0, None)
+    assert (given.info.language_probability, given.info.all_language_probs) == (1.0, None)
+    assert found.info.all_language_probs[0] == (found.language, found.info.language_probability)
     again = heard(llm, (make_audio(), 16_000), language="de")[0]
     assert again.info.duration == given.info.duration  # from the cache of processed items
 

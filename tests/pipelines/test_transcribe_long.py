@@ -7,18 +7,24 @@ import re
 from difflib import SequenceMatcher
 from itertools import pairwise
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import family
 import numpy as np
 import pytest
 import soundfile
-from sensorium import LLM, AsyncLLM, SamplingParams
+import torch
+from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, Segment
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate
 from sensorium.mm.media.audio import decode_audio
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.parse import MediaSource
+from sensorium.pipelines import transcribe
+from sensorium.pipelines.speech.decode import SpokenLanguage, WindowText
+from sensorium.pipelines.speech.results import WindowResult
+from sensorium.pipelines.speech.windows import Window
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=6)
 RATE = 16_000
@@ -151,8 +157,57 @@ def test_sources_that_cannot_be_read_in_blocks(tmp_path: Path) -> None:
     for data, said in ((tmp_path, "is a folder"), (tmp_path / "none", "cannot be read"), (b"broken", "supported audio format")):
         with pytest.raises(MediaError, match=said):
             read(data)
-    with pytest.raises(MediaError, match="max_audio_seconds is 1 s"):
-        read(tmp_path / "a.wav", max_audio_seconds=1.0)
+    with pytest.raises(MediaError, match="max_transcribed_seconds is 1 s"):
+        read(tmp_path / "a.wav", max_transcribed_seconds=1.0)
+    assert read(tmp_path / "a.wav", max_audio_seconds=1.0) == 2 * RATE
+
+
+def test_the_text_before_a_fault_is_kept(llm: LLM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    samples, _ = make_audio(1, 3.0)
+    soundfile.write(tmp_path / "a.wav", samples, RATE, subtype="FLOAT")
+    (whole,) = heard(llm, tmp_path / "a.wav")
+    real = gate.audio.audio_blocks
+
+    def break_off(*args: Any) -> Any:
+        yield from (part.clone() for part in next(real(*args))[: 2 * RATE].split(RATE))
+        raise InputError("it is broken here")
+
+    monkeypatch.setattr(gate.audio, "audio_blocks", break_off)
+    broken, other = heard(llm, [tmp_path / "a.wav", b"none"])
+    assert broken.error.message == "it is broken here"
+    assert (broken.error.index, broken.duration) == (0, 2.0)
+    assert broken.text
+    assert broken.windows[0] == whole.windows[0]
+    assert other.text == ""
+
+
+def test_a_rate_that_is_no_number(llm: LLM) -> None:
+    samples, _ = make_audio(1, 0.3)
+    for rate in ("16000", "16000.0", None):
+        (one,) = heard(llm, (samples, rate))
+        assert "its sample rate is" in one.error.message
+        assert "give (samples, rate) with a number of hertz" in one.error.message
+    assert [one.error is None for one in heard(llm, (samples, samples))] == [True, True]
+
+
+def test_merging_takes_time_in_proportion_to_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each seam looks at the words of two windows only."""
+    looked: list[int] = []
+    real = transcribe.split_words
+    monkeypatch.setattr(transcribe, "split_words", lambda text: looked.append(len(text)) or real(text))
+    found = []
+    for number in range(40):
+        text = " ".join(f"w{number + i}" for i in range(4))
+        part = Segment(0.0, 1.0, text, 1)
+        result = WindowResult(float(number), number + 2.0, text, (), 0, overlap=float(number > 0))
+        window = Window(number * RATE, (number + 2) * RATE, torch.zeros(1), 0)
+        found.append(WindowText(result, (part,), RequestOutput(str(number), None, [], []), window))
+    options = SimpleNamespace(rate=RATE, vad=False, timestamps="segment")
+    reader = SimpleNamespace(length=41 * RATE, spans=[])
+    merged = transcribe._transcript(0, found, None, SpokenLanguage("en"), options, reader)
+    assert merged.text.split() == [f"w{i}" for i in range(43)]
+    assert " ".join(part.text for part in merged.segments) == merged.text
+    assert max(looked) < 20
 
 
 SPOKEN = ("lj001_0001", "lj001_0003", "jfk", "lj001_0005", "lj001_0007")
