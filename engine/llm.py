@@ -374,21 +374,27 @@ class LLM(NotPicklable):
     def __exit__(self, *_: object) -> None:
         self.close()
 
-    def plan(self, prompt: object, mm_processor_kwargs: Mapping[str, Any] | None = None) -> list[ItemPlan]:
+    def plan(
+        self, prompt: object, mm_processor_kwargs: Mapping[str, Any] | None = None, cache_salt: str | None = None
+    ) -> list[ItemPlan]:
         """Return the tokens, encoder rows and bytes of each item from the headers of its media. Nothing is decoded.
 
         Args:
-            prompt: a prompt as in `generate`. Its text is optional, as in `{"multi_modal_data": {...}}`.
-            mm_processor_kwargs: options of this request.
+            prompt: a prompt as in `generate`, or messages as in `chat`. Its text is optional, as in
+                `{"multi_modal_data": {...}}`; that of messages is not read.
+            mm_processor_kwargs, cache_salt: options of this request.
 
         Raises:
             InputError: the prompt has another form.
             MediaError: an item would be refused.
         """
-        if mm_processor_kwargs is not None:
-            if not isinstance(prompt, Mapping):
-                raise InputError("mm_processor_kwargs need a prompt with multi_modal_data; give the prompt as a mapping")
-            prompt = {**prompt, "mm_processor_kwargs": mm_processor_kwargs}
+        if isinstance(prompt, list) and prompt and all(isinstance(message, Mapping) for message in prompt):
+            prompt = {"multi_modal_data": self._inputs.media_of(prompt)}
+        for name, value in ("mm_processor_kwargs", mm_processor_kwargs), ("cache_salt", cache_salt):
+            if value is not None:
+                if not isinstance(prompt, Mapping):
+                    raise InputError(f"{name} needs a prompt with multi_modal_data; give the prompt as a mapping")
+                prompt = {**prompt, name: value}
         return self._inputs.plan(prompt)
 
     def explain(self) -> MemoryPlan:

@@ -89,6 +89,7 @@ def embed_tasks(
     dimensions: int | None = None,
     chat_template: str | os.PathLike[str] | None = None,
     pooling_params: PoolingParams | None = None,
+    cache_salt: str | None = None,
 ) -> list[Task[Embedding]]:
     """Return one task per input, in order; they run as one batch. An input that fails gives an Embedding with `error`.
 
@@ -103,6 +104,7 @@ def embed_tasks(
             None keeps the whole vectors.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
         pooling_params: as in vLLM; its `dimensions` and `normalize` are used.
+        cache_salt: requests with different salts share no cache; a prompt in `inputs` has its own.
 
     Raises:
         InputError: `dimensions` is out of range. The task raises it if the checkpoint has no chat template.
@@ -113,7 +115,7 @@ def embed_tasks(
     pooling = PoolingParams() if pooling_params is None else replace(pooling_params, token_ids=(), task="embed")
     pooling = pooling if dimensions is None else replace(pooling, dimensions=dimensions)
     check_dimensions(llm, pooling.dimensions)
-    template, listed = _template_options(chat_template), _as_list(inputs)
+    template, listed = _request_options(chat_template, cache_salt), _as_list(inputs)
     if path := next((item for item in paced(listed) if llm.takes_media and _is_path(item)), None):
         _logger.warning(
             "embed: %s is embedded as a text, but a file of this name exists; give a pathlib.Path to embed the file",
@@ -126,7 +128,12 @@ def _embed_task(llm: LLM, item: object, instruction: str, pooling: PoolingParams
     prompt = item
     if llm.embeds_text and isinstance(item, str):
         prompt = item if instruction == EMBED_INSTRUCTION else instruction + item
-    elif not _is_prompt(item):
+        prompt = {"prompt": prompt, "cache_salt": template.get("cache_salt")}
+        template = {name: value for name, value in template.items() if name != "cache_salt"}
+    elif _is_prompt(item):
+        prompt = {"cache_salt": template.get("cache_salt"), **item}  # type: ignore[dict-item]
+        template = {name: value for name, value in template.items() if name != "cache_salt"}
+    else:
         try:
             prompt = [_message("system", instruction), _message("user", _content_parts(item))]
         except InputError as error:
@@ -142,6 +149,7 @@ def score_tasks(
     documents: object,
     instruction: str = SCORE_INSTRUCTION,
     chat_template: str | os.PathLike[str] | None = None,
+    cache_salt: str | None = None,
 ) -> list[Task[Score]]:
     """Return one task per document, in order; they run as one batch. A document that fails gives a Score with `error`.
 
@@ -153,6 +161,7 @@ def score_tasks(
         documents: one document or a list of documents, in the same forms.
         instruction: the criterion by which documents are judged.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
+        cache_salt: requests with different salts share no cache.
 
     Raises:
         ConfigError: "yes" and "no" begin with the same token in this vocabulary.
@@ -167,16 +176,17 @@ def score_tasks(
     if len(queries) == 1:
         queries *= len(listed)
     if llm.num_labels:
-        return [_cross_encode_task(llm, *pair) for pair in zip(queries, listed, strict=True)]
+        return [_cross_encode_task(llm, *pair, cache_salt) for pair in zip(queries, listed, strict=True)]
     starts = [_query_parts(llm, instruction, one) for one in queries]
-    pooling, template = PoolingParams(_yes_no_token_ids(llm)), _template_options(chat_template)
+    pooling, template = PoolingParams(_yes_no_token_ids(llm)), _request_options(chat_template, cache_salt)
     if not llm.takes_media:
         template["chat_template_kwargs"] = {"enable_thinking": False}
     return [_score_task(llm, start, document, pooling, template) for start, document in zip(starts, listed, strict=True)]
 
 
-def _cross_encode_task(llm: LLM, query: object, document: object) -> Task[Score]:
-    output = yield pooling_request(llm, *pair_prompt(llm, query, document), {})
+def _cross_encode_task(llm: LLM, query: object, document: object, cache_salt: str | None) -> Task[Score]:
+    prompt, pooling = pair_prompt(llm, query, document)
+    output = yield pooling_request(llm, {**prompt, "cache_salt": cache_salt}, pooling, {})
     return Score(None if output.pooled is None else float(output.pooled[0]), output.error, output)
 
 
@@ -215,9 +225,10 @@ def _is_path(item: object) -> bool:
     return str(mimetypes.guess_type(item)[0])[:6] in ("image/", "video/") and os.path.isfile(item)
 
 
-def _template_options(chat_template: str | os.PathLike[str] | None) -> dict[str, Any]:
-    """Return the template option of `LLM.request`. None is left out, because rendered prompts take no such option."""
-    return {} if chat_template is None else {"chat_template": chat_template}
+def _request_options(chat_template: str | os.PathLike[str] | None, cache_salt: str | None) -> dict[str, Any]:
+    """Return options of `LLM.request`. None is left out, because rendered prompts take no such options."""
+    options = {"chat_template": chat_template, "cache_salt": cache_salt}
+    return {name: value for name, value in options.items() if value is not None}
 
 
 def _is_prompt(item: object) -> bool:

@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from ..mm.errors import SensoriumError
-from .endpoints import chat, completions, status
+from .endpoints import chat, completions, pooling, status, tokens
 from .errors import HttpError, on_error
 from .guard import Guard
 from .state import Server
@@ -26,6 +26,16 @@ _GET = {
 _POST = {
     "/v1/chat/completions": chat.chat_completions,
     "/v1/completions": completions.completions,
+    "/v1/embeddings": pooling.embeddings,
+    "/score": pooling.score,
+    "/v1/score": pooling.score,
+    "/rerank": pooling.rerank,
+    "/v1/rerank": pooling.rerank,
+    "/v2/rerank": pooling.rerank,
+    "/classify": pooling.classify,
+    "/tokenize": tokens.tokenize,
+    "/detokenize": tokens.detokenize,
+    "/v1/media/plan": tokens.media_plan,
 }
 
 

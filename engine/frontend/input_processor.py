@@ -17,6 +17,7 @@ from ...mm.types import EmbeddingItem, ItemPlan, Media, MultiModalFeature, Place
 from ...processors.interface import ProcessingInfo, Span
 from ...processors.spans import PromptLayout, lay_out
 from ...processors.text.chat import RenderedChat, render_chat
+from ...processors.text.message_parts import split_media
 from ...processors.text.tokenizer import Tokenizer
 from ..types import ItemTrace
 from .items import PlannedItem, ProcessedItem, final_plan, num_bytes, source_bytes
@@ -180,7 +181,7 @@ class InputProcessor:
         own = {"tokenizer": self._tokenizer, "placeholders": self._placeholders, "cache_salt": request.get("cache_salt")}
         own["require_sandbox"] = self.media.settings.policy.worker_sandbox == "require"
         chat: RenderedChat = render_chat(messages, **{**render, **limits, **own})
-        media = _as_vision_chunks(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
+        media = self._media(chat)
         prompt = self._read({"prompt": chat.text, "multi_modal_data": media, **request})
         self._check_text_length(chat.text)
         placeholders = self._info.text_placeholders if chat.media else {}
@@ -252,6 +253,13 @@ class InputProcessor:
         with self.media.budget.open(read.salt) as ledger:
             items, _ = self._plan(read, ids, sources, 1, self.media.fetch(sources, ledger), ledger, identify=False)
         return [item.plan for item in items]
+
+    def media_of(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, list[Media]]:
+        """Return the media of messages by modality."""
+        return self._media(RenderedChat((), tuple(split_media(messages)[1])))
+
+    def _media(self, chat: RenderedChat) -> dict[str, list[Media]]:
+        return _as_vision_chunks(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
 
     def _tokenize(self, prompt: Prompt, special: bool = True) -> Sequence[int]:
         """Return the token ids of a prompt; placeholders are not expanded."""

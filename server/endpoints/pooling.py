@@ -1,0 +1,117 @@
+"""/v1/embeddings, /score, /rerank and /classify."""
+
+from __future__ import annotations
+
+import base64
+import time
+from collections.abc import Sequence
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from ...engine.model_files import load_model_files
+from ...mm.errors import InputError
+from ...pipelines.pooling import PooledResult
+from ..inputs import read_input, read_inputs
+from ..protocol.pooling import ClassifyBody, EmbeddingBody, RerankBody, ScoreBody
+from ..state import Server, cache_salt, new_id, server_of, unless_disconnected
+
+
+async def embeddings(body: EmbeddingBody, request: Request) -> Response:
+    """Embed texts, token ids or media."""
+    server = _server(request, body.model)
+    options = _options(body, request) | ({} if body.dimensions is None else {"dimensions": body.dimensions})
+    work = server.engine.embed(read_inputs(body.input, "input"), **options)
+    results = _checked(await unless_disconnected(request, work), "input")
+    data = []
+    for index, result in enumerate(results):
+        assert result.vector is not None
+        vector: Any = result.vector.tolist()
+        if body.encoding_format == "base64":
+            vector = base64.b64encode(result.vector.numpy().astype("<f4").tobytes()).decode()
+        data.append({"object": "embedding", "index": index, "embedding": vector})
+    return JSONResponse({"object": "list", "data": data, "model": server.name, "usage": _usage(results)})
+
+
+async def score(body: ScoreBody, request: Request) -> Response:
+    """Score pairs of a query and a document, or one query with several documents."""
+    server = _server(request, body.model)
+    queries = _either(body.queries, body.text_1, "queries", "text_1")
+    documents = _either(body.documents, body.text_2, "documents", "text_2")
+    query = read_inputs(queries, "queries")
+    work = server.engine.score(query, read_inputs(documents, "documents"), **_options(body, request))
+    results = _checked(await unless_disconnected(request, work), "documents")
+    data = [{"index": index, "object": "score", "score": result.score} for index, result in enumerate(results)]
+    return JSONResponse(_list(server, "score", data, results))
+
+
+async def rerank(body: RerankBody, request: Request) -> Response:
+    """Rank documents by how well they answer a query."""
+    server = _server(request, body.model)
+    if body.top_n is not None and body.top_n < 0:
+        raise InputError(f"top_n={body.top_n} must be 0 (all) or above", param="top_n")
+    documents = read_inputs(body.documents, "documents")
+    work = server.engine.score(read_input(body.query, "query"), documents, **_options(body, request))
+    results = _checked(await unless_disconnected(request, work), "documents")
+    scores = [0.0 if result.score is None else result.score for result in results]
+    ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
+    found = []
+    for index in ranked:
+        given = body.documents[index]
+        document = {} if body.return_documents is False else {"document": {"text": given} if isinstance(given, str) else given}
+        found.append({"index": index, **document, "relevance_score": scores[index]})
+    return JSONResponse({"id": new_id("rerank"), "model": server.name, "usage": _usage(results), "results": found})
+
+
+async def classify(body: ClassifyBody, request: Request) -> Response:
+    """Return the probabilities of a classification checkpoint's classes."""
+    server = _server(request, body.model)
+    salt = cache_salt(request, body.cache_salt)
+    prompts = [{"prompt": one} if isinstance(one, str) else one for one in read_inputs(body.input, "input")]
+    salted = prompts if salt is None else [{**prompt, "cache_salt": salt} for prompt in prompts]
+    results = _checked(await unless_disconnected(request, server.engine.classify(salted)), "input")
+    labels = load_model_files(server.engine.llm.config.model).config.get("id2label") or {}
+    data = []
+    for index, result in enumerate(results):
+        probs = result.outputs.probs
+        best = max(range(len(probs)), key=probs.__getitem__)
+        label = labels.get(str(best), str(best))
+        data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
+    return JSONResponse(_list(server, "classify", data, results))
+
+
+def _server(request: Request, model: str | None) -> Server:
+    server = server_of(request)
+    server.check_model(model)
+    return server
+
+
+def _options(body: EmbeddingBody | ScoreBody | RerankBody, request: Request) -> dict[str, Any]:
+    options = {"instruction": body.instruction, "cache_salt": cache_salt(request, body.cache_salt)}
+    return {name: value for name, value in options.items() if value is not None}
+
+
+def _either(first: Any, second: Any, name: str, other: str) -> Any:
+    if (first is None) == (second is None):
+        raise InputError(f"give {name} or {other}, one of them", param=name)
+    return second if first is None else first
+
+
+def _checked(results: Sequence[Any], param: str) -> Sequence[Any]:
+    """Return results. Raise the first error, with the number of its input."""
+    for index, result in enumerate(results):
+        if result.error is not None:
+            info = result.error
+            raise InputError(f"{param}[{index}]: {info.reason}", code=info.code, param=f"{param}[{index}]")
+    return results
+
+
+def _list(server: Server, kind: str, data: Sequence[Any], results: Sequence[PooledResult]) -> dict[str, Any]:
+    head = {"id": new_id(kind), "object": "list", "created": int(time.time()), "model": server.name}
+    return {**head, "data": data, "usage": _usage(results)}
+
+
+def _usage(results: Sequence[PooledResult]) -> dict[str, int]:
+    tokens = sum(len(result.prompt_token_ids) for result in results)
+    return {"prompt_tokens": tokens, "total_tokens": tokens, "completion_tokens": 0}

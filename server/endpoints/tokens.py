@@ -1,0 +1,64 @@
+"""/tokenize, /detokenize and /v1/media/plan. They run in threads, because texts may be long and media may be downloads."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import asdict
+from typing import Any
+
+from fastapi import Request
+from fastapi.responses import JSONResponse, Response
+
+from ...mm.errors import InputError, check_utf8
+from ..protocol.tokens import DetokenizeBody, PlanBody, TokenizeBody
+from ..state import cache_salt, server_of, unless_disconnected
+
+
+async def tokenize(body: TokenizeBody, request: Request) -> Response:
+    """Return the token ids of a text or of a conversation, whose media are one placeholder each."""
+    server = server_of(request)
+    server.check_model(body.model)
+    llm = server.engine.llm
+    tokenizer = llm.get_tokenizer()
+    if (body.prompt is None) == (body.messages is None):
+        raise InputError("give prompt or messages, one of them", param="prompt")
+
+    def run() -> list[int]:
+        if body.messages is None:
+            text = body.prompt or ""
+            limit = tokenizer.max_characters(llm.max_model_len)
+            if len(text) > limit:
+                raise InputError(f"prompt has more than {limit} characters; shorten it", code="too_long", param="prompt")
+            return tokenizer.encode(check_utf8(text), add_special_tokens=body.add_special_tokens)
+        how: dict[str, Any] = {"continue_final_message": body.continue_final_message, "max_model_len": llm.max_model_len}
+        generates = body.add_generation_prompt and not body.continue_final_message
+        found: list[int] = tokenizer.apply_chat_template(body.messages, body.tools, add_generation_prompt=generates, **how)
+        return found
+
+    tokens = await unless_disconnected(request, asyncio.to_thread(run))
+    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens] if body.return_token_strs else None
+    found = {"tokens": tokens, "count": len(tokens), "max_model_len": llm.max_model_len, "token_strs": texts}
+    return JSONResponse(found)
+
+
+async def detokenize(body: DetokenizeBody, request: Request) -> Response:
+    """Return the text of token ids."""
+    server = server_of(request)
+    server.check_model(body.model)
+    tokenizer = server.engine.llm.get_tokenizer()
+    if wrong := next((token for token in body.tokens if not 0 <= token < tokenizer.vocab_size), None):
+        reason = f"tokens holds {wrong}; the vocabulary has the ids 0 to {tokenizer.vocab_size - 1}"
+        raise InputError(reason, param="tokens")
+    work = asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return JSONResponse({"prompt": await unless_disconnected(request, work)})
+
+
+async def media_plan(body: PlanBody, request: Request) -> Response:
+    """Return tokens, rows and bytes of the media of a conversation from their headers. Nothing is decoded."""
+    server = server_of(request)
+    server.check_model(body.model)
+    salt = cache_salt(request, body.cache_salt)
+    work = asyncio.to_thread(server.engine.llm.plan, body.messages, body.mm_processor_kwargs, cache_salt=salt)
+    items = [asdict(item) for item in await unless_disconnected(request, work)]
+    tokens = sum(item["num_tokens"] for item in items)
+    return JSONResponse({"object": "media.plan", "model": server.name, "items": items, "num_tokens": tokens})

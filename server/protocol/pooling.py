@@ -1,0 +1,48 @@
+"""Bodies of embeddings, scores, ranks and classes."""
+
+from __future__ import annotations
+
+from typing import Any, ClassVar, Literal
+
+from ..protocol.body import Body, Refused
+
+_OWNER: Refused = {
+    "chat_template": ((), "the server's chat template is used; start it with --chat-template"),
+    "priority": ((0,), "requests run in order of arrival"),
+    "truncate_prompt_tokens": ((), "shorten the input"),
+}
+
+
+class EmbeddingBody(Body):
+    refused: ClassVar[Refused] = _OWNER
+    input: Any
+    encoding_format: Literal["float", "base64"] | None = None
+    dimensions: int | None = None
+    instruction: str | None = None
+    cache_salt: str | None = None
+
+
+class ScoreBody(Body):
+    refused: ClassVar[Refused] = _OWNER
+    text_1: Any = None
+    text_2: Any = None
+    queries: Any = None
+    documents: Any = None
+    instruction: str | None = None
+    cache_salt: str | None = None
+
+
+class RerankBody(Body):
+    refused: ClassVar[Refused] = _OWNER
+    query: Any
+    documents: list[Any]
+    top_n: int | None = None
+    return_documents: bool | None = None
+    instruction: str | None = None
+    cache_salt: str | None = None
+
+
+class ClassifyBody(Body):
+    refused: ClassVar[Refused] = _OWNER
+    input: str | list[str] | list[int] | list[list[int]]
+    cache_salt: str | None = None

@@ -1,0 +1,29 @@
+"""Bodies about tokens and plans."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from pydantic import Field
+
+from .body import Body
+
+
+class TokenizeBody(Body):
+    prompt: str | None = None
+    messages: list[dict[str, Any]] | None = None
+    tools: list[dict[str, Any]] | None = None
+    add_special_tokens: bool = True
+    add_generation_prompt: bool = True
+    continue_final_message: bool = False
+    return_token_strs: bool = False
+
+
+class DetokenizeBody(Body):
+    tokens: list[int]
+
+
+class PlanBody(Body):
+    messages: list[dict[str, Any]] = Field(min_length=1)
+    mm_processor_kwargs: dict[str, Any] | None = None
+    cache_salt: str | None = None

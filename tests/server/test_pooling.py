@@ -1,0 +1,149 @@
+"""Embeddings, scores, ranks, classes, tokens and plans over HTTP: the same as in Python."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+
+import httpx
+import numpy as np
+import openai
+import pytest
+from http_server import TINY, listening, make_server
+from PIL import Image
+from sensorium.mm.media.policy import MediaUrl
+from sensorium.server.config import ServerConfig
+from waiting import assert_idle
+
+PNG = TINY.parent / "media" / "line1.png"
+URL = f"data:image/png;base64,{base64.b64encode(PNG.read_bytes()).decode()}"
+
+
+def post(http, path, **body):
+    return http.post(path, json=body)
+
+
+def error(response, status=400):
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+def test_embeddings(http, client, tiny):
+    parts = [{"type": "image_url", "image_url": {"url": URL}}]
+    inputs = ["a house", {"text": "b", "image": URL}, [5, 6, 7], {"content": parts}]
+    python = ["a house", {"text": "b", "image": MediaUrl(URL)}, {"prompt_token_ids": [5, 6, 7]}, PNG]
+    expected = asyncio.run(tiny[1].engine.embed(python))
+    found = post(http, "/v1/embeddings", input=inputs, model="tiny-vl").json()
+    vectors = [np.array(one["embedding"], np.float32) for one in found["data"]]
+    assert [one["index"] for one in found["data"]] == [0, 1, 2, 3]
+    np.testing.assert_allclose(vectors, [one.vector.numpy() for one in expected], atol=1e-6)
+    assert found["usage"]["prompt_tokens"] == found["usage"]["total_tokens"] > 0
+    coded = client.embeddings.create(model="tiny-vl", input=["a house", "b"])  # the package asks for base64
+    np.testing.assert_allclose(coded.data[0].embedding, vectors[0], atol=1e-6)
+    small = client.embeddings.create(model="tiny-vl", input="a house", dimensions=8, encoding_format="float")
+    assert len(small.data[0].embedding) == 8
+    with pytest.raises(openai.BadRequestError):
+        client.embeddings.create(model="tiny-vl", input="a", dimensions=0)
+
+
+def test_scores(http, tiny):
+    documents = ["a house", {"image": URL}, "b"]
+    expected = asyncio.run(tiny[1].engine.score("what", ["a house", PNG, "b"]))
+    found = post(http, "/score", queries="what", documents=documents).json()
+    assert [one["score"] for one in found["data"]] == pytest.approx([one.score for one in expected], abs=1e-6)
+    older = post(http, "/v1/score", text_1=["what", "what"], text_2=["a house", "b"]).json()["data"]
+    assert [one["score"] for one in older] == pytest.approx([expected[0].score, expected[2].score], abs=1e-6)
+    ranked = post(http, "/v1/rerank", query="what", documents=documents).json()["results"]
+    assert [one["index"] for one in ranked] == sorted(range(3), key=lambda index: -expected[index].score)
+    assert sorted(json.dumps(one["document"]) for one in ranked) == sorted(
+        json.dumps({"text": one} if isinstance(one, str) else one) for one in documents
+    )
+    assert ranked[:1] == post(http, "/rerank", query="what", documents=documents, top_n=1).json()["results"]
+    assert "document" not in post(http, "/rerank", query="a", documents=["b"], return_documents=False).json()["results"][0]
+
+
+@pytest.mark.parametrize(
+    ("path", "body", "param"),
+    [
+        ("/v1/embeddings", {}, "input"),
+        ("/v1/embeddings", {"input": []}, "input"),
+        ("/v1/embeddings", {"input": [3.5]}, "input[0]"),
+        ("/v1/embeddings", {"input": {"pixels": 1}}, "input"),
+        ("/v1/embeddings", {"input": {"image": "/etc/passwd"}}, "input[0]"),
+        ("/v1/embeddings", {"input": ["a", {"image": "file:///etc/passwd"}]}, "input[1]"),
+        ("/v1/embeddings", {"input": {"image": ["http://127.0.0.1/a.png"]}}, "input[0]"),
+        ("/v1/embeddings", {"input": {"image": 3}}, "input"),
+        ("/v1/embeddings", {"input": {"content": [{"type": "text"}]}}, "input"),
+        ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ("/v1/embeddings", {"input": "a", "chat_template": "{{ 1 }}"}, "chat_template"),
+        ("/v1/embeddings", {"input": ["hello " * 4000]}, "input[0]"),
+        ("/v1/embeddings", {"input": ["a"] * 3000}, "input"),
+        ("/score", {"queries": "a"}, "documents"),
+        ("/score", {"queries": "a", "text_1": "a", "documents": "a"}, "queries"),
+        ("/score", {"queries": ["a", "b"], "documents": ["a", "b", "c"]}, "query"),
+        ("/rerank", {"query": "a", "documents": []}, "documents"),
+        ("/rerank", {"query": "a", "documents": ["b"], "top_n": -1}, "top_n"),
+        ("/rerank", {"query": {"image": "/etc/passwd"}, "documents": ["b"]}, "documents[0]"),
+        ("/classify", {"input": "a"}, None),
+        ("/tokenize", {}, "prompt"),
+        ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
+        ("/tokenize", {"prompt": "a" * (2 << 20)}, "prompt"),
+        ("/tokenize", {"messages": [3]}, "messages.0"),
+        ("/detokenize", {"tokens": [10**9]}, "tokens"),
+        ("/detokenize", {"tokens": "a"}, "tokens"),
+        ("/v1/media/plan", {"messages": []}, "messages"),
+        ("/v1/media/plan", {"messages": [{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}]}, None),
+    ],
+)
+def test_wrong_fields(http, tiny, path, body, param):
+    found = error(http.post(path, json=body))
+    assert param is None or found["param"] == param, found
+    assert "/etc/passwd" not in found["message"] or "No such" not in found["message"]
+    assert_idle(tiny[1].engine.llm)
+
+
+def test_tokens(http, tiny):
+    tokenizer = tiny[1].engine.llm.get_tokenizer()
+    found = post(http, "/tokenize", prompt="a house", return_token_strs=True).json()
+    assert found["tokens"] == tokenizer.encode("a house")
+    assert (found["count"], found["max_model_len"]) == (len(found["tokens"]), 1024)
+    assert "".join(found["token_strs"]) == "a house"
+    assert post(http, "/detokenize", tokens=found["tokens"]).json() == {"prompt": "a house"}
+    messages = [{"role": "user", "content": "hello"}]
+    usage = post(http, "/v1/chat/completions", messages=messages, max_tokens=1).json()["usage"]
+    assert post(http, "/tokenize", messages=messages).json()["count"] == usage["prompt_tokens"]
+
+
+def test_plans(http):
+    content = [{"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "text": "what?"}]
+    messages = [{"role": "user", "content": content}]
+    found = post(http, "/v1/media/plan", messages=messages).json()
+    usage = post(http, "/v1/chat/completions", messages=messages, max_tokens=1).json()["usage"]
+    assert found["num_tokens"] == usage["prompt_tokens_details"]["image_tokens"]
+    assert (found["items"][0]["modality"], found["items"][0]["index"]) == ("image", 0)
+    with Image.open(PNG) as image:
+        assert found["items"][0]["size"] == list(image.size[::-1])
+
+
+def test_the_cache_of_a_key(tiny):
+    """Vectors and scores of one key never use the prefix cache of another key."""
+    server = make_server(tiny[1].engine.llm, "tiny-vl", ServerConfig(api_key=["one", "two"]))
+    bodies = [
+        ("/v1/embeddings", {"input": ["a long text of many tokens " * 8, list(range(5, 105))]}),
+        ("/score", {"queries": "a long text of many tokens " * 8, "documents": ["b"]}),
+    ]
+    llm = tiny[1].engine.llm
+    with listening(server) as url:
+        for path, body in bodies:
+
+            def hits(key, path=path, body=body):
+                before = llm.stats.prefix_hits
+                headers = {"Authorization": f"Bearer {key}"}
+                assert httpx.post(url + path, json=body, headers=headers, timeout=240).status_code == 200
+                assert_idle(llm)
+                return llm.stats.prefix_hits - before
+
+            hits("one")
+            assert hits("one") > 0
+            assert hits("two") == 0
