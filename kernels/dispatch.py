@@ -167,9 +167,7 @@ def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
     if op not in ("linear", "int8_linear", "int4_linear"):
         return True
     found = native.products()
-    if op == "int4_linear":
-        return found is not None and not found.startswith("neon")
-    narrow = dtype == torch.bfloat16 or op == "int8_linear"
+    narrow = dtype == torch.bfloat16 or op != "linear"
     return found is not None and (narrow or not found.startswith("avx512"))
 
 

@@ -23,14 +23,19 @@ STEP = 8  # inputs that the C++ kernels unpack at a time
 _SCALE_TYPES = [torch.float32, torch.bfloat16, torch.float16]  # as ScaleType in cpu/linear_int4_body.h
 
 
-def _has_wide() -> bool:
-    """Return whether the C++ kernel for AVX-512 BF16 and VNNI runs, instead of the one for AVX2."""
-    return native.products() == "avx512_bf16"
+_KERNELS = {"avx512": "avx2", "neon_bf16": "neon_dot"}
+"""Kernels of the instruction sets (`native.products`) that have none of their own."""
+
+
+def _kernel() -> str:
+    """Return the instruction set of the C++ kernel on this CPU."""
+    name = native.products() or "avx2"
+    return _KERNELS.get(name, name)
 
 
 def _panel_width() -> int:
     """Return the number of outputs of a panel."""
-    return 64 if _has_wide() else 16
+    return 64 if _kernel().startswith("avx512") else 16
 
 
 @dataclass(frozen=True)
@@ -200,21 +205,19 @@ def int4_linear(x: Tensor, weights: Int4PanelWeight) -> Tensor:
     """Compute `x [rows, in]` -> `[rows, out]` in x's dtype: `grouped.grouped_linear` with sums of groups in another order."""
     outputs = sum(panels.outputs for panels in weights.panels)
     out, start, x = x.new_empty(len(x), outputs), 0, x.contiguous()
-    best = _has_wide()
     for w in weights.panels:
         steps, groups = w.codes.shape[1], w.scale.shape[1]
         scratch = torch.empty(len(x), row_bytes(w.inputs, groups, x.dtype, weights.int8_rows), dtype=torch.uint8)
         packed = (w.order, w.codes, w.scale, _SCALE_TYPES.index(w.scale.dtype), w.zero, w.bias, steps, w.group_steps, w.outputs)
-        name = "int4_linear" if best else "int4_linear_avx2"
         rest = (outputs, int(weights.int8_rows), scratch, out[:, start:])
-        native.call(name, x.dtype, x, len(x), w.inputs, *packed, *rest)
+        native.call(f"int4_linear_{_kernel()}", x.dtype, x, len(x), w.inputs, *packed, *rest)
         start += w.outputs
     return out
 
 
 def row_bytes(inputs: int, groups: int, dtype: torch.dtype, int8_rows: bool) -> int:
     """Return the bytes of a row that the C++ kernels have converted: its numbers, the sum of each group, a scale."""
-    wide = dtype == torch.float32 or not _has_wide()
+    wide = dtype == torch.float32 or _kernel() != "avx512_bf16"
     return -(-inputs // STEP) * STEP * (1 if int8_rows else 4 if wide else 2) + 4 * groups + 4
 
 

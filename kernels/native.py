@@ -21,6 +21,7 @@ from torch import Tensor
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _LINEAR = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_dot", "neon_bf16")
+_INT4 = ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "neon", "neon_dot")
 _SIGNATURES = {
     "paged_attention": (
         *(_I, _P, _N, _P, _N, _P, _N, _P, _N, _N, _I, _P, _N, _N, _N, _F, _F, _P, _P, _N, _P, _N, _N, _P, _N),
@@ -32,8 +33,7 @@ _SIGNATURES = {
     "rotate": (_I, _P, _N, _N, _P, _P, _N, _N, _N, _I, _I),
     "activation": (_I, _I, _P, _P, _N, _I),
     "gated": (_I, _I, _P, _P, _N, _N, _I),
-    "int4_linear": (_I, _P, _N, _N, _P, _P, _P, _N, _P, _P, _N, _N, _N, _N, _N, _P, _P, _I),
-    "int4_linear_avx2": (_I, _P, _N, _N, _P, _P, _P, _N, _P, _P, _N, _N, _N, _N, _N, _P, _P, _I),
+    **{f"int4_linear_{name}": (_I, _P, _N, _N, _P, _P, _P, _N, _P, _P, _N, _N, _N, _N, _N, _P, _P, _I) for name in _INT4},
     **{f"linear_{name}": (_I, _I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I) for name in _LINEAR},
 }
 """Argument types of each function of kernels/cpu."""

@@ -1,15 +1,24 @@
-// Linear layers with 4-bit weights. linear_int4.cpp and linear_int4_avx2.cpp include this file and define the vectors of their
-// instruction set.
+// Linear layers with 4-bit weights, compiled once per instruction set. A file linear_int4_*.cpp includes target_begin.h, the file
+// of its registers (avx2.h, avx512.h, neon.h) and this file. A register of sums is LANES outputs, a panel is VECTORS registers.
 // A weight [out, in] is packed as [panel of WIDTH outputs][step of 8 inputs][output][4 bytes]. Byte j of an output has input j of
 // the step in its low bits and input 4 + j in its high bits. Scales and zero points are [panel][group of steps][output].
 // value = (code - zero) * scale, with zero = 8 if there are no zero points. The products of a group's codes and inputs are summed
 // first, then scaled. Each row is converted to 4-byte words: its numbers in the order in which `Kind` unpacks a step, the sum of
 // each group's inputs, and the scale of an int8 row. Sums add inputs in order, so a row's result does not depend on the batch.
-#pragma once
-#include "common.h"
 
 namespace {  // each instruction set has its own types
 
+typedef float vf __attribute__((vector_size(4 * LANES)));
+typedef int32_t vi __attribute__((vector_size(4 * LANES)));
+typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
+typedef uint16_t vh __attribute__((vector_size(2 * LANES)));
+typedef float v8 __attribute__((vector_size(32)));
+typedef int32_t v8i __attribute__((vector_size(32)));
+typedef uint32_t v8u __attribute__((vector_size(32)));
+typedef uint16_t v8h __attribute__((vector_size(16)));
+typedef int8_t v8b __attribute__((vector_size(8)));
+
+static const int64_t WIDTH = LANES * VECTORS;  // outputs of a panel
 static const int64_t ROW_BYTES = 3 << 16;  // bytes of converted rows that stay in the cache while panels are read
 static const int SETTLE = 4;               // steps after which sums in 16 bits are widened
 
@@ -33,11 +42,24 @@ struct Rows {
     const char* at(int64_t i) const { return first + i * stride; }
 };
 
-typedef float v8 __attribute__((vector_size(32)));
-typedef int32_t v8i __attribute__((vector_size(32)));
-typedef uint32_t v8u __attribute__((vector_size(32)));
-typedef uint16_t v8h __attribute__((vector_size(16)));
-typedef int8_t v8b __attribute__((vector_size(8)));
+template <class V>
+INLINE V load_vector(const void* p) {
+    V x;
+    memcpy(&x, p, sizeof x);
+    return x;
+}
+
+INLINE vi spread(const char* p) { return load_vector<int32_t>(p) - vi{}; }
+
+INLINE vf load_scale(const Weights& w, int64_t at) {
+    if (w.scale_type == SCALE_FLOAT32) return load_vector<vf>(w.scale + 4 * at);
+    if (w.scale_type == SCALE_FLOAT16) return widen_half(w.scale + 2 * at);
+    return (vf)(__builtin_convertvector(load_vector<vh>(w.scale + 2 * at), vu) << 16);
+}
+
+INLINE vi load_zero(const Weights& w, int64_t at) {
+    return w.zero ? (vi)widen_bytes(w.zero + at) : vi{} + 8;
+}
 
 INLINE void widen(const float* p, v8* x) { memcpy(x, p, sizeof *x); }
 
@@ -107,6 +129,31 @@ struct Int8Row {
     }
 };
 
+// Sums of codes in float32. ROWS: rows in registers.
+struct Float32 {
+    typedef FloatRow Row;
+    typedef vf Sum;
+    typedef vf Columns;
+    static const int ROWS = LANES == 16 ? 6 : 4;
+
+    INLINE vf unpack(vi codes, int word) { return __builtin_convertvector((vi)((vu)codes >> 4 * word & 15), vf); }
+    INLINE void add(vf& sum, vi inputs, vf columns) { sum = multiply_add(sum, (vf)inputs, columns); }
+    INLINE void settle(vf&) {}
+    INLINE vf value(vf sum, vi zero, const char* inputs) { return sum - __builtin_convertvector(zero, vf) * (vf)spread(inputs); }
+};
+
+// Base of the int8 types: sums of codes in int32.
+struct Integers {
+    typedef Int8Row Row;
+    typedef vi Sum;
+    typedef vi Columns;
+    static const int ROWS = LANES == 16 ? 6 : 4;
+
+    INLINE vi unpack(vi codes, int word) { return (vi)((vu)codes >> 4 * word & 0x0f0f0f0f); }
+    INLINE void settle(vi&) {}
+    INLINE vf value(vi sum, vi zero, const char* inputs) { return __builtin_convertvector(sum - zero * spread(inputs), vf); }
+};
+
 // Return the largest magnitude, in an order that ends with infinity and NaN.
 template <class T>
 static float find_largest(const T* x, int64_t n) {
@@ -146,32 +193,31 @@ static void convert(const Weights& w, const T* x, int64_t inputs, const int32_t*
 }
 
 template <class T>
-INLINE void store_lanes(T* to, const float* values, int lanes) {
-    if (lanes == 16) return store(to, load(values));
+INLINE void store_lanes(T* to, const float* values) {
+    if (LANES == 16) return store(to, load(values));
     T all[16];
     store(all, load(values));
-    memcpy(to, all, 8 * sizeof(T));
+    memcpy(to, all, LANES * sizeof(T));
 }
 
 // Multiply R rows with P panels, from panel `first` on.
 template <class Kind, class T, int R, int P>
 static void product(const Weights& w, Rows rows, int64_t first, T* out) {
-    typedef typename Kind::Floats Floats;
-    const int C = P * Kind::COLUMNS, LANES = Kind::WIDTH / Kind::COLUMNS, WORDS = Kind::Row::WORDS;
-    const int64_t bytes = w.steps * Kind::WIDTH * 4, groups = w.groups();
+    const int C = P * VECTORS, WORDS = Kind::Row::WORDS;
+    const int64_t bytes = w.steps * WIDTH * 4, groups = w.groups();
     const char *codes = w.codes + first * bytes, *sums = rows.at(0) + w.steps * WORDS * 4;
-    Floats totals[R][C] = {};
+    vf totals[R][C] = {};
     for (int64_t g = 0, k = 0; g < groups; g++) {
         typename Kind::Sum acc[R][C] = {};
         const int64_t last = k + w.group_steps < w.steps ? k + w.group_steps : w.steps;
         while (k < last) {
             for (const int64_t stop = k + SETTLE < last ? k + SETTLE : last; k < stop; k++) {
-                typename Kind::Codes raw[C];
+                vi raw[C];
 #pragma GCC unroll 8
                 for (int c = 0; c < C; c++) {
-                    const char* at = codes + c / Kind::COLUMNS * bytes + (k * Kind::COLUMNS + c % Kind::COLUMNS) * LANES * 4;
-                    raw[c] = Kind::load(at);
-                    if (R == 1) _mm_prefetch(at + 4096, _MM_HINT_T0);
+                    const char* at = codes + c / VECTORS * bytes + (k * VECTORS + c % VECTORS) * LANES * 4;
+                    raw[c] = load_vector<vi>(at);
+                    if (R == 1) __builtin_prefetch(at + 4096, 0, 3);
                 }
 #pragma GCC unroll 8
                 for (int s = 0; s < WORDS; s++) {
@@ -180,7 +226,7 @@ static void product(const Weights& w, Rows rows, int64_t first, T* out) {
                     for (int c = 0; c < C; c++) columns[c] = Kind::unpack(raw[c], s);
 #pragma GCC unroll 8
                     for (int r = 0; r < R; r++) {
-                        auto inputs = Kind::spread(rows.at(r) + (k * WORDS + s) * 4);
+                        auto inputs = spread(rows.at(r) + (k * WORDS + s) * 4);
 #pragma GCC unroll 8
                         for (int c = 0; c < C; c++) Kind::add(acc[r][c], inputs, columns[c]);
                     }
@@ -193,9 +239,9 @@ static void product(const Weights& w, Rows rows, int64_t first, T* out) {
         }
 #pragma GCC unroll 8
         for (int c = 0; c < C; c++) {
-            const int64_t at = ((first + c / Kind::COLUMNS) * groups + g) * Kind::WIDTH + c % Kind::COLUMNS * LANES;
-            const Floats scale = Kind::load_scale(w, at);
-            const auto zero = Kind::load_zero(w, at);
+            const int64_t at = ((first + c / VECTORS) * groups + g) * WIDTH + c % VECTORS * LANES;
+            const vf scale = load_scale(w, at);
+            const vi zero = load_zero(w, at);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++)
                 totals[r][c] = totals[r][c] + Kind::value(acc[r][c], zero, sums + r * rows.stride + 4 * g) * scale;
@@ -203,19 +249,19 @@ static void product(const Weights& w, Rows rows, int64_t first, T* out) {
     }
 #pragma GCC unroll 8
     for (int c = 0; c < C; c++) {
-        const int64_t at = first * Kind::WIDTH + c * LANES, left = w.outputs - at;
+        const int64_t at = first * WIDTH + c * LANES, left = w.outputs - at;
         if (left <= 0) break;
 #pragma GCC unroll 8
         for (int r = 0; r < R; r++) {
             float scale, bias[LANES], values[16] = {};
             memcpy(&scale, sums + r * rows.stride + 4 * groups, 4);
-            Floats result = totals[r][c];
+            vf result = totals[r][c];
             if (WORDS == 2) result = result * scale;
             memcpy(bias, w.bias + at, sizeof bias);
             memcpy(values, &result, sizeof result);
             for (int i = 0; i < LANES; i++) values[i] += bias[i];
             T* to = out + r * w.stride + at;
-            left < LANES ? store_part(to, load(values), left) : store_lanes(to, values, LANES);
+            left < LANES ? store_part(to, load(values), left) : store_lanes(to, values);
         }
     }
 }
@@ -261,12 +307,28 @@ static void multiply(const Weights& w, const T* x, int64_t n, int64_t inputs, co
     });
     if (!n) return;
     const int64_t fit = ROW_BYTES / stride / Kind::ROWS * Kind::ROWS, chunk = fit > Kind::ROWS ? fit : Kind::ROWS;
-    const int64_t chunks = (n + chunk - 1) / chunk, panels = (w.outputs + Kind::WIDTH - 1) / Kind::WIDTH;
+    const int64_t chunks = (n + chunk - 1) / chunk, panels = (w.outputs + WIDTH - 1) / WIDTH;
     const int64_t wanted = (4 * threads + chunks - 1) / chunks, pieces = wanted < panels / 2 ? wanted : panels / 2 ? panels / 2 : 1;
     parallel_shares(threads, chunks * pieces, [&](int64_t i, int64_t, int64_t, int64_t) {
         const int64_t c = i / pieces, part = i % pieces, first = c * chunk, count = n - first < chunk ? n - first : chunk;
         const Rows rows{scratch + first * stride, stride};
         products<Kind>(w, rows, count, panels * part / pieces, panels * (part + 1) / pieces, out + first * w.stride);
     });
+}
+
+// Single, Brain: types that multiply float32 and bfloat16 rows. Byte: rows quantised to int8.
+template <class Single, class Brain, class Byte>
+static void int4_linear(INT4_ARGUMENTS) {
+    const Weights w{codes, scale, zero, bias, steps, group_steps, outputs, stride, (int)scale_type};
+    const float* single = (const float*)x;
+    const bf16* brain = (const bf16*)x;
+    if (type == FLOAT32 && int8_rows)
+        multiply<Byte>(w, single, rows, inputs, order, scratch, (float*)out, threads);
+    else if (type == FLOAT32)
+        multiply<Single>(w, single, rows, inputs, order, scratch, (float*)out, threads);
+    else if (int8_rows)
+        multiply<Byte>(w, brain, rows, inputs, order, scratch, (bf16*)out, threads);
+    else
+        multiply<Brain>(w, brain, rows, inputs, order, scratch, (bf16*)out, threads);
 }
 }

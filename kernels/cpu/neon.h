@@ -1,4 +1,4 @@
-// Operations of products.h with registers of Arm's NEON.
+// Operations of products.h and linear_int4_body.h with registers of Arm's NEON.
 #define LANES 4
 #define VECTORS 4
 #define PREFETCH 0
@@ -10,4 +10,9 @@ INLINE v4 widen_half(const char* p) {
     float16x4_t half;
     memcpy(&half, p, sizeof half);
     return (v4)vcvt_f32_f16(half);
+}
+INLINE uint32x4_t widen_bytes(const void* p) {
+    uint32_t four;
+    memcpy(&four, p, sizeof four);
+    return vmovl_u16(vget_low_u16(vmovl_u8(vcreate_u8(four))));
 }

@@ -19,12 +19,12 @@ SIZES = [(256, 96), (33, 48), (200, 17), (1000, 130), (8, 1)]  # (in, out)
 OPTIONS = [Int4Options(128), Int4Options(32, symmetric=False), Int4Options(64, symmetric=False, int8_rows=True)]
 
 
-@pytest.fixture(params=["best", "avx2", "torch"])
+@pytest.fixture(params=["best", "avx512_vnni", "avx2", "torch"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
-    """Run a test with the fastest C++ products of this CPU, with those for AVX2, and in torch."""
+    """Run a test with the fastest C++ products of this CPU, with those of older CPUs, and in torch."""
     if request.param == "torch":
         monkeypatch.setenv("SENSORIUM_KERNELS", "int4_linear=torch")
-    with running_with("avx2") if request.param == "avx2" else nullcontext():
+    with running_with(request.param) if request.param in native.LEVELS else nullcontext():
         yield request.param
 
 

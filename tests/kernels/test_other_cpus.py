@@ -12,13 +12,14 @@ from pathlib import Path
 import pytest
 import torch
 from cpu import PRODUCTS
-from sensorium.kernels import native, panels
+from sensorium.kernels import int4, native, panels
+from sensorium.kernels.int4 import Int4Options, Int4Panels, quantize_int4
 from sensorium.kernels.int8 import Int8Weight, int8_linear_reference, quantize_rows
 from torch import Tensor
 
 pytestmark = pytest.mark.full
 SOURCES = Path(native.__file__).with_name("cpu")
-RUNNER = Path(__file__).parents[1] / "helpers" / "run_linear.cpp"
+HELPERS = Path(__file__).parents[1] / "helpers"
 ROWS = (1, 2, 3, 6, 7, 13)
 X86 = ['-DTARGET="avx2,fma,f16c,avx512f,avx512vl,avx512vnni"', "-DDPBUSD=_mm256_dpbusd_epi32"]
 """Compile the body for AVX-VNNI with the instruction of AVX-512 VNNI, which computes the same."""
@@ -42,23 +43,38 @@ def command(kernel: str) -> tuple[list[str], list[str]]:
     return [*zig, "c++", "-target", "aarch64-linux-musl", "-static"], emulator
 
 
-def run(program: list[str], x: Tensor, packed: panels.Panels) -> Tensor:
-    w, number = packed, {torch.float32: 0, torch.bfloat16: 1}[x.dtype]
-    blobs = [
-        b"" if t is None else bytes(t.contiguous().view(torch.uint8).numpy()) for t in (x, w.weight, w.shift, w.scale, w.bias)
-    ]
-    sizes = (*x.shape, w.weight.shape[1], w.outputs, *map(len, blobs))
-    head = struct.pack("11q", number, panels._TYPES[w.weight.dtype], *sizes)
-    done = subprocess.run(program, input=head + b"".join(blobs), capture_output=True, check=True)
-    return torch.frombuffer(bytearray(done.stdout), dtype=x.dtype).view(len(x), w.outputs)
+def build(kernel: str, source: str, function: str, runner: str, target: Path) -> list[str]:
+    """Compile the runner with a kernel's source. Return the command that runs it."""
+    compiler, emulator = command(kernel)
+    options = ["-std=c++17", "-O2", "-w", f"-I{SOURCES}", f"-DNAME=sensorium_{function}"]
+    subprocess.run([*compiler, *options, str(HELPERS / runner), str(SOURCES / f"{source}.cpp"), "-o", str(target)], check=True)
+    return [*emulator, str(target)]
+
+
+def call(program: list[str], x: Tensor, numbers: list[int], tensors: list[Tensor | None], outputs: int) -> Tensor:
+    """Send the numbers, the sizes of the tensors and the tensors; return the result."""
+    blobs = [b"" if t is None else bytes(t.contiguous().flatten().view(torch.uint8).numpy()) for t in tensors]
+    sizes = [{torch.float32: 0, torch.bfloat16: 1}[x.dtype], *numbers, *map(len, blobs)]
+    done = subprocess.run(
+        program, input=struct.pack(f"{len(sizes)}q", *sizes) + b"".join(blobs), capture_output=True, check=True
+    )
+    return torch.frombuffer(bytearray(done.stdout), dtype=x.dtype).view(len(x), outputs)
+
+
+def run(program: list[str], x: Tensor, w: panels.Panels) -> Tensor:
+    numbers = [panels._TYPES[w.weight.dtype], *x.shape, w.weight.shape[1], w.outputs]
+    return call(program, x, numbers, [x, w.weight, w.shift, w.scale, w.bias], w.outputs)
+
+
+def run_int4(program: list[str], x: Tensor, w: Int4Panels, int8_rows: bool) -> Tensor:
+    scratch = len(x) * int4.row_bytes(w.inputs, w.scale.shape[1], x.dtype, int8_rows)
+    numbers = [*x.shape, int4._SCALE_TYPES.index(w.scale.dtype), w.codes.shape[1], w.group_steps, w.outputs, int8_rows, scratch]
+    return call(program, x, numbers, [x, w.order, w.codes, w.scale, w.zero, w.bias], w.outputs)
 
 
 @pytest.mark.parametrize("kernel", ["neon", "neon_dot", "neon_bf16", "avx_vnni"])
 def test_linear(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    compiler, emulator = command(kernel)
-    source, target = SOURCES / f"linear_{kernel}.cpp", tmp_path / "run"
-    options = ["-std=c++17", "-O2", "-w", f"-I{SOURCES}", f"-DNAME=sensorium_linear_{kernel}"]
-    subprocess.run([*compiler, *options, str(RUNNER), str(source), "-o", str(target)], check=True)
+    program = build(kernel, f"linear_{kernel}", f"linear_{kernel}", "run_linear.cpp", tmp_path / "run")
     monkeypatch.setattr(native, "products", lambda: kernel)
     for stored in (dtype for dtype, form in panels._LAYOUTS[kernel].items() if form.kernel == kernel):
         both = stored in (torch.int8, torch.bfloat16)
@@ -66,7 +82,7 @@ def test_linear(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
             [torch.float32] if not both else [torch.bfloat16] if kernel == "neon_bf16" else [torch.float32, torch.bfloat16]
         )
         for dtype in computed:
-            check([*emulator, str(target)], stored, dtype)
+            check(program, stored, dtype)
 
 
 def check(program: list[str], stored: torch.dtype, dtype: torch.dtype) -> None:
@@ -85,3 +101,27 @@ def check(program: list[str], stored: torch.dtype, dtype: torch.dtype) -> None:
         torch.testing.assert_close(run(program, x, packed).double(), expected, rtol=limit, atol=limit)
     whole = run(program, x, packed)
     assert [rows for rows in ROWS if not torch.equal(run(program, x[:rows], packed), whole[:rows])] == []
+
+
+@pytest.mark.parametrize("kernel", ["neon", "neon_dot", "avx_vnni"])
+def test_int4_linear(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = build(kernel, f"linear_int4_{kernel}", f"int4_linear_{kernel}", "run_int4.cpp", tmp_path / "run")
+    monkeypatch.setattr(native, "products", lambda: kernel)
+    for options in (Int4Options(32), Int4Options(64, symmetric=False), Int4Options(32, symmetric=False, int8_rows=True)):
+        for dtype in (torch.float32, torch.bfloat16):
+            check_int4(program, options, dtype)
+
+
+def check_int4(program: list[str], options: Int4Options, dtype: torch.dtype) -> None:
+    """Compare with the dequantised weight; a row's bits do not depend on the batch."""
+    x, bias = torch.randn(max(ROWS), 70).to(dtype), torch.randn(45).to(dtype)
+    weight = quantize_int4(torch.randn(45, 70).to(dtype), options)
+    packed, inputs = int4._to_panels(weight, bias), x.double()
+    if options.int8_rows:
+        codes, scale = quantize_rows(x)
+        inputs = codes.double() * scale
+    expected, limit = inputs @ weight.dequantize().double().T + bias.double(), 1e-2 if dtype == torch.bfloat16 else 3e-5
+    whole = run_int4(program, x, packed, options.int8_rows)
+    torch.testing.assert_close(whole.double(), expected, rtol=limit, atol=limit)
+    changed = [n for n in ROWS if not torch.equal(run_int4(program, x[:n], packed, options.int8_rows), whole[:n])]
+    assert changed == []
