@@ -1,9 +1,14 @@
-"""`sensorium quantize`: write a checkpoint with the decoder's weights in 4 bits, rounded to nearest."""
+"""`sensorium quantize`: write a checkpoint with the decoder's weights in 4 bits, rounded to nearest or scaled by AWQ."""
 
 from __future__ import annotations
 
 import argparse
+import json
 import sys
+from pathlib import Path
+from typing import Any
+
+from ..mm.errors import ConfigError
 
 EXAMPLE = "sensorium quantize Qwen/Qwen2.5-VL-3B-Instruct qwen-w4 --group-size 64"
 
@@ -14,11 +19,31 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--bits", type=int, choices=[4], default=4, help="bits of a weight (default: 4)")
     groups = "inputs that share a scale (default: 128)"
     parser.add_argument("--group-size", type=int, choices=[32, 64, 128], default=128, help=groups)
+    method = "rtn rounds to nearest; awq first scales the weights by the activations of calibration prompts (default: rtn)"
+    parser.add_argument("--method", choices=["rtn", "awq"], default="rtn", help=method)
+    parser.add_argument("--samples", type=int, default=128, help="awq: number of calibration prompts (default: 128)")
+    prompts = (
+        "awq: a file with a prompt per line: text, or JSON: a string or a list of chat messages; default: the model writes them"
+    )
+    parser.add_argument("--calibration", metavar="FILE", type=Path, help=prompts)
 
 
 def run(args: argparse.Namespace) -> int:
     """Print the written folder."""
-    from ..engine.setup.quantize import quantize_checkpoint
+    from ..engine.setup.quantize import Calibration, quantize_checkpoint
 
-    print(quantize_checkpoint(args.model, args.out, args.group_size, lambda line: print(line, file=sys.stderr)))
+    prompts = None if args.calibration is None else read_prompts(args.calibration.read_text("utf-8"))
+    chosen = Calibration(args.samples, prompts) if args.method == "awq" else None
+    print(quantize_checkpoint(args.model, args.out, args.group_size, lambda line: print(line, file=sys.stderr), chosen))
     return 0
+
+
+def read_prompts(text: str) -> list[Any]:
+    """Parse one prompt per line: JSON after a quote or a bracket, otherwise plain text. Empty lines are left out."""
+    found = []
+    for number, line in enumerate(map(str.strip, text.splitlines()), 1):
+        try:
+            found += [json.loads(line) if line[0] in '"[' else line] if line else []
+        except ValueError as error:
+            raise ConfigError(f"line {number} of the calibration file is not JSON: {error}", param="calibration") from None
+    return found

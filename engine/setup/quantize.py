@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,12 @@ from ...kernels.int4 import Int4Options, quantize_int4
 from ...mm.errors import ConfigError
 from ...models.layers.basic import rename
 from ...models.layers.linear import Linear
+from ...models.text.scaling import Folding
 from ...models.weight_files import ADAPTER_WEIGHTS, read_checkpoint
 from ...models.weights import named_layers
 from ..config import make_config
 from ..model_files import load_model_files
+from .awq import Calibration, collect_inputs, search_foldings
 from .hub import find_model
 from .model_source import ModelSource
 from .resolve import load_processing
@@ -33,7 +35,13 @@ _INDEX = f"model{_INDEX_END}"
 _WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack")
 
 
-def quantize_checkpoint(model: str, out: str | os.PathLike[str], group_size: int, report: Callable[[str], object]) -> Path:
+def quantize_checkpoint(
+    model: str,
+    out: str | os.PathLike[str],
+    group_size: int,
+    report: Callable[[str], object],
+    calibration: Calibration | None = None,
+) -> Path:
     """Round the decoder's weights of a checkpoint to 4 bits with a symmetric scale per group of inputs.
 
     Head, embeddings, routers, towers, and layers whose number of inputs is not a multiple of `group_size` are not quantised.
@@ -41,9 +49,11 @@ def quantize_checkpoint(model: str, out: str | os.PathLike[str], group_size: int
     Args:
         out: the folder to write, which must not exist. It is created when all files are complete.
         report: called with one line for each file written.
+        calibration: scale weights by AWQ first; None: round to nearest. The inverse scales are folded into the norm or linear
+            layer before. Layers whose input comes from elsewhere (experts, the MLP's second layer without a gate) are rounded.
 
     Raises:
-        ConfigError: `out` exists, the checkpoint is quantised already, or no layer can be quantised.
+        ConfigError: `out` exists, the checkpoint is quantised already, or no layer can be quantised or scaled.
         CheckpointError, HubError: as LLM.
     """
     target = Path(out)
@@ -51,12 +61,13 @@ def quantize_checkpoint(model: str, out: str | os.PathLike[str], group_size: int
         raise ConfigError(f"{target} exists; give a new folder", param="out")
     config = find_model(make_config(model, {"quantization": {"method": "int4", "group_size": group_size}, "device": "cpu"}))
     folder = Path(config.model)
-    names = _quantised_names(config, group_size)
+    root, names = _quantised_names(config, group_size)
+    changes = {} if calibration is None else _search(config.model, root, names, group_size, calibration, report)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
         _copy_files(folder, partial)
-        wide = _write_weights(folder, partial, names, group_size, report)
+        wide = _write_weights(folder, partial, names, changes, group_size, report)
         settings = json.loads((folder / "config.json").read_text("utf-8"))
         settings["quantization_config"] = _config(group_size, wide)
         (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
@@ -67,8 +78,8 @@ def quantize_checkpoint(model: str, out: str | os.PathLike[str], group_size: int
     return target
 
 
-def _quantised_names(config: Any, group_size: int) -> set[str]:
-    """Return the stored names of the weights to quantise."""
+def _quantised_names(config: Any, group_size: int) -> tuple[Any, set[str]]:
+    """Return the model on the meta device and the stored names of the weights to quantise."""
     files = load_model_files(config.model)
     if not (Path(config.model) / "config.json").is_file():
         raise ConfigError(f"{config.model} has no config.json; give a checkpoint in the Hub's layout", param="model")
@@ -92,6 +103,21 @@ def _quantised_names(config: Any, group_size: int) -> set[str]:
             f"{config.model} has no layer of the decoder with a multiple of {group_size} inputs; give a smaller group size",
             param="group_size",
         )
+    return model, found
+
+
+def _search(
+    model: str, root: Any, names: set[str], group_size: int, calibration: Calibration, report: Callable[[str], object]
+) -> dict[str, Folding]:
+    """Return stored name -> change of each tensor that AWQ scales."""
+    report(f"calibrating with {calibration.samples} samples{'' if calibration.prompts else ', which the model writes itself'}")
+    inputs = collect_inputs(model, calibration)
+    canonical = {name: rename(name, root.prefixes) for name, _ in read_checkpoint(Path(model))}
+    weights = ((canonical[name], tensor) for name, tensor in read_checkpoint(Path(model)))
+    changes = search_foldings(root, inputs, weights, {canonical[name] for name in names}, group_size)
+    found = {name: changes[other] for name, other in canonical.items() if other in changes}
+    if not found:
+        raise ConfigError(f"{model} has no layer that AWQ can scale; round to nearest instead", param="calibration")
     return found
 
 
@@ -106,7 +132,14 @@ def _copy_files(folder: Path, partial: Path) -> None:
         shutil.copyfile(file, partial / name)
 
 
-def _write_weights(folder: Path, partial: Path, names: set[str], group_size: int, report: Callable[[str], object]) -> list[str]:
+def _write_weights(
+    folder: Path,
+    partial: Path,
+    names: set[str],
+    changes: Mapping[str, Folding],
+    group_size: int,
+    report: Callable[[str], object],
+) -> list[str]:
     """Write the weights and their index. Return the modules, by stored name, whose matrices are not quantised."""
     wide, shards, held, used = list[str](), list[list[str]](), dict[str, Tensor](), 0
 
@@ -118,6 +151,8 @@ def _write_weights(folder: Path, partial: Path, names: set[str], group_size: int
 
     total = 0
     for name, tensor in read_checkpoint(folder):
+        if name in changes:
+            tensor = changes[name](tensor)
         if name in names:
             parts = pack_tensors(name.removesuffix("weight"), tensor, group_size)
         else:
