@@ -29,7 +29,7 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "linear": ("native", "onednn", "torch"),
     "int8_linear": ("native", "triton", "torch"),
     "fp8_linear": ("triton", "torch"),
-    "int4_linear": ("native", "torch"),
+    "int4_linear": ("native", "triton", "torch"),
     "moe": ("triton", "torch"),
     "sample": ("triton", "numpy", "torch"),
     "log_probs": ("triton", "torch"),

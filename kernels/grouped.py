@@ -15,6 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .blocks import BlockWeight
+from .dispatch import backend
 from .int8 import quantize_rows
 
 PANEL_NUMBERS = 1 << 19  # weights that are dequantised at a time, if an output has no more
@@ -152,16 +153,25 @@ def panel_rows(inputs: int) -> int:
 
 
 def grouped_linear(x: Tensor, weights: ShardedWeight) -> Tensor:
-    """Compute `x [rows, in]` -> `[rows, out]` in x's dtype. On a CPU sums are in float32 and rounded once."""
+    """Compute `x [rows, in]` -> `[rows, out]` in x's dtype. On a CPU sums are in float32 and rounded once.
+
+    On a GPU with Triton, 4-bit integers are dequantised inside the matmul.
+    """
     rows, start = len(x), 0
     out = x.new_empty(rows, sum(len(shard.codes) for shard in weights.shards))
     if weights.int8_rows:
         codes, scale = quantize_rows(x)
         x = codes.float().mul_(scale).to(x.dtype if x.is_cuda else torch.float32)
+    given, in_triton = x, backend("int4_linear", x.device, out.dtype) == "triton"
     if x.device.type == "cpu":
         x = F.pad(x.float(), (0, 0, 0, max(0, MIN_ROWS - rows)))
     for shard in weights.shards:
         outputs, each = len(shard.codes), panel_rows(shard.inputs)
+        if in_triton and (fused := _triton_kernel(shard)) is not None:
+            bias = None if weights.bias is None else weights.bias[start : start + outputs]
+            fused(given, shard, bias, out[:, start : start + outputs])
+            start += outputs
+            continue
         for first in range(0, outputs, each):
             last = min(first + each, outputs)
             part = slice(start + first, start + last)
@@ -169,3 +179,10 @@ def grouped_linear(x: Tensor, weights: ShardedWeight) -> Tensor:
             out[:, part] = F.linear(x, shard.dequantize(first, last).to(x.dtype), bias)[:rows]
         start += outputs
     return out
+
+
+def _triton_kernel(weight: QuantizedWeight) -> Callable[[Tensor, Any, Tensor | None, Tensor], None] | None:
+    """Return the Triton kernel that multiplies with this weight, or None."""
+    from .gpu import int4
+
+    return int4.int4_linear if int4.supports(weight) else None

@@ -186,6 +186,13 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         },
         "wide": {"any": {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP": 8, "num_warps": 4, "num_stages": 2}},
     },
+    # The same with weights in 4 bits; BLOCK_K is at most a group.
+    "int4": {
+        "": {"any": {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP": 8, "num_warps": 4, "num_stages": 2}},
+        "few": {"any": {"BLOCK_M": 16, "BLOCK_N": 64, "BLOCK_K": 128, "GROUP": 1, "num_warps": 4, "num_stages": 3}},
+        "some": {"any": {"BLOCK_M": 64, "BLOCK_N": 64, "BLOCK_K": 64, "GROUP": 1, "num_warps": 4, "num_stages": 3}},
+        "wide": {"any": {"BLOCK_M": 32, "BLOCK_N": 32, "BLOCK_K": 32, "GROUP": 8, "num_warps": 4, "num_stages": 2}},
+    },
     "linear_sum": {"": {"any": {"BLOCK": 512, "num_warps": 4, "num_stages": 1}}},
     "penalties": {"": {"any": {"BLOCK": 512, "num_warps": 4, "num_stages": 1}}},
     "log_probs": {"": {"any": {"BLOCK": 4096, "num_warps": 16, "num_stages": 2}}},

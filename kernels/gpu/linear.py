@@ -193,9 +193,7 @@ def scaled_mm(
     blocks = triton.cdiv(width, sizes["BLOCK_N"])
     share, parts = depth, 1
     if rows <= _FEW:
-        share = triton.cdiv(depth, max(1, 2 * launch_config.gpu_info().num_sms // blocks))
-        share = triton.cdiv(max(share, _SHORTEST), sizes["BLOCK_K"]) * sizes["BLOCK_K"]
-        parts = triton.cdiv(depth, share)
+        share, parts = split_depth(depth, blocks, sizes["BLOCK_K"])
     sums = torch.int32 if x.dtype == torch.int8 else torch.float32
     to = out if parts == 1 else torch.empty((parts, rows, width), dtype=sums, device=x.device)
     given = {"SCALED": x_scale is not None, "BIASED": bias is not None}
@@ -208,6 +206,13 @@ def scaled_mm(
         grid = (rows, triton.cdiv(width, last["BLOCK"]))
         _sum_kernel[grid](to, x_scale, scale, bias, out, rows, width, parts, **given, **last)
     return out
+
+
+def split_depth(depth: int, blocks: int, block: int) -> tuple[int, int]:
+    """Return the depth of a split, a multiple of `block`, and the number of splits, so that `blocks` tiles fill the GPU."""
+    share = triton.cdiv(depth, max(1, 2 * launch_config.gpu_info().num_sms // blocks))
+    share = triton.cdiv(max(share, _SHORTEST), block) * block
+    return share, triton.cdiv(depth, share)
 
 
 def _class(rows: int, x: Tensor) -> str:
