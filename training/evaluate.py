@@ -10,6 +10,7 @@ import argparse
 import json
 import sys
 import time
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -34,8 +35,8 @@ class Task:
     below: bool = False
 
 
-def edits(a: str, b: str) -> int:
-    """Return the Levenshtein distance."""
+def edits(a: Sequence[str], b: Sequence[str]) -> int:
+    """Return the Levenshtein distance of two texts, or lists of words."""
     row = list(range(len(b) + 1))
     for i, x in enumerate(a, 1):
         row, last = [i], row
