@@ -100,6 +100,9 @@ class EngineConfig:
         encoder_cache_dir: folder where encoder rows are kept across restarts; `~` is expanded. None keeps them in memory only.
             All weight files are hashed at start, so that rows of one checkpoint are never served for another.
         encoder_cache_dir_bytes: maximum size of that folder. The least recently used rows are deleted first.
+        packed_cache_dir: folder where the weights of linear layers are kept as the C++ kernels read them; `~` is expanded. The
+            next start of an engine with the same checkpoint and quantization on a CPU with the same instructions maps them.
+            The checkpoint is recognised by config.json and by names, sizes and times of its files. Nothing is deleted.
         quarantine_seconds: how long an item that made the encoder fail is refused. This affects its tenant only.
         quantization: None, "int8" (weights and activations of linear layers as 8-bit integers), "fp8" (8-bit floats on GPUs
             that support them, elsewhere the weights only), or "int4" (the decoder's weights in 4 bits). A mapping has `method`
@@ -165,6 +168,7 @@ class EngineConfig:
     encoder_cache_bytes: int | None = None
     encoder_cache_dir: str | None = None
     encoder_cache_dir_bytes: int = 4 << 30
+    packed_cache_dir: str | None = None
     quarantine_seconds: float = 300.0
     quantization: str | Mapping[str, Any] | None = None
     kv_cache_dtype: str = "auto"
@@ -228,9 +232,9 @@ class EngineConfig:
             raise _error("async_scheduling", self.async_scheduling, "must be True, False or None")
         _check_device_name("device", self.device, ("auto", "cpu"))
         _check_device_name("media_device", self.media_device, ("cpu",))
-        if self.encoder_cache_dir is not None:
-            folder = _expand_folder("encoder_cache_dir", self.encoder_cache_dir)
-            object.__setattr__(self, "encoder_cache_dir", folder)
+        for name in ("encoder_cache_dir", "packed_cache_dir"):
+            if getattr(self, name) is not None:
+                object.__setattr__(self, name, _expand_folder(name, getattr(self, name)))
         if isinstance(self.seed, bool) or not isinstance(self.seed, int):
             raise _error("seed", self.seed, "must be an integer")
         for name in ("limit_mm_per_prompt", "mm_processor_kwargs", "hf_overrides", "override_generation_config"):

@@ -25,6 +25,7 @@ _DTYPES = {
     "F8_E8M0": torch.float8_e8m0fnu,
 }  # fmt: skip
 """Names of dtypes in safetensors files."""
+DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LFS_POINTER = b"version https://git-lfs"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
 _STEMS = ("model", "consolidated")  # file names in the Hub's layout, and in Mistral AI's own
@@ -76,6 +77,14 @@ def file_headers(file: Path) -> dict[str, Tensor]:
             raise CheckpointError(f"{unknown} in {file.name} holds {kind}, which is not supported; use another checkpoint")
         kinds = {name: (part.get_shape(), _DTYPES[part.get_dtype()]) for name, part in parts.items()}
     return {name: torch.empty(shape, dtype=dtype, device="meta") for name, (shape, dtype) in kinds.items()}
+
+
+def file_metadata(file: Path) -> dict[str, str]:
+    """Return the metadata of one file."""
+    from safetensors import safe_open
+
+    with _typed_errors(file), safe_open(file, framework="pt") as tensors:
+        return tensors.metadata() or {}
 
 
 def read_adapter(folder: Path, name: str) -> Iterator[tuple[str, Tensor]]:

@@ -138,12 +138,13 @@ def fill(
         CheckpointError: missing, surplus or misshapen tensors, the first few by name.
     """
     layers, surplus, converters = named_layers(root), [], _converters(root)
+    restored = {name for module in root.modules() if isinstance(module, Linear) for name in module.restored}
     copy = copier(next((view.device for _, views in layers.values() for view in views.values() if not view.is_meta), _CPU))
     for stored, name, whole in _joined(root, weights, prefixes, ignored):
         for part, tensor in _convert(stored, whole, converters[name][1]) if name in converters else [(name, whole)]:
             if part in layers:
                 _put(tensor, stored, part, *layers[part], copy)
-            elif not part.endswith(_BUFFER):
+            elif not part.endswith(_BUFFER) and part not in restored:
                 surplus.append(stored)
     _check_empty("lacks", {name for _, views in layers.values() for name in views})
     _check_empty("holds unknown", surplus)

@@ -11,10 +11,12 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ...kernels import native
 from ...kernels.dispatch import use_backends
 from ...kernels.int4 import Int4Options
 from ...kernels.kv_quant import CACHE_DTYPES
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
+from ...mm.hashing import digest
 from ...models.adapters import adapter_spec, attach
 from ...models.decoder_model import TEXT_PREFIXES, DecoderModel, decoder_on_meta
 from ...models.fallback.fallback import Fallback
@@ -23,6 +25,7 @@ from ...models.formats.read import read_quantization
 from ...models.interface import CacheSpec, Model
 from ...models.layers.linear import Linear, LmHead, deferred_weights
 from ...models.merged_adapter import MergedAdapter
+from ...models.packed_cache import restore_packed, save_packed
 from ...models.quantization import parse_quantization
 from ...models.weight_files import ADAPTER_WEIGHTS, file_headers, read_file, read_headers
 from ...models.weights import keep_float16, quantize
@@ -76,10 +79,23 @@ class ModelSource:
         """
         adapter = read_merged_adapter(self.files.adapter, model, read_file)
         merge, external = None if adapter is None else adapter.merge, self.files.external
+        packed = self._packed_file()
+        known = set() if packed is None else restore_packed(cast(nn.Module, model), packed)
         load_weights(self.files.path, model, merge, external)
+        if packed is not None:
+            save_packed(cast(nn.Module, model), packed, known)
         if self.config.torch_device.type == "cuda":
             torch.cuda.synchronize(self.config.torch_device)  # steps read weights on other streams than the copies
         verify_fallback(model, self.info, self.dtype)
+
+    def _packed_file(self) -> Path | None:
+        """Return the file of this model's packed weights: named by the checkpoint, the formats and the CPU's kernels."""
+        config = self.config
+        if config.packed_cache_dir is None or config.torch_device.type != "cpu" or self.files.adapter is not None:
+            return None
+        kernels = (native.ABI, native.products(), config.kernels, config.dtype == "auto", str(self.dtype))
+        name = digest("sensorium.packed", self.files.fingerprint, config.quantization, kernels)
+        return Path(config.packed_cache_dir) / f"{name}.safetensors"
 
     def reload(self) -> Model:
         """Return the model built again with its weights.

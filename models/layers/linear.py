@@ -53,6 +53,7 @@ class Linear(WeightedLayer):
         formats: canonical name of a shard's weight -> its format, in a quantised checkpoint. Such a weight is a meta tensor
             that has only the shape; `hold` takes the quantised weights.
         stored_dtypes: dtypes of the stored weights, as far as the headers of the files name them.
+        restored: canonical names of the layer's tensors if its packed weight came from another file.
     """
 
     quantization: str | Int4Options | None = None
@@ -78,8 +79,11 @@ class Linear(WeightedLayer):
         self.bias: Tensor | None = torch.empty(out, dtype=dtype, device=device) if bias else None
         self.packed: LinearWeight  # exists from `pack` on, in place of `weight`
         self.adapters: list[tuple[slice, LowRank]] = []
+        self.restored: frozenset[str] = frozenset()
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
+        if self.restored:
+            return
         start = 0
         for name, rows in zip(self.weight_names(path), self.shards.values(), strict=True):
             yield name, self.weight[start : start + rows]
@@ -131,6 +135,12 @@ class Linear(WeightedLayer):
             self.held = {}
         else:
             self.packed = pack(self.weight, self.bias, self.quantization)
+        del self.weight
+
+    def restore(self, path: str, packed: LinearWeight) -> None:
+        """Take a packed weight instead of the tensors of the checkpoint."""
+        self.restored = frozenset(name for name, _ in self.tensors(path))
+        self.packed, self.bias = packed, None
         del self.weight
 
     def add_adapter(self, adapter: LowRank, start: int) -> None:

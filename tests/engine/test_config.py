@@ -39,6 +39,7 @@ CPU = torch.device("cpu")
         ({"media_device": "gpu"}, "media_device='gpu' must be 'cpu', 'cuda' or 'cuda:N'"),
         ({"media_device": "auto"}, "media_device='auto' must be 'cpu', 'cuda'"),
         ({"encoder_cache_dir": 5}, "encoder_cache_dir=5 must be the path of a folder"),
+        ({"packed_cache_dir": 5}, "packed_cache_dir=5 must be the path of a folder"),
         ({"encoder_cache_dir": b"x"}, "encoder_cache_dir=b'x' must be the path of a folder"),
         ({"encoder_cache_dir": ""}, "encoder_cache_dir='' must be the path of a folder"),
         ({"encoder_cache_dir": "a\0b"}, "is not a folder"),

@@ -145,6 +145,7 @@ def cases(text: Any) -> Iterator[tuple[str, Any]]:
         "max_num_seqs",
         "mm_processor_kwargs",
         "encoder_cache_dir",
+        "packed_cache_dir",
     ):
         yield f"LLM {name}", lambda llm, name=name: LLM(str(MODEL), **{name: text})
     yield "LLM option", lambda llm: LLM(str(MODEL), **{text: text})
