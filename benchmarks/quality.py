@@ -6,6 +6,7 @@ import argparse
 import json
 import re
 import tempfile
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -53,15 +54,16 @@ def main() -> None:
 def held_out_rows(model: Path, share: float, folder: Path) -> list[str]:
     """Run the held-out sets of tiny-vl; shuffled frames are left out, since they check the data."""
     from sensorium import LLM
-    from sensorium.engine.setup.quantize import Calibration, quantize_checkpoint
+    from sensorium.engine.setup.quantize import quantize_checkpoint
+    from sensorium.pipelines.calibration import run_prompts
 
     from training.data import held_out
     from training.evaluate import ours, request, score, tasks
 
     samples = [request(sample) for kind, count in CALIBRATION.items() for sample in held_out(kind, count, seed=1)]
     folders = {"int4, RTN": folder / "rtn", "int4, AWQ": folder / "awq"}
-    for (way, out), calibration in zip(folders.items(), (None, Calibration(len(samples), samples)), strict=True):
-        quantize_checkpoint(str(model), out, GROUP, lambda line, way=way: print(f"{way}: {line}", flush=True), calibration)
+    for out, calibrate in zip(folders.values(), (None, partial(run_prompts, str(model), len(samples), samples)), strict=True):
+        quantize_checkpoint(str(model), out, GROUP, print, calibrate)
     sets = [task for task in tasks(share) if not task.below]
     found: dict[str, list[list[str]]] = {}
     for way, options in WAYS.items():

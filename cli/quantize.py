@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import json
 import sys
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Print the written folder."""
-    from ..engine.setup.quantize import Calibration, quantize_checkpoint
+    from ..engine.setup.quantize import quantize_checkpoint
+    from ..pipelines.calibration import run_prompts
 
     prompts = None if args.calibration is None else read_prompts(args.calibration.read_text("utf-8"))
-    chosen = Calibration(args.samples, prompts) if args.method == "awq" else None
-    print(quantize_checkpoint(args.model, args.out, args.group_size, lambda line: print(line, file=sys.stderr), chosen))
+    calibrate = partial(run_prompts, args.model, args.samples, prompts) if args.method == "awq" else None
+    if calibrate is not None and prompts is None:
+        print(f"calibrating with {args.samples} texts that the model writes; --calibration takes others", file=sys.stderr)
+    print(quantize_checkpoint(args.model, args.out, args.group_size, lambda line: print(line, file=sys.stderr), calibrate))
     return 0
 
 

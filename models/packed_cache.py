@@ -62,7 +62,7 @@ def save_packed(root: nn.Module, file: Path, known: set[str]) -> None:
         with open(handle, "wb") as opened:
             opened.write(_header(tensors, {path: numbers for path, (numbers, _) in found.items()}))
             for tensor in tensors.values():
-                opened.write(memoryview(tensor.contiguous().view(-1).view(torch.uint8).numpy()))
+                opened.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         os.replace(partial, file)
     except OSError as error:
         _log.warning("packed weights cannot be kept in %s: %s", file.parent, error)
@@ -92,7 +92,7 @@ def _header(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> bytes:
 
 def _split(packed: Panels | Int4PanelWeight) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the numbers and the tensors of a packed weight."""
-    parts = list(packed.panels) if isinstance(packed, Int4PanelWeight) else [packed]
+    parts: list[Any] = list(packed.panels) if isinstance(packed, Int4PanelWeight) else [packed]
     tensors, numbers = dict[str, Tensor](), list[dict[str, int]]()
     for i, part in enumerate(parts):
         values = {field.name: getattr(part, field.name) for field in fields(part)}

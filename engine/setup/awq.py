@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Iterator, Mapping, Sequence
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -13,35 +11,11 @@ from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
 from ...kernels.int4 import Int4Options, quantize_int4
-from ...mm.errors import ConfigError
 from ...models.text.decoder import DecoderLayer
 from ...models.text.scaling import Folding, ScalingGroup, decoder_layers, foldings, scaling_groups
-from ..llm import LLM
-from ..sampling_params import SamplingParams
 
 _ROWS = 512  # activations kept of each group to compare products
 _STEPS = 20  # exponents that are tried
-_TOKENS = 64  # of each sample that the model writes itself
-_MAX_SAMPLES = 65536
-
-
-@dataclass(frozen=True)
-class Calibration:
-    """Prompts whose activations choose the scales.
-
-    Args:
-        samples: how many prompts are used, 1 to 65536.
-        prompts: as `LLM.generate` takes them, or lists of messages as `LLM.chat` takes them. None: the model writes them.
-    """
-
-    samples: int = 128
-    prompts: Sequence[Any] | None = None
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.samples <= _MAX_SAMPLES:
-            raise ConfigError(f"samples={self.samples} must be from 1 to {_MAX_SAMPLES}", param="samples")
-        if self.prompts is not None and not self.prompts:
-            raise ConfigError("there are no calibration prompts; give at least one, or leave them out", param="prompts")
 
 
 class _Inputs:
@@ -62,9 +36,8 @@ class _Inputs:
         return self.total / self.count
 
 
-@contextmanager
-def _observing() -> Iterator[dict[DecoderLayer, list[_Inputs]]]:
-    """Collect the inputs of all scaling groups of the models that run in this context, by layer in the order of their calls."""
+def collect_inputs(run: Callable[[], object]) -> list[list[_Inputs]]:
+    """Return the inputs of the scaling groups of the model that `run` loads and runs in this process, by decoder layer."""
     layers, targets = dict[DecoderLayer, list[_Inputs]](), dict[nn.Module, _Inputs]()
 
     def note(module: nn.Module, args: tuple[Any, ...]) -> None:
@@ -77,36 +50,10 @@ def _observing() -> Iterator[dict[DecoderLayer, list[_Inputs]]]:
 
     handle = register_module_forward_pre_hook(note)
     try:
-        yield layers
+        run()
     finally:
         handle.remove()
-
-
-def collect_inputs(model: str, calibration: Calibration) -> list[list[_Inputs]]:
-    """Run the prompts. Return the inputs of the groups of each decoder layer."""
-    with LLM(model, max_num_seqs=16, enable_prefix_caching=False) as llm:
-        prompts = calibration.prompts or _write_prompts(llm, calibration.samples)
-        first = SamplingParams(temperature=0.0, max_tokens=1)
-        chats = [prompt for prompt in prompts[: calibration.samples] if _is_chat(prompt)]
-        others = [prompt for prompt in prompts[: calibration.samples] if not _is_chat(prompt)]
-        with _observing() as layers:
-            if chats:
-                llm.chat(chats, first, use_tqdm=False, on_error="raise")
-            if others:
-                llm.generate(others, first, use_tqdm=False, on_error="raise")
     return list(layers.values())
-
-
-def _is_chat(prompt: Any) -> bool:
-    return isinstance(prompt, list) and bool(prompt) and isinstance(prompt[0], Mapping)
-
-
-def _write_prompts(llm: LLM, count: int) -> list[Any]:
-    """Sample texts from the model, each after another single character."""
-    starts = [chr(ord("A") + i % 26) for i in range(count)]
-    params = [SamplingParams(temperature=1.0, max_tokens=_TOKENS, seed=i) for i in range(count)]
-    outputs = llm.generate(starts, params, use_tqdm=False, on_error="raise")
-    return [start + output.outputs[0].text for start, output in zip(starts, outputs, strict=True)]
 
 
 def search_foldings(

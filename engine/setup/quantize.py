@@ -24,7 +24,7 @@ from ...models.weight_files import ADAPTER_WEIGHTS, read_checkpoint
 from ...models.weights import named_layers
 from ..config import make_config
 from ..model_files import load_model_files
-from .awq import Calibration, collect_inputs, search_foldings
+from .awq import collect_inputs, search_foldings
 from .hub import find_model
 from .model_source import ModelSource
 from .resolve import load_processing
@@ -40,7 +40,7 @@ def quantize_checkpoint(
     out: str | os.PathLike[str],
     group_size: int,
     report: Callable[[str], object],
-    calibration: Calibration | None = None,
+    calibrate: Callable[[], object] | None = None,
 ) -> Path:
     """Round the decoder's weights of a checkpoint to 4 bits with a symmetric scale per group of inputs.
 
@@ -49,7 +49,8 @@ def quantize_checkpoint(
     Args:
         out: the folder to write, which must not exist. It is created when all files are complete.
         report: called with one line for each file written.
-        calibration: scale weights by AWQ first; None: round to nearest. The inverse scales are folded into the norm or linear
+        calibrate: loads and runs the model in this process on prompts whose activations choose AWQ's scales, see
+            `pipelines.calibration`; None: round to nearest. The inverse scales are folded into the norm or linear
             layer before. Layers whose input comes from elsewhere (experts, the MLP's second layer without a gate) are rounded.
 
     Raises:
@@ -62,7 +63,7 @@ def quantize_checkpoint(
     config = find_model(make_config(model, {"quantization": {"method": "int4", "group_size": group_size}, "device": "cpu"}))
     folder = Path(config.model)
     root, names = _quantised_names(config, group_size)
-    changes = {} if calibration is None else _search(config.model, root, names, group_size, calibration, report)
+    changes = {} if calibrate is None else _search(config.model, root, names, group_size, calibrate)
     target.parent.mkdir(parents=True, exist_ok=True)
     partial = Path(tempfile.mkdtemp(prefix=f".{target.name}.", dir=target.parent))
     try:
@@ -106,18 +107,15 @@ def _quantised_names(config: Any, group_size: int) -> tuple[Any, set[str]]:
     return model, found
 
 
-def _search(
-    model: str, root: Any, names: set[str], group_size: int, calibration: Calibration, report: Callable[[str], object]
-) -> dict[str, Folding]:
+def _search(model: str, root: Any, names: set[str], group_size: int, calibrate: Callable[[], object]) -> dict[str, Folding]:
     """Return stored name -> change of each tensor that AWQ scales."""
-    report(f"calibrating with {calibration.samples} samples{'' if calibration.prompts else ', which the model writes itself'}")
-    inputs = collect_inputs(model, calibration)
+    inputs = collect_inputs(calibrate)
     canonical = {name: rename(name, root.prefixes) for name, _ in read_checkpoint(Path(model))}
     weights = ((canonical[name], tensor) for name, tensor in read_checkpoint(Path(model)))
     changes = search_foldings(root, inputs, weights, {canonical[name] for name in names}, group_size)
     found = {name: changes[other] for name, other in canonical.items() if other in changes}
     if not found:
-        raise ConfigError(f"{model} has no layer that AWQ can scale; round to nearest instead", param="calibration")
+        raise ConfigError(f"{model} has no layer that AWQ can scale; round to nearest instead", param="method")
     return found
 
 

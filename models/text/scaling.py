@@ -49,9 +49,9 @@ class ScalingGroup:
 def scaling_groups(layer: DecoderLayer) -> list[ScalingGroup]:
     """Return the groups of a layer: q, k and v; the attention's output; gate and up; down. Experts have none."""
     attention, mlp, found = layer.self_attn, layer.mlp, list[ScalingGroup]()
-    first = (attention.qkv,) if isinstance(attention, DecoderAttention) else ()
-    second = (mlp.gate_up,) if isinstance(mlp, GatedMlp) else (mlp.up,) if isinstance(mlp, PlainMlp) else ()
-    inputs = [(layer.before_attention, first), (layer.before_mlp, second)]
+    first: tuple[Linear, ...] = (attention.qkv,) if isinstance(attention, DecoderAttention) else ()
+    second: tuple[Linear, ...] = (mlp.gate_up,) if isinstance(mlp, GatedMlp) else (mlp.up,) if isinstance(mlp, PlainMlp) else ()
+    inputs: list[tuple[nn.Module, tuple[Linear, ...]]] = [(layer.before_attention, first), (layer.before_mlp, second)]
     if layer.parallel:  # one norm makes both inputs
         inputs = [(layer.before_attention, (*first, *second) if first and second else ())]
     found += [ScalingGroup(linears, norm) for norm, linears in inputs if linears and isinstance(norm, Norm)]

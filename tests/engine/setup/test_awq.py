@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -14,9 +15,10 @@ from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
 from sensorium.cli.main import main
 from sensorium.cli.quantize import read_prompts
-from sensorium.engine.setup.quantize import Calibration, _quantised_names, _search, make_config, quantize_checkpoint
+from sensorium.engine.setup.quantize import _quantised_names, _search, make_config, quantize_checkpoint
 from sensorium.mm.errors import ConfigError
 from sensorium.models.text.decoder import DecoderLayer
+from sensorium.pipelines.calibration import run_prompts
 from torch import Tensor
 from torch.nn.modules.module import register_module_forward_hook
 
@@ -65,9 +67,7 @@ def test_scales_fold_without_a_change(tmp_path: Path) -> None:
     """Scale the checkpoint and do not round it."""
     config = make_config(str(TINY_VL), {"quantization": {"method": "int4", "group_size": 32}, "device": "cpu"})
     root, names = _quantised_names(config, 32)
-    lines: list[str] = []
-    changes = _search(str(TINY_VL), root, names, 32, Calibration(3), lines.append)
-    assert "the model writes itself" in lines[0]
+    changes = _search(str(TINY_VL), root, names, 32, partial(run_prompts, str(TINY_VL), 3))
     folder = shutil.copytree(TINY_VL, tmp_path / "folded")
     changed = set()
     for file in folder.glob("*.safetensors"):
@@ -84,9 +84,9 @@ def test_scales_fold_without_a_change(tmp_path: Path) -> None:
 def test_calibration_is_checked(tmp_path: Path) -> None:
     for samples in (0, 1 << 20):
         with pytest.raises(ConfigError, match=f"samples={samples} must be from 1"):
-            Calibration(samples)
+            run_prompts(str(TINY_VL), samples)
     with pytest.raises(ConfigError, match="no calibration prompts"):
-        quantize_checkpoint(str(TINY_VL), tmp_path / "w4", 32, print, Calibration(prompts=[]))
+        quantize_checkpoint(str(TINY_VL), tmp_path / "w4", 32, print, partial(run_prompts, str(TINY_VL), prompts=[]))
     assert read_prompts('a b\n\n"c\\nd"\n[{"role": "user", "content": "e"}]') == [
         "a b",
         "c\nd",
