@@ -168,7 +168,7 @@ def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
         return True
     found = native.products()
     narrow = dtype == torch.bfloat16 or op != "linear"
-    return found is not None and (narrow or not found.startswith("avx512"))
+    return found is not None and (narrow or not found.startswith(("avx512", "amx")))
 
 
 def multiplies_fast(dtype: torch.dtype) -> bool:

@@ -23,7 +23,7 @@ STEP = 8  # inputs that the C++ kernels unpack at a time
 _SCALE_TYPES = [torch.float32, torch.bfloat16, torch.float16]  # as ScaleType in cpu/linear_int4_body.h
 
 
-_KERNELS = {"avx512": "avx2", "neon_bf16": "neon_dot"}
+_KERNELS = {"avx512": "avx2", "amx": "avx512_bf16", "neon_bf16": "neon_dot", "neon_i8mm": "neon_dot"}
 """Kernels of the instruction sets (`native.products`) that have none of their own."""
 
 

@@ -20,7 +20,7 @@ from torch import Tensor
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
-_LINEAR = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_dot", "neon_bf16")
+_LINEAR = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_dot", "neon_bf16", "neon_i8mm", "amx")
 _INT4 = ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "neon", "neon_dot")
 _SIGNATURES = {
     "paged_attention": (
@@ -50,8 +50,13 @@ LEVELS = {
     "neon": 0,
     "neon_dot": 0,
     "neon_bf16": 0,
+    "neon_i8mm": 0,
+    "amx": 3,
 }
-"""Instruction sets of linear layers, in the order of `Products` in cpu/common.h, with the `Level` of all other kernels."""
+"""Instruction sets of linear layers, in the order of `Products` in cpu/common.h, with the `Level` of all other kernels.
+
+"amx" is used only if it is requested (SENSORIUM_CPU=amx): it has run with emulated tiles, not on such a CPU.
+"""
 
 
 @functools.cache
@@ -134,7 +139,7 @@ def hides_avx512() -> bool:
 
 def has_vnni() -> bool:
     """Return whether torch multiplies int8 with AVX-512 VNNI."""
-    return bool(torch.cpu._is_vnni_supported()) and restriction() in (None, "avx512_vnni", "avx512_bf16")
+    return bool(torch.cpu._is_vnni_supported()) and restriction() in (None, "avx512_vnni", "avx512_bf16", "amx")
 
 
 def products() -> str | None:

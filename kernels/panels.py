@@ -67,15 +67,18 @@ def _floats(kernel: str, width: int, lanes: int) -> dict[torch.dtype, Layout]:
 _AVX2, _AVX512, _NEON = _floats("avx2", 16, 8), _floats("avx512", 64, 16), _floats("neon", 16, 4)
 _VNNI = _AVX512 | {torch.int8: Layout("avx512_vnni", 64, 4, shifted=True, scratch=1)}
 _DOT = _NEON | {torch.int8: Layout("neon_dot", 16, 4)}
+_NEON_BF16 = _DOT | {torch.bfloat16: Layout("neon_bf16", 16, 2)}
 _LAYOUTS = {
     "avx2": _AVX2,
     "avx_vnni": _AVX2 | {torch.int8: Layout("avx_vnni", 16, 4, shifted=True)},
     "avx512": _AVX512,
     "avx512_vnni": _VNNI,
     "avx512_bf16": _VNNI | {torch.bfloat16: Layout("avx512_bf16", 64, 2)},
+    "amx": _AVX512 | {torch.bfloat16: Layout("amx", 64, 2), torch.int8: Layout("amx", 64, 4, shifted=True, scratch=1)},
     "neon": _NEON,
     "neon_dot": _DOT,
-    "neon_bf16": _DOT | {torch.bfloat16: Layout("neon_bf16", 16, 2)},
+    "neon_bf16": _NEON_BF16,
+    "neon_i8mm": _NEON_BF16 | {torch.int8: Layout("neon_i8mm", 16, 8, scratch=1)},
 }
 """Layouts by instruction set (`native.products`) and dtype of the weight."""
 _NO_PANELS = Layout("", 1, 1)

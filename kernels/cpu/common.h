@@ -10,12 +10,15 @@
 #ifdef __x86_64__
 #define AVX2 "avx2,fma"
 #define AVX512 "avx512f,avx512bw,avx512dq,avx512vl,fma"
+#if defined(__linux__) && (__clang_major__ >= 12 || (!defined(__clang__) && __GNUC__ >= 11))
+#define HAS_AMX  // the compiler has it
+#endif
 #endif
 
 // Instruction sets that all other kernels are compiled for, in rising order.
 enum Level { LEVEL_BASE = 0, LEVEL_AVX2 = 1, LEVEL_AVX512 = 2, LEVEL_AVX512_BF16 = 3 };
 
-// Instruction sets that linear layers are compiled for, best last; kernels/native.py has their names.
+// Instruction sets that linear layers are compiled for, best last; kernels/native.py has their names. AMX is used on request only.
 enum Products {
     PRODUCTS_BASE,
     PRODUCTS_AVX2,
@@ -25,7 +28,9 @@ enum Products {
     PRODUCTS_AVX512_BF16,
     PRODUCTS_NEON,
     PRODUCTS_NEON_DOT,
-    PRODUCTS_NEON_BF16
+    PRODUCTS_NEON_BF16,
+    PRODUCTS_NEON_I8MM,
+    PRODUCTS_AMX
 };
 
 // The sets in use: the best ones that the CPU has, or others set by kernels/native.py or a test.

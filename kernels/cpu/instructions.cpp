@@ -3,6 +3,10 @@
 
 #if defined(__x86_64__)
 #include <cpuid.h>
+#ifdef HAS_AMX
+#include <sys/syscall.h>
+#include <unistd.h>
+#endif
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #elif defined(__APPLE__)
@@ -28,11 +32,18 @@ static unsigned find_products() {
     found |= 1 << PRODUCTS_AVX512;
     if (!__builtin_cpu_supports("avx512vnni")) return found;
     found |= 1 << PRODUCTS_AVX512_VNNI;
-    if (__builtin_cpu_supports("avx512bf16")) found |= 1 << PRODUCTS_AVX512_BF16;
+    if (!__builtin_cpu_supports("avx512bf16")) return found;
+    found |= 1 << PRODUCTS_AVX512_BF16;
+#ifdef HAS_AMX
+    const bool tiles = bit(7, 0, 3, 22) && bit(7, 0, 3, 24) && bit(7, 0, 3, 25);  // AMX-BF16, AMX-TILE, AMX-INT8
+    const int request = 0x1023, tile_data = 18;                                   // ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA
+    if (tiles && !syscall(SYS_arch_prctl, request, tile_data)) found |= 1 << PRODUCTS_AMX;
+#endif
 #elif defined(__aarch64__)
     found |= 1 << PRODUCTS_NEON;
 #if defined(__linux__)
     const bool dot = getauxval(AT_HWCAP) >> 20 & 1, brain = getauxval(AT_HWCAP2) >> 14 & 1;  // ASIMDDP, BF16
+    const bool matrix = getauxval(AT_HWCAP2) >> 13 & 1;                                      // I8MM
 #elif defined(__APPLE__)
     auto has = [](const char* name) {
         int value = 0;
@@ -40,11 +51,13 @@ static unsigned find_products() {
         return !sysctlbyname(name, &value, &size, nullptr, 0) && value;
     };
     const bool dot = has("hw.optional.arm.FEAT_DotProd"), brain = has("hw.optional.arm.FEAT_BF16");
+    const bool matrix = has("hw.optional.arm.FEAT_I8MM");
 #else
-    const bool dot = false, brain = false;
+    const bool dot = false, brain = false, matrix = false;
 #endif
     if (dot) found |= 1 << PRODUCTS_NEON_DOT;
     if (dot && brain) found |= 1 << PRODUCTS_NEON_BF16;
+    if (dot && brain && matrix) found |= 1 << PRODUCTS_NEON_I8MM;
 #endif
     return found;
 }
@@ -62,5 +75,5 @@ int sensorium_abi = 2;
 
 int sensorium_found = (int)find_products();
 int sensorium_level = best_level((unsigned)sensorium_found);
-int sensorium_products = 31 - __builtin_clz((unsigned)sensorium_found);
+int sensorium_products = 31 - __builtin_clz((unsigned)sensorium_found & ~(1u << PRODUCTS_AMX));
 }

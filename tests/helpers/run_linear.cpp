@@ -1,5 +1,5 @@
 // Run one linear layer of kernels/cpu in a process of its own, for test_other_cpus.py: NAME of the function as a macro.
-// stdin: type, weight type, rows, inputs, steps, outputs and the bytes of x, panels, shift, scale and bias as int64, then those.
+// With SCRATCH, rows are converted to memory of the caller. stdin: type, weight type, rows, inputs, steps, outputs and the bytes of x, panels, shift, scale and bias as int64, then those.
 #include <cstdio>
 #include <cstdlib>
 #include <vector>
@@ -19,7 +19,11 @@ int main() {
         at[i] = n[6 + i] ? data[i].data() : nullptr;
     }
     std::vector<char> out(n[2] * n[5] * (n[0] ? 2 : 4));
+    std::vector<char> scratch(n[2] * (n[4] * 8 + 4));
+#ifndef SCRATCH
+#define SCRATCH nullptr
+#endif
     NAME((int)n[0], (int)n[1], at[0], n[2], n[3], at[1], (const int32_t*)at[2], (const float*)at[3], (const float*)at[4], n[4], n[5],
-         nullptr, out.data(), 1);
+         SCRATCH, out.data(), 1);
     return fwrite(out.data(), out.size(), 1, stdout) != 1;
 }

@@ -1,4 +1,7 @@
-"""Linear layers for CPUs that this machine is not: NEON in qemu, and AVX-VNNI with the same instruction of AVX-512 VNNI."""
+"""Linear layers for CPUs that this machine is not.
+
+NEON runs in qemu, AVX-VNNI with the same instruction of AVX-512 VNNI, and AMX with tiles in scalar code.
+"""
 
 from __future__ import annotations
 
@@ -18,19 +21,22 @@ from sensorium.kernels.int8 import Int8Weight, int8_linear_reference, quantize_r
 from torch import Tensor
 
 pytestmark = pytest.mark.full
-SOURCES = Path(native.__file__).with_name("cpu")
 HELPERS = Path(__file__).parents[1] / "helpers"
-ROWS = (1, 2, 3, 6, 7, 13)
-X86 = ['-DTARGET="avx2,fma,f16c,avx512f,avx512vl,avx512vnni"', "-DDPBUSD=_mm256_dpbusd_epi32"]
-"""Compile the body for AVX-VNNI with the instruction of AVX-512 VNNI, which computes the same."""
+SOURCES = Path(native.__file__).with_name("cpu")
+ROWS = (1, 2, 3, 6, 7, 13, 33)
+X86 = {
+    "avx_vnni": ['-DTARGET="avx2,fma,f16c,avx512f,avx512vl,avx512vnni"', "-DDPBUSD=_mm256_dpbusd_epi32"],
+    "amx": ["-include", str(HELPERS / "emulated_tiles.h")],
+}
+"""Options that compile a body with other instructions, which compute the same."""
 
 
 def command(kernel: str) -> tuple[list[str], list[str]]:
     """Return the compiler with its options, and the emulator. Skips the test without them."""
-    if kernel == "avx_vnni":
+    if kernel in X86:
         if "avx512_vnni" not in PRODUCTS or shutil.which("g++") is None:
             pytest.skip("needs a CPU with AVX-512 VNNI and g++")
-        return ["g++", *X86], []
+        return ["g++", *X86[kernel]], []
     found = [name for name in ("qemu-aarch64", "qemu-aarch64-static") if shutil.which(name)]
     if not found:
         pytest.skip("needs qemu-aarch64 (qemu-user)")
@@ -46,7 +52,8 @@ def command(kernel: str) -> tuple[list[str], list[str]]:
 def build(kernel: str, source: str, function: str, runner: str, target: Path) -> list[str]:
     """Compile the runner with a kernel's source. Return the command that runs it."""
     compiler, emulator = command(kernel)
-    options = ["-std=c++17", "-O2", "-w", f"-I{SOURCES}", f"-DNAME=sensorium_{function}"]
+    scratch = ["-DSCRATCH=scratch.data()"] if kernel in ("amx", "neon_i8mm") else []  # others convert rows themselves
+    options = ["-std=c++17", "-O2", "-w", f"-I{SOURCES}", f"-DNAME=sensorium_{function}", *scratch]
     subprocess.run([*compiler, *options, str(HELPERS / runner), str(SOURCES / f"{source}.cpp"), "-o", str(target)], check=True)
     return [*emulator, str(target)]
 
@@ -72,15 +79,14 @@ def run_int4(program: list[str], x: Tensor, w: Int4Panels, int8_rows: bool) -> T
     return call(program, x, numbers, [x, w.order, w.codes, w.scale, w.zero, w.bias], w.outputs)
 
 
-@pytest.mark.parametrize("kernel", ["neon", "neon_dot", "neon_bf16", "avx_vnni"])
+@pytest.mark.parametrize("kernel", ["neon", "neon_dot", "neon_bf16", "neon_i8mm", "avx_vnni", "amx"])
 def test_linear(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = build(kernel, f"linear_{kernel}", f"linear_{kernel}", "run_linear.cpp", tmp_path / "run")
     monkeypatch.setattr(native, "products", lambda: kernel)
     for stored in (dtype for dtype, form in panels._LAYOUTS[kernel].items() if form.kernel == kernel):
-        both = stored in (torch.int8, torch.bfloat16)
-        computed = (
-            [torch.float32] if not both else [torch.bfloat16] if kernel == "neon_bf16" else [torch.float32, torch.bfloat16]
-        )
+        computed = [torch.bfloat16] if stored == torch.bfloat16 else [torch.float32]
+        if stored == torch.int8 or (stored == torch.bfloat16 and kernel not in ("neon_bf16", "amx")):
+            computed = [torch.float32, torch.bfloat16]
         for dtype in computed:
             check(program, stored, dtype)
 
