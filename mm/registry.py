@@ -79,7 +79,7 @@ _TEXT_STACKS = (
     "Arcee", "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Dots1", "MiniMaxM2",
     "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "ExaoneMoe", "Gemma", "Gemma2", "Gemma3",
     "Glm", "Glm4", "Glm4Moe", "GptOss", "Granite", "GraniteMoe", "GraniteMoeShared", "Helium",
-    "HunYuanDenseV1", "HunYuanMoEV1", "InternLM3", "Llama", "Ministral3", "Mistral", "Mixtral",
+    "HunYuanDenseV1", "HunYuanMoEV1", "InternLM3", "Llama", "Ministral3", "Mistral", "Mistral4", "Mixtral",
     "Nemotron", "Olmo2", "Olmo3", "Olmoe", "Phi3", "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe",
     "SeedOss", "SmolLM3", "SolarOpen", "StableLm", "Starcoder2",
 )  # fmt: skip

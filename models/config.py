@@ -221,7 +221,9 @@ def _is_rotated(text: Mapping[str, Any], stack: Stack, layer: int) -> bool:
 
 def _latent(text: Mapping[str, Any], stack: Stack) -> LatentSpec:
     rope_dim, nope_dim = positive_int(text, "qk_rope_head_dim"), positive_int(text, "qk_nope_head_dim")
-    rope = _rope({**text, "partial_rotary_factor": None}, stack, rope_dim, "full_attention")
+    parameters = {**(text.get("rope_parameters") or text.get("rope_scaling") or {}), "partial_rotary_factor": None}
+    text = {**text, "rope_parameters": parameters, "partial_rotary_factor": None}
+    rope = _rope(text, stack, rope_dim, "full_attention")
     weight = rope.scaling.get("mscale_all_dim")
     mscale = yarn_mscale(rope.scaling["factor"], weight) if weight else 1.0
     return LatentSpec(

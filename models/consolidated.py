@@ -44,7 +44,18 @@ _MEL_KEYS = {
 }
 _MEL_DEFAULTS = {"feature_size": 128, "sampling_rate": 16000, "hop_length": 160, "n_fft": 400}
 _NEEDED = ("dim", "hidden_dim", "n_layers", "n_heads", "vocab_size")
-_REFUSED = ("lora", "softmax_scale", "use_biases", "ada_rms_norm_t_cond", "qk_nope_head_dim")
+_REFUSED = ("lora", "softmax_scale", "use_biases", "ada_rms_norm_t_cond")
+_LATENT = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+_LATENT_EXPERTS = {
+    "num_experts": "num_experts",
+    "num_experts_per_tok": "num_experts_per_tok",
+    "expert_hidden_dim": "moe_intermediate_size",
+    "first_k_dense_replace": "first_k_dense_replace",
+    "num_shared_experts": "n_shared_experts",
+    "num_expert_groups": "n_group",
+    "num_expert_groups_per_tok": "topk_group",
+    "routed_scale": "routed_scaling_factor",
+}
 _YARN = {
     "factor": "factor",
     "original_max_position_embeddings": "original_max_position_embeddings",
@@ -64,6 +75,16 @@ _PARTS = {
     "attention_norm": "input_layernorm",
     "ffn_norm": "post_attention_layernorm",
     "feed_forward.gate": "mlp.gate",
+    "gate": "mlp.gate",
+    "attention.wq_a": "self_attn.q_a_proj",
+    "attention.wq_b": "self_attn.q_b_proj",
+    "attention.q_a_norm": "self_attn.q_a_layernorm",
+    "attention.wkv_a_with_mqa": "self_attn.kv_a_proj_with_mqa",
+    "attention.wkv_b": "self_attn.kv_b_proj",
+    "attention.kv_a_norm": "self_attn.kv_a_layernorm",
+    "shared_experts.w1": "mlp.shared_experts.gate_proj",
+    "shared_experts.w2": "mlp.shared_experts.down_proj",
+    "shared_experts.w3": "mlp.shared_experts.up_proj",
 }
 _ENDS = {"qscale_weight": "weight_scale", "qscale_act": "input_scale"}
 _EXPERTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
@@ -90,7 +111,7 @@ _WHOLE = {
     "audio.audio_language_projection.2": "model.multi_modal_projector.linear_2",
 }
 _LAYER = re.compile(r"(?:(vision_encoder|audio)\.transformer\.)?layers\.(\d+)\.(.+)\.(\w+)")
-_EXPERT = re.compile(r"feed_forward\.experts\.(\d+)\.(w[123])")
+_EXPERT = re.compile(r"(?:feed_forward\.)?experts\.(\d+)\.(w[123])")
 _UNUSED = "fake_quantizer."  # scales of the KV cache and of queries
 _AUDIO_PREFIX = re.compile(r"mm_\w+_embeddings\.(?:\w+_encoder\.)?")
 
@@ -109,7 +130,7 @@ def hub_config(params: Mapping[str, Any]) -> tuple[str, dict[str, Any]]:
     audio = _part(multimodal, next(iter(multimodal))) if multimodal and not vision else {}
     text: dict[str, Any] = {"model_type": "mistral", "tie_word_embeddings": False}
     text |= {new: params[old] for old, new in _TEXT.items() if params.get(old) is not None}
-    text |= _windows(params) | _rope(params) | _experts(params)
+    text |= _windows(params) | _rope(params) | (_latent(params) if params.get("kv_lora_rank") else _experts(params))
     common = {"dtype": "bfloat16", "eos_token_id": 2, "text_config": text, **_quantization(params)}
     if vision:
         return _image_config(vision, common)
@@ -144,7 +165,10 @@ def _rope(params: Mapping[str, Any]) -> dict[str, Any]:
         raise ConfigError(f"yarn in {FILE} has {sorted(yarn)}; factor, {_TRAINED}, beta, alpha and apply_scale are supported")
     rope = {"rope_type": "yarn", "rope_theta": params.get("rope_theta", 10000.0)}
     rope |= {new: yarn[old] for old, new in _YARN.items() if old in yarn}
-    rope |= {} if yarn.get("apply_scale", True) else {"attention_factor": 1.0}
+    if not yarn.get("apply_scale", True):
+        rope["attention_factor"] = 1.0
+    elif params.get("kv_lora_rank"):  # scores are scaled, not cosines and sines
+        rope |= {"mscale": 1.0, "mscale_all_dim": 1.0}
     return {"rope_parameters": rope | ({"llama_4_scaling_beta": growth["beta"]} if growth.get("beta") else {})}
 
 
@@ -161,9 +185,19 @@ def _experts(params: Mapping[str, Any]) -> dict[str, Any]:
     )
 
 
+def _latent(params: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the keys of latent attention and its mixture of experts (Mistral Large 3)."""
+    moe = _part(params, "moe")
+    if moe.get("route_every_n", 1) != 1:
+        raise ConfigError(f"route_every_n in {FILE} is {moe['route_every_n']}; only 1 is supported")
+    keys = {key: params[key] for key in _LATENT if params.get(key) is not None}
+    keys |= {new: moe[old] for old, new in _LATENT_EXPERTS.items() if moe.get(old) is not None}
+    return {"model_type": "mistral4", "head_dim": None, **keys}
+
+
 def _quantization(params: Mapping[str, Any]) -> dict[str, Any]:
     """Return a quantization_config: FP8 weights with one scale per tensor, or the stored one of compressed-tensors."""
-    found = _part(params, "quantization")
+    found = _part(params, "quantization") or _part(params, "quantization_config")
     if found.get("qformat_weight") == "fp8_e4m3":
         return {"quantization_config": {"quant_method": "fp8", "activation_scheme": "static"}}
     if str(found.get("quant_method", "")).lower().replace("_", "-") == "compressed-tensors":

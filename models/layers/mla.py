@@ -19,6 +19,7 @@ from ...kernels.metadata import AttentionMetadata
 from ...kernels.rope import rotate_
 from ..interface import CacheSpec
 from ..memory_formulas import OpBytes, packed_weight_bytes
+from ..text.rope import CosSin
 from ..text.spec import LatentSpec
 from .basic import Norm, TensorModule, WeightedLayer
 from .linear import Linear
@@ -78,7 +79,7 @@ class LatentAttention(TensorModule):
         self.out = Linear(spec.heads * spec.value_dim, {"o_proj": hidden}, spec.bias, dtype, device)
         self.cache_spec = CacheSpec("latent", 1, cached, dtype)
 
-    def forward(self, x: Tensor, cos_sin: tuple[Tensor, Tensor], cache: Tensor, attn: AttentionMetadata) -> Tensor:
+    def forward(self, x: Tensor, cos_sin: CosSin, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         c, down = self.spec, self.down(x)
         query_in = x if self.q_a_layernorm is None else self.q_a_layernorm(down[:, : c.query_latent].contiguous())
         q = self.query(query_in).view(len(x), c.heads, -1)  # [rows, heads, nope + rope]
@@ -86,6 +87,8 @@ class LatentAttention(TensorModule):
         row = torch.cat((self.kv_a_layernorm(latent.contiguous()), rope), 1)[:, None]  # the cached row of a token
         rotate_(q[..., c.nope_dim :], *cos_sin[:2], c.rope.interleaved)
         rotate_(row[..., c.latent :], *cos_sin[:2], c.rope.interleaved)
+        if cos_sin.query_scale is not None:
+            q.mul_(cos_sin.query_scale.to(q.dtype)[:, None, None])
         q = torch.cat((self.kv_up.absorb(q[..., : c.nope_dim]), q[..., c.nope_dim :]), -1)
         attended = paged_attention(q, row, None, cache, attn, c.scale)[..., : c.latent]
         return self.out(self.kv_up(attended).flatten(1))

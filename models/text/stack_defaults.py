@@ -409,3 +409,23 @@ HELIUM = BASE | {
     "rms_norm_eps": 1e-8,
     "rope_theta": 1e5,
 }
+MISTRAL4 = DEEPSEEK3 | {
+    "vocab_size": 131072,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 36,
+    "num_attention_heads": 32,
+    "max_position_embeddings": 1048576,
+    "num_experts": 128,
+    "num_experts_per_tok": 4,
+    "n_group": 1,
+    "topk_group": 1,
+    "first_k_dense_replace": 0,
+    "routed_scaling_factor": 1.0,
+    "num_nextn_predict_layers": 0,
+    "q_lora_rank": 1024,
+    "kv_lora_rank": 256,
+    "qk_nope_head_dim": 64,
+    "rope_parameters": MINISTRAL3["rope_parameters"]
+    | {"rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192, "max_position_embeddings": 1048576},
+}

@@ -59,6 +59,7 @@ STACKS: Mapping[str, Stack] = {
     "deepseek_v2": Stack(defaults.DEEPSEEK2, interleaved=True, router={"group_score": "max"}),
     "deepseek_v3": _deepseek3,
     "kimi_k2": _deepseek3,
+    "mistral4": Stack(defaults.MISTRAL4, interleaved=True),
     "mixtral": Stack(defaults.MIXTRAL),
     "olmoe": Stack(defaults.OLMOE, qk_norm="all", refused=("clip_qkv",)),
     "olmo2": Stack(defaults.OLMO2, qk_norm="all", norms=_POST_NORMS),

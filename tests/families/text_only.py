@@ -67,6 +67,10 @@ CHANGES = {
         "layer_types": ["sliding_attention"] * 2 + ["full_attention"], **EXPERTS,
     },
     "helium": {"head_dim": 16},
+    "mistral4": {
+        "n_routed_experts": 8, "num_key_value_heads": 4, "first_k_dense_replace": 1, "rope_parameters": GROWING, **EXPERTS,
+        **LATENT,
+    },
     "gpt_oss": {
         "head_dim": 24, "intermediate_size": 32, "sliding_window": 20, "num_local_experts": 8, "num_experts_per_tok": 2,
     },
@@ -79,7 +83,8 @@ def build(seed, kind, **changes):
 
     words = fast_tokenizer(["<bos>", "<eos>"], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
     config = tf.CONFIG_MAPPING[kind](**text_config(words, **CHANGES.get(kind, {}) | changes))
-    model = tf.AutoModelForCausalLM.from_config(config).eval()
+    alone = {"mistral4": tf.Mistral4ForCausalLM}  # not among the classes that transformers finds by config
+    model = (alone[kind](config) if kind in alone else tf.AutoModelForCausalLM.from_config(config)).eval()
     randomise(model, seed)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 and "norm" in name:
@@ -107,5 +112,7 @@ FAMILIES = [
     row("qwen3_moe", "glm4_moe", "ernie4_5_moe", "qwen2_moe", "mixtral", *MIXTURES),
     row("gpt_oss", "dots1", "minimax_m2", "granitemoe"),
     row("cohere2", "exaone4", "hunyuan_v1_dense", "phi3", "starcoder2"),
-    row("deepseek_v3", "deepseek_v2", half=(0.1, 0.2)),  # in float16 two rows take another expert, in transformers too
+    row(
+        "deepseek_v3", "deepseek_v2", "mistral4", half=(0.1, 0.2)
+    ),  # in float16 two rows take another expert, in transformers too
 ]

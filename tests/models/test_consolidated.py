@@ -150,6 +150,10 @@ GROWING = {
     "rope_type": "yarn", "rope_theta": 1e4, "factor": 4.0, "mscale": 1.0, "mscale_all_dim": 1.0, "beta_fast": 32.0,
     "beta_slow": 1.0, "original_max_position_embeddings": 16, "llama_4_scaling_beta": 0.4,
 }  # fmt: skip
+LATENT_NAMES = {
+    "q_a_proj": "wq_a", "q_b_proj": "wq_b", "q_a_layernorm": "q_a_norm", "kv_a_proj_with_mqa": "wkv_a_with_mqa",
+    "kv_b_proj": "wkv_b", "kv_a_layernorm": "kv_a_norm",
+}  # fmt: skip
 TEXTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # kind, changes of the Hub's config, changes of params.json
     "windows": (
         "ministral",
@@ -162,8 +166,33 @@ TEXTS: dict[str, tuple[str, dict[str, Any], dict[str, Any]]] = {  # kind, change
         {"yarn": YARN, "llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.4}},
     ),
     "experts": ("mixtral", {"sliding_window": None}, {"moe": {"num_experts": 8, "num_experts_per_tok": 2}}),
+    "latent": (
+        "mistral4",
+        {"rope_parameters": GROWING, "num_key_value_heads": 4, "first_k_dense_replace": 1, "n_routed_experts": 8},
+        {"yarn": YARN | {"apply_scale": True}, "llama_4_scaling": {"original_max_position_embeddings": 16, "beta": 0.4}},
+    ),
     "fp8": ("mistral", {"sliding_window": None}, {"quantization": {"qformat_weight": "fp8_e4m3", "qscheme_act": "TENSOR"}}),
 }
+
+
+def latent_name(own: str) -> str:
+    for part in ("gate.", "experts.", "shared_experts."):
+        own = own.replace(f"feed_forward.{part}", part)
+    for hub, name in LATENT_NAMES.items():
+        own = own.replace(f"self_attn.{hub}.", f"attention.{name}.")
+    return own
+
+
+def latent_params(config: Any) -> dict[str, Any]:
+    sizes = ("q_lora_rank", "kv_lora_rank", "qk_nope_head_dim", "qk_rope_head_dim", "v_head_dim")
+    return {name: getattr(config, name) for name in sizes} | {
+        "moe": {
+            "num_experts": config.n_routed_experts, "num_experts_per_tok": config.num_experts_per_tok,
+            "expert_hidden_dim": config.moe_intermediate_size, "first_k_dense_replace": config.first_k_dense_replace,
+            "num_shared_experts": 1, "num_expert_groups": 1, "num_expert_groups_per_tok": 1, "routed_scale": 1.0,
+            "route_every_n": 1, "expert_parallel": 1, "expert_model_parallel": 1,
+        },
+    }  # fmt: skip
 
 
 def text_weights(model: Any, fp8: bool) -> dict[str, torch.Tensor]:
@@ -171,6 +200,8 @@ def text_weights(model: Any, fp8: bool) -> dict[str, torch.Tensor]:
     out, config = {}, model.config
     for name, tensor in list(model.state_dict().items()):
         own = own_name(name).replace("block_sparse_moe.", "feed_forward.").replace("mlp.gate.", "feed_forward.gate.")
+        if config.model_type == "mistral4":
+            own = latent_name(own)
         if fp8 and tensor.ndim == 2 and ".layers." in name:
             scale = tensor.abs().max() / 448
             codes = (tensor / scale).to(torch.float8_e4m3fn)
@@ -180,7 +211,7 @@ def text_weights(model: Any, fp8: bool) -> dict[str, torch.Tensor]:
         if "q_proj" in name or "k_proj" in name:
             heads = config.num_key_value_heads if "k_proj" in name else config.num_attention_heads
             tensor = tensor.view(heads, 2, -1, tensor.shape[1]).transpose(1, 2).reshape(tensor.shape)
-        if "experts." in name:
+        if ".experts." in name:
             stem = own[: own.index("experts.") + 8]
             parts = {"w2": tensor} if "down_proj" in name else dict(zip(("w1", "w3"), tensor.chunk(2, 1), strict=True))
             out |= {f"{stem}{i}.{part}.weight": one.clone() for part, several in parts.items() for i, one in enumerate(several)}
@@ -201,7 +232,8 @@ def test_text_models(name: str, tmp_path: Path) -> None:
     (tmp_path / "tekken.json").write_text(json.dumps(small_tekken()))
     text = model.config
     text.head_dim = getattr(text, "head_dim", None) or text.hidden_size // text.num_attention_heads
-    (tmp_path / "params.json").write_text(json.dumps(text_params(text) | params))
+    own = latent_params(text) if name == "latent" else {}
+    (tmp_path / "params.json").write_text(json.dumps(text_params(text) | params | own))
     llm, rows = open_llm(tmp_path), []
     head = llm._engine_loop.core.runner.model.compute_logits
     llm._engine_loop.core.runner.model.compute_logits = lambda hidden: rows.append(head(hidden)) or rows[-1]

@@ -41,6 +41,7 @@ WRITES = {
     ("models/consolidated.py", "model_type"),
     ("models/consolidated.py", "mistral"),
     ("models/consolidated.py", "mixtral"),
+    ("models/consolidated.py", "mistral4"),
 }
 """This reader of a publisher's own layout writes a config in the Hub's layout."""
 WRITES |= {("models/fallback/borrowed.py", "model_type")}  # compares the config with transformers' class
