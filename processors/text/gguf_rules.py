@@ -12,7 +12,7 @@ from .byte_level import OTHER_TIKTOKEN, TIKTOKEN_RULES, VOCAB_RULES, ByteLevelRu
 
 BYTE_LEVEL, PIECES = "gpt2", "llama"
 """Values of `tokenizer.ggml.model`: byte-level BPE, and SentencePiece's BPE."""
-ADDS_BOS = ("llama-bpe", "llama3", "llama-v3")
+ADDS_BOS = ("llama-bpe", "llama3", "llama-v3", "falcon3", "falcon-h1", "midm-2.0", "lfm2", "jina-v5-nano")
 """Values of `tokenizer.ggml.pre` that add BOS if the metadata do not say."""
 _TEKKEN = (
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]*[\p{Ll}\p{Lm}\p{Lo}\p{M}]+"
@@ -51,20 +51,56 @@ _DEEPSEEK_LLM = ByteLevelRules(
     ),
     single_digits=True,
 )
+_DEEPSEEK_CODER = ByteLevelRules(
+    "[\u4e00-\u9fa5\u0800-\u4e00\uac00-\ud7ff]+", before=(r"[\r\n]", r"\s?\p{L}+", r"\s?\p{P}+"), single_digits=True
+)
+_FALCON = ByteLevelRules(
+    "[0-9][0-9][0-9]",
+    before=(
+        r"[\p{P}\$\+<=>\^~\|`]+",
+        r"'s|'t|'re|'ve|'m|'ll|'d| ?\p{L}+| ?\p{N}+| ?[^\s\p{L}\p{N}]+|\s+(?!\S)|\s+",
+    ),
+)
+_BLOOM = ByteLevelRules(" ?[^(\\s|.,!?\u2026\u3002\uff0c\u3001\u0964\u06d4\u060c)]+")
+_BAILING = ByteLevelRules(
+    r"'(?i:[sdmt]|ll|ve|re)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]|\s+(?!\S)|\s+"
+)
+_SEED_CODER = ByteLevelRules(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}| ?[^\s\p{L}\p{N}\r\n]+|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+_EXAONE_MOE = ByteLevelRules(
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?(?:\p{L}\p{M}*(?: \p{L}\p{M}*)*)+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n/]?|\s*[\r\n]|\s+(?!\S)|\s+"
+)
 _GPT2, _QWEN2 = ByteLevelRules(), VOCAB_RULES["Qwen2Tokenizer"]
 _LLAMA3 = replace(OTHER_TIKTOKEN, whole_words=True)
 RULES: Mapping[str, ByteLevelRules] = {
     "gpt-2": _GPT2,
+    **dict.fromkeys(("phi-2", "gigachat", "a.x-4.0", "mellum", "exaone4", "mpt", "olmo", "jais", "trillion"), _GPT2),
+    "granite-docling": _GPT2,
     "qwen2": _QWEN2,
+    **dict.fromkeys(("stablelm2", "megrez", "kormo", "f2llmv2", "hunyuan", "solar-open", "grok-2"), replace(_QWEN2, nfc=False)),
     "qwen35": VOCAB_RULES["Qwen3_5Tokenizer"],
     "deepseek-r1-qwen": replace(_QWEN2, nfc=False),
     **dict.fromkeys(ADDS_BOS, _LLAMA3),
     **dict.fromkeys(("glm4", "chatglm-bpe", "dbrx", "smaug-bpe"), OTHER_TIKTOKEN),
-    **dict.fromkeys(("gpt-4o", "llama4"), ByteLevelRules(_O200K)),
-    **dict.fromkeys(("deepseek-v3", "hunyuan-dense"), _DEEPSEEK3),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2", "talkie", "minimax-m2"), ByteLevelRules(_O200K)),
+    **dict.fromkeys(("tiny_aya", "cohere2moe"), ByteLevelRules(_O200K, before=(r"\d{1,3}(?=(?:\d{3})*\b)",))),
+    **dict.fromkeys(("deepseek-v3", "hunyuan-dense", "joyai-llm"), _DEEPSEEK3),
     "deepseek-llm": _DEEPSEEK_LLM,
+    "deepseek-coder": _DEEPSEEK_CODER,
+    "falcon": _FALCON,
+    **dict.fromkeys(("bloom", "poro-chat", "gpt3-finnish"), _BLOOM),
+    "viking": replace(_BLOOM, single_digits=True),
+    **dict.fromkeys(("bailingmoe", "bailingmoe2", "llada-moe"), _BAILING),
+    "seed-coder": _SEED_CODER,
+    "exaone-moe": _EXAONE_MOE,
+    "laguna": replace(_QWEN2, nfc=False, before=(r"[^\n]+|[\n]+",)),
     "kimi-k2": TIKTOKEN_RULES["TikTokenTokenizer"],
-    **dict.fromkeys(("smollm", "refact"), replace(_GPT2, single_digits=True)),
+    **dict.fromkeys(
+        ("smollm", "refact", "starcoder", "command-r", "codeshell", "exaone", "minerva-7b", "mellum2"),
+        replace(_GPT2, single_digits=True),
+    ),
     **dict.fromkeys(("tekken", "pixtral"), ByteLevelRules(_TEKKEN, whole_words=True)),
 }
 """`tokenizer.ggml.pre` -> how text is split."""
