@@ -3,7 +3,7 @@
 If transformers has the class of a folder, a model is built with the widths of its config.json, two layers per stack (more if
 the config names single layers) and random weights. Models are built one at a time and take 2 to 6.5 GB. For one item of each
 modality, the encoder rows and the log probabilities of 8 greedy tokens are compared. If transformers has no processor for the
-folder, only a text prompt is compared.
+folder, or the folder has no tokenizer, only a prompt of tokens is compared.
 """
 
 from __future__ import annotations
@@ -194,8 +194,24 @@ def compare(want: Answer, got: Answer, dtype: torch.dtype) -> tuple[list[str], b
     return [*cells, f"{rows:.1e} std", f"{same} of {TOKENS} equal", f"{worst:.1e}"], good
 
 
+def prompt_ids(sides: Any, target: Path) -> list[int]:
+    """Return the tokens of a text. A folder without a tokenizer gets a small one in `target`, since an engine needs one."""
+    from oracle import small_tokenizer
+
+    from .sides import Missing
+
+    try:
+        return list(sides.tokenizer.encode(TEXT))
+    except Missing:
+        small = small_tokenizer(())
+        small.save(str(target / "tokenizer.json"))
+        return list(small.encode(TEXT).ids)
+
+
 def check_folder(folder: Path, root: Path) -> list[tuple[list[str], int]]:
     """Return the rows of the table of one folder, one per modality, each with its number of differences."""
+    from sensorium.mm.errors import SensoriumError
+
     from .checks import items, question
     from .sides import Missing, Sides, complete
 
@@ -206,7 +222,7 @@ def check_folder(folder: Path, root: Path) -> list[tuple[list[str], int]]:
         target.mkdir()
         try:
             model, dtype = build(sides, target)
-        except Missing as why:
+        except (Missing, SensoriumError) as why:
             return [([name, "-", "-", str(why).replace(scratch, ""), "-", "-", "-", "-"], 0)]
         size = f"{sum(weight.numel() for weight in model.parameters()) / 1e6:.0f} M"
         cells = [name, size, str(dtype).removeprefix("torch.")]
@@ -214,7 +230,7 @@ def check_folder(folder: Path, root: Path) -> list[tuple[list[str], int]]:
             processor = sides.their_processor
             assert sides.template
         except Missing:
-            prompt = sides.tokenizer.encode(TEXT)
+            prompt = prompt_ids(sides, target)
             text = generate(model, {"input_ids": torch.tensor([prompt])}, ())
             del model
             gc.collect()
