@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import argparse
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..mm.errors import ConfigError
 from .common import add_file_arguments, add_model_arguments, engine_options, positive_int
-from .output import print_results
+from .output import Report, print_results, to_json
+from .output_folder import OutputFolder
+from .progress import AudioProgress
 from .sources import read_sources
 
 if TYPE_CHECKING:
@@ -16,6 +19,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "sensorium transcribe talk.flac --model DIR --timestamps"
 
+LINE_LENGTH = 42  # characters of a line of subtitles
 FORMATS = ("text", "json", "srt", "vtt", "tsv", "md")
 
 
@@ -24,10 +28,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser)
     parser.add_argument("--language", metavar="NAME", help='the language spoken, as "en" or "English" (default: detected)')
     parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English (default: transcribe)")
-    help_text = "how to print a text; srt, vtt and tsv need a model with timestamps (default: text)"
+    help_text = "form of a transcript; srt, vtt and tsv need a model with timestamps (default: text)"
     parser.add_argument("--format", choices=FORMATS, default="text", help=help_text)
     parser.add_argument("--no-vad", action="store_true", help="read the whole audio, not only speech")
     parser.add_argument("--timestamps", action="store_true", help="also print when each segment was spoken")
+    parser.add_argument("--word-timestamps", action="store_true", help="also compute when each word was spoken")
+    parser.add_argument("--aligner", metavar="DIR", help="folder of a CTC model that times the words of a model that cannot")
+    parser.add_argument("--output-dir", metavar="DIR", type=Path, help="write one file per input into this folder")
+    help_text = "with --output-dir: leave out inputs that an earlier run has finished with the same options"
+    parser.add_argument("--resume", action="store_true", help=help_text)
+    help_text = "characters of a line of subtitles (default: 42)"
+    parser.add_argument("--max-line-width", metavar="N", type=positive_int, default=LINE_LENGTH, help=help_text)
+    help_text = "lines of a subtitle; longer ones are cut, at the end of a sentence if possible (default: not cut)"
+    parser.add_argument("--max-line-count", metavar="N", type=positive_int, help=help_text)
     parser.add_argument("--context", metavar="TEXT", default="", help="names and words to expect")
     help_text = "maximum number of tokens per file (default: as many as the model takes)"
     parser.add_argument("--max-tokens", metavar="N", type=positive_int, help=help_text)
@@ -38,28 +51,47 @@ def run(args: argparse.Namespace) -> int:
     from ..engine.llm import LLM
     from ..engine.sampling_params import SamplingParams
     from ..pipelines.speech.arguments import TEMPERATURES
-    from ..pipelines.speech.subtitles import WRITERS
+    from ..pipelines.speech.subtitles import WRITERS, SubtitleLayout
     from ..pipelines.tasks import as_completed
     from ..pipelines.transcribe import transcribe_tasks
 
     if args.json and args.format not in ("text", "json"):
         raise ConfigError(f"--json and --format {args.format} exclude each other; give one of them")
+    if args.resume and args.output_dir is None:
+        raise ConfigError("--resume needs --output-dir, where an earlier run wrote its files; give it")
     sources = read_sources(args.files, "audio")
-    if args.format in ("srt", "vtt", "tsv") and len(sources) > 1:
-        raise ConfigError(f"--format {args.format} takes one file, not {len(sources)}; run the command once for each")
+    args.json = args.json or args.format == "json"
+    folder = None if args.output_dir is None else OutputFolder(args, sources, "json" if args.json else args.format)
+    if folder is None and args.format in ("srt", "vtt", "tsv") and len(sources) > 1:
+        raise ConfigError(f"--format {args.format} takes one file, not {len(sources)}; give --output-dir")
+    if folder is not None and args.resume:
+        sources = folder.without_finished()
+        if not sources:
+            return 0
     llm = LLM(**engine_options(args))
     params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
     items = [source.item for source in sources]
-    args.json = args.json or args.format == "json"
     timed = args.timestamps or args.format in ("srt", "vtt", "tsv")
-    given = (items, args.language, args.task, timed, args.context, params)
-    tasks = transcribe_tasks(llm, *given, vad=not args.no_vad, temperature=TEMPERATURES)
-    return print_results(
-        args,
-        sources,
-        as_completed(llm, tasks, most=2 * llm.config.max_num_seqs),
-        lambda transcript: (json_fields(transcript), WRITERS.get(args.format, text)(transcript)),
-    )
+    times = "word" if args.word_timestamps else "segment" if timed else "none"
+    given = (items, args.language, args.task, times, args.context, params)
+    options = {"vad": not args.no_vad, "temperature": TEMPERATURES, "aligner": args.aligner}
+    layout = SubtitleLayout(args.max_line_width, args.max_line_count)
+    write = WRITERS.get(args.format, text)
+    as_json, args.json = args.json, args.json and folder is None
+
+    def report(index: int, transcript: Transcript) -> Report:
+        fields = json_fields(transcript)
+        if folder is None:
+            return fields, write(transcript, layout)
+        if transcript.error and not transcript.text:
+            return fields, ""
+        shown = to_json({"file": sources[index].name, **fields}) if as_json else write(transcript, layout)
+        return fields, str(folder.write(sources[index], shown, transcript.error))
+
+    with AudioProgress() as progress:
+        tasks = transcribe_tasks(llm, *given, **options, on_progress=progress.add)
+        done = as_completed(llm, tasks, use_tqdm=False, most=2 * llm.config.max_num_seqs)
+        return print_results(args, sources, ((index, (index, one)) for index, one in done), lambda pair: report(*pair))
 
 
 def json_fields(transcript: Transcript) -> dict[str, object]:
@@ -81,7 +113,7 @@ def json_fields(transcript: Transcript) -> dict[str, object]:
     }
 
 
-def text(transcript: Transcript) -> str:
+def text(transcript: Transcript, layout: object = None) -> str:
     """Return the text, with timestamps as one line per segment."""
     return transcript.text if transcript.segments is None else "\n".join(map(segment_line, transcript.segments))
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -60,6 +60,7 @@ class _Options:
     rate: int
     size: int
     lanes: int
+    on_progress: Callable[[float], None]
 
 
 def transcribe_tasks(
@@ -80,6 +81,7 @@ def transcribe_tasks(
     sequential: bool = False,
     condition_on_previous_text: bool = False,
     aligner: str | Path | None = None,
+    on_progress: Callable[[float], None] = lambda seconds: None,
 ) -> list[WideTask[Transcript]]:
     """Return one task per audio item, in order; they run as one batch. A failed item gives a Transcript with `error`.
 
@@ -98,6 +100,7 @@ def transcribe_tasks(
         no_speech_threshold, log_prob_threshold, compression_ratio_threshold: see `Decoding`; None: not checked.
         sequential: begin each window at the end of the last whole segment (arXiv 2212.04356, section 4.5).
         condition_on_previous_text: with `sequential`, the prompt of a window contains the text before it.
+        on_progress: called with the seconds of audio of each finished window, and of each item's silence that was skipped.
         aligner: folder of a CTC model that times the words; None: the model's own cross-attention does.
 
     Raises:
@@ -117,7 +120,7 @@ def transcribe_tasks(
     decoding = Decoding(partial(_make_request, llm, task, timed), params, temperatures, *gates, align)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     lanes = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
-    how = (vad, sequential, condition_on_previous_text, times, rate, _window_size(llm), lanes)
+    how = (vad, sequential, condition_on_previous_text, times, rate, _window_size(llm), lanes, on_progress)
     options = _Options(decoding, code, words, *how)
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
 
@@ -168,6 +171,8 @@ def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTas
                 found = [text for texts in (yield from join(tasks, options.lanes)) for text in texts]
         if faults and not reader.length:
             raise faults[0]
+        read = sum(one.result.end - one.result.start - one.result.overlap for one in found)
+        options.on_progress(reader.length / options.rate - read)
         return _transcript(index, found, nothing, language, options, reader, _read_error(faults[0], index) if faults else None)
     except Exception as error:  # this item fails, and the others go on
         return _failed(_read_error(error, index), nothing, language)
@@ -191,7 +196,9 @@ def _task_of(
 ) -> Task[WindowText]:
     item = (window.samples, options.rate)
     words = options.context if context is None else context
-    return window_task(llm, item, window, options.rate, options.decoding, language, words)
+    text = yield from window_task(llm, item, window, options.rate, options.decoding, language, words)
+    options.on_progress((window.end - window.start - window.overlap) / options.rate)
+    return text
 
 
 def _read_whole(llm: LLM, window: Window, options: _Options, language: SpokenLanguage) -> Task[list[WindowText]]:

@@ -41,6 +41,7 @@ class Segment(ReprMixin):
         seek: start of the segment's window in frames of 10 ms.
         no_speech_prob: probability of "no speech" in the window; None if the model has no token for it.
         words: in order, or None if their times were not requested.
+        speaker: None: speakers are not told apart.
     """
 
     start: float
@@ -53,6 +54,7 @@ class Segment(ReprMixin):
     seek: int = field(default=0, repr=False, compare=False)
     no_speech_prob: float | None = field(default=None, repr=False, compare=False)
     words: tuple[Word, ...] | None = field(default=None, repr=False, compare=False)
+    speaker: str | None = field(default=None, repr=False, compare=False)
 
     @property
     def compression_ratio(self) -> float:

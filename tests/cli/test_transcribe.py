@@ -157,3 +157,49 @@ def test_formats_that_cannot_be_printed(
 ) -> None:
     assert transcribe(whisper, *files, *words) == 2
     assert said in capsys.readouterr().err
+
+
+def test_one_file_per_input_and_resume(
+    whisper: Path, files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    out = tmp_path / "out"
+    lines = ("--max-line-width", "20", "--max-line-count", "2")
+    options = ("--language", "de", "--format", "srt", "--output-dir", str(out), *lines)
+    assert transcribe(whisper, *files, *options) == 2
+    shown = capsys.readouterr().out
+    assert sorted(one.name for one in out.iterdir()) == [".sensorium-transcribe.json", "0.srt", "1.srt", "2.srt"]
+    assert f"{files[0]}: {out / '0.srt'}" in shown
+    written = (out / "0.srt").read_text()
+    assert " --> " in written
+    (out / "0.srt").write_text("kept")
+    (out / "1.srt").unlink()
+    assert transcribe(whisper, *files[:3], *options, "--resume") == 0
+    assert str(out / "1.srt") in capsys.readouterr().out
+    assert (out / "0.srt").read_text() == "kept"
+    assert (out / "1.srt").exists()
+    assert transcribe(whisper, *files[:3], *options, "--resume") == 0
+    assert capsys.readouterr().out == ""
+    assert transcribe(whisper, files[0], *options, "--resume", "--task", "translate") == 0
+    assert (out / "0.srt").read_text() != "kept"
+
+
+def test_words_in_json(whisper: Path, files: list[str], tmp_path: Path) -> None:
+    options = ("--language", "de", "--format", "json", "--word-timestamps", "--output-dir", str(tmp_path / "out"))
+    assert transcribe(whisper, files[0], *options) == 0
+    (part, *_) = json.loads((tmp_path / "out" / "0.json").read_text())["segments"]
+    assert part["words"][0].keys() == {"start", "end", "word", "probability"}
+    assert part["speaker"] is None
+
+
+def test_outputs_that_cannot_be_written(
+    whisper: Path, files: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    (tmp_path / "b").mkdir()
+    (tmp_path / "b" / "0.wav").write_bytes(b"")
+    for words, said in (
+        ((str(tmp_path / "b" / "0.wav"), "--output-dir", str(tmp_path / "out")), "would both be written to 0.txt"),
+        (("--output-dir", files[0]), "cannot be made"),
+        (("--resume",), "--resume needs --output-dir"),
+    ):
+        assert transcribe(whisper, files[0], *words) == 2
+        assert said in capsys.readouterr().err

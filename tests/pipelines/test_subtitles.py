@@ -2,8 +2,14 @@
 
 from __future__ import annotations
 
-from sensorium.pipelines.speech.results import Segment, Transcript, WindowResult
-from sensorium.pipelines.speech.subtitles import WRITERS
+import re
+from functools import partial
+
+from sensorium.pipelines.speech.results import Segment, Transcript, WindowResult, Word
+from sensorium.pipelines.speech.subtitles import WRITERS as LAID_OUT
+from sensorium.pipelines.speech.subtitles import SubtitleLayout
+
+WRITERS = {name: partial(write, layout=SubtitleLayout()) for name, write in LAID_OUT.items()}
 
 LONG = "He said that <two> lines are as many as fit on a screen & no more"
 PARTS = (Segment(0.0, 2.5, "Hello."), Segment(3661.2345, None, LONG))
@@ -43,3 +49,25 @@ def test_a_segment_without_an_end_lasts_until_the_next_one_or_the_end_of_its_win
     windows = (WindowResult(0.0, 30.0, "a b", (), 0), WindowResult(38.0, 60.0, "c", (), 0))
     found = Transcript("", "en", parts, None, None, windows=windows, duration=3700.0)  # type: ignore[arg-type]
     assert WRITERS["tsv"](found).splitlines()[1:] == ["0\t4000\ta", "4000\t30000\tb", "40000\t60000\tc"]
+
+
+def test_cues_of_few_lines_are_cut_at_the_ends_of_sentences() -> None:
+    spoken = "One two three four five. Six seven, eight nine ten eleven. Thirteen!"
+    part = Segment(1.0, 9.0, spoken)
+    for layout in (SubtitleLayout(20, 2), SubtitleLayout(20, 1), SubtitleLayout(10, 2)):
+        found = LAID_OUT["srt"](Transcript("", "en", (part,), None, None, duration=9.0), layout).split("\n\n")  # type: ignore[arg-type]
+        lines = [cue.splitlines()[2:] for cue in found]
+        assert all(len(own) <= layout.count and all(len(line) <= layout.width for line in own) for own in lines)
+        assert " ".join(line for own in lines for line in own) == spoken
+        times = re.findall(r"00:00:(\d\d),(\d{3})", "".join(found))
+        assert times == sorted(times)
+        assert (times[0], times[-1]) == (("01", "000"), ("09", "000"))
+    two = LAID_OUT["srt"](Transcript("", "en", (part,), None, None), SubtitleLayout(20, 2)).split("\n\n")  # type: ignore[arg-type]
+    assert [" ".join(cue.splitlines()[2:])[-1] for cue in two] == [".", ".", "!"]
+
+
+def test_cues_have_the_times_of_words() -> None:
+    words = tuple(Word(float(i), i + 0.5, word, 1.0) for i, word in enumerate((" One", " two.", " Three", " four.")))
+    part = Segment(0.0, 3.5, "One two. Three four.", words=words)
+    found = LAID_OUT["srt"](Transcript("", "en", (part,), None, None), SubtitleLayout(12, 1))  # type: ignore[arg-type]
+    assert re.findall(r"00:00:0(\d),(\d)00 --> 00:00:0(\d),(\d)00", found) == [("0", "0", "1", "5"), ("2", "0", "3", "5")]

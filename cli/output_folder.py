@@ -1,0 +1,99 @@
+"""One output file per input, and a record of the finished ones."""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+
+from ..mm.errors import ConfigError, ErrorInfo
+from .sources import Source
+
+RECORD = ".sensorium-transcribe.json"
+"""File of the folder: name of an output file -> hash of its input and of the options that made it."""
+_SUFFIXES = {"text": "txt"}
+_NOT_OPTIONS = {"files", "output_dir", "resume", "offline", "debug"}
+_BLOCK = 1 << 20
+
+
+class OutputFolder:
+    """Writes transcripts into a folder, named after their inputs."""
+
+    def __init__(self, args: argparse.Namespace, sources: Sequence[Source], form: str) -> None:
+        """Create the folder. Raise ConfigError if that fails, or if two inputs would have the same output file."""
+        self._path: Path = args.output_dir
+        self._sources = sources
+        options = {key: value for key, value in vars(args).items() if key not in _NOT_OPTIONS and not callable(value)}
+        self._options = json.dumps(options, sort_keys=True, default=str)
+        self._names: dict[int, str] = {}
+        owners: dict[str, Source] = {}
+        for source in sources:
+            name = f"{_stem(source.name)}.{_SUFFIXES.get(form, form)}"
+            other = owners.setdefault(name, source)
+            if other is not source:
+                reason = f"{other.name} and {source.name} would both be written to {name}; rename one, or run the command twice"
+                raise ConfigError(reason)
+            self._names[id(source)] = name
+        try:
+            self._path.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise ConfigError(f"the folder {self._path} cannot be made: {error.strerror}; give another --output-dir") from None
+        self._record = self._read_record()
+
+    def without_finished(self) -> list[Source]:
+        """Return the inputs without those whose output file exists and was made from the same content and options."""
+        return [source for source in self._sources if not self._is_finished(source)]
+
+    def write(self, source: Source, text: str, error: ErrorInfo | None) -> Path:
+        """Write an output file, and record it as finished if there is no error. Return its path."""
+        name = self._names[id(source)]
+        _replace(self._path / name, text + "\n")
+        self._record.pop(name, None)
+        if error is None:
+            self._record[name] = self._hash(source)
+        _replace(self._path / RECORD, json.dumps(self._record, indent=1, sort_keys=True) + "\n")
+        return self._path / name
+
+    def _is_finished(self, source: Source) -> bool:
+        name = self._names[id(source)]
+        return name in self._record and (self._path / name).is_file() and self._record[name] == self._hash(source)
+
+    def _hash(self, source: Source) -> str:
+        """Return a hash of content and options; of a URL, the address counts as its content."""
+        found = hashlib.sha256(self._options.encode("utf-8", "surrogateescape"))
+        if isinstance(source.item, bytes):
+            found.update(source.item)
+        elif os.path.isfile(source.item):
+            with open(source.item, "rb") as file:
+                while block := file.read(_BLOCK):
+                    found.update(block)
+        else:
+            found.update(source.item.encode("utf-8", "surrogateescape"))
+        return found.hexdigest()
+
+    def _read_record(self) -> dict[str, str]:
+        try:
+            found = json.loads((self._path / RECORD).read_text("utf-8"))
+        except (OSError, ValueError):
+            return {}
+        return found if isinstance(found, dict) else {}
+
+
+def _stem(name: str) -> str:
+    """Return the name of an output file without its suffix."""
+    last = re.split(r"[/\\]", re.split(r"[?#]", name)[0] if "://" in name[:10] else name)[-1]
+    return "stdin" if name == "-" else Path(last).stem or "audio"
+
+
+def _replace(path: Path, text: str) -> None:
+    """Write a file so that it is complete or does not exist."""
+    part = path.with_name(f".{path.name}.part")
+    try:
+        part.write_text(text, "utf-8")
+        part.replace(path)
+    except OSError as error:
+        raise ConfigError(f"{path} cannot be written: {error.strerror}; give another --output-dir") from None
