@@ -1,6 +1,7 @@
 """`sensorium`: run a command, and turn errors into one line and an exit code.
 
-Exit codes: 0 success, 1 an error in sensorium or the machine, 2 an error that the caller can fix, 130 interrupted.
+Exit codes: 0 success, 1 an error in sensorium or the machine, 2 an error that the caller can fix, 130 interrupted,
+141 stdout was closed by its reader.
 """
 
 from __future__ import annotations
@@ -9,6 +10,7 @@ import argparse
 import errno
 import logging
 import os
+import signal
 import sys
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, suppress
@@ -91,7 +93,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         return 130
     except BrokenPipeError:  # the reader, such as `head`, has closed the pipe
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
+        return 128 + signal.SIGPIPE
     except Exception as error:
         if args.debug:
             raise
