@@ -103,7 +103,7 @@ def questions() -> Iterator[str]:
 def answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]]) -> RequestOutput:
     """Print the answer as it grows, or as JSON at its end, and return it."""
     params, printed = replace(llm.default_params, **sampling_options(args)), 0  # characters
-    with exit_on_signals(print):
+    with exit_on_signals() if args.json else exit_on_signals(print):  # `print` ends a streamed line
         for output in llm.stream(messages, params, chat_template=args.chat_template):
             text = output.outputs[0].text
             if output.error is None and not args.json:

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import subprocess
+import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -169,3 +171,27 @@ def test_chat_template(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureF
     assert counts[0] > counts[1] + 5
     assert chat(checkpoint, "Hello", "--chat-template", "{% if") == 2
     assert "the chat template cannot be compiled" in capsys.readouterr().err
+
+
+def test_interrupting_a_conversation_keeps_the_finished_answers() -> None:
+    """Ctrl-C during the second answer."""
+    program = f"""
+import signal, sys, threading
+from sensorium.cli import main
+from sensorium.engine.core import EngineCore
+
+real, answered = EngineCore.step, []
+def step(self):
+    if answered and self.scheduler.requests:
+        signal.pthread_kill(threading.main_thread().ident, signal.SIGINT)
+        threading.Event().wait()
+    outputs = real(self)
+    answered.extend(output for output in outputs.outputs if output.finish_reason)
+    return outputs
+EngineCore.step = step
+sys.exit(main.main(["chat", "--model", {str(SHIPPED_MODEL)!r}, "--max-tokens", "4", "--device", "cpu", "--json"]))
+"""
+    command = [sys.executable, "-c", program]
+    done = subprocess.run(command, input="READ\nAGAIN\n", capture_output=True, text=True, timeout=300, check=False)
+    assert (done.returncode, done.stdout.count("\n"), "Traceback" in done.stderr) == (130, 1, False), done.stderr
+    assert json.loads(done.stdout)["error"] is None

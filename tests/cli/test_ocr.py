@@ -5,6 +5,8 @@ from __future__ import annotations
 import io
 import json
 import shutil
+import subprocess
+import sys
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -135,3 +137,9 @@ def test_data_urls_are_shortened_in_output(capsys: pytest.CaptureFixture[str]) -
     assert "A" * 20 not in out + err
     assert main(["ocr", "A" * 100_000]) == 2
     assert len(capsys.readouterr().err) < 5000
+
+
+def test_without_asserts_and_docstrings_and_with_warnings_as_errors() -> None:
+    command = [sys.executable, "-OO", "-W", "error", "-m", "sensorium", "ocr", LINES[0]]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stdout, done.stderr) == (0, ANSWERS["line1.png"]["answer"] + "\n", NOTE)
