@@ -10,8 +10,8 @@ import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +20,7 @@ import torch
 from PIL import Image
 
 from .data import DIRECTIONS, PROMPTS, Sample, held_out
+from .reference import transformers
 
 COUNTS = {"text": 500, "receipt": 100, "clip": 400}
 LONGEST = 96  # tokens of the longest receipt, with room to spare
@@ -30,9 +31,12 @@ class Task:
     """One row of the table: samples, and the smallest passing share (`below`: the largest)."""
 
     name: str
-    samples: list[Sample]
+    samples: list[Any]
     limit: float
     below: bool = False
+
+    def part(self, share: float) -> Task:
+        return replace(self, samples=self.samples[: max(1, int(len(self.samples) * share))])
 
 
 def edits(a: Sequence[str], b: Sequence[str]) -> int:
@@ -70,7 +74,7 @@ def tasks(share: float) -> list[Task]:
         Task("direction of motion", sets["clip"], 0.95),
         Task("direction, frames shuffled", shuffled, 0.60, below=True),
     ]
-    return [Task(t.name, t.samples[: max(1, int(len(t.samples) * share))], t.limit, t.below) for t in found]
+    return [task.part(share) for task in found]
 
 
 def prompt(kind: str) -> str:
@@ -101,16 +105,11 @@ class Transformers:
     """Decode greedily with transformers' class, one sample at a time, with our position ids."""
 
     def __init__(self, model_dir: Path) -> None:
-        sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
-        from oracle import ensure_torchvision
         from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
         from sensorium.processors.families.qwen2_vl import Qwen25VLProcessingInfo
         from sensorium.processors.files import read_preprocessors
 
-        ensure_torchvision()
-        from transformers import Qwen2_5_VLForConditionalGeneration
-
-        self.model = Qwen2_5_VLForConditionalGeneration.from_pretrained(model_dir).eval()
+        self.model = transformers().Qwen2_5_VLForConditionalGeneration.from_pretrained(model_dir).eval()
         self.media = MultiModalProcessor(Qwen25VLProcessingInfo(read_preprocessors(model_dir)), MultiModalSettings())
         self.end = set(json.loads((model_dir / "generation_config.json").read_text())["eos_token_id"])
 
@@ -149,40 +148,56 @@ class Transformers:
         return str(tokenizer().decode(answer))
 
 
-def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", type=Path, default=Path("assets/tiny-vl"))
+def arguments(description: str | None, model: str) -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(description=description)
+    parser.add_argument("--model", type=Path, default=Path(model))
     parser.add_argument("--share", type=float, default=1.0, help="part of each held-out set to run")
     parser.add_argument("--quantization", choices=["int8", "int4"], help="as `LLM` takes it")
     parser.add_argument("--no-transformers", action="store_true", help="only our own engine")
     parser.add_argument("--write", type=Path, help="also write the table and the date to this file")
-    args = parser.parse_args()
-    from sensorium import LLM
+    return parser
 
-    llm, oracle = (
-        LLM(str(args.model), quantization=args.quantization),
-        None if args.no_transformers else Transformers(args.model),
-    )
+
+def report(
+    args: argparse.Namespace,
+    tasks: Sequence[Task],
+    answer: Callable[[list[Any]], list[str]],
+    oracle: Callable[[Any], str] | None,
+    score: Callable[[list[Any], list[str]], float],
+    note: str,
+) -> int:
+    """Print a table of both answers' scores with a note below. Return 1 if a row misses its limit, else 0."""
     lines = ["| held-out set | samples | sensorium | transformers | same answers | wanted |", "|---|---|---|---|---|---|"]
     failed = False
-    for task in tasks(args.share):
-        started, mine = time.time(), ours(llm, task.samples)
-        theirs = [oracle(s) for s in task.samples] if oracle else mine
-        value, other = score(task.samples, mine), score(task.samples, theirs)
+    for task in tasks:
+        samples = task.samples
+        started, mine = time.time(), answer(samples)
+        theirs = [oracle(s) for s in samples] if oracle else mine
+        value, other = score(samples, mine), score(samples, theirs)
         same = sum(a == b for a, b in zip(mine, theirs, strict=True))
         passed = (value < task.limit) if task.below else (value >= task.limit)
         failed |= not passed
         wanted = f"{'<' if task.below else '>='} {task.limit:.0%}{'' if passed else ' (missed)'}"
         reference = f"{other:.1%} | {same}" if oracle else "- | -"
-        lines.append(f"| {task.name} | {len(task.samples)} | {value:.1%} | {reference} | {wanted} |")
+        lines.append(f"| {task.name} | {len(samples)} | {value:.1%} | {reference} | {wanted} |")
         print(lines[-1], f"({time.time() - started:.0f} s)", flush=True)
-    table = "\n".join([*lines, "", "Chance for the direction is 25 %."])
+    table = "\n".join([*lines, "", note])
     print(table)
     if args.write:
-        args.write.write_text(
-            f"# tiny-vl on held-out data, {time.strftime('%Y-%m-%d')}\n\n`make eval-tiny` writes this file.\n\n{table}\n"
-        )
+        title = f"# {args.model.name} on held-out data, {time.strftime('%Y-%m-%d')}"
+        args.write.write_text(f"{title}\n\n`make eval-tiny` prints this table.\n\n{table}\n")
     return int(failed)
+
+
+def main() -> int:
+    args = arguments(__doc__, "assets/tiny-vl").parse_args()
+    from sensorium import LLM
+
+    llm = LLM(str(args.model), quantization=args.quantization)
+    oracle = None if args.no_transformers else Transformers(args.model)
+    return report(
+        args, tasks(args.share), lambda samples: ours(llm, samples), oracle, score, "Chance for the direction is 25 %."
+    )
 
 
 if __name__ == "__main__":

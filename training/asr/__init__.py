@@ -1,0 +1,1 @@
+"""tiny-asr: speech data, model, training, export and evaluation."""

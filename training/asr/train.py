@@ -1,0 +1,66 @@
+"""Train tiny-asr: `python -m training.asr.train --minutes 110`. Resumes from its last checkpoint.
+
+assets/tiny-asr/README.md says how the shipped model was trained.
+
+The CTC head makes the encoder learn letters before the decoder learns to attend to it, which removes the plateau.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from ..loop import Loss, State, arguments, fit
+from .dataset import FRAMES, STAGES, Batch, Sample, collate, groups, read_shard
+from .model import Trainee
+
+WHOLE = 0.12  # share of batches padded to the window; all of them in the last fifth of the time
+CTC = 0.5
+
+
+def batches(folder: Path, state: State, size: int, minutes: float) -> Iterator[Batch]:
+    """Yield batches of two random shards of the stage at a time, of at most `size` clips of 4 s."""
+    while True:
+        rng, stage = np.random.default_rng([3, int(state["step"])]), int(state["stage"])
+        paths = sorted(folder.glob(f"{stage}-???.npz"))
+        chosen = rng.choice(len(paths), min(2, len(paths)), replace=False)
+        samples: list[Sample] = [sample for i in chosen for sample in read_shard(paths[int(i)])]
+        full = state["seconds"] > 0.8 * 60 * minutes
+        for group in groups(samples, rng, size * FRAMES // 2):
+            spoken = stage == len(STAGES) - 1
+            whole = full or (stage > 0 and rng.random() < WHOLE)
+            for part in (group[: len(group) // 2], group[len(group) // 2 :]) if whole and len(group) > size else (group,):
+                yield collate(part, rng, whole, previous=0.1 * spoken, timed=0.35 * (stage > 0))
+            if state["stage"] != stage:
+                break
+
+
+def main() -> None:
+    parser = arguments(__doc__, 110, "out/tiny-asr-training", 24, threads=1)
+    parser.add_argument("--data", type=Path, default=Path("out/tiny-asr-training/data"))
+    args = parser.parse_args()
+    torch.manual_seed(0)
+    model = Trainee()
+    state: State = {"stage": 0, "accuracy": 0.0, "since": 0}
+    source = batches(args.data, state, args.batch, args.minutes)
+
+    def step_loss(state: State) -> Loss:
+        """Compute the loss; advance the curriculum when the running accuracy passes 90 %."""
+        if state["accuracy"] > 0.9 and state["since"] > 100 and state["stage"] < len(STAGES) - 1:
+            state |= {"stage": state["stage"] + 1, "accuracy": 0.0, "since": 0}
+        batch = next(source)
+        with torch.autocast("cpu", torch.bfloat16):
+            answer, ctc, right = model.losses(batch)
+        state |= {"accuracy": 0.98 * state["accuracy"] + 0.02 * right, "since": state["since"] + 1}
+        shape = f"{len(batch.ids)}x{batch.frames.shape[2]}"
+        line = f"{shape:8s} answer {answer:.3f} ctc {ctc:.3f} right {right:.3f} running {state['accuracy']:.3f}"
+        return Loss(answer + CTC * ctc, len(batch.ids), line)
+
+    fit(model, args, state, step_loss)
+
+
+if __name__ == "__main__":
+    main()
