@@ -154,7 +154,7 @@ def arguments(description: str | None, model: str) -> argparse.ArgumentParser:
     parser.add_argument("--share", type=float, default=1.0, help="part of each held-out set to run")
     parser.add_argument("--quantization", choices=["int8", "int4"], help="as `LLM` takes it")
     parser.add_argument("--no-transformers", action="store_true", help="only our own engine")
-    parser.add_argument("--write", type=Path, help="also write the table and the date to this file")
+    parser.add_argument("--write", type=Path, help="also append the table and the date to this file")
     return parser
 
 
@@ -185,7 +185,8 @@ def report(
     print(table)
     if args.write:
         title = f"# {args.model.name} on held-out data, {time.strftime('%Y-%m-%d')}"
-        args.write.write_text(f"{title}\n\n`make eval-tiny` prints this table.\n\n{table}\n")
+        with args.write.open("a", encoding="utf-8") as file:
+            file.write(f"{title}\n\n`make eval-tiny` prints this table.\n\n{table}\n\n")
     return int(failed)
 
 

@@ -18,7 +18,7 @@ from .tokens import END, NO_TIMES, SPECIAL, token, tokenizer
 def write(source: Path, target: Path) -> None:
     """Write the JSON files, and the weights in float16 under their published names."""
     target.mkdir(parents=True, exist_ok=True)
-    weights = {k.removeprefix("model.net."): v for k, v in load_file(source).items() if k.startswith("model.net.")}
+    weights = {k.removeprefix("model.average."): v for k, v in load_file(source).items() if k.startswith("model.average.")}
     net = transformers().WhisperForConditionalGeneration(config())
     net.model.load_state_dict(weights)
     net = net.half()

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 from typing import Any
 
 import torch
@@ -35,7 +36,7 @@ def config() -> Any:
 
 
 class Trainee(nn.Module):
-    """The model and the head, which predicts letters from encoder rows and is not shipped."""
+    """The model, the head that predicts letters from encoder rows and is not shipped, and a moving average of the weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -44,6 +45,12 @@ class Trainee(nn.Module):
         for conv in (self.net.encoder.conv1, self.net.encoder.conv2):
             nn.init.kaiming_normal_(conv.weight)
         self.letters = nn.Linear(SIZES["d_model"], len(LETTERS) + 1)
+        self.average = copy.deepcopy(self.net).requires_grad_(False)
+
+    def update_average(self, step: int) -> None:
+        """Move `average`, the weights that are exported, towards the weights of this step."""
+        share = max(0.002, 1 / (step + 1))
+        torch._foreach_lerp_(list(self.average.parameters()), list(self.net.parameters()), share)
 
     def encode(self, frames: Tensor) -> Tensor:
         """Return encoder rows `[b, n / 2, width]` of `[b, 80, n]`; the class itself takes only whole windows."""

@@ -17,7 +17,7 @@ from ..loop import Loss, State, arguments, fit
 from .dataset import FRAMES, STAGES, Batch, Sample, collate, groups, read_shard
 from .model import Trainee
 
-WHOLE = 0.12  # share of batches padded to the window; all of them in the last fifth of the time
+WHOLE = 0.2  # share of batches padded to the window; all of them in the last fifth of the time
 CTC = 0.5
 
 
@@ -51,6 +51,7 @@ def main() -> None:
         """Compute the loss; advance the curriculum when the running accuracy passes 90 %."""
         if state["accuracy"] > 0.9 and state["since"] > 100 and state["stage"] < len(STAGES) - 1:
             state |= {"stage": state["stage"] + 1, "accuracy": 0.0, "since": 0}
+        model.update_average(int(state["step"]))
         batch = next(source)
         with torch.autocast("cpu", torch.bfloat16):
             answer, ctc, right = model.losses(batch)
