@@ -9,7 +9,7 @@ from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
 
 from ..mm.errors import SensoriumError
-from .endpoints import chat, completions, pooling, status, tokens
+from .endpoints import audio, chat, completions, pooling, status, tokens
 from .errors import HttpError, on_error
 from .guard import Guard
 from .state import Server
@@ -33,6 +33,8 @@ _POST = {
     "/v1/rerank": pooling.rerank,
     "/v2/rerank": pooling.rerank,
     "/classify": pooling.classify,
+    "/v1/audio/transcriptions": audio.transcriptions,
+    "/v1/audio/translations": audio.translations,
     "/tokenize": tokens.tokenize,
     "/detokenize": tokens.detokenize,
     "/v1/media/plan": tokens.media_plan,

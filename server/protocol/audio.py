@@ -1,0 +1,36 @@
+"""The forms of /v1/audio/transcriptions and /translations."""
+
+from __future__ import annotations
+
+from typing import ClassVar, Literal
+
+from pydantic import ConfigDict
+
+from .body import Body, Refused
+
+LISTS = ("timestamp_granularities", "include", "known_speaker_names", "known_speaker_references")
+"""Fields that are lists, which forms write with `[]`."""
+_NO_SPEAKERS = "speakers are not told apart"
+
+
+class AudioForm(Body):
+    """Values of a form are texts, so numbers are converted."""
+
+    model_config = ConfigDict(strict=False)
+    refused: ClassVar[Refused] = {
+        "stream": (("false", "0", "False"), "the whole text is sent at its end"),
+        "include": (([],), "there are no log probabilities of tokens; verbose_json has those of segments"),
+        "chunking_strategy": (("auto",), "windows follow the speech; give vad"),
+        "known_speaker_names": (([],), _NO_SPEAKERS),
+        "known_speaker_references": (([],), _NO_SPEAKERS),
+    }
+    prompt: str = ""
+    hotwords: str = ""
+    response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
+    temperature: float = 0.0
+    vad: bool = True
+
+
+class TranscriptionForm(AudioForm):
+    language: str | None = None
+    timestamp_granularities: list[Literal["word", "segment"]] | None = None
