@@ -11,7 +11,7 @@ from pydantic import ValidationError
 from starlette.datastructures import UploadFile
 
 from ...mm.errors import InputError
-from ...pipelines.speech.subtitles import WRITERS
+from ...pipelines.speech.subtitles import WRITERS, SubtitleLayout
 from ...pipelines.transcribe import Segment, Transcript
 from ..errors import HttpError
 from ..protocol.audio import LISTS, AudioForm, TranscriptionForm
@@ -84,7 +84,7 @@ def _response(form: str, transcript: Transcript, task: str) -> Response:
     if form == "text":
         return PlainTextResponse(f"{transcript.text}\n")
     if form in WRITERS:
-        return PlainTextResponse(f"{WRITERS[form](transcript)}\n")
+        return PlainTextResponse(f"{WRITERS[form](transcript, SubtitleLayout())}\n")
     body: dict[str, Any] = {"text": transcript.text}
     if form == "verbose_json":
         segments = transcript.segments or ()
