@@ -37,7 +37,7 @@ _SIGNATURES = {
     **{f"linear_{name}": (_I, _I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I) for name in _LINEAR},
 }
 """Argument types of each function of kernels/cpu."""
-ABI = 2
+ABI = 3
 """Version of these functions and their data layouts. A library with another version (cpu/instructions.cpp) is not used."""
 REBUILD = "pip install --no-build-isolation --no-deps -e ."
 LEVELS = {
