@@ -107,7 +107,10 @@ def test_heads(heads: int, kv_heads: int, dim: int, dtype: torch.dtype) -> None:
     check(q, cache, meta, dim**-0.5)
 
 
-@pytest.mark.parametrize("variant", [one for one in VARIANTS if "planes" not in one], ids=str)
+CODED = [one for one in VARIANTS if "planes" not in one]
+
+
+@pytest.mark.parametrize("variant", [CODED[0], *(pytest.param(one, marks=pytest.mark.full) for one in CODED[1:])], ids=str)
 def test_what_rows_see_in_codes(variant: dict, cut: str) -> None:
     number = VARIANTS.index(variant) + len(cut)  # each tiling gets other dtypes and formats
     dtype = (torch.float32, torch.bfloat16, torch.float16)[number % 3]
