@@ -10,7 +10,7 @@ import pytest
 import torch
 from cpu import PRODUCTS, needs_int8, running_with
 from sensorium.kernels import native
-from sensorium.kernels.dispatch import backend, has_triton
+from sensorium.kernels.dispatch import backend, has_triton, multiplies_fast
 from sensorium.kernels.int8 import INT8_MAX, Int8Weight, int8_linear, pack_int8, quantize_rows, supported
 from sensorium.kernels.linear import DenseWeight, LinearWeight, OneDnnWeight, linear, pack, padded_rows
 from sensorium.kernels.panels import Panels, layout, read_panel_rows, to_panels
@@ -193,6 +193,19 @@ def test_int8_gives_integers_exactly() -> None:
     x, weight = torch.randint(-127, 128, (9, 65)).float(), torch.randint(-127, 128, (17, 65)).float()
     x[:, 0], weight[:, 0] = 127, -127
     assert torch.equal(int8_linear(x, pack_int8(weight, None)), x @ weight.T)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40])
+def test_avx2_widens_bfloat16_and_sums_in_float32(rows: int) -> None:
+    """`dtype="auto"` therefore stays bfloat16 there. The result is the exact product, rounded once."""
+    with running_with("avx2"):
+        assert multiplies_fast(torch.bfloat16)
+        x, weight = torch.randn(rows, 4096).bfloat16(), (torch.randn(80, 4096) / 64).bfloat16()
+        packed = pack(weight, None)
+        assert isinstance(packed, Panels)
+        assert (packed.form.kernel, packed.weight.dtype) == ("avx2", torch.bfloat16)
+        exact = x.double() @ weight.double().T
+        assert ((linear(x, packed).double() - exact).abs() <= exact.abs() * 2**-8 + 1e-5).all()
 
 
 def test_int8_wants_its_instructions(monkeypatch: pytest.MonkeyPatch) -> None:
