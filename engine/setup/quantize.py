@@ -19,7 +19,7 @@ from ...kernels.int4 import Int4Options, quantize_int4
 from ...mm.errors import ConfigError
 from ...models.layers.basic import rename
 from ...models.layers.linear import Linear
-from ...models.text.scaling import Folding
+from ...models.text.scaling import Folding, decoder_layers
 from ...models.weight_files import ADAPTER_WEIGHTS, read_checkpoint
 from ...models.weights import named_layers
 from ..config import make_config
@@ -109,7 +109,10 @@ def _quantised_names(config: Any, group_size: int) -> tuple[Any, set[str]]:
 
 def _search(model: str, root: Any, names: set[str], group_size: int, calibrate: Callable[[], object]) -> dict[str, Folding]:
     """Return stored name -> change of each tensor that AWQ scales."""
-    inputs = collect_inputs(calibrate)
+    inputs, layers = collect_inputs(calibrate), len(decoder_layers(root))
+    if not layers or len(inputs) != layers:
+        reason = f"the calibration prompts ran {len(inputs)} of {layers} decoder layers that AWQ can scale in {model}"
+        raise ConfigError(f"{reason}; round to nearest instead", param="method")
     canonical = {name: rename(name, root.prefixes) for name, _ in read_checkpoint(Path(model))}
     weights = ((canonical[name], tensor) for name, tensor in read_checkpoint(Path(model)))
     changes = search_foldings(root, inputs, weights, {canonical[name] for name in names}, group_size)
