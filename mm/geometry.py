@@ -201,14 +201,18 @@ def _cut(total: int, seconds: float, policy: FrameSampling, times: Sequence[floa
     `times`: of all frames, if the rate varies.
     """
     start, end = policy.start, seconds if policy.end is None else min(policy.end, seconds)
+    if start >= seconds:
+        raise InputError(f"video_start is {start:g} s, but the video lasts only {seconds:.2f} s", param="video_start")
     if times is not None:
         usable = range(bisect_left(times, start), bisect_right(times, end))
     else:  # a time that is a frame's own up to rounding includes that frame
         rate = total / seconds
         usable = range(math.ceil(start * rate - 1e-6), min(math.floor(end * rate + 1e-6) + 1, total))
     if not usable:
-        reason = f"there is no frame from video_start {start:g} s to video_end {end:g} s"
-        raise InputError(f"{reason}; the video lasts {seconds:.2f} s", param="video_start")
+        reason = f"no frame lies from {start:g} s to {end:g} s"
+        raise InputError(
+            f"{reason} of the video, which lasts {seconds:.2f} s; change video_start or video_end", param="video_start"
+        )
     if times is None:
         return usable, len(usable) / rate
     return usable, (seconds if usable.stop == total else times[usable.stop]) - times[usable.start]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Collection
 
 _BEAMS = "answers are greedy or sampled; beam search is LLM.beam_search(prompts, BeamSearchParams(beam_width=...))"
+_ITEMS = 'put each item into its message, as in {"type": "image", "image": item}, or into a prompt\'s multi_modal_data'
 _LENGTH = "audio of any length is read; the engine chooses the windows"
 
 # another library's name -> candidates for the hint, in order: names of ours, of which the call must have one, or a sentence
@@ -42,6 +43,9 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "early_stopping": (_BEAMS,),
     "length_penalty": (_BEAMS,),
     "generate_kwargs": ("sampling_params",),
+    "images": (_ITEMS,),
+    "videos": (_ITEMS,),
+    "audios": (_ITEMS,),
     "generation_kwargs": ("sampling_params",),
     "generation_config": ("sampling_params",),
     # transformers, faster-whisper, llama.cpp: engines

@@ -150,14 +150,15 @@ def _with_uuids(modality: str, given: list[Media], uuids: object) -> list[Media]
 
 
 def plain_data(value: object) -> object:
-    """Return an item of Hugging Face `datasets` in one of our forms: bytes, a path or `(samples, rate)`. Others are kept.
+    """Return an item of Hugging Face libraries in one of our forms: bytes, a path or `(samples, rate)`. Others are kept.
 
-    Such an item is `{"bytes", "path"}`, `{"array", "sampling_rate", "path"}` or torchcodec's AudioDecoder.
+    Such an item is `{"bytes", "path"}`, `{"array", "sampling_rate", "path"}`, `{"raw", "sampling_rate"}` of transformers'
+    pipelines, or torchcodec's AudioDecoder.
     """
     keys = set(value) - {"path"} if isinstance(value, Mapping) else set()
-    if isinstance(value, Mapping) and keys == {"array", "sampling_rate"}:
+    if isinstance(value, Mapping) and keys in ({"array", "sampling_rate"}, {"raw", "sampling_rate"}):
         try:
-            return np.asarray(value["array"]), value["sampling_rate"]
+            return np.asarray(value["array" if "array" in keys else "raw"]), value["sampling_rate"]
         except (TypeError, ValueError):
             raise InputError("its array is not a regular array of numbers; give the samples as an array") from None
     if isinstance(value, Mapping) and keys == {"bytes"}:

@@ -90,6 +90,8 @@ def test_sampling_parameters_that_are_given_to_a_call(llm):
             call(temperature=0.0)
         with pytest.raises(InputError, match=r"SamplingParams\(max_tokens=|did you mean max_tokens"):  # ocr has max_tokens
             call(max_new_tokens=3)
+    with pytest.raises(InputError, match=r"unknown argument .images.*put each item into its message, as in"):
+        llm.chat(messages, images=[])
     with pytest.raises(InputError, match="vectors have length 1 unless pooling_params="):
         llm.embed("a", normalize_embeddings=True)
     with pytest.raises(InputError, match="one batch"):

@@ -178,7 +178,9 @@ def test_start_and_end_at_a_variable_rate_go_by_the_frames_times():
 @pytest.mark.parametrize(("start", "end"), [(4.0, None), (0.0, 1e-9), (1.01, 1.02), (9.0, 12.0)])
 def test_a_cut_without_frames_is_refused(start, end):
     if start:
-        with pytest.raises(InputError, match=r"no frame from video_start .* s to video_end .* s; the video lasts 3.00 s"):
+        with pytest.raises(
+            InputError, match=r"(video_start is .* s, but the video lasts only 3.00 s|no frame lies from 1.01 s to 1.02 s)"
+        ):
             sample_indices(30, 10.0, FrameSampling(start=start, end=end))
     else:
         assert sample_indices(30, 10.0, FrameSampling(start=start, end=end)) == [0]

@@ -238,7 +238,11 @@ def test_a_name_that_cannot_be_compared_is_refused():
 def test_items_of_datasets():
     samples = np.zeros(8, np.float32)
     decoder = SimpleNamespace(get_all_samples=lambda: SimpleNamespace(data=torch.zeros(2, 8), sample_rate=8000))
-    for value in ({"array": samples, "sampling_rate": 8000}, {"path": "a", "array": samples.tolist(), "sampling_rate": 8000}):
+    for value in (
+        {"array": samples, "sampling_rate": 8000},
+        {"raw": samples, "sampling_rate": 8000},
+        {"path": "a", "array": samples.tolist(), "sampling_rate": 8000},
+    ):
         found, rate = plain_data(value)
         assert (found.tolist(), rate) == (samples.tolist(), 8000)
     assert plain_data(decoder)[1] == 8000
