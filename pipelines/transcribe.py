@@ -28,7 +28,7 @@ from .speech.arguments import (
     check_vad,
     check_words,
 )
-from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowText, window_task
+from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowText, answer_tokens, window_task
 from .speech.forced_alignment import CtcAligner
 from .speech.merge import find_seam, join_texts, split_words
 from .speech.results import Attempt, Segment, Transcript, TranscriptionInfo, WindowResult, Word, segments
@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "Segment", "Transcript", "TranscriptionInfo", "WindowResult", "Word", "segments", "transcribe_tasks"]
 _MAX_WINDOW = 60  # seconds; many windows are in memory at a time
+_LEAST_CHECKED = 10  # seconds; shorter windows are read to their end
 _CONDITIONING = 800  # characters of preceding text in a prompt
 
 
@@ -61,6 +62,7 @@ class _Options:
     size: int
     lanes: int
     on_progress: Callable[[float], None]
+    find_end: AttentionAligner | None
 
 
 def transcribe_tasks(
@@ -89,8 +91,7 @@ def transcribe_tasks(
         audio: an item or a list of items: paths, URLs, encoded bytes, samples at the model's rate, or `(samples, rate)`.
         language: the language spoken in all items, as a code or an English name; None detects it if the model can.
         task: "transcribe", or "translate" into English if the model can.
-        timestamps: "segment" (or True) also returns when each segment was spoken, if the model can; "word" also when each
-            word was spoken; "none" (or False).
+        timestamps: "segment" (or True): also when each segment was spoken; "word": also each word; "none" (or False).
         context, prompt, hotwords: names and words to expect, or the preceding text; control tokens in them are removed.
         sampling_params: None for greedy sampling.
         vad: transcribe only speech, found by energy (True), by "silero", or by a detector that a function of the sample rate
@@ -120,17 +121,21 @@ def transcribe_tasks(
     decoding = Decoding(partial(_make_request, llm, task, timed), params, temperatures, *gates, align)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     lanes = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
-    how = (vad, sequential, condition_on_previous_text, times, rate, _window_size(llm), lanes, on_progress)
-    options = _Options(decoding, code, words, *how)
+    mode = (vad, sequential, condition_on_previous_text, times, rate)
+    options = _Options(decoding, code, words, *mode, _window_size(llm), lanes, on_progress, _end_finder(llm, task))
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
 
 
 def _make_aligner(llm: LLM, task: str, folder: str | Path | None) -> Aligner:
     assert llm.speech is not None
+    own = _end_finder(llm, task) if folder is None else None
+    return own or CtcAligner(Path(folder or ""), llm.speech.decode_spec.rate)
+
+
+def _end_finder(llm: LLM, task: str) -> AttentionAligner | None:
+    assert llm.speech is not None
     rule = llm.speech.alignment()
-    if folder is not None or rule is None:
-        return CtcAligner(Path(folder or ""), llm.speech.decode_spec.rate)
-    return AttentionAligner(rule, partial(_make_request, llm, task, False))
+    return None if rule is None else AttentionAligner(rule, partial(_make_request, llm, task, False))
 
 
 def _make_request(llm: LLM, task: str, timed: bool, language: str | None, context: str) -> SpeechRequest:
@@ -202,17 +207,36 @@ def _task_of(
 
 
 def _read_whole(llm: LLM, window: Window, options: _Options, language: SpokenLanguage) -> Task[list[WindowText]]:
-    """Transcribe a window. If its last segment ends 1 s or more before its speech, transcribe the rest as another window."""
+    """Transcribe a window. If its text ends well before its speech does, transcribe the rest as another window."""
     found: list[WindowText] = []
     while True:
         text = yield from _task_of(llm, window, options, language)
         found.append(text)
-        read = 0 if not text.segments else round((text.segments[-1].end or 0.0) * options.rate)
-        if read < options.rate or window.speech_end - window.start - read < options.rate:
+        read, least = yield from _samples_read(llm, text, window, options, language)
+        if read < options.rate or window.speech_end - window.start - read < least:
             return found
         start = window.start + read
         found[-1] = replace(text, result=replace(text.result, end=start / options.rate))
         window = replace(window, start=start, samples=window.samples[read:], overlap=0)
+
+
+def _samples_read(
+    llm: LLM, text: WindowText, window: Window, options: _Options, language: SpokenLanguage
+) -> Task[tuple[int, int]]:
+    """Return where the text of a window ends, and how many more samples with speech have to be transcribed; 0 if unknown.
+
+    Without timestamps, the end of the last word is found by cross-attention, in windows long enough to hold several sentences.
+    """
+    if text.segments is not None:
+        return round((text.segments[-1].end or 0.0) * options.rate) if text.segments else 0, options.rate
+    is_long = len(window.samples) >= _LEAST_CHECKED * options.rate
+    if options.find_end is None or not is_long or not text.result.text or text.result.finish_reason == "length":
+        return 0, options.rate
+    tokens = answer_tokens(text.output.outputs[0])
+    seconds = len(window.samples) / options.rate
+    item = (window.samples, options.rate)
+    times = yield from options.find_end.token_times(llm, item, tokens, language.code, seconds)
+    return 0 if isinstance(times, RequestOutput) else round(times[-1] * options.rate), 2 * options.rate
 
 
 def _read_sequentially(

@@ -180,7 +180,7 @@ def _with_text(
         language.spoken, language.place = spoken, result.start
     found: tuple[Segment, ...] | None = None
     if times is not None:
-        tokens = _answer_tokens(answer)
+        tokens = answer_tokens(answer)
         logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs or (), tokens, strict=False)]
         chosen = result.attempts[result.accepted]
         found = () if result.skipped else segments(tokens, times, decode, logprobs, chosen.temperature)
@@ -189,14 +189,14 @@ def _with_text(
     return WindowText(finished, found, output, window)
 
 
-def _answer_tokens(answer: CompletionOutput) -> list[int]:
+def answer_tokens(answer: CompletionOutput) -> list[int]:
     """Return the answer's tokens without the end token."""
     has_eos = answer.finish_reason == "stop" and answer.stop_reason is None
     return answer.token_ids[:-1] if has_eos else answer.token_ids
 
 
 def _text_tokens(answer: CompletionOutput, request: SpeechRequest) -> list[int]:
-    tokens, times = _answer_tokens(answer), request.times
+    tokens, times = answer_tokens(answer), request.times
     return tokens if times is None else [token for token in tokens if token < times.first]
 
 

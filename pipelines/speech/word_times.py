@@ -9,6 +9,7 @@ from statistics import fmean
 from typing import TYPE_CHECKING
 
 from ...engine.pooling_params import PoolingParams
+from ...engine.types import RequestOutput
 from ...mm.speech import AlignmentRule, SpeechRequest
 from ..pooling import pooling_request
 from ..tasks import Task
@@ -35,23 +36,37 @@ class AttentionAligner:
     def __call__(
         self, llm: LLM, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
     ) -> Task[WindowText]:
-        tokenizer, parts = llm.get_tokenizer(), text.segments or ()
-        prefix = tokenizer.encode(self._make_request(language, "").prompt, add_special_tokens=False)
-        tokens = [token for part in parts for token in part.tokens][: llm.max_model_len - len(prefix) - 2]
-        if not tokens:
-            return text
-        prompt = {"prompt_token_ids": [*prefix, *tokens, llm.eos_token_ids[0]], "multi_modal_data": {"audio": [item]}}
-        output = yield pooling_request(llm, prompt, PoolingParams(cross_attention=self._rule.heads), {})
-        if output.error or output.pooled is None:
-            return replace(text, output=output)
-        rows = output.pooled.shape[-1]
-        frames = rows if text.window is None else min(rows, ceil(len(text.window.samples) / rate / self._rule.step))
-        starts = token_starts(output.pooled, len(prefix), frames) * self._rule.step
+        parts = text.segments or ()
+        tokens = [token for part in parts for token in part.tokens]
+        seconds = None if text.window is None else len(text.window.samples) / rate
+        starts = yield from self.token_times(llm, item, tokens, language, seconds)
+        if isinstance(starts, RequestOutput):
+            return replace(text, output=starts)
         answer, first = text.output.outputs[0], None if request.times is None else request.times.first
         pairs = zip(answer.token_ids, answer.logprobs or (), strict=False)
         logprobs = [entry[token].logprob for token, entry in pairs if first is None or token < first]
-        times = [*starts.tolist(), *[float(starts[-1])] * sum(len(part.tokens) for part in parts)]
-        return replace(text, segments=_with_words(parts, times, logprobs, tokenizer.decode, language))
+        times = [*starts, *starts[-1:] * len(tokens)]  # of the tokens for which the prompt had no room, too
+        return replace(text, segments=_with_words(parts, times, logprobs, llm.get_tokenizer().decode, language))
+
+    def token_times(
+        self, llm: LLM, item: object, tokens: Sequence[int], language: str | None, seconds: float | None
+    ) -> Task[list[float] | RequestOutput]:
+        """Return the start of each token and the end of the last one in seconds, or the output of a request that failed.
+
+        `seconds`: length of the audio; None: the model's window.
+        """
+        prefix = llm.get_tokenizer().encode(self._make_request(language, "").prompt, add_special_tokens=False)
+        tokens = tokens[: llm.max_model_len - len(prefix) - 2]
+        if not tokens:
+            return [0.0]
+        prompt = {"prompt_token_ids": [*prefix, *tokens, llm.eos_token_ids[0]], "multi_modal_data": {"audio": [item]}}
+        output = yield pooling_request(llm, prompt, PoolingParams(cross_attention=self._rule.heads), {})
+        if output.error or output.pooled is None:
+            return output
+        rows = output.pooled.shape[-1]
+        frames = rows if seconds is None else min(rows, ceil(seconds / self._rule.step))
+        starts: list[float] = (token_starts(output.pooled, len(prefix), frames) * self._rule.step).tolist()
+        return starts
 
 
 def _with_words(

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import re
-from difflib import SequenceMatcher
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -217,6 +216,41 @@ def words_of(text: str) -> list[str]:
     return re.sub(r"[^\w ]", "", text).casefold().split()
 
 
+def edits(left: list[str], right: list[str]) -> list[tuple[list[str], list[str]]]:
+    """Return the runs of words that differ, in a shortest edit; "wood cutters" and "woodcutters" are equal."""
+    cost = np.zeros((len(left) + 1, len(right) + 1), int)
+    cost[:, 0], cost[0] = range(len(left) + 1), range(len(right) + 1)
+    for i, j in np.ndindex(len(left), len(right)):
+        cost[i + 1, j + 1] = min(cost[i, j] + (left[i] != right[j]), cost[i, j + 1] + 1, cost[i + 1, j] + 1)
+    i, j = len(left), len(right)
+    runs: list[tuple[list[str], list[str]]] = [([], [])]
+    while i or j:
+        if i and j and left[i - 1] == right[j - 1] and cost[i, j] == cost[i - 1, j - 1]:
+            i, j = i - 1, j - 1
+            runs.append(([], []))
+        elif i and j and cost[i, j] == cost[i - 1, j - 1] + 1:
+            i, j = i - 1, j - 1
+            runs[-1][0].insert(0, left[i])
+            runs[-1][1].insert(0, right[j])
+        elif i and cost[i, j] == cost[i - 1, j] + 1:
+            i -= 1
+            runs[-1][0].insert(0, left[i])
+        else:
+            j -= 1
+            runs[-1][1].insert(0, right[j])
+    return [run for run in reversed(runs) if "".join(run[0]) != "".join(run[1])]
+
+
+@pytest.mark.shared
+def test_speech_after_which_the_answer_stopped_is_transcribed(shared_data: Path) -> None:
+    """Whisper stops before the last sentence of this window, which has begun only."""
+    llm = LLM(shared_data / "whisper-tiny.en", dtype="float32", max_num_seqs=4)
+    clips = [soundfile.read(shared_data / "speech" / f"{name}.flac", dtype="float32")[0] for name in SPOKEN * 2]
+    audio = np.concatenate(clips)[round(51.05 * RATE) : round(71.05 * RATE)]
+    (found,) = llm.transcribe((audio, RATE), vad=False, use_tqdm=False)
+    assert "of the netherlands by a similar process and so my fellow americans" in " ".join(words_of(found.text))
+
+
 @pytest.mark.shared
 @pytest.mark.full
 def test_no_word_is_lost_or_doubled_at_seams(shared_data: Path) -> None:
@@ -231,10 +265,9 @@ def test_no_word_is_lost_or_doubled_at_seams(shared_data: Path) -> None:
     shifts = [(np.concatenate([np.zeros(round(0.25 * step * RATE), np.float32), whole]), RATE) for step in range(12)]
     for options in ({}, {"timestamps": "segment"}, {"vad": False}):
         for found in llm.transcribe(shifts, use_tqdm=False, **options):
-            words = words_of(found.text)
-            matcher = SequenceMatcher(None, alone, words, autojunk=False)
-            assert max(abs((d - c) - (b - a)) for _, a, b, c, d in matcher.get_opcodes()) <= 2
-            assert matcher.ratio() > 0.95
+            changes = edits(alone, words_of(found.text))
+            assert sum(max(len(left), len(right)) for left, right in changes) <= 0.06 * len(alone)
+            assert max(abs(len(left) - len(right)) for left, right in changes) <= 2
 
 
 @pytest.mark.shared
