@@ -87,6 +87,8 @@ def test_calibration_is_checked(tmp_path: Path) -> None:
             run_prompts(str(TINY_VL), samples)
     with pytest.raises(ConfigError, match="no calibration prompts"):
         quantize_checkpoint(str(TINY_VL), tmp_path / "w4", 32, print, partial(run_prompts, str(TINY_VL), prompts=[]))
+    with pytest.raises(ConfigError, match=r"ran 0 of 4 decoder layers .* round to nearest instead"):
+        quantize_checkpoint(str(TINY_VL), tmp_path / "w4", 32, print, lambda: None)
     assert read_prompts('a b\n\n"c\\nd"\n[{"role": "user", "content": "e"}]') == [
         "a b",
         "c\nd",
