@@ -58,6 +58,12 @@ def test_the_openai_package_lists_models(client):
     assert [model.id for model in client.models.list()] == ["tiny-vl"]
 
 
+def test_the_document_has_the_fields_of_each_body(http):
+    document = http.get("/openapi.json").json()
+    assert {"/v1/chat/completions", "/v1/embeddings", "/metrics"} <= set(document["paths"])
+    assert {"messages", "tools", "top_logprobs"} <= set(document["components"]["schemas"]["ChatBody"]["properties"])
+
+
 def test_wrong_paths_and_methods(http):
     assert (http.get("/nothing").status_code, error(http.get("/nothing"))["code"]) == (404, "not_found")
     assert (http.post("/health").status_code, error(http.post("/health"))["code"]) == (405, "method_not_allowed")
@@ -232,7 +238,12 @@ def test_sigterm_ends_the_command_after_the_last_response(tmp_path):
         url = line.split()[-1]
         with urllib.request.urlopen(f"{url}/ready") as answer:
             assert answer.status == 200
-        run.send_signal(signal.SIGTERM)
+        body = {"messages": [{"role": "user", "content": "a"}], "max_tokens": 60, "ignore_eos": True, "stream": True}
+        with httpx.stream("POST", f"{url}/v1/chat/completions", json=body, timeout=240) as answer:
+            lines = answer.iter_lines()
+            assert next(lines).startswith("data: {")
+            run.send_signal(signal.SIGTERM)
+            assert [line for line in lines if line][-1] == "data: [DONE]"
         assert run.wait() == 0
         assert run.stderr.read() == ""
     with socket.socket() as probe:
