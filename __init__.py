@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from .pipelines.llm import LLM, AsyncLLM, AsyncLLMEngine
     from .pipelines.ocr import Page
     from .pipelines.pooling import PoolingRequestOutput
+    from .pipelines.speech.live import Gap, LiveEvent
+    from .pipelines.speech.live_session import LiveAudio
     from .pipelines.transcribe import Segment, Transcript, Word
 
 __version__ = "0.1.0"
@@ -47,11 +49,14 @@ __all__ = [
     "EngineArgs",
     "EngineDeadError",
     "ErrorInfo",
+    "Gap",
     "GuidedDecodingParams",
     "HubError",
     "InputError",
     "ItemPlan",
     "ItemTrace",
+    "LiveAudio",
+    "LiveEvent",
     "LiveSession",
     "Media",
     "MediaError",
@@ -107,6 +112,9 @@ _HOME = {
     "Page": "pipelines.ocr",
     "PoolingParams": "engine.pooling_params",
     "PoolingRequestOutput": "pipelines.pooling",
+    "Gap": "pipelines.speech.live",
+    "LiveEvent": "pipelines.speech.live",
+    "LiveAudio": "pipelines.speech.live_session",
     "BeamSearchParams": "pipelines.beam_search",
     "BeamSearchOutput": "pipelines.beam_search",
     "Segment": "pipelines.transcribe",

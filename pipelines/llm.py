@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import AsyncGenerator, AsyncIterable, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,6 +17,8 @@ from .ocr import Page, ocr_tasks
 from .pooling import PoolingRequestOutput, encode_tasks
 from .rank import Embedding, Score, embed_tasks, score_tasks
 from .reward import reward_tasks
+from .speech.live import LiveEvent
+from .speech.live_session import LiveAudio, LiveStream, stream_events
 from .tasks import run_tasks, run_tasks_async
 from .transcribe import Transcript, transcribe_tasks
 from .validation import check_names
@@ -83,6 +85,15 @@ class LLM(llm.LLM):
         tasks = transcribe_tasks(self, audio, language, task, **check_names(transcribe_tasks, options))
         return run_tasks(self, tasks, use_tqdm, 2 * self.config.max_num_seqs)
 
+    def live_audio(self, rate: float | None = None, **options: Any) -> LiveAudio:
+        """Open a session that transcribes samples while they arrive.
+
+        Args:
+            rate: hertz of the samples; None: the model's.
+            options: see `pipelines.speech.live.LiveTranscriber`, and idle_timeout and max_sessions of `LiveStream`.
+        """
+        return LiveAudio(LiveStream(AsyncLLM(self), rate=rate, **options))
+
     def embed(self, inputs: object, use_tqdm: ShowProgress = True, **options: Any) -> list[Embedding]:
         """Embed one text, image or video, or a list of them; see `pipelines.rank.embed_tasks` for the arguments."""
         return run_tasks(self, embed_tasks(self, inputs, **check_names(embed_tasks, options)), use_tqdm)
@@ -105,6 +116,18 @@ class AsyncLLM(async_llm.AsyncLLM):
         """`LLM.transcribe` as a coroutine. Cancelling this or any of the coroutines below aborts its unfinished requests."""
         tasks = transcribe_tasks(self.llm, audio, language, task, **check_names(transcribe_tasks, options))
         return await run_tasks_async(self, tasks, 2 * self.llm.config.max_num_seqs)
+
+    def stream_transcribe(
+        self, samples: AsyncIterable[object], rate: float | None = None, **options: Any
+    ) -> AsyncGenerator[LiveEvent, None]:
+        """Transcribe an async iterator of samples while they arrive, and yield events.
+
+        Closing the generator or cancelling the task aborts the running pass and frees everything.
+
+        Args:
+            samples, rate, options: blocks as in `LiveAudio.push`, and the arguments of `LLM.live_audio`.
+        """
+        return stream_events(self, samples, {"rate": rate, **options})
 
     async def embed(self, inputs: object, **options: Any) -> list[Embedding]:
         """`LLM.embed` as a coroutine."""

@@ -118,11 +118,11 @@ def transcribe_tasks(
     gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
     timed = sequential or (times != "none" and llm.speech.has_timestamps)
     align = _make_aligner(llm, task, aligner) if times == "word" else None
-    decoding = Decoding(partial(_make_request, llm, task, timed), params, temperatures, *gates, align)
+    decoding = Decoding(partial(make_request, llm, task, timed), params, temperatures, *gates, align)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     lanes = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
     mode = (vad, sequential, condition_on_previous_text, times, rate)
-    options = _Options(decoding, code, words, *mode, _window_size(llm), lanes, on_progress, _end_finder(llm, task))
+    options = _Options(decoding, code, words, *mode, window_size(llm), lanes, on_progress, _end_finder(llm, task))
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
 
 
@@ -135,15 +135,15 @@ def _make_aligner(llm: LLM, task: str, folder: str | Path | None) -> Aligner:
 def _end_finder(llm: LLM, task: str) -> AttentionAligner | None:
     assert llm.speech is not None
     rule = llm.speech.alignment()
-    return None if rule is None else AttentionAligner(rule, partial(_make_request, llm, task, False))
+    return None if rule is None else AttentionAligner(rule, partial(make_request, llm, task, False))
 
 
-def _make_request(llm: LLM, task: str, timed: bool, language: str | None, context: str) -> SpeechRequest:
+def make_request(llm: LLM, task: str, timed: bool, language: str | None, context: str) -> SpeechRequest:
     assert llm.speech is not None
     return llm.speech.transcription_request(language, task, timed, context)
 
 
-def _window_size(llm: LLM) -> int:
+def window_size(llm: LLM) -> int:
     """Return the samples of the longest window: the model's limit or `_MAX_WINDOW`, or less to leave room for the answer."""
     assert llm.speech is not None
     spec = llm.speech.decode_spec

@@ -114,6 +114,49 @@ def audio_blocks(value: object, rate: float, policy: MediaPolicy) -> Generator[T
         raise InputError("it holds no samples")
 
 
+class SampleStream:
+    """Converts the blocks of one audio stream to mono float32 samples at `rate` hertz.
+
+    Args:
+        own: the rate of the blocks in hertz.
+
+    Raises:
+        InputError: `own` is outside the policy's limits.
+    """
+
+    def __init__(self, own: float, rate: float, policy: MediaPolicy) -> None:
+        _check_rate(own, policy)
+        self.own, self._rate = own, rate
+        self._stream = _resampler(own, rate)
+        self._odd = b""  # half a sample at the end of the last bytes
+
+    def convert(self, block: object) -> Tensor:
+        """Return the samples that a block completes. Bytes are PCM: int16, little-endian, mono.
+
+        Raises:
+            InputError: the block has another form, or values that are not finite. It has no effect then.
+        """
+        if isinstance(block, bytes | bytearray | memoryview):
+            data = self._odd + bytes(block)
+            self._odd = data[len(data) // 2 * 2 :]
+            samples = np.frombuffer(data, "<i2", len(data) // 2)[None]
+        else:
+            samples = _channels_first(_array(block))
+        if not samples.size:
+            return torch.empty(0)
+        mono = np.ascontiguousarray(to_mono(samples))
+        return torch.from_numpy(mono.copy() if self._stream is None else self._stream.resample_chunk(mono))
+
+    def rest(self) -> Tensor:
+        """Return the samples that the resampler still holds. The next block begins another stream."""
+        self._odd = b""
+        if self._stream is None:
+            return torch.empty(0)
+        rest = self._stream.resample_chunk(np.zeros(0, np.float32), last=True)
+        self._stream = _resampler(self.own, self._rate)
+        return torch.from_numpy(rest)
+
+
 def hash_audio(value: object) -> str:
     """Return 64 hex digits of the encoded bytes, or of samples with dtype, shape and rate."""
     if isinstance(value, bytes | bytearray | memoryview):
@@ -155,13 +198,7 @@ def _open(value: object, rate: float, policy: MediaPolicy, whole: bool = True) -
         given, own = _pair(value)
         samples = _channels_first(_array(given))
         audio = _AudioSource(rate if own is None else own, samples.shape[1], True, partial(_pieces, samples))
-    least, highest = policy.min_audio_rate, policy.max_audio_rate
-    if not least <= audio.rate <= highest:
-        raise InputError(
-            f"its sample rate is {audio.rate:g} Hz, it must be from {least:g} to {highest:g} Hz; "
-            "resample it, or change min_audio_rate and max_audio_rate",
-            param="min_audio_rate" if audio.rate < least else "max_audio_rate",
-        )
+    _check_rate(audio.rate, policy)
     if not audio.frames:
         raise InputError("it holds no samples")
     limit = "max_audio_seconds" if whole else "max_transcribed_seconds"
@@ -176,6 +213,16 @@ def _open(value: object, rate: float, policy: MediaPolicy, whole: bool = True) -
             param="max_decoded_bytes",
         )
     return audio
+
+
+def _check_rate(rate: float, policy: MediaPolicy) -> None:
+    least, highest = policy.min_audio_rate, policy.max_audio_rate
+    if not least <= rate <= highest:
+        raise InputError(
+            f"its sample rate is {rate:g} Hz, it must be from {least:g} to {highest:g} Hz; "
+            "resample it, or change min_audio_rate and max_audio_rate",
+            param="min_audio_rate" if rate < least else "max_audio_rate",
+        )
 
 
 def _pair(value: object) -> tuple[object, float | None]:

@@ -119,5 +119,10 @@ def check_gates(*thresholds: object) -> tuple[float | None, float | None, float 
     return thresholds  # type: ignore[return-value]
 
 
+def check_number(name: str, value: object, least: float, most: float) -> None:
+    if not _is_number(value) or not least <= value <= most:  # type: ignore[operator]
+        raise InputError(f"{name}={short_repr(value)} must be a number from {least:g} to {most:g}", param=name)
+
+
 def _is_number(value: object) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and isfinite(value)

@@ -30,8 +30,8 @@ def find_seam(left: Sequence[str], right: Sequence[str]) -> tuple[int, int]:
 
     Words at the end of a window may be wrong, so the texts are joined in the middle of the longest run of equal words.
     """
-    keys_left = [_key(word) for word in left[-_MOST_WORDS:]]
-    keys_right = [_key(word) for word in right[:_MOST_WORDS]]
+    keys_left = [word_key(word) for word in left[-_MOST_WORDS:]]
+    keys_right = [word_key(word) for word in right[:_MOST_WORDS]]
     match = SequenceMatcher(None, keys_left, keys_right, autojunk=False).find_longest_match()
     run = keys_left[match.a : match.a + match.size]
     if sum(map(len, run)) < 2 or (match.size == 1 and not _is_sure(match.a, match.b, len(keys_left))):
@@ -45,5 +45,5 @@ def _is_sure(a: int, b: int, length: int) -> bool:
     return length - a <= 2 and b <= 1
 
 
-def _key(word: str) -> str:
+def word_key(word: str) -> str:
     return re.sub(r"\W", "", word).casefold()

@@ -89,19 +89,56 @@ class EnergyDetector:
         self._previous = torch.empty(len(_BANDS), 0)  # decibels of the previous block
 
     def __call__(self, samples: Tensor) -> Tensor:
+        decibels = _smooth(self.levels(samples))
+        is_short = decibels.shape[1] < BLOCK_FRAMES // 2  # a short last block says too little about the noise
+        known = torch.cat([self._previous, decibels], 1) if is_short else decibels
+        self._previous = decibels
+        return _probability(decibels, known)
+
+    def levels(self, samples: Tensor) -> Tensor:
+        """Return the decibels of each band and frame, `[bands, frames]`."""
         frames = F.pad(samples, (0, -len(samples) % self._frame)).view(-1, self._frame)
         power = torch.fft.rfft(frames * self._window).abs().square() * (16 / 3) / self._frame**2  # sums to the mean square
         energy = torch.stack([power[:, band].sum(1) for band in self._bands])
-        decibels = F.avg_pool1d(10 * energy.clamp(min=1e-12).log10(), 3, 1, 1, count_include_pad=False)
-        is_short = len(frames) < BLOCK_FRAMES // 2  # a short last block says too little about the noise
-        known = torch.cat([self._previous, decibels], 1) if is_short else decibels
-        if known.shape[1] * FRAME_SECONDS < _SHORT:
-            floor = torch.full((len(_BANDS), 1), _MIN_FLOOR)
-        else:
-            floor = known.quantile(0.1, 1, keepdim=True).clamp(min=_MIN_FLOOR)
-        self._previous = decibels
-        margin = ((known.amax(1, keepdim=True) - floor) / 2).clamp(*_MARGINS)
-        return torch.sigmoid((decibels - floor - margin) / 2).amax(0)
+        return 10 * energy.clamp(min=1e-12).log10()
+
+
+def _smooth(levels: Tensor) -> Tensor:
+    return F.avg_pool1d(levels, 3, 1, 1, count_include_pad=False)
+
+
+def _probability(decibels: Tensor, known: Tensor) -> Tensor:
+    """Return the probability of speech of each frame. `known`: the frames that the noise floor and the contrast come from."""
+    if known.shape[1] * FRAME_SECONDS < _SHORT:
+        floor = torch.full((len(_BANDS), 1), _MIN_FLOOR)
+    else:
+        floor = known.quantile(0.1, 1, keepdim=True).clamp(min=_MIN_FLOOR)
+    margin = ((known.amax(1, keepdim=True) - floor) / 2).clamp(*_MARGINS)
+    return torch.sigmoid((decibels - floor - margin) / 2).amax(0)
+
+
+class StreamDetector:
+    """Voice detection in a stream. It takes any number of whole frames and judges each by the last block (10 s) of the stream.
+
+    A function given as `vad` gets that block each time, with a new detector. Silero's network has a state of its own.
+    """
+
+    def __init__(self, vad: object, rate: float) -> None:
+        self._vad, self._rate, self._frame = vad, rate, frame_size(rate)
+        self._silero = make_detector(vad, rate) if vad == "silero" else None
+        self._energy = EnergyDetector(rate) if isinstance(vad, bool) else None
+        self._known = torch.empty(len(_BANDS), 0) if self._energy else torch.empty(0)  # levels, or samples, of the last block
+
+    def __call__(self, samples: Tensor) -> Tensor:
+        if self._silero is not None:
+            return self._silero(samples)
+        count = -(-len(samples) // self._frame)
+        if self._energy is not None:
+            self._known = torch.cat([self._known, self._energy.levels(samples)], 1)[:, -max(count, BLOCK_FRAMES) :]
+            decibels = _smooth(self._known)
+            return _probability(decibels[:, -count:], decibels)
+        self._known = torch.cat([self._known, samples])[-max(count, BLOCK_FRAMES) * self._frame :]
+        return make_detector(self._vad, self._rate)(self._known)[-count:]
 
 
 class SileroDetector:

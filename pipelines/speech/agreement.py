@@ -1,0 +1,129 @@
+"""Agreement of passes over a window that grows (LocalAgreement-2, arXiv 2307.14743, section 3)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from difflib import SequenceMatcher
+from itertools import accumulate
+from math import ceil
+
+from .merge import find_seam, join_texts, split_words, word_key
+
+_CONTEXT = 20  # final words that are compared with an overlapping window
+
+
+class OpenText:
+    """The words of the open window, and how many of them will not change.
+
+    The words that two passes in a row begin with become stable. Later passes only add words behind them.
+
+    Attributes:
+        stable: number of `words` that will not change.
+    """
+
+    def __init__(self) -> None:
+        self.words: list[str] = []
+        self.stable = 0
+        self._before: list[str] = []  # last final words of the previous window, which overlaps this one
+        self._held: list[str] = []  # words of the previous window behind them
+
+    @property
+    def text(self) -> str:
+        return "".join(self.words)
+
+    @property
+    def stable_upto(self) -> int:
+        """Number of characters of `text` that will not change."""
+        return len("".join(self.words[: self.stable]))
+
+    def add_pass(self, text: str) -> None:
+        """Take the text of a pass over the open window."""
+        shown = self._shown(self._own_words(text)[0])[0]
+        self.stable = max(self.stable, _common(self.words, shown))
+        self.words = shown
+
+    def close(self, text: str, keep: bool) -> str:
+        """Take the text of the last pass and return the final text.
+
+        `keep`: stable words that this pass has not heard belong to the next window.
+        """
+        own = self._own_words(text)[0]
+        shown, covered, _ = self._shown(own)
+        end = covered if keep and covered < self.stable else len(shown)
+        return self._finish(shown, end, self.stable)
+
+    def close_parts(self, parts: Sequence[str], least: int) -> tuple[str, int]:
+        """Take the parts of a pass. Return the text and the number of those that agree with earlier passes, `least` or more."""
+        own, dropped = self._own_words(" ".join(parts))
+        shown, covered, following = self._shown(own)
+        agreed = max(self.stable, _common(self.words, shown))
+        heard = (max(0, count - dropped) for count in accumulate(len(split_words(part)) for part in parts))
+        ends = [min(at, covered) if at <= following else self.stable + at - following for at in heard]
+        count = max(least, sum(end <= agreed for end in ends))
+        return self._finish(shown, ends[count - 1], agreed), count
+
+    def close_overlapping(self, text: str, share: float) -> str:
+        """Take the text of the last pass and return it without the words that the next window is to hear again.
+
+        `share`: the part of this window that is also in the next one.
+        """
+        shown = self._shown(self._own_words(text)[0])[0]
+        end = max(0, len(shown) - ceil(len(shown) * share) - 1)
+        final = self._finish(shown, end, self.stable)
+        self._before, self._held = shown[max(0, end - _CONTEXT) : end], shown[end:]
+        return final
+
+    def _finish(self, shown: list[str], end: int, stable: int) -> str:
+        self._before, self._held = [], []
+        self.words = _stripped(shown[end:])
+        self.stable = min(max(0, stable - end), len(self.words))
+        return "".join(shown[:end]).strip()
+
+    def _own_words(self, text: str) -> tuple[list[str], int]:
+        """Return the words behind the final text, and how many words at the start of `text` are left out (negative: added)."""
+        words = split_words(text.strip())
+        if not self._before and not self._held:
+            return words, 0
+        keep, drop = find_seam([*self._before, *self._held], words)
+        if not drop:  # no equal words
+            return words, 0
+        first = len(self._before) - keep + drop
+        return (words[first:], first) if first >= 0 else (_concat(self._held[:-first], words), first)
+
+    def _shown(self, own: list[str]) -> tuple[list[str], int, int]:
+        """Put the words of a pass behind the stable ones.
+
+        Returns the words, how many of the stable ones the pass has heard, and the first word of the pass behind those.
+        """
+        stable = self.words[: self.stable]
+        covered, following = _align(stable, own)
+        shown = _concat(stable, own[following:])
+        return _stripped(shown), covered, following
+
+
+def _align(stable: Sequence[str], own: Sequence[str]) -> tuple[int, int]:
+    """Return how many stable words `own` contains, and the index of its first word behind them."""
+    left, right = [word_key(word) for word in stable], [word_key(word) for word in own]
+    if right[: len(left)] == left:
+        return len(left), len(left)
+    blocks = [block for block in SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks() if block.size]
+    a, b = (blocks[-1].a + blocks[-1].size, blocks[-1].b + blocks[-1].size) if blocks else (0, 0)
+    others = min(len(left) - a, len(right) - b)  # words that both have, spelled differently
+    return a + others, b + others
+
+
+def _stripped(words: Sequence[str]) -> list[str]:
+    return [words[0].lstrip(), *words[1:]] if words else []
+
+
+def _common(left: Sequence[str], right: Sequence[str]) -> int:
+    """Return how many words two texts begin with in common."""
+    return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
+
+
+def _concat(left: Sequence[str], right: Sequence[str]) -> list[str]:
+    """Return the words of both, with a space between them if their script has one."""
+    if not left or not right or right[0][0].isspace():
+        return [*left, *right]
+    joined = join_texts(left[-1], right[0])
+    return [*left, joined[len(left[-1]) :], *right[1:]]

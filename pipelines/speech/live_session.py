@@ -1,0 +1,212 @@
+"""Runs live streams: in coroutines for `AsyncLLM.stream_transcribe`, in a thread of its own for `LLM.live_audio`."""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import weakref
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator
+from contextlib import aclosing, contextmanager, suppress
+from queue import Empty, SimpleQueue
+from typing import TYPE_CHECKING, Any
+
+from ...engine.async_llm import AsyncLLM
+from ...engine.errors import NotPicklable
+from ...engine.frontend.request_handle import RequestHandle
+from ...mm.errors import InputError, typed
+from ..tasks import advance
+from ..validation import check_names, check_type
+from .arguments import check_number
+from .live import Gap, LiveEvent, LiveTranscriber
+
+if TYPE_CHECKING:
+    from ...engine.llm import LLM
+
+_lock = threading.Lock()
+_sessions: weakref.WeakKeyDictionary[LLM, int] = weakref.WeakKeyDictionary()  # number of open streams
+
+
+class LiveStream:
+    """One live stream in an event loop. Its passes run one after the other while samples arrive.
+
+    Args:
+        idle_timeout: seconds without samples after which the stream ends; None: no limit.
+        max_sessions: maximum number of open streams of the engine, with this one.
+        options: arguments of `LiveTranscriber`.
+
+    Raises:
+        ConfigError, InputError: see `LiveTranscriber`; or an argument is out of range.
+    """
+
+    def __init__(self, engine: AsyncLLM, idle_timeout: float | None = None, max_sessions: int = 64, **options: Any) -> None:
+        if idle_timeout is not None:
+            check_number("idle_timeout", idle_timeout, 1e-3, 1e9)
+        check_type("max_sessions", max_sessions, int)
+        check_number("max_sessions", max_sessions, 1, 1_000_000)
+        self.transcriber = LiveTranscriber(engine.llm, **check_names(LiveTranscriber, options))
+        self.engine, self.max_sessions, self._idle_timeout = engine, max_sessions, idle_timeout
+        self.arrived = asyncio.Event()  # set after each change of the transcriber's input
+        self._taken = asyncio.Event()  # set after samples were taken from the buffer
+
+    async def read(self, blocks: AsyncIterable[object]) -> AsyncGenerator[LiveEvent, None]:
+        """Yield the events of a source of blocks. A source that is too fast waits."""
+        with count_session(self):
+            feeder = asyncio.ensure_future(self._feed(blocks))
+            try:
+                async with aclosing(self.events()) as events:
+                    async for event in events:
+                        if event.kind == "ended" and event.reason == "finished":
+                            await feeder  # raises the error of the source, if it has failed
+                        yield event
+            finally:
+                feeder.cancel()
+
+    async def events(self) -> AsyncGenerator[LiveEvent, None]:
+        """Yield events until the stream has ended. Closing the generator aborts the running pass."""
+        transcriber = self.transcriber
+        while True:
+            self.arrived.clear()
+            task = transcriber.next_task()
+            self._taken.set()
+            while transcriber.events:
+                yield transcriber.events.popleft()
+            if transcriber.ended:
+                return
+            if task is None:
+                await self._wait()
+                continue
+            step = advance(task)
+            while isinstance(step, RequestHandle):
+                step = advance(task, await self.engine.answer(step))
+
+    async def _wait(self) -> None:
+        try:
+            async with asyncio.timeout(self._idle_timeout):
+                await self.arrived.wait()
+        except TimeoutError:
+            self.transcriber.finish("idle")
+
+    async def _feed(self, blocks: AsyncIterable[object]) -> None:
+        try:
+            async for block in blocks:
+                while self.transcriber.fits(block) and not self.transcriber.has_room(block):
+                    self._taken.clear()
+                    await self._taken.wait()
+                self.push(block)
+                self.arrived.set()
+        finally:
+            self.transcriber.finish()
+            self.arrived.set()
+
+    def push(self, block: object) -> None:
+        if isinstance(block, Gap):
+            self.transcriber.gap(block)
+        else:
+            self.transcriber.push(block)
+
+
+@contextmanager
+def count_session(stream: LiveStream) -> Iterator[None]:
+    """Count an open stream of the engine. Raise InputError if there are too many."""
+    llm, most = stream.engine.llm, stream.max_sessions
+    with _lock:
+        if _sessions.get(llm, 0) >= most:
+            reason = f"{_sessions[llm]} live streams are open on this engine, max_sessions is {most}; close one or raise it"
+            raise InputError(reason, code="overloaded", param="max_sessions")
+        _sessions[llm] = _sessions.get(llm, 0) + 1
+    try:
+        yield
+    finally:
+        with _lock:
+            _sessions[llm] -= 1
+
+
+def stream_events(engine: AsyncLLM, samples: AsyncIterable[object], options: dict[str, Any]) -> AsyncGenerator[LiveEvent, None]:
+    if not isinstance(samples, AsyncIterable):
+        raise InputError(f"samples must be an async iterator of blocks of samples, not {typed(samples)}", param="samples")
+    return LiveStream(engine, **options).read(samples)
+
+
+class LiveAudio(NotPicklable):
+    """A live stream for threads: `push` samples in one, read `events` in another or in the same one.
+
+    Made by `LLM.live_audio`. It ends with `close`, with its `with` block, or when it is garbage collected.
+    """
+
+    def __init__(self, stream: LiveStream) -> None:
+        self._stream, self._mail = stream, SimpleQueue[LiveEvent | Exception | None]()
+        slot = count_session(stream)
+        slot.__enter__()
+        self._loop = asyncio.new_event_loop()
+        self._task = self._loop.create_task(_collect(stream, self._mail))
+
+        def run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
+            with suppress(asyncio.CancelledError):
+                loop.run_until_complete(task)
+            loop.close()
+            slot.__exit__(None, None, None)
+
+        self._thread = threading.Thread(target=run, args=(self._loop, self._task), name="live audio", daemon=True)
+        self._thread.start()
+        weakref.finalize(self, _call, self._loop, self._task.cancel).atexit = False
+
+    def push(self, samples: object) -> None:
+        """Add samples, bytes of PCM (int16, little-endian, mono), or a `Gap`. It does not wait.
+
+        Raises:
+            InputError: see `LiveTranscriber.push`; or the session has ended.
+        """
+        if self._task.done():
+            raise InputError("the live session has ended; begin a new one")
+        self._stream.push(samples)
+        _call(self._loop, self._stream.arrived.set)
+
+    def events(self, wait: bool = True) -> Iterator[LiveEvent]:
+        """Yield events until the session has ended; without `wait`, those that are there.
+
+        Raises:
+            SensoriumError: the engine was closed, sleeps, or has died.
+        """
+        while True:
+            try:
+                event = self._mail.get(wait)
+            except Empty:
+                return
+            if event is None:
+                self._mail.put(None)  # for later calls
+                return
+            if isinstance(event, Exception):
+                raise event
+            yield event
+
+    def finish(self) -> None:
+        """End the stream. `events` yields the rest, and then "ended"."""
+        self._stream.transcriber.finish()
+        _call(self._loop, self._stream.arrived.set)
+
+    def close(self) -> None:
+        """End the session at once and free its memory. The text of the open window is dropped."""
+        _call(self._loop, self._task.cancel)
+        self._thread.join()
+
+    def __enter__(self) -> LiveAudio:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+
+async def _collect(stream: LiveStream, mail: SimpleQueue[LiveEvent | Exception | None]) -> None:
+    try:
+        async with aclosing(stream.events()) as events:
+            async for event in events:
+                mail.put(event)
+    except Exception as error:
+        mail.put(error)
+    finally:
+        mail.put(None)
+
+
+def _call(loop: asyncio.AbstractEventLoop, function: Any) -> None:
+    with suppress(RuntimeError):  # the loop has ended
+        loop.call_soon_threadsafe(function)

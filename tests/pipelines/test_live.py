@@ -1,0 +1,469 @@
+"""Live transcription: events of a stream, their promises, bounded cost, limits, and many sessions at once."""
+
+from __future__ import annotations
+
+import asyncio
+import re
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import family
+import numpy as np
+import pytest
+import soundfile
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from sensorium import LLM, AsyncLLM, Gap, LiveEvent, SamplingParams
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.pipelines.speech.agreement import OpenText
+from sensorium.pipelines.speech.live import LiveTranscriber
+from sensorium.pipelines.speech.live_windows import LiveWindows
+from sensorium.pipelines.speech.merge import join_texts, word_key
+from sensorium.pipelines.tasks import advance
+from waiting import assert_idle, wait_until
+
+RATE = 16_000
+DEFAULTS = {"log_prob_threshold": -1.0, "compression_ratio_threshold": 2.4, "no_speech_threshold": 0.6}
+SHORT = SamplingParams(temperature=0.0, max_tokens=6)
+GATES = {"log_prob_threshold": None, "compression_ratio_threshold": None, "no_speech_threshold": None}
+OPTIONS: dict[str, Any] = {"language": "de", "sampling_params": SHORT, "min_chunk": 0.2, "pause": 0.3, **GATES}
+
+
+@pytest.fixture(scope="module")
+def llm(whisper: Path) -> LLM:
+    return LLM(whisper, max_num_seqs=8)
+
+
+def speech(*parts: float, seed: int = 0) -> np.ndarray:
+    """Return stretches of noise (positive seconds) and of near silence (negative)."""
+    random = np.random.default_rng(seed)
+    return np.concatenate([
+        random.normal(0, 1, round(abs(part) * RATE)) * (0.3 if part > 0 else 1e-5) for part in parts
+    ]).astype(np.float32)  # fmt: skip
+
+
+def run_passes(llm: LLM, transcriber: LiveTranscriber) -> tuple[list[LiveEvent], int]:
+    """Run all passes that are due. Return new events, and how many tokens were computed."""
+    tokens = 0
+    while (task := transcriber.next_task()) is not None:
+        step = advance(task)
+        while step is not None:
+            ((_, output),) = llm.serve([step], False)
+            tokens += len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
+            step = advance(task, output)
+    events = list(transcriber.events)
+    transcriber.events.clear()
+    return events, tokens
+
+
+def play(llm: LLM, samples: np.ndarray, block: float = 0.1, **options: Any) -> list[LiveEvent]:
+    """Return the events of a stream whose passes take no time."""
+    transcriber = LiveTranscriber(llm, **OPTIONS | options)
+    found = []
+    for part in np.split(samples, range(round(block * RATE), len(samples), round(block * RATE))):
+        transcriber.push(part)
+        found += run_passes(llm, transcriber)[0]
+    transcriber.finish()
+    return found + run_passes(llm, transcriber)[0]
+
+
+def finals(events: Sequence[LiveEvent]) -> list[str]:
+    return [event.text for event in events if event.kind == "final"]
+
+
+def check_promises(events: Sequence[LiveEvent]) -> None:
+    """Stable characters of each partial text are in the final texts and the open text after it."""
+    done = promised = ""
+    for event in events:
+        if event.kind == "partial":
+            text = join_texts(done, event.text)
+            assert text.startswith(promised)
+            promised = join_texts(done, event.text[: event.stable_upto])
+        elif event.kind == "final":
+            text = done = join_texts(done, event.text)
+            assert text.startswith(promised) or promised.startswith(text)
+    assert done.startswith(promised)
+    assert events[-1].kind == "ended"
+    assert all(event.lag >= 0 for event in events)
+
+
+WORDS = st.lists(st.sampled_from(["a", "on", "on,", "the", "Tree.", "river", "goes", "down", "5"]), max_size=8).map(" ".join)
+STEPS = st.lists(st.tuples(st.sampled_from(["pass", "pass", "pass", "keep", "close", "parts", "overlap"]), WORDS, WORDS))
+
+
+@given(STEPS)
+def test_stable_words_are_never_taken_back(steps: Sequence[tuple[str, str, str]]) -> None:
+    text, done, promised = OpenText(), "", ""
+    for kind, first, second in steps:
+        final = ""
+        if kind == "pass":
+            text.add_pass(f"{first} {second}")
+        elif kind == "overlap":
+            final = text.close_overlapping(f"{first} {second}", 0.25)
+        elif kind == "parts" and first and second:
+            final, count = text.close_parts([first, second], 1)
+            assert count in (1, 2)
+        elif kind in ("close", "keep"):
+            final = text.close(f"{first} {second}", keep=kind == "keep")
+        done = f"{done} {final}".strip()
+        shown = f"{done} {text.text}".strip()
+        assert shown.startswith(promised)
+        assert text.text == text.text.strip()
+        promised = f"{done} {text.text[: text.stable_upto]}".strip()
+
+
+def test_agreement_of_two_passes() -> None:
+    text = OpenText()
+    text.add_pass("and so my")
+    assert text.stable == 0
+    text.add_pass("and so am I")
+    assert text.text[: text.stable_upto] == "and so"
+    text.add_pass("And so, am I fellow")
+    assert text.text == "and so am I fellow"
+    assert text.text[: text.stable_upto] == "and so am I"
+    assert text.close("And so am I, fellow Americans.", keep=False) == "and so am I fellow Americans."
+    assert text.text == ""
+
+
+def test_an_overlapping_window_continues_the_text() -> None:
+    text = OpenText()
+    final = text.close_overlapping("one two three four five six seven eight", 0.25)
+    assert final == "one two three four five"
+    text.add_pass("five six seven eight nine")
+    assert text.text == "six seven eight nine"
+    assert text.close("four five six seven eight nine ten", keep=False) == "six seven eight nine ten"
+
+
+def test_parts_that_agree_are_final() -> None:
+    text = OpenText()
+    text.add_pass("one two three four five")
+    final, count = text.close_parts(["one two", "three four", "six"], 1)
+    assert (final, count) == ("one two three four", 2)
+    text.add_pass("six seven")
+    assert text.text[: text.stable_upto] == "six"
+
+
+def test_windows_hold_speech_and_forget_the_rest() -> None:
+    windows = LiveWindows(RATE, 6 * RATE, RATE, True)
+    cuts, most = [], 0
+    for block in torch.from_numpy(speech(-3, 2, -0.5, 2, -5, 3, -200, 8, -2)).split(1000):
+        windows.add(block)
+        while windows.judge():
+            if (cut := windows.cut(last=False)) is not None:
+                cuts.append((round(windows.start / RATE), round(cut.end / RATE), cut.reason))
+                windows.drop(cut.end)
+            most = max(most, windows.held)
+    assert cuts == [(2, 8, "pause"), (12, 16, "pause"), (215, 221, "limit"), (221, 224, "pause")]
+    assert most <= 7 * RATE
+
+
+def test_events_of_a_stream(llm: LLM) -> None:
+    events = play(llm, speech(-1, 0.6, -1, 0.5, -1))
+    check_promises(events)
+    kinds = [event.kind for event in events if event.kind != "partial"]
+    assert kinds == ["speech_started", "speech_stopped", "final"] * 2 + ["ended"]
+    started, stopped = (next(event for event in events if event.kind == kind) for kind in ("speech_started", "speech_stopped"))
+    assert abs(started.start - 1) < 0.1
+    assert abs(stopped.start - 1.6) < 0.1
+    final = next(event for event in events if event.kind == "final")
+    assert final.language == "de"
+    assert final.window.attempts
+    assert final.start <= 1 < 1.6 <= final.end
+    assert final.lag < 0.6
+    assert events[-1].reason == "finished"
+
+
+@pytest.mark.parametrize("seed", range(3))
+@pytest.mark.parametrize("vad", [True, False])
+def test_promises_hold(llm: LLM, seed: int, vad: bool) -> None:
+    """Long stretches without a pause are cut at the largest length, by timestamps or with an overlap."""
+    events = play(llm, speech(-0.5, 3.3, -0.5, 0.4, -0.2, 1.7, seed=seed), vad=vad, max_window=0.9)
+    check_promises(events)
+    assert len(finals(events)) >= 4
+
+
+def test_silence_makes_no_request(llm: LLM) -> None:
+    steps = llm.stats.steps
+    (event,) = play(llm, speech(-20))
+    assert event.kind == "ended"
+    assert llm.stats.steps == steps
+    assert [event.kind for event in play(llm, 0.1 * np.random.default_rng(0).normal(0, 1, 10 * RATE).astype(np.float32))] == [
+        "ended"
+    ]
+
+
+def test_cost_does_not_grow(llm: LLM) -> None:
+    """The same pattern of speech, with other samples, costs as much in the last two stretches as in the first two."""
+    params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
+    transcriber = LiveTranscriber(llm, **OPTIONS | {"sampling_params": params})
+    costs, held = [], []
+    for number in range(6):
+        encoded, tokens = llm.stats.encoder_calls, 0
+        for part in np.split(speech(-1, 0.7, -1, 0.6, -0.4, 0.5, -0.92, seed=number), 40):
+            transcriber.push(part)
+            tokens += run_passes(llm, transcriber)[1]
+            held.append(transcriber.buffered_bytes)
+        costs.append((llm.stats.encoder_calls - encoded, tokens))
+    early, late = np.sum(costs[1:3], 0), np.sum(costs[-2:], 0)
+    assert all(late <= 1.05 * early)
+    assert max(held[len(held) // 2 :]) <= max(held[: len(held) // 2])
+
+
+def test_passes_are_skipped_when_behind(llm: LLM) -> None:
+    """All audio at once: one pass for each window, and none between them."""
+    samples = speech(-1, 0.6, -1, 0.5, -1)
+    events = play(llm, samples, block=10.0)
+    assert [event.kind for event in events if event.text] == ["final", "final"]
+    assert finals(events) == finals(play(llm, samples, min_chunk=9))
+
+
+def test_samples_in_any_form(llm: LLM) -> None:
+    samples = speech(-0.5, 0.6, -1, 0.5, -0.5)
+    pcm = (samples.clip(-1, 1) * 32767).astype("<i2")
+    expected = finals(play(llm, pcm, block=0.1))
+    assert expected
+    for blocks in (
+        [pcm.tobytes()[k : k + 333] for k in range(0, 2 * len(pcm), 333)],
+        [np.stack([pcm, pcm])],
+        [torch.tensor(pcm)],
+    ):
+        transcriber = LiveTranscriber(llm, **OPTIONS | {"min_chunk": 9})
+        for block in blocks:
+            transcriber.push(block)
+        transcriber.finish()
+        assert finals(run_passes(llm, transcriber)[0]) == finals(play(llm, pcm, min_chunk=9))
+
+
+def test_resampling_does_not_depend_on_the_blocks(llm: LLM) -> None:
+    samples = speech(-0.5, 0.6, -1, 0.5, -0.5)
+    found = []
+    for size in (441, 5000, len(samples)):
+        transcriber = LiveTranscriber(llm, 44_100, **OPTIONS | {"min_chunk": 9})
+        for start in range(0, len(samples), size):
+            transcriber.push(samples[start : start + size])
+        transcriber.finish()
+        events = run_passes(llm, transcriber)[0]
+        found.append([(event.kind, event.text, event.start, event.end) for event in events])
+        assert abs(events[-1].end - len(samples) / 44_100) < 0.01
+    assert found[0] == found[1] == found[2]
+
+
+def test_a_gap_ends_the_window(llm: LLM) -> None:
+    transcriber = LiveTranscriber(llm, **OPTIONS)
+    transcriber.push(speech(-2, 0.7))
+    transcriber.gap(Gap(3600.0))
+    transcriber.push(speech(-2, 0.6))
+    transcriber.gap(Gap(0))
+    transcriber.push(speech(0.6))
+    transcriber.finish()
+    events = run_passes(llm, transcriber)[0]
+    check_promises(events)
+    assert [round(event.start) for event in events if event.kind == "speech_started"] == [2, 3605, 3605]
+    assert transcriber.has_room(speech(1))
+    with pytest.raises(InputError, match="seconds=-1 must be a number"):
+        Gap(-1)
+
+
+@pytest.mark.parametrize(
+    ("block", "said"),
+    [
+        (np.array([0.0, np.nan], np.float32), "NaN"),
+        (np.array(["a"]), "must be floating point"),
+        (np.zeros((2, 2, 2), np.float32), "1 or 2 axes"),
+        (None, "not a known form"),
+        (np.zeros(40 * RATE, np.float32), "push blocks of at most half of it"),
+    ],
+)
+def test_a_broken_block_is_refused_and_the_stream_goes_on(llm: LLM, block: Any, said: str) -> None:
+    transcriber = LiveTranscriber(llm, **OPTIONS, max_buffer_bytes=40 * RATE)
+    transcriber.push(speech(-1, 0.7))
+    with pytest.raises(InputError, match=said):
+        transcriber.push(block)
+    transcriber.finish()
+    assert len(finals(run_passes(llm, transcriber)[0])) == 1
+
+
+def test_the_buffer_is_bounded(llm: LLM) -> None:
+    transcriber = LiveTranscriber(llm, **OPTIONS, max_buffer_bytes=40 * RATE)
+    for _ in range(10):
+        transcriber.push(speech(1.0))
+    with pytest.raises(InputError, match="push it later") as caught:
+        transcriber.push(speech(1.0))
+    assert caught.value.info.code == "overloaded"
+    run_passes(llm, transcriber)
+    transcriber.push(speech(1.0))
+
+
+@pytest.mark.parametrize(
+    ("options", "said"),
+    [
+        ({"rate": 10}, "min_audio_rate"),
+        ({"rate": "high"}, "rate='high' must be a number"),
+        ({"min_chunk": 0}, "min_chunk=0 must be"),
+        ({"pause": float("nan")}, "pause=nan must be"),
+        ({"max_window": 2}, "max_window=2 must be a number from 0.5 to 1"),
+        ({"max_buffer_bytes": 10}, "must be 384,000 or more"),
+        ({"max_buffer_bytes": 1e9}, "must be an integer"),
+        ({"idle_timeout": 0}, "idle_timeout=0 must be"),
+        ({"max_sessions": 0}, "max_sessions=0 must be"),
+        ({"vad": "loud"}, "vad='loud' must be"),
+        ({"timestamps": True}, "unknown argument 'timestamps'"),
+        ({"condition_on_previous_text": 1}, "must be True or False"),
+    ],
+)
+def test_wrong_arguments(llm: LLM, options: dict[str, Any], said: str) -> None:
+    with pytest.raises(InputError, match=said):
+        llm.live_audio(**options)
+    with pytest.raises(InputError, match=said):
+        AsyncLLM(llm).stream_transcribe(blocks([]), **options)
+
+
+def test_models_that_do_not_transcribe(checkpoint: Path) -> None:
+    with pytest.raises(ConfigError, match="does not transcribe speech"):
+        LLM(checkpoint).live_audio()
+
+
+def test_a_language_model_with_audio(tmp_path: Path) -> None:
+    """A family without timestamps: windows overlap where there is no pause."""
+    llm = LLM(family.save(family.load_rows()["qwen3_asr"], tmp_path / "qwen3_asr"), max_num_seqs=2)
+    options = {"language": "en", "max_window": 1.5, "min_chunk": 0.5}
+    events = play(llm, speech(-0.5, 3.4, -1, 0.7, seed=1), **options)
+    check_promises(events)
+    assert len(finals(events)) >= 2
+    assert {event.language for event in events if event.text} == {"en"}
+
+
+async def blocks(parts: Sequence[Any], hold: asyncio.Event | None = None) -> AsyncIterator[Any]:
+    for part in parts:
+        yield part
+        await asyncio.sleep(0)
+    if hold is not None:
+        await hold.wait()
+
+
+async def collect(events: AsyncIterator[LiveEvent], found: list[LiveEvent]) -> None:
+    async for event in events:
+        found.append(event)
+
+
+def test_sixteen_streams_at_once(llm: LLM) -> None:
+    """Each stream has the events that it has alone."""
+    options = OPTIONS | {"min_chunk": 9}
+    clips = [speech(-0.5, 0.3 + 0.02 * seed, -0.7, seed=seed) for seed in range(16)]
+    alone = [[(one.kind, one.text, one.start) for one in play(llm, clip, **options)] for clip in clips]
+
+    async def hear(clip: np.ndarray) -> list[LiveEvent]:
+        return [event async for event in AsyncLLM(llm).stream_transcribe(blocks(np.split(clip, 10)), **options)]
+
+    async def together() -> list[list[LiveEvent]]:
+        return await asyncio.gather(*(hear(clip[: len(clip) // 10 * 10]) for clip in clips))
+
+    found = asyncio.run(together())
+    assert [[(one.kind, one.text, one.start) for one in events] for events in found] == alone
+    assert_idle(llm)
+
+
+def test_cancelling_one_stream_stops_nothing_else(llm: LLM) -> None:
+    async def main() -> None:
+        engine, hold = AsyncLLM(llm), asyncio.Event()
+        first = engine.stream_transcribe(blocks([speech(-1, 0.8), speech(0.6)], hold), **OPTIONS, max_sessions=2)
+        other = engine.stream_transcribe(blocks([speech(-1, 0.8)], hold), **OPTIONS, max_sessions=2)
+        assert (await anext(first)).kind == (await anext(other)).kind == "speech_started"
+        with pytest.raises(InputError, match="2 live streams are open on this engine"):
+            await anext(engine.stream_transcribe(blocks([]), **OPTIONS, max_sessions=2))
+        task = asyncio.ensure_future(anext(first))
+        await asyncio.sleep(0)
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+        await first.aclose()
+        hold.set()
+        assert len(finals([event async for event in other])) == 1
+
+    asyncio.run(main())
+    wait_until(lambda: not llm._engine_loop._names)
+    assert_idle(llm)
+
+
+def test_a_source_that_fails_or_stalls(llm: LLM) -> None:
+    async def fails() -> AsyncIterator[np.ndarray]:
+        yield speech(-1, 0.8)
+        raise OSError("the cable is out")
+
+    async def main() -> tuple[list[LiveEvent], list[LiveEvent]]:
+        engine, found = AsyncLLM(llm), []
+        with pytest.raises(OSError, match="the cable is out"):
+            await collect(engine.stream_transcribe(fails(), **OPTIONS), found)
+        stalled = blocks([speech(-1, 0.8)], asyncio.Event())
+        return found, [event async for event in engine.stream_transcribe(stalled, **OPTIONS, idle_timeout=0.01)]
+
+    found, stalled = asyncio.run(main())
+    assert len(finals(found)) == len(finals(stalled)) == 1
+    assert stalled[-1].reason == "idle"
+    with pytest.raises(InputError, match="samples must be an async iterator"):
+        AsyncLLM(llm).stream_transcribe([speech(1)])
+
+
+def test_a_source_that_is_too_fast_waits(llm: LLM) -> None:
+    async def main() -> list[LiveEvent]:
+        parts = [speech(-0.5, 0.5, seed=seed) for seed in range(12)]
+        return [one async for one in AsyncLLM(llm).stream_transcribe(blocks(parts), **OPTIONS, max_buffer_bytes=40 * RATE)]
+
+    events = asyncio.run(main())
+    check_promises(events)
+    assert events[-1].end == 12
+    assert len(finals(events)) >= 6
+
+
+def test_a_session_of_threads(llm: LLM) -> None:
+    with llm.live_audio(**OPTIONS) as session:
+        for seed in range(4):
+            session.push(speech(-0.8, 0.6, seed=seed))
+        session.push(Gap(10))
+        session.finish()
+        events = list(session.events())
+        assert list(session.events()) == list(session.events(wait=False)) == []
+    check_promises(events)
+    assert len(finals(events)) == 4
+    assert events[-1].end == pytest.approx(4 * 1.4 + 10)
+    with pytest.raises(InputError, match="the live session has ended"):
+        session.push(speech(0.1))
+    assert_idle(llm)
+
+
+def test_closing_a_session_frees_everything(llm: LLM) -> None:
+    session = llm.live_audio(**OPTIONS, max_sessions=1)
+    session.push(speech(-1, 0.8))
+    assert next(session.events()).kind == "speech_started"
+    with pytest.raises(InputError, match="1 live streams are open"):
+        llm.live_audio(max_sessions=1)
+    session.close()
+    session.close()
+    wait_until(lambda: not llm._engine_loop._names)
+    assert_idle(llm)
+    llm.live_audio(max_sessions=1).close()
+
+
+def test_a_closed_engine_ends_the_session(whisper: Path) -> None:
+    llm = LLM(whisper)
+    session = llm.live_audio(**OPTIONS)
+    llm.close()
+    session.push(speech(-1, 0.8))
+    with pytest.raises(InputError, match="the engine was closed"):
+        list(session.events())
+
+
+def plain(text: str) -> str:
+    return " ".join(filter(None, map(word_key, re.split(r"[\s-]+", text))))
+
+
+@pytest.mark.shared
+def test_finals_are_the_offline_transcript(shared_data: Path) -> None:
+    llm = LLM(shared_data / "whisper-tiny.en", dtype="float32", max_num_seqs=2)
+    for name in ("jfk", "lj001_0001"):
+        samples, _ = soundfile.read(shared_data / "speech" / f"{name}.flac", dtype="float32")
+        events = play(llm, samples, block=0.5, language=None, sampling_params=None, min_chunk=2.0, pause=1.5, **DEFAULTS)
+        check_promises(events)
+        (offline,) = llm.transcribe((samples, RATE), use_tqdm=False)
+        assert plain(" ".join(finals(events))) == plain(offline.text)
