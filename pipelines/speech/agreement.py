@@ -125,5 +125,5 @@ def _concat(left: Sequence[str], right: Sequence[str]) -> list[str]:
     """Return the words of both, with a space between them if their script has one."""
     if not left or not right or right[0][0].isspace():
         return [*left, *right]
-    joined = join_texts(left[-1], right[0])
+    joined = join_texts([left[-1], right[0]])
     return [*left, joined[len(left[-1]) :], *right[1:]]

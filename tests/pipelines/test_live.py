@@ -78,11 +78,11 @@ def check_promises(events: Sequence[LiveEvent]) -> None:
     done = promised = ""
     for event in events:
         if event.kind == "partial":
-            text = join_texts(done, event.text)
+            text = join_texts([done, event.text])
             assert text.startswith(promised)
-            promised = join_texts(done, event.text[: event.stable_upto])
+            promised = join_texts([done, event.text[: event.stable_upto]])
         elif event.kind == "final":
-            text = done = join_texts(done, event.text)
+            text = done = join_texts([done, event.text])
             assert text.startswith(promised) or promised.startswith(text)
     assert done.startswith(promised)
     assert events[-1].kind == "ended"
