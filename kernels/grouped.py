@@ -66,10 +66,10 @@ class GroupedWeight:
         changed: dict[str, Any] = {name: change(tensor) for name, tensor in self._tensors().items()}
         return replace(self, **changed)
 
-    def output_scales(self) -> Tensor | None:
-        """Return the float32 scale of each output, or None if the weight is not int8 codes times one scale per output."""
+    def output_scales(self, codes: torch.dtype = torch.int8) -> Tensor | None:
+        """Return the float32 scale of each output, or None if the weight is not such codes times one scale per output."""
         others = (self.zero, self.table, self.group_index, self.shift)
-        if self.codes.dtype != torch.int8 or self.offset or self.group < self.inputs or any(one is not None for one in others):
+        if self.codes.dtype != codes or self.offset or self.group < self.inputs or any(one is not None for one in others):
             return None
         scales = self.scale[:, 0].float().repeat_interleave(self.block_rows)[: len(self.codes)]
         return scales if self.factor is None else scales * self.factor

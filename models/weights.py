@@ -69,7 +69,7 @@ def _with_progress(weights: Iterable[tuple[str, Tensor]], files: Iterable[Path])
 def quantize(root: nn.Module, quantization: str | Mapping[str, Any]) -> None:
     """Set the format in which each Linear is packed, as the option `quantization` says. `exact` layers are not changed.
 
-    In a quantised checkpoint, only layers whose stored weights are int8 are packed.
+    In a quantised checkpoint, only layers are packed whose stored weights the kernels of the format can use.
 
     Raises:
         ConfigError: the option is invalid, or the model's device has no fast int8 products or no experts in 4 bits.
@@ -81,7 +81,7 @@ def quantize(root: nn.Module, quantization: str | Mapping[str, Any]) -> None:
                 f"quantization={short_repr(quantization)}: experts in 4 bits run on a CPU only; use 'int8' or device='cpu'",
                 param="quantization",
             )
-        if isinstance(module, Linear) and not module.exact and (module.stores_int8 or not stored):
+        if isinstance(module, Linear) and not module.exact and (not stored or module.stores(str(formats.format_of(path)))):
             module.quantization = formats.format_of(path)
             device = module.device
             if module.quantization == "int8" and device.type != "meta" and not supported(device):

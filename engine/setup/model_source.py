@@ -136,15 +136,15 @@ class ModelSource:
             raise ConfigError(f"{reason}; use 'int8', or leave it out", param="quantization")
 
     def _check_quantization(self, model: Model) -> None:
-        """Raise ConfigError if `quantization` is given for a quantised checkpoint, except "int8" for one that stores int8."""
+        """Raise ConfigError if `quantization` is given for a quantised checkpoint, unless it stores that format."""
         quantization = self.config.quantization
         if quantization is None or getattr(model, "formats", None) is None:
             return
-        is_int8 = parse_quantization(quantization).text == "int8"
+        method = parse_quantization(quantization).text
         layers = (one for one in cast(nn.Module, model).modules() if isinstance(one, Linear))
-        if not is_int8 or not any(layer.stores_int8 for layer in layers):
+        if not any(layer.stores(str(method)) for layer in layers):
             reason = "is for checkpoints that are not quantised yet" + (
-                ", or that store int8 with one scale per output" if is_int8 else ""
+                f", or that store {method} with one scale per output" if method in ("int8", "fp8") else ""
             )
             raise ConfigError(f"quantization={short_repr(quantization)} {reason}; leave it out", param="quantization")
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...kernels.dispatch import backend
+from ...kernels.fp8 import Fp8Weight
 from ...kernels.grouped import GroupedWeight, QuantizedWeight
 from ...kernels.int4 import Int4Options, pack_int4
 from ...kernels.int4 import packed_bytes as packed_int4_bytes
@@ -21,6 +22,7 @@ from .adapter import LowRank
 from .basic import Embedding, TensorModule, WeightedLayer
 
 _deferred = ContextVar("sensorium_deferred_weights", default=False)
+_CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
 
 
 @contextmanager
@@ -111,10 +113,9 @@ class Linear(WeightedLayer):
             return packed_int4_bytes(self._stored_shapes(), dtype, device) + outer * bias * dtype.itemsize
         return packed_weight_bytes(inner, outer, bias, dtype, device, self.quantization)
 
-    @property
-    def stores_int8(self) -> bool:
-        """True if the checkpoint stores int8 weights with one scale per output, which the int8 kernels can use unchanged."""
-        return bool(self.formats) and all(_output_scales(weight) is not None for weight in self._stored_shapes())
+    def stores(self, method: str) -> bool:
+        """Return whether the checkpoint's weight has one scale per output, so that kernels of "int8" or "fp8" can use it."""
+        return bool(self.formats) and all(_output_scales(weight, method) is not None for weight in self._stored_shapes())
 
     def _stored_shapes(self) -> list[QuantizedWeight]:
         """Return the shards' quantised weights, on the meta device."""
@@ -124,11 +125,14 @@ class Linear(WeightedLayer):
     def pack(self) -> None:
         """Lay the weight out for its device and drop the original."""
         if self.formats:
-            held = [self.held[name] for name in self.formats]
-            scales = [one for weight in held if (one := _output_scales(weight)) is not None]
-            if self.quantization == "int8" and len(scales) == len(held):
-                self.packed = pack_codes(
-                    torch.cat([one.codes for one in held]), torch.cat(scales), self.bias, self.weight.dtype
+            held, method = [self.held[name] for name in self.formats], self.quantization
+            scales = [one for weight in held if (one := _output_scales(weight, str(method))) is not None]
+            if method in _CODES and len(scales) == len(held):
+                codes, scale = torch.cat([one.codes for one in held]), torch.cat(scales)
+                self.packed = (
+                    Fp8Weight(codes, scale, self.bias)
+                    if method == "fp8"
+                    else pack_codes(codes, scale, self.bias, self.weight.dtype)
                 )
             else:
                 self.packed = pack_int4(held, self.bias, self.weight.dtype)
@@ -155,8 +159,9 @@ class Linear(WeightedLayer):
         return out
 
 
-def _output_scales(weight: QuantizedWeight) -> Tensor | None:
-    return weight.output_scales() if isinstance(weight, GroupedWeight) else None
+def _output_scales(weight: QuantizedWeight, method: str) -> Tensor | None:
+    known = isinstance(weight, GroupedWeight) and method in _CODES
+    return weight.output_scales(_CODES[method]) if known else None
 
 
 class LmHead(TensorModule):

@@ -21,6 +21,7 @@ from sensorium import LLM
 from sensorium.engine.config import make_config
 from sensorium.engine.setup.doctor import explain
 from sensorium.kernels import native
+from sensorium.kernels.fp8 import Fp8Weight
 from sensorium.kernels.grouped import GroupedWeight, ShardedWeight, grouped_linear
 from sensorium.kernels.int4 import Int4PanelWeight
 from sensorium.kernels.int8 import Int8Weight, int8_linear_reference
@@ -141,6 +142,33 @@ def test_int8_products_take_the_stored_integers(name: str, dtype: torch.dtype, m
     x = torch.randn(21, INPUTS, generator=torch.Generator().manual_seed(2)).to(dtype)
     expected = int8_linear_reference(x, Int8Weight(codes, scales, bias.to(dtype)))
     assert torch.equal(layer(x), expected)
+
+
+@pytest.mark.parametrize("name", ["fp8 tensor", "ct fp8", "ct fp8 dynamic"])
+def test_fp8_products_take_the_stored_codes(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    stored, weight, bias = made(SCHEMES[name])
+    monkeypatch.setattr(Linear, "quantization", "fp8")
+    layer = loaded(SCHEMES[name], stored).qkv
+    assert isinstance(layer.packed, Fp8Weight)
+    torch.testing.assert_close(layer.packed.weight.float() * layer.packed.scale[:, None], weight, rtol=1e-6, atol=1e-6)
+    x = torch.randn(21, INPUTS, generator=torch.Generator().manual_seed(2))
+    torch.testing.assert_close(layer(x), x @ weight.T + bias, rtol=1e-4, atol=1e-4)
+
+
+def test_a_checkpoint_of_fp8_runs_with_fp8_products(world: LoadedModels, tmp_path: Path) -> None:
+    packed, _ = write(world.folder("qwen3_vl"), tmp_path, SCHEMES["ct fp8 dynamic"], in_decoder)
+    question = ask(ROWS["qwen3_vl"], "i", 0)
+    with make_llm(ROWS["qwen3_vl"], packed, dtype="float32", quantization="fp8") as llm:
+        layers = [one for one in llm._engine_loop.core.runner.model.modules() if isinstance(one, Linear) and one.formats]
+        assert {type(layer.packed) for layer in layers} == {Fp8Weight}
+        ours, logits = record(llm, question, 4)
+    with make_llm(ROWS["qwen3_vl"], packed, dtype="float32") as llm:
+        theirs, wide = record(llm, question, 4)
+    assert ours.prompt_token_ids == theirs.prompt_token_ids
+    torch.testing.assert_close(logits, wide, rtol=1e-3, atol=1e-3)
+    blocks, _ = write(world.folder("qwen3_vl"), tmp_path / "blocks", SCHEMES["ct fp8 block"], in_decoder)
+    with pytest.raises(ConfigError, match="or that store fp8 with one scale per output"):
+        LLM(blocks, device="cpu", quantization="fp8")
 
 
 def stored_integers(shard: GroupedWeight) -> tuple[torch.Tensor, torch.Tensor]:
