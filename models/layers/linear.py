@@ -160,8 +160,9 @@ class Linear(WeightedLayer):
 
 
 def _output_scales(weight: QuantizedWeight, method: str) -> Tensor | None:
-    known = isinstance(weight, GroupedWeight) and method in _CODES
-    return weight.output_scales(_CODES[method]) if known else None
+    if isinstance(weight, GroupedWeight) and method in _CODES:
+        return weight.output_scales(_CODES[method])
+    return None
 
 
 class LmHead(TensorModule):
