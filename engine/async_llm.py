@@ -89,7 +89,7 @@ class AsyncLLM(NotPicklable):
             output_kind = self.output_kind if handle.params.output_kind is None else handle.params.output_kind
         kind = output_kind if isinstance(output_kind, str) else _KINDS.get(output_kind)
         if kind is None or kind not in _KINDS.values():
-            raise InputError(f"output_kind={output_kind!r} must be one of {', '.join(_KINDS.values())}")
+            raise InputError(f"output_kind={short_repr(output_kind)} must be one of {', '.join(_KINDS.values())}")
         return self._outputs(handle, kind)
 
     async def encode_media(self, prompt: object) -> RequestOutput:

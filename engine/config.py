@@ -39,6 +39,7 @@ _POSITIVE = (
     "max_encoder_tokens",
     "encoder_cache_dir_bytes",
     "max_logprobs",
+    "max_template_chars",
     "max_sampling_chars",
     "max_uuids",
     "max_grammar_chars",
@@ -129,6 +130,8 @@ class EngineConfig:
         max_uuids: maximum number of uuids, of all `cache_salt`s together, whose content is remembered. The oldest uuid of the
             salt with the most is forgotten first.
         max_template_seconds: maximum time to render a chat template.
+        max_template_chars: maximum characters of `tools`, and of `chat_template_kwargs`, where each entry of a list or object
+            counts as 16.
         revision: branch, tag or commit of a model that is given by name. None is the cached commit of the branch main, or the
             newest if none is cached. After loading, it is the commit.
         offline: take a model that is given by name from the cache only, as with HF_HUB_OFFLINE=1.
@@ -182,6 +185,7 @@ class EngineConfig:
     max_sampling_chars: int = 1 << 14
     max_uuids: int = 1 << 16
     max_template_seconds: float = 10.0
+    max_template_chars: int = 1 << 22
     max_grammar_chars: int = 1 << 18
     grammar_seconds: float = 10.0
     revision: str | None = None

@@ -16,11 +16,11 @@ from typing import Any, Protocol
 import torch
 
 from ..mm.embeddings import PROMPT_EMBEDS
-from ..mm.errors import InputError, hint
+from ..mm.errors import InputError, hint, is_out_of_memory
 from ..mm.types import MultiModalFeature, find_item
 from ..models.interface import Model, SupportsClassification
 from .core_client import ASLEEP
-from .errors import error_info, is_out_of_memory
+from .errors import error_info
 from .scheduler.quarantine import Quarantine
 from .scheduler.request import Request, State
 from .scheduler.scheduler import Scheduler

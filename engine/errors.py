@@ -6,11 +6,8 @@ import logging
 from collections.abc import Sequence
 from typing import NoReturn
 
-import torch
+from ..mm.errors import ErrorInfo, InputError, SensoriumError, error_reason, is_out_of_memory
 
-from ..mm.errors import ErrorInfo, InputError, SensoriumError, clip, one_line
-
-_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 _log = logging.getLogger(__name__)
 
 
@@ -43,15 +40,8 @@ def warn_of_failures(errors: Sequence[ErrorInfo | None], requests: str = "prompt
 
 def error_text(error: BaseException) -> str:
     """Return an exception on one line, with its type unless it is a SensoriumError."""
-    text = clip(one_line(str(error)))
+    text = error_reason(error, 960)
     return text if isinstance(error, SensoriumError) else f"{type(error).__name__}: {text}"
-
-
-def is_out_of_memory(error: BaseException) -> bool:
-    """Return True if the device or the host ran out of memory. The same item may succeed at another time."""
-    if isinstance(error, MemoryError | torch.OutOfMemoryError):
-        return True
-    return isinstance(error, RuntimeError) and any(text in str(error).lower() for text in _MEMORY_TEXTS)
 
 
 class NotPicklable:

@@ -14,6 +14,7 @@ import torch
 from ..mm.cache import CacheStats
 from ..mm.errors import InputError, check_utf8, short_repr, typed
 from ..mm.pacing import paced
+from ..mm.plain import builtin_copy, builtin_list
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
 from ..processors.files import MODULES
@@ -28,9 +29,9 @@ from .frontend.arguments import (
     as_conversations,
     as_priorities,
     as_prompts,
-    check_chat_options,
     check_sleep_level,
     drop_vllm_arguments,
+    read_chat_options,
     read_chat_template,
     request_template,
     unknown_argument,
@@ -314,12 +315,15 @@ class LLM(NotPicklable):
         chat = drop_vllm_arguments(chat)
         (params,) = self._params(sampling_params, 1)
         (priority,) = as_priorities(priority, 1)
+        request_id = builtin_copy(request_id, "request_id")
         if request_id is not None and not (isinstance(request_id, str) and request_id):
             raise InputError(f"request_id must be a non-empty string, not {short_repr(request_id)}", param="request_id")
         check_utf8(request_id or "", "request_id")
+        if isinstance(prompt, list | tuple):
+            prompt = builtin_list(prompt, "prompt")
         if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in paced(prompt)):
             return self._handle(prompt, params, self._chat_options(**chat), priority, request_id)
-        check_chat_options(chat)
+        read_chat_options(chat, self.config.max_template_chars)
         if chat:
             raise InputError(f"{next(iter(chat))} is an argument for messages; in any other prompt, give it as a key")
         return self._handle(prompt, params, None, priority, request_id)
@@ -388,6 +392,7 @@ class LLM(NotPicklable):
             InputError: the prompt has another form.
             MediaError: an item would be refused.
         """
+        prompt = builtin_copy(prompt, "prompt", "the prompt")
         if isinstance(prompt, list) and prompt and all(isinstance(message, Mapping) for message in prompt):
             prompt = {"multi_modal_data": self._inputs.media_of(prompt)}
         for name, value in ("mm_processor_kwargs", mm_processor_kwargs), ("cache_salt", cache_salt):
@@ -423,7 +428,7 @@ class LLM(NotPicklable):
 
     def _chat_options(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
         """Return the arguments `render` and `request` of `InputProcessor.parse_chat` from the options of `chat`."""
-        check_chat_options(options)
+        options = read_chat_options(options, self.config.max_template_chars)
         given = options.pop("chat_template", None)
         template = request_template(given) if given else self._template
         if template is None:

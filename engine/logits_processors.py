@@ -11,6 +11,7 @@ from typing import Any, Protocol, TypeVar
 from torch import Tensor
 
 from ..mm.errors import InputError, hint, short_repr
+from ..mm.plain import builtin_copy
 
 _FACTORIES: dict[str, Callable[..., LogitsProcessor]] = {}
 
@@ -62,6 +63,7 @@ def normalize_processors(processors: object) -> dict[str, dict[str, Any]]:
     Raises:
         InputError: another form, or a name that is not registered; the message names the nearest one.
     """
+    processors = builtin_copy(processors, "logits_processors")
     if isinstance(processors, str | bytes) or not isinstance(processors, Collection):
         raise _error(f"logits_processors={short_repr(processors)} must be names, or names mapped to their arguments")
     if not all(isinstance(name, str) for name in processors):

@@ -7,6 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from typing import Any
 
 from ..mm.errors import InputError, check_utf8, equals_one_of, short_repr
+from ..mm.plain import builtin_copy, reading
 
 MAX_INT32 = 2**31 - 1
 _MAX_STRINGS = 1024  # entries of a list
@@ -29,8 +30,9 @@ def as_tuple(name: str, value: Sequence[Any] | None, limit: int = _MAX_STRINGS) 
     values = () if value is None else value
     if isinstance(values, str | bytes) or not isinstance(values, Collection):
         raise param_error(name, value, "must be a list")
-    check_count(name, values, limit)
-    return tuple(values)
+    with reading(values, name):
+        check_count(name, values, limit)
+        return builtin_copy(tuple(values), name)  # type: ignore[no-any-return]
 
 
 def check_count(name: str, values: Collection[object], limit: int) -> None:
@@ -57,6 +59,7 @@ def check_token_ids(name: str, value: Sequence[int] | None, limit: int = _MAX_ST
 def check_token(name: str, value: object) -> int:
     if isinstance(value, str) and value.isdecimal() and len(value) < 20:  # keys of JSON objects
         value = int(value)
-    if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) <= MAX_INT32:
-        raise InputError(f"{name} holds {short_repr(value)}; token ids are integers from 0 to {MAX_INT32}", param=name)
-    return int(value)
+    with reading(value, name):
+        if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not 0 <= int(value) <= MAX_INT32:
+            raise InputError(f"{name} holds {short_repr(value)}; token ids are integers from 0 to {MAX_INT32}", param=name)
+        return int(value)

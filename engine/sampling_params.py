@@ -10,6 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from ..mm.errors import InputError, equals_one_of, hint, hints_at_arguments, short_repr, typed
+from ..mm.plain import builtin_copy, reading
 from .builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, pack_tokens
 from .logits_processors import normalize_processors
 from .param_checks import (
@@ -193,7 +194,7 @@ class SamplingParams:
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 raise param_error(name, getattr(self, name), "must be True or False")
-        stop = (self.stop,) if isinstance(self.stop, str) else self.stop
+        stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
         self.stop = check_strings("stop", as_tuple("stop", stop))
         self.bad_words = check_strings("bad_words", as_tuple("bad_words", self.bad_words))
         self.stop_token_ids = check_token_ids("stop_token_ids", self.stop_token_ids)
@@ -208,10 +209,12 @@ class SamplingParams:
             self.output_kind = RequestOutputKind(self.output_kind)
         if self.stop and not self.detokenize:
             raise InputError("stop strings need the text; leave detokenize True, or give stop_token_ids", param="detokenize")
-        biases = {} if self.logit_bias is None else self.logit_bias
+        biases: Any = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(biases, Mapping):
             raise param_error("logit_bias", biases, "must map token ids to numbers")
-        check_count("logit_bias", biases, _MAX_BIASES)
+        with reading(biases, "logit_bias"):
+            check_count("logit_bias", biases, _MAX_BIASES)
+            biases = dict(biases.items())
         self.logit_bias = {check_token("logit_bias", k): _check_bias(v) for k, v in biases.items()}
         for name, kind in (
             ("structured_outputs", StructuredOutputsParams),
@@ -354,12 +357,14 @@ def _check_numbers(params: SamplingParams) -> None:
         if isinstance(value, bool) or not isinstance(value, kind):
             expected = "an integer" if name in _INTEGERS else "a number"
             raise param_error(name, value, f"must be {expected}, {limits}, not {typed(value)}")
-        if not low <= value <= high:
-            raise param_error(name, value, f"must be {'an integer, ' if name in _INTEGERS else ''}{limits}")
-        setattr(params, name, int(value) if name in _INTEGERS else float(value))
+        with reading(value, name):
+            if not low <= value <= high:
+                raise param_error(name, value, f"must be {'an integer, ' if name in _INTEGERS else ''}{limits}")
+            setattr(params, name, int(value) if name in _INTEGERS else float(value))
 
 
 def _check_bias(value: object) -> float:
+    value = builtin_copy(value, "logit_bias")
     if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
         raise InputError(f"logit_bias holds {short_repr(value)}; a bias is a number from -100 to 100", param="logit_bias")
     return float(value)

@@ -7,7 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
 
-from ..mm.errors import InputError, check_utf8, hints_at_arguments, one_line
+from ..mm.errors import InputError, check_utf8, error_reason, hints_at_arguments
+from ..mm.plain import builtin_copy, reading
 from .param_checks import UnusedParams, check_strings, check_unused, param_error
 
 _FORMATS = ("json", "regex", "choice", "grammar", "json_object")
@@ -54,6 +55,8 @@ class StructuredOutputsParams:
     def __post_init__(self, disable_any_whitespace: bool | None, *unused: object) -> None:
         for name, value in zip(_UNUSED_FORMATS, unused, strict=True):
             check_unused(_UNUSED_FORMATS, name, value)
+        for name in (*_FORMATS, "whitespace"):
+            object.__setattr__(self, name, builtin_copy(getattr(self, name), f"structured_outputs.{name}"))
         if disable_any_whitespace is not None:
             object.__setattr__(self, "whitespace", "compact" if disable_any_whitespace else "flexible")
         formats = self._given()
@@ -96,7 +99,8 @@ GuidedDecodingParams = StructuredOutputsParams  # vLLM's older name
 def _check_choices(value: object) -> tuple[str, ...]:
     if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not len(value):
         raise param_error("structured_outputs.choice", value, "must be a list of strings")
-    return check_strings("structured_outputs.choice", tuple(value))
+    with reading(value, "structured_outputs.choice"):
+        return check_strings("structured_outputs.choice", builtin_copy(tuple(value), "structured_outputs.choice"))
 
 
 def _schema_text(schema: Any) -> str:
@@ -108,7 +112,7 @@ def _schema_text(schema: Any) -> str:
         if isinstance(schema, Mapping):
             return json.dumps(schema)
     except Exception as error:  # raised by the caller's class, too
-        raise InputError(f"{param} is not a JSON schema: {one_line(str(error))[:200]}", param=param) from None
+        raise InputError(f"{param} is not a JSON schema: {error_reason(error)}", param=param) from None
     if not isinstance(schema, str):
         raise param_error(param, schema, "must be a schema, its text, or a pydantic model class")
     check_utf8(schema, param)

@@ -35,6 +35,7 @@ ErrorCode = Literal[
 MAX_DEPTH = 64  # of nested lists and mappings; a value that contains itself exceeds any limit
 _MAX_NAME = 100  # characters of a name that is compared with the known ones
 _MAX_MESSAGE = 960  # characters of a message; a longer one loses its middle
+_MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
 _MAX_VALUE = 80  # characters of a value in a message
 
 
@@ -175,7 +176,7 @@ def hint(name: object, known: Iterable[str], others: Iterable[str] = ()) -> str:
     names = list(known)
     if not names:
         return "none is known"
-    candidates, name = [*names, *others], str(name)[:_MAX_NAME]
+    candidates, name = [*names, *others], name[:_MAX_NAME] if isinstance(name, str) else short_repr(name, _MAX_NAME)
     advice = advice_about(name, candidates)
     near = [] if advice else difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
     advice = f"did you mean {near[0]}?" if near else advice
@@ -204,7 +205,7 @@ def equals_one_of(value: object, accepted: Iterable[object]) -> bool:
     """Return whether a value is among these. An array or a tensor of several numbers is not."""
     try:
         return any(bool(value == one) for one in accepted)
-    except (TypeError, ValueError, RuntimeError):
+    except Exception:  # of the caller's class
         return False
 
 
@@ -216,13 +217,28 @@ def typed(value: object) -> str:
 
 def short_repr(value: object, limit: int = _MAX_VALUE) -> str:
     """Return `repr(value)` on one line, cut to `limit` characters, for use in a message."""
-    if isinstance(value, str | bytes):
-        value = value[: limit + 1]  # `repr` of a large file would take long
     try:
+        if isinstance(value, str | bytes):
+            value = value[: limit + 1]  # `repr` of a large file would take long
         text = one_line(_REPR.repr(value))
-    except ValueError:  # Python refuses to write integers of thousands of digits
-        text = f"{typed(value)} that is too long to show"
+    except Exception:  # of the caller's class; or Python refuses to write integers of thousands of digits
+        text = f"{typed(value)} that cannot be shown"
     return text if len(text) <= limit else f"{text[:limit]}..."
+
+
+def error_reason(error: BaseException, limit: int = 200) -> str:
+    """Return the message of a caller's exception on one line; its class if the exception has no message."""
+    try:
+        return clip(one_line(str(error)), limit) or type(error).__name__
+    except Exception:
+        return type(error).__name__
+
+
+def is_out_of_memory(error: BaseException) -> bool:
+    """Return True if the device or the host ran out of memory. The same item may succeed at another time."""
+    if isinstance(error, MemoryError) or type(error).__name__ == "OutOfMemoryError":  # torch's; torch is not imported here
+        return True
+    return isinstance(error, RuntimeError) and any(text in error_reason(error).lower() for text in _MEMORY_TEXTS)
 
 
 def check_utf8(text: str, param: str = "prompt") -> str:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import logging
 import math
 from collections.abc import Iterator, Mapping, Sequence
-from contextlib import suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
@@ -13,11 +14,46 @@ from PIL import Image
 from torch import Tensor
 
 from .embeddings import EmbeddingSpec, read_embeddings, read_encoded
-from .errors import InputError, MediaError, check_utf8, clip, media_error, one_line, short_repr, typed
+from .errors import (
+    InputError,
+    MediaError,
+    SensoriumError,
+    check_utf8,
+    error_reason,
+    is_out_of_memory,
+    media_error,
+    short_repr,
+    typed,
+)
 from .media.chunks import read_entry
 from .media.source import path_of
 from .pacing import paced
+from .plain import builtin_copy, reading
 from .types import EmbeddingItem, EncodedItem, Media
+
+_log = logging.getLogger(__name__)
+
+
+@contextmanager
+def item_errors(modality: str, index: int) -> Iterator[None]:
+    """Turn exceptions about an item into MediaErrors, also those of methods of the caller's object.
+
+    Other errors of sensorium and a lack of memory are raised unchanged.
+    """
+    try:
+        yield
+    except MediaError:
+        raise
+    except InputError as error:
+        raise media_error(error, modality, index) from None
+    except (SensoriumError, MemoryError):
+        raise
+    except Exception as error:
+        if is_out_of_memory(error):
+            raise
+        _log.warning("%s %d could not be read", modality, index, exc_info=True)
+        reason = f"reading it failed: {type(error).__name__}: {error_reason(error)}; send the item in another form"
+        raise MediaError(modality, index, reason) from None
 
 
 @dataclass(frozen=True, eq=False)
@@ -80,11 +116,13 @@ class MultiModalDataParser:
                 raise InputError(f"unknown modality {short_repr(name, 40)}; this model takes {known}", param="multi_modal_data")
         sources = dict[str, list[MediaSource]]()
         for name in dict.fromkeys((*data, *uuids)):
-            given = _with_uuids(name, self._listed(name, data.get(name)), uuids.get(name))
+            with reading(data.get(name), "multi_modal_data"):
+                given = _with_uuids(name, self._listed(name, data.get(name)), uuids.get(name))
             left = limit = min(bounds[name] for bounds in (limits or {}, self.limits, {name: math.inf}) if name in bounds)
             sources[name] = []
             for index, media in enumerate(paced(given)):
-                sources[name].append(self._source(name, index, media))
+                with item_errors(name, index):
+                    sources[name].append(self._source(name, index, media))
                 left -= not isinstance(sources[name][-1].data, EmbeddingItem)
                 if left < 0:
                     reason = f"At most {limit} {name}(s) may be provided in one prompt, not {len(given)}"
@@ -104,12 +142,9 @@ class MultiModalDataParser:
         kind = modality
         if isinstance(media.data, EncodedItem):
             media = replace(media, data=read_encoded(modality, index, media.data, self.width))
-        try:
-            if modality == "vision_chunk" and not isinstance(media.data, EmbeddingItem):
-                kind, media = read_entry(media)
-            data = plain_data(media.data)
-        except InputError as error:
-            raise media_error(error, modality, index) from None
+        if modality == "vision_chunk" and not isinstance(media.data, EmbeddingItem):
+            kind, media = read_entry(media)
+        data, media = plain_data(media.data), replace(media, uuid=builtin_copy(media.uuid, "uuid"))
         if media.uuid is not None and not (isinstance(media.uuid, str) and media.uuid):
             got = repr(media.uuid) if isinstance(media.uuid, str) else typed(media.uuid)
             raise MediaError(modality, index, f"its uuid must be a non-empty string, not {got}", param="uuid")
@@ -167,7 +202,7 @@ def plain_data(value: object) -> object:
         try:
             samples = value.get_all_samples()
         except Exception as error:  # of the caller's decoder
-            raise InputError(f"its decoder failed ({clip(one_line(str(error)), 200)})") from None
+            raise InputError(f"its decoder failed ({error_reason(error)})") from None
         return samples.data, samples.sample_rate
     return value
 

@@ -21,6 +21,7 @@ from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr, typed
 from ..mm.pacing import paced
 from ..mm.parse import is_item_list
+from ..mm.plain import builtin_copy, builtin_list, reading
 from .classify import pair_prompt
 from .message_parts import media_part
 from .pooling import EmbeddingOutput, PooledResult, ScoringOutput, check_dimensions, failed_request, pooling_request, truncate
@@ -125,20 +126,21 @@ def embed_tasks(
 
 
 def _embed_task(llm: LLM, item: object, instruction: str, pooling: PoolingParams, template: dict[str, Any]) -> Task[Embedding]:
-    prompt = item
-    if llm.embeds_text and isinstance(item, str):
-        prompt = item if instruction == EMBED_INSTRUCTION else instruction + item
-        prompt = {"prompt": prompt, "cache_salt": template.get("cache_salt")}
-        template = {name: value for name, value in template.items() if name != "cache_salt"}
-    elif _is_prompt(item):
-        prompt = {"cache_salt": template.get("cache_salt"), **item}  # type: ignore[dict-item]
-        template = {name: value for name, value in template.items() if name != "cache_salt"}
-    else:
-        try:
-            prompt = [_message("system", instruction), _message("user", _content_parts(item))]
-        except InputError as error:
-            output = yield failed_request(error)
-            return Embedding(None, output.error, output)
+    try:
+        with reading(item, "inputs", "an input"):
+            prompt = item = builtin_copy(item, "inputs", "an input")
+            if llm.embeds_text and isinstance(item, str):
+                prompt = item if instruction == EMBED_INSTRUCTION else instruction + item
+                prompt = {"prompt": prompt, "cache_salt": template.get("cache_salt")}
+                template = {name: value for name, value in template.items() if name != "cache_salt"}
+            elif _is_prompt(item):
+                prompt = {"cache_salt": template.get("cache_salt"), **item}
+                template = {name: value for name, value in template.items() if name != "cache_salt"}
+            else:
+                prompt = [_message("system", instruction), _message("user", _content_parts(item))]
+    except InputError as error:
+        output = yield failed_request(error)
+        return Embedding(None, output.error, output)
     output = yield pooling_request(llm, prompt, pooling, template)
     return Embedding(truncate(output.pooled, pooling.dimensions, pooling.normalize), output.error, output)
 
@@ -169,6 +171,7 @@ def score_tasks(
     """
     check_type("instruction", instruction, str)
     check_type("chat_template", chat_template, str, os.PathLike, type(None))
+    query = builtin_copy(query, "query")
     listed, queries = _as_list(documents), list(query) if isinstance(query, list | tuple) else [query]
     if len(queries) not in (1, len(listed)):
         reason = f"{len(queries)} queries for {len(listed)} documents; give one query, or one for each document"
@@ -202,7 +205,8 @@ def _score_task(
     llm: LLM, query_parts: Sequence[Mapping[str, Any]], document: object, pooling: PoolingParams, template: dict[str, Any]
 ) -> Task[Score]:
     try:
-        content = [*query_parts, *_content_parts(document)]
+        with reading(document, "documents", "a document"):
+            content = [*query_parts, *_content_parts(builtin_copy(document, "documents", "a document"))]
     except InputError as error:
         output = yield failed_request(error)
         return Score(None, output.error, output)
@@ -214,13 +218,15 @@ def _score_task(
 
 
 def _as_list(inputs: object) -> Sequence[object]:
-    several = isinstance(inputs, list | tuple) or (not isinstance(inputs, str | Mapping) and is_item_list("image", inputs))
+    if isinstance(inputs, list | tuple):
+        return builtin_list(inputs, "inputs")
+    several = not isinstance(inputs, str | Mapping) and is_item_list("image", inputs)
     return list(inputs) if several else [inputs]  # type: ignore[call-overload]
 
 
 def _is_path(item: object) -> bool:
     """Return whether a text is the path of an image or video."""
-    if not isinstance(item, str) or len(item) > _MAX_PATH:
+    if type(item) is not str or len(item) > _MAX_PATH:
         return False
     return str(mimetypes.guess_type(item)[0])[:6] in ("image/", "video/") and os.path.isfile(item)
 

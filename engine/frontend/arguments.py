@@ -11,14 +11,16 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...mm.errors import CheckpointError, InputError, check_utf8, hint, short_repr, typed
+from ...mm.errors import CheckpointError, InputError, check_utf8, equals_one_of, hint, short_repr, typed
 from ...mm.pacing import paced
+from ...mm.plain import builtin_copy, builtin_list, reading
 from ...processors.files import read_template
 from ...processors.text.template import load_template
 from ..sampling_params import SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]
 _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
+_VARIABLES = ("tools", "chat_template_kwargs")
 _MAX_COMPILED = 4096  # characters; shorter templates of requests are compiled at once, to report errors early
 REQUEST_KEYS = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt that `chat` takes as arguments
 _UNUSED = {  # argument of vLLM -> its only accepted value besides None, and why others are refused
@@ -46,12 +48,15 @@ def as_prompts(prompts: object) -> Sequence[object]:
     """Return one prompt or several as a list. Raise InputError for anything else."""
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | np.ndarray | torch.Tensor):
         raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}")
+    if isinstance(prompts, list | tuple):
+        prompts = builtin_list(prompts, "prompts")
     listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
     is_one = bool(listed) and all(isinstance(entry, int) for entry in paced(listed))  # a list of token ids
     return [listed] if is_one else listed
 
 
 def as_priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
+    given = builtin_copy(given, "priority")
     several: list[Any] = list(given) if isinstance(given, Sequence) else [given] * count
     if len(several) != count or not all(isinstance(one, int) and not isinstance(one, bool) for one in several):
         raise InputError(f"priority={short_repr(given)} must be an integer, or one per prompt ({count} here)")
@@ -65,8 +70,9 @@ def as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messag
         how = "; give [message]" if isinstance(messages, Mapping) else ""
         how = '; give [{"role": "user", "content": text}]' if isinstance(messages, str) else how
         raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}{how}")
+    messages = builtin_list(messages, "messages")
     if messages and all(isinstance(entry, list | tuple) for entry in messages):
-        return messages  # type: ignore[return-value]
+        return [builtin_list(entry, "messages") for entry in messages]  # type: ignore[arg-type]
     for index, entry in enumerate(messages):
         if isinstance(entry, list | tuple):
             other = next(number for number, one in enumerate(messages) if not isinstance(one, list | tuple))
@@ -77,6 +83,11 @@ def as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messag
 
 def request_template(given: str | os.PathLike[str]) -> str:
     """Return a request's chat template. Only a path object is read as a file: texts of requests may come from clients."""
+    with reading(given, "chat_template"):
+        return _request_template(given)
+
+
+def _request_template(given: str | os.PathLike[str]) -> str:
     if isinstance(given, str) and {"{", "}", "\n"}.isdisjoint(check_utf8(given, "chat_template")):
         reason = f"chat_template={short_repr(given)} is not Jinja source; give Jinja source, or the path as pathlib.Path"
         raise InputError(reason, param="chat_template")
@@ -97,7 +108,7 @@ def read_chat_template(given: str | os.PathLike[str], most: float = math.inf) ->
 def drop_vllm_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without vLLM's arguments that have no meaning here. Raise InputError if one asks for something."""
     for name, (default, reason) in _UNUSED.items():
-        if options.get(name) not in (None, default):
+        if not equals_one_of(options.get(name), (None, default)):
             raise InputError(f"{name}={short_repr(options[name])} cannot be honoured: {reason}", param=name)
     return {name: value for name, value in options.items() if name not in _UNUSED}
 
@@ -115,13 +126,19 @@ def unknown_argument(name: str, known: Collection[str], where: str = "") -> Inpu
     return InputError(f"unknown argument {short_repr(name, 40)}{where}; {how}", param=name)
 
 
-def check_chat_options(options: Mapping[str, Any]) -> None:
-    """Raise InputError for an argument of `chat` that is unknown or has a wrong type."""
+def read_chat_options(options: Mapping[str, Any], max_template_chars: int) -> dict[str, Any]:
+    """Return the arguments of `chat` in builtin types. Raise InputError for a wrong name, type or size."""
     for name in options:
         if name not in (*_RENDERING, *REQUEST_KEYS):
             raise unknown_argument(name, ("sampling_params", *_RENDERING, *REQUEST_KEYS), " for messages")
     for name, kind, form in _FORMS:
         if not isinstance(options.get(name), kind | None):
             raise InputError(f"{name} must be {form}, not {typed(options[name])}", param=name)
-    if not all(isinstance(name, str) for name in options.get("chat_template_kwargs") or ()):
+    most = dict.fromkeys(_VARIABLES, max_template_chars)
+    copied = {
+        name: builtin_copy(value, name, most=most.get(name, math.inf), option="max_template_chars")
+        for name, value in options.items()
+    }
+    if not all(isinstance(name, str) for name in copied.get("chat_template_kwargs") or ()):
         raise InputError("chat_template_kwargs must be a mapping from names to values", param="chat_template_kwargs")
+    return copied

@@ -13,6 +13,7 @@ from ...mm.errors import InputError, MediaError, typed
 from ...mm.media import gate
 from ...mm.media.ledger import Ledger
 from ...mm.parse import MediaSource
+from ...mm.plain import builtin_copy
 from ...mm.types import EmbeddingItem, ItemPlan, Media, MultiModalFeature, PlaceholderRange
 from ...processors.interface import ProcessingInfo, Span
 from ...processors.spans import PromptLayout, lay_out
@@ -195,7 +196,8 @@ class InputProcessor:
         if not isinstance(prompt, Mapping):
             form = '{"multi_modal_data": {"image": ...}}'
             raise InputError(f"encode_media takes prompts such as {form}, not {typed(prompt)}", param="prompts")
-        read = self._read({name: value for name, value in prompt.items() if name not in _TEXT_KEYS} | {"prompt": ""})
+        given: dict[str, Any] = builtin_copy(prompt, "prompts", "the prompt")
+        read = self._read({name: value for name, value in given.items() if name not in _TEXT_KEYS} | {"prompt": ""})
         sources = self.media.parse(read.media, read.uuids, read.options)
         if not sources:
             raise InputError("there is nothing to encode; give multi_modal_data", param="multi_modal_data")
@@ -241,6 +243,7 @@ class InputProcessor:
         Raises:
             InputError, MediaError: errors of `process` that can be found from headers.
         """
+        prompt = builtin_copy(prompt, "prompt", "the prompt")
         if isinstance(prompt, Mapping) and prompt.get("prompt") is None and prompt.get("prompt_token_ids") is None:
             media = self._read({**prompt, "prompt": "", "fit": None})
             return [item.plan for item in self.media.open(media.media, media.uuids, media.options, media.salt, False)]

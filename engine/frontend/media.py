@@ -24,7 +24,7 @@ from PIL import Image
 from ...kernels.dispatch import use_backends
 from ...mm.cache import ByteCache, CacheStats, UuidTable
 from ...mm.embeddings import ROWS
-from ...mm.errors import ConfigError, ErrorCode, InputError, MediaError, SensoriumError, media_error
+from ...mm.errors import ConfigError, ErrorCode, InputError, MediaError, SensoriumError, is_out_of_memory, media_error
 from ...mm.fields import FieldElem, FlatField
 from ...mm.geometry import MAX_ITEM_ROWS
 from ...mm.hashing import digest
@@ -36,7 +36,7 @@ from ...mm.parse import MediaSource
 from ...mm.types import EmbeddingItem, ItemPlan, MediaHeader
 from ...processors.device import MediaDevice, processing_on
 from ...processors.interface import ProcessingInfo
-from ..errors import error_text, is_out_of_memory
+from ..errors import error_text
 from ..threads import use_threads
 from .items import PlannedItem, ProcessedItem, grid_of_pieces, merge_frame_plans
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping, Sequence, Sized
 from dataclasses import dataclass, field
 from typing import Any, TypedDict
 
@@ -11,6 +11,7 @@ import numpy as np
 from torch import Tensor
 
 from ...mm.errors import InputError, check_utf8, hint, short_repr, typed
+from ...mm.plain import builtin_copy, reading
 
 _MAX_NAME = 4096  # characters of a cache_salt
 _PROMPT_KEYS = (
@@ -88,11 +89,10 @@ def read_prompt(prompt: object, max_model_len: float = math.inf) -> Prompt | Enc
     Raises:
         InputError: any other form, or too many token ids. The error about an unknown key suggests a known one.
     """
-    if isinstance(prompt, Mapping) and type(prompt) is not dict:
-        try:
-            prompt = dict(prompt)
-        except Exception as error:  # of the caller's class
-            raise InputError(f"the prompt, {typed(prompt)}, cannot be read ({error}); give a dict", param="prompt") from None
+    with reading(prompt, "prompt", "the prompt"):
+        ids = dict(prompt).get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+        _check_count(ids if isinstance(ids, list | tuple) else (), max_model_len)  # before each of them is looked at
+    prompt = builtin_copy(prompt, "prompt", "the prompt")
     if not isinstance(prompt, Mapping) or not any(key in prompt for key in _ENCODER_DECODER_KEYS):
         return _read_single(prompt, max_model_len)
     _check_keys(prompt, _ENCODER_DECODER_KEYS)
@@ -140,15 +140,24 @@ def _read_single(prompt: object, max_model_len: float) -> Prompt:
 
 def read_token_ids(ids: object, max_model_len: float = math.inf) -> list[int]:
     """Return token ids `[n]` as a list. Raise InputError for other forms; the range of the ids is not checked."""
+    with reading(ids, "prompt_token_ids"):
+        return _token_ids(ids, max_model_len)
+
+
+def _token_ids(ids: object, max_model_len: float) -> list[int]:
     values: Any = ids.item() if isinstance(ids, np.ndarray | Tensor) and not ids.ndim else ids
     if not isinstance(values, Sequence | np.ndarray | Tensor) or isinstance(values, str | bytes):
         raise InputError(f'"prompt_token_ids" must be a list of integers, not {typed(values)}', param="prompt_token_ids")
-    if len(values) >= max_model_len:  # before each of them is checked
-        reason = f"the prompt takes {len(values)} tokens, but max_model_len is {max_model_len}; shorten it"
-        raise InputError(reason, code="too_long")
+    _check_count(values, max_model_len)
     if not isinstance(values, Sequence):
         values = values.tolist()  # an array of more axes gives lists, which are refused below
     return [token if type(token) is int else _read_integer(token, index) for index, token in enumerate(values)]
+
+
+def _check_count(ids: Sized, max_model_len: float) -> None:
+    if len(ids) >= max_model_len:
+        reason = f"the prompt takes {len(ids)} tokens, but max_model_len is {max_model_len}; shorten it"
+        raise InputError(reason, code="too_long")
 
 
 def _read_integer(token: object, index: int) -> int:

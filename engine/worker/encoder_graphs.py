@@ -15,8 +15,8 @@ from torch.utils._pytree import tree_leaves, tree_map
 
 from ...kernels.dispatch import interpreted
 from ...kernels.graph import CallGraph, CaptureFailed, capture_cuda, capture_pool
+from ...mm.errors import is_out_of_memory
 from ...models.interface import Model, StepLimits
-from ..errors import is_out_of_memory
 
 Rows = list[Tensor]
 Encode = Callable[[str, Mapping[str, Any]], Rows]

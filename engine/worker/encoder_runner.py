@@ -13,11 +13,11 @@ from torch import Tensor
 
 from ...kernels.streams import Event, copy_to_host, new_event
 from ...mm.embeddings import ROWS
-from ...mm.errors import ErrorCode, ErrorInfo, InputError
+from ...mm.errors import ErrorCode, ErrorInfo, InputError, is_out_of_memory
 from ...mm.fields import group_mergeable, merge
 from ...mm.types import MultiModalFeature
 from ...models.interface import Model
-from ..errors import error_text, is_out_of_memory
+from ..errors import error_text
 from ..types import EncodeResult
 from .encoder_graphs import EncoderGraphs
 from .encoder_store import EncoderStore

@@ -13,9 +13,9 @@ import numpy as np
 import torch
 from PIL import _plugins
 
-from ..errors import InputError, MediaError, media_error
+from ..errors import InputError
 from ..hashing import digest
-from ..parse import MediaSource
+from ..parse import MediaSource, item_errors
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
 from . import audio, chunks, image, video
 from .audio_files import has_audio, is_slow, is_streamable
@@ -214,10 +214,6 @@ def _audio_of(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, run: C
 
 @contextmanager
 def error_context(source: MediaSource) -> Iterator[None]:
-    """Turn an InputError inside the context into a MediaError that names the item."""
-    try:
+    """Turn an InputError inside the context into a MediaError that names the item; see `item_errors`."""
+    with item_errors(source.modality, source.index):
         yield
-    except MediaError:
-        raise
-    except InputError as error:
-        raise media_error(error, source.modality, source.index) from None

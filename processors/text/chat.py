@@ -9,8 +9,10 @@ from typing import Any
 
 import msgspec
 
-from ...mm.errors import InputError, typed
+from ...mm.errors import InputError
 from ...mm.media.isolate import call_worker
+from ...mm.pacing import paced
+from ...mm.plain import builtin_copy, reading
 from ...mm.types import Media
 from .message_parts import split_media
 from .rendering import RenderInputs, plain_copy, render, render_alone, texts
@@ -80,10 +82,11 @@ def render_chat(
             "continue_final_message and add_generation_prompt exclude each other; turn one of them off",
             param="continue_final_message",
         )
-    _check_mappings(messages)
     if max_model_len is not None:
-        _check_count(messages, tools, max_model_len)
-    plain, media = split_media(messages)
+        with reading(messages, "messages"):
+            _check_count(messages, tools, max_model_len)
+    copied = [builtin_copy(message, "messages", f"message {i}") for i, message in enumerate(paced(messages))]
+    plain, media = split_media(copied)
     if max_model_len is not None:
         _check_length(plain, tokenizer, max_model_len)
     inputs = RenderInputs(
@@ -121,21 +124,12 @@ def _render_in_worker(inputs: RenderInputs, tenant: str | None, require_sandbox:
     return msgspec.convert(found["pieces"], tuple[tuple[str, bool], ...])
 
 
-def _check_mappings(messages: Sequence[object]) -> None:
-    """Raise InputError for a message of a class whose methods raise."""
-    for index, message in enumerate(messages):
-        if isinstance(message, Mapping) and type(message) is not dict:
-            try:
-                dict(message.items(), content=message.get("content"))
-            except Exception as error:  # of the caller's class
-                reason = f"message {index}, {typed(message)}, cannot be read ({error}); give a dict"
-                raise InputError(reason, param="messages") from None
-
-
 def _check_count(messages: Sequence[object], tools: Sequence[object] | None, most: int) -> None:
     """Refuse very many messages, parts and tools before work is done for each."""
-    contents = [one.get("content") for one in messages if isinstance(one, Mapping)]
-    count = len(messages) + sum(len(one) for one in contents if isinstance(one, list)) + len(tools or ())
+    count = len(messages) + len(tools or ())
+    if count <= 4 * most:
+        contents = [one.get("content") for one in messages if isinstance(one, Mapping)]
+        count += sum(len(one) for one in contents if isinstance(one, list))
     if count > 4 * most:
         reason = f"the conversation has {count} messages, parts and tools, max_model_len is {most}; shorten it"
         raise InputError(reason, code="too_long", param="messages")

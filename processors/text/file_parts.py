@@ -32,10 +32,10 @@ def as_media_part(part: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         raise InputError(f"{where}: unknown field {short_repr(name, 40)}; {hint(name, [key])}")
     url: object
     if kind == "document":
-        url, name = read_source(inner, key, where), str(part.get("title") or "")
+        url, name = read_source(inner, key, where), _text_of(part, "title")
     else:
         fields = _checked(inner, key, where)
-        url, name = fields.get("file_data") or fields.get("file_url"), str(fields.get("filename") or "")
+        url, name = fields.get("file_data", fields.get("file_url")), _text_of(fields, "filename")
     if not isinstance(url, str):
         raise InputError(f"{where}: {key} needs file_data, a data: URL of the file, not {typed(url)}")
     if url[:5].lower() != "data:" and "://" not in url[:16]:
@@ -49,14 +49,20 @@ def read_source(value: object, key: str, where: str) -> str:
     """Return the URL of an Anthropic source: `{"type": "base64", "media_type", "data"}` or `{"type": "url", "url"}`."""
     fields = _checked(value, key, where)
     kind = fields.get("type")
-    if kind not in _SOURCES:
+    if not isinstance(kind, str) or kind not in _SOURCES:
         known = " or ".join(_SOURCES)
         raise InputError(f"{where}: the type of {key} must be {known}, not {short_repr(kind, 40)}; send the file itself")
     found = fields.get(_SOURCES[kind])
     if not isinstance(found, str):
         raise InputError(f"{where}: {_SOURCES[kind]} of {key} must be a text, not {typed(found)}")
     is_url = kind == "url" or found[:5].lower() == "data:"
-    return found if is_url else f"data:{fields.get('media_type') or ''};base64,{found}"
+    return found if is_url else f"data:{_text_of(fields, 'media_type')};base64,{found}"
+
+
+def _text_of(fields: Mapping[str, Any], name: str) -> str:
+    """Return an optional text; "" if it has another type."""
+    text = fields.get(name)
+    return text if isinstance(text, str) else ""
 
 
 def _checked(value: object, key: str, where: str) -> dict[str, Any]:

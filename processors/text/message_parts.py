@@ -10,6 +10,7 @@ from typing import Any
 from ...mm.errors import InputError, hint, short_repr, typed
 from ...mm.media.policy import FrameFiles, MediaUrl
 from ...mm.parse import plain_data
+from ...mm.plain import reading
 from ...mm.types import Media
 from .file_parts import FILE_TYPES, as_media_part, read_source
 
@@ -63,8 +64,9 @@ def split_media(
     media: list[tuple[str, Media]] = []
     plain = []
     for number, message in enumerate(messages):
-        if not isinstance(message, Mapping) or message.get("role") not in ROLES:
-            given = f"role {short_repr(message.get('role'), 40)}" if isinstance(message, Mapping) else typed(message)
+        role = message.get("role") if isinstance(message, Mapping) else None
+        if not isinstance(message, Mapping) or not isinstance(role, str) or role not in ROLES:
+            given = f"role {short_repr(role, 40)}" if isinstance(message, Mapping) else typed(message)
             how = f"give an object with content and a role, one of {', '.join(ROLES)}"
             prompts = "; a list of prompts goes to LLM.generate" if isinstance(message, str) else ""
             raise InputError(f"message {number}: {how}, not {given}{prompts}")
@@ -87,7 +89,7 @@ def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str,
     if not isinstance(part, Mapping):
         how = 'put the item into an object such as {"type": "image", "image": item}'
         raise InputError(f"{where}: a part must be an object or a string, not {typed(part)}; {how}")
-    if part.get("type") in FILE_TYPES:
+    if isinstance(part.get("type"), str) and part["type"] in FILE_TYPES:
         part = as_media_part(part, where)
     modality = _modality(part, where)
     keys, options = _KEYS[modality], _OPTIONS[modality]
@@ -117,7 +119,7 @@ def _modality(part: Mapping[str, Any], where: str) -> str:
         reason = f"a part with {' and '.join(found)} needs a type; or give two parts" if found else "a part needs a type"
         raise InputError(f"{where}: {reason}; {hint(kind, (*PART_TYPES, *FILE_TYPES))}")
     if not isinstance(kind, str) or kind not in PART_TYPES:
-        raise InputError(f"{where}: unknown part type {str(kind)[:40]!r}; {hint(kind, (*PART_TYPES, *FILE_TYPES))}")
+        raise InputError(f"{where}: unknown part type {short_repr(kind, 40)}; {hint(kind, (*PART_TYPES, *FILE_TYPES))}")
     return PART_TYPES[kind]
 
 
@@ -129,14 +131,15 @@ def _is_known(key: object) -> bool:
 def _media(part: Mapping[str, Any], key: str, modality: str, where: str) -> Media:
     value, uuid, read = part.get(key), part.get("uuid"), _KEYS[modality].get(key)
     if uuid is not None and not (isinstance(uuid, str) and uuid):
-        raise InputError(f"{where}: uuid is {str(uuid)[:40]!r}; give a non-empty string")
+        raise InputError(f"{where}: uuid is {short_repr(uuid, 40)}; give a non-empty string")
     if value is None and uuid is None:
         raise InputError(f"{where}: {part.get('type', modality)} is missing; give its data, or the uuid of an earlier item")
     given = {name: part[name] for name in _OPTIONS[modality] if name in part}
     if read is _read_url and isinstance(value, Mapping) and value.get("detail") is not None:
         given.setdefault("detail", value["detail"])
     if read is not None and value is not None:
-        value = read(value, key, where)
+        with reading(value, key, f"{where}: {key}"):
+            value = read(value, key, where)
     given = {name: _checked(name, option, where) for name, option in given.items()}
     if "nframes" in given and "num_frames" not in given:
         given["num_frames"] = given.pop("nframes")
@@ -187,7 +190,7 @@ def _read_file(value: object, key: str, where: str) -> MediaUrl:
     if not isinstance(data, str):
         raise InputError(f"{where}: 'data' of {key} must be base64 text, not {typed(data)}")
     if not (isinstance(form, str) and form.isascii() and form.isalnum()):
-        raise InputError(f"{where}: {key} needs a format such as 'wav' or 'mp3', not {str(form)[:40]!r}")
+        raise InputError(f"{where}: {key} needs a format such as 'wav' or 'mp3', not {short_repr(form, 40)}")
     return MediaUrl(f"data:audio/{form};base64,{data}")
 
 
@@ -255,7 +258,7 @@ _KEYS: Mapping[str, Mapping[str, Callable[[object, str, str], object] | None]] =
 def _checked(name: str, value: object, where: str) -> Any:
     expected, holds = _CHECKS[name]
     if not holds(value):
-        raise InputError(f"{where}: {name} is {str(value)[:40]!r}; give {expected}", param=name)
+        raise InputError(f"{where}: {name} is {short_repr(value, 40)}; give {expected}", param=name)
     return value
 
 
@@ -292,4 +295,4 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
 def _check_keys(given: Mapping[Any, object], known: Collection[str], where: str) -> None:
     for key in given:
         if key not in known:
-            raise InputError(f"{where}unknown field {str(key)[:40]!r}; {hint(key, known)}")
+            raise InputError(f"{where}unknown field {short_repr(key, 40)}; {hint(key, known)}")

@@ -6,9 +6,8 @@ import pickle
 import pytest
 import torch
 from sensorium import LLM, AsyncLLM
-from sensorium.engine.errors import is_out_of_memory
 from sensorium.engine.session import LiveSession
-from sensorium.mm.errors import InputError
+from sensorium.mm.errors import InputError, is_out_of_memory
 
 
 def test_errors_of_exhausted_memory_are_recognised():

@@ -381,3 +381,63 @@ def test_serve_refuses_prompts_that_are_not_requests(llm: LLM) -> None:
 def test_template_variables_have_names(llm: LLM) -> None:
     with pytest.raises(InputError, match="chat_template_kwargs must be a mapping from names"):
         llm.chat([{"role": "user", "content": "a"}], GREEDY, chat_template="a", chat_template_kwargs={1: 2})
+
+
+def unreadable(base: type, *value: Any) -> Any:
+    """Return an object of a subclass whose methods raise."""
+
+    def fail(*_: object) -> Any:
+        raise KeyError("broken")
+
+    names = ("__iter__", "__len__", "__getitem__", "__eq__", "__bool__", "__str__", "__repr__", "get", "items", "keys")
+    return type("Unreadable", (base,), dict.fromkeys(names, fail) | {"__hash__": None})(*value)
+
+
+@pytest.mark.parametrize(
+    "value", [unreadable(dict, {"a": 1}), unreadable(list, [1]), unreadable(object)], ids=("dict", "list", "object")
+)
+def test_arguments_whose_methods_raise_are_named(llm: LLM, value: Any) -> None:
+    """In any place, they end the call or their request with an InputError that names the parameter."""
+    message = {"role": "user", "content": "x"}
+    prompts: dict[str, Any] = {
+        "multi_modal_data": asked(PLACEHOLDER, image=value),
+        "multi_modal_uuids": {**asked(PLACEHOLDER, image=make_image()), "multi_modal_uuids": {"image": value}},
+        "mm_processor_kwargs": {**asked(PLACEHOLDER, image=make_image()), "mm_processor_kwargs": {"min_pixels": value}},
+        "prompt_token_ids": {"prompt_token_ids": value},
+        "cache_salt": {"prompt": "x", "cache_salt": value},
+    }
+    errors = {name: llm.generate(prompt, GREEDY, use_tqdm=False)[0].error for name, prompt in prompts.items()}
+    chats: dict[str, Any] = {
+        "role": {"messages": [{**message, "role": value}]},
+        "content": {"messages": [{**message, "content": value}]},
+        "part": {"messages": [{**message, "content": [value]}]},
+        "image": {"messages": [{**message, "content": [{"type": "image", "image": value}]}]},
+        "image_url": {"messages": [{**message, "content": [{"type": "image_url", "image_url": value}]}]},
+        "type": {"messages": [{**message, "content": [{"type": value}]}]},
+        "tools": {"messages": [message], "tools": [value]},
+        "chat_template_kwargs": {"messages": [message], "chat_template_kwargs": {"x": value}},
+        "documents": {"messages": [message], "chat_template_kwargs": {"documents": [{"text": value}]}},
+    }
+    for name, chat in chats.items():
+        try:
+            errors[name] = llm.chat(**chat, sampling_params=GREEDY, use_tqdm=False)[0].error
+        except InputError as error:
+            errors[name] = error.info
+    for name in ("stop", "bad_words", "logit_bias", "logits_processors", "allowed_token_ids", "temperature", "seed"):
+        with pytest.raises(InputError) as caught:
+            SamplingParams(**{name: value})
+        assert caught.value.info.param == name
+    assert all(
+        error is not None and error.code in ("invalid_input", "invalid_media", "invalid_config") for error in errors.values()
+    ), errors
+
+
+def test_template_variables_are_limited(checkpoint: Path) -> None:
+    message = {"role": "user", "content": "x"}
+    with LLM(checkpoint, max_model_len=256, max_template_chars=2000) as small:
+        tool = {"type": "function", "function": {"name": "f", "description": "x" * 2000}}
+        for options in ({"tools": [tool]}, {"chat_template_kwargs": {"documents": [{"text": "x"}] * 100}}):
+            with pytest.raises(InputError, match=r"has more than 2,000 characters .*raise max_template_chars") as caught:
+                small.chat([message], GREEDY, use_tqdm=False, **options)
+            assert caught.value.info.param == next(iter(options))
+        assert small.chat([message], GREEDY, use_tqdm=False, chat_template_kwargs={"documents": ["x"]})[0].error is None

@@ -1,0 +1,110 @@
+"""Copies of a caller's arguments in builtin types, so that no method of the caller's classes runs later."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from .errors import MAX_DEPTH, InputError, SensoriumError, error_reason, short_repr, typed
+from .pacing import paced
+
+_NUMBERS = frozenset({type(None), bool, int, float})
+_ENTRY = 16  # characters that an entry of a list or mapping counts as, which is about its memory
+_PIECE = 1 << 12  # entries of a list that are looked at together
+
+
+def builtin_copy(value: object, param: str, name: str = "", most: float = math.inf, option: str = "") -> Any:
+    """Return a copy in which mappings, lists, tuples, texts and numbers have the builtin types, whatever their classes are.
+
+    Other values, such as images and arrays, are kept. A list of numbers alone is not copied.
+
+    Args:
+        name: of the value, in errors; `param` by default.
+        most: maximum characters of texts and keys, where an entry of a list or mapping counts as 16.
+        option: of the engine, which sets `most`.
+
+    Raises:
+        InputError: a method of the caller's class raises, a mapping has keys of other types than text and numbers, or the value
+            is too large or too deep.
+    """
+    with reading(value, param, name):
+        return _Copier(param, name or param, most, option).copy(value)
+
+
+def builtin_list(value: list[Any] | tuple[Any, ...], param: str) -> Sequence[Any]:
+    """Return a list or tuple of a subclass as a list. Its entries are kept."""
+    with reading(value, param):
+        return value if type(value) in (list, tuple) else list(value)
+
+
+@contextmanager
+def reading(value: object, param: str, name: str = "") -> Iterator[None]:
+    """Turn exceptions of the methods of a caller's class into InputErrors. `value`: the object that is read."""
+    try:
+        yield
+    except (SensoriumError, MemoryError):
+        raise
+    except Exception as error:
+        reason = f"{name or param}, {typed(value)}, cannot be read ({error_reason(error)})"
+        raise InputError(f"{reason}; give a dict, a list or another builtin type", param=param) from None
+
+
+class _Copier:
+    """Copies one value and counts its size."""
+
+    def __init__(self, param: str, name: str, most: float, option: str) -> None:
+        self._param, self._name, self._most, self._option = param, name, most, option
+        self._size = 0
+
+    def copy(self, value: Any, depth: int = 0) -> Any:
+        kind = type(value)
+        if kind in _NUMBERS:
+            return value
+        if isinstance(value, str):
+            self._count(str.__len__(value))
+            return value if kind is str else str.__str__(value)
+        if isinstance(value, int | float):
+            return int.__int__(value) if isinstance(value, int) else float.__float__(value)
+        if not isinstance(value, Mapping | list | tuple):
+            return value
+        if depth > MAX_DEPTH:
+            raise InputError(
+                f"{self._name}: lists and objects nest at most {MAX_DEPTH} deep; give flatter ones", param=self._param
+            )
+        if isinstance(value, Mapping):
+            return {self._key(key): self.copy(entry, depth + 1) for key, entry in paced(value.items())}
+        exact = value if kind in (list, tuple) else list(value)
+        copied = self._entries(exact, depth + 1)
+        if copied is None:
+            return value if kind in (list, tuple) else tuple(exact) if isinstance(value, tuple) else exact
+        return tuple(copied) if isinstance(value, tuple) else copied
+
+    def _entries(self, values: list[Any] | tuple[Any, ...], depth: int) -> list[Any] | None:
+        """Return the copies of the entries; None if all of them are numbers."""
+        copied: list[Any] | None = None
+        for start in paced(range(0, len(values), _PIECE)):
+            piece = values[start : start + _PIECE]
+            numbers = _NUMBERS.issuperset(map(type, piece))
+            self._count(_ENTRY * len(piece))
+            if copied is None and not numbers:
+                copied = list(values[:start])
+            if copied is not None:
+                copied += piece if numbers else [self.copy(entry, depth) for entry in paced(piece)]
+        return copied
+
+    def _key(self, key: object) -> Any:
+        if not isinstance(key, str | int | float | None):
+            reason = f"{self._name}: keys must be strings or numbers, not {short_repr(key, 40)}"
+            raise InputError(reason, param=self._param)
+        self._count(_ENTRY)
+        return self.copy(key)
+
+    def _count(self, size: int) -> None:
+        self._size += size
+        if self._size > self._most:
+            reason = (
+                f"{self._name} has more than {int(self._most):,} characters (an entry of a list or object counts as {_ENTRY})"
+            )
+            raise InputError(f"{reason}; give less, or raise {self._option}", param=self._param)
