@@ -55,7 +55,7 @@ class StructuredOutputsParams:
     def __post_init__(self, disable_any_whitespace: bool | None, *unused: object) -> None:
         for name, value in zip(_UNUSED_FORMATS, unused, strict=True):
             check_unused(_UNUSED_FORMATS, name, value)
-        for name in (*_FORMATS, "whitespace"):
+        for name in ("regex", "choice", "grammar", "whitespace"):
             object.__setattr__(self, name, builtin_copy(getattr(self, name), f"structured_outputs.{name}"))
         if disable_any_whitespace is not None:
             object.__setattr__(self, "whitespace", "compact" if disable_any_whitespace else "flexible")

@@ -9,10 +9,10 @@ from typing import Any
 WORKER_IMPORTS = ("llguidance",)  # modules that `compile_alone` needs; the worker imports them before it is restricted
 STACK = 2 << 20  # bytes of stack in the worker
 _WALK = 4  # tokens
-_LIMITS: dict[str, Any] = {  # limits of llguidance: a step takes milliseconds at most, and a grammar's states take about 100 MB
+_LIMITS: dict[str, Any] = {  # limits of llguidance: a grammar's states take about 100 MB
     "max_items_in_row": 2000,
     "initial_lexer_fuel": 1_000_000,
-    "step_lexer_fuel": 200_000,
+    "step_lexer_fuel": 20_000,  # a step takes 8 ms at most, so 64 answers whose lexers grow at once take 0.5 s
     "step_max_items": 50_000,
     "max_lexer_states": 50_000,
     "max_grammar_size": 500_000,

@@ -324,6 +324,25 @@ def test_hostile_grammars_beside_a_stream():
         assert [*stream][-1].error is None
 
 
+def test_a_lexer_that_grows_late_ends_its_request_only():
+    """The growth of a step is limited: without a limit on it, each of 64 answers could take 0.1 s of the same step."""
+    grows = StructuredOutputsParams(regex="(qzx){10}b*a{1000000}")
+    (token,) = TOKENIZER.encode("a", add_special_tokens=False)
+    params = SamplingParams(temperature=0.0, max_tokens=200, logit_bias={token: 100.0}, structured_outputs=grows)
+    with LLM(TINY, max_model_len=512, grammar_seconds=LONG) as llm:
+        stream = llm.stream("user: say a", SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
+        next(stream)
+        (grown,) = llm.generate("user: say b", params, use_tqdm=False)
+        (again,) = llm.generate("user: say b", SamplingParams(max_tokens=4), use_tqdm=False)
+        assert list(stream)[-1].error is None
+    assert again.error is None
+    assert grown.error is not None
+    assert grown.error.code == "invalid_input"
+    assert "the grammar cannot continue: lexer error: too many expressions" in grown.error.message, "before 50,000 states"
+    assert "make it smaller" in grown.error.message
+    assert len(grown.outputs[0].token_ids) >= 30, "it began"
+
+
 def test_without_a_tokenizer():
     (found,) = sample(torch.zeros(1, VOCAB), [make_row(choice=["a"], factory=None)])
     assert "tokenizer" in str(found)
