@@ -430,7 +430,7 @@ class LLM(NotPicklable):
         """Return the arguments `render` and `request` of `InputProcessor.parse_chat` from the options of `chat`."""
         options = read_chat_options(options, self.config.max_template_chars)
         given = options.pop("chat_template", None)
-        template = request_template(given) if given else self._template
+        template = self._template if isinstance(given, str | None) and not given else request_template(given)
         if template is None:
             how = "pass chat_template= or give a rendered prompt"
             if self.speech:
@@ -462,7 +462,7 @@ class LLM(NotPicklable):
     def _answers(
         self, handles: Iterable[RequestHandle], count: int, use_tqdm: ShowProgress, on_error: str
     ) -> list[RequestOutput]:
-        if on_error not in ("return", "raise"):
+        if not isinstance(on_error, str) or on_error not in ("return", "raise"):
             raise InputError(f'on_error={short_repr(on_error)} must be "return" or "raise"', param="on_error")
         outputs: dict[int, RequestOutput] = {}
         with closing(self._serve(handles, count, use_tqdm)) as results:
@@ -479,6 +479,7 @@ class LLM(NotPicklable):
         """Return one copy per prompt, so that later changes by the caller have no effect."""
         if given is None or isinstance(given, SamplingParams):
             return [(self.default_params if given is None else given).clone()] * count
+        given = builtin_list(given, "sampling_params") if isinstance(given, list | tuple) else given
         if not isinstance(given, list | tuple) or not all(isinstance(entry, SamplingParams) for entry in given):
             raise InputError(f"sampling_params must be a SamplingParams or a list of them, not {typed(given)}")
         if len(given) != count:
