@@ -125,7 +125,7 @@ def embed_tasks(
     return [_embed_task(llm, item, instruction, pooling, template) for item in listed]
 
 
-def _embed_task(llm: LLM, item: object, instruction: str, pooling: PoolingParams, template: dict[str, Any]) -> Task[Embedding]:
+def _embed_task(llm: LLM, item: Any, instruction: str, pooling: PoolingParams, template: dict[str, Any]) -> Task[Embedding]:
     try:
         with reading(item, "inputs", "an input"):
             prompt = item = builtin_copy(item, "inputs", "an input")
