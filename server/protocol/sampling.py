@@ -123,8 +123,9 @@ def response_format(given: dict[str, Any] | None) -> StructuredOutputsParams | N
 
 def _make(kind: Any, values: dict[str, Any], param: str) -> Any:
     known = list(kind.__dataclass_fields__)
-    if unknown := next((name for name in values if name not in known), None):
-        raise InputError(f"unknown field {short_repr(unknown, 100)} of {param}; {hint(unknown, known)}", param=param)
+    for name in values:
+        if name not in known:
+            raise InputError(f"unknown field {short_repr(name, 100)} of {param}; {hint(name, known)}", param=param)
     return kind(**values)
 
 
