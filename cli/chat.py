@@ -68,7 +68,7 @@ def run(args: argparse.Namespace) -> int:
 
 def converse(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]], media: list[dict[str, Any]]) -> int:
     """Answer each line of stdin as the next turn. Turns share the prefix cache; a turn that fails is forgotten."""
-    start, errors = list(messages), list[ErrorInfo | None]()
+    start, errors, line = list(messages), list[ErrorInfo | None](), ""
     if sys.stdin.isatty():
         print("Ctrl-D or /exit ends the conversation, /clear forgets it.", file=sys.stderr)
     for line in questions():
@@ -82,6 +82,8 @@ def converse(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]],
         if output.error is None:
             messages += [user_message(media, line), {"role": "assistant", "content": output.outputs[0].text}]
             media = []
+    if not line and not sys.stdin.isatty():
+        raise ConfigError("stdin holds no text; give a question, or a conversation with one turn on each line")
     return exit_code(errors)
 
 

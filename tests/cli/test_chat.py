@@ -130,6 +130,16 @@ def test_a_conversation_without_stdin(monkeypatch: pytest.MonkeyPatch, capsys: p
     assert "stdin is closed" in capsys.readouterr().err
 
 
+def test_a_conversation_without_a_line(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("sys.stdin", io.StringIO("\n"))
+    assert chat(checkpoint) == 2
+    assert capsys.readouterr().err == (
+        "sensorium: error: stdin holds no text; give a question, or a conversation with one turn on each line\n"
+    )
+
+
 def test_lines_that_are_not_utf8(checkpoint: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(b"caf\xe9\nHello\n"), "utf-8"))
     assert chat(checkpoint, "--json") == 0
