@@ -38,7 +38,7 @@ def restore_packed(root: nn.Module, file: Path) -> set[str]:
         fitting = {path for path in stored if path in layers and _fits(path, layers[path], stored[path], sizes)}
         tensors = dict(read_file(file, lambda name: name.rpartition(":")[0] not in fitting)) if fitting else {}
         made = {path: _join(path, stored[path], tensors) for path in fitting}
-    except (CheckpointError, AttributeError, LookupError, TypeError, ValueError) as error:
+    except (CheckpointError, AttributeError, LookupError, OSError, TypeError, ValueError) as error:
         _log.warning("%s is not used and will be written again: %s", file, error)
         return set()
     for path, packed in made.items():
