@@ -64,7 +64,7 @@ def save_packed(root: nn.Module, file: Path, known: set[str]) -> None:
             for tensor in tensors.values():
                 opened.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         os.replace(partial, file)
-    except OSError as error:
+    except (OSError, ValueError) as error:  # ValueError: a name that the file system cannot encode
         _log.warning("packed weights cannot be kept in %s: %s", file.parent, error)
         if partial is not None:
             Path(partial).unlink(missing_ok=True)
