@@ -32,6 +32,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--format", choices=FORMATS, default="text", help=help_text)
     parser.add_argument("--no-vad", action="store_true", help="read the whole audio, not only speech")
     parser.add_argument("--timestamps", action="store_true", help="also print when each segment was spoken")
+    help_text = "answers that are followed at a time (default: 1)"
+    parser.add_argument("--beam-size", metavar="N", type=positive_int, default=1, help=help_text)
     parser.add_argument("--word-timestamps", action="store_true", help="also compute when each word was spoken")
     parser.add_argument("--aligner", metavar="DIR", help="folder of a CTC model that times the words of a model that cannot")
     parser.add_argument("--output-dir", metavar="DIR", type=Path, help="write one file per input into this folder")
@@ -74,7 +76,7 @@ def run(args: argparse.Namespace) -> int:
     timed = args.timestamps or args.format in ("srt", "vtt", "tsv")
     times = "word" if args.word_timestamps else "segment" if timed else "none"
     given = (items, args.language, args.task, times, args.context, params)
-    options = {"vad": not args.no_vad, "temperature": TEMPERATURES, "aligner": args.aligner}
+    options = {"vad": not args.no_vad, "temperature": TEMPERATURES, "aligner": args.aligner, "beam_size": args.beam_size}
     layout = SubtitleLayout(args.max_line_width, args.max_line_count)
     write = WRITERS.get(args.format, text)
     as_json, args.json = args.json, args.json and folder is None

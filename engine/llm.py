@@ -412,6 +412,11 @@ class LLM(NotPicklable):
         return self._engine_loop.core.info.hidden_size
 
     @property
+    def vocab_size(self) -> int:
+        """Number of token ids of the model."""
+        return self._engine_loop.core.info.vocab_size
+
+    @property
     def num_labels(self) -> int:
         """Number of classes of `classify`; 0 if the checkpoint has no classification head."""
         return self._engine_loop.core.info.num_labels

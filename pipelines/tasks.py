@@ -149,29 +149,32 @@ async def _run_steps(engine: AsyncLLM, task: WideTask[T], in_threads: bool) -> T
     return step  # type: ignore[return-value]
 
 
-def join(tasks: Iterator[Task[P]], most: int) -> WideTask[list[P]]:
-    """Run tasks inside one task, up to `most` at a time, and return their results in order."""
+def join(tasks: Iterator[WideTask[P]], most: int) -> WideTask[list[P]]:
+    """Run tasks inside one task, up to `most` at a time. Return their results in order; none may be a list or None."""
     numbered, results = enumerate(tasks), dict[int, P]()
-    running: list[tuple[RequestHandle, int, Task[P]]] = []
+    running: list[tuple[RequestHandle, int, WideTask[P]]] = []
 
-    def start() -> RequestHandle | None:
+    def submit(index: int, task: WideTask[P], step: object) -> list[RequestHandle]:
+        handles = as_list(step)
+        running.extend((handle, index, task) for handle in handles)
+        return handles
+
+    def start() -> list[RequestHandle]:
         for index, task in numbered:
             step = advance(task)
-            if isinstance(step, RequestHandle):
-                running.append((step, index, task))
-                return step
+            if is_request(step):
+                return submit(index, task, step)
             results[index] = step  # type: ignore[assignment]
-        return None
+        return []
 
-    step: Requests = [handle for _ in range(most) if (handle := start()) is not None]
+    step = [handle for _ in range(most) for handle in start()]
     while running:
         output = yield step
         entry = next(entry for entry in running if entry[0].name == output.request_id)
         running.remove(entry)
         following = advance(entry[2], output)
-        if isinstance(following, RequestHandle):
-            running.append((following, *entry[1:]))
-            step = following
+        if is_request(following):
+            step = submit(*entry[1:], following)
         else:
             results[entry[1]] = following  # type: ignore[assignment]
             step = start()

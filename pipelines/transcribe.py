@@ -20,6 +20,7 @@ from ..mm.parse import is_item_list
 from ..mm.speech import SpeechRequest
 from ..mm.types import EmbeddingItem, MediaHeader
 from .speech.arguments import (
+    check_beams,
     check_gates,
     check_language,
     check_mode,
@@ -83,6 +84,7 @@ def transcribe_tasks(
     sequential: bool = False,
     condition_on_previous_text: bool = False,
     aligner: str | Path | None = None,
+    beam_size: int = 1,
     on_progress: Callable[[float], None] = lambda seconds: None,
 ) -> list[WideTask[Transcript]]:
     """Return one task per audio item, in order; they run as one batch. A failed item gives a Transcript with `error`.
@@ -102,7 +104,7 @@ def transcribe_tasks(
         sequential: begin each window at the end of the last whole segment (arXiv 2212.04356, section 4.5).
         condition_on_previous_text: with `sequential`, the prompt of a window contains the text before it.
         on_progress: called with the seconds of audio of each finished window, and of each item's silence that was skipped.
-        aligner: folder of a CTC model that times the words; None: the model's own cross-attention does.
+        aligner: folder of a CTC model that times words; None: cross-attention does. beam_size: beams at temperature 0.
 
     Raises:
         ConfigError: the model does not transcribe speech.
@@ -118,7 +120,7 @@ def transcribe_tasks(
     gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
     timed = sequential or (times != "none" and llm.speech.has_timestamps)
     align = _make_aligner(llm, task, aligner) if times == "word" else None
-    decoding = Decoding(partial(make_request, llm, task, timed), params, temperatures, *gates, align)
+    decoding = Decoding(partial(make_request, llm, task, timed), params, temperatures, *gates, align, check_beams(beam_size))
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     lanes = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
     mode = (vad, sequential, condition_on_previous_text, times, rate)
@@ -198,7 +200,7 @@ def _until_fault(blocks: Iterator[Tensor], faults: list[Exception]) -> Iterator[
 
 def _task_of(
     llm: LLM, window: Window, options: _Options, language: SpokenLanguage, context: str | None = None
-) -> Task[WindowText]:
+) -> WideTask[WindowText]:
     item = (window.samples, options.rate)
     words = options.context if context is None else context
     text = yield from window_task(llm, item, window, options.rate, options.decoding, language, words)
@@ -206,7 +208,7 @@ def _task_of(
     return text
 
 
-def _read_whole(llm: LLM, window: Window, options: _Options, language: SpokenLanguage) -> Task[list[WindowText]]:
+def _read_whole(llm: LLM, window: Window, options: _Options, language: SpokenLanguage) -> WideTask[tuple[WindowText, ...]]:
     """Transcribe a window. If its text ends well before its speech does, transcribe the rest as another window."""
     found: list[WindowText] = []
     while True:
@@ -214,7 +216,7 @@ def _read_whole(llm: LLM, window: Window, options: _Options, language: SpokenLan
         found.append(text)
         read, least = yield from _samples_read(llm, text, window, options, language)
         if read < options.rate or window.speech_end - window.start - read < least:
-            return found
+            return tuple(found)
         start = window.start + read
         found[-1] = replace(text, result=replace(text.result, end=start / options.rate))
         window = replace(window, start=start, samples=window.samples[read:], overlap=0)

@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ...engine.llm import LLM
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+_MAX_BEAMS = 32
 _TASKS = ("transcribe", "translate")
 _TIMESTAMPS = {False: "none", True: "segment", "none": "none", "segment": "segment", "word": "word"}
 _GATES = {"no_speech": (0.0, 1.0), "log_prob": (-inf, 0.0), "compression_ratio": (0.0, inf)}  # least and largest threshold
@@ -105,6 +106,12 @@ def check_sampling(params: SamplingParams | None, temperature: object) -> tuple[
             f"temperature={short_repr(temperature)} must be a number of 0 or above, or a list of them", param="temperature"
         )
     return params or GREEDY, found
+
+
+def check_beams(size: object) -> int:
+    if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MAX_BEAMS:
+        raise InputError(f"beam_size={short_repr(size)} must be an integer from 1 to {_MAX_BEAMS}", param="beam_size")
+    return size
 
 
 def check_gates(*thresholds: object) -> tuple[float | None, float | None, float | None]:

@@ -15,7 +15,8 @@ from ...engine.types import CompletionOutput, RequestOutput
 from ...mm.speech import SpeechRequest
 from ..doubt import compression_ratio, with_logprobs
 from ..pooling import pooling_request
-from ..tasks import Task
+from ..tasks import Task, WideTask
+from .beams import beam_task
 from .results import Attempt, Segment, WindowResult, segments
 from .windows import Window
 
@@ -37,6 +38,7 @@ class Decoding:
             `log_prob_threshold`. None: no gate.
         log_prob_threshold: an answer with a mean log probability below this is rejected.
         compression_ratio_threshold: an answer with a compression ratio above this repeats itself and is rejected.
+        beam_size: beams at temperature 0.
         aligner: adds the times of words to a window's segments; None: they are not requested.
     """
 
@@ -47,6 +49,7 @@ class Decoding:
     log_prob_threshold: float | None
     compression_ratio_threshold: float | None
     aligner: Aligner | None = None
+    beam_size: int = 1
 
 
 @dataclass
@@ -90,7 +93,7 @@ Aligner = Callable[["LLM", object, WindowText, SpeechRequest, str | None, int], 
 
 def window_task(
     llm: LLM, item: object, window: Window | None, rate: int, how: Decoding, language: SpokenLanguage, context: str
-) -> Task[WindowText]:
+) -> WideTask[WindowText]:
     """Detect the language if it is not known, then transcribe a window (None: `item` is the whole audio)."""
     assert llm.speech is not None
     start, end = (0.0, 0.0) if window is None else (window.start / rate, window.end / rate)
@@ -117,7 +120,12 @@ def window_task(
         params = replace(how.params, temperature=temperature)
         if temperature and params.seed is None:  # a seed that does not depend on the batch
             params = replace(params, seed=round(start * 1000) + 1)
-        output = yield _request(llm, item, request, params)
+        if how.beam_size > 1 and not temperature:
+            ids = llm.get_tokenizer().encode(request.prompt, add_special_tokens=False)
+            given = {"prompt_token_ids": ids, "multi_modal_data": {"audio": [item]}}
+            output = yield from beam_task(llm, given, _with_processors(llm, params, request), how.beam_size)
+        else:
+            output = yield _request(llm, item, request, params)
         if output.error:
             return WindowText(empty, None, output)
         outputs.append(output)

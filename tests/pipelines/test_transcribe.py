@@ -104,6 +104,31 @@ def test_tokens_are_those_of_transformers_generate(whisper: Path, llm: LLM, time
         assert ids[: len(prompt) + len(given)] == prompt + given
 
 
+@pytest.mark.parametrize("size", [2, 5])
+@pytest.mark.parametrize("timestamps", [False, True])
+def test_beams_are_those_of_transformers_generate(whisper: Path, llm: LLM, timestamps: bool, size: int) -> None:
+    model, processor = family.load(whisper)
+    items = [make_audio(seed) for seed in range(3)]
+    llm.reset_mm_cache()
+    before = llm.stats.encoder_calls
+    given = {"language": "en", "timestamps": timestamps, "beam_size": size, "temperature": 0.0}
+    found = heard(llm, [(one, 16_000) for one in items], **given)
+    assert llm.stats.encoder_calls - before <= len(items)
+    for one, mine in zip(items, found, strict=True):
+        made = processor.feature_extractor(one, sampling_rate=16_000, return_tensors="pt")["input_features"]
+        with torch.inference_mode():
+            options = {"language": "en", "task": "transcribe", "return_timestamps": timestamps, "max_new_tokens": 12}
+            ids = model.generate(made, num_beams=size, **options, force_unique_generate_call=True)[0].tolist()
+        own = list(mine.output.prompt_token_ids) + list(mine.output.outputs[0].token_ids)
+        assert ids[: len(own)] == own
+
+
+@pytest.mark.parametrize("size", [0, 33, True, 2.5])
+def test_wrong_beams(llm: LLM, size: Any) -> None:
+    with pytest.raises(InputError, match="must be an integer from 1 to 32"):
+        heard(llm, (make_audio(), 16_000), beam_size=size)
+
+
 def test_failing_items_do_not_affect_the_others(llm: LLM) -> None:
     items = [(make_audio(), 16_000), (make_audio(samples=20_000), 16_000), b"broken", (make_audio(1), 16_000)]
     for language in ("en", None):
@@ -132,7 +157,7 @@ def test_a_file_does_not_wait_for_the_languages_of_all_others(whisper: Path) -> 
             request = next(task)
             while True:
                 output = yield request
-                events.append("language" if len(output.outputs[0].token_ids) == 1 else "text")
+                events.append("text" if output.pooled is None else "language")
                 try:
                     request = task.send(output)
                 except StopIteration as end:

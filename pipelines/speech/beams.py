@@ -1,0 +1,102 @@
+"""Beam search for the text of a window, with the scores and the end of transformers' `generate(num_beams=...)`."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+from ...engine.logits_processors import LogitsProcessor, make_processors
+from ...engine.pooling_params import PoolingParams
+from ...engine.sampling_params import SamplingParams
+from ...engine.types import CompletionOutput, Logprob, RequestOutput
+from ..pooling import pooling_request
+from ..tasks import Requests, WideTask
+
+if TYPE_CHECKING:
+    from ...engine.llm import LLM
+
+
+@dataclass(frozen=True)
+class _Beam:
+    """An answer: its tokens, the log probability of each, and their sum."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[float, ...] = ()
+    total: float = 0.0
+
+
+@dataclass
+class _Search:
+    """The beams of one window, and the best finished ones. Scores are log probabilities per token."""
+
+    processors: Sequence[LogitsProcessor]
+    size: int
+    end_ids: Sequence[int]
+    most: int
+    beams: list[_Beam] = field(default_factory=lambda: [_Beam()])
+    finished: list[tuple[float, _Beam]] = field(default_factory=list)
+
+    def advance(self, logits: Tensor) -> bool:
+        """Extend each beam by `logits` `[beams, vocabulary]`. Return False at the end of the search."""
+        raw = logits.log_softmax(-1)
+        scores = raw.clone()
+        for row, beam in enumerate(self.beams):
+            for processor in self.processors:
+                processor(beam.tokens, scores[row])
+        totals = scores + torch.tensor([[beam.total] for beam in self.beams])
+        best = totals.flatten().topk(min(max(2, 1 + len(self.end_ids)) * self.size, totals.numel()))
+        running = list[_Beam]()
+        for rank, (total, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
+            row, token = divmod(place, scores.shape[1])
+            before = self.beams[row]
+            beam = _Beam((*before.tokens, token), (*before.logprobs, float(raw[row, token])), total)
+            if token not in self.end_ids and len(beam.tokens) < self.most:
+                running.append(beam)
+            elif rank < self.size and total > -torch.inf:
+                self.finished.append((total / len(beam.tokens), beam))
+        self.finished = sorted(self.finished, key=lambda one: -one[0])[: self.size]
+        self.beams = [beam for beam in running if beam.total > -torch.inf][: self.size]
+        if not self.beams:
+            return False
+        return len(self.finished) < self.size or self.beams[0].total / len(self.beams[0].tokens) > self.finished[-1][0]
+
+
+def beam_task(llm: LLM, prompt: Mapping[str, Any], params: SamplingParams, size: int) -> WideTask[RequestOutput]:
+    """Return the output of the best answer. All beams of a step run at once and share encoder rows and cached prefixes.
+
+    Args:
+        prompt: with `prompt_token_ids`.
+        params: its logits processors apply to the log probabilities.
+    """
+    prefix = list(prompt["prompt_token_ids"])
+    room = llm.max_model_len - len(prefix) - 1
+    most = room if params.max_tokens is None else min(params.max_tokens, room)
+    search = _Search(make_processors(params.processors), size, llm.eos_token_ids, most)
+    everything = PoolingParams(tuple(range(llm.vocab_size)))
+    while True:
+        asked = [
+            pooling_request(llm, {**prompt, "prompt_token_ids": [*prefix, *beam.tokens]}, everything, {})
+            for beam in search.beams
+        ]
+        outputs = dict[str, RequestOutput]()
+        waiting: Requests = list(asked)
+        for _ in asked:
+            output = yield waiting
+            outputs[output.request_id], waiting = output, None
+        ordered = [outputs[handle.name] for handle in asked]
+        failed = next((one for one in ordered if one.error), None)
+        if failed is not None:
+            return failed
+        logits = torch.stack([one.pooled for one in ordered if one.pooled is not None])
+        if not search.advance(logits):
+            break
+    best = search.finished[0][1] if search.finished else search.beams[0]
+    stopped = bool(best.tokens) and best.tokens[-1] in llm.eos_token_ids
+    logprobs = [{token: Logprob(value)} for token, value in zip(best.tokens, best.logprobs, strict=True)]
+    text = llm.get_tokenizer().decode(best.tokens)
+    answer = CompletionOutput(0, text, list(best.tokens), logprobs, sum(best.logprobs), "stop" if stopped else "length")
+    return replace(ordered[0], prompt_token_ids=prefix, outputs=[answer], pooled=None)
