@@ -317,7 +317,8 @@ class LiveTranscriber:
         samples = self._windows.samples(start, end)
         window = Window(start, end, samples, end, self._overlap)
         context = f"{self._words} {self._before}".strip() if self._condition else self._words
-        found = yield from window_task(self._llm, (samples, self._rate), window, self._rate, how, language, context)
+        task = window_task(self._llm, (samples, self._rate), window, self._rate, how, language, context)
+        found = yield from task  # type: ignore[misc]  # without beams, it makes one request at a time
         error = found.output.error
         if error is not None and error.code in _FATAL:
             raise error.exception()
