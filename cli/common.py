@@ -49,9 +49,9 @@ def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     return {name: getattr(args, name) for name in ("model", "revision", "offline", "dtype", "device")}
 
 
-def add_file_arguments(parser: argparse.ArgumentParser, item: str) -> None:
+def add_file_arguments(parser: argparse.ArgumentParser, item: str, count: str = "+") -> None:
     help_text = f"{item}: a path, a folder, a pattern, a URL, or - for stdin; several files run as one batch"
-    parser.add_argument("files", metavar="FILE", type=path_or_url, nargs="+", help=help_text)
+    parser.add_argument("files", metavar="FILE", type=path_or_url, nargs=count, help=help_text)
     parser.add_argument("--json", action="store_true", help="print one JSON object per file, one on each line")
 
 

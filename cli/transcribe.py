@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..mm.errors import ConfigError
+from . import live
 from .common import add_file_arguments, add_model_arguments, engine_options, positive_int
 from .output import Report, print_results, to_json
 from .output_folder import OutputFolder
@@ -24,12 +25,16 @@ FORMATS = ("text", "json", "srt", "vtt", "tsv", "md")
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_file_arguments(parser, "an audio file")
+    add_file_arguments(parser, "an audio file", "*")
     add_model_arguments(parser)
     parser.add_argument("--language", metavar="NAME", help='the language spoken, as "en" or "English" (default: detected)')
     parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English (default: transcribe)")
     help_text = "form of a transcript; srt, vtt and tsv need a model with timestamps (default: text)"
     parser.add_argument("--format", choices=FORMATS, default="text", help=help_text)
+    help_text = "transcribe while it is spoken: the microphone, - for a pipe of s16le samples, or a file at its speed"
+    parser.add_argument("--live", action="store_true", help=help_text)
+    help_text = "with --live: hertz of the samples of a pipe or the microphone (default: 16000)"
+    parser.add_argument("--rate", metavar="HZ", type=positive_int, help=help_text)
     parser.add_argument("--no-vad", action="store_true", help="read the whole audio, not only speech")
     parser.add_argument("--timestamps", action="store_true", help="also print when each segment was spoken")
     help_text = "answers that are followed at a time (default: 1)"
@@ -50,6 +55,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 2 if a file could not be transcribed; the other files are still transcribed."""
+    if args.live:
+        return live.run(args)
+    if not args.files:
+        raise ConfigError("there is nothing to transcribe; name an audio file, or give --live for the microphone")
     from ..engine.llm import LLM
     from ..engine.sampling_params import SamplingParams
     from ..pipelines.speech.arguments import TEMPERATURES

@@ -1,0 +1,165 @@
+"""`sensorium transcribe --live`: transcribe the microphone, a pipe, or a file at real speed."""
+
+from __future__ import annotations
+
+import argparse
+import shutil
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import asdict
+from typing import TYPE_CHECKING, Any
+
+from ..mm.errors import ConfigError, InputError
+from ..mm.media import gate
+from ..mm.parse import MediaSource
+from .common import engine_options
+from .output import print_error, to_json
+
+if TYPE_CHECKING:
+    from ..engine.llm import LLM
+    from ..pipelines.speech.live import LiveEvent
+    from ..pipelines.speech.live_session import LiveAudio
+
+PCM_RATE = 16_000  # of a pipe and of the microphone, unless --rate is given
+_BLOCK = 0.1  # seconds
+_CLEAR = "\r\x1b[K"  # go to the start of the terminal's line, and empty it
+_REFUSED = ("output_dir", "resume", "aligner", "word_timestamps", "max_tokens")  # options of files
+
+
+def run(args: argparse.Namespace) -> int:
+    """Print final texts as lines. On a terminal, the open text is shown below them. Ctrl-C ends the stream."""
+    from ..pipelines.llm import LLM
+
+    if len(args.files) > 1:
+        raise ConfigError(f"--live takes one source, not {len(args.files)}; run the command once for each")
+    given = next((name for name in _REFUSED if getattr(args, name)), None)
+    if given is not None or args.format not in ("text", "json"):
+        name = "format" if given is None else given.replace("_", "-")
+        raise ConfigError(f"--{name} is for files and has no effect with --live; leave it out (--format may be text or json)")
+    source = args.files[0] if args.files else None
+    llm = LLM(**engine_options(args))
+    rate = args.rate or PCM_RATE
+    if source is None:
+        blocks = microphone(rate)
+    elif source == "-":
+        blocks = pipe(rate)
+    else:
+        rate, blocks = file_rate(llm), file(llm, source)
+    options = {"language": args.language, "task": args.task, "context": args.context, "vad": not args.no_vad}
+    errors: list[Exception] = []
+    with llm.live_audio(rate, **options) as session, _finish_on_interrupt(session) as stopped:
+        feeder = threading.Thread(target=_feed, args=(session, blocks, stopped, errors), daemon=True)
+        feeder.start()
+        for event in session.events():
+            _show(args, event)
+    for error in errors:
+        raise error
+    return 0
+
+
+def file_rate(llm: LLM) -> int:
+    from ..pipelines.speech.arguments import check_model
+
+    return check_model(llm, "transcribe")
+
+
+def microphone(rate: int) -> Iterator[bytes]:
+    """Yield blocks of PCM from the default input device."""
+    try:
+        import sounddevice
+    except (ImportError, OSError) as error:  # without the package, or without the library PortAudio
+        reason = (
+            f"the microphone needs sounddevice ({error}): pip install sounddevice, and PortAudio from the system's packages"
+        )
+        raise ConfigError(f"{reason}; or pipe audio in: ffmpeg ... -f s16le - | sensorium transcribe --live -") from None
+    return _read_device(sounddevice, rate)
+
+
+def _read_device(sounddevice: Any, rate: int) -> Iterator[bytes]:
+    size = round(_BLOCK * rate)
+    with sounddevice.RawInputStream(samplerate=rate, channels=1, dtype="int16") as device:
+        while True:
+            yield bytes(device.read(size)[0])
+
+
+def pipe(rate: int) -> Iterator[bytes]:
+    """Yield blocks of PCM (int16, little-endian, mono) from stdin until it ends."""
+    if sys.stdin is None or sys.stdin.isatty():
+        raise ConfigError("- reads samples from stdin, which is a terminal; pipe s16le samples into the command")
+    stdin, size = sys.stdin.buffer, 2 * round(_BLOCK * rate)
+    return iter(lambda: stdin.read(size), b"")
+
+
+def file(llm: LLM, path: str) -> Iterator[object]:
+    """Yield the blocks of an audio file at the speed at which it plays."""
+    rate = file_rate(llm)
+    started, size, count = time.monotonic(), round(_BLOCK * rate), 0
+    for samples in gate.audio_blocks(MediaSource("audio", 0, path), rate, llm.config.media):
+        for block in samples.split(size):
+            count += len(block)
+            time.sleep(max(0.0, started + count / rate - time.monotonic()))
+            yield block
+
+
+def _feed(session: LiveAudio, blocks: Iterator[object], stopped: threading.Event, errors: list[Exception]) -> None:
+    try:
+        for block in blocks:
+            while not stopped.is_set() and not _push(session, block):
+                stopped.wait(_BLOCK)
+            if stopped.is_set():
+                return
+    except Exception as error:
+        errors.append(error)
+    finally:
+        session.finish()
+
+
+def _push(session: LiveAudio, block: object) -> bool:
+    """Return False if the buffer is full."""
+    try:
+        session.push(block)
+    except InputError as error:
+        if error.info.code != "overloaded":
+            raise
+        return False
+    return True
+
+
+@contextmanager
+def _finish_on_interrupt(session: LiveAudio) -> Iterator[threading.Event]:
+    """Make the first Ctrl-C finish the stream, so that its last text is printed. The second one ends the command."""
+    stopped = threading.Event()
+    if threading.current_thread() is not threading.main_thread():
+        yield stopped
+        return
+    previous = signal.getsignal(signal.SIGINT)
+
+    def stop(*_: object) -> None:
+        signal.signal(signal.SIGINT, previous)
+        stopped.set()
+        session.finish()
+
+    signal.signal(signal.SIGINT, stop)
+    try:
+        yield stopped
+    finally:
+        stopped.set()
+        signal.signal(signal.SIGINT, previous)
+
+
+def _show(args: argparse.Namespace, event: LiveEvent) -> None:
+    on_terminal = sys.stdout.isatty()
+    if args.json or args.format == "json":
+        print(to_json(asdict(event)), flush=True)
+    elif event.kind == "final" and event.error is None:
+        times = f"[{event.start:.2f} - {event.end:.2f}] " if args.timestamps else ""
+        print(f"{_CLEAR if on_terminal else ''}{times}{event.text}", flush=True)
+    elif event.kind == "partial" and on_terminal:
+        width = shutil.get_terminal_size().columns - 1
+        print(f"{_CLEAR}{event.text[-width:]}", end="", flush=True)
+    if event.error is not None:
+        print_error(event.error.message, args)

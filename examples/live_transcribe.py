@@ -1,0 +1,47 @@
+"""Transcribe an audio file as if it were spoken now: `python examples/live_transcribe.py --model whisper-tiny.en talk.flac`."""
+
+import argparse
+import asyncio
+from pathlib import Path
+
+import soundfile
+from sensorium import AsyncLLM
+from shared import run
+
+
+async def play(path: Path, speed: float):
+    """Yield blocks of 0.1 s, `speed` times as fast as they were spoken."""
+    with soundfile.SoundFile(path) as file:
+        while len(block := file.read(file.samplerate // 10, dtype="float32")):
+            await asyncio.sleep(0.1 / speed)
+            yield block
+
+
+async def listen(args: argparse.Namespace) -> None:
+    async with AsyncLLM(args.model) as engine:
+        rate = soundfile.info(args.file).samplerate
+        async for event in engine.stream_transcribe(play(args.file, args.speed), rate, language=args.language):
+            if event.kind == "partial":
+                print(f"  {event.text[: event.stable_upto]} | {event.text[event.stable_upto :]}")
+            elif event.kind == "final":
+                print(f"{event.start:6.2f} - {event.end:.2f} s, {event.lag:.2f} s behind: {event.text}")
+
+
+def main() -> list[str]:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default="whisper-tiny.en", help="a folder, or a name such as openai/whisper-tiny.en")
+    parser.add_argument("--language", help="default: detected, if the model can")
+    parser.add_argument("--speed", type=float, default=1.0, help="how many times faster than real time")
+    parser.add_argument("file", nargs="?", type=Path)
+    args = parser.parse_args()
+    if args.file is None:
+        print("name an audio file, and a speech model with --model")
+        return []
+    if not args.file.is_file():
+        return [f"{args.file} cannot be read: there is no such file"]
+    asyncio.run(listen(args))
+    return []
+
+
+if __name__ == "__main__":
+    run(main)

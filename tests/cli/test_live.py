@@ -1,0 +1,113 @@
+"""`sensorium transcribe --live` on a small random Whisper: a pipe, a file, events as JSON, refused options."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+import types
+from pathlib import Path
+from typing import Any
+
+import family
+import numpy as np
+import pytest
+import soundfile
+from sensorium.cli import live
+from sensorium.cli.main import main
+
+RATE = 16_000
+
+
+@pytest.fixture(scope="module")
+def whisper(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return family.save(family.load_rows()["whisper"], tmp_path_factory.mktemp("models") / "whisper", max_target_positions=12)
+
+
+@pytest.fixture
+def pcm() -> bytes:
+    bursts = [np.random.default_rng(seed).normal(0, 5000, RATE // 2) for seed in range(2)]
+    silence = np.zeros(2 * RATE)
+    samples = np.concatenate([silence, bursts[0], silence, bursts[1], silence])
+    return samples.clip(-32768, 32767).astype("<i2").tobytes()
+
+
+class Pipe:
+    def __init__(self, data: bytes) -> None:
+        self.buffer = io.BytesIO(data)
+
+    def isatty(self) -> bool:
+        return False
+
+
+def transcribe(whisper: Path, *words: str) -> int:
+    return main(["transcribe", "--live", *words, "--model", str(whisper), "--device", "cpu", "--language", "en"])
+
+
+def test_a_pipe(whisper: Path, pcm: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setattr(sys, "stdin", Pipe(pcm))
+    assert transcribe(whisper, "-", "--json") == 0
+    events = [json.loads(line) for line in capsys.readouterr().out.splitlines()]
+    kinds = [event["kind"] for event in events if event["kind"].startswith("speech")]
+    assert kinds == ["speech_started", "speech_stopped"] * 2
+    assert events[-1]["kind"] == "ended"
+    assert events[-1]["end"] == 7.0
+    monkeypatch.setattr(sys, "stdin", Pipe(pcm))
+    assert transcribe(whisper, "-", "--rate", "8000", "--timestamps") == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert all(line.startswith("[") for line in lines if " - " in line)
+
+
+def test_a_file_plays_at_its_speed(
+    whisper: Path, pcm: bytes, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    soundfile.write(tmp_path / "talk.wav", np.frombuffer(pcm, "<i2"), RATE)
+    slept: list[float] = []
+    clock = types.SimpleNamespace(monotonic=lambda: 0.0, sleep=slept.append)
+    monkeypatch.setattr(live, "time", clock)
+    assert transcribe(whisper, str(tmp_path / "talk.wav"), "--format", "json") == 0
+    assert slept == pytest.approx([(block + 1) / 10 for block in range(70)])
+    assert json.loads(capsys.readouterr().out.splitlines()[-1])["reason"] == "finished"
+
+
+def test_the_microphone(whisper: Path, pcm: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    assert transcribe(whisper) == 2
+    assert "pip install sounddevice" in capsys.readouterr().err
+
+    class Device(io.BytesIO):
+        def read(self, count: int) -> Any:  # type: ignore[override]
+            data = super().read(2 * count)
+            if not data:
+                raise OSError("the device is gone")
+            return data, False
+
+    module = types.SimpleNamespace(RawInputStream=lambda **_: Device(pcm))
+    monkeypatch.setitem(sys.modules, "sounddevice", module)  # type: ignore[arg-type]
+    assert transcribe(whisper, "--json") == 1
+    out, err = capsys.readouterr()
+    assert '"kind": "ended"' in out
+    assert "the device is gone" in err
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (["a.wav", "b.wav"], "--live takes one source, not 2"),
+        (["-", "--format", "srt"], "--format is for files"),
+        (["-", "--word-timestamps"], "--word-timestamps is for files"),
+        (["nothing.wav"], "cannot be read"),
+        (["-", "--rate", "10"], "sample rate is 10 Hz"),
+    ],
+)
+def test_refused(
+    whisper: Path, words: list[str], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Pipe(b""))
+    assert transcribe(whisper, *words) == 2
+    assert said in capsys.readouterr().err
+
+
+def test_files_are_needed_without_live(whisper: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["transcribe", "--model", str(whisper)]) == 2
+    assert "name an audio file" in capsys.readouterr().err
