@@ -11,6 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
+from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..mm.errors import ConfigError, InputError
@@ -43,6 +44,7 @@ def run(args: argparse.Namespace) -> int:
     source = args.files[0] if args.files else None
     llm = LLM(**engine_options(args))
     rate = args.rate or PCM_RATE
+    blocks: Iterator[object]
     if source is None:
         blocks = microphone(rate)
     elif source == "-":
@@ -70,7 +72,7 @@ def file_rate(llm: LLM) -> int:
 def microphone(rate: int) -> Iterator[bytes]:
     """Yield blocks of PCM from the default input device."""
     try:
-        import sounddevice
+        sounddevice: Any = import_module("sounddevice")
     except (ImportError, OSError) as error:  # without the package, or without the library PortAudio
         reason = (
             f"the microphone needs sounddevice ({error}): pip install sounddevice, and PortAudio from the system's packages"
