@@ -38,6 +38,7 @@ from .speech.windows import Window, WindowReader
 from .speech.word_times import AttentionAligner
 from .speech.words import drop_words, put_in_order
 from .tasks import Task, WideTask, error_of_task, join
+from .validation import check_type
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -85,6 +86,7 @@ def transcribe_tasks(
     condition_on_previous_text: bool = False,
     aligner: str | Path | None = None,
     beam_size: int = 1,
+    cache_salt: str | None = None,
     on_progress: Callable[[float], None] = lambda seconds: None,
 ) -> list[WideTask[Transcript]]:
     """Return one task per audio item, in order; they run as one batch. A failed item gives a Transcript with `error`.
@@ -105,6 +107,7 @@ def transcribe_tasks(
         condition_on_previous_text: with `sequential`, the prompt of a window contains the text before it.
         on_progress: called with the seconds of audio of each finished window, and of each item's silence that was skipped.
         aligner: folder of a CTC model that times words; None: cross-attention does. beam_size: beams at temperature 0.
+        cache_salt: requests with different salts share no cache.
 
     Raises:
         ConfigError: the model does not transcribe speech.
@@ -116,28 +119,30 @@ def transcribe_tasks(
     code = check_language(llm, language)
     words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
     check_vad(vad, rate)
+    check_type("cache_salt", cache_salt, str, type(None))
     params, temperatures = check_sampling(sampling_params, temperature)
     gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
     timed = sequential or (times != "none" and llm.speech.has_timestamps)
-    align = _make_aligner(llm, task, aligner) if times == "word" else None
-    decoding = Decoding(partial(make_request, llm, task, timed), params, temperatures, *gates, align, check_beams(beam_size))
+    align = _make_aligner(llm, task, aligner, cache_salt) if times == "word" else None
+    how = (align, check_beams(beam_size), cache_salt)
+    decoding = Decoding(partial(make_request, llm, task, timed), params, temperatures, *gates, *how)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     lanes = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
     mode = (vad, sequential, condition_on_previous_text, times, rate)
-    options = _Options(decoding, code, words, *mode, window_size(llm), lanes, on_progress, _end_finder(llm, task))
+    options = _Options(decoding, code, words, *mode, window_size(llm), lanes, on_progress, _end_finder(llm, task, cache_salt))
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
 
 
-def _make_aligner(llm: LLM, task: str, folder: str | Path | None) -> Aligner:
+def _make_aligner(llm: LLM, task: str, folder: str | Path | None, cache_salt: str | None) -> Aligner:
     assert llm.speech is not None
-    own = _end_finder(llm, task) if folder is None else None
+    own = _end_finder(llm, task, cache_salt) if folder is None else None
     return own or CtcAligner(Path(folder or ""), llm.speech.decode_spec.rate)
 
 
-def _end_finder(llm: LLM, task: str) -> AttentionAligner | None:
+def _end_finder(llm: LLM, task: str, cache_salt: str | None) -> AttentionAligner | None:
     assert llm.speech is not None
     rule = llm.speech.alignment()
-    return None if rule is None else AttentionAligner(rule, partial(make_request, llm, task, False))
+    return None if rule is None else AttentionAligner(rule, partial(make_request, llm, task, False), cache_salt)
 
 
 def make_request(llm: LLM, task: str, timed: bool, language: str | None, context: str) -> SpeechRequest:

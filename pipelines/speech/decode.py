@@ -40,6 +40,7 @@ class Decoding:
         compression_ratio_threshold: an answer with a compression ratio above this repeats itself and is rejected.
         beam_size: beams at temperature 0.
         aligner: adds the times of words to a window's segments; None: they are not requested.
+        cache_salt: of all requests.
     """
 
     make_request: Callable[[str | None, str], SpeechRequest]
@@ -50,6 +51,7 @@ class Decoding:
     compression_ratio_threshold: float | None
     aligner: Aligner | None = None
     beam_size: int = 1
+    cache_salt: str | None = None
 
 
 @dataclass
@@ -102,14 +104,14 @@ def window_task(
     if detection is not None:
         language.sample = item if language.sample is None else language.sample
         codes = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.allowed_tokens.items()}
-        prompt = {"prompt": detection.prompt, "multi_modal_data": {"audio": [language.sample]}}
+        prompt = {"prompt": detection.prompt, "multi_modal_data": {"audio": [language.sample]}, "cache_salt": how.cache_salt}
         output = yield pooling_request(llm, prompt, PoolingParams(tuple(filter(None, codes))), {})
         if output.error or output.pooled is None:
             return WindowText(empty, None, output)
         language.set_probabilities(list(codes.values()), output.pooled.softmax(0).tolist())
     no_speech, silence = None, llm.speech.no_speech_request()
     if silence is not None and how.no_speech_threshold is not None:
-        output = yield _request(llm, item, silence, _ONE_TOKEN)
+        output = yield _request(llm, item, silence, _ONE_TOKEN, how.cache_salt)
         if output.error:
             return WindowText(empty, None, output)
         no_speech = probability_of_first(output)
@@ -122,10 +124,10 @@ def window_task(
             params = replace(params, seed=round(start * 1000) + 1)
         if how.beam_size > 1 and not temperature:
             ids = llm.get_tokenizer().encode(request.prompt, add_special_tokens=False)
-            given = {"prompt_token_ids": ids, "multi_modal_data": {"audio": [item]}}
+            given = {"prompt_token_ids": ids, "multi_modal_data": {"audio": [item]}, "cache_salt": how.cache_salt}
             output = yield from beam_task(llm, given, _with_processors(llm, params, request), how.beam_size)
         else:
-            output = yield _request(llm, item, request, params)
+            output = yield _request(llm, item, request, params, how.cache_salt)
         if output.error:
             return WindowText(empty, None, output)
         outputs.append(output)
@@ -208,8 +210,10 @@ def _text_tokens(answer: CompletionOutput, request: SpeechRequest) -> list[int]:
     return tokens if times is None else [token for token in tokens if token < times.first]
 
 
-def _request(llm: LLM, item: object, request: SpeechRequest, params: SamplingParams) -> RequestHandle:
-    prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}}
+def _request(
+    llm: LLM, item: object, request: SpeechRequest, params: SamplingParams, cache_salt: str | None
+) -> RequestHandle:
+    prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}, "cache_salt": cache_salt}
     return llm.request(prompt, _with_processors(llm, params, request))
 
 

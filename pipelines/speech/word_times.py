@@ -28,10 +28,13 @@ class AttentionAligner:
     Args:
         rule: the heads whose cross-attention is read.
         make_request: returns the request for a language and a context, without timestamps.
+        cache_salt: of all requests.
     """
 
-    def __init__(self, rule: AlignmentRule, make_request: Callable[[str | None, str], SpeechRequest]) -> None:
-        self._rule, self._make_request = rule, make_request
+    def __init__(
+        self, rule: AlignmentRule, make_request: Callable[[str | None, str], SpeechRequest], cache_salt: str | None
+    ) -> None:
+        self._rule, self._make_request, self._cache_salt = rule, make_request, cache_salt
 
     def __call__(
         self, llm: LLM, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
@@ -59,7 +62,8 @@ class AttentionAligner:
         tokens = tokens[: llm.max_model_len - len(prefix) - 2]
         if not tokens:
             return [0.0]
-        prompt = {"prompt_token_ids": [*prefix, *tokens, llm.eos_token_ids[0]], "multi_modal_data": {"audio": [item]}}
+        ids = [*prefix, *tokens, llm.eos_token_ids[0]]
+        prompt = {"prompt_token_ids": ids, "multi_modal_data": {"audio": [item]}, "cache_salt": self._cache_salt}
         output = yield pooling_request(llm, prompt, PoolingParams(cross_attention=self._rule.heads), {})
         if output.error or output.pooled is None:
             return output

@@ -15,7 +15,7 @@ from ...pipelines.speech.subtitles import WRITERS, SubtitleLayout
 from ...pipelines.transcribe import Segment, Transcript
 from ..errors import HttpError
 from ..protocol.audio import LISTS, AudioForm, TranscriptionForm
-from ..state import server_of, unless_disconnected
+from ..state import cache_salt, server_of, unless_disconnected
 
 F = TypeVar("F", bound=AudioForm)
 _MAX_FIELDS, _MAX_FIELD_BYTES = 64, 1 << 20
@@ -71,6 +71,7 @@ async def _respond(
     speech = server.engine.llm.speech
     wanted = always or (form.response_format == "verbose_json" and speech is not None and speech.has_timestamps)
     options: dict[str, Any] = {"prompt": form.prompt, "hotwords": form.hotwords, "vad": form.vad}
+    options["cache_salt"] = cache_salt(request, form.cache_salt)
     if form.temperature:  # with 0, hotter answers follow where the first one fails, as OpenAI's do
         options["temperature"] = form.temperature
     work = server.engine.transcribe(audio, language, task, timestamps=times if wanted else "none", **options)

@@ -29,6 +29,7 @@ class AudioForm(Body):
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     temperature: float = 0.0
     vad: bool = True
+    cache_salt: str | None = None
 
 
 class TranscriptionForm(AudioForm):

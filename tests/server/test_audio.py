@@ -12,6 +12,8 @@ import openai
 import pytest
 import soundfile
 from http_server import listening, make_server
+from sensorium.server.config import ServerConfig
+from sensorium.server.state import Server
 from waiting import assert_idle
 
 
@@ -129,3 +131,37 @@ def test_a_model_without_speech(http, wav):
     response = http.post("/v1/audio/transcriptions", files={"file": ("a.wav", wav)})
     assert response.status_code == 400
     assert "does not transcribe" in response.json()["error"]["message"]
+
+
+def test_each_key_has_its_own_cache(server, wav, monkeypatch):
+    salts, request = [], server.engine.llm.request
+    monkeypatch.setattr(server.engine.llm, "request", lambda prompt, *rest, **options: (
+        salts.append(prompt["cache_salt"]) or request(prompt, *rest, **options)
+    ))  # fmt: skip
+    keyed = Server(server.engine, ServerConfig(api_key=["one", "two"]), "whisper")
+    with listening(keyed) as url:
+        for key, fields in (("one", {}), ("two", {}), ("one", {"cache_salt": "x"})):
+            fields |= {"vad": "false", "response_format": "verbose_json", "timestamp_granularities[]": "word"}
+            headers = {"Authorization": f"Bearer {key}"}
+            files = {"file": ("a.wav", wav)}
+            response = httpx.post(f"{url}/v1/audio/transcriptions", files=files, data=fields, headers=headers, timeout=240)
+            assert response.status_code == 200, response.text
+            salts.append("end")
+    requests = "|".join(salts).split("|end")  # of each call
+    found = [set(filter(None, one.split("|"))) for one in requests[:-1]]
+    assert [len(one) for one in found] == [1, 1, 1]
+    assert len(set.union(*found)) == 3
+
+
+def test_words(client, server, wav):
+    expected = transcribe(server, wav, language="en", timestamps="word")
+    found = client.audio.transcriptions.create(
+        model="whisper",
+        file=("a.wav", wav),
+        language="en",
+        response_format="verbose_json",
+        timestamp_granularities=["word"],
+        extra_body={"vad": "false"},
+    )
+    words = [word for one in expected.segments for word in one.words]
+    assert [(one.word, one.start, one.end) for one in found.words] == [(one.word.strip(), one.start, one.end) for one in words]
