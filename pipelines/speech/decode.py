@@ -210,9 +210,7 @@ def _text_tokens(answer: CompletionOutput, request: SpeechRequest) -> list[int]:
     return tokens if times is None else [token for token in tokens if token < times.first]
 
 
-def _request(
-    llm: LLM, item: object, request: SpeechRequest, params: SamplingParams, cache_salt: str | None
-) -> RequestHandle:
+def _request(llm: LLM, item: object, request: SpeechRequest, params: SamplingParams, cache_salt: str | None) -> RequestHandle:
     prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}, "cache_salt": cache_salt}
     return llm.request(prompt, _with_processors(llm, params, request))
 

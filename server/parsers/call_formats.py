@@ -46,12 +46,30 @@ def _call(value: Any) -> Call:
 def _json_calls(text: str, separators: str) -> list[Call]:
     """Return the calls of JSON values one after another; each may be a list."""
     calls: list[Call] = []
-    text = text.strip()
-    while text:
-        value, end = _decode(text)
+    text, place = text.strip(), 0
+    while place < len(text):
+        value, place = _decode(text, place)
         calls += map(_call, value if isinstance(value, list) else [value])
-        text = text[end:].lstrip(separators)
+        while text[place : place + 1] in tuple(separators):
+            place += 1
     return calls
+
+
+def _fields(text: str, begin: str, middle: str, end: str) -> tuple[list[tuple[str, str]], str]:
+    """Return the pairs in any number of `begin KEY middle VALUE end`, and the other text.
+
+    It takes time in proportion to the text; a regular expression would take its cube.
+    """
+    *blocks, other = text.split(end)
+    pairs = []
+    for block in blocks:
+        before, _, field = block.partition(begin)
+        key, found, value = field.partition(middle)
+        if not found:
+            raise ValueError(f"{begin} or {middle} is missing")
+        pairs.append((key, value))
+        other += before
+    return pairs, other
 
 
 def _tagged(text: str, functions: Functions) -> list[Call]:
@@ -60,10 +78,11 @@ def _tagged(text: str, functions: Functions) -> list[Call]:
     if text.startswith(("{", "[")):
         return _json_calls(text, " \n")
     if found := re.match(r"<function=([^>\n]+)>", text):
-        name, pairs = found[1].strip(), re.findall(r"<parameter=([^>\n]+)>\n?(.*?)\n?</parameter>", text, re.S)
+        name, (pairs, _) = found[1].strip(), _fields(text, "<parameter=", ">", "</parameter>")
+        pairs = [(key, value.removeprefix("\n").removesuffix("\n")) for key, value in pairs]
     else:
-        name = text.partition("<arg_key>")[0].strip()
-        pairs = re.findall(r"<arg_key>(.*?)</arg_key>\s*<arg_value>(.*?)</arg_value>", text, re.S)
+        name, (pairs, _) = text.partition("<arg_key>")[0].strip(), _fields(text, "<arg_key>", "</arg_key>", "</arg_value>")
+        pairs = [(key, value.lstrip().removeprefix("<arg_value>")) for key, value in pairs]
     if not re.fullmatch(r"[^\W\d][\w.-]*", name):
         raise ValueError("a call has no name")
     properties = functions.get(name, {}).get("properties", {})
@@ -98,13 +117,13 @@ def _bracketed(text: str, functions: Functions) -> list[Call]:
 
 def _sections(text: str, functions: Functions) -> list[Call]:
     """Parse `<|tool_call_begin|>functions.NAME:0<|tool_call_argument_begin|>{...}<|tool_call_end|>`, any number of times."""
-    pattern = r"<\|tool_call_begin\|>(.*?)<\|tool_call_argument_begin\|>(.*?)<\|tool_call_end\|>"
-    found = re.findall(pattern, text, re.S)
-    if not found or re.sub(pattern, "", text, flags=re.S).strip():
+    pairs, other = _fields(text, "<|tool_call_begin|>", "<|tool_call_argument_begin|>", "<|tool_call_end|>")
+    if not pairs or other.strip():
         raise ValueError("there are no calls, or other text")
-    names = [re.sub(r"^functions\.|:\d+$", "", name.strip()) for name, _ in found]
+    names = [re.sub(r"^functions\.|:\d+$", "", name.strip()) for name, _ in pairs]
     return [
-        _call({"name": name, "arguments": json.loads(text, strict=False)}) for name, (_, text) in zip(names, found, strict=True)
+        _call({"name": name, "arguments": json.loads(value, strict=False)})
+        for name, (_, value) in zip(names, pairs, strict=True)
     ]
 
 

@@ -6,7 +6,7 @@ import json
 from collections.abc import Sequence
 
 from .call_formats import CallFormat, Functions
-from .pieces import Arguments, Call, Content, Piece, find_marker, num_held
+from .pieces import Arguments, Call, Content, Piece, marker_pattern, num_held
 
 
 class CallSplitter:
@@ -28,6 +28,7 @@ class CallSplitter:
         self._begin = "" if form is None else form.begin
         self._drop = [one for one in drop if one not in own]
         self._markers = [*own[:1], *self._drop]
+        self._pattern = marker_pattern(self._markers)
         self._most = most
         self._calls = 0
         self._text, self._searched = "", 0
@@ -59,13 +60,13 @@ class CallSplitter:
             if self._text.lstrip().startswith("{"):
                 self._block = ""
                 return []
-        found = find_marker(self._text, self._markers)
+        found = self._pattern.search(self._text)
         if found is None:
             keep = len(self._text) - num_held(self._text, self._markers)
             text, self._text = self._text[:keep], self._text[keep:]
             return [Content(text)] if text else None
-        place, marker = found
-        text, self._text = self._text[:place], self._text[place + len(marker) :]
+        marker = found[0]
+        text, self._text = self._text[: found.start()], self._text[found.end() :]
         if marker == self._begin:
             before, text = text, text.rstrip()
             self._block, self._searched = before[len(text) :] + marker, 0

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -38,11 +39,9 @@ class Arguments:
 Piece = Content | Reasoning | Call | Arguments
 
 
-def find_marker(text: str, markers: Sequence[str]) -> tuple[int, str] | None:
-    """Return place and text of the first marker; of two at one place, the longer one."""
-    hits = ((text.find(marker), -len(marker), marker) for marker in markers)
-    found = min((hit for hit in hits if hit[0] >= 0), default=None)
-    return None if found is None else (found[0], found[2])
+def marker_pattern(markers: Sequence[str]) -> re.Pattern[str]:
+    """Return a pattern of the markers; of two at one place, it finds the longer one."""
+    return re.compile("|".join(map(re.escape, sorted(markers, key=len, reverse=True))) or r"(?!)")
 
 
 def num_held(text: str, markers: Sequence[str]) -> int:

@@ -162,3 +162,20 @@ def test_special_tokens_are_needed_if_a_marker_is_one():
     assert form.needs_specials(True)
     assert not form.needs_specials(False)
     assert not answer_format("<tool_call>", ("</s>",), "auto", "auto").needs_specials(True)
+
+
+@pytest.mark.parametrize(
+    ("name", "text"),
+    [
+        ("tagged", "<tool_call>a" + "<arg_key></arg_key><arg_value>" * 8000),
+        ("tagged", "<tool_call><function=a>" + "<parameter=a>" * 18_000),
+        ("tagged", "<tool_call></tool_call>" * 10_000),
+        ("sections", "<|tool_calls_section_begin|>" + "<|tool_call_begin|><|tool_call_argument_begin|>" * 5000),
+        ("python_tag", "<|python_tag|>" + '{"name":"a"}' * 20_000),
+    ],
+)
+def test_long_answers_take_linear_time(name, text):
+    """A client can force any answer with structured outputs. In quadratic time, these would take minutes."""
+    form = AnswerFormat(None, FORMATS[name], tuple(f"<|special_{number}|>" for number in range(200)))
+    parser = AnswerParser(form, "", FUNCTIONS, with_specials=True)
+    assert [*parser.push(text), *parser.finish()]
