@@ -103,7 +103,8 @@ class EngineConfig:
         encoder_cache_dir_bytes: maximum size of that folder. The least recently used rows are deleted first.
         packed_cache_dir: folder where the weights of linear layers are kept as the C++ kernels read them; `~` is expanded. The
             next start of an engine with the same checkpoint and quantization on a CPU with the same instructions maps them.
-            The checkpoint is recognised by config.json and by names, sizes and times of its files. Nothing is deleted.
+            The checkpoint is recognised by config.json and by inodes, sizes and times of change of its weight files. Nothing is
+            deleted.
         quarantine_seconds: how long an item that made the encoder fail is refused. This affects its tenant only.
         quantization: None, "int8" (weights and activations of linear layers as 8-bit integers), "fp8" (8-bit floats on GPUs
             that support them, elsewhere the weights only), or "int4" (the decoder's weights in 4 bits). A mapping has `method`

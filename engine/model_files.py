@@ -109,16 +109,29 @@ class ModelFiles:
         Raises:
             CheckpointError: a weight file cannot be read.
         """
+        files, names = self._weights()
+        with ThreadPoolExecutor(min(8, len(files) or 1), "sensorium-digest") as pool:
+            contents = list(pool.map(_file_digest, files))
+        return digest("sensorium.content", self.config, names, contents)
+
+    def stat_digest(self) -> str:
+        """Return a hash of config.json and of what only a new write of a weight file gives: inode and time of its change.
+
+        Unlike the time of modification, the time of change cannot be set.
+        """
+        stats = [file.stat() for file in self._weights()[0]]
+        keys = [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in stats]
+        return digest("sensorium.stat", self.config, keys)
+
+    def _weights(self) -> tuple[list[Path], list[str]]:
+        """Return all weight files, and the names of those in the checkpoint's folder."""
         model = open_model(self.path)
         found = self.path.glob("**/*.safetensors") if model is None else model.files
         files = sorted(file for file in found if file.is_file())
         names = [str(file.relative_to(self.path if model is None else model.path.parent)) for file in files]
         if self.adapter is not None:
             files += [self.adapter / name for name in (ADAPTER, ADAPTER_WEIGHTS)]
-        files += [file for _, folder in self.external for file in sorted(folder.glob("*.safetensors"))]
-        with ThreadPoolExecutor(min(8, len(files) or 1), "sensorium-digest") as pool:
-            contents = list(pool.map(_file_digest, files))
-        return digest("sensorium.content", self.config, names, contents)
+        return files + [file for _, folder in self.external for file in sorted(folder.glob("*.safetensors"))], names
 
     def dtype(self, name: str, device: torch.device | None = None) -> torch.dtype:
         """Return the named dtype, or for "auto" the checkpoint's, which any section may state; float32 if none does.

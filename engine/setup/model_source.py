@@ -94,7 +94,7 @@ class ModelSource:
         if config.packed_cache_dir is None or config.torch_device.type != "cpu" or self.files.adapter is not None:
             return None
         kernels = (native.ABI, native.products(), config.kernels, config.dtype == "auto", str(self.dtype))
-        name = digest("sensorium.packed", self.files.fingerprint, config.quantization, kernels)
+        name = digest("sensorium.packed", self.files.stat_digest(), config.quantization, kernels)
         return Path(config.packed_cache_dir) / f"{name}.safetensors"
 
     def reload(self) -> Model:
