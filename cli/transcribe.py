@@ -101,7 +101,7 @@ def run(args: argparse.Namespace) -> int:
 
     with AudioProgress() as progress:
         tasks = transcribe_tasks(llm, *given, **options, on_progress=progress.add)
-        done = as_completed(llm, tasks, use_tqdm=False, most=2 * llm.config.max_num_seqs)
+        done = as_completed(llm, tasks, use_tqdm=False, max_concurrent=2 * llm.config.max_num_seqs)
         return print_results(args, sources, ((index, (index, one)) for index, one in done), lambda pair: report(*pair))
 
 

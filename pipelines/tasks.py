@@ -1,4 +1,4 @@
-"""Run tasks that take several requests: all at once, on `LLM` and on `AsyncLLM`."""
+"""Runs tasks that make several requests each: all tasks at once, on `LLM` or `AsyncLLM`."""
 
 from __future__ import annotations
 
@@ -28,22 +28,22 @@ class Result(Protocol):
 
 
 T = TypeVar("T", bound=Result)
-_MAX_TASKS = 1024  # that run at a time; each holds many objects, which lengthen every garbage collection
+_MAX_TASKS = 1024  # run at a time; each holds many objects, which lengthen every garbage collection
 P = TypeVar("P")
 V = TypeVar("V")
 Requests = RequestHandle | list[RequestHandle] | None
 Task = Generator[RequestHandle, RequestOutput, P]
 """Yields a request, is sent its finished output, yields the next request, and returns the result of the task."""
 WideTask = Generator[Requests, RequestOutput, P]
-"""A task with several requests at a time: yields new requests or None, and is sent the next finished output of any request."""
+"""A task with several concurrent requests: yields new requests or None, and is sent the next finished output of any request."""
 
 
 def as_completed(
-    llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = True, most: int = _MAX_TASKS
+    llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = True, max_concurrent: int = _MAX_TASKS
 ) -> Iterator[tuple[int, T]]:
     """Yield (index, result) of each task as it completes. Started tasks have priority over tasks that have not started.
 
-    `most`: maximum number of tasks that run at a time.
+    `max_concurrent`: number of tasks that run at a time.
     """
     waiting = iter(enumerate(tasks))
     done: list[tuple[int, T]] = []  # results that are not yielded yet
@@ -65,48 +65,50 @@ def as_completed(
         return []
 
     slots: list[tuple[int, RequestHandle]] = []
-    for slot in paced(range(min(most, len(tasks)))):
+    for slot in paced(range(min(max_concurrent, len(tasks)))):
         requests.append({})
         slots += [(slot, handle) for handle in start(slot)]
     with make_progress(len(tasks), use_tqdm) as progress, closing(llm.serve([one for _, one in slots], False)) as outputs:
         found = next(outputs, None) if slots else None
         while True:
-            following: list[RequestHandle] = []
+            new_requests: list[RequestHandle] = []
             if found is not None:
                 slot = slots[found[0]][0]
                 handle, index = next(one for one in requests[slot].values() if one[0].name == found[1].request_id)
                 del requests[slot][id(handle)]
                 step = None if index in ended else advance(tasks[index], found[1])
                 if is_request(step):
-                    following = submit(slot, index, step)
-                    for handle in following:
+                    new_requests = submit(slot, index, step)
+                    for handle in new_requests:
                         handle.priority -= 1
                 else:
                     ended.add(index)
                     done.append((index, step))  # type: ignore[arg-type]
-                    following = start(slot)
+                    new_requests = start(slot)
             for result in done:  # before waiting for the next output
                 progress.update(1)
                 yield result
             done.clear()
             if found is None:
                 return
-            found = outputs.send(following) if following else next(outputs, None)
+            found = outputs.send(new_requests) if new_requests else next(outputs, None)
 
 
-def run_tasks(llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = True, most: int = _MAX_TASKS) -> list[T]:
+def run_tasks(
+    llm: LLM, tasks: Sequence[WideTask[T]], use_tqdm: ShowProgress = True, max_concurrent: int = _MAX_TASKS
+) -> list[T]:
     """Return the results of all tasks, in their order."""
-    results = [result for _, result in sorted(as_completed(llm, tasks, use_tqdm, most), key=lambda pair: pair[0])]
+    results = [result for _, result in sorted(as_completed(llm, tasks, use_tqdm, max_concurrent), key=lambda pair: pair[0])]
     warn_of_failures([result.error for result in results], "inputs")
     return results
 
 
-async def run_tasks_async(engine: AsyncLLM, tasks: Sequence[WideTask[T]], most: int | None = None) -> list[T]:
+async def run_tasks_async(engine: AsyncLLM, tasks: Sequence[WideTask[T]], max_concurrent: int | None = None) -> list[T]:
     """`run_tasks` for coroutines. Cancelling it aborts the requests that still run.
 
-    `most`: as in `as_completed`. If it is given, the tasks' own work, such as reading files, runs in threads.
+    `max_concurrent`: see `as_completed`. If it is given, the tasks' own work, such as reading files, runs in threads.
     """
-    limit, in_threads = asyncio.Semaphore(most or _MAX_TASKS), most is not None
+    limit, in_threads = asyncio.Semaphore(max_concurrent or _MAX_TASKS), max_concurrent is not None
     running: list[asyncio.Future[T]] = []
     try:
         async for task in _in_turns(tasks):
@@ -149,8 +151,8 @@ async def _run_steps(engine: AsyncLLM, task: WideTask[T], in_threads: bool) -> T
     return step  # type: ignore[return-value]
 
 
-def join(tasks: Iterator[WideTask[P]], most: int) -> WideTask[list[P]]:
-    """Run tasks inside one task, up to `most` at a time. Return their results in order; none may be a list or None."""
+def join(tasks: Iterator[WideTask[P]], max_concurrent: int) -> WideTask[list[P]]:
+    """Run tasks inside one task. Return their results in order; no result may be a list or None."""
     numbered, results = enumerate(tasks), dict[int, P]()
     running: list[tuple[RequestHandle, int, WideTask[P]]] = []
 
@@ -167,16 +169,16 @@ def join(tasks: Iterator[WideTask[P]], most: int) -> WideTask[list[P]]:
             results[index] = step  # type: ignore[assignment]
         return []
 
-    step = [handle for _ in range(most) for handle in start()]
+    step = [handle for _ in range(max_concurrent) for handle in start()]
     while running:
         output = yield step
         entry = next(entry for entry in running if entry[0].name == output.request_id)
         running.remove(entry)
-        following = advance(entry[2], output)
-        if is_request(following):
-            step = submit(*entry[1:], following)
+        next_step = advance(entry[2], output)
+        if is_request(next_step):
+            step = submit(*entry[1:], next_step)
         else:
-            results[entry[1]] = following  # type: ignore[assignment]
+            results[entry[1]] = next_step  # type: ignore[assignment]
             step = start()
     return [results[index] for index in sorted(results)]
 

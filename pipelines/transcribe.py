@@ -31,7 +31,7 @@ from .speech.arguments import (
 )
 from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowText, answer_tokens, window_task
 from .speech.forced_alignment import CtcAligner
-from .speech.merge import find_seam, join_texts, split_words
+from .speech.merge import find_merge_point, join_texts, split_words
 from .speech.results import Attempt, Segment, Transcript, TranscriptionInfo, WindowResult, Word, segments
 from .speech.vad import make_detector
 from .speech.windows import Window, WindowReader
@@ -45,13 +45,13 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "Segment", "Transcript", "TranscriptionInfo", "WindowResult", "Word", "segments", "transcribe_tasks"]
 _MAX_WINDOW = 60  # seconds; many windows are in memory at a time
-_LEAST_CHECKED = 10  # seconds; shorter windows are read to their end
-_CONDITIONING = 800  # characters of preceding text in a prompt
+_MIN_CHECKED = 10  # seconds; the text of shorter windows is assumed to reach their end
+_MAX_CONTEXT = 800  # characters of preceding text in a prompt
 
 
 @dataclass(frozen=True)
 class _Options:
-    """Options of one call. `size`: samples of the longest window. `lanes`: windows of one file that run at a time."""
+    """Options of one call. `size`: samples of the longest window. `max_concurrent_windows`: limit for one file."""
 
     decoding: Decoding
     language: str | None
@@ -62,7 +62,7 @@ class _Options:
     timestamps: str
     rate: int
     size: int
-    lanes: int
+    max_concurrent_windows: int
     on_progress: Callable[[float], None]
     find_end: AttentionAligner | None
 
@@ -105,7 +105,7 @@ def transcribe_tasks(
         no_speech_threshold, log_prob_threshold, compression_ratio_threshold: see `Decoding`; None: not checked.
         sequential: begin each window at the end of the last whole segment (arXiv 2212.04356, section 4.5).
         condition_on_previous_text: with `sequential`, the prompt of a window contains the text before it.
-        on_progress: called with the seconds of audio of each finished window, and of each item's silence that was skipped.
+        on_progress: called with the seconds of each finished window, and with the seconds of silence that were skipped.
         aligner: folder of a CTC model that times words; None: cross-attention does. beam_size: beams at temperature 0.
         cache_salt: requests with different salts share no cache.
 
@@ -127,9 +127,9 @@ def transcribe_tasks(
     how = (align, check_beams(beam_size), cache_salt)
     decoding = Decoding(partial(make_request, llm, task, timed), params, temperatures, *gates, *how)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
-    lanes = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
+    windows = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
     mode = (vad, sequential, condition_on_previous_text, times, rate)
-    options = _Options(decoding, code, words, *mode, window_size(llm), lanes, on_progress, _end_finder(llm, task, cache_salt))
+    options = _Options(decoding, code, words, *mode, window_size(llm), windows, on_progress, _end_finder(llm, task, cache_salt))
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
 
 
@@ -162,7 +162,7 @@ def window_size(llm: LLM) -> int:
 
 
 def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTask[Transcript]:
-    """Transcribe an item. It is read while its first windows run, so reading may fail after some of them."""
+    """Transcribe an item. Windows run while the item is read, so a fault may be found after some of them have run."""
     assert llm.speech is not None
     language = SpokenLanguage(options.language, None if options.language is None else 1.0)
     nothing = RequestOutput(str(index), None, [], [CompletionOutput(0, "", [], finish_reason="stop")])
@@ -179,8 +179,8 @@ def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTas
             if options.sequential:
                 found = yield from _read_sequentially(llm, reader, options, language)
             else:
-                tasks = (_read_whole(llm, window, options, language) for window in reader.windows())
-                found = [text for texts in (yield from join(tasks, options.lanes)) for text in texts]
+                tasks = (_transcribe_window(llm, window, options, language) for window in reader.windows())
+                found = [text for texts in (yield from join(tasks, options.max_concurrent_windows)) for text in texts]
         if faults and not reader.length:
             raise faults[0]
         read = sum(one.result.end - one.result.start - one.result.overlap for one in found)
@@ -213,30 +213,32 @@ def _task_of(
     return text
 
 
-def _read_whole(llm: LLM, window: Window, options: _Options, language: SpokenLanguage) -> WideTask[tuple[WindowText, ...]]:
-    """Transcribe a window. If its text ends well before its speech does, transcribe the rest as another window."""
+def _transcribe_window(
+    llm: LLM, window: Window, options: _Options, language: SpokenLanguage
+) -> WideTask[tuple[WindowText, ...]]:
+    """Transcribe a window. If the text ends well before the speech, transcribe the remaining samples as another window."""
     found: list[WindowText] = []
     while True:
         text = yield from _task_of(llm, window, options, language)
         found.append(text)
-        read, least = yield from _samples_read(llm, text, window, options, language)
-        if read < options.rate or window.speech_end - window.start - read < least:
+        read, min_left = yield from _transcribed_end(llm, text, window, options, language)
+        if read < options.rate or window.speech_end - window.start - read < min_left:
             return tuple(found)
         start = window.start + read
         found[-1] = replace(text, result=replace(text.result, end=start / options.rate))
         window = replace(window, start=start, samples=window.samples[read:], overlap=0)
 
 
-def _samples_read(
+def _transcribed_end(
     llm: LLM, text: WindowText, window: Window, options: _Options, language: SpokenLanguage
 ) -> Task[tuple[int, int]]:
-    """Return where the text of a window ends, and how many more samples with speech have to be transcribed; 0 if unknown.
+    """Return the sample at which a window's text ends (0 if unknown), and how much speech after it is worth another window.
 
-    Without timestamps, the end of the last word is found by cross-attention, in windows long enough to hold several sentences.
+    Without timestamps, cross-attention gives the end of the last word, in windows that are long enough for several sentences.
     """
     if text.segments is not None:
         return round((text.segments[-1].end or 0.0) * options.rate) if text.segments else 0, options.rate
-    is_long = len(window.samples) >= _LEAST_CHECKED * options.rate
+    is_long = len(window.samples) >= _MIN_CHECKED * options.rate
     if options.find_end is None or not is_long or not text.result.text or text.result.finish_reason == "length":
         return 0, options.rate
     tokens = answer_tokens(text.output.outputs[0])
@@ -253,17 +255,17 @@ def _read_sequentially(
     found: list[WindowText] = []
     before, at = "", 0
     while (window := reader.read(at)) is not None:
-        context = f"{options.context} {before[-_CONDITIONING:]}".strip() if options.condition else options.context
+        context = f"{options.context} {before[-_MAX_CONTEXT:]}".strip() if options.condition else options.context
         text = yield from _task_of(llm, window, options, language, context)
         if text.output.error:
             return [*found, text]
         whole = _whole_segments(text, window, options.rate)
-        is_last = window.following >= window.end  # followed by silence or the end of the audio
+        is_last = window.next_start >= window.end  # silence or the end of the audio comes next
         if not is_last and whole:
             at = window.start + round((whole[-1].end or 0.0) * options.rate)
             text = replace(text, segments=whole, result=_cut_result(text.result, whole, at / options.rate))
         else:
-            at = max(window.following, window.end)
+            at = max(window.next_start, window.end)
         answer = text.result.attempts[text.result.accepted]
         before = "" if answer.temperature > 0.5 else f"{before} {text.result.text}"
         found.append(text)
@@ -312,7 +314,7 @@ def _transcript(
         own: Sequence[Segment] = one.segments or ()
         shown = one.result.text
         if one.result.overlap and texts and texts[-1] and shown:
-            keep, drop = find_seam(words := split_words(texts[-1]), own_words := split_words(shown))
+            keep, drop = find_merge_point(words := split_words(texts[-1]), own_words := split_words(shown))
             texts[-1], shown = "".join(words[:keep]), "".join(own_words[drop:]).strip()
             windows[-1], own = _drop_words(windows[-1], len(words) - keep, last=True), _drop_words(own, drop, last=False)
         texts.append(shown)

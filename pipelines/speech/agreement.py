@@ -1,4 +1,4 @@
-"""Agreement of passes over a window that grows (LocalAgreement-2, arXiv 2307.14743, section 3)."""
+"""LocalAgreement-2 (arXiv 2307.14743, section 3): words on which two passes over a growing window agree become stable."""
 
 from __future__ import annotations
 
@@ -7,7 +7,7 @@ from difflib import SequenceMatcher
 from itertools import accumulate
 from math import ceil
 
-from .merge import find_seam, join_texts, split_words, word_key
+from .merge import find_merge_point, join_texts, split_words, word_key
 
 _CONTEXT = 20  # final words that are compared with an overlapping window
 
@@ -15,7 +15,7 @@ _CONTEXT = 20  # final words that are compared with an overlapping window
 class OpenText:
     """The words of the open window, and how many of them will not change.
 
-    The words that two passes in a row begin with become stable. Later passes only add words behind them.
+    The common prefix of two consecutive passes becomes stable. Later passes only add words after it.
 
     Attributes:
         stable: number of `words` that will not change.
@@ -24,8 +24,8 @@ class OpenText:
     def __init__(self) -> None:
         self.words: list[str] = []
         self.stable = 0
-        self._before: list[str] = []  # last final words of the previous window, which overlaps this one
-        self._held: list[str] = []  # words of the previous window behind them
+        self._before: list[str] = []  # last final words of the previous window, if it overlaps this one
+        self._held: list[str] = []  # words of the previous window after these, which are not final
 
     @property
     def text(self) -> str:
@@ -45,7 +45,7 @@ class OpenText:
     def close(self, text: str, keep: bool) -> str:
         """Take the text of the last pass and return the final text.
 
-        `keep`: stable words that this pass has not heard belong to the next window.
+        `keep`: stable words that this pass does not contain belong to the next window.
         """
         own = self._own_words(text)[0]
         shown, covered, _ = self._shown(own)
@@ -53,19 +53,19 @@ class OpenText:
         return self._finish(shown, end, self.stable)
 
     def close_parts(self, parts: Sequence[str], least: int) -> tuple[str, int]:
-        """Take the parts of a pass. Return the text and the number of those that agree with earlier passes, `least` or more."""
+        """Take the segments of a pass. Return the final text and how many segments (at least `least`) agree."""
         own, dropped = self._own_words(" ".join(parts))
-        shown, covered, following = self._shown(own)
+        shown, covered, next_word = self._shown(own)
         agreed = max(self.stable, _common(self.words, shown))
         heard = (max(0, count - dropped) for count in accumulate(len(split_words(part)) for part in parts))
-        ends = [min(at, covered) if at <= following else self.stable + at - following for at in heard]
+        ends = [min(at, covered) if at <= next_word else self.stable + at - next_word for at in heard]
         count = max(least, sum(end <= agreed for end in ends))
         return self._finish(shown, ends[count - 1], agreed), count
 
     def close_overlapping(self, text: str, share: float) -> str:
-        """Take the text of the last pass and return it without the words that the next window is to hear again.
+        """Take the text of the last pass and return it without the words that the next window transcribes again.
 
-        `share`: the part of this window that is also in the next one.
+        `share`: fraction of this window that is also in the next one.
         """
         shown = self._shown(self._own_words(text)[0])[0]
         end = max(0, len(shown) - ceil(len(shown) * share) - 1)
@@ -80,29 +80,29 @@ class OpenText:
         return "".join(shown[:end]).strip()
 
     def _own_words(self, text: str) -> tuple[list[str], int]:
-        """Return the words behind the final text, and how many words at the start of `text` are left out (negative: added)."""
+        """Return the words after the final text, and how many words at the start of `text` are dropped (negative: added)."""
         words = split_words(text.strip())
         if not self._before and not self._held:
             return words, 0
-        keep, drop = find_seam([*self._before, *self._held], words)
+        keep, drop = find_merge_point([*self._before, *self._held], words)
         if not drop:  # no equal words
             return words, 0
         first = len(self._before) - keep + drop
         return (words[first:], first) if first >= 0 else (_concat(self._held[:-first], words), first)
 
     def _shown(self, own: list[str]) -> tuple[list[str], int, int]:
-        """Put the words of a pass behind the stable ones.
+        """Append the words of a pass to the stable ones.
 
-        Returns the words, how many of the stable ones the pass has heard, and the first word of the pass behind those.
+        Returns the words, how many of the stable ones the pass contains, and the index of its first word after those.
         """
         stable = self.words[: self.stable]
-        covered, following = _align(stable, own)
-        shown = _concat(stable, own[following:])
-        return _stripped(shown), covered, following
+        covered, next_word = _align(stable, own)
+        shown = _concat(stable, own[next_word:])
+        return _stripped(shown), covered, next_word
 
 
 def _align(stable: Sequence[str], own: Sequence[str]) -> tuple[int, int]:
-    """Return how many stable words `own` contains, and the index of its first word behind them."""
+    """Return how many stable words `own` contains, and the index of its first word after them."""
     left, right = [word_key(word) for word in stable], [word_key(word) for word in own]
     if right[: len(left)] == left:
         return len(left), len(left)
@@ -117,12 +117,12 @@ def _stripped(words: Sequence[str]) -> list[str]:
 
 
 def _common(left: Sequence[str], right: Sequence[str]) -> int:
-    """Return how many words two texts begin with in common."""
+    """Return the length of the common prefix in words."""
     return next((i for i, (a, b) in enumerate(zip(left, right, strict=False)) if a != b), min(len(left), len(right)))
 
 
 def _concat(left: Sequence[str], right: Sequence[str]) -> list[str]:
-    """Return the words of both, with a space between them if their script has one."""
+    """Concatenate two texts, with a space between them if their script uses spaces."""
     if not left or not right or right[0][0].isspace():
         return [*left, *right]
     joined = join_texts([left[-1], right[0]])

@@ -1,4 +1,4 @@
-"""Beam search for the text of a window, with the scores and the end of transformers' `generate(num_beams=...)`."""
+"""Beam search for the text of a window, with the scores and the stopping rule of transformers' `generate(num_beams=...)`."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Beam:
-    """An answer: its tokens, the log probability of each, and their sum."""
+    """A hypothesis: its tokens, their log probabilities, and the sum of these."""
 
     tokens: tuple[int, ...] = ()
     logprobs: tuple[float, ...] = ()
@@ -31,12 +31,12 @@ class _Beam:
 
 @dataclass
 class _Search:
-    """The beams of one window, and the best finished ones. Scores are log probabilities per token."""
+    """The running beams of one window, and the best finished ones with their mean log probability per token."""
 
     processors: Sequence[LogitsProcessor]
     size: int
     end_ids: Sequence[int]
-    most: int
+    max_tokens: int
     beams: list[_Beam] = field(default_factory=lambda: [_Beam()])
     finished: list[tuple[float, _Beam]] = field(default_factory=list)
 
@@ -54,7 +54,7 @@ class _Search:
             row, token = divmod(place, scores.shape[1])
             before = self.beams[row]
             beam = _Beam((*before.tokens, token), (*before.logprobs, float(raw[row, token])), total)
-            if token not in self.end_ids and len(beam.tokens) < self.most:
+            if token not in self.end_ids and len(beam.tokens) < self.max_tokens:
                 running.append(beam)
             elif rank < self.size and total > -torch.inf:
                 self.finished.append((total / len(beam.tokens), beam))
@@ -66,7 +66,7 @@ class _Search:
 
 
 def beam_task(llm: LLM, prompt: Mapping[str, Any], params: SamplingParams, size: int) -> WideTask[RequestOutput]:
-    """Return the output of the best answer. All beams of a step run at once and share encoder rows and cached prefixes.
+    """Return the output of the best beam. All beams of a step run at once and share encoder rows and cached prefixes.
 
     Args:
         prompt: with `prompt_token_ids`.
@@ -74,20 +74,20 @@ def beam_task(llm: LLM, prompt: Mapping[str, Any], params: SamplingParams, size:
     """
     prefix = list(prompt["prompt_token_ids"])
     room = llm.max_model_len - len(prefix) - 1
-    most = room if params.max_tokens is None else min(params.max_tokens, room)
-    search = _Search(make_processors(params.processors), size, llm.eos_token_ids, most)
-    everything = PoolingParams(tuple(range(llm.vocab_size)))
+    max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
+    search = _Search(make_processors(params.processors), size, llm.eos_token_ids, max_tokens)
+    whole_vocabulary = PoolingParams(tuple(range(llm.vocab_size)))
     while True:
-        asked = [
-            pooling_request(llm, {**prompt, "prompt_token_ids": [*prefix, *beam.tokens]}, everything, {})
+        handles = [
+            pooling_request(llm, {**prompt, "prompt_token_ids": [*prefix, *beam.tokens]}, whole_vocabulary, {})
             for beam in search.beams
         ]
         outputs = dict[str, RequestOutput]()
-        waiting: Requests = list(asked)
-        for _ in asked:
+        waiting: Requests = list(handles)
+        for _ in handles:
             output = yield waiting
             outputs[output.request_id], waiting = output, None
-        ordered = [outputs[handle.name] for handle in asked]
+        ordered = [outputs[handle.name] for handle in handles]
         failed = next((one for one in ordered if one.error), None)
         if failed is not None:
             return failed

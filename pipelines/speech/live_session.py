@@ -1,4 +1,4 @@
-"""Runs live streams: in coroutines for `AsyncLLM.stream_transcribe`, in a thread of its own for `LLM.live_audio`."""
+"""Runs live streams: in coroutines for `AsyncLLM.stream_transcribe`, in a thread per session for `LLM.live_audio`."""
 
 from __future__ import annotations
 
@@ -27,11 +27,11 @@ _sessions: weakref.WeakKeyDictionary[LLM, int] = weakref.WeakKeyDictionary()  # 
 
 
 class LiveStream:
-    """One live stream in an event loop. Its passes run one after the other while samples arrive.
+    """Runs one live stream in an event loop. Its passes run one after the other while samples arrive.
 
     Args:
         idle_timeout: seconds without samples after which the stream ends; None: no limit.
-        max_sessions: maximum number of open streams of the engine, with this one.
+        max_sessions: maximum number of open streams of the engine, including this one.
         options: arguments of `LiveTranscriber`.
 
     Raises:
@@ -49,7 +49,7 @@ class LiveStream:
         self._taken = asyncio.Event()  # set after samples were taken from the buffer
 
     async def read(self, blocks: AsyncIterable[object]) -> AsyncGenerator[LiveEvent, None]:
-        """Yield the events of a source of blocks. A source that is too fast waits."""
+        """Yield the events of a source of blocks. While the buffer is full, no block is taken from the source."""
         with count_session(self):
             feeder = asyncio.ensure_future(self._feed(blocks))
             try:
@@ -107,11 +107,11 @@ class LiveStream:
 
 @contextmanager
 def count_session(stream: LiveStream) -> Iterator[None]:
-    """Count an open stream of the engine. Raise InputError if there are too many."""
-    llm, most = stream.engine.llm, stream.max_sessions
+    """Count a stream as open while the context lasts. Raise InputError if too many are open."""
+    llm, limit = stream.engine.llm, stream.max_sessions
     with _lock:
-        if _sessions.get(llm, 0) >= most:
-            reason = f"{_sessions[llm]} live streams are open on this engine, max_sessions is {most}; close one or raise it"
+        if _sessions.get(llm, 0) >= limit:
+            reason = f"{_sessions[llm]} live streams are open on this engine, max_sessions is {limit}; close one or raise it"
             raise InputError(reason, code="overloaded", param="max_sessions")
         _sessions[llm] = _sessions.get(llm, 0) + 1
     try:
@@ -134,11 +134,11 @@ class LiveAudio(NotPicklable):
     """
 
     def __init__(self, stream: LiveStream) -> None:
-        self._stream, self._mail = stream, SimpleQueue[LiveEvent | Exception | None]()
+        self._stream, self._queue = stream, SimpleQueue[LiveEvent | Exception | None]()
         slot = count_session(stream)
         slot.__enter__()
         self._loop = asyncio.new_event_loop()
-        self._task = self._loop.create_task(_collect(stream, self._mail))
+        self._task = self._loop.create_task(_collect(stream, self._queue))
 
         def run(loop: asyncio.AbstractEventLoop, task: asyncio.Task[None]) -> None:
             with suppress(asyncio.CancelledError):
@@ -162,18 +162,18 @@ class LiveAudio(NotPicklable):
         _call(self._loop, self._stream.arrived.set)
 
     def events(self, wait: bool = True) -> Iterator[LiveEvent]:
-        """Yield events until the session has ended; without `wait`, those that are there.
+        """Yield events until the session has ended; without `wait`, only the events that are ready.
 
         Raises:
             SensoriumError: the engine was closed, sleeps, or has died.
         """
         while True:
             try:
-                event = self._mail.get(wait)
+                event = self._queue.get(wait)
             except Empty:
                 return
             if event is None:
-                self._mail.put(None)  # for later calls
+                self._queue.put(None)  # ends later calls, too
                 return
             if isinstance(event, Exception):
                 raise event
@@ -196,15 +196,15 @@ class LiveAudio(NotPicklable):
         self.close()
 
 
-async def _collect(stream: LiveStream, mail: SimpleQueue[LiveEvent | Exception | None]) -> None:
+async def _collect(stream: LiveStream, queue: SimpleQueue[LiveEvent | Exception | None]) -> None:
     try:
         async with aclosing(stream.events()) as events:
             async for event in events:
-                mail.put(event)
+                queue.put(event)
     except Exception as error:
-        mail.put(error)
+        queue.put(error)
     finally:
-        mail.put(None)
+        queue.put(None)
 
 
 def _call(loop: asyncio.AbstractEventLoop, function: Any) -> None:

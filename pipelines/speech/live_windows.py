@@ -1,4 +1,4 @@
-"""Finds the windows of a live stream: voice detection while samples arrive, and the place where the open window is cut."""
+"""Windows of a live stream: finds speech while samples arrive, and chooses where the open window is cut."""
 
 from __future__ import annotations
 
@@ -10,15 +10,18 @@ from torch import Tensor
 from .vad import StreamDetector, frame_size
 
 _PAD = 0.5  # seconds kept around speech, at most an eighth of a window
-_LEAST = 0.1  # least seconds of speech in a window
-_FIRST, _STEP = 47, 8  # frames judged at a time: 1.5 s at first, because less may hold no noise alone
+_MIN_SPEECH = 0.1  # minimum seconds of speech in a window
+_FIRST_FRAMES, _FRAMES = 47, 8  # frames classified at a time; the first 1.5 s at once, to include some noise without speech
 _THRESHOLD = 0.5  # probability of speech
-_PAUSE, _SHORT_PAUSE = 0.3, 0.09  # least seconds of a pause that cuts a long window, and a window of the largest length
+_PAUSE, _SHORT_PAUSE = 0.3, 0.09  # minimum seconds of a pause that cuts a long window, and a window of the maximum length
 
 
 @dataclass(frozen=True)
 class Cut:
-    """The sample at which the open window ends, and why: "pause", "short pause" (it has the largest length), or "limit"."""
+    """The sample at which the open window ends.
+
+    `reason`: "pause"; at the maximum length "short pause", or "limit" if there is no pause.
+    """
 
     end: int
     reason: str
@@ -30,11 +33,11 @@ class LiveWindows:
     Args:
         size: samples of the longest window.
         pause: samples of silence that end a window.
-        vad: as in `transcribe`. False: a window is open also where there is no speech.
+        vad: as in `transcribe`. False: silence is transcribed too.
 
     Attributes:
         begin: the first sample that is held.
-        length: number of samples that voice detection has judged.
+        length: number of samples that voice detection has classified.
         runs: start and end of each stretch of speech from `begin` on.
     """
 
@@ -44,18 +47,18 @@ class LiveWindows:
         self.begin = self.length = 0
         self.runs: list[tuple[int, int]] = []
         self._skips, self._frame, self._detector = vad is not False, frame_size(rate), StreamDetector(vad, rate)
-        self._buffer = self._waiting = torch.empty(0)  # samples that are judged, and those that are not
-        self._step = _FIRST
+        self._buffer = self._unclassified = torch.empty(0)
+        self._step = _FIRST_FRAMES
 
     def add(self, samples: Tensor) -> None:
-        self._waiting = torch.cat([self._waiting, samples])
+        self._unclassified = torch.cat([self._unclassified, samples])
 
-    def judge(self, last: bool = False) -> bool:
+    def classify(self, last: bool = False) -> bool:
         """Find the speech in the next frames. Return False if there are too few samples; `last`: no more will come."""
         size = self._step * self._frame
-        if len(self._waiting) < (1 if last else size):
+        if len(self._unclassified) < (1 if last else size):
             return False
-        part, self._waiting, self._step = self._waiting[:size], self._waiting[size:], _STEP
+        part, self._unclassified, self._step = self._unclassified[:size], self._unclassified[size:], _FRAMES
         for index, voiced in enumerate((self._detector(part) >= _THRESHOLD).tolist()):
             start = self.length + index * self._frame
             if voiced and self.runs and self.runs[-1][1] == start:
@@ -88,12 +91,12 @@ class LiveWindows:
     @property
     def held(self) -> int:
         """Number of samples in memory."""
-        return len(self._buffer) + len(self._waiting)
+        return len(self._buffer) + len(self._unclassified)
 
     def has_speech(self, end: int) -> bool:
         """Return whether the open window, up to `end`, holds enough speech to be transcribed."""
         found = sum(min(b, end) - a for a, b in self.runs if a < end) if self._skips else end - self.begin
-        return found >= _LEAST * self.rate
+        return found >= _MIN_SPEECH * self.rate
 
     def samples(self, start: int, end: int) -> Tensor:
         return self._buffer[start - self.begin : end - self.begin].clone()
@@ -104,11 +107,11 @@ class LiveWindows:
         if start is None:
             return None
         limit = start + self.size
-        following = [*(a for a, _ in self.runs[1:]), self.length]
-        pauses = [(end, begin) for (_, end), begin in zip(self.runs, following, strict=False)]
+        next_starts = [*(a for a, _ in self.runs[1:]), self.length]
+        pauses = [(end, begin) for (_, end), begin in zip(self.runs, next_starts, strict=False)]
         for begin, end in pauses:
-            least = self._pause if begin - start < self.size // 2 else min(self._pause, int(_PAUSE * self.rate))
-            if begin < limit and end - begin >= least:
+            min_pause = self._pause if begin - start < self.size // 2 else min(self._pause, int(_PAUSE * self.rate))
+            if begin < limit and end - begin >= min_pause:
                 return Cut(begin + min(self._pad, (end - begin) // 2), "pause")
         if self.length >= limit:
             late = [(a, min(b, limit)) for a, b in pauses if start + self.size // 2 <= a < limit]
@@ -124,6 +127,6 @@ class LiveWindows:
         self.runs = [(max(a, at), b) for a, b in self.runs if b > at]
 
     def jump(self, count: int) -> None:
-        """Continue `count` samples later, without the samples between. All samples must have been judged."""
+        """Continue `count` samples later, without the samples between. All samples must have been classified."""
         self.drop(self.length)
         self.begin = self.length = self.length + count

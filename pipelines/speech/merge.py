@@ -8,7 +8,7 @@ from difflib import SequenceMatcher
 
 _UNSPACED = "\u0e00-\u0eff\u1780-\u17ff\u3040-\u30ff\u3400-\u9fff\uf900-\ufaff"  # scripts that put no spaces between words
 _WORDS = re.compile(rf"\s*[{_UNSPACED}]|\s*[^\s{_UNSPACED}]+")
-_MOST_WORDS = 60  # at the end of a window that are searched for the overlap
+_MAX_WORDS = 60  # compared on each side to find the overlap
 
 
 def split_words(text: str) -> list[str]:
@@ -25,13 +25,13 @@ def join_texts(texts: Sequence[str]) -> str:
     return "".join(found)
 
 
-def find_seam(left: Sequence[str], right: Sequence[str]) -> tuple[int, int]:
-    """Return how many words of `left` to keep, and how many of `right` to drop, so that no word is lost or doubled.
+def find_merge_point(left: Sequence[str], right: Sequence[str]) -> tuple[int, int]:
+    """Return how many words of `left` to keep, and how many of `right` to drop, so that no word is lost or repeated.
 
-    Words at the end of a window may be wrong, so the texts are joined in the middle of the longest run of equal words.
+    The texts are joined in the middle of the longest run of equal words, since words next to a window's edge may be wrong.
     """
-    keys_left = [word_key(word) for word in left[-_MOST_WORDS:]]
-    keys_right = [word_key(word) for word in right[:_MOST_WORDS]]
+    keys_left = [word_key(word) for word in left[-_MAX_WORDS:]]
+    keys_right = [word_key(word) for word in right[:_MAX_WORDS]]
     match = SequenceMatcher(None, keys_left, keys_right, autojunk=False).find_longest_match()
     run = keys_left[match.a : match.a + match.size]
     if sum(map(len, run)) < 2 or (match.size == 1 and not _is_sure(match.a, match.b, len(keys_left))):

@@ -14,10 +14,10 @@ from .vad import BLOCK_FRAMES, EnergyDetector, VoiceDetector, frame_size
 _THRESHOLD = 0.5  # probability of speech
 _PAD = 0.5  # seconds kept around speech
 _LONG_SILENCE = 2.0  # seconds of silence that always end a window
-_PAUSE, _SHORT_PAUSE = 0.3, 0.09  # least seconds of a pause at which a window is cut
-_JOINED = 0.5  # stretches of speech with less silence between them are one span, in seconds
+_PAUSE, _SHORT_PAUSE = 0.3, 0.09  # minimum seconds of a pause at which a window is cut
+_JOINED = 0.5  # seconds; speech with less silence in between is one span
 _OVERLAP = 4.0  # seconds that two windows share if there is no pause
-_LEAST = 0.1  # least seconds of speech in a window
+_MIN_SPEECH = 0.1  # minimum seconds of speech in a window
 
 
 @dataclass(frozen=True)
@@ -25,7 +25,7 @@ class Window:
     """Samples `start` to `end` of an audio item.
 
     Args:
-        following: the first sample at which the next window may begin; below `end` if the windows overlap.
+        next_start: sample at which the next window may begin; below `end` if the windows overlap.
         overlap: number of samples shared with the previous window.
         speech_end: the sample after the last speech.
     """
@@ -33,7 +33,7 @@ class Window:
     start: int
     end: int
     samples: Tensor
-    following: int
+    next_start: int
     overlap: int = 0
     speech_end: int = 0
 
@@ -45,10 +45,10 @@ class WindowReader:
         blocks: samples in order, of any lengths.
         rate: hertz.
         size: samples of the longest window.
-        detector: finds the speech; the rest is skipped. None: nothing is skipped, and pauses are found by their energy.
+        detector: finds the speech; everything else is skipped. None: nothing is skipped, and pauses are found by their energy.
 
     Attributes:
-        length: number of samples read; that of the audio item when no window is left.
+        length: number of samples read so far.
         spans: first and last sample of each stretch of speech in the windows so far.
     """
 
@@ -60,7 +60,7 @@ class WindowReader:
         self._begin = 0  # position of the buffer's first sample, a multiple of the frame size
         self._buffer = torch.empty(0)
         self._voiced: list[bool] = []  # for each frame of the buffer: True for speech
-        self._rest: list[Tensor] = []  # samples that the detector has not seen
+        self._unclassified: list[Tensor] = []  # samples that the detector has not seen
         self._ended = False
 
     def windows(self) -> Iterator[Window]:
@@ -68,7 +68,7 @@ class WindowReader:
         at = overlap = 0
         while (window := self.read(at, overlap, cut=True)) is not None:
             yield window
-            at, overlap = window.following, max(0, window.end - window.following)
+            at, overlap = window.next_start, max(0, window.end - window.next_start)
 
     def read(self, at: int, overlap: int = 0, cut: bool = False) -> Window | None:
         """Return the window that begins at sample `at` or, with a detector, at the next speech; None at the end of the audio.
@@ -85,10 +85,10 @@ class WindowReader:
                 return None
             window = self._window(start, overlap, cut)
             speech = sum(self._flags(window.start, window.end)) * self._frame
-            if speech >= _LEAST * self.rate if self._skips else window.end - start >= _LEAST * self.rate or not start:
+            if speech >= _MIN_SPEECH * self.rate if self._skips else window.end - start >= _MIN_SPEECH * self.rate or not start:
                 self._add_spans(window)
                 return window
-            at, overlap = window.following, 0
+            at, overlap = window.next_start, 0
 
     def _window(self, start: int, overlap: int, cut: bool) -> Window:
         limit = min(start + self.size, self.length)
@@ -105,20 +105,22 @@ class WindowReader:
                 found = [p for p in pauses if p[1] - p[0] >= least * self.rate and sum(p) >= 2 * (start + first * self.size)]
                 if found:
                     return self._cut(start, max(found, key=lambda pause: pause[1] - pause[0]), overlap)
-        following = limit - min(int(_OVERLAP * self.rate), self.size // 4)
-        return self._make(start, limit, following, overlap)
+        next_start = limit - min(int(_OVERLAP * self.rate), self.size // 4)
+        return self._make(start, limit, next_start, overlap)
 
     def _cut(self, start: int, pause: tuple[int, int], overlap: int) -> Window:
         """Return the window that ends in the given pause: at its middle or, if silence is skipped, at most `_PAD` into it."""
         middle, pad = sum(pause) // 2, int(_PAD * self.rate)
         end = min(middle, pause[0] + pad) if self._skips else middle
-        following = max(middle, pause[1] - pad) if self._skips else middle
-        return self._make(start, end, following, overlap)
+        next_start = max(middle, pause[1] - pad) if self._skips else middle
+        return self._make(start, end, next_start, overlap)
 
-    def _make(self, start: int, end: int, following: int, overlap: int) -> Window:
+    def _make(self, start: int, end: int, next_start: int, overlap: int) -> Window:
         pauses = self._pauses(start, end)
         speech_end = pauses[-1][0] if pauses and pauses[-1][1] >= end else end
-        return Window(start, end, self._buffer[start - self._begin : end - self._begin].clone(), following, overlap, speech_end)
+        return Window(
+            start, end, self._buffer[start - self._begin : end - self._begin].clone(), next_start, overlap, speech_end
+        )
 
     def _pauses(self, start: int, limit: int) -> list[tuple[int, int]]:
         """Return start and end of each run of frames without speech in this range, except a run at its start."""
@@ -167,14 +169,14 @@ class WindowReader:
         """Read and classify blocks up to the sample `end`, or to the end of the audio."""
         size = BLOCK_FRAMES * self._frame
         while self.length < end and not self._ended:
-            waiting = sum(map(len, self._rest))
+            waiting = sum(map(len, self._unclassified))
             while waiting < size and (block := next(self._blocks, None)) is not None:
-                self._rest.append(block)
+                self._unclassified.append(block)
                 waiting += len(block)
-            samples = torch.cat(self._rest) if self._rest else torch.empty(0)
+            samples = torch.cat(self._unclassified) if self._unclassified else torch.empty(0)
             self._ended = len(samples) < size
             part, rest = samples[:size], samples[size:]
-            self._rest = [rest] if len(rest) else []
+            self._unclassified = [rest] if len(rest) else []
             if len(part):
                 self._voiced += (self._detector(part) >= _THRESHOLD).tolist()
                 self._buffer = torch.cat([self._buffer, part])

@@ -150,7 +150,7 @@ def test_windows_hold_speech_and_forget_the_rest() -> None:
     cuts, most = [], 0
     for block in torch.from_numpy(speech(-3, 2, -0.5, 2, -5, 3, -200, 8, -2)).split(1000):
         windows.add(block)
-        while windows.judge():
+        while windows.classify():
             if (cut := windows.cut(last=False)) is not None:
                 cuts.append((round(windows.start / RATE), round(cut.end / RATE), cut.reason))
                 windows.drop(cut.end)

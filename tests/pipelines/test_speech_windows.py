@@ -11,7 +11,7 @@ import pytest
 import soundfile
 import torch
 from sensorium.mm.errors import ConfigError, InputError
-from sensorium.pipelines.speech.merge import find_seam, join_texts, split_words
+from sensorium.pipelines.speech.merge import find_merge_point, join_texts, split_words
 from sensorium.pipelines.speech.vad import EnergyDetector, make_detector
 from sensorium.pipelines.speech.windows import Window, WindowReader
 
@@ -54,7 +54,7 @@ def test_windows_hold_speech_and_end_in_pauses() -> None:
 def test_windows_do_not_depend_on_the_blocks_of_the_file() -> None:
     samples = sound((5, 0), (50, 0.3), (1, 0), (14, 0.3))
     found = [
-        [(one.start, one.end, one.following, one.overlap) for one in read(samples, block=block)[1]]
+        [(one.start, one.end, one.next_start, one.overlap) for one in read(samples, block=block)[1]]
         for block in (7001, 160_000, len(samples))
     ]
     assert found[0] == found[1] == found[2]
@@ -66,7 +66,7 @@ def test_without_voice_detection_every_sample_is_read() -> None:
     assert windows[0].start == 0
     assert windows[-1].end == len(samples)
     for before, after in pairwise(windows):
-        assert after.start == before.following <= before.end
+        assert after.start == before.next_start <= before.end
         assert after.overlap == before.end - after.start
 
 
@@ -92,7 +92,7 @@ def test_memory_is_that_of_a_window() -> None:
     reader = WindowReader(blocks, RATE, 10 * RATE, make_detector(True, RATE))
     total = 0
     for window in reader.windows():
-        held.append(len(reader._buffer) + sum(map(len, reader._rest)))
+        held.append(len(reader._buffer) + sum(map(len, reader._unclassified)))
         total += window.end - window.start
     assert max(held) < 33 * RATE
     assert reader.length == 420 * RATE
@@ -128,7 +128,7 @@ def test_the_detector_goes_on_from_block_to_block() -> None:
 
 def merged(left: str, right: str) -> str:
     words, others = split_words(left), split_words(right)
-    keep, drop = find_seam(words, others)
+    keep, drop = find_merge_point(words, others)
     return join_texts(["".join(words[:keep]), "".join(others[drop:]).strip()])
 
 

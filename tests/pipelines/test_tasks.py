@@ -65,5 +65,5 @@ def test_late_outputs_of_a_failed_task_go_to_no_other_task():
         got.append((yield mine).request_id == mine.name)
         return SimpleNamespace(error=None, got=got)
 
-    found = run_tasks(Loop(), [failing(), waiting(), waiting()], use_tqdm=False, most=1)
+    found = run_tasks(Loop(), [failing(), waiting(), waiting()], use_tqdm=False, max_concurrent=1)
     assert [one.got for one in found] == [["failed"], [True], [True]]
