@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable, Mapping
 from importlib import metadata
+from typing import Any
 
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
@@ -14,7 +16,7 @@ from .errors import HttpError, on_error
 from .guard import Guard
 from .state import Server
 
-_GET = {
+_GET: Mapping[str, Callable[..., Any]] = {
     "/health": status.health,
     "/ready": status.ready,
     "/version": status.version,
@@ -23,7 +25,7 @@ _GET = {
     "/v1/models/{name:path}": status.model,
 }
 
-_POST = {
+_POST: Mapping[str, Callable[..., Any]] = {
     "/v1/chat/completions": chat.chat_completions,
     "/v1/completions": completions.completions,
     "/v1/embeddings": pooling.embeddings,
