@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Self
 
 from ..mm.errors import ConfigError, InputError, short_repr, typed
+from ..mm.plain import check_classes, reading
 from ..processors.text.tokenizer import Tokenizer
 from .engine_args import EngineArgs
 from .errors import NotPicklable
@@ -87,7 +88,8 @@ class AsyncLLM(NotPicklable):
         handle = self.llm.request(prompt, sampling_params, priority, request_id, **chat)
         if output_kind is None:
             output_kind = self.output_kind if handle.params.output_kind is None else handle.params.output_kind
-        kind = output_kind if isinstance(output_kind, str) else _KINDS.get(output_kind)
+        with reading(output_kind, "output_kind"):
+            kind = output_kind if isinstance(output_kind, str) else _KINDS.get(output_kind)
         if kind is None or kind not in _KINDS.values():
             raise InputError(f"output_kind={short_repr(output_kind)} must be one of {', '.join(_KINDS.values())}")
         return self._outputs(handle, kind)
@@ -98,6 +100,7 @@ class AsyncLLM(NotPicklable):
 
     async def answer(self, handle: RequestHandle) -> RequestOutput:
         """Return the whole answer to a request of `LLM.request`. Cancelling the task aborts the request."""
+        check_classes(handle=handle)
         if not isinstance(handle, RequestHandle):
             raise InputError(f"handle must be what `LLM.request` returns, not {short_repr(handle)}", param="handle")
         async with aclosing(self._outputs(handle, "final")) as outputs:
@@ -126,6 +129,7 @@ class AsyncLLM(NotPicklable):
 
     async def abort(self, request_id: str) -> None:
         """End a request; its last output has the finish reason "abort". Unknown and finished ids are ignored."""
+        check_classes(request_id=request_id)
         if not isinstance(request_id, str):
             raise InputError(f"request_id must be a string, not {typed(request_id)}", param="request_id")
         await asyncio.wrap_future(self._engine_loop.call(lambda engine_loop: engine_loop.abort(request_id)))

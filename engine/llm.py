@@ -14,7 +14,7 @@ import torch
 from ..mm.cache import CacheStats
 from ..mm.errors import InputError, check_utf8, short_repr, typed
 from ..mm.pacing import paced
-from ..mm.plain import builtin_copy, builtin_list
+from ..mm.plain import builtin_copy, builtin_list, check_classes, reading
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
 from ..processors.files import MODULES
@@ -258,7 +258,9 @@ class LLM(NotPicklable):
 
         The caller may send further requests to the generator after an output; they get that output's index.
         """
-        if not isinstance(handles, Sequence) or not all(isinstance(handle, RequestHandle) for handle in handles):
+        with reading(handles, "handles"):
+            valid = isinstance(handles, Sequence) and all(isinstance(handle, RequestHandle) for handle in handles)
+        if not valid:
             raise InputError(f"handles must be a list of what `request` returns, not {short_repr(handles)}", param="handles")
         return self._serve(handles, len(handles), use_tqdm)
 
@@ -309,6 +311,7 @@ class LLM(NotPicklable):
         Raises:
             InputError: an argument has a wrong type or is unknown.
         """
+        check_classes(prompt=prompt)
         if prompt is None or isinstance(prompt, bytes | int | float):
             reason = f"a prompt must be a string, a mapping, token ids or a list of messages, not {typed(prompt)}"
             raise InputError(reason, param="prompt")
@@ -321,7 +324,9 @@ class LLM(NotPicklable):
         check_utf8(request_id or "", "request_id")
         if isinstance(prompt, list | tuple):
             prompt = builtin_list(prompt, "prompt")
-        if isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in paced(prompt)):
+        with reading(prompt, "prompt"):
+            is_chat = isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in paced(prompt))
+        if is_chat:
             return self._handle(prompt, params, self._chat_options(**chat), priority, request_id)
         read_chat_options(chat, self.config.max_template_chars)
         if chat:
@@ -467,6 +472,7 @@ class LLM(NotPicklable):
     def _answers(
         self, handles: Iterable[RequestHandle], count: int, use_tqdm: ShowProgress, on_error: str
     ) -> list[RequestOutput]:
+        check_classes(on_error=on_error)
         if not isinstance(on_error, str) or on_error not in ("return", "raise"):
             raise InputError(f'on_error={short_repr(on_error)} must be "return" or "raise"', param="on_error")
         outputs: dict[int, RequestOutput] = {}
@@ -482,10 +488,13 @@ class LLM(NotPicklable):
 
     def _params(self, given: Params, count: int) -> Sequence[SamplingParams]:
         """Return one copy per prompt, so that later changes by the caller have no effect."""
+        check_classes(sampling_params=given)
         if given is None or isinstance(given, SamplingParams):
             return [(self.default_params if given is None else given).clone()] * count
         given = builtin_list(given, "sampling_params") if isinstance(given, list | tuple) else given
-        if not isinstance(given, list | tuple) or not all(isinstance(entry, SamplingParams) for entry in given):
+        with reading(given, "sampling_params"):
+            valid = isinstance(given, list | tuple) and all(isinstance(entry, SamplingParams) for entry in given)
+        if not valid:
             raise InputError(f"sampling_params must be a SamplingParams or a list of them, not {typed(given)}")
         if len(given) != count:
             raise InputError(f"{len(given)} sampling_params for {count} prompts; give one, or one per prompt")

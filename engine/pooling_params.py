@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from ..mm.errors import InputError, check_utf8, hints_at_arguments, short_repr
+from ..mm.plain import check_classes, reading
 from .param_checks import check_token_ids
 
 _MOST = 2**31 - 1
@@ -40,6 +41,7 @@ class PoolingParams:
         return not self.token_ids and self.task in ("classify", "score")
 
     def __post_init__(self) -> None:
+        check_classes(**{f"pooling.{name}": value for name, value in vars(self).items()})
         object.__setattr__(self, "token_ids", check_token_ids("pooling.token_ids", self.token_ids))
         _check_count("dimensions", self.dimensions, 1)
         _check_count("first_tokens", self.first_tokens, 0)
@@ -61,10 +63,12 @@ def _check_count(name: str, value: object, least: int) -> None:
 
 
 def _check_heads(given: object) -> tuple[tuple[int, int], ...]:
-    if not isinstance(given, list | tuple) or len(given) > _MAX_HEADS or not all(map(_is_head, given)):
+    with reading(given, "pooling.cross_attention"):
+        valid = isinstance(given, list | tuple) and len(given) <= _MAX_HEADS and all(map(_is_head, given))
+    if not valid:
         reason = f"cross_attention={short_repr(given)} must be a list of at most {_MAX_HEADS} pairs (layer, head), from 0"
         raise InputError(reason, param="pooling.cross_attention")
-    return tuple((layer, head) for layer, head in given)
+    return tuple((layer, head) for layer, head in given)  # type: ignore[attr-defined]
 
 
 def _is_head(pair: object) -> bool:

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ..mm.errors import InputError, short_repr
+from ..mm.plain import check_classes
 
 ShowProgress = bool | str | Callable[..., Any]
 """True: a bar on terminals and in notebooks. False: nothing. "log": an INFO line in the log every 10 seconds. A callable such
@@ -19,6 +20,7 @@ _SECONDS = 10.0  # between two lines of the log
 def make_progress(total: int, show: ShowProgress) -> Any:
     """Return a context manager with `update(n)`."""
     options = {"total": total, "desc": "Answered prompts", "unit": "prompt"}
+    check_classes(use_tqdm=show)
     if callable(show):
         return show(**options)
     if isinstance(show, str) and show == "log":

@@ -10,7 +10,7 @@ from enum import IntEnum
 from typing import Any
 
 from ..mm.errors import InputError, equals_one_of, hint, hints_at_arguments, short_repr, typed
-from ..mm.plain import builtin_copy, reading
+from ..mm.plain import builtin_copy, check_classes, reading
 from .builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, pack_tokens
 from .logits_processors import normalize_processors
 from .param_checks import (
@@ -82,6 +82,7 @@ class RepetitionDetectionParams:
     max_repairs: int = 3
 
     def __post_init__(self) -> None:
+        check_classes(**{f"repetition_detection.{name}": value for name, value in vars(self).items()})
         for name, least in {"max_cycle": 1, "min_repeats": 2, "min_tokens": 1, "max_repairs": 1}.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= MAX_INT32:
@@ -190,6 +191,7 @@ class SamplingParams:
             check_unused(_UNUSED, name, value)
         if guided_decoding is not None:
             self.structured_outputs = guided_decoding
+        check_classes(**vars(self))
         _check_numbers(self)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
             if not isinstance(getattr(self, name), bool):

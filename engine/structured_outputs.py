@@ -8,7 +8,7 @@ from dataclasses import InitVar, dataclass
 from typing import Any
 
 from ..mm.errors import InputError, check_utf8, error_reason, hints_at_arguments
-from ..mm.plain import builtin_copy, reading
+from ..mm.plain import builtin_copy, check_classes, reading
 from .param_checks import UnusedParams, check_strings, check_unused, param_error
 
 _FORMATS = ("json", "regex", "choice", "grammar", "json_object")
@@ -55,6 +55,7 @@ class StructuredOutputsParams:
     def __post_init__(self, disable_any_whitespace: bool | None, *unused: object) -> None:
         for name, value in zip(_UNUSED_FORMATS, unused, strict=True):
             check_unused(_UNUSED_FORMATS, name, value)
+        check_classes(**{"structured_outputs.json_object": self.json_object})
         for name in ("regex", "choice", "grammar", "whitespace"):
             object.__setattr__(self, name, builtin_copy(getattr(self, name), f"structured_outputs.{name}"))
         if disable_any_whitespace is not None:

@@ -11,6 +11,7 @@ from .errors import MAX_DEPTH, InputError, SensoriumError, error_reason, short_r
 from .pacing import paced
 
 _NUMBERS = frozenset({type(None), bool, int, float})
+_BUILTIN = _NUMBERS | {str, bytes, list, tuple, dict}
 _ENTRY = 16  # characters that an entry of a list or mapping counts as, which is about its memory
 _PIECE = 1 << 12  # entries of a list that are looked at together
 
@@ -37,6 +38,14 @@ def builtin_list(value: list[Any] | tuple[Any, ...], param: str) -> Sequence[Any
     """Return a list or tuple of a subclass as a list. Its entries are kept."""
     with reading(value, param):
         return value if type(value) in (list, tuple) else list(value)
+
+
+def check_classes(**values: object) -> None:
+    """Raise InputError that names the first argument whose class raises an exception in `isinstance`."""
+    for param, value in values.items():
+        if type(value) not in _BUILTIN:
+            with reading(value, param):
+                isinstance(value, bool)
 
 
 @contextmanager

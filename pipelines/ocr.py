@@ -11,6 +11,7 @@ from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ErrorInfo, InputError
 from ..mm.parse import is_item_list
+from ..mm.plain import check_classes
 from .doubt import TextResult, with_logprobs
 from .message_parts import media_part
 from .tasks import Task, error_of_task
@@ -61,6 +62,7 @@ def ocr_tasks(
     """
     if images is None:
         raise InputError("images=None must be an image or a list of images", param="images")
+    check_classes(images=images)
     check_type("question", question, str)
     check_type("chat_template", chat_template, str, os.PathLike, type(None))
     check_type("sampling_params", sampling_params, SamplingParams, type(None))

@@ -14,6 +14,7 @@ from ..engine.pooling_params import PoolingParams
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr
+from ..mm.plain import check_classes, reading
 from ..mm.repr_mixin import ReprMixin
 from .tasks import Task
 from .validation import check_type
@@ -115,10 +116,13 @@ def encode_tasks(
         InputError: an argument has a wrong type or length.
     """
     check_type("pooling_task", pooling_task, str, type(None))
+    check_classes(pooling_params=pooling_params)
     several: Sequence[Any] = (
         pooling_params if isinstance(pooling_params, list | tuple) else [pooling_params or PoolingParams()] * len(prompts)
     )
-    if len(several) != len(prompts) or not all(isinstance(one, PoolingParams) for one in several):
+    with reading(several, "pooling_params"):
+        valid = len(several) == len(prompts) and all(isinstance(one, PoolingParams) for one in several)
+    if not valid:
         reason = f"pooling_params={short_repr(pooling_params)} must be a PoolingParams, or one per prompt ({len(prompts)} here)"
         raise InputError(reason, param="pooling_params")
     several = [replace(params, task=pooling_task or params.task or "embed") for params in several]

@@ -21,7 +21,7 @@ from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr, typed
 from ..mm.pacing import paced
 from ..mm.parse import is_item_list
-from ..mm.plain import builtin_copy, builtin_list, reading
+from ..mm.plain import builtin_copy, builtin_list, check_classes, reading
 from .classify import pair_prompt
 from .message_parts import media_part
 from .pooling import EmbeddingOutput, PooledResult, ScoringOutput, check_dimensions, failed_request, pooling_request, truncate
@@ -218,6 +218,7 @@ def _score_task(
 
 
 def _as_list(inputs: object) -> Sequence[object]:
+    check_classes(inputs=inputs)
     if isinstance(inputs, list | tuple):
         return builtin_list(inputs, "inputs")
     several = not isinstance(inputs, str | Mapping) and is_item_list("image", inputs)

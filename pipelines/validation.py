@@ -9,6 +9,7 @@ from typing import Any
 
 from ..engine.frontend.arguments import unknown_argument
 from ..mm.errors import InputError, short_repr
+from ..mm.plain import check_classes
 
 _TYPE_NAMES = {
     str: "a text",
@@ -30,6 +31,7 @@ def check_names(pipeline: Callable[..., Any], options: Mapping[str, Any]) -> Map
 
 def check_type(name: str, value: object, *types: type) -> None:
     """Raise InputError unless the argument has one of these types; True is not an integer."""
+    check_classes(**{name: value})
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         expected = " or ".join(_TYPE_NAMES.get(kind, f"a {kind.__name__}") for kind in types)
         raise InputError(f"{name}={short_repr(value)} must be {expected}", param=name)

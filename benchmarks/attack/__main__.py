@@ -1,7 +1,7 @@
 """Attack one engine while it serves eight honest streams: `python -m benchmarks.attack --write`.
 
 Each case runs while the streams go on. The table gives what became of it (refused by a typed error, or served), the longest
-time that an honest stream waited for its next token, and the memory of the process and its children above that before.
+time that an honest stream waited for its next token, and the growth of memory of the process and all processes below it.
 """
 
 from __future__ import annotations
@@ -12,6 +12,8 @@ import os
 import tempfile
 import threading
 import time
+from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
@@ -89,7 +91,7 @@ class Streams:
 
 
 class Memory:
-    """Samples the resident memory of this process and its children, in MB. `peak` is since `reset`."""
+    """Samples the resident memory of this process and all processes below it, in MB. `peak` is since `reset`."""
 
     def __init__(self) -> None:
         self._stop, self.peak = threading.Event(), 0.0
@@ -108,16 +110,24 @@ class Memory:
 
 
 def resident() -> float:
-    me = os.getpid()
-    children = Path(f"/proc/{me}/task/{me}/children").read_text().split()
-    return sum(map(_resident, (str(me), *children))) / 2**20
+    """Return the memory of this process and of all processes below it, in MB."""
+    return sum(map(_resident, processes(str(os.getpid())))) / 2**20
+
+
+def processes(pid: str) -> Iterator[str]:
+    """Yield the id of a process and those of its children, grandchildren and so on. Any thread may have started a child."""
+    yield pid
+    with suppress(OSError):  # it has just ended
+        for thread in Path(f"/proc/{pid}/task").iterdir():
+            with suppress(OSError):
+                for child in (thread / "children").read_text().split():
+                    yield from processes(child)
 
 
 def _resident(pid: str) -> int:
-    try:
+    with suppress(OSError):
         return int(Path(f"/proc/{pid}/statm").read_text().split()[1]) * os.sysconf("SC_PAGE_SIZE")
-    except OSError:  # it has just ended
-        return 0
+    return 0
 
 
 def attack(case: Case, target: Target) -> str:

@@ -13,7 +13,7 @@ import torch
 
 from ...mm.errors import CheckpointError, InputError, check_utf8, equals_one_of, hint, short_repr, typed
 from ...mm.pacing import paced
-from ...mm.plain import builtin_copy, builtin_list, reading
+from ...mm.plain import builtin_copy, builtin_list, check_classes, reading
 from ...processors.files import read_template
 from ...processors.text.template import load_template
 from ..sampling_params import SamplingParams
@@ -46,12 +46,14 @@ def check_sleep_level(level: int) -> None:
 
 def as_prompts(prompts: object) -> Sequence[object]:
     """Return one prompt or several as a list. Raise InputError for anything else."""
+    check_classes(prompts=prompts)
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | np.ndarray | torch.Tensor):
         raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}")
     if isinstance(prompts, list | tuple):
         prompts = builtin_list(prompts, "prompts")
     listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-    is_one = bool(listed) and all(isinstance(entry, int) for entry in paced(listed))  # a list of token ids
+    with reading(listed, "prompts"):
+        is_one = bool(listed) and all(isinstance(entry, int) for entry in paced(listed))  # a list of token ids
     return [listed] if is_one else listed
 
 
@@ -64,6 +66,7 @@ def as_priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
 
 
 def as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
+    check_classes(messages=messages)
     if isinstance(messages, Iterator):
         return list(messages)  # type: ignore[arg-type]
     if not isinstance(messages, list | tuple):
@@ -71,13 +74,15 @@ def as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messag
         how = '; give [{"role": "user", "content": text}]' if isinstance(messages, str) else how
         raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}{how}")
     messages = builtin_list(messages, "messages")
-    if messages and all(isinstance(entry, list | tuple) for entry in messages):
+    with reading(messages, "messages"):
+        nested = [isinstance(entry, list | tuple) for entry in paced(messages)]
+    if nested and all(nested):
         return [builtin_list(entry, "messages") for entry in messages]  # type: ignore[arg-type]
-    for index, entry in enumerate(messages):
-        if isinstance(entry, list | tuple):
-            other = next(number for number, one in enumerate(messages) if not isinstance(one, list | tuple))
-            reason = f"entry {index} is a conversation (a list of messages), but entry {other} is {typed(messages[other])}"
-            raise InputError(f"{reason}; give one conversation, or a list of conversations", param="messages")
+    if any(nested):
+        other = nested.index(False)
+        reason = f"entry {nested.index(True)} is a conversation (a list of messages), but entry {other} is"
+        reason += f" {typed(messages[other])}; give one conversation, or a list of conversations"
+        raise InputError(reason, param="messages")
     return [messages]  # type: ignore[list-item]
 
 
@@ -131,6 +136,7 @@ def read_chat_options(options: Mapping[str, Any], max_template_chars: int) -> di
     for name in options:
         if name not in (*_RENDERING, *REQUEST_KEYS):
             raise unknown_argument(name, ("sampling_params", *_RENDERING, *REQUEST_KEYS), " for messages")
+    check_classes(**options)
     for name, kind, form in _FORMS:
         if not isinstance(options.get(name), kind | None):
             raise InputError(f"{name} must be {form}, not {typed(options[name])}", param=name)

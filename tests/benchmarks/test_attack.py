@@ -2,15 +2,19 @@
 
 from __future__ import annotations
 
+import os
+import subprocess
+import sys
+import threading
 from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from sensorium import LLM, Media, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
-from waiting import assert_idle
+from waiting import LONG, assert_idle, wait_until
 
 from benchmarks.attack import fuzz
-from benchmarks.attack.__main__ import OPTIONS, attack
+from benchmarks.attack.__main__ import OPTIONS, attack, processes
 from benchmarks.attack.cases import CASES, Case, Target
 from benchmarks.attack.requests import places as attacked
 from benchmarks.attack.requests import requests
@@ -67,3 +71,20 @@ def test_an_untyped_error_is_named(target):
         raise KeyError("x")
 
     assert attack(Case("", "", bug), target) == "UNTYPED KeyError: 'x'"
+
+
+def test_memory_counts_grandchildren_and_children_of_other_threads():
+    code = "import subprocess, sys; sys.exit(subprocess.call(['cat']))"
+    started = []
+    thread = threading.Thread(
+        target=lambda: (
+            started.append(subprocess.Popen([sys.executable, "-c", code], stdin=subprocess.PIPE)),
+            wait_until(lambda: len(list(processes(str(started[0].pid)))) == 2),
+            started.append(set(processes(str(os.getpid())))),
+        )
+    )
+    thread.start()
+    thread.join(LONG)
+    child, found = started
+    assert {str(child.pid), *processes(str(child.pid))} <= found
+    child.communicate()

@@ -15,7 +15,7 @@ import pytest
 import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
-from sensorium import LLM, RequestOutput, SamplingParams, SensoriumError
+from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, SensoriumError
 from sensorium.mm.errors import CheckpointError, ConfigError, InputError
 from waiting import LONG, assert_idle, heard, hold_steps
 
@@ -441,3 +441,28 @@ def test_template_variables_are_limited(checkpoint: Path) -> None:
                 small.chat([message], GREEDY, use_tqdm=False, **options)
             assert caught.value.info.param == next(iter(options))
         assert small.chat([message], GREEDY, use_tqdm=False, chat_template_kwargs={"documents": ["x"]})[0].error is None
+
+
+@pytest.mark.parametrize("wrap", [lambda value: value, lambda value: [value]], ids=("alone", "in a list"))
+def test_a_class_that_cannot_be_asked_is_an_error_of_its_parameter(llm: LLM, wrap: Any) -> None:
+    value = wrap(type("Broken", (), {"__class__": property(lambda _: {}[0])})())
+    calls: list[tuple[Any, dict[str, Any], tuple[str, ...]]] = [
+        (llm.generate, {"prompts": "a"}, ("prompts", "sampling_params", "use_tqdm", "priority", "on_error")),
+        (llm.chat, {"messages": [{"role": "user", "content": "a"}]}, ("messages", "tools", "use_tqdm", "chat_template")),
+        (llm.ocr, {"images": b""}, ("images", "question", "max_tokens", "sampling_params", "use_tqdm")),
+        (llm.embed, {"inputs": "a"}, ("inputs", "use_tqdm", "dimensions", "instruction")),
+        (llm.score, {"query": "a", "documents": "b"}, ("query", "documents", "use_tqdm")),
+        (llm.encode, {"prompts": "a"}, ("prompts", "pooling_params", "use_tqdm")),
+        (llm.serve, {}, ("handles",)),
+        (SamplingParams, {}, ("temperature", "max_tokens", "stop", "logit_bias", "ignore_eos", "output_kind")),
+    ]
+    for call, options, names in calls:
+        for name in names:
+            try:
+                error = call(**{**options, name: value})[0].error
+            except InputError as caught:
+                error = caught.info
+            assert error.code in ("invalid_input", "invalid_media"), name
+            assert error.param or error.modality, name
+    with pytest.raises(InputError, match="output_kind"):
+        AsyncLLM(llm).generate("a", GREEDY, output_kind=value)
