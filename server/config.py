@@ -14,8 +14,8 @@ from .parsers.answer import PARSERS
 
 ENGINE_DEFAULTS: Mapping[str, Any] = {"engine_process": True, "media": {"decode_isolation": "process"}}
 """Options of LLM whose default differs in the server, because its requests come from strangers."""
-_COUNTS = ("max_body_bytes", "max_requests")
-_SECONDS = ("body_seconds", "drain_seconds")
+_COUNTS = ("max_body_bytes", "max_total_body_bytes", "max_requests")
+_SECONDS = ("body_seconds", "send_seconds", "drain_seconds")
 _TEXTS = ("host", "served_model_name", "tls_cert", "tls_key")
 
 
@@ -31,7 +31,9 @@ class ServerConfig:
         served_model_name: name in responses and `/v1/models`. None is the model's name on the Hub or its folder's name.
         tls_cert, tls_key: files of the certificate chain and of its key, for HTTPS.
         max_body_bytes: maximum size of a request's body.
+        max_total_body_bytes: maximum size of the bodies of all requests in progress; further ones get the status 429.
         body_seconds: maximum time until a request's body has arrived.
+        send_seconds: how long a client may read nothing of its response; then it is disconnected.
         max_requests: maximum number of requests in progress; further ones get the status 429.
         drain_seconds: how long requests in progress may go on after SIGTERM.
         tool_call_parser: how the model writes tool calls: "auto" (found in its chat template), "none", or a name of
@@ -50,7 +52,9 @@ class ServerConfig:
     tls_cert: str | None = None
     tls_key: str | None = None
     max_body_bytes: int = 256 << 20
+    max_total_body_bytes: int = 4 << 30
     body_seconds: float = 300.0
+    send_seconds: float = 60.0
     max_requests: int = 1024
     drain_seconds: float = 30.0
     tool_call_parser: str = "auto"

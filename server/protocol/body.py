@@ -3,12 +3,23 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any, ClassVar
+from typing import Annotated, Any, ClassVar, TypeVar
 
-from pydantic import BaseModel, ConfigDict, model_validator
+from pydantic import BaseModel, ConfigDict, FailFast, model_validator
 
 from ...mm.errors import InputError, equals_one_of, hint, short_repr
 
+T = TypeVar("T")
+
+
+class _FirstError(FailFast):
+    """FailFast that can be hashed, as a part of `A | B` must be."""
+
+    __hash__ = object.__hash__
+
+
+Many = Annotated[list[T], _FirstError()]
+"""A list that is checked up to its first wrong entry: pydantic's errors of a million entries take seconds."""
 Refused = Mapping[str, tuple[tuple[Any, ...], str]]
 IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 """Fields that only say something about the caller."""

@@ -8,7 +8,7 @@ from pydantic import Field
 
 from ...engine.structured_outputs import StructuredOutputsParams
 from ...mm.errors import InputError, short_repr
-from .body import Refused
+from .body import Many, Refused
 from .sampling import OWNER, SamplingBody
 
 _TEXT_ANSWERS = "answers are text"
@@ -25,11 +25,11 @@ class ChatBody(SamplingBody):
         "function_call": ((), "give tool_choice"),
         "verbosity": ((), "ask for it in a message"),
     }
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Many[dict[str, Any]] = Field(min_length=1)
     max_completion_tokens: int | None = None
     logprobs: bool | None = None
     top_logprobs: int | None = None
-    tools: list[dict[str, Any]] | None = None
+    tools: Many[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
     reasoning_effort: str | None = None

@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import ClassVar
 
 from ...mm.errors import InputError
-from .body import Refused
+from .body import Many, Refused
 from .sampling import OWNER, SamplingBody
 
 MAX_PROMPTS = 2048
@@ -17,7 +17,7 @@ class CompletionBody(SamplingBody):
         "suffix": (("",), "there is no infilling; write the model's own tokens for it into the prompt"),
         "best_of": ((1,), "ask for n answers and choose among them"),
     }
-    prompt: str | list[str] | list[int] | list[list[int]]
+    prompt: str | Many[str] | Many[int] | Many[Many[int]]
     echo: bool | None = None
     logprobs: int | None = None
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any, ClassVar, Literal
 
-from ..protocol.body import Body, Refused
+from .body import Body, Many, Refused
 
 _OWNER: Refused = {
     "chat_template": ((), "the server's chat template is used; start it with --chat-template"),
@@ -44,5 +44,5 @@ class RerankBody(Body):
 
 class ClassifyBody(Body):
     refused: ClassVar[Refused] = _OWNER
-    input: str | list[str] | list[int] | list[list[int]]
+    input: str | Many[str] | Many[int] | Many[Many[int]]
     cache_salt: str | None = None

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from ...engine.sampling_params import RepetitionDetectionParams, SamplingParams
 from ...engine.structured_outputs import StructuredOutputsParams
 from ...mm.errors import InputError, hint, short_repr
-from .body import Body, Refused
+from .body import Body, Many, Refused
 
 _PARAMS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "seed"),
@@ -44,18 +44,18 @@ class SamplingBody(Body):
     min_p: float | None = None
     max_tokens: int | None = None
     min_tokens: int | None = None
-    stop: str | list[str] | None = None
-    stop_token_ids: list[int] | None = None
+    stop: str | Many[str] | None = None
+    stop_token_ids: Many[int] | None = None
     ignore_eos: bool | None = None
     seed: int | None = None
     repetition_penalty: float | None = None
     presence_penalty: float | None = None
     frequency_penalty: float | None = None
-    bad_words: list[str] | None = None
-    logit_bias: dict[str, float] | None = None
+    bad_words: Many[str] | None = None
+    logit_bias: dict[str, Any] | None = None
     skip_special_tokens: bool | None = None
     include_stop_str_in_output: bool | None = None
-    allowed_token_ids: list[int] | None = None
+    allowed_token_ids: Many[int] | None = None
     prompt_logprobs: int | None = None
     repetition_detection: dict[str, Any] | None = None
     structured_outputs: dict[str, Any] | None = None

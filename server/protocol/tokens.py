@@ -6,13 +6,13 @@ from typing import Any
 
 from pydantic import Field
 
-from .body import Body
+from .body import Body, Many
 
 
 class TokenizeBody(Body):
     prompt: str | None = None
-    messages: list[dict[str, Any]] | None = None
-    tools: list[dict[str, Any]] | None = None
+    messages: Many[dict[str, Any]] | None = None
+    tools: Many[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True
     continue_final_message: bool = False
@@ -20,10 +20,10 @@ class TokenizeBody(Body):
 
 
 class DetokenizeBody(Body):
-    tokens: list[int]
+    tokens: Many[int]
 
 
 class PlanBody(Body):
-    messages: list[dict[str, Any]] = Field(min_length=1)
+    messages: Many[dict[str, Any]] = Field(min_length=1)
     mm_processor_kwargs: dict[str, Any] | None = None
     cache_salt: str | None = None

@@ -16,12 +16,17 @@ import httpx
 import pytest
 from fastapi import FastAPI, Request
 from http_server import TINY, listening, make_server
+from pydantic import ValidationError
 from sensorium.mm.errors import ConfigError, ErrorInfo, InputError
 from sensorium.server.app import make_app
 from sensorium.server.config import ServerConfig, read_config, split_options
-from sensorium.server.errors import error_response
+from sensorium.server.errors import error_response, on_error
 from sensorium.server.guard import Guard
+from sensorium.server.protocol.chat import ChatBody
+from sensorium.server.protocol.completions import CompletionBody
+from sensorium.server.protocol.tokens import DetokenizeBody
 from sensorium.server.state import unless_disconnected
+from starlette.exceptions import HTTPException
 
 
 def error(response):
@@ -90,6 +95,7 @@ def guarded(**options):
 
     app.add_api_route("/echo", echo, methods=["GET", "POST"])
     app.add_api_route("/health", echo, methods=["GET"])
+    app.add_exception_handler(HTTPException, on_error)
     app.add_middleware(Guard, config=ServerConfig(**options))
     return app
 
@@ -262,3 +268,59 @@ def test_two_servers_have_their_own_metrics(tiny):
     other = make_server(tiny[1].engine.llm, "other")
     with listening(other) as url:
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "other"
+
+
+def test_a_body_of_too_many_values_is_refused():
+    response = ask(guarded(), "POST", "/echo", content=b"[" + b"[]," * (1 << 20) + b"0]")
+    assert (response.status_code, error(response)["code"]) == (413, "body_too_large")
+    assert ask(guarded(), "POST", "/echo", content=b"A" * (4 << 20)).status_code == 200
+
+
+def test_the_bodies_of_all_requests_have_a_limit():
+    async def run():
+        app = guarded(max_body_bytes=10, max_total_body_bytes=12)
+        arrived, go_on = asyncio.Event(), asyncio.Event()
+
+        async def slow():
+            yield b"12345678"
+            arrived.set()
+            await go_on.wait()
+            yield b"9"
+
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+            first = asyncio.ensure_future(client.post("/echo", content=slow()))
+            await arrived.wait()
+            refused = await client.post("/echo", content=b"x" * 5)
+            go_on.set()
+            return refused, await first, await client.post("/echo", content=b"x" * 10)
+
+    refused, first, last = asyncio.run(run())
+    assert (refused.status_code, error(refused)["code"]) == (429, "overloaded")
+    assert refused.headers["Retry-After"] == "1"
+    assert (first.json()["bytes"], last.json()["bytes"]) == (9, 10)
+
+
+def test_a_client_that_does_not_read_is_disconnected():
+    async def app(scope, receive, send):
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+
+    async def send(message):
+        await asyncio.Event().wait()
+
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": []}
+    guard = Guard(app, ServerConfig(send_seconds=0.01))
+    with pytest.raises(TimeoutError):
+        asyncio.run(guard(scope, None, send))
+
+
+@pytest.mark.parametrize("kind", ["completions", "chat", "tokens"])
+def test_errors_of_long_lists_are_few(kind):
+    many = [None] * 10_000
+    body, values = {
+        "completions": (CompletionBody, {"prompt": many}),
+        "chat": (ChatBody, {"messages": many, "stop": many}),
+        "tokens": (DetokenizeBody, {"tokens": many}),
+    }[kind]
+    with pytest.raises(ValidationError) as found:
+        body.model_validate(values)
+    assert found.value.error_count() < 10
