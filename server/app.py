@@ -9,6 +9,7 @@ from typing import Any
 from fastapi import FastAPI
 from fastapi.exceptions import RequestValidationError
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ..mm.errors import SensoriumError
 from .endpoints import audio, chat, completions, pooling, status, tokens
@@ -51,7 +52,7 @@ def make_app(server: Server) -> FastAPI:
         app.add_api_route(path, endpoint, methods=["GET"], response_model=None)
     for path, endpoint in _POST.items():
         app.add_api_route(path, endpoint, methods=["POST"], response_model=None)
-    for kind in (SensoriumError, HttpError, HTTPException, RequestValidationError, Exception):
+    for kind in (SensoriumError, HttpError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, on_error)
     app.add_middleware(Guard, config=server.config)
     return app

@@ -10,6 +10,7 @@ from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from ..engine.errors import error_info
 from ..mm.errors import ErrorInfo, SensoriumError, clip, one_line, short_repr
@@ -59,6 +60,8 @@ def error_body(info: ErrorInfo) -> tuple[int, dict[str, Any]]:
 
 def error_response(error: BaseException | ErrorInfo) -> JSONResponse:
     """Return the response of any error."""
+    if isinstance(error, ClientDisconnect):  # while its body was read
+        error = HttpError(499, "the client has disconnected", "client_disconnected")
     if isinstance(error, HttpError):
         return _response(error.status, _body(error.status, error.message, error.code, error.param))
     if isinstance(error, HTTPException):

@@ -48,7 +48,7 @@ def _of_parts(parts: object, where: str) -> dict[str, list[Any]]:
     listed: list[Any] = parts if isinstance(parts, list) else [parts]
     for part in listed:
         kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str) or kind not in part or kind.removesuffix("_url") not in ("text", *_MEDIA):
+        if not isinstance(kind, str) or part.keys() != {"type", kind} or kind.removesuffix("_url") not in ("text", *_MEDIA):
             raise _error(where, part)
         found.setdefault(kind.removesuffix("_url"), []).append(part[kind])
     return found
@@ -57,7 +57,7 @@ def _of_parts(parts: object, where: str) -> dict[str, list[Any]]:
 def _urls(value: object, where: str) -> Any:
     if isinstance(value, list):
         return [_urls(one, where) for one in value]
-    url = value.get("url") if isinstance(value, Mapping) else value
+    url = value["url"] if isinstance(value, Mapping) and value.keys() == {"url"} else value
     if not isinstance(url, str):
         raise _error(where, value)
     return MediaUrl(url)

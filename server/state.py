@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Coroutine
+from collections.abc import AsyncGenerator, Awaitable
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
@@ -12,7 +13,9 @@ from typing import Any, TypeVar
 from uuid import uuid4
 
 from fastapi import Request
+from starlette.requests import ClientDisconnect
 
+from ..engine.model_files import load_model_files
 from ..engine.types import RequestOutput
 from ..mm.errors import short_repr
 from ..pipelines.llm import AsyncLLM
@@ -39,6 +42,13 @@ class Server:
     name: str
     registry: Any = None
     created: int = field(default_factory=lambda: int(time.time()))
+    planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "plan"))  # downloads take none but these
+
+    @cached_property
+    def labels(self) -> dict[str, str]:
+        """Names of a classification checkpoint's classes."""
+        found: dict[str, str] = load_model_files(self.engine.llm.config.model).config.get("id2label") or {}
+        return found
 
     @cached_property
     def answer_format(self) -> AnswerFormat:
@@ -86,13 +96,13 @@ async def first_output(outputs: AsyncGenerator[T, None]) -> T:
         raise
 
 
-async def unless_disconnected(request: Request, work: Coroutine[Any, Any, T]) -> T:
+async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     """Return the result of `work`, or cancel it when the client disconnects. The request's body must have been read."""
     task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
         await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
-            raise HttpError(499, "the client has disconnected", "client_disconnected")
+            raise ClientDisconnect
         return task.result()
     finally:
         task.cancel()

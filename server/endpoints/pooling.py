@@ -10,7 +10,6 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from ...engine.model_files import load_model_files
 from ...mm.errors import InputError
 from ...pipelines.pooling import PooledResult
 from ..inputs import read_input, read_inputs
@@ -27,9 +26,10 @@ async def embeddings(body: EmbeddingBody, request: Request) -> Response:
     data = []
     for index, result in enumerate(results):
         assert result.vector is not None
-        vector: Any = result.vector.tolist()
         if body.encoding_format == "base64":
-            vector = base64.b64encode(result.vector.numpy().astype("<f4").tobytes()).decode()
+            vector: Any = base64.b64encode(result.vector.numpy().astype("<f4").tobytes()).decode()
+        else:
+            vector = result.vector.tolist()
         data.append({"object": "embedding", "index": index, "embedding": vector})
     return JSONResponse({"object": "list", "data": data, "model": server.name, "usage": _usage(results)})
 
@@ -71,12 +71,11 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     prompts = [{"prompt": one} if isinstance(one, str) else one for one in read_inputs(body.input, "input")]
     salted = prompts if salt is None else [{**prompt, "cache_salt": salt} for prompt in prompts]
     results = _checked(await unless_disconnected(request, server.engine.classify(salted)), "input")
-    labels = load_model_files(server.engine.llm.config.model).config.get("id2label") or {}
     data = []
     for index, result in enumerate(results):
         probs = result.outputs.probs
         best = max(range(len(probs)), key=probs.__getitem__)
-        label = labels.get(str(best), str(best))
+        label = server.labels.get(str(best), str(best))
         data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
     return JSONResponse(_list(server, "classify", data, results))
 

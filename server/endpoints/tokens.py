@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import asdict
+from functools import partial
 from typing import Any
 
 from fastapi import Request
@@ -35,8 +36,13 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
         found: list[int] = tokenizer.apply_chat_template(body.messages, body.tools, add_generation_prompt=generates, **how)
         return found
 
-    tokens = await unless_disconnected(request, asyncio.to_thread(run))
-    texts = [tokenizer.decode([token], skip_special_tokens=False) for token in tokens] if body.return_token_strs else None
+    def with_texts() -> tuple[list[int], list[str] | None]:
+        tokens = run()
+        if not body.return_token_strs:
+            return tokens, None
+        return tokens, [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
+
+    tokens, texts = await unless_disconnected(request, asyncio.to_thread(with_texts))
     found = {"tokens": tokens, "count": len(tokens), "max_model_len": llm.max_model_len, "token_strs": texts}
     return JSONResponse(found)
 
@@ -58,7 +64,8 @@ async def media_plan(body: PlanBody, request: Request) -> Response:
     server = server_of(request)
     server.check_model(body.model)
     salt = cache_salt(request, body.cache_salt)
-    work = asyncio.to_thread(server.engine.llm.plan, body.messages, body.mm_processor_kwargs, cache_salt=salt)
+    plan = partial(server.engine.llm.plan, body.messages, body.mm_processor_kwargs, cache_salt=salt)
+    work = asyncio.get_running_loop().run_in_executor(server.planners, plan)
     items = [asdict(item) for item in await unless_disconnected(request, work)]
     tokens = sum(item["num_tokens"] for item in items)
     return JSONResponse({"object": "media.plan", "model": server.name, "items": items, "num_tokens": tokens})
