@@ -1,4 +1,4 @@
-"""`sensorium transcribe --live`: transcribe the microphone, a pipe, or a file at real speed."""
+"""`sensorium transcribe --live`: transcribe the microphone, a pipe, or a file as fast as it plays."""
 
 from __future__ import annotations
 
@@ -25,10 +25,10 @@ if TYPE_CHECKING:
     from ..pipelines.speech.live import LiveEvent
     from ..pipelines.speech.live_session import LiveAudio
 
-PCM_RATE = 16_000  # of a pipe and of the microphone, unless --rate is given
+PCM_RATE = 16_000  # hertz of a pipe and of the microphone without --rate
 _BLOCK = 0.1  # seconds
 _CLEAR = "\r\x1b[K"  # go to the start of the terminal's line, and empty it
-_REFUSED = ("output_dir", "resume", "aligner", "word_timestamps", "max_tokens")  # options of files
+_REFUSED = ("output_dir", "resume", "aligner", "word_timestamps", "max_tokens")  # options for files only
 
 
 def run(args: argparse.Namespace) -> int:

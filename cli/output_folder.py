@@ -14,7 +14,7 @@ from ..mm.errors import ConfigError, ErrorInfo
 from .sources import Source
 
 RECORD = ".sensorium-transcribe.json"
-"""File of the folder: name of an output file -> hash of its input and of the options that made it."""
+"""JSON file in the folder: name of an output file -> hash of its input and its options."""
 _SUFFIXES = {"text": "txt"}
 _NOT_OPTIONS = {"files", "output_dir", "resume", "offline", "debug"}
 _BLOCK = 1 << 20
@@ -41,11 +41,13 @@ class OutputFolder:
         try:
             self._path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
-            raise ConfigError(f"the folder {self._path} cannot be made: {error.strerror}; give another --output-dir") from None
+            raise ConfigError(
+                f"the folder {self._path} cannot be created: {error.strerror}; give another --output-dir"
+            ) from None
         self._record = self._read_record()
 
     def without_finished(self) -> list[Source]:
-        """Return the inputs without those whose output file exists and was made from the same content and options."""
+        """Return the inputs without an output file that was made from the same content and options."""
         return [source for source in self._sources if not self._is_finished(source)]
 
     def write(self, source: Source, text: str, error: ErrorInfo | None) -> Path:
@@ -63,7 +65,7 @@ class OutputFolder:
         return name in self._record and (self._path / name).is_file() and self._record[name] == self._hash(source)
 
     def _hash(self, source: Source) -> str:
-        """Return a hash of content and options; of a URL, the address counts as its content."""
+        """Return a hash of content and options. The content of a URL is its address."""
         found = hashlib.sha256(self._options.encode("utf-8", "surrogateescape"))
         if isinstance(source.item, bytes):
             found.update(source.item)
@@ -90,7 +92,7 @@ def _stem(name: str) -> str:
 
 
 def _replace(path: Path, text: str) -> None:
-    """Write a file so that it is complete or does not exist."""
+    """Write a file atomically."""
     part = path.with_name(f".{path.name}.part")
     try:
         part.write_text(text, "utf-8")

@@ -7,7 +7,7 @@ import time
 
 
 class AudioProgress:
-    """A line on stderr, if it is a terminal."""
+    """A progress line on stderr; nothing if it is no terminal."""
 
     def __init__(self) -> None:
         from tqdm import tqdm

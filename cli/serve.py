@@ -15,7 +15,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     help_text = "folder of a checkpoint, a GGUF file, or a model's name on the Hub (ORG/NAME)"
     parser.add_argument("model", metavar="MODEL", nargs="?", help=help_text)
-    help_text = "YAML file of options, as NAME: VALUE; those of the command line come first"
+    help_text = "YAML file of options, as NAME: VALUE; flags take precedence"
     parser.add_argument("--config", metavar="FILE", help=help_text)
     server = parser.add_argument_group("server", "docs/server.md describes them; a value is JSON or text")
     engine = parser.add_argument_group("engine", "the options of LLM; a value is JSON or text, and true if there is none")
@@ -30,7 +30,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 0 after a signal, when the last response was sent."""
+    """Serve until a signal. Return 0 after the last response."""
     from ..server.config import read_config
     from ..server.run import serve
 

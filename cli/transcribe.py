@@ -35,14 +35,14 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--live", action="store_true", help=help_text)
     help_text = "with --live: hertz of the samples of a pipe or the microphone (default: 16000)"
     parser.add_argument("--rate", metavar="HZ", type=positive_int, help=help_text)
-    parser.add_argument("--no-vad", action="store_true", help="read the whole audio, not only speech")
+    parser.add_argument("--no-vad", action="store_true", help="transcribe the whole audio, not only speech")
     parser.add_argument("--timestamps", action="store_true", help="also print when each segment was spoken")
-    help_text = "answers that are followed at a time (default: 1)"
+    help_text = "beams of a beam search; 1 is greedy (default: 1)"
     parser.add_argument("--beam-size", metavar="N", type=positive_int, default=1, help=help_text)
     parser.add_argument("--word-timestamps", action="store_true", help="also compute when each word was spoken")
-    parser.add_argument("--aligner", metavar="DIR", help="folder of a CTC model that times the words of a model that cannot")
+    parser.add_argument("--aligner", metavar="DIR", help="folder of a CTC model that computes the times of words")
     parser.add_argument("--output-dir", metavar="DIR", type=Path, help="write one file per input into this folder")
-    help_text = "with --output-dir: leave out inputs that an earlier run has finished with the same options"
+    help_text = "with --output-dir: skip inputs that an earlier run has finished with the same options"
     parser.add_argument("--resume", action="store_true", help=help_text)
     help_text = "characters of a line of subtitles (default: 42)"
     parser.add_argument("--max-line-width", metavar="N", type=positive_int, default=LINE_LENGTH, help=help_text)

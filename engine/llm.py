@@ -13,7 +13,7 @@ import torch
 
 from ..mm.cache import CacheStats
 from ..mm.errors import InputError, check_utf8, short_repr, typed
-from ..mm.pacing import paced
+from ..mm.pacing import releasing_gil
 from ..mm.plain import builtin_copy, builtin_list, check_classes, reading
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
@@ -178,7 +178,7 @@ class LLM(NotPicklable):
         given, priorities = self._params(sampling_params, len(listed)), as_priorities(priority, len(listed))
         handles: Iterable[RequestHandle] = (
             self._handle(prompt, params, priority=own)
-            for prompt, params, own in paced(zip(listed, given, priorities, strict=True))
+            for prompt, params, own in releasing_gil(zip(listed, given, priorities, strict=True))
         )
         if len(set(priorities)) > 1:
             handles = list(handles)  # which are then submitted by priority
@@ -225,7 +225,8 @@ class LLM(NotPicklable):
         conversations = as_conversations(messages)
         given = self._params(sampling_params, len(conversations))
         handles = (
-            self._handle(messages, params, options) for messages, params in paced(zip(conversations, given, strict=True))
+            self._handle(messages, params, options)
+            for messages, params in releasing_gil(zip(conversations, given, strict=True))
         )
         return self._answers(handles, len(conversations), use_tqdm, on_error)
 
@@ -243,7 +244,7 @@ class LLM(NotPicklable):
             InputError: `prompts` has another form, or the engine has a decoder.
         """
         listed = as_prompts(prompts)
-        return self._answers(map(self.media_request, paced(listed)), len(listed), use_tqdm, on_error)
+        return self._answers(map(self.media_request, releasing_gil(listed)), len(listed), use_tqdm, on_error)
 
     def media_request(self, prompt: object) -> RequestHandle:
         """Make a request of `encode_media` for one prompt, for `serve` or `AsyncLLM.answer`."""
@@ -325,7 +326,7 @@ class LLM(NotPicklable):
         if isinstance(prompt, list | tuple):
             prompt = builtin_list(prompt, "prompt")
         with reading(prompt, "prompt"):
-            is_chat = isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in paced(prompt))
+            is_chat = isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in releasing_gil(prompt))
         if is_chat:
             return self._handle(prompt, params, self._chat_options(**chat), priority, request_id)
         read_chat_options(chat, self.config.max_template_chars)
@@ -499,7 +500,7 @@ class LLM(NotPicklable):
         if len(given) != count:
             raise InputError(f"{len(given)} sampling_params for {count} prompts; give one, or one per prompt")
         copies = {id(entry): entry for entry in given}
-        copies = {key: entry.clone() for key, entry in paced(copies.items())}
+        copies = {key: entry.clone() for key, entry in releasing_gil(copies.items())}
         return [copies[id(entry)] for entry in given]
 
 

@@ -1,6 +1,6 @@
-"""Linear layers with weights of published quantised checkpoints: codes with one scale per block of them.
+"""Linear layers with weights of published quantised checkpoints: codes with one scale per block.
 
-A product dequantises a panel of outputs at a time, in float32, so a wide copy of the weight never exists. Activations are not
+A matmul dequantises a panel of outputs at a time, in float32, so a wide copy of the weight never exists. Activations are not
 quantised. A row's result has the same bits in every batch on a CPU, for the reason given in linear.py.
 """
 
@@ -35,6 +35,7 @@ class GroupedWeight:
         inputs: number of columns.
         block_rows: outputs that share a row of `scale` and `zero`.
         zero, shift: same shape as `scale`, or None.
+        offset: zero point that all groups share.
         table: float32 value of each code, or None.
         group_index: int32 `[in]`, the group of each column, for groups whose columns are not adjacent.
         factor: float32 with one number, or None.

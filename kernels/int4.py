@@ -1,6 +1,6 @@
 """Linear layers with 4-bit weights and one scale per group of inputs, and quantisation to this format.
 
-Activations are not quantised, or to int8 with one scale per row as in int8.py.
+Activations stay in floating point, or are quantised to int8 with one scale per row, see int8.py.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ from .dispatch import backend
 from .grouped import GroupedWeight, QuantizedWeight, ShardedWeight, panel_rows
 from .panels import allocate, pad_outputs
 
-LARGEST = 15
-MIDDLE = 8
+MAX_CODE = 15
+SYMMETRIC_ZERO = 8  # zero point of all groups in symmetric quantisation
 STEP = 8  # inputs that the C++ kernels unpack at a time
 _SCALE_TYPES = [torch.float32, torch.bfloat16, torch.float16]  # as ScaleType in cpu/linear_int4_body.h
 
 
 _KERNELS = {"avx512": "avx2", "amx": "avx512_bf16", "neon_bf16": "neon_dot", "neon_i8mm": "neon_dot"}
-"""Kernels of the instruction sets (`native.products`) that have none of their own."""
+"""Instruction set (`native.products`) without a kernel of its own -> the one whose kernel it runs."""
 
 
 def _kernel() -> str:
@@ -43,8 +43,8 @@ class Int4Options:
     """Options of 4-bit quantisation.
 
     Args:
-        group_size: adjacent inputs that share a scale.
-        symmetric: values are -8 to 7 times the scale; otherwise each group also has a zero point.
+        group_size: number of adjacent inputs that share a scale.
+        symmetric: values are -8 to 7 times the scale; otherwise each group has a zero point.
         int8_rows: quantise activations to int8.
     """
 
@@ -79,7 +79,7 @@ class Int4Panels:
 
 @dataclass(frozen=True, eq=False)
 class Int4PanelWeight:
-    """Weights packed for the C++ kernels; the outputs are concatenated. `int8_rows`: quantise activations to int8."""
+    """Packed weights of a Linear, whose outputs are concatenated. `int8_rows`: quantise activations to int8."""
 
     panels: Sequence[Int4Panels]
     int8_rows: bool = False
@@ -92,12 +92,11 @@ class Int4PanelWeight:
 
 def quantize_int4(weight: Tensor, options: Int4Options) -> GroupedWeight:
     """Quantise `weight [out, in]` by rounding to nearest. Scales have the weight's dtype."""
-    each = panel_rows(weight.shape[1])
-    parts = [_quantize(part, options.group_size, options.symmetric) for part in weight.split(each)]
+    parts = [_quantize(part, options.group_size, options.symmetric) for part in weight.split(panel_rows(weight.shape[1]))]
     codes, scale, zero = (torch.cat(part) for part in zip(*parts, strict=True))
     inputs = weight.shape[1]
     if options.symmetric:
-        return GroupedWeight(codes, scale, options.group_size, inputs, packed=True, offset=MIDDLE)
+        return GroupedWeight(codes, scale, options.group_size, inputs, packed=True, offset=SYMMETRIC_ZERO)
     return GroupedWeight(codes, scale, options.group_size, inputs, packed=True, zero=zero)
 
 
@@ -106,11 +105,11 @@ def _quantize(weight: Tensor, group: int, symmetric: bool) -> tuple[Tensor, Tens
     inputs = weight.shape[1]
     groups = F.pad(weight.float(), (0, -inputs % group)).unflatten(1, (-1, group))
     low, high = groups.amin(2).clamp_(max=0), groups.amax(2).clamp_(min=0)
-    wide = torch.maximum(-low, high).mul_(2) if symmetric else high - low
-    scale = (wide / LARGEST).to(weight.dtype)
+    span = torch.maximum(-low, high).mul_(2) if symmetric else high - low
+    scale = (span / MAX_CODE).to(weight.dtype)
     step = torch.where(scale > 0, scale, 1).float()
-    zero = torch.full_like(step, MIDDLE) if symmetric else (-low / step).round_().clamp_(0, LARGEST)
-    codes = groups.div_(step[..., None]).add_(zero[..., None]).round_().clamp_(0, LARGEST).to(torch.uint8).flatten(1)
+    zero = torch.full_like(step, SYMMETRIC_ZERO) if symmetric else (-low / step).round_().clamp_(0, MAX_CODE)
+    codes = groups.div_(step[..., None]).add_(zero[..., None]).round_().clamp_(0, MAX_CODE).to(torch.uint8).flatten(1)
     codes = F.pad(codes, (0, inputs % 2))[:, : inputs + inputs % 2]
     return codes[:, ::2] | codes[:, 1::2] << 4, scale, zero.to(torch.uint8)
 
@@ -131,7 +130,7 @@ def pack_int4(
 
 
 def has_panels(weight: QuantizedWeight) -> bool:
-    """Return whether the C++ kernels support a weight: 4-bit integers, groups of a multiple of 8 inputs."""
+    """Return whether the C++ kernels support a weight: 4-bit integers in groups of a multiple of 8 inputs."""
     if not isinstance(weight, GroupedWeight) or not weight.packed or weight.scale.dtype not in _SCALE_TYPES:
         return False
     if weight.table is not None or weight.factor is not None or weight.shift is not None:
@@ -140,7 +139,7 @@ def has_panels(weight: QuantizedWeight) -> bool:
     if index is not None and not index.is_meta and not torch.equal(index.sort().values.long(), _plain_index(weight)):
         return False  # groups of different sizes
     sizes = weight.group % STEP == 0 or weight.group >= weight.inputs
-    return sizes and (weight.offset == MIDDLE if weight.zero is None else weight.offset == 0)
+    return sizes and (weight.offset == SYMMETRIC_ZERO if weight.zero is None else weight.offset == 0)
 
 
 def _plain_index(weight: GroupedWeight) -> Tensor:
@@ -202,7 +201,7 @@ def _grid_panels(grid: Tensor) -> Tensor:
 
 
 def int4_linear(x: Tensor, weights: Int4PanelWeight) -> Tensor:
-    """Compute `x [rows, in]` -> `[rows, out]` in x's dtype: `grouped.grouped_linear` with sums of groups in another order."""
+    """Compute `x [rows, in]` -> `[rows, out]` in x's dtype, as `grouped.grouped_linear` does up to the order of sums."""
     outputs = sum(panels.outputs for panels in weights.panels)
     out, start, x = x.new_empty(len(x), outputs), 0, x.contiguous()
     for w in weights.panels:
@@ -216,7 +215,7 @@ def int4_linear(x: Tensor, weights: Int4PanelWeight) -> Tensor:
 
 
 def row_bytes(inputs: int, groups: int, dtype: torch.dtype, int8_rows: bool) -> int:
-    """Return the bytes of a row that the C++ kernels have converted: its numbers, the sum of each group, a scale."""
+    """Return the scratch bytes of a converted row: its values, the sum of each group and a scale."""
     wide = dtype == torch.float32 or _kernel() != "avx512_bf16"
     return -(-inputs // STEP) * STEP * (1 if int8_rows else 4 if wide else 2) + 4 * groups + 4
 

@@ -1,4 +1,4 @@
-"""Loops over many values that let other threads run."""
+"""An iterator for long Python loops that lets other threads run."""
 
 from __future__ import annotations
 
@@ -6,20 +6,20 @@ import time
 from collections.abc import Iterable, Iterator
 from typing import TypeVar
 
-_WORK, _REST = 1e-3, 1e-4  # seconds
+_WORK_SECONDS, _SLEEP_SECONDS = 1e-3, 1e-4
 
 T = TypeVar("T")
 
 
-def paced(values: Iterable[T]) -> Iterator[T]:
+def releasing_gil(values: Iterable[T]) -> Iterator[T]:
     """Yield the values, and sleep for 0.1 ms after each millisecond of work.
 
-    Without this, a pure Python loop keeps the interpreter's lock for 5 ms at a time, and an engine step waits for the lock
-    after each of its operations.
+    Otherwise a pure Python loop holds the GIL for 5 ms at a time, and an engine step waits for it after each of its
+    operations.
     """
     start = time.perf_counter()
     for value in values:
         yield value
-        if time.perf_counter() - start > _WORK:
-            time.sleep(_REST)
+        if time.perf_counter() - start > _WORK_SECONDS:
+            time.sleep(_SLEEP_SECONDS)
             start = time.perf_counter()

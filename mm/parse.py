@@ -27,7 +27,7 @@ from .errors import (
 )
 from .media.chunks import read_entry
 from .media.source import path_of
-from .pacing import paced
+from .pacing import releasing_gil
 from .plain import builtin_copy, reading
 from .types import EmbeddingItem, EncodedItem, Media
 
@@ -120,7 +120,7 @@ class MultiModalDataParser:
                 given = _with_uuids(name, self._listed(name, data.get(name)), uuids.get(name))
             left = limit = min(bounds[name] for bounds in (limits or {}, self.limits, {name: math.inf}) if name in bounds)
             sources[name] = []
-            for index, media in enumerate(paced(given)):
+            for index, media in enumerate(releasing_gil(given)):
                 with item_errors(name, index):
                     sources[name].append(self._source(name, index, media))
                 left -= not isinstance(sources[name][-1].data, EmbeddingItem)
@@ -136,7 +136,7 @@ class MultiModalDataParser:
         if rows is not None:
             return [Media(item) for item in rows]
         values = list(value) if is_item_list(modality, value) else [value]  # type: ignore[call-overload]
-        return [entry if isinstance(entry, Media) else Media(entry) for entry in paced(values)]
+        return [entry if isinstance(entry, Media) else Media(entry) for entry in releasing_gil(values)]
 
     def _source(self, modality: str, index: int, media: Media) -> MediaSource:
         kind = modality
@@ -231,9 +231,9 @@ def is_item_list(modality: str, value: object) -> bool:
     if not isinstance(value, list | tuple):
         return False
     if modality == "video":
-        return not (_has_metadata(value) or (len(value) > 0 and all(_is_frame(entry) for entry in paced(value))))
+        return not (_has_metadata(value) or (len(value) > 0 and all(_is_frame(entry) for entry in releasing_gil(value))))
     if modality == "audio":
-        numbers = len(value) > 0 and all(isinstance(entry, int | float | np.number) for entry in paced(value))
+        numbers = len(value) > 0 and all(isinstance(entry, int | float | np.number) for entry in releasing_gil(value))
         return not (numbers or _has_rate(value))
     return True
 

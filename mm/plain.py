@@ -1,4 +1,4 @@
-"""Copies of a caller's arguments in builtin types, so that no method of the caller's classes runs later."""
+"""Copies a caller's arguments into builtin types, so that no method of the caller's classes runs later."""
 
 from __future__ import annotations
 
@@ -8,30 +8,30 @@ from contextlib import contextmanager
 from typing import Any
 
 from .errors import MAX_DEPTH, InputError, SensoriumError, error_reason, short_repr, typed
-from .pacing import paced
+from .pacing import releasing_gil
 
 _NUMBERS = frozenset({type(None), bool, int, float})
 _BUILTIN = _NUMBERS | {str, bytes, list, tuple, dict}
-_ENTRY = 16  # characters that an entry of a list or mapping counts as, which is about its memory
-_PIECE = 1 << 12  # entries of a list that are looked at together
+_ENTRY = 16  # characters, about the memory of an entry of a list or mapping
+_CHUNK = 1 << 12  # entries of a list that are checked together
 
 
-def builtin_copy(value: object, param: str, name: str = "", most: float = math.inf, option: str = "") -> Any:
-    """Return a copy in which mappings, lists, tuples, texts and numbers have the builtin types, whatever their classes are.
+def builtin_copy(value: object, param: str, name: str = "", max_chars: float = math.inf, option: str = "") -> Any:
+    """Return a copy in which mappings, lists, tuples, texts and numbers of any class have the builtin types.
 
     Other values, such as images and arrays, are kept. A list of numbers alone is not copied.
 
     Args:
-        name: of the value, in errors; `param` by default.
-        most: maximum characters of texts and keys, where an entry of a list or mapping counts as 16.
-        option: of the engine, which sets `most`.
+        name: what errors call the value; `param` by default.
+        max_chars: limit on the characters of texts and keys; an entry of a list or mapping counts as 16.
+        option: name of the engine option that sets `max_chars`, for errors.
 
     Raises:
         InputError: a method of the caller's class raises, a mapping has keys of other types than text and numbers, or the value
             is too large or too deep.
     """
     with reading(value, param, name):
-        return _Copier(param, name or param, most, option).copy(value)
+        return _Copier(param, name or param, max_chars, option).copy(value)
 
 
 def builtin_list(value: list[Any] | tuple[Any, ...], param: str) -> Sequence[Any]:
@@ -50,7 +50,7 @@ def check_classes(**values: object) -> None:
 
 @contextmanager
 def reading(value: object, param: str, name: str = "") -> Iterator[None]:
-    """Turn exceptions of the methods of a caller's class into InputErrors. `value`: the object that is read."""
+    """Turn exceptions of a caller's class into InputErrors. `value`: the object that is read."""
     try:
         yield
     except (SensoriumError, MemoryError):
@@ -63,8 +63,8 @@ def reading(value: object, param: str, name: str = "") -> Iterator[None]:
 class _Copier:
     """Copies one value and counts its size."""
 
-    def __init__(self, param: str, name: str, most: float, option: str) -> None:
-        self._param, self._name, self._most, self._option = param, name, most, option
+    def __init__(self, param: str, name: str, max_chars: float, option: str) -> None:
+        self._param, self._name, self._max_chars, self._option = param, name, max_chars, option
         self._size = 0
 
     def copy(self, value: Any, depth: int = 0) -> Any:
@@ -83,24 +83,24 @@ class _Copier:
                 f"{self._name}: lists and objects nest at most {MAX_DEPTH} deep; give flatter ones", param=self._param
             )
         if isinstance(value, Mapping):
-            return {self._key(key): self.copy(entry, depth + 1) for key, entry in paced(value.items())}
-        exact = value if kind in (list, tuple) else list(value)
-        copied = self._entries(exact, depth + 1)
+            return {self._key(key): self.copy(entry, depth + 1) for key, entry in releasing_gil(value.items())}
+        builtin = value if kind in (list, tuple) else list(value)
+        copied = self._entries(builtin, depth + 1)
         if copied is None:
-            return value if kind in (list, tuple) else tuple(exact) if isinstance(value, tuple) else exact
+            return value if kind in (list, tuple) else tuple(builtin) if isinstance(value, tuple) else builtin
         return tuple(copied) if isinstance(value, tuple) else copied
 
     def _entries(self, values: list[Any] | tuple[Any, ...], depth: int) -> list[Any] | None:
         """Return the copies of the entries; None if all of them are numbers."""
         copied: list[Any] | None = None
-        for start in paced(range(0, len(values), _PIECE)):
-            piece = values[start : start + _PIECE]
-            numbers = _NUMBERS.issuperset(map(type, piece))
-            self._count(_ENTRY * len(piece))
+        for start in releasing_gil(range(0, len(values), _CHUNK)):
+            chunk = values[start : start + _CHUNK]
+            numbers = _NUMBERS.issuperset(map(type, chunk))
+            self._count(_ENTRY * len(chunk))
             if copied is None and not numbers:
                 copied = list(values[:start])
             if copied is not None:
-                copied += piece if numbers else [self.copy(entry, depth) for entry in paced(piece)]
+                copied += chunk if numbers else [self.copy(entry, depth) for entry in releasing_gil(chunk)]
         return copied
 
     def _key(self, key: object) -> Any:
@@ -112,8 +112,7 @@ class _Copier:
 
     def _count(self, size: int) -> None:
         self._size += size
-        if self._size > self._most:
-            reason = (
-                f"{self._name} has more than {int(self._most):,} characters (an entry of a list or object counts as {_ENTRY})"
-            )
+        if self._size > self._max_chars:
+            limit = f"{int(self._max_chars):,} characters (an entry of a list or object counts as {_ENTRY})"
+            reason = f"{self._name} has more than {limit}"
             raise InputError(f"{reason}; give less, or raise {self._option}", param=self._param)

@@ -19,7 +19,7 @@ from torch import Tensor
 from ..engine.pooling_params import PoolingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr, typed
-from ..mm.pacing import paced
+from ..mm.pacing import releasing_gil
 from ..mm.parse import is_item_list
 from ..mm.plain import builtin_copy, builtin_list, check_classes, reading
 from .classify import pair_prompt
@@ -117,7 +117,7 @@ def embed_tasks(
     pooling = pooling if dimensions is None else replace(pooling, dimensions=dimensions)
     check_dimensions(llm, pooling.dimensions)
     template, listed = _request_options(chat_template, cache_salt), _as_list(inputs)
-    if path := next((item for item in paced(listed) if llm.takes_media and _is_path(item)), None):
+    if path := next((item for item in releasing_gil(listed) if llm.takes_media and _is_path(item)), None):
         _logger.warning(
             "embed: %s is embedded as a text, but a file of this name exists; give a pathlib.Path to embed the file",
             short_repr(path),

@@ -13,7 +13,7 @@ from ..engine.frontend.request_handle import RequestHandle
 from ..engine.progress import ShowProgress, make_progress
 from ..engine.types import RequestOutput
 from ..mm.errors import ErrorInfo
-from ..mm.pacing import paced
+from ..mm.pacing import releasing_gil
 
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM
@@ -65,7 +65,7 @@ def as_completed(
         return []
 
     slots: list[tuple[int, RequestHandle]] = []
-    for slot in paced(range(min(max_concurrent, len(tasks)))):
+    for slot in releasing_gil(range(min(max_concurrent, len(tasks)))):
         requests.append({})
         slots += [(slot, handle) for handle in start(slot)]
     with make_progress(len(tasks), use_tqdm) as progress, closing(llm.serve([one for _, one in slots], False)) as outputs:

@@ -28,7 +28,7 @@ LONGEST = 96  # tokens of the longest receipt, with room to spare
 
 @dataclass(frozen=True)
 class Task:
-    """One row of the table: samples, and the smallest passing share (`below`: the largest)."""
+    """One row of the table: samples, and the smallest score that passes (`below`: the score must be less)."""
 
     name: str
     samples: list[Any]

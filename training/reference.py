@@ -1,4 +1,4 @@
-"""transformers, with which the shipped models are compared and trained."""
+"""Imports transformers, which trains the shipped models and is their reference."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from typing import Any
 
 
 def transformers() -> Any:
-    """Import transformers, also where torchvision was built for another torch."""
+    """Import transformers, even if torchvision was built for another torch."""
     sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "helpers"))
     from oracle import ensure_torchvision
 

@@ -12,7 +12,7 @@ import numpy as np
 import torch
 
 from ...mm.errors import CheckpointError, InputError, check_utf8, equals_one_of, hint, short_repr, typed
-from ...mm.pacing import paced
+from ...mm.pacing import releasing_gil
 from ...mm.plain import builtin_copy, builtin_list, check_classes, reading
 from ...processors.files import read_template
 from ...processors.text.template import load_template
@@ -53,7 +53,7 @@ def as_prompts(prompts: object) -> Sequence[object]:
         prompts = builtin_list(prompts, "prompts")
     listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
     with reading(listed, "prompts"):
-        is_one = bool(listed) and all(isinstance(entry, int) for entry in paced(listed))  # a list of token ids
+        is_one = bool(listed) and all(isinstance(entry, int) for entry in releasing_gil(listed))  # a list of token ids
     return [listed] if is_one else listed
 
 
@@ -75,7 +75,7 @@ def as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messag
         raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}{how}")
     messages = builtin_list(messages, "messages")
     with reading(messages, "messages"):
-        nested = [isinstance(entry, list | tuple) for entry in paced(messages)]
+        nested = [isinstance(entry, list | tuple) for entry in releasing_gil(messages)]
     if nested and all(nested):
         return [builtin_list(entry, "messages") for entry in messages]  # type: ignore[arg-type]
     if any(nested):
@@ -99,11 +99,11 @@ def _request_template(given: str | os.PathLike[str]) -> str:
     return read_chat_template(given, _MAX_COMPILED)
 
 
-def read_chat_template(given: str | os.PathLike[str], most: float = math.inf) -> str:
-    """Return a chat template. Raise InputError if it cannot be read or, up to `most` characters, compiled."""
+def read_chat_template(given: str | os.PathLike[str], max_compiled: float = math.inf) -> str:
+    """Return a chat template. Raise InputError if it cannot be read or, up to `max_compiled` characters, compiled."""
     try:
         source = read_template(given)
-        if len(source) <= most:
+        if len(source) <= max_compiled:
             load_template(source)
     except CheckpointError as error:
         raise InputError(str(error), param="chat_template") from None
@@ -140,9 +140,9 @@ def read_chat_options(options: Mapping[str, Any], max_template_chars: int) -> di
     for name, kind, form in _FORMS:
         if not isinstance(options.get(name), kind | None):
             raise InputError(f"{name} must be {form}, not {typed(options[name])}", param=name)
-    most = dict.fromkeys(_VARIABLES, max_template_chars)
+    limits = dict.fromkeys(_VARIABLES, max_template_chars)
     copied = {
-        name: builtin_copy(value, name, most=most.get(name, math.inf), option="max_template_chars")
+        name: builtin_copy(value, name, max_chars=limits.get(name, math.inf), option="max_template_chars")
         for name, value in options.items()
     }
     if not all(isinstance(name, str) for name in copied.get("chat_template_kwargs") or ()):

@@ -18,7 +18,7 @@ from typing import Any
 import torch
 
 from ...mm.errors import EngineDeadError, ErrorInfo, InputError
-from ...mm.pacing import paced
+from ...mm.pacing import releasing_gil
 from ...processors.text.tokenizer import Tokenizer
 from ..config import MEDIA_BYTES
 from ..core_client import ASLEEP, CoreClient
@@ -136,7 +136,7 @@ class EngineLoop:
         self.check_open()  # before the lock, which may be held for ever in a forked process
         with self._lock:
             self._check_ready(handles)
-        for handle in paced(handles):  # without the lock, because 20,000 requests take seconds
+        for handle in releasing_gil(handles):  # without the lock, because 20,000 requests take seconds
             number = next(self._numbers)
             handle.register(number, handle.request_id or str(number), self.tokenizer, post, stream, self._commands)
         with self._lock:

@@ -11,7 +11,7 @@ from queue import SimpleQueue
 from typing import Any
 
 from ...mm.errors import ErrorInfo
-from ...mm.pacing import paced
+from ...mm.pacing import releasing_gil
 from ...processors.text.tokenizer import Tokenizer
 from ..errors import error_info
 from ..pooling_params import PoolingParams
@@ -212,6 +212,6 @@ def tokenize_bad_words(params: SamplingParams, tokenizer: Tokenizer) -> tuple[tu
     kept = params.__dict__.get("bad_word_ids")
     if kept is None or kept[0] != given:
         spelled = (text for word in given for text in (word.lstrip(), " " + word.lstrip()))
-        ids = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in paced(spelled))
+        ids = (tuple(tokenizer.encode(text, add_special_tokens=False)) for text in releasing_gil(spelled))
         kept = params.__dict__["bad_word_ids"] = given, tuple(dict.fromkeys(filter(None, ids)))
     return kept[1]  # type: ignore[no-any-return]

@@ -1,4 +1,4 @@
-"""Linear layers with 4-bit weights in Triton: codes become numbers in registers, activations stay in 16 or 32 bits."""
+"""Linear layers with 4-bit weights in Triton. Codes are unpacked in registers; activations stay in 16 or 32 bits."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ..grouped import GroupedWeight
 from . import launch_config
 from .linear import _FEW, split_depth
 
-_SMALLEST = 32  # columns of a tile
+_MIN_BLOCK_K = 32
 
 
 @triton.jit(do_not_specialize=["rows"])
@@ -23,8 +23,8 @@ def _int4_kernel(
     """x `[rows, depth]`, codes `[width, code_bytes]`, scale, zero `[width, groups]`, out `[rows, width]` in rows of `stride`.
 
     Grid (tiles of out, splits of depth). With PARTIAL, out is float32 `[splits, rows, width]`, each a sum over `share` inputs.
-    COLUMNS: inputs of a group, a multiple of BLOCK_K unless there is one group. The codes of a tile are multiplied as integers,
-    which every dtype holds exactly, and the sums are scaled in float32.
+    COLUMNS: inputs of a group, a multiple of BLOCK_K unless there is one group. Codes minus their zero point are integers that
+    every dtype holds exactly; their products are summed, then scaled in float32.
     """
     program, part = tl.program_id(0), tl.program_id(1)
     high_tiles, blocks = tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
@@ -50,8 +50,8 @@ def _int4_kernel(
             right -= tl.load(zero_ptr + at).to(tl.float32)[:, None]
         else:
             right -= OFFSET
-        made = tl.dot(left, tl.trans(right.to(left.dtype)), input_precision="ieee")
-        total += made * tl.load(scale_ptr + at).to(tl.float32)[None, :]
+        product = tl.dot(left, tl.trans(right.to(left.dtype)), input_precision="ieee")
+        total += product * tl.load(scale_ptr + at).to(tl.float32)[None, :]
     kept = inside[:, None] & there[None, :]
     if PARTIAL:
         tl.store(out_ptr + (part.to(tl.int64) * rows + row[:, None]) * width + column[None, :], total, mask=kept)
@@ -67,7 +67,7 @@ def supports(weight: object) -> bool:
     if not isinstance(weight, GroupedWeight) or not weight.packed or weight.block_rows > 1 or weight.scale.itemsize == 1:
         return False
     others = (weight.table, weight.factor, weight.shift, weight.group_index)
-    return all(one is None for one in others) and (weight.group % _SMALLEST == 0 or weight.group >= weight.inputs)
+    return all(one is None for one in others) and (weight.group % _MIN_BLOCK_K == 0 or weight.group >= weight.inputs)
 
 
 def int4_linear(x: Tensor, weight: GroupedWeight, bias: Tensor | None, out: Tensor) -> None:

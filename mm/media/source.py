@@ -16,7 +16,7 @@ from urllib.parse import unquote_to_bytes, urlsplit
 from weakref import WeakValueDictionary
 
 from ..errors import InputError, typed
-from ..pacing import paced
+from ..pacing import releasing_gil
 from .fetch import fetch
 from .ledger import Ledger, MediaBudget
 from .policy import FrameFiles, MediaPolicy, MediaUrl
@@ -135,7 +135,7 @@ def _from_data_url(url: str, policy: MediaPolicy, ledger: Ledger) -> bytes:
 
     def pieces() -> Iterator[bytes]:
         starts = range(comma + 1, len(url), _BASE64_PIECE)
-        return (url[start : start + _BASE64_PIECE].encode("ascii") for start in paced(starts))
+        return (url[start : start + _BASE64_PIECE].encode("ascii") for start in releasing_gil(starts))
 
     def decode() -> bytes:
         out, ended = io.BytesIO(), False

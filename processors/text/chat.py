@@ -11,7 +11,7 @@ import msgspec
 
 from ...mm.errors import InputError
 from ...mm.media.isolate import call_worker
-from ...mm.pacing import paced
+from ...mm.pacing import releasing_gil
 from ...mm.plain import builtin_copy, reading
 from ...mm.types import Media
 from .message_parts import split_media
@@ -85,7 +85,7 @@ def render_chat(
     if max_model_len is not None:
         with reading(messages, "messages"):
             _check_count(messages, tools, max_model_len)
-    copied = [builtin_copy(message, "messages", f"message {i}") for i, message in enumerate(paced(messages))]
+    copied = [builtin_copy(message, "messages", f"message {i}") for i, message in enumerate(releasing_gil(messages))]
     plain, media = split_media(copied)
     if max_model_len is not None:
         _check_length(plain, tokenizer, max_model_len)

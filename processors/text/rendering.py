@@ -13,7 +13,7 @@ from typing import Any, NamedTuple
 from jinja2 import TemplateError
 
 from ...mm.errors import MAX_DEPTH, InputError, SensoriumError, check_utf8, clip, one_line, short_repr, typed
-from ...mm.pacing import paced
+from ...mm.pacing import releasing_gil
 from .template import Sandbox, load_template
 from .template_text import TemplateText
 
@@ -106,10 +106,10 @@ def plain_copy(value: Any, name: str, depth: int = 0) -> Any:
             raise InputError(f"{name}: keys must be strings or numbers")
         return {
             plain_copy(key, name): plain_copy(entry, f"{name}.{short_repr(str(key), 40)[1:-1]}", depth + 1)
-            for key, entry in paced(value.items())
+            for key, entry in releasing_gil(value.items())
         }
     if isinstance(value, list | tuple):
-        return [plain_copy(entry, f"{name}[{i}]", depth + 1) for i, entry in enumerate(paced(value))]
+        return [plain_copy(entry, f"{name}[{i}]", depth + 1) for i, entry in enumerate(releasing_gil(value))]
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, int | float):

@@ -198,7 +198,7 @@ def test_outputs_that_cannot_be_written(
     (tmp_path / "b" / "0.wav").write_bytes(b"")
     for words, said in (
         ((str(tmp_path / "b" / "0.wav"), "--output-dir", str(tmp_path / "out")), "would both be written to 0.txt"),
-        (("--output-dir", files[0]), "cannot be made"),
+        (("--output-dir", files[0]), "cannot be created"),
         (("--resume",), "--resume needs --output-dir"),
     ):
         assert transcribe(whisper, files[0], *words) == 2

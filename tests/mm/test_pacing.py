@@ -1,14 +1,14 @@
 from itertools import count
 
 from sensorium.mm import pacing
-from sensorium.mm.pacing import paced
+from sensorium.mm.pacing import releasing_gil
 
 
 def test_long_loops_rest_and_short_ones_do_not(monkeypatch):
     clock, rests = count(), []
     monkeypatch.setattr(pacing.time, "perf_counter", lambda: next(clock) * pacing._WORK / 2)
     monkeypatch.setattr(pacing.time, "sleep", rests.append)
-    assert list(paced(range(2))) == [0, 1]
+    assert list(releasing_gil(range(2))) == [0, 1]
     assert not rests
-    assert list(paced(range(9))) == list(range(9))
+    assert list(releasing_gil(range(9))) == list(range(9))
     assert rests

@@ -75,7 +75,7 @@ def test_methods_of_numbers_and_texts_are_not_called():
 
 
 def test_sizes_and_depth_are_limited():
-    limits = {"most": 1000, "option": "max_template_chars"}
+    limits = {"max_chars": 1000, "option": "max_template_chars"}
     for value in ("x" * 1001, ["x" * 600] * 2, {"x" * 1001: 1}, [0] * 63, [{}] * 63, {str(i): 1 for i in range(62)}):
         with pytest.raises(InputError, match=r"tools has more than 1,000 characters .*raise max_template_chars") as error:
             builtin_copy(value, "tools", **limits)

@@ -23,13 +23,13 @@ from .tokens import answer, encode, letters, token
 
 FRAMES = speech.SECONDS * 100
 SPEC = MelSpec(max_samples=speech.WINDOW)
-SHARD, IGNORE = 512, -100
+SHARD, IGNORE = 512, -100  # clips of a shard, label without a loss
 QUIETEST = -1.5  # log-mel value of digital silence
 
 
 @dataclass(frozen=True)
 class Stage:
-    """Shares of a stage: texts by kind, clips with two utterances, clips without speech."""
+    """A stage of the curriculum: weights of the kinds of text, shares of clips with two utterances and without speech."""
 
     kinds: dict[str, float]
     pairs: float = 0.0
@@ -52,12 +52,12 @@ STAGES = (Stage({"word": 7, "digits": 3}), Stage(SPOKEN), Stage(SPOKEN, pairs=0.
 
 
 def features(samples: np.ndarray) -> Tensor:
-    """Return the log-mel frames `[frames, 80]` of the audio without those of the silence behind it."""
+    """Return the log-mel frames `[frames, 80]` of the audio, without those of the padding after it."""
     frames = min(FRAMES, SPEC.num_frames(len(samples)) + 2)
     return log_mel(torch.from_numpy(samples), SPEC, speech.WINDOW, frames)
 
 
-def draw(rng: Rng, stage: Stage, voice: Voice | None = None, clean: bool = False) -> Clip:
+def draw_clip(rng: Rng, stage: Stage, voice: Voice | None = None, clean: bool = False) -> Clip:
     """Return a clip of the stage; `voice` and `clean` as `speech.clip` takes them."""
     if rng.random() < stage.silent:
         return speech.silence(rng)
@@ -67,7 +67,7 @@ def draw(rng: Rng, stage: Stage, voice: Voice | None = None, clean: bool = False
 
 
 def write_shard(path: Path, rng: Rng, stage: Stage) -> None:
-    clips = [draw(rng, stage) for _ in range(SHARD)]
+    clips = [draw_clip(rng, stage) for _ in range(SHARD)]
     rows = [features(one.samples).half().numpy() for one in clips]
     parts = json.dumps([one.parts for one in clips])
     new = path.with_suffix(".new.npz")
@@ -77,7 +77,7 @@ def write_shard(path: Path, rng: Rng, stage: Stage) -> None:
 
 @dataclass(frozen=True)
 class Sample:
-    """Log-mel frames `[frames, 80]` (float16) with their utterances."""
+    """Log-mel frames `[frames, 80]` (float16), and the clip's utterances without its samples."""
 
     rows: np.ndarray
     clip: Clip
@@ -93,7 +93,7 @@ def read_shard(path: Path) -> list[Sample]:
 
 @dataclass(frozen=True)
 class Batch:
-    """`frames [b, 80, n]`, n even; `ids, labels [b, tokens]`; `letters` of all clips for CTC, and their `counts`."""
+    """`frames [b, 80, n]`, n even; `ids`, `labels` `[b, tokens]`; CTC labels of all clips in `letters`, and their `counts`."""
 
     frames: Tensor
     ids: Tensor
@@ -103,11 +103,11 @@ class Batch:
 
 
 def collate(samples: list[Sample], rng: Rng, full: bool, previous: float = 0.0, timed: float = 0.0) -> Batch:
-    """Pad with silence, mask bands and frames at random, and make the decoder's tokens.
+    """Pad clips with silence, mask bands and frames at random (SpecAugment), and make the decoder's tokens.
 
     Args:
         full: pad to the whole window instead of to the longest clip.
-        previous: share of clips with another text before `<|startoftranscript|>`.
+        previous: share of clips with the text of another clip before `<|startoftranscript|>`.
         timed: share of clips with timestamps.
     """
     longest = max(len(s.rows) for s in samples)
@@ -140,12 +140,12 @@ def collate(samples: list[Sample], rng: Rng, full: bool, previous: float = 0.0, 
     return Batch(torch.from_numpy(frames).transpose(1, 2), ids, labels, flat, torch.tensor([len(one) for one in spelled]))
 
 
-def groups(samples: list[Sample], rng: Rng, rows: int, most: int = 64) -> Iterator[list[Sample]]:
-    """Yield all samples in groups of similar length, of at most `rows` frames each, in random order."""
+def length_buckets(samples: list[Sample], rng: Rng, rows: int, max_size: int = 64) -> Iterator[list[Sample]]:
+    """Yield all samples in buckets of similar length, in random order. A padded bucket has at most `rows` frames."""
     ordered = sorted(samples, key=lambda s: len(s.rows) * rng.uniform(0.92, 1.08))
     found: list[list[Sample]] = [[]]
     for sample in ordered:
-        if len(found[-1]) == most or (len(found[-1]) + 1) * len(sample.rows) > rows:
+        if len(found[-1]) == max_size or (len(found[-1]) + 1) * len(sample.rows) > rows:
             found.append([])
         found[-1].append(sample)
     for i in rng.permutation(len(found)):

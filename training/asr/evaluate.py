@@ -1,7 +1,7 @@
 """Evaluate tiny-asr on held-out speech with sensorium and transformers: `python -m training.asr.evaluate`.
 
-Word error rate without capitals and punctuation. The clips are spoken by espeak-ng; where it is not installed, only the
-shipped clips are transcribed.
+Prints word error rates, which ignore capitals and punctuation. The clips are spoken by espeak-ng; if it is not installed,
+only the shipped clips are transcribed.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ import torch
 from ..evaluate import Task, arguments, edits, report
 from ..reference import transformers
 from . import speech
-from .dataset import STAGES, draw
+from .dataset import STAGES, draw_clip
 from .grammar import words
 from .speech import RATE, Clip
 
@@ -34,7 +34,7 @@ def held_out(name: str, count: int = COUNT) -> list[Clip]:
     for _ in range(count):
         variants = (speech.UNSEEN_VARIANT,) if name == "voice" else speech.VARIANTS
         voice = speech.random_voice(rng, variants, speech.FAST if name == "fast" else speech.SPEEDS)
-        found.append(draw(rng, STAGES[1], voice, clean=name == "clean"))
+        found.append(draw_clip(rng, STAGES[1], voice, clean=name == "clean"))
     return found
 
 
@@ -46,7 +46,7 @@ def shipped() -> list[Clip]:
 
 
 def tasks(share: float) -> list[Task]:
-    """Return all held-out sets, of which `share` < 1 takes a part, or the shipped clips if espeak-ng is not installed."""
+    """Return `share` of each held-out set, or the shipped clips if espeak-ng is not installed."""
     if speech.espeak() is None:
         return [Task("shipped clips (espeak-ng is not installed)", shipped(), 0.05, below=True)]
     low, high = speech.FAST
@@ -61,7 +61,7 @@ def tasks(share: float) -> list[Task]:
 
 
 def score(clips: list[Clip], answers: list[str]) -> float:
-    """Return the word error rate; of clips without speech, the share that has words."""
+    """Return the word error rate or, for clips without speech, the share of answers with words."""
     spoken = [words(c.text) for c in clips]
     if not any(spoken):
         return float(np.mean([bool(words(a)) for a in answers]))

@@ -1,4 +1,4 @@
-"""Sentences of tiny-asr: a closed grammar of a few hundred English words, numbers written as words."""
+"""Random sentences for tiny-asr from a grammar of a few hundred English words. Numbers are written as words."""
 
 from __future__ import annotations
 
@@ -179,11 +179,11 @@ KINDS: dict[str, Callable[[Rng], str]] = {
 
 
 def utterance(rng: Rng, kind: str) -> str:
-    """Return a text of `kind` as it is written: with a capital first and a final period or question mark."""
+    """Return a text of `kind` with a capital first and a final period or question mark."""
     text = KINDS[kind](rng)
     return text[0].upper() + text[1:] + ("" if text.endswith("?") else ".")
 
 
 def words(text: str) -> list[str]:
-    """Return the words of a text without capitals and punctuation, as the word error rate counts them."""
+    """Return the words of a text in lower case and without punctuation, for the word error rate."""
     return "".join(c if c.isalnum() or c == "'" else " " for c in text.lower()).split()

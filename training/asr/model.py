@@ -1,4 +1,4 @@
-"""Whisper with windows of 8 s for training: transformers' class, run on clips of one length, and a CTC head on the encoder."""
+"""The training model: transformers' Whisper with windows of 8 s, and a CTC head on its encoder."""
 
 from __future__ import annotations
 
@@ -36,7 +36,7 @@ def config() -> Any:
 
 
 class Trainee(nn.Module):
-    """The model, the head that predicts letters from encoder rows and is not shipped, and a moving average of the weights."""
+    """Whisper, a CTC head that predicts letters from encoder rows (not exported), and a moving average of the weights."""
 
     def __init__(self) -> None:
         super().__init__()
@@ -53,7 +53,7 @@ class Trainee(nn.Module):
         torch._foreach_lerp_(list(self.average.parameters()), list(self.net.parameters()), share)
 
     def encode(self, frames: Tensor) -> Tensor:
-        """Return encoder rows `[b, n / 2, width]` of `[b, 80, n]`; the class itself takes only whole windows."""
+        """Return encoder rows `[b, n / 2, width]` of `[b, 80, n]`. transformers' forward takes whole windows only."""
         encoder = self.net.encoder
         x = F.gelu(encoder.conv2(F.gelu(encoder.conv1(frames)))).transpose(1, 2)
         x = x + encoder.embed_positions.weight[: x.shape[1]]

@@ -1,4 +1,7 @@
-"""Speech of tiny-asr: espeak-ng voices with rooms, noises and gains. A seed defines a clip, for one version of espeak-ng."""
+"""Synthetic speech for tiny-asr: espeak-ng voices with reverberation, noise and gain.
+
+A seed always gives the same clip with the same version of espeak-ng.
+"""
 
 from __future__ import annotations
 
@@ -23,7 +26,7 @@ FAST = (225, 245)  # never trained on
 
 @dataclass(frozen=True)
 class Voice:
-    """How espeak-ng speaks; `pitch` 0-99."""
+    """A voice of espeak-ng. `speed`: words per minute. `pitch`: 0 to 99."""
 
     name: str
     speed: int
@@ -43,7 +46,7 @@ class Clip:
 
 
 class Espeak:
-    """libespeak-ng, called in this process: starting the program for each text takes ten times as long."""
+    """Calls libespeak-ng in this process, because starting the program for each text takes ten times as long."""
 
     def __init__(self, library: str) -> None:
         self.library, self.blocks = ctypes.CDLL(library), list[bytes]()
@@ -106,7 +109,7 @@ def coloured_noise(rng: Rng, count: int) -> np.ndarray:
 
 
 def reverberate(samples: np.ndarray, rng: Rng) -> np.ndarray:
-    """Convolve with an exponentially decaying room of 0.1 to 0.3 s and a direct path."""
+    """Convolve with a room impulse response that decays exponentially in 0.1 to 0.3 s."""
     seconds = rng.uniform(0.1, 0.3)
     count = int(RATE * seconds)
     room = rng.standard_normal(count) * np.exp(-6.9 * np.arange(count) / count)
@@ -116,8 +119,8 @@ def reverberate(samples: np.ndarray, rng: Rng) -> np.ndarray:
     return np.fft.irfft(np.fft.rfft(samples, size) * np.fft.rfft(room, size), size)[: len(samples) + count // 3]
 
 
-def soil(samples: np.ndarray, rng: Rng) -> np.ndarray:
-    """Add a limited bandwidth, noise 10 to 40 dB below the speech and a gain."""
+def degrade(samples: np.ndarray, rng: Rng) -> np.ndarray:
+    """Limit the bandwidth of some clips, and add noise 10 to 40 dB below the speech and a gain."""
     power = float(np.sqrt(np.mean(samples[np.abs(samples) > 1e-4] ** 2))) if np.any(np.abs(samples) > 1e-4) else 0.05
     if rng.random() < 0.15:
         spectrum, frequency = np.fft.rfft(samples), np.fft.rfftfreq(len(samples), 1 / RATE)
@@ -130,7 +133,7 @@ def soil(samples: np.ndarray, rng: Rng) -> np.ndarray:
 
 
 def silence(rng: Rng) -> Clip:
-    """Make a clip without speech: nothing, noise, a hum or clicks."""
+    """Make a clip without speech: silence, noise, a hum or clicks."""
     count = int(rng.integers(RATE // 2, WINDOW))
     samples = coloured_noise(rng, count) * 10 ** (rng.uniform(-80, -10) / 20) if rng.random() < 0.85 else np.zeros(count)
     if rng.random() < 0.2:
@@ -141,7 +144,7 @@ def silence(rng: Rng) -> Clip:
 def clip(rng: Rng, kind: str, voice: Voice | None = None, second: str | None = None, clean: bool = False) -> Clip:
     """Speak one utterance of `kind`, or two, in one voice. `clean`: no room, noise or gain.
 
-    An utterance that is too long for the window is drawn again.
+    Clips that are too long for the window are drawn again.
     """
     while True:
         lead = rng.uniform(0.02, 0.6) if rng.random() < 0.85 else rng.uniform(0.6, 3)
@@ -157,5 +160,5 @@ def clip(rng: Rng, kind: str, voice: Voice | None = None, second: str | None = N
             continue
         if not clean:
             samples = reverberate(samples, rng) if rng.random() < 0.25 else samples
-            samples = soil(samples, rng)
+            samples = degrade(samples, rng)
         return Clip(np.asarray(samples[:WINDOW], np.float32), tuple(parts))

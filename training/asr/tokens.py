@@ -1,4 +1,4 @@
-"""tiny-asr's tokenizer in Whisper's form: bytes, merges of the grammar's words, special tokens, timestamps."""
+"""tiny-asr's tokenizer: Whisper's byte-level BPE with its special tokens and timestamps, trained on the grammar."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ LETTERS = " 'abcdefghijklmnopqrstuvwxyz"
 
 @functools.cache
 def tokenizer() -> Tokenizer:
-    """Train the tokenizer on sentences of the grammar; deterministic. Most words are one token."""
+    """Train the tokenizer on sentences of the grammar, with a fixed seed. Most words become one token."""
     tok = Tokenizer(models.BPE())
     tok.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tok.decoder = decoders.ByteLevel()
@@ -49,7 +49,7 @@ def time_token(seconds: float) -> int:
 
 
 def answer(clip: Clip, timed: bool) -> list[int]:
-    """Return what follows `<|startoftranscript|>`, to `<|endoftext|>`."""
+    """Return the tokens after `<|startoftranscript|>`, up to and with `<|endoftext|>`."""
     found: list[int] = [] if timed else [token(NO_TIMES)]
     for start, end, text in clip.parts:
         words = encode(f" {text}")

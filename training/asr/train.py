@@ -2,7 +2,7 @@
 
 assets/tiny-asr/README.md says how the shipped model was trained.
 
-The CTC head makes the encoder learn letters before the decoder learns to attend to it, which removes the plateau.
+The loss of a CTC head on the encoder ends the plateau that the loss otherwise has until the decoder attends to the encoder.
 """
 
 from __future__ import annotations
@@ -14,25 +14,25 @@ import numpy as np
 import torch
 
 from ..loop import Loss, State, arguments, fit
-from .dataset import FRAMES, STAGES, Batch, Sample, collate, groups, read_shard
+from .dataset import FRAMES, STAGES, Batch, Sample, collate, length_buckets, read_shard
 from .model import Trainee
 
-WHOLE = 0.2  # share of batches padded to the window; all of them in the last fifth of the time
-CTC = 0.5
+WHOLE = 0.2  # share of batches padded to the whole window; in the last fifth of the training time, all of them
+CTC = 0.5  # weight of the CTC loss
 
 
 def batches(folder: Path, state: State, size: int, minutes: float) -> Iterator[Batch]:
-    """Yield batches of two random shards of the stage at a time, of at most `size` clips of 4 s."""
+    """Yield batches of clips from two random shards of the stage. A batch has about as many frames as `size` clips of 4 s."""
     while True:
         rng, stage = np.random.default_rng([3, int(state["step"])]), int(state["stage"])
         paths = sorted(folder.glob(f"{stage}-???.npz"))
         chosen = rng.choice(len(paths), min(2, len(paths)), replace=False)
         samples: list[Sample] = [sample for i in chosen for sample in read_shard(paths[int(i)])]
         full = state["seconds"] > 0.8 * 60 * minutes
-        for group in groups(samples, rng, size * FRAMES // 2):
+        for bucket in length_buckets(samples, rng, size * FRAMES // 2):
             spoken = stage == len(STAGES) - 1
             whole = full or (stage > 0 and rng.random() < WHOLE)
-            for part in (group[: len(group) // 2], group[len(group) // 2 :]) if whole and len(group) > size else (group,):
+            for part in (bucket[: len(bucket) // 2], bucket[len(bucket) // 2 :]) if whole and len(bucket) > size else (bucket,):
                 yield collate(part, rng, whole, previous=0.1 * spoken, timed=0.35 * (stage > 0))
             if state["stage"] != stage:
                 break
