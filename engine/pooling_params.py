@@ -10,6 +10,7 @@ from .param_checks import check_token_ids
 
 _MOST = 2**31 - 1
 _MAX_HEADS = 1024
+_MAX_TOKENS = 1 << 20  # a whole vocabulary
 
 
 @hints_at_arguments
@@ -42,7 +43,7 @@ class PoolingParams:
 
     def __post_init__(self) -> None:
         check_classes(**{f"pooling.{name}": value for name, value in vars(self).items()})
-        object.__setattr__(self, "token_ids", check_token_ids("pooling.token_ids", self.token_ids))
+        object.__setattr__(self, "token_ids", check_token_ids("pooling.token_ids", self.token_ids, _MAX_TOKENS))
         _check_count("dimensions", self.dimensions, 1)
         _check_count("first_tokens", self.first_tokens, 0)
         object.__setattr__(self, "cross_attention", _check_heads(self.cross_attention))

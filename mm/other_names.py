@@ -37,7 +37,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     "guided_choice": ("structured_outputs",),
     "guided_grammar": ("structured_outputs",),
     "json_schema": ("structured_outputs",),
-    "num_beams": ("beam_width", _BEAMS),
+    "num_beams": ("beam_size", "beam_width", _BEAMS),
     "beam_size": ("beam_width", _BEAMS),
     "use_beam_search": (_BEAMS,),
     "early_stopping": (_BEAMS,),
@@ -83,7 +83,7 @@ _NAMES: dict[str, tuple[str, ...]] = {
     # transformers, faster-whisper, Whisper, sentence-transformers: tasks
     "return_timestamps": ("timestamps",),
     "without_timestamps": ("timestamps",),
-    "word_timestamps": ("timestamps of words are not computed; timestamps=True gives those of segments",),
+    "word_timestamps": ('timestamps="word" gives the times of words',),
     "initial_prompt": ("context",),
     "prefix": ("context",),
     "vad_filter": ("vad",),

@@ -66,8 +66,8 @@ def test_a_request_that_was_not_sent_can_be_shown(llm):
 
 def test_arguments_of_other_transcribers(llm):
     for name, said in (
-        ("beam_size", "answers are greedy or sampled"),
-        ("word_timestamps", "timestamps=True gives those of segments"),
+        ("num_beams", "did you mean beam_size"),
+        ("word_timestamps", 'timestamps="word" gives the times of words'),
         ("vad_filter", "did you mean vad"),
         ("initial_prompt", "did you mean context"),
         ("return_timestamps", "did you mean timestamps"),

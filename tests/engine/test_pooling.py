@@ -17,6 +17,12 @@ def test_tokens_outside_the_vocabulary_are_refused_before_a_step(toy):
     toy.assert_empty(core)
 
 
+def test_logits_of_a_whole_vocabulary():
+    assert len(PoolingParams(range(300_000)).token_ids) == 300_000
+    with pytest.raises(InputError, match=r"pooling\.token_ids has 1048577 entries"):
+        PoolingParams(range((1 << 20) + 1))
+
+
 def test_logits_that_are_not_finite_end_that_prompt_alone(toy):
     core = toy.make_core()
     core.add(toy.request("scored", [5, 6, 7], pooling=PoolingParams((5, 6))))
