@@ -35,9 +35,7 @@ class OutputFolder:
             name = f"{_stem(source.name)}.{_SUFFIXES.get(form, form)}"
             other = owners.setdefault(name, source)
             if other is not source:
-                reason = (
-                    f"{other.name} and {source.name} would both be written to {name}; rename one, or run twice with two folders"
-                )
+                reason = f"{other.name} and {source.name} would both be written to {name}; rename one, or run the command twice"
                 raise ConfigError(reason)
             self._names[id(source)] = name
         try:
