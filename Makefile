@@ -5,7 +5,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-all lint eval-tiny fuzz bench published abridged aot gpu clean
+.PHONY: help setup setup-test demo test test-all lint eval-tiny train-asr fuzz bench published abridged aot gpu clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
@@ -30,7 +30,7 @@ help:  ## list the commands
 setup: .venv/.runtime  ## install what it needs to run, into .venv
 setup-test: .venv/.test  ## install also what the tests and checkers need
 
-demo: .venv/.runtime  ## read the shipped images and video with the shipped model
+demo: .venv/.runtime  ## read the shipped images, video and speech with the shipped models
 	@$(BIN)/sensorium demo $(ARGS)
 
 test: .venv/.test  ## run the usual tests and print the slowest files
@@ -46,8 +46,14 @@ lint: .venv/.test  ## check style, import rules and types
 	mkdir -p .types && ln -sfn .. .types/sensorium
 	MYPYPATH=.types $(BIN)/mypy -p sensorium
 
-eval-tiny: .venv/.test  ## measure how well the shipped model reads held-out data
+eval-tiny: .venv/.test  ## measure how well the shipped models read held-out data (speech needs espeak-ng)
 	$(BIN)/python -m training.evaluate $(ARGS)
+	$(BIN)/python -m training.asr.evaluate $(ARGS)
+
+train-asr: .venv/.test  ## train and export tiny-asr; stops and resumes (needs espeak-ng): ARGS="--minutes 110"
+	$(BIN)/python -m training.asr.dataset
+	$(BIN)/python -m training.asr.train $(ARGS)
+	$(BIN)/python -m training.asr.export
 
 fuzz: .venv/.test  ## send 10,000 mutated files of each kind through decoding, with a new seed
 	$(BIN)/python -m pytest -m full -s tests/mm/media/test_fuzz.py $(ARGS)

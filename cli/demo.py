@@ -1,4 +1,4 @@
-"""`sensorium demo`: read the shipped images and video with the shipped model."""
+"""`sensorium demo`: read the shipped images, video and speech with the shipped models."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from .common import add_model_name
+from .transcribe import SHIPPED_MODEL
 
 if TYPE_CHECKING:
     from PIL.Image import Image
@@ -17,6 +18,7 @@ if TYPE_CHECKING:
 
 EXAMPLE = "sensorium demo --out out"
 ASSETS = Path(__file__).resolve().parents[1] / "assets"
+MEDIA, SPEECH = ASSETS / "media", ASSETS / "speech"
 ZOOM = 3
 VIDEO_SUFFIXES = (".mp4",)
 
@@ -27,8 +29,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--media",
         metavar="DIR",
         type=Path,
-        default=ASSETS / "media",
-        help="folder of images, videos and answers.json (default: the shipped media)",
+        default=MEDIA,
+        help="folder of images, videos and answers.json (default: the shipped media, and the shipped speech)",
     )
     parser.add_argument(
         "--out", metavar="DIR", type=Path, default=Path("out"), help="folder for the annotated image (default: out)"
@@ -37,9 +39,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if every file was answered, right or wrong; the table says which answers are right."""
-    from ..engine.llm import LLM
     from ..engine.sampling_params import SamplingParams
     from ..mm.errors import SensoriumError
+    from ..pipelines.llm import LLM
 
     expected = read_answers(args.media)
     make_folder(args.out)
@@ -49,7 +51,13 @@ def run(args: argparse.Namespace) -> int:
     chats = [message(args.media / name, entry["prompt"]) for name, entry in expected.items()]
     outputs = llm.chat(chats, SamplingParams(temperature=0.0, max_tokens=96))
     done = time.perf_counter()
-    print(table(expected, outputs))
+    wanted = {name: entry["answer"] for name, entry in expected.items()}
+    answers = list(map(answer_text, outputs))
+    if args.media == MEDIA:
+        spoken = json.loads((SPEECH / "answers.json").read_text("utf-8"))
+        wanted |= spoken
+        answers += [heard.text for heard in LLM(SHIPPED_MODEL).transcribe([SPEECH / name for name in spoken])]
+    print(table(wanted, answers))
     print(timings(outputs, loaded - started, done - loaded))
     for name, output in zip(expected, outputs, strict=True):
         if output.error:
@@ -91,12 +99,11 @@ def message(path: Path, prompt: str) -> list[dict[str, Any]]:
     return [{"role": "user", "content": [{"type": kind, kind: path}, {"type": "text", "text": prompt}]}]
 
 
-def table(expected: dict[str, dict[str, str]], outputs: list[RequestOutput]) -> str:
+def table(expected: dict[str, str], answers: list[str]) -> str:
     """Return one line per file. Line breaks in an answer become ` / `."""
     rows = [("file", "answer", "expected", "ok")]
-    for (name, entry), output in zip(expected.items(), outputs, strict=True):
-        answer = answer_text(output)
-        rows.append((name, on_one_line(answer), on_one_line(entry["answer"]), "yes" if answer == entry["answer"] else "no"))
+    for (name, wanted), answer in zip(expected.items(), answers, strict=True):
+        rows.append((name, on_one_line(answer), on_one_line(wanted), "yes" if answer == wanted else "no"))
     widths = [max(len(row[column]) for row in rows) for column in range(4)]
     return "\n".join("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip() for row in rows)
 

@@ -22,7 +22,7 @@ from .output import exit_code, exit_on_signals, with_option_names
 
 COMMANDS = {
     "chat": "ask a model about images, videos and audio",
-    "demo": "read the shipped images and video with the shipped model",
+    "demo": "read the shipped images, video and speech with the shipped models",
     "doctor": "print versions, device, kernels in use, and missing packages",
     "list": "list the models in the Hub's cache",
     "ocr": "read the text in images",

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import argparse
+import sys
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -19,6 +20,11 @@ if TYPE_CHECKING:
     from ..pipelines.transcribe import Segment, Transcript
 
 EXAMPLE = "sensorium transcribe talk.flac --model DIR --timestamps"
+SHIPPED_HEARS = (
+    "the shipped model understands only synthetic English speech: numbers, dates, times and short commands; "
+    "pass --model for other audio"
+)
+SHIPPED_MODEL = Path(__file__).resolve().parents[1] / "assets" / "tiny-asr"
 
 LINE_LENGTH = 42  # characters of a line of subtitles
 FORMATS = ("text", "json", "srt", "vtt", "tsv", "md")
@@ -26,7 +32,7 @@ FORMATS = ("text", "json", "srt", "vtt", "tsv", "md")
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file_arguments(parser, "an audio file", "*")
-    add_model_arguments(parser)
+    add_model_arguments(parser, str(SHIPPED_MODEL))
     parser.add_argument("--language", metavar="NAME", help='the language spoken, as "en" or "English" (default: detected)')
     parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English (default: transcribe)")
     help_text = "form of a transcript; srt, vtt and tsv need a model with timestamps (default: text)"
@@ -55,10 +61,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 2 if a file could not be transcribed; the other files are still transcribed."""
+    if not args.live and not args.files:
+        raise ConfigError("there is nothing to transcribe; name an audio file, or give --live for the microphone")
+    if args.model == str(SHIPPED_MODEL):
+        print(f"sensorium: note: {SHIPPED_HEARS}", file=sys.stderr)
     if args.live:
         return live.run(args)
-    if not args.files:
-        raise ConfigError("there is nothing to transcribe; name an audio file, or give --live for the microphone")
     from ..engine.llm import LLM
     from ..engine.sampling_params import SamplingParams
     from ..pipelines.speech.arguments import TEMPERATURES

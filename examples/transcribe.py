@@ -1,28 +1,23 @@
-"""Transcribe audio files with timestamps: `python examples/transcribe.py --model whisper-tiny.en talk.flac ...`."""
+"""Transcribe audio files with timestamps: `python examples/transcribe.py [--model openai/whisper-tiny.en] [AUDIO ...]`."""
 
 import argparse
 from pathlib import Path
 
 from sensorium import LLM
-from shared import run
+from shared import ASSETS, run
 
 
 def main() -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument(
-        "--model", help="a folder, or a name such as openai/whisper-tiny.en (default: the folder whisper-tiny.en)"
+        "--model", default=str(ASSETS / "tiny-asr"), help="the shipped model knows few words of synthetic speech"
     )
     parser.add_argument("--language", help="default: detected, if the model can")
-    parser.add_argument("files", nargs="*", type=Path)
+    parser.add_argument("files", nargs="*", type=Path, default=sorted((ASSETS / "speech").glob("*.flac")))
     args = parser.parse_args()
-    model = args.model or "whisper-tiny.en"
-    if not args.model and not Path(model).is_dir():
-        print("no speech model ships; give --model openai/whisper-tiny.en to download one")
-        return []
-    if not args.files:
-        parser.error("name audio files to transcribe")
 
-    found = list(zip(args.files, LLM(model).transcribe(args.files, args.language, timestamps=True), strict=True))
+    llm = LLM(args.model)
+    found = list(zip(args.files, llm.transcribe(args.files, args.language, timestamps=True), strict=True))
     for path, heard in found:
         if not heard.error:
             print(f"{path.name} ({heard.language}): {heard.text}")

@@ -85,7 +85,6 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("ocr", "a.png", "--jsn"), "--jsn; see `sensorium ocr --help`"),
         (("chat", "--model", "x", ""), "the question is empty; give one, or leave it out for a conversation"),
         (("chat", "q"), "required: --model, a folder or a name on the Hub. example: sensorium chat --model Qwen/"),
-        (("transcribe", "a.wav"), "example: sensorium transcribe talk.flac --model DIR"),
         (("chat", "--model", "x", "--max-tokens", "many", "q"), "'many'"),
         (("chat", "--model", "x", "--max-tokens", "0", "q"), "--max-tokens: '0' is not an integer of 1 or above; see"),
         (("ocr", "a.png", "--max-tokens", "-3"), "--max-tokens: '-3' is not"),

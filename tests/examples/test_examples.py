@@ -94,7 +94,7 @@ def test_folder_batch_with_a_broken_image(run: Run, tmp_path: Path) -> None:
         ("ocr", ["nothing.png"], "error: nothing.png: the file"),
         ("folder_batch", ["nothing"], "nothing is not a folder"),
         ("folder_batch", ["empty"], "there are no images in empty"),
-        ("transcribe", ["--model", "empty"], "name audio files"),
+        ("transcribe", ["nothing.flac"], "'nothing.flac' cannot be read"),
         ("transcribe", ["--model", "nowhere", "talk.flac"], "error: 'nowhere' is not a folder"),
         ("omni", ["--model", "nowhere"], "error: 'nowhere' is not a folder"),
         ("embed_and_rank", ["text.png"], "text.png: image 0: it is not in a supported image format"),
@@ -128,7 +128,7 @@ def test_missing_audio_beside_a_good_one(run: Run, tmp_path: Path) -> None:
     assert err.startswith("error: nothing.flac: the file 'nothing.flac' cannot be read")
 
 
-@pytest.mark.parametrize("name", [name for name in EXAMPLES if name != "transcribe"])
+@pytest.mark.parametrize("name", EXAMPLES)
 def test_missing_model_is_a_one_line_error(name: str, run: Run) -> None:
     code, out, err = run(name, "--model", "nowhere")
     assert code == 2

@@ -21,7 +21,7 @@ from .dataset import STAGES, draw_clip
 from .grammar import words
 from .speech import RATE, Clip
 
-COUNT = 200  # clips of a set
+COUNT = 100  # clips of a set
 SHIPPED = Path(__file__).parents[2] / "assets" / "speech"
 
 

@@ -12,7 +12,7 @@ from safetensors.torch import load_file
 from ..reference import transformers
 from .model import SIZES, config
 from .speech import SECONDS
-from .tokens import END, NO_TIMES, SPECIAL, token, tokenizer
+from .tokens import END, NO_TIMES, SPECIAL, START, token, tokenizer
 
 
 def write(source: Path, target: Path) -> None:
@@ -22,16 +22,22 @@ def write(source: Path, target: Path) -> None:
     net = transformers().WhisperForConditionalGeneration(config())
     net.model.load_state_dict(weights)
     net = net.half()
-    generation = net.generation_config
-    generation._from_model_config = False  # otherwise transformers drops unknown keys when loading
-    generation.is_multilingual = False
-    generation.max_length = SIZES["max_target_positions"]
-    generation.no_timestamps_token_id = token(NO_TIMES)
-    generation.return_timestamps = False
-    generation.suppress_tokens = [token(name) for name in SPECIAL if name not in (END, NO_TIMES)]
     net.save_pretrained(target)
+    (target / "model.safetensors").chmod(0o644)
     transformers().WhisperFeatureExtractor(chunk_length=SECONDS, feature_size=80).save_pretrained(target)
+    end = token(END)
     files: dict[str, Any] = {
+        "generation_config.json": {
+            "bos_token_id": end,
+            "decoder_start_token_id": token(START),
+            "eos_token_id": end,
+            "pad_token_id": end,
+            "is_multilingual": False,
+            "max_length": SIZES["max_target_positions"],
+            "no_timestamps_token_id": token(NO_TIMES),
+            "return_timestamps": False,
+            "suppress_tokens": [token(name) for name in SPECIAL if name not in (END, NO_TIMES)],
+        },
         "tokenizer_config.json": {
             "tokenizer_class": "WhisperTokenizer",
             "processor_class": "WhisperProcessor",
