@@ -291,7 +291,7 @@ def test_very_many_messages_parts_or_tools_are_refused_before_work_is_done_for_e
 
 def test_other_threads_run_while_many_values_are_copied(monkeypatch):
     clock, rests = itertools.count(), []
-    monkeypatch.setattr(pacing.time, "perf_counter", lambda: next(clock) * pacing._WORK)
+    monkeypatch.setattr(pacing.time, "perf_counter", lambda: next(clock) * pacing._WORK_SECONDS)
     monkeypatch.setattr(pacing.time, "sleep", rests.append)
     values = [{"a": 1}] * 9
     assert plain_copy(values, "x") == values
