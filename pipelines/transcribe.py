@@ -116,20 +116,18 @@ def transcribe_tasks(
     rate = check_model(llm, task)
     assert llm.speech is not None
     times = check_mode(llm, timestamps, sequential, condition_on_previous_text, aligner)
-    code = check_language(llm, language)
     words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
     check_vad(vad, rate)
     check_type("cache_salt", cache_salt, str, type(None))
-    params, temperatures = check_sampling(sampling_params, temperature)
     gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
     timed = sequential or (times != "none" and llm.speech.has_timestamps)
     align = _make_aligner(llm, task, aligner, cache_salt) if times == "word" else None
-    how = (align, check_beams(beam_size), cache_salt)
-    decoding = Decoding(partial(make_request, llm, task, timed), params, temperatures, *gates, *how)
+    sampling, make = check_sampling(sampling_params, temperature), partial(make_request, llm, task, timed)
+    decoding = Decoding(make, *sampling, *gates, align, check_beams(beam_size), cache_salt)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
-    windows = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
-    mode = (vad, sequential, condition_on_previous_text, times, rate)
-    options = _Options(decoding, code, words, *mode, window_size(llm), windows, on_progress, _end_finder(llm, task, cache_salt))
+    code, windows = check_language(llm, language), max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
+    mode = (vad, sequential, condition_on_previous_text, times, rate, window_size(llm))
+    options = _Options(decoding, code, words, *mode, windows, on_progress, _end_finder(llm, task, cache_salt))
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
 
 

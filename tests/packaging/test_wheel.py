@@ -14,7 +14,20 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PARTS = ("*.py", "*.toml", "README.md", "LICENSE", "MANIFEST.in", "py.typed", "Makefile", "constraints.txt")
-FOLDERS = ("assets", "cli", "engine", "kernels", "mm", "models", "pipelines", "processors", "tests", "examples", "training")
+FOLDERS = (
+    "assets",
+    "cli",
+    "engine",
+    "kernels",
+    "mm",
+    "models",
+    "pipelines",
+    "processors",
+    "server",
+    "tests",
+    "examples",
+    "training",
+)
 
 
 @pytest.fixture(scope="module")

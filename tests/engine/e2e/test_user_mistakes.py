@@ -86,7 +86,6 @@ def test_async_llm_closes_the_model_that_it_loaded():
         (lambda llm: llm.chat("hi"), r'not a str; give \[{"role": "user", "content": text}\]'),
         (lambda llm: llm.chat(USER), r"not a dict; give \[message\]"),
         (lambda llm: llm.ocr(None), "images=None must be an image or a list of images"),
-        (lambda llm: llm.plan([USER]), "these are messages, which only `chat`"),
         (lambda llm: llm.generate([USER], SHORT, on_error="raise"), "these are messages, which only `chat`"),
         (lambda llm: llm.chat([{"role": "user"}], SHORT, on_error="raise"), "message 0: content is missing; give a text"),
         (lambda llm: llm.chat([{"role": "user", "content": []}], SHORT, on_error="raise"), "content is an empty list"),
