@@ -114,16 +114,14 @@ def transcribe_tasks(
         InputError: an argument that is invalid, or that this model cannot honour.
     """
     rate = check_model(llm, task)
-    assert llm.speech is not None
     times = check_mode(llm, timestamps, sequential, condition_on_previous_text, aligner)
     words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
     check_vad(vad, rate)
     check_type("cache_salt", cache_salt, str, type(None))
     gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
-    timed = sequential or (times != "none" and llm.speech.has_timestamps)
     align = _make_aligner(llm, task, aligner, cache_salt) if times == "word" else None
-    sampling, make = check_sampling(sampling_params, temperature), partial(make_request, llm, task, timed)
-    decoding = Decoding(make, *sampling, *gates, align, check_beams(beam_size), cache_salt)
+    make = partial(make_request, llm, task, sequential or times != "none")
+    decoding = Decoding(make, *check_sampling(sampling_params, temperature), *gates, align, check_beams(beam_size), cache_salt)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     code, windows = check_language(llm, language), max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
     mode = (vad, sequential, condition_on_previous_text, times, rate, window_size(llm))
@@ -145,7 +143,7 @@ def _end_finder(llm: LLM, task: str, cache_salt: str | None) -> AttentionAligner
 
 def make_request(llm: LLM, task: str, timed: bool, language: str | None, context: str) -> SpeechRequest:
     assert llm.speech is not None
-    return llm.speech.transcription_request(language, task, timed, context)
+    return llm.speech.transcription_request(language, task, timed and llm.speech.has_timestamps, context)
 
 
 def window_size(llm: LLM) -> int:
