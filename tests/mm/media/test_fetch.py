@@ -75,7 +75,7 @@ class Handler(BaseHTTPRequestHandler):
             for _ in range(900 if self.path == "/drip-head" else 0):
                 self.wfile.write(b"H")
                 time.sleep(0.1)
-            self.wfile.write(self.bodies.get(self.path, b""))
+            self.wfile.write(self.bodies.get(self.path, self.bodies["/endless"] if "/endless?" in self.path else b""))
 
     def log_message(self, *args: object) -> None:
         pass
@@ -138,6 +138,21 @@ def test_a_download_ends_with_its_request(server, path):
     with pytest.raises(InputError, match="its request has ended"):
         fetch(f"http://127.0.0.1:{server.server_port}/{path}", LOCAL, ledger)
     closer.join()
+
+
+def test_many_urls_of_one_request_share_its_limit(server):
+    policy = replace(LOCAL, max_bytes=5000, max_request_bytes=10_000)
+    budget = MediaBudget(policy)
+    seen = len(server.seen)
+    with budget.open() as ledger:
+        for number in range(2):
+            assert len(fetch(f"http://127.0.0.1:{server.server_port}/endless?{number}", policy, ledger)) == 4000
+        for number in range(2, 24):
+            with pytest.raises(InputError, match=r"more than 10,000 bytes \(media: max_request_bytes\)"):
+                fetch(f"http://127.0.0.1:{server.server_port}/endless?{number}", policy, ledger)
+            assert budget.num_bytes <= 10_000
+    assert budget.num_bytes == 0
+    assert len(server.seen) == seen + 24
 
 
 def test_redirects_are_checked_again(server, monkeypatch):
