@@ -180,7 +180,10 @@ def check(
     for stored, name, whole in _joined(root, wide, prefixes, ignored):
         known = bool(prod(whole.shape))  # without a shape it cannot be said what a converter splits the tensor into
         if name in converters and not known:
-            split.add(f"{converters[name][0]}.")
+            path = converters[name][0]
+            split.add(f"{path}.")
+            if isinstance(module := root.get_submodule(path), WeightedLayer):
+                missing -= dict(module.tensors(path)).keys()  # their names may not start with the module's path
             continue
         for part, tensor in _convert(stored, whole, converters[name][1]) if name in converters else [(name, whole)]:
             if part in views:

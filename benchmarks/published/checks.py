@@ -160,7 +160,8 @@ def check_names(sides: Sides) -> Cell:
 def check_plan(sides: Sides) -> Cell:
     """Compare the planned bytes of weights with those of transformers' class. Quantised weights are only reported."""
     quantized = sides.files.quantization_config is not None
-    config = make_config(str(sides.folder), {"device": "cpu", "max_model_len": 4096, "max_num_seqs": 4})
+    dtype = str(sides.files.dtype("auto")).removeprefix("torch.")  # a CPU may compute, and hold embeddings, in another one
+    config = make_config(str(sides.folder), {"device": "cpu", "dtype": dtype, "max_model_len": 4096, "max_num_seqs": 4})
     plan = explain(config)
     text = f"{plan.total / 2**30:.2f} GiB, weights {plan.weights / 2**30:.2f}"
     if quantized:

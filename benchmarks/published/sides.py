@@ -101,8 +101,9 @@ class Sides:
 
 
 def line(error: BaseException, most: int = 110) -> str:
-    """Return an error as one line of a Markdown table, without the folder that it names."""
+    """Return an error as one line of a Markdown table. If our own models and transformers refuse, only the latter's reason."""
     text = " ".join(str(error).split()).replace("|", "\\|") or type(error).__name__
+    text = text.rpartition("; and through transformers: ")[2]
     if not isinstance(error, SensoriumError | Missing):
         text = f"{type(error).__name__}: {text}"
     return text if len(text) <= most else text[: most - 3] + "..."

@@ -13,7 +13,7 @@ from ...mm.errors import ConfigError
 from ...mm.fields import merge
 from ...mm.registry import TEXT_PROCESSING, Architecture, find_architecture, is_registered, native
 from ...models.config import get_text_config
-from ...models.fallback.borrowed import class_of
+from ...models.fallback.borrowed import check_decoder_only, class_of
 from ...models.fallback.fallback import Fallback
 from ...models.interface import Model
 from ...models.text.stacks import stack_of
@@ -31,7 +31,8 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
     """Return the registry's row for a checkpoint; FALLBACK or TEXT_FALLBACK if only transformers can run it.
 
     Raises:
-        ConfigError: neither the registry nor transformers has it, or transformers cannot import it here.
+        ConfigError: neither the registry nor transformers has it, transformers cannot import it here, or its class is an
+            encoder-decoder model.
     """
     architecture, unsupported = files.architecture, _unsupported(files)
     if unsupported is None:
@@ -45,7 +46,10 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
         if files.remote_code and not is_registered(architecture):
             raise ConfigError(f"{architecture}: {files.remote_code}, which is never run; {how}") from None
         raise ConfigError(f"{unsupported}; {error}; {how}") from None
-    return FALLBACK if kind.config_class.sub_configs else TEXT_FALLBACK
+    row = FALLBACK if kind.config_class.sub_configs else TEXT_FALLBACK
+    with explain_fallback(row, files):
+        check_decoder_only(kind, files.config)
+    return row
 
 
 def _unsupported(files: ModelFiles) -> ConfigError | None:

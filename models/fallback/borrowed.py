@@ -111,6 +111,14 @@ def class_of(config: Mapping[str, Any]) -> Any:
     return found
 
 
+def check_decoder_only(kind: Any, config: Mapping[str, Any]) -> None:
+    """Raise ConfigError if the class is an encoder-decoder model."""
+    if config.get("is_encoder_decoder", getattr(kind.config_class, "is_encoder_decoder", False)):
+        bias = ", with a bias of relative positions," if hasattr(kind.config_class, "relative_attention_num_buckets") else ""
+        why = "only decoder-only models run through transformers' classes here; use transformers itself"
+        raise ConfigError(f"{kind.__name__} is an encoder-decoder model{bias} and {why}")
+
+
 @contextmanager
 def offline() -> Iterator[None]:
     """Forbid downloads of what a config may name (kernels, backbones): they raise OSError."""
@@ -171,10 +179,7 @@ def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
                 f"{name} of transformers chooses among attention classes of its own, not paged attention"
             ) from None
         raise ConfigError(f"{name} of transformers cannot be built from config.json: {line(error)}") from None
-    if parsed.is_encoder_decoder:
-        bias = ", with a bias of relative positions," if hasattr(parsed, "relative_attention_num_buckets") else ""
-        why = "only decoder-only models run through transformers' classes here; use transformers itself"
-        raise ConfigError(f"{name} is an encoder-decoder model{bias} and {why}")
+    check_decoder_only(kind, parsed.to_dict())
     decoder, text = outer.get_decoder(), parsed.get_text_config(decoder=True)
     if decoder is None or outer.base_model is outer or (decoder is outer.base_model and parsed.sub_configs):
         raise ConfigError(f"{name} does not separate its decoder from its embeddings")

@@ -46,7 +46,10 @@ LATENT_KEYS = (
 Kind = Callable[[str, np.ndarray], gguf.GGMLQuantizationType]
 """Chooses the type of a tensor by its GGUF name and its values."""
 Q = gguf.GGMLQuantizationType
-ENCODER = ("visual.", "vision_tower.", "multi_modal_projector.", "model.vision_model.", "model.connector.", "model.visual.")
+ENCODER = (
+    "visual.", "vision_tower.", "multi_modal_projector.", "image_newline", "model.vision_model.", "model.connector.",
+    "model.visual.",
+)  # fmt: skip
 TEXT = re.compile(r"^(?:model\.language_model\.|model\.text_model\.|language_model\.(?:model\.)?)(?!lm_head)")
 EXPERT = re.compile(r"\.experts\.(\d+)\.")
 
@@ -147,7 +150,7 @@ def write_encoder(
     for key, value in encoder_metadata(config, vision, images).items():
         add(writer, key, value)
     wide, depth = {}, vision.get("num_hidden_layers", 0)
-    unused = range(depth + 1 + config["vision_feature_layer"], depth) if config["model_type"] == "llava" else ()
+    unused = range(depth + 1 + config["vision_feature_layer"], depth) if vision["model_type"] == "clip_vision_model" else ()
     left_out = (*(f".layers.{layer}." for layer in unused), "post_layernorm") if unused else ()
     for name, tensor in tensors.items():
         if "mask_token" in name or any(part in name for part in left_out):  # the first is for training
@@ -213,7 +216,7 @@ CLIP = {
     "vision_model.": "", "encoder.layers": "blk", "embeddings.class_embedding": "class_embd",
     "embeddings.patch_embedding": "patch_embd", "embeddings.position_embedding": "position_embd", "pre_layrnorm": "pre_ln",
     "post_layernorm": "post_ln", "self_attn.out_proj": "attn_out", "self_attn.": "attn_", "_proj": "", "layer_norm": "ln",
-    "mlp.fc1": "ffn_down", "mlp.fc2": "ffn_up", "model.": "",
+    "mlp.fc1": "ffn_down", "mlp.fc2": "ffn_up", "model.": "", "image_newline": "model.image_newline",
 }  # fmt: skip
 """Parts of CLIP's names -> those of GGUF, in this order; the two layers of its MLP are swapped."""
 PROJECTORS = {
@@ -253,6 +256,8 @@ def encoder_metadata(config: Mapping[str, Any], vision: Mapping[str, Any], image
     elif kind == "mlp":
         found |= {"clip.vision.projection_dim": 768, "clip.use_gelu": False}  # the first is CLIP's own
         found["clip.vision.block_count"] += config["vision_feature_layer"] + 1
+        pairs = [(wide, high) for high, wide in config.get("image_grid_pinpoints", ())]
+        found["clip.vision.image_grid_pinpoints"] = [side for pair in pairs for side in pair] or None
     elif kind == "pixtral":
         found |= {
             "clip.vision.spatial_merge_size": config.get("spatial_merge_size"),

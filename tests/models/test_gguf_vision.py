@@ -19,7 +19,7 @@ from sensorium.mm.errors import ConfigError, SensoriumError
 
 TEXT = {"layer_types": ["sliding_attention"] * 3, "query_pre_attn_scalar": 16}
 BUILDS: dict[str, dict[str, Any]] = {
-    "llava": {},
+    "llava": {}, "llava_next": {"text": "llama", "sliding_window": None},
     "qwen2_vl": {}, "qwen2_5_vl": {}, "gemma3": TEXT, "qwen3_vl": {}, "idefics3": {}, "smolvlm": {},
     "pixtral": {"sliding_window": None}, "mistral3": {"sliding_window": None, "act": "silu"},
 }  # fmt: skip

@@ -19,6 +19,7 @@ import pytest
 import torch
 from cpu import needs_int8
 from measured import held, peak_bytes
+from parity import ROWS
 from sensorium import LLM, SamplingParams
 from sensorium.engine.config import EngineConfig, make_config
 from sensorium.engine.model_files import load_model_files, resolve
@@ -31,6 +32,7 @@ from sensorium.engine.setup.resolve import load_processing
 from sensorium.engine.worker.cache_tensors import allocate_caches
 from sensorium.engine.worker.sampler import gather_logprobs, sample
 from sensorium.engine.worker.sampling_state import SamplingState
+from sensorium.kernels.linear import shares_table
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import ConfigError
 from sensorium.mm.registry import find_architecture
@@ -78,6 +80,20 @@ def test_planned_weights_equal_the_held_bytes(audio: Path, dtype: torch.dtype) -
     for folder in (TINY_VL, audio):
         planned = weight_bytes(build(folder, dtype, torch.device("meta")), CPU)
         assert planned == held(build(folder, dtype, CPU))
+
+
+@both_dtypes
+def test_a_tied_head_is_planned_once(dtype: torch.dtype, tmp_path: Path) -> None:
+    """PaliGemma's head is its table of token embeddings, in one copy where the products can read rows of it."""
+    planned = {}
+    for tied in (True, False):
+        folder = family.save(ROWS["paligemma"], tmp_path / str(tied), tie=tied)
+        model = build(folder, dtype, torch.device("meta"))
+        planned[tied] = weight_bytes(model, CPU)
+        assert planned[tied] == held(build(folder, dtype, CPU))
+    table = model.language_model.embed_tokens.weight
+    if shares_table(table.shape[1], CPU, dtype):
+        assert planned[False] - planned[True] >= 0.9 * table.nbytes
 
 
 @needs_int8

@@ -11,6 +11,7 @@ import torch
 from oracle import ensure_torchvision, tokenizer
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
+from sensorium.engine.setup.doctor import describe_checkpoint
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models.fallback.borrowed import build as build_class
 from sensorium.models.fallback.fallback import Fallback
@@ -61,11 +62,28 @@ def test_classes_that_transformers_has_but_cannot_run_here_are_named(tmp_path):
         {"architectures": ["DebertaV2Model"]},
         rf"{ours}transformers 5\S+ has DebertaV2Model, but only its classes that generate",
     )
-    bias = r"T5\w+ is an encoder-decoder model, with a bias of relative positions, and .*; use transformers itself"
-    refuse(config_of(tf.T5ForConditionalGeneration), f"{ours}and through transformers: {bias}")
     refuse(
         config_of(tf.FalconForCausalLM), f"{ours}and through transformers: Falcon.* chooses among attention classes of its own"
     )
+
+
+@pytest.mark.parametrize(
+    ("name", "bias"),
+    [("T5", ", with a bias of relative positions,"), *((name, "") for name in ("Bart", "MBart", "Pegasus"))],
+)
+def test_encoder_decoder_models_are_refused_by_their_config_alone(name, bias, tmp_path):
+    """The missing tokenizer is not named: it would not help."""
+    kind = getattr(tf, f"{name}ForConditionalGeneration")
+    whole = config_of(kind)
+    named = {key: whole[key] for key in ("architectures", "model_type")}
+    why = f"{kind.__name__} is an encoder-decoder model{bias} and .*; use transformers itself"
+    for config in (whole, named):
+        (tmp_path / "config.json").write_text(json.dumps(config))
+        for call in (LLM, describe_checkpoint):
+            with pytest.raises(
+                ConfigError, match=rf"no implementation of the architecture .*; and through transformers: {why}"
+            ):
+                call(tmp_path)
 
 
 def test_a_class_that_computes_otherwise_is_refused_when_loaded(built, monkeypatch):

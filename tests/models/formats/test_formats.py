@@ -398,6 +398,26 @@ def test_a_folder_without_weights_is_planned_by_its_config(world: LoadedModels, 
     assert plan(packed) == planned
 
 
+def test_a_config_in_a_section_is_read_before_weights(world: LoadedModels, tmp_path: Path, monkeypatch: Any) -> None:
+    """Kimi-K2.5 states its 4-bit experts in text_config; names that do not fit are found in the index."""
+    packed, _ = write(world.folder("kimi_k25"), tmp_path, SCHEMES["ct w4a16"], lambda one: ".experts." in one)
+    file, wide = packed / "config.json", plan(world.folder("kimi_k25"))
+    config = json.loads(file.read_text())
+    config["text_config"]["quantization_config"] = config.pop("quantization_config")
+    file.write_text(json.dumps(config))
+    assert plan(packed) < wide
+    names = list(load_file(packed / "model.safetensors"))
+    with LLM(packed, device="cpu", max_model_len=128) as llm:
+        assert llm.generate("def f(x):", use_tqdm=False)[0].error is None
+        assert llm.explain().weights == plan(packed)
+    (packed / "model.safetensors").unlink()
+    write_index(packed, [*names, "odd.weight"])
+    monkeypatch.setattr("sensorium.models.weights.read_checkpoint", lambda folder: pytest.fail("weights were read"))
+    for call in (LLM, plan):
+        with pytest.raises(CheckpointError, match=r"unknown odd\.weight"):
+            call(packed)
+
+
 def write_index(folder: Path, names: list[str]) -> None:
     index = {"weight_map": dict.fromkeys(names, "model-1.safetensors")}
     (folder / "model.safetensors.index.json").write_text(json.dumps(index))
