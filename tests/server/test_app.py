@@ -5,8 +5,10 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import shutil
 import signal
 import socket
+import ssl
 import subprocess
 import sys
 import urllib.request
@@ -325,3 +327,20 @@ def test_errors_of_long_lists_are_few(kind):
     with pytest.raises(ValidationError) as found:
         body.model_validate(values)
     assert found.value.error_count() < 10
+
+
+@pytest.mark.skipif(shutil.which("openssl") is None, reason="the certificate is made by openssl")
+def test_https(tmp_path):
+    cert, key = str(tmp_path / "cert.pem"), str(tmp_path / "key.pem")
+    words = ["openssl", "req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "2"]
+    words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-out", cert, "-keyout", key]
+    subprocess.run(words, check=True, capture_output=True)
+    words = [sys.executable, "-m", "sensorium", "serve", str(TINY), "--port", "0", "--max-model-len", "256"]
+    words += ["--engine-process", "false", "--tls-cert", cert, "--tls-key", key]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as run:
+        try:
+            line = run.stderr.readline()
+            assert "https://127.0.0.1:" in line, line
+            assert httpx.get(f"{line.split()[-1]}/ready", verify=ssl.create_default_context(cafile=cert)).status_code == 200
+        finally:
+            run.terminate()

@@ -150,3 +150,24 @@ def test_the_cache_of_a_key(tiny):
             hits("one")
             assert hits("one") > 0
             assert hits("two") == 0
+
+
+def test_classes(tmp_path):
+    transformers = pytest.importorskip("transformers")
+    from oracle import ensure_torchvision, fast_tokenizer, text_config
+
+    ensure_torchvision()
+
+    words = fast_tokenizer(["<pad>"], pad_token="<pad>")
+    names = {0: "code", 1: "prose", 2: "neither"}
+    config = transformers.LlamaConfig(**text_config(words), pad_token_id=0, num_labels=3, id2label=names)
+    transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
+    words.save_pretrained(tmp_path)
+    server = make_server(tmp_path, "classes", warm_up=False)
+    with server.engine.llm, listening(server) as url:
+        expected = asyncio.run(server.engine.classify(["import os", "a house"]))
+        found = httpx.post(f"{url}/classify", json={"input": ["import os", "a house"]}, timeout=240).json()
+    for one, result in zip(found["data"], expected, strict=True):
+        assert one["probs"] == pytest.approx(list(result.outputs.probs), abs=1e-5)
+        assert one["label"] == names[max(range(3), key=one["probs"].__getitem__)]
+        assert one["num_classes"] == 3
