@@ -1,4 +1,4 @@
-"""Transcribe an audio file as if it were spoken now: `python examples/live_transcribe.py --model whisper-tiny.en talk.flac`."""
+"""Transcribe an audio file as if it were spoken now: `python examples/live_transcribe.py [--model DIR] [AUDIO]`."""
 
 import argparse
 import asyncio
@@ -6,7 +6,7 @@ from pathlib import Path
 
 import soundfile
 from sensorium import AsyncLLM
-from shared import run
+from shared import ASSETS, run
 
 
 async def play(path: Path, speed: float):
@@ -29,14 +29,13 @@ async def listen(args: argparse.Namespace) -> None:
 
 def main() -> list[str]:
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default="whisper-tiny.en", help="a folder, or a name such as openai/whisper-tiny.en")
+    parser.add_argument(
+        "--model", default=str(ASSETS / "tiny-asr"), help="the shipped model knows few words of synthetic speech"
+    )
     parser.add_argument("--language", help="default: detected, if the model can")
     parser.add_argument("--speed", type=float, default=1.0, help="how many times faster than real time")
-    parser.add_argument("file", nargs="?", type=Path)
+    parser.add_argument("file", nargs="?", type=Path, default=min((ASSETS / "speech").glob("*.flac")))
     args = parser.parse_args()
-    if args.file is None:
-        print("name an audio file, and a speech model with --model")
-        return []
     if not args.file.is_file():
         return [f"{args.file} cannot be read: there is no such file"]
     asyncio.run(listen(args))

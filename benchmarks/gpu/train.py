@@ -21,7 +21,8 @@ def tiny_vl(bench: Bench) -> Iterator[Figure]:
     """Start as `training.train` does: one character per image, Muon and AdamW, mixed precision."""
     try:
         from training.batch import STAGES, Batch, make
-        from training.train import Trainee, optimizers
+        from training.loop import optimizers
+        from training.train import Trainee
     except ImportError as missing:
         raise Lacks(f"{missing.name}: pip install -e '.[test]'") from None
 

@@ -167,6 +167,7 @@ def test_a_tenant_leaves_places_for_downloads_of_others():
     done = Future()
     (other,) = queue.add(queue.media("other", fetches=(done,), tenant="other"))
     wait_until(lambda: other.stage == "fetching")
+    wait_until(lambda: [entry.stage for entry in busy].count("fetching") >= 16)
     assert [entry.stage for entry in busy].count("fetching") == 16
     done.set_result(None)
     queue.wait("other")
