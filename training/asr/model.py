@@ -47,6 +47,7 @@ class Trainee(nn.Module):
         self.letters = nn.Linear(SIZES["d_model"], len(LETTERS) + 1)
         self.average = copy.deepcopy(self.net).requires_grad_(False)
 
+    @torch.no_grad()
     def update_average(self, step: int) -> None:
         """Move `average`, the weights that are exported, towards the weights of this step."""
         share = max(0.002, 1 / (step + 1))
