@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from ..mm import errors as mm_errors
-from ..mm.errors import EngineDeadError, InputError
+from ..mm.errors import ConfigError, EngineDeadError, InputError
 from ..mm.registry import registered_models
 from ..mm.types import MultiModalFeature
 from .channel import Activity, Channel, pack
@@ -88,7 +88,7 @@ class ProcessCore:
             info, _, self._stats = self._launch(self.config)
             if info != self.info:
                 self._kill()
-                raise EngineDeadError("the engine's new process has other limits than the last one; make a new engine")
+                raise ConfigError("the engine's new process has other limits than the last one; make a new engine")
         except BaseException:
             self._dead = self._dead or reason
             raise

@@ -327,20 +327,25 @@ class EngineLoop:
             command = self._commands.get()
 
     def _die(self, error: EngineDeadError) -> None:
-        """End every request after the core has died. Restart it, or refuse new requests."""
-        self._core_died, restart = True, None if self.closed else self.core.restart
-        self._dead = None if restart else error
+        """End every request after the core has died. Restart it, again if it dies while it loads, or refuse new requests."""
+        self._core_died = True
+        self._dead = None if not self.closed and self.core.restart else error
         self.end(tuple(self._names.values()), "error", error.info)
-        if restart:
+        while not self.closed and (restart := self.core.restart):
             self._notify()
             try:
                 restart()
+            except EngineDeadError as died:
+                error = died
             except Exception as failure:
                 _log.exception("the engine's process could not be restarted")
-                self._dead = EngineDeadError(f"{error}; that failed: {error_text(failure)}")
-                self.end(tuple(self._names.values()), "error", self._dead.info)
+                error = EngineDeadError(f"{error}; that failed: {error_text(failure)}")
+                break
+            else:
+                self._core_died = self.asleep = False
                 return
-            self._core_died = self.asleep = False
+        self._dead = error
+        self.end(tuple(self._names.values()), "error", error.info)
 
     def shut(self) -> None:
         """End every request before the loop ends."""

@@ -20,7 +20,7 @@ import pytest
 import torch
 from PIL import Image
 from sensorium import LLM, AsyncLLM, SamplingParams, register_logits_processor
-from sensorium.engine import channel, core_server
+from sensorium.engine import channel, core_process, core_server
 from sensorium.engine.channel import Channel, pack
 from sensorium.engine.config import make_config
 from sensorium.engine.core import EngineCore
@@ -167,6 +167,24 @@ def test_a_killed_child_is_restarted():
         session.close()
     del session, stream
     wait_for_descriptors(before)
+
+
+def test_a_child_that_dies_while_it_loads_is_replaced(monkeypatch):
+    real, started = core_process._start, []
+
+    def start(*args):
+        started.append(real(*args))
+        if len(started) == 1:
+            started[0].kill()
+        return started[-1]
+
+    with make(engine_restarts=2) as llm:
+        monkeypatch.setattr(core_process, "_start", start)
+        os.kill(llm._engine_loop.core.pid, signal.SIGKILL)
+        (output,) = llm.generate("a", LONG, use_tqdm=False)
+        assert output.error.code == "engine_dead"
+        assert llm.generate("a", LONG, use_tqdm=False)[0].error is None
+        assert len(started) == 2
 
 
 def test_an_item_that_was_being_encoded_when_the_child_died_is_refused():
