@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 PCM_RATE = 16_000  # hertz of a pipe and of the microphone without --rate
 _BLOCK = 0.1  # seconds
 _CLEAR = "\r\x1b[K"  # go to the start of the terminal's line, and empty it
-_REFUSED = ("output_dir", "resume", "aligner", "word_timestamps", "max_tokens")  # options for files only
+_REFUSED = ("output_dir", "resume", "aligner", "word_timestamps", "max_tokens", "max_line_count")  # options for files only
 
 
 def run(args: argparse.Namespace) -> int:
@@ -38,6 +38,7 @@ def run(args: argparse.Namespace) -> int:
     if len(args.files) > 1:
         raise ConfigError(f"--live takes one source, not {len(args.files)}; run the command once for each")
     given = next((name for name in _REFUSED if getattr(args, name)), None)
+    given = "beam_size" if args.beam_size > 1 else given
     if given is not None or args.format not in ("text", "json"):
         name = "format" if given is None else given.replace("_", "-")
         raise ConfigError(f"--{name} is for files and has no effect with --live; leave it out (--format may be text or json)")

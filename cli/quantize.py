@@ -34,12 +34,19 @@ def run(args: argparse.Namespace) -> int:
     from ..engine.setup.quantize import quantize_checkpoint
     from ..pipelines.calibration import run_prompts
 
-    prompts = None if args.calibration is None else read_prompts(args.calibration.read_text("utf-8"))
+    prompts = None if args.calibration is None else read_prompts(_read_text(args.calibration))
     calibrate = partial(run_prompts, args.model, args.samples, prompts) if args.method == "awq" else None
     if calibrate is not None and prompts is None:
         print(f"calibrating with {args.samples} texts that the model writes; --calibration takes others", file=sys.stderr)
     print(quantize_checkpoint(args.model, args.out, args.group_size, lambda line: print(line, file=sys.stderr), calibrate))
     return 0
+
+
+def _read_text(path: Path) -> str:
+    try:
+        return path.read_text("utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise ConfigError(f"the calibration file {path} cannot be read: {error}", param="calibration") from None
 
 
 def read_prompts(text: str) -> list[Any]:

@@ -63,6 +63,8 @@ def run(args: argparse.Namespace) -> int:
     """Return 2 if a file could not be transcribed; the other files are still transcribed."""
     if not args.live and not args.files:
         raise ConfigError("there is nothing to transcribe; name an audio file, or give --live for the microphone")
+    if args.rate is not None and not args.live:
+        raise ConfigError("--rate is for --live; a file states its own rate")
     if args.model == str(SHIPPED_MODEL):
         print(f"sensorium: note: {SHIPPED_HEARS}", file=sys.stderr)
     if args.live:

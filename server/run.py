@@ -55,6 +55,7 @@ def serve(options: Mapping[str, Any]) -> None:
                 uvicorn.Config(
                     make_app(Server(engine, config, name, registry)),
                     log_level="warning",
+                    http="h11",  # which limits the size of headers
                     server_header=False,
                     ssl_certfile=config.tls_cert,
                     ssl_keyfile=config.tls_key,

@@ -96,7 +96,7 @@ def read_blocks(data: bytes | BinaryIO, rate: int) -> Iterator[Array]:
     `data`: the file's bytes, or an open file that `is_streamable`.
 
     Raises:
-        InputError: the file is broken, or its rate changes from `rate`.
+        InputError: the file is broken, or its rate changes from `rate`. The samples before the fault were yielded.
     """
     file = _soundfile(data)
     if file is None:
@@ -108,9 +108,12 @@ def read_blocks(data: bytes | BinaryIO, rate: int) -> Iterator[Array]:
     with file:
         size = max(1, _BLOCK // file.channels)
         while True:
+            block, start = np.empty((size, file.channels), np.float32), file.tell()
             try:
-                block = file.read(size, dtype="float32", always_2d=True)
+                block = file.read(out=block)
             except (soundfile.LibsndfileError, RuntimeError) as error:
+                if file.tell() > start:
+                    yield block[: file.tell() - start].T
                 reason = getattr(error, "error_string", None) or "it is cut off or damaged"
                 raise InputError(f"it cannot be decoded ({reason})") from None
             if not len(block):

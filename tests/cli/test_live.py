@@ -96,6 +96,8 @@ def test_the_microphone(whisper: Path, pcm: bytes, monkeypatch: pytest.MonkeyPat
         (["a.wav", "b.wav"], "--live takes one source, not 2"),
         (["-", "--format", "srt"], "--format is for files"),
         (["-", "--word-timestamps"], "--word-timestamps is for files"),
+        (["-", "--beam-size", "2"], "--beam-size is for files"),
+        (["-", "--max-line-count", "2"], "--max-line-count is for files"),
         (["nothing.wav"], "cannot be read"),
         (["-", "--rate", "10"], "sample rate is 10 Hz"),
     ],
@@ -111,3 +113,5 @@ def test_refused(
 def test_files_are_needed_without_live(whisper: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["transcribe", "--model", str(whisper)]) == 2
     assert "name an audio file" in capsys.readouterr().err
+    assert main(["transcribe", "--model", str(whisper), "--rate", "8000", "a.wav"]) == 2
+    assert "--rate is for --live" in capsys.readouterr().err

@@ -81,7 +81,7 @@ def test_scales_fold_without_a_change(tmp_path: Path) -> None:
         torch.testing.assert_close(found, wanted, rtol=1e-3, atol=1e-3)
 
 
-def test_calibration_is_checked(tmp_path: Path) -> None:
+def test_calibration_is_checked(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for samples in (0, 1 << 20):
         with pytest.raises(ConfigError, match=f"samples={samples} must be from 1"):
             run_prompts(str(TINY_VL), samples)
@@ -96,3 +96,5 @@ def test_calibration_is_checked(tmp_path: Path) -> None:
     ]
     with pytest.raises(ConfigError, match="line 2 of the calibration file is not JSON"):
         read_prompts("a\n[1] b")
+    assert main(["quantize", str(TINY_VL), str(tmp_path / "w4"), "--method", "awq", "--calibration", str(tmp_path)]) == 2
+    assert f"the calibration file {tmp_path} cannot be read" in capsys.readouterr().err

@@ -19,6 +19,7 @@ import torch
 from sensorium.mm.errors import InputError
 from sensorium.mm.media import audio
 from sensorium.mm.media.audio import audio_windows, decode_audio, hash_audio, probe_audio
+from sensorium.mm.media.audio_files import read_blocks
 from sensorium.mm.media.policy import MediaPolicy
 
 POLICY = MediaPolicy()
@@ -359,3 +360,16 @@ def test_the_error_for_raw_pcm_says_how_to_give_it():
     with pytest.raises(InputError, match=r"give raw PCM as \(np.frombuffer\(data, np.int16\), rate\)"):
         probe_audio(data, 16_000, MediaPolicy())
     assert probe_audio((np.frombuffer(data, np.int16), 8000), 16_000, MediaPolicy()).samples == 1600
+
+
+def test_samples_before_a_fault_are_yielded() -> None:
+    rng = np.random.default_rng(0)
+    samples = (rng.standard_normal(48_000) * 3000).astype(np.int16)
+    file = io.BytesIO()
+    soundfile.write(file, samples, 16_000, "PCM_16", format="FLAC")
+    whole, found = file.getvalue(), []
+    with pytest.raises(InputError, match="cannot be decoded"):
+        found.extend(read_blocks(whole[: len(whole) * 2 // 3], 16_000))
+    read = np.concatenate(found, 1)[0]
+    assert 16_000 < len(read) < 48_000
+    assert np.array_equal(read, samples[: len(read)].astype(np.float32) / 32768)
