@@ -39,7 +39,7 @@ def batches(folder: Path, state: State, size: int, minutes: float) -> Iterator[B
 
 
 def main() -> None:
-    parser = arguments(__doc__, 110, "out/tiny-asr-training", 24, threads=1)
+    parser = arguments(__doc__, 110, "out/tiny-asr-training", 12, threads=1)
     parser.add_argument("--data", type=Path, default=Path("out/tiny-asr-training/data"))
     args = parser.parse_args()
     torch.manual_seed(0)
