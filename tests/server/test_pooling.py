@@ -160,7 +160,7 @@ def test_classes(tmp_path):
 
     words = fast_tokenizer(["<pad>"], pad_token="<pad>")
     names = {0: "code", 1: "prose", 2: "neither"}
-    config = transformers.LlamaConfig(**text_config(words), pad_token_id=0, num_labels=3, id2label=names)
+    config = transformers.LlamaConfig(**text_config(words) | {"pad_token_id": 0}, num_labels=3, id2label=names)
     transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
     server = make_server(tmp_path, "classes", warm_up=False)
