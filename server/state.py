@@ -1,4 +1,4 @@
-"""What the endpoints share: the engine and the server's options."""
+"""`Server`: the engine and the options that all endpoints use."""
 
 from __future__ import annotations
 

@@ -24,7 +24,7 @@ OWNER: Refused = {
     "service_tier": (("auto", "default"), "there is one tier"),
     "store": ((False,), "answers are not stored"),
 }
-"""Fields that only whoever runs the server decides."""
+"""Fields that clients may not set; options of the server decide them."""
 
 
 class StreamOptions(Body):
@@ -90,7 +90,7 @@ class SamplingBody(Body):
 
     @property
     def usage_in_stream(self) -> tuple[bool, bool]:
-        """Whether the last chunk has the usage, and whether each chunk has it."""
+        """Return (the last chunk reports usage, every chunk reports usage)."""
         options = self.stream_options or StreamOptions()
         return bool(options.include_usage), bool(options.continuous_usage_stats and options.include_usage)
 

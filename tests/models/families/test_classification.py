@@ -95,7 +95,7 @@ def test_rewards_of_a_model_with_one_class(tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("architecture", ["Qwen2ForRewardModel", "Qwen2ForProcessRewardModel"])
 def test_rewards_of_published_reward_models(architecture: str, tmp_path: Path) -> None:
-    """Of the last token, and of the tokens that end a step. The head is the publisher's: two layers with ReLU."""
+    """Rewards of the last token and of each step token equal those of the published head, two layers with ReLU."""
     labels, step = 1 + ("Process" in architecture), "[SEP]"
     model, words = build(tmp_path, "qwen2", 2)
     stored, generator = load_file(tmp_path / "model.safetensors"), torch.Generator().manual_seed(1)

@@ -59,7 +59,7 @@ def test_times_are_text_between_the_steps():
 
 
 def test_times_of_a_cut_are_those_of_the_whole_video():
-    """As with qwen-vl-utils, whose metadata has the frames' numbers in the file."""
+    """Timestamps count from the start of the file, as in qwen-vl-utils, and not from `video_start`."""
     info = made().with_kwargs({"video_start": 1.0, "video_end": 2.95})
     header = probe_video((np.zeros((40, 64, 64, 3), np.uint8), {"fps": 10.0}), info.decode_spec.sampling, MediaPolicy())
     assert header.frames.indices == (10, 16, 23, 29)  # both ends of the cut
