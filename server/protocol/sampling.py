@@ -24,7 +24,7 @@ OWNER: Refused = {
     "service_tier": (("auto", "default"), "there is one tier"),
     "store": ((False,), "answers are not stored"),
 }
-"""Fields that clients may not set; options of the server decide them."""
+"""Fields that only the server's options decide: the values that a request may state, and why others are refused."""
 
 
 class StreamOptions(Body):
