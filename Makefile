@@ -5,10 +5,10 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.t
 ARGS ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test demo test test-all lint eval-tiny train-asr fuzz bench published abridged aot gpu clean
+.PHONY: help setup setup-test setup-clients demo test test-all lint eval-tiny train-asr fuzz bench published abridged aot gpu site clean
 
 help:  ## list the commands
-	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-10s %s\n", $$1, $$2}'
+	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
 
 .venv/.made:
 	@test -n "$(PYTHON)" || { echo "sensorium needs python3.11 or newer: PYTHON=/path/to/python make ..." >&2; exit 1; }
@@ -27,8 +27,14 @@ help:  ## list the commands
 	$(PIP) -q --no-deps torchvision==0.28.0
 	touch $@
 
+# The extras clients and docs, without which some tests are skipped.
+.venv/.clients: .venv/.test
+	$(PIP) -q litellm langchain-openai schemathesis mkdocs-material
+	touch $@
+
 setup: .venv/.runtime  ## install what it needs to run, into .venv
 setup-test: .venv/.test  ## install also what the tests and checkers need
+setup-clients: .venv/.clients  ## install also the clients and the documentation's tools, which some tests need
 
 demo: .venv/.runtime  ## read the shipped images, video and speech with the shipped models
 	@$(BIN)/sensorium demo $(ARGS)
@@ -80,6 +86,9 @@ aot: .venv/.test  ## compile every Triton kernel for absent GPUs and record regi
 
 gpu: .venv/.test  ## measure the GPU at hand in three sections of under 4 minutes (ARGS="--only ops")
 	$(BIN)/python -m benchmarks.gpu $(ARGS)
+
+site: .venv/.clients  ## build the documentation as a site in out/site
+	$(BIN)/mkdocs build --strict
 
 clean:  ## remove what the other commands made, including .venv
 	rm -rf .venv out .types build dist kernels/*.so *.egg-info .mypy_cache .ruff_cache .pytest_cache .hypothesis .import_linter_cache

@@ -24,13 +24,15 @@ if TYPE_CHECKING:
         MediaError,
         SensoriumError,
     )
+    from .mm.media.pdf import pdf_pages
+    from .mm.media.policy import PdfPage
     from .mm.registry import register_model
     from .mm.types import EncodedItem, ItemPlan, Media
     from .pipelines.beam_search import BeamSearchOutput, BeamSearchParams
     from .pipelines.llm import LLM, AsyncLLM, AsyncLLMEngine
     from .pipelines.ocr import Page
     from .pipelines.pooling import PoolingRequestOutput
-    from .pipelines.speech.live import Gap, LiveEvent
+    from .pipelines.speech.live_input import Gap, LiveEvent
     from .pipelines.speech.live_session import LiveAudio
     from .pipelines.transcribe import Segment, Transcript, Word
 
@@ -61,6 +63,7 @@ __all__ = [
     "Media",
     "MediaError",
     "Page",
+    "PdfPage",
     "PoolingParams",
     "PoolingRequestOutput",
     "RepetitionDetectionParams",
@@ -75,6 +78,7 @@ __all__ = [
     "Transcript",
     "Word",
     "__version__",
+    "pdf_pages",
     "register_logits_processor",
     "register_model",
 ]
@@ -110,10 +114,12 @@ _HOME = {
     "ItemPlan": "mm.types",
     "Media": "mm.types",
     "Page": "pipelines.ocr",
+    "PdfPage": "mm.media.policy",
+    "pdf_pages": "mm.media.pdf",
     "PoolingParams": "engine.pooling_params",
     "PoolingRequestOutput": "pipelines.pooling",
-    "Gap": "pipelines.speech.live",
-    "LiveEvent": "pipelines.speech.live",
+    "Gap": "pipelines.speech.live_input",
+    "LiveEvent": "pipelines.speech.live_input",
     "LiveAudio": "pipelines.speech.live_session",
     "BeamSearchParams": "pipelines.beam_search",
     "BeamSearchOutput": "pipelines.beam_search",

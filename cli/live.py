@@ -22,7 +22,7 @@ from .output import print_error, to_json
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
-    from ..pipelines.speech.live import LiveEvent
+    from ..pipelines.speech.live_input import LiveEvent
     from ..pipelines.speech.live_session import LiveAudio
 
 PCM_RATE = 16_000  # hertz of a pipe and of the microphone without --rate

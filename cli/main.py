@@ -21,6 +21,7 @@ from ..mm.errors import SensoriumError, one_line
 from .output import exit_code, exit_on_signals, with_option_names
 
 COMMANDS = {
+    "bench": "measure a server, a model in this process, or the start of a model",
     "chat": "ask a model about images, videos and audio",
     "demo": "read the shipped images, video and speech with the shipped models",
     "doctor": "print versions, device, kernels in use, and missing packages",

@@ -15,7 +15,6 @@ from dataclasses import asdict
 from typing import Any, TypeVar
 
 from ..mm.errors import ErrorInfo
-from .sources import Source
 
 T = TypeVar("T")
 Report = tuple[dict[str, Any], str]
@@ -25,7 +24,7 @@ _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 
 
 def print_results(
-    args: argparse.Namespace, sources: Sequence[Source], results: Iterable[tuple[int, T]], report: Callable[[T], Report]
+    args: argparse.Namespace, names: Sequence[str], results: Iterable[tuple[int, T]], report: Callable[[T], Report]
 ) -> int:
     """Print each file's result when it is done, with errors and warnings on stderr, and return the exit code.
 
@@ -37,7 +36,7 @@ def print_results(
         for index, result in results:
             fields, text = report(result)
             errors.append(fields["error"])
-            _print_report(args, sources[index].name, fields, text, several=len(sources) > 1)
+            _print_report(args, names[index], fields, text, several=len(names) > 1)
     return exit_code(errors)
 
 

@@ -6,11 +6,13 @@ import argparse
 import dataclasses
 from typing import Any
 
+from .common import add_engine_arguments, engine_arguments
+
 EXAMPLE = "sensorium serve Qwen/Qwen2.5-VL-3B-Instruct --port 8000 --max-model-len 8192"
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    from ..engine.engine_args import EngineArgs, parse_value
+    from ..engine.engine_args import parse_value
     from ..server.config import ServerConfig
 
     help_text = "folder of a checkpoint, a GGUF file, or a model's name on the Hub (ORG/NAME)"
@@ -18,23 +20,21 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "YAML file of options, as NAME: VALUE; flags take precedence"
     parser.add_argument("--config", metavar="FILE", help=help_text)
     server = parser.add_argument_group("server", "docs/server.md describes them; a value is JSON or text")
-    engine = parser.add_argument_group("engine", "the options of LLM; a value is JSON or text, and true if there is none")
     own = dataclasses.fields(ServerConfig)
     for field in own:
         convert = str if "str" in str(field.type) else parse_value
         several: dict[str, Any] = {"action": "append"} if field.name == "api_key" else {}
         server.add_argument(f"--{field.name.replace('_', '-')}", metavar="VALUE", type=convert, **several)
-    names = [*(field.name for field in dataclasses.fields(EngineArgs)[1:]), "chat_template"]
-    for name in dict.fromkeys(name for name in names if name not in {field.name for field in own}):
-        engine.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", type=parse_value, nargs="?", const=True)
+    add_engine_arguments(parser)
 
 
 def run(args: argparse.Namespace) -> int:
     """Serve until a signal. Return 0 after the last response."""
-    from ..server.config import read_config
+    from ..server.config import ServerConfig, read_config
     from ..server.run import serve
 
     options = {} if args.config is None else read_config(args.config)
-    given = {name: value for name, value in vars(args).items() if value is not None}
-    serve(options | {name: value for name, value in given.items() if name not in ("command", "debug", "config")})
+    own = {field.name: getattr(args, field.name) for field in dataclasses.fields(ServerConfig)}
+    given = {name: value for name, value in {"model": args.model, **own}.items() if value is not None}
+    serve(options | given | engine_arguments(args))
     return 0

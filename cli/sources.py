@@ -6,11 +6,11 @@ import argparse
 import glob
 import re
 import sys
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from ..mm.errors import ConfigError, short_repr
+from ..mm.errors import ConfigError, InputError, short_repr
 
 SUFFIXES = {
     "image": ("png", "jpg", "jpeg", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif", "jp2", "qoi"),
@@ -38,10 +38,11 @@ def path_or_url(text: str) -> str:
     return text
 
 
-def read_sources(words: Iterable[str], modality: str) -> list[Source]:
+def read_sources(words: Iterable[str], modality: str, suffixes: Sequence[str] = ()) -> list[Source]:
     """Return the inputs that the words of the command line name, in order.
 
-    A folder gives its files of this modality by name, and a pattern that is no file gives the files that it matches.
+    A folder gives its files of this modality, or with one of `suffixes`, by name. A pattern that is no file gives the
+    files that it matches.
 
     Raises:
         ConfigError: nothing has this name, or stdin is a terminal or is named twice.
@@ -53,7 +54,7 @@ def read_sources(words: Iterable[str], modality: str) -> list[Source]:
                 raise ConfigError("- is given twice, but stdin holds one file; give it once")
             found.append(Source("-", read_stdin(f"{modality} file")))
         else:
-            found += [Source(_shown(path), path) for path in _expand(word, modality)]
+            found += [Source(_shown(path), path) for path in _expand(word, modality, (*SUFFIXES[modality], *suffixes))]
     return found
 
 
@@ -64,7 +65,23 @@ def read_stdin(what: str) -> bytes:
     return sys.stdin.buffer.read()
 
 
-def _expand(word: str, modality: str) -> list[str]:
+def split_pdfs(sources: Iterable[Source]) -> Iterator[tuple[str, object]]:
+    """Yield (name, item) for each source, and for each page of a PDF; for one that cannot be opened, (name, InputError)."""
+    from ..mm.media.pdf import is_pdf, pdf_pages
+
+    for name, item in ((source.name, source.item) for source in sources):
+        if not (is_pdf(item) if isinstance(item, bytes) else item.lower().endswith(".pdf")):
+            yield name, item
+            continue
+        try:
+            pages = pdf_pages(item)
+        except InputError as error:
+            yield name, error
+            continue
+        yield from ((f"{name}#page={page.number}", page) for page in pages)
+
+
+def _expand(word: str, modality: str, suffixes: Sequence[str]) -> list[str]:
     if _URL.match(word):
         return [word]
     try:
@@ -73,7 +90,7 @@ def _expand(word: str, modality: str) -> list[str]:
         return [word]
     if not is_folder and (exists or not glob.has_magic(word)):
         return [word]
-    pattern, suffixes = f"{glob.escape(word)}/*" if is_folder else word, SUFFIXES[modality]
+    pattern = f"{glob.escape(word)}/*" if is_folder else word
     files = sorted(one for one in glob.glob(pattern, recursive=True) if Path(one).is_file())
     if is_folder:
         files = [one for one in files if Path(one).suffix[1:].lower() in suffixes]

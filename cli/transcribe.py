@@ -112,7 +112,8 @@ def run(args: argparse.Namespace) -> int:
     with AudioProgress() as progress:
         tasks = transcribe_tasks(llm, *given, **options, on_progress=progress.add)
         done = as_completed(llm, tasks, use_tqdm=False, max_concurrent=2 * llm.config.max_num_seqs)
-        return print_results(args, sources, ((index, (index, one)) for index, one in done), lambda pair: report(*pair))
+        pairs = ((index, (index, one)) for index, one in done)
+        return print_results(args, [source.name for source in sources], pairs, lambda pair: report(*pair))
 
 
 def json_fields(transcript: Transcript) -> dict[str, object]:

@@ -21,6 +21,7 @@ from .frontend.arguments import check_sleep_level
 from .frontend.request_handle import RequestHandle
 from .llm import LLM
 from .sampling_params import RequestOutputKind, SamplingParams
+from .session import Turn
 from .types import RequestOutput
 
 _KINDS = {RequestOutputKind.CUMULATIVE: "cumulative", RequestOutputKind.DELTA: "delta", RequestOutputKind.FINAL_ONLY: "final"}
@@ -105,6 +106,26 @@ class AsyncLLM(NotPicklable):
             raise InputError(f"handle must be what `LLM.request` returns, not {short_repr(handle)}", param="handle")
         async with aclosing(self._outputs(handle, "final")) as outputs:
             return await anext(outputs)
+
+    async def append(self, turn: Turn) -> RequestOutput:
+        """Return the whole answer of the next turn of a sequence. Cancelling the task ends the sequence."""
+        has_output, handle = asyncio.Event(), turn.handle
+        handle.wake = has_output.set
+        await asyncio.wrap_future(self._engine_loop.call(turn.begin))
+        try:
+            while True:
+                await has_output.wait()
+                has_output.clear()
+                output = handle.take()
+                if output is not None and output.finished:
+                    return output
+        finally:
+            if not handle.builder.finished:
+                self._engine_loop.drop(handle)
+
+    def drop(self, handle: RequestHandle) -> None:
+        """Abort a request, or end a sequence that is held open, without further output."""
+        self._engine_loop.drop(handle)
 
     async def _outputs(self, handle: RequestHandle, kind: str) -> AsyncGenerator[RequestOutput, None]:
         has_output = asyncio.Event()

@@ -4,6 +4,7 @@ A model family declares how the tokens of a prompt attend to each other (`Proces
 
 - "causal": every token sees the tokens before it. A prompt can be cut after any token.
 - "bidirectional_items": adjacent tokens of one item see each other (images of Gemma 3). Each run of them is a span.
+- "bidirectional_windows": the same, except for audio, but only in layers with a sliding window (Gemma 4).
 - "bidirectional_prompt": all tokens of the prompt see each other (the prefix-LM of PaliGemma). The prompt is one span.
 """
 
@@ -19,8 +20,9 @@ BidirectionalSpan = tuple[int, int]  # tokens [start, stop)
 
 def find_spans(prompt_attention: str, prompt_length: int, features: Sequence[MultiModalFeature]) -> list[BidirectionalSpan]:
     """Return the spans of a sequence in order. `prompt_length`: number of tokens that the sequence began with."""
-    if prompt_attention == "bidirectional_items":
-        return [run for feature in features if feature.modality != PROMPT_EMBEDS for run in feature.range.runs]
+    if prompt_attention in ("bidirectional_items", "bidirectional_windows"):
+        causal = (PROMPT_EMBEDS, "audio") if prompt_attention == "bidirectional_windows" else (PROMPT_EMBEDS,)
+        return [run for feature in features if feature.modality not in causal for run in feature.range.runs]
     return [(0, prompt_length)] if prompt_attention == "bidirectional_prompt" else []
 
 

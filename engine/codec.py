@@ -12,12 +12,15 @@ from torch import Tensor
 
 from ..mm import fields as mm_fields
 from ..mm import types as mm_types
+from ..processors.elements import element, formats
 from . import config as engine_config
 from . import model_files, sampling_params, structured_outputs
 from . import types as engine_types
 
 # messages consist of their dataclasses
-_MODULES = (engine_types, engine_config, model_files, sampling_params, structured_outputs, mm_types, mm_fields)
+_MODULES = (
+    engine_types, engine_config, model_files, sampling_params, structured_outputs, mm_types, mm_fields, element, formats,
+)  # fmt: skip
 _KINDS = [kind for module in _MODULES for kind in vars(module).values() if isinstance(kind, type) and is_dataclass(kind)]
 _BY_NAME = {kind.__name__: kind for kind in _KINDS}
 _FIELDS: dict[type, tuple[Field[Any], ...]] = {kind: fields(kind) for kind in _KINDS}

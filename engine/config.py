@@ -30,6 +30,7 @@ PUBLISHED_FORMATS = (  # config.json names the format, and weights are read in i
     "bitsandbytes",
 )
 MEDIA_BYTES = 512 << 20  # processed items of running requests; above this, no further media are processed
+_MAX_STREAMS = 64
 _POSITIVE = (
     "max_num_seqs",
     "max_num_batched_tokens",
@@ -265,6 +266,11 @@ class EngineConfig:
     def uses_async_scheduling(self) -> bool:
         """`async_scheduling`, with None resolved by the device."""
         return self.torch_device.type == "cuda" if self.async_scheduling is None else self.async_scheduling
+
+    @property
+    def max_streams(self) -> int:
+        """Maximum number of open live streams of a model whose encoder keeps a state for each."""
+        return min(_MAX_STREAMS, self.max_num_seqs)
 
     @property
     def torch_device(self) -> torch.device:

@@ -18,7 +18,7 @@ import torch
 from ..mm.embeddings import PROMPT_EMBEDS
 from ..mm.errors import InputError, hint, is_out_of_memory
 from ..mm.types import MultiModalFeature, find_item
-from ..models.interface import Model, SupportsClassification
+from ..models.interface import Model, SupportsClassification, SupportsPooling
 from .core_client import ASLEEP
 from .errors import error_info
 from .scheduler.quarantine import Quarantine
@@ -117,7 +117,9 @@ class EngineCore:
         """
         if self.asleep:
             raise InputError(ASLEEP, code="engine_asleep")
-        params = request.params
+        params, pooling = request.params, request.pooling
+        if pooling is not None and pooling.pooling is None and not pooling.candidates:
+            request = replace(request, pooling=replace(pooling, pooling=self.info.pooling))
         self._check_tokens("prompt_token_ids", request.prompt_token_ids)
         self._check_tokens("stop_token_ids", params.stop_ids)
         self._check_tokens("logit_bias", params.logit_bias or {})
@@ -395,12 +397,12 @@ class EngineCore:
             )
         if request.pooling is not None and request.pooling.cross_attention:
             self._check_cross_attention(request, request.pooling.cross_attention)
-        if not self.info.can_generate and (request.pooling is None or request.pooling.token_ids):
+        if not self.info.can_generate and (request.pooling is None or request.pooling.token_ids or request.pooling.candidates):
             raise InputError("this checkpoint has no head (lm_head.weight) and cannot generate or score; use llm.embed")
 
     def _check_cross_attention(self, request: EngineRequest, heads: Sequence[tuple[int, int]]) -> None:
         layers, count = self.info.cross_attention
-        if request.cross is None:
+        if request.cross is None or not layers:
             reason = "cross_attention needs an encoder-decoder model and a prompt with audio; leave it out"
             raise InputError(reason, param="pooling.cross_attention")
         wrong = next(((layer, head) for layer, head in heads if layer >= layers or head >= count), None)
@@ -427,7 +429,7 @@ class EngineCore:
 
 def _info(scheduler: Scheduler, runner: ModelRunner, source: ModelReloader | None) -> CoreInfo:
     model, limits = runner.model, scheduler.limits
-    cross = [spec for spec in model.cache_specs if spec.kind == "cross"]
+    cross = [spec for spec in model.cache_specs if spec.kind == "cross" and not spec.optional]  # others return no weights
     return CoreInfo(
         max_model_len=limits.max_model_len,
         max_num_seqs=limits.max_num_seqs,
@@ -443,4 +445,7 @@ def _info(scheduler: Scheduler, runner: ModelRunner, source: ModelReloader | Non
         can_generate=model.can_generate,
         num_labels=model.num_labels if isinstance(model, SupportsClassification) else 0,
         cross_attention=(len(cross), cross[0].kv_heads if cross else 0),
+        pooling=model.pooling if isinstance(model, SupportsPooling) else "last",
+        vector_size=model.vector_size if isinstance(model, SupportsPooling) else model.hidden_size,
+        token_size=model.token_size if isinstance(model, SupportsPooling) else model.hidden_size,
     )

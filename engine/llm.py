@@ -113,9 +113,13 @@ class LLM(NotPicklable):
         self._template = read_chat_template(chat_template) if chat_template else info.chat_template or files.find_template()
         self._tokenizer.chat_template = self._template
         self.takes_media = bool(info.modalities)
+        self.takes_instruction, self.output_shape = info.takes_instruction, info.output_shape
+        self.document_instruction = info.document_instruction
         self.embeds_text = not self.takes_media and (self._template is None or (files.path / MODULES).is_file())
         core, self.config = load_core(self.config, files, info, self._tokenizer)
-        self.max_model_len, self.eos_token_ids = core.info.max_model_len, files.eos_token_ids
+        self.max_model_len = core.info.max_model_len
+        ends = [token for text in info.end_tokens if (token := self._tokenizer.token_to_id(text)) is not None]
+        self.eos_token_ids = tuple(dict.fromkeys((*files.eos_token_ids, *ends)))
         defaults = files.generation_config if self.config.generation_config == "auto" else {}
         self.default_params = from_generation_config(defaults | dict(self.config.override_generation_config))
         self.speech = info if isinstance(info, SupportsTranscription) else None
@@ -123,7 +127,7 @@ class LLM(NotPicklable):
         limits = (self.max_model_len, self.config.max_template_seconds, hidden_size)
         self._inputs = InputProcessor(info, self._tokenizer, _media_settings(self.config, files, core.info), *limits)
         loop = (self.config.seed, self.config.media_workers, self.config.sampling_limits)
-        self._engine_loop = EngineLoop(core, self._tokenizer, files.eos_token_ids, *loop)
+        self._engine_loop = EngineLoop(core, self._tokenizer, self.eos_token_ids, *loop)
         if self.config.warm_up:
             self._inputs.media.warm_up([modality for modality in info.modalities if self.config.encodes(modality)])
         if metrics:
@@ -373,6 +377,11 @@ class LLM(NotPicklable):
         """True while requests are refused, from `sleep` to `wake_up`."""
         return self._engine_loop.asleep
 
+    @property
+    def media_full(self) -> bool:
+        """True while media of the requests take `max_total_bytes` of the media policy."""
+        return self._inputs.media.budget.is_full
+
     def close(self) -> None:
         """End every request with an error, then end all threads and processes. Garbage collection of the LLM does the same."""
         self._engine_loop.close()
@@ -400,7 +409,7 @@ class LLM(NotPicklable):
         """
         prompt = builtin_copy(prompt, "prompt", "the prompt")
         if isinstance(prompt, list) and prompt and all(isinstance(message, Mapping) for message in prompt):
-            prompt = {"multi_modal_data": self._inputs.media_of(prompt)}
+            prompt = {"multi_modal_data": self._inputs.media_of(prompt, cache_salt)}
         for name, value in ("mm_processor_kwargs", mm_processor_kwargs), ("cache_salt", cache_salt):
             if value is not None:
                 if not isinstance(prompt, Mapping):
@@ -414,13 +423,43 @@ class LLM(NotPicklable):
 
     @property
     def hidden_size(self) -> int:
-        """Length of the vectors of `embed`."""
+        """Length of a hidden state."""
         return self._engine_loop.core.info.hidden_size
+
+    @property
+    def pooling(self) -> str:
+        """The `pooling` of `embed` if a call names none: "tokens" for late-interaction models."""
+        return self._engine_loop.core.info.pooling
+
+    @property
+    def logit_scale(self) -> float | None:
+        """Factor of the cosines of CLIP and SigLIP in their logits, else None."""
+        return self._engine_loop.core.info.logit_scale
+
+    @property
+    def logit_bias(self) -> float | None:
+        """Bias of SigLIP's logits, else None."""
+        return self._engine_loop.core.info.logit_bias
+
+    def embedding_size(self, pooling: str | None = None) -> int:
+        """Return the length of the vectors of `embed`."""
+        info = self._engine_loop.core.info
+        return info.token_size if (pooling or info.pooling) == "tokens" else info.vector_size
 
     @property
     def vocab_size(self) -> int:
         """Number of token ids of the model."""
         return self._engine_loop.core.info.vocab_size
+
+    @property
+    def modalities(self) -> tuple[str, ...]:
+        """Modalities of items that the model takes."""
+        return self._engine_loop.core.info.modalities
+
+    @property
+    def can_generate(self) -> bool:
+        """False if the checkpoint has no head that writes text."""
+        return self._engine_loop.core.info.can_generate
 
     @property
     def num_labels(self) -> int:

@@ -19,14 +19,15 @@ from ..mm.errors import MAX_DEPTH, CheckpointError, ConfigError, short_repr, typ
 from ..mm.files import open_regular
 from ..mm.gguf import SUFFIX
 from ..mm.hashing import digest
-from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key
-from ..models.config import SECTIONS, check_parts, get_text_config
+from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key, architectures_of
+from ..models.config import SECTIONS, check_parts, get_text_config, unnest
 from ..models.external import ExternalWeights, external_parts, find_part_folder, lacks_weights
 from ..models.gguf import hub_config, open_model
 from ..models.weight_files import ADAPTER_WEIGHTS, read_headers
 from ..processors.files import ADAPTER, POOLING, ProcessorFiles, find_template, read_json, read_preprocessors
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
+TASK_ADAPTERS = "adapters"  # folder of jina-embeddings-v4
 JSON_FILES = (
     "config.json",
     "generation_config.json",
@@ -76,7 +77,7 @@ class ModelFiles:
 
     @property
     def architecture(self) -> str:
-        names = self.config.get("architectures")
+        names = self.config.get("architectures") or architectures_of(self.config)
         if not (isinstance(names, list) and names and isinstance(names[0], str)):
             found = f'"architectures" is {short_repr(names)}' if "architectures" in self.config else 'it lacks "architectures"'
             reason = f"{self.path / 'config.json'} names no architecture: {found}"
@@ -180,11 +181,13 @@ def load_model_files(
     if not config:
         found = "an empty config.json" if (path / "config.json").is_file() else "no config.json"
         raise ConfigError(f"{path} has {found}; it is not a checkpoint in the Hub's layout")
-    config, external = _find_parts(path, _override(config, hf_overrides))
+    config, external = _find_parts(path, unnest(_override(config, hf_overrides)))
     check_parts(config)
     pooling = [key.split("_")[2] for key, on in read_json(path / POOLING).items() if key.startswith("pooling_mode_") and on]
     if pooling:
         config = {**config, "pooling_mode": " and ".join(pooling)}
+    if adapter is None and "task_names" in config and (path / TASK_ADAPTERS / ADAPTER).is_file():
+        adapter = str(path / TASK_ADAPTERS)
     own = adapter is not None and any(Path(adapter, name).is_file() for name in _PREPROCESSORS)
     generation = contents["generation_config.json"]
     processors = read_preprocessors(Path(adapter) if adapter is not None and own else path)

@@ -11,22 +11,29 @@ from .param_checks import check_token_ids
 _MOST = 2**31 - 1
 _MAX_HEADS = 1024
 _MAX_TOKENS = 1 << 20  # a whole vocabulary
+_MAX_CANDIDATES = 1024
+POOLINGS = ("last", "cls", "mean", "tokens")
 
 
 @hints_at_arguments
 @dataclass(frozen=True)
 class PoolingParams:
-    """Parameters of a request that computes a vector from the hidden state of the prompt's last token.
+    """Parameters of a request that computes a vector from the hidden states of the prompt.
 
     Args:
-        token_ids: return the logits of these tokens; if empty, return the hidden state, scaled to length 1.
+        token_ids: return the logits of these tokens after the prompt; if empty, return the vector, scaled to length 1.
+        pooling: the hidden states that make the vector: "last" or "cls" (the last or first token), "mean" (of all tokens), or
+            "tokens": a vector for each token, `[tokens, n]`. None: what the checkpoint is made for, "last" if it does not say.
         dimensions: `LLM.encode` and `LLM.embed` cut the vector to this length and scale it to length 1 again.
-        task: the pooling task of `LLM.encode` if the call gives none: "embed", or "classify" or "score" for class
-            probabilities.
+        task: the pooling task of `LLM.encode` if the call gives none: "embed", "token_embed" (which sets the pooling "tokens"),
+            or "classify" or "score" for class probabilities.
         first_tokens: number of tokens of a pair's first text; the other tokens have token type 1. None: all have type 0.
         normalize: if False, vectors are not scaled to length 1. use_activation: if False, classes have logits.
         cross_attention: (layer, head) pairs of an encoder-decoder model: return the cross-attention weights of these heads,
             `[heads, tokens, encoder rows]`.
+        candidates: return the likeliest next tokens after the request's logits processors, at most 1024, as float32
+            `[3, candidates]`: ids, log probabilities before the processors, and after them (float32's minimum if forbidden).
+        answer_tokens: number of the prompt's last tokens that these processors see as the answer.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -36,17 +43,36 @@ class PoolingParams:
     use_activation: bool | None = None
     first_tokens: int | None = None
     cross_attention: tuple[tuple[int, int], ...] = ()
+    candidates: int | None = None
+    answer_tokens: int = 0
+    pooling: str | None = None
 
     @property
     def classifies(self) -> bool:
         return not self.token_ids and self.task in ("classify", "score")
+
+    @property
+    def pools_rows(self) -> bool:
+        """True if the result needs hidden states of other tokens than the last."""
+        other = self.token_ids or self.candidates or self.cross_attention
+        return self.pooling not in (None, "last") and not other
 
     def __post_init__(self) -> None:
         check_classes(**{f"pooling.{name}": value for name, value in vars(self).items()})
         object.__setattr__(self, "token_ids", check_token_ids("pooling.token_ids", self.token_ids, _MAX_TOKENS))
         _check_count("dimensions", self.dimensions, 1)
         _check_count("first_tokens", self.first_tokens, 0)
+        _check_count("candidates", self.candidates, 1, _MAX_CANDIDATES)
+        _check_count("answer_tokens", self.answer_tokens, 0)
         object.__setattr__(self, "cross_attention", _check_heads(self.cross_attention))
+        self._check_candidates()
+        if self.task == "token_embed":
+            self._pool_tokens()
+        if self.pooling is not None and self.pooling not in POOLINGS:
+            known = ", ".join(POOLINGS)
+            raise InputError(f"pooling={short_repr(self.pooling)} is unknown; give one of {known}", param="pooling.pooling")
+        if self.pooling == "tokens" and self.classifies:
+            raise InputError("classes are those of a prompt, not of its tokens; leave out pooling", param="pooling.pooling")
         if not isinstance(self.task, str | None):
             raise InputError(f"task={short_repr(self.task)} must be a text or None", param="pooling.task")
         check_utf8(self.task or "", "pooling.task")
@@ -56,11 +82,31 @@ class PoolingParams:
                     f"{name}={short_repr(getattr(self, name))} must be True, False or None", param=f"pooling.{name}"
                 )
 
+    def _pool_tokens(self) -> None:
+        """Set the pooling of the task "token_embed". Raise InputError if something else is asked for."""
+        if self.token_ids or self.cross_attention:
+            reason = 'task="token_embed" returns vectors of tokens; leave out task, or token_ids and cross_attention'
+            raise InputError(reason, param="pooling.task")
+        if self.pooling not in (None, "tokens"):
+            reason = f'task="token_embed" needs pooling="tokens", not {short_repr(self.pooling)}; leave one of them out'
+            raise InputError(reason, param="pooling.pooling")
+        object.__setattr__(self, "pooling", "tokens")
 
-def _check_count(name: str, value: object, least: int) -> None:
-    valid = isinstance(value, int) and not isinstance(value, bool) and least <= value <= _MOST
+    def _check_candidates(self) -> None:
+        """Raise InputError if `candidates` are asked for together with another result, or `answer_tokens` without them."""
+        others = ("token_ids", "dimensions", "task", "first_tokens", "cross_attention", "pooling")
+        named = [name for name in others if getattr(self, name)]
+        if self.candidates is not None and named:
+            raise InputError(f"candidates and {named[0]} ask for different results; leave one out", param="pooling.candidates")
+        if self.answer_tokens and self.candidates is None:
+            raise InputError("answer_tokens is for candidates; give candidates, too", param="pooling.answer_tokens")
+
+
+def _check_count(name: str, value: object, least: int, most: int = _MOST) -> None:
+    valid = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     if value is not None and not valid:
-        raise InputError(f"{name}={short_repr(value)} must be an integer, {least} or above", param=f"pooling.{name}")
+        limits = f"{least} or above" if most == _MOST else f"from {least} to {most}"
+        raise InputError(f"{name}={short_repr(value)} must be an integer, {limits}", param=f"pooling.{name}")
 
 
 def _check_heads(given: object) -> tuple[tuple[int, int], ...]:

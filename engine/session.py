@@ -3,17 +3,42 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from queue import SimpleQueue
 
 from ..mm.errors import InputError
 from ..mm.types import MultiModalFeature
+from ..processors.elements.element import ImageScale
 from .errors import NotPicklable
 from .frontend.engine_loop import EngineLoop
-from .frontend.input_processor import InputProcessor, ParsedPrompt
+from .frontend.input_processor import InputProcessor, ParsedPrompt, ProcessedPrompt
 from .frontend.output_processor import OutputBuilder
 from .frontend.request_handle import RequestHandle
 from .types import RequestOutput
+
+
+@dataclass(frozen=True)
+class Turn:
+    """Items whose rows go with the next generated tokens of a sequence that is held open, for `AsyncLLM.append`.
+
+    `close`: end the sequence with this answer.
+    """
+
+    handle: RequestHandle
+    features: tuple[MultiModalFeature, ...]
+    close: bool
+
+    def begin(self, engine_loop: EngineLoop) -> None:
+        """Append the items and begin the answer. Runs in the loop's thread."""
+        name = _sequence(self.handle)
+        turn = OutputBuilder(self.handle.name, self.handle.params, engine_loop.tokenizer)
+        has_image = any(feature.modality == "image" for feature in self.features)  # whose size is not known here
+        form = None if has_image else self.handle.builder.prepared.answer_format
+        turn.start(ProcessedPrompt(None, (), answer_format=form))
+        engine_loop.core.append(name, (), self.features, self.close)
+        self.handle.begin_turn(turn)
+        engine_loop.follow(name, self.handle)
+        self.handle.keep = not self.close
 
 
 class LiveSession(NotPicklable):
@@ -34,6 +59,7 @@ class LiveSession(NotPicklable):
         self._kept: tuple[int, ...] = ()  # tokens of the sequence after the last turn
         self._no_answer = ""  # why the last answer is not one to the current tokens; "" if it is
         self._items: tuple[tuple[int, str], ...] | None = None  # offset and modality of each item; None in the first turn
+        self._images: tuple[tuple[int, ImageScale], ...] = ()  # offset and scale of each image, for elements of answers
         engine_loop.submit([handle], self._mail.put, stream=True)
         engine_loop.drop_with(self, self._handle)
 
@@ -59,6 +85,7 @@ class LiveSession(NotPicklable):
                     self._kept = (*output.prompt_token_ids, *output.outputs[0].token_ids)
                     if self._items is None:
                         self._items = _item_offsets(self._handle.builder.prepared.features)
+                        self._images = _image_scales(self._handle.builder.prepared)
                 yield output
 
     def answer(self) -> RequestOutput:
@@ -102,7 +129,10 @@ class LiveSession(NotPicklable):
         items = (*(self._items or ()), *_item_offsets(features))
         adapter = self._inputs.adapter(modality for _, modality in items)
         turn = OutputBuilder(self._handle.name, self._handle.params, self._engine_loop.tokenizer)
-        turn.start(replace(prepared, token_ids=(*self._kept, *prepared.token_ids), features=features))
+        prompt = replace(prepared, token_ids=(*self._kept, *prepared.token_ids), features=features)
+        images = (*self._images, *_image_scales(prompt))
+        form = prompt.answer_format and replace(prompt.answer_format, images=tuple(scale for _, scale in images))
+        turn.start(replace(prompt, answer_format=form))
 
         handle = self._handle  # a command that refers to the session would keep it alive
 
@@ -112,7 +142,7 @@ class LiveSession(NotPicklable):
             engine_loop.follow(_sequence(handle), handle)
 
         self._engine_loop.call(append).result()
-        self._items = items
+        self._items, self._images = items, images
 
     def truncate(self, num_tokens: int) -> None:
         """Roll the sequence and its KV cache back to `num_tokens` tokens. Raise InputError if that cuts an item."""
@@ -123,6 +153,7 @@ class LiveSession(NotPicklable):
         self._engine_loop.call(lambda engine_loop: engine_loop.core.truncate(_sequence(handle), num_tokens)).result()
         self._kept, self._no_answer = self._kept[:num_tokens], "the session was truncated"
         self._items = tuple((offset, modality) for offset, modality in self._items or () if offset < num_tokens)
+        self._images = tuple((offset, scale) for offset, scale in self._images if offset < num_tokens)
 
     def close(self) -> None:
         """End the session and free its memory. A running answer ends with the finish reason "abort"."""
@@ -139,6 +170,16 @@ class LiveSession(NotPicklable):
 def _item_offsets(features: Sequence[MultiModalFeature]) -> tuple[tuple[int, str], ...]:
     """Return offset and modality of each item."""
     return tuple((feature.range.offset, feature.modality) for feature in features)
+
+
+def _image_scales(prepared: ProcessedPrompt) -> tuple[tuple[int, ImageScale], ...]:
+    """Return offset and scale of each image, for models that name elements; the offset of a cross-attention image is 0."""
+    if prepared.answer_format is None:
+        return ()
+    owners = prepared.item_of
+    images = [i for i, item in enumerate(prepared.items) if item.modality == "image"]
+    offsets = [prepared.features[owners.index(i)].range.offset if i in owners else 0 for i in images]
+    return tuple(zip(offsets, prepared.answer_format.images, strict=True))
 
 
 def _sequence(handle: RequestHandle) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
+from functools import cached_property
 
 from torch import Tensor
 
 from ..mm.errors import ErrorInfo
 from ..mm.repr_mixin import ReprMixin
 from ..mm.types import EncodedItem, ItemPlan, MultiModalFeature
+from ..processors.elements.element import Element
+from ..processors.elements.formats import MarkedText
 from .pooling_params import PoolingParams
 from .sampling_params import SamplingParams
 
@@ -27,7 +30,7 @@ class EngineRequest:
             `append(close=True)` or `abort`.
         salt: KV blocks are shared only with sequences of the same salt.
         adapter: name of the adapter that computes the sequence, "" for none. KV blocks are shared only with the same adapter.
-        cross: the encoder input of an encoder-decoder model. Its range is `[0, rows)` of the encoder's own sequence.
+        cross: the input of cross-attention. Its range has the length of its rows, and begins at its token if it has one.
         pooling: what to compute from the prompt's last hidden state instead of generating tokens.
     """
 
@@ -206,7 +209,9 @@ class EngineStats:
     Args:
         running, waiting, idle: sequences now; idle ones are held open after their answer.
         steps: steps computed. steps_ahead: steps that were started before the previous step's tokens were known.
-        blocks, blocks_used, blocks_cached: KV-cache blocks in total, now in use, and now only in the prefix cache.
+        blocks, blocks_used, blocks_cached: KV-cache blocks in total, now in use, and now only in the prefix cache. A state
+            counts as a block.
+        kv_usage: fraction of the KV cache's bytes in use now.
         prefix_queries, prefix_hits: prompt tokens of scheduled sequences, and how many of them the prefix cache had.
         prefix_evictions: cached blocks that were evicted.
         encoder_calls: items encoded. encoder_disk_hits: items read from disk.
@@ -224,6 +229,7 @@ class EngineStats:
     blocks: int = 0
     blocks_used: int = 0
     blocks_cached: int = 0
+    kv_usage: float = 0.0
     prefix_queries: int = 0
     prefix_hits: int = 0
     prefix_evictions: int = 0
@@ -246,7 +252,7 @@ class CoreInfo:
         max_model_len: maximum number of tokens of prompt and answer together.
         max_num_seqs: maximum number of sequences per step.
         vocab_size: token ids are below it.
-        hidden_size: length of the hidden state that `EngineRequest.pooling` returns.
+        hidden_size: length of a hidden state.
         row_bytes: bytes of one encoder row.
         dtype: dtype of weights and encoder rows, such as "bfloat16".
         device: the model's device, such as "cpu" or "cuda:0".
@@ -256,7 +262,10 @@ class CoreInfo:
         can_sleep: True if `sleep` works.
         can_generate: False if the checkpoint has no head, so that requests must have a `pooling` without `token_ids`.
         num_labels: classes of the checkpoint's classification head, 0 without one.
-        cross_attention: number of decoder layers with cross-attention, and of heads in each.
+        cross_attention: number of decoder layers whose cross-attention weights a request can return, and of heads in each.
+        pooling: the `PoolingParams.pooling` of requests that name none.
+        vector_size, token_size: length of a prompt's vector, and of the vectors of its tokens.
+        logit_scale, logit_bias: as in `SupportsSimilarity`; None for other models.
     """
 
     max_model_len: int
@@ -273,6 +282,11 @@ class CoreInfo:
     can_generate: bool = True
     num_labels: int = 0
     cross_attention: tuple[int, int] = (0, 0)
+    pooling: str = "last"
+    vector_size: int = 0
+    token_size: int = 0
+    logit_scale: float | None = None
+    logit_bias: float | None = None
 
 
 @dataclass(frozen=True)
@@ -319,6 +333,7 @@ class CompletionOutput(ReprMixin):
 
     Args:
         stop_reason: the stop string or stop token that ended the answer; None for EOS and other finish reasons.
+        marked: the finished answer with its special tokens, decoded on access, for models that name elements; see `elements`.
     """
 
     index: int
@@ -328,10 +343,16 @@ class CompletionOutput(ReprMixin):
     cumulative_logprob: float | None = None
     finish_reason: str | None = None
     stop_reason: int | str | None = None
+    marked: MarkedText | None = field(default=None, repr=False, compare=False)
     lora_request = None  # vLLM's names, which have no value here
 
     def finished(self) -> bool:
         return self.finish_reason is not None
+
+    @cached_property
+    def elements(self) -> tuple[Element, ...]:
+        """Boxes, points, layout elements and tables that the finished answer names, in pixels of the original image."""
+        return () if self.marked is None else self.marked.elements()
 
 
 @dataclass(frozen=True, repr=False)
@@ -366,5 +387,11 @@ class RequestOutput(ReprMixin):
     num_preemptions: int = 0
     pooled: Tensor | None = field(default=None, compare=False)
     encoded: tuple[EncodedItem, ...] = field(default=(), compare=False)
+
+    @property
+    def elements(self) -> tuple[Element, ...]:
+        """The elements of the first answer; see `CompletionOutput.elements`."""
+        return self.outputs[0].elements if self.outputs else ()
+
     # vLLM's names, which have no value here
     encoder_prompt = encoder_prompt_token_ids = metrics = lora_request = kv_transfer_params = None

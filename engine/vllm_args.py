@@ -13,7 +13,7 @@ import torch
 from ..mm.errors import ConfigError, equals_one_of, hint, short_repr
 
 _ONE_DEVICE = "an engine runs on one device; start one per GPU and divide the prompts"
-_POOLING = "pooling returns the model's vector of a prompt, or the logits of PoolingParams(token_ids=...)"
+_POOLING = "PoolingParams of a request decide: vectors (pooling=...), or logits (token_ids=...)"
 
 # (reason, accepted values, names): the accepted values ask for what the engine does anyway
 _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (

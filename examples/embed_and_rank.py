@@ -1,6 +1,16 @@
 """Find images by a text, then rank them: `python examples/embed_and_rank.py [--model DIR] [--query TEXT] [IMAGE ...]`.
 
-The shipped model only shows the calls. Use models trained for the task, such as Qwen3-VL-Embedding and -Reranker.
+The shipped model only shows the calls. Models trained for the task:
+
+| model | similarity | score |
+|---|---|---|
+| Qwen/Qwen3-VL-Embedding-2B | cosine | |
+| Qwen/Qwen3-VL-Reranker-2B | | probability of "yes" |
+| jinaai/jina-embeddings-v4 | cosine | cosine |
+| jinaai/jina-reranker-m0 | | probability |
+| vidore/colqwen2-v1.0-hf, vidore/colpali-v1.3-hf, ModernVBERT/colmodernvbert-merged | | MaxSim of all tokens |
+| google/siglip2-base-patch16-224, google/siglip2-base-patch16-naflex | cosine | probability |
+| openai/clip-vit-base-patch32 | cosine | cosine |
 """
 
 import argparse
@@ -24,7 +34,8 @@ def main() -> list[str]:
         raise SensoriumError(str(query.error))
     for path, one, ranked in zip(args.images, found, scores, strict=True):
         if not one.error:
-            print(f"{path.name}: similarity {float(query.vector @ one.vector):.3f}, score {ranked.score:.3f}")
+            similarity = "" if llm.pooling == "tokens" else f"similarity {float(query.vector @ one.vector):.3f}, "
+            print(f"{path.name}: {similarity}score {ranked.score:.3f}")
     return [f"{path.name}: {one.error}" for path, one in zip(args.images, found, strict=True) if one.error]
 
 

@@ -1,9 +1,20 @@
-"""Read the text in images, in one batch: `python examples/ocr.py [--model DIR] [IMAGE ...]`."""
+"""Read the text in images and the pages of PDFs, in one batch: `python examples/ocr.py [--model DIR] [FILE ...]`.
+
+The shipped model reads short printed lines. Models for documents, and the prompt of their model cards:
+
+| model | question |
+|---|---|
+| Qwen/Qwen2.5-VL-3B-Instruct, Qwen/Qwen3-VL-2B-Instruct | `Read the text.` |
+| PaddlePaddle/PaddleOCR-VL | `OCR:` |
+| deepseek-ai/DeepSeek-OCR | `Free OCR. ` (with the space) |
+| stepfun-ai/GOT-OCR-2.0-hf | `OCR: ` (with the space) |
+| zai-org/GLM-OCR | `Text Recognition:` |
+"""
 
 import argparse
 from pathlib import Path
 
-from sensorium import LLM
+from sensorium import LLM, pdf_pages
 from shared import ASSETS, run
 
 
@@ -14,12 +25,16 @@ def main() -> list[str]:
     parser.add_argument("images", nargs="*", type=Path, default=sorted((ASSETS / "media").glob("line*.png")))
     args = parser.parse_args()
 
-    pages = LLM(args.model).ocr(args.images, question=args.question)
-    found = list(zip(args.images, pages, strict=True))
-    for path, page in found:
+    images = [(path.name, path) for path in args.images if path.suffix != ".pdf"]
+    images += [
+        (f"{path.name}, page {one.number}", one) for path in args.images if path.suffix == ".pdf" for one in pdf_pages(path)
+    ]
+    pages = LLM(args.model).ocr([image for _, image in images], question=args.question)
+    found = [(name, page) for (name, _), page in zip(images, pages, strict=True)]
+    for name, page in found:
         if not page.error:
-            print(f"{path.name}: {page.text}")
-    return [f"{path.name}: {page.error}" for path, page in found if page.error]
+            print(f"{name}: {page.text}")
+    return [f"{name}: {page.error}" for name, page in found if page.error]
 
 
 if __name__ == "__main__":

@@ -1,4 +1,8 @@
-"""Ask one question about one image: `python examples/one_image.py [--model DIR] [--image FILE] [QUESTION]`."""
+"""Ask one question about one image: `python examples/one_image.py [--model DIR] [--image FILE] [QUESTION]`.
+
+Any model of docs/models.md that takes images fits, such as Qwen/Qwen3-VL-2B-Instruct, google/gemma-3-4b-it,
+OpenGVLab/InternVL3_5-2B-HF, HuggingFaceTB/SmolVLM2-2.2B-Instruct or mistralai/Mistral-Small-3.2-24B-Instruct-2506.
+"""
 
 import argparse
 from pathlib import Path

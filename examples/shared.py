@@ -1,7 +1,10 @@
-"""Shared by the examples: the shipped model and media, and error handling. Not an example itself."""
+"""Shared by the examples: the shipped model and media, a server, and error handling. Not an example itself."""
 
+import base64
+import subprocess
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 from sensorium import SensoriumError
@@ -22,3 +25,27 @@ def run(main: Callable[[], list[str] | None]) -> None:
         print(f"error: {line}", file=sys.stderr)
     if failed:
         sys.exit(2)
+
+
+@contextmanager
+def serving(model: str, url: str | None = None) -> Iterator[str]:
+    """Yield the URL of a server: the given one, or one of the model that ends with the block."""
+    if url is not None:
+        yield url
+        return
+    words = [sys.executable, "-m", "sensorium", "serve", model, "--port", "0"]
+    with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
+        try:
+            last = "no server"
+            for last in server.stderr:  # warnings, then "NAME is served on URL" or an error
+                if " is served on " in last:
+                    yield last.split()[-1]
+                    return
+            raise SensoriumError(last.strip().removeprefix("sensorium: error: "))
+        finally:
+            server.terminate()
+
+
+def data_url(path: Path) -> str:
+    """Return an image file as a URL that holds it."""
+    return f"data:image/{path.suffix[1:]};base64,{base64.b64encode(path.read_bytes()).decode()}"

@@ -95,7 +95,7 @@ def paged_attention(
     Args:
         q: `[rows, heads, dim]`; `heads` is a multiple of `kv_heads` (grouped-query attention).
         k, v: `[rows, kv_heads, dim]` of this step, one row per slot of `meta.slot_mapping`. v is None if keys are also the
-            values (MLA). Both are None if they are in the cache already (`qkv_prepare.prepare_qkv`).
+            values (MLA). Both are None if they are in the cache already (`qkv_prepare.prepare_qkv`, or another layer's).
         kv_cache: `[2, blocks, block_size, kv_heads, dim]`, or `[1, ...]` if keys are also the values. A quantised cache
             (`kv_quant`) has `bytes_per_head` in place of `dim`. Written in place. Rows attend to the cached keys: with a
             quantised cache, to quantised keys even in the step that writes them.
@@ -107,7 +107,8 @@ def paged_attention(
         `[rows, heads, dim]`.
     """
     chosen = backend("attention", q.device, q.dtype, q.shape[2])
-    if chosen == "native" and q.shape[2] % 2 == 0 and k is not None:
+    if chosen == "native" and q.shape[2] % 2 == 0:
+        k, v = (k, v) if k is not None else (q[:0], q[:0] if len(kv_cache) == 2 else None)  # without v: keys are the values
         return paged_attention_native(q, k, v, kv_cache, meta, scale, soft_cap, sinks)
     if chosen == "triton":
         from .gpu import attention

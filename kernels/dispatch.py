@@ -31,6 +31,8 @@ BACKENDS: dict[str, tuple[str, ...]] = {
     "fp8_linear": ("triton", "torch"),
     "int4_linear": ("native", "triton", "torch"),
     "moe": ("triton", "torch"),
+    "causal_conv": ("native", "triton", "torch"),
+    "linear_recurrence": ("native", "triton", "torch"),
     "sample": ("triton", "numpy", "torch"),
     "log_probs": ("triton", "torch"),
     "penalties": ("triton", "torch"),
@@ -174,6 +176,11 @@ def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
 def multiplies_fast(dtype: torch.dtype) -> bool:
     """Return whether linear layers in this dtype are as fast on the CPU as in float32."""
     return dtype == torch.float32 or (dtype == torch.bfloat16 and (native.products() is not None or _onednn_packs(_CPU, dtype)))
+
+
+def multiplies_pairs() -> bool:
+    """Return whether attention on this CPU multiplies pairs of bfloat16, which takes half the time of float32."""
+    return native.products() in ("avx512_bf16", "amx")
 
 
 def _onednn_packs(device: torch.device, dtype: torch.dtype) -> bool:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from .activation import act_and_mul_reference
+from .activation import UNGATED, act_and_mul_reference
 from .dispatch import backend
 from .fp8 import Fp8Weight, fp8_linear_reference
 from .int8 import Int8Weight, int8_linear_reference
@@ -54,7 +54,7 @@ class StackedWeight:
 class StackedExperts:
     """The gated MLPs of all experts, `down(act(gate(x)) * up(x))`; `gate_up` computes `[gate | up]`.
 
-    `act` is a name that `activation.act_and_mul` takes.
+    `act` is a name that `activation.act_and_mul` takes, or one of `activation.UNGATED`: then the experts have no gate.
     """
 
     act: str
@@ -156,7 +156,9 @@ def fused_experts(
 
 def expert_reference(experts: StackedExperts, number: int, x: Tensor) -> Tensor:
     """Run `x [rows, dim]` through one expert. Both products and the activation are rounded to x's dtype."""
-    return _product(act_and_mul_reference(experts.act, _product(x, experts.gate_up, number)), experts.down, number)
+    inner = _product(x, experts.gate_up, number)
+    inner = UNGATED[experts.act](inner) if experts.act in UNGATED else act_and_mul_reference(experts.act, inner)
+    return _product(inner, experts.down, number)
 
 
 def _product(x: Tensor, layer: StackedWeight, number: int) -> Tensor:

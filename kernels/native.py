@@ -22,6 +22,7 @@ _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _LINEAR = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_dot", "neon_bf16", "neon_i8mm", "amx")
 _INT4 = ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "neon", "neon_dot")
+_SEQUENCES = (_P, _P, _P, _N, _N, _P, _N)
 _SIGNATURES = {
     "paged_attention": (
         *(_I, _P, _N, _P, _N, _P, _N, _P, _N, _N, _I, _P, _N, _N, _N, _F, _F, _P, _P, _N, _P, _N, _N, _P, _N),
@@ -33,11 +34,13 @@ _SIGNATURES = {
     "rotate": (_I, _P, _N, _N, _P, _P, _N, _N, _N, _I, _I),
     "activation": (_I, _I, _P, _P, _N, _I),
     "gated": (_I, _I, _P, _P, _N, _N, _I),
+    "causal_conv": (_I, _P, _N, _P, _P, _P, _N, _N, *_SEQUENCES, _I),
+    "linear_recurrence": (_I, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, *_SEQUENCES, _I),
     **{f"int4_linear_{name}": (_I, _P, _N, _N, _P, _P, _P, _N, _P, _P, _N, _N, _N, _N, _N, _P, _P, _I) for name in _INT4},
     **{f"linear_{name}": (_I, _I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I) for name in _LINEAR},
 }
 """Argument types of each function of kernels/cpu."""
-ABI = 3
+ABI = 4
 """Version of these functions and their data layouts. A library with another version (cpu/instructions.cpp) is not used."""
 REBUILD = "pip install --no-build-isolation --no-deps -e ."
 LEVELS = {

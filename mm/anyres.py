@@ -14,6 +14,10 @@ from .tiling import AnyResTiles, Size, unpad
 PINPOINTS_336: tuple[Size, ...] = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 PINPOINTS_384: tuple[Size, ...] = tuple((384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7))
 """Default image sizes if a checkpoint has none: up to 4 tiles of 336 pixels, up to 36 tiles of 384 pixels."""
+PINPOINTS_MINIMAX: tuple[Size, ...] = tuple(
+    (336 * rows, 336 * columns) for rows, most in enumerate((6, 6, 6, 4, 3, 3), 1) for columns in range(1, most + 1)
+)
+"""Default image sizes of MiniMax-VL-01: up to 18 tiles."""
 
 POOL_STRIDE = 2  # patches of a video frame that become one row, along each side
 

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from .errors import MediaError, short_repr, typed
+from .raw_tensors import RawTensors, read_tensor_items
 from .types import EmbeddingItem, EncodedItem, ItemGeometry
 
 ROWS = "encoder_rows"  # name of the tensor of a precomputed item, `[rows, width]`
@@ -36,16 +37,19 @@ class EmbeddingSpec:
     merge_t: int = 1
 
 
-def read_embeddings(modality: str, value: object, spec: EmbeddingSpec) -> list[EmbeddingItem] | None:
+def read_embeddings(modality: str, value: object, spec: EmbeddingSpec | RawTensors) -> list[EmbeddingItem] | None:
     """Return the items of a value that holds embeddings, or None if it holds media.
 
     Embeddings are a mapping of named tensors or, except for audio, a floating tensor of 2 or 3 axes or a list of tensors of 2
-    axes (uint8 tensors are pixels). The items' tensors are ROWS `[rows, width]` and, if there is a grid, "grid" `[3]`.
+    axes (uint8 tensors are pixels). Items of a model with RawTensors are mappings of their tensors. The tensors of other items
+    are ROWS `[rows, width]` and, if there is a grid, "grid" `[3]`.
 
     Raises:
         MediaError: rows of another width, dtype or layout, rows that are not finite, or a number of rows that does not fit
             the grid.
     """
+    if isinstance(spec, RawTensors):
+        return read_tensor_items(modality, value, spec)
     if isinstance(value, Mapping) and spec.name in value:
         known = [name for name in (spec.name, spec.grid) if name is not None]
         if set(value) != set(known):

@@ -53,7 +53,8 @@ class FrameSampling:
         multiple: the number of frames is rounded to a multiple of this (frames per temporal patch).
         spread: "stride" takes the first frame of equal segments, "middle" their middle frame. "ends" includes the first and the
             last frame; "nearest" does too, but rounds the frames in between where "ends" floors them. "after" takes the
-            first frame at or after each time step, `fps` steps a second, each frame once.
+            first frame at or after each time step, `fps` steps a second, each frame once. "before" takes the last frame at or
+            before each of them; beyond `max_frames` steps, frames spread over steps of 0.1 s.
         nearest: round the number of frames that `fps` gives to the nearest multiple; False: floor it.
         margin: seconds skipped at both ends if more than `max_frames * fps` seconds remain. With "ends" only.
         fps_by_duration: `(seconds, fps)`, shortest first: videos of at most this many seconds use this rate instead of `fps`.
@@ -155,6 +156,8 @@ def _spread(frames: int, source_fps: float | None, seconds: float | None, count:
     """Return `count` of `frames` frames by the rule `policy.spread`."""
     if policy.spread == "after":
         return _at_or_after(frames, source_fps, seconds, count, policy)
+    if policy.spread == "before" and policy.fps is not None and source_fps is not None and seconds is not None:
+        return _at_or_before(frames, source_fps, seconds, policy.fps, policy.max_frames)
     if policy.spread in _BOTH_ENDS:
         first, last = _without_margin(frames, seconds, policy)
         if policy.spread == "nearest":
@@ -262,6 +265,16 @@ def _at_or_after(frames: int, source_fps: float | None, seconds: float | None, c
     else:
         places = [float(place) for place in np.linspace(0, frames, policy.max_frames)]
     return sorted({min(math.ceil(place), frames - 1) for place in places})
+
+
+def _at_or_before(frames: int, source_fps: float, seconds: float, fps: float, most: int) -> list[int]:
+    """Return the frames of spread "before", as in MiniCPM-V 4.6."""
+    if seconds * fps <= most:
+        chosen = [int(i * source_fps / fps) for i in range(math.ceil(seconds * fps))]
+    else:
+        steps = max(1, int(min(seconds, 1e300) / 0.1))  # the file claims the duration: never make a list of all steps
+        chosen = [int(round(int(i) * 0.1, 1) * source_fps) for i in np.linspace(0.0, float(steps - 1), min(most, steps))]
+    return sorted({min(i, frames - 1) for i in chosen})
 
 
 def _num_frames(total: int, seconds: float | None, policy: FrameSampling) -> int:

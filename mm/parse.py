@@ -26,9 +26,11 @@ from .errors import (
     typed,
 )
 from .media.chunks import read_entry
+from .media.policy import PdfPage
 from .media.source import path_of
 from .pacing import releasing_gil
 from .plain import builtin_copy, reading
+from .raw_tensors import RawTensors
 from .types import EmbeddingItem, EncodedItem, Media
 
 _log = logging.getLogger(__name__)
@@ -83,13 +85,13 @@ class MultiModalDataParser:
     Args:
         modalities: accepted modalities.
         limits: largest number of items per modality in a prompt; absent: no limit.
-        embeddings: formats of precomputed embeddings, by modality.
+        embeddings: formats of precomputed embeddings, or of items that are tensors, by modality.
         width: width of an encoder row; 0 refuses EncodedItems.
     """
 
     modalities: tuple[str, ...]
     limits: Mapping[str, int] = field(default_factory=dict)
-    embeddings: Mapping[str, EmbeddingSpec] = field(default_factory=dict)
+    embeddings: Mapping[str, EmbeddingSpec | RawTensors] = field(default_factory=dict)
     width: int = 0
 
     def parse(
@@ -149,6 +151,8 @@ class MultiModalDataParser:
             got = repr(media.uuid) if isinstance(media.uuid, str) else typed(media.uuid)
             raise MediaError(modality, index, f"its uuid must be a non-empty string, not {got}", param="uuid")
         check_utf8(media.uuid or "", "uuid")
+        if isinstance(data, PdfPage) and kind != "image":
+            raise MediaError(modality, index, "a page of a PDF is an image; give it as an image item")
         if data is None and media.uuid is None:
             raise MediaError(modality, index, "it is missing; give its data, or the uuid of an earlier item")
         spec = self.embeddings.get(modality)

@@ -56,6 +56,8 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], axes: int = 3) ->
     """
     if axes == 1:
         return torch.arange(length)[None], 0
+    if any(geometry.absolute for _, geometry in placed):
+        return _absolute_positions(length, placed, axes)
     parts: list[Tensor] = []
     token = position = 0
     for first, last, items in _runs(placed):
@@ -69,6 +71,18 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], axes: int = 3) ->
         parts.append(torch.full((axes, after), position))
     parts.append(text_positions(position, length - token, axes))
     positions = torch.cat(parts, dim=1)
+    return positions, int(positions.max()) + 1 - length if length else 0
+
+
+def _absolute_positions(length: int, placed: Sequence[PlacedItem], axes: int) -> tuple[Tensor, int]:
+    """Return positions and delta of a prompt with `absolute` items; the other tokens are at their index."""
+    positions = text_positions(0, length, axes).clone()
+    absolute = sorted((pair for pair in placed if pair[1].absolute), key=lambda pair: pair[0].offset)
+    for index, (where, geometry) in enumerate(absolute):
+        _, h, w = geometry.merged
+        lines, columns = torch.meshgrid(torch.arange(h), torch.arange(w + 1), indexing="ij")
+        grid = torch.stack([columns, lines, torch.full_like(lines, index)]).flatten(1)
+        positions[-3:, where.offset + 1 : where.offset + 1 + grid.shape[1]] = grid
     return positions, int(positions.max()) + 1 - length if length else 0
 
 

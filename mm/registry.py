@@ -71,53 +71,94 @@ class CheckpointLayout:
 
 
 _ANY_STACK = frozenset({
-    "gemma3", "idefics2", "idefics3", "internvl", "kimi_k25", "lighton_ocr", "llava", "paligemma", "pixtral", "text_only",
-    "ultravox",
+    "aria", "aya_vision", "gemma3", "got_ocr2", "idefics2", "idefics3", "internvl", "kimi_k25", "lfm2_vl", "lighton_ocr",
+    "llava", "minicpmv", "ovis", "paligemma", "pixtral", "text_only", "ultravox",
 })  # fmt: skip
 TEXT_PROCESSING = native("text_only", "TextModel", "TextProcessingInfo").processing
 _TEXT_STACKS = (
-    "Arcee", "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Dots1", "MiniMaxM2",
-    "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "ExaoneMoe", "Gemma", "Gemma2", "Gemma3",
-    "Glm", "Glm4", "Glm4Moe", "GptOss", "Granite", "GraniteMoe", "GraniteMoeShared", "Helium",
-    "HunYuanDenseV1", "HunYuanMoEV1", "InternLM3", "Llama", "Ministral3", "Mistral", "Mistral4", "Mixtral",
-    "Nemotron", "Olmo2", "Olmo3", "Olmoe", "Phi3", "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe",
-    "SeedOss", "SmolLM3", "SolarOpen", "StableLm", "Starcoder2",
+    "Arcee", "Bamba", "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Dots1", "MiniMax", "MiniMaxM1", "MiniMaxM2",
+    "MiniMaxText01", "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "ExaoneMoe", "FalconH1", "Gemma", "Gemma2", "Gemma3", "Gemma3n",
+    "Gemma4", "Glm", "Glm4", "Glm4Moe", "GptOss", "Granite", "GraniteMoe", "GraniteMoeShared", "GraniteMoeHybrid", "Helium",
+    "HunYuanDenseV1", "HunYuanMoEV1", "InternLM3", "Lfm2", "Lfm2Moe", "Llama", "Llama4", "Mamba2", "Ministral3", "Mistral",
+    "Mistral4", "Mixtral", "Nemotron", "NemotronH", "Olmo2", "Olmo3", "Olmoe", "OlmoHybrid", "Phi3", "Phimoe", "Qwen2",
+    "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "SolarOpen", "StableLm",
+    "Starcoder2",
 )  # fmt: skip
+_PLAIN_STACKS = [stack for stack in _TEXT_STACKS if stack not in ("Gemma3", "Gemma3n", "Gemma4")]
+"""Stacks whose name without `Text` is not that of a model with encoders."""
 _ENCODER_PROCESSING = native("bert", "Bert", "BertProcessingInfo").processing
 _BERTS = ("Bert", "Camembert", "DistilBert", "Gte", "MPNet", "New", "NomicBert", "Roberta", "XLMRoberta")
 
 ARCHITECTURES: dict[str, Architecture] = {
+    "AriaForConditionalGeneration": native("aria", "Aria", "AriaProcessingInfo"),
+    "AyaVisionForConditionalGeneration": native("aya_vision", "AyaVision", "AyaVisionProcessingInfo"),
+    "AudioFlamingo3ForConditionalGeneration": native("audioflamingo3", "AudioFlamingo3", "AudioFlamingo3ProcessingInfo"),
+    "CLIPModel": native("dual_encoder", "Clip", "ClipProcessingInfo"),
+    "Cohere2VisionForConditionalGeneration": native("aya_vision", "Cohere2Vision", "Cohere2VisionProcessingInfo"),
+    "ColModernVBertForRetrieval": native("colpali", "ColModernVBert", "ColModernVBertProcessingInfo"),
+    "ColPali": native("colpali", "ColPali", "ColPaliProcessingInfo"),
+    "ColPaliForRetrieval": native("colpali", "ColPali", "ColPaliProcessingInfo"),
+    "ColQwen2": native("colpali", "ColQwen2", "ColQwenProcessingInfo"),
+    "ColQwen2ForRetrieval": native("colpali", "ColQwen2", "ColQwenProcessingInfo"),
+    "ColQwen2ForRetrieval/qwen2_5_vl": native("colpali", "ColQwen25", "ColQwenProcessingInfo"),
+    "ColQwen2ForRetrieval/qwen2_5_vl_vision": native("colpali", "ColQwen25", "ColQwenProcessingInfo"),
+    "ColQwen2_5": native("colpali", "ColQwen25", "ColQwenProcessingInfo"),
     "DeepseekOCR2ForCausalLM": native("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
     "DeepseekOCRForCausalLM": native("deepseek_ocr2", "DeepseekOcr", "DeepseekOcrProcessingInfo"),
+    "DeepseekVLV2ForCausalLM": native("deepseek_vl2", "DeepseekVL2", "DeepseekVL2ProcessingInfo"),
     "DeepseekOcr2ForConditionalGeneration": native("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
+    "DotsOCRForCausalLM": native("dots_ocr", "DotsOcr", "DotsOcrProcessingInfo"),
     "Ernie4_5_VLMoeForConditionalGeneration": native("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
     "Ernie4_5_VL_MoeForConditionalGeneration": native("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
     "Gemma3ForConditionalGeneration": native("gemma3", "Gemma3", "Gemma3ProcessingInfo"),
+    "Gemma3nForConditionalGeneration": native("gemma3n", "Gemma3n", "Gemma3nProcessingInfo"),
+    "Gemma4ForConditionalGeneration": native("gemma4", "Gemma4", "Gemma4ProcessingInfo"),
     "Glm46VForConditionalGeneration": native("glm4v", "Glm4V", "Glm46VProcessingInfo"),
     "Glm4vMoeForConditionalGeneration": native("glm4v", "Glm4VMoe", "Glm4VProcessingInfo"),
     "Glm4vForConditionalGeneration": native("glm4v", "Glm4V", "Glm4VProcessingInfo"),
     "GlmAsrForConditionalGeneration": native("glmasr", "GlmAsr", "GlmAsrProcessingInfo"),
     "GlmOcrForConditionalGeneration": native("glm4v", "GlmOcr", "GlmOcrProcessingInfo"),
+    "HunYuanVLForConditionalGeneration": native("hunyuan_vl", "HunYuanVL", "HunYuanVLProcessingInfo"),
     "Idefics2ForConditionalGeneration": native("idefics2", "Idefics2", "Idefics2ProcessingInfo"),
     "Idefics3ForConditionalGeneration": native("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
+    "GOTQwenForCausalLM": native("got_ocr2", "GotOcr2", "GotProcessingInfo"),
+    "GotOcr2ForConditionalGeneration": native("got_ocr2", "GotOcr2", "GotOcr2ProcessingInfo"),
+    "GraniteDoclingForConditionalGeneration": native("granite_docling", "GraniteDocling", "GraniteDoclingProcessingInfo"),
     "GraniteSpeechForConditionalGeneration": native("granite_speech", "GraniteSpeech", "GraniteSpeechProcessingInfo"),
     "Granite4VisionForConditionalGeneration": native("granite4_vision", "Granite4Vision", "Granite4VisionProcessingInfo"),
+    "InternS1ForConditionalGeneration": native("internvl", "InternVL", "InternVLProcessingInfo"),
     "InternVLChatModel": native("internvl", "InternVLChat", "InternVLChatProcessingInfo"),
     "InternVLForConditionalGeneration": native("internvl", "InternVL", "InternVLProcessingInfo"),
     "InternLM2ForCausalLM": native("text_only", "InternLM2", "TextProcessingInfo"),
+    "JinaEmbeddingsV4Model": native("jina_v4", "JinaEmbeddingsV4", "JinaEmbeddingsV4ProcessingInfo"),
+    "JinaVLForRanking": native("jina_reranker", "JinaReranker", "JinaRerankerProcessingInfo"),
+    "JinaVLForSequenceClassification": native("jina_reranker", "JinaReranker", "JinaRerankerProcessingInfo"),
     "KimiK25ForConditionalGeneration": native("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
+    "KimiVLForConditionalGeneration": native("kimi_k25", "KimiVL", "KimiVLProcessingInfo"),
     "Kimi_K25ForConditionalGeneration": native("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
     "LightOnOcrForConditionalGeneration": native("lighton_ocr", "LightOnOcr", "LightOnOcrProcessingInfo"),
+    "Lfm2VlForConditionalGeneration": native("lfm2_vl", "Lfm2VL", "Lfm2VLProcessingInfo"),
+    "Llama4ForConditionalGeneration": native("llama4", "Llama4", "Llama4ProcessingInfo"),
     "LlavaForConditionalGeneration": native("llava", "Llava", "LlavaProcessingInfo"),
     "LlavaForConditionalGeneration/pixtral": native("pixtral", "Pixtral", "PixtralProcessingInfo"),
     "LlavaNextForConditionalGeneration": native("llava", "LlavaNext", "LlavaNextProcessingInfo"),
     "LlavaOnevisionForConditionalGeneration": native("llava", "LlavaOnevision", "LlavaOnevisionProcessingInfo"),
+    "MiniCPMO": native("minicpmv", "MiniCPMO", "MiniCPMOProcessingInfo"),
+    "MiniCPMV": native("minicpmv", "MiniCPMV", "MiniCPMVProcessingInfo"),
+    "MiniMaxVL01ForConditionalGeneration": native("llava", "MiniMaxVL", "MiniMaxVLProcessingInfo"),
+    "MiniCPMV4_6ForConditionalGeneration": native("minicpmv", "MiniCPMV46", "MiniCPMV46ProcessingInfo"),
     "Mistral3Consolidated": native("pixtral", "Mistral3Consolidated", "MistralFormatProcessingInfo"),
     "Mistral3ForConditionalGeneration": native("pixtral", "Mistral3", "Mistral3ProcessingInfo"),
     "MistralConsolidated": native("text_only", "MistralText", "TextProcessingInfo"),
+    "MllamaForConditionalGeneration": native("mllama", "Mllama", "MllamaProcessingInfo"),
+    "MoonshineForConditionalGeneration": native("moonshine", "Moonshine", "MoonshineProcessingInfo"),
+    "MoonshineStreamingForConditionalGeneration": native("moonshine", "MoonshineStreaming", "MoonshineStreamingProcessingInfo"),
+    "MusicFlamingoForConditionalGeneration": native("audioflamingo3", "MusicFlamingo", "AudioFlamingo3ProcessingInfo"),
+    "Ovis2ForConditionalGeneration": native("ovis", "Ovis2", "Ovis2ProcessingInfo"),
     "PaddleOCRVLForConditionalGeneration": native("paddleocr_vl", "PaddleOcrVL", "PaddleOcrVLProcessingInfo"),
     "PaliGemmaForConditionalGeneration": native("paligemma", "PaliGemma", "PaliGemmaProcessingInfo"),
     "PixtralConsolidated": native("pixtral", "PixtralConsolidated", "MistralFormatProcessingInfo"),
+    "QianfanOCRForConditionalGeneration": native("internvl", "QianfanOcr", "QianfanOcrProcessingInfo"),
     "Qwen2AudioForConditionalGeneration": native("qwen2_audio", "Qwen2Audio", "Qwen2AudioProcessingInfo"),
     "Qwen2VLForConditionalGeneration": native("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),
     "Qwen2_5OmniForConditionalGeneration": native("qwen2_5_omni", "Qwen25Omni", "Qwen25OmniProcessingInfo"),
@@ -129,10 +170,20 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Qwen3OmniMoeThinkerForConditionalGeneration": native("qwen3_omni", "Qwen3Omni", "Qwen3OmniProcessingInfo"),
     "Qwen3VLForConditionalGeneration": native("qwen3_vl", "Qwen3VL", "Qwen3VLProcessingInfo"),
     "Qwen3VLMoeForConditionalGeneration": native("qwen3_vl", "Qwen3VLMoe", "Qwen3VLProcessingInfo"),
+    "Qwen3_5ForConditionalGeneration": native("qwen3_vl", "Qwen35", "Qwen35ProcessingInfo"),
+    "Qwen3_5MoeForConditionalGeneration": native("qwen3_vl", "Qwen35Moe", "Qwen35ProcessingInfo"),
+    "Siglip2Model": native("dual_encoder", "SiglipNaflex", "SiglipProcessingInfo"),
+    "SiglipModel": native("dual_encoder", "Siglip", "SiglipProcessingInfo"),
+    "SkyworkR1VChatModel": native("internvl", "InternVLChat", "InternVLChatProcessingInfo"),
     "SmolVLMForConditionalGeneration": native("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
+    "Terratorch": native("terratorch", "Terratorch", "RawTensorInfo"),
+    "Tarsier2ForConditionalGeneration": native("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),
+    "TarsierForConditionalGeneration": native("llava", "Llava", "TarsierProcessingInfo"),
+    "TarsierForConditionalGeneration/qwen2_vl": native("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),
     "UltravoxModel": native("ultravox", "Ultravox", "UltravoxProcessingInfo"),
     "VoxtralConsolidated": native("voxtral", "VoxtralConsolidated", "VoxtralProcessingInfo"),
     "VoxtralForConditionalGeneration": native("voxtral", "Voxtral", "VoxtralProcessingInfo"),
+    "VoxtralRealtimeForConditionalGeneration": native("voxtral_realtime", "VoxtralRealtime", "VoxtralRealtimeProcessingInfo"),
     "WhisperForConditionalGeneration": native("whisper", "Whisper", "WhisperProcessingInfo"),
     **{f"{stack}{task}": native("bert", "Bert", "BertProcessingInfo") for stack in _BERTS for task in ("Model", "ForMaskedLM")},
     "NewForTokenClassification": native("bert", "Bert", "BertProcessingInfo"),
@@ -146,16 +197,28 @@ ARCHITECTURES: dict[str, Architecture] = {
         )
     },
     **{f"{stack}ForCausalLM": native("text_only", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS},
-    **{f"{stack}Model": native("text_only", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS if stack != "Gemma3"},
+    **{f"{stack}Model": native("text_only", "TextModel", "TextProcessingInfo") for stack in _PLAIN_STACKS},
+    "VoyageQwen3BidirectionalEmbedModel": Architecture(native("text_only", "Voyage", "").model, _ENCODER_PROCESSING),
     "Qwen2ForRewardModel": native("text_only", "RewardModel", "TextProcessingInfo"),
     "Qwen2ForProcessRewardModel": native("text_only", "RewardModel", "TextProcessingInfo"),
     **{
         f"{stack}ForSequenceClassification": native("text_only", "TextClassifier", "TextProcessingInfo")
-        for stack in (*(name for name in _TEXT_STACKS if name != "Gemma3"), "Gemma3Text")
+        for stack in (*_PLAIN_STACKS, "Gemma3Text")
     },
 }
 
 NOTES: dict[str, FamilyNote] = {
+    "aria": FamilyNote(
+        "images at their own aspect ratio up to 980 pixels, or crops of them (`split_image`); learned queries read the rows; "
+        "a decoder of experts"
+    ),
+    "audioflamingo3": FamilyNote(
+        "`transcribe`; windows of 30 s, rows averaged in pairs; Music Flamingo rotates rows by their time",
+        "10 minutes per audio item, Music Flamingo 20",
+    ),
+    "aya_vision": FamilyNote(
+        "tiles by the best aspect ratio (Aya Vision) or least enlarged (Cohere2-Vision), a gated projector"
+    ),
     "bert": FamilyNote(
         "text encoders for `embed` (mean or CLS pooling, as 1_Pooling/config.json says) and `classify`; `score` of pairs "
         "with cross-encoders; learned positions, rotary ones (Nomic, GTE) or a bias of scores (MPNet); the Hub's layout and "
@@ -163,9 +226,26 @@ NOTES: dict[str, FamilyNote] = {
         "vectors and classes only; heads of other tasks are not used",
         "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
     ),
+    "colpali": FamilyNote(
+        "vectors of all tokens for late interaction: `embed` of pages and queries, `score` by MaxSim; ColPali, ColQwen2, "
+        "ColQwen2.5 and ColModernVBERT; the Hub's layout and the publisher's",
+        "vectors only; no videos",
+        "tests/models/families/test_embedders.py",
+    ),
     "deepseek_ocr2": FamilyNote(
         "SAM features, then CLIP (DeepSeek-OCR) or a decoder with learned queries (DeepSeek-OCR 2); tiles by the best aspect "
         "ratio, the whole image padded to a square; the Hub's layout and the publisher's own"
+    ),
+    "dots_ocr": FamilyNote("pages at native resolution; layout elements as JSON", "aspect ratio up to 200:1"),
+    "dual_encoder": FamilyNote(
+        "`embed` of texts and images: CLIP, SigLIP, SigLIP 2 at a fixed size or with the image's aspect ratio (NaFlex); "
+        "`score`: cosines, for SigLIP probabilities",
+        "a prompt is a text or one image",
+        "tests/models/families/test_embedders.py",
+    ),
+    "deepseek_vl2": FamilyNote(
+        "the whole image and tiles of the best size, padded; lines ended by a learned row; latent attention or not, experts; "
+        "the publisher's layout"
     ),
     "ernie4_5_vl": FamilyNote(
         "frames merged in pairs, separate experts for images and videos, timestamps drawn onto frames",
@@ -175,31 +255,88 @@ NOTES: dict[str, FamilyNote] = {
         "bidirectional attention within an image, sliding windows in most layers, norms before and after each sublayer; "
         "pan and scan"
     ),
+    "gemma3n": FamilyNote(
+        "audio of up to 30 s in 188 rows through a conformer; several residual streams, per-layer inputs, shared KV caches",
+        "no images",
+    ),
+    "gemma4": FamilyNote(
+        "images and frames at their own aspect ratio within 70 to 1,120 rows, averages of 3 x 3 patches; times before frames; "
+        "audio of up to 30 s through a conformer with attention to the last 12 rows; per-layer inputs, shared KV caches"
+    ),
     "glm4v": FamilyNote(
         "timestamps between frames as text, rotary positions on half of each head; norms before and after each sublayer, or "
         "a mixture of experts; GLM-OCR with its own tower"
     ),
     "glmasr": FamilyNote("`transcribe`; rotary positions in the tower, rows stacked by four", "630 s per audio item"),
+    "got_ocr2": FamilyNote(
+        "pages as squares of one size, or cut into tiles with `crop_to_patches`; the Hub's layout and the publisher's own"
+    ),
     "granite4_vision": FamilyNote("query transformer outputs added after several layers (DeepStack); grids of tiles"),
+    "granite_docling": FamilyNote(
+        "pages in tiles with text tags, earlier states of the tower added to layers of the decoder (DeepStack)",
+        "the coarse path only; Granite-Docling-258M is an Idefics3 model",
+    ),
     "granite_speech": FamilyNote(
         "`transcribe`; conformer, query transformer over windows of rows; LoRA adapter for prompts with audio"
+    ),
+    "hunyuan_vl": FamilyNote(
+        "pages at native resolution, a learned row after each line; positions of four axes; text config nested or at the top "
+        "level",
+        "aspect ratio up to 200:1; no precomputed embeddings",
     ),
     "idefics2": FamilyNote("an image as four quarters and as a whole, each at its own size; perceiver resampler"),
     "idefics3": FamilyNote("rows of tiles with text tags, pixel shuffle"),
     "internvl": FamilyNote(
-        "tiles by the best aspect ratio, thumbnail, pixel shuffle; the Hub's layout and the publisher's (InternLM2 too)",
+        "tiles by the best aspect ratio, thumbnail, pixel shuffle; the Hub's layout and the publisher's (InternLM2 too); "
+        "Intern-S1, Skywork-R1V, Qianfan-OCR",
         "at most 12 tiles per image by default; no videos in the publisher's layout",
     ),
+    "jina_reranker": FamilyNote(
+        "jina-reranker-m0: `score` of documents, texts or images, for a query; Qwen2-VL with an MLP over the last token",
+        "scores only; one image or text on each side, no videos",
+        "tests/pipelines/test_jina_reranker.py",
+    ),
+    "jina_v4": FamilyNote(
+        'jina-embeddings-v4: `embed` of texts and images, one vector or `pooling="tokens"`; the adapter of a task is merged '
+        'when the model is loaded (`hf_overrides={"task": "code"}`)',
+        "vectors only; one task per engine",
+        "tests/pipelines/test_jina_v4.py",
+    ),
     "kimi_k25": FamilyNote(
-        "images and timed chunks of videos in one stream, frames of a chunk averaged, latent attention, grouped experts",
+        "images and timed chunks of videos in one stream, frames of a chunk averaged, latent attention, grouped experts; "
+        "Kimi-VL: images only",
         "4 frames per chunk",
     ),
+    "lfm2_vl": FamilyNote("small images at their own size, large ones as tiles and a thumbnail; layers with states"),
     "lighton_ocr": FamilyNote("pages at native resolution; incomplete squares of merged patches are dropped; no break tokens"),
-    "llava": FamilyNote("one or several encoder layers of CLIP or SigLIP; grids of tiles with newline rows; pooled videos"),
+    "llama4": FamilyNote(
+        "tiles of the best canvas, then the whole image; attention within chunks, layers without positions, experts with a "
+        "shared one"
+    ),
+    "llava": FamilyNote(
+        "one or several encoder layers of CLIP or SigLIP; grids of tiles with newline rows; pooled videos; Tarsier"
+    ),
+    "minicpmv": FamilyNote(
+        "a whole image and slices of it, each at its own size; rows merged in squares within the tower (4.6), or a resampler "
+        "(2.6, 4 and 4.5, in their publisher's layout); times of frames, several of which make one (4.5); MiniCPM-o 2.6 "
+        "and 4.5 with audio, text output only",
+        "2.6 to 4.5: views up to 1.25 times the patches of a square one; 30 minutes per audio item",
+    ),
+    "mllama": FamilyNote(
+        "tiles of the best canvas, which some layers of the decoder cross-attend to; prompts without an image skip them",
+        "one image per prompt; every image takes the rows of as many tiles as config.json allows",
+    ),
     "modernbert": FamilyNote(
         "text encoder with rotary positions and sliding windows, for `embed`, `classify`, and `score` of pairs",
         "vectors and classes only; heads of other tasks are not used",
         "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
+    ),
+    "moonshine": FamilyNote(
+        "`transcribe`; encoder-decoder: cross-attention; encodes waveforms, not spectrograms; also Moonshine Streaming",
+        "30 s per audio item of a prompt",
+    ),
+    "ovis": FamilyNote(
+        "the tower's rows as probabilities of visual words, whose embeddings are averaged; the fewest tiles that cover an image"
     ),
     "paddleocr_vl": FamilyNote(
         "pages at native resolution; text config nested or at the top level", "aspect ratio up to 200:1"
@@ -212,25 +349,38 @@ NOTES: dict[str, FamilyNote] = {
         "images, videos and audio together; timestamps as positions; text output only", "5 minutes per audio item"
     ),
     "qwen2_audio": FamilyNote("`transcribe`; Whisper's tower, rows averaged in pairs", "30 s per audio item"),
-    "qwen2_vl": FamilyNote("M-RoPE; Qwen2.5-VL: windows in the tower, seconds as positions", "aspect ratio up to 200:1"),
+    "qwen2_vl": FamilyNote(
+        "M-RoPE; Qwen2.5-VL: windows in the tower, seconds as positions; Tarsier2", "aspect ratio up to 200:1"
+    ),
     "qwen3_asr": FamilyNote("`transcribe`; linear M-RoPE"),
     "qwen3_omni": FamilyNote(
         "images, videos and audio together; DeepStack, experts; text output only",
         "40 minutes per audio item",
     ),
     "qwen3_vl": FamilyNote(
-        "DeepStack, interleaved M-RoPE, timestamps as text, experts; `embed` and `score`",
+        "DeepStack, interleaved M-RoPE, timestamps as text, experts, gated delta nets (Qwen3.5); `embed` and `score`",
         "2048 frames per video; aspect ratio up to 200:1",
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
+    "terratorch": FamilyNote(
+        "named tensors in, one tensor out (`encode`), without text and tokenizer: Prithvi and other models of TerraTorch; "
+        "needs the package terratorch",
+        "weights as safetensors; memory of the network is estimated",
+        "tests/models/test_raw_tensors.py",
+    ),
     "text_only": FamilyNote(
         "decoders without an encoder, which take text only; `model_type` selects the decoder; `embed`, `score`, `classify` "
-        "and `reward`"
+        "and `reward`; voyage-4-nano (bidirectional)"
     ),
     "ultravox": FamilyNote("rows stacked by eight, any decoder; tower and decoder may be in other repositories"),
     "voxtral": FamilyNote(
         "`transcribe`; windows of 30 s, padded with silence; prompts as mistral-common writes them; "
         "the Hub's layout and the publisher's own"
+    ),
+    "voxtral_realtime": FamilyNote(
+        "`transcribe`; causal encoder with a window; encoder rows are added to the prompt and to generated tokens; "
+        "the delay is that of config.json",
+        "one audio item of 60 s per prompt",
     ),
     "whisper": FamilyNote(
         "`transcribe`; encoder-decoder: cross-attention, language and task tokens, timestamp rules",
@@ -252,6 +402,19 @@ CHECKPOINT_LAYOUTS: dict[str, CheckpointLayout] = {
     )
 }
 """Files that replace config.json in a publisher's own layout."""
+
+
+MODEL_TYPES: Mapping[str, str] = {
+    "colmodernvbert": "ColModernVBertForRetrieval",
+    "deepseek_vl_v2": "DeepseekVLV2ForCausalLM",
+}
+"""Architectures of published configs that have a `model_type` only."""
+
+
+def architectures_of(config: Mapping[str, Any]) -> list[str] | None:
+    """Return the architecture of a config.json that has a `model_type` only; None if it is not in MODEL_TYPES."""
+    kind = config.get("model_type")
+    return [MODEL_TYPES[kind]] if isinstance(kind, str) and kind in MODEL_TYPES else None
 
 
 _NATIVE = frozenset(ARCHITECTURES)

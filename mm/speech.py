@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+from torch import Tensor
+
 from .errors import InputError, hint
+from .types import MultiModalKwargsItem
 
 _NAMES = (
     "en=english zh=chinese de=german es=spanish ru=russian ko=korean fr=french ja=japanese pt=portuguese tr=turkish pl=polish "
@@ -50,10 +53,38 @@ class AlignmentRule:
     Args:
         heads: (layer, head) pairs whose weights follow the audio.
         step: seconds per encoder row.
+        sizes: number of layers with cross-attention, and of heads per layer.
     """
 
     heads: tuple[tuple[int, int], ...]
     step: float
+    sizes: tuple[int, int]
+
+
+@dataclass(frozen=True)
+class StreamRule:
+    """How a model transcribes a stream: encoder row i is added to token i, and each row gives a token.
+
+    Args:
+        prompt: tokens of the first rows.
+        silent: token of rows that complete no text.
+        row_samples: samples per row. overlap: further samples that the last row of a chunk reads.
+        before, after: samples of silence before and after the stream.
+        delay: rows between a sound and its text.
+        max_rows: most rows of a chunk. max_tokens: most tokens of a sequence.
+        item: makes the tensors of a chunk: `(samples, stream, first row)`.
+    """
+
+    prompt: tuple[int, ...]
+    silent: int
+    row_samples: int
+    overlap: int
+    before: int
+    after: int
+    delay: int
+    max_rows: int
+    max_tokens: int
+    item: Callable[[Tensor, int, int], MultiModalKwargsItem]
 
 
 @dataclass(frozen=True)

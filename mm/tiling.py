@@ -7,12 +7,16 @@ from __future__ import annotations
 
 import functools
 import math
-from dataclasses import dataclass
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from typing import Protocol
+
+import numpy as np
 
 from .errors import ConfigError, InputError
 
 _MAX_SQUARE = 1 << 24  # pixels of a padded image
+MAX_PACKED_FRAMES = 3  # frames of a video that become the rows of one (MiniCPM-V 4.5)
 Size = tuple[int, int]
 """`(height, width)` in pixels."""
 
@@ -125,16 +129,36 @@ class BoundedResize:
 
 
 @dataclass(frozen=True)
+class PatchLimit:
+    """Scale to at most `max_patches` patches; sides are rounded up to multiples of `patch` pixels. Rule: SigLIP 2 (NaFlex)."""
+
+    patch: int
+    max_patches: int
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        _check(height, width)
+        least, most = 1e-6, 100.0  # bounds and precision of the published search
+        while most - least >= 1e-5:
+            scale = (least + most) / 2
+            tall, wide = (_up(side * scale, self.patch) for side in (height, width))
+            fits = (tall // self.patch) * (wide // self.patch) <= self.max_patches
+            least, most = (scale, most) if fits else (least, scale)
+        return CropPlan((TiledView((Resize(_up(height * least, self.patch), _up(width * least, self.patch)),)),))
+
+
+@dataclass(frozen=True)
 class AspectTiles:
     """Resize to the grid of `min_tiles` to `max_tiles` with the nearest aspect ratio, cut the tiles, and append a thumbnail.
 
-    If grids are equally near, a larger one wins if its area is less than twice the image's. Rule: InternVL.
+    If grids are equally near, a larger one wins if its area is less than twice the image's. No side has more than `max_side`
+    tiles. Rule: InternVL.
     """
 
     tile: Size
     min_tiles: int
     max_tiles: int
     thumbnail: bool = True
+    max_side: int = 1 << 30
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_tiles <= self.max_tiles:
@@ -152,13 +176,96 @@ class AspectTiles:
 
     def arrangement(self, height: int, width: int) -> Size:
         """Return rows and columns of tiles."""
+        return self._nearest(height, width, self.max_tiles)
+
+    def _nearest(self, height: int, width: int, most: int) -> Size:
         best, nearest = (1, 1), math.inf
-        for rows, columns in _arrangements(self.min_tiles, self.max_tiles):
+        for rows, columns in _arrangements(self.min_tiles, most):
+            if max(rows, columns) > self.max_side:
+                continue
             distance = abs(width / height - columns / rows)
             room = self.tile[0] * self.tile[1] * rows * columns
             if distance < nearest or (distance == nearest and height * width > 0.5 * room):
                 best, nearest = (rows, columns), distance
         return best
+
+
+@dataclass(frozen=True)
+class PageTiles(AspectTiles):
+    """AspectTiles with up to `dense_tiles` tiles for pages that would be shrunk too much.
+
+    A page gets them if its tiles would be less than `dense_scale` times as wide as the page (0: always), and its ratio of width
+    to height is above the first and at most the second of `dense_ratios` (0: no bound). Rule: Granite Docling.
+    """
+
+    max_side: int = 16
+    dense_tiles: int = 0
+    dense_scale: float = 0.0
+    dense_ratios: tuple[float, float] = (0.0, 0.0)
+
+    def arrangement(self, height: int, width: int) -> Size:
+        grid = self._nearest(height, width, self.max_tiles)
+        return self._nearest(height, width, self.dense_tiles) if self._is_dense(height, width, grid[1]) else grid
+
+    def _is_dense(self, height: int, width: int, columns: int) -> bool:
+        (least, most), ratio = self.dense_ratios, width / height
+        if not self.dense_tiles or (self.dense_scale <= 0 and least <= 0) or (least > 0 and ratio <= least):
+            return False
+        if most > 0 and ratio > most:
+            return False
+        return self.dense_scale <= 0 or columns * self.tile[1] / width < self.dense_scale
+
+
+@dataclass(frozen=True)
+class ScaleTiles(AspectTiles):
+    """The grid of up to `max_tiles` tiles that enlarges the image least or, if all of them shrink it, shrinks it least.
+
+    Rule: Cohere2-Vision.
+    """
+
+    def arrangement(self, height: int, width: int) -> Size:
+        scales = {
+            (rows, columns): min(self.tile[0] * columns / width, self.tile[0] * rows / height)
+            for rows, columns in _arrangements(1, self.max_tiles)
+        }
+        enough = [grid for grid, scale in scales.items() if scale >= 1]
+        return min(enough, key=lambda grid: scales[grid]) if enough else max(scales, key=lambda grid: scales[grid])
+
+
+@dataclass(frozen=True)
+class LargeImageTiles:
+    """Resize to squares of patches with an area of `min_area` to `max_area` pixels; cut larger images with `tiles` first.
+
+    An image is larger if its area is above `tolerance * max_area`. `tiles` None: do not cut. Rule: LFM2-VL.
+    """
+
+    patch: int
+    merge: int
+    min_area: int
+    max_area: int
+    tolerance: float
+    tiles: AspectTiles | None
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        _check(height, width)
+        side = self.patch * self.merge
+        near = [round(edge / side) * side for edge in (height, width)]
+        whole = CropPlan((TiledView((Resize(*self._fit(height, width, near)),)),))
+        if self.tiles is None or math.prod(max(self.patch, edge) for edge in near) <= self.max_area * self.tolerance:
+            return whole
+        cut = replace(self.tiles, thumbnail=False).plan(height, width)
+        return replace(cut, views=cut.views + whole.views) if self.tiles.thumbnail and cut.num_tiles > 1 else cut
+
+    def _fit(self, height: int, width: int, near: Sequence[int]) -> Size:
+        side = self.patch * self.merge
+        tall, wide = (max(side, edge) for edge in near)
+        if tall * wide > self.max_area:
+            shrink = math.sqrt(height * width / self.max_area)
+            tall, wide = (max(side, math.floor(edge / shrink / side) * side) for edge in (height, width))
+        elif tall * wide < self.min_area:
+            grow = math.sqrt(self.min_area / (height * width))
+            tall, wide = (math.ceil(edge * grow / side) * side for edge in (height, width))
+        return tall, wide
 
 
 @dataclass(frozen=True)
@@ -188,6 +295,41 @@ class PaddedSquareTiles:
 
 
 @dataclass(frozen=True)
+class PaddedTiles:
+    """The whole image padded to a square of `tile` pixels a side, then padded to the best of `sizes` and cut into tiles.
+
+    `fill`: RGB of the padding. Rule: DeepSeek-VL2, which pads with Pillow's ImageOps.pad.
+    """
+
+    tile: int
+    sizes: tuple[Size, ...]
+    fill: tuple[int, int, int]
+
+    def __post_init__(self) -> None:
+        for size in self.sizes:
+            if min(size) < 1 or size[0] % self.tile or size[1] % self.tile:
+                raise ConfigError(f"the image size {size} is not a whole number of tiles of {self.tile}; give multiples")
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        _check(height, width)
+        best = max(self.sizes, key=lambda size: _anyres_score(height, width, size))
+        rows, columns = best[0] // self.tile, best[1] // self.tile
+        whole = TiledView(self._padded(height, width, (self.tile, self.tile)))
+        return CropPlan((whole, TiledView(self._padded(height, width, best), rows, columns)), (rows, columns))
+
+    def _padded(self, height: int, width: int, size: Size) -> tuple[Step, Step]:
+        tall, wide = size
+        if width / height > size[1] / size[0]:
+            tall = round(height / width * size[1])
+        elif width / height < size[1] / size[0]:
+            wide = round(width / height * size[0])
+        if min(tall, wide) < 1:
+            raise InputError(f"an image of {width}x{height} would be less than a pixel wide at {size[1]}x{size[0]}; crop it")
+        window = CropPad(-round((size[0] - tall) * 0.5), -round((size[1] - wide) * 0.5), *size, self.fill)
+        return Resize(tall, wide), window
+
+
+@dataclass(frozen=True)
 class PaddedSquare:
     """Pad to a square in color `fill`, then resize. Rule: LLaVA ("pad").
 
@@ -213,11 +355,14 @@ class AnyResTiles:
     """The whole image at `base`, then the image centered in the best of `sizes` and cut into tiles.
 
     The best size keeps the most of the image's pixels, then wastes the least. Rule: LLaVA-NeXT ("anyres").
+
+    `floor`: the side that does not reach the size is rounded down instead of up. Rule: MiniMax-VL-01.
     """
 
     base: Size
     tile: Size
     sizes: tuple[Size, ...]
+    floor: bool = False
 
     def __post_init__(self) -> None:
         if not self.sizes:
@@ -230,7 +375,7 @@ class AnyResTiles:
         _check(height, width)
         best = self.best(height, width)
         rows, columns = best[0] // self.tile[0], best[1] // self.tile[1]
-        tall, wide = fit(height, width, best)
+        tall, wide = fit(height, width, best, self.floor)
         window = CropPad(_middle(tall, best[0]), _middle(wide, best[1]), *best)
         cut = TiledView((Resize(tall, wide), window), rows, columns)
         return CropPlan((TiledView((Resize(*self.base),)), cut), (rows, columns))
@@ -238,6 +383,54 @@ class AnyResTiles:
     def best(self, height: int, width: int) -> Size:
         """Return the best of `sizes` for an image of this size."""
         return max(self.sizes, key=lambda size: _anyres_score(height, width, size))
+
+
+@dataclass(frozen=True)
+class CanvasTiles:
+    """Fit the image into the upper left corner of the best canvas of at most `max_tiles` tiles, keeping the aspect ratio.
+
+    The best canvas enlarges the image the least or, if all of them shrink it, shrinks it the least; of equal ones it is the
+    smallest. Rules: Llama 4 and Mllama.
+
+    Args:
+        tile: side of a tile.
+        enlarge: images are enlarged to fill the canvas, otherwise at most to the size of a tile. The best canvas is then the
+            one that enlarges the most.
+        thumbnail: append the whole image, stretched to a tile, if there are several tiles.
+        by_ratio: canvases are compared in float32, those of equal aspect ratio one after another; otherwise in float64.
+    """
+
+    tile: int
+    max_tiles: int
+    enlarge: bool = False
+    thumbnail: bool = True
+    by_ratio: bool = True
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        _check(height, width)
+        rows, columns = self.arrangement(height, width)
+        tall, wide = canvas = rows * self.tile, columns * self.tile
+        if not self.enlarge:
+            tall, wide = min(max(height, self.tile), tall), min(max(width, self.tile), wide)
+        down, along = tall / height, wide / width
+        if along < down:
+            tall = max(1, min(math.floor(height * along), tall))
+        else:
+            wide = max(1, min(math.floor(width * down), wide))
+        cut = TiledView((Resize(tall, wide), CropPad(0, 0, *canvas)), rows, columns)
+        whole = (TiledView((Resize(self.tile, self.tile),)),) if self.thumbnail and rows * columns > 1 else ()
+        return CropPlan((cut, *whole), (rows, columns))
+
+    def arrangement(self, height: int, width: int) -> Size:
+        """Return rows and columns of the best canvas."""
+        grids = _grids_by_ratio(self.max_tiles) if self.by_ratio else grids_by_rows(self.max_tiles)
+        sides = np.array(grids, dtype=np.float32 if self.by_ratio else np.float64) * self.tile
+        scales = (sides / np.array((height, width), dtype=sides.dtype)).min(1)
+        larger = scales[scales >= 1]
+        best = scales.max() if not len(larger) else larger.max() if self.enlarge else larger.min()
+        return min(
+            (grid for grid, scale in zip(grids, scales, strict=True) if scale == best), key=lambda grid: grid[0] * grid[1]
+        )
 
 
 @dataclass(frozen=True)
@@ -314,6 +507,42 @@ class QuarterTiles:
 
 
 @dataclass(frozen=True)
+class LongEdge:
+    """Resize the longer side to `longest`, the other to at least `shortest`, and pad both to whole patches. Rule: Aria.
+
+    `sizes`: the image is first centered in the best of these sizes and cut into crops of `longest` a side, and each crop is
+    resized in this way. Empty: do not cut.
+    """
+
+    longest: int
+    shortest: int
+    patch: int
+    sizes: tuple[Size, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not 1 <= self.shortest <= self.longest:
+            raise ConfigError(f"sides of {self.shortest} to {self.longest} pixels are requested; give a larger maximum")
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        _check(height, width)
+        if not self.sizes:
+            return CropPlan((TiledView(self._fit(height, width)),))
+        tall, wide = max(self.sizes, key=lambda size: _anyres_score(height, width, size))
+        first, side = Resize(*fit(height, width, (tall, wide))), self.longest
+        window = CropPad(_middle(first.height, tall), _middle(first.width, wide), tall, wide)
+        tops, lefts = range(0, tall, side), range(0, wide, side)
+        crops = [CropPad(top, left, min(side, tall - top), min(side, wide - left)) for top in tops for left in lefts]
+        views = (TiledView((first, window, crop, *self._fit(crop.height, crop.width))) for crop in crops)
+        return CropPlan(tuple(views), (len(tops), len(lefts)))
+
+    def _fit(self, height: int, width: int) -> tuple[Step, Step]:
+        scale = self.longest / max(height, width)
+        short = max(int(min(height, width) * scale), self.shortest)
+        tall, wide = (short, self.longest) if width >= height else (self.longest, short)
+        return Resize(tall, wide), CropPad(0, 0, _up(tall, self.patch), _up(wide, self.patch))
+
+
+@dataclass(frozen=True)
 class PanAndScan:
     """The whole image at `size`; images longer than `min_ratio`:1 are also cut along their longer side into crops at `size`.
 
@@ -347,8 +576,98 @@ class PanAndScan:
         return CropPlan((whole, *(TiledView((crop, Resize(*self.size))) for crop in crops)), tiles)
 
 
-def fit(height: int, width: int, target: Size) -> Size:
-    """Return the largest size inside `target` with the image's aspect ratio; the side that does not reach it is rounded up."""
+@dataclass(frozen=True)
+class CoveringTiles:
+    """The whole image, then the fewest tiles, at most `max_tiles`, that show more than 9/10 of it undiminished. Rule: Ovis2.
+
+    All are squares of `side` pixels. If no arrangement shows as much, the one that shows most is taken.
+    """
+
+    side: int
+    max_tiles: int
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        _check(height, width)
+        grids = [(self._shown(height, width, grid), grid) for grid in _arrangements(1, self.max_tiles)]
+        enough = [(grid[0] * grid[1], -shown, grid) for shown, grid in grids if shown > 0.9]
+        most = [(-shown, grid[0] * grid[1], grid) for shown, grid in grids]
+        rows, columns = min(enough or most, key=lambda one: one[:2])[2]
+        whole = TiledView((Resize(self.side, self.side),))
+        if rows * columns == 1:
+            return CropPlan((whole,))
+        return CropPlan((whole, TiledView((Resize(self.side * rows, self.side * columns),), rows, columns)), (rows, columns))
+
+    def _shown(self, height: int, width: int, grid: Size) -> float:
+        """Return the part of the image's area that is left if each tile's longer side is shrunk to `side`.
+
+        As in transformers, rows and columns are exchanged here.
+        """
+        columns, rows = grid
+        tall, wide = height // rows, width // columns
+        low, right = height - tall * (rows - 1), width - wide * (columns - 1)
+        line = [self._area(tall, wide)] * (columns - 1) + [self._area(tall, right)]
+        last = [self._area(low, wide)] * (columns - 1) + [self._area(low, right)]
+        return sum(line * (rows - 1) + last) / (height * width)
+
+    def _area(self, height: int, width: int) -> float:
+        long, short = max(height, width), min(height, width)
+        return short / long * self.side * self.side if long > self.side else long * short
+
+
+@dataclass(frozen=True)
+class SliceTiles:
+    """The whole image, then a grid of at most `max_slices` slices with the nearest aspect ratio. Rule: MiniCPM-V.
+
+    The whole image and each slice get about `side` x `side` pixels, in multiples of `multiple` pixels a side. An image of at
+    most that area is not cut.
+    """
+
+    side: int
+    multiple: int
+    max_slices: int
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        _check(height, width)
+        grid = self.arrangement(height, width)
+        if grid is None:
+            return CropPlan((TiledView((Resize(*self._resized(height, width, True)),)),))
+        whole = TiledView((Resize(*self._resized(height, width, False)),))
+        tall, wide = (_nearest(side, parts) / parts for side, parts in zip((height, width), grid, strict=True))
+        slice_size = self._resized(tall, wide, True)
+        cut = TiledView((Resize(slice_size[0] * grid[0], slice_size[1] * grid[1]),), *grid)
+        return CropPlan((whole, cut), grid)
+
+    def arrangement(self, height: int, width: int) -> Size | None:
+        """Return rows and columns of slices; None if the image is not cut."""
+        count = min(math.ceil(width * height / self.side**2), self.max_slices)
+        if count <= 1:
+            return None
+        counts = [one for one in (count - 1, count, count + 1) if 1 < one <= self.max_slices]
+        grids = [(rows, one // rows) for one in counts for rows in range(1, one + 1) if one % rows == 0]
+        ratio = math.log(width / height)
+        return min(grids, key=lambda grid: (abs(ratio - math.log(grid[1] / grid[0])), -grid[0]))
+
+    def most_patches(self, patch: int) -> int:
+        """Return the limit on the patches of a view for models that make any view the same number of rows."""
+        return 5 * (self.side // patch) ** 2 // 4
+
+    def _resized(self, height: float, width: float, enlarge: bool) -> Size:
+        if enlarge or height * width > self.side**2:
+            ratio = width / height
+            height = int(self.side / math.sqrt(ratio))
+            width = int(height * ratio)
+        return _nearest(height, self.multiple), _nearest(width, self.multiple)
+
+
+def fit(height: int, width: int, target: Size, floor: bool = False) -> Size:
+    """Return the largest size inside `target` with the image's aspect ratio; the side that does not reach it is rounded up.
+
+    `floor`: it is rounded down, but not to 0.
+    """
+    if floor:
+        if width / height > target[1] / target[0]:
+            return max(1, int(target[1] * height / width)), target[1]
+        return target[0], max(1, int(target[0] * width / height))
     down, along = target[0] / height, target[1] / width
     if along < down:
         return min(math.ceil(height * along), target[0]), target[1]
@@ -374,6 +693,20 @@ def _arrangements(min_tiles: int, max_tiles: int) -> tuple[Size, ...]:
     return tuple(sorted((one for one in each if one[0] * one[1] >= min_tiles), key=lambda one: one[0] * one[1]))
 
 
+@functools.lru_cache(64)
+def _grids_by_ratio(max_tiles: int) -> tuple[Size, ...]:
+    """Return all (rows, columns) of at most `max_tiles` tiles, from most tiles on, each followed by those of equal ratio."""
+    every = [(rows, count // rows) for count in range(max_tiles, 0, -1) for rows in range(1, count + 1) if count % rows == 0]
+    ratios = {rows / columns: None for rows, columns in every}
+    return tuple(grid for ratio in ratios for grid in every if grid[0] / grid[1] == ratio)
+
+
+@functools.lru_cache(64)
+def grids_by_rows(max_tiles: int) -> tuple[Size, ...]:
+    """Return all (rows, columns) of at most `max_tiles` tiles, by rows and then by columns."""
+    return tuple((rows, columns) for rows in range(1, max_tiles + 1) for columns in range(1, max_tiles // rows + 1))
+
+
 def _anyres_score(height: int, width: int, size: Size) -> tuple[int, int]:
     """Return `(pixels kept, -pixels wasted)` of an image in a size."""
     scale = min(size[1] / width, size[0] / height)
@@ -394,7 +727,11 @@ def _shrink(height: int, width: int, longest: int) -> Size:
     return (longest, int(longest * ratio)) if height > longest else (height, width)
 
 
-def _up(side: int, multiple: int) -> int:
+def _nearest(side: float, multiple: int) -> int:
+    return max(1, round(side / multiple)) * multiple
+
+
+def _up(side: float, multiple: int) -> int:
     return max(1, math.ceil(side / multiple)) * multiple
 
 

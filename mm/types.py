@@ -161,7 +161,7 @@ class VisionChunk:
 
 @dataclass(frozen=True)
 class EmbeddingItem:
-    """Precomputed embeddings by tensor name; width, dtype and finiteness are checked.
+    """Precomputed embeddings, or the tensors of an item, by name; shapes, dtype and finiteness are checked.
 
     `encoded`: the EncodedItem that was given, which has the rows' geometries; None for plain tensors.
     """
@@ -190,6 +190,10 @@ class ItemGeometry:
         tiles: rows and columns of the tiles of an image; (0, 0): not tiled.
         linear: rows advance on all position axes together, as text does.
         folded: the tokens of the range before and after the rows repeat the positions of the text outside the range.
+        absolute: the first and the last row have the positions of their tokens. Those between are lines of `w` and a row at the
+            line's end; on the last three axes their positions are column, line and index of the item, counted from 0.
+        hidden: the last rows, which only tokens before the item's own token cross-attend to (padding).
+        ahead: the last rows, which belong to tokens that are not in the prompt but generated. The answer ends with the rows.
     """
 
     t: int
@@ -203,6 +207,9 @@ class ItemGeometry:
     tiles: tuple[int, int] = (0, 0)
     linear: bool = False
     folded: bool = False
+    ahead: int = 0
+    absolute: bool = False
+    hidden: int = 0
 
     @property
     def merged(self) -> tuple[int, int, int]:
@@ -324,6 +331,12 @@ class MultiModalFeature:
     range: PlaceholderRange
     geometry: ItemGeometry
     hash: str
+
+    @property
+    def stream(self) -> int | None:
+        """Number of the live stream of which the item is a chunk; None for other items."""
+        chunk = self.kwargs.get("audio_stream")
+        return None if chunk is None else int(chunk.data[0])  # type: ignore[index]
 
 
 def true_runs(mask: Tensor, offset: int = 0) -> tuple[tuple[int, int], ...]:

@@ -16,6 +16,7 @@ from .interface import ForwardBatch, StepLimits
 from .layers.adapter import AdapterMask, LowRank, adapter_bytes
 from .layers.basic import rename
 from .layers.linear import LmHead
+from .text.altup import AltUpDecoder
 from .text.decoder import Decoder, decoder_bytes, gathered_bytes
 from .text.spec import DecoderSpec
 from .weights import check, fill
@@ -51,6 +52,7 @@ class DecoderModel(nn.Module):
         prefixes: (stored, canonical) prefixes of tensor names; the first match is replaced. `TEXT_PREFIXES` are for
             checkpoints with the decoder under `language_model.`; a family puts its own before them.
         reads_encoder_rows: False if no step replaces token embeddings (`keep_encoders`).
+        text_parts: modules that a model of texts alone needs (`keep_encoders`).
         ignored: canonical prefixes of stored tensors that are not used. All other unknown tensors are refused.
         head: None in a checkpoint for embeddings, which stores no head.
     """
@@ -63,6 +65,10 @@ class DecoderModel(nn.Module):
     adapters: Sequence[str] = ()
     reads_encoder_rows = True
     recordable = True
+    pooling = "last"
+    normalizes = True
+    pools_items = False
+    text_parts: ClassVar[Sequence[str]] = ("language_model", "head")
     formats: Formats | None = None  # of a quantised checkpoint
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device, decoder: Decoder | None = None) -> None:
@@ -70,7 +76,9 @@ class DecoderModel(nn.Module):
         self.spec, self.dtype, self.adapter_mask = spec, dtype, AdapterMask()
         self.rope_axes, self.vocab_size, self.max_positions = spec.rope_axes, spec.vocab_size, spec.max_positions
         self.hidden_size, self.row_size = spec.hidden_size, spec.hidden_size * (1 + len(spec.deepstack))
-        self.language_model = decoder or Decoder(spec, dtype, torch.device("meta") if _on_meta.get() else device)
+        self.vector_size = self.token_size = spec.hidden_size
+        kind = Decoder if spec.altup is None else AltUpDecoder
+        self.language_model = decoder or kind(spec, dtype, torch.device("meta") if _on_meta.get() else device)
         self.cache_specs = self.language_model.cache_specs
         self.head: LmHead | None = self._build_head(spec.tied)
 
@@ -86,11 +94,15 @@ class DecoderModel(nn.Module):
             scale=spec.logit_scale,
             cap=spec.logit_cap,
             bias=spec.head_bias,
+            unpredicted=spec.unpredicted,
         )
 
     @property
     def can_generate(self) -> bool:
         return self.head is not None
+
+    def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
+        return hidden
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         self.adapter_mask.set(batch.adapters, len(self.adapters))
@@ -102,8 +114,9 @@ class DecoderModel(nn.Module):
 
     def forward_bytes(self, limits: StepLimits) -> int:
         adapters = [module for module in self.modules() if isinstance(module, LowRank)]
-        parts = [[adapter for adapter in adapters if f".{part}." in adapter.stem] for part in ("self_attn", "mlp")]
-        adapter_rows = adapter_bytes(parts[0], limits, self.dtype), adapter_bytes(parts[1], limits, self.dtype)
+        mixers = [adapter for adapter in adapters if ".mlp." not in adapter.stem]
+        mlps = [adapter for adapter in adapters if ".mlp." in adapter.stem or ".mixer." in adapter.stem]
+        adapter_rows = adapter_bytes(mixers, limits, self.dtype), adapter_bytes(mlps, limits, self.dtype)
         own = decoder_bytes(self.spec, limits, self.dtype, adapter_rows, self.reads_encoder_rows)
         return own + gathered_bytes(self.spec, limits, self.dtype)
 
@@ -141,7 +154,7 @@ class DecoderModel(nn.Module):
         """
         self.reads_encoder_rows = bool(modalities)
         if not modalities:
-            self._remove(*(name for name, _ in self.named_children() if name not in ("language_model", "head")))
+            self._remove(*(name for name, _ in self.named_children() if name not in self.text_parts))
 
     def remove_decoder(self) -> None:
         """Remove decoder and head; their weights are not loaded. Call it before `load_weights`."""

@@ -15,13 +15,16 @@ from ..kernels.metadata import AttentionMetadata
 
 @dataclass(frozen=True)
 class CacheSpec:
-    """KV-cache format of one attention layer, per token.
+    """Cache format of one layer: keys and values per token, or one state per sequence.
 
     Args:
         kind: "full": a key and a value per token of the sequence. "window": the same, but a row reads only the last `window`
-            keys up to its own (and those of its bidirectional span), so that earlier blocks can be freed. "latent": one row
-            per token, which is key and value at once. "cross": a key and a value per encoder row, written once.
+            keys up to its own (and those of its bidirectional span), so that earlier blocks can be freed. "chunk": the
+            sequence is cut into chunks of `window` tokens, and a row reads keys of its own chunk only. "latent": one row
+            per token, which is key and value at once. "cross": a key and a value per encoder row, written once. "state":
+            `head_dim` float32 numbers that sum up all earlier tokens; a step reads them and writes new ones elsewhere.
         kv_heads, head_dim: heads per key, and numbers per head.
+        optional: sequences may have no encoder rows ("cross" only).
         quant_dtype: 8-bit dtype in which keys and values are stored (`kernels.kv_quant`); None: stored in `dtype`.
     """
 
@@ -31,14 +34,17 @@ class CacheSpec:
     dtype: torch.dtype
     window: int | None = None
     quant_dtype: torch.dtype | None = None
+    optional: bool = False
 
     @property
     def planes(self) -> int:
         """Vectors per token: a key and a value, or one that is both."""
-        return 1 if self.kind == "latent" else 2
+        return 1 if self.kind in ("latent", "state") else 2
 
     @property
     def storage_dtype(self) -> torch.dtype:
+        if self.kind == "state":
+            return torch.float32
         return self.dtype if self.quant_dtype is None else self.quant_dtype
 
     @property
@@ -46,9 +52,10 @@ class CacheSpec:
         """Numbers stored per head, including the scales of quantised keys and values."""
         return self.head_dim if self.quant_dtype is None else bytes_per_head(self.kv_heads, self.head_dim)
 
-    @property
-    def bytes_per_token(self) -> int:
-        return self.planes * self.kv_heads * self.width * self.storage_dtype.itemsize
+    def block_bytes(self, block_size: int) -> int:
+        """Return the bytes of a block of `block_size` tokens, or of one state."""
+        rows = 1 if self.kind == "state" else block_size
+        return rows * self.planes * self.kv_heads * self.width * self.storage_dtype.itemsize
 
 
 @dataclass(frozen=True)
@@ -59,6 +66,7 @@ class StepLimits:
         rows: rows of the step.
         keys: keys of all sequences, added up.
         longest: keys of the longest sequence.
+        cross_keys: encoder rows of all sequences that are read by cross-attention, added up.
         int8: weights are quantised to 8 bits.
         quantized_kv: keys and values are cached in 8 bits.
         dequantized: weights of a quantised checkpoint are dequantised panel by panel.
@@ -71,6 +79,7 @@ class StepLimits:
     int8: bool = False
     quantized_kv: bool = False
     dequantized: bool = False
+    cross_keys: int = 0
 
 
 @dataclass(frozen=True)
@@ -96,12 +105,16 @@ class ForwardBatch:
         input_ids: int64 `[rows]`; placeholder tokens may have any id of the vocabulary.
         positions: int64 `[axes, rows]`, with `rope_axes` axes.
         attn: attention metadata, one per cache; caches of equal spec share the object.
-        kv_caches: one per entry of `cache_specs`: `[planes, num_blocks, block_size, kv_heads, width]`, keys before values.
-        embed_index: int64 `[n]`, the rows that `embed_rows` replaces; None for a text-only step.
+        kv_caches: one per entry of `cache_specs`: `[planes, num_blocks, block_size, kv_heads, width]`, keys before values;
+            `[num_blocks, head_dim]` for states.
+        embed_index: int64 `[n]`, the rows that `embed_rows` replaces (or is added to, if the model's stack adds encoder rows);
+            None for a text-only step.
         embed_rows: `[n, row_size]` encoder rows: the first `hidden` numbers replace token embeddings, each further `hidden`
             numbers are a deepstack level, added to the residual stream after a layer of `DecoderSpec.deepstack`.
         cross_rows: `[n, hidden]` encoder rows whose keys and values are written to the "cross" caches in this step, at the
             slots of their `attn`; None if there are none.
+        cross_mask: bool `[2, rows]`, if the encoder input is optional: rows of sequences that have one, and those of them from
+            the item's token on. None if no sequence has one.
         modality_ids: int64 `[rows]`: for the rows of an item, its start and end tokens included, the number of its modality in
             `routes_by_modality`; 0 for text. None if the model does not route by modality.
         adapters: int64 `[rows]`: number of the row's adapter, counted from 1; 0 for none. None if no row has an adapter.
@@ -116,6 +129,7 @@ class ForwardBatch:
     embed_index: Tensor | None = None
     embed_rows: Tensor | None = None
     cross_rows: Tensor | None = None
+    cross_mask: Tensor | None = None
     modality_ids: Tensor | None = None
     adapters: Tensor | None = None
     token_types: Tensor | None = None
@@ -132,6 +146,47 @@ class SupportsClassification(Protocol):
         """Return float32 `[n, num_labels]` for pooled states `[n, hidden]`: probabilities if `activate`, else logits."""
 
 
+@runtime_checkable
+class SupportsPooling(Protocol):
+    """A model that says how hidden states become embeddings.
+
+    Attributes:
+        pooling: the `PoolingParams.pooling` that the checkpoint is made for.
+        vector_size, token_size: length of a prompt's vector, and of the vectors of its tokens.
+        normalizes: vectors are scaled to length 1 unless a request says otherwise.
+        pools_items: mean pooling of a prompt with items takes only the items' tokens, start and end token included.
+    """
+
+    pooling: str
+    normalizes: bool
+    pools_items: bool
+    vector_size: int
+    token_size: int
+
+    def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
+        """Return embeddings of hidden states `[n, hidden]`: of tokens `[n, token_size]`, or of prompts `[n, vector_size]`."""
+
+
+@runtime_checkable
+class SupportsSimilarity(Protocol):
+    """A model that compares vectors of texts and images."""
+
+    def similarity(self) -> tuple[float, float | None]:
+        """Return scale and bias of the cosine in the logit of a pair. No bias: logits are compared over several texts only."""
+
+
+@runtime_checkable
+class SupportsStreams(Protocol):
+    """A model whose encoder keeps a state per live stream."""
+
+    @property
+    def stream_bytes(self) -> int:
+        """Bytes of the state of a stream."""
+
+    def free_stream(self, stream: int) -> None:
+        """Free the state of a stream. Unknown streams are ignored."""
+
+
 class Model(Protocol):
     """A decoder with its encoders. Built as `cls(config: dict, dtype, device)` from the raw config.json."""
 
@@ -140,7 +195,7 @@ class Model(Protocol):
     hidden_size: int
     row_size: int  # numbers per encoder row: hidden_size * (1 + deepstack levels)
     max_positions: int  # config's max_position_embeddings
-    cache_specs: Sequence[CacheSpec]  # one per attention layer, in the order of ForwardBatch.kv_caches
+    cache_specs: Sequence[CacheSpec]  # one per attention layer or state, in the order of ForwardBatch.kv_caches
     routes_by_modality: Mapping[str, int]  # modality -> its number in ForwardBatch.modality_ids; empty: not routed
     adapters: Sequence[str]  # names of the adapters it was built with (`models.adapters`)
     can_generate: bool  # False in a checkpoint for embeddings, which stores no head

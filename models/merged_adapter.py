@@ -23,8 +23,19 @@ _READ = ("target_modules", "modules_to_save", "rank_pattern", "alpha_pattern", "
 _PREFIX = "base_model.model."
 _WRAPPERS = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
 _MATRIX = re.compile(r"(.+)\.lora_(embedding_)?([AB])(\.default)?(\.weight)?")
+_TASK = re.compile(r"(.+\.lora_[AB](?:\.default)?)\.([^.]+)\.weight")
 _UNKNOWN = re.compile(r"lora_|trainable_tokens|token_adapter")
 _EMBEDDING = "language_model.embed_tokens.weight"
+
+
+def tensors_of_task(tensors: Iterable[tuple[str, Tensor]], task: str | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield an adapter's tensors. Where it has matrices for several tasks, yield those of one, without the task's name."""
+    for name, tensor in tensors:
+        found = None if task is None else _TASK.fullmatch(name)
+        if found is None:
+            yield name, tensor
+        elif found[2] == task:
+            yield f"{found[1]}.weight", tensor
 
 
 class MergedAdapter:

@@ -12,6 +12,7 @@ from ..mm.errors import ConfigError
 from .decoder_model import TEXT_PREFIXES, DecoderModel
 from .interface import StepLimits
 from .layers.connectors import Projector, ProjectorSpec
+from .text.decoder import Decoder
 from .text.spec import DecoderSpec
 from .vision.spec import TowerSpec
 from .vision.vit import VisionTower, tower_bytes
@@ -45,8 +46,9 @@ class TowerModel(DecoderModel):
         device: torch.device,
         *,
         merger: ProjectorSpec | None = None,
+        decoder: Decoder | None = None,
     ) -> None:
-        super().__init__(text, dtype, device)
+        super().__init__(text, dtype, device, decoder)
         self.tower, self.projector = VisionTower(tower, dtype, device), Projector(projector, dtype, device)
         self.merger = None if merger is None else Projector(merger, dtype, device)
         self.ignored = (*self.ignored, *(f"tower.{name}" for name in tower.unbuilt))

@@ -19,7 +19,7 @@ from ..mm.errors import CheckpointError, ConfigError, short_repr
 from .external import ExternalWeights
 from .formats.assign import Formats, Joiner
 from .interface import Model
-from .layers.basic import Converter, Convertible, WeightedLayer, rename
+from .layers.basic import Converter, Convertible, Embedding, WeightedLayer, rename
 from .layers.linear import Linear, LmHead
 from .layers.moe import Mixture
 from .quantization import parse_quantization
@@ -95,6 +95,8 @@ def quantize(root: nn.Module, quantization: str | Mapping[str, Any]) -> None:
 def keep_float16(root: nn.Module) -> None:
     """Keep stored float16 weights in float16, in layers that compute in float32 and are not quantised."""
     for module in root.modules():
+        if isinstance(module, Embedding):
+            module.float16 = module.stored_dtypes == {torch.float16}
         if isinstance(module, Linear) and module.quantization is None and not module.formats:
             module.quantization = "float16" if module.stored_dtypes <= {torch.float16} else None
 
@@ -267,8 +269,8 @@ def _check_shape(stored: str, shape: Sequence[int], target: Tensor) -> None:
 
 
 def _note_dtype(name: str, tensor: Tensor | QuantizedWeight, layer: WeightedLayer) -> None:
-    """Record the stored dtype of a weight in its Linear."""
-    if isinstance(layer, Linear) and isinstance(tensor, Tensor) and name.endswith(".weight"):
+    """Record the stored dtype of a weight in its Linear or Embedding."""
+    if isinstance(layer, Linear | Embedding) and isinstance(tensor, Tensor) and name.endswith(".weight"):
         layer.stored_dtypes.add(tensor.dtype)
 
 

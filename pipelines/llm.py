@@ -17,7 +17,7 @@ from .ocr import Page, ocr_tasks
 from .pooling import PoolingRequestOutput, encode_tasks
 from .rank import Embedding, Score, embed_tasks, score_tasks
 from .reward import reward_tasks
-from .speech.live import LiveEvent
+from .speech.live_input import LiveEvent
 from .speech.live_session import LiveAudio, LiveStream, stream_events
 from .tasks import run_tasks, run_tasks_async
 from .transcribe import Transcript, transcribe_tasks
@@ -100,7 +100,9 @@ class LLM(llm.LLM):
 
     def score(self, query: object, documents: object, use_tqdm: ShowProgress = True, **options: Any) -> list[Score]:
         """Score how well documents answer a query; see `pipelines.rank.score_tasks` for the arguments."""
-        return run_tasks(self, score_tasks(self, query, documents, **check_names(score_tasks, options)), use_tqdm)
+        queries, tasks = score_tasks(self, query, documents, **check_names(score_tasks, options))
+        run_tasks(self, queries, False)
+        return run_tasks(self, tasks, use_tqdm)
 
     def ocr(self, images: object, use_tqdm: ShowProgress = True, **options: Any) -> list[Page]:
         """Read the text of one image or a list of images; see `pipelines.ocr.ocr_tasks` for the arguments."""
@@ -145,7 +147,9 @@ class AsyncLLM(async_llm.AsyncLLM):
 
     async def score(self, query: object, documents: object, **options: Any) -> list[Score]:
         """`LLM.score` as a coroutine."""
-        return await run_tasks_async(self, score_tasks(self.llm, query, documents, **check_names(score_tasks, options)))
+        queries, tasks = score_tasks(self.llm, query, documents, **check_names(score_tasks, options))
+        await run_tasks_async(self, queries)
+        return await run_tasks_async(self, tasks)
 
     async def ocr(self, images: object, **options: Any) -> list[Page]:
         """`LLM.ocr` as a coroutine."""

@@ -14,6 +14,7 @@ from ..mm.parse import is_item_list
 from ..mm.plain import check_classes
 from .doubt import TextResult, with_logprobs
 from .message_parts import media_part
+from .ocr_prompts import PROMPTS, OcrPrompt
 from .tasks import Task, error_of_task
 from .validation import check_type
 
@@ -52,7 +53,8 @@ def ocr_tasks(
 
     Args:
         images: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these.
-        question: the prompt beside each image; models trained for OCR document the one that suits them best.
+        question: the prompt beside each image; models trained for OCR document the one that suits them best. A key of
+            `ocr_prompts.PROMPTS` stands for that prompt.
         max_tokens: maximum number of tokens per image; ignored if `sampling_params` are given.
         sampling_params: None for greedy sampling.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
@@ -74,7 +76,7 @@ def ocr_tasks(
 def _ocr_task(
     llm: LLM, index: int, image: object, question: str, params: SamplingParams, template: str | os.PathLike[str] | None
 ) -> Task[Page]:
-    content = [media_part("image", image), {"type": "text", "text": question}]
-    output = yield llm.request([{"role": "user", "content": content}], params, chat_template=template)
+    messages = PROMPTS.get(question, OcrPrompt(question)).messages(media_part("image", image))
+    output = yield llm.request(messages, params, chat_template=template)
     error = error_of_task(output, index)
     return Page("" if error else output.outputs[0].text.strip(), error, output)

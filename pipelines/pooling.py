@@ -24,23 +24,25 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NOTHING_SAMPLED = SamplingParams(max_tokens=1)
-_TASKS = ("embed", "classify", "score")
+_TASKS = ("embed", "token_embed", "classify", "score")
 
 
 @dataclass(frozen=True, repr=False)
 class PoolingOutput(ReprMixin):
-    """The vector or logits of one prompt: `data` is float32 `[n]`."""
+    """The vector or logits of one prompt: `data` is float32 `[n]`, or `[tokens, n]` for vectors of tokens."""
 
     data: Tensor
 
 
 @dataclass(frozen=True)
 class EmbeddingOutput:
-    embedding: list[float]
+    """The vector as a list, or a list of vectors of tokens."""
+
+    embedding: list[Any]
 
     @property
     def hidden_size(self) -> int:
-        return len(self.embedding)
+        return len(self.embedding[0] if isinstance(self.embedding[0], list) else self.embedding)
 
 
 @dataclass(frozen=True)
@@ -82,7 +84,8 @@ class PoolingRequestOutput(PooledResult):
     """The output of one prompt of `LLM.encode`.
 
     Args:
-        data: float32 `[n]`, or None if there is an error.
+        data: float32 `[n]`, `[tokens, n]` with the pooling "tokens", the result's shape
+            for models of tensors, or None if there is an error.
         error: why there is no data, or None.
         output: the request's output.
     """
@@ -108,8 +111,8 @@ def encode_tasks(
     Args:
         pooling_params: one for all prompts or one per prompt; None returns the model's vector, for decoders the last
             token's hidden state scaled to length 1.
-        pooling_task: "embed" (the default), or "classify" or "score" for the probabilities of the classes, or for the logits
-            of `PoolingParams(token_ids=...)`.
+        pooling_task: "embed" (the default), "token_embed" for a vector of each token, or "classify" or "score" for the
+            probabilities of the classes, or for the logits of `PoolingParams(token_ids=...)`.
 
     Raises:
         ConfigError: a task that no checkpoint can do here.
@@ -125,25 +128,34 @@ def encode_tasks(
     if not valid:
         reason = f"pooling_params={short_repr(pooling_params)} must be a PoolingParams, or one per prompt ({len(prompts)} here)"
         raise InputError(reason, param="pooling_params")
+    for params in several:
+        both = (pooling_task, params.task)
+        if "token_embed" in both and None not in both and pooling_task != params.task:
+            named = f"pooling_task={short_repr(pooling_task)} and PoolingParams(task={short_repr(params.task)})"
+            raise InputError(f"{named} contradict each other; leave one out", param="pooling_task")
     several = [replace(params, task=pooling_task or params.task or "embed") for params in several]
     for params in several:
         if params.task not in _TASKS or (params.classifies and not llm.num_labels):
             how = "use embed, score, or PoolingParams(token_ids=...) for the logits of these tokens"
             reason = f"pooling_task={short_repr(params.task)}: this checkpoint has no such head; {how}"
             raise ConfigError(reason, param="pooling_task")
-        check_dimensions(llm, params.dimensions)
+        check_dimensions(llm, params)
     return [_encode_task(llm, prompt, params) for prompt, params in zip(prompts, several, strict=True)]
 
 
 def _encode_task(llm: LLM, prompt: object, params: PoolingParams) -> Task[PoolingRequestOutput]:
     output = yield pooling_request(llm, prompt, params, {})
     dimensions = None if params.classifies else params.dimensions
+    if llm.output_shape is not None and output.pooled is not None and params.pooling in (None, "tokens"):
+        return PoolingRequestOutput(output.pooled.view(llm.output_shape), None, output)
     return PoolingRequestOutput(truncate(output.pooled, dimensions, params.normalize), output.error, output)
 
 
-def pooling_request(llm: LLM, prompt: object, pooling: PoolingParams, options: dict[str, Any]) -> RequestHandle:
+def pooling_request(
+    llm: LLM, prompt: object, pooling: PoolingParams, options: dict[str, Any], params: SamplingParams = _NOTHING_SAMPLED
+) -> RequestHandle:
     """Return a request that computes a vector. `options`: further arguments of `LLM.request`."""
-    handle = llm.request(prompt, _NOTHING_SAMPLED, **options)
+    handle = llm.request(prompt, params, **options)
     handle.pooling = pooling
     return handle
 
@@ -157,17 +169,18 @@ def failed_request(error: InputError) -> RequestHandle:
     return RequestHandle(fail, _NOTHING_SAMPLED)
 
 
-def check_dimensions(llm: LLM, dimensions: int | None) -> None:
-    check_type("dimensions", dimensions, int, type(None))
-    if dimensions is not None and not 1 <= dimensions <= llm.hidden_size:
-        reason = f"dimensions={dimensions} must be between 1 and {llm.hidden_size}, the width of this model's vectors"
+def check_dimensions(llm: LLM, params: PoolingParams) -> None:
+    """Raise InputError for `dimensions` beyond the length of the model's vectors."""
+    size = llm.embedding_size(params.pooling)
+    if params.dimensions is not None and params.dimensions > size:
+        reason = f"dimensions={params.dimensions} must be between 1 and {size}, the width of this model's vectors"
         raise InputError(reason, param="dimensions")
 
 
 def truncate(vector: Tensor | None, dimensions: int | None, normalize: bool | None = None) -> Tensor | None:
-    """Return the first `dimensions` values (None: all), scaled to length 1 again unless `normalize` is False."""
+    """Return the first `dimensions` values of vectors (None: all), scaled to length 1 again unless `normalize` is False."""
     if vector is None or dimensions is None:
         return vector
     if normalize is False:
-        return vector[:dimensions]
-    return torch.nn.functional.normalize(vector[:dimensions], dim=-1)
+        return vector[..., :dimensions]
+    return torch.nn.functional.normalize(vector[..., :dimensions], dim=-1)

@@ -48,7 +48,7 @@ class Embedding(PooledResult):
     """The embedding of one input.
 
     Args:
-        vector: float32 `[n]` of length 1, or None if there is an error.
+        vector: float32 `[n]` of length 1, `[tokens, n]` with the pooling "tokens", or None if there is an error.
         error: why there is no vector, or None.
         output: the request's output.
     """
@@ -59,7 +59,7 @@ class Embedding(PooledResult):
 
     @property
     def outputs(self) -> EmbeddingOutput:
-        """The vector as a list. Raises InputError if there is an error."""
+        """The vector or vectors as a list. Raises InputError if there is an error."""
         return EmbeddingOutput(self._checked(self.vector).tolist())
 
 
@@ -68,7 +68,7 @@ class Score(PooledResult):
     """Score of one document for a query.
 
     Args:
-        score: from 0 (no answer to the query) to 1, or None if there is an error.
+        score: from 0 (no answer to the query) to 1, for models without a head as `score_tasks` says; None if there is an error.
         error: the reason why there is no score, or None.
         output: the request's output.
     """
@@ -91,6 +91,7 @@ def embed_tasks(
     chat_template: str | os.PathLike[str] | None = None,
     pooling_params: PoolingParams | None = None,
     cache_salt: str | None = None,
+    pooling: str | None = None,
 ) -> list[Task[Embedding]]:
     """Return one task per input, in order; they run as one batch. An input that fails gives an Embedding with `error`.
 
@@ -104,8 +105,9 @@ def embed_tasks(
         dimensions: truncate the vectors to this length and normalise them again, for Matryoshka models (arXiv 2205.13147);
             None keeps the whole vectors.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
-        pooling_params: as in vLLM; its `dimensions` and `normalize` are used.
+        pooling_params: as in vLLM; its `dimensions`, `normalize` and `pooling` are used, and the task "token_embed".
         cache_salt: requests with different salts share no cache; a prompt in `inputs` has its own.
+        pooling: "last", "cls" or "mean" for one vector, "tokens" for a vector of each token; None: as the checkpoint says.
 
     Raises:
         InputError: `dimensions` is out of range. The task raises it if the checkpoint has no chat template.
@@ -113,16 +115,22 @@ def embed_tasks(
     check_type("instruction", instruction, str)
     check_type("chat_template", chat_template, str, os.PathLike, type(None))
     check_type("pooling_params", pooling_params, PoolingParams, type(None))
-    pooling = PoolingParams() if pooling_params is None else replace(pooling_params, token_ids=(), task="embed")
-    pooling = pooling if dimensions is None else replace(pooling, dimensions=dimensions)
-    check_dimensions(llm, pooling.dimensions)
+    params = PoolingParams() if pooling_params is None else replace(pooling_params, token_ids=(), task="embed")
+    if pooling is not None and params.pooling not in (None, pooling):
+        reason = (
+            f"pooling={short_repr(pooling)} and pooling_params with pooling={short_repr(params.pooling)} contradict each other"
+        )
+        raise InputError(f"{reason}; leave one out", param="pooling")
+    params = params if dimensions is None else replace(params, dimensions=dimensions)
+    params = params if pooling is None else replace(params, pooling=pooling)
+    check_dimensions(llm, params)
     template, listed = _request_options(chat_template, cache_salt), _as_list(inputs)
     if path := next((item for item in releasing_gil(listed) if llm.takes_media and _is_path(item)), None):
         _logger.warning(
             "embed: %s is embedded as a text, but a file of this name exists; give a pathlib.Path to embed the file",
             short_repr(path),
         )
-    return [_embed_task(llm, item, instruction, pooling, template) for item in listed]
+    return [_embed_task(llm, item, instruction, params, template) for item in listed]
 
 
 def _embed_task(llm: LLM, item: Any, instruction: str, pooling: PoolingParams, template: dict[str, Any]) -> Task[Embedding]:
@@ -137,7 +145,8 @@ def _embed_task(llm: LLM, item: Any, instruction: str, pooling: PoolingParams, t
                 prompt = {"cache_salt": template.get("cache_salt"), **item}
                 template = {name: value for name, value in template.items() if name != "cache_salt"}
             else:
-                prompt = [_message("system", instruction), _message("user", _content_parts(item))]
+                plain = not llm.takes_instruction and instruction == EMBED_INSTRUCTION
+                prompt = [*([] if plain else [_message("system", instruction)]), _message("user", _content_parts(item))]
     except InputError as error:
         output = yield failed_request(error)
         return Embedding(None, output.error, output)
@@ -152,16 +161,22 @@ def score_tasks(
     instruction: str = SCORE_INSTRUCTION,
     chat_template: str | os.PathLike[str] | None = None,
     cache_salt: str | None = None,
-) -> list[Task[Score]]:
-    """Return one task per document, in order; they run as one batch. A document that fails gives a Score with `error`.
+) -> tuple[list[Task[Embedding]], list[Task[Score]]]:
+    """Return tasks of the queries, which have to run first, and one task per document, in order; these run as one batch.
+
+    A document that fails gives a Score with `error`. Only models that compare vectors have tasks of queries.
 
     The score is the probability that the next token is "yes" if only "yes" and "no" are allowed. In a classification
     checkpoint (cross-encoder), the head scores query and document as a pair of texts, without instruction and template.
+    A late-interaction model embeds both, and the score is MaxSim: for each token of the query the largest product with a
+    token of the document, summed. For other models without a head it is the cosine of the two vectors, and for SigLIP the
+    probability that text and image belong together. CLIP's probabilities of several texts for one image are the softmax of
+    `llm.logit_scale` times the scores.
 
     Args:
         query: a text, image or mapping, as for `embed_tasks`; a list has one query for each document.
         documents: one document or a list of documents, in the same forms.
-        instruction: the criterion by which documents are judged.
+        instruction: the criterion by which documents are judged; the query's, if vectors are compared.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
         cache_salt: requests with different salts share no cache.
 
@@ -178,18 +193,86 @@ def score_tasks(
         raise InputError(reason, param="query")
     if len(queries) == 1:
         queries *= len(listed)
+    if llm.num_labels and llm.takes_media:
+        template = _request_options(chat_template, cache_salt)
+        return [], [_rerank_task(llm, *pair, template) for pair in zip(queries, listed, strict=True)]
     if llm.num_labels:
-        return [_cross_encode_task(llm, *pair, cache_salt) for pair in zip(queries, listed, strict=True)]
+        return [], [_cross_encode_task(llm, *pair, cache_salt) for pair in zip(queries, listed, strict=True)]
+    if llm.pooling == "tokens" or not llm.can_generate:
+        return _similarity_tasks(llm, queries, listed, instruction, _request_options(chat_template, cache_salt))
     starts = [_query_parts(llm, instruction, one) for one in queries]
     pooling, template = PoolingParams(_yes_no_token_ids(llm)), _request_options(chat_template, cache_salt)
     if not llm.takes_media:
         template["chat_template_kwargs"] = {"enable_thinking": False}
-    return [_score_task(llm, start, document, pooling, template) for start, document in zip(starts, listed, strict=True)]
+    return [], [_score_task(llm, start, document, pooling, template) for start, document in zip(starts, listed, strict=True)]
+
+
+def _similarity_tasks(
+    llm: LLM, queries: Sequence[Any], documents: Sequence[Any], instruction: str, template: dict[str, Any]
+) -> tuple[list[Task[Embedding]], list[Task[Score]]]:
+    """Return tasks that embed each distinct query once, and tasks that compare documents with these vectors."""
+    instruction = EMBED_INSTRUCTION if instruction == SCORE_INSTRUCTION else instruction
+    keys = [query if isinstance(query, str) else id(query) for query in queries]
+    found = dict[str | int, Embedding]()
+    distinct = dict(zip(keys, queries, strict=True))
+    for query in distinct.values():
+        _content_parts(query)
+    return (
+        [_query_task(llm, query, instruction, template, found, key) for key, query in distinct.items()],
+        [_similarity_task(llm, key, document, template, found) for key, document in zip(keys, documents, strict=True)],
+    )
+
+
+def _query_task(
+    llm: LLM, query: Any, instruction: str, template: dict[str, Any], found: dict[str | int, Embedding], key: str | int
+) -> Task[Embedding]:
+    found[key] = yield from _embed_task(llm, query, instruction, PoolingParams(), template)
+    return found[key]
+
+
+def _similarity_task(
+    llm: LLM, key: str | int, document: Any, template: dict[str, Any], found: Mapping[str | int, Embedding]
+) -> Task[Score]:
+    query = found[key]
+    if query.vector is None:
+        return Score(None, query.error, query.output)
+    is_text = isinstance(document, str) or (isinstance(document, Mapping) and not {*document} & {*_MEDIA})
+    own_instruction = llm.document_instruction if is_text else None
+    embedded = yield from _embed_task(llm, document, own_instruction or EMBED_INSTRUCTION, PoolingParams(), template)
+    if embedded.vector is None:
+        return Score(None, embedded.error, embedded.output)
+    score = similarity(query.vector, embedded.vector)
+    if llm.logit_scale is not None and llm.logit_bias is not None:
+        score = sigmoid(llm.logit_scale * score + llm.logit_bias)
+    return Score(score, None, embedded.output)
+
+
+def similarity(query: Tensor, document: Tensor) -> float:
+    """Return the product of two vectors `[n]`, or MaxSim of `[query tokens, n]` and `[document tokens, n]`."""
+    return float((torch.atleast_2d(query) @ torch.atleast_2d(document).mT).amax(-1).sum())
+
+
+def sigmoid(logit: float) -> float:
+    """Return 1 / (1 + exp(-logit)). `math.exp` would overflow for large negative logits."""
+    return float(torch.tensor(logit, dtype=torch.float64).sigmoid())
 
 
 def _cross_encode_task(llm: LLM, query: object, document: object, cache_salt: str | None) -> Task[Score]:
     prompt, pooling = pair_prompt(llm, query, document)
     output = yield pooling_request(llm, {**prompt, "cache_salt": cache_salt}, pooling, {})
+    return Score(None if output.pooled is None else float(output.pooled[0]), output.error, output)
+
+
+def _rerank_task(llm: LLM, query: object, document: object, template: dict[str, Any]) -> Task[Score]:
+    """Score a pair with the classification head of a model that takes images; its template writes a document and a query."""
+    try:
+        with reading(document, "documents", "a document"):
+            pair = builtin_copy(document, "documents", "a document"), query
+            prompt = [_message("user", _content_parts(item)) for item in pair]
+    except InputError as error:
+        output = yield failed_request(error)
+        return Score(None, output.error, output)
+    output = yield pooling_request(llm, prompt, PoolingParams(task="score"), template)
     return Score(None if output.pooled is None else float(output.pooled[0]), output.error, output)
 
 

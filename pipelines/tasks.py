@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator, Generator, Iterator, Sequence
+from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
 from contextlib import closing
 from dataclasses import replace
 from typing import TYPE_CHECKING, Protocol, TypeVar
@@ -151,9 +151,15 @@ async def _run_steps(engine: AsyncLLM, task: WideTask[T], in_threads: bool) -> T
     return step  # type: ignore[return-value]
 
 
-def join(tasks: Iterator[WideTask[P]], max_concurrent: int) -> WideTask[list[P]]:
-    """Run tasks inside one task. Return their results in order; no result may be a list or None."""
+def join(
+    tasks: Iterator[WideTask[P]], max_concurrent: int, on_result: Callable[[P], None] = lambda result: None
+) -> WideTask[list[P]]:
+    """Run tasks inside one task. Return their results in order; no result may be a list or None.
+
+    `on_result`: called with each result, in order, when those before it are known.
+    """
     numbered, results = enumerate(tasks), dict[int, P]()
+    reported = 0
     running: list[tuple[RequestHandle, int, WideTask[P]]] = []
 
     def submit(index: int, task: WideTask[P], step: object) -> list[RequestHandle]:
@@ -170,7 +176,12 @@ def join(tasks: Iterator[WideTask[P]], max_concurrent: int) -> WideTask[list[P]]
         return []
 
     step = [handle for _ in range(max_concurrent) for handle in start()]
-    while running:
+    while True:
+        while reported in results:
+            on_result(results[reported])
+            reported += 1
+        if not running:
+            return [results[index] for index in range(reported)]
         output = yield step
         entry = next(entry for entry in running if entry[0].name == output.request_id)
         running.remove(entry)
@@ -180,7 +191,6 @@ def join(tasks: Iterator[WideTask[P]], max_concurrent: int) -> WideTask[list[P]]
         else:
             results[entry[1]] = next_step  # type: ignore[assignment]
             step = start()
-    return [results[index] for index in sorted(results)]
 
 
 def is_request(step: object) -> bool:

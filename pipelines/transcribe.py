@@ -29,14 +29,15 @@ from .speech.arguments import (
     check_vad,
     check_words,
 )
-from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowText, answer_tokens, window_task
+from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowText, window_task
 from .speech.forced_alignment import CtcAligner
-from .speech.merge import find_merge_point, join_texts, split_words
+from .speech.merge import TextMerger, split_words, word_key
 from .speech.results import Attempt, Segment, Transcript, TranscriptionInfo, WindowResult, Word, segments
+from .speech.skipped import WindowTranscriber, merge_texts
 from .speech.vad import make_detector
 from .speech.windows import Window, WindowReader
 from .speech.word_times import AttentionAligner
-from .speech.words import drop_words, put_in_order
+from .speech.words import drop_segment_words, put_in_order
 from .tasks import Task, WideTask, error_of_task, join
 from .validation import check_type
 
@@ -45,8 +46,9 @@ if TYPE_CHECKING:
 
 __all__ = ["Attempt", "Segment", "Transcript", "TranscriptionInfo", "WindowResult", "Word", "segments", "transcribe_tasks"]
 _MAX_WINDOW = 60  # seconds; many windows are in memory at a time
-_MIN_CHECKED = 10  # seconds; the text of shorter windows is assumed to reach their end
 _MAX_CONTEXT = 800  # characters of preceding text in a prompt
+_MAX_REPEATED = 8  # words that two windows may both have if they are cut inside speech
+_EARLY, _LATE = 0.6, 0.2  # seconds before and after a timestamp inside speech in which a window is cut
 
 
 @dataclass(frozen=True)
@@ -64,6 +66,7 @@ class _Options:
     size: int
     max_concurrent_windows: int
     on_progress: Callable[[float], None]
+    on_text: Callable[[int, str], None]
     find_end: AttentionAligner | None
 
 
@@ -88,6 +91,7 @@ def transcribe_tasks(
     beam_size: int = 1,
     cache_salt: str | None = None,
     on_progress: Callable[[float], None] = lambda seconds: None,
+    on_text: Callable[[int, str], None] = lambda index, text: None,
 ) -> list[WideTask[Transcript]]:
     """Return one task per audio item, in order; they run as one batch. A failed item gives a Transcript with `error`.
 
@@ -98,14 +102,13 @@ def transcribe_tasks(
         timestamps: "segment" (or True): also when each segment was spoken; "word": also each word; "none" (or False).
         context, prompt, hotwords: names and words to expect, or the preceding text; control tokens in them are removed.
         sampling_params: None for greedy sampling.
-        vad: transcribe only speech, found by energy (True), by "silero", or by a detector that a function of the sample rate
-            returns (see `pipelines.speech.vad`). False transcribes everything.
-        temperature: one or several, tried in order until an answer passes the thresholds. None: 0, 0.2, ... 1, or the
-            temperature of `sampling_params`.
+        vad: transcribe only speech, found by energy (True), "silero" or a function (see `pipelines.speech.vad`). False: all.
+        temperature: one or several, tried in order until an answer passes. None: of `sampling_params`, or 0, 0.2, ... 1.
         no_speech_threshold, log_prob_threshold, compression_ratio_threshold: see `Decoding`; None: not checked.
         sequential: begin each window at the end of the last whole segment (arXiv 2212.04356, section 4.5).
         condition_on_previous_text: with `sequential`, the prompt of a window contains the text before it.
         on_progress: called with the seconds of each finished window, and with the seconds of silence that were skipped.
+        on_text: called with an item's number and more of its text as soon as that is final. Together these are the text.
         aligner: folder of a CTC model that times words; None: cross-attention does. beam_size: beams at temperature 0.
         cache_salt: requests with different salts share no cache.
 
@@ -125,7 +128,7 @@ def transcribe_tasks(
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     code, windows = check_language(llm, language), max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
     mode = (vad, sequential, condition_on_previous_text, times, rate, window_size(llm))
-    options = _Options(decoding, code, words, *mode, windows, on_progress, _end_finder(llm, task, cache_salt))
+    options = _Options(decoding, code, words, *mode, windows, on_progress, on_text, _end_finder(llm, task, cache_salt))
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
 
 
@@ -157,6 +160,25 @@ def window_size(llm: LLM) -> int:
     return size
 
 
+class _FinalTexts:
+    """Reports the text of an item's windows, which come in order, as soon as it is final."""
+
+    def __init__(self, report: Callable[[str], None]) -> None:
+        self._report, self._merger = report, TextMerger()
+
+    def add(self, one: WindowText) -> None:
+        self._send(self._merger.add(one.result.text, one.result.overlap))
+        if one.window is None or one.window.next_start >= one.window.end:
+            self.finish()
+
+    def finish(self) -> None:
+        self._send(self._merger.finish())
+
+    def _send(self, text: str) -> None:
+        if text:
+            self._report(text)
+
+
 def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTask[Transcript]:
     """Transcribe an item. Windows run while the item is read, so a fault may be found after some of them have run."""
     assert llm.speech is not None
@@ -167,16 +189,19 @@ def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTas
         if source.data is None or isinstance(source.data, EmbeddingItem):
             text = yield from window_task(llm, item, None, options.rate, options.decoding, language, options.context)
             found = [text]
+            options.on_text(index, text.result.text)
             return _transcript(index, found, nothing, language, options, None)
         with closing(gate.audio_blocks(source, options.rate, llm.config.media)) as blocks:
             detector = None if options.vad is False else make_detector(options.vad, options.rate)
             faults = list[Exception]()
+            texts = _FinalTexts(partial(options.on_text, index))
             reader = WindowReader(_until_fault(blocks, faults), options.rate, options.size, detector)
             if options.sequential:
-                found = yield from _read_sequentially(llm, reader, options, language)
+                found = yield from _read_sequentially(llm, reader, options, language, texts)
             else:
-                tasks = (_transcribe_window(llm, window, options, language) for window in reader.windows())
-                found = [text for texts in (yield from join(tasks, options.max_concurrent_windows)) for text in texts]
+                tasks = (_task_of(llm, window, options, language) for window in reader.windows())
+                found = yield from join(tasks, options.max_concurrent_windows, texts.add)
+        texts.finish()
         if faults and not reader.length:
             raise faults[0]
         read = sum(one.result.end - one.result.start - one.result.overlap for one in found)
@@ -202,69 +227,52 @@ def _until_fault(blocks: Iterator[Tensor], faults: list[Exception]) -> Iterator[
 def _task_of(
     llm: LLM, window: Window, options: _Options, language: SpokenLanguage, context: str | None = None
 ) -> WideTask[WindowText]:
-    item = (window.samples, options.rate)
     words = options.context if context is None else context
-    text = yield from window_task(llm, item, window, options.rate, options.decoding, language, words)
+
+    def once(part: Window) -> WideTask[WindowText]:
+        item = (part.samples, options.rate)
+        return window_task(llm, item, part, options.rate, options.decoding, language, words)
+
+    def word_times(part: Window, tokens: Sequence[int]) -> Task[list[float] | RequestOutput]:
+        assert options.find_end is not None
+        item, seconds = (part.samples, options.rate), len(part.samples) / options.rate
+        return options.find_end.token_times(llm, item, tokens, language.code, seconds)
+
+    decode = llm.get_tokenizer().decode
+    times = None if options.find_end is None else word_times
+    checks_end = not options.sequential or window.next_start >= window.end
+    transcriber = WindowTranscriber(options.rate, once, times, decode, lambda: language.code, checks_end)
+    text = yield from transcriber(window)
     options.on_progress((window.end - window.start - window.overlap) / options.rate)
     return text
 
 
-def _transcribe_window(
-    llm: LLM, window: Window, options: _Options, language: SpokenLanguage
-) -> WideTask[tuple[WindowText, ...]]:
-    """Transcribe a window. If the text ends well before the speech, transcribe the remaining samples as another window."""
-    found: list[WindowText] = []
-    while True:
-        text = yield from _task_of(llm, window, options, language)
-        found.append(text)
-        read, min_left = yield from _transcribed_end(llm, text, window, options, language)
-        if read < options.rate or window.speech_end - window.start - read < min_left:
-            return tuple(found)
-        start = window.start + read
-        found[-1] = replace(text, result=replace(text.result, end=start / options.rate))
-        window = replace(window, start=start, samples=window.samples[read:], overlap=0)
-
-
-def _transcribed_end(
-    llm: LLM, text: WindowText, window: Window, options: _Options, language: SpokenLanguage
-) -> Task[tuple[int, int]]:
-    """Return the sample at which a window's text ends (0 if unknown), and how much speech after it is worth another window.
-
-    Without timestamps, cross-attention gives the end of the last word, in windows that are long enough for several sentences.
-    """
-    if text.segments is not None:
-        return round((text.segments[-1].end or 0.0) * options.rate) if text.segments else 0, options.rate
-    is_long = len(window.samples) >= _MIN_CHECKED * options.rate
-    if options.find_end is None or not is_long or not text.result.text or text.result.finish_reason == "length":
-        return 0, options.rate
-    tokens = answer_tokens(text.output.outputs[0])
-    seconds = len(window.samples) / options.rate
-    item = (window.samples, options.rate)
-    times = yield from options.find_end.token_times(llm, item, tokens, language.code, seconds)
-    return 0 if isinstance(times, RequestOutput) else round(times[-1] * options.rate), 2 * options.rate
-
-
 def _read_sequentially(
-    llm: LLM, reader: WindowReader, options: _Options, language: SpokenLanguage
+    llm: LLM, reader: WindowReader, options: _Options, language: SpokenLanguage, texts: _FinalTexts
 ) -> WideTask[list[WindowText]]:
     """Begin each window where the last whole segment of the previous window ended."""
     found: list[WindowText] = []
-    before, at = "", 0
+    before, at, is_cut = "", 0, False
     while (window := reader.read(at)) is not None:
         context = f"{options.context} {before[-_MAX_CONTEXT:]}".strip() if options.condition else options.context
         text = yield from _task_of(llm, window, options, language, context)
         if text.output.error:
             return [*found, text]
+        if is_cut:
+            text = _without_repeated_words(found[-1].result.text, text)
         whole = _whole_segments(text, window, options.rate)
         is_last = window.next_start >= window.end  # silence or the end of the audio comes next
         if not is_last and whole:
             at = window.start + round((whole[-1].end or 0.0) * options.rate)
-            text = replace(text, segments=whole, result=_cut_result(text.result, whole, at / options.rate))
+            is_cut = not any(first <= at <= last for first, last in window.pauses)
+            at = _quietest(window, at, options.rate) if is_cut else at
+            text = _with_segments(text, whole, at / options.rate)
         else:
-            at = max(window.next_start, window.end)
+            at, is_cut = max(window.next_start, window.end), False
         answer = text.result.attempts[text.result.accepted]
         before = "" if answer.temperature > 0.5 else f"{before} {text.result.text}"
         found.append(text)
+        texts.add(text)
     return found
 
 
@@ -276,8 +284,27 @@ def _whole_segments(text: WindowText, window: Window, rate: int) -> tuple[Segmen
     return tuple(found)
 
 
-def _cut_result(result: WindowResult, whole: Sequence[Segment], end: float) -> WindowResult:
-    return replace(result, end=end, text=" ".join(one.text for one in whole if one.text))
+def _quietest(window: Window, at: int, rate: int) -> int:
+    """Return the quietest sample near the end of a segment, whose time is not sharp: the cut should be between words."""
+    end, size, step = at - window.start, round(0.032 * rate), round(0.008 * rate)
+    first = max(end - round(_EARLY * rate), end // 2)
+    near = window.samples[first : end + round(_LATE * rate)]
+    if len(near) < size:
+        return at
+    return window.start + first + int(near.unfold(0, size, step).square().sum(1).argmin()) * step + size // 2
+
+
+def _without_repeated_words(before: str, text: WindowText) -> WindowText:
+    """Drop the first words if they end the text before: the cut between the windows is inside speech, perhaps inside a word."""
+    left, right = ([word_key(word) for word in split_words(one)] for one in (before, text.result.text))
+    count = next((n for n in range(_MAX_REPEATED, 0, -1) if len(right) > n and left[-n:] == right[:n]), 0)
+    segments = tuple(drop_segment_words(text.segments or (), count, last=False))
+    return _with_segments(text, segments, text.result.end) if count else text
+
+
+def _with_segments(text: WindowText, segments: tuple[Segment, ...], end: float) -> WindowText:
+    said = " ".join(part.text for part in segments if part.text)
+    return replace(text, segments=segments, result=replace(text.result, end=end, text=said))
 
 
 def _failed(error: ErrorInfo | None, output: RequestOutput, language: SpokenLanguage) -> Transcript:
@@ -304,25 +331,17 @@ def _transcript(
     failed = next((one.output for one in found if one.output.error), None)
     if failed is not None:
         return _failed(error_of_task(failed, index), failed, language)
-    texts, parts, rate = list[str](), list[Segment](), options.rate
-    windows = list[list[Segment]]()  # segments of each window
-    for one in found:
-        own: Sequence[Segment] = one.segments or ()
-        shown = one.result.text
-        if one.result.overlap and texts and texts[-1] and shown:
-            keep, drop = find_merge_point(words := split_words(texts[-1]), own_words := split_words(shown))
-            texts[-1], shown = "".join(words[:keep]), "".join(own_words[drop:]).strip()
-            windows[-1], own = _drop_words(windows[-1], len(words) - keep, last=True), _drop_words(own, drop, last=False)
-        texts.append(shown)
-        windows.append([_in_file(part, one, rate) for part in own])
-    parts = [part for own in windows for part in own]
+    rate = options.rate
+    placed = [[place_segment(part, one, rate) for part in one.segments or ()] for one in found]
+    texts = [(one.result.text, own, one.result.overlap) for one, own in zip(found, placed, strict=True)]
+    merged, parts = merge_texts(texts)
     last = found[-1].output if found else nothing
     seconds = sum(item.seconds for item in last.items) if reader is None else reader.length / rate
     if options.timestamps == "word":
         parts = put_in_order(parts, seconds)
     spans = None if reader is None or options.vad is False else tuple((a / rate, b / rate) for a, b in reader.spans)
     return Transcript(
-        join_texts(texts),
+        merged,
         language.code or language.spoken,
         tuple(replace(part, id=number) for number, part in enumerate(parts, 1)) if options.timestamps != "none" else None,
         error,
@@ -335,8 +354,8 @@ def _transcript(
     )
 
 
-def _in_file(part: Segment, text: WindowText, rate: int) -> Segment:
-    """Return a segment of a window with its times in the file."""
+def place_segment(part: Segment, text: WindowText, rate: int) -> Segment:
+    """Return a segment of a window with its times in the file or stream."""
     window, silence = text.window, text.result.no_speech_prob
     if window is None:
         return replace(part, no_speech_prob=silence)
@@ -346,19 +365,3 @@ def _in_file(part: Segment, text: WindowText, rate: int) -> Segment:
     seek = round(100 * begin)
     start = round(min(begin + part.start, end), 3)
     return replace(part, start=start, end=closes, seek=seek, no_speech_prob=silence, words=words)
-
-
-def _drop_words(parts: Sequence[Segment], count: int, last: bool) -> list[Segment]:
-    """Drop `count` words at the end (`last`) or at the start of consecutive segments. Segments without words are left out."""
-    left: list[Segment] = []
-    for part in reversed(parts) if last else parts:
-        words = split_words(part.text)
-        gone = min(count, len(words))
-        count -= gone
-        kept = words[: len(words) - gone] if last else words[gone:]
-        if kept and gone:
-            text = "".join(kept).strip()
-            part = replace(part, text=text, tokens=(), words=part.words and drop_words(part.words, text, last))
-        if kept:
-            left.append(part)
-    return left[::-1] if last else left

@@ -89,7 +89,9 @@ def read_preprocessors(path: str | Path) -> ProcessorFiles:
         encoder = find_encoder(gguf)
         return ProcessorFiles(image={} if encoder is None else image_settings(read_gguf(encoder).metadata), folder=folder)
     nested, plain = read_json(folder / "processor_config.json"), read_json(folder / "preprocessor_config.json")
-    has_audio = "feature_extractor_type" in plain
+    # older image processors are called feature extractors, too (CLIPFeatureExtractor)
+    resizes = "do_resize" in plain and plain.keys().isdisjoint(("image_processor_type", "sampling_rate"))
+    has_audio = "feature_extractor_type" in plain and not resizes
     has_images = "image_processor_type" in plain or not has_audio
     # in a file for both, do_normalize is an option of the image processor
     audio = {key: value for key, value in plain.items() if not (has_images and key == "do_normalize")}

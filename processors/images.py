@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
@@ -37,6 +37,7 @@ class PixelSpec:
         mean, std: per channel. A normalized value is `(pixel * rescale - mean) / std`.
         filter: resizing filter: "bilinear", "bicubic" or "lanczos".
         resample: library whose resizing is reproduced bit by bit: "torch" (as in today's published processors) or "pillow".
+        bfloat16: pixels are rescaled and normalized in bfloat16, always on the CPU.
     """
 
     mean: tuple[float, ...] = OPENAI_CLIP_MEAN
@@ -44,6 +45,7 @@ class PixelSpec:
     rescale: float = 1 / 255
     filter: str = "bicubic"
     resample: str = "torch"
+    bfloat16: bool = False
 
 
 Spec = TypeVar("Spec", bound=PixelSpec)
@@ -116,19 +118,18 @@ def patchify_crops(
     groups = -(-len(frames) // temporal)
     out = BUFFERS.take((groups, plan.num_tiles, tall, wide, merge, merge, 3, temporal, patch, patch), dtype)
     small = max(frames[:temporal].nbytes, out[:1].nbytes) <= MAX_TRANSFER_BYTES
-    if device is not None and small and spec.resample == "torch":
+    if device is not None and small and spec.resample == "torch" and not spec.bfloat16:
         layout, used = PatchLayout(patch, merge, temporal), (tall * side, wide * side)
         groups_at_once = max(1, MAX_TRANSFER_BYTES // max(1, frames[:temporal].nbytes, out[:1].nbytes))
         parts = zip(frames.split(groups_at_once * temporal), out.split(groups_at_once), strict=True)
         device.fill(parts, lambda part: _process_on_device(part, plan, spec, used, layout, dtype))
     else:
-        scaling = _scaling(spec)
-        mean, std = (torch.tensor(one).view(1, 3, 1, 1) for one in (scaling.mean, scaling.std))
+        normalize = _normalizer(spec)
         for group, rows in zip(frames.split(temporal), out, strict=True):
             if 1 < len(group) < temporal:
                 group = torch.cat([group, group[-1:].expand(temporal - len(group), -1, -1, -1)])
             for index, piece in enumerate(crops(group, plan, spec)):
-                _fill_patches(rows[index], piece[:, :, : tall * side, : wide * side], mean, std)
+                _fill_patches(rows[index], piece[:, :, : tall * side, : wide * side], normalize)
     return out.view(-1, 3 * temporal * patch * patch)
 
 
@@ -143,7 +144,17 @@ def resize(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
-def _fill_patches(rows: Tensor, pixels: Tensor, mean: Tensor, std: Tensor) -> None:
+def _normalizer(spec: PixelSpec) -> Callable[[Tensor], Tensor]:
+    """Return the function that normalizes uint8 pixels `[n, 3, h, w]` to float32 (or bfloat16)."""
+    scaling = _scaling(spec)
+    mean, std = (torch.tensor(one).view(1, 3, 1, 1) for one in (scaling.mean, scaling.std))
+    if not spec.bfloat16:
+        return lambda pixels: pixels.to(torch.float32).sub_(mean).div_(std)
+    rounded = [torch.tensor(one, dtype=torch.bfloat16).view(1, 3, 1, 1) for one in (spec.mean, spec.std)]
+    return lambda pixels: (pixels.to(torch.bfloat16) * spec.rescale).sub_(rounded[0]).div_(rounded[1])
+
+
+def _fill_patches(rows: Tensor, pixels: Tensor, normalize: Callable[[Tensor], Tensor]) -> None:
     """Normalize uint8 `[n, 3, h * m * p, w * m * p]` into `rows` `[h, w, m, m, 3, temporal, p, p]` of merged patches.
 
     Works in strips that fit a core's cache, so the image never exists in floating point. The operations and their order are
@@ -154,7 +165,7 @@ def _fill_patches(rows: Tensor, pixels: Tensor, mean: Tensor, std: Tensor) -> No
     lines = max(1, _STRIP_PIXELS // pixels[:, :, :side].numel())  # lines of merged patches per strip
     for start in range(0, len(rows), lines):
         part = rows[start : start + lines]
-        strip = pixels[:, :, start * side : (start + len(part)) * side].contiguous().to(torch.float32).sub_(mean).div_(std)
+        strip = normalize(pixels[:, :, start * side : (start + len(part)) * side].contiguous())
         blocks = strip.view(len(strip), 3, len(part), m, p, -1, m, p)
         part.copy_(blocks.permute(2, 5, 3, 6, 1, 0, 4, 7))  # an image is broadcast over the frames of its patch
 

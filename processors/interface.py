@@ -12,8 +12,8 @@ from torch import Tensor
 
 from ..mm.media.policy import DecodeSpec
 from ..mm.parse import MultiModalDataParser
-from ..mm.speech import AlignmentRule, SpeechRequest
-from ..mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..mm.speech import AlignmentRule, SpeechRequest, StreamRule
+from ..mm.types import EmbeddingItem, ItemGeometry, ItemPlan, MediaHeader, MediaItem, MultiModalKwargsItem
 
 
 class TokenRun(NamedTuple):
@@ -41,6 +41,7 @@ class Span:
             have merged these texts, too.
         modality: modality of the rows, if it differs from the placeholder's.
         shared: the span adds no tokens. Its rows are those tokens of the previous span that are not rows of that span.
+        ahead: rows after these, for tokens that are generated.
     """
 
     num_tokens: int
@@ -51,6 +52,7 @@ class Span:
     merges: Mapping[tuple[int, int], int] = field(default_factory=dict)
     modality: str | None = None
     shared: bool = False
+    ahead: int = 0
 
     @property
     def max_added_tokens(self) -> int:
@@ -81,10 +83,15 @@ class ProcessingInfo(Protocol):
     modalities: tuple[str, ...]
     text_placeholders: Mapping[str, int]  # placeholders that prompts spell as plain text -> their token
     placeholder_ids: Mapping[str, int]  # modality -> its placeholder token; absent: the decoder cross-attends to the items
-    prompt_attention: str  # "causal" | "bidirectional_items" | "bidirectional_prompt"
+    cross_token: int | None  # stands for a cross-attention item in the prompt, which is then optional; None: there is no token
+    prompt_attention: str  # "causal" | "bidirectional_items" | "bidirectional_windows" | "bidirectional_prompt"
     decode_spec: DecodeSpec  # how its items are decoded
     adds_special_tokens: bool  # rendered chats and prompts get the tokens that the tokenizer adds to texts, such as BOS
     chat_template: str | None  # Jinja source, if the checkpoint's own template does not support its items
+    output_shape: tuple[int, ...] | None  # shape of the result of `encode`, if the model has no text; else None
+    document_instruction: str | None  # the instruction of `embed` for texts that `score` compares with a query
+    takes_instruction: bool  # False: `embed` sends no system message, because the prompts of the model are fixed
+    end_tokens: Sequence[str]  # texts of tokens that end an answer beside the published EOS tokens; absent ones are ignored
     adapters: Mapping[str, str]  # modality ("": every prompt) -> folder of the adapter for prompts with it; first match wins
 
     def parser(self) -> MultiModalDataParser:
@@ -102,6 +109,9 @@ class ProcessingInfo(Protocol):
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         """Return the grid of an item of precomputed embeddings; InputError if they do not fit it."""
 
+    def tensor_fields(self, item: EmbeddingItem) -> MultiModalKwargsItem:
+        """Return the encoder's tensors of an item that is tensors, see `mm.raw_tensors`. Other models have no such items."""
+
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """Return the encoder's tensors of a decoded item, floating ones in `dtype`. Releases the GIL; thread-safe.
 
@@ -113,6 +123,9 @@ class ProcessingInfo(Protocol):
 
         Called once per prompt, before placeholders are searched. `items`: number of items by modality.
         """
+
+    def preprocess_chat(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """Do what `preprocess_prompt` does for a rendered chat in which `text_placeholders` are tokens already."""
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Return the tokens that replace the placeholder of one item."""
@@ -128,6 +141,16 @@ class ProcessingInfo(Protocol):
 
 
 @runtime_checkable
+class SupportsElements(Protocol):
+    """Additional interface of a ProcessingInfo whose family names boxes, points or layout elements in its answers."""
+
+    element_format: str  # key of `elements.formats.FORMATS`, "" for none
+
+    def resized(self, plan: ItemPlan) -> tuple[int, int]:
+        """Return `(height, width)` of the image that the encoder gets; `plan.size` if the format does not need it."""
+
+
+@runtime_checkable
 class SupportsTranscription(Protocol):
     """Additional interface of a ProcessingInfo whose family transcribes speech."""
 
@@ -136,6 +159,7 @@ class SupportsTranscription(Protocol):
     has_timestamps: bool
     takes_language: bool  # False: `transcription_request` ignores the language
     takes_context: bool  # False: `transcription_request` ignores the context
+    closed_samples: int | None  # samples of an encoder window, if the encoder attends within windows that may be separate items
 
     def language_detection_request(self) -> SpeechRequest | None:
         """Return the request whose output is the token of the spoken language; None: no separate request is needed."""
@@ -148,6 +172,9 @@ class SupportsTranscription(Protocol):
 
     def alignment(self) -> AlignmentRule | None:
         """Return the heads from which times of words are computed; None: the model has no cross-attention."""
+
+    def stream_rule(self) -> StreamRule | None:
+        """Return how the model transcribes a stream chunk by chunk; None: it cannot."""
 
     def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
         """Return text and language code of an output that still contains its control tokens."""

@@ -35,6 +35,7 @@ class MelSpec:
         win_length: samples in the middle of an FFT window that are weighted; None: all `n_fft`.
         end_frame: also compute the frame that is centred on the end of the audio.
         htk: filters of equal height on the HTK mel scale, which is logarithmic throughout, instead of Slaney's.
+        max_energy: log10 of the energy below which 8 powers of ten are kept; None: that of the loudest band.
     """
 
     num_mel_bins: int = 80
@@ -45,6 +46,7 @@ class MelSpec:
     win_length: int | None = None
     end_frame: bool = False
     htk: bool = False
+    max_energy: float | None = None
 
     def num_frames(self, samples: int) -> int:
         """Return the number of frames with audio. With a hop of 160: 1 for 1-160 samples; with `end_frame`, 1 for 0-159."""
@@ -93,13 +95,19 @@ def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, max_frame
     computed = min(total, (count + edge) // spec.hop_length + 1)  # frames that overlap a sample
     padded = _pad_reflect(samples, length, edge, (computed - 1) * spec.hop_length + spec.n_fft)
     bands = _log_bands(padded, spec)
-    floor = bands.max() - _RANGE
+    floor = float(bands.max() if spec.max_energy is None else spec.max_energy) - _RANGE
     if returned <= computed:
         out = bands[:returned]
     else:
         out = bands.new_full((returned, spec.num_mel_bins), math.log10(_MIN_ENERGY))
         out[:computed] = bands
     return out.clamp_(min=floor).add_(4.0).mul_(0.25)
+
+
+def log_mel_frames(samples: Tensor, spec: MelSpec) -> Tensor:
+    """Convert the whole frames of `samples` as `log_mel` does, without padding. `spec` has a `max_energy`."""
+    assert spec.max_energy is not None
+    return _log_bands(samples, spec).clamp_(min=spec.max_energy - _RANGE).add_(4.0).mul_(0.25)
 
 
 def _log_bands(padded: Tensor, spec: MelSpec) -> Tensor:

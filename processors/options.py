@@ -8,6 +8,7 @@ from typing import Any, NamedTuple
 
 from ..mm.errors import ConfigError, hint, short_repr, typed
 from ..mm.geometry import FrameSampling
+from ..mm.tiling import MAX_PACKED_FRAMES
 
 ValidKwargs = Mapping[str, Collection[str]]
 """Option names by modality."""
@@ -33,13 +34,19 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "detail": ("auto", "high", "low"),
     "do_image_splitting": _FLAG,
     "do_pan_and_scan": _FLAG,
+    "downsample_mode": ("16x", "4x"),
     "fps": Range(1e-3, 1e3, float),
+    "force_packing": Range(1, MAX_PACKED_FRAMES),
     "image_aspect_ratio": ("anyres", "pad"),
     "load_audio_from_video": _FLAG,
     "max_duration": _SECONDS,
     "max_frames": Range(1, 1 << 30),
+    "max_image_size": (490, 980),
+    "max_image_tiles": Range(1, MAX_TILES),
     "max_patches": _AREA,
     "max_pixels": _AREA,
+    "max_slice_nums": Range(1, MAX_TILES),
+    "max_soft_tokens": (70, 140, 280, 560, 1120),
     "min_frames": Range(1, 1 << 30),
     "min_patches": _AREA,
     "min_pixels": _AREA,
@@ -48,11 +55,15 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "pan_and_scan_min_crop_size": _AREA,
     "pan_and_scan_min_ratio_to_activate": Range(1e-3, 1e9, float),
     "resample": ("torch", "pillow"),
+    "resize_to_max_canvas": _FLAG,
     "resized_height": Range(1, 1 << 24),
     "resized_width": Range(1, 1 << 24),
     "size": _AREA,
+    "slice_mode": _FLAG,
+    "split_image": _FLAG,
     "total_pixels": _AREA,
     "use_audio_in_video": _FLAG,
+    "use_image_id": _FLAG,
     "video_end": _SECONDS,
     "video_start": Range(0, 1e9, float),
 }

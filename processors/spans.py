@@ -47,7 +47,7 @@ class PromptLayout:
                 tokens.extend(part)
                 continue
             offset = found[-1].offset if part.shared else len(tokens)
-            found.append(PlaceholderRange(offset, part.num_tokens, part.is_embed))
+            found.append(PlaceholderRange(offset, part.num_tokens + part.ahead, part.is_embed))
             if not part.shared:
                 tokens.extend(part.token_ids)
         ranges = {name: [[found[i] for i in indices] for indices in inputs] for name, inputs in self.inputs.items()}

@@ -6,6 +6,7 @@ import dataclasses
 import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
@@ -14,14 +15,24 @@ from .parsers.answer import PARSERS
 
 ENGINE_DEFAULTS: Mapping[str, Any] = {"engine_process": True, "media": {"decode_isolation": "process"}}
 """Options of LLM whose default differs in the server, because its requests come from strangers."""
-_COUNTS = ("max_body_bytes", "max_total_body_bytes", "max_requests")
-_SECONDS = ("body_seconds", "send_seconds", "drain_seconds")
-_TEXTS = ("host", "served_model_name", "tls_cert", "tls_key")
+_COUNTS = (
+    "max_connections",
+    "max_body_bytes",
+    "max_total_body_bytes",
+    "max_requests",
+    "batch_requests",
+    "max_file_bytes",
+    "max_files",
+    "max_stored_bytes",
+    "max_realtime_sessions",
+)
+_SECONDS = ("header_seconds", "body_seconds", "send_seconds", "drain_seconds", "realtime_idle_seconds")
+_TEXTS = ("host", "served_model_name", "tls_cert", "tls_key", "data_dir")
 
 
 @dataclass(frozen=True)
 class ServerConfig:
-    """Options of `sensorium serve`; those of `LLM` stand beside them.
+    """Options of `sensorium serve` besides those of `LLM`.
 
     Args:
         host: address to listen on. The default takes connections of this machine only.
@@ -30,12 +41,23 @@ class ServerConfig:
             different keys share no cache. None takes requests without a key.
         served_model_name: name in responses and `/v1/models`. None is the model's name on the Hub or its folder's name.
         tls_cert, tls_key: files of the certificate chain and of its key, for HTTPS.
+        max_connections: maximum number of open connections; further ones get the status 503 and are closed.
+        header_seconds: maximum time until a request's header has arrived, and until the next request on an open connection;
+            then the connection is closed.
         max_body_bytes: maximum size of a request's body.
         max_total_body_bytes: maximum size of the bodies of all requests in progress; further ones get the status 429.
         body_seconds: maximum time until a request's body has arrived.
         send_seconds: how long a client may read nothing of its response; then it is disconnected.
         max_requests: maximum number of requests in progress; further ones get the status 429.
         drain_seconds: how long requests in progress may go on after SIGTERM.
+        data_dir: folder of files and batches. With None, requests to /v1/files and /v1/batches are refused.
+        batch_requests: maximum number of requests of batches in progress. Those that generate have a lower priority than
+            requests of clients; embeddings do not.
+        max_file_bytes: maximum size of an uploaded file.
+        max_files: maximum number of files of one key; a batch in progress counts as its two files.
+        max_stored_bytes: maximum size of all files of one key and of the results of its batches.
+        max_realtime_sessions: maximum number of open sessions of /v1/realtime; further ones get the status 429.
+        realtime_idle_seconds: how long a session may send nothing; then it is closed.
         tool_call_parser: how the model writes tool calls: "auto" (found in its chat template), "none", or a name of
             `parsers.answer.PARSERS`.
         reasoning_parser: "auto" splits reasoning from answers if the chat template has its markers; "none" does
@@ -51,12 +73,21 @@ class ServerConfig:
     served_model_name: str | None = None
     tls_cert: str | None = None
     tls_key: str | None = None
+    max_connections: int = 2048
+    header_seconds: float = 20.0
     max_body_bytes: int = 256 << 20
     max_total_body_bytes: int = 4 << 30
     body_seconds: float = 300.0
     send_seconds: float = 60.0
     max_requests: int = 1024
     drain_seconds: float = 30.0
+    data_dir: str | None = None
+    batch_requests: int = 8
+    max_file_bytes: int = 200 << 20
+    max_files: int = 10_000
+    max_stored_bytes: int = 16 << 30
+    max_realtime_sessions: int = 64
+    realtime_idle_seconds: float = 300.0
     tool_call_parser: str = "auto"
     reasoning_parser: str = "auto"
 
@@ -88,6 +119,14 @@ class ServerConfig:
         """The keys as a list."""
         given = self.api_key
         return [] if given is None else list(given) if isinstance(given, list | tuple) else [given]  # type: ignore[list-item]
+
+
+def is_loopback(host: str) -> bool:
+    """Return whether a host's name or address, without a port, is this machine."""
+    try:
+        return ip_address(host).is_loopback
+    except ValueError:
+        return host.lower() == "localhost"
 
 
 def read_config(path: str | Path) -> dict[str, Any]:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import logging
 from collections.abc import Mapping
 from typing import Any
@@ -9,6 +10,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
+from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -31,7 +33,15 @@ _STATUS = {
     "engine_dead": 503,
 }
 """Status by `ErrorCode`; the others are 500."""
-_CODES = {404: "not_found", 405: "method_not_allowed", 408: "request_timeout", 413: "body_too_large", 429: "overloaded"}
+_CODES = {
+    404: "not_found",
+    405: "method_not_allowed",
+    408: "request_timeout",
+    413: "body_too_large",
+    415: "unsupported_media_type",
+    429: "overloaded",
+    499: "client_disconnected",
+}
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _RETRY_SECONDS = "1"
 _log = logging.getLogger(__name__)
@@ -72,6 +82,17 @@ def error_response(error: BaseException | ErrorInfo) -> JSONResponse:
     if isinstance(error, RequestValidationError):
         return _response(*_invalid(error))
     return _response(*error_body(error if isinstance(error, ErrorInfo) else error_info(error, "a request")))
+
+
+def error_object(error: BaseException | ErrorInfo) -> dict[str, Any]:
+    """Return the error object of any error's response."""
+    found: dict[str, Any] = json.loads(bytes(error_response(error).body))["error"]
+    return found
+
+
+def validation_error(error: ValidationError) -> RequestValidationError:
+    """Convert the validation error of a body that FastAPI does not read itself."""
+    return RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()])
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:

@@ -1,17 +1,22 @@
-"""Checks around a request's endpoint: key, size and time of the body, number of requests, clients that do not read."""
+"""Checks around an endpoint: host, origin, key, size and time of the body, number of requests, clients that do not read."""
 
 from __future__ import annotations
 
 import asyncio
 import hmac
+from base64 import urlsafe_b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
 from hashlib import sha256
 from typing import Any
+from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 
-from .config import ServerConfig
+from ..mm.errors import short_repr
+from .config import ServerConfig, is_loopback
+from .endpoints.page import PAGE_FILES
 from .errors import HttpError, error_response
+from .openapi import FORMS
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -19,42 +24,49 @@ Send = Callable[[MutableMapping[str, Any]], Awaitable[None]]
 App = Callable[[Scope, Receive, Send], Awaitable[None]]
 TENANT = "sensorium.tenant"
 """Key of a scope: a text that stands for the request's API key in cache salts, or None without keys."""
+PRIORITY = "sensorium.priority"
+"""Key of a scope: the request's priority in the engine. The smallest is served first; requests from clients have 0."""
 MAX_VALUES = 1 << 20
-"""Most commas and opening brackets of a JSON body: the event loop parses it, and 256 MiB of `[],[],` take many seconds."""
-_OPEN = ("/health", "/ready")  # for load balancers, which have no key
+"""Most commas and opening brackets of a JSON body: parsing 256 MiB of `[],[],` takes many seconds."""
+_KEY_PROTOCOL, _BASE64_PROTOCOL = "openai-insecure-api-key.", "sensorium-api-key-base64url."
+_OPEN = {"/health", "/ready", *PAGE_FILES}  # for load balancers and the page, which have no key
 
 
 class Guard:
-    """ASGI middleware that refuses a request before its body is read, or while it is read, and clients that do not read."""
+    """ASGI middleware that refuses a request before its body is read, or while it is read, and clients that do not read.
 
-    def __init__(self, app: App, config: ServerConfig) -> None:
-        self._app, self.config = app, config
+    Args:
+        is_full: True while the engine takes no more media.
+    """
+
+    def __init__(self, app: App, config: ServerConfig, is_full: Callable[[], bool] = lambda: False) -> None:
+        self._app, self.config, self._is_full = app, config, is_full
         self._digests = [sha256(key.encode("utf-8", "surrogatepass")).digest() for key in config.keys]
         self._in_progress = 0
         self.body_bytes = 0  # of all requests in progress
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] != "http":
+        if scope["type"] == "lifespan" or TENANT in scope:  # TENANT: a line of a batch
             await self._app(scope, receive, send)
             return
         config = self.config
         try:
             headers = dict(scope["headers"])
-            scope[TENANT] = None if scope["path"] in _OPEN else self._tenant(headers)
-            self._check_length(headers.get(b"content-length", b"0"))
-            if scope["method"] == "POST" and self._in_progress >= config.max_requests:
-                reason = f"the server has {config.max_requests} requests in progress (max_requests); try again later"
-                raise HttpError(429, reason, "overloaded")
+            scope[TENANT] = None if scope["path"] in _OPEN else self._tenant(scope, headers)
+            if scope["type"] == "http":
+                self._check_room(scope, headers)
         except HttpError as error:
             await error_response(error)(scope, receive, send)
+            return
+        if scope["type"] == "websocket":
+            await self._app(scope, receive, send)
             return
 
         async def limited_send(message: MutableMapping[str, Any]) -> None:
             async with asyncio.timeout(config.send_seconds):
                 await send(message)
 
-        is_form = headers.get(b"content-type", b"").lower().startswith(b"multipart/")
-        body = _Body(self, receive, is_form)
+        body = _Body(self, receive, scope["path"] in FORMS)
         self._in_progress += scope["method"] == "POST"
         try:
             await self._app(scope, body.receive, limited_send)
@@ -62,23 +74,42 @@ class Guard:
             self._in_progress -= scope["method"] == "POST"
             self.body_bytes -= body.size
 
-    def _tenant(self, headers: dict[bytes, bytes]) -> str | None:
-        """Check the key in constant time, and return its tenant."""
+    def _tenant(self, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
+        """Check host, origin and key, the key in constant time. Return its tenant, or None if the server has no keys."""
+        host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
+        if not self._digests and is_loopback(self.config.host) and not is_loopback(_url_part("hostname", f"//{host}")):
+            reason = (
+                f"the header Host names {short_repr(host)}, not this machine; use localhost, or start the server with api_key"
+            )
+            raise HttpError(403, reason, "wrong_host")
+        writes = scope["type"] == "websocket" or scope["method"] in ("POST", "DELETE")
+        page = None if origin is None else _url_part("netloc", origin.decode("latin-1"))
+        if writes and page is not None and (not page or page != host):
+            reason = (
+                "pages of other origins may not use this server; serve the page from it, or keep the header Host in a proxy"
+            )
+            raise HttpError(403, reason, "wrong_origin")
         if not self._digests:
             return None
-        scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
-        digest = sha256(key.strip()).digest()
+        digest = sha256(_key(scope, headers)).digest()
         known = [hmac.compare_digest(digest, one) for one in self._digests]
-        if scheme.lower() != b"bearer" or not any(known):
-            raise HttpError(
-                401, "the API key is missing or wrong; give the header Authorization: Bearer KEY", "invalid_api_key"
-            )
+        if not any(known):
+            reason = "the API key is missing or wrong; give the header Authorization: Bearer KEY"
+            raise HttpError(401, reason, "invalid_api_key")
         return sha256(b"tenant:" + digest).hexdigest()
 
-    def _check_length(self, length: bytes) -> None:
+    def _check_room(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
+        """Raise HttpError if the body is too large, or too many requests or media are in progress."""
+        length = headers.get(b"content-length", b"0")
         if not length.isdigit() or len(length) > 20:
             raise _too_large(self.config.max_body_bytes)
         self.check_size(int(length), int(length))
+        if scope["method"] == "POST" and self._in_progress >= self.config.max_requests:
+            reason = f"the server has {self.config.max_requests} requests in progress (max_requests); try again later"
+            raise HttpError(429, reason, "overloaded")
+        if scope["method"] == "POST" and self._is_full():
+            reason = "the media of the requests in progress are larger than max_total_bytes; try again later"
+            raise HttpError(429, reason, "overloaded")
 
     def check_size(self, size: int, further: int) -> None:
         """Raise HttpError if a body of this size, of which `further` bytes are not counted yet, is too large."""
@@ -90,6 +121,31 @@ class Guard:
                 f"the bodies of the requests in progress are larger than {limit} bytes (max_total_body_bytes); try again later"
             )
             raise HttpError(429, reason, "overloaded")
+
+
+def _key(scope: Scope, headers: dict[bytes, bytes]) -> bytes:
+    """Return a request's key: in the header, or for pages, which cannot set a header, in a subprotocol of the WebSocket."""
+    scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
+    if scheme.lower() == b"bearer":
+        return key.strip()
+    for name in scope.get("subprotocols", ()):
+        if name.startswith(_KEY_PROTOCOL):
+            return str(name).removeprefix(_KEY_PROTOCOL).encode("utf-8", "surrogateescape")
+        if name.startswith(_BASE64_PROTOCOL):
+            text = str(name).removeprefix(_BASE64_PROTOCOL)
+            try:
+                return urlsafe_b64decode(text + "=" * (-len(text) % 4))
+            except ValueError:
+                return b""
+    return b""
+
+
+def _url_part(name: str, url: str) -> str:
+    """Return a part of a URL, or an empty text if the URL is malformed or lacks it."""
+    try:
+        return getattr(urlsplit(url), name) or ""
+    except ValueError:
+        return ""
 
 
 class _Body:

@@ -37,12 +37,17 @@ def finish_reason(answer: CompletionOutput) -> str | None:
     return reason if reason is None else _FINISH_REASONS.get(reason, reason)
 
 
-def chat_logprobs(answer: CompletionOutput, count: int) -> list[dict[str, Any]]:
+def chat_logprobs(answer: CompletionOutput, count: int, token_bytes: Callable[[int], bytes]) -> list[dict[str, Any]]:
     """Return the entries of `logprobs.content`, with the `count` likeliest tokens each."""
+
+    def describe(token: int, one: Logprob) -> dict[str, Any]:
+        return {"token": _text(one), "logprob": _clamped(one), "bytes": list(token_bytes(token))}
+
     found = []
     for token, entry in zip(answer.token_ids, answer.logprobs or (), strict=False):
-        likeliest = [one for one in _ranked(entry) if one.rank is not None and one.rank <= count]
-        found.append({**_token(entry[token]), "top_logprobs": [_token(one) for one in likeliest]})
+        ranked = sorted(entry.items(), key=lambda pair: -pair[1].logprob)
+        likeliest = [describe(other, one) for other, one in ranked if one.rank is not None and one.rank <= count]
+        found.append({**describe(token, entry[token]), "top_logprobs": likeliest})
     return found
 
 
@@ -76,11 +81,6 @@ def _text(entry: Logprob) -> str:
 
 def _ranked(entry: Mapping[int, Logprob]) -> list[Logprob]:
     return sorted(entry.values(), key=lambda one: -one.logprob)
-
-
-def _token(entry: Logprob) -> dict[str, Any]:
-    text = _text(entry)
-    return {"token": text, "logprob": _clamped(entry), "bytes": list(text.encode("utf-8", "replace"))}
 
 
 def _clamped(entry: Logprob) -> float:

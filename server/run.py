@@ -9,15 +9,18 @@ import signal
 import socket
 import sys
 from collections.abc import Mapping
-from contextlib import nullcontext
+from contextlib import closing, nullcontext
 from typing import Any
 
 from ..engine.errors import error_text
 from ..mm.errors import ConfigError
 from ..pipelines.llm import AsyncLLM
-from .config import ServerConfig, split_options
+from .config import ServerConfig, is_loopback, split_options
 
 _log = logging.getLogger(__name__)
+_SWITCH_SECONDS = 0.0005
+"""How long a thread keeps the interpreter while the event loop waits for it. With Python's 5 ms, /health waits for parsers,
+media workers and the engine's loop in turn."""
 
 
 def serve(options: Mapping[str, Any]) -> None:
@@ -35,7 +38,10 @@ def serve(options: Mapping[str, Any]) -> None:
         from prometheus_client import CollectorRegistry
 
         from .app import make_app
+        from .connections import connection_class
+        from .endpoints.realtime import MAX_MESSAGE_BYTES
         from .state import Server
+        from .store import Store
     except ImportError as error:
         raise ConfigError(f"the server needs more packages ({error}); pip install 'sensorium[serve]'") from None
     key = os.environ.get("SENSORIUM_API_KEY")
@@ -43,19 +49,24 @@ def serve(options: Mapping[str, Any]) -> None:
     model = engine_options.pop("model", None)
     if model is None:
         raise ConfigError("there is no model to serve; give a folder or a name on the Hub", param="model")
-    listener = _bind(config)
-    if not config.keys and config.host not in ("127.0.0.1", "::1", "localhost"):
+    listener = bind(config)
+    sys.setswitchinterval(_SWITCH_SECONDS)
+    if not config.keys and not is_loopback(config.host):
         _log.warning("requests from %s need no key; give --api-key, or listen on 127.0.0.1", config.host)
     registry = CollectorRegistry()
-    with listener:
+    with listener, nullcontext() if config.data_dir is None else closing(Store(config)) as store:
         engine = AsyncLLM(model, config.max_requests, **{"metrics": registry, **engine_options})
         try:
             name = config.served_model_name or model_name(model)
             server = uvicorn.Server(
                 uvicorn.Config(
-                    make_app(Server(engine, config, name, registry)),
+                    make_app(Server(engine, config, name, registry, store=store)),
                     log_level="warning",
-                    http="h11",  # which limits the size of headers
+                    http=connection_class(config),
+                    ws_max_size=MAX_MESSAGE_BYTES,
+                    ws_per_message_deflate=False,
+                    # longer than clients keep idle connections (httpx: 5 s), or one is closed while a request is sent on it
+                    timeout_keep_alive=round(config.header_seconds) or 1,
                     server_header=False,
                     ssl_certfile=config.tls_cert,
                     ssl_keyfile=config.tls_key,
@@ -84,10 +95,11 @@ async def _run(server: Any, listener: socket.socket) -> None:
     await server.serve(sockets=[listener])
 
 
-def _bind(config: ServerConfig) -> socket.socket:
+def bind(config: ServerConfig) -> socket.socket:
     """Return a socket that has the port, and does not listen yet. A port in use is found before the model is loaded."""
     family = socket.AF_INET6 if ":" in config.host else socket.AF_INET
-    listener = socket.socket(family, socket.SOCK_STREAM)
+    # asyncio sets TCP_NODELAY only on sockets whose protocol is named; without it, an answer waits 40 ms for a delayed ACK
+    listener = socket.socket(family, socket.SOCK_STREAM, socket.IPPROTO_TCP)
     listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
     try:
         listener.bind((config.host, config.port))

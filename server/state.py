@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
 from hashlib import sha256
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
 from fastapi import Request
@@ -21,8 +21,12 @@ from ..mm.errors import short_repr
 from ..pipelines.llm import AsyncLLM
 from .config import ServerConfig
 from .errors import HttpError
-from .guard import TENANT
+from .guard import PRIORITY, TENANT
 from .parsers.answer import AnswerFormat, answer_format
+from .store import Store
+
+if TYPE_CHECKING:
+    from .batch_runner import BatchRunner
 
 T = TypeVar("T")
 
@@ -35,6 +39,8 @@ class Server:
         name: the model's name in responses.
         registry: the CollectorRegistry with the engine's metrics, or None.
         created: time of the start.
+        store: files and batches, or None without `data_dir`.
+        batches: the batches in progress, while the application runs with a store.
     """
 
     engine: AsyncLLM
@@ -42,13 +48,32 @@ class Server:
     name: str
     registry: Any = None
     created: int = field(default_factory=lambda: int(time.time()))
-    planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "plan"))  # downloads take none but these
+    store: Store | None = None
+    batches: BatchRunner = field(init=False, repr=False)
+    realtime_sessions: int = 0  # open ones
+    planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "plan"))  # for plans, which may download
 
     @cached_property
     def labels(self) -> dict[str, str]:
         """Names of a classification checkpoint's classes."""
         found: dict[str, str] = load_model_files(self.engine.llm.config.model).config.get("id2label") or {}
         return found
+
+    @cached_property
+    def capabilities(self) -> dict[str, Any]:
+        """Names of the tasks that clients can use with the model; GET /v1/models returns them."""
+        llm = self.engine.llm
+        files, speech = load_model_files(llm.config.model), llm.speech
+        chats = llm.can_generate and llm.get_tokenizer().chat_template is not None
+        return {
+            "modalities": llm.modalities,
+            "tasks": (["chat"] if chats else []) + list(speech.tasks if speech else ()),
+            "segment_times": speech is not None and speech.has_timestamps,
+            "word_times": speech is not None and speech.alignment() is not None,
+            "realtime": speech is not None,
+            "architecture": files.architecture,
+            "patch_size": (files.config.get("vision_config") or {}).get("patch_size"),
+        }
 
     @cached_property
     def answer_format(self) -> AnswerFormat:
@@ -76,8 +101,13 @@ def cache_salt(request: Request, given: str | None) -> str | None:
     return sha256(f"{tenant}:{given}".encode("utf-8", "surrogatepass")).hexdigest()
 
 
+def priority_of(request: Request) -> int:
+    """Return the priority of a request in the engine."""
+    return int(request.scope.get(PRIORITY, 0))
+
+
 def new_id(prefix: str) -> str:
-    return f"{prefix}-{uuid4().hex}"
+    return f"{prefix}{uuid4().hex}"
 
 
 def checked(output: RequestOutput) -> RequestOutput:

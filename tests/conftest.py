@@ -22,6 +22,7 @@ from family import load_rows, save
 from hub_fixtures import hub  # noqa: F401
 from hypothesis import HealthCheck, settings
 from oracle import build_checkpoint, ensure_torchvision
+from sampled import is_in_part
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -30,8 +31,12 @@ settings.register_profile("suite", deadline=None, derandomize=True, suppress_hea
 settings.load_profile("suite")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skip tests marked `shared` if the media folder beside the checkout is missing."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Leave out the other parts of sampled tests; skip tests marked `shared` if the folder beside the checkout is missing."""
+    if config.option.markexpr == "not full":
+        left_out = {item for item in items if "sampled" in item.keywords and not is_in_part(item.name)}
+        config.hook.pytest_deselected(items=list(left_out))
+        items[:] = [item for item in items if item not in left_out]
     if SHARED.is_dir():
         return
     for item in items:

@@ -15,7 +15,9 @@ from ...mm.media.ledger import Ledger
 from ...mm.parse import MediaSource
 from ...mm.plain import builtin_copy
 from ...mm.types import EmbeddingItem, ItemPlan, Media, MultiModalFeature, PlaceholderRange
-from ...processors.interface import ProcessingInfo, Span
+from ...processors.elements.element import ImageScale
+from ...processors.elements.formats import MarkedText
+from ...processors.interface import ProcessingInfo, Span, SupportsElements
 from ...processors.spans import PromptLayout, lay_out
 from ...processors.text.chat import RenderedChat, render_chat
 from ...processors.text.message_parts import split_media
@@ -40,6 +42,7 @@ class ProcessedPrompt:
         item_of: for each feature, the index in `items` of the item that it is a piece of.
         cross: the encoder input of an encoder-decoder model; it has no placeholder among the tokens.
         salt, adapter: as in EngineRequest.
+        answer_format: what `CompletionOutput.elements` needs besides the answer's text, or None.
     """
 
     prompt: str | None
@@ -52,6 +55,7 @@ class ProcessedPrompt:
     salt: str = ""
     cross: MultiModalFeature | None = None
     adapter: str = ""
+    answer_format: MarkedText | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -135,8 +139,9 @@ class InputProcessor:
         self._max_template_seconds = max_template_seconds
         self._info, self._tokenizer, self._max_model_len = info, tokenizer, max_model_len
         self._cross_attention = any(name not in info.placeholder_ids for name in info.modalities)
+        self._needs_item = self._cross_attention and info.cross_token is None
         # with special tokens, an encoder-decoder model's tokenizer would write a complete answer, EOS included
-        self._adds_special_tokens = info.adds_special_tokens and not self._cross_attention
+        self._adds_special_tokens = info.adds_special_tokens and not self._needs_item
         self.media = MultiModalProcessor(info, settings if self._cross_attention else replace(settings, max_rows=max_model_len))
 
     def process(self, prompt: object, reserve: int = 1) -> ProcessedPrompt:
@@ -180,7 +185,8 @@ class InputProcessor:
             raise InputError("a conversation has no messages; give at least one", param="messages")
         limits = {"max_model_len": self._max_model_len, "max_seconds": self._max_template_seconds}
         own = {"tokenizer": self._tokenizer, "placeholders": self._placeholders, "cache_salt": request.get("cache_salt")}
-        own["require_sandbox"] = self.media.settings.policy.worker_sandbox == "require"
+        own["policy"] = policy = self.media.settings.policy
+        own["require_sandbox"] = policy.worker_sandbox == "require"
         chat: RenderedChat = render_chat(messages, **{**render, **limits, **own})
         media = self._media(chat)
         prompt = self._read({"prompt": chat.text, "multi_modal_data": media, **request})
@@ -234,8 +240,15 @@ class InputProcessor:
         cross = features[0] if features and self._cross_attention else None
         if cross is not None:
             features, item_of = (), ()
-        salt = prompt.salt or ""
-        return ProcessedPrompt(prompt.text, token_ids, features, plans, stages, trace, item_of, salt, cross, adapter)
+        salt, form = prompt.salt or "", self._answer_format(plans)
+        return ProcessedPrompt(prompt.text, token_ids, features, plans, stages, trace, item_of, salt, cross, adapter, form)
+
+    def _answer_format(self, plans: Sequence[ItemPlan]) -> MarkedText | None:
+        info = self._info
+        if not isinstance(info, SupportsElements) or not info.element_format:
+            return None
+        images = [plan for plan in plans if plan.modality == "image"]
+        return MarkedText(info.element_format, "", tuple(ImageScale(one.size, info.resized(one), one.index) for one in images))
 
     def plan(self, prompt: object) -> list[ItemPlan]:
         """Plan each item from its header, without decoding. The prompt may have no text; then only the media are planned.
@@ -257,9 +270,9 @@ class InputProcessor:
             items, _ = self._plan(read, ids, sources, 1, self.media.fetch(sources, ledger), ledger, identify=False)
         return [item.plan for item in items]
 
-    def media_of(self, messages: Sequence[Mapping[str, Any]]) -> dict[str, list[Media]]:
+    def media_of(self, messages: Sequence[Mapping[str, Any]], tenant: str | None) -> dict[str, list[Media]]:
         """Return the media of messages by modality."""
-        return self._media(RenderedChat((), tuple(split_media(messages)[1])))
+        return self._media(RenderedChat((), tuple(split_media(messages, self.media.settings.policy, tenant)[1])))
 
     def _media(self, chat: RenderedChat) -> dict[str, list[Media]]:
         return _as_vision_chunks(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
@@ -304,12 +317,15 @@ class InputProcessor:
         self, prompt: Prompt, ids: Sequence[int], reserve: int, more: bool = False, has_placeholders: bool = False
     ) -> ProcessedPrompt | ParsedPrompt:
         sources = self.media.parse(prompt.media, prompt.uuids, prompt.options)
-        if self._cross_attention and not sources and not more:
+        if self._needs_item and not sources and not more:
             known = " or ".join(f"{{{name!r}: ...}}" for name in self._info.modalities)
             reason = f"this model answers from its encoder's input; give multi_modal_data={known} with the prompt"
             raise InputError(reason, param="multi_modal_data")
-        if not has_placeholders:  # else the template's text placeholders are tokens already; the user's stay text
-            ids = self._info.preprocess_prompt(ids, _num_items(sources))
+        if self._cross_attention and sources and more:
+            raise InputError("a live session of this model takes an item with its first prompt only; start another session")
+        # in a chat the template's text placeholders are tokens already, and the user's stay text
+        preprocess = self._info.preprocess_chat if has_placeholders else self._info.preprocess_prompt
+        ids = preprocess(ids, _num_items(sources))
         parsed = ParsedPrompt(self, prompt, ids, sources, reserve, self.media.budget.open(prompt.salt))
         return parsed if parsed.sources else self.finish(parsed)
 
@@ -356,6 +372,10 @@ class InputProcessor:
         if self._cross_attention:
             if len(items) > 1:
                 raise InputError(f"this model takes one item per prompt, not {len(items)}; give each a prompt of its own")
+            token = self._info.cross_token
+            if token is not None and list(ids).count(token) != len(items):
+                found, text = list(ids).count(token), self._text_of(token)
+                raise InputError(f"the prompt has {found} of {text} for {len(items)} items; write it once for each item")
             return PromptLayout([ids], {})
         by_modality: dict[str, list[Sequence[Span]]] = {}
         for item, own in zip(items, spans, strict=True):
@@ -368,7 +388,8 @@ class InputProcessor:
         """Write the tokens, and return them with the ranges of each item's pieces in the order of `items`."""
         tokens, ranges = layout.expand()
         if self._cross_attention:  # ranges count the encoder's rows
-            return tokens, [[PlaceholderRange(0, item.plan.num_embeds)] for item in items]
+            start = tokens.index(self._info.cross_token) if items and self._info.cross_token is not None else 0
+            return tokens, [[PlaceholderRange(start, item.plan.num_embeds)] for item in items]
         return tokens, [ranges[item.source.modality][item.source.index] for item in items]
 
     @property

@@ -8,6 +8,7 @@ from dataclasses import dataclass, replace
 from PIL.Image import Image
 from torch import Tensor
 
+from ...mm.media.policy import PdfPage
 from ...mm.parse import MediaSource
 from ...mm.types import EmbeddingItem, FramePlan, ItemGeometry, ItemPlan, MediaHeader, MultiModalKwargsItem
 from ...processors.interface import ProcessingInfo, Span
@@ -85,6 +86,8 @@ def grid_of_pieces(grids: Sequence[ItemGeometry], spans: Sequence[Span]) -> tupl
 
 def source_bytes(data: object) -> int:
     """Return the bytes of an item in the form it was given: encoded, pixels, frames, samples or encoder rows; 0 for a uuid."""
+    if isinstance(data, PdfPage):
+        return source_bytes(data.file)
     if isinstance(data, bytes):
         return len(data)
     if isinstance(data, EmbeddingItem):

@@ -31,8 +31,9 @@ from ...mm.hashing import digest
 from ...mm.media import gate
 from ...mm.media.isolate import keep_workers
 from ...mm.media.ledger import Ledger, MediaBudget
-from ...mm.media.policy import MediaPolicy
+from ...mm.media.policy import MediaPolicy, PdfPage
 from ...mm.parse import MediaSource
+from ...mm.raw_tensors import RawTensors
 from ...mm.types import EmbeddingItem, ItemPlan, MediaHeader
 from ...processors.device import MediaDevice, processing_on
 from ...processors.interface import ProcessingInfo
@@ -157,7 +158,10 @@ class MultiModalProcessor:
         """Part 1 of `open`: parse, count and order the items. Nothing is read."""
         parser, size = self._with_options(self._info, options).parser(), self.settings.row_bytes // self.settings.dtype.itemsize
         # a config.json may leave out the hidden size; then the rows are as wide as the model's
-        specs = {name: replace(spec, width=spec.width or size) for name, spec in parser.embeddings.items()}
+        specs = {
+            name: spec if isinstance(spec, RawTensors) else replace(spec, width=spec.width or size)
+            for name, spec in parser.embeddings.items()
+        }
         sources = replace(parser, embeddings=specs).parse(media, uuids, self.settings.limits)
         return [source for several in sources.values() for source in several]
 
@@ -168,10 +172,11 @@ class MultiModalProcessor:
         waiting: deque[tuple[Future[LoadedSource], MediaSource]] = deque()
         for i, source in enumerate(sources):
             if gate.is_remote(source):
-                url = getattr(source.data, "url", source.data)
+                data = source.data.file if isinstance(source.data, PdfPage) else source.data
+                url = getattr(data, "url", data)
                 if url not in futures:
                     futures[url] = Future()
-                    waiting.append((futures[url], source))
+                    waiting.append((futures[url], replace(source, data=data)))
                 found[i] = futures[url]
 
         def download() -> None:
@@ -209,10 +214,13 @@ class MultiModalProcessor:
             for future in fetches.values():
                 if not future.cancel():
                     future.exception()  # waits; a download has a time limit
-        return [
-            replace(self._open(replace(source, data=read.data), info, tenant, identify), seconds=seconds)
-            for source, (read, seconds) in zip(sources, loaded, strict=True)
-        ]
+        items = list[PlannedItem]()
+        for i, (source, (read, seconds)) in enumerate(zip(sources, loaded, strict=True)):
+            data = read.data
+            if i in fetches and isinstance(source.data, PdfPage):
+                data = replace(source.data, file=data)
+            items.append(replace(self._open(replace(source, data=data), info, tenant, identify), seconds=seconds))
+        return items
 
     def shrink(self, items: Sequence[PlannedItem], room: int, tenant: str | None) -> list[PlannedItem]:
         """Shrink all items by the same factor until together they take at most `room` tokens.
@@ -383,6 +391,8 @@ def _stage(name: str) -> Iterator[None]:
 
 
 def _from_embeddings(item: EmbeddingItem, info: ProcessingInfo) -> ProcessedItem:
+    if ROWS not in item.tensors:  # the model encodes the tensors themselves
+        return ProcessedItem(((info.tensor_fields(item), info.embeds_geometry(item)),))
     rows, encoded = item.tensors[ROWS], item.encoded
     if encoded is not None:
         parts = rows.split([grid.num_embeds for grid in encoded.geometries])

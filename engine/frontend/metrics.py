@@ -28,7 +28,7 @@ _HISTOGRAMS = {
 _STATES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "requests_running": ("sequences that are computed", lambda stats: stats.running),
     "requests_waiting": ("sequences that wait in the scheduler", lambda stats: stats.waiting),
-    "kv_usage_ratio": ("fraction of KV-cache blocks in use", lambda stats: stats.blocks_used / max(1, stats.blocks)),
+    "kv_usage_ratio": ("fraction of the KV cache's bytes in use", lambda stats: stats.kv_usage),
     "encoder_cache_bytes": ("bytes of encoder rows in the cache", lambda stats: stats.encoder_bytes),
     "prefix_cache_blocks": ("KV-cache blocks in the prefix cache that no sequence uses", lambda stats: stats.blocks_cached),
 }

@@ -4,12 +4,14 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 
 import torch
 from torch import Tensor
 
 from ...mm.errors import ErrorInfo, InputError
 from ...mm.types import EncodedItem
+from ...processors.elements.formats import MarkedText
 from ...processors.text.tokenizer import StreamDecoder, Tokenizer
 from ..errors import error_text
 from ..sampling_params import SamplingParams
@@ -29,6 +31,7 @@ class CompletionBuilder:
         self.finish_reason: str | None = None
         self.stop_reason: int | str | None = None
         self._cumulative_logprob = 0.0
+        self.answer_format: MarkedText | None = None
         self.cut = False  # the text ends at a stop string and is final
         self._searched = 0  # characters that were searched for stop strings
         self._sent = (0, 0)  # tokens and characters of the last delta output
@@ -91,7 +94,18 @@ class CompletionBuilder:
             self._cumulative_logprob if has_logprobs else None,
             self.finish_reason,
             self.stop_reason,
+            self._marked_text(),
         )
+
+    def _marked_text(self) -> MarkedText | None:
+        """Return the finished answer with its special tokens, if the model names elements in it. Nothing is decoded yet."""
+        form = self.answer_format
+        if form is None or len(form.images) != 1 or not self.params.detokenize or self.finish_reason in (None, "error"):
+            return None
+        if not self.params.skip_special_tokens:
+            return replace(form, source=self.text)
+        stop = self.stop_reason if self.cut and isinstance(self.stop_reason, str) else None
+        return replace(form, source=partial(_decode_specials, self._tokenizer, self.token_ids, stop))
 
     def _find_stable(self) -> tuple[int, int]:
         """Return how many tokens and characters no repair can remove any more."""
@@ -155,6 +169,8 @@ class OutputBuilder:
         """Set the prompt."""
         self.prepared, self._prompt_token_ids = prepared, list(prepared.token_ids)
         self.timings.update(prepared.timings)
+        for answer in self.answers.values():
+            answer.answer_format = prepared.answer_format
 
     def add(self, output: TokenOutput) -> bool:
         """Add a step's output to its answer. Return True if a stop string ends an answer that the core is still computing.
@@ -246,6 +262,12 @@ class OutputBuilder:
         pieces = [i for i, owner in enumerate(self.prepared.item_of) if owner == item]
         ways = {stats.items[i] for stats in self.stats.values() for i in pieces if i < len(stats.items)}
         return next((way for way in ("encoded", "disk", "cache", "prefix") if way in ways), "")
+
+
+def _decode_specials(tokenizer: Tokenizer, token_ids: Sequence[int], stop: str | None) -> str:
+    """Return the text before a stop string, special tokens included."""
+    text = tokenizer.decode(token_ids, skip_special_tokens=False)
+    return text if stop is None else text.partition(stop)[0]
 
 
 def find_stop(text: str, stops: Sequence[str], searched: int) -> tuple[int, str] | None:

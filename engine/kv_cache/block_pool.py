@@ -82,11 +82,13 @@ class BlockPool:
                 self._ref_counts[block] += 1
                 self._cached.pop(block, None)
 
-    def cache_block(self, block: int, block_hash: bytes) -> None:
-        """Make a full block in use findable by its hash. If two blocks have the same hash, the first is found."""
+    def cache_block(self, block: int, block_hash: bytes) -> bool:
+        """Make a full block in use findable by its hash. Return False if it has a hash, or if another block has this one."""
         assert self._ref_counts[block], f"block {block} is not in use"
-        if block_hash not in self._block_of and block not in self._hash_of:
-            self._block_of[block_hash], self._hash_of[block] = block, block_hash
+        if block_hash in self._block_of or block in self._hash_of:
+            return False
+        self._block_of[block_hash], self._hash_of[block] = block, block_hash
+        return True
 
     def is_shared(self, block: int) -> bool:
         return self._ref_counts[block] > 1
@@ -96,6 +98,20 @@ class BlockPool:
         block_hash = self._hash_of.pop(block, None)
         if block_hash is not None:
             del self._block_of[block_hash]
+
+    def drop(self, block_hash: bytes) -> None:
+        """Free the cached block with this hash, unless a sequence uses it."""
+        block = self._block_of.get(block_hash, NULL_BLOCK)
+        if block in self._cached:
+            del self._cached[block]
+            self.remove_hash(block)
+            self._free.append(block)
+
+    def evict_next(self, block_hash: bytes) -> None:
+        """Make the cached block with this hash the next to evict, unless a sequence uses it."""
+        block = self._block_of.get(block_hash, NULL_BLOCK)
+        if block in self._cached:
+            self._cached.move_to_end(block, last=False)
 
     def reset_prefix_cache(self) -> None:
         """Free every cached block. This does not count as evictions."""
@@ -114,18 +130,32 @@ class BlockPools:
     """The block pools of all cache groups. Methods take and return blocks per group; lengths are slots per group."""
 
     def __init__(
-        self, specs: Sequence[CacheSpec], num_blocks: Sequence[int], block_size: int, max_cached: int | None = None
+        self,
+        specs: Sequence[CacheSpec],
+        num_blocks: Sequence[int],
+        block_size: int,
+        max_cached: Sequence[int] | None = None,
+        block_bytes: Sequence[int] | None = None,
     ) -> None:
-        """`specs`, `num_blocks`: per group. `max_cached`: maximum cached blocks of each pool; None for no limit."""
+        """All arguments but `block_size` are per group. `max_cached`: maximum of cached blocks, None for no limit."""
         self.specs, self.block_size = tuple(specs), block_size
-        unbounded = [count for spec, count in zip(specs, num_blocks, strict=True) if spec.window is None]
+        self._block_bytes = block_bytes or [1] * len(self.specs)
+        per_token = [spec.window is None and spec.kind != "state" for spec in specs]
+        unbounded = [count for count, grows in zip(num_blocks, per_token, strict=True) if grows]
         self.capacity = min(unbounded, default=1 << 40) * block_size  # tokens one sequence could hold
-        self.pools = tuple(BlockPool(count, count if max_cached is None else max_cached) for count in num_blocks)
+        self.pools = tuple(map(BlockPool, num_blocks, max_cached or num_blocks))
         self.empty: BlockIds = ((),) * len(self.specs)
 
     @property
     def num_free(self) -> int:
         return min(pool.num_free for pool in self.pools)
+
+    @property
+    def usage(self) -> float:
+        """Fraction of the bytes of all groups that sequences use."""
+        sizes = list(zip(self.pools, self._block_bytes, strict=True))
+        used = sum((pool.num_blocks - pool.num_free) * size for pool, size in sizes)
+        return used / max(1, sum(pool.num_blocks * size for pool, size in sizes))
 
     def grow(self, blocks: BlockIds, lengths: Sequence[int]) -> BlockIds | None:
         """Append blocks until each group has `lengths` slots. Return None and change nothing if a pool has too few."""

@@ -5,9 +5,15 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Protocol
 
+from ...models.interface import CacheSpec
 from ..bidirectional_spans import BidirectionalSpan, round_down
 from .block_hash import hash_cross_blocks
 from .block_pool import NULL_BLOCK, BlockIds, BlockPool, BlockPools
+from .groups import CACHED_STATES
+
+_SAVED_STATES = 4  # states of one sequence in the prefix cache, besides the newest
+MIN_BLOCKS = 4
+"""Models with states compute prompts of fewer blocks in one step, without a state for the prefix cache."""
 
 
 class CachedSequence(Protocol):
@@ -19,10 +25,16 @@ class CachedSequence(Protocol):
     num_hashed_blocks: int  # blocks whose hash the prefix cache has
     cross_written: bool  # the keys and values of the encoder input are in the cache
     root_hash: bytes  # start of its chain of block hashes
+    state_tokens: int  # number of tokens that its states cover
+    saved_states: list[tuple[int, bytes]]  # (blocks before it, hash) of the states that it cached, ascending
 
     @property
     def cross_rows(self) -> int:
         """Encoder rows that it reads through cross-attention."""
+
+    @property
+    def num_generated(self) -> int:
+        """Tokens of its answer, as far as they are known."""
 
     @property
     def needs_all_rows(self) -> bool:
@@ -43,6 +55,11 @@ class BlockTables:
     window holds blocks for the tokens of the next step and for the earlier tokens that they see. In such a group, a cached
     prefix needs only the blocks of its last window, and a rollback beyond the blocks held recomputes the sequence.
 
+    A group of kind "state" has a block per state: first that of the tokens computed, then those that the steps in flight write.
+    A step never overwrites the state that it reads, so a failed step can run again. The prefix cache keeps states at block
+    boundaries: of each sequence the newest, and a few that are far from each other, where chunks of prompts and answers ended.
+    A cached prefix ends at a cached state.
+
     Args:
         prefix_caching: sequences with equal prefixes share blocks.
         max_rows: maximum number of tokens of one sequence in a step.
@@ -50,22 +67,22 @@ class BlockTables:
 
     def __init__(self, block_pools: BlockPools, prefix_caching: bool, max_rows: int) -> None:
         self.block_pools, self.prefix_caching, self._max_rows = block_pools, prefix_caching, max_rows
+        self.has_states = any(spec.kind == "state" for spec in block_pools.specs)
         self.queries = self.hits = 0  # tokens of sequences given to `allocate`, and those found cached
 
     def allocate(self, seq: CachedSequence, spans: Sequence[BidirectionalSpan]) -> bool:
         """Allocate blocks for all tokens of a sequence without any, reusing cached ones. Return False if there are too few."""
-        cached = self._find_cached(seq, spans)
+        cached, full = self._find_cached(seq, spans)
         specs = self.block_pools.specs
         for held, pool in zip(cached, self.block_pools.pools, strict=True):
             pool.touch(held)
-        full = max((len(held) for held, spec in zip(cached, specs, strict=True) if spec.kind != "cross"), default=0)
         blocks = self.block_pools.grow(cached, self._slots(seq, full * self.block_pools.block_size))
         if blocks is None:
             self.block_pools.shrink(cached, [0] * len(cached))
             return False
         seq.block_ids = blocks
         seq.rewind(full * self.block_pools.block_size)
-        seq.num_hashed_blocks = full
+        seq.num_hashed_blocks, seq.state_tokens = full, seq.num_computed
         cross = [held for held, spec in zip(cached, specs, strict=True) if spec.kind == "cross"]
         seq.cross_written = not seq.cross_rows or all(cross)
         self.queries += len(seq.token_ids)
@@ -76,7 +93,7 @@ class BlockTables:
         """Extend a sequence's blocks to all its tokens, and one more if `ahead`. Return False if there are too few blocks."""
         length = len(seq.token_ids)
         start, tokens = (length, length + 1) if ahead else (seq.num_computed, length)
-        blocks = self.block_pools.grow(seq.block_ids, self._slots(seq, start, tokens))
+        blocks = self.block_pools.grow(seq.block_ids, self._slots(seq, start, tokens, states=2 + ahead))
         seq.block_ids = blocks or seq.block_ids
         return blocks is not None
 
@@ -84,7 +101,7 @@ class BlockTables:
         """Free all blocks of a sequence, and mark all its tokens as not computed."""
         seq.block_ids = self.block_pools.shrink(seq.block_ids, [0] * len(seq.block_ids))
         seq.rewind(0)
-        seq.num_hashed_blocks, seq.cross_written = 0, not seq.cross_rows
+        seq.num_hashed_blocks, seq.cross_written, seq.state_tokens = 0, not seq.cross_rows, 0
 
     def roll_back(self, seq: CachedSequence, spans: Sequence[BidirectionalSpan]) -> None:
         """Free the blocks of tokens that a rollback removed.
@@ -104,16 +121,65 @@ class BlockTables:
             for pool, block in rewritten:
                 pool.remove_hash(block)
         seq.num_hashed_blocks = min(seq.num_hashed_blocks, first)
-        visible = [held[self._first_visible(window, seq.num_computed) :] for held, _, window in self._token_groups(seq)]
-        if any(NULL_BLOCK in held for held in visible):
+        visible = [held[self._first_visible(spec, seq.num_computed) :] for held, _, spec in self._token_groups(seq)]
+        if any(NULL_BLOCK in held for held in visible) or (self.has_states and seq.state_tokens != seq.num_computed):
             self.free(seq)
             self.allocate(seq, spans)  # on failure, it gets blocks when it is scheduled
+
+    def advance_states(self, seq: CachedSequence) -> None:
+        """Replace the states of a sequence by those that its last step wrote; cache them if its tokens end a block."""
+        if not self.has_states:
+            return
+        for held, pool in self._states(seq.block_ids):
+            pool.free(held[:1])
+        seq.block_ids = self.skip_state(seq.block_ids)
+        seq.state_tokens = seq.num_computed
+        blocks, rest = divmod(seq.num_computed, self.block_pools.block_size)
+        if rest or not self.prefix_caching:
+            return
+        state_hash = seq.block_hashes(self.block_pools.block_size)[blocks - 1]
+        is_new = [pool.cache_block(held[0], state_hash) for held, pool in self._states(seq.block_ids)]
+        if all(is_new):
+            self._drop_states(seq, blocks)
+            seq.saved_states.append((blocks, state_hash))
+
+    def _drop_states(self, seq: CachedSequence, blocks: int) -> None:
+        """Remove states of a sequence from the prefix cache before one after `blocks` blocks is added.
+
+        Earlier ones of the same answer go, and the one nearest to its neighbours if there are too many. The newest stays, which
+        may be the last of the prompt.
+        """
+        prompt, saved = len(seq.token_ids) - seq.num_generated, seq.saved_states
+        kept = [one for one in saved if one[0] * self.block_pools.block_size <= prompt and one[0] < blocks]
+        if len(kept) > _SAVED_STATES:
+            places = [0, *(place for place, _ in kept)]
+            kept.pop(min(range(_SAVED_STATES), key=lambda index: places[index + 2] - places[index]))
+        for _, pool in self._states(seq.block_ids):
+            for one in saved:
+                if one not in kept:
+                    pool.drop(one[1])
+            for _, state_hash in kept[-CACHED_STATES : 1 - CACHED_STATES]:
+                pool.evict_next(state_hash)
+        seq.saved_states = kept
+
+    def skip_state(self, block_ids: BlockIds) -> BlockIds:
+        """Return the blocks without the first state of each group, for the step that follows the one in flight."""
+        specs = self.block_pools.specs
+        return tuple(held[1:] if spec.kind == "state" else held for held, spec in zip(block_ids, specs, strict=True))
+
+    def end_at_state(self, seq: CachedSequence, count: int) -> int:
+        """Return how many of the next `count` tokens to compute: fewer if a chunk can then end where its state is cached."""
+        size, start = self.block_pools.block_size, seq.num_computed
+        last = (len(seq.token_ids) - 1) // size * size  # where a cached prefix of this prompt can end
+        stop = min(start + count, last) // size * size
+        is_cached = self.has_states and self.prefix_caching and not seq.needs_all_rows and last >= MIN_BLOCKS * size
+        return stop - start if is_cached and start < stop else count
 
     def free_behind_windows(self, seq: CachedSequence) -> None:
         """Free blocks that no later token sees, in groups with a window."""
         groups = list(seq.block_ids)
         for number, (pool, spec) in enumerate(zip(self.block_pools.pools, self.block_pools.specs, strict=True)):
-            held, stop = groups[number], self._first_visible(spec.window, seq.num_computed)
+            held, stop = groups[number], self._first_visible(spec, seq.num_computed)
             first = stop
             while first and held[first - 1] != NULL_BLOCK:
                 first -= 1
@@ -144,22 +210,27 @@ class BlockTables:
     def unhashed_blocks(self, seq: CachedSequence) -> tuple[tuple[int, int], ...]:
         """Return (cache group, block) of all blocks of a sequence that earlier steps have not completed and hashed."""
         cross = len(self._cross_hashes(seq)) if seq.cross_written else 0
-        hashed = [cross if spec.kind == "cross" else seq.num_hashed_blocks for spec in self.block_pools.specs]
-        held = ((group, blocks[hashed[group] :]) for group, blocks in enumerate(seq.block_ids))
-        return tuple((group, block) for group, blocks in held for block in blocks if block != NULL_BLOCK)
+        groups = enumerate(zip(seq.block_ids, self.block_pools.specs, strict=True))
+        unhashed = [
+            (group, held[cross if spec.kind == "cross" else seq.num_hashed_blocks :])
+            for group, (held, spec) in groups
+            if spec.kind != "state"  # a state is written whole before it is read
+        ]
+        return tuple((group, block) for group, blocks in unhashed for block in blocks if block != NULL_BLOCK)
 
-    def _find_cached(self, seq: CachedSequence, spans: Sequence[BidirectionalSpan]) -> BlockIds:
-        """Return the cached blocks that a sequence starts with, and those of its encoder input if all of them are cached.
+    def _find_cached(self, seq: CachedSequence, spans: Sequence[BidirectionalSpan]) -> tuple[BlockIds, int]:
+        """Return the cached blocks that a sequence starts with, and how many blocks of tokens they are.
 
-        The last token is never taken from the cache, because its logits are needed.
+        They include those of its encoder input if all of them are cached. The last token is never taken from the cache, because
+        its logits are needed.
         """
         if not self.prefix_caching:
-            return self.block_pools.empty
+            return self.block_pools.empty, 0
         size, cross = self.block_pools.block_size, self._cross_hashes(seq)
         hashes = [] if seq.needs_all_rows else seq.block_hashes(size)[: (len(seq.token_ids) - 1) // size]
         cached = []
         for pool, spec in zip(self.block_pools.pools, self.block_pools.specs, strict=True):
-            if spec.window is not None:
+            if spec.window is not None or spec.kind == "state":
                 cached.append(tuple(pool.find_cached(hashes)))
             else:
                 cached.append(tuple(pool.find_cached_prefix(cross if spec.kind == "cross" else hashes)))
@@ -168,22 +239,24 @@ class BlockTables:
         for held, spec in zip(cached, self.block_pools.specs, strict=True):
             if spec.kind == "cross":
                 blocks.append(held if len(held) == len(cross) else ())
+            elif spec.kind == "state":
+                blocks.append(held[keep - 1 : keep] if keep else ())
             else:
-                first = self._first_visible(spec.window, keep * size)
+                first = self._first_visible(spec, keep * size)
                 blocks.append((NULL_BLOCK,) * first + held[first:keep])
-        return tuple(blocks)
+        return tuple(blocks), keep
 
     def _usable_prefix(self, cached: BlockIds | list[tuple[int, ...]], spans: Sequence[BidirectionalSpan]) -> int:
-        """Return the size in blocks of the longest prefix that cuts no span and whose last window every group has cached."""
+        """Return the size in blocks of the longest prefix that cuts no span and whose last window or state is cached."""
         size, specs = self.block_pools.block_size, self.block_pools.specs
-        groups = [(held, spec.window) for held, spec in zip(cached, specs, strict=True) if spec.kind != "cross"]
-        keep = min((len(held) for held, _ in groups), default=0)
+        keep = min((len(held) for held, spec in zip(cached, specs, strict=True) if spec.kind != "cross"), default=0)
+        groups = [pair for pair in zip(cached, specs, strict=True) if pair[1].window is not None or pair[1].kind == "state"]
         while keep:
             keep = round_down(keep * size, size, spans) // size
             missing = [
                 index
-                for held, window in groups
-                for index in range(self._first_visible(window, keep * size), keep)
+                for held, spec in groups  # with gaps; of the states, the last one sums up the others
+                for index in range(keep - 1 if spec.kind == "state" else self._first_visible(spec, keep * size), keep)
                 if held[index] == NULL_BLOCK
             ]
             if not missing:
@@ -191,21 +264,29 @@ class BlockTables:
             keep = max(missing)
         return 0
 
-    def _first_visible(self, window: int | None, position: int) -> int:
+    def _first_visible(self, spec: CacheSpec, position: int) -> int:
         """Return the first block that the token at `position` sees."""
-        return 0 if window is None else max(0, position - window + 1) // self.block_pools.block_size
+        if spec.window is None:
+            return 0
+        first = position - position % spec.window if spec.kind == "chunk" else max(0, position - spec.window + 1)
+        return first // self.block_pools.block_size
 
-    def _slots(self, seq: CachedSequence, start: int, tokens: int | None = None) -> list[int]:
+    def _slots(self, seq: CachedSequence, start: int, tokens: int | None = None, states: int = 2) -> list[int]:
         """Return the slots per group for `tokens` tokens (None: all) if the next step begins at token `start`."""
         tokens = len(seq.token_ids) if tokens is None else tokens
         near = min(tokens, start + self._max_rows)
-        slots = {"cross": seq.cross_rows, "window": near}
+        slots = {"cross": seq.cross_rows, "window": near, "chunk": near, "state": states * self.block_pools.block_size}
         return [slots.get(spec.kind, tokens) for spec in self.block_pools.specs]
 
     def _cross_hashes(self, seq: CachedSequence) -> list[bytes]:
         return hash_cross_blocks(seq.root_hash, -(-seq.cross_rows // self.block_pools.block_size))
 
-    def _token_groups(self, seq: CachedSequence) -> list[tuple[tuple[int, ...], BlockPool, int | None]]:
-        """Return (blocks, pool, window) of every group with a slot per token."""
+    def _token_groups(self, seq: CachedSequence) -> list[tuple[tuple[int, ...], BlockPool, CacheSpec]]:
+        """Return (blocks, pool, spec) of every group with a slot per token."""
         groups = zip(seq.block_ids, self.block_pools.pools, self.block_pools.specs, strict=True)
-        return [(held, pool, spec.window) for held, pool, spec in groups if spec.kind != "cross"]
+        return [(held, pool, spec) for held, pool, spec in groups if spec.kind not in ("cross", "state")]
+
+    def _states(self, block_ids: BlockIds) -> list[tuple[tuple[int, ...], BlockPool]]:
+        """Return (blocks, pool) of every group of states."""
+        groups = zip(block_ids, self.block_pools.pools, self.block_pools.specs, strict=True)
+        return [(held, pool) for held, pool, spec in groups if spec.kind == "state"]

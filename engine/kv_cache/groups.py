@@ -7,6 +7,11 @@ from dataclasses import dataclass
 
 from ...models.interface import CacheSpec
 
+MAX_STATES = 3
+"""Most states that a sequence holds: after the tokens computed, and after each of two steps in flight."""
+CACHED_STATES = 2
+"""States of the prefix cache per sequence: the newest ones. Earlier ones are evicted before the states of other sequences."""
+
 
 @dataclass(frozen=True)
 class CacheGroup:
@@ -17,10 +22,12 @@ class CacheGroup:
 
     def block_bytes(self, block_size: int) -> int:
         """Return the bytes of one block over all layers of the group."""
-        return len(self.layers) * block_size * self.spec.bytes_per_token
+        return len(self.layers) * self.spec.block_bytes(block_size)
 
     def max_blocks(self, length: int, rows: int, block_size: int) -> int:
         """Return the maximum number of blocks of a sequence of `length` tokens if a step computes at most `rows` of them."""
+        if self.spec.kind == "state":
+            return MAX_STATES
         whole = -(-length // block_size)
         if self.spec.window is None:
             return whole
@@ -29,6 +36,8 @@ class CacheGroup:
     def max_blocks_of_batch(self, num_seqs: int, length: int, rows: int, block_size: int) -> int:
         """Return the maximum number of blocks of `num_seqs` such sequences if a step computes at most `rows` rows in all."""
         one = self.max_blocks(length, rows, block_size)
+        if self.spec.kind == "state":
+            return num_seqs * (one + CACHED_STATES)
         if self.spec.window is None:
             return num_seqs * one
         return min(num_seqs * one, num_seqs * self.max_blocks(length, 1, block_size) + 2 * -(-rows // block_size))
@@ -49,4 +58,4 @@ def group_of_layer(groups: Sequence[CacheGroup]) -> list[int]:
 
 def bytes_per_block(specs: Sequence[CacheSpec], block_size: int) -> int:
     """Return the bytes of one block over all layers of a model."""
-    return block_size * sum(spec.bytes_per_token for spec in specs)
+    return sum(spec.block_bytes(block_size) for spec in specs)

@@ -39,6 +39,13 @@ class EncoderInputs:
         """Forget all items of a sequence that ends."""
         for index, feature in request.items():
             self.cache.unregister(feature.hash, request.item_user(index))
+        self.discard_chunks(request)
+
+    def discard_chunks(self, request: Request) -> None:
+        """Free the rows of chunks of a live stream, and end their encoder calls: no other sequence has these chunks."""
+        for feature in request.features:
+            if feature.stream is not None:
+                self.cache.discard(feature.hash)
 
     def schedule(self, request: Request, count: int, budget: int, first: bool) -> tuple[int, list[EncodeTask]]:
         """Pin the rows that the next `count` tokens need.

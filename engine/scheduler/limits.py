@@ -20,7 +20,7 @@ class SchedulerLimits:
         max_num_batched_tokens: tokens of a step; it needs room for a bidirectional span and a token of every other sequence.
         max_model_len: tokens of a sequence.
         max_encoder_tokens: encoder rows computed in a step; a larger item is encoded alone.
-        prompt_attention: "causal", "bidirectional_items" or "bidirectional_prompt", see `bidirectional_spans`.
+        prompt_attention: "causal", or one of the bidirectional forms in `bidirectional_spans`.
         prefix_caching: share blocks between sequences with equal prefixes.
         encode_beside: encoder calls run in parallel to steps; later steps read their rows.
     """
@@ -51,7 +51,7 @@ def check_features(features: Sequence[MultiModalFeature], start: int, stop: int)
     unshared = None  # the previous item, unless it already shares its range
     for index, feature in enumerate(features):
         shared = unshared is not None and unshared.range.shares(feature.range)
-        if not shared and (feature.range.offset < start or feature.range.end > stop):
+        if not shared and (feature.range.offset < start or feature.range.end - feature.geometry.ahead > stop):
             where = f"[{feature.range.offset}, {feature.range.end})"
             raise MediaError(*item_index(features, index), f"its tokens {where} are not inside [{start}, {stop})")
         rows, slots = feature.geometry.num_embeds, feature.range.num_embeds
@@ -60,9 +60,9 @@ def check_features(features: Sequence[MultiModalFeature], start: int, stop: int)
         start, unshared = feature.range.end, None if shared else feature
 
 
-def check_cross(rows: int, capacity: int, has_cross_attention: bool) -> None:
+def check_cross(rows: int, capacity: int, has_cross_attention: bool, optional: bool = False) -> None:
     """Raise InputError for a missing, unexpected or too large encoder input. Only models with cross-attention have one."""
-    if has_cross_attention and not rows:
+    if has_cross_attention and not rows and not optional:
         raise InputError("this model needs an encoder input to answer from; add the item to the prompt")
     if rows and not has_cross_attention:
         raise InputError("this model has no cross-attention and takes no encoder input; leave it out")

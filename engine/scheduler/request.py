@@ -6,6 +6,7 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from enum import Enum
+from sys import maxsize
 
 from ...mm.errors import InputError
 from ...mm.types import MultiModalFeature, item_index
@@ -40,6 +41,8 @@ class Request:
         self.num_computed = 0
         self.num_hashed_blocks = 0  # blocks whose hash the prefix cache has
         self.cross_written = message.cross is None  # the keys and values of the encoder input are in the cache
+        self.state_tokens = 0  # number of tokens that its states cover
+        self.saved_states: list[tuple[int, bytes]] = []  # (blocks before it, hash) of the states that it cached, ascending
         self.prompt_length = len(self.token_ids)  # tokens that it began with, less those rolled back
         self.turn_start = len(self.token_ids)  # tokens before the answer being generated
         self.next_feature = 0  # items before this one are computed and need no encoder rows any more
@@ -62,6 +65,12 @@ class Request:
         return len(self.token_ids) - self.num_computed
 
     @property
+    def last_row(self) -> int:
+        """Number of tokens that have encoder rows, if generated tokens take rows, too; else a large number."""
+        last = self.features[-1] if self.features else None
+        return maxsize if last is None or not last.geometry.ahead else last.range.end
+
+    @property
     def num_generated(self) -> int:
         return len(self.token_ids) - self.turn_start
 
@@ -72,9 +81,17 @@ class Request:
 
     @property
     def needs_all_rows(self) -> bool:
-        """True if every prompt token has to be computed, cached or not: its log probabilities or weights are requested."""
+        """True if every prompt token has to be computed, cached or not.
+
+        Its log probabilities, weights or hidden states are requested, or its items are chunks of a live stream, which are
+        encoded in order.
+        """
+        if self.features and self.features[0].stream is not None:
+            return True
         pooling = self.message.pooling
-        return self.message.params.prompt_logprobs is not None or (pooling is not None and bool(pooling.cross_attention))
+        if pooling is not None and (pooling.pools_rows or pooling.cross_attention):
+            return True
+        return self.message.params.prompt_logprobs is not None
 
     def item(self, index: int) -> MultiModalFeature:
         """Return the item with this index; CROSS is the encoder input."""
@@ -97,7 +114,7 @@ class Request:
 
     def append(self, token_ids: Sequence[int], features: Sequence[MultiModalFeature]) -> None:
         """Add tokens and items; a new answer starts after them."""
-        check_features(features, len(self.token_ids), len(self.token_ids) + len(token_ids))
+        check_features(features, min(len(self.token_ids), self.last_row), len(self.token_ids) + len(token_ids))
         self.token_ids += token_ids
         self.features += features
         self.turn_start = len(self.token_ids)
@@ -111,16 +128,24 @@ class Request:
         return self.root_hash != before
 
     def truncate(self, num_tokens: int, block_size: int) -> None:
-        """Keep the first `num_tokens` tokens and the items among them. Raise InputError if this cuts an item."""
+        """Keep the first `num_tokens` tokens and the items among them.
+
+        Raises:
+            InputError: this cuts an item, or removes the token of the input of cross-attention.
+        """
         if not 1 <= num_tokens <= len(self.token_ids):
             raise InputError(
                 f"cannot truncate to {num_tokens} tokens; the sequence has {len(self.token_ids)} and must keep 1 or more"
             )
+        cross = self.message.cross
+        if cross is not None and num_tokens <= cross.range.offset:
+            least = f"truncate to {cross.range.offset + 1} or more, or begin a new session"
+            raise InputError(f"cannot truncate to {num_tokens} tokens: that removes the {cross.modality}; {least}")
         kept = [feature for feature in self.features if feature.range.offset < num_tokens]
         for index, feature in enumerate(kept):
-            if feature.range.end > num_tokens:
+            start, end = feature.range.offset, feature.range.end - feature.geometry.ahead  # rows ahead go with generated tokens
+            if end > num_tokens:
                 modality, number = item_index(kept, index)
-                start, end = feature.range.offset, feature.range.end
                 valid = f"truncate to {start} or fewer, or to {end} or more" if start else f"truncate to {end} or more"
                 raise InputError(f"cannot truncate to {num_tokens} tokens: that is inside {modality} {number}; {valid}")
         self.epoch += 1
@@ -139,6 +164,8 @@ class Request:
     def finish_reason(self, limit: int) -> tuple[str, int | None] | None:
         """Return (reason, stop token) if the last token ends the answer. `limit`: maximum length of the sequence in tokens."""
         params, last = self.message.params, self.token_ids[-1]
+        if len(self.token_ids) >= self.last_row + self.hold_open:  # an open sequence uses its last row, too
+            return "stop", last
         if params.structured_outputs is not None and last in self.message.eos_token_ids:
             return "stop", None  # the grammar allows EOS only where the answer may end
         if self.num_generated >= params.min_tokens:
@@ -153,6 +180,7 @@ class Request:
     def has_room_after_next(self, limit: int) -> bool:
         """Return whether the answer has room for another token after its next one. `limit` as in `finish_reason`."""
         max_tokens = self.message.params.max_tokens
+        limit = min(limit, self.last_row + self.hold_open)
         return len(self.token_ids) + 1 < limit and (max_tokens is None or self.num_generated + 1 < max_tokens)
 
     def schedule(self, count: int) -> ScheduledRequest:

@@ -68,7 +68,8 @@ class Scheduler:
         check_features(message.features, 0, len(message.prompt_token_ids))
         request = Request(message, self._arrivals, self.block_pools.empty)
         has_cross_attention = any(spec.kind == "cross" for spec in self.block_pools.specs)
-        check_cross(request.cross_rows, self.block_pools.capacity, has_cross_attention)
+        optional = any(spec.optional for spec in self.block_pools.specs)
+        check_cross(request.cross_rows, self.block_pools.capacity, has_cross_attention, optional)
         self._check(request)
         self.encoder_inputs.register(request, request.items())
         self._arrivals += 1
@@ -89,9 +90,10 @@ class Scheduler:
         `close`: end the sequence after that answer or, without tokens, as soon as it is idle. `adapter`: as in RequestUpdate.
         """
         request = self._get_live(request_id)
-        if not token_ids and not (close and not features):
+        has_rows = bool(features) and features[-1].geometry.ahead > 0
+        if not token_ids and not has_rows and not (close and not features):
             raise InputError("nothing to append; give at least one token")
-        if token_ids:
+        if token_ids or has_rows:
             self._append(request, token_ids, features, adapter)
         if close:
             request.hold_open = False
@@ -192,7 +194,8 @@ class Scheduler:
         if not batch or not all(self.block_tables.grow(request, ahead=True) for request in batch):
             return None
         self._steps_ahead += 1
-        return self._output([ScheduledRequest(r.request_id, len(r.token_ids), 1, r.block_ids) for r in batch])
+        skip = self.block_tables.skip_state
+        return self._output([ScheduledRequest(r.request_id, len(r.token_ids), 1, skip(r.block_ids)) for r in batch])
 
     def _output(self, scheduled: Sequence[ScheduledRequest], encode: Sequence[EncodeTask] = ()) -> SchedulerOutput:
         freed = self.encoder_cache.take_freed()
@@ -224,6 +227,7 @@ class Scheduler:
         if scheduled.write_cross:
             self.block_tables.cache_cross_blocks(request)
         self.block_tables.cache_full_blocks(request)
+        self.block_tables.advance_states(request)
         self.block_tables.free_behind_windows(request)
         self.encoder_inputs.mark_computed(request)
         if output.pooled is not None:
@@ -267,6 +271,7 @@ class Scheduler:
             blocks=sum(pool.num_blocks for pool in self.block_pools.pools),
             blocks_used=sum(pool.num_blocks - pool.num_free for pool in self.block_pools.pools),
             blocks_cached=sum(pool.num_cached for pool in self.block_pools.pools),
+            kv_usage=self.block_pools.usage,
             prefix_queries=self.block_tables.queries,
             prefix_hits=self.block_tables.hits,
             prefix_evictions=sum(pool.evictions for pool in self.block_pools.pools),
@@ -334,6 +339,7 @@ class Scheduler:
         """Free a sequence's blocks. It will be computed again, except for what the prefix cache still has."""
         self.block_tables.free(request)
         self.encoder_inputs.unpin(request)
+        self.encoder_inputs.discard_chunks(request)  # the encoder's state is that of the last chunk: it begins again, too
         request.epoch += 1
         if request.state is State.RUNNING:
             self.running.remove(request)
@@ -346,7 +352,8 @@ class Scheduler:
     def _schedule_request(self, request: Request, step: _Step) -> None:
         """Add a running sequence to the step, with as many tokens as budgets, spans and encoder rows allow."""
         start, spans = request.num_computed, self._spans(request)
-        count = fit_chunk(start, min(request.remaining, step.budget), step.budget, spans)
+        count = self.block_tables.end_at_state(request, min(request.remaining, step.budget))
+        count = fit_chunk(start, count, step.budget, spans)
         ready, tasks = self.encoder_inputs.schedule(request, count, step.encoder_budget, first=not step.encode)
         count = fit_chunk(start, ready, ready, spans)
         if count == 0:
@@ -360,7 +367,8 @@ class Scheduler:
         step.scheduled.append(request.schedule(count))
         step.budget -= count
         stop = start + count
-        self._cut_items += any(f.range.offset < stop < f.range.end for f in request.features[request.next_feature :])
+        left = request.features[request.next_feature :]
+        self._cut_items += any(f.range.offset < stop < f.range.end - f.geometry.ahead for f in left)
 
     def _spans(self, request: Request) -> Sequence[BidirectionalSpan]:
         return find_spans(self.limits.prompt_attention, request.prompt_length, request.features)
@@ -375,7 +383,10 @@ class Scheduler:
             return self._finish(request, output, "repetition")
         removed = len(request.token_ids) - loop.start
         request.repairs += 1
-        self.truncate(request.request_id, loop.start, forbid=(loop.forbidden,))
+        try:
+            self.truncate(request.request_id, loop.start, forbid=(loop.forbidden,))
+        except InputError as error:
+            return self.fail(replace(output, error=error.info))
         return replace(output, token_ids=(), logprobs=None, num_removed=removed - 1)  # the newest was never returned
 
     def _finish(self, request: Request, output: TokenOutput, reason: str, stop_token: int | None = None) -> TokenOutput:

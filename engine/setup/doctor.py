@@ -24,7 +24,7 @@ from .hub import find_model
 from .implementation import describe_implementation, resolve_architecture
 from .memory import plan_memory
 from .memory_plan import MemoryPlan
-from .model_source import build_model
+from .model_source import build_model, computing_dtype
 from .resolve import describe_dtype, load_processing, resolve_engine
 
 T = TypeVar("T")
@@ -65,7 +65,7 @@ def describe_checkpoint(
     """
     config = find_model(make_config(model, options | {"dtype": dtype, "device": device}), weights=False)
     files = load_model_files(config.model, config.adapter, config.hf_overrides)
-    row, torch_dtype = resolve_architecture(files), files.dtype(config.dtype, config.torch_device)
+    row, torch_dtype = resolve_architecture(files), computing_dtype(config, files)
     tokenizer = Tokenizer(files.tokenizer_folder)
     info = load_processing(files, {}, tokenizer)
     template = info.chat_template or files.find_template()
@@ -79,7 +79,7 @@ def describe_checkpoint(
         "takes": ", ".join(("text", *info.modalities)),
         "tokenizer": tokenizer.kind,
         "chat template": "found" if template is not None else _without_template(info),
-    } | ({"note": describe_dtype(files)} if files.dtype(config.dtype) != torch_dtype else {})
+    } | ({"note": describe_dtype(files, torch_dtype)} if files.dtype(config.dtype) != torch_dtype else {})
 
 
 def find_problems(config: EngineConfig) -> list[tuple[str, SensoriumError]]:
@@ -114,7 +114,7 @@ def find_problems(config: EngineConfig) -> list[tuple[str, SensoriumError]]:
 
 def _build(files: ModelFiles, info: ProcessingInfo, config: EngineConfig) -> None:
     """Build the model on the meta device."""
-    build_model(files, info, files.dtype(config.dtype, config.torch_device), torch.device("meta"), info.modalities)
+    build_model(files, info, computing_dtype(config, files), torch.device("meta"), info.modalities)
 
 
 def _check_template(folder: Path) -> None:

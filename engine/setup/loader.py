@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from functools import partial
 
 from ...kernels.dispatch import use_backends
 from ...mm.hashing import digest
-from ...models.interface import Model
+from ...models.interface import Model, SupportsSimilarity
 from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig
@@ -16,7 +17,7 @@ from ..core_client import CoreClient
 from ..core_process import ProcessCore
 from ..encoder_core import EncoderCore
 from ..kv_cache.block_pool import BlockPools
-from ..kv_cache.groups import bytes_per_block, group_layers
+from ..kv_cache.groups import group_layers
 from ..model_files import ModelFiles
 from ..scheduler.encoder_cache import EncoderCache
 from ..scheduler.limits import SchedulerLimits
@@ -26,8 +27,8 @@ from ..threads import computing_on, run_in_thread
 from ..worker.encoder_store import EncoderStore
 from ..worker.grammar import GrammarFactory
 from ..worker.model_runner import ModelRunner
-from .memory import MaxSizes, num_cache_blocks
-from .model_source import ModelSource
+from .memory import MaxSizes, max_cached_blocks, num_cache_blocks
+from .model_source import ModelSource, computing_dtype
 from .resolve import describe_dtype, resolve_engine
 from .warm_up import encode_small_items
 
@@ -58,10 +59,10 @@ def load_engine(
         ConfigError: as `resolve_engine`, and a kernel that cannot run here.
         CheckpointError: missing, surplus or misshapen weights.
     """
-    dtype, device = files.dtype(config.dtype, config.torch_device), config.torch_device
+    dtype, device = computing_dtype(config, files), config.torch_device
     with use_backends(config.kernels), computing_on(device):
         if files.dtype(config.dtype) != dtype:
-            _log.info("%s", describe_dtype(files))
+            _log.info("%s", describe_dtype(files, dtype))
         engine = resolve_engine(config, files, info, on_device=True)
         config, model = engine.config, engine.model
         folder, capacity = config.encoder_cache_dir, config.encoder_cache_dir_bytes
@@ -78,6 +79,9 @@ def load_engine(
             )
             core = build_core(model, config, engine.sizes, info.prompt_attention, store, grammars, engine.source)
         engine.source.load_weights(model)
+        if isinstance(model, SupportsSimilarity):
+            scale, bias = model.similarity()
+            core.info = replace(core.info, logit_scale=scale, logit_bias=bias)
         if config.warm_up:
             encode_small_items(model, info, [name for name in info.modalities if config.encodes(name)], dtype, device)
         return core, config
@@ -100,9 +104,8 @@ def build_core(
         source: builds the model again after sleep; with None, the engine cannot sleep.
     """
     blocks = num_cache_blocks(config, model.cache_specs, sizes, config.torch_device)
-    block_bytes = bytes_per_block(model.cache_specs, config.block_size)
-    max_cached = None if config.prefix_cache_bytes is None else config.prefix_cache_bytes // block_bytes
-    specs = [group.spec for group in group_layers(model.cache_specs)]
+    max_cached = max_cached_blocks(config, model.cache_specs, blocks)
+    groups = group_layers(model.cache_specs)
     limits = SchedulerLimits(
         config.max_num_seqs,
         sizes.step_rows,
@@ -113,7 +116,9 @@ def build_core(
         encode_beside=config.uses_async_scheduling,
     )
     encoder = EncoderCache(sizes.encoder_cache_bytes, store.row_bytes)
-    scheduler = Scheduler(BlockPools(specs, blocks, config.block_size, max_cached), encoder, limits)
+    specs, block_bytes = zip(*((group.spec, group.block_bytes(config.block_size)) for group in groups), strict=True)
+    pools = BlockPools(specs, blocks, config.block_size, max_cached, block_bytes)
+    scheduler = Scheduler(pools, encoder, limits)
     invariant, device = config.batch_invariant, config.torch_device
     runner = ModelRunner(
         model,

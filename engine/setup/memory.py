@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -13,13 +14,13 @@ import torch
 from ...mm.embeddings import PROMPT_EMBEDS, PROMPT_EMBEDS_ROWS
 from ...mm.errors import ConfigError
 from ...mm.media.policy import DecodeSpec, MediaPolicy
-from ...models.interface import CacheSpec, Model, StepLimits
+from ...models.interface import CacheSpec, Model, StepLimits, SupportsPooling, SupportsStreams
 from ...models.quantization import parse_quantization
 from ...models.weights import weight_bytes
 from ...processors.device import MAX_TRANSFER_BYTES
 from ...processors.interface import ProcessingInfo
 from ..config import MEDIA_BYTES, EngineConfig, cache_budget, check_max_model_len
-from ..kv_cache.groups import group_layers
+from ..kv_cache.groups import CacheGroup, group_layers
 from ..worker import decode_graphs, encoder_graphs
 from ..worker.encoder_store import QUEUE_BYTES
 from ..worker.model_runner import LOGITS_ROWS
@@ -81,8 +82,9 @@ def max_sizes(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_mo
     items = max_item_rows(config, info, max_model_len)
     cross = [rows for name, rows in items.items() if name not in info.placeholder_ids]
     inside = [rows for name, rows in items.items() if name in info.placeholder_ids]
-    spans = {"causal": 1, "bidirectional_items": max(inside, default=1), "bidirectional_prompt": max_model_len}
-    step_rows = max(config.max_num_batched_tokens, spans[info.prompt_attention] + config.max_num_seqs - 1)
+    spans = {"causal": 1, "bidirectional_prompt": max_model_len}
+    span = spans.get(info.prompt_attention, max(inside, default=1))
+    step_rows = max(config.max_num_batched_tokens, span + config.max_num_seqs - 1)
     embeds = {PROMPT_EMBEDS: min(PROMPT_EMBEDS_ROWS, max_model_len)} if config.enable_prompt_embeds else {}
     cached = items | embeds if info.modalities or embeds else None
     encoder_cache_bytes = 0 if cached is None else encoder_cache_budget(config, cached, row_bytes)
@@ -102,6 +104,8 @@ def num_cache_blocks(
         ConfigError: the budget does not hold one sequence.
     """
     budget, groups, size = cache_budget(config, device), group_layers(specs), config.block_size
+    _check_chunks(groups, size)
+    is_state = [group.spec.kind == "state" for group in groups]
     fewest = [group.max_blocks(sizes.keys, sizes.step_rows, size) for group in groups]
     most = [group.max_blocks_of_batch(config.max_num_seqs, sizes.keys, sizes.step_rows, size) for group in groups]
     one = sequence_cache_bytes(specs, sizes, size)
@@ -117,7 +121,46 @@ def num_cache_blocks(
         )
     if all_seqs <= budget:
         return tuple(most)
-    return tuple(few + (many - few) * (budget - one) // (all_seqs - one) for few, many in zip(fewest, most, strict=True))
+    # beyond one sequence; states serve sequences of any length, so they get half of what is left, or what others cannot use
+    wanted = {True: 0, False: 0}
+    for few, many, group, state in zip(fewest, most, groups, is_state, strict=True):
+        wanted[state] += (many - few) * group.block_bytes(size)
+    left = budget - one
+    states = min(wanted[True], max(left // 2, left - wanted[False]))
+    shares = {True: states, False: min(left - states, wanted[False])}
+    return tuple(
+        few + (many - few) * shares[state] // max(1, wanted[state])
+        for few, many, state in zip(fewest, most, is_state, strict=True)
+    )
+
+
+def _check_chunks(groups: Sequence[CacheGroup], block_size: int) -> None:
+    for chunk in (group.spec.window for group in groups if group.spec.kind == "chunk"):
+        if chunk is not None and chunk % block_size:
+            raise ConfigError(
+                f"block_size={block_size} does not divide {chunk}, the tokens of a chunk of this model's attention; "
+                f"give a divisor of {chunk}, such as {math.gcd(chunk, EngineConfig.block_size)}",
+                param="block_size",
+            )
+
+
+def max_cached_blocks(config: EngineConfig, specs: Sequence[CacheSpec], blocks: Sequence[int]) -> list[int] | None:
+    """Return the maximum number of cached blocks of each cache group; None for no limit.
+
+    States and the other groups share `prefix_cache_bytes` in proportion to their pools; within each part, all groups cache as
+    many blocks.
+    """
+    if config.prefix_cache_bytes is None:
+        return None
+    groups, size = group_layers(specs), config.block_size
+    pools, sizes = {True: 0, False: 0}, {True: 0, False: 0}
+    for count, group in zip(blocks, groups, strict=True):
+        pools[group.spec.kind == "state"] += count * group.block_bytes(size)
+        sizes[group.spec.kind == "state"] += group.block_bytes(size)
+    states = config.prefix_cache_bytes * pools[True] // max(1, sum(pools.values()))
+    shares = {True: states, False: config.prefix_cache_bytes - states}
+    counts = {state: shares[state] // max(1, sizes[state]) for state in shares}
+    return [counts[group.spec.kind == "state"] for group in groups]
 
 
 def sequence_cache_bytes(specs: Sequence[CacheSpec], sizes: MaxSizes, block_size: int) -> int:
@@ -178,14 +221,20 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
     """Plan the memory of an engine. The model may be on the meta device. Raise ConfigError as `num_cache_blocks` does."""
     device, dtype = config.torch_device, model.cache_specs[0].dtype
     decodes = config.parts != "encoder"
-    block_bytes = [group.block_bytes(config.block_size) for group in group_layers(model.cache_specs)]
+    groups = group_layers(model.cache_specs)
+    block_bytes = [group.block_bytes(config.block_size) for group in groups]
     blocks = num_cache_blocks(config, model.cache_specs, sizes, device) if decodes else (0,) * len(block_bytes)
     items = sizes.item_rows
-    keys = min(max(blocks) * config.block_size, config.max_num_seqs * sizes.keys)
+    per_token = [count for count, group in zip(blocks, groups, strict=True) if group.spec.kind != "state"]
+    keys = config.max_num_seqs * sizes.keys
+    if per_token:
+        keys = min(keys, max(per_token) * config.block_size)
     rows = min(sizes.step_rows, keys)
     quantized_kv, formats = config.kv_cache_dtype != "auto", config.quantization and parse_quantization(config.quantization)
     dequantized = getattr(model, "formats", None) is not None or bool(formats and formats.uses_int4)
     step = StepLimits(rows, keys, sizes.keys, device, bool(formats and formats.uses_8_bits), quantized_kv, dequantized)
+    crossing = max((most for name, most in items.items() if name not in info.placeholder_ids), default=0)
+    step = replace(step, cross_keys=config.max_num_seqs * crossing)
     hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
     encoded = {name: most for name, most in items.items() if config.encodes(name)}
     call_rows = {name: max(most, config.max_encoder_tokens) for name, most in encoded.items()}  # maximum rows of a call
@@ -200,7 +249,12 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         kv_cache=sum(map(mul, blocks, block_bytes)),
         encoder_cache=sizes.encoder_cache_bytes + queued,
         decoder_step=max(model.forward_bytes(replace(step, rows=n)) for n in _worst_counts(rows)) if decodes else 0,
-        logits_step=hidden + sampling_bytes(model.vocab_size, sampled, min(rows, LOGITS_ROWS), dtype, device),
+        logits_step=hidden
+        + max(
+            sampling_bytes(model.vocab_size, sampled, min(rows, LOGITS_ROWS), dtype, device),
+            _pooling_bytes(model, rows, dtype),
+        )
+        + config.max_num_seqs * 2 * model.hidden_size * 4,  # sums of mean poolings, before and after a step
         encoder_step=max(
             (model.encoder_bytes(name, n, step) for name, most in call_rows.items() for n in _worst_counts(most)), default=0
         ),
@@ -210,11 +264,12 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         + encoder_graphs.graph_bytes(model, call_rows, step),
         # on a GPU, each worker holds a chunk of its input, of an intermediate result and of its output
         media_step=4 * config.media_workers * MAX_TRANSFER_BYTES if items and config.media_device != "cpu" else 0,
-        sequences=2 * config.max_num_seqs * sizes.max_model_len * _TOKEN_BYTES,
+        sequences=2 * config.max_num_seqs * sizes.max_model_len * _TOKEN_BYTES + _token_vector_bytes(model, keys),
         decoding=config.media_workers * decoding.get(worst, 0),
         max_items=tuple(find_max_item(name, info, limits) for name in items),
         decoding_limits=f"max_bytes and {_DECODED_BY.get(worst, 'max_video_bytes')}",
         encode_beside=config.uses_async_scheduling and decodes,
+        streams=config.max_streams * model.stream_bytes if isinstance(model, SupportsStreams) and decodes else 0,
         device=str(device),
         media_device="cpu" if config.media_device == "cpu" else str(config.torch_media_device),
     )
@@ -286,6 +341,20 @@ def sampling_bytes(vocab: int, sampled: int, prompt: int, dtype: torch.dtype, de
     head = dtype.itemsize + 4
     row, once = (_SAMPLED_ROW, _SORTED_ROW) if device.type == "cpu" else (_SAMPLED_ROW_GPU, 0)
     return vocab * max(sampled * (head + row) + once, prompt * (head + _PROMPT_LOGPROBS))
+
+
+def _pooling_bytes(model: Model, rows: int, dtype: torch.dtype) -> int:
+    """Return the bytes of the vectors of a step's tokens: in the model's dtype, in float32, and scaled to length 1."""
+    size = model.token_size if isinstance(model, SupportsPooling) else model.hidden_size
+    return rows * size * (dtype.itemsize + 8)
+
+
+def _token_vector_bytes(model: Model, tokens: int) -> int:
+    """Return the bytes on the host of the float32 vectors of tokens, in running sequences and in results.
+
+    They are planned for models that are made for these, and not for single requests to others.
+    """
+    return 2 * tokens * model.token_size * 4 if isinstance(model, SupportsPooling) and model.pooling == "tokens" else 0
 
 
 def decoding_bytes(modality: str, media: MediaPolicy, spec: DecodeSpec) -> int:

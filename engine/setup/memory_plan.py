@@ -21,6 +21,7 @@ class MemoryPlan(ReprMixin):
         decoder_step, logits_step, encoder_step: the largest forward pass, logits with sampling, and encoder call. They run one
             after the other, so the largest counts; with `encode_beside` the encoder call runs beside the others.
         media_held: processed media of running requests.
+        streams: encoder states of live streams.
         graphs: recorded decode steps and encoder calls of a GPU.
         media_step: media that workers process on `media_device`; part of the total if the model is on the same device.
         processor_cache: processed media kept for later requests.
@@ -49,6 +50,7 @@ class MemoryPlan(ReprMixin):
     media_step: int = 0
     device: str = "cpu"
     media_device: str = "cpu"
+    streams: int = 0
 
     @property
     def activations(self) -> int:
@@ -59,7 +61,7 @@ class MemoryPlan(ReprMixin):
     def total(self) -> int:
         """Bytes on the model's device; on a CPU, everything."""
         media = self.media_step if self.media_device == self.device else 0
-        parts = (self.weights, self.kv_cache, self.encoder_cache, self.activations, self.graphs, media)
+        parts = (self.weights, self.kv_cache, self.encoder_cache, self.activations, self.graphs, self.streams, media)
         return sum(parts) + (self.on_host if self.device == "cpu" else 0)
 
     @property
@@ -80,8 +82,10 @@ class MemoryPlan(ReprMixin):
             ("processor cache", self.processor_cache),
             ("sequences", self.sequences),
         ]
+        if self.streams:
+            sizes.insert(3, ("states of live streams", self.streams))
         if self.device != "cpu":
-            sizes.insert(6, ("recorded steps", self.graphs))
+            sizes.insert(6 + bool(self.streams), ("recorded steps", self.graphs))
             sizes.append(("total on the host", self.on_host))
         sizes.append(("total" if self.device == "cpu" else f"total on {self.device}", self.total))
         codecs = f"{_mib(self.decoding)} at most, not in the total; lower media_workers or media's {self.decoding_limits}"

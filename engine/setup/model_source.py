@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 
 from ...kernels import native
-from ...kernels.dispatch import use_backends
+from ...kernels.dispatch import multiplies_pairs, use_backends
 from ...kernels.int4 import Int4Options
 from ...kernels.kv_quant import CACHE_DTYPES
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
@@ -24,7 +24,7 @@ from ...models.formats.assign import assign
 from ...models.formats.read import read_quantization
 from ...models.interface import CacheSpec, Model
 from ...models.layers.linear import Linear, LmHead, deferred_weights
-from ...models.merged_adapter import MergedAdapter
+from ...models.merged_adapter import MergedAdapter, tensors_of_task
 from ...models.packed_cache import restore_packed, save_packed
 from ...models.quantization import parse_quantization
 from ...models.weight_files import ADAPTER_WEIGHTS, file_headers, read_file, read_headers
@@ -40,6 +40,17 @@ _INVALID_JSON = (TypeError, ValueError, LookupError, AttributeError, ArithmeticE
 """Exceptions of a model's constructor if config.json has values of a wrong type, or sizes too large for any memory."""
 
 
+def computing_dtype(config: EngineConfig, files: ModelFiles) -> torch.dtype:
+    """Return the dtype that the model computes in.
+
+    On a CPU, "auto" is float32 for float16 checkpoints. In int8 it is bfloat16 if the CPU has dot products of bfloat16:
+    products round their inputs to 8 bits anyway, and attention takes half the time.
+    """
+    dtype = files.dtype(config.dtype, config.torch_device)
+    is_widened = dtype == torch.float32 and files.dtype(config.dtype) == torch.float16
+    return torch.bfloat16 if is_widened and config.quantization == "int8" and multiplies_pairs() else dtype
+
+
 @dataclass(frozen=True)
 class ModelSource:
     """A checkpoint and the options that its model is built with. `info`: its processing, built with the same options."""
@@ -50,7 +61,7 @@ class ModelSource:
 
     @property
     def dtype(self) -> torch.dtype:
-        return self.files.dtype(self.config.dtype, self.config.torch_device)
+        return computing_dtype(self.config, self.files)
 
     @property
     def modalities(self) -> tuple[str, ...]:
@@ -159,7 +170,7 @@ def with_cache_dtype(name: str, specs: Sequence[CacheSpec]) -> Sequence[CacheSpe
             "leave it out",
             param="kv_cache_dtype",
         )
-    return [replace(spec, quant_dtype=CACHE_DTYPES[name]) for spec in specs]
+    return [spec if spec.kind == "state" else replace(spec, quant_dtype=CACHE_DTYPES[name]) for spec in specs]
 
 
 def build_model(
@@ -231,7 +242,8 @@ def read_merged_adapter(
     if folder is None:
         return None
     prefixes, dtype = getattr(model, "prefixes", TEXT_PREFIXES), model.cache_specs[0].dtype
-    return MergedAdapter(read_json(folder / ADAPTER), read(folder / ADAPTER_WEIGHTS), prefixes, dtype)
+    tensors = tensors_of_task(read(folder / ADAPTER_WEIGHTS), getattr(model, "task", None))
+    return MergedAdapter(read_json(folder / ADAPTER), tensors, prefixes, dtype)
 
 
 def _has_tied_head(model: Model) -> bool:

@@ -21,7 +21,7 @@ from ..config import PUBLISHED_FORMATS, EngineConfig, check_max_model_len
 from ..model_files import ModelFiles, resolve
 from .implementation import check_options, describe_implementation, explain_fallback, is_fallback, resolve_architecture
 from .memory import MaxSizes, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
-from .model_source import ModelSource, build_from_json
+from .model_source import ModelSource, build_from_json, computing_dtype
 
 _log = logging.getLogger(__name__)
 _MODALITIES = ("image", "video", "audio", "vision_chunk")
@@ -73,7 +73,7 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
         ConfigError: an unknown architecture, options that contradict the model or the device, or a cache that cannot hold one
             sequence.
     """
-    dtype, row = files.dtype(config.dtype, config.torch_device), resolve_architecture(files)
+    dtype, row = computing_dtype(config, files), resolve_architecture(files)
     if is_fallback(row):
         _log.warning("%s", describe_implementation(row, files))
     check_options(row, config)
@@ -126,9 +126,11 @@ def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
             raise ConfigError(str(error)) from None
 
 
-def describe_dtype(files: ModelFiles) -> str:
+def describe_dtype(files: ModelFiles, dtype: torch.dtype) -> str:
     """Return why `dtype="auto"` is not the checkpoint's dtype on this CPU."""
     stored = str(files.dtype("auto")).removeprefix("torch.")
+    if dtype == torch.bfloat16:
+        return f"the checkpoint is {stored}, in which this CPU is slow; in int8 it runs in bfloat16"
     kept = stored == "float16" and keeps_float16(torch.device("cpu"), torch.float32) and files.adapter is None
     memory = "weights stay in float16" if kept else "with twice the memory for weights"
     return f"the checkpoint is {stored}, in which this CPU is slow; it runs in float32, {memory}"

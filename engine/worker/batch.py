@@ -68,6 +68,7 @@ def build_batch(
         embed_index=to_device(torch.cat(embed_index).numpy()) if embed_index else None,
         embed_rows=torch.cat(embed_rows) if embed_rows else None,
         cross_rows=torch.cat(cross_rows) if cross_rows else None,
+        cross_mask=_cross_mask(scheduled, starts, to_device) if any(spec.optional for spec in caches.specs) else None,
         modality_ids=_modality_ids(scheduled, starts, routes, to_device) if routes else None,
         adapters=_adapter_ids(scheduled, counts, adapters, to_device) if adapters else None,
         token_types=_token_types(scheduled, starts, to_device),
@@ -91,11 +92,12 @@ def _build_attention(
     """Build the metadata of a cache group.
 
     A group has a key per token, written by this step's rows. A cross-attention group has a key per encoder row, written by the
-    sequences with `write_cross`.
+    sequences with `write_cross`. In a group of states, the block tables have two entries: the state to read and the one to
+    write. In a group of chunks, the rows of each chunk are a request of their own.
     """
     spec, tasks = caches.specs[group], [task for _, task in scheduled]
     if spec.kind == "cross":
-        lengths = [sequence.item(CROSS).range.num_embeds for sequence, _ in scheduled]
+        lengths = [0 if s.request.cross is None else s.request.cross.range.num_embeds for s, _ in scheduled]
         written = [(0, length if task.write_cross else 0) for task, length in zip(tasks, lengths, strict=True)]
         key_range = None
     else:
@@ -103,10 +105,18 @@ def _build_attention(
         written = [(task.num_computed, length) for task, length in zip(tasks, lengths, strict=True)]
         key_range = _key_range(scheduled, starts, spec.window)
     tables = _block_tables(tasks, group)
+    if spec.kind == "state":
+        tables, written, key_range = tables[:, :2], [(0, 0) for _ in tasks], None
     ends = list(accumulate(stop - start for start, stop in written))
     slots = np.empty(ends[-1], dtype=np.int64)
     for table, (start, stop), end in zip(tables, written, ends, strict=True):
         slots[end - (stop - start) : end] = _slots(table, start, stop, caches.block_size)
+    if spec.optional:
+        starts, lengths, tables = _split_at_items(scheduled, lengths, tables)
+    if spec.kind == "chunk":
+        assert spec.window is not None
+        starts, lengths, tables = _split_chunks(tasks, tables, spec.window, caches.block_size)
+        key_range = None
     return AttentionMetadata(
         query_start_loc=starts,
         seq_lens=tuple(lengths),
@@ -115,9 +125,61 @@ def _build_attention(
         block_size=caches.block_size,
         causal=spec.kind != "cross",
         batch_invariant=caches.invariant,
-        window=spec.window,
+        window=spec.window if spec.kind == "window" else None,
         key_range=None if key_range is None else to_device(key_range),
     )
+
+
+def _split_chunks(
+    tasks: Sequence[ScheduledRequest], tables: np.ndarray, chunk: int, block_size: int
+) -> tuple[tuple[int, ...], list[int], np.ndarray]:
+    """Return the first rows, lengths and block tables of the sequences' chunks, each as if it were a sequence.
+
+    A chunk is a whole number of blocks (`num_cache_blocks` checks it).
+    """
+    parts = [  # (sequence, first token of the chunk, first and last row's token + 1)
+        (row, first, max(first, task.num_computed), min(first + chunk, task.num_computed + task.num_tokens))
+        for row, task in enumerate(tasks)
+        for first in range(task.num_computed - task.num_computed % chunk, task.num_computed + task.num_tokens, chunk)
+    ]
+    lengths = [stop - first for _, first, _, stop in parts]
+    split = np.zeros((len(parts), -(-max(lengths) // block_size)), dtype=np.int32)
+    for own, (row, first, _, stop) in zip(split, parts, strict=True):
+        blocks = tables[row, first // block_size : -(-stop // block_size)]
+        own[: len(blocks)] = blocks
+    return (0, *accumulate(stop - start for _, _, start, stop in parts)), lengths, split
+
+
+def _split_at_items(
+    scheduled: Sequence[ScheduledSequence], lengths: Sequence[int], tables: np.ndarray
+) -> tuple[tuple[int, ...], list[int], np.ndarray]:
+    """Return first rows, lengths and block tables of the parts of sequences before and from their cross-attention item on.
+
+    Each part is a request of the metadata: the second does not attend to the item's last rows (`ItemGeometry.hidden`). The rows
+    of sequences without an item attend to one key of any other; the model masks the result (`ForwardBatch.cross_mask`).
+    """
+    parts = []
+    for row, ((sequence, task), length) in enumerate(zip(scheduled, lengths, strict=True)):
+        cross = sequence.request.cross
+        before = task.num_tokens if cross is None else min(max(cross.range.offset - task.num_computed, 0), task.num_tokens)
+        hidden = 0 if cross is None else cross.geometry.hidden
+        both = (row, before, max(1, length)), (row, task.num_tokens - before, length - hidden)
+        parts += [part for part in both if part[1]]
+    width = tables if tables.shape[1] else np.zeros((len(tables), 1), dtype=tables.dtype)
+    rows = [row for row, _, _ in parts]
+    return (0, *accumulate(count for _, count, _ in parts)), [length for _, _, length in parts], width[rows]
+
+
+def _cross_mask(scheduled: Sequence[ScheduledSequence], starts: Sequence[int], to_device: ToDevice) -> Tensor | None:
+    """Return `ForwardBatch.cross_mask`."""
+    if all(sequence.request.cross is None for sequence, _ in scheduled):
+        return None
+    mask = np.zeros((2, starts[-1]), dtype=bool)
+    for (sequence, task), start in zip(scheduled, starts, strict=False):
+        if sequence.request.cross is not None:
+            first = min(max(sequence.request.cross.range.offset - task.num_computed, 0), task.num_tokens)
+            mask[0, start : start + task.num_tokens] = mask[1, start + first : start + task.num_tokens] = True
+    return to_device(mask)
 
 
 def _block_tables(tasks: Sequence[ScheduledRequest], group: int) -> np.ndarray:
@@ -144,7 +206,7 @@ def _key_range(scheduled: Sequence[ScheduledSequence], starts: Sequence[int], wi
     wide = [
         (sequence, task, start)
         for (sequence, task), start in zip(scheduled, starts, strict=False)
-        if _spans_in_step(sequence, task)
+        if _spans_in_step(sequence, task) and (window is not None or sequence.prompt_attention != "bidirectional_windows")
     ]
     if not wide:
         return None

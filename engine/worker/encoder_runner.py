@@ -130,7 +130,9 @@ class EncoderRunner:
 
     def _load_stored(self, items: Items) -> tuple[list[MultiModalFeature], list[EncodeResult]]:
         """Load rows from disk. Return the items that are not there, and the results of the others."""
-        missing = [item for item in items if self.store.load(item.hash, item.range.num_embeds) is None]
+        missing = [
+            item for item in items if item.stream is not None or self.store.load(item.hash, item.range.num_embeds) is None
+        ]
         return missing, [EncodeResult(item.hash, "disk") for item in items if item not in missing]
 
     def _launch_next(self, model: Model) -> None:
@@ -171,7 +173,7 @@ class EncoderRunner:
                 continue
             if one.is_cuda:
                 one.record_stream(torch.cuda.current_stream())  # its memory stays until this stream has read it
-            self.store.put(item.hash, one, write=ROWS not in item.kwargs)
+            self.store.put(item.hash, one, write=ROWS not in item.kwargs and item.stream is None)
             results.append(EncodeResult(item.hash, seconds=seconds))
         return results
 

@@ -8,7 +8,7 @@ import logging
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 import numpy as np
 import torch
@@ -18,7 +18,7 @@ from ...kernels.dispatch import use_backends
 from ...kernels.streams import copy_to_host
 from ...mm.errors import ErrorInfo, InputError, is_out_of_memory
 from ...mm.types import find_item
-from ...models.interface import Model
+from ...models.interface import Model, SupportsStreams
 from ..errors import error_text
 from ..kv_cache.groups import group_layers, group_of_layer
 from ..pooling_params import PoolingParams
@@ -30,7 +30,7 @@ from .encoder_runner import EncoderRunner, is_finite
 from .encoder_store import EncoderStore
 from .grammar import GrammarFactory
 from .isolate import isolate_failures
-from .pooling import pool
+from .pooling import keep_rows, kept_rows, likely_tokens, pool
 from .sampler import NOT_FINITE, SampledToken, gather_logprobs, sample, sample_async
 from .sequence_state import SequenceState
 from .staging import StagingBuffers
@@ -138,7 +138,10 @@ class ModelRunner:
 
     def _update_states(self, output: SchedulerOutput) -> None:
         for request_id in output.finished:
-            self.sequences.pop(request_id, None)
+            sequence = self.sequences.pop(request_id, None)
+            stream = sequence.features[0].stream if sequence is not None and sequence.features else None
+            if stream is not None and isinstance(self.model, SupportsStreams):
+                self.model.free_stream(stream)
         self.encoder_runner.discard(output.free_encoder)
         if output.zero_blocks:
             for tensor, own in zip(self.caches.tensors, self.caches.group_of, strict=True):
@@ -187,7 +190,7 @@ class ModelRunner:
             assert previous.sampled_token_ids is not None, "the previous step has no tokens on the device"
             index = self.staging(np.array([previous.request_index[task.request_id] for _, task in scheduled]))
             batch = replace(batch, input_ids=previous.sampled_token_ids.index_select(0, index))
-        return self.decode_graphs(model.forward, batch), batch.attn[0].query_start_loc
+        return self.decode_graphs(model.forward, batch), [0, *accumulate(task.num_tokens for _, task in scheduled)]
 
     def _sample_async(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, starts: Sequence[int]) -> AsyncStepOutput:
         """Sample a token for every sequence on the device; `get_output` reads them later."""
@@ -213,6 +216,9 @@ class ModelRunner:
         decode = all(task.sample and task.num_tokens == 1 and sequence.request.pooling is None for sequence, task in scheduled)
         row_is_finite = [True] * starts[-1] if decode else is_finite(hidden).tolist()
         finite = [all(row_is_finite[start:stop]) for start, stop in pairwise(starts)]
+        for (sequence, task), start, stop, good in zip(scheduled, starts, starts[1:], finite, strict=False):
+            if good and sequence.request.pooling is not None and sequence.request.pooling.pools_rows:
+                keep_rows(sequence, hidden[start:stop], task.num_computed, self.model)
         last_rows = [
             (sequence, stop - 1)
             for (sequence, task), stop, good in zip(scheduled, starts[1:], finite, strict=True)
@@ -222,8 +228,10 @@ class ModelRunner:
             self._prompt_logprobs(sequence, task, hidden, start) if good else None
             for (sequence, task), start, good in zip(scheduled, starts, finite, strict=False)
         ]
-        results = self._pool([one for one in last_rows if one[0].request.pooling is not None], hidden)
-        results |= self._sample([one for one in last_rows if one[0].request.pooling is None], hidden)
+        pooling = [(one, one[0].request.pooling) for one in last_rows]
+        results = self._pool([one for one, asked in pooling if asked is not None and not asked.candidates], hidden)
+        results |= self._find_candidates([one for one, asked in pooling if asked is not None and asked.candidates], hidden)
+        results |= self._sample([one for one, asked in pooling if asked is None], hidden)
         outputs = []
         for (_, task), found, good in zip(scheduled, prompt_logprobs, finite, strict=True):
             output = results.get(task.request_id) or TokenOutput(task.request_id, (), error=None if good else NOT_FINITE)
@@ -244,17 +252,24 @@ class ModelRunner:
         }
 
     def _pool(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
-        """Pool the last rows of sequences that ask for it instead of an answer."""
+        """Pool the last rows, or the kept ones, of sequences that ask for it instead of an answer."""
         if not last_rows:
             return {}
         params = {sequence.request.request_id: sequence.request.pooling or PoolingParams() for sequence, _ in last_rows}
-        pooled = pool(hidden[[row for _, row in last_rows]], list(params.values()), self.model)
+        own_rows = [kept_rows(one, hidden[row : row + 1], self.model) for one, row in last_rows]
+        pooled = pool(own_rows, list(params.values()), self.model)
         weights = [sequence.cross_weights for sequence, _ in last_rows]
         found = [vector if own is None else own for vector, own in zip(pooled, weights, strict=True)]
-        return {
-            name: TokenOutput(name, (), pooled=vector) if vector.isfinite().all() else TokenOutput(name, (), error=NOT_FINITE)
-            for name, vector in zip(params, found, strict=True)
-        }
+        return {name: _pooled(name, vector) for name, vector in zip(params, found, strict=True)}
+
+    def _find_candidates(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
+        """Return the likeliest next tokens of each sequence. A sequence whose logits processors fail fails alone."""
+
+        def attempt(part: Sequence[tuple[SequenceState, int]]) -> list[Tensor | Exception]:
+            return likely_tokens(hidden[[row for _, row in part]], [sequence for sequence, _ in part], self.model)
+
+        found = zip(last_rows, isolate_failures(last_rows, attempt), strict=True)
+        return {sequence.request.request_id: _pooled(sequence.request.request_id, one) for (sequence, _), one in found}
 
     def _select_rows(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Return `rows` of `hidden`. They must be distinct and in order."""
@@ -305,6 +320,12 @@ def _append_token(sequence: SequenceState, found: SampledToken | Exception) -> T
         return TokenOutput(name, (), error=_sampling_error(found))
     sequence.token_ids.append(found.token)
     return TokenOutput(name, (found.token,), None if found.logprobs is None else (found.logprobs,))
+
+
+def _pooled(name: str, found: Tensor | Exception) -> TokenOutput:
+    if isinstance(found, Exception):
+        return TokenOutput(name, (), error=_sampling_error(found))
+    return TokenOutput(name, (), pooled=found) if found.isfinite().all() else TokenOutput(name, (), error=NOT_FINITE)
 
 
 def _sampling_error(error: Exception) -> ErrorInfo:

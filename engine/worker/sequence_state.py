@@ -32,6 +32,8 @@ class SequenceState:
         spans: bidirectional spans of the prompt, in order.
         prompt_logprobs: log probabilities of the prompt so far; None once they were returned.
         cross_weights: float32 `[heads, tokens, encoder rows]`, the cross-attention weights of a request that returns them.
+        hidden_sums: number of tokens -> sum of their hidden states, before and after the last step of a mean pooling.
+        kept_rows: first hidden state, or vectors of all tokens, if the pooling needs them.
     """
 
     def __init__(
@@ -48,6 +50,8 @@ class SequenceState:
         self.prompt_logprobs: list[dict[int, Logprob] | None] | None = []
         heads = () if request.pooling is None else request.pooling.cross_attention
         self.cross_weights: Tensor | None = None
+        self.hidden_sums: dict[int, Tensor] = {}
+        self.kept_rows: Tensor | None = None
         if heads and request.cross is not None:
             self.cross_weights = torch.zeros(len(heads), self.prompt_length, request.cross.range.num_embeds)
         end_ids = tuple(dict.fromkeys((*request.params.stop_ids, *request.eos_token_ids)))

@@ -259,6 +259,22 @@ INLINE Columns capped(Columns x, float cap) {
     return cap - cap * 2 / (exp2(x) + 1);
 }
 
+#ifdef PAIRS
+// 2^x as exp2, with an error of about 3e-6, which is small beside the rounding of weights to bfloat16.
+INLINE Columns power(Columns x) {
+    const float magic = 12582912.f;
+    Columns shifted = x + magic, f = x - (shifted - magic);
+    Columns y = f * 9.5827800e-3f + 5.5906290e-2f;
+    y = y * f + 2.4024099e-1f;
+    y = y * f + 6.9312421e-1f;
+    y = y * f + 1.f;
+    Columns scaled = (Columns)((v16i)y + ((v16i)shifted << 23));
+    return x < -126.f ? Columns{} : scaled;
+}
+#else
+INLINE Columns power(Columns x) { return exp2(x); }
+#endif
+
 static const float LANE[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
 
 // Online softmax: turn the first `count` of scores[rows, TILE] into weights (in words), and update the running maximum and the
@@ -266,12 +282,16 @@ static const float LANE[16] = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14,
 // attends to the keys from first_key[row] to end_key[row].
 INLINE void online_softmax(int rows, int count, float* scores, const int* first_key, const int* end_key, const Problem& p, const Tile& t,
                    float* row_max, float* sums, float* weights, float* rescale) {
-    const float scale = p.scale, cap = p.cap;
+    const float cap = p.cap;
+    const bool late = !p.quant && !cap && p.scale > 0;  // scores are scaled with the subtraction of the maximum
+    const float scale = late ? 1 : p.scale, late_scale = late ? p.scale : 1;
     const Columns none = -INFINITY - Columns{}, lanes = columns_at(LANE);
     v16 change = {};
     for (int r = 0; r < rows; r++) {
         Columns most = none;
-        for (int n = 0; n < count; n += LANES) {
+        const bool whole = late && !first_key[r] && end_key[r] == count && count % LANES == 0;
+        for (int n = 0; whole && n < count; n += LANES) most = larger(columns_at(scores + r * TILE + n), most);
+        for (int n = 0; !whole && n < count; n += LANES) {
             Columns x = columns_at(scores + r * TILE + n) * scale;
             if (p.quant) x *= columns_at(t.k_scales + n);
             if (cap) x = capped(x, cap);
@@ -280,7 +300,7 @@ INLINE void online_softmax(int rows, int count, float* scores, const int* first_
             memcpy(scores + r * TILE + n, &x, sizeof x);
             most = larger(x, most);
         }
-        float highest = largest(most);
+        float highest = largest(most) * late_scale;
         highest = highest > row_max[r] ? highest : row_max[r];
         change[r] = row_max[r] - highest;
         row_max[r] = highest;
@@ -289,7 +309,7 @@ INLINE void online_softmax(int rows, int count, float* scores, const int* first_
     for (int r = 0; r < rows; r++) {
         Columns total = columns_at(sums + 16 * r);
         for (int n = 0; n < count; n += LANES) {
-            Columns x = exp2(columns_at(scores + r * TILE + n) - row_max[r]);
+            Columns x = power(columns_at(scores + r * TILE + n) * late_scale - row_max[r]);
             total = n ? total + x : total * rescale[r] + x;
             if (p.quant) x *= columns_at(t.v_scales + n);
 #ifdef PAIRS

@@ -163,6 +163,9 @@ TABLE: Mapping[str, Mapping[str, Mapping[str, Mapping[str, int]]]] = {
         },
         "float32": {"any": {"QUERIES": 32, "KEYS": 32, "num_warps": 4, "num_stages": 1}},
     },
+    # BLOCK channels of a row, or BLOCK values of a head of a sequence, per program.
+    "causal_conv": {"": {"any": {"BLOCK": 1024, "num_warps": 4, "num_stages": 1}}},
+    "linear_recurrence": {"": {"any": {"BLOCK": 32, "num_warps": 4, "num_stages": 1}}},
     # BLOCK values of a row per program.
     "scatter": {"": {"any": {"BLOCK": 2048, "num_warps": 4, "num_stages": 1}}},
     # A program gathers the candidates of a row in blocks of BLOCK tokens, or searches them.

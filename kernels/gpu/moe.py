@@ -12,6 +12,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from ..activation import UNGATED, activation
 from ..moe import RoutingConfig, StackedExperts, StackedWeight
 from . import launch_config
 from .activation import gated
@@ -211,12 +212,14 @@ def fused_experts(
     out = torch.empty_like(x) if out is None else out
     if not rows:
         return out
-    number, wide, dim = experts.gate_up.weight.shape
+    number, wide, _ = experts.gate_up.weight.shape
+    dim, has_gate = experts.down.weight.shape[1], experts.act not in UNGATED
     pairs = rows * top_k
     tile = max(16, min(128, triton.next_power_of_2(-(-pairs // number))))
     order = _sort_pairs(topk_ids, number, tile)
-    inner = x.new_empty(pairs, wide // 2)
-    _grouped_mm(x, experts.gate_up, inner, order, tile, top_k, experts.act)
+    inner = x.new_empty(pairs, wide // 2 if has_gate else wide)
+    _grouped_mm(x, experts.gate_up, inner, order, tile, top_k, experts.act if has_gate else None)
+    inner = inner if has_gate else activation(experts.act, inner)
     made = x.new_empty(pairs, dim)
     _grouped_mm(inner, experts.down, made, order, tile, 1, None)
     block = min(1024, triton.next_power_of_2(dim))

@@ -6,7 +6,7 @@ import re
 
 # what the file is, its start, and what to do with it
 _FORMATS: tuple[tuple[str, str, str], ...] = (
-    ("a PDF", r"%PDF-", "render its pages as images first, for example with pdftoppm -png or pypdfium2"),
+    ("a PDF", r"%PDF-", "give sensorium.pdf_pages(file) in Python, or the file in a part of type file"),
     ("an SVG", r"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?(<!DOCTYPE svg[^>]*>\s*)?<svg", "render it as PNG first"),
     ("an HTML page", r"\s*(<!doctype html|<html)", "give the address of the file itself, or log in and download it"),
     ("a HEIC image", r"....ftyp(heic|heix|hevc|mif1|msf1)", "convert it to JPEG or PNG"),

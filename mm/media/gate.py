@@ -17,11 +17,11 @@ from ..errors import InputError
 from ..hashing import digest
 from ..parse import MediaSource, item_errors
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
-from . import audio, chunks, image, video
+from . import audio, chunks, image, pdf, video
 from .audio_files import has_audio, is_slow, is_streamable
 from .isolate import CodecRunner, codec_runner, run_inline
 from .ledger import Ledger
-from .policy import DecodeSpec, FrameFiles, MediaPolicy, MediaUrl, slow_error
+from .policy import DecodeSpec, FrameFiles, MediaPolicy, MediaUrl, PdfPage, slow_error
 from .source import open_local, read
 from .video_frames import attached_audio
 
@@ -36,7 +36,8 @@ def modules(modality: str, policy: MediaPolicy) -> tuple[str, ...]:
 
 def is_remote(source: MediaSource) -> bool:
     """Return whether the bytes come over the network."""
-    files = source.data.files if isinstance(source.data, FrameFiles) else [source.data]
+    data = source.data.file if isinstance(source.data, PdfPage) else source.data
+    files = data.files if isinstance(data, FrameFiles) else [data]
     urls = [file.url if isinstance(file, MediaUrl) else file for file in files]
     return any(isinstance(url, str) and url[:8].lower().startswith(("http:", "https:")) for url in urls)
 
@@ -62,7 +63,9 @@ def content_hash(source: MediaSource, policy: MediaPolicy) -> str:
             return digest("rows", source.modality, source.data.tensors, grids)
         if _has_encoded_frames(source.data):
             return digest("media", source.modality, source.kind, "files", source.data, policy.background)
-        if source.kind == "image":
+        if isinstance(source.data, PdfPage):
+            content = pdf.hash_page(source.data, policy)
+        elif source.kind == "image":
             content = image.hash_image(source.data, policy)
         elif source.kind == "audio":
             content = audio.hash_audio(source.data)
@@ -83,7 +86,9 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: st
     runner = partial(_runner, policy, tenant)
     run = runner(source.data, source.kind)
     with error_context(source):
-        if source.kind == "image":
+        if isinstance(source.data, PdfPage) and source.kind == "image":
+            header = pdf.probe(source.data, policy, run)
+        elif source.kind == "image":
             header = run(image.probe_image, source.data, policy)
         elif source.kind == "audio":
             header = run(audio.probe_audio, source.data, spec.rate, policy)
@@ -108,7 +113,9 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
     run = runner(source.data, source.kind, decoding=True)
     item: MediaItem
     with error_context(source):
-        if source.kind == "image":
+        if isinstance(source.data, PdfPage) and source.kind == "image":
+            item = ImageItem(run(pdf.decode_page, source.data.file, source.data.number, policy))
+        elif source.kind == "image":
             item = ImageItem(run(image.decode_image, source.data, policy))
         elif source.kind == "audio":
             item = _decode_audio(source.data, spec, policy, run)
@@ -186,7 +193,9 @@ def _frame_reader(
 
 
 def _runner(policy: MediaPolicy, tenant: str | None, data: object, kind: str, decoding: bool = False) -> CodecRunner:
-    """Return the runner of codecs for `data`: a worker if the policy isolates codecs or if they are slow."""
+    """Return the runner of codecs for `data`: a worker if the policy isolates codecs, if they are slow, and for PDFs."""
+    if isinstance(data, PdfPage):
+        return codec_runner(policy, data.file, True, tenant)
     slow = False
     if isinstance(data, bytes) and policy.decode_isolation != "process":
         slow = decoding and image.is_slow(data, policy) if kind == "image" else is_slow(data, kind)

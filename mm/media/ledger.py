@@ -28,6 +28,11 @@ class MediaBudget:
     def num_bytes(self) -> int:
         return sum(ledger.num_bytes for ledger in self.holders)
 
+    @property
+    def is_full(self) -> bool:
+        with self.changed:
+            return self.num_bytes >= self.policy.max_total_bytes
+
     def open(self, tenant: str | None = None) -> Ledger:
         """Return the ledger of a new request. Requests without a tenant count separately."""
         return Ledger(self, tenant)

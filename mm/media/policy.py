@@ -2,12 +2,15 @@
 
 from __future__ import annotations
 
+import hashlib
+import os
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cached_property
 
-from ..errors import ConfigError, InputError, short_repr
+from ..errors import ConfigError, InputError, short_repr, typed
 from ..geometry import FrameSampling
 
 VIDEO_BACKENDS = ("pyav", "opencv")
@@ -26,6 +29,41 @@ class FrameFiles:
 
     files: tuple[object, ...]
     fps: float
+
+
+@dataclass(frozen=True, eq=False)
+class PdfFile:
+    """An opened PDF that its pages share. `sizes`: width and height of each page in points, None for a broken page."""
+
+    data: bytes = field(repr=False)
+    sizes: tuple[tuple[float, float] | None, ...] = ()
+
+    @cached_property
+    def digest(self) -> str:
+        """Hash of the file."""
+        return hashlib.sha256(self.data).hexdigest()
+
+
+@dataclass(frozen=True)
+class PdfPage:
+    """A page of a PDF as an image item. `number` counts from 1. `opened`: set by `pdf_pages`.
+
+    `file`: path, open file, encoded bytes or http(s) URL.
+
+    Raises:
+        InputError: `file` or `number` has another type, or the number is out of range.
+    """
+
+    file: object
+    number: int
+    opened: PdfFile | None = field(default=None, init=False, repr=False, compare=False)
+
+    def __post_init__(self) -> None:
+        if type(self.number) is not int or not 1 <= self.number < 1 << 31:
+            raise InputError(f"number is {short_repr(self.number)}; give the number of a page, 1 or more", param="number")
+        files = (str, os.PathLike, bytes, bytearray, memoryview, MediaUrl)
+        if not isinstance(self.file, files) and not hasattr(self.file, "read"):
+            raise InputError(f"file must be a path, an open file, bytes or a URL, not {typed(self.file)}", param="file")
 
 
 @dataclass(frozen=True)
@@ -74,6 +112,8 @@ class MediaPolicy:
         max_audio_seconds: length of one audio. max_transcribed_seconds: the same for `transcribe`, which reads it in windows.
         min_audio_rate, max_audio_rate: its sample rate in hertz. A low rate grows by resampling: 1 Hz becomes 16,000.
         max_decoded_bytes: bytes that decoding one image or one audio holds at its peak, computed from the header.
+        pdf_dpi: resolution at which pages of PDFs are rendered.
+        max_pdf_pages: pages of one PDF, and of all PDFs in the messages of one request together.
         background: RGB that transparent pixels are blended with.
         video_backend: "pyav" or "opencv".
         frame_recovery: replace a broken frame by the next readable one that comes before the next sampled frame.
@@ -109,6 +149,8 @@ class MediaPolicy:
     min_audio_rate: float = 1000.0  # telephones use 8,000
     max_audio_rate: float = 768_000.0  # the highest of audio interfaces
     max_decoded_bytes: int = 1 << 30
+    pdf_dpi: float = 144.0
+    max_pdf_pages: int = 512
     background: tuple[int, int, int] = (255, 255, 255)
     video_backend: str = "pyav"
     frame_recovery: bool = False
@@ -124,7 +166,8 @@ class MediaPolicy:
         limits = ("max_bytes", "timeout", "max_seconds", "max_pixels", "max_video_bytes", "max_audio_seconds")
         requests = ("max_request_bytes", "max_request_seconds", "max_total_bytes", "max_decoded_bytes", "max_aspect_ratio")
         items = ("max_transcribed_seconds", "min_audio_rate", "max_audio_rate", "max_jpeg_scans", "max_image_pieces")
-        for name in (*limits, *requests, *items, "worker_memory_bytes", "worker_seconds"):
+        pages = ("pdf_dpi", "max_pdf_pages")
+        for name in (*limits, *requests, *items, *pages, "worker_memory_bytes", "worker_seconds"):
             _positive(name, getattr(self, name))
         if isinstance(self.max_redirects, bool) or not isinstance(self.max_redirects, int) or self.max_redirects < 0:
             raise ConfigError(f"max_redirects is {self.max_redirects!r}; give a whole number, 0 or more", param="max_redirects")
@@ -208,3 +251,6 @@ def _host(name: object) -> None:
 def _one_of(name: str, value: object, known: tuple[str, ...]) -> None:
     if value not in known:
         raise ConfigError(f"{name} is {value!r}; the known ones are {', '.join(known)}", param=name)
+
+
+DEFAULT_POLICY = MediaPolicy()

@@ -11,6 +11,7 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from typing import Any, BinaryIO
 from urllib.parse import unquote_to_bytes, urlsplit
 from weakref import WeakValueDictionary
@@ -19,7 +20,7 @@ from ..errors import InputError, typed
 from ..pacing import releasing_gil
 from .fetch import fetch
 from .ledger import Ledger, MediaBudget
-from .policy import FrameFiles, MediaPolicy, MediaUrl
+from .policy import FrameFiles, MediaPolicy, MediaUrl, PdfPage
 
 _LONGEST_PATH = 4096
 _BASE64_PIECE = 1 << 18  # characters decoded at once, a multiple of 4: less than 1 ms with the interpreter's lock
@@ -33,7 +34,7 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
     """Return the encoded bytes of a bytes-like, an open file, a path or a URL. Other values, such as pixels, are kept.
 
     A str or PathLike comes from the caller's own code and may name any regular file. FrameFiles become `(frames, metadata)`,
-    each frame in bytes. A MediaUrl comes from a message: it may
+    each frame in bytes; the file of a PdfPage becomes bytes. A MediaUrl comes from a message: it may
     be a data: URL, an http(s) URL, or a file under `policy.allowed_local_media_path` after following links.
 
     `ledger` counts the bytes of the request.
@@ -48,6 +49,9 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
     if isinstance(value, FrameFiles):
         metadata = {"fps": value.fps, "do_sample_frames": False}
         return [read(file, modality, policy, ledger) for file in value.files], metadata
+    if isinstance(value, PdfPage):
+        file = read(value.file, modality, policy, ledger)
+        return value if file is value.file else replace(value, file=file)
     if hasattr(value, "read"):
         return _read_open_file(value, policy, ledger)
     text = value.url if isinstance(value, MediaUrl) else value
@@ -151,6 +155,8 @@ def _from_data_url(url: str, policy: MediaPolicy, ledger: Ledger) -> bytes:
         for piece in pieces():
             key.update(piece)
         return ledger.once(("data", key.digest()), max(0, size), decode)
+    except InputError:  # a ValueError, too
+        raise
     except (binascii.Error, ValueError):
         raise InputError("the data: URL does not hold valid base64; encode it again") from None
 

@@ -50,7 +50,7 @@ def _codecs() -> list[str]:
     torch.set_num_threads(1)
     torch.backends.cpu.get_cpu_capability()  # reads /proc/cpuinfo once
     policy = MediaPolicy(video_backend="opencv")
-    return [name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy)]
+    return ["pypdfium2", *(name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy))]
 
 
 def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[memoryview]]:

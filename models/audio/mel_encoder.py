@@ -29,7 +29,8 @@ from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.linear import Linear
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
 
-_EPS = 1e-5
+EPS = 1e-5
+_WINDOW_ROWS = 64  # queries at a time of attention within windows
 LARGE: Mapping[str, int] = {
     "hidden_size": 1280,
     "num_attention_heads": 20,
@@ -50,6 +51,7 @@ ALIASES = {
 """Other names of a key -> the name that is read here, which has priority if both are present."""
 
 CosSin = tuple[Tensor, Tensor] | None
+Window = tuple[int, int] | None
 
 
 @dataclass(frozen=True)
@@ -72,6 +74,9 @@ class MelEncoderSpec:
         key_bias: the key projection has a bias.
         rotary_dim: leading numbers of a head that are rotated by rotary positions of base `theta`; 0: positions come from a
             table.
+        interleaved: rotated pairs are adjacent numbers; otherwise halves of the rotated part.
+        bias: norms and the projections of attention have a bias. norm_offset: added to the weights of norms.
+        attention_dim: numbers per head; None: `width // heads`.
     """
 
     mels: int
@@ -85,6 +90,18 @@ class MelEncoderSpec:
     rotary_dim: int = 0
     theta: float = 10_000.0
     names: MelEncoderNames = MelEncoderNames()
+    interleaved: bool = False
+    bias: bool = True
+    norm_offset: float = 0.0
+    attention_dim: int | None = None
+
+    @property
+    def head_dim(self) -> int:
+        return self.attention_dim or self.width // self.heads
+
+    @property
+    def attention_width(self) -> int:
+        return self.heads * self.head_dim
 
 
 def mel_encoder_spec(audio: Mapping[str, Any]) -> MelEncoderSpec:
@@ -108,32 +125,53 @@ def layer_sizes(config: Mapping[str, Any], side: str) -> dict[str, Any]:
     return {"inner": inner, "heads": heads, "layers": layers, "act": act}
 
 
+def encoder_norm(c: MelEncoderSpec, name: str, dtype: torch.dtype, device: torch.device) -> Norm:
+    return Norm(c.width, EPS, c.bias, dtype, device, stored=name, offset=c.norm_offset, centered=True)
+
+
 class MelEncoderAttention(TensorModule):
-    def __init__(self, c: MelEncoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self, c: MelEncoderSpec, dtype: torch.dtype, device: torch.device, window: Window = None, chunk: int = 0
+    ) -> None:
         super().__init__()
-        self.heads, self.dim, self.rotary_dim = c.heads, c.width // c.heads, c.rotary_dim
-        self.qv = Linear(c.width, {"q_proj": c.width, "v_proj": c.width}, True, dtype, device)
-        self.k = Linear(c.width, {"k_proj": c.width}, c.key_bias, dtype, device)
-        self.out = Linear(c.width, {c.names.out: c.width}, True, dtype, device)
+        self.chunk = chunk
+        self.heads, self.dim, self.rotary_dim, self.interleaved = c.heads, c.head_dim, c.rotary_dim, c.interleaved
+        self.window = window
+        self.qv = Linear(c.width, {"q_proj": c.attention_width, "v_proj": c.attention_width}, c.bias, dtype, device)
+        self.k = Linear(c.width, {"k_proj": c.attention_width}, c.key_bias, dtype, device)
+        self.out = Linear(c.attention_width, {c.names.out: c.width}, c.bias, dtype, device)
 
     def forward(self, x: Tensor, lengths: Sequence[int], cos_sin: CosSin = None, trailing: Sequence[int | None] = ()) -> Tensor:
         q, v = self.qv(x).view(x.shape[0], 2, self.heads, self.dim).unbind(1)
         k = self.k(x).view(x.shape[0], self.heads, self.dim)
         if cos_sin is not None:
             for part in (q, k):
-                rotate_(part[..., : self.rotary_dim], *cos_sin)
-        attend = varlen_attention if not trailing else partial(_attend_with_trailing, trailing=trailing)
+                rotate_(part[..., : self.rotary_dim], *cos_sin, self.interleaved)
+        attend: Callable[..., Tensor] = varlen_attention
+        if trailing:
+            attend = partial(_attend_with_trailing, trailing=trailing)
+        elif self.chunk:
+            attend = partial(_attend_chunks, chunk=self.chunk)
+        elif self.window is not None:
+            attend = partial(_attend_within, window=self.window)
         return self.out(attend(q, k, v, lengths, scale=self.dim**-0.5).flatten(1))
 
 
 class MelEncoderLayer(TensorModule):
-    def __init__(self, c: MelEncoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+    """A pre-norm layer. `window`: (a, b): a row attends to the last a rows up to its own and to fewer than b rows after it.
+
+    `chunk`: a row attends to all rows up to the end of its own chunk of this many rows; 0: to all rows of its item.
+    """
+
+    def __init__(
+        self, c: MelEncoderSpec, dtype: torch.dtype, device: torch.device, window: Window = None, chunk: int = 0
+    ) -> None:
         super().__init__()
         self.act = c.act
         first, last = c.names.norms
-        self.self_attn_layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=first)
-        self.final_layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=last)
-        self.self_attn = MelEncoderAttention(c, dtype, device)
+        self.self_attn_layer_norm = encoder_norm(c, first, dtype, device)
+        self.final_layer_norm = encoder_norm(c, last, dtype, device)
+        self.self_attn = MelEncoderAttention(c, dtype, device, window, chunk)
         up, down = c.names.mlp
         self.first = Linear(c.width, {up: c.inner}, True, dtype, device)
         self.second = Linear(c.inner, {down: c.width}, True, dtype, device)
@@ -149,20 +187,28 @@ class MelEncoder(nn.Module):
     Args:
         pool: number of adjacent rows that are averaged to one before the last norm; an incomplete last group is dropped.
         silence: silent frames follow each item in the input; otherwise the convolutions see zeros after it.
+        chunk: see MelEncoderLayer.
     """
 
     __call__: Callable[..., list[Tensor]]
 
     def __init__(
-        self, c: MelEncoderSpec, dtype: torch.dtype, device: torch.device, pool: int = 1, *, silence: bool = True
+        self,
+        c: MelEncoderSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        pool: int = 1,
+        *,
+        silence: bool = True,
+        chunk: int = 0,
     ) -> None:
         super().__init__()
         self.config, self.pool, self.silence, self.dtype, self.device = c, pool, silence, dtype, device
         self.conv1 = Linear(3 * c.mels, {"conv1": c.width}, True, dtype, device)
         self.conv2 = Linear(3 * c.width, {"conv2": c.width}, True, dtype, device)
         self.embed_positions = None if c.rotary_dim else Embedding(c.positions, c.width, dtype, device)
-        self.layers = nn.ModuleList(MelEncoderLayer(c, dtype, device) for _ in range(c.layers))
-        self.layer_norm = Norm(c.width, _EPS, True, dtype, device, stored=c.names.end)
+        self.layers = nn.ModuleList(MelEncoderLayer(c, dtype, device, chunk=chunk) for _ in range(c.layers))
+        self.layer_norm = encoder_norm(c, c.names.end, dtype, device)
 
     def rows(self, frames: int) -> int:
         """Return the number of rows of an item, before pooling."""
@@ -227,6 +273,36 @@ def _attend_with_trailing(
     return out
 
 
+def _attend_within(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, window: tuple[int, int]) -> Tensor:
+    """Attend within segments, each row to the last `window[0]` rows up to its own and fewer than `window[1]` rows after it."""
+    out, start = torch.empty(q.shape, dtype=q.dtype, device=q.device), 0
+    left, right = window[0] - 1, max(0, window[1] - 1)
+    for length in lengths:
+        for first in range(0, length, _WINDOW_ROWS):
+            last = min(first + _WINDOW_ROWS, length)
+            low, high = max(0, first - left), min(length, last + right)
+            distance = torch.arange(low, high, device=q.device) - torch.arange(first, last, device=q.device)[:, None]
+            mask = (distance >= -left) & (distance <= right)
+            keys, rows = slice(start + low, start + high), slice(start + first, start + last)
+            query, key, value = (part.transpose(0, 1)[None] for part in (q[rows], k[keys], v[keys]))
+            attended = F.scaled_dot_product_attention(query, key, value, mask, scale=scale)
+            out[rows] = attended[0].transpose(0, 1)
+        start += length
+    return out
+
+
+def _attend_chunks(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, chunk: int) -> Tensor:
+    """Attend within segments, each row to all rows up to the end of its chunk."""
+    out, start = torch.empty(q.shape, dtype=q.dtype, device=q.device), 0
+    for length in lengths:
+        for first in range(start, start + length, chunk):
+            rows = slice(first, min(first + chunk, start + length))
+            query, key, value = (part.transpose(0, 1)[None] for part in (q[rows], k[start : rows.stop], v[start : rows.stop]))
+            out[rows] = F.scaled_dot_product_attention(query, key, value, scale=scale)[0].transpose(0, 1)
+        start += length
+    return out
+
+
 def windows(x: Tensor, inputs: Sequence[int], outputs: Sequence[int], stride: int) -> Tensor:
     """Return the inputs of a convolution of three taps, zero-padded per item: `[sum(inputs), c]` -> `[sum(outputs), 3 * c]`."""
     out = x.new_zeros(sum(outputs), x.shape[1], 3)  # in the order of the stored weights
@@ -269,10 +345,10 @@ def _mel_encoder_bytes(c: MelEncoderSpec, frames: int, out_width: int, ops: OpBy
 
 def mel_layer_bytes(c: MelEncoderSpec, rows: int, ops: OpBytes) -> int:
     """Return the bytes per row in MelEncoderLayer: the residual stream, attention or MLP, and their sum."""
-    s, w = ops.dtype.itemsize, c.width
+    s, w, a = ops.dtype.itemsize, c.width, c.attention_width
     row, norm = w * s, ops.norm(w, False)
-    qkv, copies = 3 * row, ops.attention_copies(w)
-    attention = row + max(norm + qkv, row + qkv + row + copies, row + qkv + row + ops.linear(w, w, rows), 2 * row)
+    qkv, attended, copies = 3 * a * s, a * s, ops.attention_copies(a)
+    attention = row + max(norm + qkv, row + qkv + attended + copies, row + qkv + attended + ops.linear(a, w, rows), 2 * row)
     if c.rotary_dim and backend("rotary", ops.limits.device, ops.dtype) != "native":
         attention = max(attention, row + qkv + ops.torch_rotary(c.heads * c.rotary_dim))
     # the caller also holds the layer's input
@@ -280,4 +356,4 @@ def mel_layer_bytes(c: MelEncoderSpec, rows: int, ops: OpBytes) -> int:
 
 
 def attention_tiles(c: MelEncoderSpec, rows: int, ops: OpBytes) -> int:
-    return 0 if ops.fused("varlen_attention") else ops.torch_attention_tiles(rows, c.width // c.heads)
+    return 0 if ops.fused("varlen_attention") else ops.torch_attention_tiles(rows, c.head_dim)

@@ -1,7 +1,4 @@
-"""BERT and its descendants as embedders and classifiers: bidirectional encoders (arXiv 1810.04805, 1907.11692, 2004.09297).
-
-The last row of each prompt is replaced by the pooled state, which is what a request for a vector reads.
-"""
+"""BERT and its descendants as embedders and classifiers: bidirectional encoders (arXiv 1810.04805, 1907.11692, 2004.09297)."""
 
 from __future__ import annotations
 
@@ -16,8 +13,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.metadata import AttentionMetadata
-from ...mm.errors import ConfigError
-from ..config import positive_int
+from ..config import pooling_mode, positive_int
 from ..decoder_model import DecoderModel
 from ..interface import ForwardBatch, StepLimits
 from ..layers.basic import Embedding, Norm, TensorModule
@@ -25,12 +21,11 @@ from ..layers.classification import ClassificationHead, Pooler
 from ..memory_formulas import FLOAT32
 from ..text.decoder import Decoder, DecoderAttention, build_mlp
 from ..text.rope import CosSin, Rotary
-from ..text.spec import AttentionSpec, DecoderSpec
+from ..text.spec import AttentionSpec, DecoderSpec, MlpSpec
 from .bert_layouts import LAYOUTS, BertLayout
 from .text_only import ClassificationModel, TakesNoItems
 
 _FURTHEST = 128  # longer distances share the last bucket
-_POOLINGS = ("cls", "mean")
 _IGNORED = (
     "pooler.", "cls.", "lm_head.", "head.", "decoder.", "classifier.", "embeddings.position_ids", "vocab_transform.",
     "vocab_layer_norm.", "vocab_projector.", "rotary_emb.",
@@ -43,8 +38,8 @@ class BertLayer(TensorModule):
     def __init__(self, spec: DecoderSpec, relative: bool, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         kind = RelativeAttention if relative else DecoderAttention
-        self.self_attn = kind(cast(AttentionSpec, spec.layers[0].attention), spec, dtype, device)
-        self.mlp = build_mlp(spec.layers[0], spec, dtype, device)
+        self.self_attn = kind(cast(AttentionSpec, spec.layers[0].mixer), spec, dtype, device)
+        self.mlp = build_mlp(cast(MlpSpec, spec.layers[0].mlp), spec, dtype, device)
         self.after_attention = Norm(spec.hidden_size, spec.eps, True, dtype, device)
         self.after_mlp = Norm(spec.hidden_size, spec.eps, True, dtype, device)
 
@@ -139,15 +134,7 @@ class TextEncoder(TakesNoItems, DecoderModel):
         self, config: Mapping[str, Any], spec: DecoderSpec, encoder: TensorModule, dtype: torch.dtype, device: torch.device
     ) -> None:
         DecoderModel.__init__(self, spec, dtype, device, cast(Decoder, encoder))
-        self.head, self.pooling = None, config.get("pooling_mode", "mean")
-        if self.pooling not in _POOLINGS:
-            raise ConfigError(f"pooling mode {self.pooling!r} is not supported; known are {', '.join(_POOLINGS)}")
-
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        hidden: Tensor = self.language_model(batch)
-        for start, stop in pairwise(batch.attn[0].query_start_loc):
-            hidden[stop - 1] = hidden[start] if self.pooling == "cls" else hidden[start:stop].float().mean(0)
-        return hidden
+        self.head, self.pooling = None, pooling_mode(config, "mean")
 
     def choose_head(self, headers: Mapping[str, Tensor]) -> None:
         """Do nothing: heads of other tasks are not used."""

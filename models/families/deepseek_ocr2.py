@@ -26,18 +26,13 @@ from ..text.query_encoder import QueryEncoder
 from ..text.spec import AttentionSpec, DecoderSpec
 from ..text.stacks import STACKS
 from ..vision.encoders import encoder_spec
-from ..vision.sam import SAM, SamSpec, SamTower, convolved_names, sam_bytes
+from ..vision.sam import SamTower, convolved_names, sam_bytes, sam_spec
 from ..vision.spec import ENCODER, TableSpec, TowerSpec
 from ..vision.vit import VisionTower, tower_bytes
 
 STACK = replace(STACKS["deepseek_v2"], defaults={**STACKS["deepseek_v2"].defaults, "kv_lora_rank": None}, interleaved=False)
 QUERIES = {144: "query_768", 256: "query_1024"}  # rows of SAM -> name of the queries (image side in pixels)
 SIDES = (10, 16)  # rows along a side of the first model's tiles and whole images
-_SAM = {
-    "hidden_size": 768, "output_channels": 256, "num_hidden_layers": 12, "num_attention_heads": 12, "num_channels": 3,
-    "image_size": 1024, "patch_size": 16, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "qkv_bias": True, "mlp_ratio": 4.0,
-    "use_abs_pos": True, "use_rel_pos": True, "window_size": 14, "global_attn_indexes": (2, 5, 8, 11),
-}  # fmt: skip
 CLIP = replace(ENCODER, layers="transformer.layers", qkv=("self_attn.qkv_proj",))
 _ENCODER = {
     "hidden_size": 896, "intermediate_size": 4864, "num_hidden_layers": 24, "num_attention_heads": 14,
@@ -80,7 +75,7 @@ class DeepseekOcr(DecoderModel):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__(decoder_spec(config, STACK), dtype, device)
         vision = _hub(require(config, "vision_config"))
-        self.sam = SamTower(_sam(vision, self.down), dtype, device)
+        self.sam = SamTower(sam_spec(vision.get("sam_config") or {}, self.down), dtype, device)
         width = self.build_encoder(vision, device)
         self.projector = Projector(ProjectorSpec(width, self.hidden_size, ("proj",)), dtype, device)
         self.view_separator = StoredTensor((self.hidden_size,), dtype, device)
@@ -195,30 +190,6 @@ def _hub(vision: Mapping[str, Any]) -> Mapping[str, Any]:
         sam = parts.setdefault("sam_config", {})
         sam["downsample_channels"] = (*(sam.get("downsample_channels") or _DOWN)[:-1], parts["encoder_config"]["hidden_size"])
     return {**vision, **parts}
-
-
-def _sam(vision: Mapping[str, Any], down: tuple[int, ...]) -> SamSpec:
-    """Read SAM's tower. `down`: channels of the convolutions if the config does not state them."""
-    sam = {**_SAM, **(vision.get("sam_config") or {})}
-    width, patch = positive_int(sam, "hidden_size"), positive_int(sam, "patch_size")
-    if not sam["use_abs_pos"]:
-        raise ConfigError("sam_config disables position embeddings; this tower needs them")
-    tower = TowerSpec(
-        depth=positive_int(sam, "num_hidden_layers"),
-        width=width,
-        heads=positive_int(sam, "num_attention_heads"),
-        inner=sam.get("mlp_dim") or int(width * sam["mlp_ratio"]),
-        patch_dim=sam["num_channels"] * patch**2,
-        act=sam["hidden_act"],
-        eps=sam["layer_norm_eps"],
-        qkv_bias=sam["qkv_bias"],
-        table=TableSpec(positive_int(sam, "image_size") // patch, fit="bicubic", antialias=True),
-        window=sam["window_size"],
-        full_layers=frozenset(sam["global_attn_indexes"]),
-        names=SAM,
-    )
-    down = tuple(sam.get("downsample_channels") or down)
-    return SamSpec(tower, positive_int(sam, "output_channels"), down, sam["use_rel_pos"])
 
 
 def _encoder(vision: Mapping[str, Any]) -> DecoderSpec:

@@ -16,7 +16,7 @@ from ..vision.encoders import encoder_spec, with_defaults
 from ..vision.spec import TableSpec, TowerSpec
 
 _ENCODER = "siglip_vision_model"
-_VISION = {
+VISION: Mapping[str, Any] = {
     "hidden_size": 1152, "intermediate_size": 3072, "num_hidden_layers": 12, "num_attention_heads": 16, "image_size": 224,
     "patch_size": 32,
 }  # fmt: skip
@@ -35,7 +35,7 @@ class Idefics3(TowerModel):
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         text = decoder_spec(config, stack_of(config))
         merge = config.get("scale_factor", 2)
-        tower = bucketed_tower({**_VISION, **require(config, "vision_config")}, merge)
+        tower = bucketed_tower({**VISION, **require(config, "vision_config")}, merge)
         projector = ProjectorSpec(tower.width, text.hidden_size, ("proj",), group=merge**2, bias=False)
         super().__init__(text, tower, projector, dtype, device)
 

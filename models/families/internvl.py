@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -50,6 +51,14 @@ _CHAT_NAMES = TowerNames(
 )
 
 
+_QIANFAN_NAMES = {
+    ".norm1.": ".layernorm_before.", ".norm2.": ".layernorm_after.", ".ls1": ".lambda_1", ".ls2": ".lambda_2",
+    ".attn.proj.": ".attention.projection_layer.", ".class_embedding": ".cls_token",
+    ".position_embedding": ".position_embeddings", ".patch_embedding.": ".patch_embeddings.projection.",
+}  # fmt: skip
+_QIANFAN = re.compile("|".join(map(re.escape, _QIANFAN_NAMES)))
+
+
 class InternVL(TowerModel):
     """InternVL in the Hub's layout."""
 
@@ -76,6 +85,41 @@ class InternVLChat(TowerModel):
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         return internlm2_weights(weights, self.spec)
+
+
+class QianfanOcr(TowerModel):
+    """Qianfan-OCR: the Hub's config; weights have the names of InternVL's publisher."""
+
+    prefixes = (
+        ("vision_model.encoder.", "tower."),
+        ("vision_model.", "tower."),
+        ("mlp1.0.", "projector.layer_norm."),
+        ("mlp1.1.", "projector.linear_1."),
+        ("mlp1.3.", "projector.linear_2."),
+        *TOWER_PREFIXES,
+    )
+    ignored = InternVL.ignored
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        vision = require(config, "vision_config")
+        bias = vision.get("attention_bias", vision.get("qkv_bias", True))
+        config = {
+            "tie_word_embeddings": False,
+            **config,
+            "text_config": {"model_type": "qwen3", **require(config, "text_config")},
+            "vision_config": {**vision, "attention_bias": bias},
+        }
+        super().__init__(*_specs(config, replace(_NAMES, layers="layers")), dtype, device)
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Rename the publisher's layers, and split q, k and v."""
+        for name, tensor in weights:
+            stored = _QIANFAN.sub(lambda part: _QIANFAN_NAMES[part[0]], name) if name.startswith("vision_model.") else name
+            if ".attn.qkv." in stored:
+                for kind, part in zip("qkv", tensor.chunk(3), strict=True):
+                    yield stored.replace(".attn.qkv.", f".attention.{kind}_proj."), part
+            else:
+                yield stored, tensor
 
 
 def _specs(config: Mapping[str, Any], names: TowerNames) -> tuple[DecoderSpec, TowerSpec, ProjectorSpec]:

@@ -1,10 +1,10 @@
-"""Kimi-K2.5 (arXiv 2504.07491): MoonViT attends across a chunk's frames and averages their rows; a decoder with MLA."""
+"""Kimi-K2.5 and Kimi-VL (arXiv 2504.07491): MoonViT attends across a chunk's frames and averages their rows; MLA."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class MoonViT(VisionTower, Convertible):
 class KimiK25(DecoderModel):
     """A model of images and of chunks of videos, whose frames share their rows."""
 
-    prefixes = (
+    prefixes: ClassVar[Sequence[tuple[str, str]]] = (
         ("model.vision_tower.", "visual."),
         ("vision_tower.patch_embed.pos_emb.weight", "visual.patch_embed.pos_emb.position_embeddings"),
         ("vision_tower.encoder.final_layernorm.", "visual.final_layernorm."),
@@ -97,6 +97,21 @@ class KimiK25(DecoderModel):
         """Return the bytes for the worst case: all rows come from chunks with the most frames."""
         tower, merger, patches = self.visual.spec, self.merger.spec, rows * self.merge**2
         return tower_bytes(tower, patches * self.frames, merger, self.dtype, limits)
+
+
+class KimiVL(KimiK25):
+    """Kimi-VL: the same parts, for images only."""
+
+    prefixes = (
+        ("multi_modal_projector.linear_1.", "merger.in_proj."),
+        ("multi_modal_projector.linear_2.", "merger.out_proj."),
+        ("multi_modal_projector.", "merger."),
+        *KimiK25.prefixes,
+    )
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        vision = {**require(config, "vision_config"), "pos_emb_time": 1}
+        super().__init__({"tie_word_embeddings": False, **config, "vision_config": vision}, dtype, device)
 
 
 def _tower(vision: Mapping[str, Any], frames: int) -> TowerSpec:

@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, POOL_STRIDE, max_patches_per_row
+from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, PINPOINTS_MINIMAX, POOL_STRIDE, max_patches_per_row
 from ...mm.errors import ConfigError
 from ...mm.tiling import AnyResTiles
 from ..config import decoder_spec, get_text_config
@@ -171,6 +171,14 @@ class LlavaNext(LlavaBase):
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         items = zip(self.encode(tensors), tensors["layout"].tolist(), strict=True)
         return [self.in_lines(tiles, lines) for tiles, lines in items]
+
+
+class MiniMaxVL(LlavaNext):
+    """MiniMax-VL-01: LLaVA-NeXT with the last layer of CLIP and MiniMax-Text-01."""
+
+    text = "minimax"
+    layer = -1
+    pinpoints = PINPOINTS_MINIMAX
 
 
 class LlavaOnevision(LlavaBase):

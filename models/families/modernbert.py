@@ -26,7 +26,7 @@ _DEFAULTS: dict[str, Any] = {
     "hidden_activation": "gelu", "max_position_embeddings": 8192, "norm_eps": 1e-5, "local_attention": 128,
     "global_rope_theta": 160000.0, "local_rope_theta": 10000.0, "global_attn_every_n_layers": 3,
 }  # fmt: skip
-_NAMES = (
+MODERNBERT_NAMES = (
     ("embeddings.tok_embeddings.", "embed_tokens."),
     ("embeddings.norm.", "embed_tokens.norm."),
     ("final_norm.", "norm."),
@@ -39,7 +39,7 @@ _NAMES = (
 )
 
 
-def encoder_spec(config: Mapping[str, Any]) -> DecoderSpec:
+def modernbert_spec(config: Mapping[str, Any]) -> DecoderSpec:
     """Read config.json. `sliding_window` is the number of keys on each side. The first layer has no norm before attention."""
     text = _DEFAULTS | dict(config)
     every = positive_int(text, "global_attn_every_n_layers")
@@ -73,20 +73,21 @@ class ModernBertEncoder(Decoder):
     """ForwardBatch -> hidden states `[rows, hidden]`."""
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
-        self.windows = [layer.attention.window for layer in spec.layers if isinstance(layer.attention, AttentionSpec)]
+        self.windows = [layer.mixer.window for layer in spec.layers if isinstance(layer.mixer, AttentionSpec)]
         super().__init__(replace(spec, layers=tuple(map(_without_window, spec.layers))), dtype, device)
-        self.embed_tokens = NormedEmbedding(spec, dtype, device)
+        self.embed_tokens: NormedEmbedding = NormedEmbedding(spec, dtype, device)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         local = {window: _local(batch.attn[0], batch.positions[0], window) for window in {*self.windows} if window}
         attn = [local[window] if window else meta for window, meta in zip(self.windows, batch.attn, strict=True)]
-        return super().forward(replace(batch, attn=attn))
+        rows = None if batch.embed_rows is None else self.embed_tokens.norm(batch.embed_rows)
+        return super().forward(replace(batch, attn=attn, embed_rows=rows))
 
 
 def _without_window(layer: LayerSpec) -> LayerSpec:
     """Return the layer without a window, so that its KV cache keeps all keys."""
-    assert isinstance(layer.attention, AttentionSpec)
-    return replace(layer, attention=replace(layer.attention, window=None))
+    assert isinstance(layer.mixer, AttentionSpec)
+    return replace(layer, mixer=replace(layer.mixer, window=None))
 
 
 def _local(attn: AttentionMetadata, position: Tensor, window: int) -> AttentionMetadata:
@@ -102,14 +103,14 @@ class ModernBert(TextEncoder):
     """An embedder. Prompts are never chunked, because all of their tokens attend to each other."""
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        spec = encoder_spec(config)
+        spec = modernbert_spec(config)
         super().__init__(config, spec, ModernBertEncoder(spec, dtype, device), dtype, device)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield tensors under our names."""
         for name, tensor in weights:
             name = name.removeprefix("model.")
-            for old, new in _NAMES:
+            for old, new in MODERNBERT_NAMES:
                 name = name.replace(old, new, 1)
             yield name, tensor
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ..config import decoder_spec
+from ..config import decoder_spec, require
 from ..layers.connectors import ProjectorSpec
 from ..text.stacks import stack_of
 from ..tower_model import TOWER_PREFIXES, TowerModel
@@ -26,7 +26,8 @@ class PaliGemma(TowerModel):
     ignored = ("tower.head.", "tower.embeddings.position_ids")  # a pooling head; a buffer in old checkpoints
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        text = decoder_spec(config, stack_of(config, "gemma"))
+        own = {**require(config, "text_config"), "use_bidirectional_attention": None}  # the processor says where
+        text = decoder_spec({**config, "text_config": own}, stack_of(config, "gemma"))
         vision = config.get("vision_config") or _VISION
         tower = encoder_spec(vision, "siglip_vision_model", post_norm=True)
         projector = ProjectorSpec(tower.width, text.hidden_size, ("linear",))

@@ -1,4 +1,7 @@
-"""Qwen3-VL, dense and with experts: earlier states of the tower are added after the decoder's first layers (deepstack).
+"""Qwen3-VL and Qwen3.5, dense and with experts.
+
+Qwen3-VL adds earlier states of the tower after the decoder's first layers (deepstack). Qwen3.5 does not, and its decoder
+consists of gated delta nets and gated attention.
 
 Source: arXiv 2406.04334 (deepstack).
 """
@@ -18,6 +21,7 @@ from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
 from ..native_model import NativeModel, axial_theta, patch_numbers
 from ..text.spec import DecoderSpec, interleaved_sections
+from ..text.stacks import STACKS
 from ..vision.spec import RotarySpec, TableSpec, TowerNames, TowerSpec
 
 _TEXT: dict[str, Any] = {
@@ -67,6 +71,26 @@ class Qwen3VLMoe(Qwen3VL):
     """The same with experts in the decoder."""
 
     stack = replace(STACK, defaults=_MOE_TEXT)
+
+
+class Qwen35(NativeModel):
+    """Qwen3.5."""
+
+    prefixes = PREFIXES
+    stack = STACKS["qwen3_5_text"]
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        vision = require(config, "vision_config")
+        if vision.get("deepstack_visual_indexes"):
+            raise ConfigError("deepstack_visual_indexes of a Qwen3.5 model must be empty; other values are not supported")
+        config = {**config, "vision_config": {**vision, "deepstack_visual_indexes": ()}}
+        super().__init__(*qwen3_specs(config, self.stack, _MERGER), dtype, device)
+
+
+class Qwen35Moe(Qwen35):
+    """Qwen3.5 with experts in the decoder."""
+
+    stack = STACKS["qwen3_5_moe_text"]
 
 
 def qwen3_specs(

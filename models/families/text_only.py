@@ -2,21 +2,25 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Never
 
 import torch
 from torch import Tensor
 
-from ...mm.errors import ConfigError, InputError
-from ..config import decoder_spec
+from ...mm.errors import InputError
+from ..config import decoder_spec, pooling_mode
 from ..consolidated import hub_names
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..internlm2 import internlm2_weights
-from ..layers.classification import ClassificationHead, Pooler
-from ..text.stacks import stack_of
+from ..layers.classification import ClassificationHead, Pooler, count_labels
+from ..layers.linear import Linear
+from ..text.stacks import replace_parts, stack_of
+
+_HEADLESS = ("embed_tokens", "layers", "norm", "embedding_norm", "final_layernorm", "norm_f")
+"""First parts of tensor names in checkpoints saved without the head."""
 
 
 class TakesNoItems:
@@ -35,16 +39,21 @@ class TakesNoItems:
 class TextModel(TakesNoItems, DecoderModel):
     """A decoder without encoders. The stack is the one of config.json's `model_type`."""
 
+    renames: Sequence[tuple[str, str]] = ()
     prefixes = (
         ("model.", "language_model."),
+        ("backbone.", "language_model."),
         ("lm_head.", "head.lm_head."),
-        *((f"{part}.", f"language_model.{part}.") for part in ("embed_tokens", "layers", "norm")),  # saved without the head
+        *((f"{part}.", f"language_model.{part}.") for part in _HEADLESS),
     )
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        if config.get("pooling_mode", "lasttoken") != "lasttoken":
-            raise ConfigError(f"pooling of {config['pooling_mode']!r} is not supported for a decoder; known is lasttoken")
         super().__init__(decoder_spec(config, stack_of(config)), dtype, device)
+        self.pooling = pooling_mode(config, "lasttoken")
+        self.renames = stack_of(config).renames
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        return ((replace_parts(name, self.renames), tensor) for name, tensor in weights)
 
 
 class MistralText(TextModel):
@@ -107,6 +116,24 @@ class RewardModel(ClassificationModel, TextModel):
         labels = 2 if "Process" in str(config.get("architectures")) else 1
         self.head, transform = None, Pooler(self.hidden_size, True, dtype, device)
         self.classifier = ClassificationHead({**config, "num_labels": labels}, self.hidden_size, True, dtype, device, transform)
+
+
+class Voyage(TextModel):
+    """voyage-4-nano: Qwen3 with bidirectional attention and a linear layer over the hidden states, as an embedder."""
+
+    text_parts = ("language_model", "linear")
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__({**config, "model_type": "qwen3"}, dtype, device)
+        self.head, self.ignored, self.pooling = None, (*self.ignored, "head."), pooling_mode(config, "mean")
+        self.vector_size = self.token_size = count_labels(config)
+        self.linear = Linear(self.hidden_size, {"linear": self.vector_size}, False, dtype, device, exact=True)
+
+    def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
+        return self.linear(hidden)
+
+    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
+        """Do nothing: a stored language model head is not used."""
 
 
 class InternLM2(TextModel):

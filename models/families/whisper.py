@@ -41,18 +41,23 @@ class Whisper(nn.Module):
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
     can_generate = recordable = True
-    prefixes = PREFIXES
+    prefixes: tuple[tuple[str, str], ...] = PREFIXES
+    defaults: Mapping[str, Any] = _DEFAULTS
     formats: Formats | None = None
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        config = _DEFAULTS | dict(config)
-        self.encoder = MelEncoder(mel_encoder_spec(config), dtype, device)
-        spec = decoder_spec(config)
+        config = {**self.defaults, **config}
+        spec = self._build_encoder(config, dtype, device)
         self.decoder = CrossDecoder(spec, dtype, device)
         self.vocab_size, self.hidden_size, self.max_positions = spec.vocab_size, spec.hidden_size, spec.positions
         self.row_size, self.cache_specs = spec.hidden_size, self.decoder.cache_specs
         self._build_head(tied=bool(config.get("tie_word_embeddings", True)))
+
+    def _build_encoder(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> CrossDecoderSpec:
+        """Set `encoder`, and return the decoder's spec."""
+        self.encoder = MelEncoder(mel_encoder_spec(config), dtype, device)
+        return decoder_spec(config)
 
     def _build_head(self, tied: bool) -> None:
         embedding = self.decoder.embed_tokens
@@ -84,13 +89,13 @@ class Whisper(nn.Module):
             self._build_head(tied=not any(name.startswith("proj_out.") for name in headers))
 
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
-        check(self, self.convert_weights(headers.items()), PREFIXES)
+        check(self, self.convert_weights(headers.items()), self.prefixes)
 
     def is_unused(self, name: str) -> bool:
         return False
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        fill(self, self.convert_weights(weights), PREFIXES)
+        fill(self, self.convert_weights(weights), self.prefixes)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         return with_key_biases(weights, "model.decoder.")

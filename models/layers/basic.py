@@ -9,6 +9,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...kernels.linear import keeps_float16, shares_table
 from ...kernels.norm import layer_norm, norm_heads_, rms_norm
 from ...kernels.panels import Panels, pack_panels, read_panel_rows
 
@@ -68,6 +69,7 @@ class Norm(WeightedLayer):
 
     Args:
         centered: LayerNorm, though it has no bias.
+        learned: False if the weight is 1, and not in the checkpoint.
         offset: added to the weight, for checkpoints that store it around 0.
         stored: last part of the name in the checkpoint, if it differs from the module's own.
     """
@@ -83,16 +85,18 @@ class Norm(WeightedLayer):
         offset: float = 0.0,
         stored: str | None = None,
         centered: bool = False,
+        learned: bool = True,
     ) -> None:
         super().__init__()
-        self.eps, self.offset, self.stored, self.has_bias = eps, offset, stored, bias
-        self.weight = torch.empty(dim, dtype=dtype, device=device)
+        self.eps, self.offset, self.stored, self.has_bias, self.learned = eps, offset, stored, bias, learned
+        self.weight = torch.ones(dim, dtype=dtype, device=device)
         self.bias = torch.zeros(dim, dtype=dtype, device=device) if bias or centered else None
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         if self.stored is not None:
             path = path[: path.rfind(".") + 1] + self.stored
-        yield f"{path}.weight", self.weight
+        if self.learned:
+            yield f"{path}.weight", self.weight
         if self.bias is not None and self.has_bias:
             yield f"{path}.bias", self.bias
 
@@ -132,25 +136,38 @@ class Scale(TensorModule):
 class Embedding(WeightedLayer):
     """Token ids `[rows]` -> embeddings `[rows, dim]`, multiplied by `scale`.
 
-    `packed`: the table as a tied head has packed it for both (`share`), in place of `weight`.
+    Attributes:
+        packed: the table that this layer shares with a tied head (`share`), in the head's layout; replaces `weight`.
+        float16: the checkpoint stores float16, so a shared float32 table stays in float16.
+        stored_dtypes: dtypes of the table in the checkpoint, if the headers of the files name them.
     """
 
     packed: Panels | None = None
+    float16 = False
 
     def __init__(self, vocab: int, dim: int, dtype: torch.dtype, device: torch.device, scale: float = 1.0) -> None:
         super().__init__()
         self.scale = float(torch.tensor(scale, dtype=dtype))  # rounded to the model's dtype, as the published models do
         self.weight = torch.empty(vocab, dim, dtype=dtype, device=device)
+        self.dtype, self.stored_dtypes = dtype, set[torch.dtype]()
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         yield f"{path}.weight", self.weight
 
+    def shared_dtype(self, device: torch.device) -> torch.dtype | None:
+        """Return the dtype in which a tied head and this layer share the table on `device`; None: they cannot."""
+        dim = self.weight.shape[1]
+        if self.float16 and dim % 2 == 0 and keeps_float16(device, self.dtype):
+            return torch.float16
+        return self.dtype if shares_table(dim, device, self.dtype) else None
+
     def share(self) -> Panels:
-        """Pack the table for a head as well, and drop the original."""
-        self.packed = pack_panels(self.weight, None)
+        """Pack the table for a head as well, and drop the original. A float32 table that float16 cannot hold stays as it is."""
+        half = self.weight.half() if self.shared_dtype(self.weight.device) == torch.float16 else self.weight
+        self.packed = pack_panels(half if torch.equal(half.to(self.dtype), self.weight) else self.weight, None)
         del self.weight
         return self.packed
 
     def forward(self, ids: Tensor) -> Tensor:
-        rows = F.embedding(ids, self.weight) if self.packed is None else read_panel_rows(self.packed.weight, ids)
+        rows = F.embedding(ids, self.weight) if self.packed is None else read_panel_rows(self.packed.weight, ids).to(self.dtype)
         return rows if self.scale == 1.0 else rows.mul_(self.scale)

@@ -17,7 +17,7 @@ class StoredTensor(WeightedLayer):
 
     def __init__(self, shape: Sequence[int], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.weight = torch.empty(*shape, dtype=dtype, device=device)
+        self.weight = torch.empty(tuple(shape), dtype=dtype, device=device)
 
     def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
         yield path, self.weight

@@ -2,30 +2,32 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 
-from ...kernels.activation import activation
+from ...kernels.activation import act_and_mul, activation
 from ..config import check_activation
 from ..interface import StepLimits
 from ..memory_formulas import OpBytes
-from .basic import TensorModule
+from .basic import Converter, Convertible, TensorModule
 from .builder import Builder
 
 
 @dataclass(frozen=True)
 class ProjectorSpec:
-    """One or two linear layers over groups of adjacent rows, with an optional norm before them.
+    """Linear layers over groups of adjacent rows, with an optional norm before them.
 
     Args:
         width, out: numbers per input row, and per result row.
-        layers: names of the linear layers below the projector; `act` is applied between the two.
+        layers: names of the linear layers below the projector; `act` is applied between two of them.
         group: input rows per result row; a square of patches if the tower's patches come in squares.
-        inner: width between the two layers; None: `group * width`.
-        bias: both layers have a bias.
+        inner: width between two layers; None: `group * width`.
+        bias: the layers have a bias.
+        gated: the first layer gives `inner` values, then their gates; `act` is that of the gates.
         norm: name of the norm; None: no norm. rms: RMSNorm instead of LayerNorm. norm_offset: added to its weight.
         joined_norm: the norm is over a whole group instead of each row.
         averaged: the rows of a group are averaged first instead of concatenated.
@@ -39,6 +41,7 @@ class ProjectorSpec:
     inner: int | None = None
     act: str = "gelu"
     bias: bool = True
+    gated: bool = False
     norm: str | None = None
     eps: float = 1e-5
     rms: bool = False
@@ -55,22 +58,23 @@ class ProjectorSpec:
     @property
     def outputs(self) -> tuple[int, ...]:
         """Output width of each layer."""
-        return (self.out,) if len(self.layers) == 1 else (self.inner or self.group_width, self.out)
+        inner = (self.inner or self.group_width) * (1 + self.gated)
+        return (inner,) * (len(self.layers) - 1) + (self.out,)
 
 
-class Projector(TensorModule):
+class Projector(TensorModule, Convertible):
     """`[rows, width]` -> `[rows / group, out]`. Raises ConfigError for an unknown activation."""
 
     def __init__(self, spec: ProjectorSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        check_activation("a projector's activation", spec.act)
+        check_activation("a projector's activation", spec.act, gated=False)
         self.spec, build = spec, Builder(self, dtype, device)
         normed = spec.group_width if spec.joined_norm else spec.width
         self.norms = [] if spec.norm is None else [build.norm(spec.norm, normed, spec.eps, not spec.rms, spec.norm_offset)]
         inner, self.layers = spec.group_width, []
         for name, outer in zip(spec.layers, spec.outputs, strict=True):
             self.layers.append(build.linear([name], inner, [outer], spec.bias))
-            inner = outer
+            inner = outer // (1 + spec.gated)
 
     def forward(self, x: Tensor) -> Tensor:
         s = self.spec
@@ -83,12 +87,21 @@ class Projector(TensorModule):
         first, *others = self.layers
         x = first(x.reshape(-1, s.group_width))
         for layer in others:
-            x = layer(activation(s.act, x))
+            x = layer(act_and_mul(s.act, x) if s.gated else activation(s.act, x))
         return x
+
+    def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
+        """Yield converters that put the gates before the values, where `act_and_mul` reads them."""
+        for name in (f"{path}.{self.spec.layers[0]}.{kind}" for kind in ("weight", "bias") if self.spec.gated):
+            yield name, partial(_gates_first, name)
 
     def extra_bytes(self, rows: int) -> int:
         """Return the bytes that a subclass needs for this many result rows beyond `projector_bytes`."""
         return 0
+
+
+def _gates_first(name: str, tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
+    yield name, tensor.roll(len(tensor) // 2, 0)
 
 
 def squares(rows: Tensor, grids: Sequence[tuple[int, int, int]], merge: int) -> Tensor:
@@ -116,6 +129,7 @@ def projector_bytes(c: ProjectorSpec, states: int, patches: int, dtype: torch.dt
     result = 0
     for number, outer in enumerate(c.outputs):
         peak = max(peak, inputs + copies + result + ops.linear(inner, outer, patches) // c.group)
-        result = outer * s // c.group * (1 if number + 1 == len(c.outputs) else 2)  # before and after the activation
-        peak, inner = max(peak, inputs + copies + result), outer
+        last, inner = number + 1 == len(c.outputs), outer // (1 + c.gated)
+        result = (outer if last else outer + inner) * s // c.group  # before and after the activation
+        peak = max(peak, inputs + copies + result)
     return max(peak, inputs + 3 * c.out * s // c.group)  # in the order of items, and split into items

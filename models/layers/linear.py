@@ -8,6 +8,7 @@ from contextvars import ContextVar
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from ...kernels.dispatch import backend
 from ...kernels.fp8 import Fp8Weight
@@ -15,7 +16,7 @@ from ...kernels.grouped import GroupedWeight, QuantizedWeight
 from ...kernels.int4 import Int4Options, pack_int4
 from ...kernels.int4 import packed_bytes as packed_int4_bytes
 from ...kernels.int8 import pack_codes
-from ...kernels.linear import LinearWeight, linear, pack, shares_table
+from ...kernels.linear import LinearWeight, linear, pack
 from ..formats.base import WeightFormat
 from ..memory_formulas import packed_weight_bytes, panel_bytes
 from .adapter import LowRank
@@ -175,6 +176,7 @@ class LmHead(TensorModule):
         scale: factor of the logits.
         cap: soft cap; logits l become cap * tanh(l / cap). None: no cap.
         bias: the head has a bias, unless it is tied.
+        unpredicted: last tokens of the vocabulary, whose logits are -inf and not computed.
     """
 
     def __init__(
@@ -188,8 +190,10 @@ class LmHead(TensorModule):
         scale: float = 1.0,
         cap: float | None = None,
         bias: bool = False,
+        unpredicted: int = 0,
     ) -> None:
         super().__init__()
+        vocab, self.unpredicted = vocab - unpredicted, unpredicted
         self.scale, self.cap, self.tied_to = (
             scale,
             cap,
@@ -202,8 +206,8 @@ class LmHead(TensorModule):
         """Return the bytes that a tied head takes beside the table `[vocab, hidden]`: padding, or a copy in oneDNN's layout."""
         for embedding in self.tied_to:
             (vocab, hidden), dtype = embedding.weight.shape, embedding.weight.dtype
-            if shares_table(hidden, device, dtype):
-                return panel_bytes(hidden, vocab, dtype) - embedding.weight.nbytes
+            if shared := embedding.shared_dtype(device):
+                return panel_bytes(hidden, vocab, shared) - embedding.weight.nbytes
             if backend("linear", device, dtype) != "torch":
                 return packed_weight_bytes(hidden, vocab, False, dtype, device)
         return 0
@@ -212,10 +216,12 @@ class LmHead(TensorModule):
         """Pack a tied table once it is filled. An untied projection is packed like any other layer."""
         for embedding in self.tied_to:
             table = embedding.weight
-            self.packed = embedding.share() if shares_table(table.shape[1], table.device, table.dtype) else pack(table, None)
+            self.packed = embedding.share() if embedding.shared_dtype(table.device) else pack(table, None)
 
     def forward(self, hidden: Tensor) -> Tensor:
         logits = linear(hidden, self.packed if self.proj is None else self.proj.packed).float()
         if self.scale != 1.0:
             logits *= self.scale
-        return logits if self.cap is None else logits.div_(self.cap).tanh_().mul_(self.cap)
+        if self.cap is not None:
+            logits = logits.div_(self.cap).tanh_().mul_(self.cap)
+        return F.pad(logits, (0, self.unpredicted), value=-torch.inf) if self.unpredicted else logits

@@ -14,7 +14,8 @@ from .linear import Linear
 class GatedMlp(TensorModule):
     """`down(act(gate(x)) * up(x))`, `[rows, dim] -> [rows, out]`, where `out` is `dim` unless it is given.
 
-    `fused`: the checkpoint stores gate and up as one matrix, `gate_up_proj`.
+    `fused`: the checkpoint stores gate and up as one matrix, `gate_up_proj`. `sparsity`,
+    `multipliers`: as in MlpSpec.
     """
 
     def __init__(
@@ -28,16 +29,33 @@ class GatedMlp(TensorModule):
         act: str = "silu",
         fused: bool = False,
         out: int | None = None,
+        sparsity: float = 0.0,
+        multipliers: tuple[float, float] = (1.0, 1.0),
     ) -> None:
         super().__init__()
-        self.act = act
+        self.act, self.multipliers = act, multipliers
+        quantile = torch.distributions.Normal(0.0, 1.0).icdf(torch.tensor(sparsity)) if sparsity else torch.tensor(0.0)
+        self.cut = float(quantile.to(dtype)) if sparsity else None  # in standard deviations
         shards = {"gate_up_proj": 2 * inner} if fused else {"gate_proj": inner, "up_proj": inner}
         self.gate_up = Linear(dim, shards, bias, dtype, device)
         self.down = Linear(inner, {"down_proj": out or dim}, bias, dtype, device)
 
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
         """Run the MLP. `modality_ids` is ignored; `layers.moe` uses it."""
-        return self.down(act_and_mul(self.act, self.gate_up(x)))
+        hidden = self.gate_up(x)
+        if self.cut is not None:
+            _cut_(hidden[:, : hidden.shape[1] // 2], self.cut)
+        gate, out = self.multipliers
+        if gate != 1.0:
+            hidden[:, : hidden.shape[1] // 2].mul_(gate)
+        hidden = act_and_mul(self.act, hidden)
+        result = self.down(hidden)
+        return result if out == 1.0 else result.mul_(out)
+
+
+def _cut_(gate: Tensor, deviations: float) -> None:
+    """Subtract mean + `deviations` standard deviations of each row, in place, and cut negative numbers to zero."""
+    gate.sub_(gate.mean(-1, keepdim=True) + gate.std(-1, keepdim=True, unbiased=False) * deviations).relu_()
 
 
 class PlainMlp(TensorModule):

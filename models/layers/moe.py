@@ -20,10 +20,10 @@ from ...kernels.int8 import Int8Weight
 from ...kernels.moe import RoutingConfig, StackedExperts, StackedWeight, fused_experts, loop_experts, route
 from ..memory_formulas import FLOAT32, OpBytes
 from ..text.spec import MoeSpec
-from .basic import Converter, Renamed, WeightedLayer
+from .basic import Converter, Norm, Renamed, TensorModule, WeightedLayer
 from .builder import StoredTensor
 from .linear import Linear, weights_deferred
-from .mlp import GatedMlp, gated_mlp_bytes
+from .mlp import GatedMlp, PlainMlp, gated_mlp_bytes
 
 _NUMBERED_PARTS = {"w1": "gate_proj", "w2": "down_proj", "w3": "up_proj"}
 """Mixtral's names of an expert's layers."""
@@ -71,20 +71,24 @@ class Mixture(WeightedLayer):
             spec.group_score,
             spec.jitter,
         )
-        self.transposed, self.interleaved = spec.transposed, spec.interleaved
+        self.transposed, self.interleaved, self.scaled_inputs = spec.transposed, spec.interleaved, spec.scaled_inputs
+        self.is_plain = bool(spec.plain)
         self.gate = Linear(dim, {"gate": spec.experts}, spec.router_bias, torch.float32, device, exact=True)
         self.correction = RouterCorrection((spec.experts,), torch.float32, device) if spec.correction else None
-        mlp = partial(GatedMlp, dim, bias=spec.bias, dtype=dtype, act=spec.act)
+        self.expert_scale = StoredTensor((spec.experts,), torch.float32, device) if spec.expert_scale else None
+        mlp, wide = partial(_build_expert, spec, dtype), spec.latent or dim
         stack = backend("moe", device, dtype) == "triton" and not weights_deferred()
         expert_device = torch.device("meta") if stack else device
-        self._experts = [mlp(inner=spec.inner[modality], device=expert_device) for _ in range(spec.experts)]
+        self._experts = [mlp(wide, spec.inner[modality], device=expert_device) for _ in range(spec.experts)]
         self.experts = nn.ModuleList(self._experts)
         self.stacked: StackedExperts | None = None
         if stack:
             gate_ups, downs = self._layers()
             self.stacked = StackedExperts(spec.act, _stack_weights(gate_ups, device), _stack_weights(downs, device))
         shared = spec.shared_inner if shared is None else shared
-        self.shared_experts = mlp(inner=shared, device=device) if shared else None
+        self.shared_experts = mlp(dim, shared, device=device) if shared else None
+        self.into = Linear(dim, {"fc1_latent_proj": wide}, spec.bias, dtype, device) if spec.latent else None
+        self.out_of = Linear(wide, {"fc2_latent_proj": dim}, spec.bias, dtype, device) if spec.latent else None
         gated = shared and spec.shared_gate
         self.shared_gate = Linear(dim, {"shared_expert_gate": 1}, False, dtype, device, exact=True) if gated else None
 
@@ -95,19 +99,32 @@ class Mixture(WeightedLayer):
         shared = self.shared_experts(x)
         return out.add_(shared if self.shared_gate is None else shared.mul_(self.shared_gate(x).sigmoid()))
 
-    def routed(self, x: Tensor, selected: Tensor | None = None, out: Tensor | None = None) -> Tensor:
-        """Run the routed experts. With stacked weights, only the rows in `selected` (bool) are written to `out`."""
+    def routed(
+        self, x: Tensor, selected: Tensor | None = None, out: Tensor | None = None, scored: Tensor | None = None
+    ) -> Tensor:
+        """Run the routed experts. With stacked weights, only the rows in `selected` (bool) are written to `out`.
+
+        `scored`: rows for the router; None: `x`.
+        """
         correction = None if self.correction is None else self.correction.weight
-        weights, chosen = route(self.gate(x.float()), self.rule, correction)
+        weights, chosen = route(self.gate((x if scored is None else scored).float()), self.rule, correction)
+        if self.expert_scale is not None:
+            weights = weights * self.expert_scale.weight[chosen.long()]
+        if self.scaled_inputs:
+            x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
+        x = x if self.into is None else self.into(x)
         if self.stacked is None:
-            return loop_experts(x, weights, chosen, len(self._experts), lambda number, rows: self._experts[number](rows))
-        if selected is not None:
-            chosen = chosen.masked_fill_(~selected[:, None], -1)
-        return fused_experts(x, weights, chosen, self.stacked, out)
+            mixed = loop_experts(x, weights, chosen, len(self._experts), lambda number, rows: self._experts[number](rows))
+        else:
+            if selected is not None:
+                chosen = chosen.masked_fill_(~selected[:, None], -1)
+            mixed = fused_experts(x, weights, chosen, self.stacked, out)
+        return mixed if self.out_of is None else self.out_of(mixed)
 
     def _layers(self) -> tuple[list[Linear], list[Linear]]:
-        """Return the gate-and-up layers of all experts, and their down layers."""
-        return [expert.gate_up for expert in self._experts], [expert.down for expert in self._experts]
+        """Return the first layers of all experts (gate and up, or up alone), and their down layers."""
+        first = [expert.gate_up if isinstance(expert, GatedMlp) else expert.up for expert in self._experts]
+        return first, [expert.down for expert in self._experts]
 
     def after_load(self) -> None:
         experts = self.stacked
@@ -117,17 +134,20 @@ class Mixture(WeightedLayer):
 
     def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
         """Yield converters that split the tensors of all experts, `[experts, out, in]` or `[experts, in, out]`."""
-        for stored, names in (("gate_up_proj", ("gate_proj", "up_proj")), ("down_proj", ("down_proj",))):
+        first = ("up_proj", ("up_proj",)) if self.is_plain else ("gate_up_proj", ("gate_proj", "up_proj"))
+        for stored, names in (first, ("down_proj", ("down_proj",))):
             yield f"{path}.experts.{stored}", partial(self._split, path, names)
+            yield f"{path}.experts.fc{3 - len(names)}.weight", partial(self._split, path, names)  # Aria's names
             yield f"{path}.experts.{stored}_bias", partial(self._split_bias, path, names)
         for part in ("weight", "bias"):
             yield f"{path}.router.{part}", Renamed(f"{path}.gate.{part}")
         yield f"{path}.gate.wg.weight", Renamed(f"{path}.gate.weight")  # Hunyuan's name
         for part, singular in product(_NUMBERED_PARTS.values(), ("shared_expert", "shared_mlp")):
             yield f"{path}.{singular}.{part}.weight", Renamed(f"{path}.shared_experts.{part}.weight")
-        beside = f"{path.removesuffix('mlp')}shared_mlp"
-        yield f"{beside}.input_linear.weight", partial(_chunked, f"{path}.shared_experts")
-        yield f"{beside}.output_linear.weight", Renamed(f"{path}.shared_experts.down_proj.weight")
+        beside, shared = f"{path.removesuffix('mlp')}shared_mlp", f"{path}.shared_experts"
+        for names in ((f"{beside}.input_linear", f"{beside}.output_linear"), (f"{path}.gate_up_proj", f"{path}.down_proj")):
+            yield f"{names[0]}.weight", partial(_chunked, shared)
+            yield f"{names[1]}.weight", Renamed(f"{shared}.down_proj.weight")
         block = f"{path.removesuffix('mlp')}block_sparse_moe"
         for router in ("gate", "router.layer"):  # "router.layer" and the next two names are Granite's
             yield f"{block}.{router}.weight", Renamed(f"{path}.gate.weight")
@@ -137,8 +157,8 @@ class Mixture(WeightedLayer):
             yield f"{block}.experts.{i}.{stored}.weight", Renamed(f"{path}.experts.{i}.{part}.weight")
 
     def _split(self, path: str, names: tuple[str, ...], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        expert = self._experts[0]
-        out = (expert.gate_up if len(names) == 2 else expert.down).outputs
+        first, down = self._layers()
+        out = (down if names == ("down_proj",) else first)[0].outputs
         transposed = tensor.shape[-1] == out and (self.transposed or tensor.shape[-2] != out)
         for i, own in enumerate(tensor.mT if transposed else tensor):
             for name, part in zip(names, self._shards(own, len(names)), strict=True):
@@ -151,6 +171,28 @@ class Mixture(WeightedLayer):
 
     def _shards(self, outputs: Tensor, count: int) -> Sequence[Tensor]:
         return [outputs[i::count] for i in range(count)] if self.interleaved else outputs.chunk(count)
+
+
+def _build_expert(spec: MoeSpec, dtype: torch.dtype, dim: int, inner: int, *, device: torch.device) -> GatedMlp | PlainMlp:
+    if spec.plain is not None:
+        return PlainMlp(dim, inner, spec.bias, dtype, device, spec.act, spec.plain)
+    return GatedMlp(dim, inner, spec.bias, dtype, device, act=spec.act)
+
+
+class MixtureBeside(TensorModule):
+    """A mixture beside an MLP (Gemma 4). Experts and router read the residual stream, each through a norm of its own."""
+
+    def __init__(self, dim: int, spec: MoeSpec, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.mixture = Mixture(dim, spec, dtype, device)
+        norm = partial(Norm, dim, eps, False, dtype, device)
+        self.router_norm, self.before = norm(), norm()
+        self.after_mlp, self.after = norm(), norm()
+
+    def forward(self, x: Tensor, mlp: Tensor) -> Tensor:
+        """Return the sum of both outputs. `x`: the residual stream. `mlp`: the MLP's output."""
+        scored = self.router_norm(x).mul_(x.shape[1] ** -0.5)
+        return self.after(self.mixture.routed(self.before(x), scored=scored)).add_(self.after_mlp(mlp))
 
 
 class ModalityMixture(WeightedLayer):
@@ -242,9 +284,14 @@ def mixture_bytes(width: int, m: MoeSpec, ops: OpBytes) -> int:
     expert = 8 + width * s + gated_mlp_bytes(width, max(m.inner), ops)
     total = width * (2 * FLOAT32 + s + ops.float32_copy)  # the weighted sum, and what is added to it
     shared = width * s + gated_mlp_bytes(width, m.shared_inner, ops)
+    if m.latent:
+        inside = mixture_bytes(m.latent, replace(m, latent=0, shared_inner=0), ops)
+        return max(ops.linear_result(m.latent, ops.limits.rows) + inside + width * s, shared)
     if ops.fused("moe"):  # stacked experts compute all their rows at once
         inner = max(m.inner)
         pairs = m.top_k * (4 * FLOAT32 + (inner + width) * s)  # weights, experts, their order; results of both products
+        pairs += m.scaled_inputs * (width * s + FLOAT32 + s)
         quantised = (width + FLOAT32 + m.top_k * (inner + FLOAT32)) * ops.limits.int8
         return width * s + 1 + max(scores, pairs + quantised, shared)
-    return max(modality + max(scores, routing + results + max(expert, total)), routing + shared)
+    scaled = m.scaled_inputs * width * s
+    return max(modality + max(scores, routing + results + scaled + max(expert, total)), routing + shared)

@@ -2,55 +2,117 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable, Iterator, Sequence
 from functools import partial
+from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
+from ...kernels.activation import activation
 from ...kernels.attention import paged_attention
 from ...kernels.metadata import AttentionMetadata
 from ...kernels.qkv_prepare import prepare_qkv
 from ...kernels.rope import rotate_
 from ...kernels.scatter import scatter_rows_
 from ..interface import CacheSpec, ForwardBatch, StepLimits
-from ..layers.basic import AddResidual, Embedding, Norm, Scale, TensorModule
+from ..layers.basic import AddResidual, Converter, Convertible, Embedding, Norm, Scale, TensorModule
 from ..layers.builder import StoredTensor
 from ..layers.linear import Linear
 from ..layers.mla import LatentAttention, latent_attention_bytes
 from ..layers.mlp import GatedMlp, PlainMlp, gated_mlp_bytes
-from ..layers.moe import Mixture, ModalityMixture, mixture_bytes
-from ..memory_formulas import FLOAT32, OpBytes
-from .rope import CosSin, Rotary
-from .spec import AttentionSpec, DecoderSpec, LatentSpec, LayerSpec, MlpSpec, MoeSpec
+from ..layers.moe import Mixture, MixtureBeside, ModalityMixture, mixture_bytes
+from ..layers.recurrent import GatedDeltaNet, LightningAttention, Mamba2, ShortConv, recurrent_bytes
+from ..memory_formulas import FLOAT32, SMALL, OpBytes
+from .rope import CosSin, Rotary, Temperature
+from .spec import (
+    AttentionSpec,
+    ConvSpec,
+    DecoderSpec,
+    DeltaSpec,
+    LatentSpec,
+    LayerSpec,
+    LightningSpec,
+    MlpSpec,
+    MoeSpec,
+    StateSpec,
+)
 
 _SPLIT_KV_BYTES = 64 << 20  # 256 multiprocessors with two tiles of at most 128 KiB each
 
 
-class DecoderAttention(TensorModule):
+class DecoderAttention(TensorModule, Convertible):
     """Grouped-query attention. Norm, rotation and the write to the cache are one kernel call."""
 
     def __init__(self, spec: AttentionSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
-        self.qkv_heads, self.dim = (heads, kv_heads, kv_heads), dim
+        heads, kv_heads, dim = spec.heads, spec.kv_heads if spec.source is None else 0, spec.head_dim
+        self.out_scale = spec.out_scale
+        self.qkv_heads, self.dim, self.gated = (heads, kv_heads, kv_heads), dim, spec.gated
         self.scale, self.soft_cap, self.qk_norm = spec.scale, spec.soft_cap, spec.qk_norm
-        self.interleaved = spec.rope is not None and spec.rope.interleaved
+        self.rotates, self.interleaved = spec.rope is not None, spec.rope is not None and spec.rope.interleaved
+        self.keys_as_values, self.shares_cache = spec.keys_as_values, spec.source is not None
         shards = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+        if spec.keys_as_values:
+            del shards["v_proj"]
         if spec.fused:
             shards = {"qkv_proj": sum(shards.values())}
+        if spec.gated:
+            shards["gate"] = heads * dim
+        shards = {name: outputs for name, outputs in shards.items() if outputs}
         self.qkv = Linear(stack.hidden_size, shards, spec.bias, dtype, device)
         self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
         self.sinks = StoredTensor((heads,), torch.float32, device) if spec.sinks else None
-        self.cache_spec = CacheSpec("full" if spec.window is None else "window", kv_heads, dim, dtype, spec.window)
+        kind = "full" if spec.window is None else "chunk" if spec.chunked else "window"
+        self.cache_spec = CacheSpec(kind, kv_heads, dim, dtype, spec.window)
         if spec.qk_norm is not None:
             q, k = (heads * dim, kv_heads * dim) if spec.qk_norm == "all" else (dim, dim)
             names = ("query_layernorm", "key_layernorm") if spec.qk_norm == "rotated" else ("q_norm", "k_norm")
-            norm = partial(Norm, eps=stack.eps, bias=False, dtype=dtype, device=device, offset=stack.norm_offset)
-            self.q_norm, self.k_norm = (norm(width, stored=name) for width, name in zip((q, k), names, strict=True))
+            offset, learned = stack.norm_offset, spec.qk_norm != "plain"
+            norm = partial(Norm, eps=stack.eps, bias=False, dtype=dtype, device=device, offset=offset, learned=learned)
+            self.q_norm = norm(q, stored=names[0])
+            if not self.shares_cache:
+                self.k_norm = norm(k, stored=names[1])
+        self.value_norm = Norm(dim, stack.eps, False, dtype, device, learned=False) if spec.value_norm else None
+
+    def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
+        """Yield converters of a gated q_proj, which stores the query rows and the gate rows of each head in turn."""
+        if self.gated:
+            yield f"{path}.q_proj.weight", partial(self._split_gate, path, "weight")
+            yield f"{path}.q_proj.bias", partial(self._split_gate, path, "bias")
+
+    def _split_gate(self, path: str, kind: str, stored: Tensor) -> Iterable[tuple[str, Tensor]]:
+        query, gate = stored.view(self.qkv_heads[0], 2, self.dim, -1).unbind(1)
+        for name, part in (("q_proj", query), ("gate", gate)):
+            yield f"{path}.{name}.{kind}", part.reshape(-1, *stored.shape[1:])
 
     def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        qkv = self.qkv(x).view(x.shape[0], -1, self.dim)  # [rows, heads + 2 * kv_heads, dim]
-        norms, rotation = None, None if cos_sin is None else cos_sin[:2]
+        projected = self.qkv(x).view(x.shape[0], -1, self.dim)
+        if self.keys_as_values:
+            projected = torch.cat((projected, projected[:, -self.qkv_heads[2] :]), 1)
+        q, k, v = self._prepare(projected[:, : sum(self.qkv_heads)], cos_sin, cache, attn)
+        if cos_sin is not None and cos_sin.query_scale is not None:
+            q.mul_(cos_sin.query_scale.to(q.dtype)[:, None, None])
+        sinks = None if self.sinks is None else self.sinks.weight
+        attended = paged_attention(q, k, v, cache, attn, self.scale, self.soft_cap, sinks)
+        if self.gated:
+            attended *= projected[:, sum(self.qkv_heads) :].sigmoid()
+        out = self.out(attended.flatten(1))
+        return out if self.out_scale == 1.0 else out.mul_(self.out_scale)
+
+    def _prepare(
+        self, qkv: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata
+    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
+        """Norm and rotate `qkv [rows, heads + 2 * kv_heads, dim]` in place; return q, k, v as `paged_attention` takes them."""
+        norms, rotation = None, cos_sin[:2] if cos_sin is not None and self.rotates else None
+        if self.shares_cache:
+            if self.qk_norm is not None:
+                self.q_norm.heads_(qkv)
+            if rotation is not None:
+                rotate_(qkv[..., : 2 * rotation[0].shape[1]], *rotation, self.interleaved)
+            return qkv, None, None
+        if self.value_norm is not None:
+            self.value_norm.heads_(qkv[:, -self.qkv_heads[2] :])
         if self.qk_norm == "rotated" and rotation is not None:
             rotate_(qkv[:, : -self.qkv_heads[2], : 2 * rotation[0].shape[1]], *rotation, self.interleaved)
             rotation = None
@@ -59,27 +121,90 @@ class DecoderAttention(TensorModule):
                 norm.heads_(part.flatten(1)[:, None])
         elif self.qk_norm is not None:
             norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset
-        q, k, v = prepare_qkv(qkv, cache, attn, rotation, self.interleaved, norms)
-        if cos_sin is not None and cos_sin.query_scale is not None:
-            q.mul_(cos_sin.query_scale.to(q.dtype)[:, None, None])
-        sinks = None if self.sinks is None else self.sinks.weight
-        return self.out(paged_attention(q, k, v, cache, attn, self.scale, self.soft_cap, sinks).flatten(1))
+        return prepare_qkv(qkv, cache, attn, rotation, self.interleaved, norms)
 
 
-class DecoderLayer(TensorModule):
-    """Attention and MLP, with norms before or after each; some stacks scale their outputs."""
+class CrossAttention(TensorModule):
+    """Grouped-query attention to encoder rows, whose keys and values are computed once and stay in the cache."""
+
+    def __init__(self, spec: AttentionSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
+        self.kv_heads, self.dim, self.scale = kv_heads, dim, spec.scale
+        self.q = Linear(stack.hidden_size, {"q_proj": heads * dim}, spec.bias, dtype, device)
+        self.kv = Linear(stack.hidden_size, dict.fromkeys(("k_proj", "v_proj"), kv_heads * dim), spec.bias, dtype, device)
+        self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
+        self.q_norm, self.k_norm = (Norm(dim, stack.eps, False, dtype, device) for _ in range(2))
+        self.cache_spec = CacheSpec("cross", kv_heads, dim, dtype, optional=True)
+
+    def forward(self, x: Tensor, rows: Tensor | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+        q = self.q(x).view(len(x), -1, self.dim)
+        self.q_norm.heads_(q)
+        k = v = q[:0, : self.kv_heads]
+        if rows is not None:
+            k, v = self.kv(rows.to(x.dtype)).view(len(rows), 2 * self.kv_heads, self.dim).split(self.kv_heads, 1)
+            self.k_norm.heads_(k)
+        return self.out(paged_attention(q, k, v, cache, attn, self.scale).flatten(1))
+
+
+class CrossLayer(TensorModule):
+    """Cross-attention and MLP, both gated (Mllama). Rows before the item's token get the output of attention alone."""
 
     def __init__(self, spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.self_attn = _attention(spec, stack, dtype, device)
-        self.mlp = build_mlp(spec, stack, dtype, device)
+        assert isinstance(spec.mixer, AttentionSpec)
+        assert spec.mlp is not None
+        self.cross_attn = CrossAttention(spec.mixer, stack, dtype, device)
+        self.mixers = (self.cross_attn,)
+        self.mlp = build_mlp(spec.mlp, stack, dtype, device)
+        self.before_attention, self.before_mlp = (_norm(stack, dtype, device, spec.norms[i]) for i in (0, 2))
+        self.cross_attn_attn_gate, self.cross_attn_mlp_gate = (StoredTensor((1,), dtype, device) for _ in range(2))
+
+    def forward(
+        self, x: Tensor, add: Tensor | None, rows: Tensor | None, mask: Tensor, cache: Tensor, attn: AttentionMetadata
+    ) -> Tensor:
+        """Update the residual stream as DecoderLayer does. `rows`, `mask`: `cross_rows` and `cross_mask` of ForwardBatch."""
+        hidden = ~mask[..., None]
+        add = self.cross_attn(self.before_attention(x, add), rows, cache, attn)
+        add = add.mul_(self.cross_attn_attn_gate.weight.tanh()).masked_fill_(hidden[0], 0)
+        add = self.mlp(self.before_mlp(x, add), None)
+        return add.mul_(self.cross_attn_mlp_gate.weight.tanh()).masked_fill_(hidden[1], 0)
+
+
+Mixer = DecoderAttention | LatentAttention | ShortConv | GatedDeltaNet | Mamba2 | LightningAttention
+
+
+class DecoderLayer(TensorModule):
+    """Mixers of tokens and an MLP, or one of them, with norms before or after each; some stacks scale their outputs."""
+
+    def __init__(self, spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.mixers = tuple(_mixer(mixer, stack, dtype, device) for mixer in spec.mixers)  # registered by names in checkpoints
+        for mixer, module in zip(spec.mixers, self.mixers, strict=True):
+            self.add_module(str(spec.path or getattr(mixer, "path", "self_attn")), module)
+        self.mlps: tuple[TensorModule, ...] = () if spec.mlp is None else (build_mlp(spec.mlp, stack, dtype, device),)
+        for mlp in self.mlps:
+            self.add_module(spec.path or "mlp", mlp)
+        moe = spec.experts
+        self.beside = None if moe is None else MixtureBeside(stack.hidden_size, moe, stack.eps, dtype, device)
         self.parallel = spec.parallel
         norms = [None if name is None else _norm(stack, dtype, device, name) for name in spec.norms]
         self.before_attention, self.before_mlp = norms[0] or AddResidual(), norms[2] or AddResidual()
         self.adjusts_outputs = norms[1] is not None or stack.residual_scale != 1.0
+        self.stream_scales, scales = None, [stack.residual_scale] * 2
+        if spec.residuals is not None:
+            self.stream_scales, scales = ([pair[i] for pair in spec.residuals] for i in range(2))
+            self.adjusts_outputs = True
         if self.adjusts_outputs:
-            self.after_attention = norms[1] or Scale(stack.residual_scale)
-            self.after_mlp = norms[3] or Scale(stack.residual_scale)
+            self.after_attention = norms[1] or Scale(scales[0])
+            self.after_mlp = norms[3] or Scale(scales[1])
+        self.layer_scalar = StoredTensor((1,), dtype, device) if stack.scaled_layers else None
+        self.per_layer = stack.per_layer
+        if self.per_layer is not None:
+            dim, hidden = self.per_layer.dim, stack.hidden_size
+            self.per_layer_gate = Linear(hidden, {"per_layer_input_gate": dim}, False, dtype, device)
+            self.per_layer_out = Linear(dim, {"per_layer_projection": hidden}, False, dtype, device)
+            self.after_per_layer = _norm(stack, dtype, device, "post_per_layer_input_norm")
 
     def forward(
         self,
@@ -89,52 +214,132 @@ class DecoderLayer(TensorModule):
         cache: Tensor,
         attn: AttentionMetadata,
         modality_ids: Tensor | None,
+        per_layer: Tensor | None = None,
+        *more: tuple[Tensor, AttentionMetadata],
     ) -> Tensor:
-        """Update the residual stream `x` in place, first by `add`. Return the MLP's output, which the next layer adds."""
-        if self.parallel:
-            normed = self.before_attention(x, add)
-            return self.self_attn(normed, cos_sin, cache, attn).add_(self.mlp(normed, modality_ids))
-        add = self.self_attn(self.before_attention(x, add), cos_sin, cache, attn)
-        if self.adjusts_outputs:
-            add = self.after_attention(add)
-        add = self.mlp(self.before_mlp(x, add), modality_ids)
-        return self.after_mlp(add) if self.adjusts_outputs else add
+        """Update the residual stream `x` in place, first by `add`. Return the last output, which the next layer adds.
+
+        Args:
+            cache, attn: of the first mixer. A layer without mixers does not read them.
+            per_layer: the layer's second input `[rows, dim]`.
+            more: cache and metadata of each further mixer.
+        """
+        if self.mixers:
+            normed = self._normed(x, add, 0)
+            add = self._mix(normed, cos_sin, (cache, attn), *more)
+            if self.parallel:
+                return add.add_(self.mlps[0](normed, modality_ids))
+            del normed
+        for mlp in self.mlps:
+            add = mlp(self._normed(x, add, 1), modality_ids)
+            if self.beside is not None:
+                add = self.beside(x, add)
+            add = self.after_mlp(add) if self.adjusts_outputs else add
+        assert add is not None
+        if per_layer is not None:
+            add = self.project_per_layer(x.add_(add), per_layer)
+        if self.layer_scalar is not None:
+            x.mul_(self.layer_scalar.weight)
+            add.mul_(self.layer_scalar.weight)
+        return add
+
+    def _mix(self, normed: Tensor, cos_sin: CosSin | None, *caches: tuple[Tensor, AttentionMetadata]) -> Tensor:
+        first, *others = (mixer(normed, cos_sin, *cache) for mixer, cache in zip(self.mixers, caches, strict=True))
+        for other in others:
+            first.add_(other)
+        return self.after_attention(first) if self.adjusts_outputs and not self.parallel else first
+
+    def _normed(self, x: Tensor, add: Tensor | None, part: int) -> Tensor:
+        """Return the normed input of the mixers (0) or the MLP (1); some stacks replace the residual stream by it."""
+        normed: Tensor = (self.before_mlp if part else self.before_attention)(x, add)
+        if self.stream_scales is not None:
+            x.copy_(normed).mul_(self.stream_scales[part])
+        return normed
+
+    def project_per_layer(self, x: Tensor, per_layer: Tensor) -> Tensor:
+        """Weigh the second input by a gate of `x`, and project it to the width of the residual stream."""
+        assert self.per_layer is not None
+        gate = activation(self.per_layer.act, self.per_layer_gate(x))
+        return self.after_per_layer(self.per_layer_out(gate.mul_(per_layer)))
 
 
 class Decoder(TensorModule):
     """ForwardBatch -> normed hidden states `[rows, hidden]`."""
 
+    layer_class: ClassVar[type[DecoderLayer]] = DecoderLayer
+
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
         self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, dtype, device, spec.embed_scale)
-        layers = [DecoderLayer(layer, spec, dtype, device) for layer in spec.layers]
+        is_cross = [isinstance(layer.mixer, AttentionSpec) and layer.mixer.cross for layer in spec.layers]
+        classes = [CrossLayer if cross else self.layer_class for cross in is_cross]
+        layers = [make(layer, spec, dtype, device) for make, layer in zip(classes, spec.layers, strict=True)]
         self.layers = nn.ModuleList(layers)
-        self.norm = _norm(spec, dtype, device)
-        self.cache_specs = [layer.self_attn.cache_spec for layer in layers]
+        self.norm = _norm(spec, dtype, device, spec.last_norm)
+        self.cache_specs, self.cache_of_layer = list[CacheSpec](), list[int]()
+        for layer, module in zip(spec.layers, layers, strict=True):
+            source = getattr(layer.mixer, "source", None)
+            first = len(self.cache_specs) if source is None else self.cache_of_layer[source]
+            self.cache_of_layer.append(first if module.mixers else 0)
+            self.cache_specs += [mixer.cache_spec for mixer in module.mixers if source is None]
+        self.further_mixers = [range(1, len(module.mixers)) for module in layers]
         self.rotaries = [Rotary(rope, device) for rope in spec.ropes]
-        self.rope_of_layer = [spec.ropes.index(a.rope) if a.rope is not None else -1 for a in spec.attentions]
+        scales = {a.temperature: None for a in spec.attentions if isinstance(a, AttentionSpec) and a.temperature}
+        self.temperatures = [Temperature(*scale) for scale in scales]
+        of_position = [*spec.ropes, *scales]
+        places = (getattr(layer.mixer, "rope", None) or getattr(layer.mixer, "temperature", None) for layer in spec.layers)
+        self.rope_of_layer = [-1 if one is None else of_position.index(one) for one in places]
+        if spec.per_layer is not None:
+            dim, width = spec.per_layer.dim, len(layers) * spec.per_layer.dim
+            self.embed_tokens_per_layer = Embedding(spec.per_layer.vocab, width, dtype, device, dim**0.5)
+            self.per_layer_in = Linear(spec.hidden_size, {"per_layer_model_projection": width}, False, dtype, device)
+            self.per_layer_projection_norm = Norm(dim, spec.eps, False, dtype, device)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
-        x = self.embed_tokens(batch.input_ids)
+        x = self.embed(batch)
         levels = self._put_encoder_rows(x, batch)
-        cos_sin = [*(rotary(batch.positions) for rotary in self.rotaries), None]  # -1: no positions
-        add, modality_ids = None, batch.modality_ids
-        steps = zip(self.layers, self.rope_of_layer, batch.kv_caches, batch.attn, strict=True)
-        for i, (layer, rope, cache, attn) in enumerate(steps):
-            add = layer(x, add, cos_sin[rope], cache, attn, modality_ids)
+        rotated = [rotary(batch.positions) for rotary in self.rotaries]
+        scaled = [temperature(batch.positions) for temperature in self.temperatures]
+        cos_sin = [*rotated, *scaled, None]  # -1: no positions
+        add, modality_ids, per_layer = None, batch.modality_ids, self._per_layer_inputs(x, batch)
+        steps = zip(self.layers, self.rope_of_layer, self.cache_of_layer, per_layer, self.further_mixers, strict=True)
+        for i, (layer, rope, cache, second, further) in enumerate(steps):
+            if isinstance(layer, CrossLayer):
+                if batch.cross_mask is not None:
+                    add = layer(x, add, batch.cross_rows, batch.cross_mask, batch.kv_caches[cache], batch.attn[cache])
+                continue
+            own, *more = ((batch.kv_caches[cache + j], batch.attn[cache + j]) for j in (0, *further))
+            add = layer(x, add, cos_sin[rope], *own, modality_ids, second, *more)
             if batch.embed_index is not None and i in levels:
                 scatter_rows_(x.add_(add), batch.embed_index, levels[i], add=True)
                 add = None
         return self.norm(x, add)
 
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        """Return the embeddings `[rows, hidden]` of the batch's tokens, without encoder rows."""
+        return self.embed_tokens(batch.input_ids)
+
     def _put_encoder_rows(self, x: Tensor, batch: ForwardBatch) -> dict[int, Tensor]:
-        """Replace rows of `x` by encoder rows; return their deepstack levels `[n, hidden]` by the layer each follows."""
+        """Put encoder rows into `x`; return their deepstack levels `[n, hidden]` by the layer each follows."""
         if batch.embed_index is None or batch.embed_rows is None:
             return {}
         first, *levels = batch.embed_rows.split(x.shape[1], 1)
-        scatter_rows_(x, batch.embed_index, first)
+        scatter_rows_(x, batch.embed_index, first, add=self.spec.adds_encoder_rows)
         return dict(zip(self.spec.deepstack, levels, strict=True))
+
+    def _per_layer_inputs(self, x: Tensor, batch: ForwardBatch) -> Sequence[Tensor | None]:
+        """Return the second input of each layer, `[rows, dim]`, from the tokens and their embeddings `x`."""
+        spec, ids = self.spec.per_layer, batch.input_ids
+        if spec is None:
+            return [None] * len(self.layers)
+        if spec.encoder_token is not None and batch.embed_index is not None:
+            ids = ids.index_fill(0, batch.embed_index, spec.encoder_token)
+        projected = self.per_layer_in(x).mul_(self.spec.hidden_size**-0.5).view(len(x), -1, spec.dim)
+        normed = self.per_layer_projection_norm(projected)
+        del projected
+        tokens = self.embed_tokens_per_layer(ids.where(ids < spec.vocab, 0))
+        return normed.add_(tokens.view_as(normed)).mul_(2**-0.5).unbind(1)
 
 
 def _norm(stack: DecoderSpec, dtype: torch.dtype, device: torch.device, stored: str | None = None) -> Norm:
@@ -142,21 +347,32 @@ def _norm(stack: DecoderSpec, dtype: torch.dtype, device: torch.device, stored: 
     return Norm(stack.hidden_size, stack.eps, bias, dtype, device, offset=stack.norm_offset, stored=stored, centered=centered)
 
 
-def _attention(
-    spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device
-) -> DecoderAttention | LatentAttention:
-    if isinstance(spec.attention, AttentionSpec):
-        return DecoderAttention(spec.attention, stack, dtype, device)
-    return LatentAttention(stack.hidden_size, spec.attention, dtype, device)
+def _mixer(
+    mixer: AttentionSpec | LatentSpec | StateSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device
+) -> Mixer:
+    hidden = stack.hidden_size
+    if isinstance(mixer, AttentionSpec):
+        return DecoderAttention(mixer, stack, dtype, device)
+    if isinstance(mixer, LatentSpec):
+        return LatentAttention(hidden, mixer, dtype, device)
+    if isinstance(mixer, ConvSpec):
+        return ShortConv(hidden, mixer, dtype, device)
+    if isinstance(mixer, DeltaSpec):
+        return GatedDeltaNet(hidden, mixer, stack.eps, dtype, device)
+    if isinstance(mixer, LightningSpec):
+        return LightningAttention(hidden, mixer, dtype, device)
+    return Mamba2(hidden, mixer, stack.eps, dtype, device)
 
 
-def build_mlp(spec: LayerSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> TensorModule:
+def build_mlp(m: MlpSpec | MoeSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> TensorModule:
     """Return the MLP or the mixture of experts of a layer."""
-    m = spec.mlp
     if isinstance(m, MlpSpec):
         if m.plain is not None:
             return PlainMlp(stack.hidden_size, m.inner, m.bias, dtype, device, m.act, m.plain)
-        return GatedMlp(stack.hidden_size, m.inner, m.bias, dtype, device, act=m.act, fused=m.fused)
+        width, sparsity, multipliers = stack.hidden_size, m.sparsity, m.multipliers
+        return GatedMlp(
+            width, m.inner, m.bias, dtype, device, act=m.act, fused=m.fused, sparsity=sparsity, multipliers=multipliers
+        )
     mixture = Mixture if len(m.modality_experts) == 1 else ModalityMixture
     return mixture(stack.hidden_size, m, dtype, device)
 
@@ -173,37 +389,62 @@ def decoder_bytes(
     ops = OpBytes(dtype, limits)
     row, added = c.hidden_size * dtype.itemsize, ops.linear_result(c.hidden_size, limits.rows)
     step = 8 + 8 * c.rope_axes + 8 + 40 + row  # ids, positions, slots, bounds and block tables, x
-    step += encoders * (8 + (1 + len(c.deepstack)) * row)  # indices and content of encoder rows
+    step += (encoders and not c.cross_attentions) * (8 + (1 + len(c.deepstack)) * row)  # indices and content of encoder rows
     step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
-    attention = added + row + max(_part_bytes(c.hidden_size, layer.attention, ops) for layer in c.layers)
-    mlp = 2 * added + row + max(_part_bytes(c.hidden_size, layer.mlp, ops) for layer in c.layers)
+    mixers = [[_part_bytes(c.hidden_size, mixer, ops) for mixer in layer.mixers] for layer in c.layers]
+    attention = added + row + max(max(own, default=0) + added * (len(own) - 1) for own in mixers)
+    mlps = max((_part_bytes(c.hidden_size, layer.mlp, ops) for layer in c.layers if layer.mlp is not None), default=0)
+    mlp = 2 * added + row + mlps
+    beside = max((_part_bytes(c.hidden_size, layer.experts, ops) for layer in c.layers if layer.experts), default=0)
+    mlp = max(mlp, beside + (beside > 0) * (2 * added + 3 * row))  # also the MLP's output and the router's input
     # alive beside attention: its normed input and the previous output; beside the MLP also attention's output
     parts = max(attention + adapters[0], mlp + adapters[1])
-    return limits.rows * (step + max(2 * row + ops.norm(c.hidden_size, True), parts))
+    if c.altup is not None:  # streams before and after prediction; the low-rank branch; projections of the embeddings
+        step += 2 * c.altup.streams * row
+        mlp = row + mlps
+        parts = max(attention + adapters[0], mlp + adapters[1])
+    if c.per_layer is not None:
+        width = len(c.layers) * c.per_layer.dim
+        held, made = width * dtype.itemsize, ops.linear_result(width, limits.rows)
+        step += held
+        inputs = max(ops.linear(c.hidden_size, width, limits.rows), made + ops.norm(width, True), 2 * held) - held
+        parts = max(parts, inputs)
+    written = max((2 * one.kv_heads * one.head_dim for one in c.cross_attentions), default=0)  # keys of encoder rows
+    read = limits.cross_keys if written else 0
+    crossing = limits.rows * (attention + adapters[0]) + (read * ops.linear(c.hidden_size, written, read) if read else 0)
+    scratch = SMALL if c.altup is not None else 0  # elsewhere, parts that are not alive together leave room for it
+    others = limits.rows * max(2 * row + ops.norm(c.hidden_size, True), parts)
+    return limits.rows * step + read * row + max(others, crossing) + scratch
 
 
-def _part_bytes(width: int, part: AttentionSpec | LatentSpec | MlpSpec | MoeSpec, ops: OpBytes) -> int:
-    """Return the bytes per row alive in attention or MLP, without its normed input."""
+def _part_bytes(width: int, part: AttentionSpec | LatentSpec | StateSpec | MlpSpec | MoeSpec, ops: OpBytes) -> int:
+    """Return the bytes per row alive in a mixer or MLP, without its normed input."""
     if isinstance(part, AttentionSpec):
         return _attention_bytes(width, part, ops)
     if isinstance(part, LatentSpec):
         return latent_attention_bytes(part, ops)
+    if isinstance(part, StateSpec):
+        return recurrent_bytes(width, part, ops)
     if isinstance(part, MlpSpec):
         return gated_mlp_bytes(width, part.inner, ops)
     return mixture_bytes(width, part, ops)
 
 
 def _attention_bytes(width: int, a: AttentionSpec, ops: OpBytes) -> int:
-    s, q, kv = ops.dtype.itemsize, a.heads * a.head_dim, a.kv_heads * a.head_dim
-    qkv = ops.linear_result(q + 2 * kv, ops.limits.rows)
-    peak = qkv + q * s + ops.linear(q, width, ops.limits.rows)
+    s, q, outputs = ops.dtype.itemsize, a.heads * a.head_dim, a.projected * a.head_dim
+    kv = 0 if a.source is not None else a.kv_heads * a.head_dim
+    qkv = ops.linear_result(outputs, ops.limits.rows) + a.gated * q * s
+    peak = ops.linear(width, outputs, ops.limits.rows)
+    if a.keys_as_values:
+        peak, qkv = max(peak, qkv + (q + 2 * kv) * s), (q + 2 * kv) * s
+    peak = max(peak, qkv + q * s + ops.linear(q, width, ops.limits.rows))
     if not ops.fused("rms_norm") and a.qk_norm:
         peak = max(peak, qkv + ops.torch_rms_norm(q))
     if not ops.fused("rotary"):
         peak = max(peak, qkv + ops.torch_rotary(q + kv))
     if not ops.fused("attention"):
         peak = max(peak, qkv + 3 * q * s)  # queries and result in the layout of torch's kernels
-    return max(peak, ops.linear(width, q + 2 * kv, ops.limits.rows))
+    return peak
 
 
 def gathered_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype) -> int:
@@ -215,6 +456,8 @@ def gathered_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype) -> in
     if ops.fused("attention"):
         return 0 if limits.device.type == "cpu" else _SPLIT_KV_BYTES
     s = dtype.itemsize
+    if not c.attentions:
+        return 0
     widths = [2 * a.kv_heads * a.head_dim if isinstance(a, AttentionSpec) else a.latent + a.rope.dim for a in c.attentions]
     dequantised = limits.quantized_kv * (1 + ops.float32_copy)
     copies = limits.keys * max(widths) * (2 * s + dequantised)  # padded to at most twice the length

@@ -7,20 +7,35 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor, nn
 
-from ...kernels.activation import activation
+from ...kernels.activation import act_and_mul, activation
 from ...kernels.attention import attention_weights, paged_attention
+from ...kernels.dispatch import backend
 from ...kernels.metadata import AttentionMetadata
+from ...kernels.rope import rotate_
 from ..interface import AttentionCapture, CacheSpec, ForwardBatch, StepLimits
-from ..layers.basic import Embedding, Norm, TensorModule
+from ..layers.basic import Converter, Convertible, Embedding, Norm, TensorModule
 from ..layers.linear import Linear
-from ..memory_formulas import SMALL, OpBytes
+from ..memory_formulas import FLOAT32, SMALL, OpBytes
+from .rope import CosSin, Rotary
+from .spec import RopeSpec
 
 LayerCapture = tuple[AttentionCapture, list[int], list[int]]
 """A capture, the indices of its heads that are in one layer, and their numbers in this layer."""
+
+
+@dataclass(frozen=True)
+class CrossDecoderNames:
+    """Names of the parts of a layer and of the final norm in the checkpoint."""
+
+    norms: tuple[str, str, str] = ("self_attn_layer_norm", "encoder_attn_layer_norm", "final_layer_norm")
+    out: str = "out_proj"
+    mlp: tuple[str, str] = ("fc1", "fc2")
+    end: str = "layer_norm"
 
 
 @dataclass(frozen=True)
@@ -30,6 +45,10 @@ class CrossDecoderSpec:
     Args:
         positions: length of the position table. first_position: its row for position 0.
         embed_scale: factor of token embeddings. embed_norm: the input of the first layer is normed.
+        rope: rotary positions of self-attention, in place of the table.
+        bias: norms and the projections of attention have a bias.
+        gated: the MLP is `fc2(act(gate(x)) * up(x))`, and fc1 stores up and gate as one matrix.
+        attention_dim: numbers per head; None: `hidden_size // heads`.
     """
 
     vocab_size: int
@@ -43,22 +62,34 @@ class CrossDecoderSpec:
     first_position: int = 0
     embed_scale: float = 1.0
     embed_norm: bool = False
+    rope: RopeSpec | None = None
+    bias: bool = True
+    gated: bool = False
+    attention_dim: int | None = None
+    names: CrossDecoderNames = CrossDecoderNames()
 
     @property
     def head_dim(self) -> int:
-        return self.hidden_size // self.heads
+        return self.attention_dim or self.hidden_size // self.heads
+
+    @property
+    def attention_width(self) -> int:
+        return self.heads * self.head_dim
 
 
 class CrossDecoderSelfAttention(TensorModule):
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.shape = (3, c.heads, c.head_dim)
-        shards = dict.fromkeys(("q_proj", "k_proj", "v_proj"), c.hidden_size)
-        self.qkv = Linear(c.hidden_size, shards, True, dtype, device)
-        self.out = Linear(c.hidden_size, {"out_proj": c.hidden_size}, True, dtype, device)
+        self.shape, self.rope = (3, c.heads, c.head_dim), c.rope
+        shards = dict.fromkeys(("q_proj", "k_proj", "v_proj"), c.attention_width)
+        self.qkv = Linear(c.hidden_size, shards, c.bias, dtype, device)
+        self.out = Linear(c.attention_width, {c.names.out: c.hidden_size}, c.bias, dtype, device)
 
-    def forward(self, x: Tensor, cache: Tensor, attn: AttentionMetadata) -> Tensor:
+    def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         q, k, v = self.qkv(x).view(-1, *self.shape).unbind(1)
+        if self.rope is not None and cos_sin is not None:
+            for part in (q, k):
+                rotate_(part[..., : self.rope.dim], *cos_sin[:2], self.rope.interleaved)
         return self.out(paged_attention(q, k, v, cache, attn, self.shape[2] ** -0.5).flatten(1))
 
 
@@ -68,9 +99,9 @@ class CrossDecoderCrossAttention(TensorModule):
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.heads, self.dim = c.heads, c.head_dim
-        self.q = Linear(c.hidden_size, {"q_proj": c.hidden_size}, True, dtype, device)
-        self.kv = Linear(c.hidden_size, dict.fromkeys(("k_proj", "v_proj"), c.hidden_size), True, dtype, device)
-        self.out = Linear(c.hidden_size, {"out_proj": c.hidden_size}, True, dtype, device)
+        self.q = Linear(c.hidden_size, {"q_proj": c.attention_width}, c.bias, dtype, device)
+        self.kv = Linear(c.hidden_size, dict.fromkeys(("k_proj", "v_proj"), c.attention_width), c.bias, dtype, device)
+        self.out = Linear(c.attention_width, {c.names.out: c.hidden_size}, c.bias, dtype, device)
 
     def forward(
         self, x: Tensor, rows: Tensor | None, cache: Tensor, attn: AttentionMetadata, captures: Sequence[LayerCapture]
@@ -86,31 +117,42 @@ class CrossDecoderCrossAttention(TensorModule):
         return self.out(attended.flatten(1))
 
 
-class CrossDecoderLayer(TensorModule):
+class CrossDecoderLayer(TensorModule, Convertible):
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.act = c.act
-        self.self_attn_layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
+        self.act, self.gated = c.act, c.gated
+        self.up, down = c.names.mlp
+        first, middle, last = c.names.norms
+        norm = partial(Norm, c.hidden_size, c.eps, c.bias, dtype, device, centered=True)
+        self.self_attn_layer_norm = norm(stored=first)
         self.self_attn = CrossDecoderSelfAttention(c, dtype, device)
-        self.encoder_attn_layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
+        self.encoder_attn_layer_norm = norm(stored=middle)
         self.encoder_attn = CrossDecoderCrossAttention(c, dtype, device)
-        self.final_layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
-        self.first = Linear(c.hidden_size, {"fc1": c.inner}, True, dtype, device)
-        self.second = Linear(c.inner, {"fc2": c.hidden_size}, True, dtype, device)
+        self.final_layer_norm = norm(stored=last)
+        parts = (f"{self.up}.gate", f"{self.up}.up") if c.gated else (self.up,)
+        self.first = Linear(c.hidden_size, dict.fromkeys(parts, c.inner), True, dtype, device)
+        self.second = Linear(c.inner, {down: c.hidden_size}, True, dtype, device)
+
+    def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
+        """Yield converters that split a gated MLP's first matrix and bias."""
+        for kind in ("weight", "bias") if self.gated else ():
+            yield f"{path}.{self.up}.{kind}", partial(_split_gate, f"{path}.{self.up}", kind)
 
     def forward(
         self,
         x: Tensor,
         add: Tensor | None,
+        cos_sin: CosSin | None,
         rows: Tensor | None,
         caches: tuple[Tensor, Tensor],
         attn: tuple[AttentionMetadata, AttentionMetadata],
         captures: Sequence[LayerCapture] = (),
     ) -> Tensor:
         """Update the residual stream `x` in place, first by `add`. Return the MLP's output, which the next layer adds."""
-        add = self.self_attn(self.self_attn_layer_norm(x, add), caches[0], attn[0])
+        add = self.self_attn(self.self_attn_layer_norm(x, add), cos_sin, caches[0], attn[0])
         add = self.encoder_attn(self.encoder_attn_layer_norm(x, add), rows, caches[1], attn[1], captures)
-        return self.second(activation(self.act, self.first(self.final_layer_norm(x, add))))
+        hidden = self.first(self.final_layer_norm(x, add))
+        return self.second(act_and_mul(self.act, hidden) if self.gated else activation(self.act, hidden))
 
 
 class CrossDecoder(TensorModule):
@@ -121,20 +163,31 @@ class CrossDecoder(TensorModule):
         self.config = c
         self.cache_specs = [CacheSpec(kind, c.heads, c.head_dim, dtype) for _ in range(c.layers) for kind in ("full", "cross")]
         self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, dtype, device)
-        self.embed_positions = Embedding(c.positions + c.first_position, c.hidden_size, dtype, device)
+        self.rotary = None if c.rope is None else Rotary(c.rope, device)
+        self.embed_positions = (
+            Embedding(c.positions + c.first_position, c.hidden_size, dtype, device) if c.rope is None else nn.Identity()
+        )
         self.layernorm_embedding = Norm(c.hidden_size, c.eps, True, dtype, device) if c.embed_norm else nn.Identity()
         self.layers = nn.ModuleList(CrossDecoderLayer(c, dtype, device) for _ in range(c.layers))
-        self.layer_norm = Norm(c.hidden_size, c.eps, True, dtype, device)
+        self.layer_norm = Norm(c.hidden_size, c.eps, c.bias, dtype, device, stored=c.names.end, centered=True)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         c, add = self.config, None
-        x = self.embed_tokens(batch.input_ids) * c.embed_scale + self.embed_positions(batch.positions[0] + c.first_position)
+        x = self.embed_tokens(batch.input_ids) * c.embed_scale
+        cos_sin = None if self.rotary is None else self.rotary(batch.positions)
+        if cos_sin is None:
+            x = x + self.embed_positions(batch.positions[0] + c.first_position)
         x = self.layernorm_embedding(x)
         pairs = zip(batch.kv_caches[::2], batch.kv_caches[1::2], strict=True)
         metas = zip(batch.attn[::2], batch.attn[1::2], strict=True)
         for number, (layer, caches, attn) in enumerate(zip(self.layers, pairs, metas, strict=True)):
-            add = layer(x, add, batch.cross_rows, caches, attn, _captures_of_layer(batch.captures, number))
+            add = layer(x, add, cos_sin, batch.cross_rows, caches, attn, _captures_of_layer(batch.captures, number))
         return self.layer_norm(x, add)
+
+
+def _split_gate(name: str, kind: str, tensor: Tensor) -> list[tuple[str, Tensor]]:
+    up, gate = tensor.chunk(2)
+    return [(f"{name}.gate.{kind}", gate), (f"{name}.up.{kind}", up)]
 
 
 def _captures_of_layer(captures: Sequence[AttentionCapture], layer: int) -> list[LayerCapture]:
@@ -163,19 +216,24 @@ def cross_decoder_bytes(c: CrossDecoderSpec, limits: StepLimits, dtype: torch.dt
     ops = OpBytes(dtype, limits)
     s, w, rows = dtype.itemsize, c.hidden_size, limits.rows
     row = w * s
+    wide, a = (1 + c.gated) * c.inner, c.attention_width
     added, inner = ops.linear_result(w, rows), ops.linear_result(c.inner, rows)
     held = row + added  # x, and the output that is added to it next
     inputs = rows * (8 + 8 + 8 + 40) + limits.keys * row  # ids, positions, slots, bounds and block tables; encoder rows
-    result = row + ops.linear(w, w, rows)
-    qkv = max(ops.linear(w, 3 * w, rows), ops.linear_result(3 * w, rows) + result)
+    result = a * s + ops.linear(a, w, rows)
+    qkv = max(ops.linear(w, 3 * a, rows), ops.linear_result(3 * a, rows) + result)
+    if c.rope is not None:
+        held += c.rope.dim * FLOAT32  # cosines and sines
+        if backend("rotary", limits.device, dtype) != "native":
+            qkv = max(qkv, ops.linear_result(3 * a, rows) + ops.torch_rotary(c.heads * c.rope.dim))
     self_attention = held + row + qkv
-    written = limits.keys * ops.linear(w, 2 * w, limits.keys)
-    read = rows * result + limits.keys * ops.linear_result(2 * w, limits.keys)
+    written = limits.keys * ops.linear(w, 2 * a, limits.keys)
+    read = rows * result + limits.keys * ops.linear_result(2 * a, limits.keys)
     cross_attention = rows * (held + added + row + added) + max(written, read)
-    first, second = ops.linear(w, c.inner, rows), ops.linear(c.inner, w, rows)
-    mlp = held + added + max(row + first, 2 * inner, inner + second)
+    first, second = ops.linear(w, wide, rows), ops.linear(c.inner, w, rows)
+    mlp = held + added + max(row + first, ops.linear_result(wide, rows) + inner, inner + second)
     gathered = 0
     if not ops.fused("attention"):
-        copies = 2 * limits.keys * w * (2 * s + limits.quantized_kv * (1 + ops.float32_copy))
-        gathered = copies + rows * (limits.longest * (1 + s) + 3 * row)  # masks; rows in the layout of torch's kernels
+        copies = 2 * limits.keys * a * (2 * s + limits.quantized_kv * (1 + ops.float32_copy))
+        gathered = copies + rows * (limits.longest * (1 + s) + 3 * a * s)  # masks; rows in the layout of torch's kernels
     return SMALL + inputs + max(rows * max(self_attention, mlp), cross_attention) + gathered

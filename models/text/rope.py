@@ -1,6 +1,6 @@
 """Frequencies of rotary positions, for each rope type that configs name.
 
-Sources: arXiv 2306.15595 (linear), arXiv 2309.00071 (dynamic, yarn), arXiv 2407.21783 (llama3).
+Sources: arXiv 2306.15595 (linear), arXiv 2309.00071 (dynamic, yarn), arXiv 2407.21783 (llama3), transformers (proportional).
 """
 
 from __future__ import annotations
@@ -48,6 +48,18 @@ class Rotary:
         beta, trained = self.query_growth
         scale: Tensor = 1 + beta * torch.log1p(torch.floor(positions / trained))
         return scale
+
+
+class Temperature:
+    """Positions `[axes, rows]` -> factors of queries in layers without rotary positions; see AttentionSpec."""
+
+    def __init__(self, growth: float, interval: float) -> None:
+        self.growth, self.interval = growth, interval
+
+    def __call__(self, positions: Tensor) -> CosSin:
+        scale = 1 + self.growth * torch.log1p(torch.floor((positions[0] + 1) / self.interval))
+        none = scale[:, None][:, :0]
+        return CosSin(none, none, scale)
 
 
 def scaled_frequencies(rope: RopeSpec) -> tuple[Tensor, float]:
@@ -102,6 +114,12 @@ def _llama3(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
     return (1 - share) * plain / s["factor"] + share * plain, 1.0
 
 
+def _proportional(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
+    """Rotate only the first pairs of a head, by `partial_rotary_factor`, with the frequencies of a whole head (Gemma 4)."""
+    rotated = int(rope.scaling.get("partial_rotary_factor", 1.0) * rope.dim // 2)
+    return torch.where(torch.arange(len(plain)) < rotated, plain / rope.scaling["factor"], 0.0), 1.0
+
+
 def _factors(plain: Tensor, rope: RopeSpec) -> tuple[Tensor, float]:
     """Divide each frequency by its own factor (the `rope_freqs` of GGUF files)."""
     return plain / torch.tensor(rope.scaling["factors"]), 1.0
@@ -152,6 +170,7 @@ SCALINGS: dict[str, Callable[[Tensor, RopeSpec], tuple[Tensor, float]]] = {
     "linear": _linear,
     "dynamic": _dynamic,
     "ntk": _ntk,
+    "proportional": _proportional,
     "llama3": _llama3,
     "yarn": _yarn,
     "longrope": _longrope,

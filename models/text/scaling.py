@@ -12,6 +12,7 @@ from ...kernels.activation import CLAMPED_SWIGLU
 from ..layers.basic import Norm
 from ..layers.linear import Linear
 from ..layers.mlp import GatedMlp, PlainMlp
+from .altup import AltUpLayer
 from .decoder import DecoderAttention, DecoderLayer
 
 
@@ -47,15 +48,20 @@ class ScalingGroup:
 
 
 def scaling_groups(layer: DecoderLayer) -> list[ScalingGroup]:
-    """Return the groups of a layer: q, k and v; the attention's output; gate and up; down. Experts have none."""
-    attention, mlp, found = layer.self_attn, layer.mlp, list[ScalingGroup]()
-    first: tuple[Linear, ...] = (attention.qkv,) if isinstance(attention, DecoderAttention) else ()
+    """Return the groups of a layer: q, k and v; the attention's output; gate and up; down.
+
+    Experts have none, and neither has the output of attention whose values are normed.
+    """
+    attention, mlp, found = next(iter(layer.mixers), None), next(iter(layer.mlps), None), list[ScalingGroup]()
+    alone = len(layer.mixers) == 1  # else the norm also makes the input of the second mixer
+    first: tuple[Linear, ...] = (attention.qkv,) if alone and isinstance(attention, DecoderAttention) else ()
+    first += layer.laurel_in if isinstance(layer, AltUpLayer) else ()
     second: tuple[Linear, ...] = (mlp.gate_up,) if isinstance(mlp, GatedMlp) else (mlp.up,) if isinstance(mlp, PlainMlp) else ()
     inputs: list[tuple[nn.Module, tuple[Linear, ...]]] = [(layer.before_attention, first), (layer.before_mlp, second)]
     if layer.parallel:  # one norm makes both inputs
         inputs = [(layer.before_attention, (*first, *second) if first and second else ())]
     found += [ScalingGroup(linears, norm) for norm, linears in inputs if linears and isinstance(norm, Norm)]
-    if isinstance(attention, DecoderAttention):
+    if isinstance(attention, DecoderAttention) and attention.value_norm is None:
         heads, kv_heads, dim = attention.qkv_heads[0], attention.qkv_heads[1], attention.dim
         found.append(ScalingGroup((attention.out,), attention.qkv, (heads + kv_heads) * dim, (heads, kv_heads, dim)))
     if isinstance(mlp, GatedMlp) and mlp.act != CLAMPED_SWIGLU:

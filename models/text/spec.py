@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, ClassVar
 
 
 @dataclass(frozen=True)
@@ -37,12 +37,22 @@ class AttentionSpec:
         scale: factor of the scores.
         bias: the q, k, v projections have a bias. out_bias: the output projection has one.
         qk_norm: queries and keys are normed per head ("head") or over all heads together ("all") before rotation, or per head
-            after it ("rotated").
+            after it ("rotated"), or per head without a weight ("plain"), for which the order makes no difference.
         rope: None for a layer without positions.
+        temperature: (growth, interval): queries at position p are multiplied by 1 + growth * log(1 + (p + 1) // interval);
+            only in layers without positions. None: they are not.
         window: sliding window in keys, the row's own included; None: full attention.
+        chunked: `window` is the length of chunks instead, and a row attends to keys of its own chunk only.
         soft_cap: scores s become cap * tanh(s / cap); None: no cap.
         fused: the checkpoint stores q, k and v as one matrix.
+        cross: keys and values are computed from encoder rows. Sequences without an encoder input skip the layer, whose outputs
+            are gated.
         sinks: each head has an attention sink, a learned score that takes a share of the softmax.
+        gated: the result of each head is multiplied by the sigmoid of a gate, which q_proj computes beside the queries.
+        value_norm: values are normed per head, without a weight.
+        keys_as_values: values are the projected keys, before norm and rotation.
+        source: an earlier layer whose KV cache this layer reads; it has no keys, values and cache of its own.
+        out_scale: factor of the output.
     """
 
     heads: int
@@ -57,6 +67,19 @@ class AttentionSpec:
     soft_cap: float | None = None
     fused: bool = False
     sinks: bool = False
+    gated: bool = False
+    temperature: tuple[float, float] | None = None
+    chunked: bool = False
+    value_norm: bool = False
+    keys_as_values: bool = False
+    source: int | None = None
+    cross: bool = False
+    out_scale: float = 1.0
+
+    @property
+    def projected(self) -> int:
+        """Number of heads that the projection computes: of gates, queries, keys and values."""
+        return (1 + self.gated) * self.heads + (2 - self.keys_as_values) * self.kv_heads * (self.source is None)
 
 
 @dataclass(frozen=True)
@@ -82,12 +105,93 @@ class LatentSpec:
 
 
 @dataclass(frozen=True)
+class ConvSpec:
+    """A gated short convolution in place of attention. `taps`: inputs that it sees, the row's own included."""
+
+    taps: int
+    bias: bool = False
+    path: ClassVar[str] = "conv"
+
+
+@dataclass(frozen=True)
+class DeltaSpec:
+    """A gated delta net in place of attention.
+
+    Args:
+        heads: heads of values, each with a state `[key_dim, value_dim]`. key_heads: heads of queries and keys.
+        taps: inputs that the convolution before it sees, the row's own included.
+        separate: OLMo Hybrid's layer, which stores q, k, v and the gate apart, and whose learning rate goes up to 2.
+    """
+
+    heads: int
+    key_heads: int
+    key_dim: int
+    value_dim: int
+    taps: int
+    separate: bool = False
+    path: ClassVar[str] = "linear_attn"
+
+
+@dataclass(frozen=True)
+class MambaSpec:
+    """A Mamba 2 layer in place of attention.
+
+    Args:
+        heads, head_dim: heads of values, each with a state `[state, head_dim]`. groups: heads of queries and keys (C and B).
+        taps: inputs that the convolution before it sees, the row's own included. conv_bias: it has a bias.
+        bias: the projections have a bias.
+        step_limits: limits of a row's step, by which its decay and its share in the state are scaled.
+        norm: the result is normed after its gate ("after"), before it ("before"), or not (None).
+        multipliers: factors of the parts of the input projection (gate, x, B, C, step); empty: none. out_scale: of the output.
+    """
+
+    heads: int
+    head_dim: int
+    groups: int
+    state: int
+    taps: int
+    conv_bias: bool
+    bias: bool
+    step_limits: tuple[float, float]
+    norm: str | None = "after"
+    multipliers: tuple[float, ...] = ()
+    out_scale: float = 1.0
+    path: ClassVar[str] = "mamba"
+
+
+@dataclass(frozen=True)
+class LightningSpec:
+    """Lightning attention (arXiv 2501.08313) in place of softmax attention: a state `[head_dim, head_dim]` per head.
+
+    Args:
+        layer, layers: number of this layer, and how many there are. States of later layers decay more slowly.
+    """
+
+    heads: int
+    head_dim: int
+    layer: int
+    layers: int
+
+    @property
+    def slopes(self) -> tuple[float, ...]:
+        """The negative logarithm of each head's decay."""
+        factor = 1 - self.layer / (self.layers - 1 + 1e-5) + 1e-5
+        return tuple(2 ** (-8 * number / self.heads) * factor for number in range(1, self.heads + 1))
+
+
+StateSpec = ConvSpec | DeltaSpec | MambaSpec | LightningSpec
+"""Layers with a state in place of keys and values."""
+
+
+@dataclass(frozen=True)
 class MlpSpec:
     """`down(act(gate(x)) * up(x))`, or `down(act(up(x)))`.
 
     Args:
         fused: the checkpoint stores gate and up as one matrix.
         plain: names of up and down of an MLP without a gate.
+        sparsity: share of the gate's inputs that are cut to zero, as if they had a normal distribution.
+        multipliers: factors of the gate before its activation, and of the output.
     """
 
     inner: int
@@ -95,11 +199,13 @@ class MlpSpec:
     bias: bool = False
     fused: bool = False
     plain: tuple[str, str] | None = None
+    sparsity: float = 0.0
+    multipliers: tuple[float, float] = (1.0, 1.0)
 
 
 @dataclass(frozen=True)
 class MoeSpec:
-    """A mixture of gated MLPs: `top_k` of `experts` per row, and an optional shared expert for all rows.
+    """A mixture of MLPs: `top_k` of `experts` per row, and an optional shared expert for all rows.
 
     Args:
         inner: width of each expert, one entry per modality.
@@ -116,6 +222,10 @@ class MoeSpec:
             set. A single entry: all rows share one set.
         transposed: a tensor of all experts is stored as `[experts, in, out]`. Used only if in == out; else the shape decides.
         interleaved: the outputs of gate and up alternate in that tensor.
+        scaled_inputs: an expert's input is multiplied by its weight, not its output (`top_k` must be 1).
+        expert_scale: the weight of each expert is multiplied by a learned factor.
+        plain: as in MlpSpec.
+        latent: width of the routed experts' input and output, between two projections; 0: that of the layer.
     """
 
     experts: int
@@ -137,6 +247,10 @@ class MoeSpec:
     modality_experts: tuple[str, ...] = ("",)
     transposed: bool = False
     interleaved: bool = False
+    scaled_inputs: bool = False
+    expert_scale: bool = False
+    plain: tuple[str, str] | None = None
+    latent: int = 0
 
 
 Norms = tuple[str | None, str | None, str | None, str | None]
@@ -146,15 +260,63 @@ PLAIN_NORMS: Norms = ("input_layernorm", None, "post_attention_layernorm", None)
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """Attention and MLP. Their outputs are normed before they are added to the residual stream.
+    """A mixer of tokens (attention, or a layer with a state) and an MLP, or only one of the two.
 
-    `parallel`: the MLP reads the normed input of attention, and both outputs are added together.
+    Args:
+        norms: their inputs and outputs may be normed before the outputs are added to the residual stream.
+        parallel: the MLP reads the normed input of the mixer, and both outputs are added together.
+        experts: a mixture of experts beside the MLP, with norms of its own.
+        second: a second mixer that reads the same input; both outputs are added together.
+        path: name of the mixer or MLP in the checkpoint if the layer has only one.
+        residuals: factors of the mixer's normed input and of its output, and of those of the MLP. If given, their sums
+            replace the residual stream.
     """
 
-    attention: AttentionSpec | LatentSpec
-    mlp: MlpSpec | MoeSpec
+    mixer: AttentionSpec | LatentSpec | StateSpec | None
+    mlp: MlpSpec | MoeSpec | None
     norms: Norms = PLAIN_NORMS
     parallel: bool = False
+    experts: MoeSpec | None = None
+    second: MambaSpec | None = None
+    path: str | None = None
+    residuals: tuple[tuple[float, float], tuple[float, float]] | None = None
+
+    @property
+    def mixers(self) -> tuple[AttentionSpec | LatentSpec | StateSpec, ...]:
+        return tuple(mixer for mixer in (self.mixer, self.second) if mixer is not None)
+
+
+@dataclass(frozen=True)
+class PerLayerSpec:
+    """A second input of every layer (Gemma 3n): a row per token from a table, plus a projection of the token embeddings.
+
+    Args:
+        vocab: rows of the table. Other tokens take row 0.
+        dim: numbers per token and layer.
+        act: activation of the gate that multiplies a layer's input.
+        encoder_token: the token whose row encoder rows take; None: that of the placeholder.
+    """
+
+    vocab: int
+    dim: int
+    act: str
+    encoder_token: int | None = None
+
+
+@dataclass(frozen=True)
+class AltUpSpec:
+    """Several residual streams, of which each layer computes one and predicts the others (Gemma 3n).
+
+    Args:
+        streams: their number. active: the one that layers compute.
+        scaled: the corrected active stream is scaled by a learned vector before it weighs the per-layer input.
+        laurel_rank: inner width of the low-rank branch beside attention.
+    """
+
+    streams: int
+    active: int
+    scaled: bool
+    laurel_rank: int
 
 
 @dataclass(frozen=True)
@@ -163,11 +325,17 @@ class DecoderSpec:
 
     Args:
         norm: "rms", "layer" (LayerNorm with a bias) or "layer without bias".
+        last_norm: name of the norm after the last layer.
         norm_offset: added to every norm's weight (1 where the checkpoint stores it around 0).
         embed_scale: factor of token embeddings, rounded to the model's dtype.
         residual_scale: factor of what attention and MLP add to the residual stream.
         logit_scale: factor of logits. logit_cap: soft cap of logits; None: no cap. head_bias: the head has a bias.
         deepstack: layers after which a deepstack level of encoder rows is added to the residual stream, ascending.
+        unpredicted: last tokens of the vocabulary, which have an embedding but no logit.
+        adds_encoder_rows: encoder rows are added to token embeddings instead of replacing them.
+        per_layer: second inputs of the layers; None: there are none.
+        altup: several residual streams; None: there is one.
+        scaled_layers: the residual stream is multiplied by a stored factor after each layer.
         mtp_layers: layers for multi-token prediction, which checkpoints store after the others. They are not used.
     """
 
@@ -178,6 +346,7 @@ class DecoderSpec:
     max_positions: int
     tied: bool
     norm: str = "rms"
+    last_norm: str = "norm"
     norm_offset: float = 0.0
     embed_scale: float = 1.0
     residual_scale: float = 1.0
@@ -186,10 +355,20 @@ class DecoderSpec:
     head_bias: bool = False
     deepstack: tuple[int, ...] = ()
     mtp_layers: int = 0
+    adds_encoder_rows: bool = False
+    per_layer: PerLayerSpec | None = None
+    scaled_layers: bool = False
+    altup: AltUpSpec | None = None
+    unpredicted: int = 0
 
     @property
     def attentions(self) -> tuple[AttentionSpec | LatentSpec, ...]:
-        return tuple(layer.attention for layer in self.layers)
+        mixers = (mixer for layer in self.layers for mixer in layer.mixers)
+        return tuple(mixer for mixer in mixers if isinstance(mixer, AttentionSpec | LatentSpec))
+
+    @property
+    def cross_attentions(self) -> tuple[AttentionSpec, ...]:
+        return tuple(mixer for mixer in self.attentions if isinstance(mixer, AttentionSpec) and mixer.cross)
 
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:

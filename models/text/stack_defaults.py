@@ -15,6 +15,39 @@ BASE: dict[str, Any] = {
     "rms_norm_eps": 1e-6,
 }
 LLAMA = BASE | {"intermediate_size": 11008, "max_position_embeddings": 2048}
+LLAMA4 = BASE | {
+    "vocab_size": 202048,
+    "hidden_size": 5120,
+    "intermediate_size": 8192,
+    "intermediate_size_mlp": 16384,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 40,
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "num_experts_per_tok": 1,
+    "num_experts": 16,
+    "n_shared_experts": 1,
+    "use_qk_norm": True,
+    "no_rope_layer_interval": 4,
+    "attention_chunk_size": 8192,
+    "attn_temperature_tuning": True,
+    "floor_scale": 8192,
+    "attn_scale": 0.1,
+}
+ARIA = LLAMA | {"intermediate_size": 4096, "num_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 2}
+MLLAMA = BASE | {
+    "vocab_size": 128256,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 40,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 131072,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "cross_attention_layers": (3, 8, 13, 18, 23, 28, 33, 38),
+}
 MISTRAL = LLAMA | {
     "intermediate_size": 14336,
     "num_key_value_heads": 8,
@@ -131,6 +164,57 @@ GEMMA3 = GEMMA2 | {
     "rope_theta": 1e6,
     "rope_local_base_freq": 10000.0,
 }
+GEMMA4: dict[str, Any] = {
+    "vocab_size": 262144,
+    "hidden_size": 2304,
+    "intermediate_size": 9216,
+    "num_hidden_layers": 30,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 4,
+    "head_dim": 256,
+    "global_head_dim": 512,
+    "attention_multiplier": 1.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 131072,
+    "sliding_window": 512,
+    "sliding_window_pattern": 6,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "rope_parameters": {
+        "sliding_attention": {"rope_theta": 10000.0},
+        "full_attention": {"rope_type": "proportional", "partial_rotary_factor": 0.25, "rope_theta": 1e6},
+    },
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+    "enable_moe_block": False,
+}
+GEMMA3N: dict[str, Any] = {
+    "vocab_size": 262400,
+    "hidden_size": 2048,
+    "intermediate_size": 16384,
+    "num_hidden_layers": 35,
+    "num_attention_heads": 8,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "attention_multiplier": 1.0,
+    "hidden_activation": "gelu_pytorch_tanh",
+    "max_position_embeddings": 32768,
+    "rms_norm_eps": 1e-6,
+    "tie_word_embeddings": True,
+    "rope_theta": 1e6,
+    "rope_local_base_freq": 10000.0,
+    "sliding_window": 512,
+    "sliding_window_pattern": 5,
+    "final_logit_softcapping": 30.0,
+    "vocab_size_per_layer_input": 262144,
+    "hidden_size_per_layer_input": 256,
+    "altup_active_idx": 0,
+    "altup_correct_scale": True,
+    "altup_num_inputs": 4,
+    "num_kv_shared_layers": 15,
+    "laurel_rank": 64,
+    "activation_sparsity_pattern": None,
+}
 ERNIE: dict[str, Any] = {
     "vocab_size": 103424,
     "hidden_size": 1024,
@@ -216,6 +300,19 @@ OLMOE = LLAMA | {
 }
 OLMO2 = LLAMA | {"vocab_size": 50304, "rms_norm_eps": 1e-5}
 OLMO3 = OLMO2 | {"sliding_window": 4096, "sliding_window_pattern": 4, "rope_theta": 500000.0}
+OLMO_HYBRID = OLMO2 | {
+    "vocab_size": 100352,
+    "hidden_size": 3840,
+    "num_attention_heads": 30,
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-6,
+    "full_attention_interval": 4,
+    "linear_num_key_heads": 30,
+    "linear_num_value_heads": 30,
+    "linear_key_head_dim": 96,
+    "linear_value_head_dim": 192,
+    "linear_conv_kernel_dim": 4,
+}
 EXAONE4 = LLAMA | {
     "vocab_size": 102400,
     "intermediate_size": 16384,
@@ -408,6 +505,132 @@ HELIUM = BASE | {
     "max_position_embeddings": 4096,
     "rms_norm_eps": 1e-8,
     "rope_theta": 1e5,
+}
+LFM2 = BASE | {
+    "vocab_size": 65536,
+    "hidden_size": 2560,
+    "intermediate_size": 12288,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 128000,
+    "norm_eps": 1e-5,
+    "rope_theta": 1e6,
+    "tie_word_embeddings": True,
+    "conv_L_cache": 3,
+    "block_multiple_of": 256,
+    "block_auto_adjust_ff_dim": True,
+}
+LFM2_MOE = LFM2 | {
+    "hidden_size": 2048,
+    "intermediate_size": 7168,
+    "block_auto_adjust_ff_dim": False,
+    "moe_intermediate_size": 1792,
+    "num_experts": 32,
+    "num_experts_per_tok": 4,
+    "first_k_dense_replace": 2,
+}
+GRANITE4 = LLAMA | {
+    "attention_multiplier": 1.0,
+    "position_embedding_type": None,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "shared_expert_intermediate_size": 1024,
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 1,
+    "mamba_d_state": 256,
+    "mamba_d_head": "auto",
+    "mamba_d_conv": 4,
+    "mamba_expand": 2,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+}
+BAMBA = BASE | {
+    "vocab_size": 128000,
+    "intermediate_size": 14336,
+    "num_key_value_heads": 8,
+    "max_position_embeddings": 262144,
+    "rms_norm_eps": 1e-5,
+    "partial_rotary_factor": 0.5,
+    "full_attn_idxs": (),
+    **{key: value for key, value in GRANITE4.items() if key.startswith("mamba_")},
+}
+FALCON_H1 = BAMBA | {
+    "max_position_embeddings": 8192,
+    "partial_rotary_factor": 1.0,
+    "full_attn_idxs": range(4096),  # all layers, each with a Mamba 2 layer beside its attention
+    "mamba_d_ssm": 1024,
+    "ssm_multipliers": (1.0,) * 5,
+    "mamba_rms_norm": False,
+    "mamba_norm_before_gate": True,
+}
+NEMOTRON_H = BASE | {
+    "vocab_size": 131072,
+    "layer_types": ("mamba", "moe", "attention", "mlp"),
+    "num_key_value_heads": 8,
+    "head_dim": 128,
+    "position_embedding_type": None,
+    "max_position_embeddings": 4096,
+    "intermediate_size": 21504,
+    "hidden_act": "relu2",
+    "layer_norm_epsilon": 1e-5,
+    "mamba_n_heads": 128,
+    "mamba_n_groups": 8,
+    "mamba_d_state": 128,
+    "mamba_d_head": 64,
+    "mamba_d_conv": 4,
+    "mamba_conv_bias": True,
+    "mamba_proj_bias": False,
+    "num_experts": 8,
+    "num_experts_per_tok": 2,
+    "moe_intermediate_size": 7688,
+    "shared_expert_intermediate_size": 7688,
+}
+MAMBA2: dict[str, Any] = {
+    **{key: value for key, value in NEMOTRON_H.items() if key.startswith("mamba_")},
+    "vocab_size": 32768,
+    "hidden_size": 4096,
+    "num_hidden_layers": 64,
+    "max_position_embeddings": 262144,
+    "layer_norm_epsilon": 1e-5,
+}
+MINIMAX = MIXTRAL | {
+    "layer_types": ("full_attention", "linear_attention") * 64,
+    **{f"{part}_{name}_factor": 1.0 for part in ("full_attn", "linear_attn", "mlp") for name in ("alpha", "beta")},
+}
+QWEN3_NEXT = BASE | {
+    "vocab_size": 151936,
+    "hidden_size": 2048,
+    "intermediate_size": 5632,
+    "num_hidden_layers": 48,
+    "num_attention_heads": 16,
+    "num_key_value_heads": 2,
+    "head_dim": 256,
+    "max_position_embeddings": 32768,
+    "partial_rotary_factor": 0.25,
+    "linear_conv_kernel_dim": 4,
+    "linear_key_head_dim": 128,
+    "linear_value_head_dim": 128,
+    "linear_num_key_heads": 16,
+    "linear_num_value_heads": 32,
+    "full_attention_interval": 4,
+    "moe_intermediate_size": 512,
+    "shared_expert_intermediate_size": 512,
+    "num_experts_per_tok": 10,
+    "num_experts": 512,
+}
+QWEN3_5 = {key: value for key, value in QWEN3_NEXT.items() if "expert" not in key and "moe" not in key} | {
+    "vocab_size": 248320,
+    "hidden_size": 4096,
+    "intermediate_size": 12288,
+    "num_hidden_layers": 32,
+    "num_key_value_heads": 4,
+    "mrope_section": (11, 11, 10),
+}
+QWEN3_5_MOE = QWEN3_NEXT | {
+    "vocab_size": 248320,
+    "num_hidden_layers": 40,
+    "num_experts": 256,
+    "num_experts_per_tok": 8,
+    "mrope_section": (11, 11, 10),
 }
 MISTRAL4 = DEEPSEEK3 | {
     "vocab_size": 131072,

@@ -5,7 +5,8 @@ Source: the modelling files of transformers 5.23.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+import difflib
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -13,7 +14,7 @@ from ...kernels.activation import CLAMPED_SWIGLU
 from ...mm.errors import ConfigError
 from ..config import Stack, get_text_config
 from . import stack_defaults as defaults
-from .spec import hw_interleaved_sections
+from .spec import hw_interleaved_sections, interleaved_sections
 
 _GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
@@ -21,7 +22,43 @@ _POST_NORMS = (None, "post_attention_layernorm", None, "post_feedforward_layerno
 _SIGMOID = {"scoring": "sigmoid", "correction": True}
 _CORRECTED = {"correction": True, "normalise": True}
 _CLAMPED = {"act": CLAMPED_SWIGLU, "bias": True, "router_bias": True, "transposed": True, "interleaved": True}
+_LLAMA4_EXPERTS = {"scoring": "sigmoid", "normalise": False, "transposed": True, "scaled_inputs": True}
 _ERNIE_EXPERTS = {"modality_experts": ("text_moe", "vision_moe")}
+_GRANITE4_NAMES = ((".shared_mlp.input_linear.", ".mlp.gate_up_proj."), (".shared_mlp.output_linear.", ".mlp.down_proj."))
+_GEMMA4_NAMES = (
+    (".router.scale", ".beside.router_norm.weight"),
+    (".router.per_expert_scale", ".beside.mixture.expert_scale"),
+    (".router.proj.", ".beside.mixture.gate."),
+    (".experts.", ".beside.mixture.experts."),
+    (".pre_feedforward_layernorm_2.", ".beside.before."),
+    (".post_feedforward_layernorm_1.", ".beside.after_mlp."),
+    (".post_feedforward_layernorm_2.", ".beside.after."),
+)
+_LFM2_NAMES = (
+    (".self_attn.out_proj.", ".self_attn.o_proj."),
+    (".self_attn.q_layernorm.", ".self_attn.q_norm."),
+    (".self_attn.k_layernorm.", ".self_attn.k_norm."),
+    (".feed_forward.expert_bias", ".mlp.gate.e_score_correction_bias"),
+    (".feed_forward.", ".mlp."),
+    (".w1.", ".gate_proj."),
+    (".w3.", ".up_proj."),
+    (".w2.", ".down_proj."),
+)
+_BAMBA_NAMES = ((".feed_forward.", ".mlp."),)
+_BACKBONE_NAMES = (("embeddings.", "embed_tokens."),)
+_NEMOTRON_KEYS = {
+    "hybrid_override_pattern": "layer_types",
+    "attention_head_dim": "head_dim",
+    "mlp_hidden_act": "hidden_act",
+    "moe_shared_expert_intermediate_size": "shared_expert_intermediate_size",
+    "mamba_num_heads": "mamba_n_heads",
+    "mamba_head_dim": "mamba_d_head",
+    "n_groups": "mamba_n_groups",
+    "ssm_state_size": "mamba_d_state",
+    "conv_kernel": "mamba_d_conv",
+    "use_conv_bias": "mamba_conv_bias",
+    "use_bias": "mamba_proj_bias",
+}
 _deepseek3 = Stack(defaults.DEEPSEEK3, interleaved=True, router=_SIGMOID)
 _cohere = Stack(
     defaults.COHERE,
@@ -32,10 +69,41 @@ _cohere = Stack(
     interleaved=True,
     refused=("use_qk_norm",),
 )
+_lfm2 = Stack(
+    defaults.LFM2,
+    qk_norm="head",
+    norms=("operator_norm", None, "ffn_norm", None),
+    last_norm="embedding_norm",
+    eps_key="norm_eps",
+    renames=_LFM2_NAMES,
+)
+_minimax = Stack(
+    defaults.MINIMAX,
+    aliases={
+        "attn_type_list": "layer_types",
+        **{
+            f"layernorm_{long}_{name}": f"{short}_{name}_factor"
+            for long, short in (("full_attention", "full_attn"), ("linear_attention", "linear_attn"), ("mlp", "mlp"))
+            for name in ("alpha", "beta")
+        },
+    },
+    fixed={"postnorm": True},
+)
+_qwen3_next = Stack(defaults.QWEN3_NEXT, qk_norm="head", gated=True, norm_offset=1.0, router={"shared_gate": True})
+_aria = Stack(defaults.ARIA, router={"transposed": True})
 _gemma = Stack(defaults.GEMMA, norm_offset=1.0, root_scale=True)
 
 STACKS: Mapping[str, Stack] = {
     "llama": Stack(defaults.LLAMA),
+    "llama4_text": Stack(
+        defaults.LLAMA4,
+        qk_norm="plain",
+        interleaved=True,
+        router=_LLAMA4_EXPERTS,
+        renames=((".feed_forward.", ".mlp."),),
+        fixed={"num_experts_per_tok": 1},
+    ),
+    "mllama_text_model": Stack(defaults.MLLAMA),
     "mistral": Stack(defaults.MISTRAL),
     "ministral3": Stack(defaults.MINISTRAL3),
     "internlm3": Stack(defaults.INTERNLM3, refused=("bias", "qkv_bias")),
@@ -49,6 +117,18 @@ STACKS: Mapping[str, Stack] = {
     "gemma": _gemma,
     "gemma2": replace(_gemma, defaults=defaults.GEMMA2, norms=_GEMMA_NORMS),
     "gemma3_text": replace(_gemma, defaults=defaults.GEMMA3, norms=_GEMMA_NORMS, qk_norm="head"),
+    "gemma3n_text": Stack(defaults.GEMMA3N, norms=_GEMMA_NORMS, qk_norm="head", root_scale=True, value_norm=True),
+    "gemma4_text": Stack(
+        defaults.GEMMA4,
+        norms=_GEMMA_NORMS,
+        qk_norm="head",
+        root_scale=True,
+        value_norm=True,
+        scaled_layers=True,
+        pads_encoder_rows=True,
+        router={"expert_scale": True},
+        renames=_GEMMA4_NAMES,
+    ),
     "granite": Stack(defaults.LLAMA | {"attention_multiplier": 1.0}),
     "granitemoe": Stack(defaults.LLAMA | {"attention_multiplier": 1.0, "num_experts": 8, "num_experts_per_tok": 2}),
     "ernie4_5": Stack(defaults.ERNIE | {"head_dim": 128}, interleaved=True),
@@ -64,6 +144,14 @@ STACKS: Mapping[str, Stack] = {
     "olmoe": Stack(defaults.OLMOE, qk_norm="all", refused=("clip_qkv",)),
     "olmo2": Stack(defaults.OLMO2, qk_norm="all", norms=_POST_NORMS),
     "olmo3": Stack(defaults.OLMO3, qk_norm="all", norms=_POST_NORMS, scaled_windows=False),
+    "olmo_hybrid": Stack(
+        defaults.OLMO_HYBRID,
+        qk_norm="all",
+        norms=_POST_NORMS,
+        state_norms=("attention_layer_norm", None, "post_attention_layernorm", None),
+        renames=(("input_layernorm", "attention_layer_norm"), ("feedforward_layer_norm", "post_attention_layernorm")),
+        fixed={"linear_allow_neg_eigval": True},
+    ),
     "exaone4": Stack(defaults.EXAONE4, qk_norm="head", norms=_POST_NORMS, windows_rotate=True),
     "qwen2_moe": Stack(defaults.QWEN2_MOE, out_bias=False, router={"shared_gate": True}, refused=("use_sliding_window",)),
     "smollm3": Stack(defaults.SMOLLM3),
@@ -89,9 +177,72 @@ STACKS: Mapping[str, Stack] = {
     "solar_open": Stack(defaults.SOLAR_OPEN, out_bias=False, router=_SIGMOID),
     "exaone_moe": Stack(defaults.EXAONE_MOE, qk_norm="head", windows_rotate=True, router=_SIGMOID),
     "helium": Stack(defaults.HELIUM, out_bias=False, interleaved=True),
+    "minimax": _minimax,
+    "minimax_m1": _minimax,
+    "minimax_text_01": _minimax,
     "minimax_m2": Stack(defaults.MINIMAX_M2, qk_norm="all", router=_SIGMOID | {"normalise": True}),
+    "lfm2": _lfm2,
+    "lfm2_moe": replace(
+        _lfm2,
+        defaults=defaults.LFM2_MOE,
+        router=_SIGMOID,
+        aliases={"num_dense_layers": "first_k_dense_replace"},
+        fixed={"use_expert_bias": True},
+    ),
+    "bamba": Stack(
+        defaults.BAMBA,
+        norms=("input_layernorm", None, "pre_ff_layernorm", None),
+        last_norm="final_layernorm",
+        renames=_BAMBA_NAMES,
+        aliases={"attn_layer_indices": "full_attn_idxs"},
+    ),
+    "falcon_h1": Stack(
+        defaults.FALCON_H1,
+        norms=("input_layernorm", None, "pre_ff_layernorm", None),
+        second_mixer=True,
+        last_norm="final_layernorm",
+        renames=_BAMBA_NAMES,
+        aliases={"lm_head_multiplier": "logit_scale"},
+        refused=("attention_bias", "mamba_proj_bias", "projectors_bias"),
+    ),
+    "nemotron_h": Stack(
+        defaults.NEMOTRON_H,
+        bias=False,
+        out_bias=False,
+        eps_key="layer_norm_epsilon",
+        plain=("up_proj", "down_proj"),
+        router=_SIGMOID,
+        single=True,
+        last_norm="norm_f",
+        renames=_BACKBONE_NAMES,
+        aliases=_NEMOTRON_KEYS,
+        refused=("mlp_bias",),
+        fixed={"mamba_hidden_act": "silu"},
+    ),
+    "mamba2": Stack(
+        defaults.MAMBA2,
+        eps_key="layer_norm_epsilon",
+        single=True,
+        last_norm="norm_f",
+        renames=_BACKBONE_NAMES,
+        aliases=_NEMOTRON_KEYS | {"num_heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state_size": "mamba_d_state"},
+        fixed={"hidden_act": "silu"},
+    ),
+    "aria_text": _aria,
+    "aria_moe_lm": _aria,
+    "granitemoehybrid": Stack(defaults.GRANITE4, fused=True, renames=_GRANITE4_NAMES),
+    "qwen3_next": _qwen3_next,
+    "qwen3_5_text": replace(_qwen3_next, defaults=defaults.QWEN3_5, axes=interleaved_sections, router={}),
+    "qwen3_5_moe_text": replace(_qwen3_next, defaults=defaults.QWEN3_5_MOE, axes=interleaved_sections),
     "gpt_oss": Stack(defaults.GPT_OSS, sinks=True, router=_CLAMPED, fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702}),
 }
+
+
+def replace_parts(name: str, renames: Sequence[tuple[str, str]]) -> str:
+    """Return a tensor's name with parts of it replaced, see `Stack.renames`."""
+    for old, new in renames:
+        name = name.replace(old, new)
+    return name
 
 
 def stack_of(config: Mapping[str, Any], default: str = "llama") -> Stack:
@@ -103,7 +254,9 @@ def stack_of(config: Mapping[str, Any], default: str = "llama") -> Stack:
     text = get_text_config(config)
     name = text.get("model_type", default)
     if name not in STACKS:
-        raise ConfigError(f"text_config of model_type {name!r} is not supported; known are {', '.join(STACKS)}")
+        near = difflib.get_close_matches(str(name), STACKS, n=3, cutoff=0.5) or ("llama", "qwen3", "mistral")
+        known = f"{', '.join(near)} and {len(STACKS) - len(near)} others (docs/models.md)"
+        raise ConfigError(f"text_config of model_type {name!r} is not supported; known are {known}")
     refused = [key for key in STACKS[name].refused if text.get(key)]
     if refused:
         raise ConfigError(f"{refused[0]} in the config of a {name} decoder must be false; true is not supported")

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 from torch.nn import functional as F
@@ -77,8 +78,9 @@ def frequencies(spec: RotarySpec, dim: int) -> tuple[Tensor, Tensor]:
     each = spec.theta ** (-torch.arange(0, half, 2, dtype=torch.float32) / half)
     if spec.order == "alternating":
         return each.repeat_interleave(2), torch.tensor((1, 0)).repeat(len(each))
-    assert spec.order == "blocks", f"order of frequencies {spec.order!r}"
-    return each.repeat(2), torch.arange(2).repeat_interleave(len(each))
+    assert spec.order in ("blocks", "columns_first"), f"order of frequencies {spec.order!r}"
+    axes = (1, 0) if spec.order == "columns_first" else (0, 1)
+    return each.repeat(2), torch.tensor(axes).repeat_interleave(len(each))
 
 
 def add_positions_(x: Tensor, table: Tensor, spec: TableSpec, grids: Sequence[Grid], merge: int) -> None:
@@ -100,8 +102,8 @@ def _fitted(table: Tensor, spec: TableSpec, h: int, w: int) -> Tensor:
     """Fit the table to a grid: `[h, w, width]`."""
     side = spec.side
     square = table.view(side, side, -1)
-    if spec.fit == "buckets":
-        rows, columns = _buckets(h, side).to(table.device), _buckets(w, side).to(table.device)
+    if spec.fit.endswith("buckets"):
+        rows, columns = (_buckets(count, side, spec.fit).to(table.device) for count in (h, w))
         return square[rows[:, None], columns]
     if (h, w) == (side, side):
         return square
@@ -111,11 +113,20 @@ def _fitted(table: Tensor, spec: TableSpec, h: int, w: int) -> Tensor:
     return F.interpolate(planes, (h, w), mode=spec.fit, **corners)[0].permute(1, 2, 0).to(table.dtype)
 
 
-def _buckets(count: int, side: int) -> Tensor:
-    """Return the table position of each of `count` patches along a side; float32 like the published models."""
+def _buckets(count: int, side: int, fit: str) -> Tensor:
+    """Return the table position of each of `count` patches along a side; float32 like the published models.
+
+    They compute the place of corner i as i * (1 / count) ("buckets": Idefics), as i / count ("ratio_buckets": MiniCPM-V 4.6) or
+    as torch's range of steps ("step_buckets": earlier MiniCPM-V).
+    """
     bounds = torch.arange(1 / side, 1.0, 1 / side)
-    corners = torch.arange(count, dtype=torch.float32) * (1.0 / torch.tensor(count))
-    return torch.bucketize(corners.clamp(max=1.0 - 1e-6), bounds, right=True)
+    if fit == "buckets":
+        corners = (torch.arange(count, dtype=torch.float32) * (1.0 / torch.tensor(count))).clamp(max=1.0 - 1e-6)
+    elif fit == "ratio_buckets":
+        corners = torch.arange(count) / count
+    else:  # a recorded call may not read a tensor, so numpy rounds the step to float32
+        corners = torch.arange(0, 1 - 1e-6, float(np.float32(1) / np.float32(count)))
+    return torch.bucketize(corners, bounds, right=True)
 
 
 def _sinusoids(frames: int, width: int) -> Tensor:

@@ -6,9 +6,10 @@ Sources: arXiv 2304.02643 (the tower), 2203.16527 (windows in a plain transforme
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -16,18 +17,25 @@ from torch.nn import functional as F
 
 from ...kernels.dispatch import backend
 from ...kernels.varlen import varlen_attention
+from ...mm.errors import ConfigError
+from ..config import positive_int
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
 from ..layers.relative_position import relative_position_scores
 from ..memory_formulas import SMALL, OpBytes
 from .positions import add_positions_
-from .spec import TowerNames, TowerSpec
+from .spec import TableSpec, TowerNames, TowerSpec
 from .vit import VisionMlp, vision_mlp_bytes
 
 SAM = TowerNames(table="pos_embed", mlp=("mlp.lin1", "mlp.lin2"))
 """Names such as `blocks.<i>.attn.qkv`."""
 
+_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 768, "output_channels": 256, "num_hidden_layers": 12, "num_attention_heads": 12, "num_channels": 3,
+    "image_size": 1024, "patch_size": 16, "hidden_act": "gelu", "layer_norm_eps": 1e-6, "qkv_bias": True, "mlp_ratio": 4.0,
+    "use_abs_pos": True, "use_rel_pos": True, "window_size": 14, "global_attn_indexes": (2, 5, 8, 11),
+}  # fmt: skip
 TAPS = 9  # weights per channel of a 3 x 3 convolution
 _EPS = 1e-6  # of the norms between convolutions
 
@@ -156,6 +164,34 @@ class SamParts:
         self.norms = [build.norm(name, s.neck, _EPS, True) for name in ("neck.1", "neck.3")]
         widths = (s.neck, *s.down)
         self.down = [convolution([f"net_{i + 2}"], TAPS * widths[i], [wide]) for i, wide in enumerate(s.down)]
+
+
+def sam_spec(config: Mapping[str, Any], down: tuple[int, ...]) -> SamSpec:
+    """Read SAM's tower from its section of config.json. `down`: channels of the convolutions if it does not state them.
+
+    Raises:
+        ConfigError: a size is not a positive integer, or position embeddings are disabled.
+    """
+    sam = {**_DEFAULTS, **config}
+    width, patch = positive_int(sam, "hidden_size"), positive_int(sam, "patch_size")
+    if not sam["use_abs_pos"]:
+        raise ConfigError("sam_config disables position embeddings; this tower needs them")
+    tower = TowerSpec(
+        depth=positive_int(sam, "num_hidden_layers"),
+        width=width,
+        heads=positive_int(sam, "num_attention_heads"),
+        inner=sam.get("mlp_dim") or int(width * sam["mlp_ratio"]),
+        patch_dim=sam["num_channels"] * patch**2,
+        act=sam["hidden_act"],
+        eps=sam["layer_norm_eps"],
+        qkv_bias=sam["qkv_bias"],
+        table=TableSpec(positive_int(sam, "image_size") // patch, fit="bicubic", antialias=True),
+        window=sam["window_size"],
+        full_layers=frozenset(sam["global_attn_indexes"]),
+        names=SAM,
+    )
+    down = tuple(sam.get("downsample_channels") or down)
+    return SamSpec(tower, positive_int(sam, "output_channels"), down, sam["use_rel_pos"])
 
 
 def convolved_names(prefix: str) -> Sequence[tuple[str, str]]:

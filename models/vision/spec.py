@@ -57,13 +57,15 @@ class RotarySpec:
         order: assignment of the frequencies of a head of size d to the two axes. "blocks": the first half by rows, the second
             by columns, each with d / 4 frequencies of `theta ** (-4i / d)`. "alternating": the same frequencies, column and
             row alternating. "even_odd": d / 2 frequencies of `theta ** (-2i / d)`, the even ones first, by rows, then the odd
-            ones, by columns.
+            ones, by columns. "columns_first": as "blocks", with the two halves exchanged.
+        first: number of the first row and column; class tokens are not rotated.
         interleaved: rotated pairs are adjacent numbers (0 1, 2 3, ...); otherwise the two halves of a head.
     """
 
     theta: float = 10000.0
     order: str = "blocks"
     interleaved: bool = False
+    first: int = 0
 
 
 @dataclass(frozen=True)
@@ -73,7 +75,8 @@ class TableSpec:
     Args:
         side: positions along each side.
         fit: how the table is fitted to a grid of another size. "exact": not at all (refused). "bilinear", "bicubic": it is
-            resampled. "buckets": a patch takes the position in which its upper left corner lies.
+            resampled. "buckets": a patch takes the position in which its upper left corner lies; "ratio_buckets" and
+            "step_buckets" do too, but round the corner's place differently (`positions.py`).
         align_corners: resampling keeps the centres of the corner positions in place, otherwise their outer edges.
         antialias: the table is low-pass filtered before it is downsampled.
         frames: most frames of an item; they get sinusoidal time embeddings. 0: no time embeddings.

@@ -152,7 +152,7 @@ class VisionTower(nn.Module):
             x = self._with_class_token(x, patch_rows, len(layout.frames))
         if self.parts.pre_norm is not None:
             x = self.parts.pre_norm(x)
-        states = self._through_layers(x, self._metadata(layout, grids))
+        states = self._through_layers(x, self._metadata(layout, grids, patch_rows))
         if patch_rows is not None and not s.keep_class:
             states = [rows[patch_rows] for rows in states]
         return states if order is None else [_natural_order(rows, order, s) for rows in states]
@@ -174,12 +174,14 @@ class VisionTower(nn.Module):
         out[patch_rows] = x
         return out
 
-    def _metadata(self, layout: TowerLayout, grids: Sequence[Grid]) -> TowerMetadata:
+    def _metadata(self, layout: TowerLayout, grids: Sequence[Grid], patch_rows: Tensor | None) -> TowerMetadata:
         s = self.spec
         frames = [t * h * w for t, h, w in grids] if s.temporal_attention else [rows + s.class_token for rows in layout.frames]
         if s.rotary is None:
             return TowerMetadata(None, frames, layout.windows)
-        positions = torch.stack((layout.h, layout.w)).to(self.device)
+        positions = torch.stack((layout.h, layout.w)).to(self.device) + s.rotary.first
+        if patch_rows is not None:  # class tokens stay at 0
+            positions = positions.new_zeros(2, positions.shape[1] + len(layout.frames)).index_copy_(1, patch_rows, positions)
         return TowerMetadata(rotary_cos_sin(positions, self.inv_freq, self.axis_of_freq), frames, layout.windows)
 
     def _through_layers(self, x: Tensor, meta: TowerMetadata) -> list[Tensor]:

@@ -3,11 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 from difflib import SequenceMatcher
 from itertools import accumulate
 from math import ceil
 
 from .merge import find_merge_point, join_texts, split_words, word_key
+from .results import Segment
 
 _CONTEXT = 20  # final words that are compared with an overlapping window
 
@@ -36,11 +38,13 @@ class OpenText:
         """Number of characters of `text` that will not change."""
         return len("".join(self.words[: self.stable]))
 
-    def add_pass(self, text: str) -> None:
-        """Take the text of a pass over the open window."""
-        shown = self._shown(self._own_words(text)[0])[0]
-        self.stable = max(self.stable, _common(self.words, shown))
+    def add_pass(self, text: str) -> int:
+        """Take the text of a pass over the open window. Return how many words at its start will not change."""
+        own, dropped = self._own_words(text)
+        shown, _, next_word = self._shown(own)
+        before, self.stable = self.stable, max(self.stable, _common(self.words, shown))
         self.words = shown
+        return max(0, dropped + next_word + self.stable - before)
 
     def close(self, text: str, keep: bool) -> str:
         """Take the text of the last pass and return the final text.
@@ -99,6 +103,20 @@ class OpenText:
         covered, next_word = _align(stable, own)
         shown = _concat(stable, own[next_word:])
         return _stripped(shown), covered, next_word
+
+
+def fit_segments(parts: Sequence[Segment], text: str) -> list[Segment]:
+    """Distribute the words of a final text over the segments of its last pass. Segments without words are left out."""
+    words, heard = split_words(text), list[str]()
+    found, begin = list[Segment](), 0
+    for number, part in enumerate(parts, 1):
+        heard += split_words(part.text)
+        end = len(words) if number == len(parts) else max(begin, _align(heard, words)[1])
+        own = "".join(words[begin:end]).strip()
+        if own:
+            found.append(replace(part, id=len(found) + 1, text=own, tokens=part.tokens if own == part.text else ()))
+        begin = end
+    return found
 
 
 def _align(stable: Sequence[str], own: Sequence[str]) -> tuple[int, int]:

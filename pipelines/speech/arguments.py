@@ -88,6 +88,14 @@ def check_words(llm: LLM, texts: Mapping[str, str]) -> str:
     return text
 
 
+def check_condition(llm: LLM, condition: object) -> None:
+    """Check `condition_on_previous_text` of a live stream."""
+    check_type("condition_on_previous_text", condition, bool)
+    if condition and not (llm.speech and llm.speech.takes_context):
+        reason = "this model's prompt takes no preceding text; leave condition_on_previous_text out"
+        raise InputError(reason, param="condition_on_previous_text")
+
+
 def check_vad(vad: object, rate: float) -> None:
     if vad is not False:
         make_detector(vad, rate)

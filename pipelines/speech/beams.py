@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
-from ...engine.logits_processors import LogitsProcessor, make_processors
 from ...engine.pooling_params import PoolingParams
 from ...engine.sampling_params import SamplingParams
 from ...engine.types import CompletionOutput, Logprob, RequestOutput
@@ -33,27 +32,28 @@ class _Beam:
 class _Search:
     """The running beams of one window, and the best finished ones with their mean log probability per token."""
 
-    processors: Sequence[LogitsProcessor]
     size: int
     end_ids: Sequence[int]
     max_tokens: int
     beams: list[_Beam] = field(default_factory=lambda: [_Beam()])
     finished: list[tuple[float, _Beam]] = field(default_factory=list)
 
-    def advance(self, logits: Tensor) -> bool:
-        """Extend each beam by `logits` `[beams, vocabulary]`. Return False at the end of the search."""
-        raw = logits.log_softmax(-1)
-        scores = raw.clone()
-        for row, beam in enumerate(self.beams):
-            for processor in self.processors:
-                processor(beam.tokens, scores[row])
+    @property
+    def candidates(self) -> int:
+        """Number of the likeliest tokens of each beam among which the next beams are."""
+        return max(2, 1 + len(self.end_ids)) * self.size
+
+    def advance(self, found: Tensor) -> bool:
+        """Extend each beam by its `candidates` `[beams, 3, candidates]`. Return False at the end of the search."""
+        ids, raw, scores = found.unbind(1)
+        scores = scores.masked_fill(scores == torch.finfo(scores.dtype).min, -torch.inf)
         totals = scores + torch.tensor([[beam.total] for beam in self.beams])
-        best = totals.flatten().topk(min(max(2, 1 + len(self.end_ids)) * self.size, totals.numel()))
+        best = totals.flatten().topk(min(self.candidates, totals.numel()))
         running = list[_Beam]()
         for rank, (total, place) in enumerate(zip(best.values.tolist(), best.indices.tolist(), strict=True)):
-            row, token = divmod(place, scores.shape[1])
-            before = self.beams[row]
-            beam = _Beam((*before.tokens, token), (*before.logprobs, float(raw[row, token])), total)
+            row, column = divmod(place, ids.shape[1])
+            before, token = self.beams[row], int(ids[row, column])
+            beam = _Beam((*before.tokens, token), (*before.logprobs, float(raw[row, column])), total)
             if token not in self.end_ids and len(beam.tokens) < self.max_tokens:
                 running.append(beam)
             elif rank < self.size and total > -torch.inf:
@@ -75,11 +75,12 @@ def beam_task(llm: LLM, prompt: Mapping[str, Any], params: SamplingParams, size:
     prefix = list(prompt["prompt_token_ids"])
     room = llm.max_model_len - len(prefix) - 1
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
-    search = _Search(make_processors(params.processors), size, llm.eos_token_ids, max_tokens)
-    whole_vocabulary = PoolingParams(tuple(range(llm.vocab_size)))
+    search = _Search(size, llm.eos_token_ids, max_tokens)
+    one = SamplingParams(max_tokens=1, logits_processors=params.processors)
     while True:
+        pooling = PoolingParams(candidates=search.candidates, answer_tokens=len(search.beams[0].tokens))
         handles = [
-            pooling_request(llm, {**prompt, "prompt_token_ids": [*prefix, *beam.tokens]}, whole_vocabulary, {})
+            pooling_request(llm, {**prompt, "prompt_token_ids": [*prefix, *beam.tokens]}, pooling, {}, one)
             for beam in search.beams
         ]
         outputs = dict[str, RequestOutput]()
@@ -91,8 +92,7 @@ def beam_task(llm: LLM, prompt: Mapping[str, Any], params: SamplingParams, size:
         failed = next((one for one in ordered if one.error), None)
         if failed is not None:
             return failed
-        logits = torch.stack([one.pooled for one in ordered if one.pooled is not None])
-        if not search.advance(logits):
+        if not search.advance(torch.stack([one.pooled for one in ordered if one.pooled is not None])):
             break
     best = search.finished[0][1] if search.finished else search.beams[0]
     stopped = bool(best.tokens) and best.tokens[-1] in llm.eos_token_ids

@@ -17,6 +17,7 @@ from ..doubt import compression_ratio, with_logprobs
 from ..pooling import pooling_request
 from ..tasks import Task, WideTask
 from .beams import beam_task
+from .merge import split_words
 from .results import Attempt, Segment, WindowResult, segments
 from .windows import Window
 
@@ -24,6 +25,7 @@ if TYPE_CHECKING:
     from ...engine.llm import LLM
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
+FATAL = frozenset({"engine_asleep", "engine_closed", "engine_dead"})  # error codes that end a live stream or a file
 _ONE_TOKEN = replace(GREEDY, max_tokens=1)
 
 
@@ -94,9 +96,19 @@ Aligner = Callable[["LLM", object, WindowText, SpeechRequest, str | None, int], 
 
 
 def window_task(
-    llm: LLM, item: object, window: Window | None, rate: int, how: Decoding, language: SpokenLanguage, context: str
+    llm: LLM,
+    item: object,
+    window: Window | None,
+    rate: int,
+    how: Decoding,
+    language: SpokenLanguage,
+    context: str,
+    known: CompletionOutput | None = None,
 ) -> WideTask[WindowText]:
-    """Detect the language if it is not known, then transcribe a window (None: `item` is the whole audio)."""
+    """Detect the language if it is not known, then transcribe a window (None: `item` is the whole audio).
+
+    A list of items is consecutive parts of the window. `known`: start of the answer, which is not generated again.
+    """
     assert llm.speech is not None
     start, end = (0.0, 0.0) if window is None else (window.start / rate, window.end / rate)
     empty = WindowResult(start, end, "", (), 0, overlap=0.0 if window is None else window.overlap / rate)
@@ -123,11 +135,11 @@ def window_task(
         if temperature and params.seed is None:  # a seed that does not depend on the batch
             params = replace(params, seed=round(start * 1000) + 1)
         if how.beam_size > 1 and not temperature:
-            ids = llm.get_tokenizer().encode(request.prompt, add_special_tokens=False)
-            given = {"prompt_token_ids": ids, "multi_modal_data": {"audio": [item]}, "cache_salt": how.cache_salt}
+            given = {**_prompt(llm, request, ()), "multi_modal_data": {"audio": [item]}, "cache_salt": how.cache_salt}
             output = yield from beam_task(llm, given, _with_processors(llm, params, request), how.beam_size)
         else:
-            output = yield _request(llm, item, request, params, how.cache_salt)
+            output = yield _request(llm, item, request, params, how.cache_salt, known)
+            output = _joined(known, output)
         if output.error:
             return WindowText(empty, None, output)
         outputs.append(output)
@@ -210,8 +222,61 @@ def _text_tokens(answer: CompletionOutput, request: SpeechRequest) -> list[int]:
     return tokens if times is None else [token for token in tokens if token < times.first]
 
 
-def _request(llm: LLM, item: object, request: SpeechRequest, params: SamplingParams, cache_salt: str | None) -> RequestHandle:
-    prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}, "cache_salt": cache_salt}
+def answer_start(llm: LLM, answer: CompletionOutput, language: str | None, words: int) -> CompletionOutput | None:
+    """Return the tokens of the first `words` words of an answer without timestamps, or None if there are none."""
+    tokens, decode, speech = answer_tokens(answer), llm.get_tokenizer().decode, llm.speech
+    assert speech is not None
+
+    def first_words(count: int) -> list[str]:
+        return split_words(speech.parse_transcript(decode(tokens[:count], False), language)[0].strip())
+
+    kept, count = first_words(len(tokens))[:words], len(tokens)
+    while count and (not kept or first_words(count) != kept):
+        count -= 1
+    if not count:
+        return None
+    logprobs = answer.logprobs and answer.logprobs[:count]
+    total = None if not logprobs else sum(entry[token].logprob for entry, token in zip(logprobs, tokens, strict=False))
+    return replace(answer, token_ids=tokens[:count], logprobs=logprobs, cumulative_logprob=total)
+
+
+def _joined(known: CompletionOutput | None, output: RequestOutput) -> RequestOutput:
+    """Return the output with the start of the answer that was given."""
+    if known is None or output.error:
+        return output
+    answer = output.outputs[0]
+    logprobs = None if known.logprobs is None or answer.logprobs is None else known.logprobs + answer.logprobs
+    total = None if logprobs is None else (known.cumulative_logprob or 0.0) + (answer.cumulative_logprob or 0.0)
+    tokens = known.token_ids + answer.token_ids
+    return replace(output, outputs=[replace(answer, token_ids=tokens, logprobs=logprobs, cumulative_logprob=total)])
+
+
+def _prompt(llm: LLM, request: SpeechRequest, known: Sequence[int]) -> dict[str, object]:
+    speech = llm.speech
+    assert speech is not None
+    special = speech.adds_special_tokens and "audio" in speech.placeholder_ids  # an encoder-decoder model's prompt has none
+    return {"prompt_token_ids": [*llm.get_tokenizer().encode(request.prompt, special), *known]}
+
+
+def _request(
+    llm: LLM,
+    item: object,
+    request: SpeechRequest,
+    params: SamplingParams,
+    cache_salt: str | None,
+    known: CompletionOutput | None = None,
+) -> RequestHandle:
+    items = item if isinstance(item, list) else [item]
+    if len(items) > 1:
+        assert llm.speech is not None
+        mark = llm.get_tokenizer().decode([llm.speech.placeholder_ids["audio"]], False)
+        request = replace(request, prompt=request.prompt.replace(mark, mark * len(items)))
+    prompt: dict[str, object] = {"prompt": request.prompt}
+    if known is not None:
+        prompt, request = _prompt(llm, request, known.token_ids), replace(request, suppressed_first=())
+        if params.max_tokens is not None:
+            params = replace(params, max_tokens=max(1, params.max_tokens - len(known.token_ids)))
+    prompt |= {"multi_modal_data": {"audio": items}, "cache_salt": cache_salt}
     return llm.request(prompt, _with_processors(llm, params, request))
 
 

@@ -13,11 +13,14 @@ from typing import TYPE_CHECKING, Any
 from ...engine.async_llm import AsyncLLM
 from ...engine.errors import NotPicklable
 from ...engine.frontend.request_handle import RequestHandle
+from ...engine.session import Turn
 from ...mm.errors import InputError, typed
 from ..tasks import advance
 from ..validation import check_names, check_type
 from .arguments import check_number
-from .live import Gap, LiveEvent, LiveTranscriber
+from .live import LiveTranscriber
+from .live_input import Gap, LiveEvent, LiveInput
+from .live_native import NativeTranscriber
 
 if TYPE_CHECKING:
     from ...engine.llm import LLM
@@ -31,11 +34,12 @@ class LiveStream:
 
     Args:
         idle_timeout: seconds without samples after which the stream ends; None: no limit.
-        max_sessions: maximum number of open streams of the engine, including this one.
-        options: arguments of `LiveTranscriber`.
+        max_sessions: maximum number of open streams of the engine, including this one. At most 64 and `max_num_seqs` if the
+            model transcribes streams natively.
+        options: arguments of `LiveTranscriber`, or of `NativeTranscriber` if the model transcribes streams natively.
 
     Raises:
-        ConfigError, InputError: see `LiveTranscriber`; or an argument is out of range.
+        ConfigError, InputError: see the transcriber; or an argument is out of range.
     """
 
     def __init__(self, engine: AsyncLLM, idle_timeout: float | None = None, max_sessions: int = 64, **options: Any) -> None:
@@ -43,8 +47,11 @@ class LiveStream:
             check_number("idle_timeout", idle_timeout, 1e-3, 1e9)
         check_type("max_sessions", max_sessions, int)
         check_number("max_sessions", max_sessions, 1, 1_000_000)
-        self.transcriber = LiveTranscriber(engine.llm, **check_names(LiveTranscriber, options))
-        self.engine, self.max_sessions, self._idle_timeout = engine, max_sessions, idle_timeout
+        is_native = engine.llm.speech is not None and engine.llm.speech.stream_rule() is not None
+        transcriber = NativeTranscriber if is_native else LiveTranscriber
+        self.transcriber: LiveInput = transcriber(engine.llm, **check_names(transcriber, options))
+        self.max_sessions = min(max_sessions, engine.llm.config.max_streams) if is_native else max_sessions
+        self.engine, self._idle_timeout = engine, idle_timeout
         self.arrived = asyncio.Event()  # set after each change of the transcriber's input
         self._taken = asyncio.Event()  # set after samples were taken from the buffer
 
@@ -63,6 +70,15 @@ class LiveStream:
 
     async def events(self) -> AsyncGenerator[LiveEvent, None]:
         """Yield events until the stream has ended. Closing the generator aborts the running pass."""
+        try:
+            async with aclosing(self._events()) as events:
+                async for event in events:
+                    yield event
+        finally:
+            if self.transcriber.handle is not None:
+                self.engine.drop(self.transcriber.handle)
+
+    async def _events(self) -> AsyncGenerator[LiveEvent, None]:
         transcriber = self.transcriber
         while True:
             self.arrived.clear()
@@ -76,8 +92,9 @@ class LiveStream:
                 await self._wait()
                 continue
             step = advance(task)
-            while isinstance(step, RequestHandle):
-                step = advance(task, await self.engine.answer(step))
+            while isinstance(step, RequestHandle | Turn):
+                answer = self.engine.answer(step) if isinstance(step, RequestHandle) else self.engine.append(step)
+                step = advance(task, await answer)
 
     async def _wait(self) -> None:
         try:
@@ -111,7 +128,9 @@ def count_session(stream: LiveStream) -> Iterator[None]:
     llm, limit = stream.engine.llm, stream.max_sessions
     with _lock:
         if _sessions.get(llm, 0) >= limit:
-            reason = f"{_sessions[llm]} live streams are open on this engine, max_sessions is {limit}; close one or raise it"
+            most = llm.config.max_streams if isinstance(stream.transcriber, NativeTranscriber) else None
+            how = f" (this model takes at most {most}, and at most max_num_seqs)" if limit == most else " or raise it"
+            reason = f"{_sessions[llm]} live streams are open on this engine, max_sessions is {limit}; close one{how}"
             raise InputError(reason, code="overloaded", param="max_sessions")
         _sessions[llm] = _sessions.get(llm, 0) + 1
     try:
@@ -160,6 +179,11 @@ class LiveAudio(NotPicklable):
             raise InputError("the live session has ended; begin a new one")
         self._stream.push(samples)
         _call(self._loop, self._stream.arrived.set)
+
+    @property
+    def lag(self) -> float:
+        """Seconds of audio that no final text covers yet."""
+        return self._stream.transcriber.lag
 
     def events(self, wait: bool = True) -> Iterator[LiveEvent]:
         """Yield events until the session has ended; without `wait`, only the events that are ready.

@@ -106,6 +106,7 @@ class WindowResult:
         skipped: "no_speech" if the text was dropped because of `no_speech_prob`, else None.
         num_tokens: number of tokens of the answer.
         overlap: seconds shared with the previous window.
+        skip_error: why speech that the text may skip could not be transcribed in shorter windows, or None.
     """
 
     start: float
@@ -118,6 +119,7 @@ class WindowResult:
     num_tokens: int = 0
     finish_reason: str | None = None
     overlap: float = 0.0
+    skip_error: ErrorInfo | None = None
 
 
 @dataclass(frozen=True, repr=False)
@@ -191,13 +193,16 @@ class Transcript(TextResult):
 
     @property
     def doubt(self) -> str | None:
-        """Why the text is probably wrong, or None; about the first window of which every answer was rejected."""
+        """Why the text is probably wrong, or None; about the first window with a `skip_error` or only rejected answers."""
         whole = super().doubt if len(self.windows) < 2 else None
         for window in self.windows if whole is None else ():
             chosen = window.attempts[window.accepted] if window.attempts else None
+            place = f"from {window.start:.1f} to {window.end:.1f} s it"
             if window.text and chosen is not None and chosen.rejected:
                 value = getattr(chosen, chosen.rejected)
-                return f"from {window.start:.1f} to {window.end:.1f} s its {chosen.rejected} is {value:.2f}"
+                return f"{place}s {chosen.rejected} is {value:.2f}"
+            if window.skip_error is not None:
+                return f"{place} may skip speech, which could not be transcribed: {window.skip_error}"
         return whole
 
 

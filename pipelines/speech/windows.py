@@ -27,7 +27,7 @@ class Window:
     Args:
         next_start: sample at which the next window may begin; below `end` if the windows overlap.
         overlap: number of samples shared with the previous window.
-        speech_end: the sample after the last speech.
+        pauses: first and last sample of each pause.
     """
 
     start: int
@@ -35,7 +35,7 @@ class Window:
     samples: Tensor
     next_start: int
     overlap: int = 0
-    speech_end: int = 0
+    pauses: tuple[tuple[int, int], ...] = ()
 
 
 class WindowReader:
@@ -116,19 +116,16 @@ class WindowReader:
         return self._make(start, end, next_start, overlap)
 
     def _make(self, start: int, end: int, next_start: int, overlap: int) -> Window:
-        pauses = self._pauses(start, end)
-        speech_end = pauses[-1][0] if pauses and pauses[-1][1] >= end else end
-        return Window(
-            start, end, self._buffer[start - self._begin : end - self._begin].clone(), next_start, overlap, speech_end
-        )
+        samples = self._buffer[start - self._begin : end - self._begin].clone()
+        return Window(start, end, samples, next_start, overlap, tuple(self._pauses(start, end, first=True)))
 
-    def _pauses(self, start: int, limit: int) -> list[tuple[int, int]]:
-        """Return start and end of each run of frames without speech in this range, except a run at its start."""
+    def _pauses(self, start: int, limit: int, first: bool = False) -> list[tuple[int, int]]:
+        """Return start and end of each run of frames without speech in this range. `first`: also of a run at its start."""
         pauses, at = [], start // self._frame * self._frame
         for voiced, run in groupby(self._flags(start, limit)):
             end = at + len(list(run)) * self._frame
-            if not voiced and at > start:
-                pauses.append((at, min(end, limit)))
+            if not voiced and (first or at > start):
+                pauses.append((max(at, start), min(end, limit)))
             at = end
         return pauses
 

@@ -14,7 +14,7 @@ from ...mm.speech import AlignmentRule, SpeechRequest
 from ..pooling import pooling_request
 from ..tasks import Task
 from .alignment import token_starts
-from .decode import WindowText
+from .decode import WindowText, answer_tokens
 from .results import Segment, Word
 from .words import merge_punctuation, shorten_long_words, split_tokens
 
@@ -39,7 +39,9 @@ class AttentionAligner:
     def __call__(
         self, llm: LLM, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
     ) -> Task[WindowText]:
-        parts = text.segments or ()
+        parts = text.segments
+        if parts is None:  # the model writes no timestamps
+            parts = (Segment(0.0, None, text.result.text, 1, tuple(answer_tokens(text.output.outputs[0]))),)
         tokens = [token for part in parts for token in part.tokens]
         seconds = None if text.window is None else len(text.window.samples) / rate
         starts = yield from self.token_times(llm, item, tokens, language, seconds)

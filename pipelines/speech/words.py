@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from statistics import median
 
+from .merge import split_words
 from .results import Segment, Word
 
 _UNSPACED = {"zh", "ja", "th", "lo", "my", "yue", "km"}  # languages that put no spaces between words
@@ -99,3 +100,19 @@ def drop_words(words: Sequence[Word], kept: str, last: bool) -> tuple[Word, ...]
 
 def _visible(text: str) -> int:
     return sum(map(len, text.split()))
+
+
+def drop_segment_words(parts: Sequence[Segment], count: int, last: bool) -> list[Segment]:
+    """Drop `count` words at the end (`last`) or at the start of consecutive segments. Segments without words are left out."""
+    left: list[Segment] = []
+    for part in reversed(parts) if last else parts:
+        words = split_words(part.text)
+        gone = min(count, len(words))
+        count -= gone
+        kept = words[: len(words) - gone] if last else words[gone:]
+        if kept and gone:
+            text = "".join(kept).strip()
+            part = replace(part, text=text, tokens=(), words=part.words and drop_words(part.words, text, last))
+        if kept:
+            left.append(part)
+    return left[::-1] if last else left

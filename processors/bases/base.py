@@ -8,6 +8,7 @@ from collections import ChainMap
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, lru_cache
+from itertools import groupby
 from typing import Any, Self
 
 import torch
@@ -17,7 +18,7 @@ from ...mm.errors import ConfigError, InputError
 from ...mm.geometry import FrameSampling
 from ...mm.media.policy import DecodeSpec
 from ...mm.parse import MultiModalDataParser
-from ...mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ...mm.types import EmbeddingItem, ItemGeometry, ItemPlan, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..files import ADAPTER, ProcessorFiles
 from ..interface import Span
 from ..options import ValidKwargs, apply_sampling, for_modality
@@ -32,7 +33,8 @@ class BaseProcessingInfo(ABC):
 
     Class attributes:
 
-        modalities, prompt_attention, text_placeholders, adds_special_tokens, chat_template: as in ProcessingInfo.
+        modalities, cross_token, prompt_attention, text_placeholders, adds_special_tokens, chat_template, takes_instruction,
+            output_shape, document_instruction, end_tokens: as in ProcessingInfo.
         placeholders: modality -> keys of its placeholder token in config.json, the newest first, then the published id or text.
         valid_kwargs: names of the `mm_processor_kwargs` that each modality takes.
         default_kwargs: default options; the caller's options override them.
@@ -40,6 +42,7 @@ class BaseProcessingInfo(ABC):
         adapter_folders: `adapters` of ProcessingInfo; folders that the checkpoint lacks are left out. "." is its own folder.
         embeds_layout: "grid": precomputed embeddings must come with their (t, h, w); "count": they come alone, and each row is
             a temporal step; None: they are refused.
+        element_format: as in SupportsElements.
 
     Instance attributes: `files` (the checkpoint's JSON), `text_config`, `processor_kwargs[modality]` (one mapping of options
     per source, defaults first), `merged_kwargs[modality]` (the same in one mapping, later sources win) and `specs[modality]`
@@ -47,6 +50,7 @@ class BaseProcessingInfo(ABC):
     """
 
     modalities: tuple[str, ...] = ()
+    cross_token: int | None = None
     prompt_attention: str = "causal"
     text_placeholders: Mapping[str, int] = {}
     placeholders: Mapping[str, tuple[str | int, ...]] = {}
@@ -55,8 +59,13 @@ class BaseProcessingInfo(ABC):
     text_config_defaults: Mapping[str, Any] = {}
     adapter_folders: Mapping[str, str] = {"": "."}
     embeds_layout: str | None = "count"
+    element_format: str = ""
     adds_special_tokens: bool = True
     chat_template: str | None = None
+    takes_instruction: bool = True
+    output_shape: tuple[int, ...] | None = None
+    document_instruction: str | None = None
+    end_tokens: Sequence[str] = ()
 
     def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:
         self._init_args = files, kwargs
@@ -196,7 +205,13 @@ class BaseProcessingInfo(ABC):
         t, h, w = item.tensors["grid"].tolist()
         return ItemGeometry(t, h, w, self.specs[item.modality].merge)
 
+    def tensor_fields(self, item: EmbeddingItem) -> MultiModalKwargsItem:
+        raise InputError("this model takes no raw tensors; give an image, a video or audio")
+
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        return ids
+
+    def preprocess_chat(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
         return ids
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
@@ -210,10 +225,31 @@ class BaseProcessingInfo(ABC):
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         return None
 
+    def resized(self, plan: ItemPlan) -> tuple[int, int]:
+        return plan.size
+
     def options_key(self, modality: str) -> str:
         """Return the spec and, for videos, the frame sampling as JSON."""
         sampling = asdict(self.decode_spec.sampling) if modality in _SAMPLED else None
         return json.dumps([asdict(self.specs[modality]), sampling], sort_keys=True)
+
+
+def replace_text(ids: Sequence[int], text: str, placeholder: int, files: ProcessorFiles) -> Sequence[int]:
+    """Replace a placeholder's text with its token. The parts around it are tokenized separately.
+
+    Text on both sides of a special token is not joined. Without a tokenizer, `ids` are returned.
+    """
+    encode, decode = files.encode, files.decode
+    if encode is None or decode is None:
+        return ids
+    out: list[int] = []
+    for is_text, run in groupby(ids, lambda token: token != placeholder and decode([token]) != ""):
+        tokens = list(run)
+        first, *others = decode(tokens).split(text) if is_text else ("",)
+        out += encode(first) if others else tokens
+        for other in others:
+            out += [placeholder, *encode(other)]
+    return out
 
 
 def insert_text_around(ids: Sequence[int], placeholder: int, before: str, after: str, files: ProcessorFiles) -> list[int]:

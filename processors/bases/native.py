@@ -11,7 +11,16 @@ import torch
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import FrameSampling, patch_grid
 from ...mm.media.policy import DecodeSpec
-from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
+from ...mm.types import (
+    EmbeddingItem,
+    ImageItem,
+    ItemGeometry,
+    ItemPlan,
+    MediaHeader,
+    MediaItem,
+    MultiModalKwargsItem,
+    VideoItem,
+)
 from ..options import TIME_KWARGS
 from ..patches import PatchSpec, apply_size, patchify, read_patch_spec
 from .base import BaseProcessingInfo
@@ -33,7 +42,7 @@ class NativeResolutionInfo(BaseProcessingInfo):
 
     modalities: tuple[str, ...] = ("image", "video")
     valid_kwargs = IMAGE_AND_VIDEO_KWARGS
-    embeds_layout = "grid"
+    embeds_layout: str | None = "grid"
     patch_specs: ClassVar[Mapping[str, PatchSpec]]
     frame_sampling: ClassVar[FrameSampling] = FrameSampling(fps=2.0, min_frames=4, max_frames=768)
     timestamp_position: ClassVar[float | None] = None
@@ -107,6 +116,10 @@ class NativeResolutionInfo(BaseProcessingInfo):
         patches = FieldElem(patchify(frames, grid, self.specs[modality], dtype), FlatField())
         shape = FieldElem(torch.tensor([grid.t, grid.h, grid.w]), BatchedField(keep_on_cpu=True))
         return {names[0]: patches, names[1]: shape}, grid
+
+    def resized(self, plan: ItemPlan) -> tuple[int, int]:
+        patch = self.specs[plan.modality].patch
+        return plan.grid[1] * patch, plan.grid[2] * patch
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         """Return options for fewer pixels per frame and, if less than 16 rows per temporal step would be left, fewer frames."""

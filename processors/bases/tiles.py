@@ -2,17 +2,19 @@
 
 from __future__ import annotations
 
+from abc import abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
 import torch
 
+from ...mm.embeddings import ROWS
 from ...mm.errors import ConfigError, InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import MAX_ITEM_ROWS
 from ...mm.tiling import CropPlan, FixedSize, TilingPolicy
-from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
+from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
 from ..images import PixelSpec, patchify_crops
 from .base import BaseProcessingInfo
 
@@ -102,3 +104,37 @@ class TiledInfo(BaseProcessingInfo):
     def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
         """Return options that cut an image into at most this many tiles; None if there are none."""
         return None
+
+
+class ResampledInfo(TiledInfo):
+    """Base of families with views of different sizes, each of which a resampler turns into `latents` rows.
+
+    The tensors are `pixel_values` `[patches, 3 * patch^2]`, row by row, and `grids` int64 `[views, 3]`: (1, h, w) of each.
+    """
+
+    @property
+    @abstractmethod
+    def latents(self) -> int:
+        """Rows of each view."""
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        plan = self.plan(header)
+        return ItemGeometry(plan.num_tiles, 1, self.latents, tiles=plan.tiles)
+
+    def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        rows = len(item.tensors[ROWS])
+        images, left = divmod(rows, self.latents)
+        if left or not images:
+            raise InputError(f"{rows} rows are not a multiple of the {self.latents} rows of one image")
+        return ItemGeometry(images, 1, self.latents)
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        assert isinstance(item, ImageItem)
+        spec, plan = self.specs["image"], self.plan(item.header)
+        views = [patchify_crops(item.pixels[None], CropPlan((one,)), spec, spec.patch, dtype=dtype) for one in plan.views]
+        grids = torch.tensor([[1, *(side // spec.patch for side in view.tile_size)] for view in plan.views])
+        kwargs = {
+            "pixel_values": FieldElem(torch.cat(views), FlatField()),
+            "grids": FieldElem(grids, BatchedField(keep_on_cpu=True)),
+        }
+        return kwargs, self.geometry(item.header)

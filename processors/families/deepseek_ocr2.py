@@ -71,6 +71,7 @@ class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
     `tiles` int64 `[4]`: rows and columns of tiles, patches along a side of a tile, and of the whole image.
     """
 
+    element_format = "ref_det"
     row_layout: ClassVar[RowLayout] = V2
     modalities = ("image",)
     placeholders = {"image": ("image_token_id", 128815)}

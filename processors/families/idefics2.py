@@ -6,15 +6,11 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-import torch
-
-from ...mm.embeddings import ROWS
-from ...mm.errors import ConfigError, InputError
-from ...mm.fields import BatchedField, FieldElem, FlatField
-from ...mm.tiling import CropPlan, QuarterTiles
-from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
-from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, positive_int_or
-from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, patchify_crops, read_pixel_spec
+from ...mm.errors import ConfigError
+from ...mm.tiling import QuarterTiles
+from ...mm.types import ItemGeometry
+from ..bases.tiles import TILE_KWARGS, ResampledInfo, TileSpec, positive_int_or
+from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
 from ..interface import Span
 from ..options import is_low_detail
 from ..spans import Piece, build_span
@@ -22,11 +18,8 @@ from ..spans import Piece, build_span
 _SIZE = {"shortest_edge": 378, "longest_edge": 980}
 
 
-class Idefics2ProcessingInfo(TiledInfo):
-    """ProcessingInfo of Idefics2. Every quarter and the whole image become as many rows as the resampler has latents.
-
-    The tensors are `pixel_values` `[patches, 3 * patch^2]`, row by row, and `grids` int64 `[images, 3]`: (1, h, w) of each.
-    """
+class Idefics2ProcessingInfo(ResampledInfo):
+    """ProcessingInfo of Idefics2. Every quarter and the whole image become as many rows as the resampler has latents."""
 
     modalities = ("image",)
     placeholders = {"image": ("image_token_id", 32001)}
@@ -49,30 +42,7 @@ class Idefics2ProcessingInfo(TiledInfo):
 
     @property
     def latents(self) -> int:
-        """Rows of each image."""
         return positive_int_or(self.files.config.get("perceiver_config") or {}, "resampler_n_latents", 64)
-
-    def geometry(self, header: MediaHeader) -> ItemGeometry:
-        plan = self.plan(header)
-        return ItemGeometry(plan.num_tiles, 1, self.latents, tiles=plan.tiles)
-
-    def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        rows = len(item.tensors[ROWS])
-        images, left = divmod(rows, self.latents)
-        if left or not images:
-            raise InputError(f"{rows} rows are not a multiple of the {self.latents} rows of one image")
-        return ItemGeometry(images, 1, self.latents)
-
-    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        assert isinstance(item, ImageItem)
-        spec, plan = self.specs["image"], self.plan(item.header)
-        views = [patchify_crops(item.pixels[None], CropPlan((one,)), spec, spec.patch, dtype=dtype) for one in plan.views]
-        grids = torch.tensor([[1, *(side // spec.patch for side in view.tile_size)] for view in plan.views])
-        kwargs = {
-            "pixel_values": FieldElem(torch.cat(views), FlatField()),
-            "grids": FieldElem(grids, BatchedField(keep_on_cpu=True)),
-        }
-        return kwargs, self.geometry(item.header)
 
     @property
     def boundary(self) -> int:

@@ -29,6 +29,7 @@ _TENS = "twenty thirty forty fifty sixty seventy eighty ninety"
 class Idefics3ProcessingInfo(TiledInfo):
     """ProcessingInfo of Idefics3: each tile after a tag of its row and column, then the whole image."""
 
+    element_format = "doctags"  # as SmolDocling and Granite-Docling write
     modalities: tuple[str, ...] = ("image",)
     placeholders = {"image": ("image_token_id", 128257)}
     valid_kwargs = {"image": (*TILE_KWARGS, "do_image_splitting", "size")}

@@ -19,6 +19,7 @@ from ..images import read_pixel_spec
 from ..interface import Span
 from ..options import MAX_TILES, TIME_KWARGS, is_low_detail
 from ..spans import Piece, build_span
+from .aya_vision import AyaVisionProcessingInfo
 
 IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 DEFAULT_FRAMES = 8  # of a video, if neither the checkpoint nor the caller says
@@ -52,6 +53,7 @@ TEXT_ONLY = """
 class InternVLProcessingInfo(TiledInfo):
     """ProcessingInfo of InternVL in the Hub's layout."""
 
+    element_format = "ref_box"
     modalities: tuple[str, ...] = ("image", "video")
     placeholders = {"image": ("image_token_id", 151667), "video": ("video_token_id", "<video>")}
     valid_kwargs = {
@@ -146,3 +148,16 @@ class InternVLChatProcessingInfo(InternVLProcessingInfo):
         tiling = super()._tiling(tile)
         thumbnail = bool(self.files.config.get("use_thumbnail", False))
         return tiling if isinstance(tiling, FixedSize) else replace(tiling, thumbnail=thumbnail)
+
+
+class QianfanOcrProcessingInfo(InternVLProcessingInfo):
+    """ProcessingInfo of Qianfan-OCR: images only, which prompts spell as <image>."""
+
+    modalities = ("image",)
+    placeholders = {"image": InternVLProcessingInfo.placeholders["image"]}
+    valid_kwargs = {"image": InternVLProcessingInfo.valid_kwargs["image"]}
+    text_placeholders = AyaVisionProcessingInfo.text_placeholders
+    preprocess_prompt = AyaVisionProcessingInfo.preprocess_prompt
+
+    def resolve_decode_spec(self) -> DecodeSpec:
+        return DecodeSpec()

@@ -1,4 +1,4 @@
-"""Input processing of Kimi-K2.5: images and timed chunks of videos in one stream, never enlarged."""
+"""Input processing of Kimi-K2.5, images and timed chunks of videos in one stream, and of Kimi-VL: nothing is enlarged."""
 
 from __future__ import annotations
 
@@ -14,16 +14,18 @@ from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import FrameSampling, PatchBudget, fit_patches
 from ...mm.media.policy import DecodeSpec
 from ...mm.tiling import CropPad, CropPlan, Resize, TiledView
-from ...mm.types import FramePlan, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VisionChunk
+from ...mm.types import FramePlan, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VisionChunk
 from ..bases.base import BaseProcessingInfo
-from ..bases.tiles import positive_int_or
-from ..images import apply_resample, patchify_crops
+from ..bases.tiles import height_width, positive_int_or
+from ..images import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, apply_resample, patchify_crops
 from ..interface import Span
 from ..options import TIME_KWARGS, is_low_detail
 from ..patches import LOW_DETAIL, PatchSpec, read_patch_spec
 from ..spans import build_span
 
 PATCHES = PatchSpec(merge=2, temporal=4, mean=(0.5, 0.5, 0.5), std=(0.5, 0.5, 0.5))  # defaults of the published processors
+CLIP_PATCHES = PatchSpec(merge=2, mean=OPENAI_CLIP_MEAN, std=OPENAI_CLIP_STD)  # Kimi-VL's default
+KIMI_VL_SIDE = 510  # patches along a side; the published processor refuses 512
 IMAGE_PATCHES, FRAME_PATCHES, SIDE_PATCHES = 16384, 4096, 512  # limits: of an image, of a frame, along a side
 DEFAULT_FPS = 2.0  # frames used per second of a video
 MIN_ROWS = 16  # of a shrunk chunk; below that, frames are dropped
@@ -109,12 +111,13 @@ class KimiK25ProcessingInfo(BaseProcessingInfo):
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """Return `pixel_values` `[patches, 3, patch, patch]`, row by row of each frame, and `grid_thw` int64 `[3]`."""
-        if not isinstance(item, VisionChunk):
-            raise TypeError(f"a {type(item).__name__} is not a VisionChunk")
-        grid, spec = self.geometry(item.header), self._spec(item.plan)
+        if not isinstance(item, VisionChunk | ImageItem):
+            raise TypeError(f"a {type(item).__name__} is neither a VisionChunk nor an image")
+        frames = item.pixels[None] if isinstance(item, ImageItem) else item.frames
+        grid, spec = self.geometry(item.header), self._spec(item.header.frames)
         patches, resized = spec.patches, Resize(*fit_patches(*item.header.size, spec.budget))
         padded = CropPad(0, 0, grid.h * patches.patch, grid.w * patches.patch)  # black on the right and below
-        flat = patchify_crops(item.frames, CropPlan((TiledView((resized, padded)),)), patches, patches.patch, dtype=dtype)
+        flat = patchify_crops(frames, CropPlan((TiledView((resized, padded)),)), patches, patches.patch, dtype=dtype)
         pixels = flat.view(-1, 3, patches.patch, patches.patch)
         shape = torch.tensor([grid.t, grid.h, grid.w])
         return {
@@ -154,8 +157,40 @@ class KimiK25ProcessingInfo(BaseProcessingInfo):
         return _read_json(self.files.video or self.files.image, "in_patch_limit_each_frame")
 
     def _spec(self, plan: FramePlan | None) -> ChunkSpec:
-        specs: ChunkSpecs = self.specs["vision_chunk"]
+        (specs,) = self.specs.values()
+        assert isinstance(specs, ChunkSpecs)
         return specs.image if plan is None else specs.frame
+
+
+class KimiVLProcessingInfo(KimiK25ProcessingInfo):
+    """ProcessingInfo of Kimi-VL: images only, which Pillow resizes; the prompt has the tokens around them."""
+
+    modalities = ("image",)
+    placeholders = {"image": ("media_placeholder_token_id", 163605)}
+    valid_kwargs = {"image": ("detail", "max_patches", "max_pixels", "resample", "size")}
+    default_kwargs = {"resample": "pillow"}
+
+    def resolve_token_ids(self) -> None:
+        self.image = self.placeholder_ids["image"]
+
+    def resolve_spec(self, modality: str) -> ChunkSpecs:
+        json = {_OLD_NAMES.get(key, key): value for key, value in self.files.image.items()}
+        json["merge_size"], wide = height_width(json.get("merge_size", 2), "merge_kernel_size")
+        if wide != json["merge_size"]:
+            raise ConfigError(f"merge_kernel_size {json['merge_size']}x{wide} is not supported; both sides must be equal")
+        if json.get("pad_input") is False:
+            raise ConfigError("pad_input of the preprocessor JSON is false; only padding on the right and below is supported")
+        patches = read_patch_spec({key: value for key, value in json.items() if key != "size"}, CLIP_PATCHES)
+        spec = ChunkSpec(patches, positive_int_or(json, "in_token_limit", 4096), KIMI_VL_SIDE)
+        for kwargs in self.processor_kwargs[modality]:
+            spec = _limited(spec, kwargs)
+        return ChunkSpecs(spec, spec)
+
+    def resolve_decode_spec(self) -> DecodeSpec:
+        return DecodeSpec()
+
+    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        return ids
 
 
 def timestamp(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""Input processing of LLaVA 1.5, LLaVA-NeXT (and with it Granite Vision) and LLaVA-OneVision."""
+"""Input processing of LLaVA 1.5, Tarsier, LLaVA-NeXT (and with it Granite Vision) and LLaVA-OneVision."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, POOL_STRIDE, UNTILED, AnyResLayout, anyres_layout
+from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, PINPOINTS_MINIMAX, POOL_STRIDE, UNTILED, AnyResLayout, anyres_layout
 from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem
 from ...mm.geometry import FrameSampling
@@ -18,7 +18,9 @@ from ...mm.tiling import AnyResTiles, CenterCrop, FixedSize, PaddedSquare, Tilin
 from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width
 from ..images import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, read_pixel_spec
+from ..interface import Span
 from ..options import TIME_KWARGS, is_low_detail
+from ..spans import Piece, build_span
 
 DEFAULT_FRAMES = 32  # frames of a video, if the caller does not say
 PLACEHOLDERS = {"image": ("image_token_id", "image_token_index", 32000)}
@@ -72,6 +74,24 @@ class LlavaProcessingInfo(TiledInfo):
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         return replace(super().geometry(header), extra=int(self.specs["image"].class_row))
+
+
+class TarsierProcessingInfo(LlavaProcessingInfo):
+    """ProcessingInfo of Tarsier: a token follows each line of rows, and another one the image."""
+
+    def resolve_spec(self, modality: str) -> LlavaSpec:
+        spec = super().resolve_spec(modality)
+        if spec.class_row:
+            raise ConfigError('vision_feature_select_strategy "full" keeps a class token, which is in no line; use "default"')
+        return spec
+
+    def resolve_token_ids(self) -> None:
+        self.ends = tuple((self.config_token_id(*key),) for key in (("image_newline_idx", 32002), ("image_new_idx", 32003)))
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        line, image = self.ends
+        pieces: list[Piece] = [geometry.w, line]
+        return build_span([*pieces * geometry.h, image], self.placeholder_ids[modality])
 
 
 class LlavaNextProcessingInfo(TiledInfo):
@@ -131,6 +151,17 @@ class LlavaNextProcessingInfo(TiledInfo):
 
     def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
         return {"detail": "low"}
+
+
+class MiniMaxVLProcessingInfo(LlavaNextProcessingInfo):
+    """ProcessingInfo of MiniMax-VL-01: images inside their tiles are rounded down."""
+
+    placeholders = {"image": ("image_token_id", "image_token_index", 200025)}
+    default_pinpoints = PINPOINTS_MINIMAX
+
+    def _tiling(self, modality: str) -> FixedSize | PaddedSquare | AnyResTiles:
+        tiling = super()._tiling(modality)
+        return replace(tiling, floor=True) if isinstance(tiling, AnyResTiles) else tiling
 
 
 class LlavaOnevisionProcessingInfo(LlavaNextProcessingInfo):

@@ -9,6 +9,7 @@ from ..patches import PatchSpec
 class PaddleOcrVLProcessingInfo(NativeResolutionInfo):
     """ProcessingInfo of PaddleOCR-VL. A side shorter than a merged patch is enlarged to one, keeping the aspect ratio."""
 
+    element_format = "corner_tokens"
     modalities = ("image",)
     valid_kwargs = {"image": IMAGE_KWARGS}
     placeholders = {"image": ("image_token_id", 100295)}

@@ -12,6 +12,7 @@ from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_s
 class PaliGemmaProcessingInfo(TiledInfo):
     """ProcessingInfo of PaliGemma and PaliGemma 2. Attention is bidirectional within the prompt and causal in the answer."""
 
+    element_format = "loc_tokens"
     modalities = ("image",)
     prompt_attention = "bidirectional_prompt"
     placeholders = {"image": ("image_token_index", "image_token_id", 256000)}

@@ -9,12 +9,18 @@ from ..patches import PatchSpec
 class Qwen2VLProcessingInfo(NativeResolutionInfo):
     """ProcessingInfo of Qwen2-VL."""
 
-    placeholders = {"image": ("image_token_id", 151655), "video": ("video_token_id", 151656)}
+    element_format = "box_tokens"
+    placeholders = {
+        "image": ("image_token_id", "image_token_index", 151655),
+        "video": ("video_token_id", "video_token_index", 151656),
+    }
     patch_specs = {"image": PatchSpec(), "video": PatchSpec(min_pixels=128 * 28 * 28, max_pixels=28 * 28 * 768)}
 
 
 class Qwen25VLProcessingInfo(Qwen2VLProcessingInfo):
     """ProcessingInfo of Qwen2.5-VL: the temporal positions of a video follow its seconds."""
+
+    element_format = "resized_json"
 
     def time_step(self, fps: float) -> float:
         """Return `tokens_per_second` times the seconds that one temporal patch covers."""

@@ -27,6 +27,11 @@ class Qwen3ASRProcessingInfo(AutInfo, SpeechMixin):
     max_seconds = 1200  # as in the published package
     default_min_samples = 8000
 
+    @property
+    def closed_samples(self) -> int:  # type: ignore[override]
+        window: int = (self.files.config.get("audio_config") or {}).get("n_window_infer", 800)
+        return window * self.mel_spec.hop_length
+
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
         return replace(files, config=files.config.get("thinker_config") or files.config)
 

@@ -1,8 +1,9 @@
-"""Input processing of Qwen3-VL: images and videos at native resolution; a timestamp before each temporal step of a video."""
+"""Input processing of Qwen3-VL and Qwen3.5: native resolution; a timestamp before each temporal step of a video."""
 
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import ClassVar
 
 from ...mm.errors import InputError
 from ...mm.geometry import FrameSampling
@@ -23,6 +24,7 @@ _PIXELS_PER_ROW = 32 * 32
 class Qwen3VLProcessingInfo(NativeResolutionInfo):
     """ProcessingInfo of Qwen3-VL. Each temporal step of a video is its timestamp as text, a start token, rows, an end token."""
 
+    element_format = "box_tokens"
     placeholders = {"image": ("image_token_id", 151655), "video": ("video_token_id", 151656)}
     patch_specs = {
         "image": replace(PATCHES, min_pixels=64 * _PIXELS_PER_ROW, max_pixels=16384 * _PIXELS_PER_ROW),
@@ -30,7 +32,7 @@ class Qwen3VLProcessingInfo(NativeResolutionInfo):
     }
     frame_sampling = FrameSampling(fps=2.0, min_frames=4, max_frames=768, spread="nearest")
     timestamp_position = 0.5
-    deepstack_layers = DEEPSTACK_LAYERS
+    deepstack_layers: ClassVar[tuple[int, ...]] = DEEPSTACK_LAYERS
 
     def resolve_token_ids(self) -> None:
         self.start = self.config_token_id("vision_start_token_id", 151652)
@@ -56,3 +58,14 @@ class Qwen3VLProcessingInfo(NativeResolutionInfo):
         for time in geometry.times:
             pieces += [(*self.encode(f"<{time:.1f} seconds>"), self.start), rows, (self.end,)]
         return build_span(pieces, self.placeholder_ids["video"])
+
+
+class Qwen35ProcessingInfo(Qwen3VLProcessingInfo):
+    """ProcessingInfo of Qwen3.5: other default token ids, no deepstack."""
+
+    placeholders = {"image": ("image_token_id", 248056), "video": ("video_token_id", 248057)}
+    deepstack_layers = ()
+
+    def resolve_token_ids(self) -> None:
+        self.start = self.config_token_id("vision_start_token_id", 248053)
+        self.end = self.config_token_id("vision_end_token_id", 248054)

@@ -8,11 +8,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..bases.base import replace_text
 from ..bases.windows import WindowedAudioInfo
 from ..files import ProcessorFiles
 from ..mel import MelSpec, log_mel
@@ -51,18 +51,8 @@ class UltravoxProcessingInfo(WindowedAudioInfo):
         return windows * -(-window // stack) + -(-rest // stack)
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        """Replace the placeholder's text with the placeholder token; text on both sides of a special token is not joined."""
-        encode, decode, placeholder = self.files.encode, self.files.decode, self.placeholder_ids["audio"]
-        if not items.get("audio") or encode is None or decode is None:
-            return ids
-        out: list[int] = []
-        for is_text, run in groupby(ids, lambda token: token != placeholder and decode([token]) != ""):
-            tokens = list(run)
-            first, *others = decode(tokens).split(PLACEHOLDER) if is_text else ("",)
-            out += encode(first) if others else tokens
-            for text in others:
-                out += [placeholder, *encode(text)]
-        return out
+        """Replace the placeholder's text with the placeholder token."""
+        return replace_text(ids, PLACEHOLDER, self.placeholder_ids["audio"], self.files) if items.get("audio") else ids
 
     def window_features(self, samples: Tensor) -> list[Tensor]:
         spec = self.mel_spec

@@ -5,27 +5,21 @@ Source: arXiv 2212.04356, section 2.3: the prompt is start, language, task, and 
 
 from __future__ import annotations
 
-from itertools import product
-
 from ...mm.errors import ConfigError
-from ...mm.parse import MultiModalDataParser
-from ...mm.speech import LANGUAGES, AlignmentRule, SpeechRequest, TimestampRule
-from ...mm.types import ItemGeometry
-from ..bases.audio import AudioInfo
-from ..bases.speech import SpeechMixin
-from ..interface import Span
+from ...mm.speech import LANGUAGES, SpeechRequest, TimestampRule
+from ..bases.speech import CrossAttentionSpeechInfo
 from ..mel import MelSpec
-from ..spans import build_span
 
 _START = "<|startoftranscript|>"
 _NO_SPEECH = ("<|nospeech|>", "<|nocaptions|>")  # the latter in the checkpoints up to large-v2
 _TIMESTAMP_STEP = 0.02  # seconds
 
 
-class WhisperProcessingInfo(AudioInfo, SpeechMixin):
-    """ProcessingInfo and SupportsTranscription of Whisper. Audio has no placeholder: the decoder cross-attends to it."""
+class WhisperProcessingInfo(CrossAttentionSpeechInfo):
+    """ProcessingInfo and SupportsTranscription of Whisper."""
 
-    text_config_defaults = {"d_model": 384, "max_source_positions": 1500}
+    text_config_defaults = {"d_model": 384, "max_source_positions": 1500, "decoder_layers": 4, "decoder_attention_heads": 6}
+    size_keys = ("decoder_layers", "decoder_attention_heads")
     takes_context = True
 
     def resolve_spec(self, modality: str) -> MelSpec:
@@ -45,13 +39,6 @@ class WhisperProcessingInfo(AudioInfo, SpeechMixin):
     @property
     def embed_width(self) -> int:
         return int(self.text_config["d_model"])
-
-    def parser(self) -> MultiModalDataParser:
-        return MultiModalDataParser(self.modalities, {"audio": 1}, super().parser().embeddings)
-
-    def span(self, modality: str, geometry: ItemGeometry) -> Span:
-        """Return an empty span: audio takes no tokens of the prompt."""
-        return build_span([], 0)
 
     @property
     def language_codes(self) -> tuple[str, ...]:  # type: ignore[override]
@@ -93,21 +80,6 @@ class WhisperProcessingInfo(AudioInfo, SpeechMixin):
             suppressed_first=tuple(given.get("begin_suppress_tokens") or ()),
             times=self._times() if timestamps else None,
         )
-
-    def alignment(self) -> AlignmentRule:
-        """Return the heads that generation_config.json names, else all heads of the last half of the decoder's layers."""
-        layers = int(self.text_config.get("decoder_layers", 4))
-        count = int(self.text_config.get("decoder_attention_heads", 6))
-        heads = self.files.generation.get("alignment_heads") or product(range(layers // 2, layers), range(count))
-        spec = self.mel_spec
-        try:
-            pairs = tuple((int(layer), int(head)) for layer, head in heads)
-        except (TypeError, ValueError):
-            pairs = ((-1, -1),)
-        if not all(0 <= layer < layers and 0 <= head < count for layer, head in pairs):
-            known = f"pairs of a layer, 0 to {layers - 1}, and a head, 0 to {count - 1}"
-            raise ConfigError(f"alignment_heads in generation_config.json must be {known}; mend or remove it")
-        return AlignmentRule(pairs, 2 * spec.hop_length / self.decode_spec.rate)
 
     def parse_transcript(self, answer: str, language: str | None) -> tuple[str, str | None]:
         return super().parse_transcript(answer, language or "en")

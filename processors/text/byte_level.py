@@ -29,6 +29,7 @@ _PRINTABLE = [*range(33, 127), *range(161, 173), *range(174, 256)]
 _OTHERS = [byte for byte in range(256) if byte not in _PRINTABLE]
 LETTERS = {byte: chr(byte) for byte in _PRINTABLE} | {byte: chr(256 + number) for number, byte in enumerate(_OTHERS)}
 """Byte -> its letter in byte-level vocabularies."""
+LETTER_BYTES = {letter: byte for byte, letter in LETTERS.items()}
 
 
 @dataclass(frozen=True)

@@ -11,6 +11,7 @@ import msgspec
 
 from ...mm.errors import InputError
 from ...mm.media.isolate import call_worker
+from ...mm.media.policy import DEFAULT_POLICY, MediaPolicy
 from ...mm.pacing import releasing_gil
 from ...mm.plain import builtin_copy, reading
 from ...mm.types import Media
@@ -59,6 +60,7 @@ def render_chat(
     isolated: bool = False,
     cache_salt: str | None = None,
     require_sandbox: bool = False,
+    policy: MediaPolicy = DEFAULT_POLICY,
     **variables: Any,
 ) -> RenderedChat:
     """Render OpenAI-style messages with a checkpoint's Jinja template, sandboxed.
@@ -72,7 +74,7 @@ def render_chat(
     `max_model_len`, messages whose texts cannot fit are refused before they are rendered. `placeholders` are the texts that
     stand for items, by modality, in a template that reads strings. `isolated`: render in a worker process, which serves no
     other `cache_salt`; for templates that are not the checkpoint's. `require_sandbox`: refuse a worker
-    whose system calls cannot be filtered.
+    whose system calls cannot be filtered. `policy`: limits of PDFs, which are opened in workers of this `cache_salt`, too.
 
     Raises:
         InputError: messages or parts of a wrong form, texts too long, or a template that refuses them or leaves a text out.
@@ -86,7 +88,7 @@ def render_chat(
         with reading(messages, "messages"):
             _check_count(messages, tools, max_model_len)
     copied = [builtin_copy(message, "messages", f"message {i}") for i, message in enumerate(releasing_gil(messages))]
-    plain, media = split_media(copied)
+    plain, media = split_media(copied, policy, cache_salt)
     if max_model_len is not None:
         _check_length(plain, tokenizer, max_model_len)
     inputs = RenderInputs(

@@ -7,6 +7,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from ...mm.errors import InputError, hint, short_repr, typed
+from ...mm.media.pdf import MessagePdfs
 
 FILE_TYPES = ("file", "input_file", "document")
 _KEYS: Mapping[str, tuple[str, ...]] = {
@@ -17,11 +18,11 @@ _IGNORED = ("type", "cache_control", "title", "context", "citations")
 _SOURCES = {"base64": "data", "url": "url"}  # type of a source -> the key that holds it
 
 
-def as_media_part(part: Mapping[str, Any], where: str) -> Mapping[str, Any]:
-    """Convert a part of FILE_TYPES to an image, video or audio part, by its media type or file name.
+def as_media_parts(part: Mapping[str, Any], where: str, pdfs: MessagePdfs) -> list[Mapping[str, Any]]:
+    """Convert a part of FILE_TYPES to an image, video or audio part, by its media type or file name; a PDF to its pages.
 
     Raises:
-        InputError: the file is not an image, video or audio (a PDF, for example), or the part has a wrong form.
+        InputError: the file is not an image, video, audio or PDF, or the part has a wrong form.
     """
     kind = part["type"]
     key = "source" if kind == "document" else "file"
@@ -42,7 +43,19 @@ def as_media_part(part: Mapping[str, Any], where: str) -> Mapping[str, Any]:
         url = f"data:;base64,{url}"
     media_type = url[5:1024].split(",")[0].split(";")[0] if url[:5].lower() == "data:" else ""
     media_type = media_type or mimetypes.guess_type(name)[0] or ""
-    return {"type": _modality(media_type.lower(), name, where), "url": url}
+    if media_type.lower() == "application/pdf":
+        return _pages(url, where, pdfs)
+    return [{"type": _modality(media_type.lower(), name, where), "url": url}]
+
+
+def _pages(url: str, where: str, pdfs: MessagePdfs) -> list[Mapping[str, Any]]:
+    if url[:5].lower() != "data:":
+        raise InputError(f"{where}: a PDF is taken as data only; download it and write data:application/pdf;base64,<data>")
+    try:
+        pages = pdfs.pages(url)
+    except InputError as error:
+        raise InputError(f"{where}: {error}", param=error.info.param) from None
+    return [{"type": "image", "image": page} for page in pages]
 
 
 def read_source(value: object, key: str, where: str) -> str:
@@ -81,10 +94,8 @@ def _modality(media_type: str, name: str, where: str) -> str:
     if modality in ("image", "video", "audio"):
         return modality
     what = f"the file {short_repr(name)}" if name else "the file"
-    if media_type == "application/pdf":
-        raise InputError(f"{where}: {what} is a PDF, which is not supported; give its pages as images, or its text as text")
     if modality == "text":
         raise InputError(f"{where}: {what} is a text ({media_type}); give it in a part of type text")
     if media_type:
-        raise InputError(f"{where}: {what} is {media_type[:80]}; models take images, videos, audio and text")
+        raise InputError(f"{where}: {what} is {media_type[:80]}; models take images, videos, audio, PDFs and text")
     raise InputError(f"{where}: {what} has no media type; write data:image/png;base64,<data>, or give a filename")

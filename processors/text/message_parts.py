@@ -8,11 +8,12 @@ from pathlib import PurePath
 from typing import Any
 
 from ...mm.errors import InputError, hint, short_repr, typed
-from ...mm.media.policy import FrameFiles, MediaUrl
+from ...mm.media.pdf import MessagePdfs
+from ...mm.media.policy import DEFAULT_POLICY, FrameFiles, MediaPolicy, MediaUrl
 from ...mm.parse import plain_data
 from ...mm.plain import reading
 from ...mm.types import Media
-from .file_parts import FILE_TYPES, as_media_part, read_source
+from .file_parts import FILE_TYPES, as_media_parts, read_source
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "observation", "ipython")
 PART_TYPES = {
@@ -52,17 +53,25 @@ _MOST_FILES = 4096  # frames of one video
 
 def split_media(
     messages: Sequence[Mapping[str, Any]],
+    policy: MediaPolicy = DEFAULT_POLICY,
+    tenant: str | None = None,
 ) -> tuple[list[dict[str, Any]], list[tuple[str, Media]]]:
     """Return the messages as templates take them, and the media as `(modality, Media)`, both in order.
 
     Every form of image part becomes `{"type": "image", "image": True}`, so that templates find the type and the key that
-    they check, without data. A URL or path becomes a `MediaUrl`; other objects are kept. Fields that are None are left out.
+    they check, without data. A URL or path becomes a `MediaUrl`, a PDF in a file part its pages; other objects are kept. Fields
+    that are None are left out.
+
+    Args:
+        policy: limits of PDFs, which are opened here to count their pages. They apply to all PDFs together.
+        tenant: workers that have read another one's PDF are not used.
 
     Raises:
         InputError: a message or part has a wrong form; the error has its number.
     """
     media: list[tuple[str, Media]] = []
     plain = []
+    pdfs = MessagePdfs(policy, tenant)
     for number, message in enumerate(messages):
         role = message.get("role") if isinstance(message, Mapping) else None
         if not isinstance(message, Mapping) or not isinstance(role, str) or role not in ROLES:
@@ -72,7 +81,9 @@ def split_media(
             raise InputError(f"message {number}: {how}, not {given}{prompts}")
         content = message.get("content")
         if isinstance(content, list | tuple):
-            content = [_part(part, f"message {number} part {i}", media) for i, part in enumerate(content)]
+            parts = [(f"message {number} part {i}", part) for i, part in enumerate(content)]
+            files = ((where, one) for where, part in parts for one in _unpacked(part, where, pdfs))
+            content = [_part(part, where, media) for where, part in files]
         elif not (content is None or isinstance(content, str)):
             raise InputError(f"message {number}: content must be text or a list of parts, not {typed(content)}")
         if content is None and not any(value is not None for key, value in message.items() if key not in ("role", "name")):
@@ -83,14 +94,19 @@ def split_media(
     return plain, media
 
 
+def _unpacked(part: object, where: str, pdfs: MessagePdfs) -> Sequence[object]:
+    """Return the media parts of a file part, or the part itself."""
+    if isinstance(part, Mapping) and isinstance(part.get("type"), str) and part["type"] in FILE_TYPES:
+        return as_media_parts(part, where, pdfs)
+    return [part]
+
+
 def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str, Any]:
     if isinstance(part, str):
         return {"type": "text", "text": part}
     if not isinstance(part, Mapping):
         how = 'put the item into an object such as {"type": "image", "image": item}'
         raise InputError(f"{where}: a part must be an object or a string, not {typed(part)}; {how}")
-    if isinstance(part.get("type"), str) and part["type"] in FILE_TYPES:
-        part = as_media_part(part, where)
     modality = _modality(part, where)
     keys, options = _KEYS[modality], _OPTIONS[modality]
     uuid = () if modality == "text" else ("uuid",)

@@ -14,12 +14,14 @@ from typing import Any
 from ...mm.errors import CheckpointError, ConfigError, InputError, SensoriumError, check_utf8
 from ...mm.gguf import SUFFIX
 from ..files import read_json
+from .byte_level import LETTER_BYTES
 from .token_bounds import TokenBounds, read_state, read_token_bounds, unknown_id
 from .tokenizer_files import TokenizerFiles, find_files, read_named
 from .tokenizer_names import TransformersNames
 
 _WINDOW = 32  # ids that are decoded again while their text ends in an incomplete character
 _MAX_CHARACTERS = 16 << 20  # characters of a rendered prompt
+_EMPTY = json.dumps({"model": {"type": "WordLevel", "vocab": {"<none>": 0, "<item>": 1}, "unk_token": "<none>"}}).encode()
 _REPLACEMENT = "\ufffd"  # decoded from bytes that are not, or not yet, a character
 
 
@@ -117,6 +119,11 @@ class Tokenizer(TransformersNames):
     def decode(self, ids: Sequence[int], skip_special_tokens: bool = True) -> str:
         """Return the text of ids; invalid bytes become U+FFFD."""
         return self._backend.decode(ids, skip_special_tokens)
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the UTF-8 bytes of a token, which may be a part of a character."""
+        text = self.decode([token_id], skip_special_tokens=False)
+        return text.encode() if _REPLACEMENT not in text else self._backend.token_bytes(token_id) or text.encode()
 
     def token_to_id(self, token: str) -> int | None:
         """Return the id of the token with this text, or None."""
@@ -258,6 +265,13 @@ class _Fast:
                 texts += [text for text in map(self._trusted.id_to_token, numbers) if text is not None]
         return str(self._trusted.decoder.decode(texts))
 
+    def token_bytes(self, token_id: int) -> bytes | None:
+        """Return the bytes of a byte token, or of a token of a byte-level vocabulary; None for other tokens."""
+        if token_id in self._bytes:
+            return bytes([self._bytes[token_id]])
+        letters = [LETTER_BYTES.get(letter) for letter in self._trusted.id_to_token(token_id) or ""]
+        return None if None in letters else bytes(byte for byte in letters if byte is not None)
+
     def token_to_id(self, token: str) -> int | None:
         number = self._trusted.token_to_id(token)
         return None if number is None else int(number)
@@ -309,6 +323,9 @@ class _Tekken:
     def decode(self, ids: Sequence[int], skip_special_tokens: bool) -> str:
         policy = self._policies.IGNORE if skip_special_tokens else self._policies.KEEP
         return str(self._tekken.decode(list(ids), special_token_policy=policy))
+
+    def token_bytes(self, token_id: int) -> bytes:
+        return bytes(self._tekken.id_to_byte_piece(token_id, self._policies.KEEP))
 
     def token_to_id(self, token: str) -> int | None:
         if token in self.specials:
@@ -372,6 +389,8 @@ def _load(path: Path) -> _Fast | _Tekken:
         raise
     except Exception as error:  # of mistral-common, or of a value of the wrong type
         raise CheckpointError(f"the tokenizer of {str(folder)!r} cannot be read ({error})") from None
+    if files is None and "pretrained_cfg" in read_json(folder / "config.json"):  # a model of tensors, see mm.raw_tensors
+        files = TokenizerFiles("tokenizer.json", {"tokenizer.json": _EMPTY}, {}, {}, {}, ())
     if files is None:
         raise CheckpointError(
             f"no tokenizer.json, tekken.json, tokenizer.model, tiktoken.model, *.tiktoken, or vocab.json with merges.txt in "

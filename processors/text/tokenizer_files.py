@@ -41,6 +41,7 @@ class TokenizerFiles:
         named: "bos_token" -> text, and so on.
         added: added tokens by id, as tokenizer_config.json or added_tokens.json lists them.
         extra: special tokens that have no name.
+        lowercases: texts are lowercased first, which the published tokenizer.json of SigLIP 2 leaves to its class.
     """
 
     kind: str
@@ -49,6 +50,7 @@ class TokenizerFiles:
     named: Mapping[str, str]
     added: Mapping[int, Mapping[str, Any]]
     extra: tuple[str, ...]
+    lowercases: bool = False
 
     @property
     def tokenizer_class(self) -> str:
@@ -69,12 +71,15 @@ class TokenizerFiles:
 
     def load(self) -> Any:
         """Return a new `tokenizers.Tokenizer`."""
-        from tokenizers import Tokenizer
+        from tokenizers import Tokenizer, normalizers
 
         from_json: Any = Tokenizer.from_str
         tokenizer = from_json(self.text)
         if self.kind == "tokenizer.json":
             _add_tokens(tokenizer, self, exact=False)
+        if self.lowercases:
+            steps = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer else [])]
+            tokenizer.normalizer = normalizers.Sequence(steps)
         return tokenizer
 
 
@@ -105,7 +110,9 @@ def find_files(folder: Path) -> TokenizerFiles | None:
             int(number): {"content": text, "special": text in special, "normalized": text not in special}
             for text, number in legacy_added.items()
         }
-    return TokenizerFiles(kind, vocabulary, config, named, added, tuple(filter(None, extra)))
+    files = TokenizerFiles(kind, vocabulary, config, named, added, tuple(filter(None, extra)))
+    is_siglip = read_json(folder / "config.json").get("model_type") in ("siglip", "siglip2")
+    return replace(files, lowercases=is_siglip and files.tokenizer_class in ("GemmaTokenizer", "Siglip2Tokenizer"))
 
 
 def read_named(config: Mapping[str, Any]) -> dict[str, str]:

@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
+import asyncio
+import time
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
 from typing import Any, TypeVar
 
 from fastapi import Request
-from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
-from pydantic import ValidationError
-from starlette.datastructures import UploadFile
 
+from ...engine.sampling_params import SamplingParams
 from ...mm.errors import InputError
+from ...pipelines.llm import AsyncLLM
+from ...pipelines.speech.arguments import TEMPERATURES
 from ...pipelines.speech.subtitles import WRITERS, SubtitleLayout
 from ...pipelines.transcribe import Segment, Transcript
-from ..errors import HttpError
+from ..events import event_stream
+from ..forms import read_form
 from ..protocol.audio import LISTS, AudioForm, TranscriptionForm
-from ..state import cache_salt, server_of, unless_disconnected
+from ..state import cache_salt, first_output, new_id, server_of, unless_disconnected
 
+_VLLM_USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
 F = TypeVar("F", bound=AudioForm)
-_MAX_FIELDS, _MAX_FIELD_BYTES = 64, 1 << 20
 
 
 async def transcriptions(request: Request) -> Response:
@@ -29,6 +34,8 @@ async def transcriptions(request: Request) -> Response:
     if form.timestamp_granularities and form.response_format != "verbose_json":
         reason = "timestamp_granularities needs response_format=verbose_json; set it"
         raise InputError(reason, param="timestamp_granularities")
+    if form.stream:
+        return await _stream(request, form, audio)
     return await _respond(request, form, audio, "transcribe", times, always, form.language)
 
 
@@ -40,26 +47,8 @@ async def translations(request: Request) -> Response:
 
 async def _read(request: Request, kind: type[F]) -> tuple[F, bytes]:
     """Return the fields of a form and its file."""
-    if not request.headers.get("content-type", "").lower().startswith("multipart/form-data"):
-        reason = "the body must be a form with the header Content-Type: multipart/form-data"
-        raise HttpError(415, reason, "unsupported_media_type")
-    form = await request.form(max_files=1, max_fields=_MAX_FIELDS, max_part_size=_MAX_FIELD_BYTES)
-    try:
-        file = form.get("file")
-        if not isinstance(file, UploadFile):
-            raise InputError("file is missing; give an audio file as the part `file` of the form", param="file")
-        fields: dict[str, Any] = {}
-        for key in form:
-            name = key.removesuffix("[]")
-            if name != "file":
-                fields[name] = form.getlist(key) if name in LISTS else form.get(key)
-        try:
-            return kind.model_validate(fields), await file.read()
-        except ValidationError as error:
-            places = [{**one, "loc": ("body", *one["loc"])} for one in error.errors()]
-            raise RequestValidationError(places) from None
-    finally:
-        await form.close()
+    async with read_form(request, kind, LISTS) as (form, file):
+        return form, await file.read()
 
 
 async def _respond(
@@ -67,18 +56,95 @@ async def _respond(
 ) -> Response:
     """Transcribe and write the response. `times` are needed if `always`, and otherwise given if the model can."""
     server = server_of(request)
-    server.check_model(form.model)
     speech = server.engine.llm.speech
     wanted = always or (form.response_format == "verbose_json" and speech is not None and speech.has_timestamps)
+    options = {**_options(request, form), "timestamps": times if wanted else "none"}
+    transcript = _checked(await unless_disconnected(request, server.engine.transcribe(audio, language, task, **options)))
+    return _response(form.response_format, transcript, task)
+
+
+def _options(request: Request, form: AudioForm) -> dict[str, Any]:
+    """Return the arguments of `transcribe` that all forms have."""
+    server_of(request).check_model(form.model)
     options: dict[str, Any] = {"prompt": form.prompt, "hotwords": form.hotwords, "vad": form.vad}
     options["cache_salt"] = cache_salt(request, form.cache_salt)
     if form.temperature:  # with 0, hotter answers follow where the first one fails, as OpenAI's do
         options["temperature"] = form.temperature
-    work = server.engine.transcribe(audio, language, task, timestamps=times if wanted else "none", **options)
-    (transcript,) = await unless_disconnected(request, work)
+    if form.max_completion_tokens is not None:
+        options["temperature"] = form.temperature or TEMPERATURES
+        options["sampling_params"] = SamplingParams(temperature=0.0, max_tokens=form.max_completion_tokens)
+    return options
+
+
+def _checked(found: list[Transcript]) -> Transcript:
+    (transcript,) = found
     if transcript.error is not None:
         raise transcript.error.exception()
-    return _response(form.response_format, transcript, task)
+    return transcript
+
+
+async def _stream(request: Request, form: TranscriptionForm, audio: bytes) -> Response:
+    """Send text as soon as it is final. An error before the first text has its own status."""
+    if form.response_format != "json":
+        raise InputError("stream=true needs response_format=json; set it", param="response_format")
+    server = server_of(request)
+    events = transcript_events(server.engine, audio, form.language, _options(request, form))
+    first = await unless_disconnected(request, first_output(events))
+    whole = _resume(first, events)
+    return event_stream(_vllm_chunks(whole, server.name, form) if form.as_vllm else whole, with_done=form.as_vllm)
+
+
+async def _vllm_chunks(
+    events: AsyncGenerator[dict[str, Any], None], name: str, form: TranscriptionForm
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield a stream's events as vLLM's chunks, which its load generator reads."""
+    head = {"id": new_id("trsc-"), "object": "transcription.chunk", "created": int(time.time()), "model": name}
+    async with aclosing(events):
+        async for event in events:
+            text, usage = event.get("delta", ""), event.get("usage")
+            choice = {"delta": {"content": text}, "finish_reason": usage and "stop", "stop_reason": None}
+            yield {**head, "choices": [choice]}
+            if usage is not None and form.stream_include_usage:
+                yield {
+                    **head,
+                    "choices": [],
+                    "usage": {_VLLM_USAGE[key]: value for key, value in usage.items() if key != "type"},
+                }
+
+
+async def _resume(first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:
+    async with aclosing(events):
+        yield first
+        async for event in events:
+            yield event
+
+
+async def transcript_events(
+    engine: AsyncLLM, audio: object, language: str | None, options: dict[str, Any]
+) -> AsyncGenerator[dict[str, Any], None]:
+    """Yield the events of a streamed transcription: text as soon as it is final, and the whole text."""
+    loop, texts = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+
+    def on_text(_: int, text: str) -> None:  # called in other threads
+        loop.call_soon_threadsafe(texts.put_nowait, text)
+
+    work = asyncio.ensure_future(engine.transcribe(audio, language, on_text=on_text, **options))
+    work.add_done_callback(lambda _: texts.put_nowait(None))
+    try:
+        while (text := await texts.get()) is not None:
+            yield {"type": "transcript.text.delta", "delta": text}
+        transcript = _checked(await work)
+        yield {"type": "transcript.text.done", "text": transcript.text, "usage": _token_usage(transcript)}
+    finally:
+        work.cancel()
+        await asyncio.gather(work, return_exceptions=True)
+
+
+def _token_usage(transcript: Transcript) -> dict[str, Any]:
+    """Return OpenAI's usage in tokens. The prompt is that of the last window."""
+    prompt = len(transcript.output.prompt_token_ids)
+    tokens = sum(window.num_tokens for window in transcript.windows)
+    return {"type": "tokens", "input_tokens": prompt, "output_tokens": tokens, "total_tokens": prompt + tokens}
 
 
 def _response(form: str, transcript: Transcript, task: str) -> Response:

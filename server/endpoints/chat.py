@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from typing import Any
 
 from fastapi import Request
@@ -18,7 +19,7 @@ from ..outputs import chat_logprobs, finish_reason, usage
 from ..parsers.answer import AnswerParser
 from ..parsers.pieces import Arguments, Call, Content, Piece, Reasoning
 from ..protocol.chat import ChatBody
-from ..state import Server, cache_salt, checked, first_output, new_id, server_of, unless_disconnected
+from ..state import Server, cache_salt, checked, first_output, new_id, priority_of, server_of, unless_disconnected
 
 
 async def chat_completions(body: ChatBody, request: Request) -> Response:
@@ -26,9 +27,11 @@ async def chat_completions(body: ChatBody, request: Request) -> Response:
     chat = Chat(server_of(request), body)
     salt = cache_salt(request, body.cache_salt)
     kind = "delta" if body.stream else "final"
-    outputs = chat.server.engine.generate(body.messages, chat.params, chat.id, kind, **chat.options(salt))
+    outputs = chat.server.engine.generate(body.messages, chat.params, chat.id, kind, priority_of(request), **chat.options(salt))
     first = checked(await unless_disconnected(request, first_output(outputs)))
-    return event_stream(chat.chunks(first, outputs)) if body.stream else JSONResponse(chat.response(first))
+    if body.stream:
+        return event_stream(chat.chunks(first, outputs))
+    return JSONResponse(await asyncio.to_thread(chat.response, first) if body.return_elements else chat.response(first))
 
 
 @dataclass
@@ -37,7 +40,7 @@ class Chat:
 
     server: Server
     body: ChatBody
-    id: str = field(default_factory=lambda: new_id("chatcmpl"))
+    id: str = field(default_factory=lambda: new_id("chatcmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -82,6 +85,8 @@ class Chat:
         tokens = sum(len(answer.token_ids) for answer in output.outputs)
         response = self._object("chat.completion", [self._choice(output, answer) for answer in output.outputs])
         response["usage"] = usage(output, tokens)
+        if self.body.return_timings:
+            response["timings"] = output.timings
         if self.body.return_token_ids:
             response["prompt_token_ids"] = output.prompt_token_ids
         if self.body.prompt_logprobs is not None:
@@ -113,8 +118,13 @@ class Chat:
             "logprobs": self._logprobs([answer]),
             "finish_reason": _finish(answer, bool(calls)),
             "stop_reason": answer.stop_reason,
+            **self.elements(answer),
         }
         return {**choice, "token_ids": answer.token_ids} if self.body.return_token_ids else choice
+
+    def elements(self, answer: CompletionOutput) -> dict[str, Any]:
+        """Return the elements that a finished answer names, if the request asks for them."""
+        return {"elements": [asdict(one) for one in answer.elements]} if self.body.return_elements else {}
 
     async def chunks(
         self, output: RequestOutput, outputs: AsyncGenerator[RequestOutput, None]
@@ -125,6 +135,8 @@ class Chat:
         try:
             while True:
                 for answer in checked(output).outputs:
+                    if self.body.return_elements and answer.finish_reason is not None:
+                        await asyncio.to_thread(getattr, answer, "elements")  # kept by the answer
                     for choice in streams[answer.index].choices(answer, output.prompt_token_ids):
                         chunk = self._object("chat.completion.chunk", [choice])
                         tokens = sum(stream.num_tokens for stream in streams)
@@ -132,9 +144,12 @@ class Chat:
                 if output.finished:
                     break
                 output = await anext(outputs)
-            if with_usage:
-                tokens = sum(stream.num_tokens for stream in streams)
-                yield {**self._object("chat.completion.chunk", []), "usage": usage(output, tokens)}
+            tokens = sum(stream.num_tokens for stream in streams)
+            last = {"usage": usage(output, tokens)} if with_usage else {}
+            if self.body.return_timings:
+                last["timings"] = output.timings
+            if last:
+                yield self._object("chat.completion.chunk", []) | last
         finally:
             await outputs.aclose()
 
@@ -142,10 +157,14 @@ class Chat:
         return {"id": self.id, "object": kind, "created": self.created, "model": self.server.name, "choices": choices}
 
     def _logprobs(self, answers: Sequence[CompletionOutput]) -> dict[str, Any] | None:
-        count = self.params.logprobs
-        if count is None:
+        if self.params.logprobs is None:
             return None
-        return {"content": [entry for one in answers for entry in chat_logprobs(one, count)], "refusal": None}
+        return {"content": self.token_logprobs(answers), "refusal": None}
+
+    def token_logprobs(self, answers: Sequence[CompletionOutput]) -> list[dict[str, Any]]:
+        """Return an entry for each token; empty if the request asks for none."""
+        token_bytes, count = self.server.engine.llm.get_tokenizer().token_bytes, self.params.logprobs
+        return [] if count is None else [entry for one in answers for entry in chat_logprobs(one, count, token_bytes)]
 
 
 class ChoiceStream:
@@ -177,7 +196,7 @@ class ChoiceStream:
         if answer.finish_reason is not None:
             self._finished = True
             last = {"finish_reason": _finish(answer, bool(self._num_calls)), "stop_reason": answer.stop_reason}
-            found.append({**self._choice({}), **last})
+            found.append({**self._choice({}), **last, **self._chat.elements(answer)})
         return found
 
     def _choice(self, delta: Mapping[str, Any]) -> dict[str, Any]:
@@ -204,7 +223,7 @@ class ChoiceStream:
 
 def _call(call: Call, index: int) -> dict[str, Any]:
     function = {"name": call.name, "arguments": call.arguments}
-    return {"index": index, "id": new_id("call"), "type": "function", "function": function}
+    return {"index": index, "id": new_id("call_"), "type": "function", "function": function}
 
 
 def _finish(answer: CompletionOutput, has_calls: bool) -> str | None:

@@ -18,14 +18,14 @@ from ...engine.types import CompletionOutput, RequestOutput
 from ..events import event_stream
 from ..outputs import completion_logprobs, finish_reason, total_usage
 from ..protocol.completions import CompletionBody
-from ..state import Server, cache_salt, checked, first_output, new_id, server_of, unless_disconnected
+from ..state import Server, cache_salt, checked, first_output, new_id, priority_of, server_of, unless_disconnected
 
 _DEFAULT_TOKENS = 16  # as in OpenAI's API
 
 
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue one prompt or several."""
-    completion = Completion(server_of(request), body, cache_salt(request, body.cache_salt))
+    completion = Completion(server_of(request), body, cache_salt(request, body.cache_salt), priority_of(request))
     if not body.stream:
         return JSONResponse(completion.response(await unless_disconnected(request, completion.outputs())))
     stream = merged([completion.generate(index, "delta") for index in range(len(completion.prompts))])
@@ -45,7 +45,8 @@ class Completion:
     server: Server
     body: CompletionBody
     salt: str | None
-    id: str = field(default_factory=lambda: new_id("cmpl"))
+    priority: int
+    id: str = field(default_factory=lambda: new_id("cmpl-"))
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
@@ -63,7 +64,7 @@ class Completion:
         request: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
         if self.salt is not None:
             request["cache_salt"] = self.salt
-        return self.server.engine.generate(request, self.params, f"{self.id}-{index}", kind)
+        return self.server.engine.generate(request, self.params, f"{self.id}-{index}", kind, self.priority)
 
     async def outputs(self) -> list[RequestOutput]:
         """Return the outputs of all prompts. The first error ends the other prompts."""

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import json
 import time
 from collections.abc import Sequence
 from typing import Any
 
+import torch
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
+from torch import Tensor
 
 from ...mm.errors import InputError
 from ...pipelines.pooling import PooledResult
@@ -16,22 +20,60 @@ from ..inputs import read_input, read_inputs
 from ..protocol.pooling import ClassifyBody, EmbeddingBody, RerankBody, ScoreBody
 from ..state import Server, cache_salt, new_id, server_of, unless_disconnected
 
+MAX_NUMBERS = 1 << 24
+"""Numbers of one response of /v1/embeddings: about 350 MB of JSON, or 90 MB of base64."""
+
 
 async def embeddings(body: EmbeddingBody, request: Request) -> Response:
     """Embed texts, token ids or media."""
     server = _server(request, body.model)
-    options = _options(body, request) | ({} if body.dimensions is None else {"dimensions": body.dimensions})
-    work = server.engine.embed(read_inputs(body.input, "input"), **options)
-    results = _checked(await unless_disconnected(request, work), "input")
-    data = []
-    for index, result in enumerate(results):
-        assert result.vector is not None
-        if body.encoding_format == "base64":
-            vector: Any = base64.b64encode(result.vector.numpy().astype("<f4").tobytes()).decode()
-        else:
-            vector = result.vector.tolist()
-        data.append({"object": "embedding", "index": index, "embedding": vector})
-    return JSONResponse({"object": "list", "data": data, "model": server.name, "usage": _usage(results)})
+    inputs = read_inputs(body.input, "input")
+    _check_size(server, body, inputs)
+    shape = {"dimensions": body.dimensions, "pooling": body.pooling}
+    options = _options(body, request) | {name: value for name, value in shape.items() if value is not None}
+    results = _checked(await unless_disconnected(request, server.engine.embed(inputs, **options)), "input")
+    _check_numbers(sum(result.vector.numel() for result in results))
+    head = {"object": "list", "model": server.name, "usage": _usage(results)}
+    vectors = [result.vector for result in results]
+    work = asyncio.to_thread(_serialise, head, vectors, body.encoding_format == "base64")
+    return Response(await unless_disconnected(request, work), media_type="application/json")
+
+
+def _check_size(server: Server, body: EmbeddingBody, inputs: Sequence[Any]) -> None:
+    """Raise InputError for vectors of tokens if the model is not made for these, or if the response would be too large.
+
+    Only inputs of token ids have known lengths here; each other input counts as one token.
+    """
+    llm = server.engine.llm
+    pooling = body.pooling or llm.pooling
+    size = llm.embedding_size(pooling)
+    late_interaction = llm.pooling == "tokens" or llm.embedding_size("tokens") != llm.embedding_size("last")
+    if body.pooling == "tokens" and not late_interaction:
+        reason = 'pooling="tokens" is for late-interaction models, which this model is not; give "last", "cls" or "mean"'
+        raise InputError(reason, param="pooling")
+    tokens = [len(one.get("prompt_token_ids", "1")) if isinstance(one, dict) else 1 for one in inputs]
+    width = size if body.dimensions is None else min(size, max(1, body.dimensions))
+    _check_numbers(width * (sum(tokens) if pooling == "tokens" else len(inputs)))
+
+
+def _check_numbers(count: int) -> None:
+    if count > MAX_NUMBERS:
+        reason = f"the vectors have {count:,} numbers, above the limit of {MAX_NUMBERS:,} for one response"
+        raise InputError(f"{reason}; send fewer or shorter inputs, or lower dimensions", param="input")
+
+
+def _serialise(head: dict[str, Any], vectors: Sequence[Tensor], as_base64: bool) -> bytes:
+    """Return the JSON of a list of embeddings, encoded row by row, so that other threads run in between."""
+    parts = [json.dumps(head)[:-1], ', "data": [']
+    for index, vector in enumerate(vectors):
+        parts.append(f'{", " if index else ""}{{"object": "embedding", "index": {index}, "embedding": ')
+        if as_base64:
+            coded = base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
+            parts.append(f'"{coded}", "shape": {list(vector.shape)}}}')
+            continue
+        rows = ", ".join(json.dumps(row.tolist(), allow_nan=False) for row in torch.atleast_2d(vector))
+        parts.append(f"[{rows}]}}" if vector.ndim > 1 else f"{rows}}}")
+    return "".join([*parts, "]}"]).encode()
 
 
 async def score(body: ScoreBody, request: Request) -> Response:
@@ -61,7 +103,7 @@ async def rerank(body: RerankBody, request: Request) -> Response:
         given = body.documents[index]
         document = {} if body.return_documents is False else {"document": {"text": given} if isinstance(given, str) else given}
         found.append({"index": index, **document, "relevance_score": scores[index]})
-    return JSONResponse({"id": new_id("rerank"), "model": server.name, "usage": _usage(results), "results": found})
+    return JSONResponse({"id": new_id("rerank-"), "model": server.name, "usage": _usage(results), "results": found})
 
 
 async def classify(body: ClassifyBody, request: Request) -> Response:
@@ -107,7 +149,7 @@ def _checked(results: Sequence[Any], param: str) -> Sequence[Any]:
 
 
 def _list(server: Server, kind: str, data: Sequence[Any], results: Sequence[PooledResult]) -> dict[str, Any]:
-    head = {"id": new_id(kind), "object": "list", "created": int(time.time()), "model": server.name}
+    head = {"id": new_id(f"{kind}-"), "object": "list", "created": int(time.time()), "model": server.name}
     return {**head, "data": data, "usage": _usage(results)}
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 from importlib import metadata
 
 from fastapi import Request
@@ -51,6 +52,7 @@ def _model_card(request: Request) -> dict[str, object]:
         "created": server.created,
         "owned_by": "sensorium",
         "max_model_len": length,
+        "capabilities": server.capabilities,
     }
 
 
@@ -61,4 +63,4 @@ async def metrics(request: Request) -> Response:
     registry = server_of(request).registry
     if registry is None:
         raise HttpError(404, "this server has no metrics", "not_found")
-    return Response(generate_latest(registry), headers={"Content-Type": CONTENT_TYPE_LATEST})
+    return Response(await asyncio.to_thread(generate_latest, registry), headers={"Content-Type": CONTENT_TYPE_LATEST})

@@ -21,6 +21,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     server.check_model(body.model)
     llm = server.engine.llm
     tokenizer = llm.get_tokenizer()
+    salt = cache_salt(request, body.cache_salt)
     if (body.prompt is None) == (body.messages is None):
         raise InputError("give prompt or messages, one of them", param="prompt")
 
@@ -32,6 +33,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
                 raise InputError(f"prompt has more than {limit} characters; shorten it", code="too_long", param="prompt")
             return tokenizer.encode(check_utf8(text), add_special_tokens=body.add_special_tokens)
         how: dict[str, Any] = {"continue_final_message": body.continue_final_message, "max_model_len": llm.max_model_len}
+        how |= {"policy": llm.config.media, "cache_salt": salt}
         generates = body.add_generation_prompt and not body.continue_final_message
         found: list[int] = tokenizer.apply_chat_template(body.messages, body.tools, add_generation_prompt=generates, **how)
         return found

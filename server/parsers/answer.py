@@ -79,6 +79,10 @@ class AnswerParser:
             begin, end = form.reasoning
             self._reasoning = ReasoningSplitter(begin, end, prompt.rstrip().endswith(begin))
 
+    @property
+    def in_reasoning(self) -> bool:
+        return self._reasoning is not None and self._reasoning.is_inside
+
     def push(self, text: str) -> list[Piece]:
         if self._reasoning is None:
             return self._text(text)

@@ -28,6 +28,10 @@ class ReasoningSplitter:
         self._text = ""
         self._is_blank = True  # nothing was returned in this state
 
+    @property
+    def is_inside(self) -> bool:
+        return self._state == "reasoning"
+
     def push(self, text: str) -> tuple[list[Piece], str]:
         """Return the reasoning in a chunk, and the text after it."""
         self._text += text

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar, Literal
 
-from pydantic import ConfigDict
+from pydantic import ConfigDict, Field
 
 from .body import Body, Refused
 
@@ -18,7 +18,7 @@ class AudioForm(Body):
 
     model_config = ConfigDict(strict=False)
     refused: ClassVar[Refused] = {
-        "stream": (("false", "0", "False"), "the whole text is sent at its end"),
+        "stream": (("false", "0", "False"), "translations are sent whole"),
         "include": (([],), "there are no log probabilities of tokens; verbose_json has those of segments"),
         "chunking_strategy": (("auto",), "windows follow the speech; give vad"),
         "known_speaker_names": (([],), _NO_SPEAKERS),
@@ -28,10 +28,20 @@ class AudioForm(Body):
     hotwords: str = ""
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
     temperature: float = 0.0
+    max_completion_tokens: int | None = Field(None, ge=1)
     vad: bool = True
     cache_salt: str | None = None
 
 
 class TranscriptionForm(AudioForm):
+    refused: ClassVar[Refused] = {name: entry for name, entry in AudioForm.refused.items() if name != "stream"}
+    stream: bool = False
+    stream_include_usage: bool | None = None
+    stream_continuous_usage_stats: bool | None = None
     language: str | None = None
     timestamp_granularities: list[Literal["word", "segment"]] | None = None
+
+    @property
+    def as_vllm(self) -> bool:
+        """True if the stream has vLLM's chunks, because the request has vLLM's fields of a stream."""
+        return self.stream_include_usage is not None or self.stream_continuous_usage_stats is not None

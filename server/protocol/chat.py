@@ -38,6 +38,8 @@ class ChatBody(SamplingBody):
     continue_final_message: bool | None = None
     chat_template_kwargs: dict[str, Any] | None = None
     fit: str | None = None
+    return_timings: bool | None = None
+    return_elements: bool | None = None
 
     @property
     def num_logprobs(self) -> int | None:
@@ -93,7 +95,7 @@ class ChatBody(SamplingBody):
         elif choice != "required":
             name = None
         if name is None or (name and name not in self.functions) or not self.functions:
-            how = 'give auto, none, required, or {"type": "function", "function": {"name": ...}} with the name of a tool'
+            how = "give auto, none, required, or a function by its name in tools"
             raise InputError(f"tool_choice is {short_repr(choice)}; {how}", param="tool_choice")
         return str(name)
 

@@ -18,6 +18,7 @@ class EmbeddingBody(Body):
     input: Any
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
+    pooling: Literal["last", "cls", "mean", "tokens"] | None = None
     instruction: str | None = None
     cache_salt: str | None = None
 

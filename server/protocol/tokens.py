@@ -17,6 +17,7 @@ class TokenizeBody(Body):
     add_generation_prompt: bool = True
     continue_final_message: bool = False
     return_token_strs: bool = False
+    cache_salt: str | None = None
 
 
 class DetokenizeBody(Body):

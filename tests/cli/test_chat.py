@@ -14,6 +14,8 @@ from PIL import Image
 from sensorium.cli.main import main
 from sensorium.cli.ocr import SHIPPED_MODEL
 from sensorium.engine.worker.model_runner import ModelRunner
+from sensorium.processors.elements.element import Element
+from sensorium.processors.elements.formats import MarkedText
 
 
 @pytest.fixture
@@ -43,6 +45,24 @@ def test_answer_equals_that_of_llm_chat(checkpoint: Path, image: Path, capsys: p
 def test_text_only(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(checkpoint, "Hello") == 0
     assert capsys.readouterr().out.endswith("\n")
+
+
+def test_elements_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    elements = (Element("cup", box=(10.0, 20.0, 60.0, 50.0)), Element("cup", points=((80.0, 20.0),)))
+    monkeypatch.setattr(MarkedText, "elements", lambda self: elements)
+    source, out = SHIPPED_MODEL.parent / "media" / "line1.png", tmp_path / "out.png"
+    words = ["chat", "--model", str(SHIPPED_MODEL), "--max-tokens", "2", "--draw", str(out), "Read the text."]
+    assert main([*words, "--image", str(source), "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["elements"][0]["box"] == [10.0, 20.0, 60.0, 50.0]
+    with Image.open(source) as before, Image.open(out) as after:
+        assert after.size == before.size
+        color = after.getpixel((10, 30))
+        assert color != before.convert("RGB").getpixel((10, 30))
+        assert after.getpixel((80, 20)) == color
+    assert main(words) == 2
+    assert "--draw needs one --image and a question" in capsys.readouterr().err
+    assert main([*words[:6], "out.txt", "--image", str(source), "hello"]) == 2
+    assert "is not an image file" in capsys.readouterr().err
 
 
 def test_warning_for_a_truncated_answer(capsys: pytest.CaptureFixture[str]) -> None:

@@ -13,7 +13,6 @@ from pathlib import Path
 import pytest
 from sensorium.cli import main as cli
 from sensorium.cli.output import print_results
-from sensorium.cli.sources import Source
 from sensorium.mm.errors import ConfigError
 
 
@@ -62,8 +61,7 @@ def test_streams_that_cannot_be_written(command: str, code: int, tmp_path: Path)
 
 def test_names_of_files_are_printed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:
     args, fields = Namespace(json=False), {"error": None, "finish_reason": "stop"}
-    sources = [Source("a\nb.png", "a"), Source("ö.png", "b")]
-    assert print_results(args, sources, [(0, "x"), (1, "y")], lambda text: (fields, text)) == 0
+    assert print_results(args, ["a\nb.png", "ö.png"], [(0, "x"), (1, "y")], lambda text: (fields, text)) == 0
     assert capsys.readouterr().out == "a\\nb.png: x\nö.png: y\n"
 
 

@@ -40,6 +40,21 @@ def test_several_in_one_batch(tmp_path: Path, capsys: pytest.CaptureFixture[str]
     assert f"sensorium: error: {tmp_path / 'broken.png'}: it is " in err
 
 
+def test_pages_of_pdfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A PDF in a folder, one on stdin, and a broken one, which fails alone."""
+    first, *others = [Image.open(path).convert("RGB") for path in LINES]
+    first.save(tmp_path / "lines.pdf", save_all=True, append_images=others, resolution=144.0, quality=95)
+    (tmp_path / "zz.PDF").write_bytes(b"%PDF-1.7")
+    first.save(tmp_path / "long.pdf", save_all=True, append_images=[first] * 512)
+    assert main(["ocr", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    answers = [ANSWERS[Path(path).name]["answer"] for path in LINES]
+    pages = [f"{tmp_path / 'lines.pdf'}#page={number}: {answer}" for number, answer in enumerate(answers, 1)]
+    assert sorted(out.splitlines()) == sorted(pages)
+    assert f"sensorium: error: {tmp_path / 'zz.PDF'}: the PDF cannot be read: it is broken" in err
+    assert f"sensorium: error: {tmp_path / 'long.pdf'}: the PDF has 513 pages, the limit is 512" in err
+
+
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["ocr", *LINES, "--json", "--max-tokens", "16"]) == 0
     found = sorted((json.loads(line) for line in capsys.readouterr().out.splitlines()), key=lambda one: one["file"])

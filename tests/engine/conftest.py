@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import random
 from dataclasses import replace
+from itertools import pairwise
 from types import MappingProxyType, SimpleNamespace
 
 import pytest
@@ -40,13 +41,31 @@ class ToyModel:
     adapters = ("a", "other")
     can_generate = recordable = True
 
-    def __init__(self, reads_encoder_side: bool = False, levels: int = 1, window: int | None = None) -> None:
-        """`levels`: number of deepstack levels of an encoder row. `window`: sliding window of the last layer."""
+    def __init__(
+        self,
+        reads_encoder_side: bool = False,
+        levels: int = 1,
+        window: int | None = None,
+        states: bool = False,
+        chunk: int | None = None,
+    ) -> None:
+        """Make the weights.
+
+        Args:
+            levels: number of deepstack levels of an encoder row.
+            window: sliding window of a further layer.
+            chunk: chunk length of a further layer.
+            states: the last layer has a state per sequence.
+        """
         kinds = ("full", "cross") if reads_encoder_side else ("full",)
         self.row_size = 8 * levels
         self.cache_specs = [CacheSpec(kind, 1, 8, torch.float64) for kind in kinds * 2]
         if window is not None:
             self.cache_specs.append(CacheSpec("window", 1, 8, torch.float64, window))
+        if chunk is not None:
+            self.cache_specs.append(CacheSpec("chunk", 1, 8, torch.float64, chunk))
+        if states:
+            self.cache_specs.append(CacheSpec("state", 1, 8, torch.float64))
         generator = torch.Generator().manual_seed(0)
         self.table = torch.randn(self.vocab_size, 8, generator=generator, dtype=torch.float64)
         self.head = torch.randn(8, self.vocab_size, generator=generator, dtype=torch.float64)
@@ -72,6 +91,9 @@ class ToyModel:
         if batch.adapters is not None:
             x = x + batch.adapters.double()[:, None] * 0.3
         for layer, (cache, meta) in enumerate(zip(batch.kv_caches, batch.attn, strict=True)):
+            if cache.ndim == 2:
+                x = self.recur(x, cache, meta)
+                continue
             keys, values = cache[0].view(-1, 8), cache[1].view(-1, 8)
             source = x if meta.causal else batch.cross_rows
             if source is not None:
@@ -87,6 +109,17 @@ class ToyModel:
             x = torch.tanh(x + (2 if meta.causal else 0.5) * out)
             if layer + 1 < len(levels):
                 x[batch.embed_index] += levels[layer + 1]
+        return x
+
+    def recur(self, x: torch.Tensor, cache: torch.Tensor, meta) -> torch.Tensor:
+        for i, (length, (first, last)) in enumerate(zip(meta.seq_lens, pairwise(meta.query_start_loc), strict=True)):
+            read, write = meta.block_tables[i].tolist()
+            state = cache[read].clone() if length > last - first else torch.zeros(8)
+            assert read != write, "a step could not be repeated"
+            for row in range(first, last):
+                state = torch.tanh(0.7 * state + x[row].float())
+                x[row] += state
+            cache[write] = state
         return x
 
     def compute_logits(self, hidden: torch.Tensor) -> torch.Tensor:
@@ -145,7 +178,9 @@ def make_core(
     store = EncoderStore(folder, 1 << 20, "toy", model.row_size, model.cache_specs[0].dtype, device)
     limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prompt_attention, caching, encode_beside=async_scheduling)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
-    scheduler = Scheduler(BlockPools(specs, num_blocks, block_size, max_cached), encoder, limits)
+    scheduler = Scheduler(
+        BlockPools(specs, num_blocks, block_size, None if max_cached is None else [max_cached] * len(specs)), encoder, limits
+    )
     runner = ModelRunner(
         model,
         num_blocks,

@@ -10,6 +10,8 @@ from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.errors import ErrorInfo
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
 from sensorium.mm.types import FramePlan, ItemGeometry, ItemPlan, MultiModalFeature, PlaceholderRange
+from sensorium.processors.elements.element import Cell, Element, ImageScale
+from sensorium.processors.elements.formats import MarkedText
 
 
 def assert_same(left, right):
@@ -57,11 +59,13 @@ def messages():
     frames = FramePlan((0, 5), (0.0, 0.5), 10, 2.0, ((4, 5),), (9,))
     plan = ItemPlan("video", 1, (4, 6), (1, 2, 2), 3, 1, 64, False, frames, 9)
     item = types.ItemTrace("image", 0, 5, 6, 7, True, "disk", {"fetch": 0.5})
-    completion = types.CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x")
+    marked = MarkedText("box_tokens", "<|box_start|>", (ImageScale((4, 6), (28, 28), 1),))
+    completion = types.CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x", marked)
     stats = types.SequenceStats(16, 1, ("cache", "encoded"))
     encoded = types.EncodeResult("h", "disk", ErrorInfo("not_finite", "e"), True)
     done = types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, error, 2, {"queue": 0.5}, stats, torch.ones(3))
     return [
+        marked, Element("cup", "", (0.0, 1.0, 2.0, 3.0), ((0.5, 0.5),), (Cell(0, 1, "a"),)),
         error, params, request, types.PoolingParams((3, 4)), scheduled, update, feature(),
         types.EncodeTask("r", 0, "h"),
         types.SchedulerOutput(

@@ -197,7 +197,7 @@ def test_remote_code_of_an_implemented_architecture_is_ignored(tmp_path):
 
 def test_remote_code_of_a_class_in_transformers_is_ignored(tmp_path):
     code = {"auto_map": {"AutoProcessor": "processing.Processor"}}
-    write(tmp_path, config={"architectures": ["AyaVisionForConditionalGeneration"]}, preprocessor_config=code)
+    write(tmp_path, config={"architectures": ["VideoLlama3ForConditionalGeneration"]}, preprocessor_config=code)
     assert resolve_architecture(load_model_files(tmp_path)) is FALLBACK
 
 
@@ -209,7 +209,7 @@ def test_a_class_that_cannot_be_imported_is_not_called_unknown(tmp_path, monkeyp
             raise ModuleNotFoundError(name) from RuntimeError("operator torchvision::nms does not exist")
 
     monkeypatch.setitem(sys.modules, "transformers", Broken("transformers"))
-    files = load_model_files(write(tmp_path, config={"architectures": ["AyaVisionForConditionalGeneration"]}))
+    files = load_model_files(write(tmp_path, config={"architectures": ["VideoLlama3ForConditionalGeneration"]}))
     with pytest.raises(ConfigError, match=r"^transformers 5.0 cannot import .*torchvision::nms does not exist.* for torch"):
         resolve_architecture(files)
 
@@ -231,6 +231,12 @@ def test_only_keys_that_are_read_as_sections_must_be_objects(tmp_path):
 )
 def test_any_section_may_state_the_dtype(tmp_path, config):
     assert load_model_files(write(tmp_path, config={"architectures": ["A"], **config})).dtype("auto") == torch.bfloat16
+
+
+@pytest.mark.parametrize("more", [{}, {"architectures": None}])
+def test_a_published_config_may_name_its_model_type_only(tmp_path, more):
+    config = {"model_type": "deepseek_vl_v2", "language_config": {"architectures": ["DeepseekV2ForCausalLM"]}, **more}
+    assert load_model_files(write(tmp_path, config=config)).architecture == "DeepseekVLV2ForCausalLM"
 
 
 def test_folders_that_are_no_checkpoint(tmp_path):

@@ -8,7 +8,9 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from sensorium.engine.sampling_params import RepetitionDetectionParams, SamplingParams
+from sensorium.engine.scheduler.request import Request
 from sensorium.mm.errors import InputError
+from sensorium.mm.types import PlaceholderRange
 
 
 def fresh(toy, request, tokens, features):
@@ -286,6 +288,47 @@ def test_a_loop_is_repaired_without_another_encoder_call(toy):
     assert outputs[-1].finish_reason == "repetition", "and more than one is not repaired"
     assert core.runner.model.encode_calls == [1]
     toy.assert_empty(core)
+
+
+def test_a_repair_that_cannot_roll_back_ends_only_its_sequence(toy, monkeypatch):
+    core = looping(toy)
+    request = loop_request(toy, core)
+    repair = SamplingParams(temperature=0.0, max_tokens=12, repetition_detection=replace(LOOP, repair=True))
+    core.add(replace(request, params=repair))
+    core.add(replace(request, request_id="other", params=SamplingParams(temperature=0.0, max_tokens=12)))
+
+    def refuse(self, num_tokens, block_size):
+        raise InputError("inside audio 0")
+
+    monkeypatch.setattr(Request, "truncate", refuse)
+    outputs = toy.drain(core)
+    assert outputs["r"][-1].error.message == "inside audio 0"
+    assert outputs["other"][-1].finish_reason == "length"
+    toy.assert_empty(core)
+
+
+def test_a_rollback_among_generated_tokens_keeps_the_item_with_their_rows(toy):
+    request = loop_request(toy, looping(toy))
+    (item,) = request.features
+    ahead = replace(item, range=PlaceholderRange(1, 24), geometry=replace(item.geometry, ahead=20))
+    sequence = Request(replace(request, features=(ahead,)), 0, ((),))
+    sequence.token_ids += [30, 31] * 4
+    sequence.truncate(8, 16)
+    assert sequence.features == [ahead]
+    with pytest.raises(InputError, match="truncate to 1 or fewer, or to 5 or more"):
+        sequence.truncate(4, 16)
+
+
+def test_truncate_refuses_to_remove_the_token_of_cross_attention(toy):
+    request = loop_request(toy, looping(toy))
+    (item,) = request.features
+    cross = replace(item, range=PlaceholderRange(2, item.range.num_embeds))
+    sequence = Request(replace(request, features=(), cross=cross), 0, ((),))
+    for length in (1, 2):
+        with pytest.raises(InputError, match=f"to {length} tokens: that removes the image; truncate to 3 or more"):
+            sequence.truncate(length, 16)
+    sequence.truncate(3, 16)
+    assert len(sequence.token_ids) == 3
 
 
 LOOP = RepetitionDetectionParams(max_cycle=4, min_repeats=3, min_tokens=6)

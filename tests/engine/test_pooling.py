@@ -5,7 +5,10 @@ from __future__ import annotations
 import pytest
 import torch
 from sensorium.engine.pooling_params import PoolingParams
+from sensorium.engine.sampling_params import SamplingParams
 from sensorium.engine.worker.model_runner import NOT_FINITE
+from sensorium.engine.worker.pooling import keep_rows, kept_rows, pool
+from sensorium.engine.worker.sequence_state import SequenceState
 from sensorium.mm.errors import InputError
 
 
@@ -37,3 +40,62 @@ def test_logits_that_are_not_finite_end_that_prompt_alone(toy):
     assert "not finite" in answered.error.message
     core.step()
     toy.assert_empty(core)
+
+
+def test_likely_tokens_are_those_of_all_logits_after_the_processors(toy):
+    """The processors see the last tokens of the prompt as the answer; a failing one fails its own request."""
+    core = toy.make_core()
+    suppress = {"suppress_tokens": {"tokens": [5], "first": [6]}}
+    for name, prompt, seen in (("begun", [5, 6, 7], 1), ("new", [5, 6, 7], 0), ("plain", [5, 6, 8], 0)):
+        params = SamplingParams(max_tokens=1, logits_processors=None if name == "plain" else suppress)
+        core.add(toy.request(name, prompt, params=params, pooling=PoolingParams(candidates=4, answer_tokens=seen)))
+    vocab = core.runner.model.vocab_size
+    core.add(toy.request("logits", [5, 6, 7], pooling=PoolingParams(tuple(range(vocab)))))
+    found = {one.request_id: one.pooled for one in core.step().outputs}
+    raw = found["logits"].log_softmax(-1)
+    for name, forbidden in (("begun", [5]), ("new", [5, 6])):
+        scores = raw.clone()
+        scores[forbidden] = -torch.inf
+        ids = found[name][0].long()
+        assert ids.tolist() == scores.topk(4).indices.tolist()
+        assert torch.equal(found[name][1], found[name][2])
+        assert (found[name][1] - raw[ids]).abs().max() < 1e-5
+    assert found["plain"].shape == (3, 4)
+    core.step()
+    toy.assert_empty(core)
+
+
+@pytest.mark.parametrize("wrong", [{"candidates": 0}, {"candidates": 1025}, {"candidates": True}, {"answer_tokens": -1}])
+def test_wrong_numbers_of_candidates(wrong):
+    with pytest.raises(InputError, match="must be an integer"):
+        PoolingParams(**wrong)
+
+
+@pytest.mark.parametrize("other", [{"token_ids": (5,)}, {"dimensions": 4}, {"task": "embed"}, {"cross_attention": ((0, 0),)}])
+def test_candidates_are_the_only_result(other):
+    with pytest.raises(InputError, match="ask for different results; leave one out"):
+        PoolingParams(candidates=3, **other)
+    with pytest.raises(InputError, match="give candidates, too"):
+        PoolingParams(answer_tokens=2)
+
+
+@pytest.mark.parametrize("pooling", ["mean", "cls", "tokens"])
+def test_row_pooling_keeps_no_hidden_states_of_a_prompt(toy, pooling):
+    """Chunks add to a sum, the first row or the vectors on the host. A repeated chunk or prompt changes nothing."""
+    model, rows = toy.make_core().runner.model, torch.randn(12, 8, generator=torch.Generator().manual_seed(0))
+    params = PoolingParams(pooling=pooling)
+    sequence = SequenceState(toy.request("a", range(5, 17), pooling=params), 3)
+    for start, stop in ((0, 5), (5, 9), (0, 7), (7, 9), (7, 9), (9, 12)):
+        keep_rows(sequence, rows[start:stop], start, model)
+    kept = [*sequence.hidden_sums.values(), *([] if sequence.kept_rows is None else [sequence.kept_rows])]
+    assert [one.shape for one in kept] == {"mean": [(1, 8)] * 2, "cls": [(1, 8)], "tokens": [(12, 8)]}[pooling]
+    expected = {"mean": rows.mean(0), "cls": rows[0], "tokens": rows}[pooling]
+    (found,) = pool([kept_rows(sequence, rows[-1:], model)], [params], model)
+    torch.testing.assert_close(found, torch.nn.functional.normalize(expected, dim=-1))
+
+
+def test_the_task_token_embed_is_the_pooling_tokens():
+    assert PoolingParams(task="token_embed").pooling == "tokens"
+    for other in ({"pooling": "mean"}, {"token_ids": (5,)}, {"cross_attention": ((0, 0),)}):
+        with pytest.raises(InputError, match='task="token_embed"'):
+            PoolingParams(task="token_embed", **other)

@@ -52,6 +52,8 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str, empty: Path) -> None:
+    if name == "openai_realtime":
+        pytest.importorskip("websockets")
     done = start(name, empty)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
@@ -97,6 +99,9 @@ def test_folder_batch_with_a_broken_image(run: Run, tmp_path: Path) -> None:
         ("transcribe", ["nothing.flac"], "'nothing.flac' cannot be read"),
         ("transcribe", ["--model", "nowhere", "talk.flac"], "error: 'nowhere' is not a folder"),
         ("omni", ["--model", "nowhere"], "error: 'nowhere' is not a folder"),
+        ("openai_responses", ["--image", "nothing.png"], "nothing.png cannot be read"),
+        ("openai_transcription", ["nothing.flac"], "nothing.flac cannot be read"),
+        ("openai_realtime", ["nothing.flac"], "nothing.flac cannot be read"),
         ("embed_and_rank", ["text.png"], "text.png: image 0: it is not in a supported image format"),
     ],
 )

@@ -1,13 +1,16 @@
 """LLaVA 1.5, LLaVA-NeXT, LLaVA-OneVision and Granite Vision in the parity suite."""
 
 import json
+import shutil
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import torch
 from family import IMAGE_SIZES, Family, call_processor, run_oracle
-from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
+from oracle import ensure_torchvision, fast_tokenizer, load_oracle, randomise, sharpen, text_config
 
 SPECIALS = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", "<image>", "<video>")
 TILE, PATCH = 28, 7
@@ -155,6 +158,38 @@ def run_cached(model, inputs, answer, positions):
     return run_oracle(model, {**inputs, "past_key_values": DynamicCache()}, answer, positions)
 
 
+def saved_as_tarsier(folder: Path) -> None:
+    """Rewrite config.json as Tarsier's; the names of tensors are LLaVA's."""
+    finish(folder, **CHOSEN)
+    config = json.loads((folder / "config.json").read_text())
+    ids = {"image_newline_idx": config["image_token_index"] - 2, "image_new_idx": config["image_token_index"] + 1}
+    named = {"architectures": ["TarsierForConditionalGeneration"], "auto_map": {"AutoConfig": "modeling_tarsier.LlavaConfig"}}
+    (folder / "config.json").write_text(json.dumps(config | ids | named))
+
+
+def load_tarsier(folder: Path) -> tuple[Any, Any]:
+    """Load LLaVA of transformers from a checkpoint of Tarsier."""
+    with TemporaryDirectory() as place:
+        shutil.copytree(folder, place, dirs_exist_ok=True)
+        config = json.loads((folder / "config.json").read_text())
+        del config["auto_map"]
+        config["architectures"] = ["LlavaForConditionalGeneration"]
+        (Path(place) / "config.json").write_text(json.dumps(config))
+        return load_oracle(place)
+
+
+def call_tarsier(processor: Any, text: str, data: Any) -> dict[str, Any]:
+    """Insert the tokens after lines and images, whose embeddings the published model writes between the rows."""
+    inputs = call_processor(processor, text, data)
+    image, line, new = processor.tokenizer.convert_tokens_to_ids(["<image>", "<|im_start|>", "<video>"])
+    ids, rows, side = list[int](), 0, TILE // PATCH
+    for token in inputs["input_ids"][0].tolist():
+        rows = rows + 1 if token == image else 0
+        ends = [line] if rows and rows % side == 0 else []
+        ids += [token, *ends, *([new] if rows and rows % side**2 == 0 else [])]
+    return {"input_ids": torch.tensor([ids])} | {name: inputs[name] for name in ("pixel_values",) if name in inputs}
+
+
 def row(name: str, family: str, known: dict[str, Any], **more: Any) -> Family:
     build_ = partial(build, family, **more.pop("built"))
     fullest = {"image": SLIVERS} if family != "llava" else {}
@@ -186,6 +221,10 @@ ONE = {"num_image_tokens": 16, "vision_feature_select_strategy": "full", "vision
 SCALED = {
     "embedding_multiplier": 1.5, "attention_multiplier": 0.2, "residual_multiplier": 0.7, "logits_scaling": 0.5,
 }  # fmt: skip
+MINIMAX = {  # for MiniMax-VL-01, whose class differs in defaults only
+    "num_local_experts": 4, "num_experts_per_tok": 2, "block_size": 16, "full_attn_alpha_factor": 1.3,
+    "linear_attn_alpha_factor": 1.2, "mlp_alpha_factor": 0.9,
+}  # fmt: skip
 FAMILIES = [
     row(
         "llava",
@@ -198,7 +237,19 @@ FAMILIES = [
             "tied": {"tie": True, "text": "mistral", "sliding_window": None},
         },
     ),
-    row("llava_next", "llava_next", CHOSEN, built={"vision": CLIP, "text": "mistral", "sliding_window": None}, unused=[3]),
+    row(
+        "llava_next",
+        "llava_next",
+        CHOSEN,
+        built={"vision": CLIP, "text": "mistral", "sliding_window": None},
+        unused=[3],
+        variants={"minimax": {"text": "minimax", "layer": -1, **MINIMAX}},
+    ),
+    replace(
+        row("tarsier", "llava", CHOSEN, built={"vision": CLIP}, unused=[3], call=call_tarsier),
+        finish=saved_as_tarsier,
+        load=load_tarsier,
+    ),
     row(
         "llava_onevision",
         "llava_onevision",

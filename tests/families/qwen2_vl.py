@@ -1,10 +1,16 @@
 """Qwen2-VL and Qwen2.5-VL in the parity suite."""
 
+import json
+import shutil
+from dataclasses import replace
 from functools import partial
+from pathlib import Path
+from tempfile import TemporaryDirectory
 from typing import Any
 
 from family import IMAGE_SIZES, VIDEO_SIZES, Family
-from oracle import build_model, build_processor
+from oracle import build_model, build_processor, load_oracle
+from safetensors.torch import load_file, save_file
 
 MARKED = "<|vision_start|><|{}_pad|><|vision_end|>"
 
@@ -34,5 +40,45 @@ def row(name: str, **more: Any) -> Family:
     )
 
 
+def saved_as_tarsier2(folder):
+    """Rewrite the checkpoint as Tarsier2's: the keys of LLaVA's config, its names of the tower, limits of the size."""
+    file, weights = folder / "config.json", folder / "model.safetensors"
+    config = json.loads(file.read_text())
+    ids = {f"{name}_token_index": config.pop(f"{name}_token_id") for name in ("image", "video")}
+    named = {"architectures": ["TarsierForConditionalGeneration"], "model_type": "llava"}
+    for part in ("text_config", "vision_config"):
+        config[part]["model_type"] = "qwen2_vl"
+    file.write_text(json.dumps(config | ids | named))
+    stored = {}
+    for name, tensor in load_file(weights).items():
+        stored[name.replace("visual.", "vision_tower.") if name.startswith("visual.") else f"language_model.{name}"] = tensor
+    save_file(stored, weights, {"format": "pt"})
+
+
+def load_tarsier2(folder):
+    """Load Qwen2-VL of transformers from a checkpoint of Tarsier2."""
+    config = json.loads((folder / "config.json").read_text())
+    ids = {f"{name}_token_id": config.pop(f"{name}_token_index") for name in ("image", "video")}
+    config["text_config"]["model_type"], config["vision_config"]["model_type"] = "qwen2_vl_text", "qwen2_vl_vision"
+    named = {"architectures": ["Qwen2VLForConditionalGeneration"], "model_type": "qwen2_vl"}
+    with TemporaryDirectory() as place:
+        shutil.copytree(folder, place, dirs_exist_ok=True)
+        (Path(place) / "config.json").write_text(json.dumps(config | ids | named))
+        stored = {}
+        for name, tensor in load_file(folder / "model.safetensors").items():
+            stored[name.replace("vision_tower.", "visual.").removeprefix("language_model.")] = tensor
+        save_file(stored, Path(place) / "model.safetensors", {"format": "pt"})
+        return load_oracle(place)
+
+
 LATER = "the time positions of a long video exceed its rows and columns; transformers lets later text overlap them"
-FAMILIES = [row("qwen2_vl"), row("qwen2_5_vl", own_positions=LATER)]
+FAMILIES = [
+    row("qwen2_vl"),
+    row("qwen2_5_vl", own_positions=LATER),
+    replace(
+        row("qwen2_vl", finish=saved_as_tarsier2, load=load_tarsier2),
+        name="tarsier2",
+        variants={},
+        grid={"image": [], "video": []},
+    ),
+]

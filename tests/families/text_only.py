@@ -2,6 +2,7 @@
 
 from functools import partial
 
+import torch
 from family import Family
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from sensorium.models.text.stacks import STACKS
@@ -18,6 +19,20 @@ EXPERTS = {"moe_intermediate_size": 48, "num_experts_per_tok": 2, "n_group": 1, 
 LATENT = {"q_lora_rank": 32, "kv_lora_rank": 32, "qk_nope_head_dim": 16, "qk_rope_head_dim": 16, "v_head_dim": 16}
 GROUPS = {"n_group": 4, "topk_group": 2, "first_k_dense_replace": 1, "num_key_value_heads": 4}
 CAPS = {"attn_logit_softcapping": 10.0, "final_logit_softcapping": 8.0, "query_pre_attn_scalar": 24, "sliding_window": 20}
+WITHOUT_VALUES = {"attention_k_eq_v": True, "num_global_key_value_heads": 1}
+WITHOUT_VALUES |= {"hidden_size_per_layer_input": 0, "num_kv_shared_layers": 0}
+BESIDE = {"enable_moe_block": True, "num_experts": 8, "top_k_experts": 2, "moe_intermediate_size": 48}
+MULTIPLIERS = {
+    "key_multiplier": 0.6,
+    "lm_head_multiplier": 0.8,
+    "embedding_multiplier": 3.0,
+    "mlp_multipliers": [0.8, 0.6],
+    "attention_in_multiplier": 1.2,
+    "attention_out_multiplier": 0.7,
+    "ssm_multipliers": [0.9, 0.8, 1.2, 1.1, 0.7],
+    "ssm_in_multiplier": 0.8,
+    "ssm_out_multiplier": 0.6,
+}
 CHANGES = {
     "qwen3": {"head_dim": 24},
     "mistral": {"sliding_window": 20},
@@ -28,6 +43,18 @@ CHANGES = {
     "gemma": {"head_dim": 24},
     "gemma2": {"head_dim": 24, **CAPS},
     "gemma3_text": {"head_dim": 24, "sliding_window": 20, "layer_types": ["sliding_attention"] * 2 + ["full_attention"]},
+    "gemma4_text": {
+        "head_dim": 24, "global_head_dim": 32, "num_kv_shared_layers": 2, "num_hidden_layers": 5, "sliding_window": 20,
+        "layer_types": ["sliding_attention"] * 2 + ["full_attention", "sliding_attention", "full_attention"],
+        "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 700, "use_double_wide_mlp": True,
+        "final_logit_softcapping": 8.0,
+    },
+    "gemma3n_text": {
+        "head_dim": 24, "num_kv_shared_layers": 2, "num_hidden_layers": 4, "sliding_window": 20, "laurel_rank": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": 600, "pad_token_id": 0, "activation_sparsity_pattern": [0.8, 0.0, 0.5, 0.0],
+        "intermediate_size": [128, 96, 128, 112], "final_logit_softcapping": 8.0,
+    },
     "glm": {"head_dim": 16},
     "glm4": {"head_dim": 16},
     "ernie4_5": {"head_dim": 16},
@@ -71,6 +98,45 @@ CHANGES = {
         "n_routed_experts": 8, "num_key_value_heads": 4, "first_k_dense_replace": 1, "rope_parameters": GROWING, **EXPERTS,
         **LATENT,
     },
+    "llama4_text": {
+        "head_dim": 16, "intermediate_size": 32, "intermediate_size_mlp": 192, "num_local_experts": 8,
+        "attention_chunk_size": 32, "no_rope_layers": [1, 0, 1], "moe_layers": [0, 2], "floor_scale": 8, "attn_scale": 0.5,
+    },
+    "lfm2": {"layer_types": ["conv", "full_attention", "conv"], "conv_bias": True, "block_multiple_of": 16},
+    "lfm2_moe": {
+        "layer_types": ["conv", "full_attention", "conv"], "num_dense_layers": 1, "num_experts": 8, **EXPERTS,
+    },
+    "bamba": {
+        "attn_layer_indices": [1], "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_proj_bias": True,
+    },
+    "falcon_h1": {
+        "mamba_d_ssm": 96, "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 24, **MULTIPLIERS,
+    },
+    "nemotron_h": {
+        "layers_block_type": ["linear_attention", "moe", "full_attention", "mlp"], "head_dim": 24, "mamba_num_heads": 8,
+        "mamba_head_dim": 16, "n_groups": 2, "ssm_state_size": 24, "n_routed_experts": 8, "moe_latent_size": 40,
+        "moe_shared_expert_intermediate_size": 40, "routed_scaling_factor": 1.5, **EXPERTS,
+    },
+    "mamba2": {"num_heads": 8, "head_dim": 16, "n_groups": 2, "state_size": 24},
+    "minimax": {
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], "num_local_experts": 8, "head_dim": 24,
+        "num_experts_per_tok": 2, "block_size": 8, "full_attn_alpha_factor": 1.3, "full_attn_beta_factor": 0.8,
+        "linear_attn_alpha_factor": 1.2, "linear_attn_beta_factor": 0.7, "mlp_alpha_factor": 0.9, "mlp_beta_factor": 1.1,
+    },
+    "granitemoehybrid": {
+        "num_local_experts": 0, "shared_intermediate_size": 40, "attention_multiplier": 0.2, "residual_multiplier": 0.6,
+        "mamba_n_heads": 8, "mamba_n_groups": 2, "mamba_d_state": 24, "mamba_expand": 2, "position_embedding_type": "rope",
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
+    "qwen3_next": {
+        "head_dim": 16, "num_experts": 8, "shared_expert_intermediate_size": 40, "linear_num_value_heads": 4,
+        "linear_num_key_heads": 2, "linear_key_head_dim": 16, "linear_value_head_dim": 24,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"], **EXPERTS,
+    },
+    "olmo_hybrid": {
+        "linear_num_value_heads": 4, "linear_num_key_heads": 4, "linear_key_head_dim": 16, "linear_value_head_dim": 16,
+        "layer_types": ["linear_attention", "full_attention", "linear_attention"],
+    },
     "gpt_oss": {
         "head_dim": 24, "intermediate_size": 32, "sliding_window": 20, "num_local_experts": 8, "num_experts_per_tok": 2,
     },
@@ -87,19 +153,30 @@ def build(seed, kind, **changes):
     model = (alone[kind](config) if kind in alone else tf.AutoModelForCausalLM.from_config(config)).eval()
     randomise(model, seed)
     for name, parameter in model.named_parameters():
-        if parameter.ndim == 1 and "norm" in name:
+        if parameter.ndim == 1 and "norm" in name and ".linear_attn." not in name:
             parameter.data.sub_(STACKS[kind].norm_offset if kind in STACKS else 0)  # the weight is stored minus 1
+    generator = torch.Generator().manual_seed(seed)
+    for name, buffer in model.named_buffers():
+        if name.endswith("layer_scalar"):
+            buffer.uniform_(0.5, 1.0, generator=generator)
     return model, words
 
 
-def row(kind, *alike, **more):
+def run_whole(model, inputs, answer, positions):
+    """Run the oracle without its cache: it counts the positions of an answer wrongly if the first layer has a state."""
+    ids = torch.cat((inputs["input_ids"], torch.tensor([answer[:-1]], dtype=torch.long)), 1)
+    with torch.inference_mode():
+        return model(input_ids=ids, use_cache=False).logits[0].float()
+
+
+def row(kind, *alike, variants=None, **more):
     return Family(
         f"text-{kind}",
         partial(build, kind=kind),
         placeholders={},
         sizes={},
         cases=["", "", ""],
-        variants={other: {"kind": other} for other in alike} | {"tied": {"tie": True}},
+        variants={other: {"kind": other} for other in alike} | {"tied": {"tie": True}} | (variants or {}),
         **more,
     )
 
@@ -109,10 +186,21 @@ MIXTURES = ("phimoe", "hunyuan_v1_moe", "granitemoeshared", "solar_open", "exaon
 FAMILIES = [
     row("llama", "mistral", "ministral3", "qwen2", "qwen3", "granite", "glm", "glm4", "ernie4_5", "olmo", *PLAIN),
     row("gemma3_text", "gemma", "gemma2"),
+    row("gemma3n_text"),
+    row("gemma4_text", variants={"keys as values": WITHOUT_VALUES, "experts": BESIDE}),
     row("qwen3_moe", "glm4_moe", "ernie4_5_moe", "qwen2_moe", "mixtral", *MIXTURES),
+    row("lfm2", "lfm2_moe"),
+    row("llama4_text"),
+    row("granitemoehybrid"),
+    row("bamba", run=run_whole),
+    row("falcon_h1"),
+    row("nemotron_h"),
+    row("mamba2"),
+    row("olmo_hybrid", variants={"no positions": {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}}),
+    row("minimax", run=run_whole, half=(0.15, 0.1)),  # the residual stream is a sum of few terms, each rounded
     row("gpt_oss", "dots1", "minimax_m2", "granitemoe"),
     row("cohere2", "exaone4", "hunyuan_v1_dense", "phi3", "starcoder2"),
-    row(
-        "deepseek_v3", "deepseek_v2", "mistral4", half=(0.1, 0.2)
-    ),  # in float16 two rows take another expert, in transformers too
+    # in half precision some rows take another expert, in transformers too
+    row("deepseek_v3", "deepseek_v2", "mistral4", half=(0.1, 0.2)),
+    row("qwen3_next", half=(0.2, 0.2)),
 ]

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 from oracle import ensure_torchvision, randomise, tokenizer
 from PIL import Image
+from sensorium.mm.registry import ARCHITECTURES
 from tokenizers import AddedToken, Tokenizer
 
 ensure_torchvision()
@@ -133,6 +134,16 @@ def audioflamingo3(tok):
 
 
 BUILD = {build.__name__: build for build in (aya_vision, ovis2, video_llama_3, glm4v_moe, audioflamingo3)}
+
+
+NATIVE = ("AudioFlamingo3", "AyaVision", "Glm4vMoe", "Ovis2")
+"""Classes of BUILD that sensorium implements."""
+
+
+def hide_native(monkeypatch):
+    """Remove our implementations of NATIVE, so that the fallback runs them."""
+    for name in NATIVE:
+        monkeypatch.delitem(ARCHITECTURES, f"{name}ForConditionalGeneration")
 
 
 def build(folder, family, seed=0):

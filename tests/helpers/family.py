@@ -120,7 +120,8 @@ def run_oracle(model: Any, inputs: Mapping[str, Any], answer: Sequence[int], pos
         first = model(**kept, **place[0], use_cache=True)
         if not tail.numel():
             return first.logits[0].float()
-        rest = model(input_ids=tail, past_key_values=first.past_key_values, **mask, **place[1])
+        cache = "cache_params" if "cache_params" in known else "past_key_values"  # the first is Mamba's
+        rest = model(input_ids=tail, **{cache: first[cache]}, **mask, **place[1])
     return torch.cat([first.logits[0], rest.logits[0]]).float()
 
 
@@ -312,7 +313,7 @@ def load_rows() -> dict[str, Family]:
         assert spec.loader is not None
         module = importlib.util.module_from_spec(spec)
         spec.loader.exec_module(module)
-        for row in [module.FAMILY] if hasattr(module, "FAMILY") else module.FAMILIES:
+        for row in [module.FAMILY] if hasattr(module, "FAMILY") else getattr(module, "FAMILIES", ()):
             assert row.name not in found, f"two rows are called {row.name}"
             found[row.name] = row
     return found

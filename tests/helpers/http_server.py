@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import Callable, Iterator
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from sensorium import AsyncLLM
 from sensorium.engine.llm import LLM
 from sensorium.server.app import make_app
 from sensorium.server.config import ServerConfig
+from sensorium.server.connections import connection_class
 from sensorium.server.state import Server
 from waiting import wait_until
 
@@ -30,7 +33,8 @@ def make_server(model: Any, name: str, config: ServerConfig | None = None, **opt
 @contextmanager
 def listening(server: Server) -> Iterator[str]:
     """Serve on a free port, and yield the URL."""
-    running = uvicorn.Server(uvicorn.Config(make_app(server), host="127.0.0.1", port=0, log_level="error"))
+    options = {"http": connection_class(server.config), "log_level": "error"}
+    running = uvicorn.Server(uvicorn.Config(make_app(server), host="127.0.0.1", port=0, **options))
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
     try:
@@ -39,3 +43,22 @@ def listening(server: Server) -> Iterator[str]:
     finally:
         running.should_exit = True
         thread.join()
+
+
+def saying(generate: Callable[..., Any], text: str) -> Callable[..., Any]:
+    """Return `AsyncLLM.generate` of a model whose answers are `text`, in chunks if deltas are requested.
+
+    Requests must have tools.
+    """
+
+    async def say(messages: Any, params: Any, request_id: str, kind: str, priority: int, **options: Any) -> Any:
+        assert options["tools"]
+        async with aclosing(generate(messages, params, request_id, "final", priority, **options)) as outputs:
+            output = await anext(outputs)
+        cuts = [*range(0, len(text), 7), len(text)] if kind == "delta" else [0, len(text)]
+        for start, end in pairwise(cuts):
+            reason = "stop" if end == len(text) else None
+            answer = replace(output.outputs[0], text=text[start:end], finish_reason=reason)
+            yield replace(output, outputs=[answer], finished=reason is not None)
+
+    return say

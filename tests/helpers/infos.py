@@ -11,12 +11,25 @@ from sensorium.mm.registry import ARCHITECTURES
 from sensorium.processors.files import ProcessorFiles
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
+    "AriaProcessingInfo": {"vision_config": {"patch_size": 14}},
+    "ColModernVBertProcessingInfo": {"vision_config": {"image_size": 364}},
     "Gemma3ProcessingInfo": {"mm_tokens_per_image": 49},
+    "Gemma4ProcessingInfo": {"vision_config": {}, "audio_config": {}},
     "Granite4VisionProcessingInfo": {"downsample_rate": "4/8", "image_grid_pinpoints": [[224, 448], [448, 224]]},
     "Idefics2ProcessingInfo": {"vision_config": {"image_size": 980}},
     "Idefics3ProcessingInfo": {"vision_config": {"image_size": 364}},
     "SmolVLMProcessingInfo": {"vision_config": {"image_size": 364}},
     "LlavaProcessingInfo": {"vision_config": {"image_size": 224}},
+    "MiniCPMOProcessingInfo": {"vocab_size": 1000},
+    "MiniCPMVProcessingInfo": {"vocab_size": 1000},
+    "Ovis2ProcessingInfo": {"vision_config": {"image_size": 384}},
+    "RawTensorInfo": {
+        "pretrained_cfg": {
+            "input": {"data": {"pixel_values": {"type": "torch.Tensor", "shape": [6, 512, 512]}}},
+            "model": {"init_args": {"model_args": {"num_classes": 2}}},
+        }
+    },
+    "TarsierProcessingInfo": {"vision_config": {"image_size": 224}},
 }
 """config.json of families whose defaults contradict each other."""
 

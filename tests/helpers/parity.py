@@ -90,7 +90,10 @@ def record(llm: LLM, question: Question, tokens: int) -> tuple[Any, torch.Tensor
     finally:
         del model.compute_logits
     assert output.error is None, output.error
-    return output, torch.cat(rows)
+    logits = torch.cat(rows)
+    count = logits.shape[1] - getattr(getattr(model, "spec", None), "unpredicted", 0)
+    assert (logits[:, count:] == -torch.inf).all()
+    return output, logits[:, :count]
 
 
 def positions(llm: LLM, question: Question, more: int) -> torch.Tensor | None:

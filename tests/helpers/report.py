@@ -18,6 +18,7 @@ from importlib.metadata import version
 from pathlib import Path
 
 import pytest
+from sampled import PARTS, VARIABLE, part_of_today
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = ("tests/engine/e2e", "tests/models/families", "tests/packaging", "tests/kernels")
@@ -119,6 +120,9 @@ def run(folder: Path) -> tuple[int, dict[str, Counter[str]]]:
 
 
 def main() -> int:
+    if sys.argv[1:]:
+        os.environ[VARIABLE] = part_of_today()  # for all runs, also past midnight
+        print(f"sampled tests: part {os.environ[VARIABLE]} of {PARTS} ({VARIABLE} selects another)", flush=True)
     with tempfile.TemporaryDirectory() as folder:
         started = time.time()
         code, found = run(Path(folder))

@@ -35,6 +35,7 @@ class Info:
     """An image becomes as many rows as it is wide; a black one cannot be processed."""
 
     modalities, placeholder_ids, prompt_attention, decode_spec = ("image",), {"image": 3}, "causal", DecodeSpec()
+    cross_token = None
     adapters = text_placeholders = MappingProxyType({})
     adds_special_tokens = False
 

@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import itertools
 import math
+import tracemalloc
 from dataclasses import replace
 
+import numpy as np
 import pytest
 from hypothesis import assume, given
 from hypothesis import strategies as st
@@ -224,3 +226,30 @@ def test_indices_of_a_variable_rate_are_ascending_and_in_range(gaps, fps, multip
     assert 0 <= got[0] <= got[-1] < len(times)
     assert len(got) % multiple == 0
     assert min(3 // multiple * multiple, len(times)) <= len(got) <= 16
+
+
+@given(st.integers(1, 20_000), st.floats(0.5, 240), st.integers(1, 128))
+def test_frames_of_spread_before_are_those_of_a_list_of_all_steps(total, rate, most):
+    seconds = total / rate
+    assume(seconds > most and seconds >= 0.1)
+    steps = [int(round(i * 0.1, 1) * rate) for i in range(int(seconds / 0.1))]
+    places = np.linspace(0, len(steps) - 1, min(most, len(steps)), dtype=int)
+    want = sorted({min(steps[i], total - 1) for i in places})
+    assert sample_indices(total, rate, FrameSampling(fps=1.0, max_frames=most, spread="before")) == want
+
+
+@pytest.mark.parametrize("rate", [1e-3, 1e-9, 1e-25])
+def test_a_claimed_duration_costs_no_memory(rate):
+    policy = FrameSampling(fps=1.0, max_frames=64, spread="before")
+    tracemalloc.start()
+    try:
+        chosen = sample_indices(100_000, rate, policy)
+        assert tracemalloc.get_traced_memory()[1] < 1 << 20
+    finally:
+        tracemalloc.stop()
+    assert len(chosen) == 64
+    assert (chosen[0], chosen[-1]) == (0, 99_999)
+
+
+def test_an_infinite_claimed_duration_gives_frames():
+    assert sample_indices(100_000, 5e-324, FrameSampling(fps=1.0, max_frames=64, spread="before"))

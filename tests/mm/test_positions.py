@@ -316,3 +316,21 @@ def test_equal_to_the_oracle_with_audio(family, data):
     positions, delta = mrope_positions(len(ids), placed)
     assert torch.equal(positions, want[:, 0].long())
     assert delta == int(want_delta)
+
+
+def test_absolute_items_count_columns_lines_and_items():
+    image = ItemGeometry(1, 4, 4, 2, extra=4, absolute=True)  # 2 lines of 2 squares and an end, between two rows
+    positions, delta = mrope_positions(20, place((1, image), (10, image)), axes=4)
+    assert positions[0].tolist() == list(range(20))
+    for axis, lines in ((1, [0, 1, 2, 0, 1, 2]), (2, [0, 0, 0, 1, 1, 1])):
+        assert positions[axis].tolist() == [0, 1, *lines, 8, 9, 10, *lines, *range(17, 20)]
+    assert positions[3].tolist() == [0, 1, *[0] * 6, 8, 9, 10, *[1] * 6, *range(17, 20)]
+    assert delta == 0
+
+
+def test_absolute_items_are_counted_without_the_prompt_embeds_beside_them():
+    image = ItemGeometry(1, 4, 4, 2, extra=4, absolute=True)
+    rows = ItemGeometry(1, 1, 5, linear=True)
+    with_rows, _ = mrope_positions(30, place((0, rows), (6, image), (16, rows), (21, image)), axes=4)
+    alone, _ = mrope_positions(30, place((6, image), (21, image)), axes=4)
+    assert torch.equal(with_rows, alone)

@@ -13,17 +13,24 @@ from sensorium.mm.tiling import (
     AnyResTiles,
     AspectTiles,
     BoundedResize,
+    CanvasTiles,
     CenterCrop,
+    CoveringTiles,
     CropPad,
     CropPlan,
     EdgeTiles,
     FixedSize,
+    LargeImageTiles,
     PaddedSquare,
     PaddedSquareTiles,
+    PageTiles,
     PanAndScan,
+    PatchLimit,
     QuarterTiles,
     Resize,
+    SliceTiles,
     fit,
+    grids_by_rows,
     unpad,
 )
 
@@ -67,6 +74,57 @@ def test_tiles_of_known_sizes():
     assert [policy.plan(tall, wide).num_tiles for tall, wide in ((448, 448), (448, 896), (1080, 1920))] == [1, 3, 9]
     bare = AspectTiles((448, 448), 1, 12, thumbnail=False).plan(448, 896)
     assert (bare.num_tiles, bare.tiles) == (2, (1, 2))
+
+
+@pytest.mark.parametrize(
+    "dense",
+    [{}, {"tiles": 40, "scale": 0.9}, {"tiles": 40, "ratios": (1.2, 3.0)}, {"tiles": 40, "scale": 0.5, "ratios": (1.2, 0)}],
+)
+def test_dense_pages_of_granite_docling(dense):
+    from transformers.models.granite_docling import image_processing_granite_docling as published
+
+    least, most = dense.get("ratios", (0, 0))
+    given = (dense.get("tiles", 0), dense.get("scale", 0.0), least, most)
+    policy = PageTiles((64, 64), 1, 20, dense_tiles=given[0], dense_scale=given[1], dense_ratios=(least, most))
+    for size in (*GRID, (500, 2000), (1000, 1500), (2000, 700), (60, 3000)):
+        rows, columns = published.get_page_tile_grid(*size, {"height": 64, "width": 64}, True, 1, 20, *given)
+        plan = policy.plan(*size)
+        check_plan(plan)
+        assert plan.tiles == ((rows, columns) if rows * columns > 1 else (0, 0)), size
+
+
+@pytest.mark.parametrize("enlarge", [False, True])
+@pytest.mark.parametrize("most", [1, 4, 16])
+def test_best_canvas_of_llama4(most, enlarge):
+    from transformers.image_utils import SizeDict
+    from transformers.models.llama4 import image_processing_llama4 as published
+
+    published.find_supported_resolutions.cache_clear()
+    canvases = torch.tensor(published.find_supported_resolutions(most, SizeDict(height=336, width=336)))
+    policy = CanvasTiles(336, most, enlarge)
+    for size in GRID:
+        target = tuple(published.get_best_fit(size, canvases, enlarge).tolist())
+        room = target if enlarge else tuple(min(max(side, 336), full) for side, full in zip(size, target, strict=True))
+        plan = policy.plan(*size)
+        check_plan(plan)
+        first, window = plan.views[0].steps
+        assert (window.height, window.width) == target, size
+        assert (first.height, first.width) == tuple(max(1, n) for n in published.get_max_res_without_distortion(size, room))
+
+
+@pytest.mark.parametrize("most", [1, 4, 6])
+def test_best_canvas_of_mllama(most):
+    from transformers.models.mllama import image_processing_mllama as published
+
+    policy = CanvasTiles(448, most, thumbnail=False, by_ratio=False)
+    assert list(grids_by_rows(most)) == published.get_all_supported_aspect_ratios(most)
+    for size in GRID:
+        target = published.get_optimal_tiled_canvas(*size, most, 448)
+        plan = policy.plan(*size)
+        check_plan(plan)
+        first, window = plan.views[0].steps
+        assert (window.height, window.width) == target, size
+        assert (first.height, first.width) == published.get_image_size_fit_to_canvas(*size, *target, 448), size
 
 
 @pytest.mark.parametrize(("side", "sizes"), [(336, NEXT), (384, ONEVISION)])
@@ -135,6 +193,33 @@ def test_edge_tiles(longest, tile):
     assert EdgeTiles(longest, tile, split=False).plan(500, 900).num_tiles == 1
 
 
+@pytest.mark.parametrize("most", [1, 6, 12])
+def test_covering_tiles(most):
+    from transformers.models.ovis2.image_processing_ovis2 import get_min_tile_covering_grid
+
+    for size in GRID:
+        columns, rows = get_min_tile_covering_grid(size, 448, most)
+        plan = CoveringTiles(448, most).plan(*size)
+        check_plan(plan)
+        assert plan.tiles == ((rows, columns) if rows * columns > 1 else (0, 0)), size
+
+
+@pytest.mark.parametrize(("side", "slices", "mode"), [(448, 9, "16x"), (448, 9, "4x"), (336, 16, "16x"), (448, 1, "16x")])
+def test_slices(side, slices, mode):
+    from transformers.models.minicpmv4_6.image_processing_minicpmv4_6 import MiniCPMV4_6ImageProcessor
+
+    processor, multiple = MiniCPMV4_6ImageProcessor(), 14 * (4 if mode == "16x" else 2)
+    for size in GRID:
+        plan = SliceTiles(side, multiple, slices).plan(*size)
+        grid = processor.get_sliced_grid(size, slices, side)
+        whole = processor.find_best_resize(size, side, 14, mode, allow_upscale=grid is None)
+        assert plan.views[0].tile_size == whole, size
+        assert plan.tiles == tuple(grid or (0, 0)), size
+        if grid is not None:
+            cut = processor.get_refine_size(size, grid, side, 14, mode, allow_upscale=True)
+            assert (plan.views[1].steps[0].height, plan.views[1].steps[0].width) == cut, size
+
+
 @pytest.mark.parametrize(("shortest", "longest"), [(378, 980), (42, 112), (336, 336)])
 def test_quarters(shortest, longest):
     from transformers.image_utils import SizeDict
@@ -152,6 +237,24 @@ def test_quarters(shortest, longest):
             published.get_resize_output_image_size(view, bounds) for view in views
         ], size
         assert plan.views[-1:] == QuarterTiles(shortest, longest, split=False).plan(*size).views
+
+
+@pytest.mark.parametrize(("tile", "tokens", "most"), [(512, (64, 256), 10), (64, (4, 16), 4)])
+def test_tiles_of_large_images(tile, tokens, most):
+    from transformers.models.lfm2_vl.image_processing_lfm2_vl import Lfm2VlImageProcessor
+
+    processor, squares = Lfm2VlImageProcessor(), {"encoder_patch_size": 16, "downsample_factor": 2}
+    least, limit = (count * 32**2 for count in tokens)
+    policy = LargeImageTiles(16, 2, least, limit, 2.0, AspectTiles((tile, tile), 2, most))
+    for size in GRID:
+        plan = policy.plan(*size)
+        wide, tall = processor.smart_resize(*size, min_image_tokens=tokens[0], max_image_tokens=tokens[1], **squares)
+        assert plan.views[-1].tile_size == (tall, wide), size
+        is_large = processor._is_image_too_large(*size, max_image_tokens=tokens[1], max_pixels_tolerance=2.0, **squares)
+        columns, rows, *_ = processor._get_grid_layout(*size, 2, most, tile) if is_large else (0, 0)
+        assert plan.tiles == (rows, columns), size
+        assert plan.num_tiles == rows * columns + 1
+    assert policy.plan(5000, 5000).views[0].tile_size == (tile, tile)
 
 
 @pytest.mark.parametrize(("least", "most", "ratio"), [(256, 4, 1.2), (1, 8, 1.0), (448, 2, 2.0), (97, 3, 1.5)])
@@ -179,6 +282,16 @@ def test_bounded_sizes(edge, patch):
         check_plan(plan)
         want = get_resize_output_image_size(make_image(size), edge, patch, "channels_first")
         assert plan.views[0].tile_size == tuple(max(patch, side) for side in want), size
+
+
+@pytest.mark.parametrize(("patch", "most"), [(16, 256), (14, 20), (16, 1024)])
+def test_patch_limit(patch, most):
+    from transformers.models.siglip2.image_processing_siglip2 import get_image_size_for_max_num_patches
+
+    for size in GRID:
+        plan = PatchLimit(patch, most).plan(*size)
+        check_plan(plan)
+        assert plan.views[0].tile_size == get_image_size_for_max_num_patches(*size, patch, most), size
 
 
 def test_center_crop():
@@ -241,12 +354,15 @@ def test_invalid_policies_are_refused():
 PUBLISHED = [
     FixedSize((448, 448)),
     CenterCrop(336, (336, 336)),
+    PatchLimit(16, 1024),
     BoundedResize((1540, 1540), (28, 28)),
     AspectTiles((448, 448), 1, 12),
     PaddedSquareTiles(1024, (127, 127, 127), AspectTiles((768, 768), 2, 6)),
     AnyResTiles((384, 384), (384, 384), ONEVISION),
     EdgeTiles(4 * 364, 364),
     QuarterTiles(378, 980),
+    SliceTiles(448, 56, 9),
+    CoveringTiles(448, 12),
     PanAndScan((896, 896), 256, 4, 1.2),
 ]
 

@@ -55,8 +55,8 @@ def test_channels_first_is_a_convolution() -> None:
 
 
 def test_an_unknown_activation_is_named() -> None:
-    with pytest.raises(ConfigError, match="'relu' is not supported; known are silu"):
-        Projector(ProjectorSpec(8, 12, ("a", "b"), act="relu"), torch.float32, CPU)
+    with pytest.raises(ConfigError, match="'mish' is not supported; known are silu"):
+        Projector(ProjectorSpec(8, 12, ("a", "b"), act="mish"), torch.float32, CPU)
 
 
 def test_squares() -> None:

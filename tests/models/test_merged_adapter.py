@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 import torch
+from fallbacks import hide_native
 from family import ask, load_rows, save
 from measured import peak_bytes
 from parity import ROWS, LoadedModels, make_llm, record
@@ -105,14 +106,37 @@ def test_an_adapter_of_decoder_and_tower(world: LoadedModels, tmp_path: Path) ->
     plain.close()
 
 
-def compare(llm: LLM, row: Any, model: Any, processor: Any) -> None:
+def compare(llm: LLM, row: Any, model: Any, processor: Any, items: str = "i") -> None:
     from parity import positions
 
-    question = ask(row, "i", 0)
+    question = ask(row, items, 0)
     output, ours = record(llm, question, 8)
     ids = output.outputs[0].token_ids
     theirs = row.run(model, question.theirs(processor), ids, positions(llm, question, len(ids)))
     torch.testing.assert_close(ours, theirs, rtol=2e-3, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("name", "chosen"),
+    [
+        ("text-lfm2", r"conv\.(in|out)_proj|feed_forward\.w2|self_attn\.out_proj"),
+        ("text-falcon_h1", r"mamba\.(in|out)_proj|self_attn\.v_proj|down_proj"),
+        ("text-nemotron_h", r"mixer\.(in_proj|q_proj|up_proj)$"),
+        ("text-qwen3_next", r"in_proj_(qkvz|ba)|linear_attn\.out_proj"),
+        ("text-minimax", r"qkv_proj|output_gate|self_attn\.out_proj"),
+    ],
+)
+def test_an_adapter_of_layers_with_states(world: LoadedModels, tmp_path: Path, name: str, chosen: str) -> None:
+    row, base = ROWS[name], world.folder(name)
+    model, processor = row.load(base)
+    pairs = matrices(model, chosen)
+    hook(model, pairs, dict.fromkeys(pairs, 2.0))
+    with make_llm(row, write(tmp_path / "adapter", str(base), pairs)) as llm:
+        compare(llm, row, model, processor, "")
+    plain = make_llm(row, base)
+    with pytest.raises(AssertionError):
+        compare(plain, row, model, processor, "")
+    plain.close()
 
 
 def old(name: str) -> str:
@@ -130,10 +154,11 @@ def test_names_of_older_versions(world: LoadedModels, tmp_path: Path) -> None:
         compare(llm, row, model, processor)
 
 
-def test_a_fallback_model(built: Any, tmp_path: Path) -> None:
+def test_a_fallback_model(built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An adapter changes the weights of a fallback model, also if another version of transformers named them."""
     import transformers as tf
 
+    hide_native(monkeypatch)
     folder = built("aya_vision")
     model = tf.AyaVisionForConditionalGeneration.from_pretrained(folder).eval()
     pairs = matrices(model, r"language_model.*q_proj|vision_tower.*fc1")

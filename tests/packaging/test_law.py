@@ -20,7 +20,8 @@ NEVER = {"transformers", "torchvision", "librosa", "matplotlib", "pickle", "sens
 """Test-only packages, pickle, and our own absolute name: the package imports itself relatively."""
 MAY = {("models/fallback/borrowed.py", "transformers"), ("processors/fallback/fallback.py", "transformers")}
 MAY |= {("pipelines/speech/forced_alignment.py", "transformers")}
-"""Files that run transformers' own classes."""
+MAY |= {("cli/bench/report.py", "matplotlib")}
+"""Files that run transformers' own classes, or make plots if matplotlib is installed."""
 
 FAMILIES = {row.family for row in ARCHITECTURES.values()}
 TABLES = (
@@ -35,7 +36,9 @@ SHARED = [
     if path.relative_to(ROOT).as_posix() not in TABLES and not (path.parent.name == "families" and path.stem in FAMILIES)
 ]
 """All files except those of families and the tables of published defaults."""
-NAMES = {name.replace("_", "").lower() for name in (*FAMILIES, *ARCHITECTURES)}
+NAMES = {name.replace("_", "").lower() for name in (*FAMILIES, *ARCHITECTURES)} - {"aria", "clip"}
+"""Names of families, without those that are parts of ordinary words."""
+KEYS = ("llama_4_scaling",)  # of published configs of other families
 KINDS = {"model_type", *STACKS, *DEFAULTS}
 WRITES = {
     ("models/consolidated.py", "model_type"),
@@ -45,6 +48,7 @@ WRITES = {
 }
 """This reader of a publisher's own layout writes a config in the Hub's layout."""
 WRITES |= {("models/fallback/borrowed.py", "model_type")}  # compares the config with transformers' class
+WRITES |= {("processors/text/tokenizer_files.py", "model_type")}  # SigLIP's tokenizer files do not say that it lowercases
 WRITES |= {("engine/vllm_args.py", "mistral")}  # a value of vLLM's load_format, config_format and tokenizer_mode
 
 
@@ -87,6 +91,17 @@ def test_no_torch_load() -> None:
         for node in ast.walk(parse(path.read_text("utf-8")))
         if isinstance(node, ast.Attribute) and ast.unparse(node) == "torch.load"
     ]
+    assert not found, "\n".join(found)
+
+
+def test_functions_beside_kernels_reuse_no_imported_name() -> None:
+    """In a file of Triton functions, a local variable that has the name of an imported function hides it."""
+    found = []
+    for path in (path for path in FILES if path.is_relative_to(ROOT / "kernels")):
+        tree = parse(path.read_text("utf-8"))
+        names = {one.asname or one.name for node in tree.body if isinstance(node, ast.ImportFrom) for one in node.names}
+        stored = (node for node in ast.walk(tree) if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store))
+        found += [f"{name_of(path)}:{node.lineno} {node.id}" for node in stored if node.id in names]
     assert not found, "\n".join(found)
 
 
@@ -136,10 +151,14 @@ def words(path: Path) -> Iterator[tuple[str, int]]:
             yield from ((name, node.lineno) for alias in node.names for name in (alias.name, getattr(node, "module", "") or ""))
 
 
+def _names_family(word: str) -> bool:
+    return any(one in word.replace("_", "").lower() for one in NAMES) and not any(key in word for key in KEYS)
+
+
 def families_in(path: Path, name: str) -> list[str]:
     """List forbidden words of a shared file: families, architectures, kinds of stacks or towers, and the key of kinds."""
     found = [(word, line) for word, line in words(path) if word in KINDS and (name, word) not in WRITES]
-    found += [(word, line) for word, line in words(path) if any(one in word.replace("_", "").lower() for one in NAMES)]
+    found += [(word, line) for word, line in words(path) if _names_family(word)]
     return [f"{name}:{line} says {word!r}" for word, line in found]
 
 

@@ -56,6 +56,7 @@ def test_contents(wheel: Path) -> None:
         for folder in ("cli", "engine", "kernels", "mm", "models", "pipelines", "processors")
         for path in (ROOT / folder).rglob("*.py")
     }
+    tree |= {f"sensorium/server/page/{path.name}" for path in (ROOT / "server" / "page").iterdir()}
     assert tree <= names
     assert {"sensorium/__init__.py", "sensorium/py.typed", "sensorium/assets/media/answers.json"} <= names
     outside = ("tests", "examples", "training", "benchmarks", "docs")

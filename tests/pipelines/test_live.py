@@ -17,10 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from sensorium import LLM, AsyncLLM, Gap, LiveEvent, SamplingParams
 from sensorium.mm.errors import ConfigError, InputError
-from sensorium.pipelines.speech.agreement import OpenText
+from sensorium.pipelines.speech.agreement import OpenText, fit_segments
 from sensorium.pipelines.speech.live import LiveTranscriber
 from sensorium.pipelines.speech.live_windows import LiveWindows
 from sensorium.pipelines.speech.merge import join_texts, word_key
+from sensorium.pipelines.speech.results import Segment
 from sensorium.pipelines.tasks import advance
 from waiting import assert_idle, wait_until
 
@@ -175,6 +176,16 @@ def test_events_of_a_stream(llm: LLM) -> None:
     assert events[-1].reason == "finished"
 
 
+def test_turns_end_after_their_text(llm: LLM) -> None:
+    events = play(llm, speech(-1, 0.6, -1, 3.3, -1), turn_events=True, max_window=0.9, cache_salt="a")
+    kinds = [event.kind for event in events if event.kind != "partial"]
+    first = kinds.index("turn_ended") + 1
+    assert kinds[:first] == ["speech_started", "speech_stopped", "final", "turn_ended"]
+    assert (kinds[first], kinds[-2:]) == ("speech_started", ["turn_ended", "ended"])
+    assert kinds[first:].count("final") > 1
+    assert kinds.count("turn_ended") == kinds.count("speech_stopped") == 2
+
+
 @pytest.mark.parametrize("seed", range(3))
 @pytest.mark.parametrize("vad", [True, False])
 def test_promises_hold(llm: LLM, seed: int, vad: bool) -> None:
@@ -194,21 +205,81 @@ def test_silence_makes_no_request(llm: LLM) -> None:
     ]
 
 
-def test_cost_does_not_grow(llm: LLM) -> None:
-    """The same pattern of speech, with other samples, costs as much in the last two stretches as in the first two."""
+def test_minute_60_costs_what_minute_1_costs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The same pattern of speech, with other samples. Work is counted: encoder rows, computed tokens and steps."""
+    model, rows = llm._engine_loop.core.runner.model, []
+    encode = model.embed_multimodal
+    monkeypatch.setattr(model, "embed_multimodal", lambda *given: [rows.append(len(one)) or one for one in encode(*given)])
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
     transcriber = LiveTranscriber(llm, **OPTIONS | {"sampling_params": params})
-    costs, held = [], []
-    for number in range(6):
-        encoded, tokens = llm.stats.encoder_calls, 0
-        for part in np.split(speech(-1, 0.7, -1, 0.6, -0.4, 0.5, -0.92, seed=number), 40):
+
+    def minute(number: int) -> list[int]:
+        steps, tokens = llm.stats.steps, 0
+        rows.clear()
+        clip = (
+            speech(*[-1, 0.7, -1, 0.6, -0.4, 0.5, -0.8] * 4, seed=number) if number in (1, 2, 59, 60) else speech(-0.5, 0.4, -5)
+        )
+        for part in np.split(clip, range(1600, len(clip), 1600)):
             transcriber.push(part)
             tokens += run_passes(llm, transcriber)[1]
-            held.append(transcriber.buffered_bytes)
-        costs.append((llm.stats.encoder_calls - encoded, tokens))
-    early, late = np.sum(costs[1:3], 0), np.sum(costs[-2:], 0)
+            assert transcriber.lag < 2.5
+        transcriber.gap(Gap(60 - len(clip) / RATE))
+        return [sum(rows), tokens + run_passes(llm, transcriber)[1], llm.stats.steps - steps]
+
+    costs = np.array([minute(number) for number in range(1, 61)])
+    early, late = costs[:2].sum(0), costs[-2:].sum(0)
+    assert early.all()
     assert all(late <= 1.05 * early)
-    assert max(held[len(held) // 2 :]) <= max(held[: len(held) // 2])
+
+
+def test_stable_words_are_not_generated_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The answer of a pass begins with the stable words of the pass before it; the request generates the rest."""
+    asked, request = [], llm.request
+    monkeypatch.setattr(
+        llm, "request", lambda prompt, params: asked.append((prompt, params.max_tokens)) or request(prompt, params)
+    )
+    decode = llm.get_tokenizer().decode
+    word = next(number for number in range(1000) if re.fullmatch(" [a-z]{2,}", decode([number])))
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logit_bias={word: 100.0})
+    transcriber, start = LiveTranscriber(llm, **OPTIONS | {"sampling_params": params, "cache_salt": "a"}), 4
+    events: list[LiveEvent] = []
+    for part in np.split(speech(-1.2, 0.95), 43):
+        stable = events[-1].text[: events[-1].stable_upto] if events and events[-1].kind == "partial" else ""
+        count = len(asked)
+        transcriber.push(part)
+        events += run_passes(llm, transcriber)[0]
+        for prompt, max_tokens in asked[count:]:
+            known = prompt.get("prompt_token_ids", [])[start:]
+            assert decode(known, True).strip() == stable
+            assert max_tokens == max(1, 12 - len(known))
+    assert any("prompt_token_ids" in prompt for prompt, _ in asked)
+    assert {prompt["cache_salt"] for prompt, _ in asked} == {"a"}
+    transcriber.finish()
+    check_promises(events + run_passes(llm, transcriber)[0])
+
+
+@pytest.mark.parametrize("max_window", [0.9, None])
+def test_finals_have_segments(llm: LLM, max_window: float | None) -> None:
+    params = SamplingParams(temperature=0.0, max_tokens=16)
+    samples = speech(-0.5, 2.3, -0.7, 0.4, -0.5, 0.6, -1, seed=3)
+    events = [
+        one for one in play(llm, samples, timestamps="segment", sampling_params=params, max_window=max_window) if one.text
+    ]
+    found = [event for event in events if event.kind == "final"]
+    assert found
+    for event in found:
+        assert event.segments
+        assert join_texts([part.text for part in event.segments]) == event.text
+        assert all(event.start <= part.start <= (part.end or event.end) <= event.end for part in event.segments)
+    assert all(event.segments is None for event in events if event.kind == "partial")
+
+
+def test_segments_share_the_words_of_a_final_text() -> None:
+    parts = [Segment(0, 1, "And so, my", tokens=(1,)), Segment(1, 2, "fellow"), Segment(2, None, "Americans.", tokens=(2,))]
+    assert [part.text for part in fit_segments(parts, "and so my fellow Americans.")] == ["and so my", "fellow", "Americans."]
+    assert [part.tokens for part in fit_segments(parts, "and so my fellow Americans.")] == [(), (), (2,)]
+    assert [part.text for part in fit_segments(parts, "my fellow citizens")] == ["my", "fellow", "citizens"]
+    assert fit_segments(parts, "") == []
 
 
 def test_passes_are_skipped_when_behind(llm: LLM) -> None:
@@ -309,7 +380,9 @@ def test_the_buffer_is_bounded(llm: LLM) -> None:
         ({"idle_timeout": 0}, "idle_timeout=0 must be"),
         ({"max_sessions": 0}, "max_sessions=0 must be"),
         ({"vad": "loud"}, "vad='loud' must be"),
-        ({"timestamps": True}, "unknown argument 'timestamps'"),
+        ({"timestamps": "line"}, "timestamps='line' must be"),
+        ({"timestamps": "word"}, "is for files"),
+        ({"cache_salt": 1}, "cache_salt"),
         ({"condition_on_previous_text": 1}, "must be True or False"),
     ],
 )
@@ -333,6 +406,49 @@ def test_a_language_model_with_audio(tmp_path: Path) -> None:
     check_promises(events)
     assert len(finals(events)) >= 2
     assert {event.language for event in events if event.text} == {"en"}
+
+
+def test_rows_of_closed_windows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The encoder of Qwen3-ASR attends within windows, here of 2 s: a partial pass encodes only the last one."""
+    llm = LLM(family.save(family.load_rows()["qwen3_asr"], tmp_path / "qwen3_asr"), max_num_seqs=2)
+    model, encoded = llm._engine_loop.core.runner.model, []
+    encode = model.embed_multimodal
+
+    def count(modality: str, tensors: Any) -> Any:
+        encoded.extend(tensors["audio_frames"].tolist())
+        return encode(modality, tensors)
+
+    monkeypatch.setattr(model, "embed_multimodal", count)
+    events = play(llm, speech(-1.2, 7.0, -1), language="en", max_window=8, min_chunk=0.5)
+    check_promises(events)
+    passes = sum(event.kind == "partial" for event in events)
+    *partial, final = encoded
+    assert passes > 8
+    assert partial.count(200) == 3
+    assert max(partial) < 300
+    assert sum(partial) < 3 * 200 + 300 * passes
+    assert final > 700
+    assert llm.stats.prefix_hits > 0
+
+
+def test_closed_windows_are_not_encoded_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Each pass encodes its samples once, for all its requests, and none before the end of the last final text."""
+    model, encoded, passes, opened = llm._engine_loop.core.runner.model, [], [], [0]
+    encode, transcribe, open_next = model.embed_multimodal, LiveTranscriber._transcribe, LiveTranscriber._open_next
+    monkeypatch.setattr(model, "embed_multimodal", lambda *given: [encoded.append(one) or one for one in encode(*given)])
+
+    def record(transcriber: LiveTranscriber, start: int, end: int, *given: Any) -> Any:
+        assert start >= opened[-1]
+        passes.append((start, end))
+        return transcribe(transcriber, start, end, *given)
+
+    monkeypatch.setattr(LiveTranscriber, "_transcribe", record)
+    monkeypatch.setattr(LiveTranscriber, "_open_next", lambda self, at: opened.append(at) or open_next(self, at))
+    samples = speech(-1.2, 0.7, -1, 0.4, -0.5, 2.0, -1)
+    events = play(llm, samples, language=None, max_window=0.8, temperature=(0.0, 0.5), **DEFAULTS)
+    assert len([event for event in events if event.kind == "final"]) >= 3
+    assert any(len(event.window.attempts) > 1 for event in events if event.kind == "final")
+    assert len(encoded) == len(set(passes))
 
 
 async def blocks(parts: Sequence[Any], hold: asyncio.Event | None = None) -> AsyncIterator[Any]:

@@ -11,7 +11,7 @@ import pytest
 import soundfile
 import torch
 from sensorium.mm.errors import ConfigError, InputError
-from sensorium.pipelines.speech.merge import find_merge_point, join_texts, split_words
+from sensorium.pipelines.speech.merge import TextMerger, merge_overlap
 from sensorium.pipelines.speech.vad import EnergyDetector, make_detector
 from sensorium.pipelines.speech.windows import Window, WindowReader
 
@@ -127,9 +127,8 @@ def test_the_detector_goes_on_from_block_to_block() -> None:
 
 
 def merged(left: str, right: str) -> str:
-    words, others = split_words(left), split_words(right)
-    keep, drop = find_merge_point(words, others)
-    return join_texts(["".join(words[:keep]), "".join(others[drop:]).strip()])
+    merger = TextMerger()
+    return merger.add(left) + merger.add(right, overlap=2.0) + merger.finish()
 
 
 @pytest.mark.parametrize(
@@ -169,6 +168,15 @@ def test_no_word_is_lost_or_doubled_wherever_the_cut_is() -> None:
         for part in windows(phase):
             text = merged(text, " ".join(part)) if text else " ".join(part)
         assert text.split() == words
+
+
+def test_repeated_phrases_outside_the_overlap_are_kept() -> None:
+    """30 s of 75 words each overlap by 4 s; a phrase of the left window comes again in the right one."""
+    phrase = "what your country can do for you ask what you can do"
+    left = f"{phrase} {' '.join(f'left{i}' for i in range(48))} seen"
+    right = f"seen {' '.join(f'right{i}' for i in range(40))} {phrase}"
+    assert merge_overlap(left, right, 4.0) == (left, right.removeprefix("seen "), 0, 1)
+    assert merge_overlap(left, right, 30.0)[0] == left
 
 
 @pytest.mark.parametrize("ratio", [10.0, 5.0])

@@ -21,6 +21,7 @@ from sensorium.mm.media.audio import decode_audio
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.parse import MediaSource
 from sensorium.pipelines import transcribe
+from sensorium.pipelines.speech import words
 from sensorium.pipelines.speech.decode import SpokenLanguage, WindowText
 from sensorium.pipelines.speech.results import WindowResult
 from sensorium.pipelines.speech.windows import Window
@@ -40,6 +41,22 @@ def make_audio(seed: int, seconds: float) -> tuple[np.ndarray, int]:
 
 def heard(llm: LLM, audio: object, **options: Any) -> list[Any]:
     return llm.transcribe(audio, "de", use_tqdm=False, **{"vad": False, "sampling_params": SHORT} | options)
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_text_is_reported_when_it_is_final(llm: LLM, sequential: bool) -> None:
+    texts, events = ["", ""], list[str]()
+
+    def on_text(index: int, text: str) -> None:
+        texts[index] += text
+        events.append("text")
+
+    items = [make_audio(1, 4.3), make_audio(2, 2.9)]
+    options = {"sequential": sequential, "on_text": on_text, "on_progress": lambda seconds: events.append("window")}
+    found = heard(llm, items, **options)
+    assert texts == [one.text for one in found]
+    assert any(texts)
+    assert "window" in events[events.index("text") :]
 
 
 def test_a_file_does_not_depend_on_what_it_is_batched_with(llm: LLM) -> None:
@@ -192,8 +209,8 @@ def test_a_rate_that_is_no_number(llm: LLM) -> None:
 def test_merging_takes_time_in_proportion_to_the_windows(monkeypatch: pytest.MonkeyPatch) -> None:
     """Each seam looks at the words of two windows only."""
     looked: list[int] = []
-    real = transcribe.split_words
-    monkeypatch.setattr(transcribe, "split_words", lambda text: looked.append(len(text)) or real(text))
+    real = words.split_words
+    monkeypatch.setattr(words, "split_words", lambda text: looked.append(len(text)) or real(text))
     found = []
     for number in range(40):
         text = " ".join(f"w{number + i}" for i in range(4))

@@ -11,13 +11,23 @@ from typing import Any
 import family
 import numpy as np
 import pytest
+import soundfile
 import torch
-from sensorium import LLM, AsyncLLM, PoolingParams, SamplingParams, Segment, Word
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium import LLM, AsyncLLM, PoolingParams, SamplingParams, Segment, Transcript, Word
+from sensorium.engine.types import CompletionOutput, RequestOutput
+from sensorium.mm.errors import ConfigError, EngineDeadError, ErrorInfo, InputError
+from sensorium.pipelines.speech import alignment_heads
 from sensorium.pipelines.speech.alignment import alignment_matrix, time_warp, token_starts
+from sensorium.pipelines.speech.alignment_heads import find_alignment_heads
 from sensorium.pipelines.speech.forced_alignment import CtcAligner, forced_align
-from sensorium.pipelines.speech.words import drop_words, merge_punctuation, put_in_order, shorten_long_words, split_tokens
-from sensorium.pipelines.transcribe import _drop_words
+from sensorium.pipelines.speech.words import (
+    drop_segment_words,
+    drop_words,
+    merge_punctuation,
+    put_in_order,
+    shorten_long_words,
+    split_tokens,
+)
 
 RATE = 16_000
 SHORT = SamplingParams(temperature=0.0, max_tokens=12)
@@ -169,7 +179,7 @@ def test_pauses_are_not_part_of_words() -> None:
 
 def test_words_are_dropped_with_their_text() -> None:
     part = Segment(0.0, 2.0, 'one, "two" three four', words=tuple(timed(" one,", ' "two"', " three", " four")))
-    (left,), (right,) = _drop_words([part], 1, last=True), _drop_words([part], 2, last=False)
+    (left,), (right,) = drop_segment_words([part], 1, last=True), drop_segment_words([part], 2, last=False)
     assert ([word.word for word in left.words], left.text) == ([" one,", ' "two"', " three"], 'one, "two" three')
     assert ([word.word for word in right.words], right.text) == ([" three", " four"], "three four")
     assert drop_words(timed("中", "文"), "文", last=False) == (Word(0.5, 1.0, "文", 1.0),)
@@ -250,3 +260,74 @@ def test_words_start_where_faster_whisper_says(shared_data: Path) -> None:
     ]
     assert sorted(differences)[len(differences) // 2] <= 0.08
     assert max(differences) <= 0.3
+
+
+def test_alignment_heads_are_those_that_follow_the_audio() -> None:
+    """The shipped checkpoint names the heads that the procedure finds in the shipped clips."""
+    root = Path(__file__).parents[2] / "assets"
+    with LLM(root / "tiny-asr", dtype="float32") as tiny:
+        assert tiny.speech is not None
+        rate = tiny.speech.decode_spec.rate
+        clips = [soundfile.read(file, dtype="float32")[0] for file in sorted((root / "speech").glob("*.flac"))]
+        found = find_alignment_heads(tiny, clips)
+        assert [list(pair) for pair in found] == tiny.speech.files.generation["alignment_heads"]
+        for few in ([], clips[:1], [np.zeros(rate, np.float32), clips[0]]):
+            with pytest.raises(InputError, match="two or more clips of speech"):
+                find_alignment_heads(tiny, few)
+
+
+def test_heads_that_follow_the_last_token_are_left_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Four tokens in two clips of 20 rows. Head 0 attends to the token that comes next, 1 to the last one, 2 to all rows."""
+    weights = torch.full((3, 6, 40), 1e-3)
+    for row, place in enumerate([2, 12, 25, 35]):
+        weights[0, row + 1, place - 2 : place + 3] = 1.0
+        weights[1, row + 2, place - 2 : place + 3] = 1.0
+    weights[2] = 1.0
+    joined = alignment_heads._Joined(weights, 2, ((2, 20),))
+    monkeypatch.setattr(alignment_heads, "_read_heads", lambda *given: [joined])
+    rule = SimpleNamespace(sizes=(1, 3), step=0.1)
+    model = SimpleNamespace(speech=SimpleNamespace(alignment=lambda: rule))
+    assert find_alignment_heads(model, []) == [(0, 0)]
+    model.speech = None
+    model.config = SimpleNamespace(model="m")
+    with pytest.raises(ConfigError, match="no cross-attention heads"):
+        find_alignment_heads(model, [])
+
+
+def test_groups_of_clips_have_their_own_prefix(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Two clips of 12 s fit into a window of 30 s; the prompts of the second pair, whose language is detected, are longer."""
+    prefixes = [[1, 2], [1, 2], [1, 2, 3], [1, 2, 3]]
+    answer = [CompletionOutput(0, "a", [7, 8], finish_reason="length")]
+    heard = [Transcript("a", None, None, None, RequestOutput("", None, prefix, answer)) for prefix in prefixes]
+    prompts = list[dict[str, Any]]()
+    outputs = [SimpleNamespace(error=None, data=torch.zeros(1, 8, 300)) for _ in range(2)]
+    model = SimpleNamespace(
+        speech=SimpleNamespace(decode_spec=SimpleNamespace(rate=100, max_audio_samples=3000)),
+        eos_token_ids=[9],
+        transcribe=lambda *given, **options: heard,
+        encode=lambda given, *rest, **options: prompts.extend(given) or outputs,
+    )
+    clips = [np.zeros(1200, np.float32)] * 4
+    joined = alignment_heads._read_heads(model, clips, None, ((0, 0),), 0.1)
+    assert [prompt["prompt_token_ids"] for prompt in prompts] == [[1, 2, 7, 8, 7, 8, 9], [1, 2, 3, 7, 8, 7, 8, 9]]
+    assert [one.num_prefix for one in joined] == [2, 3]
+    outputs[0] = SimpleNamespace(error=ErrorInfo("out_of_memory", "no room"), data=None)
+    assert [one.num_prefix for one in alignment_heads._read_heads(model, clips, None, ((0, 0),), 0.1)] == [3]
+    outputs[1] = SimpleNamespace(error=ErrorInfo("engine_dead", "it ended"), data=None)
+    with pytest.raises(InputError, match="no room") as raised:
+        alignment_heads._read_heads(model, clips, None, ((0, 0),), 0.1)
+    assert raised.value.info.code == "out_of_memory"
+    heard[:] = [Transcript("", None, None, ErrorInfo("engine_dead", "it ended"), RequestOutput("", None, [], answer))] * 4
+    with pytest.raises(EngineDeadError, match="it ended"):
+        alignment_heads._read_heads(model, clips, None, ((0, 0),), 0.1)
+
+
+@pytest.mark.shared
+def test_alignment_heads_of_a_published_checkpoint(shared_data: Path) -> None:
+    """Most of the heads found in three clips are among those that OpenAI measured."""
+    with LLM(shared_data / "whisper-tiny.en", dtype="float32") as tiny:
+        files = [shared_data / "speech" / name for name in ("jfk.flac", "lj001_0003.flac", "lj001_0005.flac")]
+        found = find_alignment_heads(tiny, [soundfile.read(file, dtype="float32")[0] for file in files])
+        assert tiny.speech is not None
+        named = set(map(tuple, tiny.speech.files.generation["alignment_heads"]))
+        assert len(named & set(found)) >= 0.75 * len(found) >= 3

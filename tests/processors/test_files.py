@@ -39,6 +39,13 @@ def test_preprocessor_places(tmp_path):
     assert files.audio["feature_extractor_type"] == "WhisperFeatureExtractor"
 
 
+def test_an_old_image_processor_is_called_a_feature_extractor(tmp_path):
+    """The keys of openai/clip-vit-base-patch32."""
+    clip = {"do_center_crop": True, "do_resize": True, "feature_extractor_type": "CLIPFeatureExtractor", "size": 224}
+    (tmp_path / "preprocessor_config.json").write_text(json.dumps(clip))
+    assert read_preprocessors(tmp_path) == ProcessorFiles(image=clip, folder=tmp_path)
+
+
 @pytest.mark.parametrize("content", [b"{", b"\xff", b"[1]", b'{"a":' * 100_000])
 def test_a_file_without_a_json_object_is_named(tmp_path, content):
     (tmp_path / "config.json").write_bytes(content)

@@ -45,7 +45,7 @@ def ask(app, method="GET", path="/", **options):
 
     async def send():
         transport = httpx.ASGITransport(app, raise_app_exceptions=False)
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             return await client.request(method, path, **options)
 
     return asyncio.run(send())
@@ -96,7 +96,8 @@ def guarded(**options):
     async def echo(request: Request):
         return {"bytes": len(await request.body()), "tenant": request.scope["sensorium.tenant"]}
 
-    app.add_api_route("/echo", echo, methods=["GET", "POST"])
+    app.add_api_route("/echo", echo, methods=["GET", "POST", "DELETE"])
+    app.add_api_route("/v1/files", echo, methods=["POST"])
     app.add_api_route("/health", echo, methods=["GET"])
     app.add_exception_handler(HTTPException, on_error)
     app.add_middleware(Guard, config=ServerConfig(**options))
@@ -153,7 +154,7 @@ def test_too_many_requests_are_refused():
             await error_response(ErrorInfo("internal", "x"))(scope, receive, send)
 
         transport = httpx.ASGITransport(Guard(inner, ServerConfig(max_requests=1)))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             first = asyncio.ensure_future(client.post("/"))
             await started.wait()
             second = await client.post("/")
@@ -200,6 +201,8 @@ def test_errors_are_openais_objects():
         "modality": "image",
         "index": 2,
     }
+    wrong = error_response(HTTPException(415, "x"))
+    assert json.loads(wrong.body)["error"]["code"] == "unsupported_media_type"
     hidden = error_response(RuntimeError("secret /path"))
     assert hidden.status_code == 500
     assert b"secret" not in hidden.body
@@ -279,6 +282,41 @@ def test_a_body_of_too_many_values_is_refused():
     assert ask(guarded(), "POST", "/echo", content=b"A" * (4 << 20)).status_code == 200
 
 
+def test_the_limit_on_values_does_not_depend_on_headers():
+    types = [("Content-Type", "application/json"), ("Content-Type", "multipart/form-data; boundary=a")]
+    for headers in (types, types[::-1]):
+        response = ask(guarded(), "POST", "/echo", content=b"," * (1 << 20) + b",", headers=headers)
+        assert (response.status_code, error(response)["code"]) == (413, "body_too_large")
+    assert ask(guarded(), "POST", "/v1/files", content=b"," * (1 << 20) + b",").json()["bytes"] > 1 << 20
+
+
+@pytest.mark.parametrize("origin", ["http://evil.example", "http://localhost:8000", "null", "http://[", ""])
+@pytest.mark.parametrize("options", [{}, {"api_key": "one"}])
+def test_pages_of_other_origins_cannot_write(origin, options):
+    headers = {"Authorization": "Bearer one", "Origin": origin}
+    for method, status in ("POST", 403), ("DELETE", 403), ("GET", 200):
+        response = ask(guarded(**options), method, "/echo", headers=headers)
+        assert response.status_code == status
+        assert status == 200 or error(response)["code"] == "wrong_origin"
+    assert ask(guarded(**options), "POST", "/echo", headers={**headers, "Origin": "http://localhost"}).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "[", "", "127.0.0.1.evil.example", "10.0.0.1"])
+def test_names_of_other_machines_are_refused_without_keys(host):
+    headers = {"Host": host, "Origin": f"http://{host}", "Authorization": "Bearer one"}
+    for method in "GET", "POST":
+        response = ask(guarded(), method, "/echo", headers=headers)
+        assert (response.status_code, error(response)["code"]) == (403, "wrong_host")
+    assert ask(guarded(), path="/health", headers=headers).status_code == 200
+    for options in {"api_key": "one"}, {"host": "0.0.0.0"}:
+        assert ask(guarded(**options), path="/echo", headers=headers).status_code == 200
+
+
+@pytest.mark.parametrize("host", ["localhost", "LOCALHOST:8000", "127.0.0.1:80", "127.0.0.2", "[::1]:8000"])
+def test_names_of_this_machine_need_no_key(host):
+    assert ask(guarded(), "POST", "/echo", headers={"Host": host, "Origin": f"http://{host}"}).status_code == 200
+
+
 def test_the_bodies_of_all_requests_have_a_limit():
     async def run():
         app = guarded(max_body_bytes=10, max_total_body_bytes=12)
@@ -290,7 +328,7 @@ def test_the_bodies_of_all_requests_have_a_limit():
             await go_on.wait()
             yield b"9"
 
-        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://localhost") as client:
             first = asyncio.ensure_future(client.post("/echo", content=slow()))
             await arrived.wait()
             refused = await client.post("/echo", content=b"x" * 5)

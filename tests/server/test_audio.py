@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import io
+import json
 import re
+import threading
+from dataclasses import replace
 
 import family
 import httpx
@@ -12,6 +15,7 @@ import openai
 import pytest
 import soundfile
 from http_server import listening, make_server
+from sensorium import EngineDeadError, SamplingParams
 from sensorium.server.config import ServerConfig
 from sensorium.server.state import Server
 from waiting import assert_idle
@@ -77,6 +81,69 @@ def test_segments(client, server, wav):
         assert re.match(r"1\n00:00:\d\d,\d\d\d --> 00:00:\d\d,\d\d\d\n", srt)
 
 
+def test_a_stream_has_the_text_of_all_windows(client, server):
+    stream = io.BytesIO()
+    soundfile.write(stream, family.make_media("audio", (4 * 16_000,), 1), 16_000, format="WAV")
+    (expected,) = asyncio.run(server.engine.transcribe(stream.getvalue(), "en", vad=False))
+    fields = {"model": "whisper", "file": ("a.wav", stream.getvalue()), "language": "en", "extra_body": {"vad": "false"}}
+    *deltas, done = client.audio.transcriptions.create(**fields, stream=True)
+    assert {event.type for event in deltas} == {"transcript.text.delta"}
+    assert (done.type, done.text) == ("transcript.text.done", expected.text)
+    assert "".join(event.delta for event in deltas) == expected.text
+    assert_idle(server.engine.llm)
+
+
+def test_text_is_sent_while_the_rest_is_transcribed(client, server, wav, monkeypatch):
+    arrived, (whole,) = threading.Event(), asyncio.run(server.engine.transcribe(wav, vad=False))
+
+    async def transcribe(audio, language, on_text, **options):
+        await asyncio.to_thread(on_text, 0, "one")
+        await asyncio.to_thread(arrived.wait)
+        await asyncio.to_thread(on_text, 0, " two")
+        return [replace(whole, text="one two")]
+
+    monkeypatch.setattr(server.engine, "transcribe", transcribe)
+    events = client.audio.transcriptions.create(model="whisper", file=("a.wav", wav), stream=True)
+    assert next(events).delta == "one"
+    arrived.set()
+    assert [getattr(event, "delta", None) or event.text for event in events] == [" two", "one two"]
+
+
+def test_streams_in_the_form_of_vllm(url, server, wav):
+    vllm = {"stream": "True", "stream_include_usage": "True", "stream_continuous_usage_stats": "True", "vad": "false"}
+    vllm |= {"language": "en", "max_completion_tokens": "3"}
+    found = httpx.post(f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", wav)}, data=vllm, timeout=240).text
+    *events, end, _ = found.split("\n\n")
+    *chunks, last = [json.loads(event.removeprefix("data: ")) for event in events]
+    short = transcribe(server, wav, language="en", sampling_params=SamplingParams(temperature=0.0, max_tokens=3))
+    assert end == "data: [DONE]"
+    assert {chunk["object"] for chunk in chunks} == {"transcription.chunk"}
+    assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == short.text
+    assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-1:]] == ["stop"]
+    assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+
+
+def test_streams_that_fail(client, url, server, wav, monkeypatch):
+    response = httpx.post(
+        f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", b"x")}, data={"stream": "true"}, timeout=240
+    )
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_media")
+    translation = httpx.post(
+        f"{url}/v1/audio/translations", files={"file": ("a.wav", wav)}, data={"stream": "true"}, timeout=240
+    )
+    assert (translation.status_code, translation.json()["error"]["param"]) == (400, "stream")
+
+    async def fail(audio, language, on_text, **options):
+        on_text(0, "half")
+        raise EngineDeadError("the engine has failed")
+
+    monkeypatch.setattr(server.engine, "transcribe", fail)
+    events = client.audio.transcriptions.create(model="whisper", file=("a.wav", wav), stream=True)
+    assert next(events).delta == "half"
+    with pytest.raises(openai.APIError, match="the engine has failed"):
+        next(events)
+
+
 def test_translations(client, server, wav):
     expected = transcribe(server, wav, "translate")
     found = client.audio.translations.create(model="whisper", file=("a.wav", wav), extra_body={"vad": "false"})
@@ -94,7 +161,10 @@ def test_translations(client, server, wav):
         ({"response_format": "xml"}, "response_format"),
         ({"temperature": "warm"}, "temperature"),
         ({"temperature": "-1"}, "temperature"),
-        ({"stream": "true"}, "stream"),
+        ({"stream": "perhaps"}, "stream"),
+        ({"stream": "true", "response_format": "srt"}, "response_format"),
+        ({"stream": "true", "language": "klingon"}, "language"),
+        ({"max_completion_tokens": "0"}, "max_completion_tokens"),
         ({"colour": "red"}, "colour"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
         ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities.0"),

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import io
 import json
-from contextlib import aclosing
 from dataclasses import replace
-from itertools import pairwise
 
 import httpx
 import openai
 import pytest
-from http_server import TINY, listening, make_server
+from http_server import TINY, listening, make_server, saying
+from PIL import Image
 from sensorium.mm.errors import ErrorInfo
+from sensorium.processors.elements.element import Element
+from sensorium.processors.elements.formats import MarkedText
 from sensorium.server.config import ServerConfig
 from waiting import assert_idle, wait_until
 
@@ -70,6 +73,20 @@ def test_an_image_is_answered(client):
     assert chunks[-1].usage.completion_tokens == usage.completion_tokens
 
 
+def test_the_pages_of_a_pdf_are_images(client, http):
+    data = io.BytesIO()
+    Image.open(MEDIA / IMAGE).convert("RGB").save(data, "PDF", resolution=144.0, quality=95)
+    url = f"data:application/pdf;base64,{base64.b64encode(data.getvalue()).decode()}"
+    part = {"type": "file", "file": {"file_data": url, "filename": "scan.pdf"}}
+    found = client.chat.completions.create(
+        model="tiny-vl", messages=messages(CASES[IMAGE]["prompt"], part), temperature=0, max_tokens=96
+    )
+    assert found.choices[0].message.content.strip() == CASES[IMAGE]["answer"]
+    broken = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AAAA"}}
+    refused = error(ask(http, messages=messages("hello", broken)))
+    assert "message 0 part 0: the PDF cannot be read" in refused["message"]
+
+
 def test_the_form_of_a_stream(http):
     chunks = events(ask(http, stream=True, **{"max_tokens": 3, "ignore_eos": True}))
     assert {tuple(chunk)[:4] for chunk in chunks} == {("id", "object", "created", "model")}
@@ -84,6 +101,32 @@ def test_the_form_of_a_stream(http):
     assert whole["object"] == "chat.completion"
     text = "".join(chunk["choices"][0]["delta"].get("content", "") for chunk in chunks)
     assert text == whole["choices"][0]["message"]["content"]
+
+
+def test_elements_on_request(http, monkeypatch):
+    seen = []
+
+    def elements(self):
+        with pytest.raises(RuntimeError):  # it may take long, so it runs outside the event loop
+            asyncio.get_running_loop()
+        seen.append(self)
+        return (Element("cup", box=(1.0, 2.0, 3.0, 4.0)),)
+
+    monkeypatch.setattr(MarkedText, "elements", elements)
+    fields = {"messages": QUESTION, "max_tokens": 3}
+    assert "elements" not in ask(http, **fields).json()["choices"][0]
+    assert not seen
+    (choice,) = ask(http, return_elements=True, **fields).json()["choices"]
+    (one,) = choice["elements"]
+    assert (one["label"], one["box"], one["cells"]) == ("cup", [1.0, 2.0, 3.0, 4.0], [])
+    chunks = events(ask(http, return_elements=True, stream=True, **fields))
+    assert [chunk["choices"][0].get("elements") for chunk in chunks] == [None] * (len(chunks) - 1) + [[one]]
+    with Image.open(MEDIA / IMAGE) as image:
+        width, height = image.size
+    (scale,) = seen[-1].images
+    assert (seen[-1].format, scale.size) == ("resized_json", (height, width))
+    assert scale.resized == (round(height / 16) * 16, round(width / 16) * 16)
+    assert choice["message"]["content"] in seen[-1].text
 
 
 def test_several_answers_of_a_stream(http):
@@ -106,8 +149,18 @@ def test_several_answers_of_a_stream(http):
         assert entries == [choice["logprobs"]["content"] for choice in whole]
         assert ends == [1, 1, 1]
     for entry in whole[0]["logprobs"]["content"]:
-        assert entry["bytes"] == list(entry["token"].encode())
+        assert bytes(entry["bytes"]).decode(errors="replace") == entry["token"]
         assert len(entry["top_logprobs"]) == 2
+
+
+def test_logprobs_have_the_bytes_of_parts_of_characters(http, tiny):
+    tokenizer = tiny[1].engine.llm.get_tokenizer()
+    part = next(one for one in tokenizer.encode("\U0001f680", add_special_tokens=False) if "\ufffd" in tokenizer.decode([one]))
+    found = ask(http, allowed_token_ids=[part], logprobs=True, max_tokens=1).json()["choices"][0]
+    (entry,) = found["logprobs"]["content"]
+    assert entry["token"] == "\ufffd"
+    assert entry["bytes"] == list(tokenizer.token_bytes(part))
+    assert entry["bytes"] != list("\ufffd".encode())
 
 
 def test_sampling_fields_do_what_they_do_in_python(http, tiny):
@@ -144,16 +197,6 @@ TOOLS = [
 ]  # fmt: skip
 
 
-@pytest.fixture(scope="module")
-def tools(tiny):
-    """Serve the shipped model with a template that takes tools: (client of openai, Server)."""
-    template = tiny[1].engine.llm.get_tokenizer().chat_template
-    template = "{% if tools %}{{ tools | tojson }}{{ '<tool_call>' }}{% endif %}" + template
-    server = make_server(TINY, "tiny-vl", max_model_len=1024, max_num_seqs=4, warm_up=False, chat_template=template)
-    with server.engine.llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
-        yield client, server
-
-
 def test_forced_tool_calls(tools):
     client, _ = tools
     choice = {"type": "function", "function": {"name": "look"}}
@@ -178,19 +221,7 @@ def test_chosen_tool_calls(tools, monkeypatch):
     client, server = tools
     text = '<think>hm</think>Wait.\n<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>'
     server.__dict__["answer_format"] = replace(server.answer_format, reasoning=("<think>", "</think>"))
-    generate = server.engine.generate
-
-    async def calling(messages, params, request_id, kind, **options):
-        assert len(options["tools"]) == 2
-        async with aclosing(generate(messages, params, request_id, "final", **options)) as outputs:
-            output = await anext(outputs)
-        cuts = [0, 3, 9, 14, 30, 50, len(text)] if kind == "delta" else [0, len(text)]
-        for start, end in pairwise(cuts):
-            reason = "stop" if end == len(text) else None
-            answer = replace(output.outputs[0], text=text[start:end], finish_reason=reason)
-            yield replace(output, outputs=[answer], finished=reason is not None)
-
-    monkeypatch.setattr(server.engine, "generate", calling)
+    monkeypatch.setattr(server.engine, "generate", saying(server.engine.generate, text))
     fields = {"model": "tiny-vl", "messages": messages(), "tools": TOOLS, "max_tokens": 2}
     choice = client.chat.completions.create(**fields).choices[0]
     assert (choice.finish_reason, choice.message.content, choice.message.reasoning_content) == ("tool_calls", "Wait.", "hm")

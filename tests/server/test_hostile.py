@@ -9,12 +9,14 @@ import pytest
 from sensorium.server.protocol.chat import ChatBody
 from sensorium.server.protocol.completions import CompletionBody
 from sensorium.server.protocol.pooling import ClassifyBody, EmbeddingBody, RerankBody, ScoreBody
+from sensorium.server.protocol.responses import ResponsesBody
 from sensorium.server.protocol.tokens import DetokenizeBody, PlanBody, TokenizeBody
 from waiting import assert_idle
 
 MESSAGES = [{"role": "user", "content": "a"}]
 BODIES = {
     "/v1/chat/completions": (ChatBody, {"messages": MESSAGES, "max_tokens": 2}),
+    "/v1/responses": (ResponsesBody, {"input": "a", "max_output_tokens": 2}),
     "/v1/completions": (CompletionBody, {"prompt": "a", "max_tokens": 2}),
     "/v1/embeddings": (EmbeddingBody, {"input": "a"}),
     "/score": (ScoreBody, {"queries": "a", "documents": ["a"]}),

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from dataclasses import replace
+from threading import current_thread
 
 import httpx
 import numpy as np
@@ -12,8 +14,11 @@ import openai
 import pytest
 from http_server import TINY, listening, make_server
 from PIL import Image
+from sensorium.engine.worker.sampler import NOT_FINITE
+from sensorium.mm.media import pdf
 from sensorium.mm.media.policy import MediaUrl
 from sensorium.server.config import ServerConfig
+from sensorium.server.endpoints import pooling as endpoint
 from waiting import assert_idle
 
 PNG = TINY.parent / "media" / "line1.png"
@@ -45,6 +50,48 @@ def test_embeddings(http, client, tiny):
     assert len(small.data[0].embedding) == 8
     with pytest.raises(openai.BadRequestError):
         client.embeddings.create(model="tiny-vl", input="a", dimensions=0)
+
+
+def test_vectors_of_tokens_are_those_of_late_interaction(http, tiny, monkeypatch):
+    """They are refused for other models, and limited by the numbers of a response."""
+    core, body = tiny[1].engine.llm._engine_loop.core, {"input": [[5, 6, 7]], "pooling": "tokens"}
+    refused = error(post(http, "/v1/embeddings", **body))
+    assert refused["param"] == "pooling"
+    assert refused["message"].startswith('pooling="tokens" is for late-interaction models')
+    last = post(http, "/v1/embeddings", input=[[5, 6, 7]]).json()["data"][0]["embedding"]
+    monkeypatch.setattr(core, "info", replace(core.info, pooling="tokens"))
+    tokens = post(http, "/v1/embeddings", **body).json()["data"][0]["embedding"]
+    np.testing.assert_allclose(tokens[-1], last, atol=1e-6)
+    (coded,) = post(http, "/v1/embeddings", **body, encoding_format="base64").json()["data"]
+    assert coded["shape"] == [3, len(last)]
+    found = np.frombuffer(base64.b64decode(coded["embedding"]), "<f4").reshape(coded["shape"])
+    np.testing.assert_allclose(found, tokens, atol=1e-6)
+
+
+def test_a_response_has_a_limit_of_numbers(http, tiny, monkeypatch):
+    core, size = tiny[1].engine.llm._engine_loop.core, tiny[1].engine.llm.hidden_size
+    monkeypatch.setattr(endpoint, "MAX_NUMBERS", 3 * size)
+    threads = []
+    monkeypatch.setattr(
+        endpoint, "_serialise", lambda *args, real=endpoint._serialise: threads.append(current_thread()) or real(*args)
+    )
+    assert post(http, "/v1/embeddings", input=["a"] * 3).status_code == 200
+    assert threads[0].name.startswith("asyncio_")
+    computed = []
+    monkeypatch.setattr(
+        tiny[1].engine, "embed", lambda *args, real=tiny[1].engine.embed, **kw: computed.append(1) or real(*args, **kw)
+    )
+    many = error(post(http, "/v1/embeddings", input=["a"] * 4))
+    assert many["message"].startswith(
+        f"the vectors have {4 * size:,} numbers, above the limit of {3 * size:,} for one response"
+    )
+    assert post(http, "/v1/embeddings", input=["a"] * 4, dimensions=size // 2).status_code == 200
+    assert len(computed) == 1
+    monkeypatch.setattr(core, "info", replace(core.info, pooling="tokens"))
+    assert "above the limit" in error(post(http, "/v1/embeddings", input=[[5, 6], [7, 8]]))["message"]
+    assert len(computed) == 1  # the lengths were known before
+    assert "above the limit" in error(post(http, "/v1/embeddings", input="a long text of many tokens"))["message"]
+    assert len(computed) == 2
 
 
 def test_scores(http, tiny):
@@ -106,6 +153,20 @@ def test_wrong_fields(http, tiny, path, body, param):
     assert_idle(tiny[1].engine.llm)
 
 
+def test_a_vector_that_is_not_finite_is_a_typed_error(http, tiny, monkeypatch):
+    embed = tiny[1].engine.embed
+
+    async def overflow(inputs, **options):
+        good, bad = await embed(inputs, **options)
+        return [good, replace(bad, vector=None, error=NOT_FINITE)]
+
+    monkeypatch.setattr(tiny[1].engine, "embed", overflow)
+    response = http.post("/v1/embeddings", json={"input": ["a", "b"]})
+    error = response.json()["error"]
+    assert (response.status_code, error["code"], error["param"]) == (500, "not_finite", "input[1]")
+    assert error["message"].startswith("input[1]: the model's")
+
+
 def test_tokens(http, tiny):
     tokenizer = tiny[1].engine.llm.get_tokenizer()
     found = post(http, "/tokenize", prompt="a house", return_token_strs=True).json()
@@ -127,6 +188,19 @@ def test_plans(http):
     assert (found["items"][0]["modality"], found["items"][0]["index"]) == ("image", 0)
     with Image.open(PNG) as image:
         assert found["items"][0]["size"] == list(image.size[::-1])
+
+
+def test_pdfs_of_plans_and_tokens_are_opened_for_their_tenant(http, tiny, monkeypatch):
+    opened, open_pdf = [], pdf.open_pdf
+    monkeypatch.setattr(
+        pdf,
+        "open_pdf",
+        lambda data, policy, tenant: opened.append((policy.max_bytes, tenant)) or open_pdf(data, policy, tenant),
+    )
+    part = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AAAA"}}
+    for path in ("/tokenize", "/v1/media/plan", "/v1/chat/completions"):
+        assert post(http, path, messages=[{"role": "user", "content": [part]}], cache_salt="a").status_code >= 400
+    assert opened == [(tiny[1].engine.llm.config.media.max_bytes, "a")] * 3
 
 
 def test_the_cache_of_a_key(tiny):

@@ -55,12 +55,26 @@ def write(source: Path, target: Path) -> None:
     print(f"{target}: {sum(v.numel() for v in net.parameters()):,} parameters")
 
 
+def name_alignment_heads(target: Path, clips: Path) -> None:
+    """Measure which heads follow the audio, and name them in generation_config.json."""
+    import soundfile
+    from sensorium import LLM
+    from sensorium.pipelines.speech.alignment_heads import find_alignment_heads
+
+    with LLM(target, dtype="float32") as llm:
+        heads = find_alignment_heads(llm, [soundfile.read(file, dtype="float32")[0] for file in sorted(clips.glob("*.flac"))])
+    file = target / "generation_config.json"
+    file.write_text(json.dumps(json.loads(file.read_text()) | {"alignment_heads": heads}, indent=2) + "\n")
+
+
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--source", type=Path, default=Path("out/tiny-asr-training/last.safetensors"))
     parser.add_argument("--target", type=Path, default=Path("assets/tiny-asr"))
+    parser.add_argument("--clips", type=Path, default=Path("assets/speech"))
     args = parser.parse_args()
     write(args.source, args.target)
+    name_alignment_heads(args.target, args.clips)
 
 
 if __name__ == "__main__":

@@ -84,6 +84,34 @@ def test_a_truncation_inside_an_item_names_the_valid_lengths(llm):
         assert len(session.token_ids) == int(start)
 
 
+def test_elements_of_a_session_are_scaled_by_its_only_image(llm):
+    """An image of an earlier turn counts; with two images, an answer does not say which one it means."""
+
+    def sizes():
+        marked = session.answer().outputs[0].marked
+        return None if marked is None else [image.size for image in marked.images]
+
+    small, wide = np.zeros((64, 64, 3), np.uint8), np.zeros((64, 96, 3), np.uint8)
+    with llm.live("user 1", SHORT) as session:
+        assert sizes() is None
+        session.append({"prompt": "<|image_pad|>c", "multi_modal_data": {"image": small}})
+        assert sizes() == [(64, 64)]
+        session.append("more")
+        assert sizes() == [(64, 64)]
+        length = len(session.token_ids)
+        session.append({"prompt": "<|image_pad|>d", "multi_modal_data": {"image": wide}})
+        assert sizes() is None
+        session.append("more")
+        assert sizes() is None
+        session.truncate(length)
+        session.append("more")
+        assert sizes() == [(64, 64)]
+    with llm.live({"prompt": "<|image_pad|>c", "multi_modal_data": {"image": wide}}, SHORT) as session:
+        assert sizes() == [(64, 96)]
+        session.append("more")
+        assert sizes() == [(64, 96)]
+
+
 @pytest.mark.parametrize("kind", ["stream", "live"])
 def test_the_collector_may_run_in_the_loop(llm, kind):
     """Objects in a reference cycle are closed in the thread in which the garbage collector runs."""

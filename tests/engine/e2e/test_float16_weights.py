@@ -12,6 +12,7 @@ import torch
 from measured import held
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
+from sensorium.kernels.dispatch import multiplies_pairs
 from sensorium.kernels.linear import keeps_float16
 from sensorium.models.layers.linear import Linear
 
@@ -56,3 +57,27 @@ def test_weights_stay_in_float16(checkpoint: Path, tmp_path: Path) -> None:
     assert dtypes[0] == {torch.float16}
     assert torch.float16 not in dtypes[1]
     assert answers[0] == answers[1]
+
+
+@needs_kernels
+def test_a_tied_table_stays_in_float16(whisper: Path, tmp_path: Path) -> None:
+    """Whisper's head and token embeddings share the table that is stored, and the plan counts it once."""
+    folder = half_checkpoint(whisper, tmp_path / "half", lambda name: True)
+    answers = []
+    for dtype in ("auto", "float32"):
+        with LLM(folder, dtype=dtype) as llm:
+            model, planned = llm._engine_loop.core.runner.model, llm.explain().weights
+            assert model.head.packed.weight.dtype == (torch.float16 if dtype == "auto" else torch.float32)
+            assert held(model) <= planned < 1.02 * held(model)
+            answers.append(llm.transcribe((torch.zeros(1600), 16000), vad=False)[0].output.outputs[0].token_ids)
+    assert answers[0] == answers[1]
+
+
+@needs_kernels
+def test_int8_computes_in_bfloat16_where_it_is_fast(whisper: Path, tmp_path: Path) -> None:
+    folder = half_checkpoint(whisper, tmp_path / "half", lambda name: True)
+    dtypes = {}
+    for dtype in ("auto", "float32"):
+        with LLM(folder, dtype=dtype, quantization="int8") as llm:
+            dtypes[dtype] = llm._engine_loop.core.runner.model.encoder.dtype
+    assert dtypes == {"auto": torch.bfloat16 if multiplies_pairs() else torch.float32, "float32": torch.float32}

@@ -31,15 +31,17 @@ class History(RuleBasedStateMachine):
         reads=st.booleans(),
         max_cached=st.sampled_from([None, None, 0, 4]),
         window=st.sampled_from([None, 1, 6, 13]),
+        chunk=st.sampled_from([None, None, 4, 12]),
+        states=st.booleans(),
         async_scheduling=st.booleans(),
         late=st.sampled_from([0, 0, 1, 3]),
         draws_there=st.booleans(),
     )
-    def start(self, seed, budget, seqs, prompt_attention, reads, window, draws_there, **options):
+    def start(self, seed, budget, seqs, prompt_attention, reads, window, chunk, states, draws_there, **options):
         self.rng, self.prompt_attention = random.Random(seed), prompt_attention
         budget += {"causal": 0, "bidirectional_items": 10 + seqs, "bidirectional_prompt": 42 + seqs}[prompt_attention]
         options["encoder_rows"] += {"bidirectional_prompt": 14}.get(prompt_attention, 6 * reads)  # rows of one step
-        self.model = lambda: self.toy.ToyModel(reads, window=window)
+        self.model = lambda: self.toy.ToyModel(reads, window=window, states=states, chunk=chunk)
         self.core = self.toy.make_core(
             budget=budget, seqs=seqs, prompt_attention=prompt_attention, model=self.model(), block_size=4, max_len=48, **options
         )

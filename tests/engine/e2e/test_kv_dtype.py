@@ -162,7 +162,7 @@ def test_the_same_memory_holds_more_tokens(checkpoint: Path) -> None:
 
 
 @pytest.mark.in_process  # the stand-in for torchvision is in this process only
-def test_unsupported_models_are_refused(checkpoint: Path, tmp_path: Path) -> None:
+def test_unsupported_models_are_refused(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with pytest.raises(ConfigError, match="kv_cache_dtype='int4' must be one of auto, int8, fp8"):
         LLM(checkpoint, kv_cache_dtype="int4")
     latent = save(ROWS["kimi_k25"], tmp_path / "latent")
@@ -171,6 +171,7 @@ def test_unsupported_models_are_refused(checkpoint: Path, tmp_path: Path) -> Non
             ConfigError, match="kv_cache_dtype='int8' is for keys and values, but this model caches latent rows"
         ):
             ask_for()
+    fallbacks.hide_native(monkeypatch)
     borrowed = fallbacks.build(tmp_path / "borrowed", "ovis2")
     for ask_for in (lambda: LLM(borrowed, kv_cache_dtype="fp8"), lambda: describe_memory(borrowed, {"kv_cache_dtype": "fp8"})):
         with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' is not supported for this model"):

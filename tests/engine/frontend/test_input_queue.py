@@ -265,7 +265,14 @@ def test_held_bytes_are_limited_and_one_prompt_always_runs():
 def test_bytes_of_prompt_embeds_hold_back_parsing():
     """Parsing alone gives a ProcessedPrompt with features for prompts of `prompt_embeds` only."""
     queue = Queue(window=20, capacity=100)
-    entries = queue.add(*(queue.entry(f"rows{i}", lambda: prepared(60)) for i in range(5)), queue.entry("text"))
+    both = threading.Barrier(2)  # of the first two: neither is held before the other is being parsed
+
+    def parse(number):
+        if number < 2:
+            both.wait(LONG)
+        return prepared(60)
+
+    entries = queue.add(*(queue.entry(f"rows{i}", partial(parse, i)) for i in range(5)), queue.entry("text"))
     queue.wait("rows0", "rows1")
     wait_until(lambda: not queue.input_queue._count["parsing"])
     assert set(queue.out) == {"rows0", "rows1"}, "one per parser, before their size is known"

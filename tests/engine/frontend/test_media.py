@@ -22,9 +22,9 @@ from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate, isolate
-from sensorium.mm.media.policy import MediaPolicy, MediaUrl
+from sensorium.mm.media.policy import MediaPolicy, MediaUrl, PdfPage
 from sensorium.mm.parse import MediaSource
-from sensorium.mm.types import Media
+from sensorium.mm.types import Media, MediaHeader
 from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from waiting import LONG, wait_until
@@ -251,6 +251,14 @@ def test_equal_urls_of_a_request_are_downloaded_once(counting):
     assert counting.seen == ["/a"]
     assert len({id(item.source.data) for item in items}) == 1
     assert processor.budget.num_bytes == 0
+
+
+def test_a_file_is_downloaded_once_for_all_its_pages(counting, monkeypatch):
+    monkeypatch.setattr(gate, "probe", lambda *_: [MediaHeader("image", 60, 60)])
+    processor, url = media(), f"http://127.0.0.1:{counting.server_port}/a"
+    items = processor.open({"image": [PdfPage(url, 1), PdfPage(url, 2), PdfPage(MediaUrl(url), 3), url]}, {}, {}, None)
+    assert counting.seen == ["/a"]
+    assert [item.source.data for item in items] == [*(PdfPage(png(60), number) for number in (1, 2, 3)), png(60)]
 
 
 def test_slow_urls_of_a_request_leave_threads_to_others(counting):

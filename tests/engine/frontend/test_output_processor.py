@@ -1,5 +1,6 @@
 """Text of answers: stop strings across tokens, text that is never taken back, and texts of log probabilities."""
 
+import pickle
 import random
 
 import pytest
@@ -14,8 +15,10 @@ from sensorium.engine.frontend.output_processor import (
 from sensorium.engine.sampling_params import RepetitionDetectionParams, SamplingParams
 from sensorium.engine.scheduler.repetition import find_loop
 from sensorium.engine.types import Logprob, TokenOutput
-from sensorium.mm.errors import ErrorInfo
+from sensorium.mm.errors import ErrorInfo, InputError
 from sensorium.mm.types import ItemGeometry, ItemPlan, MultiModalFeature, PlaceholderRange
+from sensorium.processors.elements.element import ImageScale
+from sensorium.processors.elements.formats import MarkedText
 
 
 class Letters:
@@ -104,6 +107,75 @@ def test_special_tokens_are_left_out_unless_asked():
         answer = CompletionBuilder(0, SamplingParams(skip_special_tokens=skip), Letters())
         answer.add(TokenOutput("r", (97, 0, 98), finish_reason="length"))
         assert answer.text == text
+
+
+@pytest.mark.parametrize("delta", [False, True])
+def test_elements_are_read_from_the_whole_answer_with_its_special_tokens(delta):
+    builder = OutputBuilder("r", SamplingParams(max_tokens=None), Letters())
+    form = MarkedText("box_tokens", "", (ImageScale((100, 200), (56, 84)),))
+    builder.start(ProcessedPrompt(None, (), answer_format=form))
+    text = '{"bbox_2d": [100, 200, 300, 400], "label": "cup"}'
+    builder.add(TokenOutput("r.0", tuple(Letters().encode(text[:20]))))
+    unfinished = builder.output(delta)
+    assert unfinished.outputs[0].marked is None
+    assert unfinished.elements == ()
+    builder.add(TokenOutput("r.0", (*Letters().encode(text[20:]), 0), finish_reason="stop"))
+    output = builder.output(delta)
+    assert output.outputs[0].text == (text[20:] if delta else text)
+    assert output.outputs[0].marked.text == f"{text}<end>"
+    (cup,) = output.elements
+    assert (cup.label, cup.box) == ("cup", pytest.approx((20, 20, 60, 40)))
+
+
+class Counting(Letters):
+    """Counts the decoded tokens, special ones included. `fail`: they cannot be decoded."""
+
+    count, fail = 0, False
+
+    def decode(self, ids, skip_special_tokens=True):
+        if not skip_special_tokens:
+            self.count += len(ids)
+        if self.fail:
+            raise KeyError(7)
+        return super().decode(ids, skip_special_tokens)
+
+
+def one_answer(tokenizer, *images):
+    builder = OutputBuilder("r", SamplingParams(max_tokens=None), tokenizer)
+    builder.start(ProcessedPrompt(None, (), answer_format=MarkedText("box_tokens", "", images)))
+    builder.add(TokenOutput("r.0", tuple(Letters().encode('{"bbox_2d": [0, 0, 9, 9]}')), finish_reason="stop"))
+    return builder
+
+
+def test_outputs_decode_no_special_tokens_before_elements_are_read():
+    tokenizer, scale = Counting(), ImageScale((10, 10), (10, 10))
+    builder = one_answer(tokenizer, scale)
+    builder.output()
+    output = builder.output()
+    assert not tokenizer.count
+    assert len(output.elements) == len(pickle.loads(pickle.dumps(builder.output())).elements) == 1
+    assert one_answer(tokenizer, scale, scale).output().outputs[0].marked is None, "answers do not say which image they mean"
+    assert one_answer(tokenizer).output().outputs == output.outputs, "answers compare by what they say"
+
+
+def test_an_answer_that_cannot_be_decoded_has_no_elements():
+    tokenizer = Counting()
+    builder = one_answer(tokenizer, ImageScale((10, 10), (10, 10)))
+    tokenizer.fail = True
+    with pytest.raises(InputError, match="detokenising failed"):
+        builder.output()
+    builder.close("error")
+    builder.freeze()
+    output = builder.output()
+    assert (output.outputs[0].finish_reason, output.outputs[0].marked, output.elements) == ("error", None, ())
+    assert not tokenizer.count
+
+
+def test_elements_end_at_a_stop_string():
+    builder = OutputBuilder("r", SamplingParams(max_tokens=None, stop=["#"]), Letters())
+    builder.start(ProcessedPrompt(None, (), answer_format=MarkedText("box_tokens", "", (ImageScale((10, 10), (10, 10)),))))
+    builder.add(TokenOutput("r.0", tuple(Letters().encode('{"bbox_2d": [0, 0, 9, 9]}#{"bbox_2d": [0, 0, 9, 9]}'))))
+    assert len(builder.output().elements) == 1
 
 
 def test_logprobs_have_texts_and_a_sum():

@@ -121,6 +121,14 @@ def test_an_encoder_call_beside_steps_adds_to_their_memory() -> None:
     assert beside.activations == max(beside.decoder_step, beside.logits_step) + beside.encoder_step > after.activations
 
 
+def test_vectors_of_tokens_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Models of late interaction keep the vectors of tokens on the host until the prompt is computed."""
+    config = make_config(TINY_VL, {"max_model_len": 512, **SMALL})
+    model, plain = build(TINY_VL, torch.float32, torch.device("meta")), explain(config)
+    monkeypatch.setattr(type(model), "pooling", "tokens")
+    assert explain(config).sequences - plain.sequences == 2 * config.max_num_seqs * 512 * model.hidden_size * 4
+
+
 @pytest.fixture
 def card(monkeypatch: pytest.MonkeyPatch) -> Callable[[int], None]:
     """Fake a GPU with the given free bytes, for plans only."""
@@ -174,6 +182,7 @@ def test_a_gpu_plan_of_a_fallback_model_measures_its_encoder(
 ) -> None:
     """Fallback models have no closed form, so the plan runs their encoder on the meta device first."""
     card(8 << 30)
+    fallbacks.hide_native(monkeypatch)
     config = make_config(fallbacks.build(tmp_path / "borrowed", "ovis2"), {"device": "cuda", "max_model_len": 512})
     files = load_model_files(config.model)
     monkeypatch.setattr(loader, "computing_on", lambda device: nullcontext())

@@ -121,3 +121,27 @@ def test_modality_ids_of_rows(toy):
     assert build_batch(tasks, encoded, CACHES, device, {"audio": 1}).modality_ids is None
     tasks = [(SequenceState(request, 3), ScheduledRequest("b", 9, 1, ((2, 3, 4),)))]
     assert build_batch(tasks, encoded, CACHES, device, {"image": 2}).modality_ids is None  # behind all items
+
+
+def test_rows_before_and_after_the_token_of_an_optional_encoder_input(toy):
+    """Rows from the token on do not see its last rows. A sequence without an encoder input has no block."""
+    caches = KVCaches([], [0, 1], [CACHES.specs[0], CacheSpec("cross", 1, 8, torch.float32, optional=True)], 4)
+    item = toy.item(2, 6)
+    item = replace(item, range=PlaceholderRange(3, 6), geometry=replace(item.geometry, hidden=2))
+    request = replace(toy.make_request("r", random.Random(0), media=False), prompt_token_ids=tuple(range(4, 12)))
+    with_item, without = SequenceState(replace(request, cross=item), rope_axes=3), SequenceState(request, rope_axes=3)
+    tasks = [ScheduledRequest("a", 1, 4, ((1, 2), (5, 6)), write_cross=True), ScheduledRequest("b", 6, 2, ((3, 4), ()))]
+    tasks.append(ScheduledRequest("c", 7, 1, ((7, 8), (9, 2))))
+    batch = build_batch(
+        list(zip((with_item, without, with_item), tasks, strict=True)), {item.hash: torch.zeros(6, 8)}, caches, torch.from_numpy
+    )
+    cross = batch.attn[1]
+    assert cross.query_start_loc == (0, 2, 4, 6, 7)  # tokens 1 and 2, then 3 and 4; the others
+    assert cross.seq_lens == (6, 4, 1, 4)
+    assert cross.block_tables.tolist() == [[5, 6], [5, 6], [0, 0], [9, 2]]
+    assert cross.slot_mapping.tolist() == [20, 21, 22, 23, 24, 25]
+    assert not cross.causal
+    assert batch.attn[0].query_start_loc == (0, 4, 6, 7)
+    assert batch.cross_mask.int().tolist() == [[1, 1, 1, 1, 0, 0, 1], [0, 0, 1, 1, 0, 0, 1]]
+    alone = build_batch([(without, tasks[1])], {}, caches, torch.from_numpy)
+    assert alone.cross_mask is None

@@ -6,6 +6,7 @@ from functools import partial
 
 import pytest
 import torch
+from sensorium.kernels.activation import UNGATED
 from sensorium.kernels.dispatch import use_backends
 from sensorium.kernels.fp8 import quantize_rows_fp8
 from sensorium.kernels.gpu import moe
@@ -40,7 +41,8 @@ SHAPES = {  # rows, experts, top_k, dim, inner, with biases
 
 
 def made(experts: int, dim: int, inner: int, biased: bool, dtype: torch.dtype, act: str = "silu") -> StackedExperts:
-    gate_up, down = torch.randn(experts, 2 * inner, dim) / dim**0.5, torch.randn(experts, dim, inner) / inner**0.5
+    wide = inner if act in UNGATED else 2 * inner
+    gate_up, down = torch.randn(experts, wide, dim) / dim**0.5, torch.randn(experts, dim, inner) / inner**0.5
     layers = (StackedWeight(w.to(dtype), torch.randn(w.shape[:2]).to(dtype) if biased else None) for w in (gate_up, down))
     return StackedExperts(act, *layers)
 
@@ -99,7 +101,7 @@ def test_experts(name: str, dtype: torch.dtype) -> None:
     torch.testing.assert_close(out, reference(x, topk_weights, topk_ids, experts), **near)
 
 
-@pytest.mark.parametrize("act", ["gelu", "quick_gelu", "gelu_pytorch_tanh", "swigluoai"])
+@pytest.mark.parametrize("act", ["gelu", "quick_gelu", "gelu_pytorch_tanh", "swigluoai", "relu2"])
 def test_activations(act: str) -> None:
     experts = made(2, 16, 24, False, torch.float32, act)
     x = torch.randn(3, 16) * 3

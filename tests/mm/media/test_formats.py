@@ -23,7 +23,7 @@ soundfile.write(WAV, [0.0] * 100, 8000, format="WAV")
         (
             "image",
             b"%PDF-1.7\n%...",
-            "it is a PDF, not in a supported image format; render its pages as images first, for example",
+            r"it is a PDF, not in a supported image format; give sensorium.pdf_pages\(file\) in Python, or the file in a part",
         ),
         ("image", b'<?xml version="1.0"?>\n<svg xmlns="x">', "it is an SVG, .*; render it as PNG first"),
         ("image", b"\n<!DOCTYPE html><html>", "it is an HTML page, .*; give the address of the file itself"),

@@ -15,7 +15,6 @@ from sensorium import LLM, SamplingParams
 from sensorium.cli.main import main
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.fields import group_mergeable, merge
-from sensorium.mm.registry import ARCHITECTURES
 from sensorium.models.fallback.borrowed import STEP, PagedStep
 from sensorium.models.fallback.peak import Peak
 from sensorium.models.interface import ForwardBatch, StepLimits
@@ -25,12 +24,6 @@ from waiting import LONG
 
 TOKENS = 48
 GREEDY = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True, logprobs=0)
-
-
-@pytest.fixture(autouse=True)
-def one_of_ours_is_not(monkeypatch):
-    """Remove our implementation of one class with experts and three position axes, so that the fallback runs it."""
-    monkeypatch.delitem(ARCHITECTURES, "Glm4vMoeForConditionalGeneration")
 
 
 @pytest.fixture(scope="module")

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -11,12 +12,13 @@ import torch
 from measured import peak_bytes
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from safetensors.torch import save_file
-from sensorium import LLM
+from sensorium import LLM, AsyncLLM, PoolingParams
 from sensorium.kernels.metadata import AttentionMetadata
-from sensorium.mm.errors import ConfigError
+from sensorium.mm.errors import ConfigError, InputError
 from sensorium.models.families.bert import Bert
 from sensorium.models.interface import ForwardBatch, StepLimits
 from sensorium.models.layers.basic import WeightedLayer
+from sensorium.pipelines.rank import sigmoid
 from tokenizers.processors import TemplateProcessing
 
 ensure_torchvision()
@@ -189,5 +191,107 @@ def test_vectors_of_a_decoder(tmp_path: Path) -> None:
         (tmp_path / "config.json").write_text(json.dumps(config | {"architectures": [architecture]}))
         check(tmp_path, model, words, lambda hidden: hidden[-1])
     (tmp_path / "1_Pooling" / "config.json").write_text('{"pooling_mode_mean_tokens": true}')
-    with pytest.raises(ConfigError, match="pooling of 'mean' is not supported for a decoder"):
-        LLM(tmp_path)
+    check(tmp_path, model, words, lambda hidden: hidden.mean(0))
+
+
+POOL = {
+    "last": lambda hidden: hidden[-1],
+    "cls": lambda hidden: hidden[0],
+    "mean": lambda hidden: hidden.mean(0),
+    "tokens": lambda hidden: hidden,
+}
+
+
+@pytest.mark.parametrize("kind", ["bert", "qwen3"])
+def test_poolings_of_a_call(kind: str, tmp_path: Path) -> None:
+    """Prompts of a decoder are cut into chunks, and all rows of a prompt that is in the prefix cache are computed again."""
+    words = tokenizer("[CLS] $A [SEP]")
+    qwen = tf.Qwen3Config(**text_config(words), head_dim=16)
+    model = encoder(kind, words) if kind == "bert" else tf.AutoModel.from_config(qwen)
+    save(tmp_path, model, words, "pooling_mode_cls_token")
+    text, options = TEXTS[2], {} if kind == "bert" else {"max_num_batched_tokens": 16}
+    ids = words(text, return_tensors="pt")["input_ids"]
+    with torch.inference_mode():
+        hidden = model(ids).last_hidden_state[0]
+    with LLM(tmp_path, max_num_seqs=4, **options) as llm:
+        default, *_ = llm.embed([text, TEXTS[0]], use_tqdm=False)
+        assert torch.equal(default.vector, llm.embed(text, pooling="cls", use_tqdm=False)[0].vector)
+        for name, pool in POOL.items():
+            one, _ = llm.embed([text, TEXTS[0]], pooling=name, use_tqdm=False)
+            expected = torch.nn.functional.normalize(pool(hidden), dim=-1)
+            assert one.vector.shape == expected.shape
+            assert (one.vector - expected).abs().max() < 1e-4
+        (plain,) = llm.embed(text, pooling="tokens", pooling_params=PoolingParams(normalize=False), use_tqdm=False)
+        assert (plain.vector - hidden).abs().max() < 1e-4
+        (named,) = llm.encode(text, pooling_task="token_embed", use_tqdm=False)
+        assert torch.equal(named.data, llm.embed(text, pooling="tokens", use_tqdm=False)[0].vector)
+        (short,) = llm.embed(text, pooling="tokens", dimensions=8, use_tqdm=False)
+        assert short.vector.shape == (ids.shape[1], 8)
+        assert short.vector.norm(dim=-1) == pytest.approx(1.0, abs=1e-5)
+        assert len(short.outputs.embedding) == ids.shape[1]
+        assert short.outputs.hidden_size == 8
+        (named,) = llm.embed(text, pooling_params=PoolingParams(task="token_embed"), use_tqdm=False)
+        assert named.vector.shape == hidden.shape
+        with pytest.raises(InputError, match="pooling='max' is unknown; give one of last, cls, mean, tokens"):
+            llm.embed(text, pooling="max")
+        with pytest.raises(InputError, match="pooling='mean' and pooling_params with pooling='tokens' contradict each other"):
+            llm.embed(text, pooling="mean", pooling_params=PoolingParams(task="token_embed"))
+        with pytest.raises(InputError, match="needs pooling=\"tokens\", not 'mean'"):
+            llm.encode(text, PoolingParams(pooling="mean"), pooling_task="token_embed")
+        with pytest.raises(InputError, match="pooling_task='embed' and PoolingParams\\(task='token_embed'\\) contradict"):
+            llm.encode(text, PoolingParams(task="token_embed"), pooling_task="embed")
+
+
+def test_a_score_embeds_each_query_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    words = tokenizer("[CLS] $A [SEP]")
+    save(tmp_path, encoder("bert", words), words, "pooling_mode_cls_token")
+    with LLM(tmp_path, max_num_seqs=4) as llm:
+        single = [llm.score(query, TEXTS[1], use_tqdm=False)[0].score for query in TEXTS[:2]]
+        prompts, request = [], llm.request
+        monkeypatch.setattr(llm, "request", lambda prompt, *args, **kw: prompts.append(prompt) or request(prompt, *args, **kw))
+        assert len(llm.score(TEXTS[0], TEXTS, use_tqdm=False)) == len(TEXTS)
+        assert [one["prompt"] for one in prompts] == [TEXTS[0], *TEXTS]
+        prompts.clear()
+        pairs = asyncio.run(AsyncLLM(llm).score([*TEXTS[:2], *TEXTS[:2]], [TEXTS[1]] * 4))
+        assert [one["prompt"] for one in prompts] == [*TEXTS[:2], *[TEXTS[1]] * 4]
+        failed = llm.score("import os " * 400, TEXTS, use_tqdm=False)
+    assert [one.score for one in pairs] == pytest.approx(single * 2, abs=1e-5)
+    assert [one.score for one in failed] == [None] * len(TEXTS)
+    assert all("tokens" in one.error.message for one in failed)
+
+
+def test_probabilities_of_large_logits() -> None:
+    assert [sigmoid(logit) for logit in (-1e4, 0.0, 1e4)] == [0.0, 0.5, 1.0]
+
+
+def test_vectors_of_voyage(tmp_path: Path) -> None:
+    """Qwen3 whose tokens all attend to each other, with a linear layer over the hidden states, then their mean."""
+    words = tokenizer("$A")
+    model = tf.AutoModel.from_config(tf.Qwen3Config(**text_config(words), head_dim=16))
+    save(tmp_path, model, words, "pooling_mode_mean_tokens")
+    linear = torch.randn(96, 64, generator=torch.Generator().manual_seed(1)) / 8
+    tensors = {f"model.{name}": value.contiguous() for name, value in model.state_dict().items()}
+    save_file(tensors | {"linear.weight": linear}, tmp_path / "model.safetensors")
+    config = json.loads((tmp_path / "config.json").read_text())
+    config |= {"architectures": ["VoyageQwen3BidirectionalEmbedModel"], "num_labels": 96}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    with LLM(tmp_path, max_num_seqs=4) as llm:
+        found = llm.embed(TEXTS, use_tqdm=False)
+        (short,) = llm.embed(TEXTS[0], dimensions=32, use_tqdm=False)
+    assert short.vector.shape == (32,)
+    for text, one in zip(TEXTS, found, strict=True):
+        ids = words(text, return_tensors="pt")["input_ids"]
+        everything = torch.zeros(1, 1, ids.shape[1], ids.shape[1])
+        with torch.inference_mode():
+            hidden = model(ids, attention_mask=everything).last_hidden_state[0]
+        expected = torch.nn.functional.normalize((hidden @ linear.T).mean(0), dim=-1)
+        assert (one.vector - expected).abs().max() < 1e-4
+
+
+def test_scores_of_a_checkpoint_without_a_head_are_cosines(tmp_path: Path) -> None:
+    words = tokenizer("[CLS] $A [SEP]")
+    save(tmp_path, encoder("bert", words), words, "pooling_mode_mean_tokens")
+    with LLM(tmp_path, max_num_seqs=4) as llm:
+        query, *documents = (one.vector for one in llm.embed(["x = 1", *TEXTS], use_tqdm=False))
+        found = llm.score("x = 1", TEXTS, use_tqdm=False)
+    assert [one.score for one in found] == pytest.approx([float(query @ one) for one in documents], abs=1e-5)

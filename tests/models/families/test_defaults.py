@@ -20,6 +20,7 @@ import transformers as tf  # noqa: E402
 ROPE = {"rope_type": "default", "rope_theta": 1e4}
 QWEN2 = {"hidden_size": 3584, "num_attention_heads": 28, "num_key_value_heads": 4, "num_hidden_layers": 3}
 STATED: dict[str, dict[str, dict[str, Any]]] = {
+    "ColQwen2ForRetrieval": {"vlm_config": {"text_config": QWEN2}},
     "DeepseekV2ForCausalLM": {"num_experts_per_tok": 6},
     "DeepseekV2ForSequenceClassification": {"num_experts_per_tok": 6},
     "Ernie4_5_VLMoe": {"text_config": {"num_hidden_layers": 3}},
@@ -31,6 +32,7 @@ STATED: dict[str, dict[str, dict[str, Any]]] = {
     "GlmOcr": {"text_config": {"hidden_size": 1536, "rope_parameters": ROPE | {"mrope_section": [16, 16, 16]}}},
     "GraniteSpeech": {"projector_config": {"encoder_hidden_size": 1024}},
     "Kimi_K25": {"text_config": {"num_hidden_layers": 4}},
+    "Llama4": {"vision_config": {"vision_output_dim": 4096}},
     "Llava/pixtral": {"vision_config": {"model_type": "pixtral"}},
     "LlavaNext": {"vision_config": {"image_size": 336}},
     "LlavaOnevision": {"vision_config": {"image_size": 384}},
@@ -44,11 +46,14 @@ STATED: dict[str, dict[str, dict[str, Any]]] = {
             "vision_config": {"out_hidden_size": 2048},
         }
     },
+    "Qwen3_5": {"vision_config": {"out_hidden_size": 4096}},
+    "Qwen3_5Moe": {"vision_config": {"out_hidden_size": 2048}},
     "Qwen3VL": {"vision_config": {"out_hidden_size": 4096}},
     "Qwen3VLMoe": {"vision_config": {"out_hidden_size": 2048}},
 }
 """Values that config.json states for a test, where the defaults of a family contradict each other or are too large."""
-CONTRADICT = ("DeepseekOcr2", "Granite4Vision", "Qwen3OmniMoeThinker")  # too much would have to be stated
+COLQWEN25 = ("ColQwen2ForRetrieval/qwen2_5_vl", "ColQwen2ForRetrieval/qwen2_5_vl_vision")  # the default wraps Qwen2-VL
+CONTRADICT = (*COLQWEN25, "DeepseekOcr2", "Granite4Vision", "Qwen3OmniMoeThinker")  # too much would have to be stated
 END = "ForConditionalGeneration"
 HEADLESS = {name for name in ARCHITECTURES if f"{name.removesuffix('Model')}ForCausalLM" in ARCHITECTURES}
 """Decoders saved without a head, which have the class and the config of those with one."""
@@ -79,6 +84,7 @@ def described(name: str, config: dict[str, Any]) -> tuple[object, object]:
     return shapes, None if spec is None else replace(spec, tied=False)  # whether the head is tied, its stored tensor says
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("name", NAMES)
 def test_defaults_are_the_publishers(name: str) -> None:
     kind = getattr(tf, name.partition("/")[0]).config_class

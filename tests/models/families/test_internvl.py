@@ -103,6 +103,23 @@ def test_it_answers_as_the_same_weights_in_the_other_layout(folders: tuple[Path,
         assert [one.logprob for one in mine.values()] == pytest.approx([one.logprob for one in other.values()], abs=2e-4)
 
 
+@pytest.mark.parametrize(("layout", "architecture"), [(0, "InternS1ForConditionalGeneration"), (1, "SkyworkR1VChatModel")])
+def test_models_of_the_same_parts_have_names_of_their_own(
+    layout: int, architecture: str, folders: tuple[Path, Path], tmp_path: Path
+) -> None:
+    own = shutil.copytree(folders[layout], tmp_path / "own")
+    config = json.loads((own / "config.json").read_text())
+    model_type = {"InternS1ForConditionalGeneration": "interns1", "SkyworkR1VChatModel": "skywork_chat"}[architecture]
+    vision = config["vision_config"] | ({} if layout else {"model_type": "interns1_vision"})
+    changed = {"architectures": [architecture], "model_type": model_type, "vision_config": vision}
+    (own / "config.json").write_text(json.dumps(config | changed))
+    asked = {"prompt": "<IMG_CONTEXT>def", "multi_modal_data": {"image": family.make_media("image", (90, 130), 0)}}
+    outputs = [LLM(one, max_model_len=256).generate(asked, GREEDY, use_tqdm=False)[0] for one in (folders[layout], own)]
+    assert [one.error for one in outputs] == [None, None]
+    assert outputs[0].prompt_token_ids == outputs[1].prompt_token_ids
+    assert outputs[0].outputs[0].token_ids == outputs[1].outputs[0].token_ids
+
+
 def test_config_json_says_how_images_are_cut(folders: tuple[Path, Path], tmp_path: Path) -> None:
     own = shutil.copytree(folders[1], tmp_path / "own")
     image = {"multi_modal_data": {"image": family.make_media("image", (140, 70), 0)}}

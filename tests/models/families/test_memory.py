@@ -82,7 +82,8 @@ def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
 
     def spy_forward(batch: Any) -> torch.Tensor:
         lengths = max((attn.seq_lens for attn in batch.attn), key=sum)
-        work = StepLimits(len(batch.input_ids), sum(lengths), max(lengths), CPU)
+        read = 0 if batch.cross_rows is None else len(batch.cross_rows)
+        work = StepLimits(len(batch.input_ids), sum(lengths), max(lengths), CPU, cross_keys=read)
         given = given_bytes(batch.input_ids, batch.positions, batch.embed_index, batch.embed_rows, batch.attn[0].slot_mapping)
         given += given_bytes(batch.cross_rows, batch.adapters)
         tell("forward", model.forward_bytes(work), given + peak_bytes(lambda: forward(batch)))

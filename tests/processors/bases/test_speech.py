@@ -6,6 +6,7 @@ import pytest
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.speech import LANGUAGES, language_code, strip_control_tokens
 from sensorium.mm.types import MediaHeader
+from sensorium.processors.families.audioflamingo3 import AudioFlamingo3ProcessingInfo
 from sensorium.processors.families.qwen2_audio import Qwen2AudioProcessingInfo
 from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
 from sensorium.processors.families.qwen3_asr import Qwen3ASRProcessingInfo
@@ -82,6 +83,20 @@ def test_prompts_and_answers_of_qwen2_audio() -> None:
     assert info.parse_transcript("<|zh|>你好。<|endoftext|>", None) == ("你好。", "zh")
     assert info.parse_transcript(" Hello.", "en") == ("Hello.", "en")
     assert info.parse_transcript("Hello.", None) == ("Hello.", None)
+
+
+def test_prompts_and_answers_of_audio_flamingo() -> None:
+    info = AudioFlamingo3ProcessingInfo(ProcessorFiles(audio={"feature_size": 128}))
+    prompt = info.transcription_request(None, "transcribe", False, "").prompt
+    assert prompt.endswith("<|im_start|>user\n<sound>Transcribe the input speech.<|im_end|>\n<|im_start|>assistant\n")
+    for answer in (
+        'The spoken content of the audio is "It is 5.30."<|im_end|>',
+        "The content of the input audio is 'It is 5.30.'.",
+    ):
+        assert info.parse_transcript(answer, None) == ("It is 5.30.", None)
+    for answer in ('She said "no".', "It is 5.30.", "", '"'):
+        assert info.parse_transcript(answer, None) == (answer, None)
+    assert info.mel_spec.max_samples == 600 * RATE
 
 
 @pytest.mark.parametrize("info", [WhisperProcessingInfo, Qwen3ASRProcessingInfo, Qwen2AudioProcessingInfo])

@@ -359,7 +359,7 @@ def test_what_is_refused():
         info.geometry(MediaHeader("vision_chunk", 0, 5))
     with pytest.raises(InputError, match="no precomputed embeddings"):
         info.embeds_geometry(None)
-    with pytest.raises(TypeError, match="not a VisionChunk"):
+    with pytest.raises(TypeError, match="neither a VisionChunk nor an image"):
         info.process(AudioItem(torch.zeros(3), 16000), torch.float32)
     with pytest.raises(ConfigError, match="do_resize=false"):
         info_of({"do_resize": False})

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+from fractions import Fraction
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +17,12 @@ from sensorium.mm.errors import ConfigError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.types import FramePlan, ItemGeometry, MediaHeader, VideoItem
 from sensorium.processors.families.granite4_vision import Granite4VisionProcessingInfo
-from sensorium.processors.families.llava import LlavaNextProcessingInfo, LlavaOnevisionProcessingInfo, LlavaProcessingInfo
+from sensorium.processors.families.llava import (
+    LlavaNextProcessingInfo,
+    LlavaOnevisionProcessingInfo,
+    LlavaProcessingInfo,
+    MiniMaxVLProcessingInfo,
+)
 from sensorium.processors.files import ProcessorFiles, find_template
 from sensorium.processors.text.tokenizer import Tokenizer
 
@@ -49,6 +56,22 @@ def published(name: str) -> Any:
 
 def counts(info: Any) -> list[int]:
     return [info.geometry(MediaHeader("image", *size)).num_embeds for size in SIZES]
+
+
+def test_tiles_of_minimax_vl() -> None:
+    """The rules of the publisher's processor, in whole numbers: sides inside the tiles and unpadded sides are rounded down."""
+    info = MiniMaxVLProcessingInfo(files(SQUARE, image_token_index=151650))
+    for tall, wide in SIZES:
+        header = MediaHeader("image", tall, wide)
+        _, (resize, window) = (view.steps for view in info.plan(header).views)
+        rows, columns = window.height // 336, window.width // 336
+        inside, kept = [window.height, window.width], [24 * rows, 24 * columns]
+        side = 0 if wide * rows > tall * columns else 1
+        ratio = Fraction(tall, wide) if side == 0 else Fraction(wide, tall)
+        inside[side] = max(1, math.floor(inside[1 - side] * ratio))
+        kept[side] -= (kept[side] - math.floor(kept[1 - side] * ratio)) // 2 * 2
+        assert [resize.height, resize.width] == inside, (tall, wide)
+        assert info.geometry(header).num_embeds == 24 * 24 + kept[0] * (kept[1] + 1), (tall, wide)
 
 
 def test_counts_are_the_published_ones() -> None:

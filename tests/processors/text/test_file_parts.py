@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+import base64
+import io
 from typing import Any
 
 import pytest
+from PIL import Image
 from sensorium.mm.errors import InputError
-from sensorium.mm.media.policy import MediaUrl
+from sensorium.mm.media import pdf
+from sensorium.mm.media.policy import MediaPolicy, MediaUrl, PdfFile, PdfPage, slow_error
 from sensorium.processors.text.message_parts import split_media
 
 PNG, MP3 = "data:image/png;base64,AA==", "data:audio/mpeg;base64,AA=="
@@ -34,15 +38,71 @@ def test_files(part: dict[str, Any], modality: str, url: str) -> None:
     assert message["content"] == [{"type": modality, modality: True}]
 
 
+def test_a_pdf_becomes_its_pages() -> None:
+    data = io.BytesIO()
+    Image.new("RGB", (9, 9)).save(data, "PDF", save_all=True, append_images=[Image.new("RGB", (5, 5))])
+    text = base64.b64encode(data.getvalue()).decode()
+    source = {"type": "base64", "media_type": "application/pdf", "data": text}
+    for part in (
+        {"type": "document", "source": source},
+        {"type": "file", "file": {"file_data": text, "filename": "a.pdf"}},
+        {"type": "input_file", "file_data": f"data:application/pdf;base64,{text}"},
+    ):
+        (message,), media = split(part)
+        assert message["content"] == [{"type": "image", "image": True}] * 2
+        assert [(modality, page.data) for modality, page in media] == [
+            ("image", PdfPage(data.getvalue(), number)) for number in (1, 2)
+        ]
+    with pytest.raises(InputError, match="part 0: the PDF has 2 pages, the limit is 1") as caught:
+        split_media([{"role": "user", "content": [{"type": "document", "source": source}]}], MediaPolicy(max_pdf_pages=1))
+    assert caught.value.info.param == "max_pdf_pages"
+
+
+def pdf_message(*files: bytes) -> list[dict[str, Any]]:
+    parts = [
+        {"type": "file", "file": {"file_data": f"data:application/pdf;base64,{base64.b64encode(file).decode()}"}}
+        for file in files
+    ]
+    return [{"role": "user", "content": [part]} for part in parts]
+
+
+def test_the_pdfs_of_all_messages_are_limited_together(monkeypatch: pytest.MonkeyPatch) -> None:
+    opened, left = list[bytes](), list[float]()
+
+    def open_pdf(data: bytes, policy: MediaPolicy, tenant: str | None) -> tuple[PdfFile, float]:
+        assert tenant == "a"
+        opened.append(data)
+        left.append(policy.worker_seconds)
+        if policy.worker_seconds < 2.0:
+            raise slow_error(policy.worker_seconds)
+        return PdfFile(data, ((9.0, 9.0),) * 100), 2.0
+
+    monkeypatch.setattr(pdf, "open_pdf", open_pdf)
+    _, media = split_media(pdf_message(b"1", b"2", b"1", b"1", b"1"), tenant="a")
+    assert (len(media), opened, left) == (500, [b"1", b"2"], [5.0, 3.0])
+    for files, policy, said, param in (
+        ([b"1"] * 6, MediaPolicy(), "message 5 part 0: the PDFs of the messages have more than 512 pages", "max_pdf_pages"),
+        ([b"1"] * 17, MediaPolicy(max_pdf_pages=9999), "message 16 part 0: the messages hold more than 16 PDFs", None),
+        (
+            [b"1", b"2", b"3"],
+            MediaPolicy(),
+            "message 2 part 0: opening the PDFs of the messages took longer than 5 s",
+            "worker_seconds",
+        ),
+        ([b"1", b"2"], MediaPolicy(worker_seconds=3.0), "took longer than 3 s", "worker_seconds"),
+        ([b"1" * 9, b"2" * 9], MediaPolicy(max_request_bytes=13), r"message 1 part 0: .*more than 13 bytes", None),
+    ):
+        with pytest.raises(InputError, match=said) as caught:
+            split_media(pdf_message(*files), policy, "a")
+        assert caught.value.info.param == param
+
+
 @pytest.mark.parametrize(
     ("part", "said"),
     [
-        ({"type": "file", "file": {"file_data": "data:application/pdf;base64,AA==", "filename": "a.pdf"}}, "'a.pdf' is a PDF"),
-        ({"type": "file", "file": {"file_data": "AA==", "filename": "a.pdf"}}, "give its pages as images"),
-        (
-            {"type": "document", "source": {"type": "base64", "media_type": "application/pdf", "data": "AA=="}, "title": "T"},
-            "'T' is a PDF",
-        ),
+        ({"type": "input_file", "file_url": "https://x/a.pdf", "filename": "a.pdf"}, "a PDF is taken as data only"),
+        ({"type": "file", "file": {"file_data": "AA==", "filename": "a.pdf"}}, "the PDF cannot be read"),
+        ({"type": "file", "file": {"file_data": "A", "filename": "a.pdf"}}, "valid base64"),
         ({"type": "file", "file": {"file_data": "AA==", "filename": "a.txt"}}, "give it in a part of type text"),
         ({"type": "file", "file": {"file_data": "AA==", "filename": "a.zip"}}, "application/zip; models take images"),
         ({"type": "file", "file": {"file_data": "AA=="}}, "the file has no media type"),

@@ -45,6 +45,21 @@ def test_specials(tok):
     assert tok.vocab_size == tokenizer().get_vocab_size()
 
 
+def test_bytes_of_tokens_add_up_to_the_text(tok, tekken, tmp_path):
+    from tokenizers import Tokenizer as Fast
+    from tokenizers import decoders, models
+
+    vocab = {name: number for number, name in enumerate(["a", "<unk>", *(f"<0x{byte:02X}>" for byte in range(256))])}
+    fast = Fast(models.BPE(vocab, [], unk_token="<unk>", byte_fallback=True))
+    fast.decoder = decoders.Sequence([decoders.ByteFallback(), decoders.Fuse()])
+    fast.save(str(tmp_path / "tokenizer.json"))
+    for one in (tok, tekken, Tokenizer(tmp_path)):
+        for text in (EMOJI, "\ufffd", "aé"):
+            ids = one.encode(text, add_special_tokens=False)
+            assert b"".join(map(one.token_bytes, ids)) == text.encode()
+    assert any("\ufffd" in tok.decode([one]) for one in tok.encode(EMOJI))
+
+
 @given(st.lists(st.one_of(st.sampled_from(SPECIALS), st.text(max_size=6)), max_size=8).map("".join))
 def test_untrusted_text_never_becomes_special(tok, text):
     ids = tok.encode_ordinary(text)

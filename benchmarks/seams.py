@@ -1,0 +1,224 @@
+"""Words lost or doubled where audio is cut into windows: `python -m benchmarks.seams MODEL FOLDER --shifts 0 0.25 0.5`.
+
+The ten clips in FOLDER are joined without silence, in random order and repeatedly, until they last --seconds. Each shift drops
+that many seconds at the start, which moves every cut. Results are appended to --log; a run continues where the last one ended.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import re
+import sys
+import time
+from collections.abc import Sequence
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from .throughput import ROOT, machine, put
+
+SECTION = "Seams"
+NOTE = (
+    "The text of the joined audio is compared with the texts of the ten clips, each transcribed alone. An edit is a "
+    "difference that changes the number of words; it is at a seam if it is within 1 s of a cut. It is the model's "
+    "if the cut is not inside a word and transformers' greedy text of a window that contains these words has such "
+    "an edit, too. In all other edits at seams, sensorium lost or doubled words. Goal: 0."
+)
+RATE, SECONDS = 16_000, 1200
+CLIPS = ("jfk", "lj001_0001", "lj001_0002", "lj001_0003", "lj001_0005", "lj001_0007", "espeak_en")
+PARTS = ("long_two_speakers", ((45.37, 51.06), (65.63, 72.73), (85.82, 91.87)))
+NEAR = 1.0  # seconds between an edit and a cut
+MARGIN = 0.1  # seconds; accuracy of the times of words
+MODES: dict[str, dict[str, Any]] = {
+    "pauses, speech only": {},
+    "pauses, all audio": {"vad": False},
+    "no pauses, overlapping": {"vad": lambda rate: lambda samples: samples.new_ones(-(-len(samples) // round(0.032 * rate)))},
+    "sequential": {"sequential": True, "timestamps": "segment"},
+}
+
+
+def read_clips(folder: Path) -> list[np.ndarray]:
+    import soundfile
+
+    found = [soundfile.read(folder / f"{name}.flac", dtype="float32")[0] for name in CLIPS]
+    long = soundfile.read(folder / f"{PARTS[0]}.flac", dtype="float32")[0]
+    return [*found, *(long[round(a * RATE) : round(b * RATE)] for a, b in PARTS[1])]
+
+
+def order_of(clips: Sequence[np.ndarray], seconds: float) -> list[int]:
+    shuffle, found, total = random.Random(0), list[int](), 0
+    while total < seconds * RATE:
+        shuffle.shuffle(part := list(range(len(clips))))
+        found += part
+        total += sum(map(len, clips))
+    return found
+
+
+def words(text: str) -> list[str]:
+    return re.sub(r"[^\w ]", "", text.replace("-", " ")).casefold().split()
+
+
+def edits(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int, int, int]]:
+    """Return the differences of two lists of words: the range in each."""
+    cost = np.zeros((len(a) + 1, len(b) + 1), np.int32)
+    cost[0] = place = np.arange(len(b) + 1)
+    ids = {word: number for number, word in enumerate({*a, *b})}
+    right = np.array([ids[word] for word in b])
+    for i, word in enumerate(a, 1):
+        row = np.append(i, np.minimum(cost[i - 1, 1:] + 1, cost[i - 1, :-1] + (right != ids[word])))
+        cost[i] = np.minimum.accumulate(row - place) + place
+    i, j, found = len(a), len(b), list[tuple[int, int, int, int]]()
+    while i or j:
+        if i and j and a[i - 1] == b[j - 1] and cost[i, j] == cost[i - 1, j - 1]:
+            i, j = i - 1, j - 1
+            continue
+        end, own_end = i, j
+        while (i or j) and not (i and j and a[i - 1] == b[j - 1] and cost[i, j] == cost[i - 1, j - 1]):
+            if i and j and cost[i, j] == cost[i - 1, j - 1] + 1:
+                i, j = i - 1, j - 1
+            elif i and cost[i, j] == cost[i - 1, j] + 1:
+                i -= 1
+            else:
+                j -= 1
+        found.append((i, end, j, own_end))
+    return found[::-1]
+
+
+def count_edits(a: Sequence[str], b: Sequence[str]) -> list[tuple[int, int, int, int]]:
+    """Return the differences that change the number of words; words joined or split differently are equal."""
+    found = [e for e in edits(a, b) if e[1] - e[0] != e[3] - e[2]]
+    return [e for e in found if "".join(a[e[0] : e[1]]) != "".join(b[e[2] : e[3]])]
+
+
+class Judge:
+    """Decides whether an edit is the model's: then transformers' greedy text of a window has it, too."""
+
+    def __init__(self, model: Path) -> None:
+        sys.path.insert(0, str(ROOT / "tests" / "helpers"))
+        from oracle import ensure_torchvision
+
+        ensure_torchvision()
+        from transformers import WhisperForConditionalGeneration, WhisperProcessor
+
+        self._processor = WhisperProcessor.from_pretrained(model)
+        self._model = WhisperForConditionalGeneration.from_pretrained(model, dtype="float32").eval()
+        self._texts: dict[tuple[int, int], list[str]] = {}
+
+    def text(self, audio: np.ndarray, start: float, end: float) -> list[str]:
+        import torch
+
+        key = round(start * RATE), round(end * RATE)
+        if key not in self._texts:
+            features = self._processor(audio[key[0] : key[1]], sampling_rate=RATE, return_tensors="pt").input_features
+            with torch.inference_mode():
+                tokens = self._model.generate(features, do_sample=False, num_beams=1)
+            self._texts[key] = words(self._processor.decode(tokens[0], skip_special_tokens=True))
+        return self._texts[key]
+
+    def is_models(self, audio: np.ndarray, spoken: list[tuple[float, float, str]], edit: Sequence[int], windows: Any) -> bool:
+        first, last = spoken[max(0, edit[0] - 1)][1], spoken[min(len(spoken) - 1, edit[1])][0]
+        for start, end in windows:
+            if first < start - MARGIN or last > end + MARGIN:
+                continue
+            inside = [i for i, word in enumerate(spoken) if word[0] >= start - MARGIN and word[1] <= end + MARGIN]
+            found = edits([spoken[i][2] for i in inside], self.text(audio, start, end))
+            at = edit[0] - inside[0], edit[1] - inside[0]
+            if any(e[0] <= at[1] and e[1] >= at[0] and e[1] - e[0] != e[3] - e[2] for e in found):
+                return True
+        return False
+
+
+def judge(row: dict[str, Any], audio: np.ndarray, spoken: list[tuple[float, float, str]], judge: Judge) -> list[Any]:
+    """Return the edits of a run: the place in seconds, the words spoken, the words found, and "inside", "model" or "ours"."""
+    found, cuts = words(row["text"]), list(pairwise(row["windows"]))
+    result, inner = [], [at for left, right in cuts if right[0] >= left[1] for at in (left[1], right[0])]
+    for edit in count_edits([word for _, _, word in spoken], found):
+        begin, end = spoken[max(0, edit[0] - 1)][1], spoken[min(len(spoken) - 1, edit[1])][0]
+        at_seam = any(begin <= max(left[1], right[0]) + NEAR and end >= min(left[1], right[0]) - NEAR for left, right in cuts)
+        if end < 1.5 or begin > len(audio) / RATE - 1.5:
+            continue
+        whose = "inside"
+        if at_seam:
+            near = [(w[0], w[1]) for w in row["windows"] if w[0] <= end + 3 and w[1] >= begin - 3]
+            beside = spoken[max(0, edit[0] - 1) : edit[1] + 1]
+            is_cut = any(a + MARGIN / 2 < at < b - MARGIN / 2 for a, b, _ in beside for at in inner)
+            whose = "model" if not is_cut and judge.is_models(audio, spoken, edit, near) else "ours"
+        before, after = [w for *_, w in spoken[max(0, edit[0] - 3) : edit[0]]], [w for *_, w in spoken[edit[1] : edit[1] + 3]]
+        lost = [w for *_, w in spoken[edit[0] : edit[1]]]
+        result.append([round(begin, 2), round(end, 2), before, lost, found[edit[2] : edit[3]], after, whose])
+    return result
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--shifts", type=float, nargs="*", default=[0.0], help="seconds")
+    parser.add_argument("--modes", nargs="*", default=list(MODES))
+    parser.add_argument("--seconds", type=float, default=SECONDS)
+    parser.add_argument("--log", type=Path, default=Path("seams.jsonl"))
+    parser.add_argument("--write", action="store_true", help="put the table of the log into benchmarks/README.md")
+    args = parser.parse_args()
+    clips = read_clips(args.folder)
+    rows = [json.loads(line) for line in args.log.read_text().splitlines()] if args.log.exists() else []
+    order = order_of(clips, args.seconds)
+    whole = np.concatenate([clips[i] for i in order])
+    run(args, clips, order, whole, rows)
+    if args.write:
+        what = f"{args.model.name} in float32, ten clips joined to {len(whole) / RATE:.0f} s"
+        put(SECTION, "\n".join([f"{machine()}; {what}", "", NOTE, "", *table(rows)]))
+
+
+def run(args: argparse.Namespace, clips: list[np.ndarray], order: list[int], whole: np.ndarray, rows: list[Any]) -> None:
+    from sensorium import LLM
+
+    done = {(row["mode"], row["shift"]) for row in rows}
+    wanted = [(mode, shift) for shift in args.shifts for mode in args.modes if (mode, shift) not in done]
+    if not wanted:
+        return
+    referee = Judge(args.model)
+    with LLM(args.model, device="cpu", dtype="float32", max_num_seqs=8) as llm:
+        spoken, at = list[tuple[float, float, str]](), 0
+        parts = llm.transcribe([(clip, RATE) for clip in clips], timestamps="word", vad=False, use_tqdm=False)
+        timed = [[word for segment in part.segments or () for word in segment.words or ()] for part in parts]
+        texts = [[(one.start, one.end, word) for one in own for word in words(one.word)] for own in timed]
+        for i in order:
+            spoken += [(at / RATE + start, at / RATE + end, word) for start, end, word in texts[i]]
+            at += len(clips[i])
+        for mode, shift in wanted:
+            began, audio = time.time(), whole[round(shift * RATE) :]
+            (one,) = llm.transcribe((audio, RATE), use_tqdm=False, **MODES[mode])
+            if one.error:
+                raise RuntimeError(f"{mode}, {shift} s: {one.error}")
+            took = time.time() - began
+            row: dict[str, Any] = {"mode": mode, "shift": shift, "took": took, "text": one.text}
+            row["windows"] = [(w.start, w.end, w.overlap, w.text, len(w.attempts), w.finish_reason) for w in one.windows]
+            here = [(a - shift, b - shift, word) for a, b, word in spoken if a >= shift]
+            row["words"], row["edits"] = len(here), judge(row, audio, here, referee)
+            rows.append(row)
+            with args.log.open("a") as log:
+                log.write(json.dumps(row) + "\n")
+            whose = [edit[-1] for edit in row["edits"]]
+            counts = {name: whose.count(name) for name in sorted(set(whose))}
+            print(mode, shift, len(one.windows), counts, f"{took:.0f} s", flush=True)
+
+
+def table(rows: Sequence[dict[str, Any]]) -> list[str]:
+    lines = ["| windows | shifts | seams | words | model's edits | lost or doubled at seams |", "|---|---|---|---|---|---|"]
+    for mode in MODES:
+        own = [row for row in rows if row["mode"] == mode]
+        whose = [edit[-1] for row in own for edit in row["edits"]]
+        seams, total = sum(len(row["windows"]) - 1 for row in own), sum(row["words"] for row in own)
+        if own:
+            shifts = ", ".join(f"{row['shift']:g}" for row in sorted(own, key=lambda row: float(row["shift"])))
+            models = f"{whose.count('model')} at seams, {whose.count('inside')} inside windows"
+            lines.append(f"| {mode} | {shifts} s | {seams:,} | {total:,} | {models} | {whose.count('ours')} |")
+    return lines
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,94 @@
+"""ColPali, ColQwen2, ColQwen2.5 and ColModernVBERT: models that embed each token for late interaction (arXiv 2407.01449)."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any, ClassVar
+
+import torch
+from torch import Tensor
+
+from ..config import positive_int, require, unnest
+from ..layers.connectors import ProjectorSpec
+from ..layers.linear import Linear
+from ..tower_model import TowerModel
+from ..vision.encoders import encoder_spec
+from .modernbert import MODERNBERT_NAMES, ModernBertEncoder, modernbert_spec
+from .paligemma import PaliGemma
+from .qwen2_vl import Qwen2VL, Qwen25VL
+
+_OWN = "embedding_proj_layer."
+_OUTER = re.compile(r"^(vlm\.|model\.(?=model\.|vision_tower\.|language_model\.|multi_modal_projector\.))")
+
+
+class LateInteraction:
+    """The embedder's side of a model with a linear layer over the hidden states of all tokens, and no head.
+
+    transformers stores the model under `vlm.` and `embedding_proj_layer`, the publisher stores the layer as `custom_text_proj`.
+    """
+
+    pooling = "tokens"
+    text_parts: ClassVar[Sequence[str]] = ("language_model", "head", "embedding_proj_layer")
+    head: Any
+    ignored: Any
+    hidden_size: int
+    vector_size: int
+    token_size: int
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        config = unnest(config)
+        super().__init__(config, dtype, device)  # type: ignore[call-arg]
+        self.head, self.ignored = None, (*self.ignored, "head.")
+        self.token_size = self.vector_size = positive_int({"embedding_dim": 128, **config}, "embedding_dim")
+        shards = {"embedding_proj_layer": self.token_size}
+        self.embedding_proj_layer = Linear(self.hidden_size, shards, True, dtype, device, exact=True)
+
+    def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
+        return self.embedding_proj_layer(hidden)
+
+    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
+        """Do nothing: a stored language model head is not used."""
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        renamed = ((_OUTER.sub("", name).replace("custom_text_proj.", _OWN), tensor) for name, tensor in weights)
+        return super().convert_weights(renamed)  # type: ignore[misc,no-any-return]
+
+
+class ColPali(LateInteraction, PaliGemma):
+    """PaliGemma as an embedder."""
+
+
+class ColQwen2(LateInteraction, Qwen2VL):
+    """Qwen2-VL as an embedder."""
+
+
+class ColQwen25(LateInteraction, Qwen25VL):
+    """Qwen2.5-VL as an embedder."""
+
+
+class ModernVBert(TowerModel):
+    """SigLIP, pixel shuffle, one linear projection and ModernBERT (arXiv 2510.01149), without its masked language model."""
+
+    prefixes = (
+        ("vision_model.", "tower."),
+        ("connector.modality_projection.", "projector.modality_projection."),
+        ("text_model.", "language_model."),
+    )
+    ignored = ("tower.head.",)
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        text, merge = modernbert_spec(require(config, "text_config")), config.get("pixel_shuffle_factor", 4)
+        tower = encoder_spec(require(config, "vision_config"), "siglip_vision_model", post_norm=True, merge=merge)
+        projector = ProjectorSpec(tower.width, text.hidden_size, ("modality_projection",), group=merge**2, bias=False)
+        super().__init__(text, tower, projector, dtype, device, decoder=ModernBertEncoder(text, dtype, device))
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            for old, new in MODERNBERT_NAMES if name.startswith("text_model.") else ():
+                name = name.replace(old, new)
+            yield name, tensor
+
+
+class ColModernVBert(LateInteraction, ModernVBert):
+    """ModernVBERT as an embedder."""

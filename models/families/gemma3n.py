@@ -1,0 +1,159 @@
+"""Gemma 3n: the encoder of the Universal Speech Model, a Gemma 3n decoder with tables of its own for tokens of modalities."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Mapping
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ...mm.errors import ConfigError
+from ..audio.usm import Usm, UsmSpec, subsampled, usm_bytes, usm_spec
+from ..config import decoder_spec, positive_int
+from ..decoder_model import TEXT_PREFIXES, DecoderModel
+from ..interface import ForwardBatch, StepLimits
+from ..layers.basic import Embedding, Norm, TensorModule
+from ..layers.linear import Linear
+from ..text.altup import AltUpDecoder
+from ..text.spec import DecoderSpec
+from ..text.stacks import STACKS
+
+AUDIO: dict[str, Any] = {
+    "hidden_size": 1536, "vocab_size": 128, "vocab_offset": 262272, "rms_norm_eps": 1e-6, "gradient_clipping": 1e10,
+    "conf_attention_chunk_size": 12, "conf_attention_context_left": 13, "conf_attention_context_right": 0,
+    "conf_attention_logit_cap": 50.0, "conf_num_attention_heads": 8, "conf_num_hidden_layers": 12, "conf_conv_kernel_size": 5,
+    "conf_reduction_factor": 4, "conf_residual_weight": 0.5, "sscp_conv_channel_size": (128, 32),
+    "sscp_conv_group_norm_eps": 1e-3,
+}  # fmt: skip
+VISION: dict[str, Any] = {"hidden_size": 2048, "vocab_size": 128, "vocab_offset": 262144, "rms_norm_eps": 1e-6}
+_NAMES = (
+    (re.compile(r"subsample_conv_projection\.conv_"), "subsample_conv_projection.layer"),
+    (re.compile(r"\.conformer\.(\d+)\.norm\."), r".layers.\1.norm_out."),
+    (re.compile(r"\.conformer\."), ".layers."),
+    (re.compile(r"\.ffw_layer_start\."), ".feed_forward1."),
+    (re.compile(r"\.ffw_layer_end\."), ".feed_forward2."),
+    (re.compile(r"\.attention\.attn\.relative_position_embedding\.pos_proj\."), ".self_attn.relative_k_proj."),
+    (re.compile(r"\.attention\.attn\."), ".self_attn."),
+    (re.compile(r"\.attention\.post\."), ".self_attn.post."),
+    (re.compile(r"\.attention\.pre_attn_norm\."), ".norm_pre_attn."),
+    (re.compile(r"\.attention\.post_norm\."), ".self_attn.post_norm."),
+    (re.compile(r"\.([qkv]_proj|post|ffw_layer_[12]|linear_start|linear_end)\.weight$"), r".\1.linear.weight"),
+)
+
+
+def gemma3n_audio_spec(audio: Mapping[str, Any]) -> UsmSpec:
+    """Read the raw `audio_config`, whose keys have prefixes such as `conf_`; ConfigError for unsupported values."""
+    names = {
+        "attention_chunk_size": "conf_attention_chunk_size",
+        "attention_context_left": "conf_attention_context_left",
+        "attention_context_right": "conf_attention_context_right",
+        "attention_logit_cap": "conf_attention_logit_cap",
+        "num_attention_heads": "conf_num_attention_heads",
+        "num_hidden_layers": "conf_num_hidden_layers",
+        "conv_kernel_size": "conf_conv_kernel_size",
+        "residual_weight": "conf_residual_weight",
+        "subsampling_conv_channels": "sscp_conv_channel_size",
+    }
+    for key, only in (("sscp_conv_kernel_size", [[3, 3], [3, 3]]), ("sscp_conv_stride_size", [[2, 2], [2, 2]])):
+        if [list(pair) for pair in audio.get(key) or only] != only:
+            raise ConfigError(f"{key} {audio[key]} of audio_config is not supported; known is {only}")
+    renamed = {**audio, **{new: audio[old] for new, old in names.items()}, "hidden_act": "silu", "use_clipped_linears": False}
+    return usm_spec(
+        {**renamed, "output_proj_dims": None},
+        looks_at_left_edge=True,
+        key_scale=1.0,
+        cumulative=audio["sscp_conv_group_norm_eps"],
+        reduction=positive_int(audio, "conf_reduction_factor"),
+    )
+
+
+class ModalityEmbedder(TensorModule):
+    """Norms encoder rows and the modality's token embeddings, and projects both to the decoder's width."""
+
+    def __init__(self, section: Mapping[str, Any], out: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        width, eps = positive_int(section, "hidden_size"), section["rms_norm_eps"]
+        self.embedding = Embedding(positive_int(section, "vocab_size"), width, dtype, device)
+        self.hard_embedding_norm = Norm(width, eps, False, dtype, device)
+        self.soft_embedding_norm = Norm(width, eps, False, dtype, device)
+        self.projection = Linear(width, {"embedding_projection": out}, False, dtype, device)
+        self.last_norm = Norm(out, eps, False, dtype, device, learned=False)
+
+    def forward(self, rows: Tensor) -> Tensor:
+        return self.last_norm(self.projection(self.soft_embedding_norm(rows)))
+
+    def token_rows(self) -> Tensor:
+        """Return the embeddings of all tokens of the modality, `[tokens, out]`."""
+        return self.last_norm(self.projection(self.hard_embedding_norm(self.embedding.weight)))
+
+
+class Gemma3nDecoder(AltUpDecoder):
+    """The decoder. Tokens from `first` on have embeddings of their own, `token_rows [tokens, hidden]`."""
+
+    def __init__(self, spec: DecoderSpec, first: int, tokens: int, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(spec, dtype, device)
+        self.first, self.token_rows = first, torch.empty(tokens, spec.hidden_size, dtype=dtype, device=device)
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        ids = batch.input_ids
+        rows = self.token_rows.index_select(0, (ids - self.first).clamp(0, len(self.token_rows) - 1))
+        return torch.where((ids >= self.first)[:, None], rows, self.embed_tokens(ids))
+
+
+class Gemma3n(DecoderModel):
+    """A model of audio. An item has a fixed number of rows; rows after the end of its audio are the last token's embedding."""
+
+    prefixes = (("model.audio_tower.", "audio."), ("model.embed_", "embed_"), ("audio_tower.", "audio."), *TEXT_PREFIXES)
+    ignored = ("model.vision_tower.", "vision_tower.")
+    language_model: Gemma3nDecoder
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        spec = decoder_spec(config, STACKS["gemma3n_text"])
+        audio, vision = AUDIO | (config.get("audio_config") or {}), VISION | (config.get("vision_config") or {})
+        tokens = [positive_int(section, "vocab_size") for section in (vision, audio)]
+        if [vision["vocab_offset"] + tokens[0], audio["vocab_offset"] + tokens[1]] != [audio["vocab_offset"], spec.vocab_size]:
+            raise ConfigError("the last tokens of the vocabulary must be those of vision_config and then of audio_config")
+        super().__init__(spec, dtype, device, Gemma3nDecoder(spec, vision["vocab_offset"], sum(tokens), dtype, device))
+        self.rows = positive_int({"audio_soft_tokens_per_image": 188, **config}, "audio_soft_tokens_per_image")
+        self.padding = torch.empty(1, spec.hidden_size, dtype=dtype, device=device)
+        self.embed_vision = ModalityEmbedder(vision, spec.hidden_size, dtype, device)
+        self.embed_audio = ModalityEmbedder(audio, spec.hidden_size, dtype, device)
+        self.audio: Usm | None = Usm(gemma3n_audio_spec(audio), dtype, device)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        super().load_weights(weights)
+        self.padding = self.embed_audio.token_rows()[-1:]
+        if self.language_model is not None:
+            self.language_model.token_rows = torch.cat((self.embed_vision.token_rows(), self.embed_audio.token_rows()))
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        for name, tensor in weights:
+            if "audio_tower." in name:
+                for pattern, new in _NAMES:
+                    name = pattern.sub(new, name)
+            yield name, tensor
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        assert self.audio is not None
+        frames = tensors["audio_frames"].tolist()
+        counts = [-(-subsampled(n) // self.audio.spec.reduction) for n in frames]
+        items = self.embed_audio(self.audio(tensors["input_features"], frames)).split(counts)
+        return [torch.cat((rows, self.padding.expand(self.rows - len(rows), -1))) for rows in items]
+
+    def keep_encoders(self, modalities: Collection[str]) -> None:
+        """Remove the encoder if it is not needed. The tables of tokens stay."""
+        self.reads_encoder_rows = bool(modalities)
+        if "audio" not in modalities:
+            self._remove("audio")
+
+    def input_bytes(self, modality: str, rows: int) -> int:
+        assert self.audio is not None
+        c = self.audio.spec
+        return rows * c.reduction * 4 * c.channels[0] * self.dtype.itemsize
+
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        assert self.audio is not None
+        each = self.audio.spec.reduction
+        return usm_bytes(self.audio.spec, rows * each, self.rows * each, self.dtype, limits)

@@ -1,0 +1,70 @@
+"""Prompts that document models were trained with, by the name that `LLM.ocr(question=...)` takes.
+
+Sources: the publishers' toolkits (olmocr, mineru-vl-utils, dots.ocr) and model cards.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import Any
+
+
+@dataclass(frozen=True)
+class OcrPrompt:
+    """A prompt beside one image. `text_first`: the text is before the image.
+
+    `system`: the system message, None for none. An empty one matters to templates that write a token after it.
+    """
+
+    text: str
+    text_first: bool = False
+    system: str | None = None
+
+    def messages(self, image: Mapping[str, Any]) -> list[dict[str, Any]]:
+        """Return the conversation for the content part of an image."""
+        parts = [image, {"type": "text", "text": self.text}]
+        user = {"role": "user", "content": parts[::-1] if self.text_first else parts}
+        return [{"role": "system", "content": self.system}, user] if self.system is not None else [user]
+
+
+_OLMOCR = """\
+Attached is one page of a document that you must process. Just return the plain text representation of this document as if you \
+were reading it naturally. Convert equations to LateX and tables to HTML.
+If there are any figures or charts, label them with the following markdown syntax \
+![Alt text describing the contents of the figure](page_startx_starty_width_height.png)
+Return your output as markdown, with a front matter section on top specifying values for the primary_language, \
+is_rotation_valid, rotation_correction, is_table, and is_diagram parameters."""
+_DOTS = """\
+Please output the layout information from the PDF image, including each layout element's bbox, its category, and the \
+corresponding text content within the bbox.
+
+1. Bbox format: [x1, y1, x2, y2]
+
+2. Layout Categories: The possible categories are ['Caption', 'Footnote', 'Formula', 'List-item', 'Page-footer', \
+'Page-header', 'Picture', 'Section-header', 'Table', 'Text', 'Title'].
+
+3. Text Extraction & Formatting Rules:
+    - Picture: For the 'Picture' category, the text field should be omitted.
+    - Formula: Format its text as LaTeX.
+    - Table: Format its text as HTML.
+    - All Others (Text, Title, etc.): Format their text as Markdown.
+
+4. Constraints:
+    - The output text must be the original text from the image, with no translation.
+    - All layout elements must be sorted according to human reading order.
+
+5. Final Output: The entire output must be a single JSON object.
+"""
+_SYSTEM = "You are a helpful assistant."
+
+PROMPTS: Mapping[str, OcrPrompt] = {
+    "docling": OcrPrompt("Convert this page to docling."),
+    "dots-layout": OcrPrompt(_DOTS),
+    "hunyuan-spotting": OcrPrompt("检测并识别图片中的文字，将文本坐标格式化输出。", system=""),
+    "mineru-formula": OcrPrompt("\nFormula Recognition:", system=_SYSTEM),
+    "mineru-layout": OcrPrompt("\nLayout Detection:", system=_SYSTEM),
+    "mineru-table": OcrPrompt("\nTable Recognition:", system=_SYSTEM),
+    "mineru-text": OcrPrompt("\nText Recognition:", system=_SYSTEM),
+    "olmocr": OcrPrompt(_OLMOCR, text_first=True),
+}

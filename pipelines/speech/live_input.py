@@ -1,0 +1,203 @@
+"""The input of a live stream: samples in any form, gaps and the end, until its transcriber takes them."""
+
+from __future__ import annotations
+
+import math
+import threading
+from abc import ABC, abstractmethod
+from collections import deque
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any, Literal
+
+from torch import Tensor
+
+from ...engine.frontend.request_handle import RequestHandle
+from ...mm.errors import ErrorInfo, InputError
+from ...mm.media.audio import SampleStream
+from ...mm.repr_mixin import ReprMixin
+from ..tasks import Task
+from ..validation import check_type
+from .arguments import check_number
+from .live_windows import LiveWindows
+from .results import Segment, WindowResult
+
+if TYPE_CHECKING:
+    from ...engine.llm import LLM
+
+EventKind = Literal["speech_started", "partial", "final", "speech_stopped", "turn_ended", "ended"]
+
+
+@dataclass(frozen=True, repr=False)
+class LiveEvent(ReprMixin):
+    """An event of a live stream. Times are seconds since its start.
+
+    Args:
+        kind: "speech_started"; "speech_stopped"; "partial": `text` of the open window so far; "final": text that is never
+            taken back; "turn_ended": if requested, after the last text before a "speech_stopped"; "ended": the last event,
+            with a `reason`.
+        stable_upto: number of characters at the start of a partial `text` that will not change.
+        start, end: times of the audio of a text; in other events, both are the time of the event.
+        lag: seconds of audio after `end` that had arrived when the event was made.
+        language: the language code, or None if it is not known.
+        reason: why the stream ended: "finished", or "idle" after `idle_timeout`.
+        window: how the text of a final event was chosen.
+        error: why the window of a final event could not be transcribed; `text` is then its stable part.
+        segments: of a final text, with `timestamps`; their texts together are `text`.
+    """
+
+    kind: EventKind
+    text: str = ""
+    stable_upto: int = 0
+    start: float = 0.0
+    end: float = 0.0
+    lag: float = 0.0
+    language: str | None = None
+    reason: str | None = None
+    window: WindowResult | None = None
+    error: ErrorInfo | None = None
+    segments: tuple[Segment, ...] | None = None
+
+
+@dataclass(frozen=True)
+class Gap:
+    """Marks `seconds` of lost audio in a live stream. The open window ends before it.
+
+    `Gap(0)` ends the open window at once.
+    """
+
+    seconds: float
+
+    def __post_init__(self) -> None:
+        check_number("seconds", self.seconds, 0.0, 1e9)
+
+
+class LiveInput(ABC):
+    """Takes the samples of a stream. Other threads than the one that calls `next_task` may call `push`, `gap` and `finish`.
+
+    Args:
+        model_rate: hertz of the samples that the model takes. rate: hertz of the stream's; None: the model's.
+        max_buffer_bytes: limit on the samples that no final text covers yet.
+        turn_events: emit "turn_ended".
+
+    Attributes:
+        events: events that the caller has not taken yet.
+        ended: True if the stream is finished and has no open window.
+        handle: the sequence that is held open between passes, if there is one.
+    """
+
+    def __init__(self, llm: LLM, model_rate: int, rate: object, max_buffer_bytes: int, turn_events: bool) -> None:
+        check_type("turn_events", turn_events, bool)
+        self._llm, self._rate, self._max_bytes = llm, model_rate, max_buffer_bytes
+        self._stream = SampleStream(check_rate(rate, model_rate), model_rate, llm.config.media)
+        self._lock = threading.Lock()  # guards the stream and the counts of samples
+        self._received = self._queued = 0  # samples of the stream, and those in the queue
+        self._queue: deque[Tensor | Gap | str] = deque()  # samples, gaps, and the reason of the end
+        self.events: deque[LiveEvent] = deque()
+        self.ended = False
+        self._turn_events, self._turn_ends = turn_events, False  # speech has stopped, and its text may not be final yet
+        self.handle: RequestHandle | None = None
+
+    @abstractmethod
+    def next_task(self) -> Task[None] | None:
+        """Return the next pass, or None if it has to wait for samples. A pass adds to `events` when it ends."""
+
+    @property
+    @abstractmethod
+    def _held(self) -> int:
+        """Number of samples that were taken from the queue and that no final text covers."""
+
+    @property
+    def buffered_bytes(self) -> int:
+        """Bytes of the samples that no final text covers yet."""
+        return 4 * (self._queued + self._held)
+
+    @property
+    def lag(self) -> float:
+        """Seconds of audio that no final text covers yet."""
+        return self.buffered_bytes / 4 / self._rate
+
+    def has_room(self, block: object) -> bool:
+        """Return whether `push` can take this block now."""
+        return self.fits(block) and self.buffered_bytes + self._block_bytes(block) <= self._max_bytes
+
+    def fits(self, block: object) -> bool:
+        """Return whether the block is small enough for `push`: half of the buffer or less."""
+        return self._block_bytes(block) <= self._max_bytes // 2
+
+    def push(self, block: object) -> None:
+        """Add samples in any form of an audio item, or bytes of PCM (int16, little-endian, mono).
+
+        Raises:
+            InputError: the block has another form or values that are not finite, or does not fit into the buffer. It is
+                not added, and the stream goes on.
+        """
+        with self._lock:
+            if not self.has_room(block):
+                held, limit = self.buffered_bytes, f"max_buffer_bytes={self._max_bytes:,}"
+                reason = (
+                    f"a block of {self._block_bytes(block):,} bytes does not fit beside {held:,} buffered bytes into {limit}"
+                )
+                how = "push it later" if self.fits(block) else "push blocks of at most half of it"
+                raise InputError(f"{reason}; {how}, or raise the limit", code="overloaded", param="max_buffer_bytes")
+            self._add(self._stream.convert(block))
+
+    def gap(self, gap: Gap) -> None:
+        """End the open window. The next samples come `gap.seconds` later in the stream."""
+        with self._lock:
+            self._add(self._stream.rest())
+            self._received += round(gap.seconds * self._rate)
+            self._queue.append(gap)
+
+    def finish(self, reason: str = "finished") -> None:
+        """End the stream. The open window becomes final."""
+        with self._lock:
+            self._add(self._stream.rest())
+            self._queue.append(reason)
+
+    def _block_bytes(self, block: object) -> int:
+        """Return the bytes of a block's samples at the model's rate."""
+        if isinstance(block, bytes | bytearray | memoryview):
+            count = len(block) // 2
+        else:
+            shape = getattr(block, "shape", None)
+            count = max(shape, default=0) if isinstance(shape, tuple) else len(block) if isinstance(block, list | tuple) else 0
+        return math.ceil(4 * count * self._rate / self._stream.own)
+
+    def _add(self, samples: Tensor) -> None:
+        if len(samples):
+            self._received += len(samples)
+            self._queued += len(samples)
+            self._queue.append(samples)
+
+    def _take_samples(self, windows: LiveWindows) -> bool:
+        """Move a block from the queue to the windows. Return False if none is next."""
+        if not self._queue or not isinstance(self._queue[0], Tensor):
+            return False
+        with self._lock:
+            samples = self._queue.popleft()
+            assert isinstance(samples, Tensor)
+            windows.add(samples)
+            self._queued -= len(samples)
+        return True
+
+    def _emit(
+        self, kind: EventKind, start: int, end: int, text: str = "", stable: int = 0, language: str | None = None, **more: Any
+    ) -> None:
+        times = (round(start / self._rate, 3), round(end / self._rate, 3), round((self._received - end) / self._rate, 3))
+        self.events.append(LiveEvent(kind, text, stable, *times, language, **more))
+        if kind == "speech_stopped":
+            self._turn_ends = self._turn_events
+
+    def _end_turn(self, at: int) -> None:
+        """Emit "turn_ended" if speech has stopped; all text before is final."""
+        if self._turn_ends:
+            self._turn_ends = False
+            self._emit("turn_ended", at, at)
+
+
+def check_rate(rate: object, model_rate: int) -> float:
+    """Return the rate of a stream's samples; None means the model's."""
+    if rate is None:
+        return model_rate
+    check_number("rate", rate, 1.0, 1e9)
+    return float(rate)  # type: ignore[arg-type]

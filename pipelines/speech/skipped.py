@@ -1,0 +1,205 @@
+"""Finds speech that the text of a window skips, and transcribes it in shorter windows.
+
+Whisper may stop in the middle of a window, or leave out sentences. Timestamps show this; without them, a word that seems to
+last for seconds does.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
+from itertools import pairwise
+
+from ...engine.types import RequestOutput
+from ..tasks import Task, WideTask
+from .decode import FATAL, WindowText, answer_tokens
+from .merge import join_texts, merge_overlap, split_words
+from .results import Segment
+from .windows import Window
+from .words import drop_segment_words, split_tokens
+
+_LONGEST_WORD = 2.0  # seconds of speech
+_MIN_END = 1.0  # seconds of speech after the last timestamp that are skipped speech
+_MARGIN, _SHARP = 1.5, 0.1  # seconds transcribed before and after skipped speech; _SHARP: before, if a sentence ends there
+_SPOKEN = 0.5  # seconds; assumed length of a word before skipped speech
+_MIN_RATE = 0.5  # words per second of skipped speech; fewer are no reason to change the text
+_MIN_WORDS = 3  # two skips with fewer words between them are one skip
+_MIN_CHECKED, _MIN_SPARSE = 10.0, 3.0  # seconds; shorter windows are not checked, unless they have less than a word per second
+_MAX_DEPTH = 2  # levels of shorter windows inside a window
+
+WordTimes = Callable[[Window, Sequence[int]], Task[list[float] | RequestOutput]]
+"""Returns the start of each token of a window's text, and the end of the last one, in seconds."""
+Merged = tuple[str, list[Segment], float]
+"""A text, its segments, and the seconds that it shares with the text before."""
+
+
+@dataclass(frozen=True)
+class _Skip:
+    """Skipped speech in seconds of the window. It follows `left` parts of the text; `right` is the index of the part after it.
+
+    `after_sentence`: the text stops at a segment's end or at punctuation, whose times are sharp.
+    """
+
+    start: float
+    end: float
+    left: int
+    right: int
+    after_sentence: bool
+
+
+def merge_texts(texts: Sequence[Merged]) -> tuple[str, list[Segment]]:
+    """Join texts and segments in order. Words in the shared seconds of two texts are kept once."""
+    found, parts = list[str](), list[list[Segment]]()
+    for text, own, overlap in texts:
+        if overlap and found and found[-1] and text:
+            found[-1], text, lost, own_lost = merge_overlap(found[-1], text, overlap)
+            parts[-1], own = drop_segment_words(parts[-1], lost, last=True), drop_segment_words(own, own_lost, last=False)
+        found.append(text)
+        parts.append(own)
+    return join_texts(found), [part for own in parts for part in own]
+
+
+class WindowTranscriber:
+    """Transcribes windows. Skipped speech is transcribed, too, and its text is kept if it has enough words.
+
+    Args:
+        transcribe: transcribes a window once.
+        word_times: None if the model has no cross-attention; then only timestamps show what a text skips.
+        decode: returns the text of tokens.
+        language: returns the language of the text.
+        checks_end: also find skipped speech after the last segment. False if the next window begins where that segment ends.
+    """
+
+    def __init__(
+        self,
+        rate: int,
+        transcribe: Callable[[Window], WideTask[WindowText]],
+        word_times: WordTimes | None,
+        decode: Callable[[Sequence[int]], str],
+        language: Callable[[], str | None],
+        checks_end: bool = True,
+    ) -> None:
+        self._rate, self._transcribe, self._word_times = rate, transcribe, word_times
+        self._decode, self._language, self._checks_end = decode, language, checks_end
+
+    def __call__(self, window: Window, depth: int = _MAX_DEPTH) -> WideTask[WindowText]:
+        text = yield from self._transcribe(window)
+        if not depth or text.output.error or not text.result.text or text.result.finish_reason == "length":
+            return text
+        if text.segments is None:
+            found = yield from self._skips_of_words(text, window)
+            if isinstance(found, RequestOutput):
+                return _unchecked(text, found)
+            parts, skips = found
+            whole: list[tuple[str, list[Segment]]] = [(part, []) for part in parts]
+        else:
+            skips = self._skips_of_segments(text.segments, window)
+            whole = [(part.text, [part]) for part in text.segments]
+        if not skips:
+            return text
+        chain, at, overlap, inner = list[Merged](), 0, 0.0, None
+        for skip in skips:
+            chain.append(_group(whole[at : skip.left], overlap, text.segments is None))
+            ranges = _ranges(skip, len(window.samples) / self._rate)
+            for index, (start, end) in enumerate(ranges):
+                part = yield from self(self._part(window, start, end), depth - 1)
+                if part.output.error:
+                    return _unchecked(text, part.output)
+                inner = inner or part.result.skip_error
+                shared = ranges[index - 1][1] - start if index else skip.start - start
+                chain.append((part.result.text, _shifted(part.segments or (), start), shared))
+            at, overlap = skip.right, max(0.0, ranges[-1][1] - skip.end)
+        chain.append(_group(whole[at:], overlap, text.segments is None))
+        merged, segments = merge_texts([one for one in chain if one[0]])
+        gained = len(split_words(merged)) - len(split_words(text.result.text))
+        if gained < 1 + _MIN_RATE * sum(skip.end - skip.start for skip in skips):
+            return replace(text, result=replace(text.result, skip_error=inner))
+        result = replace(text.result, text=merged, skip_error=inner)
+        return replace(text, result=result, segments=None if text.segments is None else tuple(segments))
+
+    def _skips_of_words(self, text: WindowText, window: Window) -> Task[tuple[list[str], list[_Skip]] | RequestOutput]:
+        """Return the words of a text and the skipped speech inside words that seem to last too long, or a failed output."""
+        seconds = len(window.samples) / self._rate
+        is_sparse = seconds >= _MIN_SPARSE and len(split_words(text.result.text)) < self._speech(window, 0.0, seconds)
+        if self._word_times is None or not (is_sparse or seconds >= _MIN_CHECKED):
+            return [], []
+        tokens = answer_tokens(text.output.outputs[0])
+        times = yield from self._word_times(window, tokens)
+        if isinstance(times, RequestOutput):
+            return times
+        words, starts, at, skips = list[str](), list[float](), 0, list[_Skip]()
+        for word, count in split_tokens(tokens, self._decode, self._language()):
+            words.append(word)
+            starts.append(times[min(at, len(times) - 1)])
+            at += count
+        for index, (start, end) in enumerate(pairwise([*starts, seconds])):
+            if self._speech(window, start, end) <= _LONGEST_WORD:
+                continue
+            ends = not words[index][-1:].isalnum()  # the word, or the punctuation after it, ends before the skipped speech
+            start += _SPOKEN if ends and any(map(str.isalnum, words[index])) else 0.0
+            skip = _Skip(start, end, index + ends, index + 1, ends)
+            if skips and index - skips[-1].right < _MIN_WORDS:
+                skip = replace(skips.pop(), end=end, right=index + 1)
+            skips.append(skip)
+        return words, skips
+
+    def _skips_of_segments(self, parts: Sequence[Segment], window: Window) -> list[_Skip]:
+        """Return the skipped speech between segments, and after the last one."""
+        ends = [0.0, *(part.end for part in parts)]
+        starts = [*(part.start for part in parts), len(window.samples) / self._rate]
+        found = list[_Skip]()
+        for index, (end, start) in enumerate(zip(ends, starts, strict=True)):
+            if index == len(parts) and not self._checks_end:
+                break
+            least = _MIN_END if index == len(parts) else _LONGEST_WORD
+            if end is not None and end < start and self._speech(window, end, start) > least:
+                found.append(_Skip(end, start, index, index, True))
+        return found
+
+    def _speech(self, window: Window, start: float, end: float) -> float:
+        """Return the seconds of speech between two times of a window."""
+        first, last = (window.start + round(time * self._rate) for time in (start, end))
+        pauses = sum(max(0, min(last, b) - max(first, a)) for a, b in window.pauses)
+        return (last - first - pauses) / self._rate
+
+    def _part(self, window: Window, start: float, end: float) -> Window:
+        first, last = round(start * self._rate), round(end * self._rate)
+        begin, stop = window.start + first, min(window.start + last, window.end)
+        return Window(begin, stop, window.samples[first:last], stop, 0, window.pauses)
+
+
+def _unchecked(text: WindowText, failed: RequestOutput) -> WindowText:
+    """Return the text with the error of a request about its skipped speech; with a fatal error there is no text."""
+    if failed.error is not None and failed.error.code in FATAL:
+        return replace(text, result=replace(text.result, text=""), segments=None, output=failed)
+    return replace(text, result=replace(text.result, skip_error=failed.error))
+
+
+def _ranges(skip: _Skip, seconds: float) -> list[tuple[float, float]]:
+    """Return the start and end of the windows that skipped speech is transcribed in. Each is at most about half as long."""
+    margin = _SHARP if skip.after_sentence else _MARGIN
+    start, end = max(0.0, skip.start - margin), min(seconds, skip.end + _MARGIN)
+    count = 1 if end - start <= 0.6 * seconds else 2
+    size = (end - start) / count
+    return [
+        (max(start, start + i * size - _MARGIN * (i > 0)), min(end, start + (i + 1) * size + _MARGIN * (i + 1 < count)))
+        for i in range(count)
+    ]
+
+
+def _group(parts: Sequence[tuple[str, list[Segment]]], overlap: float, is_words: bool) -> Merged:
+    text = "".join(text for text, _ in parts).strip() if is_words else join_texts([text for text, _ in parts])
+    return text, [part for _, own in parts for part in own], overlap
+
+
+def _shifted(parts: Sequence[Segment], seconds: float) -> list[Segment]:
+    """Return segments that are `seconds` later."""
+    return [
+        replace(
+            part,
+            start=part.start + seconds,
+            end=None if part.end is None else part.end + seconds,
+            words=part.words and tuple(replace(w, start=w.start + seconds, end=w.end + seconds) for w in part.words),
+        )
+        for part in parts
+    ]

@@ -1,0 +1,133 @@
+"""Locations as tokens: PaliGemma, PaddleOCR-VL, DocTags, Nemotron-Parse; HunYuan-OCR's and Molmo's coordinates in text.
+
+Sources: the model cards, docling-core's DocTags, Nemotron-Parse's post-processing.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from itertools import pairwise
+
+from .element import Element, ImageScale, numbers_of
+from .tables import read_table
+
+_LOC_TOKENS = re.compile(r"((?:<loc\d{4}>){4})(?:<seg\d{3}>)*([^;<\n]*)")
+_CORNER_TOKENS = re.compile(r"((?:<\|LOC_\d{1,4}\|>){8})")
+_PAIRS = re.compile(r"(\(\d{1,4},\s?\d{1,4}\),\s?\(\d{1,4},\s?\d{1,4}\))")
+_TAG = re.compile(r"<[^<>]*>")
+_POINTS = re.compile(r"<(?:points?|tracks)\s([^<>]*)>([^<]*)")
+_ATTRIBUTE = re.compile(r"([xy]\d*)\s*=\s*\"\s*(\d{1,3}(?:\.\d{1,9})?)\s*\"")
+_COORDS = re.compile(r"coords\s*=\s*\"([^\"]*)\"")
+_POINT = re.compile(r"(\d{1,9}) (\d{3,4}) (\d{3,4})")
+_DOCTAG = re.compile(r"<([a-z_]\w*)>((?:<loc_\d{1,3}>){4})|</([a-z_]\w*)>")
+_CORNER = re.compile(r"<x_(\d\.?\d{0,9})><y_(\d\.?\d{0,9})>(?:<class_([^<>]*)>)?")
+_DOCTAG_UNITS = 500.0
+_MAX_OPEN = 32  # DocTags inside each other
+
+
+def find_loc_tokens(text: str, scale: ImageScale) -> Iterator[Element]:
+    """Yield boxes written as four `<loc0123>` (top, left, bottom, right; units of 1/1024) and a label."""
+    for tokens, label in _LOC_TOKENS.findall(text):
+        top, left, bottom, right = (int(digits) for digits in re.findall(r"loc(\d{4})", tokens))
+        element = scale.element((left, top, right, bottom), 1024, 1024, label.strip())
+        if element is not None:
+            yield element
+
+
+def find_corner_tokens(text: str, scale: ImageScale) -> Iterator[Element]:
+    """Yield polygons written as a text and eight `<|LOC_123|>`: four corners, in thousandths. A table is one element."""
+    cells = read_table(text)
+    if cells:
+        yield Element("table", text.strip(), cells=cells, image=scale.index)
+    yield from _after_their_text(_CORNER_TOKENS.split(text), scale)
+
+
+def find_pairs(text: str, scale: ImageScale) -> Iterator[Element]:
+    """Yield boxes written as a text and `(x1,y1),(x2,y2)`, in thousandths."""
+    yield from _after_their_text(_PAIRS.split(text), scale)
+
+
+def _after_their_text(parts: list[str], scale: ImageScale) -> Iterator[Element]:
+    for content, place in zip(parts[::2], parts[1::2], strict=False):
+        element = scale.element(numbers_of(place), 1000, 1000, text=_TAG.sub("", content).strip())
+        if element is not None:
+            yield element
+
+
+def find_point_tags(text: str, scale: ImageScale) -> Iterator[Element]:
+    """Yield points of `<point x= y=>` and `<points x1= y1= x2= ...>`, in percent, and of Molmo2's `coords=`, in thousandths."""
+    for attributes, content in _POINTS.findall(text):
+        label, values = content.strip(), dict(_ATTRIBUTE.findall(attributes))
+        for name in values:
+            pair = values[name], values.get(name.replace("x", "y"))
+            if name.startswith("x") and pair[1] is not None:
+                yield Element(label, points=(scale.point(float(pair[0]), float(pair[1]), 100, 100),), image=scale.index)
+        for _, x, y in (point for coords in _COORDS.findall(attributes) for point in _POINT.findall(coords)):
+            yield Element(label, points=(scale.point(float(x), float(y), 1000, 1000),), image=scale.index)
+
+
+@dataclass
+class _Open:
+    """A DocTag that is not closed yet."""
+
+    name: str
+    numbers: list[float]
+    order: int
+    pieces: list[str] = field(default_factory=list)
+
+
+def find_doctags(text: str, scale: ImageScale) -> Iterator[Element]:
+    """Yield the elements of `<name><loc_1><loc_2><loc_3><loc_4>content</name>`, in units of 1/500, by opening tag."""
+    found: list[tuple[int, Element]] = []
+    opened: list[_Open] = []
+
+    def close() -> None:
+        last = opened.pop()
+        content = "".join(last.pieces)
+        cells = read_table(content) if last.name in ("otsl", "chart", "picture") else ()
+        label = "table" if last.name == "otsl" else last.name
+        place = scale.element(last.numbers, _DOCTAG_UNITS, _DOCTAG_UNITS)
+        if place is not None:
+            element = Element(label, _TAG.sub(" " if cells else "", content).strip(), place.box, cells=cells, image=scale.index)
+            found.append((last.order, element))
+
+    end = 0
+    for order, tag in enumerate(_DOCTAG.finditer(text)):
+        if opened:
+            opened[-1].pieces.append(text[end : tag.start()])
+        end = tag.end()
+        if tag[1]:
+            if len(opened) < _MAX_OPEN:
+                opened.append(_Open(tag[1], numbers_of(tag[2]), order))
+        elif any(one.name == tag[3] for one in opened):
+            while opened[-1].name != tag[3]:
+                close()
+            close()
+    if opened:
+        opened[-1].pieces.append(text[end:])
+    while opened:
+        close()
+    yield from (element for _, element in sorted(found, key=lambda pair: pair[0]))
+
+
+def find_xy_tokens(text: str, scale: ImageScale) -> Iterator[Element]:
+    """Yield `<x_0.1><y_0.2>content<x_0.3><y_0.4><class_Text>`, in fractions of the padded image (Nemotron-Parse).
+
+    The image is in the middle of `scale.resized`; larger images are shrunk to it, smaller ones keep their size.
+    """
+    (height, width), (tall, wide) = scale.size, scale.resized
+    inner_tall, inner_wide = min(height, tall), width if height <= tall else int(tall * width / height)
+    if inner_wide > wide:
+        inner_tall, inner_wide = int(wide * height / width), wide
+    left, top = (wide - inner_wide) // 2, (tall - inner_tall) // 2
+    for first, last in pairwise(_CORNER.finditer(text)):
+        if first[3] is not None or last[3] is None:
+            continue
+        numbers = [float(value) for corner in (first, last) for value in (corner[1], corner[2])]
+        moved = [value * (tall if i % 2 else wide) - (top if i % 2 else left) for i, value in enumerate(numbers)]
+        content = text[first.end() : last.start()].strip()
+        element = scale.element(moved, max(1, inner_wide), max(1, inner_tall), last[3].strip(), content)
+        if element is not None:
+            yield element

@@ -1,0 +1,57 @@
+"""Boxes between tags: `<ref>label</ref><box>...</box>` of Qwen2-VL, InternVL, DeepSeek-OCR and MinerU.
+
+Sources: the model cards; DeepSeek-OCR's post-processing divides by 999.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+
+from .element import Element, ImageScale, numbers_of
+from .tables import read_table
+
+
+@dataclass(frozen=True)
+class TagStyle:
+    """The tags of one format.
+
+    Args:
+        label, box: pairs of an opening and a closing tag.
+        units: units along each side of the image.
+        has_text: the text from a tag of boxes to the next tag is the content of its first box.
+        label_follows: a label comes after its box.
+    """
+
+    label: tuple[str, str]
+    box: tuple[str, str]
+    units: float = 1000.0
+    has_text: bool = False
+    label_follows: bool = False
+
+
+OBJECT_REF_BOX = TagStyle(("<|object_ref_start|>", "<|object_ref_end|>"), ("<|box_start|>", "<|box_end|>"))
+BOX_REF = TagStyle(("<|ref_start|>", "<|ref_end|>"), ("<|box_start|>", "<|box_end|>"), label_follows=True)
+REF_BOX = TagStyle(("<ref>", "</ref>"), ("<box>", "</box>"))
+REF_DET = TagStyle(("<|ref|>", "<|/ref|>"), ("<|det|>", "<|/det|>"), 999.0, has_text=True)
+
+
+def find_tagged(text: str, scale: ImageScale, style: TagStyle) -> Iterator[Element]:
+    """Yield the elements of the complete pairs of tags, in order. Several boxes may follow a label."""
+    parts = re.split("(" + "|".join(map(re.escape, (*style.label, *style.box))) + ")", text)
+    label, places = "", list[tuple[str, list[float], str]]()  # label and numbers of each box; content of the first box of a tag
+    for at in range(1, len(parts) - 3, 2):
+        pair, inside, after = (parts[at], parts[at + 2]), parts[at + 1], parts[at + 3]
+        if pair == style.label:
+            label = inside.strip()
+            if style.label_follows and places:
+                places[-1] = (label, *places[-1][1:])
+        elif pair == style.box:
+            numbers, content = numbers_of(inside), after.strip() if style.has_text else ""
+            name = "" if style.label_follows else label
+            places += [(name, numbers[i : i + 4], "" if i else content) for i in range(0, len(numbers) - 3, 4)]
+    for name, numbers, content in places:
+        element = scale.element(numbers, style.units, style.units, name, content)
+        if element is not None:
+            yield replace(element, cells=read_table(content))

@@ -1,0 +1,89 @@
+"""Input processing of Moonshine: the samples themselves.
+
+Sources: the published feature extractor; arXiv 2410.15608 (training on clips of up to 30 s).
+"""
+
+from __future__ import annotations
+
+import torch
+from torch.nn import functional as F
+
+from ...mm.fields import BatchedField, FieldElem, FlatField
+from ...mm.speech import SpeechRequest
+from ...mm.types import ItemGeometry, MediaItem, MultiModalKwargsItem
+from ..bases.audio import audio_samples
+from ..bases.speech import CrossAttentionSpeechInfo
+from ..mel import MelSpec, read_mel_spec
+
+_START = "<s>"
+_SAMPLES = MelSpec(num_mel_bins=1, hop_length=1)  # a frame is a sample
+_FRAME = 80  # samples of a frame of Moonshine Streaming
+
+
+def _spec(info: CrossAttentionSpeechInfo) -> MelSpec:
+    """Return the spec of raw samples; normalisation is applied to all samples of an item in `_process`."""
+    return read_mel_spec({**info.files.audio, "do_normalize": False}, info.mel_defaults)
+
+
+def _process(
+    info: CrossAttentionSpeechInfo, item: MediaItem, dtype: torch.dtype, pad_to: int
+) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+    """Return `input_values` `[n]`, normalised if the preprocessor says so, and `audio_samples`, n without padding.
+
+    Samples are padded to a multiple of `pad_to`.
+    """
+    samples, geometry = audio_samples(item), info.geometry(item.header)
+    if info.files.audio.get("do_normalize", True):
+        variance, mean = torch.var_mean(samples, unbiased=False)
+        samples = (samples - mean) / (variance + 1e-7).sqrt()
+    values = F.pad(samples, (0, -len(samples) % pad_to)).to(dtype)
+    count = FieldElem(torch.tensor(len(samples)), BatchedField(keep_on_cpu=True))
+    return {"input_values": FieldElem(values, FlatField()), "audio_samples": count}, geometry
+
+
+class MoonshineProcessingInfo(CrossAttentionSpeechInfo):
+    """ProcessingInfo and SupportsTranscription of Moonshine. A frame of its spec is a sample."""
+
+    text_config_defaults = {"hidden_size": 288, "decoder_num_hidden_layers": 6, "decoder_num_attention_heads": 8}
+    size_keys = ("decoder_num_hidden_layers", "decoder_num_attention_heads")
+    mel_defaults = _SAMPLES
+    takes_language = False
+    row_seconds = 384 / 16_000
+
+    def resolve_spec(self, modality: str) -> MelSpec:
+        return _spec(self)
+
+    def num_rows(self, frames: int) -> int:
+        """Return the rows after convolutions of 127, 7 and 3 taps with strides of 64, 3 and 2."""
+        for taps, stride in ((127, 64), (7, 3), (3, 2)):
+            frames = max(0, (frames - taps) // stride + 1)
+        return frames
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        return _process(self, item, dtype, pad_to=1)
+
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        return SpeechRequest(_START)
+
+
+class MoonshineStreamingProcessingInfo(CrossAttentionSpeechInfo):
+    """ProcessingInfo and SupportsTranscription of Moonshine Streaming: whole frames of 80 samples, and four frames per row."""
+
+    text_config_defaults = {"hidden_size": 320, "num_hidden_layers": 6, "num_attention_heads": 8}
+    size_keys = ("num_hidden_layers", "num_attention_heads")
+    mel_defaults = _SAMPLES
+    takes_language = False
+    row_seconds = 320 / 16_000
+
+    def resolve_spec(self, modality: str) -> MelSpec:
+        return _spec(self)
+
+    def num_rows(self, frames: int) -> int:
+        """Return a row per four frames, the last one incomplete; an item has at least one whole frame."""
+        return -(-frames // 320) if frames >= _FRAME else 0
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        return _process(self, item, dtype, pad_to=_FRAME)
+
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        return SpeechRequest(_START)

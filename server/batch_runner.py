@@ -1,0 +1,272 @@
+"""Runs the lines of batches through the server's own endpoints, a few at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import logging
+from collections.abc import AsyncIterator, Mapping
+from contextlib import asynccontextmanager, nullcontext
+from functools import partial
+from typing import Any
+from uuid import uuid4
+
+from ..mm.errors import SensoriumError, check_utf8, short_repr
+from .config import ServerConfig
+from .errors import HttpError, error_response
+from .guard import MAX_VALUES, PRIORITY, TENANT, App
+from .large_json import LARGE, loads, member
+from .store import CheckedLines, Store
+
+ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+"""Endpoints that the lines of a batch may name."""
+_FIELDS = ("custom_id", "method", "url", "body")
+_MAX_CUSTOM_ID = 512
+_MAX_DEPTH = 128  # of lists and objects in a line
+_PAGE = 256  # lines whose numbers are read at once
+_ATTEMPTS, _RETRY_SECONDS = 5, 1.0  # of a line that gets the status 429 or 503; the pause doubles
+_CLEAN_SECONDS = 3600.0  # between removals of expired files
+_UNAVAILABLE = (429, 503)
+_GONE = ("engine_dead", "engine_closed", "engine_asleep")  # error codes of an engine that may take no more requests
+_DEATHS = ("engine_dead", "interrupted")  # error codes that a line may have caused; it is tried once more
+_REASONS = {
+    "cancelled": ("batch_cancelled", "the batch was cancelled before this request was finished"),
+    "expired": ("batch_expired", "this request could not be finished within the completion window"),
+}
+_log = logging.getLogger(__name__)
+
+
+class BatchRunner:
+    """The batches in progress.
+
+    A line's result and the fact that it is finished are stored in one transaction. A line without a result runs again after a
+    restart, and a line with a result never does.
+
+    Args:
+        app: the application whose endpoints answer lines.
+    """
+
+    def __init__(self, store: Store, config: ServerConfig, app: App) -> None:
+        self._store, self._config, self._app = store, config, app
+        self._free = asyncio.Semaphore(config.batch_requests)
+        self._alone = asyncio.Lock()  # for further attempts of lines that may have killed the engine
+        self._tasks: dict[str, asyncio.Task[None]] = {}
+
+    @asynccontextmanager
+    async def running(self) -> AsyncIterator[None]:
+        """Continue the batches that have not ended, and run new ones until the block ends."""
+        for owner, batch in await self._store.call(self._store.running):
+            self.start(owner, batch)
+        cleaner = asyncio.ensure_future(self._clean())
+        try:
+            yield
+        finally:
+            await _cancelled(cleaner, *self._tasks.values())
+
+    async def _clean(self) -> None:
+        store = self._store
+        while True:
+            try:
+                await store.call(store.remove_expired)
+                while await store.call(store.vacuum):
+                    pass  # one page a call, so that other calls of the store run between them
+            except HttpError as error:
+                _log.warning("expired files are not removed: %s", error)
+            await asyncio.sleep(_CLEAN_SECONDS)
+
+    def start(self, owner: str, batch: str) -> None:
+        """Run a batch in the background. A batch that already runs is restarted, so that it reads its new status."""
+        before = self._tasks.get(batch)
+        task = self._tasks[batch] = asyncio.ensure_future(self._run(owner, batch, before))
+        task.add_done_callback(lambda _: self._tasks.pop(batch) if self._tasks.get(batch) is task else None)
+
+    async def _run(self, owner: str, batch: str, before: asyncio.Task[None] | None) -> None:
+        if before is not None:
+            await _cancelled(before)
+        while True:
+            try:
+                await self._run_once(owner, batch)
+                return
+            except Exception:  # such as a full disk
+                _log.exception("the batch %s is interrupted; it continues in a while", batch)
+                await asyncio.sleep(10 * _RETRY_SECONDS)
+
+    async def _run_once(self, owner: str, batch: str) -> None:
+        store = self._store
+        status = "completed"
+        try:
+            found = await store.call(store.batch, owner, batch)
+            async with asyncio.timeout(found["expires_at"] - store.now):
+                if found["status"] == "cancelling":
+                    status = "cancelled"
+                elif not await self._may_run(batch, found["status"]):
+                    return
+                else:
+                    await self._run_lines(owner, batch, found["endpoint"])
+        except TimeoutError:
+            status = "expired"
+        await store.call(store.end_batch, batch, status, partial(_unfinished, status))
+
+    async def _may_run(self, batch: str, status: str) -> bool:
+        """Check the lines of a new batch, and start or fail it. Return whether the batch may run."""
+        store, lines, check = self._store, CheckedLines(), partial(_check_line, self._config)
+        while status == "validating" and await store.call(store.check_lines, batch, lines, check):
+            pass  # one page a call, so that other calls of the store run between them
+        return await store.call(store.start_batch, batch, lines)
+
+    async def _run_lines(self, owner: str, batch: str, url: str) -> None:
+        after = -1
+        async with asyncio.TaskGroup() as group:
+            while lines := await self._store.call(self._store.unfinished, batch, after, _PAGE):
+                for after, custom_id in lines:
+                    await self._free.acquire()
+                    try:
+                        task = group.create_task(self._run_line(owner, batch, url, after, custom_id))
+                    except BaseException:  # a sibling has failed
+                        self._free.release()
+                        raise
+                    task.add_done_callback(lambda _: self._free.release())
+
+    async def _run_line(self, owner: str, batch: str, url: str, number: int, custom_id: str) -> None:
+        """Store the response to a line. Only a storage error is raised; any other one becomes the line's result."""
+        line = await self._store.call(self._store.line, batch, number)
+        try:
+            body = await asyncio.to_thread(member, line, "body") if len(line) > LARGE else member(line, "body")
+            del line
+            status, response = await self._answer(url, body, owner)
+        except Exception as error:
+            _log.exception("a request of a batch failed")
+            failed = error_response(error)
+            status, response = failed.status_code, bytes(failed.body)
+        head = json.dumps({"status_code": status, "request_id": f"req-{uuid4().hex}"})
+        result = _result(custom_id, b'%s, "body": %s}' % (head[:-1].encode(), response))
+        await self._store.call(self._store.finish_line, batch, number, result, status == 200)
+
+    async def _answer(self, url: str, body: bytes, owner: str) -> tuple[int, bytes]:
+        """Return status and body of the response, after further attempts if the engine is busy or has died."""
+        pause, attempts, deaths = _RETRY_SECONDS, 0, 0
+        while True:
+            async with self._alone if deaths else nullcontext():
+                status, response = await self._send("POST", url, body, owner)
+            if status not in _UNAVAILABLE:
+                return status, response
+            code = _error_code(response)
+            if code in _GONE and await self._was_away(owner):
+                continue
+            attempts += 1
+            deaths += code in _DEATHS
+            if attempts == _ATTEMPTS or deaths == 2:
+                return status, response
+            await asyncio.sleep(pause)
+            pause *= 2
+
+    async def _was_away(self, owner: str) -> bool:
+        """Wait until the engine takes requests. Return False if it does already."""
+        away = False
+        while (await self._send("GET", "/ready", b"", owner))[0] != 200:
+            if not away:
+                _log.warning("the engine takes no requests; the batches in progress wait until it does")
+            away = True
+            await asyncio.sleep(10 * _RETRY_SECONDS)
+        return away
+
+    async def _send(self, method: str, path: str, body: bytes, owner: str) -> tuple[int, bytes]:
+        """Return status and body of the response to a request of this owner."""
+        sent, status, parts = False, 500, list[bytes]()
+
+        async def receive() -> dict[str, Any]:
+            nonlocal sent
+            if sent:
+                await asyncio.Event().wait()  # no disconnect ever comes; the task may be cancelled
+            sent = True
+            return {"type": "http.request", "body": body}
+
+        async def send(message: Mapping[str, Any]) -> None:
+            nonlocal status
+            status = message.get("status", status)
+            parts.append(message.get("body", b""))
+
+        headers = [(b"content-type", b"application/json")]
+        scope: dict[str, Any] = {
+            "type": "http",
+            "http_version": "1.1",
+            "method": method,
+            "scheme": "http",
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": b"",
+            "headers": headers,
+            TENANT: owner or None,
+            PRIORITY: 1,
+        }
+        await self._app(scope, receive, send)
+        return status, b"".join(parts)
+
+
+async def _cancelled(*tasks: asyncio.Task[None]) -> None:
+    for task in tasks:
+        task.cancel()
+    await asyncio.gather(*tasks, return_exceptions=True)
+
+
+def _result(custom_id: str, response: bytes, error: Mapping[str, Any] | None = None) -> bytes:
+    """Return a line of an output or error file. `response` is JSON, which is copied as it is."""
+    head = json.dumps({"id": f"batch_req_{uuid4().hex}", "custom_id": custom_id, "error": error})
+    return b'%s, "response": %s}\n' % (head[:-1].encode(), response.replace(b"\n", b" "))
+
+
+def _unfinished(status: str, custom_id: str) -> bytes:
+    code, message = _REASONS[status]
+    return _result(custom_id, b"null", {"code": code, "message": message})
+
+
+def _error_code(response: bytes) -> str | None:
+    try:
+        found: str | None = json.loads(response)["error"]["code"]
+        return found
+    except (ValueError, KeyError, TypeError):
+        return None
+
+
+def _is_deep(value: object) -> bool:
+    """Return whether lists and objects are nested more than _MAX_DEPTH deep."""
+    level = [value]
+    for _ in range(_MAX_DEPTH):
+        nested = [one for one in level if isinstance(one, list | dict)]
+        level = [inner for one in nested for inner in (one.values() if isinstance(one, dict) else one)]
+    return any(isinstance(one, list | dict) for one in level)
+
+
+def _check_line(config: ServerConfig, line: bytes, request: Mapping[str, Any]) -> str:
+    """Return the custom_id of a line of a batch's input."""
+    if len(line) > config.max_body_bytes or sum(map(line.count, (b",", b"[", b"{"))) > MAX_VALUES:
+        reason = f"the line has more than {config.max_body_bytes} bytes (max_body_bytes) or {MAX_VALUES} values"
+        raise HttpError(400, f"{reason}; make it smaller", "line_too_large")
+    try:
+        entry = loads(line)
+        deep = _is_deep(entry)
+    except RecursionError:
+        deep = True
+    except ValueError as error:
+        raise HttpError(400, f"the line is not JSON: {error}", "invalid_json_line") from None
+    if deep:
+        reason = f"the line has lists and objects that are nested more than {_MAX_DEPTH} deep; make it flatter"
+        raise HttpError(400, reason, "invalid_json_line")
+    if not isinstance(entry, dict) or set(entry) != set(_FIELDS):
+        raise HttpError(400, f"the line must be an object with {', '.join(_FIELDS)}", "invalid_request")
+    custom_id, body = entry["custom_id"], entry["body"]
+    try:
+        if not isinstance(custom_id, str) or not 0 < len(check_utf8(custom_id, "custom_id")) <= _MAX_CUSTOM_ID:
+            reason = f"custom_id={short_repr(custom_id)} must be a text of 1 to {_MAX_CUSTOM_ID} characters"
+            raise HttpError(400, reason, "invalid_custom_id", "custom_id")
+    except SensoriumError as error:
+        raise HttpError(400, str(error), "invalid_custom_id", "custom_id") from None
+    if entry["method"] != "POST":
+        raise HttpError(400, f"method={short_repr(entry['method'])} must be POST", "invalid_method", "method")
+    if entry["url"] != request["endpoint"]:
+        reason = f"url={short_repr(entry['url'])} must be the batch's endpoint, {request['endpoint']}"
+        raise HttpError(400, reason, "mismatched_endpoint", "url")
+    if not isinstance(body, dict) or body.get("stream") not in (None, False):
+        raise HttpError(400, "body must be an object, in which stream is not true", "invalid_request", "body")
+    return custom_id

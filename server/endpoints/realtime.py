@@ -1,0 +1,392 @@
+"""/v1/realtime: transcription sessions over a WebSocket."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import aclosing, suppress
+from dataclasses import dataclass, field
+from functools import partial
+from typing import Any
+
+import numpy as np
+from fastapi import WebSocket
+from fastapi.exceptions import RequestValidationError
+from pydantic import ValidationError
+from starlette.websockets import WebSocketDisconnect
+
+from ...mm.errors import InputError, SensoriumError, hint, short_repr
+from ...pipelines.speech.decode import FATAL
+from ...pipelines.speech.live_input import Gap, LiveEvent
+from ...pipelines.speech.merge import join_texts
+from ..errors import HttpError, error_object, error_response, validation_error
+from ..guard import TENANT
+from ..large_json import loads
+from ..protocol.realtime import (
+    EVENTS,
+    AudioInput,
+    BufferAppend,
+    BufferClear,
+    Format,
+    SessionUpdate,
+    Transcription,
+    TurnDetection,
+    read_audio,
+)
+from ..state import Server, new_id
+from .audio import transcript_events
+
+MAX_MESSAGE_BYTES = 16 << 20
+_MAX_VALUES = 4096  # commas and opening brackets of a message
+_LARGE = 1 << 20  # characters above which a thread parses a message
+_MAX_BUFFER_BYTES = 16 << 20  # PCM that is not committed yet
+_PROTOCOL = "realtime"
+
+
+async def realtime(websocket: WebSocket) -> None:
+    """Serve a session. A refused one gets an HTTP status; an accepted one is closed with a WebSocket code."""
+    server: Server = websocket.app.state.server
+    try:
+        _admit(websocket, server)
+        session = RealtimeSession(websocket, server, websocket.scope[TENANT])
+    except (HttpError, SensoriumError) as error:
+        await websocket.send_denial_response(error_response(error))
+        return
+    server.realtime_sessions += 1
+    try:
+        offered = websocket.scope["subprotocols"]
+        await websocket.accept(_PROTOCOL if _PROTOCOL in offered else None)
+        await session.run()
+    finally:
+        server.realtime_sessions -= 1
+
+
+def _admit(websocket: WebSocket, server: Server) -> None:
+    """Raise HttpError for a wrong model or intent, or too many sessions."""
+    limit = server.config.max_realtime_sessions
+    if websocket.query_params.get("intent", "transcription") != "transcription":
+        raise HttpError(400, "intent must be transcription; sessions with answers are not supported", "invalid_input", "intent")
+    server.check_model(websocket.query_params.get("model"))
+    if server.realtime_sessions >= limit:
+        raise HttpError(429, f"{limit} sessions are open (max_realtime_sessions); try again later", "overloaded")
+
+
+@dataclass
+class _Live:
+    """A live stream: its settings, and a queue of samples that it has not taken yet, which None ends.
+
+    `begin`: where the stream begins, in seconds of the session's audio.
+    """
+
+    settings: AudioInput
+    begin: float
+    blocks: asyncio.Queue[bytes | Gap | None] = field(default_factory=lambda: asyncio.Queue(8))
+    task: asyncio.Task[None] | None = None
+    cleared: bool = False
+
+
+@dataclass
+class _Item:
+    """A stretch of speech. `text`: its final text. `sent`: the text that the client has received."""
+
+    begin: float
+    id: str = field(default_factory=lambda: new_id("item_"))
+    end: float = 0.0
+    text: str = ""
+    sent: str = ""
+    error: dict[str, Any] | None = None
+
+
+class RealtimeSession:
+    """One session: a task reads the client's events, another one transcribes and sends.
+
+    Raises:
+        ConfigError: the model does not transcribe.
+    """
+
+    def __init__(self, websocket: WebSocket, server: Server, salt: str | None) -> None:
+        self._socket, self._server, self._salt = websocket, server, salt
+        self._id, self._lock = new_id("sess_"), asyncio.Lock()
+        self._settings = AudioInput(format=Format(), transcription=Transcription(), turn_detection=TurnDetection())
+        self._jobs = asyncio.Queue[Callable[[], Awaitable[None]]](1)
+        self._live: _Live | None = None
+        self._buffer, self._received = bytearray(), 0.0  # PCM that is not committed; seconds of audio
+        self._last_item: str | None = None
+        self._stream(self._settings)  # checks that the model transcribes
+
+    async def run(self) -> None:
+        """Serve until the client leaves, is idle, reads nothing, or the engine fails."""
+        code, tasks = 1000, [asyncio.ensure_future(self._read()), asyncio.ensure_future(self._work())]
+        try:
+            done, _ = await asyncio.wait(tasks, return_when=asyncio.FIRST_COMPLETED)
+            for task in done:
+                task.result()
+        except (TimeoutError, WebSocketDisconnect):
+            code = 1001
+        except Exception as error:
+            code = 1011
+            error_object(error)  # writes an internal error to the log
+        finally:
+            for task in tasks:
+                task.cancel()
+            await asyncio.gather(*tasks, return_exceptions=True)
+            with suppress(Exception):
+                async with asyncio.timeout(1):
+                    await self._socket.close(code)
+
+    async def _read(self) -> None:
+        await self._send("session.created", session=self._description())
+        while True:
+            async with asyncio.timeout(self._server.config.realtime_idle_seconds):
+                message = await self._socket.receive()
+            if message["type"] != "websocket.receive":
+                return
+            event_id = None
+            try:
+                text = message.get("text")
+                is_large = isinstance(text, str) and len(text) > _LARGE
+                given = await asyncio.to_thread(_parse, text, loads) if is_large else _parse(text)
+                event_id = given.get("event_id")
+                await self._handle(given)
+            except (SensoriumError, RequestValidationError) as error:
+                found = error_object(error)
+                await self._send("error", error={**found, "event_id": event_id if isinstance(event_id, str) else None})
+
+    async def _handle(self, given: dict[str, Any]) -> None:
+        kind = given.get("type")
+        if not isinstance(kind, str) or kind not in EVENTS:
+            raise InputError(f"unknown event type {short_repr(kind, 100)}; {hint(kind, EVENTS)}", param="type")
+        try:
+            event = EVENTS[kind].model_validate(given)
+        except ValidationError as error:
+            raise validation_error(error) from None
+        if isinstance(event, SessionUpdate):
+            await self._update(event)
+        elif isinstance(event, BufferAppend):
+            await self._append(event.audio)
+        elif isinstance(event, BufferClear):
+            self._clear()
+            await self._send("input_audio_buffer.cleared")
+        else:
+            await self._commit()
+
+    async def _update(self, event: SessionUpdate) -> None:
+        """Change the settings that the event has. They hold for audio that is sent later."""
+        given = event.session.audio.input if event.session.audio else None
+        changes = {name: getattr(given, name) for name in given.model_fields_set} if given else {}
+        for name, default in (("format", Format()), ("transcription", Transcription())):
+            if name in changes:
+                changes[name] = changes[name] or default
+        settings = self._settings.model_copy(update=changes)
+        assert settings.transcription is not None
+        try:
+            self._server.check_model(settings.transcription.model)
+        except HttpError as error:
+            raise InputError(error.message, param="session.audio.input.transcription.model") from None
+        self._stream(settings)
+        if settings != self._settings and self._live is not None:
+            await self._live.blocks.put(None)
+            self._live = None
+        self._settings = settings
+        await self._send("session.updated", session=self._description())
+
+    async def _append(self, audio: str) -> None:
+        """Take samples. While the live stream's buffer is full, this waits, and nothing is read from the socket."""
+        assert self._settings.format is not None
+        data, rate = read_audio(audio, self._settings.format), self._settings.format.hertz
+        if self._settings.turn_detection is None:
+            if len(self._buffer) + len(data) > _MAX_BUFFER_BYTES:
+                reason = f"more than {_MAX_BUFFER_BYTES} bytes of PCM are not committed; commit or clear the buffer"
+                raise InputError(reason, code="overloaded", param="audio")
+            self._buffer += data
+            self._received += len(data) / (2 * rate)
+            return
+        live = self._live
+        if live is None:
+            live = self._live = _Live(self._settings, self._received)
+            await self._jobs.put(partial(self._run_live, live))
+        self._received += len(data) / (2 * rate)
+        for start in range(0, len(data), 2 * rate):
+            if not live.cleared:
+                await live.blocks.put(data[start : start + 2 * rate])
+
+    async def _commit(self) -> None:
+        """End the turn. Without turn detection, the buffer is transcribed as one item."""
+        if self._settings.turn_detection is not None:
+            if self._live is not None:
+                await self._live.blocks.put(Gap(0))
+            return
+        if not self._buffer:
+            raise InputError("the buffer is empty; append audio before a commit", param="type")
+        data, settings, item = bytes(self._buffer), self._settings, _Item(0.0)
+        assert settings.format is not None
+        item.end = len(data) / (2 * settings.format.hertz)
+        self._buffer.clear()
+        await self._commit_item(item)
+        await self._jobs.put(partial(self._run_buffer, data, settings, item))
+
+    def _clear(self) -> None:
+        self._buffer.clear()
+        if self._live is not None:
+            self._live.cleared = True
+            if self._live.task is not None:
+                self._live.task.cancel()
+            while not self._live.blocks.empty():  # so that a waiting `put` can finish
+                self._live.blocks.get_nowait()
+            self._live = None
+
+    async def _work(self) -> None:
+        while True:
+            job = await self._jobs.get()
+            try:
+                await job()
+            except SensoriumError as error:
+                await self._send("error", error={**error_object(error), "event_id": None})
+                if error.info.code in FATAL:
+                    raise
+
+    async def _run_live(self, live: _Live) -> None:
+        if live.cleared:
+            return
+        live.task = asyncio.ensure_future(self._transcribe(live))
+        try:
+            await asyncio.wait({live.task})
+        finally:
+            live.task.cancel()
+        if live.cleared:
+            return
+        try:
+            live.task.result()
+        except SensoriumError:
+            if self._live is live:  # not a later stream
+                self._clear()
+            raise
+
+    async def _transcribe(self, live: _Live) -> None:
+        item: _Item | None = None
+        async with aclosing(self._stream(live.settings, live.blocks)) as events:
+            async for event in events:
+                if event.kind == "speech_started":
+                    item = _Item(event.start)
+                    place = {"item_id": item.id, "audio_start_ms": round(1000 * (live.begin + event.start))}
+                    await self._send("input_audio_buffer.speech_started", **place)
+                elif item is not None:
+                    await self._send_event(item, event, live)
+                    item = None if event.kind == "turn_ended" else item
+
+    async def _send_event(self, item: _Item, event: LiveEvent, live: _Live) -> None:
+        """Send what an event of a live stream adds to its item."""
+        if event.kind == "partial":
+            await self._send_text(item, join_texts([item.text, event.text[: event.stable_upto]]))
+        elif event.kind == "final":
+            item.text = join_texts([item.text, event.text])
+            item.error = item.error or (None if event.error is None else error_object(event.error))
+            await self._send_text(item, item.text)
+        elif event.kind == "speech_stopped":
+            item.end = event.end
+            place = {"item_id": item.id, "audio_end_ms": round(1000 * (live.begin + event.end))}
+            await self._send("input_audio_buffer.speech_stopped", **place)
+            await self._commit_item(item)
+        elif event.kind == "turn_ended":
+            await self._complete(item)
+
+    async def _run_buffer(self, data: bytes, settings: AudioInput, item: _Item) -> None:
+        assert settings.format is not None
+        samples = np.frombuffer(data, "<i2").astype(np.float32) / 32768
+        options = self._options(settings)
+        language = options.pop("language", None)
+        events = transcript_events(
+            self._server.engine, (samples, settings.format.hertz), language, {**options, "vad": False, "cache_salt": self._salt}
+        )
+        try:
+            async with aclosing(events):
+                async for event in events:
+                    item.text = event.get("text") or item.text + event.get("delta", "")
+                    await self._send_text(item, item.text)
+        except (TimeoutError, WebSocketDisconnect):  # the client does not read, or has left
+            raise
+        except Exception as error:
+            item.error = error_object(error)
+            if isinstance(error, SensoriumError) and error.info.code in FATAL:
+                await self._complete(item)
+                raise
+        await self._complete(item)
+
+    def _stream(
+        self, settings: AudioInput, blocks: asyncio.Queue[bytes | Gap | None] | None = None
+    ) -> AsyncGenerator[LiveEvent, None]:
+        """Return the events of a live stream. An option that the model cannot honour is an InputError."""
+        assert settings.format is not None
+        pause = 0.5 if settings.turn_detection is None else settings.turn_detection.silence_duration_ms / 1000
+        options = {**self._options(settings), "pause": pause, "turn_events": True, "cache_salt": self._salt}
+        limit = self._server.config.max_realtime_sessions
+        source = _taken(blocks or asyncio.Queue())
+        return self._server.engine.stream_transcribe(source, settings.format.hertz, max_sessions=limit, **options)
+
+    def _options(self, settings: AudioInput) -> dict[str, Any]:
+        """Return the arguments of `transcribe` that the settings have. Some models take none of them."""
+        given = settings.transcription or Transcription()
+        found = {"language": given.language, "prompt": given.prompt, "hotwords": " ".join(given.keywords or ())}
+        return {name: value for name, value in found.items() if value}
+
+    async def _send_text(self, item: _Item, text: str) -> None:
+        if len(text) > len(item.sent):
+            delta, item.sent = text[len(item.sent) :], text
+            await self._send(f"{_ITEM}.input_audio_transcription.delta", item_id=item.id, content_index=0, delta=delta)
+
+    async def _commit_item(self, item: _Item) -> None:
+        previous, self._last_item = self._last_item, item.id
+        await self._send("input_audio_buffer.committed", item_id=item.id, previous_item_id=previous)
+        content = [{"type": "input_audio", "transcript": None}]
+        message = {"id": item.id, "object": "realtime.item", "type": "message", "status": "completed", "role": "user"}
+        for kind in ("added", "done"):
+            await self._send(f"{_ITEM}.{kind}", previous_item_id=previous, item={**message, "content": content})
+
+    async def _complete(self, item: _Item) -> None:
+        kind, place = f"{_ITEM}.input_audio_transcription", {"item_id": item.id, "content_index": 0}
+        if item.error is not None:
+            await self._send(f"{kind}.failed", **place, error=item.error)
+            return
+        usage = {"type": "duration", "seconds": round(item.end - item.begin, 3)}
+        await self._send(f"{kind}.completed", **place, transcript=item.text, usage=usage)
+
+    def _description(self) -> dict[str, Any]:
+        found = self._settings.model_dump(exclude={"model": True, "format": {"model"}, "turn_detection": {"model"}})
+        found["transcription"]["model"] = self._server.name
+        found["format"]["rate"] = 24_000 if found["format"]["type"] == "audio/pcm" else None
+        found["format"] = {name: value for name, value in found["format"].items() if value is not None}
+        kind = {"type": "transcription", "object": "realtime.transcription_session", "id": self._id}
+        return {**kind, "audio": {"input": {**found, "noise_reduction": None}}, "include": None}
+
+    async def _send(self, kind: str, **fields: Any) -> None:
+        text = json.dumps({"type": kind, "event_id": new_id("event_"), **fields})
+        async with self._lock, asyncio.timeout(self._server.config.send_seconds):
+            await self._socket.send_text(text)
+
+
+_ITEM = "conversation.item"
+
+
+async def _taken(blocks: asyncio.Queue[bytes | Gap | None]) -> AsyncGenerator[bytes | Gap, None]:
+    while (block := await blocks.get()) is not None:
+        yield block
+
+
+def _parse(text: object, parse: Callable[[bytes], Any] = json.loads) -> dict[str, Any]:
+    """Return a client's event.
+
+    Raises:
+        InputError: it is no JSON object, or too large.
+    """
+    if not isinstance(text, str):
+        raise InputError("a message must be text with a JSON object; audio is base64 in input_audio_buffer.append")
+    if len(text) > MAX_MESSAGE_BYTES or sum(map(text.count, ",[{")) > _MAX_VALUES:
+        raise InputError(f"the message has more than {MAX_MESSAGE_BYTES} bytes or {_MAX_VALUES} values; send smaller ones")
+    try:
+        found = parse(text.encode("utf-8", "surrogatepass"))
+    except (ValueError, RecursionError):
+        found = None
+    if not isinstance(found, dict):
+        raise InputError("the message is not a JSON object; send an event with a type")
+    return found

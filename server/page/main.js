@@ -1,0 +1,283 @@
+// The page: what a person does, and which request follows.
+import { getKey, sendJson, setKey } from "./api.js";
+import { byId, element, say } from "./dom.js";
+import { EntryView } from "./entry.js";
+import { preview, release, refusal } from "./files.js";
+import * as history from "./history.js";
+import { hasMicrophone, record } from "./microphone.js";
+import { LiveSession } from "./realtime.js";
+import { missing, offered, TASKS } from "./tasks.js";
+import { startTheme } from "./theme.js";
+
+const page = { card: null, files: [], conversation: null, work: null, recording: null };
+
+async function loadModel() {
+  try {
+    [page.card] = (await sendJson("/v1/models")).data;
+  } catch (error) {
+    return failed(error);
+  }
+  byId("model").textContent = page.card.id;
+  byId("problem").textContent = "";
+  const names = offered(page.card.capabilities);
+  byId("tasks").replaceChildren(byId("tasks").firstElementChild, ...names.map(taskChoice));
+  byId("send").disabled = !names.length;
+  if (!names.length) return (byId("problem").textContent = "This model writes no text; use the API.");
+  chooseTask();
+  const hears = page.card.capabilities.modalities.includes("audio") || names.includes("transcribe");
+  byId("speak").hidden = !(hears && hasMicrophone());
+}
+
+function taskChoice(name, index) {
+  const box = element("input", { type: "radio", name: "task", value: name, checked: index === 0 });
+  box.addEventListener("change", chooseTask);
+  return element("label", {}, box, TASKS[name].name);
+}
+
+const chosenTask = () => document.querySelector("#tasks input:checked")?.value;
+
+function chooseTask() {
+  const { label, placeholder } = TASKS[chosenTask()];
+  byId("text-label").textContent = label;
+  byId("text").placeholder = placeholder;
+}
+
+function addFiles(files) {
+  if (!page.card) return;
+  const problems = [];
+  for (const file of files) {
+    const reason = refusal(file, page.card.capabilities);
+    if (reason) problems.push(reason);
+    else page.files.push(file);
+  }
+  byId("problem").textContent = problems.join(" ");
+  showFiles();
+  say(`${page.files.length} files added`);
+  byId("text").focus();
+}
+
+function showFiles() {
+  const rows = page.files.map((file) => {
+    const button = element("button", { type: "button", className: "plain", textContent: "×", ariaLabel: `Remove ${file.name}` });
+    button.addEventListener("click", () => {
+      page.files = page.files.filter((one) => one !== file);
+      showFiles();
+      byId("text").focus();
+    });
+    return element("li", {}, preview(file), button);
+  });
+  release(byId("files"));
+  byId("files").replaceChildren(...rows);
+}
+
+async function submit(event) {
+  event?.preventDefault();
+  if (page.work || !page.card) return;
+  const [task, text] = [chosenTask(), byId("text").value.trim()];
+  const problem = missing(task, text, page.files);
+  byId("problem").textContent = problem ?? "";
+  if (problem) return;
+  const entry = newEntry(task, text, page.files);
+  page.files = [];
+  byId("text").value = "";
+  showFiles();
+  await runEntry(entry, (options) => TASKS[task].run(entry, options));
+}
+
+const newEntry = (task, text, files) => ({ card: page.card, task, text, files, answer: "", reasoning: "", error: null, items: null, timings: null, usage: null, words: null });
+
+/** Start or end a recording. It is transcribed live where the server can; otherwise it becomes a file of the request. */
+async function speak() {
+  if (page.recording) return page.recording();
+  if (page.work || !page.card) return;
+  const { realtime } = page.card.capabilities;
+  byId("problem").textContent = "";
+  try {
+    if (chosenTask() === "transcribe" && realtime) await runEntry(newEntry("transcribe", "", []), transcribeLive);
+    else await speakFile();
+  } catch (error) {
+    byId("problem").textContent = `The microphone cannot be used: ${error.message}`;
+  }
+}
+
+async function speakFile() {
+  const recorder = await record();
+  await recordingEnds();
+  addFiles([recorder.stop()]);
+  if (["transcribe", "translate"].includes(chosenTask())) await submit();
+}
+
+async function transcribeLive({ card, signal, update, view }) {
+  const { entry } = view;
+  const onChange = (items) => {
+    entry.words = items.map(({ text, start, end }) => ({ word: text, start, end: end ?? Infinity }));
+    entry.answer = items.map(({ text }) => text).join(" ");
+    update();
+  };
+  let live = null;
+  const recorder = await record((block) => live?.push(block));
+  try {
+    live = new LiveSession(card.id, signal, onChange);
+    await Promise.race([recordingEnds(signal), live.done]);
+  } finally {
+    showRecording(null);
+    entry.files = [recorder.stop()];
+    view.addFile(entry.files[0]);
+  }
+  await live.finish(card.id);
+}
+
+/** Wait until the person ends the recording. */
+function recordingEnds(signal = null) {
+  return new Promise((resolve, reject) => {
+    signal?.addEventListener("abort", () => reject(signal.reason));
+    showRecording(() => resolve(showRecording(null)));
+  });
+}
+
+function showRecording(end) {
+  page.recording = end;
+  byId("speak").setAttribute("aria-pressed", end !== null);
+  byId("speak").textContent = end ? "End recording" : "Speak";
+  say(end ? "Recording" : "Recording ended");
+}
+
+/** Show an entry while `work` fills it, and keep it. */
+async function runEntry(entry, work) {
+  page.conversation ??= { id: crypto.randomUUID?.() ?? String(Math.random()), time: Date.now(), title: "", entries: [] };
+  const { conversation } = page;
+  const before = [...conversation.entries];
+  conversation.entries.push(entry);
+  conversation.title ||= entry.text || entry.files[0]?.name || TASKS[entry.task].name;
+  const view = show(entry);
+  const controller = setWork(new AbortController());
+  let redraw = 0; // once for each frame of the screen, not for each token
+  const draw = () => {
+    redraw = 0;
+    follow(() => view.update(page.work === controller));
+  };
+  say("Working");
+  view.update(true);
+  try {
+    await work({ card: entry.card, before, signal: controller.signal, view, update: () => (redraw ||= requestAnimationFrame(draw)) });
+    say("Done");
+  } catch (error) {
+    entry.error = controller.signal.aborted ? "Stopped." : error.message;
+    say(entry.error);
+    if (error.status === 401) askKey();
+  } finally {
+    if (page.work === controller) setWork(null);
+    draw();
+    conversation.time = Date.now();
+    if (!conversation.deleted) await history.keep(conversation);
+  }
+}
+
+function show(entry) {
+  byId("hint").hidden = true;
+  const view = new EntryView(entry);
+  byId("entries").append(view.root);
+  view.root.scrollIntoView({ block: "start" });
+  return view;
+}
+
+/** Change the page, and stay at its end if that is where the person reads. */
+function follow(change) {
+  const root = document.scrollingElement;
+  const atEnd = root.scrollHeight - root.scrollTop - root.clientHeight < 80;
+  change();
+  if (atEnd) root.scrollTop = root.scrollHeight;
+}
+
+function setWork(controller) {
+  page.work = controller;
+  byId("stop").hidden = controller === null;
+  byId("send").hidden = controller !== null;
+  return controller;
+}
+
+function startConversation(conversation = null) {
+  page.work?.abort();
+  page.conversation = conversation;
+  release(byId("entries"));
+  byId("entries").replaceChildren();
+  byId("hint").hidden = conversation !== null;
+  for (const entry of conversation?.entries ?? []) show(entry);
+  byId("text").focus();
+}
+
+async function showHistory() {
+  const rows = (await history.all()).map((conversation) => {
+    const open = element("button", { type: "button", className: "plain", textContent: conversation.title });
+    const remove = element("button", { type: "button", className: "plain", textContent: "Delete", ariaLabel: `Delete ${conversation.title}` });
+    open.addEventListener("click", () => {
+      byId("history-dialog").close();
+      startConversation(conversation);
+    });
+    remove.addEventListener("click", () => forget(conversation.id));
+    return element("li", {}, open, remove);
+  });
+  byId("history").replaceChildren(...(rows.length ? rows : [element("li", { className: "quiet", textContent: "Nothing yet." })]));
+  if (!byId("history-dialog").open) byId("history-dialog").showModal();
+}
+
+/** Delete one conversation, or all of them, also from the page. */
+async function forget(id = null) {
+  if (page.conversation && (id === null || page.conversation.id === id)) {
+    page.conversation.deleted = true;
+    startConversation();
+  }
+  await (id === null ? history.removeAll() : history.remove(id));
+  await showHistory();
+}
+
+function failed(error) {
+  byId("problem").textContent = error.message;
+  if (error.status === 401) askKey();
+}
+
+function askKey() {
+  byId("key").value = getKey();
+  byId("key-dialog").returnValue = "";
+  if (!byId("key-dialog").open) byId("key-dialog").showModal();
+}
+
+function listen() {
+  byId("composer").addEventListener("submit", submit);
+  byId("text").addEventListener("keydown", (event) => {
+    if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
+  });
+  document.addEventListener("keydown", (event) => event.key === "Escape" && (page.work ? page.work.abort() : page.recording?.()));
+  byId("stop").addEventListener("click", () => {
+    page.work?.abort();
+    byId("text").focus();
+  });
+  byId("speak").addEventListener("click", speak);
+  byId("add").addEventListener("click", () => byId("choose").click());
+  byId("choose").addEventListener("change", () => {
+    addFiles(byId("choose").files);
+    byId("choose").value = "";
+  });
+  byId("new").addEventListener("click", () => startConversation());
+  byId("open-history").addEventListener("click", showHistory);
+  byId("delete-all").addEventListener("click", () => forget());
+  byId("open-key").addEventListener("click", askKey);
+  byId("cancel-key").addEventListener("click", () => byId("key-dialog").close());
+  byId("key-dialog").addEventListener("close", () => {
+    if (byId("key-dialog").returnValue !== "save") return;
+    setKey(byId("key").value.trim());
+    loadModel();
+  });
+  document.addEventListener("paste", (event) => event.clipboardData.files.length && addFiles(event.clipboardData.files));
+  for (const [name, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
+    document.addEventListener(name, (event) => {
+      event.preventDefault();
+      document.body.classList.toggle("dropping", over);
+      if (name === "drop") addFiles(event.dataTransfer.files);
+    });
+  }
+}
+
+startTheme();
+listen();
+loadModel();

@@ -1,0 +1,135 @@
+"""Events that a client sends to /v1/realtime, and the formats of its audio."""
+
+from __future__ import annotations
+
+import base64
+import binascii
+from collections.abc import Mapping
+from typing import ClassVar, Literal
+
+import numpy as np
+from pydantic import Field
+
+from ...mm.errors import InputError
+from .body import Body, Many, Refused
+
+_NO_ANSWERS = "a transcription session has no answers"
+
+
+class _Part(Body):
+    model: None = None
+
+
+class Format(_Part):
+    type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
+    rate: Literal[24000] | None = None
+
+    @property
+    def hertz(self) -> int:
+        return 24_000 if self.type == "audio/pcm" else 8_000
+
+
+class Transcription(Body):
+    refused: ClassVar[Refused] = {
+        "delay": ((), "text is sent as soon as it is final"),
+        "languages": ((), "give one language, or none to detect it"),
+    }
+    language: str | None = None
+    prompt: str | None = None
+    keywords: Many[str] | None = None
+
+
+class TurnDetection(_Part):
+    refused: ClassVar[Refused] = {
+        "threshold": ((0.5,), "voice detection adapts to the noise"),
+        "create_response": ((False,), _NO_ANSWERS),
+        "interrupt_response": ((False,), _NO_ANSWERS),
+        "idle_timeout_ms": ((), _NO_ANSWERS),
+    }
+    type: Literal["server_vad"] = "server_vad"
+    prefix_padding_ms: int = Field(default=300, ge=0, le=500)
+    silence_duration_ms: int = Field(default=500, ge=100, le=60_000)
+
+
+class AudioInput(_Part):
+    refused: ClassVar[Refused] = {"noise_reduction": ((), "audio is transcribed as it is")}
+    format: Format | None = None
+    transcription: Transcription | None = None
+    turn_detection: TurnDetection | None = None
+
+
+class SessionAudio(_Part):
+    input: AudioInput | None = None
+
+
+class Session(_Part):
+    refused: ClassVar[Refused] = {"include": (([],), "there are no log probabilities of tokens")}
+    type: Literal["transcription"]
+    audio: SessionAudio | None = None
+
+
+class _Event(_Part):
+    type: str
+    event_id: str | None = None
+
+
+class SessionUpdate(_Event):
+    session: Session
+
+
+class BufferAppend(_Event):
+    audio: str
+
+
+class BufferCommit(_Event):
+    pass
+
+
+class BufferClear(_Event):
+    pass
+
+
+EVENTS: Mapping[str, type[_Event]] = {
+    "session.update": SessionUpdate,
+    "input_audio_buffer.append": BufferAppend,
+    "input_audio_buffer.commit": BufferCommit,
+    "input_audio_buffer.clear": BufferClear,
+}
+
+
+def read_audio(audio: str, form: Format) -> bytes:
+    """Return base64 audio as int16 PCM, little-endian.
+
+    Raises:
+        InputError: it is not base64, or has half a sample.
+    """
+    try:
+        data = base64.b64decode(audio, validate=True)
+    except (ValueError, binascii.Error):
+        raise InputError("audio is not base64; send samples in the session's format as base64", param="audio") from None
+    if form.type != "audio/pcm":
+        return _TABLES[form.type][np.frombuffer(data, np.uint8)].tobytes()
+    if len(data) % 2:
+        raise InputError("audio has half a sample; send whole samples of 16 bits", param="audio")
+    return data
+
+
+def _expand_mu(code: int) -> int:
+    """Return the sample of a code of G.711's mu-law."""
+    code = ~code & 255
+    size = ((((code & 15) << 3) + 132) << (code >> 4 & 7)) - 132
+    return -size if code & 128 else size
+
+
+def _expand_a(code: int) -> int:
+    """Return the sample of a code of G.711's A-law."""
+    code ^= 85
+    exponent, size = code >> 4 & 7, ((code & 15) << 4) + 8
+    size = size + 256 << exponent - 1 if exponent else size
+    return size if code & 128 else -size
+
+
+_TABLES = {
+    "audio/pcmu": np.array([_expand_mu(code) for code in range(256)], "<i2"),
+    "audio/pcma": np.array([_expand_a(code) for code in range(256)], "<i2"),
+}

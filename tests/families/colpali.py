@@ -1,0 +1,150 @@
+"""ColPali, ColQwen2, ColQwen2.5 and ColModernVBERT in the suite of embedders."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from embedder import Embedder
+from family import patches_in_squares
+from oracle import build_model, build_processor, ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
+from tokenizers.processors import TemplateProcessing
+
+SIDE, PATCH = 56, 14
+
+
+def paligemma(seed: int) -> tuple[Any, Any]:
+    ensure_torchvision()
+    import transformers as tf
+
+    words = fast_tokenizer(["<bos>", "<eos>", "<pad>", "<image>"], eos_token="<eos>", pad_token="<pad>", bos_token="<bos>")
+    images = tf.SiglipImageProcessor(size={"height": SIDE, "width": SIDE})
+    images.image_seq_length = (SIDE // PATCH) ** 2
+    shape = {"hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    vision = {"model_type": "siglip_vision_model", "image_size": SIDE, "patch_size": PATCH, "vision_use_head": False, **shape}
+    vlm = tf.PaliGemmaConfig(
+        vision_config={**vision, "projection_dim": 64},
+        text_config={"model_type": "gemma", **text_config(words, head_dim=16)},
+        image_token_index=words.convert_tokens_to_ids("<image>"),
+        projection_dim=64,
+        hidden_size=64,
+    )
+    model = tf.ColPaliForRetrieval(tf.ColPaliConfig(vlm_config=vlm, embedding_dim=32)).eval()
+    randomise(model, seed)
+    sharpen(model.vlm.vision_tower)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 1 and "norm" in name and "vision_tower" not in name:
+            parameter.data.sub_(1)  # the weight is stored minus 1
+    return model, tf.ColPaliProcessor(images, words)
+
+
+def qwen(name: str, seed: int) -> tuple[Any, Any]:
+    inner, processor = build_model(name, seed, layers=2, vision_depth=2, full_attention=(1,)), build_processor(name)
+    import transformers as tf
+
+    model = tf.ColQwen2ForRetrieval(tf.ColQwen2Config(vlm_config=inner.config, embedding_dim=32)).eval()
+    randomise(model, seed)
+    return model, tf.ColQwen2Processor(processor.image_processor, processor.tokenizer)
+
+
+def modernvbert(seed: int) -> tuple[Any, Any]:
+    ensure_torchvision()
+    import transformers as tf
+
+    tags = [f"<row_{row}_col_{column}>" for row in (1, 2, 3) for column in (1, 2, 3)]
+    specials = ["[CLS]", "[SEP]", "<pad>", "<|begin_of_text|>", "<image>", "<fake_token_around_image>", "<global-img>", *tags]
+    words = fast_tokenizer([*specials, "<end_of_utterance>"], pad_token="<pad>")
+    ids = [(name, words.convert_tokens_to_ids(name)) for name in ("[CLS]", "[SEP]")]
+    words.backend_tokenizer.post_processor = TemplateProcessing(single="[CLS] $A [SEP]", special_tokens=ids)
+    shape = {"hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2, "num_attention_heads": 4}
+    text = text_config(words) | {"num_hidden_layers": 3, "local_attention": 16, "global_attn_every_n_layers": 2}
+    vlm = tf.ModernVBertConfig(
+        text_config=tf.ModernBertConfig(**text),
+        vision_config={
+            "model_type": "siglip_vision_model",
+            "image_size": SIDE,
+            "patch_size": PATCH,
+            "vision_use_head": False,
+            **shape,
+        },
+        image_token_id=words.convert_tokens_to_ids("<image>"),
+        pixel_shuffle_factor=2,
+    )
+    model = tf.ColModernVBertForRetrieval(tf.ColModernVBertConfig(vlm_config=vlm, embedding_dim=32)).eval()
+    randomise(model, seed)
+    sizes = {"size": {"longest_edge": 112}, "max_image_size": {"longest_edge": SIDE}}
+    return model, tf.ColModernVBertProcessor(tf.Idefics3ImageProcessor(**sizes), words, image_seq_len=4)
+
+
+def finish(folder: Path) -> None:
+    """Write the number of rows per tile, as the Hub's checkpoints do."""
+    made = {"image_seq_len": 4, "processor_class": "ColModernVBertProcessor"}
+    (folder / "processor_config.json").write_text(json.dumps(made))
+
+
+def vbert_inputs(processor: Any, item: Any) -> dict[str, Any]:
+    return dict(processor.process_queries([item]) if isinstance(item, str) else processor.process_images([item]))
+
+
+def tiles(given: Mapping[str, Any], features: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Yield the pixels of both sides; ours are patches in squares."""
+    squares = features[0].kwargs["pixel_values"].data.view(-1, 2, 2, 2, 2, 3, PATCH, PATCH).permute(0, 5, 1, 3, 6, 2, 4, 7)
+    yield "pixel_values", squares.reshape(given["pixel_values"].shape), given["pixel_values"]
+
+
+def inputs(processor: Any, item: Any) -> dict[str, Any]:
+    return dict(processor(text=[item]) if isinstance(item, str) else processor(images=[item]))
+
+
+def run(model: Any, given: dict[str, Any]) -> torch.Tensor:
+    return model(**{name: value for name, value in given.items() if name != "labels"}).embeddings[0]
+
+
+def run_qwen(model: Any, given: dict[str, Any]) -> torch.Tensor:
+    """Run with the positions that the publisher computes. transformers' class leaves them out: its pages have a plain range."""
+    ids, grid = given["input_ids"], given.get("image_grid_thw")
+    kinds = (ids == model.config.vlm_config.image_token_id).int()
+    place = model.vlm.get_rope_index(ids, mm_token_type_ids=kinds, image_grid_thw=grid)[0]
+    return model(**given, position_ids=place).embeddings[0]
+
+
+def max_sim(model: Any, query: torch.Tensor, document: torch.Tensor) -> torch.Tensor:
+    return (query @ document.T).amax(1).sum()
+
+
+def publisher(architecture: str, *prefixes: tuple[str, str]) -> Any:
+    """Return the publisher's layout: other prefixes of names, and the wrapped model's config as config.json."""
+
+    def rename(name: str) -> str:
+        renames = (*prefixes, ("embedding_proj_layer.", "custom_text_proj."))
+        return next(new + name.removeprefix(old) for old, new in renames if name.startswith(old))
+
+    return rename, lambda config: {**config["vlm_config"], "embedding_dim": 32, "architectures": [architecture]}
+
+
+def row(name: str, build: Any, **more: Any) -> Embedder:
+    return Embedder(name, build, **{"inputs": inputs, "score": max_sim, **more})
+
+
+QWEN = ("vlm.language_model.", "model."), ("vlm.visual.", "visual.")
+PALIGEMMA = (
+    ("vlm.language_model.", "model.language_model.model."),
+    ("vlm.vision_tower.", "model.vision_tower."),
+    ("vlm.", "model."),
+)
+EMBEDDERS = [
+    row(
+        "colpali",
+        paligemma,
+        run=run,
+        tensors=patches_in_squares(1, PATCH),
+        layouts={"publisher": publisher("ColPali", *PALIGEMMA)},
+    ),
+    row("colmodernvbert", modernvbert, inputs=vbert_inputs, run=run, tensors=tiles, finish=finish),
+    row("colqwen2", partial(qwen, "qwen2_vl"), run=run_qwen, layouts={"publisher": publisher("ColQwen2", *QWEN)}),
+    row("colqwen2_5", partial(qwen, "qwen2_5_vl"), run=run_qwen, layouts={"publisher": publisher("ColQwen2_5", *QWEN)}),
+]

@@ -1,0 +1,140 @@
+"""Gemma 3n in the parity suite: audio. The oracle's vision tower, which needs timm, is left out."""
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from unittest import mock
+
+import torch
+from family import AUDIO_SIZES, Family, run_oracle
+from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
+
+NAMED = {"boi_token": "<boi>", "boa_token": "<boa>", "eoi_token": "<eoi>", "image_token": "<image>"}
+NAMED |= {"eoa_token": "<eoa>", "audio_token": "<audio>"}
+ROWS, TOKENS = 10, 4  # rows of an item; tokens of a modality
+
+
+@contextmanager
+def without_vision():
+    """Build the class without its vision tower."""
+    ensure_torchvision()
+    from transformers.models.gemma3n import modeling_gemma3n as module
+
+    build = module.AutoModel.from_config
+
+    def from_config(config, **more):
+        return torch.nn.Identity() if config.model_type == "gemma3n_vision" else build(config, **more)
+
+    with mock.patch.object(module.AutoModel, "from_config", from_config):
+        yield
+
+
+class Processor(SimpleNamespace):
+    def save_pretrained(self, folder):
+        self.words.save_pretrained(folder)
+        self.extractor.save_pretrained(folder)
+
+
+def build(seed, tie=False, **text):
+    ensure_torchvision()
+    import transformers as tf
+
+    last = ["<eoi>", "<image>", "<i2>", "<i3>", "<eoa>", "<audio>", "<a2>", "<a3>"]
+    words = fast_tokenizer(["<bos>", "<eos>", "<boi>", "<boa>"], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
+    words.add_tokens([tf.AddedToken("\n" * count, normalized=False) for count in range(2, 7)])
+    words.add_tokens([tf.AddedToken(name, special=True, normalized=False) for name in last], special_tokens=True)
+    words._set_model_specific_special_tokens(NAMED)
+    first = words.convert_tokens_to_ids("<eoi>")
+    sizes = {
+        "head_dim": 16, "num_hidden_layers": 4, "num_kv_shared_layers": 2, "sliding_window": 20, "laurel_rank": 8,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 16,
+        "vocab_size_per_layer_input": first, "pad_token_id": 0, "activation_sparsity_pattern": [0.8, 0.0, 0.5, 0.0],
+        "final_logit_softcapping": 8.0,
+    }  # fmt: skip
+    audio = {
+        "hidden_size": 48, "vocab_size": TOKENS, "vocab_offset": first + TOKENS, "input_feat_size": 24,
+        "conf_num_attention_heads": 4, "conf_num_hidden_layers": 3, "sscp_conv_channel_size": [24, 6],
+    }  # fmt: skip
+    config = tf.Gemma3nConfig(
+        text_config=tf.Gemma3nTextConfig(**text_config(words, tie, **{**sizes, **text})),
+        vision_config={"hidden_size": 32, "vocab_size": TOKENS, "vocab_offset": first, "model_type": "gemma3n_vision"},
+        audio_config=tf.Gemma3nAudioConfig(**audio),
+        audio_soft_tokens_per_image=ROWS,
+        boi_token_id=words.convert_tokens_to_ids("<boi>"),
+        boa_token_id=words.convert_tokens_to_ids("<boa>"),
+        tie_word_embeddings=tie,
+        eoi_token_id=words.convert_tokens_to_ids("<eoi>"),
+        image_token_id=words.convert_tokens_to_ids("<image>"),
+        eoa_token_id=words.convert_tokens_to_ids("<eoa>"),
+        audio_token_id=words.convert_tokens_to_ids("<audio>"),
+    )
+    with without_vision():
+        model = tf.Gemma3nForConditionalGeneration(config).eval()
+    randomise(model, seed)
+    sharpen(model.model.audio_tower)
+    for name, parameter in model.named_parameters():
+        if name.endswith("q_norm.weight"):
+            parameter.data.mul_(0.4)  # scores are not scaled by the width of a head
+    return model, Processor(words=words, extractor=tf.Gemma3nAudioFeatureExtractor(feature_size=24))
+
+
+def load(folder):
+    import transformers as tf
+
+    with without_vision():
+        model = tf.Gemma3nForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
+    words = tf.PreTrainedTokenizerFast.from_pretrained(folder)
+    return model.eval(), Processor(words=words, extractor=tf.Gemma3nAudioFeatureExtractor.from_pretrained(folder))
+
+
+def call(processor, text, data):
+    """Process each audio alone: in a batch, the class pads the shorter ones with silence that it encodes."""
+    made = [processor.extractor([samples], return_tensors="pt") for samples in data.get("audio", ())]
+    whole = text.replace("<audio>", f"\n\n<boa>{'<audio>' * ROWS}<eoa>\n\n")
+    return {
+        "input_ids": processor.words([whole], return_tensors="pt")["input_ids"],
+        "audio": [(one["input_features"], one["input_features_mask"].bool()) for one in made],
+    }
+
+
+def prompt(placeholders, seed):
+    """Write a prompt with a token from the table of images."""
+    return f"def f{seed}(x):<eoi> " + " and ".join(placeholders) + " return it" + " + x" * (seed % 5)
+
+
+def tensors(inputs, features):
+    for feature, (theirs, mask) in zip(sorted(features, key=lambda one: one.range.offset), inputs["audio"], strict=True):
+        assert mask.all()
+        yield "input_features", feature.kwargs["input_features"].data, theirs[0]
+
+
+def run(model, inputs, answer, positions):
+    items = inputs["audio"]
+    if not items:
+        return run_oracle(model, inputs, answer, positions)
+    with torch.inference_mode():
+        found = [model.model.get_audio_features(features, ~mask, return_dict=True).pooler_output[0] for features, mask in items]
+    longest = max(map(len, found))
+    rows = torch.stack([torch.nn.functional.pad(one, (0, 0, 0, longest - len(one))) for one in found])
+    mask = torch.stack([torch.arange(longest) >= len(one) for one in found])
+    encoded = SimpleNamespace(pooler_output=rows, audio_mel_mask=mask)
+    with mock.patch.object(model.model, "get_audio_features", return_value=encoded):
+        return run_oracle(model, {**inputs, "input_features": rows, "input_features_mask": ~mask}, answer, positions)
+
+
+FAMILY = Family(
+    "gemma3n",
+    build,
+    placeholders={"audio": "<audio>"},
+    sizes={"audio": [(20_000,), (12_001,), (24_234,)]},
+    grid={"audio": [size for size in AUDIO_SIZES if size[0] <= 100_000]},
+    refuses=lambda modality, size: size[0] <= 512,
+    prompt=prompt,
+    call=call,
+    run=run,
+    tensors=tensors,
+    tensor_tolerance=1e-4,
+    load=load,
+    silent={"model.embed_vision.soft_embedding_norm": "norms rows of images, which are not supported"},
+    variants={"tied": {"tie": True}},
+    fullest={"audio": [(25_600,)]},
+)

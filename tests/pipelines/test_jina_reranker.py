@@ -1,0 +1,67 @@
+"""jina-reranker-m0 against its publisher's rule: an MLP over transformers' last hidden state, after the score token."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from family import make_media
+from oracle import build_checkpoint, build_processor, load_oracle
+from safetensors.torch import load_file, save_file
+from sensorium import LLM
+
+IMAGE = "<|vision_start|><|image_pad|><|vision_end|>"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, Any, dict[str, torch.Tensor]]:
+    """Return a checkpoint in the publisher's layout, transformers' model, and the MLP."""
+    folder = build_checkpoint(tmp_path_factory.mktemp("jina") / "model", "qwen2_vl", layers=2, vision_depth=2)
+    model = load_oracle(folder)[0]
+    gen = torch.Generator().manual_seed(3)
+    shapes = {"score.0.weight": (64, 64), "score.0.bias": (64,), "score.2.weight": (1, 64), "score.2.bias": (1,)}
+    mlp = {name: torch.randn(shape, generator=gen) / 4 for name, shape in shapes.items()}
+    stored = load_file(folder / "model.safetensors")
+    save_file(stored | mlp, folder / "model.safetensors")
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps(config | {"architectures": ["JinaVLForRanking"]}))
+    return folder, model, mlp
+
+
+def expected(model: Any, mlp: dict[str, torch.Tensor], text: str, images: list[Any]) -> float:
+    made = dict(
+        build_processor("qwen2_vl", min_pixels=56 * 56, max_pixels=768 * 28 * 28)(
+            text=[text], images=images or None, return_tensors="pt"
+        )
+    )
+    ids = torch.cat([made["input_ids"], torch.tensor([[100]])], 1)
+    kinds = (ids == model.config.image_token_id).int()
+    given = {name: made[name] for name in ("pixel_values", "image_grid_thw") if name in made}
+    with torch.inference_mode():
+        hidden = model.model(input_ids=ids, mm_token_type_ids=kinds, **given).last_hidden_state[0, -1]
+        inner = torch.relu(mlp["score.0.weight"] @ hidden + mlp["score.0.bias"])
+        logit = mlp["score.2.weight"] @ inner + mlp["score.2.bias"]
+    return float(torch.sigmoid(logit - 2.65))
+
+
+def test_scores_are_the_publishers(checkpoint: tuple[Path, Any, dict[str, torch.Tensor]]) -> None:
+    folder, model, mlp = checkpoint
+    page, other = make_media("image", (90, 130), 0), make_media("image", (60, 80), 1)
+    llm = LLM(folder, max_model_len=1024, max_num_seqs=4)
+    found = llm.score("what is it", ["a house", page, {"image": other}], use_tqdm=False)
+    found += llm.score(other, ["a house", page], use_tqdm=False)
+    cases = [
+        ("a house", "what is it", []),
+        (IMAGE, "what is it", [page]),
+        (IMAGE, "what is it", [other]),
+        ("a house", IMAGE, [other]),
+        (IMAGE, IMAGE, [page, other]),
+    ]
+    wanted = [expected(model, mlp, f"**Document**:\n{doc}\n**Query**:\n{query}", images) for doc, query, images in cases]
+    assert [one.error for one in found] == [None] * 5
+    assert [one.score for one in found] == pytest.approx(wanted, abs=2e-5)
+    assert max(wanted) - min(wanted) > 1e-3
+    assert llm.score("a", "", use_tqdm=False)[0].error is not None

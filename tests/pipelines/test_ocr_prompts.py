@@ -1,0 +1,32 @@
+"""The messages of `ocr` for its named prompts."""
+
+import pytest
+from sensorium.pipelines.ocr import ocr_tasks
+from sensorium.pipelines.ocr_prompts import PROMPTS
+
+
+class Recorder:
+    def request(self, messages, params, chat_template=None):
+        return messages
+
+
+def messages_for(question):
+    (task,) = ocr_tasks(Recorder(), b"page", question)
+    return next(task)
+
+
+def test_a_question_follows_its_image():
+    (user,) = messages_for("What is the total?")
+    assert [part["type"] for part in user["content"]] == ["image", "text"]
+    assert user["content"][1]["text"] == "What is the total?"
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+def test_a_name_stands_for_its_prompt(name):
+    *system, user = messages_for(name)
+    kinds = [part["type"] for part in user["content"]]
+    assert kinds == (["text", "image"] if name == "olmocr" else ["image", "text"])
+    assert user["content"][kinds.index("text")]["text"] == PROMPTS[name].text
+    expected = {"mineru": ["You are a helpful assistant."], "hunyuan": [""]}
+    assert [one["content"] for one in system] == expected.get(name.partition("-")[0], [])
+    assert "\\" not in PROMPTS[name].text

@@ -1,0 +1,137 @@
+"""Speech that the text of a window skips is transcribed in shorter windows. A made-up model knows when each word is spoken."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import pytest
+import torch
+from sensorium.engine.types import CompletionOutput, RequestOutput
+from sensorium.mm.errors import ErrorCode, ErrorInfo
+from sensorium.pipelines.speech.decode import WindowText
+from sensorium.pipelines.speech.merge import find_merge_point
+from sensorium.pipelines.speech.results import Segment, Transcript, WindowResult
+from sensorium.pipelines.speech.skipped import WindowTranscriber
+from sensorium.pipelines.speech.windows import Window
+from sensorium.pipelines.transcribe import _quietest, _without_repeated_words
+
+RATE = 100
+WORDS = [f" word{number}" for number in range(60)]  # one each half a second
+SAID = dict(enumerate(WORDS))
+WINDOW = Window(1000, 1000 + 30 * RATE, torch.zeros(30 * RATE), 1000 + 30 * RATE)
+
+
+def failed(code: ErrorCode) -> RequestOutput:
+    return RequestOutput("", None, [], [CompletionOutput(0, "", [], finish_reason="error")], error=ErrorInfo(code, "no room"))
+
+
+class Model:
+    """Hears the words of a window, without those that it skips in windows longer than 20 s."""
+
+    def __init__(
+        self, skipped: Sequence[int], timed: bool = False, longest: float = 20.0, fails: dict[int, ErrorCode] | None = None
+    ) -> None:
+        self.fails = fails or {}  # number of a request (-1: times of words) -> code of its error
+        self.skipped, self.timed, self.longest, self.windows = set(skipped), timed, longest, list[tuple[int, int]]()
+
+    def heard(self, window: Window) -> list[int]:
+        first, last = (2 * (at - WINDOW.start) / RATE for at in (window.start, window.end))
+        heard = [number for number in range(60) if first <= number and number + 1 <= last]
+        return [n for n in heard if n not in self.skipped] if len(window.samples) > self.longest * RATE else heard
+
+    def transcribe(self, window: Window) -> Iterator[Any]:
+        self.windows.append((window.start - WINDOW.start, window.end - WINDOW.start))
+        if (code := self.fails.get(len(self.windows) - 1)) is not None:
+            return WindowText(WindowResult(0.0, 0.0, "", (), 0), None, failed(code))
+        heard, begin = self.heard(window), (window.start - WINDOW.start) / RATE
+        text = "".join(WORDS[n] for n in heard).strip()
+        segments = tuple(Segment(n / 2 - begin, n / 2 - begin + 0.5, WORDS[n].strip()) for n in heard)
+        result = WindowResult(window.start / RATE, window.end / RATE, text, (), 0, finish_reason="stop")
+        output = RequestOutput("", None, [], [CompletionOutput(0, text, heard, finish_reason="length")])
+        return WindowText(result, segments if self.timed else None, output, window)
+        yield
+
+    def times(self, window: Window, tokens: Sequence[int]) -> Iterator[Any]:
+        begin = (window.start - WINDOW.start) / RATE
+        if -1 in self.fails:
+            return failed(self.fails[-1])
+        return [0.0, *(n / 2 - begin for n in tokens[1:]), len(window.samples) / RATE]
+        yield
+
+    def run(self, window: Window = WINDOW) -> WindowText:
+        decode = lambda tokens: "".join(SAID[token] for token in tokens)  # noqa: E731
+        task = WindowTranscriber(RATE, self.transcribe, self.times, decode, lambda: "en")(window)
+        with pytest.raises(StopIteration) as stop:
+            next(task)
+        return stop.value.value
+
+
+@pytest.mark.parametrize("timed", [False, True])
+@pytest.mark.parametrize("skipped", [range(20, 40), range(42, 60), range(16), [*range(8, 20), *range(30, 44)]])
+def test_skipped_speech_is_transcribed(skipped: Sequence[int], timed: bool) -> None:
+    model = Model(skipped, timed)
+    found = model.run()
+    assert found.result.text.split() == [word.strip() for word in WORDS]
+    assert len(model.windows) >= 2
+    if timed:
+        assert [part.text for part in found.segments] == [word.strip() for word in WORDS]
+        assert [part.start for part in found.segments] == pytest.approx([number / 2 for number in range(60)])
+
+
+@pytest.mark.parametrize("timed", [False, True])
+def test_pauses_are_not_skipped_speech(timed: bool) -> None:
+    pause = (WINDOW.start + 10 * RATE, WINDOW.start + 20 * RATE)
+    window = Window(WINDOW.start, WINDOW.end, WINDOW.samples, WINDOW.end, pauses=(pause,))
+    model = Model(range(20, 40), timed)
+    assert len(model.run(window).result.text.split()) == 40
+    assert len(model.windows) == 1
+
+
+def test_speech_that_gives_no_more_words_changes_nothing() -> None:
+    model = Model(range(20, 40), longest=0.0)
+    assert model.run().result.text.split() == [word.strip() for n, word in enumerate(WORDS) if n not in range(20, 40)]
+    assert all(end - start <= 20 * RATE for start, end in model.windows[1:])
+
+
+@pytest.mark.parametrize(
+    ("timed", "request_number"), [(True, 1), (False, 1), (False, -1)], ids=["segments", "words", "times of words"]
+)
+def test_errors_of_shorter_windows_are_reported(timed: bool, request_number: int) -> None:
+    """A window keeps its text and names the error, and an error that ends the engine fails the window."""
+    kept = Model(range(20, 40), timed, fails={request_number: "overloaded"}).run()
+    assert kept.output.error is None
+    assert kept.result.text.split() == [word.strip() for n, word in enumerate(WORDS) if n not in range(20, 40)]
+    assert kept.result.skip_error == ErrorInfo("overloaded", "no room")
+    transcript = Transcript(kept.result.text, "en", None, None, kept.output, windows=(kept.result, kept.result))
+    assert transcript.doubt == "from 10.0 to 40.0 s it may skip speech, which could not be transcribed: no room"
+    lost = Model(range(20, 40), timed, fails={request_number: "engine_dead"}).run()
+    assert (lost.output.error, lost.result.text, lost.segments) == (ErrorInfo("engine_dead", "no room"), "", None)
+
+
+def test_error_in_a_shorter_window_of_a_shorter_window_is_reported() -> None:
+    model = Model(range(16, 44), True, longest=6.0, fails={2: "out_of_memory"})
+    assert model.run().result.skip_error == ErrorInfo("out_of_memory", "no room")
+
+
+def test_phrases_that_come_again_are_not_merged() -> None:
+    left = ["as", "the", "invention", "of", "the", "art", "of", "printing", "and", "so", "my", "fellow", "americans", "asked"]
+    right = ["americans", "ask", "not", "what", "you", "can", "do", "and", "it", "was", "the", "invention", "of", "movable"]
+    assert find_merge_point(left, right, 27) == (len(left) - 1, 1)
+    assert find_merge_point(left, ["fellow", "americans", "ask", "not", "what"], 27) == (len(left) - 2, 1)
+    said = [f"said{number}" for number in range(18)]  # comes again, after the overlap
+    assert find_merge_point(said, [f"new{number}" for number in range(12)] + said, 27) == (len(said), 0)
+
+
+def test_sequential_windows_are_cut_between_words_and_repeat_none() -> None:
+    samples = torch.ones(30 * RATE)
+    samples[2750:2760] = 0.0  # a pause of 0.1 s between words
+    window = Window(1000, 1000 + 30 * RATE, samples, 4000)
+    assert 3750 <= _quietest(window, 1000 + 2790, RATE) < 3760
+    assert _quietest(Window(0, 2, samples[:2], 2), 1, RATE) == 1
+    parts = (Segment(0.0, 1.0, "the Chinese took"), Segment(1.0, 2.0, "impressions"))
+    result = WindowResult(0.0, 2.0, "the Chinese took impressions", (), 0)
+    text = WindowText(result, parts, RequestOutput("", None, [], []), window)
+    found = _without_repeated_words("For although the Chinese", text)
+    assert (found.result.text, [part.text for part in found.segments]) == ("took impressions", ["took", "impressions"])
+    assert _without_repeated_words("For although", text) is text

@@ -1,0 +1,231 @@
+"""Elements of answers in each format; forms are those of the model cards."""
+
+import pickle
+
+import pytest
+from sensorium.processors.elements import tagged
+from sensorium.processors.elements.element import Cell, ImageScale
+from sensorium.processors.elements.formats import FORMATS, MAX_CHARACTERS, MAX_ELEMENTS, MAX_LABEL, MarkedText
+from sensorium.processors.elements.tables import MAX_CELLS
+
+SCALE = ImageScale((100, 200), (50, 100))  # height, width
+WHOLE = (0.0, 0.0, 200.0, 100.0)
+
+
+def found(form, text, *scales):
+    return MarkedText(form, text, scales or (SCALE,)).elements()
+
+
+def box(*numbers):
+    return pytest.approx(numbers, abs=0.05)
+
+
+BOXES = [
+    ("box_tokens", '```json\n[{"bbox_2d": [100, 200, 300, 400], "label": "cup"}]\n```', "cup", box(20, 20, 60, 40)),
+    (
+        "box_tokens",
+        '{"objects": [{"bbox_2d": [300, 400, 100, 200], "label": "cup"}, {"bbox_2d": [1',
+        "cup",
+        box(20, 20, 60, 40),
+    ),
+    (
+        "box_tokens",
+        "<|object_ref_start|>cup<|object_ref_end|><|box_start|>(100,200),(300,400)<|box_end|><|im_end|>",
+        "cup",
+        box(20, 20, 60, 40),
+    ),
+    (
+        "box_tokens",
+        "<|box_start|>100 200 300 400<|box_end|><|ref_start|>title<|ref_end|><|rotate_up|>",
+        "title",
+        box(20, 20, 60, 40),
+    ),
+    ("resized_json", '[{"bbox_2d": [10, 20, 30, 40], "label": "cup"}]', "cup", box(20, 40, 60, 80)),
+    ("resized_json", '[{"bbox": [0, 0, 500, 500], "category": "Picture"}]', "Picture", WHOLE),
+    ("ref_box", "<ref>cup</ref><box>[[100, 200, 300, 400]]</box>", "cup", box(20, 20, 60, 40)),
+    ("ref_det", "<|ref|>cup<|/ref|><|det|>[[0, 0, 999, 999]]<|/det|>", "cup", WHOLE),
+    ("loc_tokens", "<loc0256><loc0512><loc0768><loc1023> cup ; dog", "cup", box(100, 25, 199.8, 75)),
+    ("doctags", "<doctag><picture><loc_50><loc_100><loc_150><loc_200></picture></doctag>", "picture", box(20, 20, 60, 40)),
+]
+
+
+@pytest.mark.parametrize(("form", "text", "label", "expected"), BOXES)
+def test_boxes(form, text, label, expected):
+    (one,) = found(form, text)
+    assert (one.label, one.box, one.points, one.image) == (label, expected, (), 0)
+
+
+def test_every_format_has_a_case():
+    others = {"pairs_in_text", "point_tags", "xy_tokens", "corner_tokens"}
+    assert {form for form, *_ in BOXES} | others == set(FORMATS)
+
+
+def test_several_boxes_and_labels():
+    text = "<ref>cups</ref><box>[[0, 0, 500, 500], [500, 500, 1000, 1000]]</box> and <ref>dog</ref><box>[[1, 2, 3]]</box>"
+    assert [one.label for one in found("ref_box", text)] == ["cups", "cups"]
+    text = "<|box_start|>1 2 3 4<|box_end|>\n<|box_start|>5 6 7 8<|box_end|><|ref_start|>text<|ref_end|>"
+    assert [one.label for one in found("box_tokens", text)] == ["", "text"]
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        '<point x="10.0" y="20.5" alt="cup">cup</point>',
+        '<points coords="1 1 100 205">cup</points>',
+    ],
+)
+def test_a_point(text):
+    (one,) = found("point_tags", text)
+    assert (one.label, one.box, one.points) == ("cup", None, (pytest.approx((20, 20.5)),))
+
+
+def test_several_points():
+    found_points = [
+        one.points[0] for one in found("point_tags", '<points x1="10" y1="20" x2="30" y2="40" alt="cups">cups</points>')
+    ]
+    assert found_points == [pytest.approx((20, 20)), pytest.approx((60, 40))]
+    (one,) = found("box_tokens", '{"point_2d": [100, 200], "label": "cup"}')
+    assert one.points == (pytest.approx((20, 20)),)
+
+
+def test_corners_of_lines():
+    corners = "".join(f"<|LOC_{number}|>" for number in (0, 0, 500, 0, 500, 100, 0, 100))
+    first, second = found("corner_tokens", f"one line{corners}<|TEXT_START|>two<|TEXT_END|><|LOC_BEGIN|>{corners}<|LOC_END|>")
+    assert (first.text, second.text) == ("one line", "two")
+    assert first.points == ((0, 0), (100, 0), (100, 10), (0, 10))
+    assert first.box == (0, 0, 100, 10)
+
+
+def test_text_before_coordinates():
+    first, second = found("pairs_in_text", "Total(0,0),(500,100)\n5 EUR (10, 20), (30, 40)")
+    assert [first.text, second.text] == ["Total", "5 EUR"]
+    assert first.box == (0, 0, 100, 10)
+
+
+def test_text_of_layout_elements():
+    text = (
+        "<|ref|>title<|/ref|><|det|>[[0, 0, 999, 99]]<|/det|>\n# Hello\n\n<|ref|>text<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>Bye"
+    )
+    assert [(one.label, one.text) for one in found("ref_det", text)] == [("title", "# Hello"), ("text", "Bye")]
+    table = '[{"bbox": [1, 2, 3, 4], "category": "Table", "text": "<table><tr><td>1 &lt; 2</td></tr></table>"}]'
+    assert found("resized_json", table)[0].cells == (Cell(0, 0, "1 < 2"),)
+    formula = '[{"bbox": [1, 2, 3, 4], "category": "Formula", "text": "\\\\frac{a}{b}"}]'
+    assert found("resized_json", formula)[0].text == "\\frac{a}{b}"
+
+
+def test_the_padding_of_a_page_is_taken_off():
+    scale = ImageScale((400, 200), (200, 200))  # shrunk to 200 x 100, 50 columns of padding at each side
+    text = "<x_0.25><y_0.1># Title<x_0.75><y_0.5><class_Title><x_0.5><y_0.5>no end"
+    (one,) = found("xy_tokens", text, scale)
+    assert (one.label, one.text, one.box) == ("Title", "# Title", box(0, 40, 200, 200))
+    (small,) = found("xy_tokens", text, ImageScale((100, 100), (200, 200)))  # keeps its size
+    assert small.box == box(0, 0, 100, 50)
+
+
+DOCTAGS = (
+    "<doctag><section_header_level_1><loc_0><loc_0><loc_500><loc_50>1 < 2</section_header_level_1>\n"
+    "<otsl><loc_0><loc_100><loc_500><loc_200><caption><loc_0><loc_100><loc_500><loc_120>Prices</caption>"
+    "<ched>Name<lcel><nl><fcel>cup<fcel>5<nl><ucel><ecel><nl></otsl>\n"
+    "<text><loc_0><loc_300><loc_500><loc_400>not closed"
+)
+
+
+def test_doctags():
+    header, table, caption, last = found("doctags", DOCTAGS)
+    assert [header.label, table.label, caption.label] == ["section_header_level_1", "table", "caption"]
+    assert (header.text, caption.text, last.text) == ("1 < 2", "Prices", "not closed")
+    assert table.box == (0, 20, 200, 40)
+    assert table.cells == (
+        Cell(0, 0, "Name", column_span=2, header=True),
+        Cell(1, 0, "cup", row_span=2),
+        Cell(1, 1, "5"),
+        Cell(2, 1, ""),
+    )
+    (plain,) = found("corner_tokens", "<fcel>a<fcel>b<nl>")
+    assert [cell.text for cell in plain.cells] == ["a", "b"]
+
+
+def test_cells_below_a_cell_of_several_rows():
+    rows = '<table><tr><th rowspan="2">a</th><td colspan=2>b</td></tr><tr><td>c</td><td>d</td></tr></table>'
+    (one,) = found("ref_det", f"<|ref|>table<|/ref|><|det|>[[0, 0, 1, 1]]<|/det|>{rows}")
+    assert [(cell.row, cell.column, cell.text) for cell in one.cells] == [(0, 0, "a"), (0, 1, "b"), (1, 1, "c"), (1, 2, "d")]
+    assert one.cells[0].header
+
+
+MALFORMED = [
+    "", "No cup {here}, [1, 2] and <point>.", '{"bbox_2d": [1, 2, 3]}', '{"bbox_2d": [1, NaN, 3, 1e999]}', '{"bbox_2d": "a"}',
+    '{"bbox_2d": [true, 1, 2, 3], "label": 5}', '{"bbox_2d": [' + "9" * 5000 + ", 1, 2, 3]}", "{" * 5000, '{"a":' * 5000,
+    "[" * 100_000, "<box>[[1, 2]]</box>", "<ref>", "<|det|><|ref|><|/det|>", "<loc0001><loc0002>", '<point x="1">', "</text>",
+    "<text><loc_1><loc_2>", "<x_0.1><y_0.1><class_Text>", "<|LOC_1|><|LOC_2|>", "<lcel><ucel><nl><xcel>", "(1,2),(3",
+    '<td rowspan="9999" colspan="9999">' * 3,
+]  # fmt: skip
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_malformed_text_never_raises(form):
+    for text in MALFORMED:
+        assert all(one.box is None or one.box == (0, 0, 0, 0) for one in found(form, text) if not one.cells), text
+
+
+@pytest.mark.parametrize("form", FORMATS)
+def test_the_number_of_elements_is_bounded(form):
+    whole = next((text for name, text, *_ in BOXES if name == form), "a(1,2),(3,4)")
+    assert len(found(form, whole * (MAX_ELEMENTS + 5))) <= MAX_ELEMENTS
+
+
+def test_answers_about_several_images_have_none():
+    text = '{"bbox_2d": [1, 2, 3, 4]}'
+    assert found("box_tokens", text)
+    assert not found("box_tokens", text, SCALE, SCALE)
+    assert not MarkedText("box_tokens", text).elements()
+
+
+def test_content_of_several_boxes_is_read_once(monkeypatch):
+    """Its text and cells belong to the first box, so that an answer of many boxes and a large table stays small."""
+    read = []
+    monkeypatch.setattr(tagged, "read_table", lambda text, real=tagged.read_table: read.append(text) or real(text))
+    boxes, table = ", ".join(["[1, 2, 3, 4]"] * 400), "<table><tr>" + "<td>a</td>" * 50 + "</tr></table>"
+    first, *others = found("ref_det", f"<|ref|>table<|/ref|><|det|>[{boxes}]<|/det|>{table}")
+    assert (len(first.cells), first.text, len(others)) == (50, table, 399)
+    assert not any(one.cells or one.text for one in others)
+    assert sum(map(len, read)) == len(table)
+
+
+def test_the_cells_and_labels_of_an_answer_are_bounded():
+    table = "<|det|>1, 2, 3, 4<|/det|><table>" + "<td>" * (MAX_CELLS // 2 + 5)
+    answer = found("ref_det", f"<|ref|>{'long ' * 200}<|/ref|>{table * 3}")
+    assert [len(one.cells) for one in answer] == [MAX_CELLS // 2 + 5, MAX_CELLS // 2 - 5, 0]
+    assert {len(one.label) for one in answer} == {MAX_LABEL}
+
+
+def test_many_small_tables_of_large_cells_cover_little():
+    """Each table ends before its cells of several rows cover more slots than its text could fill."""
+    (one,) = found("ref_det", "<|det|>1, 2, 3, 4<|/det|>" + '<td rowspan="99" colspan="99">' * 100)
+    assert len(one.cells) == 2
+    (one,) = found("ref_det", "<|det|>1, 2, 3, 4<|/det|>" + '<td rowspan="9">' * 100)
+    assert len(one.cells) == 100
+
+
+HOSTILE = [
+    ("ref_det", "<td colspan= "), ("ref_det", "<td colspan "), ("point_tags", '<point x=" '), ("point_tags", "<point x1"),
+    ("doctags", "<a"), ("xy_tokens", "<x_0.1><y_0.1><class_a"),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("form", "start"), HOSTILE)
+def test_work_is_linear_in_the_answer(form, start):
+    """A quadratic search of these answers would not end."""
+    text = f"<|det|>1, 2, 3, 4<|/det|>{start}".ljust(MAX_CHARACTERS - 1, start[-1])
+    found(form, f"{text}>")
+
+
+def test_text_is_decoded_on_access():
+    def fail():
+        raise KeyError(7)
+
+    decoded = []
+    lazy = MarkedText("box_tokens", lambda: decoded.append(1) or '{"bbox_2d": [1, 2, 3, 4]}', (SCALE,))
+    assert not decoded
+    assert len(lazy.elements()) == 1
+    assert pickle.loads(pickle.dumps(lazy)).elements() == lazy.elements()
+    assert MarkedText("box_tokens", fail, (SCALE,)).elements() == ()

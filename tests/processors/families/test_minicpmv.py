@@ -1,0 +1,86 @@
+"""MiniCPM-V's processors: numbers of images, placeholders in chats, frames of videos, options."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from oracle import ensure_torchvision, small_tokenizer
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.geometry import sample_indices
+from sensorium.mm.types import FramePlan, MediaHeader
+from sensorium.processors.families.minicpmv import MiniCPMV46ProcessingInfo, MiniCPMVProcessingInfo
+from sensorium.processors.files import ProcessorFiles
+
+TAGS = ["<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>", "<unk>", "<|image_pad|>", "<|video_pad|>"]
+WORDS = small_tokenizer(TAGS)
+
+
+def encode(text: str) -> list[int]:
+    return list(WORDS.encode(text, add_special_tokens=False).ids)
+
+
+def files_of(image: dict[str, Any], **config: Any) -> ProcessorFiles:
+    return ProcessorFiles(
+        {"vocab_size": WORDS.get_vocab_size(), **config},
+        image,
+        encode=encode,
+        token_to_id=WORDS.token_to_id,
+        decode=lambda ids: str(WORDS.decode(list(ids), skip_special_tokens=True)),
+    )
+
+
+def published(version: float = 2.6, *options: dict[str, Any], **image: Any) -> MiniCPMVProcessingInfo:
+    return MiniCPMVProcessingInfo(files_of({"use_image_id": True, **image}, version=version), *options)
+
+
+def text_of(info: MiniCPMVProcessingInfo, ids: Any) -> str:
+    ids = [WORDS.token_to_id("<|video_pad|>") if token == info.placeholder_ids["video"] else token for token in ids]
+    return str(WORDS.decode(ids, skip_special_tokens=False))
+
+
+def test_prompts_may_be_written_or_rendered():
+    """In a chat the placeholders are tokens already; what a user wrote stays text."""
+    info = published()
+    written = encode("a (<image>./</image>) b (<video>./</video>) c(<image>./</image>)")
+    placed = info.preprocess_prompt(written, {"image": 2, "video": 1})
+    assert text_of(info, placed) == "a <image_id>0</image_id><unk> b <|video_pad|> c<image_id>1</image_id><unk>"
+    chat = [*encode("(<image>./</image>)"), *encode("d"), info.placeholder_ids["image"]]
+    assert text_of(info, info.preprocess_chat(chat, {"image": 1})) == "(<image>./</image>)d<image_id>0</image_id><unk>"
+    assert list(info.preprocess_prompt(written, {})) == written
+
+
+def test_expanded_images_get_no_numbers():
+    info = MiniCPMV46ProcessingInfo(files_of({}))
+    expanded = encode("<image_id>0</image_id><image><|image_pad|><|image_pad|></image><slice><|image_pad|></slice> and ")
+    ids = info.preprocess_prompt([*expanded, info.placeholder_ids["image"]], {"image": 2})
+    assert list(ids) == [*expanded, *encode("<image_id>0</image_id><|image_pad|>")]
+    bare = MiniCPMV46ProcessingInfo(files_of({}), {"use_image_id": False})
+    assert list(bare.preprocess_prompt(expanded, {"image": 1})) == expanded
+
+
+@pytest.mark.parametrize(("total", "fps"), [(315, 30.0), (12, 24.0), (29, 29.97), (4000, 25.0), (1300, 10.0), (7, 2.0)])
+def test_frames_are_the_published_ones(total, fps):
+    ensure_torchvision()
+    from transformers import MiniCPMV4_6VideoProcessor
+    from transformers.video_utils import VideoMetadata
+
+    metadata = VideoMetadata(total_num_frames=total, fps=fps, duration=total / fps)
+    info = MiniCPMV46ProcessingInfo(files_of({}))
+    assert sample_indices(total, fps, info.decode_spec.sampling) == MiniCPMV4_6VideoProcessor().sample_frames(metadata)
+
+
+def test_frames_of_long_videos_are_packed():
+    def frames(count: int) -> MediaHeader:
+        return MediaHeader("video", 448, 448, FramePlan(tuple(range(count)), tuple(i / 3 for i in range(count)), count, 3.0))
+
+    assert [published(4.5).geometry(frames(n)).t for n in (180, 181, 540, 541)] == [180, 91, 180, 181]
+    assert published(2.6).geometry(frames(181)).t == 181
+    assert published(4.5, {"force_packing": 3}).geometry(frames(7)).t == 3
+    with pytest.raises(ConfigError, match=r"MiniCPM-V 4\.5 only"):
+        published(2.6, {"force_packing": 3})
+
+
+def test_thin_images_are_refused():
+    with pytest.raises(InputError, match="crop it first"):
+        published().geometry(MediaHeader("image", 1, 5000))

@@ -1,0 +1,290 @@
+"""The page at `/` in headless Chromium."""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import shutil
+from dataclasses import replace
+from pathlib import Path
+
+import httpx
+import pytest
+import soundfile
+from http_server import TINY, listening, make_server
+from sensorium.server.config import ServerConfig
+from waiting import assert_idle
+
+sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
+MEDIA = TINY.parent / "media"
+
+
+@pytest.fixture(scope="module")
+def chromium():
+    """Return a function that opens Chromium with further arguments: the system's, or Playwright's own."""
+    names = ("chromium", "chromium-browser", "google-chrome")
+    path = os.environ.get("SENSORIUM_CHROMIUM") or next(filter(None, map(shutil.which, names)), None)
+    with sync_api.sync_playwright() as playwright:
+        if path is None and not Path(playwright.chromium.executable_path).exists():
+            pytest.skip("the page's tests need Chromium: apt-get install chromium, or playwright install chromium")
+        opened = []
+
+        def launch(*args):
+            opened.append(playwright.chromium.launch(executable_path=path, args=["--no-sandbox", *args]))
+            return opened[-1]
+
+        yield launch
+        for browser in opened:
+            browser.close()
+
+
+@pytest.fixture(scope="module")
+def browser(chromium):
+    return chromium()
+
+
+@pytest.fixture
+def open_page(browser):
+    """Return a function that opens the page of a server; errors in its console fail the test."""
+    contexts, errors = [], []
+
+    def open_page(url, browser=browser, **options):
+        contexts.append(browser.new_context(**options))
+        page = contexts[-1].new_page()
+        page.set_default_timeout(120_000)
+        page.on("pageerror", lambda error: errors.append(str(error)))
+        page.on("console", lambda message: message.type == "error" and errors.append(message.text))
+        page.on("request", lambda one: one.url.startswith((url, "data:", "blob:")) or errors.append(one.url))
+        page.goto(url)
+        return page
+
+    yield open_page
+    for context in contexts:
+        context.close()
+    assert not [error for error in errors if "the server responded with a status" not in error]
+
+
+@pytest.fixture
+def page(open_page, tiny):
+    page = open_page(tiny[0])
+    page.get_by_text("tiny-vl").wait_for()
+    return page
+
+
+def add(page, *names):
+    page.set_input_files("#choose", [MEDIA / name for name in names])
+
+
+def answer(page, index=0):
+    page.locator("#send").wait_for()
+    return page.locator(".answer").nth(index).inner_text()
+
+
+def test_an_image_is_read(page):
+    assert page.locator("#tasks label").all_inner_texts() == ["Ask", "Read", "Find"]
+    page.get_by_text("Read", exact=True).click()
+    add(page, "receipt1.png")
+    page.get_by_role("button", name="Remove receipt1.png").wait_for()
+    page.locator("#text").fill("Read the receipt.")
+    page.keyboard.press("Enter")
+    assert answer(page) == "ICG4 114\nCOFFEE 29.93\nTOTAL 17.04"
+    meta = page.locator(".meta").inner_text()
+    assert all(name in meta for name in ("queue", "decode", "encode", "prefill", "per token", "encoder rows"))
+    assert page.locator(".grid line").count() > 4
+
+
+def test_files_that_are_removed_are_freed(page):
+    page.evaluate("() => { window.freed = []; URL.revokeObjectURL = (url) => window.freed.push(url); }")
+    add(page, "receipt1.png")
+    url = page.locator("#files img").get_attribute("src")
+    page.get_by_role("button", name="Remove receipt1.png").click()
+    assert page.evaluate("() => window.freed") == [url]
+
+
+def test_any_key_is_the_name_of_a_subprotocol(page):
+    found = page.evaluate("""async () => {
+        const seen = [];
+        window.WebSocket = class { constructor(url, names) { seen.push(...names); } close() {} };
+        const { setKey } = await import("/page/api.js");
+        const { LiveSession } = await import("/page/realtime.js");
+        setKey("a/b=+\u00e9?>");
+        new LiveSession("m", new AbortController().signal, () => {});
+        return seen;
+    }""")
+    assert found == ["realtime", "sensorium-api-key-base64url.YS9iPSvDqT8-"]
+
+
+def test_a_request_without_what_it_needs_says_so(page):
+    page.keyboard.press("Enter")
+    page.locator("#text").press("Enter")
+    assert page.get_by_role("alert").inner_text() == "Write what you want to know."
+    page.get_by_text("Read", exact=True).click()
+    page.get_by_role("button", name="Send").click()
+    assert page.get_by_role("alert").inner_text() == "Add a file first: image or pdf."
+    page.set_input_files("#choose", files=[{"name": "a.wav", "mimeType": "audio/wav", "buffer": b"RIFF"}])
+    assert page.get_by_role("alert").inner_text() == "a.wav: this model takes image and video, not audio."
+
+
+def test_an_error_of_the_server_is_shown(page):
+    page.set_input_files("#choose", files=[{"name": "a.png", "mimeType": "image/png", "buffer": b"no image"}])
+    page.locator("#text").fill("<b>What</b> is this?")
+    page.get_by_role("button", name="Send").click()
+    page.locator(".wrong", has_text="image").wait_for()
+    assert "<b>What</b>" in page.locator(".request").inner_text()
+
+
+def test_the_key_is_typed_once(open_page, tiny):
+    with listening(replace(tiny[1], config=ServerConfig(api_key="secret"))) as url:
+        page = open_page(url)
+        page.get_by_label("Key", exact=True).fill("secret")
+        page.keyboard.press("Enter")
+        page.get_by_text("tiny-vl").wait_for()
+        page.reload()
+        page.get_by_text("tiny-vl").wait_for()
+        assert page.evaluate("[sessionStorage.length, localStorage.length]") == [1, 0]
+
+
+def answer_with(page, text):
+    """Let the server answer every question with this text."""
+    chunks = [
+        {"choices": [{"delta": {"content": text}}]},
+        {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
+    ]
+    events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    page.route("**/v1/chat/completions", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
+
+
+def test_escape_stops_a_stream(page, tiny, monkeypatch):
+    llm = tiny[1].engine.llm
+    monkeypatch.setattr(llm, "default_params", replace(llm.default_params, ignore_eos=True))
+    page.locator("#text").fill("Read the text.")
+    page.keyboard.press("Enter")
+    page.locator(".answer", has_text=re.compile(".{5}", re.DOTALL)).wait_for()
+    page.get_by_role("button", name="Stop").wait_for()
+    page.keyboard.press("Escape")
+    page.get_by_text("Stopped.").first.wait_for()
+    assert len(answer(page)) > 4
+    assert_idle(llm)
+
+
+BOXES = """[{"bbox_2d": [8, 16, 40, 32], "label": "<i>cup</i>"}, {"point_2d": [4, 8]}, {"bbox_2d": [1"""
+FORMS = [
+    ("Qwen2_5_VLForConditionalGeneration", BOXES, [[16, 32, 80, 64], [8, 16]]),  # pixels of the resized image
+    ("Qwen3VLForConditionalGeneration", BOXES, [[1.6, 1.6, 8, 3.2], [0.8, 0.8]]),  # thousandths
+    (
+        "paligemma",
+        "<loc0256><loc0512><loc0768><loc1023> cat ; <loc0000><loc0000><loc0512><loc0512> dog",
+        [[100, 25, 199.8, 75], [0, 0, 100, 50]],
+    ),
+    ("MolmoForCausalLM", '<point x="10.0" y="20.5" alt="cup">cup</point>', [[20, 20.5]]),
+    ("MolmoForCausalLM", '<points x1="10" y1="20" x2="30" y2="40" alt="cups">cups</points>', [[20, 20], [60, 40]]),
+    ("Qwen3VLForConditionalGeneration", "No cup {here}, [1, 2] and <point>.", []),
+]
+
+
+@pytest.mark.parametrize(("architecture", "text", "expected"), FORMS)
+def test_boxes_in_pixels_of_the_image(page, architecture, text, expected):
+    script = """async ([text, name]) => {
+        const { findBoxes } = await import("/page/boxes.js");
+        return findBoxes(text, { width: 200, height: 100, resized: [100, 50] }, name).map((one) => one.box ?? one.point);
+    }"""
+    found = page.evaluate(script, [text, architecture])
+    assert len(found) == len(expected)
+    for one, other in zip(found, expected, strict=True):
+        assert one == pytest.approx(other, abs=0.1)
+
+
+def test_boxes_are_drawn_and_history_is_kept(page):
+    answer_with(page, BOXES)
+    page.get_by_text("Find", exact=True).click()
+    add(page, "line1.png")
+    page.locator("#text").fill("the cup")
+    page.keyboard.press("Enter")
+    page.locator("rect.box").wait_for()
+    assert page.locator(".box").count() == 2
+    assert page.locator(".box-label").first.text_content() == "<i>cup</i>"
+    page.locator(".meta dl").wait_for()
+    page.reload()
+    page.get_by_text("tiny-vl").wait_for()
+    page.get_by_role("button", name="History").click()
+    page.get_by_role("button", name="the cup", exact=True).click()
+    page.locator("rect.box").wait_for()
+    page.get_by_role("button", name="History").click()
+    page.get_by_role("button", name="Delete the cup").click()
+    page.get_by_text("Nothing yet.").wait_for()
+    assert page.locator(".entry").count() == 0
+
+
+def test_a_conversation_goes_on(page):
+    answer_with(page, "Forty-two.")
+    asked = []
+    page.on("request", lambda one: one.url.endswith("/completions") and asked.append(one.post_data_json["messages"]))
+    for index, text in enumerate(("One?", "Two?")):
+        page.locator("#text").fill(text)
+        page.keyboard.press("Enter")
+        page.locator(".meta dl").nth(index).wait_for()
+    assert [[message["role"] for message in messages] for messages in asked] == [["user"], ["user", "assistant", "user"]]
+
+
+def test_narrow_dark_and_by_keyboard(open_page, tiny):
+    page = open_page(tiny[0], viewport={"width": 320, "height": 560}, color_scheme="dark")
+    page.get_by_text("tiny-vl").wait_for()
+    assert page.evaluate("document.documentElement.scrollWidth") == 320
+    dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
+    page.get_by_role("button", name="Light").focus()
+    page.keyboard.press("Enter")
+    assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
+    seen = []
+    for _ in range(12):
+        page.keyboard.press("Tab")
+        seen.append(page.evaluate("document.activeElement.id || document.activeElement.value"))
+        assert page.evaluate("document.activeElement === document.body || document.activeElement.matches(':focus-visible')")
+    assert {"ask", "text", "add", "send", "new", "open-history", "open-key"} <= set(seen)
+    nameless = """() => [...document.querySelectorAll("button, input, textarea")].filter((one) => one.offsetParent
+        && !one.ariaHidden && !one.textContent.trim() && !one.ariaLabel && !one.labels?.length).map((one) => one.outerHTML)"""
+    assert page.evaluate(nameless) == []
+
+
+@pytest.fixture(scope="module")
+def speech():
+    server = make_server(TINY.parent / "tiny-asr", "tiny-asr", max_num_seqs=4, warm_up=False)
+    with server.engine.llm, listening(server) as url:
+        yield url
+
+
+def test_words_light_up_as_the_audio_plays(open_page, speech):
+    page = open_page(speech)
+    page.get_by_text("tiny-asr").wait_for()
+    assert page.locator("#tasks label").all_inner_texts() == ["Transcribe"]
+    page.set_input_files("#choose", TINY.parent / "speech" / "alarm.flac")
+    page.get_by_role("button", name="Send").click()
+    page.locator(".word").first.wait_for()
+    assert answer(page).strip() == "Set an alarm for seven forty five in the morning."
+    page.locator(".word", has_text="seven").click()
+    page.locator(".word.now", has_text="seven").wait_for()
+
+
+@pytest.mark.parametrize("realtime", [False, True])
+def test_live_audio(chromium, open_page, speech, tmp_path, realtime):
+    served = httpx.get(f"{speech}/v1/models").json()
+    assert served["data"][0]["capabilities"]["realtime"]
+    served["data"][0]["capabilities"]["realtime"] = realtime
+    samples, rate = soundfile.read(TINY.parent / "speech" / "alarm.flac")
+    soundfile.write(tmp_path / "speech.wav", samples, rate, subtype="PCM_16")
+    fake = ("--use-fake-device-for-media-stream", "--use-fake-ui-for-media-stream")
+    browser = chromium(*fake, f"--use-file-for-fake-audio-capture={tmp_path / 'speech.wav'}")
+    page = open_page(speech, browser, permissions=["microphone"])
+    page.route("**/v1/models", lambda route: route.fulfill(json=served))
+    page.reload()
+    page.get_by_text("tiny-asr").wait_for()
+    sockets = []
+    page.on("websocket", lambda socket: sockets.append(socket.url))
+    page.get_by_role("button", name="Speak").click()
+    page.get_by_role("button", name="End recording").wait_for()
+    page.wait_for_timeout(1000 * len(samples) / rate)  # the browser plays the file once
+    page.get_by_role("button", name="End recording").click()
+    page.locator(".word").first.wait_for()
+    assert len(answer(page).split()) > 2
+    assert page.evaluate("document.querySelector('.entry audio').duration") > 1
+    assert len(sockets) == realtime

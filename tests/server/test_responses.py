@@ -1,0 +1,255 @@
+"""/v1/responses with the `openai` package, whose types check every response and event."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from dataclasses import replace
+
+import openai
+import pytest
+from http_server import TINY, saying
+from openai.types.responses import Response, ResponseStreamEvent
+from pydantic import BaseModel, TypeAdapter
+from sensorium.mm.errors import ErrorInfo, InputError
+from sensorium.server.protocol.response_input import read_items
+from sensorium.server.protocol.responses import ResponsesBody
+from waiting import assert_idle
+
+MEDIA = TINY.parent / "media"
+CASES = {name: case for name, case in json.loads((MEDIA / "answers.json").read_text()).items() if name.endswith("png")}
+IMAGE = min(CASES, key=lambda name: (MEDIA / name).stat().st_size)
+URL = f"data:image/png;base64,{base64.b64encode((MEDIA / IMAGE).read_bytes()).decode()}"
+IMAGE_PART = {"type": "input_image", "image_url": URL, "detail": "auto"}
+PLAIN = {"model": "tiny-vl", "input": "hello", "temperature": 0.0, "max_output_tokens": 8}
+LOOK = {"type": "function", "name": "look", "strict": True, "parameters": {
+    "type": "object", "properties": {"place": {"enum": ["here", "there"]}}, "required": ["place"],
+    "additionalProperties": False,
+}}  # fmt: skip
+EVENT = TypeAdapter(ResponseStreamEvent)
+
+
+def question(*parts):
+    return [{"role": "user", "content": [*parts, {"type": "input_text", "text": CASES[IMAGE]["prompt"]}]}]
+
+
+def post(http, **fields):
+    return http.post("/v1/responses", json={**PLAIN, **fields})
+
+
+def stream(http, **fields):
+    """Return the events of a stream, and check their form."""
+    response = post(http, stream=True, **fields)
+    assert response.headers["content-type"].startswith("text/event-stream"), response.text
+    blocks = [block.split("\n") for block in response.text.removesuffix("\n\n").split("\n\n")]
+    events = [json.loads(data.removeprefix("data: ")) for _, data in blocks]
+    assert [name for name, _ in blocks] == [f"event: {event['type']}" for event in events]
+    assert [event["sequence_number"] for event in events] == list(range(len(events)))
+    for event in events:
+        EVENT.validate_python(event)
+    return events
+
+
+def without_ids(value):
+    if isinstance(value, dict):
+        changing = ("id", "call_id", "created_at", "completed_at")
+        return {name: without_ids(one) for name, one in value.items() if name not in changing}
+    return [without_ids(one) for one in value] if isinstance(value, list) else value
+
+
+@pytest.mark.parametrize("part", [IMAGE_PART, {"type": "input_file", "filename": IMAGE, "file_data": URL}])
+def test_an_image_is_answered(client, http, part):
+    fields = {"input": question(part), "max_output_tokens": 96}
+    found = client.responses.create(**{**PLAIN, **fields})
+    assert found.output_text.strip() == CASES[IMAGE]["answer"]
+    assert (found.status, found.output[0].status, found.incomplete_details) == ("completed", "completed", None)
+    assert found.usage.total_tokens == found.usage.input_tokens + found.usage.output_tokens
+    raw = post(http, **fields).json()
+    Response.model_validate(raw, strict=True)
+    assert 0 < raw["usage"]["input_tokens_details"]["image_tokens"] < found.usage.input_tokens
+
+
+def test_a_stream_has_the_same_response(http):
+    fields = {"instructions": "Be brief.", "metadata": {"a": "b"}, "input": question(IMAGE_PART)}
+    fields["max_output_tokens"] = 4
+    events, whole = stream(http, **fields), post(http, **fields).json()
+    kinds = [event["type"].removeprefix("response.") for event in events]
+    assert kinds[:4] == ["created", "in_progress", "output_item.added", "content_part.added"]
+    assert kinds[-4:] == ["output_text.done", "content_part.done", "output_item.done", "incomplete"]
+    assert kinds.count("output_text.delta") > 1
+    text = "".join(event["delta"] for event in events if event["type"] == "response.output_text.delta")
+    assert whole["output"][0]["content"][0]["text"] == text
+    assert (whole["status"], whole["output"][0]["status"]) == ("incomplete", "incomplete")
+    assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert (whole["instructions"], whole["metadata"]) == ("Be brief.", {"a": "b"})
+    last = events[-1]["response"]
+    last["usage"]["input_tokens_details"] = whole["usage"]["input_tokens_details"]  # the second one is cached
+    assert without_ids(last) == without_ids(whole)
+
+
+def test_the_packages_own_stream(client):
+    async def run():
+        other = openai.AsyncOpenAI(base_url=client.base_url, api_key="none")
+        async with other, other.responses.stream(**PLAIN) as events:
+            kinds = [event.type async for event in events]
+            return kinds, await events.get_final_response()
+
+    kinds, found = asyncio.run(run())
+    assert kinds[-1] in ("response.completed", "response.incomplete")
+    assert found.output_text == client.responses.create(**PLAIN).output_text
+
+
+def test_structured_output(client, http):
+    class Number(BaseModel):
+        n: bool
+
+    found = client.responses.parse(model="tiny-vl", input="hello", text_format=Number, max_output_tokens=60, temperature=0)
+    assert isinstance(found.output_parsed, Number)
+    form = {"format": {"type": "json_object"}, "verbosity": "medium"}
+    assert post(http, text=form, max_output_tokens=100).json()["text"] == form
+
+
+def test_logprobs_are_those_of_the_text(http):
+    fields = {"include": ["message.output_text.logprobs"], "top_logprobs": 2, "max_output_tokens": 4}
+    fields["input"] = question(IMAGE_PART)
+    (part,) = post(http, **fields).json()["output"][0]["content"]
+    assert "".join(one["token"] for one in part["logprobs"]) == part["text"]
+    assert [len(one["top_logprobs"]) for one in part["logprobs"]] == [2] * 4
+    events = stream(http, **fields)
+    deltas = [one for event in events if event["type"].endswith("text.delta") for one in event["logprobs"]]
+    assert deltas == part["logprobs"]
+
+
+def test_forced_tool_calls(tools):
+    client, _ = tools
+    choices = [{"type": "function", "name": "look"}, "required"]
+    choices.append({"type": "allowed_tools", "mode": "required", "tools": [{"type": "function", "name": "look"}] * 2})
+    other = {"type": "function", "name": "wait", "parameters": None, "strict": None}
+    for choice in choices:
+        offered = [LOOK, other] if isinstance(choice, dict) else [LOOK]
+        fields = {**PLAIN, "tools": offered, "tool_choice": choice, "max_output_tokens": 80, "parallel_tool_calls": False}
+        (call,) = client.responses.create(**fields).output
+        assert (call.type, call.name, call.status) == ("function_call", "look", "completed")
+        assert json.loads(call.arguments)["place"] in ("here", "there")
+        events = list(client.responses.create(**fields, stream=True))
+        deltas = "".join(one.delta for one in events if one.type == "response.function_call_arguments.delta")
+        (done,) = (one for one in events if one.type == "response.function_call_arguments.done")
+        assert deltas == done.arguments == call.arguments
+
+
+def test_reasoning_text_and_calls_are_items(tools, monkeypatch):
+    """The model cannot call tools, so the engine's outputs are replaced."""
+    client, server = tools
+    call = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>'
+    form = replace(server.answer_format, reasoning=("<think>", "</think>"))
+    monkeypatch.setitem(server.__dict__, "answer_format", form)
+    monkeypatch.setattr(server.engine, "generate", saying(server.engine.generate, f"<think>hm</think>Wait.\n{call}\n{call}\n"))
+    fields = {**PLAIN, "tools": [LOOK], "max_output_tokens": 2}
+    found = client.responses.create(**fields)
+    Response.model_validate(found.to_dict(), strict=True)
+    assert [item.type for item in found.output] == ["reasoning", "message", "function_call", "function_call"]
+    assert (found.output[0].content[0].text, found.output_text) == ("hm", "Wait.")
+    assert json.loads(found.output[3].arguments) == {"place": "here"}
+    assert len({item.id for item in found.output} | {item.call_id for item in found.output[2:]}) == 6
+    assert found.usage.output_tokens_details.reasoning_tokens > 0
+    events = list(client.responses.create(**fields, stream=True))
+    assert "".join(one.delta for one in events if one.type == "response.reasoning_text.delta") == "hm"
+    assert without_ids(events[-1].response.to_dict()["output"]) == without_ids(found.to_dict()["output"])
+
+    turn = {"role": "assistant", "reasoning_content": "hm", "content": found.output[1].to_dict()["content"]}
+    conversation = [*(item.to_dict() for item in found.output)]
+    conversation += [{"type": "function_call_output", "call_id": item.call_id, "output": "a tree"} for item in found.output[2:]]
+    messages = read_items(conversation)
+    assert {name: messages[0][name] for name in turn} == turn
+    assert [one["function"]["name"] for one in messages[0]["tool_calls"]] == ["look", "look"]
+    assert [(one["role"], one["content"]) for one in messages[1:]] == [("tool", "a tree")] * 2
+    assert [one["tool_call_id"] for one in messages[1:]] == [one["id"] for one in messages[0]["tool_calls"]]
+
+
+def test_a_turn_is_one_message():
+    def say(text):
+        return {"role": "assistant", "content": text}
+
+    call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
+    assert read_items([say("a"), say("b")]) == [say("a"), say("b")]
+    assert len(read_items([call, call, {"type": "message", **say("b")}])) == 1
+    assert len(read_items([call, {"role": "user", "content": "a"}, call])) == 3
+
+
+def test_audio_is_an_input_part():
+    part = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
+    body = ResponsesBody(input=[{"role": "user", "content": [part]}], instructions="x").chat_body()
+    assert body.messages == [{"role": "system", "content": "x"}, {"role": "user", "content": [part]}]
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ({"colour": 1}, "colour"),
+        ({"store": True}, "store"),
+        ({"previous_response_id": "resp_1"}, "previous_response_id"),
+        ({"conversation": "conv_1"}, "conversation"),
+        ({"background": True}, "background"),
+        ({"truncation": "auto"}, "truncation"),
+        ({"n": 2}, "n"),
+        ({"max_tokens": 3}, "max_tokens"),
+        ({"max_output_tokens": 0}, "max_output_tokens"),
+        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"top_logprobs": 999}, "logprobs"),
+        ({"input": []}, None),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "input"),
+        ({"input": [{"role": "user", "content": "a", "colour": 1}]}, "input"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "a"}]}, "input"),
+        ({"input": question({"type": "input_image", "file_id": "f", "detail": "auto"})}, None),
+        ({"tools": [{"type": "web_search"}]}, "tools"),
+        ({"tools": [{**LOOK, "defer_loading": True}]}, "tools"),
+        ({"tools": [LOOK]}, "tools"),  # the template has no calls
+        ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice"),
+        ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "look"}]}}, "tool_choice"),
+        ({"reasoning": {"summary": "detailed"}}, "reasoning"),
+        ({"metadata": {"a": float("nan")}}, "metadata"),
+        ({"metadata": {"a": "\ud800"}}, "metadata"),
+        ({"tools": [{**LOOK, "parameters": {"maximum": float("inf")}}], "tool_choice": "none"}, "tools"),
+        ({"text": {"format": {"type": "xml"}}}, "text"),
+        ({"text": {"verbosity": "low"}}, "text"),
+        ({"stream_options": {"include_obfuscation": True}, "stream": True}, "include_obfuscation"),
+    ],
+)
+def test_wrong_fields(http, tiny, fields, param):
+    content = json.dumps({**PLAIN, **fields})
+    response = http.post("/v1/responses", content=content, headers={"Content-Type": "application/json"})
+    assert response.status_code == 400, response.text
+    error = response.json()["error"]
+    assert param is None or error["param"] == param, error
+    assert_idle(tiny[1].engine.llm)
+
+
+def test_media_that_cannot_be_read(http):
+    for streamed in (False, True):
+        response = post(http, input=question(IMAGE_PART, {**IMAGE_PART, "image_url": "/etc/passwd"}), stream=streamed)
+        error = response.json()["error"]
+        assert (response.status_code, error["code"], error["index"]) == (400, "invalid_media", 1)
+
+
+def test_an_error_in_the_middle_of_a_stream(http, tiny, monkeypatch):
+    engine = tiny[1].engine
+    generate = engine.generate
+
+    async def failing(*args, **options):
+        async for output in generate(*args, **options):
+            yield output
+            yield replace(output, error=ErrorInfo("engine_dead", "the engine has failed"))
+            return
+
+    monkeypatch.setattr(engine, "generate", failing)
+    last = stream(http, ignore_eos=True)[-1]
+    assert (last["type"], last["response"]["status"]) == ("response.failed", "failed")
+    assert last["response"]["error"] == {"code": "server_error", "message": "the engine has failed"}
+    assert post(http, ignore_eos=True, top_logprobs=1).status_code == 503
+
+
+def test_items_of_other_types():
+    with pytest.raises(InputError, match="web_search_call"):
+        read_items([{"type": "web_search_call"}])

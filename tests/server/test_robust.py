@@ -1,0 +1,262 @@
+"""Silent connections, clients that leave, large bodies and a full engine."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import io
+import json
+import resource
+import socket
+import threading
+from contextlib import suppress
+from urllib.parse import urlparse
+
+import httpx
+import pytest
+from http_server import listening
+from PIL import Image
+from sensorium.engine.frontend.input_processor import ParsedPrompt
+from sensorium.engine.worker.encoder_runner import EncoderRunner
+from sensorium.server import app as app_module
+from sensorium.server import large_json
+from sensorium.server.config import ServerConfig
+from sensorium.server.guard import _Body
+from sensorium.server.run import bind
+from sensorium.server.state import Server
+from waiting import LONG, assert_idle, wait_until
+
+CHAT = "/v1/chat/completions"
+
+
+def listen(tiny, **options):
+    engine = tiny[1].engine
+    return listening(Server(engine, ServerConfig(**options), "tiny-vl"))
+
+
+def connect(url):
+    where = urlparse(url)
+    return socket.create_connection((where.hostname, where.port), timeout=LONG)
+
+
+def is_ended(connection):
+    try:
+        return connection.recv(1) == b""
+    except ConnectionResetError:  # closed while it had unread bytes
+        return True
+
+
+def request(**body):
+    content = json.dumps({"messages": [{"role": "user", "content": "a"}], **body}).encode()
+    head = (
+        f"POST {CHAT} HTTP/1.1\r\nHost: localhost\r\nContent-Type: application/json\r\nContent-Length: {len(content)}\r\n\r\n"
+    )
+    return head.encode() + content
+
+
+def picture():
+    data = io.BytesIO()
+    Image.new("RGB", (64, 64), (1, 2, 3)).save(data, "PNG")
+    url = f"data:image/png;base64,{base64.b64encode(data.getvalue()).decode()}"
+    return [{"role": "user", "content": [{"type": "image_url", "image_url": {"url": url}}, {"type": "text", "text": "a"}]}]
+
+
+def test_silent_connections_are_closed(tiny):
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (hard if 0 < hard < 4096 else max(soft, 4096), hard))
+    with listen(tiny, header_seconds=0.2) as url:
+        silent = [connect(url) for _ in range(500)]
+        for number, one in enumerate(silent):
+            with suppress(OSError):  # it is closed already
+                one.sendall(b"POST / HTTP/1.1\r\nX: "[: number % 20])
+        assert httpx.get(f"{url}/health", timeout=LONG).status_code == 200
+        assert all(map(is_ended, silent))
+        for one in silent:
+            one.close()
+
+
+def test_the_number_of_connections_is_limited(tiny):
+    with listen(tiny, max_connections=100, header_seconds=1000) as url:
+        silent = [connect(url) for _ in range(100)]
+        with connect(url) as refused:
+            answer = b""
+            while part := refused.recv(1000):
+                answer += part
+        assert answer.startswith(b"HTTP/1.1 503 ")
+        assert b"Retry-After: 1" in answer
+        for one in silent:
+            one.close()
+
+        def served():
+            try:
+                return httpx.get(f"{url}/health", timeout=LONG).status_code == 200
+            except httpx.TransportError:  # closed while the request was sent
+                return False
+
+        wait_until(served)
+
+
+def test_a_header_after_a_response_has_a_limit_too(tiny):
+    with listen(tiny, header_seconds=0.2) as url, connect(url) as one:
+        one.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\nGET /ver")
+        answer = b""
+        while part := one.recv(1000):
+            answer += part
+        assert answer.count(b"HTTP/1.1 200") == 1
+
+
+@pytest.mark.parametrize("rest", [b"x", b"x" * 10 + b"GET /ver"])
+def test_a_response_before_the_body_does_not_end_the_limit(tiny, rest):
+    with listen(tiny, header_seconds=0.2) as url, connect(url) as one:
+        one.sendall(b"GET /health HTTP/1.1\r\nHost: localhost\r\nContent-Length: 10\r\n\r\n")
+        while not one.recv(1000).endswith(b"}"):
+            pass
+        one.sendall(rest)
+        assert is_ended(one)
+
+
+@pytest.mark.parametrize("stage", ["body", "decoding", "encoding", "generation"])
+def test_a_client_that_leaves_is_not_served_further(tiny, monkeypatch, stage):
+    statuses, reached, go_on = list[int](), threading.Event(), threading.Event()
+
+    async def recorded(*args, on_error=app_module.on_error):
+        response = await on_error(*args)
+        statuses.append(response.status_code)
+        return response
+
+    def hold(owner, name):
+        work = getattr(owner, name)
+
+        def held(*args):
+            reached.set()
+            go_on.wait(LONG)
+            return work(*args)
+
+        monkeypatch.setattr(owner, name, held)
+
+    async def receive(body, work=_Body.receive):
+        reached.set()
+        return await work(body)
+
+    monkeypatch.setattr(app_module, "on_error", recorded)
+    core = tiny[1].engine.llm._engine_loop.core
+    whole, used = request(messages=picture(), max_tokens=500, ignore_eos=True), 1.0
+    tiny[1].engine.llm.reset_mm_cache()
+    if stage == "body":
+        monkeypatch.setattr(_Body, "receive", receive)
+        used = 0.5
+    elif stage == "decoding":
+        hold(ParsedPrompt, "finish")
+    elif stage == "encoding":
+        hold(EncoderRunner, "_embed")
+    else:
+        whole = request(max_tokens=500, ignore_eos=True)
+        hold(core, "step")
+    with listen(tiny) as url:
+        with connect(url) as client:
+            client.sendall(whole[: int(len(whole) * used)])
+            assert reached.wait(LONG)
+        wait_until(lambda: statuses)
+        go_on.set()
+        assert statuses == [499]
+        wait_until(lambda: not tiny[1].engine.llm._engine_loop._names)
+    monkeypatch.undo()
+    assert_idle(tiny[1].engine.llm)
+
+
+def test_a_full_engine_refuses_requests(tiny, http):
+    budget = tiny[1].engine.llm._inputs.media.budget
+    ledger = budget.open()
+    ledger.hold(budget.policy.max_total_bytes)
+    try:
+        response = http.post(CHAT, json={"messages": [{"role": "user", "content": "a"}]})
+        assert (response.status_code, response.headers["Retry-After"]) == (429, "1")
+        assert response.json()["error"]["code"] == "overloaded"
+        assert "max_total_bytes" in response.json()["error"]["message"]
+        assert http.get("/health").status_code == 200
+    finally:
+        ledger.close()
+    assert http.post(CHAT, json={"messages": [{"role": "user", "content": "a"}], "max_tokens": 1}).status_code == 200
+
+
+@pytest.mark.parametrize("kind", [None, "text/plain", "application/x-www-form-urlencoded", "multipart/form-data; boundary=a"])
+def test_a_body_that_is_not_json_is_refused(http, kind):
+    headers = {} if kind is None else {"Content-Type": kind}
+    response = http.post(CHAT, content=b'{"messages": []}', headers=headers)
+    assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
+
+
+def test_a_large_body_is_parsed_in_a_thread(http, monkeypatch):
+    threads = []
+
+    def recorded(body, loads=large_json.loads):
+        threads.append(threading.current_thread().name)
+        return loads(body)
+
+    monkeypatch.setattr(large_json, "loads", recorded)
+    text = "é" * (1 << 20)
+    response = http.post(CHAT, json={"messages": [{"role": "user", "content": text}]})
+    assert response.status_code == 400  # longer than the context
+    assert http.post(CHAT, content=b" " * (2 << 20), headers={"Content-Type": "application/json"}).status_code == 400
+    assert len(threads) == 2
+    assert all("asyncio" in name for name in threads)
+
+
+LARGE = "x" * (3 << 20)
+VALUES = [
+    {}, [], 1, -0.0, 1e400, 2**70, None, True, "",
+    "é\ud800\U0001f600", {"a": {"b": [1, "\"\\\n", [None, "\u2028"]]}, "": LARGE},
+    [LARGE, LARGE + '"', "\\" + LARGE, LARGE + "\x7f"], {"a": [LARGE[: 1 << 20], LARGE[:-1] + "é"]},
+]  # fmt: skip
+BROKEN = [
+    "",
+    " ",
+    "{",
+    "[1,]",
+    '"',
+    f'"{LARGE}',
+    f'"{LARGE}\n"',
+    f'"{LARGE}\\x"',
+    '{"a" 1}',
+    "nul",
+    "[1] 2",
+    '{"a":1,}',
+]
+
+
+@pytest.mark.parametrize("ascii", [True, False])
+def test_large_json_is_parsed_like_other_json(ascii):
+    for value in VALUES:
+        text = json.dumps(value, ensure_ascii=ascii, indent=1).encode("utf-8", "surrogatepass")
+        assert large_json.loads(text) == json.loads(text) == value
+    for text in BROKEN:
+        with pytest.raises(json.JSONDecodeError) as expected:
+            json.loads(text.encode())
+        with pytest.raises(json.JSONDecodeError) as found:
+            large_json.loads(text.encode())
+        assert (found.value.msg, found.value.pos) == (expected.value.msg, expected.value.pos)
+    with pytest.raises(UnicodeDecodeError):
+        large_json.loads(b'"\xff"')
+    with pytest.raises(RecursionError):
+        large_json.loads(b"[" * 100_000)
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1"])
+def test_connections_send_small_segments_at_once(host):
+    """Without TCP_NODELAY, the body of a response waits about 40 ms until the client has acknowledged the header."""
+
+    async def accepted() -> int:
+        delay: asyncio.Future[int] = asyncio.get_running_loop().create_future()
+
+        def connected(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+            delay.set_result(writer.get_extra_info("socket").getsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY))
+            writer.close()
+
+        listener = bind(ServerConfig(host=host, port=0))
+        async with await asyncio.start_server(connected, sock=listener):
+            _, writer = await asyncio.open_connection(host, listener.getsockname()[1])
+            found = await delay
+            writer.close()
+        return found
+
+    assert asyncio.run(accepted())
