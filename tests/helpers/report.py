@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import os
 import platform
+import signal
 import subprocess
 import sys
 import tempfile
@@ -28,6 +29,10 @@ OLDER_CPU = ("tests/kernels/test_[!t]*.py", "tests/models/test_*.py", "tests/eng
 FILES_PER_RUN = 7
 WORKERS = 2
 SLOWEST = 20
+TEST_SECONDS = 600
+"""A test of `make test` that takes longer fails. Tests of `make test-all` alone (soaks) may take longer."""
+RUN_SECONDS = 1_800
+"""A pytest run of `make test` that takes longer, as one that hangs when it exits, is ended; its stacks are printed."""
 
 
 def commit() -> str:
@@ -87,14 +92,32 @@ def batched(files: list[str]) -> list[list[str]]:
 
 def run_files(report: Path, files: list[str], settings: dict[str, str]) -> tuple[int, str]:
     """Run pytest on some files and print its last line. Return its exit code, and its output if a test failed."""
-    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *files, *sys.argv[1:]]
+    usual = sys.argv[1:]
+    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *files, *usual]
+    command += [f"--timeout={TEST_SECONDS}"] if usual else []
     env = os.environ | settings | {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads yield their core to the other run
-    done = subprocess.run(command, cwd=ROOT, env=env, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True, check=False)
-    last = done.stdout.splitlines()[-1:] or [""]
+    with report.with_suffix(".txt").open("w+") as output:  # a file: processes that a test leaves may hold a pipe open
+        child = subprocess.Popen(command, cwd=ROOT, env=env, stdout=output, stderr=subprocess.STDOUT)
+        code = ended(child, RUN_SECONDS if usual else None)
+    said = report.with_suffix(".txt").read_text(errors="replace")
+    last = said.splitlines()[-1:] or [""]
     print(*settings.values(), f"{files[0]} ... {Path(files[-1]).name}: {last[0]}", flush=True)
-    if done.returncode in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
+    if code in (pytest.ExitCode.OK, pytest.ExitCode.NO_TESTS_COLLECTED):
         return 0, ""
-    return abs(done.returncode), f"pytest ended with code {done.returncode}\n{done.stdout}"
+    return abs(code), f"pytest ended with code {code}\n{said}"
+
+
+def ended(child: subprocess.Popen[bytes], seconds: float | None) -> int:
+    """Return the exit code of a run. After `seconds` it is told to print its stacks and to end (SIGABRT)."""
+    try:
+        return child.wait(seconds)
+    except subprocess.TimeoutExpired:
+        child.send_signal(signal.SIGABRT)  # pytest's faulthandler prints the stack of every thread
+    try:
+        return child.wait(60)
+    except subprocess.TimeoutExpired:
+        child.kill()
+        return child.wait()
 
 
 def run(folder: Path) -> tuple[int, dict[str, Counter[str]]]:
