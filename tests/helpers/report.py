@@ -93,7 +93,7 @@ def batched(files: list[str]) -> list[list[str]]:
 def run_files(report: Path, files: list[str], settings: dict[str, str]) -> tuple[int, str]:
     """Run pytest on some files and print its last line. Return its exit code, and its output if a test failed."""
     usual = sys.argv[1:]
-    command = [sys.executable, "-m", "pytest", f"--junitxml={report}", *files, *usual]
+    command = [sys.executable, "-X", "faulthandler", "-m", "pytest", f"--junitxml={report}", *files, *usual]
     command += [f"--timeout={TEST_SECONDS}"] if usual else []
     env = os.environ | settings | {"OMP_WAIT_POLICY": "PASSIVE"}  # waiting threads yield their core to the other run
     with report.with_suffix(".txt").open("w+") as output:  # a file: processes that a test leaves may hold a pipe open
