@@ -50,9 +50,10 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], axes: int = 3) ->
     """Return positions of a prompt, int64 `[axes, length]`, and the delta that decoding adds to the token index.
 
     Every run of adjacent embeddings is a grid of whole steps that starts where the text before it ended. Text continues at the
-    largest position so far plus one; the other tokens of a range (start, end, timestamps) are text. Two items that share a
-    range start together. The tokens before and after the rows of a `folded` item repeat the positions of the text beside the
-    range. With `axes=1` positions are plain indices and the delta is 0.
+    largest position so far plus one; the other tokens of a range (start, end, timestamps) are text. If the steps of an item
+    differ in size, each run is one step. Two items that share a range start together. The tokens before and after the rows of
+    a `folded` item repeat the positions of the text beside the range. With `axes=1` positions are plain indices and the delta
+    is 0.
     """
     if axes == 1:
         return torch.arange(length)[None], 0
@@ -95,7 +96,8 @@ def _runs(placed: Sequence[PlacedItem]) -> list[tuple[int, int, list[PlacedItem]
         for where, geometry in items:
             assert where.num_embeds == geometry.num_embeds, f"{where.num_embeds} tokens for {geometry.num_embeds} embeddings"
         held = items[0][0].runs if len(items) == 1 else true_runs(items[0][0].mask() | items[1][0].mask(), offset)
-        runs += [(first, last, items) for first, last in held]
+        steps = [[(where, step)] for where, geometry in items for step in geometry.steps] or [items] * len(held)
+        runs += [(first, last, several) for (first, last), several in zip(held, steps, strict=True)]
     return runs
 
 

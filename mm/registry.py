@@ -133,6 +133,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "JinaEmbeddingsV4Model": native("jina_v4", "JinaEmbeddingsV4", "JinaEmbeddingsV4ProcessingInfo"),
     "JinaVLForRanking": native("jina_reranker", "JinaReranker", "JinaRerankerProcessingInfo"),
     "JinaVLForSequenceClassification": native("jina_reranker", "JinaReranker", "JinaRerankerProcessingInfo"),
+    "KeyeForConditionalGeneration": native("keye", "KeyeVL", "KeyeProcessingInfo"),
+    "KeyeVL1_5ForConditionalGeneration": native("keye", "KeyeVL15", "Keye15ProcessingInfo"),
     "KimiK25ForConditionalGeneration": native("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
     "KimiVLForConditionalGeneration": native("kimi_k25", "KimiVL", "KimiVLProcessingInfo"),
     "Kimi_K25ForConditionalGeneration": native("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
@@ -301,6 +303,12 @@ NOTES: dict[str, FamilyNote] = {
         'when the model is loaded (`hf_overrides={"task": "code"}`)',
         "vectors only; one task per engine",
         "tests/pipelines/test_jina_v4.py",
+    ),
+    "keye": FamilyNote(
+        "SigLIP with rotary positions, a Qwen3 decoder with M-RoPE; 1.5: a timestamp before each frame, slow and fast frames "
+        "(`frame_types`)",
+        "aspect ratio up to 200:1; 1.5: all frames are slow unless the caller says which are fast",
+        "tests/processors/families/test_keye.py",
     ),
     "kimi_k25": FamilyNote(
         "images and timed chunks of videos in one stream, frames of a chunk averaged, latent attention, grouped experts; "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field, fields, replace
 from functools import cached_property
 from math import prod
 
@@ -33,6 +33,8 @@ class Media(ReprMixin):
         min_frames, max_frames: bounds of the number of frames that `fps` gives.
         video_start, video_end: seconds of a video between which frames are used.
         total_pixels: bound of the area of all frames, divided by the frames of a temporal patch.
+        frame_types: for each used frame of a video 0 (slow) or 1 (fast), as `keye_vl_utils` computes them; fast frames get
+            fewer rows in Keye-VL-1.5.
     """
 
     data: object
@@ -49,6 +51,7 @@ class Media(ReprMixin):
     total_pixels: int | None = None
     video_start: float | None = None
     video_end: float | None = None
+    frame_types: Sequence[int] | None = None
 
     @property
     def options(self) -> dict[str, object]:
@@ -194,6 +197,8 @@ class ItemGeometry:
             line's end; on the last three axes their positions are column, line and index of the item, counted from 0.
         hidden: the last rows, which only tokens before the item's own token cross-attend to (padding).
         ahead: the last rows, which belong to tokens that are not in the prompt but generated. The answer ends with the rows.
+        sides: patches high and wide of each temporal grid step, if steps differ in size; `h` and `w` are those of the first.
+            Text separates the rows of two steps.
     """
 
     t: int
@@ -210,6 +215,12 @@ class ItemGeometry:
     ahead: int = 0
     absolute: bool = False
     hidden: int = 0
+    sides: tuple[tuple[int, int], ...] = ()
+
+    @property
+    def steps(self) -> Sequence[ItemGeometry]:
+        """The grid of each temporal step, for steps that differ in size."""
+        return [replace(self, t=1, h=h, w=w, sides=()) for h, w in self.sides]
 
     @property
     def merged(self) -> tuple[int, int, int]:
@@ -219,7 +230,8 @@ class ItemGeometry:
     @property
     def num_embeds(self) -> int:
         """Number of rows that the encoder returns for this item."""
-        return prod(self.merged) + self.extra
+        rows = sum(h // self.merge * (w // self.merge) for h, w in self.sides) if self.sides else prod(self.merged)
+        return rows + self.extra
 
 
 @dataclass(frozen=True, eq=False)

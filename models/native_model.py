@@ -73,7 +73,11 @@ class NativeModel(DecoderModel):
         if states:
             levels = [merger(state) for merger, state in zip(self.deepstack_mergers, states, strict=True)]
             rows = torch.cat([rows, *levels], 1)
-        return list(rows.split(counts))
+        return list(rows.split(self.item_rows(tensors, counts)))
+
+    def item_rows(self, tensors: Mapping[str, Any], rows: list[int]) -> list[int]:
+        """Hook: return the rows of each item from those of each grid, for items of several grids."""
+        return rows
 
     def keep_encoders(self, modalities: Collection[str]) -> None:
         super().keep_encoders(modalities)

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from ..config import decoder_spec, require
+from ..config import Stack, decoder_spec, positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
 from ..native_model import NativeModel, axial_theta
@@ -25,8 +25,16 @@ _VISION = {
 
 
 class PaddleOcrVL(NativeModel):
-    """A model of images. The text config may be at the top level of config.json."""
+    """A model of images. The text config may be at the top level of config.json.
 
+    `stack`: the decoder's features. `vision_defaults`: values of the vision config that config.json leaves out.
+    `temporal_attention`: as in TowerSpec. `joined_norm`: as in ProjectorSpec.
+    """
+
+    stack: ClassVar[Stack] = _STACK
+    vision_defaults: ClassVar[Mapping[str, Any]] = _VISION
+    temporal_attention: ClassVar[bool] = False
+    joined_norm: ClassVar[bool] = False
     prefixes = (
         ("model.visual.vision_model.", "visual."),
         ("visual.vision_model.", "visual."),
@@ -42,10 +50,10 @@ class PaddleOcrVL(NativeModel):
     )
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        vision = {**_VISION, **require(config, "vision_config"), "model_type": "siglip_vision_model"}
-        decoder, merge = decoder_spec(config, _STACK), vision["spatial_merge_size"]
+        vision = {**self.vision_defaults, **require(config, "vision_config"), "model_type": "siglip_vision_model"}
+        decoder, merge = decoder_spec(config, self.stack), positive_int(vision, "spatial_merge_size")
         tower = encoder_spec(vision, "siglip_vision_model", merge=merge, post_norm=True, rotary=RotarySpec(axial_theta(vision)))
         assert tower.table is not None
-        tower = replace(tower, table=TableSpec(tower.table.side, "bilinear"))
+        tower = replace(tower, table=TableSpec(tower.table.side, "bilinear"), temporal_attention=self.temporal_attention)
         merger = ProjectorSpec(tower.width, decoder.hidden_size, ("linear_1", "linear_2"), merge**2, norm="pre_norm")
-        super().__init__(decoder, tower, (merger,), dtype, device)
+        super().__init__(decoder, tower, (replace(merger, joined_norm=self.joined_norm),), dtype, device)

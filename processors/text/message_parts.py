@@ -45,7 +45,7 @@ _IGNORED = (
 )
 _PIXELS = ("min_pixels", "max_pixels", "detail", "resized_height", "resized_width")
 _SECONDS = ("video_start", "video_end")
-_FRAMES = ("fps", "num_frames", "nframes", "min_frames", "max_frames", "total_pixels", "sample_fps", *_SECONDS)
+_FRAMES = ("fps", "num_frames", "nframes", "min_frames", "max_frames", "total_pixels", "sample_fps", "frame_types", *_SECONDS)
 _OPTIONS = {"text": (), "image": _PIXELS, "video": (*_PIXELS, *_FRAMES), "audio": ()}
 _FILES_FPS = 2.0  # rate of frames in files, as in qwen-vl-utils
 _MOST_FILES = 4096  # frames of one video
@@ -290,6 +290,10 @@ def _is_count(value: object) -> bool:
     return _is_whole(value) or (isinstance(value, int) and value == -1)
 
 
+def _are_bits(value: object) -> bool:
+    return isinstance(value, list | tuple) and all(type(one) is int and one in (0, 1) for one in value)
+
+
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "min_pixels": ("a positive integer", _is_whole),
     "max_pixels": ("a positive integer", _is_whole),
@@ -304,6 +308,7 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "sample_fps": ("a positive number", _is_number),
     "video_start": ("seconds, 0 or above", lambda value: _is_number(value) or (value == 0 and not isinstance(value, bool))),
     "video_end": ("a positive number of seconds", _is_number),
+    "frame_types": ("a list of 0 (slow) and 1 (fast)", _are_bits),
     "detail": ("low, high or auto", lambda value: isinstance(value, str) and value in ("low", "high", "auto")),
 }
 

@@ -79,6 +79,18 @@ def test_frames_with_text_between_them_are_separate_grids():
     assert delta == -4
 
 
+def test_steps_of_different_sizes_are_separate_grids():
+    where, clip = masked(1, ".####.##.####"), ItemGeometry(3, 4, 4, 2, sides=((4, 4), (2, 4), (4, 4)))
+    assert clip.num_embeds == 10
+    positions, delta = mrope_positions(15, [(where, clip)])
+    assert positions.tolist() == [
+        digits("0 1 2222 4 55 7 8888") + [10],
+        digits("0 1 2233 4 55 7 8899") + [10],
+        digits("0 1 2323 4 56 7 8989") + [10],
+    ]
+    assert delta == -4
+
+
 def test_a_run_of_several_steps_keeps_its_time():
     where, clip = masked(0, "########.####"), ItemGeometry(3, 4, 4, 2, time_step=2.0)
     assert mrope_positions(13, [(where, clip)])[0][0].tolist() == digits("0000 2222 3 4444")

@@ -1,0 +1,89 @@
+"""Keye's processing beyond the parity suite: published bounds of videos, slow and fast frames, refused options."""
+
+from __future__ import annotations
+
+import pytest
+from oracle import SPECIALS, small_tokenizer
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.types import FramePlan, MediaHeader
+from sensorium.processors.families.keye import Keye15ProcessingInfo, KeyeProcessingInfo
+from sensorium.processors.files import ProcessorFiles
+
+WORDS = small_tokenizer((*SPECIALS, "<|frame|>", "<|fast_start|>", "<|fast_end|>"))
+JSON = {"min_pixels": 3136, "max_pixels": 1003520, "patch_size": 14, "temporal_patch_size": 1, "merge_size": 2}
+
+
+def made(kind=Keye15ProcessingInfo, words=WORDS, **options):
+    ids = {f"{name}_token_id": words.token_to_id(f"<|{name}_pad|>") for name in ("image", "video")}
+    config = {**ids, "vocab_size": 700, "hidden_size": 8, "vision_config": {"patch_size": 14, "temporal_patch_size": 2}}
+    files = ProcessorFiles(config, JSON, encode=lambda text: words.encode(text).ids, token_to_id=words.token_to_id)
+    return kind(files, options)
+
+
+def clip(count, size=(480, 640), fps=2.0):
+    return MediaHeader("video", *size, FramePlan(tuple(range(count)), tuple(i / fps for i in range(count)), count, fps))
+
+
+def test_bounds_of_videos_are_those_of_the_published_utility() -> None:
+    """The image processor's bounds do not apply to frames, which the utility has resized before."""
+    info = made(KeyeProcessingInfo)
+    assert info.specs["image"].max_pixels == 1003520
+    grid = info.geometry(clip(10, fps=4.0))
+    assert (grid.t, grid.h, grid.w, grid.time_step) == (10, 34, 46, 0.5)
+    assert info.geometry(clip(4, (60, 60))).num_embeds == 4 * 144  # at least 128 rows per frame
+    assert info.decode_spec.sampling.multiple == 2
+    long = info.geometry(clip(768, (720, 1280)))  # all frames share 115,200 rows, counted two by two
+    assert long.num_embeds == 768 * 12 * 23
+
+
+def test_fast_frames_have_three_tenths_of_the_rows() -> None:
+    info = made(frame_types=[0, 1, 1])
+    grid = info.geometry(clip(3))
+    assert grid.sides == ((34, 46), (18, 24), (18, 24))
+    assert (grid.t, grid.h, grid.w, grid.num_embeds) == (3, 34, 46, 391 + 2 * 108)
+    runs = [(run.repeat, run.is_embed) for run in info.span("video", grid).runs() if run.is_embed]
+    assert runs == [(391, True), (108, True), (108, True)]
+    ids = info.span("video", grid).token_ids
+    assert [ids.count(token) for token in (info.frame, info.fast_start, info.fast_end)] == [3, 2, 2]
+    assert WORDS.decode([one for one in ids if one != info.placeholder_ids["video"]], skip_special_tokens=True) == "0.00.51.0"
+
+
+def test_small_frames_are_fast_without_being_smaller() -> None:
+    info = made(frame_types=[0, 1])
+    grid = info.geometry(clip(2, (60, 60)))
+    assert grid.sides == ((14, 14), (14, 14))
+    assert info.span("video", grid).token_ids.count(info.fast_start) == 1
+
+
+def test_all_frames_of_a_long_video_share_the_published_total() -> None:
+    assert made().decode_spec.sampling.max_frames == 1365
+    grid = made().geometry(clip(1365, (720, 1280)))
+    assert (grid.h, grid.w, grid.sides) == (10, 18, ())
+
+
+def test_images_take_no_timestamp() -> None:
+    info = made()
+    assert info.span("image", info.geometry(MediaHeader("image", 56, 84))).num_tokens == 6
+
+
+@pytest.mark.parametrize("types", [[], [0, 2], [0, True], "01", 1])
+def test_wrong_types_of_frames_are_refused(types) -> None:
+    with pytest.raises(ConfigError, match="frame_types"):
+        made(frame_types=types)
+
+
+def test_types_of_frames_must_be_as_many_as_frames() -> None:
+    with pytest.raises(InputError, match="frame_types has 2 entries, but 3 frames are used"):
+        made(frame_types=[0, 1]).geometry(clip(3))
+
+
+def test_frames_with_types_are_not_dropped_to_shrink_a_video() -> None:
+    assert made(frame_types=[0] * 64).shrink_kwargs("video", (64, 34, 46), 64) is None
+    kwargs = made().shrink_kwargs("video", (64, 34, 46), 512)
+    assert kwargs is not None
+    assert made(**kwargs).geometry(clip(kwargs["num_frames"])).num_embeds <= 512
+
+
+def test_a_tokenizer_without_the_frame_token_is_refused() -> None:
+    with pytest.raises(ConfigError, match="frame"):
+        made(words=small_tokenizer(SPECIALS))
