@@ -56,6 +56,21 @@ def varlen_attention(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], sc
     return out
 
 
+def varlen_attention_with_trailing(
+    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, trailing: Sequence[int | None]
+) -> Tensor:
+    """Run `varlen_attention`. The `trailing` rows after each segment attend to the segment's rows; none attends to them."""
+    out, start = torch.empty(q.shape, dtype=q.dtype, device=q.device), 0
+    for length, more in zip(lengths, (n or 0 for n in trailing), strict=True):
+        own, rest = slice(start, start + length), slice(start + length, start + length + more)
+        out[own] = varlen_attention(q[own], k[own], v[own], [length], scale)
+        if more:
+            query, key, value = (part.transpose(0, 1)[None] for part in (q[rest], k[own], v[own]))
+            out[rest] = F.scaled_dot_product_attention(query, key, value, scale=scale)[0].transpose(0, 1)
+        start = rest.stop
+    return out
+
+
 def _equal_length_runs(lengths: Sequence[int]) -> Iterator[tuple[int, int, int]]:
     """Yield `(first row, segments, rows each)` of every run of equal lengths: [4, 4, 2] gives (0, 2, 4), (8, 1, 2)."""
     start = 0

@@ -121,6 +121,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "HunYuanVLForConditionalGeneration": native("hunyuan_vl", "HunYuanVL", "HunYuanVLProcessingInfo"),
     "Idefics2ForConditionalGeneration": native("idefics2", "Idefics2", "Idefics2ProcessingInfo"),
     "Idefics3ForConditionalGeneration": native("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
+    "FunAudioChatForConditionalGeneration": native("funaudiochat", "FunAudioChat", "FunAudioChatProcessingInfo"),
     "GOTQwenForCausalLM": native("got_ocr2", "GotOcr2", "GotProcessingInfo"),
     "GotOcr2ForConditionalGeneration": native("got_ocr2", "GotOcr2", "GotOcr2ProcessingInfo"),
     "GraniteDoclingForConditionalGeneration": native("granite_docling", "GraniteDocling", "GraniteDoclingProcessingInfo"),
@@ -145,6 +146,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "LlavaForConditionalGeneration/pixtral": native("pixtral", "Pixtral", "PixtralProcessingInfo"),
     "LlavaNextForConditionalGeneration": native("llava", "LlavaNext", "LlavaNextProcessingInfo"),
     "LlavaOnevisionForConditionalGeneration": native("llava", "LlavaOnevision", "LlavaOnevisionProcessingInfo"),
+    "MiDashengLMModel": native("midashenglm", "MiDashengLM", "MiDashengLMProcessingInfo"),
     "MiniCPMO": native("minicpmv", "MiniCPMO", "MiniCPMOProcessingInfo"),
     "MiniCPMV": native("minicpmv", "MiniCPMV", "MiniCPMVProcessingInfo"),
     "MiniMaxVL01ForConditionalGeneration": native("llava", "MiniMaxVL", "MiniMaxVLProcessingInfo"),
@@ -253,6 +255,10 @@ NOTES: dict[str, FamilyNote] = {
         "frames merged in pairs, separate experts for images and videos, timestamps drawn onto frames",
         "aspect ratio up to 200:1",
     ),
+    "funaudiochat": FamilyNote(
+        "Fun-Audio-Chat: `transcribe`; five tokens per second of audio; text output only",
+        "30 s per audio item, or as the preprocessor says",
+    ),
     "gemma3": FamilyNote(
         "bidirectional attention within an image, sliding windows in most layers, norms before and after each sublayer; "
         "pan and scan"
@@ -324,6 +330,10 @@ NOTES: dict[str, FamilyNote] = {
     "llava": FamilyNote(
         "one or several encoder layers of CLIP or SigLIP; grids of tiles with newline rows; pooled videos; Tarsier"
     ),
+    "midashenglm": FamilyNote(
+        "`transcribe`; mel bands of 64 in patches of 40 ms, which attend within 10 s; rows joined by five",
+        "20 minutes per audio item",
+    ),
     "minicpmv": FamilyNote(
         "a whole image and slices of it, each at its own size; rows merged in squares within the tower (4.6), or a resampler "
         "(2.6, 4 and 4.5, in their publisher's layout); times of frames, several of which make one (4.5); MiniCPM-o 2.6 "
@@ -362,7 +372,7 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "qwen3_asr": FamilyNote("`transcribe`; linear M-RoPE"),
     "qwen3_omni": FamilyNote(
-        "images, videos and audio together; DeepStack, experts; text output only",
+        "images, videos and audio together; DeepStack, experts; text output only; also the captioner (audio without text)",
         "40 minutes per audio item",
     ),
     "qwen3_vl": FamilyNote(

@@ -113,7 +113,8 @@ ALIASES = {
 SECTIONS = frozenset(
     f"{part}_config"
     for part in (
-        "audio", "encoder", "language", "llm", "perceiver", "projector", "qformer", "text", "thinker", "vision",
+        "audio", "audio_encoder", "encoder", "language", "llm", "perceiver", "projector", "qformer", "text", "thinker",
+        "vision",
     )
 )  # fmt: skip
 """Keys of config.json that are read as sections. Other keys with such an ending may hold anything."""

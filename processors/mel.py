@@ -23,7 +23,6 @@ from .device import media_device
 
 _FRAMES_PER_TRANSFER = 1 << 13  # to a device
 _MIN_ENERGY = 1e-10  # smallest energy of a band
-_RANGE = 8.0  # powers of ten kept below the loudest band
 
 
 @dataclass(frozen=True)
@@ -35,7 +34,9 @@ class MelSpec:
         win_length: samples in the middle of an FFT window that are weighted; None: all `n_fft`.
         end_frame: also compute the frame that is centred on the end of the audio.
         htk: filters of equal height on the HTK mel scale, which is logarithmic throughout, instead of Slaney's.
-        max_energy: log10 of the energy below which 8 powers of ten are kept; None: that of the loudest band.
+        max_energy: log10 of the energy below which `kept` powers of ten are kept; None: that of the loudest band.
+        kept: powers of ten kept below the loudest band.
+        decibels: the result is `10 * log10(energy)` instead of `(log10(energy) + 4) / 4`.
     """
 
     num_mel_bins: int = 80
@@ -47,6 +48,8 @@ class MelSpec:
     end_frame: bool = False
     htk: bool = False
     max_energy: float | None = None
+    kept: float = 8.0
+    decibels: bool = False
 
     def num_frames(self, samples: int) -> int:
         """Return the number of frames with audio. With a hop of 160: 1 for 1-160 samples; with `end_frame`, 1 for 0-159."""
@@ -76,6 +79,8 @@ def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
 def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, max_frames: int | None = None) -> Tensor:
     """Convert float32 `[n]` to float32 `[frames, num_mel_bins]` on the same device: `(log10(energy) + 4) / 4`, about -1..1.5.
 
+    With `spec.decibels` the result is `10 * log10(energy)`.
+
     Args:
         length: pad the audio with silence to this many samples; None: no padding. This makes
             `length // hop_length` frames, one more with `end_frame`.
@@ -95,19 +100,25 @@ def log_mel(samples: Tensor, spec: MelSpec, length: int | None = None, max_frame
     computed = min(total, (count + edge) // spec.hop_length + 1)  # frames that overlap a sample
     padded = _pad_reflect(samples, length, edge, (computed - 1) * spec.hop_length + spec.n_fft)
     bands = _log_bands(padded, spec)
-    floor = float(bands.max() if spec.max_energy is None else spec.max_energy) - _RANGE
+    loudest = float(bands.max() if spec.max_energy is None else spec.max_energy)
     if returned <= computed:
         out = bands[:returned]
     else:
         out = bands.new_full((returned, spec.num_mel_bins), math.log10(_MIN_ENERGY))
         out[:computed] = bands
-    return out.clamp_(min=floor).add_(4.0).mul_(0.25)
+    return _scaled(out, spec, loudest)
 
 
 def log_mel_frames(samples: Tensor, spec: MelSpec) -> Tensor:
     """Convert the whole frames of `samples` as `log_mel` does, without padding. `spec` has a `max_energy`."""
     assert spec.max_energy is not None
-    return _log_bands(samples, spec).clamp_(min=spec.max_energy - _RANGE).add_(4.0).mul_(0.25)
+    return _scaled(_log_bands(samples, spec), spec, spec.max_energy)
+
+
+def _scaled(bands: Tensor, spec: MelSpec, loudest: float) -> Tensor:
+    """Clip log energies to `spec.kept` powers of ten below the loudest, in place, and scale them as `log_mel` says."""
+    bands.clamp_(min=loudest - spec.kept)
+    return bands.mul_(10.0) if spec.decibels else bands.add_(4.0).mul_(0.25)
 
 
 def _log_bands(padded: Tensor, spec: MelSpec) -> Tensor:

@@ -21,7 +21,7 @@ from torch.nn import functional as F
 from ...kernels.activation import activation
 from ...kernels.dispatch import backend
 from ...kernels.rope import rotary_cos_sin, rotate_
-from ...kernels.varlen import varlen_attention
+from ...kernels.varlen import varlen_attention, varlen_attention_with_trailing
 from ...mm.errors import ConfigError
 from ..config import check_activation, positive_int
 from ..interface import StepLimits
@@ -149,7 +149,7 @@ class MelEncoderAttention(TensorModule):
                 rotate_(part[..., : self.rotary_dim], *cos_sin, self.interleaved)
         attend: Callable[..., Tensor] = varlen_attention
         if trailing:
-            attend = partial(_attend_with_trailing, trailing=trailing)
+            attend = partial(varlen_attention_with_trailing, trailing=trailing)
         elif self.chunk:
             attend = partial(_attend_chunks, chunk=self.chunk)
         elif self.window is not None:
@@ -256,21 +256,6 @@ def sinusoids(positions: int, width: int) -> Tensor:
     half = width // 2
     angles = torch.arange(positions)[:, None] * torch.exp(-math.log(10_000) / (half - 1) * torch.arange(half))
     return torch.cat((angles.sin(), angles.cos()), dim=1)
-
-
-def _attend_with_trailing(
-    q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, trailing: Sequence[int | None]
-) -> Tensor:
-    """Run `varlen_attention`. The `trailing` rows after each item attend to the item's rows; none attends to them."""
-    out, start = torch.empty(q.shape, dtype=q.dtype, device=q.device), 0
-    for length, more in zip(lengths, (n or 0 for n in trailing), strict=True):
-        own, rest = slice(start, start + length), slice(start + length, start + length + more)
-        out[own] = varlen_attention(q[own], k[own], v[own], [length], scale)
-        if more:
-            query, key, value = (part.transpose(0, 1)[None] for part in (q[rest], k[own], v[own]))
-            out[rest] = F.scaled_dot_product_attention(query, key, value, scale=scale)[0].transpose(0, 1)
-        start = rest.stop
-    return out
 
 
 def _attend_within(q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, window: tuple[int, int]) -> Tensor:

@@ -15,7 +15,7 @@ from torch import Tensor, nn
 
 from ...kernels.activation import act_and_mul, activation
 from ...kernels.rope import rotary_cos_sin, rotate_
-from ...kernels.varlen import varlen_attention
+from ...kernels.varlen import varlen_attention, varlen_attention_with_trailing
 from ...mm.errors import ConfigError
 from ..config import check_activation
 from ..interface import StepLimits
@@ -28,11 +28,15 @@ from .spec import TowerSpec
 
 @dataclass(frozen=True)
 class TowerMetadata:
-    """Shared by all layers of one call: rotary cosines and sines, and the lengths of frames and of windows, in patches."""
+    """Shared by all layers of one call: rotary cosines and sines, and the lengths of frames and of windows, in patches.
+
+    `trailing`: see `VisionTower.forward`.
+    """
 
     cos_sin: tuple[Tensor, Tensor] | None
     frames: list[int]
     windows: list[int]
+    trailing: Sequence[int] = ()
 
 
 class VisionAttention:
@@ -59,7 +63,10 @@ class VisionAttention:
                 rotated.copy_(rotated.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2))
             rotate_(rotated, *meta.cos_sin)
         q, k, v = qkv.split(self.heads, 1)
-        return self.out(varlen_attention(q, k, v, segments, self.dim**-0.5).flatten(1))
+        attend: Callable[..., Tensor] = varlen_attention
+        if any(meta.trailing):
+            attend = partial(varlen_attention_with_trailing, trailing=meta.trailing)
+        return self.out(attend(q, k, v, segments, self.dim**-0.5).flatten(1))
 
 
 class VisionMlp:
@@ -134,12 +141,14 @@ class VisionTower(nn.Module):
         if spec.rotary is not None:
             self.inv_freq, self.axis_of_freq = (t.to(device) for t in frequencies(spec.rotary, spec.head_dim))
 
-    def forward(self, patches: Tensor, grids: Sequence[Grid]) -> list[Tensor]:
+    def forward(self, patches: Tensor, grids: Sequence[Grid], trailing: Sequence[int] = ()) -> list[Tensor]:
         """Return one `[rows, width]` per state in `spec.states`, rows in the order of the patches.
 
         Args:
             patches: `[patches, patch_dim]` (or rows) of all items, frame by frame, in squares of `spec.merge`.
             grids: `(t, h, w)` of each item, in patches; the tiles of an image count as frames.
+            trailing: for each frame, the number of patches at its end to which no patch attends; they attend to the others.
+                Empty: none. Not with windows or class tokens.
         """
         s = self.spec
         layout = plan_layout(grids, s.merge, s.window)
@@ -152,7 +161,7 @@ class VisionTower(nn.Module):
             x = self._with_class_token(x, patch_rows, len(layout.frames))
         if self.parts.pre_norm is not None:
             x = self.parts.pre_norm(x)
-        states = self._through_layers(x, self._metadata(layout, grids, patch_rows))
+        states = self._through_layers(x, self._metadata(layout, grids, patch_rows, trailing))
         if patch_rows is not None and not s.keep_class:
             states = [rows[patch_rows] for rows in states]
         return states if order is None else [_natural_order(rows, order, s) for rows in states]
@@ -174,15 +183,19 @@ class VisionTower(nn.Module):
         out[patch_rows] = x
         return out
 
-    def _metadata(self, layout: TowerLayout, grids: Sequence[Grid], patch_rows: Tensor | None) -> TowerMetadata:
+    def _metadata(
+        self, layout: TowerLayout, grids: Sequence[Grid], patch_rows: Tensor | None, trailing: Sequence[int]
+    ) -> TowerMetadata:
         s = self.spec
         frames = [t * h * w for t, h, w in grids] if s.temporal_attention else [rows + s.class_token for rows in layout.frames]
+        if trailing:
+            frames = [rows - more for rows, more in zip(frames, trailing, strict=True)]
         if s.rotary is None:
-            return TowerMetadata(None, frames, layout.windows)
+            return TowerMetadata(None, frames, layout.windows, trailing)
         positions = torch.stack((layout.h, layout.w)).to(self.device) + s.rotary.first
         if patch_rows is not None:  # class tokens stay at 0
             positions = positions.new_zeros(2, positions.shape[1] + len(layout.frames)).index_copy_(1, patch_rows, positions)
-        return TowerMetadata(rotary_cos_sin(positions, self.inv_freq, self.axis_of_freq), frames, layout.windows)
+        return TowerMetadata(rotary_cos_sin(positions, self.inv_freq, self.axis_of_freq), frames, layout.windows, trailing)
 
     def _through_layers(self, x: Tensor, meta: TowerMetadata) -> list[Tensor]:
         """Return the states of `spec.states`. All but the last are copies, since layers update `x` in place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from abc import abstractmethod
+from bisect import bisect_left
 from dataclasses import replace
 from typing import ClassVar
 
@@ -30,6 +31,10 @@ class AudioInfo(BaseProcessingInfo):
     @abstractmethod
     def num_rows(self, frames: int) -> int:
         """Return the number of encoder rows for this many frames of audio."""
+
+    def num_item_rows(self, samples: int) -> int:
+        """Return the number of encoder rows for this many samples; it grows with them. Default: those for their frames."""
+        return self.num_rows(self.mel_spec.num_frames(samples))
 
     def num_input_frames(self, frames: int) -> int:
         """Return the number of frames, with padding, that the encoder reads for `frames` of audio. Default: a full window."""
@@ -59,16 +64,15 @@ class AudioInfo(BaseProcessingInfo):
         if samples > spec.max_samples:
             lasts, most = samples / spec.sampling_rate, spec.max_samples / spec.sampling_rate
             raise InputError(f"it lasts {lasts:.2f} s, the model takes at most {most:g} s; cut it into several items")
-        rows = self.num_rows(spec.num_frames(samples))
+        rows = self.num_item_rows(samples)
         if not rows:
-            frames = next(frames for frames in range(spec.max_samples) if self.num_rows(frames))
-            least = (frames - 1) * spec.hop_length + 1
+            least = bisect_left(range(spec.max_samples), 1, key=self.num_item_rows)
             milliseconds = 1000 * least / spec.sampling_rate
             raise InputError(f"its {samples} samples are too few for one token; give at least {least} ({milliseconds:.0f} ms)")
         return ItemGeometry(rows, 1, 1, linear=True)
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        rows, most = len(item.tensors[ROWS]), self.num_rows(self.mel_spec.num_frames(self.mel_spec.max_samples))
+        rows, most = len(item.tensors[ROWS]), self.num_item_rows(self.mel_spec.max_samples)
         if rows > most:
             raise InputError(f"it holds {rows} rows, the model takes at most {most} per audio; split it into several items")
         return ItemGeometry(rows, 1, 1, linear=True)

@@ -252,6 +252,21 @@ def replace_text(ids: Sequence[int], text: str, placeholder: int, files: Process
     return out
 
 
+def add_brackets(ids: Sequence[int], placeholder: int, items: int, before: int | None, after: int | None) -> Sequence[int]:
+    """Put two tokens around each placeholder of a prompt, unless one of them is beside it.
+
+    A prompt with another number of placeholders than `items` is returned as it is: its items are expanded already. So is
+    every prompt if the tokenizer lacks one of the two tokens.
+    """
+    if before is None or after is None or sum(token == placeholder for token in ids) != items:
+        return ids
+    padded, out = [-1, *ids, -1], list[int]()
+    for left, token, right in zip(padded, ids, padded[2:], strict=False):
+        bare = token == placeholder and left != before and right != after
+        out += (before, token, after) if bare else (token,)
+    return out
+
+
 def insert_text_around(ids: Sequence[int], placeholder: int, before: str, after: str, files: ProcessorFiles) -> list[int]:
     """Insert text around each placeholder of a prompt, tokenized together with the text beside it.
 

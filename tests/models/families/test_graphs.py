@@ -25,6 +25,7 @@ DRAWS = (
     "granite_speech",
     "granite_speech_adapter",
     "idefics2",
+    "midashenglm",
     "minicpmo",
     "minicpmv2_6",
     "minicpmv4_5",
