@@ -71,8 +71,8 @@ class CheckpointLayout:
 
 
 _ANY_STACK = frozenset({
-    "aria", "aya_vision", "gemma3", "got_ocr2", "idefics2", "idefics3", "internvl", "kimi_k25", "lfm2_vl", "lighton_ocr",
-    "llava", "minicpmv", "ovis", "paligemma", "pixtral", "text_only", "ultravox",
+    "aria", "aya_vision", "funaudiochat", "gemma3", "got_ocr2", "idefics2", "idefics3", "internvl", "kimi_k25", "lfm2_vl",
+    "lighton_ocr", "llava", "minicpmv", "ovis", "paligemma", "pixtral", "text_only", "ultravox",
 })  # fmt: skip
 TEXT_PROCESSING = native("text_only", "TextModel", "TextProcessingInfo").processing
 _TEXT_STACKS = (

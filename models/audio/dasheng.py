@@ -26,7 +26,7 @@ from ..memory_formulas import OpBytes
 from ..vision.spec import TowerNames, TowerSpec
 from ..vision.vit import VisionTower, tower_bytes
 
-_DEFAULTS = {
+_DEFAULTS: Mapping[str, Any] = {
     "embed_dim": 768, "depth": 12, "num_heads": 12, "mlp_ratio": 4.0, "n_mels": 64, "target_length": 1012, "patch_size": 16,
     "patch_stride": 16, "input_channels": 1,
 }  # fmt: skip

@@ -27,8 +27,25 @@ from ..text.stacks import stack_of
 from ..thinker import check_output_dim
 from ..window_model import config_sections
 
-_DEFAULTS = {"n_window": 100, "output_dim": 3584, "group_size": 5, "continuous_features_mode": "replace"}
+_DEFAULTS: Mapping[str, Any] = {"n_window": 100, "output_dim": 3584, "group_size": 5, "continuous_features_mode": "replace"}
 _MODES = ("add", "replace")
+
+
+def _speech_codebook(audio: Mapping[str, Any]) -> tuple[int, int | None]:
+    """Return the size of the codebook and its padding token; 0 and None if audio replaces the embeddings of speech tokens.
+
+    Raises:
+        ConfigError: another way to join the two, or padding that is not a token of the codebook.
+    """
+    mode = audio["continuous_features_mode"]
+    if mode not in _MODES:
+        raise ConfigError(f"continuous_features_mode {mode!r} of audio_config is not supported; known are {', '.join(_MODES)}")
+    if mode == "replace":
+        return 0, None
+    size, pad = positive_int(audio, "codebook_size"), audio.get("pad_token_id")
+    if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < size:
+        raise ConfigError(f"pad_token_id of audio_config is {pad!r}; it must be a token of the codebook of {size}")
+    return size, pad
 
 
 class SpeechGroups(TensorModule):
@@ -63,17 +80,8 @@ class FunAudioChat(DecoderModel):
         config, audio = {**config, "text_config": text}, {**_DEFAULTS, **audio}
         super().__init__(decoder_spec(config, stack_of(config, "qwen2")), dtype, device)
         check_output_dim(positive_int(audio, "output_dim"), self.hidden_size)
-        mode = audio["continuous_features_mode"]
-        if mode not in _MODES:
-            raise ConfigError(
-                f"continuous_features_mode {mode!r} of audio_config is not supported; known are {', '.join(_MODES)}"
-            )
-        size, pad = positive_int(audio, "codebook_size") if mode == "add" else 0, None
-        if mode == "add":
-            pad = audio.get("pad_token_id")
-            if isinstance(pad, bool) or not isinstance(pad, int) or not 0 <= pad < size:
-                raise ConfigError(f"pad_token_id of audio_config is {pad!r}; it must be a token of the codebook of {size}")
-        else:
+        size, pad = _speech_codebook(audio)
+        if pad is None:
             self.ignored = (*self.ignored, "speech_groups.embed_tokens.", "speech_groups.output_matching.")
         encoder = replace(mel_encoder_spec(audio), positions=positive_int(audio, "n_window"))
         self.audio_encoder = ChunkedEncoder(encoder, self.hidden_size, dtype, device)

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 
-from ..bases.audio import AudioInfo
-from ..bases.base import add_brackets
-from ..bases.speech import SpeechMixin
+from .audio import AudioInfo
+from .base import add_brackets
+from .speech import SpeechMixin
 
 AUDIO = "<|audio_bos|><|AUDIO|><|audio_eos|>"
 
