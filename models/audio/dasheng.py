@@ -22,7 +22,7 @@ from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
 from ..layers.connectors import ProjectorSpec
-from ..memory_formulas import OpBytes
+from ..memory_formulas import SMALL, OpBytes
 from ..vision.spec import TowerNames, TowerSpec
 from ..vision.vit import VisionTower, tower_bytes
 
@@ -124,4 +124,4 @@ def dasheng_bytes(c: DashengSpec, frames: int, projector: ProjectorSpec, dtype: 
     patches, numbers = frames // c.patch, c.mels * c.patch
     start = 2 * numbers * s + ops.linear(numbers, width, patches)  # frames, the same in patches, rows
     layers = tower_bytes(c.tower, patches, projector, dtype, limits) + patches * width * s  # the tower's input
-    return frames * c.mels * s + max(patches * start, layers) + c.chunk * width * s
+    return SMALL + frames * c.mels * s + max(patches * start, layers) + c.chunk * width * s
