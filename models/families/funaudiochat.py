@@ -7,7 +7,7 @@ Source: the publisher's modelling file.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -73,7 +73,7 @@ class FunAudioChat(DecoderModel):
     """A model of audio."""
 
     prefixes = (("continuous_audio_tower.", "audio_encoder."), ("audio_tower.", "speech_groups."), *TEXT_PREFIXES)
-    ignored = ("audio_encoder.audio_bos_eos_token.", "audio_invert_tower.")
+    ignored: Sequence[str] = ("audio_encoder.audio_bos_eos_token.", "audio_invert_tower.")
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         text, audio = config_sections(config, {})
