@@ -134,7 +134,7 @@ def _choose_backend(op: str, device: torch.device, dtype: torch.dtype, width: in
 def can_run(op: str, name: str, device: torch.device, dtype: torch.dtype, width: int = 0) -> bool:
     """Return whether this backend of the op is installed and supports the device, dtype and width."""
     if name == "native":
-        return native.available(device, dtype) and _cpu_supports(op, dtype)
+        return native.available(device, dtype) and _cpu_supports(op)
     if name == "triton":
         has_device = device.type == "cuda" or interpreted()
         return has_device and has_triton() and dtype in _TRITON_DTYPES and width <= _MAX_WIDTH.get(op, width)
@@ -161,16 +161,9 @@ def has_triton() -> bool:
     return importlib.util.find_spec("triton") is not None
 
 
-def _cpu_supports(op: str, dtype: torch.dtype) -> bool:
-    """Return whether the CPU can run a C++ kernel: matmuls need AVX2 or NEON, other kernels run on any CPU.
-
-    With AVX-512, float32 products are left to oneDNN.
-    """
-    if op not in ("linear", "int8_linear", "int4_linear"):
-        return True
-    found = native.products()
-    narrow = dtype == torch.bfloat16 or op != "linear"
-    return found is not None and (narrow or not found.startswith(("avx512", "amx")))
+def _cpu_supports(op: str) -> bool:
+    """Return whether the CPU can run a C++ kernel: matmuls need AVX2 or NEON, other kernels run on any CPU."""
+    return op not in ("linear", "int8_linear", "int4_linear") or native.products() is not None
 
 
 def multiplies_fast(dtype: torch.dtype) -> bool:

@@ -116,7 +116,7 @@ static void run(int type, Problem problem, int64_t requests, int threads) {
                 work.push_back({i, head, first, n - first < step ? n - first : step});
     Attend* attend = choose(type, sensorium_level);
     // one thread handles the heads of a request, whose keys are adjacent in memory
-    parallel_shares(threads, (int64_t)work.size(), [&](int64_t i, int64_t, int64_t, int64_t) {
+    parallel_shares(threads, (int64_t)work.size(), [&](int64_t i) {
         attend(problem, work[work.size() - 1 - i], scratch);
     });
 }

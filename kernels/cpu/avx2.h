@@ -1,7 +1,6 @@
 // Operations of products.h and linear_int4_body.h with registers of AVX2.
 #define LANES 8
 #define VECTORS 2
-#define PREFETCH 0
 
 typedef float v8 __attribute__((vector_size(32)));
 

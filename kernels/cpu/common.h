@@ -193,8 +193,7 @@ static void parallel_for(int threads, int64_t n, const F& f) {
         run(&job);
 }
 
-// Call f(i, end, t, threads) for i in [0, n). Each thread t works through its own share, which ends at `end`, in order, and then
-// takes what is left of the others' shares.
+// Call f(i) for i in [0, n). Each thread works through its own share in order, and then takes what is left of the others' shares.
 template <class F>
 static void parallel_shares(int threads, int64_t n, const F& f) {
     struct Share {
@@ -217,7 +216,7 @@ static void parallel_shares(int threads, int64_t n, const F& f) {
         for (int64_t k = 0; k < own.threads; k++) {
             int64_t t = (me + k) % own.threads, end = own.start(t + 1);
             for (int64_t i; (i = own.shares[t].next.fetch_add(1, std::memory_order_relaxed)) < end;)
-                (*own.f)(i, end, t, own.threads);
+                (*own.f)(i);
         }
     };
     if (job.threads > 1)

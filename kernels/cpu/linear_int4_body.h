@@ -215,9 +215,7 @@ static void product(const Weights& w, Rows rows, int64_t first, T* out) {
                 vi raw[C];
 #pragma GCC unroll 8
                 for (int c = 0; c < C; c++) {
-                    const char* at = codes + c / VECTORS * bytes + (k * VECTORS + c % VECTORS) * LANES * 4;
-                    raw[c] = load_vector<vi>(at);
-                    if (R == 1) __builtin_prefetch(at + 4096, 0, 3);
+                    raw[c] = load_vector<vi>(codes + c / VECTORS * bytes + (k * VECTORS + c % VECTORS) * LANES * 4);
                 }
 #pragma GCC unroll 8
                 for (int s = 0; s < WORDS; s++) {
@@ -266,12 +264,13 @@ static void product(const Weights& w, Rows rows, int64_t first, T* out) {
     }
 }
 
-// A single row is multiplied with two panels at once, so that there are enough independent sums.
+// A single row of floats is multiplied with two narrow panels at once, so that there are enough independent sums. Otherwise
+// weights are read as one stream, which the hardware prefetches best.
 template <class Kind, class T, int R>
 static void tile(const Weights& w, Rows rows, int64_t first, int64_t last, T* out) {
+    const int P = R == 1 && WIDTH < 64 && Kind::Row::WORDS == 8 ? 2 : 1;
     int64_t p = first;
-    if (R == 1)
-        for (; p + 2 <= last; p += 2) product<Kind, T, R, R == 1 ? 2 : 1>(w, rows, p, out);
+    for (; p + P <= last; p += P) product<Kind, T, R, P>(w, rows, p, out);
     for (; p < last; p++) product<Kind, T, R, 1>(w, rows, p, out);
 }
 
@@ -309,7 +308,7 @@ static void multiply(const Weights& w, const T* x, int64_t n, int64_t inputs, co
     const int64_t fit = ROW_BYTES / stride / Kind::ROWS * Kind::ROWS, chunk = fit > Kind::ROWS ? fit : Kind::ROWS;
     const int64_t chunks = (n + chunk - 1) / chunk, panels = (w.outputs + WIDTH - 1) / WIDTH;
     const int64_t wanted = (4 * threads + chunks - 1) / chunks, pieces = wanted < panels / 2 ? wanted : panels / 2 ? panels / 2 : 1;
-    parallel_shares(threads, chunks * pieces, [&](int64_t i, int64_t, int64_t, int64_t) {
+    parallel_shares(threads, chunks * pieces, [&](int64_t i) {
         const int64_t c = i / pieces, part = i % pieces, first = c * chunk, count = n - first < chunk ? n - first : chunk;
         const Rows rows{scratch + first * stride, stride};
         products<Kind>(w, rows, count, panels * part / pieces, panels * (part + 1) / pieces, out + first * w.stride);

@@ -1,7 +1,6 @@
 // Operations of products.h and linear_int4_body.h with registers of Arm's NEON.
 #define LANES 4
 #define VECTORS 4
-#define PREFETCH 0
 
 typedef float v4 __attribute__((vector_size(16)));
 

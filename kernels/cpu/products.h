@@ -1,5 +1,5 @@
 // Linear layers with packed weights, compiled once per instruction set. A file linear_*.cpp includes target_begin.h, defines LANES
-// (floats per register), VECTORS (registers per panel), PREFETCH, `multiply_add` and `widen_half`, and includes this file.
+// (floats per register), VECTORS (registers per panel), `multiply_add` and `widen_half`, and includes this file.
 // A weight [out, in] is packed as [panel of outputs][step of inputs][outputs of the panel][inputs of the step], padded with zeros;
 // kernels/panels.py has the sizes. A step is one input, or several that share a 32-bit word. Sums add steps in order, so
 // the result of a row does not depend on the rest of the batch.
@@ -10,9 +10,10 @@ typedef uint32_t vu __attribute__((vector_size(4 * LANES)));
 
 static const int64_t WIDTH = LANES * VECTORS;  // outputs of a panel
 static const int ROWS = 6;                     // rows in registers
-static const int64_t CHUNK = 48;               // with PREFETCH: rows multiplied with a panel while it is in the cache
-static const int64_t GROUP = 3 << 18;          // with PREFETCH: bytes of panels that stay in the cache
-static const int64_t ROW_BYTES = 3 << 16;      // without: bytes of rows that stay in the cache while panels are read
+static const bool WIDE = VECTORS * LANES == 64;  // a panel fills the registers: chunks of rows stay in the cache, else panels
+static const int64_t CHUNK = 48;               // WIDE: rows multiplied with a panel while it is in the cache
+static const int64_t GROUP = 3 << 18;          // WIDE: bytes of panels that stay in the cache
+static const int64_t ROW_BYTES = 3 << 16;      // else: bytes of rows that stay in the cache while panels are read
 
 struct Weights {
     const char* panels;
@@ -138,10 +139,9 @@ static void convert(const T* x, int64_t n, Integer* row, int64_t width, float* s
     }
 }
 
-// Multiply R rows with P panels, from the panel of output `first` on, and prefetch from `ahead` on, `pace` bytes a line.
+// Multiply R rows with P panels, from the panel of output `first` on.
 template <class Kind, class T, int R, int P>
-static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i, int64_t first, const char* ahead,
-                    int64_t pace, T* out) {
+static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i, int64_t first, T* out) {
     typename Kind::Sum acc[R][P][VECTORS] = {};
     const int64_t bytes = w.steps * Kind::BYTES;
     const char* panel = w.panels + first / WIDTH * bytes;
@@ -152,8 +152,6 @@ static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int6
         for (int p = 0; p < P; p++) {
             typename Kind::Column columns[VECTORS];
             Kind::columns(panel + p * bytes, columns);
-            if (PREFETCH)
-                for (int line = 0; line < Kind::BYTES / 64; line++, ahead += pace) __builtin_prefetch(ahead, 0, 3);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 auto inputs = Kind::spread(row + r * rows.stride);
@@ -181,35 +179,30 @@ static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int6
         }
 }
 
-// Without PREFETCH, a few rows are multiplied with several panels at once, so that there are enough independent sums.
+// A few rows are multiplied with several narrow panels at once, so that there are enough independent sums. Weights of 8 bits are
+// read as one stream, which the hardware prefetches best.
 template <class Kind, class T, int R>
-static void tile(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i, int64_t first, int64_t last, const char* ahead,
-                 int64_t pace, T* out) {
-    const int P = PREFETCH ? 1 : R == 1 ? 4 : R <= 3 ? 2 : 1;
+static void tile(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i, int64_t first, int64_t last, T* out) {
+    const int P = WIDE || std::is_base_of<Scaled, Kind>::value ? 1 : R == 1 ? 4 : R <= 3 ? 2 : 1;
     int64_t p = first;
-    for (; p + P <= last; p += P) product<Kind, T, R, P>(w, rows, i, p * WIDTH, ahead, pace, out);
-    for (; p < last; p++) product<Kind, T, R, 1>(w, rows, i, p * WIDTH, ahead, pace, out);
+    for (; p + P <= last; p += P) product<Kind, T, R, P>(w, rows, i, p * WIDTH, out);
+    for (; p < last; p++) product<Kind, T, R, 1>(w, rows, i, p * WIDTH, out);
 }
 
-// Multiply n rows with the panels from `first` to `last`. With PREFETCH, each panel prefetches the next one, and the last panel
-// the memory at `next`; each tile of rows prefetches an equal share.
+// Multiply n rows with the panels from `first` to `last`.
 template <class Kind, class T>
-static void products(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t n, int64_t first, int64_t last,
-                     const char* next, T* out) {
-    typedef void Tile(const Weights&, const Rows<typename Kind::Row>&, int64_t, int64_t, int64_t, const char*, int64_t, T*);
+static void products(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t n, int64_t first, int64_t last, T* out) {
+    typedef void Tile(const Weights&, const Rows<typename Kind::Row>&, int64_t, int64_t, int64_t, T*);
     static Tile* const sizes[] = {nullptr,          tile<Kind, T, 1>, tile<Kind, T, 2>, tile<Kind, T, 3>,
                                   tile<Kind, T, 4>, tile<Kind, T, 5>, tile<Kind, T, 6>};
-    const int64_t tiles = (n + ROWS - 1) / ROWS, pace = (64 + tiles - 1) / tiles, bytes = w.steps * Kind::BYTES;
-    const int64_t each = PREFETCH || n > 3 ? 1 : last - first;  // panels per pass over the rows
-    for (int64_t p = first; p < last; p += each) {
-        const char* ahead = p + 1 < last ? w.panels + (p + 1) * bytes : next;
-        for (int64_t i = 0; i < n; ahead += bytes / 64 * pace) {
+    const int64_t each = WIDE || n > 3 ? 1 : last - first;  // panels per pass over the rows
+    for (int64_t p = first; p < last; p += each)
+        for (int64_t i = 0; i < n;) {
             int64_t left = n - i;
             int64_t now = left <= ROWS ? left : left < 2 * ROWS ? (left + 1) / 2 : ROWS;  // 7 rows as 4 and 3, not as 6 and 1
-            sizes[now](w, rows, i, p, p + each, ahead, pace, out);
+            sizes[now](w, rows, i, p, p + each, out);
             i += now;
         }
-    }
 }
 
 // The rows that this thread converted last, with their call and chunk.
@@ -247,25 +240,9 @@ static Rows<Row> convert_all(const T* x, int64_t n, int64_t inputs, int64_t widt
     return {rows, width, scales};
 }
 
-// The weight that was used after this one last time. A model uses its weights in the same order in every engine step.
-struct NextWeight {
-    const char *weights, *next;
-    int64_t panels, bytes;  // of the next weight: its panels, and bytes of each
-};
-
-static thread_local NextWeight next_weights[1024], *latest = next_weights;
-
-static NextWeight predict_next(const char* weights, int64_t panels, int64_t bytes) {
-    latest->next = weights, latest->panels = panels, latest->bytes = bytes;
-    latest = next_weights + ((uintptr_t)weights / 64 * 0x9e3779b97f4a7c15u >> 54);
-    if (latest->weights != weights) *latest = {weights, weights, 0, 0};
-    return *latest;
-}
-
-// Rows are processed in chunks, panels in groups. With PREFETCH, each thread takes a share of adjacent panels, whose last one
-// prefetches the same share of the next weight; with many rows, a group of panels fits the cache. Without PREFETCH, a chunk of rows
-// fits the cache. Rows of another type are converted first: all of them once to `scratch`, or, if it is null, each chunk by
-// each thread.
+// Rows are processed in chunks, panels in groups. WIDE: each thread takes a share of adjacent panels; with many rows, a group of
+// panels fits the cache. Otherwise a chunk of rows fits the cache. Rows of another type are converted first: all of them once to
+// `scratch`, or, if it is null, each chunk by each thread.
 template <class Kind, class T>
 static void multiply(const Weights& w, const T* x, int64_t n, int64_t inputs, char* scratch, T* out, int threads) {
     typedef typename Kind::Row Row;
@@ -273,31 +250,28 @@ static void multiply(const Weights& w, const T* x, int64_t n, int64_t inputs, ch
     const uint64_t call = calls.fetch_add(1, std::memory_order_relaxed) + 1;
     const int64_t width = w.steps * Kind::INPUTS, bytes = w.steps * Kind::BYTES, panels = (w.outputs + WIDTH - 1) / WIDTH;
     const int64_t fit = ROW_BYTES / (width * (int64_t)sizeof(Row) + 4) / ROWS * ROWS;
-    const int64_t chunk = PREFETCH ? CHUNK : fit > ROWS ? fit : ROWS, chunks = (n + chunk - 1) / chunk;
+    const int64_t chunk = WIDE ? CHUNK : fit > ROWS ? fit : ROWS, chunks = (n + chunk - 1) / chunk;
     int64_t groups = (4 * threads + chunks - 1) / chunks, most = panels / 4 ? panels / 4 : 1;
-    if (PREFETCH) {
+    if (WIDE) {
         const int64_t share = panels * chunks / (4 * threads), wanted = GROUP / bytes < share ? GROUP / bytes : share;
         groups = chunks > 1 && wanted > 1 ? (panels + wanted - 1) / wanted : panels;
         most = panels;
     }
     if (groups > most) groups = most;
-    const NextWeight then = PREFETCH ? predict_next(w.panels, panels, bytes) : NextWeight{};
     Rows<Row> all = {};
     if constexpr (std::is_same<Row, T>::value)
         all = {x, inputs, nullptr};
     else if (scratch)
         all = convert_all<Row>(x, n, inputs, width, scratch, threads);
-    parallel_shares(threads, chunks * groups, [&](int64_t i, int64_t end, int64_t t, int64_t shares) {
-        const int64_t c = PREFETCH ? i % chunks : i / groups, group = PREFETCH ? i / chunks : i % groups;
+    parallel_shares(threads, chunks * groups, [&](int64_t i) {
+        const int64_t c = WIDE ? i % chunks : i / groups, group = WIDE ? i / chunks : i % groups;
         const int64_t first = c * chunk, count = n - first < chunk ? n - first : chunk;
-        const char* next = i + 1 < end ? w.panels + panels * ((i + 1) / chunks) / groups * bytes
-                                       : then.next + then.panels * t / shares * then.bytes;
         Rows<Row> rows;
         if constexpr (std::is_same<Row, T>::value)
             rows = all.from(first);
         else
             rows = scratch ? all.from(first) : convert_chunk<Row>(call, c, x + first * inputs, count, inputs, width);
-        products<Kind>(w, rows, count, panels * group / groups, panels * (group + 1) / groups, next, out + first * w.outputs);
+        products<Kind>(w, rows, count, panels * group / groups, panels * (group + 1) / groups, out + first * w.outputs);
     });
 }
 

@@ -35,7 +35,7 @@ static void multiply_tiles(const Weights& w, const char* x, int64_t n, int64_t i
         rows = {(const T*)x, inputs, nullptr};
     else
         rows = convert_all<Row>((const T*)x, n, inputs, w.steps * Kind::INPUTS, scratch, threads);
-    parallel_shares(threads, panels * blocks, [&](int64_t job, int64_t, int64_t, int64_t) {
+    parallel_shares(threads, panels * blocks, [&](int64_t job) {
         const int64_t i = job % blocks * TILE_ROWS, left = n - i;
         tile_block<Kind>(w, rows, i, (int)(left < TILE_ROWS ? left : TILE_ROWS), job / blocks * WIDTH, (T*)out);
     });
