@@ -5,6 +5,8 @@ A model family declares how the tokens of a prompt attend to each other (`Proces
 - "causal": every token sees the tokens before it. A prompt can be cut after any token.
 - "bidirectional_items": adjacent tokens of one item see each other (images of Gemma 3). Each run of them is a span.
 - "bidirectional_windows": the same, except for audio, but only in layers with a sliding window (Gemma 4).
+- "bidirectional_media": the tokens of all images and videos see each other, whatever text is between them (Molmo2). If there is
+  any, the span reaches from the start of the prompt to the end of the last item (`worker/key_order.py` says why).
 - "bidirectional_prompt": all tokens of the prompt see each other (the prefix-LM of PaliGemma). The prompt is one span.
 """
 
@@ -23,7 +25,19 @@ def find_spans(prompt_attention: str, prompt_length: int, features: Sequence[Mul
     if prompt_attention in ("bidirectional_items", "bidirectional_windows"):
         causal = (PROMPT_EMBEDS, "audio") if prompt_attention == "bidirectional_windows" else (PROMPT_EMBEDS,)
         return [run for feature in features if feature.modality not in causal for run in feature.range.runs]
+    if prompt_attention == "bidirectional_media":
+        runs = media_runs(features)
+        return runs if len(runs) < 2 else [(0, runs[-1][1])]
     return [(0, prompt_length)] if prompt_attention == "bidirectional_prompt" else []
+
+
+def media_runs(features: Sequence[MultiModalFeature]) -> list[tuple[int, int]]:
+    """Return the runs of adjacent tokens of items, `[first, last)` in order. Runs of different items that touch are one run."""
+    joined: list[tuple[int, int]] = []
+    for first, last in sorted(run for one in features if one.modality != PROMPT_EMBEDS for run in one.range.runs):
+        touches = bool(joined) and joined[-1][1] == first
+        joined[-1 if touches else len(joined) :] = [(joined[-1][0] if touches else first, last)]
+    return joined
 
 
 def fit_chunk(start: int, count: int, budget: int, spans: Sequence[BidirectionalSpan]) -> int:

@@ -9,6 +9,7 @@ from queue import SimpleQueue
 from ..mm.errors import InputError
 from ..mm.types import MultiModalFeature
 from ..processors.elements.element import ImageScale
+from ..processors.elements.formats import located_modalities
 from .errors import NotPicklable
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor, ParsedPrompt, ProcessedPrompt
@@ -177,7 +178,8 @@ def _image_scales(prepared: ProcessedPrompt) -> tuple[tuple[int, ImageScale], ..
     if prepared.answer_format is None:
         return ()
     owners = prepared.item_of
-    images = [i for i, item in enumerate(prepared.items) if item.modality == "image"]
+    located = located_modalities(prepared.answer_format.format)
+    images = [i for i, item in enumerate(prepared.items) if item.modality in located]
     offsets = [prepared.features[owners.index(i)].range.offset if i in owners else 0 for i in images]
     return tuple(zip(offsets, prepared.answer_format.images, strict=True))
 

@@ -44,6 +44,7 @@ class AttentionMetadata:
         window: a row attends to this many keys up to its own (sliding window); earlier keys are not read. None: no window.
         key_range: int64 `[2, rows]`, first key and end of keys of each row, for batches where some rows attend to later keys
             (bidirectional items and prompts). None: `causal` and `window` decide.
+        reordered: the keys of some requests are not in the order of their rows, and key ranges count places in the cache.
     """
 
     query_start_loc: tuple[int, ...]
@@ -55,6 +56,7 @@ class AttentionMetadata:
     batch_invariant: bool = False
     window: int | None = None
     key_range: Tensor | None = None
+    reordered: bool = False
 
     @property
     def num_rows(self) -> int:

@@ -155,6 +155,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Mistral3ForConditionalGeneration": native("pixtral", "Mistral3", "Mistral3ProcessingInfo"),
     "MistralConsolidated": native("text_only", "MistralText", "TextProcessingInfo"),
     "MllamaForConditionalGeneration": native("mllama", "Mllama", "MllamaProcessingInfo"),
+    "Molmo2ForConditionalGeneration": native("molmo2", "Molmo2", "Molmo2ProcessingInfo"),
     "MoonshineForConditionalGeneration": native("moonshine", "Moonshine", "MoonshineProcessingInfo"),
     "MoonshineStreamingForConditionalGeneration": native("moonshine", "MoonshineStreaming", "MoonshineStreamingProcessingInfo"),
     "MusicFlamingoForConditionalGeneration": native("audioflamingo3", "MusicFlamingo", "AudioFlamingo3ProcessingInfo"),
@@ -348,6 +349,11 @@ NOTES: dict[str, FamilyNote] = {
         "text encoder with rotary positions and sliding windows, for `embed`, `classify`, and `score` of pairs",
         "vectors and classes only; heads of other tasks are not used",
         "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
+    ),
+    "molmo2": FamilyNote(
+        "a small view and overlapping crops of an image, frames with their times; attention pooling of patches; the tokens of "
+        "all pictures see each other; points, also in several images and in videos; the Hub's layout and the publisher's",
+        "images, or one video, per prompt; at most 8 crops; frames are sampled as in transformers, without the last one",
     ),
     "moonshine": FamilyNote(
         "`transcribe`; encoder-decoder: cross-attention; encodes waveforms, not spectrograms; also Moonshine Streaming",

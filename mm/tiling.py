@@ -87,7 +87,7 @@ class FixedSize:
     size: Size
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         return CropPlan((TiledView((Resize(*self.size),)),))
 
 
@@ -99,7 +99,7 @@ class CenterCrop:
     crop: Size
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         tall, wide = self.shortest, int(self.shortest * width / height)
         if width <= height:
             tall, wide = int(self.shortest * height / width), self.shortest
@@ -119,7 +119,7 @@ class BoundedResize:
     nearest: bool = False
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         ratio = max(1.0, height / self.max_size[0], width / self.max_size[1])
         if ratio > 1:
             rounded = round if self.nearest else math.floor
@@ -136,7 +136,7 @@ class PatchLimit:
     max_patches: int
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         least, most = 1e-6, 100.0  # bounds and precision of the published search
         while most - least >= 1e-5:
             scale = (least + most) / 2
@@ -166,7 +166,7 @@ class AspectTiles:
             raise ConfigError(f"{tiles} are requested; give a maximum that is not below the minimum")
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         rows, columns = self.arrangement(height, width)
         if rows * columns == 1:
             return FixedSize(self.tile).plan(height, width)
@@ -180,7 +180,7 @@ class AspectTiles:
 
     def _nearest(self, height: int, width: int, most: int) -> Size:
         best, nearest = (1, 1), math.inf
-        for rows, columns in _arrangements(self.min_tiles, most):
+        for rows, columns in arrangements(self.min_tiles, most):
             if max(rows, columns) > self.max_side:
                 continue
             distance = abs(width / height - columns / rows)
@@ -226,7 +226,7 @@ class ScaleTiles(AspectTiles):
     def arrangement(self, height: int, width: int) -> Size:
         scales = {
             (rows, columns): min(self.tile[0] * columns / width, self.tile[0] * rows / height)
-            for rows, columns in _arrangements(1, self.max_tiles)
+            for rows, columns in arrangements(1, self.max_tiles)
         }
         enough = [grid for grid, scale in scales.items() if scale >= 1]
         return min(enough, key=lambda grid: scales[grid]) if enough else max(scales, key=lambda grid: scales[grid])
@@ -247,7 +247,7 @@ class LargeImageTiles:
     tiles: AspectTiles | None
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         side = self.patch * self.merge
         near = [round(edge / side) * side for edge in (height, width)]
         whole = CropPlan((TiledView((Resize(*self._fit(height, width, near)),)),))
@@ -280,7 +280,7 @@ class PaddedSquareTiles:
     tiles: AspectTiles | None
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         scale = self.square / max(height, width)
         tall, wide = round(height * scale), round(width * scale)
         if min(tall, wide) < 1:
@@ -311,7 +311,7 @@ class PaddedTiles:
                 raise ConfigError(f"the image size {size} is not a whole number of tiles of {self.tile}; give multiples")
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         best = max(self.sizes, key=lambda size: _anyres_score(height, width, size))
         rows, columns = best[0] // self.tile, best[1] // self.tile
         whole = TiledView(self._padded(height, width, (self.tile, self.tile)))
@@ -340,7 +340,7 @@ class PaddedSquare:
     fill: tuple[int, int, int]
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         first, (tall, wide) = Resize(*fit(height, width, self.size)), self.size
         if max(height, width) ** 2 > _MAX_SQUARE:
             window = CropPad(-((tall - first.height) // 2), -((wide - first.width) // 2), tall, wide, self.fill)
@@ -372,7 +372,7 @@ class AnyResTiles:
                 raise ConfigError(f"the image size {size} is not a whole number of tiles of {self.tile}")
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         best = self.best(height, width)
         rows, columns = best[0] // self.tile[0], best[1] // self.tile[1]
         tall, wide = fit(height, width, best, self.floor)
@@ -407,7 +407,7 @@ class CanvasTiles:
     by_ratio: bool = True
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         rows, columns = self.arrangement(height, width)
         tall, wide = canvas = rows * self.tile, columns * self.tile
         if not self.enlarge:
@@ -446,7 +446,7 @@ class EdgeTiles:
     limit: int = 4096
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         first = Resize(*self.edge(height, width))
         whole = Resize(self.tile, self.tile)
         if not self.split:
@@ -490,7 +490,7 @@ class QuarterTiles:
     split: bool = True
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         whole = TiledView((self._resize(height, width),))
         if not self.split:
             return CropPlan((whole,))
@@ -524,7 +524,7 @@ class LongEdge:
             raise ConfigError(f"sides of {self.shortest} to {self.longest} pixels are requested; give a larger maximum")
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         if not self.sizes:
             return CropPlan((TiledView(self._fit(height, width)),))
         tall, wide = max(self.sizes, key=lambda size: _anyres_score(height, width, size))
@@ -560,7 +560,7 @@ class PanAndScan:
             raise ConfigError(f"{crops} are requested; give positive numbers")
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         whole = TiledView((Resize(*self.size),))
         long, short = max(height, width), min(height, width)
         count = min(self.max_crops, max(2, min(long // self.min_crop, math.floor(long / short + 0.5))))
@@ -587,8 +587,8 @@ class CoveringTiles:
     max_tiles: int
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
-        grids = [(self._shown(height, width, grid), grid) for grid in _arrangements(1, self.max_tiles)]
+        check_size(height, width)
+        grids = [(self._shown(height, width, grid), grid) for grid in arrangements(1, self.max_tiles)]
         enough = [(grid[0] * grid[1], -shown, grid) for shown, grid in grids if shown > 0.9]
         most = [(-shown, grid[0] * grid[1], grid) for shown, grid in grids]
         rows, columns = min(enough or most, key=lambda one: one[:2])[2]
@@ -627,7 +627,7 @@ class SliceTiles:
     max_slices: int
 
     def plan(self, height: int, width: int) -> CropPlan:
-        _check(height, width)
+        check_size(height, width)
         grid = self.arrangement(height, width)
         if grid is None:
             return CropPlan((TiledView((Resize(*self._resized(height, width, True)),)),))
@@ -687,7 +687,7 @@ def unpad(height: int, width: int, grid: Size) -> Size:
 
 
 @functools.lru_cache(64)
-def _arrangements(min_tiles: int, max_tiles: int) -> tuple[Size, ...]:
+def arrangements(min_tiles: int, max_tiles: int) -> tuple[Size, ...]:
     """Return all `(rows, columns)` of `min_tiles` to `max_tiles` tiles, by number of tiles and then by columns."""
     each = ((rows, columns) for columns in range(1, max_tiles + 1) for rows in range(1, max_tiles // columns + 1))
     return tuple(sorted((one for one in each if one[0] * one[1] >= min_tiles), key=lambda one: one[0] * one[1]))
@@ -735,6 +735,6 @@ def _up(side: float, multiple: int) -> int:
     return max(1, math.ceil(side / multiple)) * multiple
 
 
-def _check(height: int, width: int) -> None:
+def check_size(height: int, width: int) -> None:
     if min(height, width) < 1:
         raise InputError(f"an image of {width}x{height} has no pixels")

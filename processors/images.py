@@ -11,6 +11,7 @@ import numpy as np
 import torch
 from PIL import Image
 from torch import Tensor
+from torch.nn import functional as F
 
 from ..kernels import pixels as kernel
 from ..kernels.pixels import Normalization, PatchLayout
@@ -38,6 +39,7 @@ class PixelSpec:
         filter: resizing filter: "bilinear", "bicubic" or "lanczos".
         resample: library whose resizing is reproduced bit by bit: "torch" (as in today's published processors) or "pillow".
         bfloat16: pixels are rescaled and normalized in bfloat16, always on the CPU.
+        antialias: the filter widens when an image shrinks. False: not, also always on the CPU.
     """
 
     mean: tuple[float, ...] = OPENAI_CLIP_MEAN
@@ -46,6 +48,7 @@ class PixelSpec:
     filter: str = "bicubic"
     resample: str = "torch"
     bfloat16: bool = False
+    antialias: bool = True
 
 
 Spec = TypeVar("Spec", bound=PixelSpec)
@@ -118,7 +121,7 @@ def patchify_crops(
     groups = -(-len(frames) // temporal)
     out = BUFFERS.take((groups, plan.num_tiles, tall, wide, merge, merge, 3, temporal, patch, patch), dtype)
     small = max(frames[:temporal].nbytes, out[:1].nbytes) <= MAX_TRANSFER_BYTES
-    if device is not None and small and spec.resample == "torch" and not spec.bfloat16:
+    if device is not None and small and spec.resample == "torch" and spec.antialias and not spec.bfloat16:
         layout, used = PatchLayout(patch, merge, temporal), (tall * side, wide * side)
         groups_at_once = max(1, MAX_TRANSFER_BYTES // max(1, frames[:temporal].nbytes, out[:1].nbytes))
         parts = zip(frames.split(groups_at_once * temporal), out.split(groups_at_once), strict=True)
@@ -137,11 +140,19 @@ def resize(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
     """Resize uint8 `[n, 3, h, w]` to the target (height, width), in any memory layout."""
     if tuple(pixels.shape[-2:]) == target:
         return pixels
+    if not spec.antialias:
+        return torch.cat([_resize_exactly(one, target, spec.filter) for one in pixels.split(1)])
     if spec.resample == "torch":
         return kernel.resize(pixels.permute(0, 2, 3, 1), target, spec.filter)
     kind, size = _PILLOW[spec.filter], (target[1], target[0])
     images = [np.asarray(Image.fromarray(one.numpy()).resize(size, kind)) for one in pixels.permute(0, 2, 3, 1).contiguous()]
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
+
+
+def _resize_exactly(pixels: Tensor, target: tuple[int, int], filter: str) -> Tensor:
+    """Resize uint8 `[1, 3, h, w]` in float32, without antialiasing. The memory layout decides how torch rounds."""
+    exact = F.interpolate(pixels.float(), target, mode=filter, align_corners=False)
+    return exact.round_().clamp_(0, 255).to(torch.uint8)
 
 
 def _normalizer(spec: PixelSpec) -> Callable[[Tensor], Tensor]:

@@ -84,7 +84,7 @@ class ProcessingInfo(Protocol):
     text_placeholders: Mapping[str, int]  # placeholders that prompts spell as plain text -> their token
     placeholder_ids: Mapping[str, int]  # modality -> its placeholder token; absent: the decoder cross-attends to the items
     cross_token: int | None  # stands for a cross-attention item in the prompt, which is then optional; None: there is no token
-    prompt_attention: str  # "causal" | "bidirectional_items" | "bidirectional_windows" | "bidirectional_prompt"
+    prompt_attention: str  # "causal", or one of the forms in `engine.bidirectional_spans`
     decode_spec: DecodeSpec  # how its items are decoded
     adds_special_tokens: bool  # rendered chats and prompts get the tokens that the tokenizer adds to texts, such as BOS
     chat_template: str | None  # Jinja source, if the checkpoint's own template does not support its items

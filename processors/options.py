@@ -39,6 +39,7 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "force_packing": Range(1, MAX_PACKED_FRAMES),
     "image_aspect_ratio": ("anyres", "pad"),
     "load_audio_from_video": _FLAG,
+    "max_crops": Range(1, MAX_TILES),
     "max_duration": _SECONDS,
     "max_frames": Range(1, 1 << 30),
     "max_image_size": (490, 980),

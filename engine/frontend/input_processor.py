@@ -16,7 +16,7 @@ from ...mm.parse import MediaSource
 from ...mm.plain import builtin_copy
 from ...mm.types import EmbeddingItem, ItemPlan, Media, MultiModalFeature, PlaceholderRange
 from ...processors.elements.element import ImageScale
-from ...processors.elements.formats import MarkedText
+from ...processors.elements.formats import MarkedText, located_modalities
 from ...processors.interface import ProcessingInfo, Span, SupportsElements
 from ...processors.spans import PromptLayout, lay_out
 from ...processors.text.chat import RenderedChat, render_chat
@@ -247,8 +247,9 @@ class InputProcessor:
         info = self._info
         if not isinstance(info, SupportsElements) or not info.element_format:
             return None
-        images = [plan for plan in plans if plan.modality == "image"]
-        return MarkedText(info.element_format, "", tuple(ImageScale(one.size, info.resized(one), one.index) for one in images))
+        located = [plan for plan in plans if plan.modality in located_modalities(info.element_format)]
+        scales = (ImageScale(one.size, info.resized(one), one.index, one.modality == "video") for one in located)
+        return MarkedText(info.element_format, "", tuple(scales))
 
     def plan(self, prompt: object) -> list[ItemPlan]:
         """Plan each item from its header, without decoding. The prompt may have no text; then only the media are planned.

@@ -32,6 +32,11 @@ def hash_block(parent: bytes, token_ids: Sequence[int], items: Sequence[tuple[st
     return _digest(parent, array("q", token_ids).tobytes(), *placed)
 
 
+def hash_span(token_ids: Sequence[int], items: Sequence[tuple[str, int]]) -> bytes:
+    """Return the hash of tokens that attend to each other, which follows the root in a chain."""
+    return hash_block(b"span", token_ids, items)
+
+
 def items_in_block(features: Sequence[MultiModalFeature], start: int, stop: int) -> tuple[tuple[str, int], ...]:
     """Return (hash, offset in the block) of every item that has a token in `[start, stop)`."""
     inside = (f for f in features if f.range.offset < stop and f.range.end > start)

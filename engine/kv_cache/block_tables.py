@@ -115,8 +115,10 @@ class BlockTables:
             (pool, block) for held, pool, _ in self._token_groups(seq) for block in held[first:] if block != NULL_BLOCK
         ]
         if any(pool.is_shared(block) for pool, block in rewritten):
-            seq.rewind(first * size)
-            seq.block_ids = self.block_pools.shrink(seq.block_ids, self._slots(seq, first * size, first * size))
+            start = round_down(first * size, size, spans)
+            first = start // size
+            seq.rewind(start)
+            seq.block_ids = self.block_pools.shrink(seq.block_ids, self._slots(seq, start, start))
         else:
             for pool, block in rewritten:
                 pool.remove_hash(block)

@@ -15,7 +15,7 @@ class EncoderInputs:
     """Matches the items of sequences against the encoder cache.
 
     Args:
-        all_at_once: all items of a prompt must be resident in one step (a bidirectional prompt).
+        all_at_once: all items of a prompt must be resident in one step (a bidirectional prompt, or bidirectional media).
         beside: encoder calls run beside steps; rows are read in a later step than the one that requests them.
     """
 

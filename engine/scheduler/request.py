@@ -10,7 +10,7 @@ from sys import maxsize
 
 from ...mm.errors import InputError
 from ...mm.types import MultiModalFeature, item_index
-from ..kv_cache.block_hash import extend_block_hashes, hash_root
+from ..kv_cache.block_hash import extend_block_hashes, hash_root, hash_span, items_in_block
 from ..kv_cache.block_pool import BlockIds
 from ..types import CROSS, EngineRequest, ScheduledRequest, SequenceStats, TokenOutput
 from .encoder_cache import ItemUser
@@ -54,6 +54,7 @@ class Request:
         self.repairs = 0  # repetition loops rolled back in this answer
         self.item_sources: dict[int, str] = {}  # item -> where its rows came from, as in SequenceStats
         self._block_hashes: list[bytes] = []  # of full blocks; extended by `block_hashes`
+        self._span_hash = b""  # see `bind_hashes`
 
     @property
     def request_id(self) -> str:
@@ -109,8 +110,16 @@ class Request:
 
     def block_hashes(self, block_size: int) -> list[bytes]:
         """Return the hashes of all full blocks of its tokens."""
-        extend_block_hashes(self._block_hashes, self.root_hash, self.token_ids, self.features, block_size)
+        root = self.root_hash + self._span_hash
+        extend_block_hashes(self._block_hashes, root, self.token_ids, self.features, block_size)
         return self._block_hashes
+
+    def bind_hashes(self, count: int) -> None:
+        """Let all block hashes depend on the first `count` tokens and their items: earlier ones attend to later ones."""
+        span = hash_span(self.token_ids[:count], items_in_block(self.features, 0, count)) if count else b""
+        if span != self._span_hash:
+            self._span_hash = span
+            self._block_hashes.clear()
 
     def append(self, token_ids: Sequence[int], features: Sequence[MultiModalFeature]) -> None:
         """Add tokens and items; a new answer starts after them."""

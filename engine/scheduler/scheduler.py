@@ -52,8 +52,9 @@ class Scheduler:
     def __init__(self, block_pools: BlockPools, encoder_cache: EncoderCache, limits: SchedulerLimits) -> None:
         self.block_pools, self.encoder_cache, self.limits = block_pools, encoder_cache, limits
         bidirectional = limits.prompt_attention == "bidirectional_prompt"
+        all_at_once = limits.prompt_attention in ("bidirectional_prompt", "bidirectional_media")
         self.block_tables = BlockTables(block_pools, limits.prefix_caching and not bidirectional, limits.max_num_batched_tokens)
-        self.encoder_inputs = EncoderInputs(encoder_cache, all_at_once=bidirectional, beside=limits.encode_beside)
+        self.encoder_inputs = EncoderInputs(encoder_cache, all_at_once, beside=limits.encode_beside)
         self.limit = min(limits.max_model_len, block_pools.capacity)  # tokens of the longest sequence
         self.requests: dict[str, Request] = {}
         self.waiting: list[Request] = []  # by order
@@ -71,6 +72,7 @@ class Scheduler:
         optional = any(spec.optional for spec in self.block_pools.specs)
         check_cross(request.cross_rows, self.block_pools.capacity, has_cross_attention, optional)
         self._check(request)
+        self._renew_spans(request, ())
         self.encoder_inputs.register(request, request.items())
         self._arrivals += 1
         self.requests[message.request_id] = request
@@ -104,6 +106,7 @@ class Scheduler:
         self, request: Request, token_ids: Sequence[int], features: Sequence[MultiModalFeature], adapter: str | None
     ) -> None:
         num_items, length, turn = len(request.features), len(request.token_ids), request.turn_start
+        spans = self._spans(request)
         request.append(token_ids, features)
         try:
             self._check(request)
@@ -116,7 +119,8 @@ class Scheduler:
         request.epoch += 1
         update = RequestUpdate(request.request_id, length, tuple(token_ids), tuple(features), restart=True, adapter=adapter)
         self._send(updates=(update,))
-        if adapter is not None and request.set_adapter(adapter):
+        has_new_adapter = adapter is not None and request.set_adapter(adapter)
+        if self._renew_spans(request, spans) or has_new_adapter:
             self._free_blocks(request)
         if request.state is State.IDLE:  # it keeps its blocks while it waits, unless another sequence needs them
             self._enqueue(request)
@@ -125,9 +129,9 @@ class Scheduler:
         """Roll a sequence back to its first `num_tokens` tokens. Computed blocks of these tokens are kept where possible."""
         request = self._get_live(request_id)
         dropped = [(f.hash, request.item_user(i)) for i, f in enumerate(request.features) if f.range.offset >= num_tokens]
-        cuts_span = self.limits.prompt_attention == "bidirectional_prompt" and num_tokens < request.prompt_length
+        spans = self._spans(request)
         request.truncate(num_tokens, self.block_pools.block_size)
-        if cuts_span:
+        if self._renew_spans(request, spans):
             request.rewind(0)  # the remaining tokens attended to the removed ones
         for key, user in dropped:
             self.encoder_cache.unregister(key, user)
@@ -372,6 +376,13 @@ class Scheduler:
 
     def _spans(self, request: Request) -> Sequence[BidirectionalSpan]:
         return find_spans(self.limits.prompt_attention, request.prompt_length, request.features)
+
+    def _renew_spans(self, request: Request, before: Sequence[BidirectionalSpan]) -> bool:
+        """Update what depends on a sequence's spans, which were `before`. Return True if computed tokens are stale."""
+        spans = self._spans(request)
+        if self.limits.prompt_attention == "bidirectional_media":  # whole prompts whose items see each other
+            request.bind_hashes(spans[0][1] if spans and spans[0][0] == 0 else 0)
+        return any(first < request.num_computed for first, _ in {*before} ^ {*spans})
 
     def _check_loop(self, request: Request, output: TokenOutput) -> TokenOutput:
         """End an answer that is in a repetition loop, or roll it back to the loop's start and forbid the loop."""

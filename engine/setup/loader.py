@@ -7,6 +7,7 @@ from dataclasses import replace
 from functools import partial
 
 from ...kernels.dispatch import use_backends
+from ...mm.errors import ConfigError
 from ...mm.hashing import digest
 from ...models.interface import Model, SupportsSimilarity
 from ...processors.interface import ProcessingInfo
@@ -103,6 +104,8 @@ def build_core(
         grammars: for structured outputs; None refuses them.
         source: builds the model again after sleep; with None, the engine cannot sleep.
     """
+    if prompt_attention == "bidirectional_media" and any(spec.window is not None for spec in model.cache_specs):
+        raise ConfigError("sliding windows are not supported for a model whose items see each other across text")
     blocks = num_cache_blocks(config, model.cache_specs, sizes, config.torch_device)
     max_cached = max_cached_blocks(config, model.cache_specs, blocks)
     groups = group_layers(model.cache_specs)

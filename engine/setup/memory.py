@@ -82,7 +82,7 @@ def max_sizes(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_mo
     items = max_item_rows(config, info, max_model_len)
     cross = [rows for name, rows in items.items() if name not in info.placeholder_ids]
     inside = [rows for name, rows in items.items() if name in info.placeholder_ids]
-    spans = {"causal": 1, "bidirectional_prompt": max_model_len}
+    spans = {"causal": 1, "bidirectional_prompt": max_model_len, "bidirectional_media": max_model_len}
     span = spans.get(info.prompt_attention, max(inside, default=1))
     step_rows = max(config.max_num_batched_tokens, span + config.max_num_seqs - 1)
     embeds = {PROMPT_EMBEDS: min(PROMPT_EMBEDS_ROWS, max_model_len)} if config.enable_prompt_embeds else {}

@@ -15,6 +15,7 @@ from ...mm.types import PlaceholderRange
 from ...models.interface import AttentionCapture, CacheSpec, ForwardBatch
 from ..bidirectional_spans import BidirectionalSpan
 from ..types import CROSS, ScheduledRequest
+from .key_order import KeyOrder
 from .sequence_state import SequenceState
 from .staging import ToDevice
 
@@ -109,8 +110,9 @@ def _build_attention(
         tables, written, key_range = tables[:, :2], [(0, 0) for _ in tasks], None
     ends = list(accumulate(stop - start for start, stop in written))
     slots = np.empty(ends[-1], dtype=np.int64)
-    for table, (start, stop), end in zip(tables, written, ends, strict=True):
-        slots[end - (stop - start) : end] = _slots(table, start, stop, caches.block_size)
+    for (sequence, _), table, (start, stop), end in zip(scheduled, tables, written, ends, strict=True):
+        order = sequence.key_order if key_range is not None else None
+        slots[end - (stop - start) : end] = _slots(table, start, stop, caches.block_size, order)
     if spec.optional:
         starts, lengths, tables = _split_at_items(scheduled, lengths, tables)
     if spec.kind == "chunk":
@@ -127,6 +129,7 @@ def _build_attention(
         batch_invariant=caches.invariant,
         window=spec.window if spec.kind == "window" else None,
         key_range=None if key_range is None else to_device(key_range),
+        reordered=key_range is not None and any(sequence.key_order is not None for sequence, _ in scheduled),
     )
 
 
@@ -190,11 +193,13 @@ def _block_tables(tasks: Sequence[ScheduledRequest], group: int) -> np.ndarray:
     return tables.clip(min=0)  # blocks behind a window are NULL_BLOCK (-1)
 
 
-def _slots(table: np.ndarray, start: int, stop: int, block_size: int) -> np.ndarray | int:
+def _slots(table: np.ndarray, start: int, stop: int, block_size: int, order: KeyOrder | None = None) -> np.ndarray | int:
     """Return the cache slots of the tokens `[start, stop)`."""
     if stop - start == 1:
         return int(table[start // block_size]) * block_size + start % block_size
     token = np.arange(start, stop)
+    if order is not None and start < len(order.places):
+        token[: len(order.places) - start] = order.places[start:stop]
     return table[token // block_size] * np.int64(block_size) + token % block_size  # type: ignore[no-any-return]
 
 
@@ -218,6 +223,8 @@ def _key_range(scheduled: Sequence[ScheduledSequence], starts: Sequence[int], wi
             key_range[1, inside] = last
             if sequence.prompt_attention == "bidirectional_prompt":
                 key_range[0, inside] = first
+            if sequence.key_order is not None:
+                key_range[:, inside] = sequence.key_order.key_range
     return key_range
 
 

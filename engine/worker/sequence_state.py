@@ -11,9 +11,10 @@ from torch import Tensor
 from ...mm.embeddings import PROMPT_EMBEDS
 from ...mm.positions import mrope_positions
 from ...mm.types import MultiModalFeature
-from ..bidirectional_spans import BidirectionalSpan, find_spans
+from ..bidirectional_spans import BidirectionalSpan, find_spans, media_runs
 from ..types import CROSS, EngineRequest, Logprob, RequestUpdate, ScheduledRequest
 from .grammar import GrammarFactory
+from .key_order import KeyOrder, order_keys
 from .sampling_state import SamplingState
 
 
@@ -30,6 +31,7 @@ class SequenceState:
         prompt_length: tokens that the sequence began with; fewer after a rollback into them.
         positions: int64 `[axes, tokens]`, positions of the tokens that were not sampled; media_end: end of the last item.
         spans: bidirectional spans of the prompt, in order.
+        key_order: places of the keys of the prompt's items and of the text before them; None: in the order of the tokens.
         prompt_logprobs: log probabilities of the prompt so far; None once they were returned.
         cross_weights: float32 `[heads, tokens, encoder rows]`, the cross-attention weights of a request that returns them.
         hidden_sums: number of tokens -> sum of their hidden states, before and after the last step of a mean pooling.
@@ -111,6 +113,8 @@ class SequenceState:
         self.positions: np.ndarray = positions.numpy()
         self.media_end = max((feature.range.end for feature in self.features), default=0)
         self.spans: list[BidirectionalSpan] = find_spans(self.prompt_attention, self.prompt_length, self.features)
+        runs = media_runs(self.features) if self.prompt_attention == "bidirectional_media" else []
+        self.key_order: KeyOrder | None = order_keys(runs) if len(runs) > 1 else None
 
     def fill_positions(self, out: np.ndarray, start: int) -> None:
         """Write the positions of the tokens from `start` on into `[axes, n]`."""

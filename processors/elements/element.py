@@ -32,7 +32,9 @@ class Element:
         box: left, top, right and bottom; None if the answer gives points only.
         points: `(x, y)` of a point, or of the corners of a polygon.
         cells: cells of a table, row by row.
-        image: index of the image in the prompt.
+        image: index of the image in the prompt; of the video, if `time` is given.
+        time: seconds of the video at which the element is there; None in an image.
+        track: number of the object, the same in all frames; None if the format does not number objects.
     """
 
     label: str = ""
@@ -41,15 +43,21 @@ class Element:
     points: tuple[tuple[float, float], ...] = ()
     cells: tuple[Cell, ...] = ()
     image: int = 0
+    time: float | None = None
+    track: int | None = None
 
 
 @dataclass(frozen=True)
 class ImageScale:
-    """`(height, width)` of an image of the prompt in pixels: the original and what the processor resized it to."""
+    """`(height, width)` of an image of the prompt in pixels: the original and what the processor resized it to.
+
+    `is_video`: it is that of a video's frames.
+    """
 
     size: tuple[int, int]
     resized: tuple[int, int]
     index: int = 0
+    is_video: bool = False
 
     def point(self, x: float, y: float, across: float, down: float) -> tuple[float, float]:
         """Convert x, from 0 to `across`, and y, from 0 to `down`, to pixels of the original image, clamped to it."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from itertools import chain, islice
@@ -42,6 +42,15 @@ FORMATS: Mapping[str, Finder] = {
     "resized_json": _resized_json,  # pixels of the resized image
     "xy_tokens": location_tokens.find_xy_tokens,
 }
+NUMBERED: Mapping[str, Callable[[str, Sequence[ImageScale]], Iterable[Element]]] = {
+    "point_groups": location_tokens.find_point_groups,
+}
+"""Formats that say which image, or which second of a video, an element is in."""
+
+
+def located_modalities(form: str) -> tuple[str, ...]:
+    """Return the modalities of the items in which the elements of a format can be."""
+    return ("image", "video") if form in NUMBERED else ("image",)
 
 
 @dataclass(frozen=True)
@@ -49,9 +58,10 @@ class MarkedText:
     """An answer with its special tokens, and the image that it is about.
 
     Args:
-        format: key of FORMATS.
+        format: key of FORMATS or of NUMBERED.
         source: the text, or a function that decodes it. Pickles hold the text.
-        images: the images of the prompt. With several, there are no elements, because answers do not say which image they mean.
+        images: the images of the prompt. With several, there are no elements, unless the format says which image they are in.
+            With several videos, there are none.
     """
 
     format: str
@@ -60,10 +70,13 @@ class MarkedText:
 
     def elements(self) -> tuple[Element, ...]:
         """Return the elements of the answer. Text that cannot be decoded or parsed gives none."""
-        if len(self.images) != 1:
+        several = len(self.images) > 1 and any(one.is_video for one in self.images)
+        if not self.images or several or (len(self.images) > 1 and self.format not in NUMBERED):
             return ()
-        found, room = [], MAX_CELLS
-        for one in islice(FORMATS[self.format](self.text[:MAX_CHARACTERS], self.images[0]), MAX_ELEMENTS):
+        text, found, room = self.text[:MAX_CHARACTERS], list[Element](), MAX_CELLS
+        numbered = NUMBERED.get(self.format)
+        elements = FORMATS[self.format](text, self.images[0]) if numbered is None else numbered(text, self.images)
+        for one in islice(elements, MAX_ELEMENTS):
             found.append(replace(one, label=one.label[:MAX_LABEL], cells=one.cells[:room]))
             room -= len(found[-1].cells)
         return tuple(found)

@@ -6,8 +6,8 @@ Sources: the model cards, docling-core's DocTags, Nemotron-Parse's post-processi
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field, replace
 from itertools import pairwise
 
 from .element import Element, ImageScale, numbers_of
@@ -20,6 +20,7 @@ _TAG = re.compile(r"<[^<>]*>")
 _POINTS = re.compile(r"<(?:points?|tracks)\s([^<>]*)>([^<]*)")
 _ATTRIBUTE = re.compile(r"([xy]\d*)\s*=\s*\"\s*(\d{1,3}(?:\.\d{1,9})?)\s*\"")
 _COORDS = re.compile(r"coords\s*=\s*\"([^\"]*)\"")
+_GROUP = re.compile(r"(?:^|[\t:,;])\s*(\d{1,9}(?:\.\d{1,9})?) ([\d ]+)")
 _POINT = re.compile(r"(\d{1,9}) (\d{3,4}) (\d{3,4})")
 _DOCTAG = re.compile(r"<([a-z_]\w*)>((?:<loc_\d{1,3}>){4})|</([a-z_]\w*)>")
 _CORNER = re.compile(r"<x_(\d\.?\d{0,9})><y_(\d\.?\d{0,9})>(?:<class_([^<>]*)>)?")
@@ -66,6 +67,27 @@ def find_point_tags(text: str, scale: ImageScale) -> Iterator[Element]:
                 yield Element(label, points=(scale.point(float(pair[0]), float(pair[1]), 100, 100),), image=scale.index)
         for _, x, y in (point for coords in _COORDS.findall(attributes) for point in _POINT.findall(coords)):
             yield Element(label, points=(scale.point(float(x), float(y), 1000, 1000),), image=scale.index)
+
+
+def find_point_groups(text: str, scales: Sequence[ImageScale]) -> Iterator[Element]:
+    """Yield points of Molmo2's `<points coords="1 1 100 200 2 300 400;2 1 ...">` and `<tracks ...>`, in thousandths.
+
+    A group begins with the number of the image, from 1, or with the seconds of the video. Each point has a number, x and y.
+    With one image, the forms of `find_point_tags` are read, too.
+    """
+    if len(scales) == 1 and not scales[0].is_video and not _COORDS.search(text):
+        yield from find_point_tags(text, scales[0])
+        return
+    for attributes, content in _POINTS.findall(text):
+        for place, points in (group for coords in _COORDS.findall(attributes) for group in _GROUP.findall(coords)):
+            number = int(float(place)) - 1
+            is_video = len(scales) == 1 and scales[0].is_video
+            scale = scales[0] if len(scales) == 1 else scales[number] if 0 <= number < len(scales) else None
+            for track, x, y in _POINT.findall(points) if scale is not None else ():
+                if max(int(x), int(y)) <= 1000:
+                    assert scale is not None
+                    found = Element(content.strip(), points=(scale.point(int(x), int(y), 1000, 1000),), image=scale.index)
+                    yield replace(found, time=float(place) if is_video else None, track=int(track))
 
 
 @dataclass

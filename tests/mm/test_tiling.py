@@ -9,6 +9,7 @@ import pytest
 import torch
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.overlapped_tiles import OverlappedTiles
 from sensorium.mm.tiling import (
     AnyResTiles,
     AspectTiles,
@@ -364,6 +365,7 @@ PUBLISHED = [
     SliceTiles(448, 56, 9),
     CoveringTiles(448, 12),
     PanAndScan((896, 896), 256, 4, 1.2),
+    OverlappedTiles(14, 27),
 ]
 
 
@@ -382,6 +384,22 @@ def test_steps_of_the_longest_images_that_media_admits_are_bounded(policy, long)
             step.height * step.width for *_, step in steps if isinstance(step, Resize) or step.height * step.width < 1 << 22
         )
         assert made <= 64 << 20, (size, made)
+
+
+@pytest.mark.parametrize("most", [1, 4, 8])
+def test_overlapped_tiles_of_molmo2(most):
+    from transformers.models.molmo2 import image_processing_molmo2 as published
+
+    policy = OverlappedTiles(14, 27, (4, 4), most)
+    for size in GRID:
+        rows, columns, *canvas = published.compute_crop_geometry(*size, most, [4, 4], 378, 14)
+        plan = policy.plan(*size)
+        assert plan.tiles == (rows, columns)
+        assert {view.steps[0] for view in plan.views} == {Resize(378, 378), Resize(*canvas)}
+        assert plan.views[-1].steps[1] == CropPad(canvas[0] - 378, canvas[1] - 378, 378, 378)
+        assert plan.num_tiles == rows * columns + 1
+    with pytest.raises(ConfigError, match="leave nothing"):
+        OverlappedTiles(14, 8)
 
 
 def test_padded_square():

@@ -13,6 +13,9 @@ from sensorium.mm.errors import InputError
 
 COUNTED = ("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "cut_items", "prefix_evictions", "steps_ahead")
 
+ROOM = {"bidirectional_items": (10, 0), "bidirectional_prompt": (42, 14), "bidirectional_media": (42, 40)}
+"""Tokens and encoder rows that a step needs for the spans of a sequence."""
+
 
 class History(RuleBasedStateMachine):
     """A random history. Prompts share beginnings and items, so caches are hit; pools are small, so sequences are preempted."""
@@ -27,7 +30,7 @@ class History(RuleBasedStateMachine):
         seqs=st.integers(1, 5),
         encoder_rows=st.integers(6, 20),
         encoder_budget=st.sampled_from([1, 5, 12, 100]),
-        prompt_attention=st.sampled_from(["causal", "causal", "bidirectional_items", "bidirectional_prompt"]),
+        prompt_attention=st.sampled_from(["causal", "causal", "causal", *ROOM]),
         reads=st.booleans(),
         max_cached=st.sampled_from([None, None, 0, 4]),
         window=st.sampled_from([None, 1, 6, 13]),
@@ -39,8 +42,11 @@ class History(RuleBasedStateMachine):
     )
     def start(self, seed, budget, seqs, prompt_attention, reads, window, chunk, states, draws_there, **options):
         self.rng, self.prompt_attention = random.Random(seed), prompt_attention
-        budget += {"causal": 0, "bidirectional_items": 10 + seqs, "bidirectional_prompt": 42 + seqs}[prompt_attention]
-        options["encoder_rows"] += {"bidirectional_prompt": 14}.get(prompt_attention, 6 * reads)  # rows of one step
+        if prompt_attention == "bidirectional_media":
+            window = chunk = None
+        tokens, rows = ROOM.get(prompt_attention, (-seqs, 0))
+        budget += tokens + seqs
+        options["encoder_rows"] += rows or 6 * reads
         self.model = lambda: self.toy.ToyModel(reads, window=window, states=states, chunk=chunk)
         self.core = self.toy.make_core(
             budget=budget, seqs=seqs, prompt_attention=prompt_attention, model=self.model(), block_size=4, max_len=48, **options

@@ -88,6 +88,33 @@ def test_several_points():
     assert one.points == (pytest.approx((20, 20)),)
 
 
+def test_points_in_several_images_and_in_videos():
+    wide = ImageScale((100, 1000), (50, 100), 1)
+    text = 'Counting the <points coords="1 1 100 205\t2 2 500 1000 3 000 1001">cups</points> shows 2.'
+    first, second = found("point_groups", text, SCALE, wide)
+    assert (first.label, first.image, first.track, first.time, first.points) == (
+        "cups",
+        0,
+        1,
+        None,
+        (pytest.approx((20, 20.5)),),
+    )
+    assert (second.image, second.track, second.points) == (1, 2, ((500, 100),))
+    text = '<tracks coords="0.0 1 100 205;0.5 1 200 205 2 300 300;3.5 1 300 205">cup</tracks>'
+    tracked = found("point_groups", text, ImageScale((100, 200), (50, 100), is_video=True))
+    assert [(one.time, one.track, one.points[0][0]) for one in tracked] == [
+        (0, 1, 20),
+        (0.5, 1, 40),
+        (0.5, 2, 60),
+        (3.5, 1, 60),
+    ]
+    assert found("point_groups", text, *[ImageScale((100, 200), (50, 100), is_video=True)] * 2) == ()
+    (one,) = found("point_groups", '<point x="10.0" y="20.5" alt="cup">cup</point>')
+    assert (one.points, one.track) == ((pytest.approx((20, 20.5)),), None)
+    assert found("point_groups", '<points coords="3 1 100 205">cup</points>', SCALE, wide) == ()
+    assert found("point_tags", '<points coords="1 1 100 205">cup</points>', SCALE, wide) == ()
+
+
 def test_corners_of_lines():
     corners = "".join(f"<|LOC_{number}|>" for number in (0, 0, 500, 0, 500, 100, 0, 100))
     first, second = found("corner_tokens", f"one line{corners}<|TEXT_START|>two<|TEXT_END|><|LOC_BEGIN|>{corners}<|LOC_END|>")

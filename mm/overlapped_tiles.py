@@ -1,0 +1,79 @@
+"""Tiling into overlapping tiles; see `mm/tiling.py`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from .errors import ConfigError
+from .tiling import CropPad, CropPlan, Resize, Size, TiledView, arrangements, check_size
+
+
+@dataclass(frozen=True)
+class OverlappedTiles:
+    """The whole image as one tile, then tiles of the same size that overlap, cut from a larger resize.
+
+    Of the grids of at most `max_tiles` tiles, the one that enlarges the image least is taken or, if all of them shrink it, the
+    one that shrinks it least. The aspect ratio is not kept. Rule: Molmo2.
+
+    Args:
+        patch: pixels along each side of a patch.
+        side: patches along each side of a tile.
+        margins: patches of a tile, at its start and its end along each axis, that its neighbours cover. Only those at the
+            image's edge belong to this tile.
+    """
+
+    patch: int
+    side: int
+    margins: tuple[int, int] = (4, 4)
+    max_tiles: int = 8
+
+    def __post_init__(self) -> None:
+        if min(self.margins) < 0 or sum(self.margins) >= self.side:
+            raise ConfigError(f"overlap_margins {self.margins} leave nothing of a tile of {self.side} patches a side")
+
+    @property
+    def step(self) -> int:
+        """Patches from one tile to the next."""
+        return self.side - sum(self.margins)
+
+    def canvas(self, rows: int, columns: int) -> Size:
+        """Return the height and width in patches of the resized image that this many tiles cover."""
+        return rows * self.step + sum(self.margins), columns * self.step + sum(self.margins)
+
+    def arrangement(self, height: int, width: int) -> Size:
+        """Return rows and columns of tiles. In float32, as published."""
+        grids = sorted(arrangements(1, self.max_tiles), key=lambda grid: (grid[0] * grid[1], grid[0]))
+        margin = sum(self.margins) * self.patch
+        with np.errstate(divide="ignore"):
+            sides = np.array([height - margin, width - margin], dtype=np.float32)
+            scales = (np.array(grids, dtype=np.float32) * np.float32(self.step * self.patch) / sides).min(1)
+        if (scales < 1).all():
+            return grids[int(scales.argmax())]
+        return grids[int(np.where(scales < 1, np.float32(10e9), scales).argmin())]
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        rows, columns = self.arrangement(height, width)
+        tall, wide = (side * self.patch for side in self.canvas(rows, columns))
+        size, step = self.side * self.patch, self.step * self.patch
+        tiles = [
+            TiledView((Resize(tall, wide), CropPad(row * step, column * step, size, size)))
+            for row in range(rows)
+            for column in range(columns)
+        ]
+        return CropPlan((TiledView((Resize(size, size),)), *tiles), (rows, columns))
+
+    @property
+    def patches_per_row(self) -> float:
+        """The most patches per encoder row, if 2 x 2 patches make one, for lines with an end token and two tokens around."""
+        small = _pooled_rows(self.side, self.side)
+        return max(
+            (1 + rows * columns) * self.side**2 / (small + _pooled_rows(*self.canvas(rows, columns)))
+            for rows, columns in arrangements(1, self.max_tiles)
+        )
+
+
+def _pooled_rows(tall: int, wide: int) -> int:
+    return -(-tall // 2) * (-(-wide // 2) + 1) + 2
