@@ -72,7 +72,7 @@ class CheckpointLayout:
 
 _ANY_STACK = frozenset({
     "aria", "aya_vision", "funaudiochat", "gemma3", "got_ocr2", "idefics2", "idefics3", "internvl", "kimi_k25", "lfm2_vl",
-    "lighton_ocr", "llava", "minicpmv", "ovis", "paligemma", "pixtral", "text_only", "ultravox",
+    "lighton_ocr", "llava", "minicpmv", "ovis", "paligemma", "pixtral", "step3_vl", "text_only", "ultravox",
 })  # fmt: skip
 TEXT_PROCESSING = native("text_only", "TextModel", "TextProcessingInfo").processing
 _TEXT_STACKS = (
@@ -181,6 +181,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "SiglipModel": native("dual_encoder", "Siglip", "SiglipProcessingInfo"),
     "SkyworkR1VChatModel": native("internvl", "InternVLChat", "InternVLChatProcessingInfo"),
     "SmolVLMForConditionalGeneration": native("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
+    "StepVLForConditionalGeneration": native("step3_vl", "StepVL", "Step3VLProcessingInfo"),
     "Terratorch": native("terratorch", "Terratorch", "RawTensorInfo"),
     "Tarsier2ForConditionalGeneration": native("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),
     "TarsierForConditionalGeneration": native("llava", "Llava", "TarsierProcessingInfo"),
@@ -385,6 +386,9 @@ NOTES: dict[str, FamilyNote] = {
         "DeepStack, interleaved M-RoPE, timestamps as text, experts, gated delta nets (Qwen3.5); `embed` and `score`",
         "2048 frames per video; aspect ratio up to 200:1",
         "tests/pipelines/test_rank.py (vectors and scores)",
+    ),
+    "step3_vl": FamilyNote(
+        "Step3-VL-10B: square windows of an image, then the whole image; two convolutions after the encoder (`enable_patch`)"
     ),
     "terratorch": FamilyNote(
         "named tensors in, one tensor out (`encode`), without text and tokenizer: Prithvi and other models of TerraTorch; "

@@ -659,6 +659,60 @@ class SliceTiles:
         return _nearest(height, self.multiple), _nearest(width, self.multiple)
 
 
+@dataclass(frozen=True)
+class WindowTiles:
+    """Cut into square windows, row by row, then append the whole image, which the caller resizes to `side`. Rule: Step3-VL.
+
+    A longer side of less than `side` is cut only if it is over 1.5 times the other one, in windows as wide as that one. Other
+    images have windows of `window` pixels, or as wide as the shorter side if that is less and the ratio is over 4. Both sides
+    are resized to whole windows; a side below one window is padded in black at its end.
+
+    Args:
+        longest: longer sides are shrunk to this first.
+        cut: False: the whole image alone.
+    """
+
+    side: int
+    window: int
+    longest: int
+    cut: bool = True
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        steps = self._first_steps(height, width)
+        tall, wide = steps[-1].height, steps[-1].width
+        size = self._window(max(tall, wide), min(tall, wide)) if self.cut else 0
+        if not size:
+            return CropPlan((TiledView(steps),))
+        resized = Resize(*(_whole_windows(side, size) for side in (tall, wide)))
+        rows, columns = max(1, resized.height // size), max(1, resized.width // size)
+        padded = CropPad(0, 0, rows * size, columns * size)
+        return CropPlan((TiledView((*steps, resized, padded), rows, columns), TiledView(steps)), (rows, columns))
+
+    def _first_steps(self, height: int, width: int) -> tuple[Step, ...]:
+        """Limit the longer side. Slivers are padded to squares; those that are shrunk are padded afterwards, to save memory."""
+        long, short = max(height, width), min(height, width)
+        scale = min(1.0, self.longest / long)
+        shrunk = Resize(max(1, int(height * scale)), max(1, int(width * scale)))
+        if short >= 32 or long / short <= 4:
+            return (shrunk,)
+        return shrunk, CropPad(0, 0, int(long * scale), int(long * scale))
+
+    def _window(self, long: int, short: int) -> int:
+        """Return the side of a window; 0: the image is not cut."""
+        if long < self.side:
+            return short if long / short > 1.5 else 0
+        return min(short, self.window) if long / short > 4 else self.window
+
+
+def _whole_windows(side: int, window: int) -> int:
+    """Return the nearest multiple of the window; over a fifth of a window counts as one more. Shorter sides stay."""
+    if side < window:
+        return side
+    count = side // window
+    return window * (count + (side / window - count > 0.2))
+
+
 def fit(height: int, width: int, target: Size, floor: bool = False) -> Size:
     """Return the largest size inside `target` with the image's aspect ratio; the side that does not reach it is rounded up.
 

@@ -35,6 +35,7 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "do_image_splitting": _FLAG,
     "do_pan_and_scan": _FLAG,
     "downsample_mode": ("16x", "4x"),
+    "enable_patch": _FLAG,
     "fps": Range(1e-3, 1e3, float),
     "force_packing": Range(1, MAX_PACKED_FRAMES),
     "image_aspect_ratio": ("anyres", "pad"),

@@ -30,6 +30,7 @@ from sensorium.mm.tiling import (
     QuarterTiles,
     Resize,
     SliceTiles,
+    WindowTiles,
     fit,
     grids_by_rows,
     unpad,
@@ -418,3 +419,31 @@ def test_padded_square():
         assert (-window.top, -window.left, bottom - top + 1, right - left + 1) == (top, left, *size)
     window = policy.plan(100, 20_000).views[0].steps[1]
     assert (window.height, window.width) == (384, 384), "a square of 20,000 pixels a side is not made"
+
+
+@pytest.mark.parametrize(
+    ("size", "tiles", "window"),
+    [
+        ((480, 640), (0, 0), 0),  # small and not long
+        ((200, 700), (1, 4), 200),  # small and long: 3.5 windows of the shorter side
+        ((728, 728), (2, 2), 504),  # 1.44 windows
+        ((1008, 1512), (2, 3), 504),
+        ((1100, 1512), (2, 3), 504),  # 2.18 windows: at most a fifth is not one more
+        ((300, 800), (1, 2), 504),  # less than a window: padded
+        ((200, 4000), (1, 20), 151),  # shrunk to 3024 x 151
+        ((20, 100), (0, 0), 0),  # padded to a square
+        ((20, 800), (2, 2), 504),
+    ],
+)
+def test_windows_of_step3(size, tiles, window):
+    plan = WindowTiles(728, 504, 3024).plan(*size)
+    assert plan.tiles == tiles
+    assert plan.num_tiles == tiles[0] * tiles[1] + 1
+    if window:
+        assert plan.views[0].tile_size == (window, window)
+    assert WindowTiles(728, 504, 3024, cut=False).plan(*size).views == plan.views[-1:]
+
+
+def test_slivers_of_step3_are_squares():
+    assert WindowTiles(728, 504, 3024).plan(20, 800).views[-1].tile_size == (800, 800)
+    assert WindowTiles(728, 504, 3024).plan(1, 4000).views[-1].tile_size == (3024, 3024)

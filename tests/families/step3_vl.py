@@ -1,0 +1,238 @@
+"""Step3-VL-10B in the parity suite, composed of transformers' Qwen3 and the publisher's encoder in plain torch.
+
+Source: vLLM's step_vl.py (encoder) and step3_vl.py (processing), which are the publisher's.
+"""
+
+import functools
+import json
+from types import SimpleNamespace
+
+import torch
+from family import Family
+from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
+from PIL import Image
+from safetensors.torch import load_file
+from torch import nn
+from torch.nn import functional as F
+
+SPECIALS = ("<im_patch>", "<patch_start>", "<patch_end>", "<patch_newline>", "<im_start>", "<im_end>", "<eos>")
+SIDE, WINDOW, LONGEST, PATCH = 112, 56, 336, 14
+VISION = {
+    "model_type": "perception_encoder", "width": 32, "layers": 3, "heads": 2, "mlp_ratio": 2.5, "image_size": SIDE,
+    "patch_size": PATCH, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "ls_init_value": 0.1, "use_cls_token": False,
+    "use_ln_pre": True, "use_ln_post": False, "use_abs_posemb": True, "use_rope2d": True, "output_dim": None,
+}  # fmt: skip
+
+
+class Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        width, inner = c["width"], int(c["width"] * c["mlp_ratio"])
+        self.heads = c["heads"]
+        self.ln_1, self.ln_2 = nn.LayerNorm(width, 1e-5), nn.LayerNorm(width, 1e-5)
+        self.attn, self.mlp, self.ls_1, self.ls_2 = (nn.Module() for _ in range(4))
+        self.attn.in_proj_weight = nn.Parameter(torch.empty(3 * width, width))
+        self.attn.in_proj_bias, self.attn.out_proj = nn.Parameter(torch.empty(3 * width)), nn.Linear(width, width)
+        self.mlp.c_fc, self.mlp.c_proj = nn.Linear(width, inner), nn.Linear(inner, width)
+        self.scaled = c["ls_init_value"] is not None
+        if self.scaled:
+            self.ls_1.gamma, self.ls_2.gamma = nn.Parameter(torch.empty(width)), nn.Parameter(torch.empty(width))
+
+    def forward(self, x, angles):
+        qkv = F.linear(self.ln_1(x), self.attn.in_proj_weight, self.attn.in_proj_bias)
+        q, k, v = qkv.view(len(x), 3, self.heads, -1).permute(1, 2, 0, 3)
+
+        def turned(y):
+            pairs = torch.stack([-y[..., 1::2], y[..., ::2]], -1).flatten(-2)
+            return y * angles.cos() + pairs * angles.sin()
+
+        mixed = F.scaled_dot_product_attention(turned(q), turned(k), v).transpose(0, 1).flatten(1)
+        first, second = (self.ls_1.gamma, self.ls_2.gamma) if self.scaled else (1, 1)
+        x = x + self.attn.out_proj(mixed) * first
+        y = self.mlp.c_fc(self.ln_2(x))
+        return x + self.mlp.c_proj(y * torch.sigmoid(1.702 * y)) * second
+
+
+class Encoder(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        width, self.side = c["width"], c["image_size"] // PATCH
+        self.dim, self.token = width // c["heads"], c["use_cls_token"]
+        self.conv1 = nn.Conv2d(3, width, PATCH, PATCH, bias=False)
+        self.positional_embedding = nn.Parameter(torch.empty(self.side**2 + self.token, width))
+        if self.token:
+            self.class_embedding = nn.Parameter(torch.empty(width))
+        self.ln_pre = nn.LayerNorm(width, 1e-5) if c["use_ln_pre"] else nn.Identity()
+        self.ln_post = nn.LayerNorm(width, 1e-5) if c["use_ln_post"] else nn.Identity()
+        self.transformer = nn.Module()
+        self.transformer.resblocks = nn.ModuleList(Block(c) for _ in range(c["layers"]))
+        self.vit_downsampler1 = nn.Conv2d(width, 2 * width, 3, 2, 1)
+        self.vit_downsampler2 = nn.Conv2d(2 * width, 4 * width, 3, 2, 1)
+
+    def forward(self, pixels):
+        """Encode one view `[3, side, side]`."""
+        side = pixels.shape[-1] // PATCH
+        first, table = self.positional_embedding.split([int(self.token), self.side**2])
+        planes = table.T.view(1, -1, self.side, self.side)
+        table = F.interpolate(planes, (side, side), mode="bilinear")[0].flatten(1).T
+        x = self.conv1(pixels[None])[0].flatten(1).T + table
+        places = torch.stack(torch.meshgrid(torch.arange(side), torch.arange(side), indexing="ij"), -1).flip(-1).view(-1, 2)
+        inverse = 1e4 ** -(torch.arange(0, self.dim // 2, 2) / (self.dim // 2))
+        angles = ((places + int(self.token))[..., None] * inverse).flatten(1).repeat_interleave(2, 1)
+        if self.token:
+            x = torch.cat([self.class_embedding + first, x])
+            angles = torch.cat([angles.new_zeros(1, self.dim), angles])
+        x = self.ln_pre(x)
+        for block in self.transformer.resblocks:
+            x = block(x, angles)
+        x = self.ln_post(x)[int(self.token) :].T.view(1, -1, side, side)
+        return self.vit_downsampler2(self.vit_downsampler1(x))[0].flatten(1).T
+
+
+@functools.cache
+def oracle_class():
+    import transformers as tf
+
+    class Oracle(tf.Qwen3ForCausalLM):
+        def __init__(self, config):
+            super().__init__(config)
+            self.vision_model = Encoder(config.vision_config)
+            self.vit_large_projector = nn.Linear(4 * config.vision_config["width"], config.hidden_size, config.projector_bias)
+
+        def forward(self, input_ids, views=(), **more):
+            rows = self.get_input_embeddings()(input_ids)
+            if views:
+                encoded = torch.cat([self.vision_model(view) for view in views])
+                rows[input_ids == self.config.image_token_id] = self.vit_large_projector(encoded)
+            return super().forward(inputs_embeds=rows, **more)
+
+    return Oracle
+
+
+class Processor(SimpleNamespace):
+    def save_pretrained(self, folder):
+        self.tokenizer.save_pretrained(folder)
+
+
+def build(seed, tie=False, bias=False, **vision):
+    import transformers as tf
+
+    words = fast_tokenizer(SPECIALS, eos_token="<eos>", pad_token="<eos>")
+    config = tf.Qwen3Config(**text_config(words, tie, head_dim=16), attn_implementation="eager")
+    config.vision_config, config.projector_bias = VISION | vision, bias
+    config.image_token_id = words.convert_tokens_to_ids("<im_patch>")
+    model = oracle_class()(config).eval()
+    randomise(model, seed)
+    for name, parameter in model.vision_model.named_parameters():
+        if ".gamma" in name or ("ln_" in name and name.endswith("weight")):
+            parameter.data.add_(1)
+        elif "in_proj_weight" in name:
+            parameter.data[: 2 * config.vision_config["width"]].mul_(3)
+    return model, Processor(tokenizer=words)
+
+
+def finish(folder):
+    """Write config.json with a text section, as published, and the sizes of the small views."""
+    text = json.loads((folder / "config.json").read_text())
+    outer = {key: text.pop(key) for key in ("vision_config", "projector_bias", "image_token_id")}
+    config = {"architectures": ["StepVLForConditionalGeneration"], "model_type": "step_robotics", "text_config": text, **outer}
+    (folder / "config.json").write_text(json.dumps(config))
+    sizes = {"size": {"height": SIDE, "width": SIDE}, "patch_size": WINDOW, "max_image_size": LONGEST}
+    (folder / "preprocessor_config.json").write_text(json.dumps(sizes))
+
+
+def load(folder):
+    import transformers as tf
+
+    said = json.loads((folder / "config.json").read_text())
+    config = tf.Qwen3Config(**said["text_config"], attn_implementation="eager")
+    config.vision_config, config.projector_bias = said["vision_config"], said["projector_bias"]
+    config.image_token_id = said["image_token_id"]
+    model = oracle_class()(config).eval()
+    model.load_state_dict(load_file(folder / "model.safetensors"), strict=False)
+    model.tie_weights()
+    return model, Processor(tokenizer=tf.PreTrainedTokenizerFast.from_pretrained(folder))
+
+
+def whole_windows(side, window):
+    ratio = side / window
+    if ratio < 1:
+        return side
+    return window * (int(ratio) + 1 if ratio - side // window > 0.2 else int(ratio))
+
+
+def cut(image):
+    """Return the windows and the whole image, and the windows per line, as the published patcher does."""
+    long, short = max(image.size), min(image.size)
+    if short < 32 and long / short > 4:
+        square = Image.new("RGB", (long, long))
+        square.paste(image)
+        image = square
+    if max(image.size) > LONGEST:
+        scale = LONGEST / max(image.size)
+        image = image.resize([int(side * scale) for side in image.size], Image.Resampling.BILINEAR)
+    long, short = max(image.size), min(image.size)
+    window = min(short, WINDOW) if long / short > 4 else WINDOW
+    if long < SIDE:
+        window = short if long / short > 1.5 else 0
+    if not window:
+        return [image], 0
+    wide, tall = (whole_windows(side, window) for side in image.size)
+    resized, columns = image.resize((wide, tall), Image.Resampling.BILINEAR), max(1, wide // window)
+    corners = [(x, y) for y in range(0, max(tall, 1), window) for x in range(0, columns * window, window)]
+    return [*(resized.crop((x, y, x + window, y + window)) for x, y in corners), image], columns
+
+
+def call(processor, text, data):
+    ensure_torchvision()
+    from torchvision.transforms.functional import InterpolationMode, normalize, resize, to_tensor
+
+    mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
+    all_views = []
+    for image in data.get("image", ()):
+        views, columns = cut(image)
+        line = ""
+        for number, view in enumerate(views, 1):
+            last = number == len(views)
+            side = SIDE if last else WINDOW
+            pixels = normalize(to_tensor(view), mean, std)
+            all_views.append(resize(pixels, [side, side], InterpolationMode.BILINEAR, antialias=True))
+            held = "<held>" * (side // PATCH // 4) ** 2
+            if last:
+                line += f"<im_start>{held}<im_end>"
+            else:
+                line += f"<patch_start>{held}<patch_end>"
+                line += "<patch_newline>" if number % columns == 0 and number < len(views) - 1 else ""
+        text = text.replace("<im_patch>", line, 1)
+    ids = processor.tokenizer(text.replace("<held>", "<im_patch>"), return_tensors="pt")["input_ids"]
+    return {"input_ids": ids} | ({"views": all_views} if all_views else {})
+
+
+def tensors(inputs, features):
+    ordered = sorted(features, key=lambda feature: feature.range.offset)
+    patches, start = torch.cat([feature.kwargs["pixel_values"].data for feature in ordered]), 0
+    for view in inputs["views"]:
+        side = view.shape[-1] // PATCH
+        mine = patches[start : start + side**2].view(side, side, 3, PATCH, PATCH).permute(2, 0, 3, 1, 4)
+        yield "pixel_values", mine.reshape(view.shape), view
+        start += side**2
+    assert start == len(patches)
+
+
+FAMILY = Family(
+    "step3_vl",
+    build,
+    placeholders={"image": "<im_patch>"},
+    sizes={"image": [(90, 131), (60, 60), (40, 100), (20, 130)]},
+    call=call,
+    tensors=tensors,
+    finish=finish,
+    load=load,
+    variants={
+        "tied": {"tie": True},
+        "projector with a bias": {"bias": True},
+        "class token": {"use_cls_token": True},
+        "other norms": {"use_ln_pre": False, "use_ln_post": True},
+        "no layer scale": {"ls_init_value": None},
+    },
+)
