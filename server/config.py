@@ -42,8 +42,8 @@ class ServerConfig:
         served_model_name: name in responses and `/v1/models`. None is the model's name on the Hub or its folder's name.
         tls_cert, tls_key: files of the certificate chain and of its key, for HTTPS.
         max_connections: maximum number of open connections; further ones get the status 503 and are closed.
-        header_seconds: maximum time until a request's header has arrived, and until the next request on an open connection;
-            then the connection is closed.
+        header_seconds: maximum time until a TLS handshake is complete, until a request's header has arrived, and until the
+            next request on an open connection; then the connection is closed.
         max_body_bytes: maximum size of a request's body.
         max_total_body_bytes: maximum size of the bodies of all requests in progress; further ones get the status 429.
         body_seconds: maximum time until a request's body has arrived.

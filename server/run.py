@@ -10,6 +10,7 @@ import socket
 import sys
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
+from functools import partial
 from typing import Any
 
 from ..engine.errors import error_text
@@ -76,7 +77,7 @@ def serve(options: Mapping[str, Any]) -> None:
             listener.listen()
             scheme = "http" if config.tls_cert is None else "https"
             print(f"{name} is served on {scheme}://{_address(listener)}", file=sys.stderr, flush=True)
-            asyncio.run(_run(server, listener))
+            asyncio.run(_run(server, listener, config))
         finally:
             engine.close()
 
@@ -86,9 +87,11 @@ def model_name(model: str | os.PathLike[str]) -> str:
     return os.path.basename(os.path.abspath(model)) if os.path.exists(model) else os.fspath(model)
 
 
-async def _run(server: Any, listener: socket.socket) -> None:
+async def _run(server: Any, listener: socket.socket, config: ServerConfig) -> None:
     """Serve until a signal. The signal is ours, not uvicorn's, so that the engine is closed after the last response."""
-    loop = asyncio.get_running_loop()
+    loop: Any = asyncio.get_running_loop()
+    if config.tls_cert is not None:  # uvicorn has no option for it; asyncio's default is 60 s
+        loop.create_server = partial(loop.create_server, ssl_handshake_timeout=config.header_seconds)
     server.capture_signals = nullcontext
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.handle_exit, number, None)

@@ -374,11 +374,14 @@ def test_https(tmp_path):
     words += ["-subj", "/CN=localhost", "-addext", "subjectAltName=IP:127.0.0.1", "-out", cert, "-keyout", key]
     subprocess.run(words, check=True, capture_output=True)
     words = [sys.executable, "-m", "sensorium", "serve", str(TINY), "--port", "0", "--max-model-len", "256"]
-    words += ["--engine-process", "false", "--tls-cert", cert, "--tls-key", key]
+    words += ["--engine-process", "false", "--tls-cert", cert, "--tls-key", key, "--header-seconds", "2"]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as run:
         try:
             line = run.stderr.readline()
             assert "https://127.0.0.1:" in line, line
-            assert httpx.get(f"{line.split()[-1]}/ready", verify=ssl.create_default_context(cafile=cert)).status_code == 200
+            url = httpx.URL(line.split()[-1])
+            with socket.create_connection((url.host, url.port), timeout=30) as silent:
+                assert httpx.get(f"{url}/ready", verify=ssl.create_default_context(cafile=cert)).status_code == 200
+                assert silent.recv(1) == b"", "a connection without a handshake is closed"
         finally:
             run.terminate()
