@@ -71,8 +71,9 @@ class CheckpointLayout:
 
 
 _ANY_STACK = frozenset({
-    "aria", "aya_vision", "funaudiochat", "gemma3", "got_ocr2", "idefics2", "idefics3", "internvl", "kimi_k25", "lfm2_vl",
-    "lighton_ocr", "llava", "minicpmv", "ovis", "paligemma", "pixtral", "step3_vl", "text_only", "ultravox",
+    "aria", "aya_vision", "eagle2_5_vl", "funaudiochat", "gemma3", "got_ocr2", "idefics2", "idefics3", "internvl", "kimi_k25",
+    "lfm2_vl", "lighton_ocr", "llava", "minicpmv", "nemotron_vl", "ovis", "paligemma", "pixtral", "step3_vl", "text_only",
+    "ultravox",
 })  # fmt: skip
 TEXT_PROCESSING = native("text_only", "TextModel", "TextProcessingInfo").processing
 _TEXT_STACKS = (
@@ -108,6 +109,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "DeepseekVLV2ForCausalLM": native("deepseek_vl2", "DeepseekVL2", "DeepseekVL2ProcessingInfo"),
     "DeepseekOcr2ForConditionalGeneration": native("deepseek_ocr2", "DeepseekOcr2", "DeepseekOcr2ProcessingInfo"),
     "DotsOCRForCausalLM": native("dots_ocr", "DotsOcr", "DotsOcrProcessingInfo"),
+    "Eagle2_5_VLForConditionalGeneration": native("eagle2_5_vl", "EagleVL", "EagleVLProcessingInfo"),
     "Ernie4_5_VLMoeForConditionalGeneration": native("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
     "Ernie4_5_VL_MoeForConditionalGeneration": native("ernie4_5_vl", "Ernie45VL", "Ernie45VLProcessingInfo"),
     "Gemma3ForConditionalGeneration": native("gemma3", "Gemma3", "Gemma3ProcessingInfo"),
@@ -142,6 +144,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "LightOnOcrForConditionalGeneration": native("lighton_ocr", "LightOnOcr", "LightOnOcrProcessingInfo"),
     "Lfm2VlForConditionalGeneration": native("lfm2_vl", "Lfm2VL", "Lfm2VLProcessingInfo"),
     "Llama4ForConditionalGeneration": native("llama4", "Llama4", "Llama4ProcessingInfo"),
+    "Llama_Nemotron_Nano_VL": native("nemotron_vl", "LlamaNemotronVL", "LlamaNemotronVLProcessingInfo"),
     "LlavaForConditionalGeneration": native("llava", "Llava", "LlavaProcessingInfo"),
     "LlavaForConditionalGeneration/pixtral": native("pixtral", "Pixtral", "PixtralProcessingInfo"),
     "LlavaNextForConditionalGeneration": native("llava", "LlavaNext", "LlavaNextProcessingInfo"),
@@ -159,6 +162,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MoonshineForConditionalGeneration": native("moonshine", "Moonshine", "MoonshineProcessingInfo"),
     "MoonshineStreamingForConditionalGeneration": native("moonshine", "MoonshineStreaming", "MoonshineStreamingProcessingInfo"),
     "MusicFlamingoForConditionalGeneration": native("audioflamingo3", "MusicFlamingo", "AudioFlamingo3ProcessingInfo"),
+    "NemotronH_Nano_VL_V2": native("nemotron_vl", "NemotronVL", "NemotronVLProcessingInfo"),
+    "NemotronParseForConditionalGeneration": native("nemotron_parse", "NemotronParse", "NemotronParseProcessingInfo"),
     "Ovis2ForConditionalGeneration": native("ovis", "Ovis2", "Ovis2ProcessingInfo"),
     "PaddleOCRVLForConditionalGeneration": native("paddleocr_vl", "PaddleOcrVL", "PaddleOcrVLProcessingInfo"),
     "PaliGemmaForConditionalGeneration": native("paligemma", "PaliGemma", "PaliGemmaProcessingInfo"),
@@ -252,6 +257,11 @@ NOTES: dict[str, FamilyNote] = {
     "deepseek_vl2": FamilyNote(
         "the whole image and tiles of the best size, padded; lines ended by a learned row; latent attention or not, experts; "
         "the publisher's layout"
+    ),
+    "eagle2_5_vl": FamilyNote(
+        "SigLIP on tiles that keep most of an image's area and shape, with a thumbnail; the number of each image as text; any "
+        "text stack",
+        "no videos (give frames as images), no RADIO tower",
     ),
     "ernie4_5_vl": FamilyNote(
         "frames merged in pairs, separate experts for images and videos, timestamps drawn onto frames",
@@ -359,6 +369,17 @@ NOTES: dict[str, FamilyNote] = {
     "moonshine": FamilyNote(
         "`transcribe`; encoder-decoder: cross-attention; encodes waveforms, not spectrograms; also Moonshine Streaming",
         "30 s per audio item of a prompt",
+    ),
+    "nemotron_parse": FamilyNote(
+        "RADIO on a padded page and a convolution over its rows, read by cross-attention; `output.elements` with boxes and "
+        "classes of layout elements",
+        "one image per prompt; no prediction of several tokens at once",
+    ),
+    "nemotron_vl": FamilyNote(
+        "RADIO, its learned rows before the patches of each tile; tiles or, if `vision_config.args` has `min_num_patches`, "
+        "images at their own resolution; videos with the number and time of each frame as text; any text stack",
+        "no sound, no frames joined in pairs; efficient video sampling is off, as by default in vLLM; an image's patches do "
+        "not depend on the other images of the prompt",
     ),
     "ovis": FamilyNote(
         "the tower's rows as probabilities of visual words, whose embeddings are averaged; the fewest tiles that cover an image"

@@ -233,6 +233,76 @@ class ScaleTiles(AspectTiles):
 
 
 @dataclass(frozen=True)
+class ClosestTiles(AspectTiles):
+    """The grid whose aspect ratio is nearest, weighted by its area up to 0.6 of the image's. Rule: Llama-Nemotron-Nano-VL."""
+
+    def arrangement(self, height: int, width: int) -> Size:
+        def factor(grid: Size) -> float:
+            rows, columns = grid
+            shape, ratio = columns / rows, width / height
+            return min(rows * columns * self.tile[0] * self.tile[1] / (height * width), 0.6) * min(shape / ratio, ratio / shape)
+
+        return max(arrangements(self.min_tiles, self.max_tiles), key=factor)
+
+
+@dataclass(frozen=True)
+class PatchRange:
+    """Resize to a grid of `min_patches` to `max_patches` patches near the image's own; its sides are multiples of `multiple`.
+
+    Rule: Nemotron-Nano-VL.
+    """
+
+    patch: int
+    multiple: int
+    min_patches: int
+    max_patches: int
+
+    def __post_init__(self) -> None:
+        if self.max_patches < 2 * self.min_patches:  # so that no rounding makes less than `min_patches`
+            limits = f"{self.min_patches} to {self.max_patches} patches"
+            raise ConfigError(f"images of {limits} are requested; give a maximum of at least {2 * self.min_patches}")
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        tall, wide = (round(side / self.patch + 0.5) for side in (height, width))
+        factor = min(math.sqrt(self.max_patches / (tall * wide)), 1.0)
+        tall, wide = math.floor(factor * tall), math.floor(factor * wide)
+        if not tall * wide:
+            raise InputError(f"its sides {width}x{height} differ too much for {self.max_patches:,} patches; crop it first")
+        if tall * wide < self.min_patches:
+            factor = math.sqrt(self.min_patches / (tall * wide))
+            tall, wide = math.ceil(factor * tall), math.ceil(factor * wide)
+        tall = self._rounded(tall, wide)
+        wide = self._rounded(wide, tall)
+        return CropPlan((TiledView((Resize(tall * self.patch, wide * self.patch),)),))
+
+    def _rounded(self, side: int, other: int) -> int:
+        """Round a side up to a multiple if the grid stays within the maximum, else down."""
+        up = -(-side // self.multiple) * self.multiple
+        return up if up == side or up * other <= self.max_patches else max(self.multiple, up - self.multiple)
+
+
+@dataclass(frozen=True)
+class PatchTarget:
+    """Resize to about `patches` patches, keeping the aspect ratio; sides are multiples of `multiple` patches.
+
+    Rule: Nemotron-Nano-VL, for frames of videos.
+    """
+
+    patch: int
+    multiple: int
+    patches: int
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        grid = [max(round(math.sqrt(ratio)), 1) for ratio in (self.patches * height / width, self.patches * width / height)]
+        up = [-(-side // self.multiple) * self.multiple for side in grid]
+        down = [max(self.multiple, side // self.multiple * self.multiple) for side in grid]
+        tall, wide = up if up[0] * up[1] <= self.patches else down
+        return CropPlan((TiledView((Resize(tall * self.patch, wide * self.patch),)),))
+
+
+@dataclass(frozen=True)
 class LargeImageTiles:
     """Resize to squares of patches with an area of `min_area` to `max_area` pixels; cut larger images with `tiles` first.
 
@@ -327,6 +397,29 @@ class PaddedTiles:
             raise InputError(f"an image of {width}x{height} would be less than a pixel wide at {size[1]}x{size[0]}; crop it")
         window = CropPad(-round((size[0] - tall) * 0.5), -round((size[1] - wide) * 0.5), *size, self.fill)
         return Resize(tall, wide), window
+
+
+@dataclass(frozen=True)
+class PaddedPage:
+    """Shrink to fit into `size`, keeping the aspect ratio, and put the image in the middle of a page of that size.
+
+    Rule: Nemotron-Parse. Smaller images keep their size.
+    """
+
+    size: Size
+    fill: tuple[int, int, int] = (255, 255, 255)
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        tall, wide, ratio = height, width, width / height
+        if tall > self.size[0]:
+            tall, wide = self.size[0], int(self.size[0] * ratio)
+        if wide > self.size[1]:
+            tall, wide = int(self.size[1] / ratio), self.size[1]
+        if not tall * wide:
+            raise InputError(f"its sides {width}x{height} differ too much for a page; crop it first")
+        window = CropPad(-((self.size[0] - tall) // 2), -((self.size[1] - wide) // 2), *self.size, self.fill)
+        return CropPlan((TiledView((Resize(tall, wide), window)),))
 
 
 @dataclass(frozen=True)

@@ -37,7 +37,8 @@ class PixelSpec:
     Args:
         mean, std: per channel. A normalized value is `(pixel * rescale - mean) / std`.
         filter: resizing filter: "bilinear", "bicubic" or "lanczos".
-        resample: library whose resizing is reproduced bit by bit: "torch" (as in today's published processors) or "pillow".
+        resample: library whose resizing is reproduced bit by bit: "torch" (as in today's published processors), "pillow" or,
+            for the bilinear filter, "opencv", which does not antialias.
         bfloat16: pixels are rescaled and normalized in bfloat16, always on the CPU.
         antialias: the filter widens when an image shrinks. False: not, also always on the CPU.
     """
@@ -144,6 +145,8 @@ def resize(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
         return torch.cat([_resize_exactly(one, target, spec.filter) for one in pixels.split(1)])
     if spec.resample == "torch":
         return kernel.resize(pixels.permute(0, 2, 3, 1), target, spec.filter)
+    if spec.resample == "opencv":
+        return _resize_as_opencv(pixels, target)
     kind, size = _PILLOW[spec.filter], (target[1], target[0])
     images = [np.asarray(Image.fromarray(one.numpy()).resize(size, kind)) for one in pixels.permute(0, 2, 3, 1).contiguous()]
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
@@ -153,6 +156,14 @@ def _resize_exactly(pixels: Tensor, target: tuple[int, int], filter: str) -> Ten
     """Resize uint8 `[1, 3, h, w]` in float32, without antialiasing. The memory layout decides how torch rounds."""
     exact = F.interpolate(pixels.float(), target, mode=filter, align_corners=False)
     return exact.round_().clamp_(0, 255).to(torch.uint8)
+
+
+def _resize_as_opencv(pixels: Tensor, target: tuple[int, int]) -> Tensor:
+    import cv2
+
+    frames = pixels.permute(0, 2, 3, 1).contiguous().numpy()
+    resized = np.stack([cv2.resize(frame, (target[1], target[0]), interpolation=cv2.INTER_LINEAR) for frame in frames])
+    return torch.from_numpy(resized).permute(0, 3, 1, 2)
 
 
 def _normalizer(spec: PixelSpec) -> Callable[[Tensor], Tensor]:

@@ -21,7 +21,7 @@ _FRAMES_PER_ROW = 16  # more than any processor merges into one row
 _FPS = 24.0  # assumed where the sampling policy has no rate
 _VIDEO_SIZE = (720, 1280)  # height and width for which the max length of a video is reported
 _UNLIMITED = (1 << 40, 1 << 12)  # more than any item has: pixels, and patches or tiles
-_SIZE_OPTIONS = ("max_pixels", "max_patches", "size")  # options that bound the pixels an image keeps
+_SIZE_OPTIONS = ("max_pixels", "max_patches", "max_num_patches", "size")  # options that bound the pixels an image keeps
 
 
 @dataclass(frozen=True)

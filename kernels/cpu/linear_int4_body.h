@@ -215,9 +215,7 @@ static void product(const Weights& w, Rows rows, int64_t first, T* out) {
                 vi raw[C];
 #pragma GCC unroll 8
                 for (int c = 0; c < C; c++) {
-                    const char* at = codes + c / VECTORS * bytes + (k * VECTORS + c % VECTORS) * LANES * 4;
-                    raw[c] = load_vector<vi>(at);
-                    if (WIDTH < 64 && R * P > 1) __builtin_prefetch(at + 4096, 0, 3);
+                    raw[c] = load_vector<vi>(codes + c / VECTORS * bytes + (k * VECTORS + c % VECTORS) * LANES * 4);
                 }
 #pragma GCC unroll 8
                 for (int s = 0; s < WORDS; s++) {

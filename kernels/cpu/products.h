@@ -14,8 +14,6 @@ static const bool WIDE = VECTORS * LANES == 64;  // a panel fills the registers:
 static const int64_t CHUNK = 48;               // WIDE: rows multiplied with a panel while it is in the cache
 static const int64_t GROUP = 3 << 18;          // WIDE: bytes of panels that stay in the cache
 static const int64_t ROW_BYTES = 3 << 16;      // else: bytes of rows that stay in the cache while panels are read
-static const int64_t AHEAD = 4096;             // else: bytes between the weights that are multiplied and those that are prefetched,
-                                               // if there are several rows: the hardware then prefetches too little
 
 struct Weights {
     const char* panels;
@@ -154,7 +152,6 @@ static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int6
         for (int p = 0; p < P; p++) {
             typename Kind::Column columns[VECTORS];
             Kind::columns(panel + p * bytes, columns);
-            if (!WIDE && R > 1) __builtin_prefetch(panel + p * bytes + AHEAD, 0, 3);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 auto inputs = Kind::spread(row + r * rows.stride);

@@ -12,6 +12,7 @@ from ..audio.mel_encoder import MelEncoder, layer_sizes, mel_encoder_bytes, mel_
 from ..config import positive_int
 from ..formats.assign import Formats
 from ..interface import ForwardBatch, StepLimits
+from ..layers.basic import rename
 from ..layers.linear import LmHead
 from ..text.encoder_decoder import CrossDecoder, CrossDecoderSpec, cross_decoder_bytes, with_key_biases
 from ..weights import check, fill
@@ -42,6 +43,7 @@ class Whisper(nn.Module):
     adapters: Sequence[str] = ()
     can_generate = recordable = True
     prefixes: tuple[tuple[str, str], ...] = PREFIXES
+    ignored: tuple[str, ...] = ()
     defaults: Mapping[str, Any] = _DEFAULTS
     formats: Formats | None = None
 
@@ -86,16 +88,16 @@ class Whisper(nn.Module):
 
     def choose_head(self, headers: Mapping[str, Tensor]) -> None:
         if headers:
-            self._build_head(tied=not any(name.startswith("proj_out.") for name in headers))
+            self._build_head(tied=not any(rename(name, self.prefixes).startswith("head.") for name in headers))
 
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
-        check(self, self.convert_weights(headers.items()), self.prefixes)
+        check(self, self.convert_weights(headers.items()), self.prefixes, self.ignored)
 
     def is_unused(self, name: str) -> bool:
-        return False
+        return rename(name, self.prefixes).startswith(self.ignored)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        fill(self, self.convert_weights(weights), self.prefixes)
+        fill(self, self.convert_weights(weights), self.prefixes, self.ignored)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         return with_key_biases(weights, "model.decoder.")

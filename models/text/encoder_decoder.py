@@ -43,7 +43,7 @@ class CrossDecoderSpec:
     """A whole decoder stack with cross-attention.
 
     Args:
-        positions: length of the position table. first_position: its row for position 0.
+        positions: length of the position table. first_position: its row for position 0. learned_positions: there is a table.
         embed_scale: factor of token embeddings. embed_norm: the input of the first layer is normed.
         rope: rotary positions of self-attention, in place of the table.
         bias: norms and the projections of attention have a bias.
@@ -60,6 +60,7 @@ class CrossDecoderSpec:
     act: str = "gelu"
     eps: float = 1e-5
     first_position: int = 0
+    learned_positions: bool = True
     embed_scale: float = 1.0
     embed_norm: bool = False
     rope: RopeSpec | None = None
@@ -164,8 +165,9 @@ class CrossDecoder(TensorModule):
         self.cache_specs = [CacheSpec(kind, c.heads, c.head_dim, dtype) for _ in range(c.layers) for kind in ("full", "cross")]
         self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, dtype, device)
         self.rotary = None if c.rope is None else Rotary(c.rope, device)
+        self.has_table = c.rope is None and c.learned_positions
         self.embed_positions = (
-            Embedding(c.positions + c.first_position, c.hidden_size, dtype, device) if c.rope is None else nn.Identity()
+            Embedding(c.positions + c.first_position, c.hidden_size, dtype, device) if self.has_table else nn.Identity()
         )
         self.layernorm_embedding = Norm(c.hidden_size, c.eps, True, dtype, device) if c.embed_norm else nn.Identity()
         self.layers = nn.ModuleList(CrossDecoderLayer(c, dtype, device) for _ in range(c.layers))
@@ -175,7 +177,7 @@ class CrossDecoder(TensorModule):
         c, add = self.config, None
         x = self.embed_tokens(batch.input_ids) * c.embed_scale
         cos_sin = None if self.rotary is None else self.rotary(batch.positions)
-        if cos_sin is None:
+        if self.has_table:
             x = x + self.embed_positions(batch.positions[0] + c.first_position)
         x = self.layernorm_embedding(x)
         pairs = zip(batch.kv_caches[::2], batch.kv_caches[1::2], strict=True)

@@ -107,10 +107,24 @@ def _fitted(table: Tensor, spec: TableSpec, h: int, w: int) -> Tensor:
         return square[rows[:, None], columns]
     if (h, w) == (side, side):
         return square
+    if spec.fit == "square":
+        return _corner(square, h, w).to(table.dtype)
     assert spec.fit != "exact", f"a grid of {h}x{w} patches for a table of {side}x{side} positions"
     corners = {"align_corners": spec.align_corners, "antialias": spec.antialias}
     planes = square.float().permute(2, 0, 1)[None]
     return F.interpolate(planes, (h, w), mode=spec.fit, **corners)[0].permute(1, 2, 0).to(table.dtype)
+
+
+def _corner(square: Tensor, h: int, w: int) -> Tensor:
+    """Resample `[side, side, width]` bilinearly to a square of max(h, w), but compute its upper left `[h, w, width]` only."""
+    side = len(square)
+    places = ((torch.arange(max(h, w), dtype=torch.float32) + 0.5) * (side / max(h, w)) - 0.5).clamp(min=0)
+    low = places.long()
+    parts = torch.stack((low, (low + 1).clamp(max=side - 1))).to(square.device)
+    weight = (places - low).to(square.device)
+    (top, bottom), (left, right), across = parts[:, :h, None], parts[:, None, :w], weight[:w, None]
+    upper, lower = (square[rows, left].float().lerp_(square[rows, right].float(), across) for rows in (top, bottom))
+    return upper.lerp_(lower, weight[:h, None, None])
 
 
 def _buckets(count: int, side: int, fit: str) -> Tensor:

@@ -75,7 +75,8 @@ class TableSpec:
     Args:
         side: positions along each side.
         fit: how the table is fitted to a grid of another size. "exact": not at all (refused). "bilinear", "bicubic": it is
-            resampled. "buckets": a patch takes the position in which its upper left corner lies; "ratio_buckets" and
+            resampled. "square": it is resampled, bilinearly, to a square of the grid's longer side, of which the upper left
+            part is used. "buckets": a patch takes the position in which its upper left corner lies; "ratio_buckets" and
             "step_buckets" do too, but round the corner's place differently (`positions.py`).
         align_corners: resampling keeps the centres of the corner positions in place, otherwise their outer edges.
         antialias: the table is low-pass filtered before it is downsampled.
@@ -101,7 +102,10 @@ class TowerSpec:
         rms: norms are RMSNorm, otherwise LayerNorm.
         patch_bias, qkv_bias, out_bias, mlp_bias: these projections have a bias.
         qk_norm: queries and keys are normed per head ("head") or over all heads ("all") before rotation.
-        class_token: each frame starts with a learned row. keep_class: it is part of the result.
+        class_token: each frame starts with a learned row, which has the first position of the table. registers: each frame
+            starts with this many learned rows instead, which have no positions. keep_class: these rows are part of the result.
+        min_frame: patches of the smallest frame, from which the number of learned rows follows in the memory plan; 0: those
+            of the table.
         patch_norm, pre_norm: norms before and after position embeddings are added. post_norm: norm after the last layer.
         layer_scale: the outputs of attention and MLP are scaled by a learned vector.
         window: squares along a window's side, 0 for none. full_layers: layers that attend to whole frames.
@@ -127,7 +131,9 @@ class TowerSpec:
     rotary: RotarySpec | None = None
     table: TableSpec | None = None
     class_token: bool = False
+    registers: int = 0
     keep_class: bool = False
+    min_frame: int = 0
     patch_norm: bool = False
     pre_norm: bool = False
     post_norm: bool = False
@@ -141,6 +147,11 @@ class TowerSpec:
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
+
+    @property
+    def first_rows(self) -> int:
+        """Learned rows at the start of each frame."""
+        return self.registers or int(self.class_token)
 
     @property
     def gated(self) -> bool:

@@ -113,7 +113,8 @@ class VisionTowerParts:
         if s.patch_dim:
             self.patch = build.linear([names.patch], s.patch_dim, [s.width], s.patch_bias)
         self.table = None if s.table is None else build.stored(names.table, s.table.side**2 + s.class_token, s.width)
-        self.token = build.stored(names.class_token, s.width) if s.class_token else None
+        shape = (s.registers, s.width) if s.registers else (s.width,)
+        self.token = build.stored(names.class_token, *shape) if s.first_rows else None
         self.patch_norm = norm(names.patch_norm) if s.patch_norm else None
         self.pre_norm = norm(names.pre_norm) if s.pre_norm else None
         self.post_norm = norm(names.post_norm) if s.post_norm else None
@@ -156,9 +157,9 @@ class VisionTower(nn.Module):
         x = self._embed(patches.to(self.dtype), grids)
         if order is not None:
             x = x.view(-1, s.merge**2, s.width)[order].flatten(0, 1)
-        patch_rows = _rows_of_patches(layout.frames).to(self.device) if s.class_token else None
+        patch_rows = _rows_of_patches(layout.frames, s.first_rows).to(self.device) if s.first_rows else None
         if patch_rows is not None:
-            x = self._with_class_token(x, patch_rows, len(layout.frames))
+            x = self._with_first_rows(x, patch_rows, layout.frames)
         if self.parts.pre_norm is not None:
             x = self.parts.pre_norm(x)
         states = self._through_layers(x, self._metadata(layout, grids, patch_rows, trailing))
@@ -175,11 +176,16 @@ class VisionTower(nn.Module):
             add_positions_(x, parts.table.weight[int(s.class_token) :], s.table, grids, s.merge)
         return x
 
-    def _with_class_token(self, x: Tensor, patch_rows: Tensor, frames: int) -> Tensor:
+    def _with_first_rows(self, x: Tensor, patch_rows: Tensor, frames: Sequence[int]) -> Tensor:
+        """Return the rows with the learned rows before those of each frame."""
         parts = self.parts
         assert parts.token is not None
-        token = parts.token.weight if parts.table is None else parts.token.weight + parts.table.weight[0]
-        out = token.to(x.dtype).repeat(len(x) + frames, 1)
+        token = parts.token.weight.to(x.dtype)
+        if self.spec.registers:
+            return torch.cat([part for rows in x.split(list(frames)) for part in (token, rows)])
+        if parts.table is not None:
+            token = parts.token.weight + parts.table.weight[0]
+        out = token.to(x.dtype).repeat(len(x) + len(frames), 1)
         out[patch_rows] = x
         return out
 
@@ -187,14 +193,15 @@ class VisionTower(nn.Module):
         self, layout: TowerLayout, grids: Sequence[Grid], patch_rows: Tensor | None, trailing: Sequence[int]
     ) -> TowerMetadata:
         s = self.spec
-        frames = [t * h * w for t, h, w in grids] if s.temporal_attention else [rows + s.class_token for rows in layout.frames]
+        frames = [t * h * w for t, h, w in grids] if s.temporal_attention else [rows + s.first_rows for rows in layout.frames]
         if trailing:
             frames = [rows - more for rows, more in zip(frames, trailing, strict=True)]
         if s.rotary is None:
             return TowerMetadata(None, frames, layout.windows, trailing)
         positions = torch.stack((layout.h, layout.w)).to(self.device) + s.rotary.first
-        if patch_rows is not None:  # class tokens stay at 0
-            positions = positions.new_zeros(2, positions.shape[1] + len(layout.frames)).index_copy_(1, patch_rows, positions)
+        if patch_rows is not None:  # learned rows stay at 0
+            count = positions.shape[1] + s.first_rows * len(layout.frames)
+            positions = positions.new_zeros(2, count).index_copy_(1, patch_rows, positions)
         return TowerMetadata(rotary_cos_sin(positions, self.inv_freq, self.axis_of_freq), frames, layout.windows, trailing)
 
     def _through_layers(self, x: Tensor, meta: TowerMetadata) -> list[Tensor]:
@@ -215,9 +222,12 @@ class VisionTower(nn.Module):
         return [*states, x]
 
 
-def _rows_of_patches(frames: Sequence[int]) -> Tensor:
-    """Return the row of each patch, int64 `[patches]`, if every frame starts with a class token; frames [2, 1] give 1 2 4."""
-    ends = accumulate(rows + 1 for rows in frames)
+def _rows_of_patches(frames: Sequence[int], first: int) -> Tensor:
+    """Return the row of each patch, int64 `[patches]`, if every frame starts with `first` learned rows.
+
+    Frames of 2 and 1 patches, after one row each, give 1 2 4.
+    """
+    ends = accumulate(rows + first for rows in frames)
     return torch.cat([torch.arange(end - rows, end) for end, rows in zip(ends, frames, strict=True)])
 
 
@@ -232,16 +242,17 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec | None, dtype: to
     """Return the bytes alive in VisionTower and the projector after it, if any, for `patches` patches, pixels included."""
     ops = OpBytes(dtype, limits)
     row, states = c.width * dtype.itemsize, len(c.states)
-    rows = patches + (patches // c.table.side**2 if c.class_token and c.table is not None else 0)
+    frame = c.min_frame or (0 if c.table is None else c.table.side**2)
+    rows = patches + (patches // frame * c.first_rows if frame else 0)
     kept = (states - 1) * row + (c.head_dim * FLOAT32 if c.rotary is not None else 0)  # copied states, cosines and sines
     attention, mlp = _attention_bytes(c, rows, ops), vision_mlp_bytes(c, rows, ops)
     added = ops.linear_result(c.width, rows)
     layers = row + added + kept + max(attention, added + mlp)  # x, and the output that is added to it next
-    reordered = 2 * states * row + 8 if c.class_token or c.window else 0  # states in both orders, indices
+    reordered = 2 * states * row + 8 if c.first_rows or c.window else 0  # states in both orders, indices
     norm = row + ops.norm(c.width, c.rms) if c.post_norm else row
     end = max(row + kept + norm, reordered)
     projector = 0 if out is None else projector_bytes(out, states, patches, dtype, limits)
-    held = patches * (c.patch_dim * dtype.itemsize + 3 * 8 + 8 * c.class_token)  # pixels, positions, rows of patches
+    held = patches * (c.patch_dim * dtype.itemsize + 3 * 8 + 8 * (c.first_rows > 0))  # pixels, positions, rows of patches
     if not ops.fused("varlen_attention"):
         held += ops.torch_attention_tiles(patches, c.head_dim)
     start = _embedding_bytes(c, patches, ops)
@@ -253,9 +264,9 @@ def _embedding_bytes(c: TowerSpec, patches: int, ops: OpBytes) -> int:
     row, norm = c.width * ops.dtype.itemsize, ops.norm(c.width, c.rms)
     steps = [ops.linear(c.patch_dim, c.width, patches), row + norm]
     if c.table is not None:
-        resampled = c.table.fit in ("bilinear", "bicubic")
-        steps.append(3 * row + (c.width * FLOAT32 if resampled else 0))  # x, the fitted table, the same in squares
-    if c.class_token or c.window:
+        resampled = {"bilinear": 1, "bicubic": 1, "square": 3}.get(c.table.fit, 0)
+        steps.append(3 * row + resampled * c.width * FLOAT32)  # x, the fitted table, the same in squares
+    if c.first_rows or c.window:
         steps.append(2 * row + 8)
     return max(steps)
 

@@ -16,17 +16,21 @@ from sensorium.mm.tiling import (
     BoundedResize,
     CanvasTiles,
     CenterCrop,
+    ClosestTiles,
     CoveringTiles,
     CropPad,
     CropPlan,
     EdgeTiles,
     FixedSize,
     LargeImageTiles,
+    PaddedPage,
     PaddedSquare,
     PaddedSquareTiles,
     PageTiles,
     PanAndScan,
     PatchLimit,
+    PatchRange,
+    PatchTarget,
     QuarterTiles,
     Resize,
     SliceTiles,
@@ -294,6 +298,53 @@ def test_patch_limit(patch, most):
         plan = PatchLimit(patch, most).plan(*size)
         check_plan(plan)
         assert plan.views[0].tile_size == get_image_size_for_max_num_patches(*size, patch, most), size
+
+
+@pytest.mark.parametrize(("least", "most"), [(1024, 13312), (4, 8), (16, 100)])
+def test_ranges_of_patches(least, most):
+    from transformers.models.nemotron_h_omni.image_processing_nemotron_h_omni import get_patch_grid_size as published
+
+    policy = PatchRange(16, 2, least, most)
+    for size in GRID:
+        try:
+            grid = published(*size, 16, 2, least, most)
+        except ZeroDivisionError:
+            with pytest.raises(InputError, match="differ too much"):
+                policy.plan(*size)
+            continue
+        plan = policy.plan(*size)
+        assert plan.views[0].tile_size == (16 * grid[0], 16 * grid[1]), size
+        assert grid[0] * grid[1] >= least
+        check_plan(plan)
+
+
+@pytest.mark.parametrize("patches", [1024, 60, 4])
+def test_targets_of_patches(patches):
+    from transformers.models.nemotron_h_omni import video_processing_nemotron_h_omni as published
+
+    rule = published.NemotronH_Omni_Reasoning_V3VideoProcessor._compute_target_patches
+    options = SimpleNamespace(video_target_num_patches=patches, video_maintain_aspect_ratio=True, _downsample_factor=2)
+    policy = PatchTarget(16, 2, patches)
+    for size in GRID:
+        wide, tall = rule(options, *size)
+        assert policy.plan(*size).views[0].tile_size == (16 * tall, 16 * wide), size
+
+
+def test_closest_tiles_keep_area_and_shape():
+    policy = ClosestTiles((448, 448), 1, 12)
+    grids = {size: policy.plan(*size).tiles for size in [(448, 448), (896, 896), (1344, 1344), (500, 2000), (3000, 500)]}
+    assert grids == {(448, 448): (0, 0), (896, 896): (2, 2), (1344, 1344): (3, 3), (500, 2000): (1, 4), (3000, 500): (6, 1)}
+
+
+def test_pages_are_shrunk_and_put_in_the_middle():
+    policy = PaddedPage((2048, 1648))
+    for size, fitted, corner in [
+        ((1000, 501), (1000, 501), (524, 573)), ((4096, 1000), (2048, 500), (0, 574)), ((3000, 6000), (824, 1648), (612, 0)),
+    ]:  # fmt: skip
+        resized, window = policy.plan(*size).views[0].steps
+        assert (resized, window) == (Resize(*fitted), CropPad(-corner[0], -corner[1], 2048, 1648, (255, 255, 255)))
+    with pytest.raises(InputError, match="differ too much for a page"):
+        policy.plan(20_011, 1)
 
 
 def test_center_crop():

@@ -1,0 +1,158 @@
+"""Input processing of Nemotron-Nano-VL: images as tiles or at their own resolution, videos with a text before each frame."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from typing import Any, ClassVar
+
+from ...mm.errors import ConfigError
+from ...mm.geometry import FrameSampling
+from ...mm.media.policy import DecodeSpec
+from ...mm.tiling import AspectTiles, ClosestTiles, FixedSize, PatchRange, PatchTarget, TilingPolicy
+from ...mm.types import FramePlan, ItemGeometry, MediaHeader
+from ..bases.base import replace_text
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
+from ..files import ProcessorFiles
+from ..images import read_pixel_spec
+from ..interface import Span
+from ..options import MAX_TILES, TIME_KWARGS, is_low_detail
+from ..spans import Piece, build_span
+
+_VIDEO = "<video>"
+
+
+class LlamaNemotronVLProcessingInfo(TiledInfo):
+    """ProcessingInfo of Llama-Nemotron-Nano-VL (v1): tiles that Pillow resizes, and a thumbnail."""
+
+    modalities: tuple[str, ...] = ("image",)
+    placeholders = {"image": ("img_context_token_id", "<image>")}
+    valid_kwargs: Mapping[str, Any] = {"image": (*TILE_KWARGS, "max_num_tiles")}
+    default_kwargs: Mapping[str, Any] = {"resample": "pillow"}
+    tiles: ClassVar[type[AspectTiles]] = ClosestTiles
+    tile_limits: ClassVar[tuple[str, str]] = ("min_num_tiles", "max_num_tiles")  # keys of the preprocessor's JSON
+
+    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
+        config, image = files.config, dict(files.image)
+        for key, name in (("image_mean", "norm_mean"), ("image_std", "norm_std")):
+            image[key] = image.get(key) or image.get(name) or config.get(name)
+        image["do_normalize"] = True  # the published encoder may do it itself
+        image["use_thumbnail"] = image.get("use_thumbnail", config.get("use_thumbnail", True))
+        text = config.get("llm_config") or config.get("text_config") or {}
+        return replace(files, image=image, config={**config, "text_config": text})
+
+    def resolve_spec(self, modality: str) -> TileSpec:
+        config = self.files.config
+        vision = config.get("vision_config") or {}
+        patch = positive_int_or(config, "patch_size", vision.get("patch_size", 16))
+        merge = round(1 / config.get("downsample_ratio", 0.5))
+        tile = height_width(config.get("force_image_size") or vision.get("image_size") or 512, "force_image_size")
+        tiling = self._video_tiling(tile, patch, merge) if modality == "video" else self._image_tiling(tile, patch, merge)
+        spec = TileSpec(tiling=tiling, patch=patch, merge=merge)
+        return read_pixel_spec(self.files.image, spec, self.merged_kwargs[modality])
+
+    def _image_tiling(self, tile: tuple[int, int], patch: int, merge: int) -> TilingPolicy:
+        options = {**self.files.image, **self.merged_kwargs["image"]}
+        least, most = (positive_int_or(options, key, n, MAX_TILES) for key, n in zip(self.tile_limits, (1, 12), strict=True))
+        return FixedSize(tile) if is_low_detail(options) else self.tiles(tile, least, most, bool(options["use_thumbnail"]))
+
+    def _video_tiling(self, tile: tuple[int, int], patch: int, merge: int) -> TilingPolicy:
+        raise AssertionError("this model takes no videos")
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        return build_span([*self._around(geometry.num_embeds)], self.placeholder_ids["image"])
+
+    def _around(self, rows: int) -> Sequence[Piece]:
+        return (self.special_token_id("<img>"),), rows, (self.special_token_id("</img>"),)
+
+    def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
+        """Return options for at most this many tiles, of which the thumbnail is one."""
+        return {self.tile_limits[1]: max(1, tiles - 1)}
+
+
+class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
+    """ProcessingInfo of Nemotron-Nano-VL v2. Images have tiles, or a size of their own if `vision_config.args` bounds it."""
+
+    modalities = ("image", "video")
+    valid_kwargs = {
+        "image": (*TILE_KWARGS, "max_num_tiles", "max_num_patches"),
+        "video": (*TIME_KWARGS, "fps", "num_frames", "resample"),
+    }
+    default_kwargs: Mapping[str, Any] = {}
+    tiles = AspectTiles
+    adds_special_tokens = False
+
+    def resolve_token_ids(self) -> None:
+        """Find the token that stands for a video. Its id may be outside the vocabulary, because the model never gets it."""
+        known = self.files.token_to_id(_VIDEO) if self.files.token_to_id else None
+        token = self.files.config.get("video_context_token_id", known) if known is None else known
+        if isinstance(token, bool) or not isinstance(token, int):
+            raise ConfigError(f"the tokenizer lacks {_VIDEO}, and video_context_token_id in config.json is {token!r}")
+        self.placeholder_ids = {**self.placeholder_ids, "video": token}
+        self.text_placeholders = {} if known is not None else {_VIDEO: token}
+
+    def resolve_decode_spec(self) -> DecodeSpec:
+        default = FrameSampling(fps=2.0, max_frames=128, spread="ends")  # as in the model card
+        return DecodeSpec(self.sampling_policy("video", default, self.files.video))
+
+    def _image_tiling(self, tile: tuple[int, int], patch: int, merge: int) -> TilingPolicy:
+        args, options = (self.files.config.get("vision_config") or {}).get("args") or {}, self.merged_kwargs["image"]
+        if "min_num_patches" not in args:
+            if "max_num_patches" in options:
+                raise ConfigError("max_num_patches is an option of models with dynamic resolution; give max_num_tiles")
+            return super()._image_tiling(tile, patch, merge)
+        if "max_num_tiles" in options:
+            raise ConfigError("max_num_tiles is an option of models without dynamic resolution; give max_num_patches")
+        least = positive_int_or(args, "min_num_patches", 1)
+        most = (positive_int_or(self.files.config, "max_sequence_length", 16384) - 4) * merge**2
+        most = min(most, args.get("max_num_patches") or most, options.get("max_num_patches", most))
+        return PatchRange(patch, merge, least, 2 * least if is_low_detail(options) else most)
+
+    def _video_tiling(self, tile: tuple[int, int], patch: int, merge: int) -> TilingPolicy:
+        vision = self.files.config.get("vision_config") or {}
+        if vision.get("video_target_num_patches"):
+            patches = positive_int_or(vision, "video_target_num_patches", 1)
+        elif vision.get("video_target_img_size"):
+            patches = math.ceil(positive_int_or(vision, "video_target_img_size", 512) / patch) ** 2
+        else:
+            return FixedSize(tile)
+        if vision.get("video_maintain_aspect_ratio"):
+            return PatchTarget(patch, merge, patches)
+        side = max(1, math.isqrt(patches) // merge) * merge * patch
+        return FixedSize((side, side))
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        grid = super().geometry(header)
+        return grid if header.frames is None else replace(grid, times=_times(header.frames))
+
+    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """Replace `<video>` with the token that stands for it, if it is not a token itself."""
+        if not (items.get("video") and self.text_placeholders):
+            return ids
+        return replace_text(ids, _VIDEO, self.placeholder_ids["video"], self.files)
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        """Return `<img>`, the rows and `</img>`; for a video, the same for each frame after its number and time."""
+        if modality == "image":
+            return super().span(modality, geometry)
+        pieces: list[Piece] = []
+        for number, time in enumerate(geometry.times, 1):
+            start = "" if number == 1 else "\n"
+            pieces += [self.encode(f"{start}Frame {number} sampled at {time:.2f} seconds: ")]
+            pieces += self._around(geometry.num_embeds // geometry.t)
+        return build_span(pieces, self.placeholder_ids["image"])
+
+    def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
+        tiling = self.specs[modality].tiling
+        if not isinstance(tiling, PatchRange):
+            return super().shrink_kwargs(modality, grid, rows)
+        most = rows * tiling.multiple**2
+        return {"max_num_patches": most} if most >= 2 * tiling.min_patches else None
+
+
+def _times(frames: FramePlan) -> tuple[float, ...]:
+    """Return the seconds of each frame as the model's text states them: its number times whole milliseconds per frame."""
+    last, seconds = frames.indices[-1], frames.timestamps[-1]
+    step = math.floor(1000 * seconds / last + 1e-6) if last else 0
+    return tuple(index * step / 1000 for index in frames.indices)

@@ -1,0 +1,99 @@
+"""Nemotron-Nano-VL's videos and options, Eagle2.5-VL's numbers of images, and Nemotron-Parse's prompts."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+from oracle import small_tokenizer
+from sensorium.mm.errors import ConfigError
+from sensorium.mm.tiling import AspectTiles, FixedSize, PatchRange, PatchTarget
+from sensorium.mm.types import FramePlan, MediaHeader
+from sensorium.processors.families.eagle2_5_vl import EagleVLProcessingInfo
+from sensorium.processors.families.nemotron_parse import NemotronParseProcessingInfo
+from sensorium.processors.families.nemotron_vl import NemotronVLProcessingInfo
+from sensorium.processors.files import ProcessorFiles
+
+DYNAMIC = {"args": {"min_num_patches": 1024, "max_num_patches": 13312}}
+
+
+def files_of(config: dict[str, Any], *specials: str) -> ProcessorFiles:
+    tok = small_tokenizer(specials)
+    return ProcessorFiles(
+        config,
+        encode=lambda text: tok.encode(text, add_special_tokens=False).ids,
+        decode=lambda ids: tok.decode(list(ids), skip_special_tokens=True),
+        token_to_id=tok.token_to_id,
+    )
+
+
+def nano(vision: dict[str, Any] | None = None, *options: dict[str, Any], **config: Any) -> NemotronVLProcessingInfo:
+    files = files_of({"vision_config": vision or {}, **config}, "<image>", "<img>", "</img>")
+    return NemotronVLProcessingInfo(files, *options)
+
+
+def test_a_video_that_is_no_token_has_an_id_outside_the_vocabulary() -> None:
+    info = nano(video_context_token_id=131081, llm_config={"vocab_size": 640})
+    ids = info.files.encode("Look: <video> Who?")
+    assert info.text_placeholders == {"<video>": 131081}
+    found = info.preprocess_prompt(ids, {"video": 1})
+    assert [token for token in found if token == 131081] == [131081]
+    assert info.files.decode([token for token in found if token != 131081]) == "Look:  Who?"
+    assert info.preprocess_prompt(ids, {"image": 1}) is ids
+    with pytest.raises(ConfigError, match=r"lacks <video>, and video_context_token_id in config\.json is None"):
+        nano()
+
+
+def test_times_are_whole_milliseconds_per_frame() -> None:
+    """30 frames a second are 33 ms each, so that frame 300 is at 9.90 s."""
+    info = nano(video_context_token_id=999)
+    plan = FramePlan((0, 150, 300), (0.0, 5.0, 10.0), 301, 0.3)
+    grid = info.geometry(MediaHeader("video", 64, 64, plan))
+    assert grid.times == (0.0, 4.95, 9.9)
+    text = info.files.decode(info.span("video", grid).token_ids)
+    assert text == "".join(
+        f"{start}Frame {number} sampled at {time} seconds: "
+        for start, number, time in [("", 1, "0.00"), ("\n", 2, "4.95"), ("\n", 3, "9.90")]
+    )
+
+
+def test_config_says_how_images_and_frames_are_resized() -> None:
+    known = {"video_context_token_id": 999}
+    assert nano(**known).specs["image"].tiling == AspectTiles((512, 512), 1, 12)
+    assert nano({}, {"max_num_tiles": 3}, **known).specs["image"].tiling.max_tiles == 3
+    assert nano(**known).specs["video"].tiling == FixedSize((512, 512))
+    assert nano({"video_target_img_size": 448}, **known).specs["video"].tiling == FixedSize((448, 448))
+    kept = {"video_target_num_patches": 1024, "video_maintain_aspect_ratio": True}
+    assert nano(kept, **known).specs["video"].tiling == PatchTarget(16, 2, 1024)
+    assert nano(DYNAMIC, **known).specs["image"].tiling == PatchRange(16, 2, 1024, 13312)
+    assert nano(DYNAMIC, {"max_num_patches": 4000}, **known).specs["image"].tiling.max_patches == 4000
+    assert nano(DYNAMIC, max_sequence_length=2052, **known).specs["image"].tiling.max_patches == 8192
+    with pytest.raises(ConfigError, match="give a maximum of at least 2048"):
+        nano(DYNAMIC, {"max_num_patches": 2000}, **known)
+    with pytest.raises(ConfigError, match="give max_num_patches"):
+        nano(DYNAMIC, {"max_num_tiles": 2}, **known)
+    with pytest.raises(ConfigError, match="give max_num_tiles"):
+        nano({}, {"max_num_patches": 4000}, **known)
+
+
+def test_images_of_eagle_have_their_numbers() -> None:
+    files = files_of({"vision_config": {"image_size": 448}}, "<IMG_CONTEXT>", "<img>", "</img>")
+    info = EagleVLProcessingInfo(files)
+    image, ids = info.placeholder_ids["image"], files.encode("See <image-1> and<image-2>?")
+    made = info.preprocess_prompt(ids, {"image": 2})
+    assert made == [
+        *files.encode("See <image 1>"), image, *files.encode(" and<image 2>"), image, *files.encode("?"),
+    ]  # fmt: skip
+    expanded = [*files.encode("<image 1>"), *[image] * 3]
+    assert info.preprocess_chat(expanded, {"image": 1}) is expanded
+    with pytest.raises(ConfigError, match="pad_during_tiling"):
+        EagleVLProcessingInfo(ProcessorFiles(files.config, {"pad_during_tiling": True}, token_to_id=files.token_to_id))
+
+
+def test_prompts_of_nemotron_parse_begin_with_the_decoders_first_token() -> None:
+    info = NemotronParseProcessingInfo(ProcessorFiles({"decoder_start_token_id": 7, "decoder": {"vocab_size": 99}}))
+    assert info.preprocess_prompt([5, 6], {"image": 1}) == [7, 5, 6]
+    assert info.preprocess_prompt([7, 5, 6], {"image": 1}) == [7, 5, 6]
+    grid = info.geometry(MediaHeader("image", 3000, 2000))
+    assert grid.num_embeds == 128 * 25 + 1
+    assert info.span("image", grid).num_tokens == 0
