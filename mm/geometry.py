@@ -29,6 +29,7 @@ class ResizePolicy:
         counted: `frames` in whole temporal patches. The area is compared with the bounds for `counted` frames, but scaled
             to them for `frames`, as in the published code.
         enlarge: enlarge images with a side below `factor` to it first.
+        squeeze: enlarge as well, and cut the longer side of other images to `max_ratio` times the shorter one.
     """
 
     factor: int
@@ -38,6 +39,7 @@ class ResizePolicy:
     frames: int = 1
     counted: int = 1
     enlarge: bool = False
+    squeeze: bool = False
 
 
 @dataclass(frozen=True)
@@ -93,7 +95,9 @@ def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, in
         height, width = factor, round(width * factor / height)
     if policy.enlarge and width < factor:
         height, width = round(height * factor / width), factor
-    if max(height, width) / min(height, width) > policy.max_ratio:
+    if policy.squeeze:
+        height, width = _squeezed(height, width, policy)
+    elif max(height, width) / min(height, width) > policy.max_ratio:
         raise InputError(f"its sides {width}x{height} differ by more than {policy.max_ratio}:1; crop it first")
     tall, wide = round(height / factor) * factor, round(width / factor) * factor
     if policy.counted * tall * wide > most:
@@ -104,6 +108,16 @@ def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, in
         grow = math.sqrt(least / (policy.frames * height * width))
         tall, wide = math.ceil(height * grow / factor) * factor, math.ceil(width * grow / factor) * factor
     return tall, wide
+
+
+def _squeezed(height: int, width: int, policy: ResizePolicy) -> tuple[int, int]:
+    """Enlarge a shorter side below the factor to it, or cut the longer side. Rule: Ovis2.5, with its order of operations."""
+    factor, ratio = policy.factor, policy.max_ratio
+    if min(height, width) < factor:
+        if height < width:
+            return factor, round(factor / height * width)
+        return round(factor / width * height), factor
+    return min(height, ratio * width), min(width, ratio * height)
 
 
 def patch_grid(

@@ -23,7 +23,8 @@ def grid_positions(start: int, geometry: ItemGeometry, axes: int = 3, rows: int 
 
     The last three axes are time, height and width; an axis before them counts rows. Time is `start + int(step * time_step)`,
     truncated in float32 as in published models. Height and width are lines and columns of the merged grid. Example: t=1,
-    h=4, w=6, merge=2 at 2 gives t 222222, h 222 333, w 234 234. Rows of a linear item have positions of text.
+    h=4, w=6, merge=2 at 2 gives t 222222, h 222 333, w 234 234. Rows of a linear item have positions of text. Height and width
+    of a timed item start at 0.
     """
     rows = geometry.num_embeds if rows is None else rows
     if geometry.linear:
@@ -33,6 +34,8 @@ def grid_positions(start: int, geometry: ItemGeometry, axes: int = 3, rows: int 
     assert count * h * w == rows, f"{rows} adjacent embeddings are not a whole number of steps of {h} x {w}"
     steps = (torch.arange(count, dtype=torch.float32) * torch.tensor(geometry.time_step, dtype=torch.float32)).long()
     grid = torch.stack(torch.meshgrid(steps, torch.arange(h), torch.arange(w), indexing="ij")).flatten(1)  # [3, rows]
+    if geometry.timed:
+        return torch.cat([(grid[:1] + start).expand(axes - 2, -1), grid[1:]])
     return torch.cat([torch.arange(rows).expand(axes - 3, -1), grid]) + start
 
 
@@ -50,10 +53,10 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], axes: int = 3) ->
     """Return positions of a prompt, int64 `[axes, length]`, and the delta that decoding adds to the token index.
 
     Every run of adjacent embeddings is a grid of whole steps that starts where the text before it ended. Text continues at the
-    largest position so far plus one; the other tokens of a range (start, end, timestamps) are text. If the steps of an item
-    differ in size, each run is one step. Two items that share a range start together. The tokens before and after the rows of
-    a `folded` item repeat the positions of the text beside the range. With `axes=1` positions are plain indices and the delta
-    is 0.
+    largest position so far plus one, after a timed item at its last time plus one; the other tokens of a range (start, end,
+    timestamps) are text. If the steps of an item differ in size, each run is one step. Two items that share a range start
+    together. The tokens before and after the rows of a `folded` item repeat the positions of the text beside the range. With
+    `axes=1` positions are plain indices and the delta is 0.
     """
     if axes == 1:
         return torch.arange(length)[None], 0
@@ -68,7 +71,8 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], axes: int = 3) ->
         position += first - before - token
         rows = _run_positions(position, first, last, items, axes)
         parts += [torch.full((axes, before), max(0, position - 1)), rows]
-        token, position = last + after, int(rows.max()) + 1
+        timed = all(geometry.timed for _, geometry in items)
+        token, position = last + after, int((rows[-3] if timed else rows).max()) + 1
         parts.append(torch.full((axes, after), position))
     parts.append(text_positions(position, length - token, axes))
     positions = torch.cat(parts, dim=1)

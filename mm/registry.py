@@ -136,6 +136,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "JinaEmbeddingsV4Model": native("jina_v4", "JinaEmbeddingsV4", "JinaEmbeddingsV4ProcessingInfo"),
     "JinaVLForRanking": native("jina_reranker", "JinaReranker", "JinaRerankerProcessingInfo"),
     "JinaVLForSequenceClassification": native("jina_reranker", "JinaReranker", "JinaRerankerProcessingInfo"),
+    "IsaacForConditionalGeneration": native("isaac", "Isaac", "IsaacProcessingInfo"),
     "KeyeForConditionalGeneration": native("keye", "KeyeVL", "KeyeProcessingInfo"),
     "KeyeVL1_5ForConditionalGeneration": native("keye", "KeyeVL15", "Keye15ProcessingInfo"),
     "KimiK25ForConditionalGeneration": native("kimi_k25", "KimiK25", "KimiK25ProcessingInfo"),
@@ -164,7 +165,10 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MusicFlamingoForConditionalGeneration": native("audioflamingo3", "MusicFlamingo", "AudioFlamingo3ProcessingInfo"),
     "NemotronH_Nano_VL_V2": native("nemotron_vl", "NemotronVL", "NemotronVLProcessingInfo"),
     "NemotronParseForConditionalGeneration": native("nemotron_parse", "NemotronParse", "NemotronParseProcessingInfo"),
+    "Ovis": native("ovis", "Ovis", "OvisProcessingInfo"),
+    "OvisForCausalLM": native("ovis", "Ovis", "OvisProcessingInfo"),
     "Ovis2ForConditionalGeneration": native("ovis", "Ovis2", "Ovis2ProcessingInfo"),
+    "Ovis2_5": native("ovis", "Ovis25", "Ovis25ProcessingInfo"),
     "PaddleOCRVLForConditionalGeneration": native("paddleocr_vl", "PaddleOcrVL", "PaddleOcrVLProcessingInfo"),
     "PaliGemmaForConditionalGeneration": native("paligemma", "PaliGemma", "PaliGemmaProcessingInfo"),
     "PixtralConsolidated": native("pixtral", "PixtralConsolidated", "MistralFormatProcessingInfo"),
@@ -306,6 +310,9 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "idefics2": FamilyNote("an image as four quarters and as a whole, each at its own size; perceiver resampler"),
     "idefics3": FamilyNote("rows of tiles with text tags, pixel shuffle"),
+    "isaac": FamilyNote(
+        "images at native size within bounds on patches; M-RoPE that shifts only time; answers with points, boxes and polygons"
+    ),
     "internvl": FamilyNote(
         "tiles by the best aspect ratio, thumbnail, pixel shuffle; the Hub's layout and the publisher's (InternLM2 too); "
         "Intern-S1, Skywork-R1V, Qianfan-OCR",
@@ -382,7 +389,8 @@ NOTES: dict[str, FamilyNote] = {
         "not depend on the other images of the prompt",
     ),
     "ovis": FamilyNote(
-        "the tower's rows as probabilities of visual words, whose embeddings are averaged; the fewest tiles that cover an image"
+        "the tower's rows as probabilities of visual words, whose embeddings are averaged; Ovis 1.6 and 2: the fewest "
+        "tiles that cover an image, in the Hub's layout and the publisher's; Ovis2.5: images and videos at native resolution"
     ),
     "paddleocr_vl": FamilyNote(
         "pages at native resolution; text config nested or at the top level", "aspect ratio up to 200:1"

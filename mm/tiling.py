@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
@@ -144,6 +144,39 @@ class PatchLimit:
             fits = (tall // self.patch) * (wide // self.patch) <= self.max_patches
             least, most = (scale, most) if fits else (least, scale)
         return CropPlan((TiledView((Resize(_up(height * least, self.patch), _up(width * least, self.patch)),)),))
+
+
+@dataclass(frozen=True)
+class BoundedPatches:
+    """Scale to between `min_patches` and `max_patches` patches of `patch` pixels, if that is possible. Rule: Isaac.
+
+    Sides are rounded up to multiples of `multiple` pixels. Images are enlarged at most 100 times.
+    """
+
+    patch: int
+    multiple: int
+    min_patches: int
+    max_patches: int
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        scale, count = 1.0, self._patches(height, width, 1.0)
+        if count < self.min_patches:
+            scale = self._search(1.0, 100.0, lambda one: self._patches(height, width, one) < self.min_patches)[1]
+        elif count > self.max_patches:
+            scale = self._search(1e-6, 1.0, lambda one: self._patches(height, width, one) <= self.max_patches)[0]
+        return CropPlan((TiledView((Resize(_up(height * scale, self.multiple), _up(width * scale, self.multiple)),)),))
+
+    def _patches(self, height: int, width: int, scale: float) -> int:
+        tall, wide = (_up(side * scale, self.multiple) // self.patch for side in (height, width))
+        return tall * wide
+
+    def _search(self, least: float, most: float, is_low: Callable[[float], bool]) -> tuple[float, float]:
+        """Return two scales, of which only the first is low, with the precision of the published search."""
+        while most - least >= 1e-5:
+            scale = (least + most) / 2
+            least, most = (scale, most) if is_low(scale) else (least, scale)
+        return least, most
 
 
 @dataclass(frozen=True)
@@ -673,7 +706,8 @@ class PanAndScan:
 class CoveringTiles:
     """The whole image, then the fewest tiles, at most `max_tiles`, that show more than 9/10 of it undiminished. Rule: Ovis2.
 
-    All are squares of `side` pixels. If no arrangement shows as much, the one that shows most is taken.
+    All are squares of `side` pixels. If no arrangement shows as much, the one that shows most is taken. As in transformers,
+    rows and columns are exchanged when arrangements are compared.
     """
 
     side: int
@@ -681,21 +715,22 @@ class CoveringTiles:
 
     def plan(self, height: int, width: int) -> CropPlan:
         check_size(height, width)
-        grids = [(self._shown(height, width, grid), grid) for grid in arrangements(1, self.max_tiles)]
-        enough = [(grid[0] * grid[1], -shown, grid) for shown, grid in grids if shown > 0.9]
-        most = [(-shown, grid[0] * grid[1], grid) for shown, grid in grids]
-        rows, columns = min(enough or most, key=lambda one: one[:2])[2]
+        rows, columns = self._arrangement(height, width, [grid[::-1] for grid in arrangements(1, self.max_tiles)])[::-1]
         whole = TiledView((Resize(self.side, self.side),))
         if rows * columns == 1:
             return CropPlan((whole,))
         return CropPlan((whole, TiledView((Resize(self.side * rows, self.side * columns),), rows, columns)), (rows, columns))
 
-    def _shown(self, height: int, width: int, grid: Size) -> float:
-        """Return the part of the image's area that is left if each tile's longer side is shrunk to `side`.
+    def _arrangement(self, height: int, width: int, grids: Sequence[Size]) -> Size:
+        """Return the rows and columns of the best of these arrangements; of equally good ones, the first."""
+        shares = [(self._shown(height, width, grid), grid) for grid in grids]
+        enough = [(grid[0] * grid[1], -shown, grid) for shown, grid in shares if shown > 0.9]
+        most = [(-shown, grid[0] * grid[1], grid) for shown, grid in shares]
+        return min(enough or most, key=lambda one: one[:2])[2]
 
-        As in transformers, rows and columns are exchanged here.
-        """
-        columns, rows = grid
+    def _shown(self, height: int, width: int, grid: Size) -> float:
+        """Return the part of the image's area that is left if each tile's longer side is shrunk to `side`."""
+        rows, columns = grid
         tall, wide = height // rows, width // columns
         low, right = height - tall * (rows - 1), width - wide * (columns - 1)
         line = [self._area(tall, wide)] * (columns - 1) + [self._area(tall, right)]
@@ -705,6 +740,42 @@ class CoveringTiles:
     def _area(self, height: int, width: int) -> float:
         long, short = max(height, width), min(height, width)
         return short / long * self.side * self.side if long > self.side else long * short
+
+
+@dataclass(frozen=True)
+class PaddedCoveringTiles(CoveringTiles):
+    """The whole image, then the tiles of CoveringTiles, each with its aspect ratio and padded to a square. Rule: Ovis.
+
+    The last row and the last column of tiles take the pixels that are left over. `cut`: False if only the whole image is taken.
+    """
+
+    cut: bool = True
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        rows, columns = self._arrangement(height, width, grids_by_rows(self.max_tiles)) if self.cut else (1, 1)
+        views = [self._padded(0, 0, height, width)]
+        if rows * columns == 1:
+            return CropPlan(tuple(views))
+        tall, wide = height // rows, width // columns
+        for row in range(rows):
+            for column in range(columns):
+                bottom = height if row == rows - 1 else (row + 1) * tall
+                right = width if column == columns - 1 else (column + 1) * wide
+                views.append(self._padded(row * tall, column * wide, bottom - row * tall, right - column * wide))
+        return CropPlan(tuple(views), (rows, columns))
+
+    def _padded(self, top: int, left: int, height: int, width: int) -> TiledView:
+        """Cut, resize the longer side to `side`, and center."""
+        tall = wide = self.side
+        if height and width > height:
+            tall = int(height / width * self.side)
+        elif width and height > width:
+            wide = int(width / height * self.side)
+        if not min(tall, wide, height, width):
+            raise InputError(f"a part of {width}x{height} pixels cannot be resized to {self.side} pixels; crop the image first")
+        window = CropPad(-((self.side - tall) // 2), -((self.side - wide) // 2), self.side, self.side)
+        return TiledView((CropPad(top, left, height, width), Resize(tall, wide), window))
 
 
 @dataclass(frozen=True)

@@ -41,6 +41,7 @@ class PixelSpec:
             for the bilinear filter, "opencv", which does not antialias.
         bfloat16: pixels are rescaled and normalized in bfloat16, always on the CPU.
         antialias: the filter widens when an image shrinks. False: not, also always on the CPU.
+        filters_uint8: without antialiasing, torch filters uint8 pixels, which rounds in another way than filtering in float32.
     """
 
     mean: tuple[float, ...] = OPENAI_CLIP_MEAN
@@ -50,6 +51,7 @@ class PixelSpec:
     resample: str = "torch"
     bfloat16: bool = False
     antialias: bool = True
+    filters_uint8: bool = False
 
 
 Spec = TypeVar("Spec", bound=PixelSpec)
@@ -142,6 +144,8 @@ def resize(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
     if tuple(pixels.shape[-2:]) == target:
         return pixels
     if not spec.antialias:
+        if spec.filters_uint8:
+            return F.interpolate(pixels, target, mode=spec.filter, align_corners=False)
         return torch.cat([_resize_exactly(one, target, spec.filter) for one in pixels.split(1)])
     if spec.resample == "torch":
         return kernel.resize(pixels.permute(0, 2, 3, 1), target, spec.filter)

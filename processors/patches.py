@@ -28,6 +28,7 @@ class PatchSpec(PixelSpec):
     `max_video_pixels`: bound on the area of a frame times the temporal patches of its video; None: no bound.
     `bounds_all_frames`: the area bounds apply to all frames of an item together (an image counts as one temporal patch), and
     `max_video_pixels` to one frame. `upscale_short_sides`: enlarge sides shorter than a merged patch to one.
+    `squeeze`: as in ResizePolicy.
     `resized`: (height, width) that takes the place of an item's own size.
     """
 
@@ -39,6 +40,7 @@ class PatchSpec(PixelSpec):
     max_video_pixels: int | None = None
     bounds_all_frames: bool = False
     upscale_short_sides: bool = False
+    squeeze: bool = False
     resized: tuple[int, int] | None = None
 
     def policy(self, frames: int = 1) -> ResizePolicy:
@@ -52,7 +54,8 @@ class PatchSpec(PixelSpec):
             return ResizePolicy(self.patch * self.merge, self.min_pixels, most, frames=frames, counted=counted)
         if self.max_video_pixels is not None:
             most = max(min(most, self.max_video_pixels * self.temporal // frames), int(self.min_pixels * 1.05))
-        return ResizePolicy(self.patch * self.merge, self.min_pixels, most, enlarge=self.upscale_short_sides)
+        factor, enlarge = self.patch * self.merge, self.upscale_short_sides
+        return ResizePolicy(factor, self.min_pixels, most, enlarge=enlarge, squeeze=self.squeeze)
 
 
 def read_patch_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:

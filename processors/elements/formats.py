@@ -37,6 +37,7 @@ FORMATS: Mapping[str, Finder] = {
     "loc_tokens": location_tokens.find_loc_tokens,
     "pairs_in_text": location_tokens.find_pairs,
     "point_tags": location_tokens.find_point_tags,
+    "pointing_tags": location_tokens.find_pointing_tags,
     "ref_box": partial(find_tagged, style=REF_BOX),
     "ref_det": partial(find_tagged, style=REF_DET),
     "resized_json": _resized_json,  # pixels of the resized image

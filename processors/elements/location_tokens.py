@@ -1,4 +1,4 @@
-"""Locations as tokens: PaliGemma, PaddleOCR-VL, DocTags, Nemotron-Parse; HunYuan-OCR's and Molmo's coordinates in text.
+"""Locations as tokens: PaliGemma, PaddleOCR-VL, DocTags, Nemotron-Parse. Coordinates in text: HunYuan-OCR, Molmo, Isaac.
 
 Sources: the model cards, docling-core's DocTags, Nemotron-Parse's post-processing.
 """
@@ -8,6 +8,7 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from html import unescape
 from itertools import pairwise
 
 from .element import Element, ImageScale, numbers_of
@@ -22,6 +23,8 @@ _ATTRIBUTE = re.compile(r"([xy]\d*)\s*=\s*\"\s*(\d{1,3}(?:\.\d{1,9})?)\s*\"")
 _COORDS = re.compile(r"coords\s*=\s*\"([^\"]*)\"")
 _GROUP = re.compile(r"(?:^|[\t:,;])\s*(\d{1,9}(?:\.\d{1,9})?) ([\d ]+)")
 _POINT = re.compile(r"(\d{1,9}) (\d{3,4}) (\d{3,4})")
+_POINTING = re.compile(r"<(point|point_box|polygon)((?:\s[^<>]*)?)>([^<]*)</\1>|<(/?)collection((?:\s[^<>]*)?)>", re.IGNORECASE)
+_MENTION = re.compile(r"mention\s*=\s*(?:\"([^\"]*)\"|([^\s\"]+))")
 _DOCTAG = re.compile(r"<([a-z_]\w*)>((?:<loc_\d{1,3}>){4})|</([a-z_]\w*)>")
 _CORNER = re.compile(r"<x_(\d\.?\d{0,9})><y_(\d\.?\d{0,9})>(?:<class_([^<>]*)>)?")
 _DOCTAG_UNITS = 500.0
@@ -88,6 +91,29 @@ def find_point_groups(text: str, scales: Sequence[ImageScale]) -> Iterator[Eleme
                     assert scale is not None
                     found = Element(content.strip(), points=(scale.point(int(x), int(y), 1000, 1000),), image=scale.index)
                     yield replace(found, time=float(place) if is_video else None, track=int(track))
+
+
+def find_pointing_tags(text: str, scale: ImageScale) -> Iterator[Element]:
+    """Yield `<point mention="cup"> (1,2) </point>`, `<point_box>` and `<polygon>`, in thousandths (Isaac).
+
+    Tags without a mention have that of the `<collection>` around them.
+    """
+    outer = ""
+    for tag, attributes, inside, closing, collection in _POINTING.findall(text):
+        mention = _MENTION.search(attributes or collection)
+        label = unescape(mention[1] or mention[2] or "") if mention else ""
+        if not tag:
+            outer = "" if closing else label
+            continue
+        numbers = numbers_of(inside)
+        pairs = list(zip(numbers[::2], numbers[1::2], strict=False))
+        least = {"point": 1, "point_box": 2}.get(tag.lower(), 3)
+        points = tuple(scale.point(x, y, 1000, 1000) for x, y in (pairs if least == 3 else pairs[:least]))
+        if len(points) < least:
+            continue
+        (left, right), (top, bottom) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
+        box = (left, top, right, bottom) if least > 1 else None
+        yield Element(label or outer, "", box, () if least == 2 else points, image=scale.index)
 
 
 @dataclass

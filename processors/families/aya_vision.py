@@ -8,14 +8,13 @@ from typing import Any, ClassVar
 
 from ...mm.tiling import AspectTiles, FixedSize, ScaleTiles
 from ...mm.types import ItemGeometry
-from ..bases.base import replace_text
+from ..bases.spelled import SpelledPlaceholders
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..images import read_pixel_spec
 from ..interface import Span
 from ..options import MAX_TILES, is_low_detail
 from ..spans import Piece, build_span
 
-_PLACEHOLDER = "<image>"
 _KEPT_SPANS = 32  # by number of tiles
 
 
@@ -76,27 +75,13 @@ class Cohere2VisionProcessingInfo(TiledInfo):
         return {"max_patches": max(1, tiles - 1), "min_patches": 1}
 
 
-class AyaVisionProcessingInfo(Cohere2VisionProcessingInfo):
+class AyaVisionProcessingInfo(SpelledPlaceholders, Cohere2VisionProcessingInfo):
     """ProcessingInfo of Aya Vision: tiles of the nearest aspect ratio, each after its number as text."""
 
     tiling = AspectTiles
     defaults = {"size": 384, "patch_size": 14}
     overrides = {"crop_to_patches": True}
-
-    @property
-    def text_placeholders(self) -> Mapping[str, int]:  # type: ignore[override]
-        known = self.files.token_to_id
-        return {} if known and known(_PLACEHOLDER) is not None else {_PLACEHOLDER: self.placeholder_ids["image"]}
-
-    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        """Replace `<image>`, which some tokenizers have as a token, with the token of its rows."""
-        if not items.get("image"):
-            return ids
-        known, placeholder = self.files.token_to_id, self.placeholder_ids["image"]
-        token = None if known is None else known(_PLACEHOLDER)
-        if token is None:
-            return replace_text(ids, _PLACEHOLDER, placeholder, self.files)
-        return [placeholder if one == token else one for one in ids]
+    spelled = {"image": "<image>"}
 
     def before(self, number: int, tiles: int) -> Sequence[Piece]:
         return [self.encode("TILE_GLOBAL" if number == tiles else f"TILE_{number}")]

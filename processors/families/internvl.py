@@ -13,13 +13,13 @@ from ...mm.media.policy import DecodeSpec
 from ...mm.tiling import AspectTiles, FixedSize
 from ...mm.types import ItemGeometry
 from ..bases.base import insert_text_around
+from ..bases.spelled import SpelledPlaceholders
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..files import ProcessorFiles, find_template
 from ..images import read_pixel_spec
 from ..interface import Span
 from ..options import MAX_TILES, TIME_KWARGS, is_low_detail
 from ..spans import Piece, build_span
-from .aya_vision import AyaVisionProcessingInfo
 
 IMAGENET_DEFAULT_MEAN, IMAGENET_DEFAULT_STD = [0.485, 0.456, 0.406], [0.229, 0.224, 0.225]
 DEFAULT_FRAMES = 8  # of a video, if neither the checkpoint nor the caller says
@@ -150,14 +150,13 @@ class InternVLChatProcessingInfo(InternVLProcessingInfo):
         return tiling if isinstance(tiling, FixedSize) else replace(tiling, thumbnail=thumbnail)
 
 
-class QianfanOcrProcessingInfo(InternVLProcessingInfo):
+class QianfanOcrProcessingInfo(SpelledPlaceholders, InternVLProcessingInfo):
     """ProcessingInfo of Qianfan-OCR: images only, which prompts spell as <image>."""
 
     modalities = ("image",)
     placeholders = {"image": InternVLProcessingInfo.placeholders["image"]}
     valid_kwargs = {"image": InternVLProcessingInfo.valid_kwargs["image"]}
-    text_placeholders = AyaVisionProcessingInfo.text_placeholders
-    preprocess_prompt = AyaVisionProcessingInfo.preprocess_prompt
+    spelled = {"image": "<image>"}
 
     def resolve_decode_spec(self) -> DecodeSpec:
         return DecodeSpec()

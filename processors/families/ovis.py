@@ -1,4 +1,8 @@
-"""Input processing of Ovis2: the whole image, then the fewest tiles that cover it, with marks around and between them."""
+"""Input processing of Ovis.
+
+Ovis 1.6 and 2 take the whole image, then the fewest tiles that cover it, with marks around and between them; Ovis2.5 takes
+images and videos at native resolution. Source of the publisher's layouts: the code published with the checkpoints.
+"""
 
 from __future__ import annotations
 
@@ -10,15 +14,30 @@ import torch
 
 from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem
-from ...mm.tiling import CoveringTiles, FixedSize
+from ...mm.geometry import FrameSampling
+from ...mm.tiling import CoveringTiles, CropPad, CropPlan, FixedSize, PaddedCoveringTiles, Resize
 from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..bases.native import NativeResolutionInfo
+from ..bases.spelled import SpelledPlaceholders
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
-from ..images import read_pixel_spec
+from ..files import ProcessorFiles
+from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
 from ..interface import Span, TokenRun
 from ..options import is_low_detail
+from ..patches import PatchSpec
+from ..spans import build_span
 
 _MAX_TILES = 64  # planning looks at every tile of every arrangement
 _MARKS = (151666, 151667, 151668, 151669, 151670)  # tokens of start, end of the whole image, column, row, end
+_PADS = {"gemma2": "<unused0>", "llama": "<|reserved_special_token_0|>"}  # tokens of rows, by the decoder's model_type
+_PATCHES = PatchSpec(
+    IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, patch=16, temporal=1, min_pixels=448**2, max_pixels=1344 * 1792, squeeze=True
+)
+
+
+def pad_token(config: Mapping[str, Any]) -> str:
+    """Return the text of the token that stands for a row in the publisher's layouts."""
+    return _PADS.get((config.get("llm_config") or {}).get("model_type", "qwen2"), "<|image_pad|>")
 
 
 class Ovis2ProcessingInfo(TiledInfo):
@@ -73,3 +92,99 @@ class Ovis2ProcessingInfo(TiledInfo):
 
     def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
         return {"max_patches": max(1, tiles - 1)}
+
+
+class OvisProcessingInfo(SpelledPlaceholders, Ovis2ProcessingInfo):
+    """ProcessingInfo of Ovis 1.6 and 2 in their publisher's layout. Tiles are padded; normalized pixels of padding are 0."""
+
+    spelled = {"image": "<image>"}
+    valid_kwargs = {"image": (*TILE_KWARGS, "max_partition")}
+    default_kwargs = {"resample": "pillow"}
+
+    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
+        return replace(files, config={**files.config, "text_config": files.config.get("llm_config") or {}})
+
+    def placeholder_keys(self) -> Mapping[str, tuple[str | int, ...]]:
+        return {"image": (pad_token(self.files.config),)}
+
+    def resolve_token_ids(self) -> None:
+        self.atom = self.placeholder_ids["image"]
+        self.marks = (self.atom,) * len(_MARKS)
+
+    def resolve_spec(self, modality: str) -> TileSpec:
+        options, words = self.merged_kwargs[modality], self.files.config.get("visual_tokenizer_config") or {}
+        vision, self.stride = words.get("backbone_config") or {}, positive_int_or(words, "hidden_stride", 1)
+        side, patch = positive_int_or(vision, "image_size", 224), positive_int_or(vision, "patch_size", 14)
+        size = height_width(self.files.image.get("size") or side)
+        if size != (side, side):
+            raise self.files.mismatch_error(f"image_size is {side} in backbone_config of config.json", f"size {size}")
+        most = positive_int_or(options, "max_partition", 9, _MAX_TILES)
+        tiling = PaddedCoveringTiles(side, most, cut=most > 1 and not is_low_detail(options))
+        merge = 1 if side // patch % self.stride else self.stride
+        return read_pixel_spec(self.files.image, TileSpec(tiling=tiling, patch=patch, merge=merge), options)
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        """Return the grid: of rows instead of patches, if the patches of a tile are padded to whole squares."""
+        grid, merge = super().geometry(header), self.specs["image"].merge
+        return grid if merge == self.stride else replace(grid, h=-(-grid.h // self.stride), w=-(-grid.w // self.stride))
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        kwargs, grid = super().process(item, dtype)
+        patches = kwargs["pixel_values"].data
+        assert isinstance(patches, torch.Tensor)
+        _clear_padding(patches, self.plan(item.header), self.specs["image"])
+        return kwargs, grid
+
+    def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
+        return {"max_partition": max(1, tiles - 1)}
+
+
+class Ovis25ProcessingInfo(SpelledPlaceholders, NativeResolutionInfo):
+    """ProcessingInfo of Ovis2.5. Every item has a mark before and after it; all its tokens are rows.
+
+    Rows of both modalities have the same token. If the tokenizer has no token for `<video>`, the placeholder of videos is an id
+    beyond the vocabulary.
+    """
+
+    spelled = {"image": "<image>", "video": "<video>"}
+    placeholders = {"image": ("<|image_pad|>",), "video": ("video_token_id",)}
+    default_kwargs = {"resample": "pillow"}
+    embeds_layout = None
+    patch_specs = {"image": _PATCHES, "video": _PATCHES}
+    frame_sampling = FrameSampling(num_frames=8)
+
+    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
+        """Name the publisher's values like those of other processors. The preprocessor's JSON has the size of another model."""
+        text, vision = files.config.get("llm_config") or {}, files.config.get("vit_config") or {}
+        size = text.get("vocab_size") or 1
+        video = None if files.token_to_id is None else files.token_to_id(self.spelled["video"])
+        config = {**files.config, "text_config": {**text, "vocab_size": size + 1}, "video_token_id": video or size}
+        names = {"patch_size": 16, "hidden_stride": 2, "temporal_patch_size": 1}
+        patch, merge, temporal = (vision.get(name, default) for name, default in names.items())
+        pixels = {key: value for key, value in files.image.items() if key != "size"}
+        image = {**pixels, "patch_size": patch, "merge_size": merge, "temporal_patch_size": temporal}
+        return replace(files, config=config, image=image)
+
+    def placeholder_keys(self) -> Mapping[str, tuple[str | int, ...]]:
+        return {**self.placeholders, "image": (pad_token(self.files.config),)}
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        return replace(super().geometry(header), extra=2)
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        return build_span([geometry.num_embeds], self.placeholder_ids["image"])
+
+
+def _clear_padding(patches: torch.Tensor, plan: CropPlan, spec: TileSpec) -> None:
+    """Set the patches' numbers outside the resized part of each view to 0."""
+    unit = spec.patch * spec.merge
+    count = plan.views[0].tile_size[0] // unit
+    tiles = patches.view(-1, count, count, spec.merge, spec.merge, 3, spec.patch, spec.patch)
+    for tile, view in zip(tiles, plan.views, strict=True):
+        _, resized, window = view.steps
+        assert isinstance(resized, Resize)
+        assert isinstance(window, CropPad)
+        outside = torch.ones(window.height, window.width, dtype=torch.bool)
+        outside[-window.top : resized.height - window.top, -window.left : resized.width - window.left] = False
+        used = outside[: count * unit, : count * unit].view(count, spec.merge, spec.patch, count, spec.merge, spec.patch)
+        tile.masked_fill_(used.permute(0, 3, 1, 4, 2, 5).unsqueeze(4), 0.0)

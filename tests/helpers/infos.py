@@ -24,6 +24,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "MiniCPMOProcessingInfo": {"vocab_size": 1000},
     "MiniCPMVProcessingInfo": {"vocab_size": 1000},
     "Ovis2ProcessingInfo": {"vision_config": {"image_size": 384}},
+    "Ovis25ProcessingInfo": {"llm_config": {"vocab_size": 1000}},
     "RawTensorInfo": {
         "pretrained_cfg": {
             "input": {"data": {"pixel_values": {"type": "torch.Tensor", "shape": [6, 512, 512]}}},

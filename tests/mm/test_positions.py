@@ -330,6 +330,17 @@ def test_equal_to_the_oracle_with_audio(family, data):
     assert delta == int(want_delta)
 
 
+def test_timed_items_advance_by_their_steps_alone():
+    image, film = replace(SQUARE, timed=True), replace(clip(2, 1.0), timed=True)
+    positions, delta = mrope_positions(17, place((1, image), (6, film), (15, ItemGeometry(1, 1, 1, timed=True))))
+    assert positions[0].tolist() == digits("0 1111 2 3333 4444 5 6 7")
+    assert positions[1].tolist() == digits("0 0011 2 0011 0011 5 0 7")
+    assert positions[2].tolist() == digits("0 0101 2 0101 0101 5 0 7")
+    assert delta == 8 - 17
+    wide, delta = mrope_positions(10, place((0, ItemGeometry(1, 1, 9, timed=True))))
+    assert (wide[:, -1].tolist(), delta) == ([1, 1, 1], 9 - 10)
+
+
 def test_absolute_items_count_columns_lines_and_items():
     image = ItemGeometry(1, 4, 4, 2, extra=4, absolute=True)  # 2 lines of 2 squares and an end, between two rows
     positions, delta = mrope_positions(20, place((1, image), (10, image)), axes=4)

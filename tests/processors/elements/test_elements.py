@@ -56,7 +56,7 @@ def test_boxes(form, text, label, expected):
 
 
 def test_every_format_has_a_case():
-    others = {"pairs_in_text", "point_tags", "xy_tokens", "corner_tokens"}
+    others = {"pairs_in_text", "point_tags", "pointing_tags", "xy_tokens", "corner_tokens"}
     assert {form for form, *_ in BOXES} | others == set(FORMATS)
 
 
@@ -113,6 +113,27 @@ def test_points_in_several_images_and_in_videos():
     assert (one.points, one.track) == ((pytest.approx((20, 20.5)),), None)
     assert found("point_groups", '<points coords="3 1 100 205">cup</points>', SCALE, wide) == ()
     assert found("point_tags", '<points coords="1 1 100 205">cup</points>', SCALE, wide) == ()
+
+
+def test_points_boxes_and_polygons_in_tags():
+    text = '<point mention="a &amp; b"> (100,200) </point> and <POINT_BOX mention=cup t=1.5> (0, 0) (500,500) </POINT_BOX>'
+    point, cup = found("pointing_tags", text)
+    assert (point.label, point.box, point.points) == ("a & b", None, (pytest.approx((20, 20)),))
+    assert (cup.label, cup.box, cup.points) == ("cup", (0, 0, 100, 50), ())
+    corners = "(0,0) (1000,0) (1000,500)"
+    text = (
+        f'<collection mention="cars"> <polygon> {corners} </polygon> <point> (1,2) </point> </collection><point>(3,4)</point>'
+    )
+    first, second, third = found("pointing_tags", text)
+    assert (first.label, first.box, first.points) == ("cars", (0, 0, 200, 50), ((0, 0), (200, 0), (200, 50)))
+    assert (second.label, third.label) == ("cars", "")
+    for broken in (
+        "<point> (1,2)",
+        "<point> (1) </point>",
+        "<point_box> (1,2) </point_box>",
+        "<polygon> (1,2) (3,4) </polygon>",
+    ):
+        assert not found("pointing_tags", broken)
 
 
 def test_corners_of_lines():
@@ -235,6 +256,7 @@ def test_many_small_tables_of_large_cells_cover_little():
 
 HOSTILE = [
     ("ref_det", "<td colspan= "), ("ref_det", "<td colspan "), ("point_tags", '<point x=" '), ("point_tags", "<point x1"),
+    ("pointing_tags", "<point mention=  "), ("pointing_tags", "<collection>"), ("pointing_tags", "<polygon>(1,2)"),
     ("doctags", "<a"), ("xy_tokens", "<x_0.1><y_0.1><class_a"),
 ]  # fmt: skip
 

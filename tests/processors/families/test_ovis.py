@@ -1,0 +1,95 @@
+"""Ovis in its publisher's layouts: published values, placeholders as text or tokens, and configs that are refused."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import pytest
+import torch
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.types import ItemGeometry, MediaHeader
+from sensorium.models.families.ovis import Ovis
+from sensorium.processors.families.ovis import Ovis25ProcessingInfo, OvisProcessingInfo
+from sensorium.processors.files import ProcessorFiles
+
+PAD, IMAGE, VIDEO = 7, 8, 9
+NORMALIZED = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
+SIGLIP = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14}
+OVIS = {"llm_config": {"vocab_size": 20}, "visual_tokenizer_config": {"hidden_stride": 2, "backbone_config": SIGLIP}}
+OVIS25 = {"llm_config": {"vocab_size": 20}, "vit_config": {"patch_size": 16, "hidden_stride": 2}}
+
+
+def files(config: dict[str, Any], image: dict[str, Any], known: Mapping[str, int] = {}) -> ProcessorFiles:
+    tokens = {"<|image_pad|>": PAD, "<unused0>": PAD + 3, **known}
+    texts = {1: "Look: ", 2: "<image>", 3: "<vi", 4: "deo>"}
+    ids = {"Look: ": [1], "<video>": [3, 4], "": []}
+    return ProcessorFiles(
+        config=config,
+        image={**NORMALIZED, **image},
+        token_to_id=tokens.get,
+        encode=lambda text: ids[text],
+        decode=lambda ids: "".join(texts.get(token, "") for token in ids),
+    )
+
+
+def test_published_sizes_of_a_siglip_tower_are_padded_to_whole_squares() -> None:
+    info = OvisProcessingInfo(files(OVIS, {"size": {"height": 384, "width": 384}}))
+    assert info.geometry(MediaHeader("image", 300, 300)) == ItemGeometry(1, 14, 14, extra=3)
+    cut = info.geometry(MediaHeader("image", 700, 1100))
+    assert cut.num_embeds == (1 + cut.tiles[0] * cut.tiles[1]) * 14 * 14 + 2 + cut.tiles[0] * cut.tiles[1]
+    assert info.with_kwargs({"max_partition": 1}).geometry(MediaHeader("image", 700, 1100)).tiles == (0, 0)
+    with pytest.raises(InputError, match="crop the image"):
+        info.geometry(MediaHeader("image", 1, 900))
+
+
+def test_published_bounds_of_ovis2_5() -> None:
+    info = Ovis25ProcessingInfo(files(OVIS25, {"size": {"height": 512, "width": 512}}))
+    assert info.geometry(MediaHeader("image", 100, 100)) == ItemGeometry(1, 28, 28, 2, extra=2)
+    assert info.geometry(MediaHeader("image", 4000, 3000)) == ItemGeometry(1, 112, 84, 2, extra=2)
+    assert info.decode_spec.sampling.num_frames == 8
+
+
+@pytest.mark.parametrize("known", [{}, {"<image>": IMAGE, "<video>": VIDEO}])
+def test_placeholders_are_texts_or_tokens(known: dict[str, int]) -> None:
+    info = Ovis25ProcessingInfo(files(OVIS25, {}, known))
+    video = known.get("<video>", 20)
+    assert info.placeholder_ids == {"image": PAD, "video": video}
+    assert info.text_placeholders == ({} if known else {"<image>": PAD, "<video>": 20})
+    prompt = [1, IMAGE, VIDEO] if known else [1, 2, 3, 4]
+    assert list(info.preprocess_prompt(prompt, {"image": 1, "video": 1})) == [1, PAD, video]
+    assert list(info.preprocess_prompt(prompt, {})) == prompt
+    assert info.span("video", ItemGeometry(2, 2, 2, 2, extra=2)).token_ids == (PAD,) * 4
+
+
+def test_the_token_of_rows_depends_on_the_decoder() -> None:
+    config = {**OVIS, "llm_config": {"vocab_size": 20, "model_type": "gemma2"}}
+    info = OvisProcessingInfo(files(config, {}))
+    assert (info.atom, info.marks) == (PAD + 3, (PAD + 3,) * 5)
+
+
+def test_sizes_that_contradict_each_other_are_refused() -> None:
+    with pytest.raises(ConfigError, match="image_size is 384 in backbone_config"):
+        OvisProcessingInfo(files(OVIS, {"size": {"shortest_edge": 448}}))
+    with pytest.raises(ConfigError, match="the limit is 64"):
+        OvisProcessingInfo(files(OVIS, {}), {"max_partition": 65})
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        ({"hd_booster": "s2wrapper"}, "hd_booster"),
+        ({"use_indicators": True}, "use_indicators"),
+        ({"backbone_config": {"model_type": "clip_vision_model"}}, "drop_cls_token=true"),
+        ({"backbone_config": None}, "backbone_config"),
+        ({"vocab_size": 5}, "no room for 5 marks"),
+        ({"tokenize_function": "st_argmax"}, "known is softmax"),
+    ],
+)
+def test_configs_that_are_not_supported_are_refused(words: dict[str, Any], said: str) -> None:
+    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
+    text = {**shape, "model_type": "qwen2", "vocab_size": 20, "num_key_value_heads": 1}
+    tower = {**shape, "model_type": "aimv2", "image_size": 28}
+    config = {"llm_config": text, "visual_tokenizer_config": {"backbone_config": tower, "vocab_size": 20, **words}}
+    with pytest.raises(ConfigError, match=said):
+        Ovis(config, torch.float32, torch.device("meta"))
