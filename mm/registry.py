@@ -94,7 +94,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "AriaForConditionalGeneration": native("aria", "Aria", "AriaProcessingInfo"),
     "AyaVisionForConditionalGeneration": native("aya_vision", "AyaVision", "AyaVisionProcessingInfo"),
     "AudioFlamingo3ForConditionalGeneration": native("audioflamingo3", "AudioFlamingo3", "AudioFlamingo3ProcessingInfo"),
+    "CanaryForConditionalGeneration": native("cohere_asr", "Canary", "CanaryProcessingInfo"),
     "CLIPModel": native("dual_encoder", "Clip", "ClipProcessingInfo"),
+    "CohereAsrForConditionalGeneration": native("cohere_asr", "CohereAsr", "CohereAsrProcessingInfo"),
     "Cohere2VisionForConditionalGeneration": native("aya_vision", "Cohere2Vision", "Cohere2VisionProcessingInfo"),
     "ColModernVBertForRetrieval": native("colpali", "ColModernVBert", "ColModernVBertProcessingInfo"),
     "ColPali": native("colpali", "ColPali", "ColPaliProcessingInfo"),
@@ -170,6 +172,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Ovis2ForConditionalGeneration": native("ovis", "Ovis2", "Ovis2ProcessingInfo"),
     "Ovis2_5": native("ovis", "Ovis25", "Ovis25ProcessingInfo"),
     "PaddleOCRVLForConditionalGeneration": native("paddleocr_vl", "PaddleOcrVL", "PaddleOcrVLProcessingInfo"),
+    "ParakeetForCTC": native("parakeet", "ParakeetCtc", "ParakeetProcessingInfo"),
     "PaliGemmaForConditionalGeneration": native("paligemma", "PaliGemma", "PaliGemmaProcessingInfo"),
     "PixtralConsolidated": native("pixtral", "PixtralConsolidated", "MistralFormatProcessingInfo"),
     "QianfanOCRForConditionalGeneration": native("internvl", "QianfanOcr", "QianfanOcrProcessingInfo"),
@@ -240,6 +243,11 @@ NOTES: dict[str, FamilyNote] = {
         "the publishers'",
         "vectors and classes only; heads of other tasks are not used",
         "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
+    ),
+    "cohere_asr": FamilyNote(
+        "`transcribe`: FastConformer and a decoder with cross-attention; Cohere's transcription models (transformers' names or "
+        "the publisher's) and Canary, which also translates",
+        "35 s (Cohere) or 40 s (Canary) per audio item of a prompt; the language must be given, or is English",
     ),
     "colpali": FamilyNote(
         "vectors of all tokens for late interaction: `embed` of pages and queries, `score` by MaxSim; ColPali, ColQwen2, "
@@ -396,6 +404,11 @@ NOTES: dict[str, FamilyNote] = {
         "pages at native resolution; text config nested or at the top level", "aspect ratio up to 200:1"
     ),
     "paligemma": FamilyNote("images before the prompt, without placeholders; bidirectional attention in the prompt"),
+    "parakeet": FamilyNote(
+        "`transcribe` without a decoder: FastConformer with a CTC head, greedy; times of words from the rows",
+        "60 s per audio item; English checkpoints; no transducers (TDT, RNN-T)",
+        "tests/models/families/test_parakeet.py",
+    ),
     "pixtral": FamilyNote(
         "2-D rotary tower, a token between rows of patches, patch merger; the Hub's layout and the publisher's own"
     ),

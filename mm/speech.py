@@ -62,6 +62,21 @@ class AlignmentRule:
 
 
 @dataclass(frozen=True)
+class FrameRule:
+    """How the rows of a model without a decoder become text (connectionist temporal classification, CTC).
+
+    Each row names a token. Equal tokens in a row are one token, unless a blank is between them; blanks are none.
+
+    Args:
+        blank: token of rows without text.
+        step: seconds per row.
+    """
+
+    blank: int
+    step: float
+
+
+@dataclass(frozen=True)
 class StreamRule:
     """How a model transcribes a stream: encoder row i is added to token i, and each row gives a token.
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from typing import Any
 
 import torch
@@ -10,31 +10,23 @@ from torch import Tensor, nn
 
 from ..mm.errors import CheckpointError, InputError
 from ..mm.raw_tensors import read_raw_tensors
-from .interface import CacheSpec, ForwardBatch, StepLimits
+from .encoder_only import EncoderOnlyModel
+from .interface import StepLimits
 
 _ACTIVATIONS = 16  # copies of an item's input and result that a network is assumed to hold at once
 
 
-class RawTensorModel(nn.Module):
+class RawTensorModel(EncoderOnlyModel):
     """Implements `models.interface.Model`; a family passes the network and overrides `run`.
 
-    Each row along the last axis of an item's result is an encoder row, and the vector of a token is its encoder row, unchanged.
-    Items are computed one by one, so that a result does not depend on the batch. The declared KV cache is required by the
-    engine and not used.
+    Each row along the last axis of an item's result is an encoder row. Items are computed one by one, so that a result does
+    not depend on the batch.
     """
 
-    rope_axes, vocab_size = 1, 2
-    routes_by_modality: Mapping[str, int] = {}
-    adapters: Sequence[str] = ()
-    can_generate = recordable = normalizes = pools_items = False
-    pooling = "tokens"
-
     def __init__(self, config: Mapping[str, Any], network: nn.Module, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        self.raw, self.dtype, self.network = read_raw_tensors(config), dtype, network.to(device, dtype).eval()
-        self.hidden_size = self.row_size = self.vector_size = self.token_size = self.raw.output[-1]
-        self.max_positions = self.raw.rows + 1
-        self.cache_specs: Sequence[CacheSpec] = (CacheSpec("full", 1, 8, dtype),)
+        raw = read_raw_tensors(config)
+        super().__init__(raw.output[-1], 2, raw.rows + 1, dtype)
+        self.raw, self.network = raw, network.to(device, dtype).eval()
 
     def run(self, tensors: Mapping[str, Tensor]) -> Tensor:
         """Return the results `[items, ...]` for tensors `[items, ...]`."""
@@ -53,21 +45,6 @@ class RawTensorModel(nn.Module):
             rows.append(result.reshape(self.raw.rows, -1))
         return rows
 
-    def forward(self, batch: ForwardBatch) -> Tensor:
-        hidden = torch.zeros(len(batch.input_ids), self.row_size, dtype=self.dtype, device=batch.input_ids.device)
-        if batch.embed_index is not None and batch.embed_rows is not None:
-            hidden[batch.embed_index] = batch.embed_rows
-        return hidden
-
-    def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
-        return hidden
-
-    def compute_logits(self, hidden: Tensor) -> Tensor:
-        raise InputError("this model has no vocabulary; use llm.encode")
-
-    def forward_bytes(self, limits: StepLimits) -> int:
-        return 3 * limits.rows * self.row_size * self.dtype.itemsize
-
     def input_bytes(self, modality: str, rows: int) -> int:
         return self._items(rows) * self.raw.numbers * 4
 
@@ -79,18 +56,9 @@ class RawTensorModel(nn.Module):
     def _items(self, rows: int) -> int:
         return -(-rows // self.raw.rows)
 
-    def keep_encoders(self, modalities: Collection[str]) -> None:
-        """Do nothing: the network is the whole model."""
-
-    def choose_head(self, headers: Mapping[str, Tensor]) -> None:
-        """Do nothing: there is no head."""
-
     def own_name(self, name: str) -> str:
         """Hook: return the network's name of a stored tensor."""
         return name
-
-    def is_unused(self, name: str) -> bool:
-        return False
 
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
         expected = self.network.state_dict()

@@ -22,6 +22,7 @@ from ..mm.types import EmbeddingItem, MediaHeader
 from .speech.arguments import (
     check_beams,
     check_gates,
+    check_greedy,
     check_language,
     check_mode,
     check_model,
@@ -31,6 +32,7 @@ from .speech.arguments import (
 )
 from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowText, window_task
 from .speech.forced_alignment import CtcAligner
+from .speech.frames import FrameAligner
 from .speech.merge import TextMerger, split_words, word_key
 from .speech.results import Attempt, Segment, Transcript, TranscriptionInfo, WindowResult, Word, segments
 from .speech.skipped import WindowTranscriber, merge_texts
@@ -124,7 +126,9 @@ def transcribe_tasks(
     gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
     align = _make_aligner(llm, task, aligner, cache_salt) if times == "word" else None
     make = partial(make_request, llm, task, sequential or times != "none")
-    decoding = Decoding(make, *check_sampling(sampling_params, temperature), *gates, align, check_beams(beam_size), cache_salt)
+    params, temperatures = check_sampling(sampling_params, temperature)
+    check_greedy(llm, sampling_params, temperatures, check_beams(beam_size))
+    decoding = Decoding(make, params, temperatures, *gates, align, beam_size, cache_salt)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     code, windows = check_language(llm, language), max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
     mode = (vad, sequential, condition_on_previous_text, times, rate, window_size(llm))
@@ -134,6 +138,9 @@ def transcribe_tasks(
 
 def _make_aligner(llm: LLM, task: str, folder: str | Path | None, cache_salt: str | None) -> Aligner:
     assert llm.speech is not None
+    frames = llm.speech.frame_rule()
+    if folder is None and frames is not None:
+        return FrameAligner(frames)
     own = _end_finder(llm, task, cache_salt) if folder is None else None
     return own or CtcAligner(Path(folder or ""), llm.speech.decode_spec.rate)
 

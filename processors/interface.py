@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ..mm.media.policy import DecodeSpec
 from ..mm.parse import MultiModalDataParser
-from ..mm.speech import AlignmentRule, SpeechRequest, StreamRule
+from ..mm.speech import AlignmentRule, FrameRule, SpeechRequest, StreamRule
 from ..mm.types import EmbeddingItem, ItemGeometry, ItemPlan, MediaHeader, MediaItem, MultiModalKwargsItem
 
 
@@ -172,6 +172,9 @@ class SupportsTranscription(Protocol):
 
     def alignment(self) -> AlignmentRule | None:
         """Return the heads from which times of words are computed; None: the model has no cross-attention."""
+
+    def frame_rule(self) -> FrameRule | None:
+        """Return how the model's rows, `[rows, 2]` of token and log probability, become text; None: it has a decoder."""
 
     def stream_rule(self) -> StreamRule | None:
         """Return how the model transcribes a stream chunk by chunk; None: it cannot."""

@@ -22,7 +22,19 @@ from ..layers.basic import TensorModule
 from ..layers.builder import Builder
 from ..memory_formulas import OpBytes
 
-_EPS = 1e-5
+EPS = 1e-5
+_MLP_NAMES = ("pre_norm", "up_proj", "down_proj")
+
+
+@dataclass(frozen=True)
+class ConvolutionNames:
+    """Names of the parts of ConformerConvolution in the checkpoint."""
+
+    norm: str = "norm"
+    up: str = "up_conv"
+    kernel: str = "depth_conv.conv"
+    batch_norm: str = "batch_norm"
+    down: str = "down_conv"
 
 
 @dataclass(frozen=True)
@@ -71,15 +83,22 @@ def conformer_spec(audio: Mapping[str, Any]) -> ConformerSpec:
 
 
 class ConformerMlp:
-    """`[rows, width]` -> `[rows, width]`; the layer adds half of the result to the rows."""
+    """`[rows, width]` -> `[rows, width]`; the layer adds half of the result to the rows.
 
-    def __init__(self, s: ConformerSpec, build: Builder) -> None:
-        self.norm = build.norm("pre_norm", s.width, _EPS, True)
-        self.up = build.linear(["up_proj"], s.width, [s.inner], True)
-        self.down = build.linear(["down_proj"], s.inner, [s.width], True)
+    `names`: of the norm and of the two linear layers in the checkpoint.
+    """
+
+    def __init__(
+        self, width: int, inner: int, names: tuple[str, str, str], build: Builder, act: str = "silu", bias: bool = True
+    ) -> None:
+        norm, up, down = names
+        self.act = act
+        self.norm = build.norm(norm, width, EPS, True)
+        self.up = build.linear([up], width, [inner], bias)
+        self.down = build.linear([down], inner, [width], bias)
 
     def __call__(self, x: Tensor) -> Tensor:
-        return self.down(activation("silu", self.up(self.norm(x))))
+        return self.down(activation(self.act, self.up(self.norm(x))))
 
 
 class ConformerAttention:
@@ -87,7 +106,7 @@ class ConformerAttention:
 
     def __init__(self, s: ConformerSpec, build: Builder) -> None:
         self.spec, inner = s, s.heads * s.head_dim
-        self.norm = build.norm("pre_norm", s.width, _EPS, True)
+        self.norm = build.norm("pre_norm", s.width, EPS, True)
         self.qkv = build.linear(["to_q", "to_kv"], s.width, [inner, 2 * inner], False)
         self.out = build.linear(["to_out"], inner, [s.width], True)
         self.distances = build.stored("rel_pos_emb.weight", 2 * s.max_distance + 1, s.head_dim)
@@ -110,16 +129,33 @@ class ConformerAttention:
 
 
 class ConformerConvolution:
-    """A depthwise convolution over time, zero-padded per item, between two pointwise layers, the first of them gated."""
+    """A depthwise convolution over time, zero-padded per item, between two pointwise layers, the first of them gated.
 
-    def __init__(self, s: ConformerSpec, build: Builder) -> None:
-        self.norm = build.norm("norm", s.width, _EPS, True)
-        self.up = build.linear(["up_conv"], s.width, [2 * s.conv_width], True)
-        self.kernel = build.stored("depth_conv.conv.weight", s.conv_width, 1, s.kernel_size)
-        self.padding = (s.kernel_size // 2, s.kernel_size // 2 - (s.kernel_size + 1) % 2)
-        names = ("running_mean", "running_var", "weight", "bias")
-        self.batch_norm = [build.stored(f"batch_norm.{name}", s.conv_width) for name in names]
-        self.down = build.linear(["down_conv"], s.conv_width, [s.width], True)
+    Args:
+        inner: channels of the depthwise convolution. taps: rows that it sees.
+        bias, kernel_bias: the pointwise layers, or the depthwise one, have biases.
+    """
+
+    def __init__(
+        self,
+        width: int,
+        inner: int,
+        taps: int,
+        names: ConvolutionNames,
+        build: Builder,
+        act: str = "silu",
+        bias: bool = True,
+        kernel_bias: bool = False,
+    ) -> None:
+        self.act = act
+        self.norm = build.norm(names.norm, width, EPS, True)
+        self.up = build.linear([names.up], width, [2 * inner], bias)
+        self.kernel = build.stored(f"{names.kernel}.weight", inner, 1, taps)
+        self.kernel_bias = build.stored(f"{names.kernel}.bias", inner) if kernel_bias else None
+        self.padding = (taps // 2, taps // 2 - (taps + 1) % 2)
+        parts = ("running_mean", "running_var", "weight", "bias")
+        self.batch_norm = [build.stored(f"{names.batch_norm}.{part}", inner) for part in parts]
+        self.down = build.linear([names.down], inner, [width], bias)
 
     def __call__(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         x, gate = self.up(self.norm(x)).chunk(2, -1)
@@ -134,17 +170,19 @@ class ConformerConvolution:
                 target.addcmul_(padded[tap : tap + len(item)], weight)
         mean, variance, weight, bias = (part.weight for part in self.batch_norm)
         del x
-        out.sub_(mean).mul_((variance + _EPS).rsqrt() * weight).add_(bias)
-        return self.down(activation("silu", out))
+        if self.kernel_bias is not None:
+            mean = mean - self.kernel_bias.weight
+        out.sub_(mean).mul_((variance + EPS).rsqrt() * weight).add_(bias)
+        return self.down(activation(self.act, out))
 
 
 class ConformerLayer:
     def __init__(self, s: ConformerSpec, build: Builder) -> None:
-        self.first_mlp = ConformerMlp(s, build.scope("ff1"))
+        self.first_mlp = ConformerMlp(s.width, s.inner, _MLP_NAMES, build.scope("ff1"))
         self.attention = ConformerAttention(s, build.scope("attn"))
-        self.convolution = ConformerConvolution(s, build.scope("conv"))
-        self.second_mlp = ConformerMlp(s, build.scope("ff2"))
-        self.norm = build.norm("post_norm", s.width, _EPS, True)
+        self.convolution = ConformerConvolution(s.width, s.conv_width, s.kernel_size, ConvolutionNames(), build.scope("conv"))
+        self.second_mlp = ConformerMlp(s.width, s.inner, _MLP_NAMES, build.scope("ff2"))
+        self.norm = build.norm("post_norm", s.width, EPS, True)
 
     def __call__(self, x: Tensor, lengths: Sequence[int], blocks: Sequence[int]) -> Tensor:
         x = x.add(self.first_mlp(x), alpha=0.5)

@@ -46,7 +46,7 @@ def check_mode(llm: LLM, timestamps: object, sequential: object, condition: obje
         reason = f'timestamps={short_repr(timestamps)} must be True or False, "none", "segment" or "word"'
         raise InputError(reason, param="timestamps")
     times = _TIMESTAMPS[timestamps]
-    if times == "word" and aligner is None and speech.alignment() is None:
+    if times == "word" and aligner is None and speech.alignment() is None and speech.frame_rule() is None:
         reason = "this model has no cross-attention to time words by; give aligner= the folder of a CTC model"
         raise InputError(reason, param="timestamps")
     if aligner is not None and times != "word":
@@ -114,6 +114,15 @@ def check_sampling(params: SamplingParams | None, temperature: object) -> tuple[
             f"temperature={short_repr(temperature)} must be a number of 0 or above, or a list of them", param="temperature"
         )
     return params or GREEDY, found
+
+
+def check_greedy(llm: LLM, params: SamplingParams | None, temperatures: tuple[float, ...], beams: int) -> None:
+    """Raise InputError for sampling or beams if the model has no decoder, so that its text is always the likeliest one."""
+    if llm.speech is None or llm.speech.frame_rule() is None:
+        return
+    for name, given in (("sampling_params", params is not None), ("beam_size", beams > 1), ("temperature", any(temperatures))):
+        if given and (name != "temperature" or temperatures != TEMPERATURES):
+            raise InputError(f"this model has no decoder that samples; leave {name} out", param=name)
 
 
 def check_beams(size: object) -> int:

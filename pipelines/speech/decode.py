@@ -17,6 +17,7 @@ from ..doubt import compression_ratio, with_logprobs
 from ..pooling import pooling_request
 from ..tasks import Task, WideTask
 from .beams import beam_task
+from .frames import frames_task
 from .merge import split_words
 from .results import Attempt, Segment, WindowResult, segments
 from .windows import Window
@@ -127,14 +128,16 @@ def window_task(
         if output.error:
             return WindowText(empty, None, output)
         no_speech = probability_of_first(output)
-    request = how.make_request(language.code, context)
+    request, frames = how.make_request(language.code, context), llm.speech.frame_rule()
     attempts: list[Attempt] = []
     outputs: list[RequestOutput] = []
-    for temperature in how.temperatures:
+    for temperature in how.temperatures if frames is None else (0.0,):
         params = replace(how.params, temperature=temperature)
         if temperature and params.seed is None:  # a seed that does not depend on the batch
             params = replace(params, seed=round(start * 1000) + 1)
-        if how.beam_size > 1 and not temperature:
+        if frames is not None:
+            output = yield from frames_task(llm, item, request, frames, how.cache_salt)
+        elif how.beam_size > 1 and not temperature:
             given = {**_prompt(llm, request, ()), "multi_modal_data": {"audio": [item]}, "cache_salt": how.cache_salt}
             output = yield from beam_task(llm, given, _with_processors(llm, params, request), how.beam_size)
         else:

@@ -71,7 +71,8 @@ class AttentionAligner:
             return output
         rows = output.pooled.shape[-1]
         frames = rows if seconds is None else min(rows, ceil(seconds / self._rule.step))
-        starts: list[float] = (token_starts(output.pooled, len(prefix), frames) * self._rule.step).tolist()
+        before = len(output.prompt_token_ids) - len(tokens) - 1  # the family may have added tokens to the prefix
+        starts: list[float] = (token_starts(output.pooled, before, frames) * self._rule.step).tolist()
         return starts
 
 

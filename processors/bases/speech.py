@@ -7,7 +7,7 @@ from itertools import product
 
 from ...mm.errors import ConfigError
 from ...mm.parse import MultiModalDataParser
-from ...mm.speech import LANGUAGES, AlignmentRule, SpeechRequest, StreamRule, strip_control_tokens
+from ...mm.speech import LANGUAGES, AlignmentRule, FrameRule, SpeechRequest, StreamRule, strip_control_tokens
 from ...mm.types import ItemGeometry
 from ..interface import Span
 from ..spans import build_span
@@ -38,6 +38,9 @@ class SpeechMixin:
         return None
 
     def alignment(self) -> AlignmentRule | None:
+        return None
+
+    def frame_rule(self) -> FrameRule | None:
         return None
 
     def stream_rule(self) -> StreamRule | None:

@@ -1,0 +1,272 @@
+"""FastConformer (arXiv 2305.05084): convolutions that merge eight log-mel frames into a row, then conformer layers.
+
+Each layer attends to the whole item. The bias of a score is the product of the query, plus a learned vector, with a projection
+of the sines of the distance (arXiv 1901.02860).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from ...mm.errors import ConfigError
+from ..config import check_activation, positive_int
+from ..interface import StepLimits
+from ..layers.basic import TensorModule
+from ..layers.builder import Builder, StoredTensor
+from ..layers.linear import Linear
+from ..memory_formulas import FLOAT32, SMALL, OpBytes
+from .conformer import EPS, ConformerConvolution, ConformerMlp, ConvolutionNames
+
+_QUERIES = 128  # queries at a time
+_ROWS = 16  # rows at a time in the convolutions that merge frames
+_DEFAULTS: Mapping[str, Any] = {
+    "hidden_size": 1024, "num_hidden_layers": 24, "num_attention_heads": 8, "intermediate_size": 4096, "hidden_act": "silu",
+    "attention_bias": True, "convolution_bias": True, "conv_kernel_size": 9, "subsampling_factor": 8,
+    "subsampling_conv_channels": 256, "num_mel_bins": 80, "subsampling_conv_kernel_size": 3, "subsampling_conv_stride": 2,
+    "max_position_embeddings": 5000, "scale_input": True,
+}  # fmt: skip
+_NAMES = ConvolutionNames("norm_conv", "conv.pointwise_conv1", "conv.depthwise_conv", "conv.norm", "conv.pointwise_conv2")
+
+
+@dataclass(frozen=True)
+class FastConformerSpec:
+    """The encoder.
+
+    Args:
+        mels: bands per frame. channels: of the convolutions that merge frames.
+        stages: number of these convolutions; each halves frames and bands.
+        inner: width of the MLPs. taps: rows that the convolution over time sees.
+        positions: rows of the longest item.
+        scale: factor of the rows before the first layer.
+        bias, conv_bias: attention and MLPs, or the convolutions over time, have biases.
+    """
+
+    mels: int
+    channels: int
+    stages: int
+    width: int
+    inner: int
+    heads: int
+    layers: int
+    taps: int
+    positions: int
+    act: str
+    scale: float
+    bias: bool
+    conv_bias: bool
+
+    @property
+    def factor(self) -> int:
+        return 2**self.stages
+
+    def num_rows(self, frames: int) -> int:
+        return -(-frames // self.factor)
+
+
+def fastconformer_spec(audio: Mapping[str, Any], defaults: Mapping[str, Any] | None = None) -> FastConformerSpec:
+    """Read the raw `encoder_config`. `defaults`: values that the family's config.json leaves out.
+
+    Raises:
+        ConfigError: a value is missing, heads do not divide the width, or the convolutions are of another kind.
+    """
+    audio = {**_DEFAULTS, **(defaults or {}), **audio}
+    width, heads, factor = (positive_int(audio, key) for key in ("hidden_size", "num_attention_heads", "subsampling_factor"))
+    stages, mels, taps = factor.bit_length() - 1, positive_int(audio, "num_mel_bins"), positive_int(audio, "conv_kernel_size")
+    if width % heads or width % 2:
+        raise ConfigError(f"hidden_size {width} of encoder_config is odd or not a multiple of num_attention_heads {heads}")
+    if factor < 2 or factor != 2**stages or mels % factor:
+        raise ConfigError(
+            f"subsampling_factor {factor} of encoder_config must be a power of two that divides num_mel_bins {mels}"
+        )
+    if (audio["subsampling_conv_kernel_size"], audio["subsampling_conv_stride"]) != (3, 2) or not taps % 2:
+        raise ConfigError(
+            "encoder_config must have subsampling_conv_kernel_size 3, subsampling_conv_stride 2, an odd conv_kernel_size"
+        )
+    return FastConformerSpec(
+        mels=mels,
+        channels=positive_int(audio, "subsampling_conv_channels"),
+        stages=stages,
+        width=width,
+        inner=positive_int(audio, "intermediate_size"),
+        heads=heads,
+        layers=positive_int(audio, "num_hidden_layers"),
+        taps=taps,
+        positions=positive_int(audio, "max_position_embeddings"),
+        act=check_activation("hidden_act of encoder_config", audio["hidden_act"], gated=False),
+        scale=width**0.5 if audio["scale_input"] else 1.0,
+        bias=bool(audio["attention_bias"]),
+        conv_bias=bool(audio["convolution_bias"]),
+    )
+
+
+class FrameMerger:
+    """Log-mel frames `[n, mels]` of one item -> `[rows, width]`, by convolutions of stride 2 over time and bands.
+
+    The first one is full, the others are depthwise and followed by a pointwise layer. A few rows are computed at a time, each
+    from its own frames: the frames around an item, and the rows around it after each convolution, are zeros.
+    """
+
+    def __init__(self, s: FastConformerSpec, build: Builder) -> None:
+        self.spec, c = s, s.channels
+        self.first = build.linear(["layers.0"], 9, [c], True)
+        places = range(2, 3 * s.stages - 1, 3)
+        self.others: list[tuple[StoredTensor, StoredTensor, Linear]] = [
+            (
+                build.stored(f"layers.{i}.weight", c, 1, 3, 3),
+                build.stored(f"layers.{i}.bias", c),
+                build.linear([f"layers.{i + 1}"], c, [c], True),
+            )
+            for i in places
+        ]
+        self.join = build.linear(["linear"], c * (s.mels // s.factor), [s.width], True)
+
+    def __call__(self, frames: Tensor) -> Tensor:
+        rows = self.spec.num_rows(len(frames))
+        return torch.cat([self._merge(frames, first, min(first + _ROWS, rows)) for first in range(0, rows, _ROWS)])
+
+    def _merge(self, frames: Tensor, first: int, last: int) -> Tensor:
+        s, count = self.spec, len(frames)
+        step = s.factor
+        begin, end = step * first - (step - 1), step * last
+        x = F.pad(frames[max(begin, 0) : end], (0, 0, max(-begin, 0), max(end - count, 0)))
+        for stage in range(s.stages):
+            x = self._first(x) if stage == 0 else self._next(x, stage - 1)
+            step, count = step // 2, -(-count // 2)
+            begin = step * first - (step - 1)
+            x[: max(-begin, 0)] = 0
+            x[max(count - begin, 0) :] = 0
+        return self.join(x.transpose(1, 2).flatten(1))
+
+    def _first(self, x: Tensor) -> Tensor:
+        windows = F.pad(x, (1, 1)).unfold(0, 3, 2).unfold(1, 3, 2)  # [frames / 2, mels / 2, 3, 3]
+        return self.first(windows.reshape(-1, 9)).relu_().view(*windows.shape[:2], -1)
+
+    def _next(self, x: Tensor, number: int) -> Tensor:
+        kernel, bias, pointwise = self.others[number]
+        x = F.pad(x, (0, 0, 1, 1))
+        rows, bands = (x.shape[0] - 1) // 2, (x.shape[1] - 1) // 2
+        out = bias.weight.expand(rows, bands, -1).clone()
+        for tap, weight in enumerate(kernel.weight.flatten(1).T):
+            down, right = divmod(tap, 3)
+            out.addcmul_(x[down : down + 2 * rows : 2, right : right + 2 * bands : 2], weight)
+        return pointwise(out.flatten(0, 1)).relu_().view(rows, bands, -1)
+
+
+class DistanceAttention:
+    """Attention of each row to all rows of its item, with a bias of the scores that depends on query and distance."""
+
+    def __init__(self, s: FastConformerSpec, build: Builder) -> None:
+        self.shape, w = (s.heads, s.width // s.heads), s.width
+        self.norm = build.norm("norm_self_att", w, EPS, True)
+        own = build.scope("self_attn")
+        self.qkv = own.linear(["q_proj", "k_proj", "v_proj"], w, [w, w, w], s.bias)
+        self.distance = own.linear(["relative_k_proj"], w, [w], False)
+        self.biases = own.stored("bias_u", *self.shape), own.stored("bias_v", *self.shape)
+        self.out = own.linear(["o_proj"], w, [w], s.bias)
+
+    def __call__(self, x: Tensor, lengths: Sequence[int], sines: Tensor) -> Tensor:
+        longest = (len(sines) + 1) // 2
+        qkv = self.qkv(self.norm(x)).view(-1, 3, *self.shape)
+        table = self.distance(sines).view(-1, *self.shape).permute(1, 2, 0)  # [heads, dim, distances]
+        out = torch.empty_like(x)
+        for rows, target in zip(qkv.split(list(lengths)), out.split(list(lengths)), strict=True):
+            self._attend(rows, table[..., longest - len(rows) : longest + len(rows) - 1], target)
+        del qkv, rows, table, target
+        return self.out(out)
+
+    def _attend(self, rows: Tensor, table: Tensor, target: Tensor) -> None:
+        n, (u, v), dim = len(rows), (one.weight[:, None] for one in self.biases), self.shape[1]
+        q, key, value = rows.permute(1, 2, 0, 3)
+        for first in range(0, n, _QUERIES):
+            last = min(first + _QUERIES, n)
+            query, count = q[:, first:last], last - first
+            near = torch.bmm(query + v, table[..., n - last : 2 * n - 1 - first])  # [heads, queries, distances of the block]
+            heads, _, width = near.shape
+            bias = near.as_strided((heads, count, n), (count * width, width - 1, 1), count - 1) * dim**-0.5
+            del near
+            attended = F.scaled_dot_product_attention((query + u)[None], key[None], value[None], bias[None])
+            target[first:last] = attended[0].transpose(0, 1).flatten(1)
+            del attended, bias
+
+
+class FastConformerLayer:
+    def __init__(self, s: FastConformerSpec, build: Builder) -> None:
+        first, last = ((f"norm_feed_forward{i}", f"feed_forward{i}.linear1", f"feed_forward{i}.linear2") for i in (1, 2))
+        self.first_mlp = ConformerMlp(s.width, s.inner, first, build, s.act, s.bias)
+        self.attention = DistanceAttention(s, build)
+        self.convolution = ConformerConvolution(s.width, s.width, s.taps, _NAMES, build, s.act, s.conv_bias, s.conv_bias)
+        self.second_mlp = ConformerMlp(s.width, s.inner, last, build, s.act, s.bias)
+        self.norm = build.norm("norm_out", s.width, EPS, True)
+
+    def __call__(self, x: Tensor, lengths: Sequence[int], sines: Tensor) -> Tensor:
+        x = x.add(self.first_mlp(x), alpha=0.5)
+        x += self.attention(x, lengths, sines)
+        x += self.convolution(x, lengths)
+        x.add_(self.second_mlp(x), alpha=0.5)
+        return self.norm(x)
+
+
+class FastConformer(TensorModule):
+    """Log-mel frames of items, concatenated, `[frames, mels]` -> `[rows, width]`."""
+
+    def __init__(self, spec: FastConformerSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        self.spec, self.dtype, build = spec, dtype, Builder(self, dtype, device)
+        self.merge = FrameMerger(spec, build.scope("subsampling"))
+        self.blocks = [FastConformerLayer(spec, build.scope(f"layers.{i}")) for i in range(spec.layers)]
+
+    @property
+    def unused(self) -> tuple[str, ...]:
+        """Names of stored tensors that are not used: they count training steps."""
+        return tuple(f"layers.{i}.conv.norm.num_batches_tracked" for i in range(self.spec.layers))
+
+    def forward(self, features: Tensor, frames: Sequence[int]) -> Tensor:
+        lengths = [self.spec.num_rows(n) for n in frames]
+        x = torch.cat([self.merge(item) for item in features.to(self.dtype).split(list(frames))])
+        if self.spec.scale != 1.0:
+            x *= self.spec.scale
+        sines = _sines(self.spec.width, max(lengths), x)
+        for layer in self.blocks:
+            x = layer(x, lengths, sines)
+        return x
+
+
+def _sines(width: int, longest: int, like: Tensor) -> Tensor:
+    """Return sines and cosines in turn of the distances from `longest - 1` to `1 - longest`, `[distances, width]`."""
+    rate = 1.0 / 10_000.0 ** (torch.arange(0, width, 2, dtype=torch.float32, device=like.device) / width)
+    angles = torch.arange(longest - 1, -longest, -1, device=like.device)[:, None].float() * rate
+    return torch.stack((angles.sin(), angles.cos()), -1).flatten(1).to(like.dtype)
+
+
+def fastconformer_bytes(c: FastConformerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
+    """Return the bytes alive in FastConformer for up to `rows` rows of one item, inputs included."""
+    ops, s, w, row = OpBytes(dtype, limits), dtype.itemsize, c.width, c.width * dtype.itemsize
+    distances = (2 * rows - 1) * row
+    mlp = max(ops.norm(w, False) + ops.linear(w, c.inner, rows), ops.mlp(w, c.inner, c.inner, rows))
+    queries = min(rows, _QUERIES)
+    scores = c.heads * queries * s
+    block = max(
+        scores * (2 * rows + queries), scores * rows + 3 * queries * row + ops.torch_attention_tiles(queries, w // c.heads)
+    )
+    attention = 4 * rows * row + distances + block
+    layers = (
+        2 * rows * row + distances + max(rows * mlp, attention, 6 * rows * row)
+    )  # the layer's input and the residual stream
+    angles = rows * row + distances * (5 * FLOAT32 // 2 + ops.float32_copy) // s
+    inputs = rows * c.factor * c.mels * s
+    return SMALL + inputs + max(rows * row + max(_merge_bytes(c, rows, ops), rows * row), angles, layers)
+
+
+def _merge_bytes(c: FastConformerSpec, rows: int, ops: OpBytes) -> int:
+    """Return the bytes alive in FrameMerger while a few rows are computed."""
+    s, bands = ops.dtype.itemsize, c.mels // 2
+    frames = (min(rows, _ROWS) + 1) * c.factor // 2 - 1  # of the first convolution's outputs
+    first = frames * bands * (9 * s + ops.linear(9, c.channels, frames * bands))
+    rest = frames * (2 * bands + 2) * c.channels * s + frames * bands // 2 * c.channels * s
+    return max(first, rest if c.stages > 1 else 0)

@@ -1,0 +1,44 @@
+"""Input processing of Parakeet: NeMo's log-mel frames, 12.5 rows per second. A prompt is one audio item without text.
+
+Source: the published feature extractor and tokenizer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+
+from ...mm.errors import InputError
+from ...mm.parse import MultiModalDataParser
+from ...mm.speech import FrameRule, SpeechRequest
+from ..bases.fastconformer import FastConformerInfo
+from ..bases.speech import SpeechMixin
+
+
+class ParakeetProcessingInfo(FastConformerInfo, SpeechMixin):
+    """ProcessingInfo and SupportsTranscription of Parakeet with a CTC head. The blank is the placeholder of the rows."""
+
+    placeholders = {"audio": ("pad_token_id", 1024)}
+    text_config_defaults = {"vocab_size": 1025}
+    encoder_defaults = {"hidden_size": 1024}
+    adds_special_tokens = takes_language = takes_instruction = False
+    language_codes = ("en",)
+
+    @property
+    def embed_width(self) -> int:
+        return int(self.encoder_config["hidden_size"])
+
+    def parser(self) -> MultiModalDataParser:
+        return MultiModalDataParser(self.modalities, {"audio": 1}, super().parser().embeddings)
+
+    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """Return the placeholder alone. Raise InputError unless the prompt is one item without text."""
+        blank = self.placeholder_ids["audio"]
+        if list(ids) not in ([], [blank]) or items.get("audio") != 1:
+            raise InputError("this model takes one audio item per prompt and no text; give an empty prompt with its audio")
+        return [blank]
+
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        return SpeechRequest("")
+
+    def frame_rule(self) -> FrameRule:
+        return FrameRule(self.placeholder_ids["audio"], self.row_seconds)
