@@ -22,7 +22,6 @@ from ..mm.types import EmbeddingItem, MediaHeader
 from .speech.arguments import (
     check_beams,
     check_gates,
-    check_greedy,
     check_language,
     check_mode,
     check_model,
@@ -103,7 +102,7 @@ def transcribe_tasks(
         task: "transcribe", or "translate" into English if the model can.
         timestamps: "segment" (or True): also when each segment was spoken; "word": also each word; "none" (or False).
         context, prompt, hotwords: names and words to expect, or the preceding text; control tokens in them are removed.
-        sampling_params: None for greedy sampling.
+        sampling_params: None for greedy sampling. beam_size: beams at temperature 0.
         vad: transcribe only speech, found by energy (True), "silero" or a function (see `pipelines.speech.vad`). False: all.
         temperature: one or several, tried in order until an answer passes. None: of `sampling_params`, or 0, 0.2, ... 1.
         no_speech_threshold, log_prob_threshold, compression_ratio_threshold: see `Decoding`; None: not checked.
@@ -111,8 +110,7 @@ def transcribe_tasks(
         condition_on_previous_text: with `sequential`, the prompt of a window contains the text before it.
         on_progress: called with the seconds of each finished window, and with the seconds of silence that were skipped.
         on_text: called with an item's number and more of its text as soon as that is final. Together these are the text.
-        aligner: folder of a CTC model that times words; None: cross-attention does. beam_size: beams at temperature 0.
-        cache_salt: requests with different salts share no cache.
+        aligner: folder of a CTC model that times words; None: the model does. cache_salt: different salts share no cache.
 
     Raises:
         ConfigError: the model does not transcribe speech.
@@ -126,9 +124,8 @@ def transcribe_tasks(
     gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
     align = _make_aligner(llm, task, aligner, cache_salt) if times == "word" else None
     make = partial(make_request, llm, task, sequential or times != "none")
-    params, temperatures = check_sampling(sampling_params, temperature)
-    check_greedy(llm, sampling_params, temperatures, check_beams(beam_size))
-    decoding = Decoding(make, params, temperatures, *gates, align, beam_size, cache_salt)
+    sampling = check_sampling(llm, sampling_params, temperature)
+    decoding = Decoding(make, *sampling, *gates, align, check_beams(llm, beam_size), cache_salt)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     code, windows = check_language(llm, language), max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
     mode = (vad, sequential, condition_on_previous_text, times, rate, window_size(llm))

@@ -51,7 +51,7 @@ _NEMO = tuple(
         (r"\.conv\.batch_norm\.", ".conv.norm."),
         (r"\.first_sub_layer\.", ".self_attn."),
         (r"\.second_sub_layer\.", ".encoder_attn."),
-        (r"\.(query|key|value)_net\.", lambda found: f".{found[1][0]}_proj."),
+        (r"\.([qkv])(uery|ey|alue)_net\.", r".\1_proj."),
         (r"\.out_projection\.", ".o_proj."),
         (r"\.third_sub_layer\.dense_in\.", ".mlp.fc1."),
         (r"\.third_sub_layer\.dense_out\.", ".mlp.fc2."),

@@ -101,9 +101,11 @@ def check_vad(vad: object, rate: float) -> None:
         make_detector(vad, rate)
 
 
-def check_sampling(params: SamplingParams | None, temperature: object) -> tuple[SamplingParams, tuple[float, ...]]:
+def check_sampling(llm: LLM, params: SamplingParams | None, temperature: object) -> tuple[SamplingParams, tuple[float, ...]]:
     """Return the sampling parameters, and the temperatures to try in order."""
     check_type("sampling_params", params, SamplingParams, type(None))
+    _check_decoder(llm, "sampling_params", params is not None)
+    _check_decoder(llm, "temperature", temperature is not None)
     if params is not None and params.n != 1:
         raise InputError(f"n={params.n} is not supported by transcribe, which returns one text; leave n out", param="n")
     if temperature is None:
@@ -116,18 +118,16 @@ def check_sampling(params: SamplingParams | None, temperature: object) -> tuple[
     return params or GREEDY, found
 
 
-def check_greedy(llm: LLM, params: SamplingParams | None, temperatures: tuple[float, ...], beams: int) -> None:
-    """Raise InputError for sampling or beams if the model has no decoder, so that its text is always the likeliest one."""
-    if llm.speech is None or llm.speech.frame_rule() is None:
-        return
-    for name, given in (("sampling_params", params is not None), ("beam_size", beams > 1), ("temperature", any(temperatures))):
-        if given and (name != "temperature" or temperatures != TEMPERATURES):
-            raise InputError(f"this model has no decoder that samples; leave {name} out", param=name)
+def _check_decoder(llm: LLM, name: str, given: bool) -> None:
+    """Raise InputError for an argument of sampling or beams if the model has no decoder."""
+    if given and llm.speech is not None and llm.speech.frame_rule() is not None:
+        raise InputError(f"this model has no decoder, and its text is always the likeliest one; leave {name} out", param=name)
 
 
-def check_beams(size: object) -> int:
+def check_beams(llm: LLM, size: object) -> int:
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MAX_BEAMS:
         raise InputError(f"beam_size={short_repr(size)} must be an integer from 1 to {_MAX_BEAMS}", param="beam_size")
+    _check_decoder(llm, "beam_size", size > 1)
     return size
 
 

@@ -19,7 +19,6 @@ from .agreement import OpenText, fit_segments
 from .arguments import (
     check_condition,
     check_gates,
-    check_greedy,
     check_language,
     check_mode,
     check_model,
@@ -96,8 +95,7 @@ class LiveTranscriber(LiveInput):
         self._language = check_language(llm, language)
         self._words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
         check_vad(vad, model_rate)
-        params, temperatures = check_sampling(sampling_params, temperature)
-        check_greedy(llm, sampling_params, temperatures, 1)
+        params, temperatures = check_sampling(llm, sampling_params, temperature)
         gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
         check_condition(llm, condition_on_previous_text)
         longest = window_size(llm) / model_rate

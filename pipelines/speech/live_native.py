@@ -66,7 +66,7 @@ class NativeTranscriber(LiveInput):
         rule = None if llm.speech is None else llm.speech.stream_rule()
         assert rule is not None
         self._rule, self._row = rule, rule.row_samples
-        self._params = replace(check_sampling(sampling_params, None)[0], max_tokens=None, ignore_eos=True)
+        self._params = replace(check_sampling(llm, sampling_params, None)[0], max_tokens=None, ignore_eos=True)
         refused = next((name for name in _REFUSED if getattr(self._params, name)), None)
         if refused is not None:
             reason = f"sampling_params.{refused} would end a stream before its audio does; leave it out"
