@@ -98,11 +98,14 @@ class OpBytes:
             activated + self.linear(inner, out or width, rows),
         )
 
-    def torch_attention_tiles(self, rows: int, dim: int) -> int:
-        """Return the bytes (in all, not per row) of torch's CPU attention: results and scores of a tile for each thread."""
+    def torch_attention_tiles(self, rows: int, dim: int, keys: int = 512) -> int:
+        """Return the bytes (in all, not per row) of torch's CPU attention: results and scores of a tile for each thread.
+
+        `keys`: of the shortest item; a tile has at most 512.
+        """
         queries = 32 if rows < 192 else 64 if rows < 768 else 256
         score = FLOAT32 + (0 if self.dtype == torch.float32 else self.dtype.itemsize)
-        return torch.get_num_threads() * queries * (512 * score + (dim + 3) * FLOAT32)
+        return torch.get_num_threads() * queries * (min(keys, 512) * score + (dim + 3) * FLOAT32)
 
     def attention_copies(self, width: int) -> int:
         """Return the bytes of the keys and values that torch's fp16/bf16 kernel copies; C++ converts tile by tile."""

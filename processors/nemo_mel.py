@@ -12,7 +12,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ..mm.errors import ConfigError
 from .mel import MelSpec, filter_bank, read_mel_spec
@@ -64,10 +63,10 @@ def nemo_log_mel(samples: Tensor, spec: NemoMelSpec) -> Tensor:
         samples = samples + spec.dither * noise
     samples = torch.cat((samples[:1], samples[1:] - spec.preemphasis * samples[:-1]))
     window, filters = _bank(spec)
-    edge, frames = spec.n_fft // 2, spec.num_frames(len(samples))
-    windows = F.pad(samples, (edge, edge)).unfold(0, spec.n_fft, spec.hop_length)[:frames]
-    spectrum = torch.fft.rfft(windows * window)
-    bands = (spectrum.real.square() + spectrum.imag.square()) @ filters
+    frames, length = spec.num_frames(len(samples)), spec.win_length
+    waves = torch.stft(samples, spec.n_fft, spec.hop_length, length, window, pad_mode="constant", return_complex=True)
+    magnitudes = torch.view_as_real(waves).square().sum(-1).sqrt()
+    bands = (filters @ magnitudes.square()).T[:frames].contiguous()
     bands = bands.add_(_GUARD).log_()
     bands -= bands.mean(0)
     return bands / ((bands.square().sum(0) / (frames - 1)).sqrt() + _EPS)
@@ -75,8 +74,5 @@ def nemo_log_mel(samples: Tensor, spec: NemoMelSpec) -> Tensor:
 
 @functools.lru_cache(maxsize=8)
 def _bank(spec: NemoMelSpec) -> tuple[Tensor, Tensor]:
-    """Return the window `[n_fft]` and the filters `[n_fft // 2 + 1, num_mel_bins]`."""
-    length = spec.win_length or spec.n_fft
-    left = (spec.n_fft - length) // 2
-    window = F.pad(torch.hann_window(length, periodic=False), (left, spec.n_fft - length - left))
-    return window, filter_bank(spec)
+    """Return the window `[win_length]` and the filters `[num_mel_bins, n_fft // 2 + 1]`."""
+    return torch.hann_window(spec.win_length or spec.n_fft, periodic=False), filter_bank(spec).T.contiguous()

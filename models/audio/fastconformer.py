@@ -81,13 +81,11 @@ def fastconformer_spec(audio: Mapping[str, Any], defaults: Mapping[str, Any] | N
     if width % heads or width % 2:
         raise ConfigError(f"hidden_size {width} of encoder_config is odd or not a multiple of num_attention_heads {heads}")
     if factor < 2 or factor != 2**stages or mels % factor:
-        raise ConfigError(
-            f"subsampling_factor {factor} of encoder_config must be a power of two that divides num_mel_bins {mels}"
-        )
+        reason = f"subsampling_factor {factor} of encoder_config must be a power of two that divides num_mel_bins"
+        raise ConfigError(f"{reason}, which is {mels}")
     if (audio["subsampling_conv_kernel_size"], audio["subsampling_conv_stride"]) != (3, 2) or not taps % 2:
-        raise ConfigError(
-            "encoder_config must have subsampling_conv_kernel_size 3, subsampling_conv_stride 2, an odd conv_kernel_size"
-        )
+        reason = "subsampling_conv_kernel_size must be 3, subsampling_conv_stride 2, and conv_kernel_size odd"
+        raise ConfigError(f"{reason} in encoder_config; other values are not supported")
     return FastConformerSpec(
         mels=mels,
         channels=positive_int(audio, "subsampling_conv_channels"),
@@ -246,27 +244,27 @@ def _sines(width: int, longest: int, like: Tensor) -> Tensor:
 
 def fastconformer_bytes(c: FastConformerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
     """Return the bytes alive in FastConformer for up to `rows` rows of one item, inputs included."""
-    ops, s, w, row = OpBytes(dtype, limits), dtype.itemsize, c.width, c.width * dtype.itemsize
-    distances = (2 * rows - 1) * row
+    ops, s, w, x = OpBytes(dtype, limits), dtype.itemsize, c.width, rows * c.width * dtype.itemsize
+    distances, queries = 2 * rows - 1, min(rows, _QUERIES)
     mlp = max(ops.norm(w, False) + ops.linear(w, c.inner, rows), ops.mlp(w, c.inner, c.inner, rows))
-    queries = min(rows, _QUERIES)
     scores = c.heads * queries * s
-    block = max(
-        scores * (2 * rows + queries), scores * rows + 3 * queries * row + ops.torch_attention_tiles(queries, w // c.heads)
-    )
-    attention = 4 * rows * row + distances + block
-    layers = (
-        2 * rows * row + distances + max(rows * mlp, attention, 6 * rows * row)
-    )  # the layer's input and the residual stream
-    angles = rows * row + distances * (5 * FLOAT32 // 2 + ops.float32_copy) // s
+    attended = 3 * queries * w * s + ops.torch_attention_tiles(queries, w // c.heads, rows)
+    block = max(scores * (2 * rows + queries), scores * rows + attended)
+    attention = rows * ops.linear_result(3 * w, rows) + x + distances * ops.linear_result(w, distances) + block
+    convolution = rows * (ops.linear_result(2 * w, rows) + ops.linear_result(w, rows)) + 3 * x
+    held = 2 * x + distances * w * s  # the layer's input, the residual stream, the sines
+    layers = held + max(rows * mlp, attention, convolution)
+    angles = x + distances * w * (5 * FLOAT32 // 2 + ops.float32_copy)
     inputs = rows * c.factor * c.mels * s
-    return SMALL + inputs + max(rows * row + max(_merge_bytes(c, rows, ops), rows * row), angles, layers)
+    return SMALL + inputs + max(x + max(_merge_bytes(c, rows, ops), x), angles, layers)
 
 
 def _merge_bytes(c: FastConformerSpec, rows: int, ops: OpBytes) -> int:
-    """Return the bytes alive in FrameMerger while a few rows are computed."""
-    s, bands = ops.dtype.itemsize, c.mels // 2
-    frames = (min(rows, _ROWS) + 1) * c.factor // 2 - 1  # of the first convolution's outputs
-    first = frames * bands * (9 * s + ops.linear(9, c.channels, frames * bands))
-    rest = frames * (2 * bands + 2) * c.channels * s + frames * bands // 2 * c.channels * s
-    return max(first, rest if c.stages > 1 else 0)
+    """Return the bytes alive in FrameMerger while a few rows are computed, without the earlier rows."""
+    s, width = ops.dtype.itemsize, c.channels
+    frames = (min(rows, _ROWS) + 1) * c.factor - 1
+    early, late = frames // 2 * (c.mels // 2), frames // 4 * (c.mels // 4)  # outputs of a channel of two convolutions
+    first = frames * (2 * c.mels + 2) * s + early * (9 * s + ops.linear(9, width, early))
+    second = early * ops.linear_result(width, early) + frames // 2 * (c.mels // 2 + 2) * width * s
+    second += late * (width * s + ops.linear(width, width, late)) if c.stages > 1 else 0
+    return max(first, second)

@@ -27,6 +27,8 @@ def finish(model, seed):
     for layer in model.model.decoder.layers:
         sharpen(layer.encoder_attn)
         layer.encoder_attn.o_proj.weight.data.mul_(3)  # the audio outweighs the preceding text
+    if not model.config.tie_word_embeddings:
+        model.proj_out.weight.data.mul_(1.5)
     return model
 
 
@@ -51,7 +53,7 @@ def build_canary(seed, tie=True, **changes):
     decoder = shape | ids | {"num_key_value_heads": 4} | changes
     config = tf.CanaryConfig(**ids, **start, decoder_config=decoder, encoder_config=ENCODER, tie_word_embeddings=tie)
     model = finish(tf.CanaryForConditionalGeneration(config).eval(), seed)
-    extractor = tf.ParakeetFeatureExtractor(feature_size=ENCODER["num_mel_bins"])
+    extractor = tf.ParakeetFeatureExtractor(feature_size=ENCODER["num_mel_bins"], max_audio_clip_s=2.0)
     return model, tf.CanaryProcessor(feature_extractor=extractor, tokenizer=words)
 
 
@@ -84,17 +86,19 @@ COMMON = {
     "placeholders": {"audio": ""},
     "sizes": {"audio": [(12_000,), (30_000,), (5001,)]},
     "grid": {"audio": [*AUDIO_SIZES, (1,), (319,), (320,), (1279,), (1280,), (32_000,), (32_001,)]},
+    "refuses": lambda modality, size: not 320 <= size[0] <= 32_000,
     "cases": ["a"] * 4,
     "prompt": prompt,
     "call": call,
     "run": run,
     "tensors": tensors,
+    # bands of these tones are divided by deviations down to 0.07, and reach 12: transformers' float32 is 9e-6 from float64
+    "tensor_tolerance": 2e-5,
 }
 FAMILIES = [
     Family(
         "cohere_asr",
         build,
-        refuses=lambda modality, size: not 320 <= size[0] <= 32_000,
         variants={
             "scaled, other strides": {"encoder": {"scale_input": True, "subsampling_factor": 4, "conv_kernel_size": 9}},
             "no biases": {"encoder": {"attention_bias": False, "convolution_bias": False}},
@@ -104,7 +108,6 @@ FAMILIES = [
     Family(
         "canary",
         build_canary,
-        refuses=lambda modality, size: size[0] < 320,
         variants={"untied": {"tie": False}},
         **COMMON,
     ),

@@ -185,7 +185,7 @@ def edited(folder: Path, target: Path, **changes: Any) -> Path:
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"conv_kernel_size": 8}, "conv_kernel_size odd"),
+        ({"conv_kernel_size": 8}, "and conv_kernel_size odd"),
         ({"subsampling_factor": 6}, "subsampling_factor 6"),
         ({"num_attention_heads": 5}, "num_attention_heads 5"),
         ({"num_mel_bins": 24}, "num_mel_bins is 24 in encoder_config"),
