@@ -55,10 +55,6 @@ class MelSpec:
         """Return the number of frames with audio. With a hop of 160: 1 for 1-160 samples; with `end_frame`, 1 for 0-159."""
         return samples // self.hop_length + 1 if self.end_frame else -(-samples // self.hop_length)
 
-    def min_samples(self, frames: int) -> int:
-        """Return the smallest number of samples with this many frames, of which there is at least one."""
-        return (frames - 1) * self.hop_length + (not self.end_frame)
-
 
 def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
     """Read the JSON of a Whisper-style feature extractor.

@@ -38,9 +38,6 @@ class NemoMelSpec(MelSpec):
     def num_frames(self, samples: int) -> int:
         return samples // self.hop_length
 
-    def min_samples(self, frames: int) -> int:
-        return frames * self.hop_length
-
 
 def read_nemo_mel_spec(audio: Mapping[str, Any], default: NemoMelSpec) -> NemoMelSpec:
     """Read the JSON of the feature extractor; ConfigError for a value out of its range or a feature that is not supported."""
