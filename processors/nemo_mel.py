@@ -46,7 +46,7 @@ def read_nemo_mel_spec(audio: Mapping[str, Any], default: NemoMelSpec) -> NemoMe
     win_length = audio.get("win_length", default.win_length)
     if isinstance(win_length, bool) or not isinstance(win_length, int) or not 1 < win_length <= base.n_fft:
         raise ConfigError(f"win_length of the feature extractor is {win_length!r}; give 2 to n_fft {base.n_fft} samples")
-    numbers = {name: audio.get(name, getattr(default, name)) or 0.0 for name in ("preemphasis", "dither")}
+    numbers: dict[str, Any] = {name: audio.get(name, getattr(default, name)) or 0.0 for name in ("preemphasis", "dither")}
     for name, value in numbers.items():
         if not isinstance(value, int | float) or not 0 <= value < 1:
             raise ConfigError(f"{name} of the feature extractor is {value!r}; give a number from 0 to 1")

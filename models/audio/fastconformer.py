@@ -63,7 +63,7 @@ class FastConformerSpec:
 
     @property
     def factor(self) -> int:
-        return 2**self.stages
+        return 1 << self.stages
 
     def num_rows(self, frames: int) -> int:
         return -(-frames // self.factor)

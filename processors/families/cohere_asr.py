@@ -27,7 +27,7 @@ class CohereAsrProcessingInfo(FastConformerInfo, CrossAttentionSpeechInfo):
     text_config_defaults = {"hidden_size": 1024, "vocab_size": 16384, "num_hidden_layers": 8, "num_attention_heads": 8}
     size_keys = ("num_hidden_layers", "num_attention_heads")
     mel_defaults = NemoMelSpec(num_mel_bins=128, dither=1e-5, max_samples=560_000)
-    language_codes = ("ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh")
+    language_codes: tuple[str, ...] = ("ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh")
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
         return replace(files, config=read_nemo_config(files.config))

@@ -82,11 +82,18 @@ def tensors(inputs, features):
     yield "input_features", ours, inputs["input_features"][0, : len(ours)]
 
 
+KEYS = [f"model.encoder.layers.{i}.self_attn.k_proj.bias" for i in range(2)]
+KEYS += [f"model.decoder.layers.{i}.{part}.k_proj.bias" for i in range(3) for part in ("self_attn", "encoder_attn")]
+FAINT = [f"model.decoder.layers.{i}.self_attn.q_proj.bias" for i in (1, 2)]
 COMMON = {
     "placeholders": {"audio": ""},
     "sizes": {"audio": [(12_000,), (30_000,), (5001,)]},
     "grid": {"audio": [*AUDIO_SIZES, (1,), (319,), (320,), (1279,), (1280,), (32_000,), (32_001,)]},
     "refuses": lambda modality, size: not 320 <= size[0] <= 32_000,
+    "silent": {
+        **dict.fromkeys(KEYS, "adds the same to all scores of a row"),
+        **dict.fromkeys(FAINT, "changes scores over the few tokens of a prompt by little"),
+    },
     "cases": ["a"] * 4,
     "prompt": prompt,
     "call": call,
