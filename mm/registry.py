@@ -173,6 +173,9 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Ovis2_5": native("ovis", "Ovis25", "Ovis25ProcessingInfo"),
     "PaddleOCRVLForConditionalGeneration": native("paddleocr_vl", "PaddleOcrVL", "PaddleOcrVLProcessingInfo"),
     "ParakeetForCTC": native("parakeet", "ParakeetCtc", "ParakeetProcessingInfo"),
+    "Phi3VForCausalLM": native("phi3_vision", "Phi3V", "Phi3VProcessingInfo"),
+    "Phi4MMForCausalLM": native("phi4_multimodal", "Phi4Multimodal", "Phi4MMProcessingInfo"),
+    "Phi4MultimodalForCausalLM": native("phi4_multimodal", "Phi4Multimodal", "Phi4MultimodalProcessingInfo"),
     "PaliGemmaForConditionalGeneration": native("paligemma", "PaliGemma", "PaliGemmaProcessingInfo"),
     "PixtralConsolidated": native("pixtral", "PixtralConsolidated", "MistralFormatProcessingInfo"),
     "QianfanOCRForConditionalGeneration": native("internvl", "QianfanOcr", "QianfanOcrProcessingInfo"),
@@ -307,6 +310,16 @@ NOTES: dict[str, FamilyNote] = {
     "granite_docling": FamilyNote(
         "pages in tiles with text tags, earlier states of the tower added to layers of the decoder (DeepStack)",
         "the coarse path only; Granite-Docling-258M is an Idefics3 model",
+    ),
+    "phi3_vision": FamilyNote(
+        "CLIP over padded tiles and the whole image, squares of patches in lines; Phi-3-vision, Phi-3.5-vision",
+        "sequences up to the length of short rope factors (4,096 tokens)",
+    ),
+    "phi4_multimodal": FamilyNote(
+        "SigLIP over padded tiles and the whole image, conformer, one adapter per modality (the image's if there is one), "
+        "transcription; the publisher's layout (`phi4mm`) too",
+        "sequences up to the length of short rope factors (4,096 tokens)",
+        "`tests/models/families/test_phi4_multimodal.py`",
     ),
     "granite_speech": FamilyNote(
         "`transcribe`; conformer, query transformer over windows of rows; LoRA adapter for prompts with audio"

@@ -16,6 +16,7 @@ import numpy as np
 from .errors import ConfigError, InputError
 
 _MAX_SQUARE = 1 << 24  # pixels of a padded image
+_MIN_SIDE = 10  # pixels of an image that PaddedAspectTiles resized
 MAX_PACKED_FRAMES = 3  # frames of a video that become the rows of one (MiniCPM-V 4.5)
 Size = tuple[int, int]
 """`(height, width)` in pixels."""
@@ -333,6 +334,74 @@ class PatchTarget:
         down = [max(self.multiple, side // self.multiple * self.multiple) for side in grid]
         tall, wide = up if up[0] * up[1] <= self.patches else down
         return CropPlan((TiledView((Resize(tall * self.patch, wide * self.patch),)),))
+
+
+@dataclass(frozen=True)
+class PaddedAspectTiles(AspectTiles):
+    """Enlarge to as many tiles as cover the image, keeping the aspect ratio, and pad right or at the bottom. Rule: Phi-4.
+
+    An image that needs more than `max_tiles` tiles gets those of AspectTiles. `fill`: RGB of the padding.
+    """
+
+    thumbnail: bool = False
+    fill: tuple[int, int, int] = (255, 255, 255)
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        rows, columns = self.arrangement(height, width)
+        canvas = tall, wide = rows * self.tile[0], columns * self.tile[1]
+        along, down = wide / width, tall / height
+        if along < down:
+            tall = int(height * along)
+        else:
+            wide = int(width * down)
+        if min(tall, wide) < _MIN_SIDE:
+            size = f"an image of {width}x{height} would become {wide}x{tall}"
+            raise InputError(f"{size} pixels, the model takes at least {_MIN_SIDE} a side; crop it")
+        view = TiledView((Resize(tall, wide), CropPad(0, 0, *canvas, self.fill)), rows, columns)
+        return CropPlan((view,), (rows, columns))
+
+    def arrangement(self, height: int, width: int) -> Size:
+        rows, columns = -(-height // self.tile[0]), -(-width // self.tile[1])
+        return (rows, columns) if rows * columns <= self.max_tiles else super().arrangement(height, width)
+
+
+@dataclass(frozen=True)
+class LongSideTiles:
+    """Resize the longer side to as many tiles as possible with at most `max_tiles` in all, and pad both ends of the other.
+
+    `fill`: RGB of the padding. Rule: Phi-3-vision.
+    """
+
+    tile: int
+    max_tiles: int
+    fill: tuple[int, int, int] = (255, 255, 255)
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        if width < height:
+            (view,) = self.plan(width, height).views
+            resized, canvas = view.steps
+            steps = (
+                Resize(resized.width, resized.height),
+                CropPad(0, -self._before(resized.height), canvas.width, canvas.height, self.fill),
+            )
+            return CropPlan((TiledView(steps, view.columns, view.rows),), (view.columns, view.rows))
+        ratio, columns = width / height, 1
+        while columns * math.ceil(columns / ratio) <= self.max_tiles:
+            columns += 1
+        columns -= 1
+        wide = columns * self.tile
+        tall = int(wide / ratio)
+        if tall < 1:
+            raise InputError(f"an image of {width}x{height} would be less than a pixel high at {wide} pixels; crop it")
+        rows = -(-tall // self.tile)
+        steps = Resize(tall, wide), CropPad(-self._before(tall), 0, rows * self.tile, wide, self.fill)
+        return CropPlan((TiledView(steps, rows, columns),), (rows, columns))
+
+    def _before(self, side: int) -> int:
+        """Return the pixels of padding before a side."""
+        return -side % self.tile // 2
 
 
 @dataclass(frozen=True)

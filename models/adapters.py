@@ -52,12 +52,15 @@ def adapter_spec(name: str, raw: Mapping[str, Any]) -> AdapterSpec:
     """
     check_settings(raw, ("target_modules",))
     config = {"r": 8, "lora_alpha": 8, **raw}
-    rank, targets = positive_int(config, "r", "adapter_config.json"), raw.get("target_modules")
+    rank = positive_int(config, "r", "adapter_config.json")
     if rank > _MAX_RANK:
         raise _refused("r", rank)
+    scale, targets = low_rank_scale(config["lora_alpha"], rank, config), raw.get("target_modules")
+    if isinstance(targets, str) and targets:
+        return AdapterSpec(name, rank, scale, (), patterns({"target_modules": {targets: None}}, "target_modules")[0][0])
     if not isinstance(targets, list) or not targets or not all(isinstance(target, str) and target for target in targets):
         raise _refused("target_modules", targets)
-    return AdapterSpec(name, rank, low_rank_scale(config["lora_alpha"], rank, config), tuple(targets))
+    return AdapterSpec(name, rank, scale, tuple(targets))
 
 
 def check_settings(raw: Mapping[str, Any], read: Collection[str]) -> None:
@@ -98,9 +101,10 @@ def attach(model: Model, specs: Sequence[AdapterSpec]) -> None:
         raise ConfigError("this model supports no adapters (adapter_config.json); merge the adapter into the model")
     for number, spec in enumerate(specs):
         assert isinstance(model, DecoderModel)
-        targets = [shard for shard in _shards(model.language_model, "language_model") if _is_target(shard[1], spec.targets)]
+        targets = [shard for shard in _shards(model.language_model, "language_model") if _is_target(shard[1], spec)]
         if not targets:
-            raise ConfigError(f"adapter_config.json targets {', '.join(spec.targets)}; the decoder has no such layer")
+            wanted = ", ".join(spec.targets) or spec.pattern
+            raise ConfigError(f"adapter_config.json targets {wanted}; the decoder has no such layer")
         for layer, stem, start, rows in targets:
             layer.add_adapter(LowRank(stem, layer, rows, spec, number, model.adapter_mask), start)
     if isinstance(model, DecoderModel):
@@ -122,8 +126,10 @@ def _shards(root: nn.Module, path: str) -> Iterator[tuple[Linear, str, int, int]
             yield from _shards(child, f"{path}.{name}")
 
 
-def _is_target(name: str, targets: Sequence[str]) -> bool:
-    return any(name.endswith(f".{target}") for target in targets)
+def _is_target(name: str, spec: AdapterSpec) -> bool:
+    if spec.pattern is not None:
+        return spec.pattern.fullmatch(name) is not None
+    return any(name.endswith(f".{target}") for target in spec.targets)
 
 
 def _refused(key: str, value: object) -> ConfigError:

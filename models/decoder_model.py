@@ -6,7 +6,7 @@ from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, S
 from contextlib import contextmanager
 from contextvars import ContextVar
 from dataclasses import replace
-from typing import ClassVar
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor, nn
@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from .formats.assign import Formats
 from .interface import ForwardBatch, StepLimits
 from .layers.adapter import AdapterMask, LowRank, adapter_bytes
-from .layers.basic import rename
+from .layers.basic import WeightedLayer, rename
 from .layers.linear import LmHead
 from .text.altup import AltUpDecoder
 from .text.decoder import Decoder, decoder_bytes, gathered_bytes
@@ -53,6 +53,8 @@ class DecoderModel(nn.Module):
             checkpoints with the decoder under `language_model.`; a family puts its own before them.
         reads_encoder_rows: False if no step replaces token embeddings (`keep_encoders`).
         text_parts: modules that a model of texts alone needs (`keep_encoders`).
+        stored_adapters: name -> settings, as in adapter_config.json, of adapters whose tensors are among the model's own, under
+            the names of `layers.adapter.tensor_name`.
         ignored: canonical prefixes of stored tensors that are not used. All other unknown tensors are refused.
         head: None in a checkpoint for embeddings, which stores no head.
     """
@@ -63,6 +65,7 @@ class DecoderModel(nn.Module):
     ignored: Sequence[str] = ()
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
+    stored_adapters: Mapping[str, Mapping[str, Any]] = {}
     reads_encoder_rows = True
     recordable = True
     pooling = "last"
@@ -163,8 +166,11 @@ class DecoderModel(nn.Module):
     def _remove(self, *names: str) -> None:
         """Remove submodules and ignore their weights."""
         for name in names:
-            if getattr(self, name) is not None:
-                getattr(self, name).to("meta")  # frees its memory even if something else refers to it
+            module = getattr(self, name)
+            if isinstance(module, WeightedLayer):  # its tensor may have the module's own name
+                self.ignored = (*self.ignored, *(tensor for tensor, _ in module.tensors(name)))
+            if module is not None:
+                module.to("meta")  # frees its memory even if something else refers to it
             setattr(self, name, None)
         self.ignored = (*self.ignored, *(f"{name}." for name in names))
 

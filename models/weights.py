@@ -48,7 +48,8 @@ def load(
     Raises:
         CheckpointError: as `fill` and `read_checkpoint`.
     """
-    adapters = (read_adapter(folder, name) for name in model.adapters)
+    stored = getattr(model, "stored_adapters", {})
+    adapters = (read_adapter(folder, name) for name in model.adapters if name not in stored)
     others = (part.rename(read_checkpoint(place)) for part, place in external)
     files = [file for place in (folder, *(place for _, place in external)) for file in stored_files(place)]
     weights = _with_progress(chain(read_checkpoint(folder, model.is_unused), *others, *adapters), files)

@@ -139,6 +139,16 @@ def patchify_crops(
     return out.view(-1, 3 * temporal * patch * patch)
 
 
+def patchify_overview(pixels: Tensor, side: int, spec: PixelSpec, patch: int, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the patches of an image that is normalized first and then resized to `side` x `side` pixels.
+
+    uint8 `[1, 3, h, w]` -> `[patches, 3 * patch * patch]`, row by row. The filter is bicubic without antialiasing, on the CPU.
+    """
+    plane = F.interpolate(_normalizer(spec)(pixels).float(), (side, side), mode="bicubic")
+    squares = plane.view(3, side // patch, patch, side // patch, patch)
+    return squares.permute(1, 3, 0, 2, 4).reshape(-1, 3 * patch**2).to(dtype)
+
+
 def resize(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
     """Resize uint8 `[n, 3, h, w]` to the target (height, width), in any memory layout."""
     if tuple(pixels.shape[-2:]) == target:

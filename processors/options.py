@@ -30,11 +30,13 @@ _FLAG = (True, False)
 _SECONDS = Range(1e-3, 1e9, float)
 TIME_KWARGS = ("max_duration", "video_end", "video_start")  # the seconds of a video that are used
 VALUES: Mapping[str, Range | tuple[object, ...]] = {
+    "beside_image": _FLAG,
     "crop_to_patches": _FLAG,
     "detail": ("auto", "high", "low"),
     "do_image_splitting": _FLAG,
     "do_pan_and_scan": _FLAG,
     "downsample_mode": ("16x", "4x"),
+    "dynamic_hd": Range(1, MAX_TILES),
     "enable_patch": _FLAG,
     "fps": Range(1e-3, 1e3, float),
     "force_packing": Range(1, MAX_PACKED_FRAMES),
@@ -58,6 +60,7 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "min_num_patches": _AREA,
     "min_patches": _AREA,
     "min_pixels": _AREA,
+    "num_crops": Range(1, MAX_TILES),
     "num_frames": Range(1, 1 << 30),
     "pan_and_scan_max_num_crops": Range(1, MAX_TILES),
     "pan_and_scan_min_crop_size": _AREA,

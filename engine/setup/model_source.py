@@ -214,10 +214,17 @@ def build_model(
         _keep_parts(model, parts, modalities)
     if quantization is not None:
         assign(cast(nn.Module, model), quantization, headers or None)
+    adapters = dict.fromkeys(() if parts == "encoder" else info.adapters.values())
+    stored = getattr(model, "stored_adapters", {})
+    specs = [
+        adapter_spec(name, stored[name] if name in stored else read_json(files.path / name / ADAPTER)) for name in adapters
+    ]
+    if stored:  # their tensors are among those that are compared
+        attach(model, specs)
     if headers:
         model.check_weights(headers)
-    adapters = dict.fromkeys(() if parts == "encoder" else info.adapters.values())
-    attach(model, [adapter_spec(name, read_json(files.path / name / ADAPTER)) for name in adapters])
+    if not stored:
+        attach(model, specs)
     return model
 
 

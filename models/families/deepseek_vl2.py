@@ -16,7 +16,7 @@ from ..config import Stack, decoder_spec, get_text_config, positive_int
 from ..decoder_model import DecoderModel
 from ..interface import StepLimits
 from ..layers.builder import StoredTensor
-from ..layers.connectors import Projector, ProjectorSpec, projector_bytes, squares
+from ..layers.connectors import Projector, ProjectorSpec, in_lines, projector_bytes, squares
 from ..text.stacks import STACKS
 from ..vision.spec import TableSpec, TowerNames, TowerSpec
 from ..vision.vit import VisionTower, tower_bytes
@@ -83,10 +83,7 @@ class DeepseekVL2(DecoderModel):
     def in_lines(self, tiles: Tensor, tall: int, wide: int) -> Tensor:
         """Return the rows of the whole image and of its tiles line by line, with the separator between them."""
         plane = tiles[1:].view(tall, wide, self.side, self.side, -1).transpose(1, 2).flatten(2, 3).flatten(0, 1)
-        whole, cut = (
-            torch.cat((lines, self.image_newline.weight.expand(len(lines), 1, -1)), 1).flatten(0, 1)
-            for lines in (tiles[0], plane)
-        )
+        whole, cut = (in_lines(lines, self.image_newline.weight) for lines in (tiles[0], plane))
         first, last = (whole, cut) if self.whole_first else (cut, whole)
         return torch.cat((first, self.view_seperator.weight[None], last))
 

@@ -5,6 +5,7 @@ Source: arXiv 2106.09685.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING
@@ -26,15 +27,17 @@ class AdapterSpec:
     """One adapter of a checkpoint.
 
     Args:
-        name: its folder below the checkpoint's, "." for the checkpoint's own folder.
+        name: its folder below the checkpoint's, "." for the checkpoint's own folder; or its key in `stored_adapters`.
         scale: factor of its output.
         targets: it applies to the shards whose names end in one of these.
+        pattern: it applies to the shards whose whole canonical names match this, instead.
     """
 
     name: str
     rank: int
     scale: float
     targets: tuple[str, ...]
+    pattern: re.Pattern[str] | None = None
 
 
 class AdapterMask:

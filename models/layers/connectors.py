@@ -119,6 +119,21 @@ def squares(rows: Tensor, grids: Sequence[tuple[int, int, int]], merge: int) -> 
     return torch.cat(parts)
 
 
+def in_lines(plane: Tensor, line_end: Tensor) -> Tensor:
+    """Append a learned row `[width]` to each line of `[rows, columns, width]`: `[rows * (columns + 1), width]`."""
+    return torch.cat((plane, line_end.expand(len(plane), 1, -1)), 1).flatten(0, 1)
+
+
+def tiles_in_lines(tiles: Sequence[Tensor] | Tensor, columns: int, line_end: Tensor, separator: Tensor) -> Tensor:
+    """Return the rows of an image line by line: those of its tiles, `separator` `[width]`, those of the whole image.
+
+    `tiles`: `[rows, columns, width]` each: the whole image, then its tiles in bands of `columns`.
+    """
+    bands = [torch.cat(list(tiles[start : start + columns]), 1) for start in range(1, len(tiles), columns)]
+    cut, whole = (in_lines(plane, line_end) for plane in (torch.cat(bands), tiles[0]))
+    return torch.cat((cut, separator[None], whole))
+
+
 def projector_bytes(c: ProjectorSpec, states: int, patches: int, dtype: torch.dtype, limits: StepLimits) -> int:
     """Return the bytes per input row alive in Projector, for `patches` input rows from `states` states of a tower."""
     ops = OpBytes(dtype, limits)

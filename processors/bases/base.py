@@ -3,9 +3,10 @@
 from __future__ import annotations
 
 import json
+import re
 from abc import ABC, abstractmethod
 from collections import ChainMap
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import asdict
 from functools import cached_property, lru_cache
 from itertools import groupby
@@ -235,20 +236,32 @@ class BaseProcessingInfo(ABC):
 
 
 def replace_text(ids: Sequence[int], text: str, placeholder: int, files: ProcessorFiles) -> Sequence[int]:
-    """Replace a placeholder's text with its token. The parts around it are tokenized separately.
+    """Replace a placeholder's text with its token, see `replace_matches`."""
+    return replace_matches(ids, re.compile(re.escape(text)), lambda match: placeholder, (placeholder,), files)
 
-    Text on both sides of a special token is not joined. Without a tokenizer, `ids` are returned.
+
+def replace_matches(
+    ids: Sequence[int],
+    pattern: re.Pattern[str],
+    token_of: Callable[[re.Match[str]], int],
+    placeholders: Collection[int],
+    files: ProcessorFiles,
+) -> Sequence[int]:
+    """Replace the texts that a pattern matches with tokens. The parts around them are tokenized separately.
+
+    Text on both sides of a special token, or of one of `placeholders`, is not joined. Without a tokenizer, `ids` are returned.
     """
     encode, decode = files.encode, files.decode
     if encode is None or decode is None:
         return ids
     out: list[int] = []
-    for is_text, run in groupby(ids, lambda token: token != placeholder and decode([token]) != ""):
+    for is_text, run in groupby(ids, lambda token: token not in placeholders and decode([token]) != ""):
         tokens = list(run)
-        first, *others = decode(tokens).split(text) if is_text else ("",)
-        out += encode(first) if others else tokens
-        for other in others:
-            out += [placeholder, *encode(other)]
+        text, start, found = decode(tokens) if is_text else "", 0, list[int]()
+        for match in pattern.finditer(text):
+            found += [*encode(text[start : match.start()]), token_of(match)]
+            start = match.end()
+        out += [*found, *encode(text[start:])] if found else tokens
     return out
 
 

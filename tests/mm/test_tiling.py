@@ -23,6 +23,8 @@ from sensorium.mm.tiling import (
     EdgeTiles,
     FixedSize,
     LargeImageTiles,
+    LongSideTiles,
+    PaddedAspectTiles,
     PaddedPage,
     PaddedSquare,
     PaddedSquareTiles,
@@ -224,6 +226,43 @@ def test_slices(side, slices, mode):
         if grid is not None:
             cut = processor.get_refine_size(size, grid, side, 14, mode, allow_upscale=True)
             assert (plan.views[1].steps[0].height, plan.views[1].steps[0].width) == cut, size
+
+
+@pytest.mark.parametrize("most", [1, 4, 16, 36])
+def test_padded_tiles_of_phi4(most):
+    from transformers.models.phi4_multimodal.image_processing_phi4_multimodal import Phi4MultimodalImageProcessor
+
+    processor = Phi4MultimodalImageProcessor()
+    for size in GRID:
+        try:
+            padded, _ = processor.dynamic_preprocess(make_image(size), 448, 14, 32, max_num=most)
+        except ValueError:
+            with pytest.raises(InputError, match="crop it"):
+                PaddedAspectTiles((448, 448), 1, most).plan(*size)
+            continue
+        plan = PaddedAspectTiles((448, 448), 1, most).plan(*size)
+        check_plan(plan)
+        assert (plan.tiles[0] * 448, plan.tiles[1] * 448) == tuple(padded.shape[1:]), size
+
+
+@pytest.mark.parametrize("most", [1, 4, 16])
+def test_tiles_along_the_longer_side(most):
+    """The published rule of Phi-3-vision, as vLLM's phi3v.py describes it."""
+    for size in GRID:
+        long, short, scale = max(size), min(size), 1
+        while scale * math.ceil(scale / (long / short)) <= most:
+            scale += 1
+        wide = 336 * (scale - 1)
+        tall = int(wide / (long / short))
+        policy = LongSideTiles(336, most)
+        if not tall:
+            with pytest.raises(InputError, match="crop it"):
+                policy.plan(*size)
+            continue
+        plan = policy.plan(*size)
+        check_plan(plan)
+        tiles = (-(-tall // 336), scale - 1)
+        assert plan.tiles == (tiles if size[0] <= size[1] else tiles[::-1]), size
 
 
 @pytest.mark.parametrize(("shortest", "longest"), [(378, 980), (42, 112), (336, 336)])

@@ -54,7 +54,7 @@ def test_what_is_read_of_a_config() -> None:
     "setting",
     [
         {"use_dora": True}, {"bias": "all"}, {"modules_to_save": ["lm_head"]}, {"peft_type": "LOHA"}, {"something_new": 1},
-        {"rank_pattern": {"q_proj": 2}}, {"alpha_pattern": {"q_proj": 2}}, {"target_modules": ".*q_proj"}, {"lora_alpha": "8"},
+        {"rank_pattern": {"q_proj": 2}}, {"alpha_pattern": {"q_proj": 2}}, {"target_modules": "((a+)+)+b"}, {"lora_alpha": "8"},
         {"layers_to_transform": [0]}, {"exclude_modules": ["x"]}, {"fan_in_fan_out": True}, {"r": 0},
         {"init_lora_weights": "pissa"}, {"r": 10**400}, {"lora_alpha": 10**400}, {"lora_alpha": float("nan")},
         {"target_modules": []}, {"target_modules": [""]}, {"target_modules": None},

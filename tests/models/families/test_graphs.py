@@ -31,6 +31,8 @@ DRAWS = (
     "minicpmv4_5",
     "mllama",
     "moonshine_streaming",
+    "phi4_multimodal",
+    "phi4mm",
     "ultravox",
 )
 
