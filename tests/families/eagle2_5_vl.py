@@ -17,6 +17,9 @@ TILE, PATCH, WIDTH = 56, 14, 64
 MARKS = ["<IMG_CONTEXT>", "<img>", "</img>", "<|im_end|>"]
 
 
+KEYS = "a key bias adds the same to all scores of a query"
+
+
 class Composed(nn.Module):
     def __init__(self, config):
         super().__init__()
@@ -156,5 +159,9 @@ FAMILY = Family(
     request=request,
     tensors=tensors,
     load=load,
+    silent={
+        **{f"vision_model.encoder.layers.{i}.self_attn.k_proj.bias": KEYS for i in range(3)},
+        "vision_model.head.": "the pooled vector is not used",
+    },
     variants={"tied": {"tie": True}, "earlier layer": {"layer": -2}, "one layer": {"layers": 1}, "llama": {"text": "llama"}},
 )
