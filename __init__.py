@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from .pipelines.llm import LLM, AsyncLLM, AsyncLLMEngine
     from .pipelines.ocr import Page
     from .pipelines.pooling import PoolingRequestOutput
+    from .pipelines.speak import Speech
     from .pipelines.speech.live_input import Gap, LiveEvent
     from .pipelines.speech.live_session import LiveAudio
     from .pipelines.transcribe import Segment, Transcript, Word
@@ -72,6 +73,7 @@ __all__ = [
     "SamplingParams",
     "Segment",
     "SensoriumError",
+    "Speech",
     "StructuredOutputsParams",
     "TextPrompt",
     "TokensPrompt",
@@ -123,6 +125,7 @@ _HOME = {
     "LiveAudio": "pipelines.speech.live_session",
     "BeamSearchParams": "pipelines.beam_search",
     "BeamSearchOutput": "pipelines.beam_search",
+    "Speech": "pipelines.speak",
     "Segment": "pipelines.transcribe",
     "Word": "pipelines.transcribe",
     "Transcript": "pipelines.transcribe",

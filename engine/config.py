@@ -53,6 +53,7 @@ _FLAGS = (
     "batch_invariant",
     "engine_process",
     "warm_up",
+    "load_talker",
 )
 
 
@@ -141,6 +142,7 @@ class EngineConfig:
             `model`. If `model` is itself such an adapter, it becomes this option, and `model` its base model.
         warm_up: after loading, run a small item of each modality through the encoder (on a CPU if it has few patches). A thread
             also imports and runs the media processing, so that the first item of a request delays no other request.
+        load_talker: also load the part of the model that speaks, for `LLM.speak`. It stays in this process.
         batch_invariant: give a request bit-identical results regardless of the other requests in a batch. This is slower.
 
     Raises:
@@ -180,6 +182,7 @@ class EngineConfig:
     kernels: str = ""
     async_scheduling: bool | None = None
     warm_up: bool = True
+    load_talker: bool = False
     batch_invariant: bool = False
     engine_process: bool = False
     engine_restarts: int = 3

@@ -52,6 +52,7 @@ from .setup.implementation import resolve_architecture
 from .setup.loader import load_core
 from .setup.memory_plan import MemoryPlan
 from .setup.resolve import load_processing
+from .setup.talker import load_talker
 from .types import CoreInfo, EngineStats, RequestOutput
 
 Params = SamplingParams | Sequence[SamplingParams] | None
@@ -72,6 +73,7 @@ class LLM(NotPicklable):
     Attributes:
         default_params: sampling parameters of requests that give none.
         speech: the model's interface for transcription, or None.
+        talker: generates the codes and samples of `speak` with `load_talker=True`, else None.
 
     Raises:
         ConfigError: an unknown or contradictory option, or an architecture that is not supported.
@@ -117,6 +119,8 @@ class LLM(NotPicklable):
         self.document_instruction = info.document_instruction
         self.embeds_text = not self.takes_media and (self._template is None or (files.path / MODULES).is_file())
         core, self.config = load_core(self.config, files, info, self._tokenizer)
+        self._load_talker = partial(load_talker, self.config, files) if self.config.load_talker else None
+        self.talker = None if self._load_talker is None else self._load_talker()
         self.max_model_len = core.info.max_model_len
         ends = [token for text in info.end_tokens if (token := self._tokenizer.token_to_id(text)) is not None]
         self.eos_token_ids = tuple(dict.fromkeys((*files.eos_token_ids, *ends)))
@@ -351,6 +355,7 @@ class LLM(NotPicklable):
         """
         check_sleep_level(level)
         self._engine_loop.sleep().result()
+        self.talker = None
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Read the weights again, with empty caches. Do nothing if the engine is awake.
@@ -363,6 +368,8 @@ class LLM(NotPicklable):
             InputError: there is too little memory, or the engine was closed.
         """
         self._engine_loop.wake_up().result()
+        if self.talker is None and self._load_talker is not None:
+            self.talker = self._load_talker()
 
     def reset_prefix_cache(self) -> bool:
         """Free all KV blocks that are kept for reuse. Return False if blocks of running sequences remain."""

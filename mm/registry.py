@@ -426,7 +426,9 @@ NOTES: dict[str, FamilyNote] = {
         "2-D rotary tower, a token between rows of patches, patch merger; the Hub's layout and the publisher's own"
     ),
     "qwen2_5_omni": FamilyNote(
-        "images, videos and audio together; timestamps as positions; text output only", "5 minutes per audio item"
+        "images, videos and audio together; timestamps as positions; `speak` answers in text and speech",
+        "5 minutes per audio item",
+        "tests/pipelines/test_speak.py",
     ),
     "qwen2_audio": FamilyNote("`transcribe`; Whisper's tower, rows averaged in pairs", "30 s per audio item"),
     "qwen2_vl": FamilyNote(

@@ -16,6 +16,7 @@ from .interface import ForwardBatch, StepLimits
 from .layers.adapter import AdapterMask, LowRank, adapter_bytes
 from .layers.basic import WeightedLayer, rename
 from .layers.linear import LmHead
+from .talker import Talker
 from .text.altup import AltUpDecoder
 from .text.decoder import Decoder, decoder_bytes, gathered_bytes
 from .text.spec import DecoderSpec
@@ -57,12 +58,14 @@ class DecoderModel(nn.Module):
             the names of `layers.adapter.tensor_name`.
         ignored: canonical prefixes of stored tensors that are not used. All other unknown tensors are refused.
         head: None in a checkpoint for embeddings, which stores no head.
+        talker: class of the part that speaks (`models.talker.Talker`), if there is one; `LLM(load_talker=True)` builds it.
     """
 
     __call__: Callable[..., Tensor]
 
     prefixes: ClassVar[Sequence[tuple[str, str]]] = ()
     ignored: Sequence[str] = ()
+    talker: ClassVar[Callable[..., Talker] | None] = None
     routes_by_modality: Mapping[str, int] = {}
     adapters: Sequence[str] = ()
     stored_adapters: Mapping[str, Mapping[str, Any]] = {}

@@ -1,6 +1,6 @@
 """Config and names of checkpoints that hold a thinker (perceives and writes) and possibly a talker (speaks).
 
-Only the thinker is built.
+The thinker is the model; `LLM(load_talker=True)` builds the talker beside it.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from typing import Any
 from ..mm.errors import ConfigError
 
 TALKER_PREFIXES = ("talker.", "token2wav.", "code2wav.")
-"""Prefixes of the tensors that generate speech, which are ignored."""
+"""Prefixes of the tensors that generate speech, which the thinker ignores."""
 
 
 def thinker_config(config: Mapping[str, Any], tied: bool = False, **defaults: Mapping[str, Any]) -> Mapping[str, Any]:

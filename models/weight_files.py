@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -112,6 +112,15 @@ def read_file(file: Path, is_unused: Callable[[str], bool] = lambda name: False)
                     read += tensor.nbytes
                     yield name, tensor
                     del tensor
+
+
+def read_file_rows(file: Path, name: str, rows: Sequence[int]) -> Tensor:
+    """Return rows of one tensor, without reading the others."""
+    from safetensors import safe_open
+
+    with _typed_errors(file), safe_open(file, framework="pt") as tensors:
+        part = tensors.get_slice(name)
+        return torch.cat([part[row : row + 1] for row in rows])
 
 
 def _channels_first(name: str, tensors: Any) -> Tensor:

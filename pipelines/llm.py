@@ -7,7 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from ..engine import async_llm, llm
-from ..engine.frontend.arguments import as_prompts
+from ..engine.frontend.arguments import Messages, as_prompts
 from ..engine.pooling_params import PoolingParams
 from ..engine.progress import ShowProgress
 from ..engine.sampling_params import SamplingParams
@@ -17,6 +17,7 @@ from .ocr import Page, ocr_tasks
 from .pooling import PoolingRequestOutput, encode_tasks
 from .rank import Embedding, Score, embed_tasks, score_tasks
 from .reward import reward_tasks
+from .speak import Speech, speak_tasks
 from .speech.live_input import LiveEvent
 from .speech.live_session import LiveAudio, LiveStream, stream_events
 from .tasks import run_tasks, run_tasks_async
@@ -85,6 +86,16 @@ class LLM(llm.LLM):
         tasks = transcribe_tasks(self, audio, language, task, **check_names(transcribe_tasks, options))
         return run_tasks(self, tasks, use_tqdm, 2 * self.config.max_num_seqs)
 
+    def speak(
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | None = None,
+        use_tqdm: ShowProgress = True,
+        **options: Any,
+    ) -> list[Speech]:
+        """Answer one conversation or a list of them as text and speech; see `pipelines.speak.speak_tasks` for the arguments."""
+        return run_tasks(self, speak_tasks(self, messages, sampling_params, **options), use_tqdm)
+
     def live_audio(self, rate: float | None = None, **options: Any) -> LiveAudio:
         """Open a session that transcribes samples while they arrive.
 
@@ -130,6 +141,13 @@ class AsyncLLM(async_llm.AsyncLLM):
             samples, rate, options: blocks as in `LiveAudio.push`, and the arguments of `LLM.live_audio`.
         """
         return stream_events(self, samples, {"rate": rate, **options})
+
+    async def speak(
+        self, messages: Messages | Sequence[Messages], sampling_params: SamplingParams | None = None, **options: Any
+    ) -> list[Speech]:
+        """`LLM.speak` as a coroutine. The talker runs in a thread."""
+        tasks = speak_tasks(self.llm, messages, sampling_params, **options)
+        return await run_tasks_async(self, tasks, self.llm.config.max_num_seqs)
 
     async def embed(self, inputs: object, **options: Any) -> list[Embedding]:
         """`LLM.embed` as a coroutine."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -26,6 +27,7 @@ from .memory import plan_memory
 from .memory_plan import MemoryPlan
 from .model_source import build_model, computing_dtype
 from .resolve import describe_dtype, load_processing, resolve_engine
+from .talker import talker_bytes
 
 T = TypeVar("T")
 
@@ -152,7 +154,8 @@ def explain(config: EngineConfig) -> MemoryPlan:
     info = load_processing(files, config.mm_processor_kwargs)
     with dispatch.use_backends(config.kernels):
         engine = resolve_engine(config, files, info, on_device=False)
-        return plan_memory(engine.config, engine.model, info, engine.sizes)
+        plan = plan_memory(engine.config, engine.model, info, engine.sizes)
+        return replace(plan, talker=talker_bytes(engine.config, files, engine.sizes.max_model_len))
 
 
 def describe_memory(model: str | os.PathLike[str], options: Mapping[str, Any]) -> list[tuple[str, str]]:

@@ -275,7 +275,9 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
     )
 
 
-def resolve_cache_memory(config: EngineConfig, build: Callable[[], Model], info: ProcessingInfo) -> EngineConfig:
+def resolve_cache_memory(
+    config: EngineConfig, build: Callable[[], Model], info: ProcessingInfo, reserved: Callable[[int], int] = lambda length: 0
+) -> EngineConfig:
     """Return the options with `kv_cache_memory_bytes` set from the free memory of a GPU, unless it is set already.
 
     The KV cache gets what everything else leaves. If `max_model_len` is None, the model's maximum length is halved until one
@@ -283,6 +285,7 @@ def resolve_cache_memory(config: EngineConfig, build: Callable[[], Model], info:
 
     Args:
         build: builds the model on the meta device.
+        reserved: returns bytes for something else on the device, from the maximum length of a sequence.
 
     Raises:
         ConfigError: no sequence fits.
@@ -296,7 +299,8 @@ def resolve_cache_memory(config: EngineConfig, build: Callable[[], Model], info:
         unlimited = replace(config, kv_cache_memory_bytes=_UNLIMITED_BYTES, max_model_len=length)
         sizes = max_sizes(unlimited, info, row_bytes(model), length)
         plan = plan_memory(unlimited, model, info, sizes)
-        left, one = allowed - plan.total + plan.kv_cache, sequence_cache_bytes(model.cache_specs, sizes, config.block_size)
+        left = allowed - reserved(length) - plan.total + plan.kv_cache
+        one = sequence_cache_bytes(model.cache_specs, sizes, config.block_size)
         if left >= one:
             if length < model.max_positions and config.max_model_len is None:
                 _log.warning("max_model_len is lowered to %d to fit; the model has %d positions", length, model.max_positions)

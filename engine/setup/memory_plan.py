@@ -22,6 +22,7 @@ class MemoryPlan(ReprMixin):
             after the other, so the largest counts; with `encode_beside` the encoder call runs beside the others.
         media_held: processed media of running requests.
         streams: encoder states of live streams.
+        talker: weights, KV cache and largest step of the part that speaks (`load_talker`).
         graphs: recorded decode steps and encoder calls of a GPU.
         media_step: media that workers process on `media_device`; part of the total if the model is on the same device.
         processor_cache: processed media kept for later requests.
@@ -51,6 +52,7 @@ class MemoryPlan(ReprMixin):
     device: str = "cpu"
     media_device: str = "cpu"
     streams: int = 0
+    talker: int = 0
 
     @property
     def activations(self) -> int:
@@ -61,7 +63,16 @@ class MemoryPlan(ReprMixin):
     def total(self) -> int:
         """Bytes on the model's device; on a CPU, everything."""
         media = self.media_step if self.media_device == self.device else 0
-        parts = (self.weights, self.kv_cache, self.encoder_cache, self.activations, self.graphs, self.streams, media)
+        parts = (
+            self.weights,
+            self.kv_cache,
+            self.encoder_cache,
+            self.activations,
+            self.graphs,
+            self.streams,
+            self.talker,
+            media,
+        )
         return sum(parts) + (self.on_host if self.device == "cpu" else 0)
 
     @property
@@ -87,6 +98,8 @@ class MemoryPlan(ReprMixin):
         if self.device != "cpu":
             sizes.insert(6 + bool(self.streams), ("recorded steps", self.graphs))
             sizes.append(("total on the host", self.on_host))
+        if self.talker:
+            sizes.insert(1, ("talker", self.talker))
         sizes.append(("total" if self.device == "cpu" else f"total on {self.device}", self.total))
         codecs = f"{_mib(self.decoding)} at most, not in the total; lower media_workers or media's {self.decoding_limits}"
         where = "part of that total" if self.media_device == self.device else "not in the total"

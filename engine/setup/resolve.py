@@ -5,7 +5,7 @@ from __future__ import annotations
 import logging
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cache
+from functools import cache, partial
 from typing import Any, cast
 
 import torch
@@ -22,6 +22,7 @@ from ..model_files import ModelFiles, resolve
 from .implementation import check_options, describe_implementation, explain_fallback, is_fallback, resolve_architecture
 from .memory import MaxSizes, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
 from .model_source import ModelSource, build_from_json, computing_dtype
+from .talker import build_talker, talker_bytes
 
 _log = logging.getLogger(__name__)
 _MODALITIES = ("image", "video", "audio", "vision_chunk")
@@ -91,10 +92,12 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
             "batch_invariant=True needs a CPU and float32 or bfloat16; pass device='cpu' and dtype='float32' or 'bfloat16'",
             param="batch_invariant",
         )
+    if config.load_talker:
+        build_talker(config, files, torch.device("meta"))
     source = ModelSource(config, files, info)
     plan_model = cache(source.build_for_plan)
     if config.parts != "encoder":
-        config = resolve_cache_memory(config, plan_model, info)
+        config = resolve_cache_memory(config, plan_model, info, partial(talker_bytes, config, files))
     model = source.build_on_device() if on_device else plan_model()
     sizes = max_sizes(config, info, row_bytes(model), resolve_max_model_len(config, model))
     return ResolvedEngine(config, source, model, sizes)

@@ -1,19 +1,37 @@
-"""Qwen2.5-Omni's thinker (arXiv 2503.20215): Qwen2.5-VL with a Whisper-like audio tower that attends within two seconds."""
+"""Qwen2.5-Omni (arXiv 2503.20215): a thinker, which is Qwen2.5-VL with an audio tower, a talker, and a code-to-wave model.
+
+The audio tower is Whisper-like and attends within two seconds. The talker's input for a token is the sum of the thinker's
+hidden state and token embedding. For a generated code it is the sum of the code's embedding and the next of these rows of the
+answer; behind the answer follow the embeddings of an end and of padding. A diffusion transformer and BigVGAN turn codes into
+samples.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import torch
+from torch import Tensor, nn
 
+from ...mm.errors import CheckpointError, ConfigError
+from ..audio.bigvgan import BigVgan, bigvgan_spec
 from ..audio.chunked_encoder import ChunkedEncoder
+from ..audio.flow_matching import FlowDecoder, flow_spec
 from ..audio.mel_encoder import LARGE, mel_encoder_spec
 from ..config import decoder_spec, positive_int, require
+from ..interface import CacheSpec, ForwardBatch, StepLimits
+from ..layers.basic import Embedding
+from ..layers.linear import Linear
 from ..native_model import NativeModel
+from ..speaker_file import read_saved
+from ..talker import SpokenAnswer, TalkerPrompt, noise, section
+from ..text.decoder import Decoder, decoder_bytes, gathered_bytes
 from ..thinker import TALKER_PREFIXES, check_output_dim, thinker_config, with_thinker_prefix
 from ..vision.spec import GATED_BLOCKS
+from ..weights import fill
 from .qwen2_vl import PREFIXES, STACK, qwen25_tower
 
 # defaults that the published config.json leaves out
@@ -23,12 +41,137 @@ TEXT = {
     "num_key_value_heads": 4, "rms_norm_eps": 1e-6,
 }  # fmt: skip
 _NAMES = replace(GATED_BLOCKS, qkv=("attn.q", "attn.k", "attn.v"))
+RATE = 24_000
+VOICES = "spk_dict.pt"
+_TALKER: dict[str, Any] = {
+    "vocab_size": 8448, "embedding_size": 3584, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
+    "num_attention_heads": 28, "num_key_value_heads": 4, "head_dim": 128, "rms_norm_eps": 1e-6,
+    "tts_text_end_token_id": 151861, "tts_text_pad_token_id": 151859, "tts_codec_start_token_id": 8293,
+    "tts_codec_end_token_id": 8294, "tts_codec_pad_token_id": 8292, "tts_codec_mask_token_id": 8296,
+}  # fmt: skip
+_FLOW: dict[str, Any] = {
+    "hidden_size": 1024, "num_hidden_layers": 22, "num_attention_heads": 16, "ff_mult": 2, "emb_dim": 512, "head_dim": 64,
+    "max_position_embeddings": 32768, "block_size": 24, "look_ahead_layers": (10,), "look_backward_layers": (0, 20),
+    "repeats": 2, "num_embeds": 8193, "mel_dim": 80, "enc_emb_dim": 192, "enc_dim": 128,
+    "enc_channels": (256, 256, 256, 256, 768), "enc_kernel_sizes": (5, 3, 3, 3, 1), "enc_dilations": (1, 2, 3, 4, 1),
+    "enc_attention_channels": 64, "enc_res2net_scale": 2, "enc_se_channels": 64,
+}  # fmt: skip
+_VOCODER: dict[str, Any] = {
+    "mel_dim": 80, "upsample_initial_channel": 1536, "resblock_kernel_sizes": (3, 7, 11),
+    "resblock_dilation_sizes": ((1, 3, 5),) * 3, "upsample_rates": (5, 3, 2, 2, 2, 2),
+    "upsample_kernel_sizes": (11, 7, 4, 4, 4, 4),
+}  # fmt: skip
+_PREFIXES = (
+    ("talker.model.embed_tokens.", "embed_tokens."),
+    ("talker.model.", "decoder."),
+    ("talker.", ""),
+    ("token2wav.code2wav_dit_model.", "flow."),
+    ("token2wav.code2wav_bigvgan_model.", "vocoder."),
+)
+_BUFFERS = ("inv_freq", ".filter")  # ends of the names of tensors that are computed here
+
+
+class _InputDecoder(Decoder):
+    """A decoder whose inputs are given as `embed_rows`."""
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        assert batch.embed_rows is not None
+        return batch.embed_rows
+
+
+class Qwen25Talker(nn.Module):
+    """Implements `models.talker.Talker`. The code-to-wave model computes in float32."""
+
+    __call__: Callable[..., Tensor]
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__()
+        talker, wave = section(config, "talker_config", _TALKER), section(config, "token2wav_config", {})
+        spec, width = decoder_spec({"text_config": talker}, STACK), positive_int(talker, "embedding_size")
+        self.spec, self.width, self.dtype, self.device = spec, width, dtype, device
+        self.vocab_size, self.max_positions = spec.vocab_size, spec.max_positions
+        self.decoder = _InputDecoder(spec, dtype, device)
+        del self.decoder.embed_tokens
+        self.cache_specs: Sequence[CacheSpec] = self.decoder.cache_specs
+        self.embed_tokens = Embedding(spec.vocab_size, width, dtype, device)
+        self.inputs = Linear(width, {"thinker_to_talker_proj": spec.hidden_size}, True, dtype, device)
+        self.head = Linear(spec.hidden_size, {"codec_head": spec.vocab_size}, False, dtype, device, exact=True)
+        flow, vocoder = flow_spec(section(wave, "dit_config", _FLOW)), bigvgan_spec(section(wave, "bigvgan_config", _VOCODER))
+        if flow.mels != vocoder.mels:
+            raise ConfigError(f"mel_dim in config.json is {flow.mels} in dit_config and {vocoder.mels} in bigvgan_config")
+        self.flow, self.vocoder = FlowDecoder(flow, device), BigVgan(vocoder, device)
+        self.rate, self.max_codes = RATE, flow.max_frames // flow.repeats
+        names = ("start", "end", "pad", "mask")
+        self._start, end, self._pad, self._mask = (int(talker[f"tts_codec_{name}_token_id"]) for name in names)
+        self._text_end, self._text_pad = int(talker["tts_text_end_token_id"]), int(talker["tts_text_pad_token_id"])
+        self.end_ids: Sequence[int] = (self._pad, end)
+        without_sound = set(range(flow.codes + 1, spec.vocab_size)) - set(self.end_ids)
+        self.forbidden: Collection[int] = sorted(without_sound | {self._start})
+        self._embed: Callable[[Sequence[int]], Tensor]
+        self._voices: dict[str, tuple[int, Tensor, Tensor]] = {}
+
+    @property
+    def voices(self) -> tuple[str, ...]:
+        return tuple(self._voices)
+
+    def is_unused(self, name: str) -> bool:
+        return not name.startswith(("talker.", "token2wav.")) or name.endswith(_BUFFERS)
+
+    def load(self, folder: Path, weights: Iterable[tuple[str, Tensor]], embed: Callable[[Sequence[int]], Tensor]) -> None:
+        fill(self, weights, _PREFIXES)
+        self._embed = embed
+        try:
+            for name, voice in read_saved(folder / VOICES).items():
+                speaker, reference = (voice[key].to(self.device, torch.float32) for key in ("cond", "ref_mel"))
+                shapes = (1, self.flow.spec.speaker_width), (1, -1, self.flow.spec.mels)
+                self._voices[str(name)] = int(voice["bos_token"]), speaker.view(shapes[0]), reference.view(shapes[1])
+        except (TypeError, KeyError, AttributeError, ValueError, RuntimeError) as error:
+            if isinstance(error, CheckpointError):
+                raise
+            raise CheckpointError(f"{folder / VOICES} does not hold voices as published ({error!r})") from None
+
+    def prompt(self, answer: SpokenAnswer, voice: str) -> TalkerPrompt:
+        prompt, spoken = list(answer.prompt_ids), list(answer.answer_ids)
+        count = len(prompt)
+        embedded = self._embedded([*prompt, *spoken[:-1], self._voices[voice][0], self._text_end, self._text_pad])
+        states, others = embedded[:-3], embedded[-3:]
+        states[:count].masked_fill_(answer.is_embed.to(self.device)[:, None], 0)
+        states += answer.hidden.to(self.device, self.dtype)
+        codes = self.embed_tokens(torch.tensor([self._pad, self._start], device=self.device))
+        last = torch.cat((others[:1], states[count : count + 1])) + codes
+        rows = self.inputs(torch.cat((states[:count], last)))
+        return TalkerPrompt([*[self._mask] * count, self._pad, self._start], rows, torch.cat((states[count + 1 :], others[1:])))
+
+    def _embedded(self, ids: Sequence[int]) -> Tensor:
+        return self._embed(ids).to(self.device, self.dtype)
+
+    def next_row(self, code: int, following: Tensor) -> Tensor:
+        return self.inputs(self.embed_tokens(torch.tensor([code], device=self.device)) + following)
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        return self.decoder(batch)
+
+    def compute_logits(self, hidden: Tensor) -> Tensor:
+        return self.head(hidden).float()
+
+    def samples(self, codes: Sequence[int], voice: str, seed: int) -> Iterator[Tensor]:
+        _, speaker, reference = self._voices[voice]
+        flow = self.flow.spec
+        start = noise((len(codes) * flow.repeats, flow.mels), seed).to(self.device)
+        yield from self.vocoder.parts(self.flow.sample(codes, speaker, reference, start))
+
+    def peak_bytes(self, limits: StepLimits, codes: int) -> int:
+        wave = max(self.flow.spec.peak_bytes(codes * self.flow.spec.repeats), self.vocoder.spec.peak_bytes())
+        states = 4 * limits.longest * self.width * self.dtype.itemsize
+        step = decoder_bytes(self.spec, limits, self.dtype) + gathered_bytes(self.spec, limits, self.dtype)
+        return max(wave, step + states)
 
 
 class Qwen25Omni(NativeModel):
     """A model of images, videos and audio."""
 
     prefixes = with_thinker_prefix((("model.audio_tower.", "audio_tower."), *PREFIXES))
+    talker = Qwen25Talker
     ignored = (*TALKER_PREFIXES, "audio_tower.audio_bos_eos_token.")  # the published model does not use the latter either
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:

@@ -1,0 +1,168 @@
+"""BigVGAN (arXiv 2206.04658): a log-mel spectrogram becomes samples.
+
+Every layer sees a bounded time, so that a long spectrogram is computed in parts with some frames around them, and the samples
+are those of the whole.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from math import ceil, pi, prod
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.nn import functional as F
+
+from ...mm.errors import ConfigError
+from ..config import positive_int, require
+from ..layers.basic import TensorModule
+from ..layers.builder import Builder
+from ..layers.convolution import Conv1d, Upsample1d
+
+PART = 256  # frames that are computed at once, without those around them
+_TAPS, _ENDS = 12, 7  # taps of the filters around an activation; taps of the first and last convolution
+_ACTIVATION = 7  # samples on each side that an activation sees: 3 in the filter that doubles the rate, 3 in the other
+_DECIBELS, _REFERENCE = -115.0, 20.0
+_NOT_ZERO = 1e-9
+
+
+@dataclass(frozen=True)
+class BigVganSpec:
+    """Sizes of the network.
+
+    Args:
+        mels: bands of the spectrogram. channels: after the first convolution; each stage halves them.
+        strides, taps: of the transposed convolution of each stage.
+        kernels: (taps, dilations) of the blocks of each stage, whose results are averaged.
+    """
+
+    mels: int
+    channels: int
+    strides: Sequence[int]
+    taps: Sequence[int]
+    kernels: Sequence[tuple[int, Sequence[int]]]
+
+    @property
+    def samples_per_frame(self) -> int:
+        return prod(self.strides)
+
+    @property
+    def around(self) -> int:
+        """Frames on each side that a sample depends on, at most."""
+        rate, frames = 1, float(_ENDS // 2)
+        for stride, taps in zip(self.strides, self.taps, strict=True):
+            frames += ceil(taps / stride) / rate
+            rate *= stride
+            reach = [len(d) * (taps // 2 + 2 * _ACTIVATION) + taps // 2 * sum(d) for taps, d in self.kernels]
+            frames += max(reach) / rate
+        return ceil(frames + (_ACTIVATION + _ENDS // 2) / rate)
+
+    def peak_bytes(self) -> int:
+        """Return the bytes alive while a part is computed: the input of a stage, results of its blocks, and temporaries."""
+        rate, widest = 1, 0
+        for number, stride in enumerate(self.strides):
+            rate *= stride
+            widest = max(widest, rate * (self.channels >> number + 1))
+        return (8 + 2 * len(self.kernels)) * (PART + 2 * self.around) * widest * 4
+
+
+def bigvgan_spec(config: Mapping[str, Any]) -> BigVganSpec:
+    """Read `bigvgan_config`. Raise ConfigError for lists that differ in length, and channels that cannot be halved."""
+    names = ("upsample_rates", "upsample_kernel_sizes", "resblock_kernel_sizes", "resblock_dilation_sizes")
+    strides, taps, kernels, dilations = (list(require(config, name)) for name in names)
+    channels = positive_int(config, "upsample_initial_channel")
+    if not len(strides) == len(taps) or not kernels or len(kernels) != len(dilations) or not strides:
+        raise ConfigError(
+            f"the lists {', '.join(names)} of bigvgan_config in config.json must have entries, as many in each pair"
+        )
+    if channels % 2 ** len(strides) or any((k - s) % 2 or k < s for k, s in zip(taps, strides, strict=True)):
+        raise ConfigError(
+            "upsample_initial_channel, upsample_rates and upsample_kernel_sizes in config.json do not fit together"
+        )
+    return BigVganSpec(positive_int(config, "mel_dim"), channels, strides, taps, list(zip(kernels, dilations, strict=True)))
+
+
+def low_pass(taps: int = _TAPS) -> Tensor:
+    """Return the filter that keeps half of the band, float32 `[1, 1, taps]`: a sinc in a Kaiser window, of sum 1."""
+    half, cutoff, width = taps // 2, 0.25, 0.3
+    attenuation = 2.285 * (half - 1) * pi * 4 * width + 7.95
+    beta = (
+        0.1102 * (attenuation - 8.7) if attenuation > 50 else 0.5842 * (attenuation - 21) ** 0.4 + 0.07886 * (attenuation - 21)
+    )
+    window = torch.kaiser_window(taps, periodic=False, beta=beta)
+    sinc = 2 * cutoff * window * torch.sinc(2 * cutoff * (torch.arange(-half, half) + 0.5))
+    return (sinc / sinc.sum())[None, None]
+
+
+class _Activation(TensorModule):
+    """x + sin(a x)^2 / b at twice the rate, between two low-pass filters. a and b are stored as logarithms."""
+
+    def __init__(self, channels: int, device: torch.device) -> None:
+        super().__init__()
+        build = Builder(self, torch.float32, device, "act.")
+        self.factors = [build.stored(name, channels) for name in ("alpha", "beta")]
+
+    def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
+        channels, kernel = x.shape[1], kernel.expand(x.shape[1], -1, -1)
+        edge = _TAPS // 2 - 1
+        wide = 2 * F.conv_transpose1d(F.pad(x, (edge, edge), "replicate"), kernel, stride=2, groups=channels)
+        wide = wide[..., 3 * edge : -3 * edge]
+        a, b = (one.weight.exp()[:, None] for one in self.factors)
+        wide = wide + (wide * a).sin_().square_().mul_(1.0 / (b + _NOT_ZERO))
+        return F.conv1d(F.pad(wide, (edge, edge + 1), "replicate"), kernel, stride=2, groups=channels)
+
+
+class _Block(TensorModule):
+    """Pairs of convolutions, the first dilated, each after an activation, with residuals."""
+
+    def __init__(self, channels: int, taps: int, dilations: Sequence[int], device: torch.device) -> None:
+        super().__init__()
+        self.convs1 = nn.ModuleList(Conv1d(channels, channels, taps, device, dilation=one) for one in dilations)
+        self.convs2 = nn.ModuleList(Conv1d(channels, channels, taps, device) for _ in dilations)
+        self.activations = nn.ModuleList(_Activation(channels, device) for _ in range(2 * len(dilations)))
+
+    def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
+        acts = self.activations
+        for first, second, before, between in zip(self.convs1, self.convs2, acts[::2], acts[1::2], strict=True):
+            x = x + second(between(first(before(x, kernel)), kernel))
+        return x
+
+
+class BigVgan(nn.Module):
+    """Log-mel frames `[frames, mels]` -> samples in [-1, 1], float32 `[frames * samples_per_frame]`."""
+
+    def __init__(self, spec: BigVganSpec, device: torch.device) -> None:
+        super().__init__()
+        self.spec, channels = spec, spec.channels
+        self.conv_pre = Conv1d(spec.mels, channels, _ENDS, device)
+        self.ups, self.resblocks = nn.ModuleList(), nn.ModuleList()
+        self.stages = list[tuple[Upsample1d, list[_Block]]]()  # the layers of both
+        for stride, taps in zip(spec.strides, spec.taps, strict=True):
+            up = Upsample1d(channels, channels // 2, taps, stride, device)
+            channels //= 2
+            blocks = [_Block(channels, own, dilations, device) for own, dilations in spec.kernels]
+            self.stages.append((up, blocks))
+            self.ups.append(nn.ModuleList([up]))
+            self.resblocks.extend(blocks)
+        self.activation_post = _Activation(channels, device)
+        self.conv_post = Conv1d(channels, 1, _ENDS, device, bias=False)
+
+    def parts(self, mel: Tensor) -> Iterator[Tensor]:
+        """Yield the samples part by part."""
+        around, rate = self.spec.around, self.spec.samples_per_frame
+        for start in range(0, len(mel), PART):
+            first, stop = max(0, start - around), min(start + PART, len(mel))
+            wave = self._synthesize(mel[first : stop + around])
+            yield wave[(start - first) * rate : (stop - first) * rate]
+
+    def _synthesize(self, mel: Tensor) -> Tensor:
+        kernel = low_pass().to(mel.device)
+        least = 10.0 ** (_DECIBELS / 20)
+        decibels = 20 * mel.exp().clamp(min=least).log10() - _REFERENCE
+        x = self.conv_pre((2 * (decibels - _DECIBELS) / -_DECIBELS - 1).clamp(-1, 1).T[None])
+        for up, blocks in self.stages:
+            x = up(x)
+            x = torch.stack([block(x, kernel) for block in blocks]).mean(0)
+        return self.conv_post(self.activation_post(x, kernel)).clamp(-1, 1).flatten()

@@ -1,0 +1,68 @@
+"""Small random checkpoints that speak, with transformers' whole models as oracles."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import family
+import torch
+from oracle import randomise, save_checkpoint
+
+TEMPLATE = (
+    "{% for m in messages %}<|im_start|>{{ m['role'] }} {% if m['content'] is string %}{{ m['content'] }}{% else %}"
+    "{% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }}{% elif c['type'] == 'image' %}"
+    "<|vision_start|><|image_pad|><|vision_end|>{% elif c['type'] == 'audio' %}<|audio_start|><|audio_pad|><|audio_end|>"
+    "{% endif %}{% endfor %}{% endif %}<|im_end|>{% endfor %}<|im_start|>"
+)
+FLOW = {
+    "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "ff_mult": 2, "emb_dim": 20, "head_dim": 16,
+    "block_size": 6, "look_ahead_layers": [1], "look_backward_layers": [0, 2], "repeats": 2, "num_embeds": 60, "mel_dim": 12,
+    "enc_emb_dim": 10, "enc_dim": 8, "enc_channels": [16, 16, 16, 32], "enc_kernel_sizes": [5, 3, 3, 1],
+    "enc_dilations": [1, 2, 3, 1], "enc_attention_channels": 7, "enc_res2net_scale": 4, "enc_se_channels": 6,
+}  # fmt: skip
+VOCODER = {
+    "mel_dim": 12, "upsample_initial_channel": 16, "resblock_kernel_sizes": [3, 7],
+    "resblock_dilation_sizes": [[1, 3, 5], [1, 3, 5]], "upsample_rates": [5, 2], "upsample_kernel_sizes": [11, 4],
+}  # fmt: skip
+
+
+def build_qwen2_5(seed: int, vocab: int = 72) -> tuple[Any, Any]:
+    """Return transformers' whole Qwen2.5-Omni and its processor. Codes from 61 on are without sound."""
+    import transformers as tf
+
+    thinker, processor = family.load_rows()["qwen2_5_omni"].build(seed)
+    talker = {
+        "vocab_size": vocab, "embedding_size": 64, "hidden_size": 32, "intermediate_size": 56, "num_hidden_layers": 3,
+        "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16, "max_position_embeddings": 2048,
+        "tts_text_start_token_id": 5, "tts_text_end_token_id": 6, "tts_text_pad_token_id": 7, "tts_codec_start_token_id": 65,
+        "tts_codec_end_token_id": 66, "tts_codec_pad_token_id": 64, "tts_codec_mask_token_id": 68,
+        "rope_parameters": {"rope_type": "default", "mrope_section": [2, 3, 3], "rope_theta": 1e4},
+    }  # fmt: skip
+    names = [f"{name}_token_index" for name in ("image", "video", "audio")]
+    names += [f"{name}_{side}_token_id" for name in ("vision", "audio") for side in ("start", "end")]
+    talker |= {name: getattr(thinker.config, name) for name in names}
+    config = tf.Qwen2_5OmniConfig(
+        thinker_config=thinker.config.to_dict(),
+        talker_config=talker,
+        token2wav_config={"dit_config": FLOW, "bigvgan_config": VOCODER},
+    )
+    model = tf.Qwen2_5OmniForConditionalGeneration(config).eval()
+    randomise(model, seed)
+    head = model.talker.codec_head.weight.data
+    head[61:64] = head[65:] = 0  # codes that transformers cannot turn into sound
+    head[64] = 0
+    model.token2wav.code2wav_bigvgan_model.conv_post.weight.data *= 0.1  # samples stay in [-1, 1]
+    gen = torch.Generator().manual_seed(seed)
+    for number, name in enumerate(("Ada", "Ben")):
+        mel = torch.randn(1, 30 + number, 12, generator=gen) - 4
+        model.speaker_map[name] = {"bos_token": 8 + number, "cond": torch.randn(1, 10, generator=gen), "ref_mel": mel}
+    return model, processor
+
+
+def save_qwen2_5(folder: Path, seed: int = 0) -> Any:
+    """Save the checkpoint as it is published. Return the oracle and its processor."""
+    model, processor = build_qwen2_5(seed)
+    save_checkpoint(folder, model, processor)
+    torch.save(model.speaker_map, folder / "spk_dict.pt")
+    return model, processor

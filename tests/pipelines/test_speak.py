@@ -1,0 +1,232 @@
+"""`LLM.speak`: codes and samples of Qwen2.5-Omni's talker against transformers' whole model, options and errors."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import shutil
+
+import family
+import pytest
+import talkers
+import torch
+from sensorium import LLM, AsyncLLM, ConfigError, InputError, SamplingParams
+from sensorium.mm.errors import CheckpointError
+from sensorium.models.speaker_file import read_saved
+from sensorium.pipelines import speak
+
+TEXT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+GREEDY = SamplingParams(temperature=0.0, repetition_penalty=1.05, max_tokens=40, seed=5)
+CASES = {"text": "", "image": "i", "audio": "a", "both": "ia"}
+
+
+@pytest.fixture(scope="module")
+def saved(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("talker")
+    return folder, *talkers.save_qwen2_5(folder)
+
+
+@pytest.fixture(scope="module")
+def llm(saved):
+    with LLM(
+        saved[0], load_talker=True, chat_template=talkers.TEMPLATE, max_model_len=1024, max_num_seqs=2, device="cpu"
+    ) as made:
+        yield made
+
+
+def conversation(letters):
+    """Return messages with one item per letter, and the items by modality."""
+    sizes = {"i": ("image", (90, 130)), "a": ("audio", (9120,))}
+    content, data = [{"type": "text", "text": "How many"}], {}
+    for letter in letters:
+        modality, size = sizes[letter]
+        data[modality] = [family.make_media(modality, size, 3)]
+        content.append({"type": modality, modality: (data[modality][0], 16_000) if modality == "audio" else data[modality][0]})
+    return [{"role": "user", "content": [*content, {"type": "text", "text": " are there?"}]}], data
+
+
+def with_mask(talker, arguments, named):
+    """Give the oracle's talker its mask again.
+
+    `generate` of transformers 5.23 drops masks of ones. Without a mask, the talker leaves out the embeddings of the two codes
+    that begin speech, and the positions of media.
+    """
+    new = named["input_ids"] if named["input_ids"] is not None else named["inputs_embeds"]
+    length = new.shape[1] + named["past_key_values"].get_seq_length()
+    return arguments, named | {"attention_mask": torch.ones(1, length, dtype=torch.long)}
+
+
+def spoken_by_oracle(model, processor, prompt, data, voice, seed):
+    """Return text tokens, codes and samples of transformers' greedy answer."""
+    inputs = family.call_processor(processor, prompt, data)
+    if "pixel_values" in inputs:  # which transformers would also pass to the talker, and refuse there
+        inputs["thinker_pixel_values"] = inputs.pop("pixel_values")
+    codes, forward = [], model.token2wav.forward
+
+    def kept(code, **rest):
+        codes.extend(code[0].tolist())
+        return forward(code, **rest)
+
+    model.token2wav.forward = kept
+    hook = model.talker.register_forward_pre_hook(with_mask, with_kwargs=True)
+    try:
+        torch.manual_seed(seed)
+        tokens, samples = model.generate(
+            **inputs,
+            speaker=voice,
+            thinker_max_new_tokens=TEXT.max_tokens,
+            thinker_do_sample=False,
+            thinker_eos_token_id=[-1],
+            talker_do_sample=False,
+            talker_max_new_tokens=GREEDY.max_tokens,
+            talker_eos_token_id=[64, 66],
+        )
+    finally:
+        model.token2wav.forward = forward
+        hook.remove()
+    return tokens[0, inputs["input_ids"].shape[1] :].tolist(), tuple(codes), samples
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_speech_is_transformers(saved, llm, case):
+    _, model, processor = saved
+    messages, data = conversation(CASES[case])
+    (speech,) = llm.speak(messages, TEXT, speech_params=GREEDY, voice="Ben")
+    assert speech.error is None
+    marks = "".join(family.load_rows()["qwen2_5_omni"].placeholders[name] for name in data)
+    prompt = f"<|im_start|>user How many{marks} are there?<|im_end|><|im_start|>"
+    tokens, codes, samples = spoken_by_oracle(model, processor, prompt, data, "Ben", 5)
+    assert speech.output.outputs[0].token_ids == tokens
+    assert len(codes) > 5
+    assert speech.codes == codes
+    assert speech.sampling_rate == 24_000
+    assert speech.samples.shape == samples.shape == (len(codes) * 2 * 10,)
+    assert samples.std() > 0.01
+    torch.testing.assert_close(speech.samples, samples, rtol=0, atol=1e-4)
+
+
+def test_published_sampling_has_a_seed(llm):
+    messages = [conversation("")[0]] * 2
+    params = speak.SPEECH_PARAMS.clone()
+    assert (params.temperature, params.top_k, params.top_p, params.repetition_penalty) == (0.9, 40, 0.8, 1.05)
+    params.max_tokens = 12
+    params.seed = 3
+    first, second = llm.speak(messages, TEXT, speech_params=params)
+    assert first.codes == second.codes
+    assert first.samples.equal(second.samples)
+    params.seed = None  # the engine's seed and the number of the conversation
+    third, fourth = llm.speak(messages, TEXT, speech_params=params)
+    assert len({first.codes, third.codes, fourth.codes}) == 3
+    again = asyncio.run(AsyncLLM(llm).speak(messages, TEXT, speech_params=params))
+    assert [one.codes for one in again] == [third.codes, fourth.codes]
+
+
+def test_end_of_speech(llm):
+    messages, _ = conversation("")
+    ends = {"temperature": 0.0, "max_tokens": 9, "logit_bias": {66: 100.0}}
+    (silent,) = llm.speak(messages, TEXT, speech_params=SamplingParams(**ends))
+    assert (silent.error, silent.codes, silent.samples.shape, silent.seconds) == (None, (), (0,), 0.0)
+    assert silent.text
+    (short,) = llm.speak(messages, TEXT, speech_params=SamplingParams(**ends, min_tokens=4))
+    assert len(short.codes) == 4
+    (word,) = llm.speak(messages, SamplingParams(temperature=0.0, max_tokens=1))
+    assert (word.error, word.codes) == (None, ())
+
+
+def test_only_codes_with_sound(llm):
+    """The engine never chooses a code without a row in the table, nor the start of speech."""
+    bias = dict.fromkeys((61, 62, 63, 65, 67, 71), 100.0)
+    (speech,) = llm.speak(
+        conversation("")[0], TEXT, speech_params=SamplingParams(temperature=0.0, max_tokens=6, logit_bias=bias)
+    )
+    assert len(speech.codes) == 6
+    assert max(speech.codes) <= 60
+
+
+def test_a_failing_conversation(llm):
+    good, _ = conversation("")
+    failed, spoken = llm.speak([[{"role": "user", "content": "x" * 9000}], good], TEXT, speech_params=GREEDY)
+    assert "max_model_len" in str(failed.error)
+    assert not len(failed.samples)
+    assert spoken.error is None
+
+
+def test_arguments(llm):
+    messages, _ = conversation("")
+    with pytest.raises(InputError, match="voice='Eve' is unknown; this model has Ada, Ben"):
+        llm.speak(messages, voice="Eve")
+    with pytest.raises(InputError, match="n=2: one answer is spoken"):
+        llm.speak(messages, SamplingParams(n=2, temperature=1.0))
+    with pytest.raises(InputError, match="logprobs has no meaning for codes"):
+        llm.speak(messages, speech_params=SamplingParams(logprobs=1))
+    with pytest.raises(InputError, match="speech_params"):
+        llm.speak(messages, speech_params={"temperature": 0.0})
+
+
+def test_memory_and_sleep(saved, llm):
+    assert llm.explain().talker > 0
+    assert "talker" in str(llm.explain())
+    with LLM(saved[0], chat_template=talkers.TEMPLATE, max_model_len=512, device="cpu") as plain:
+        assert plain.explain().talker == 0
+        with pytest.raises(ConfigError, match="load the model with load_talker=True"):
+            plain.speak(conversation("")[0])
+    before = llm.speak(conversation("")[0], TEXT, speech_params=GREEDY)[0].codes
+    llm.sleep()
+    with pytest.raises(ConfigError, match="wake the engine first"):
+        llm.speak(conversation("")[0])
+    llm.wake_up()
+    assert llm.speak(conversation("")[0], TEXT, speech_params=GREEDY)[0].codes == before
+
+
+def edited(folder, target, **changes):
+    """Copy a checkpoint with other values in config.json; None removes a key."""
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text()) | changes
+    (target / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return target
+
+
+def test_checkpoints_without_speech(saved, tmp_path):
+    options = {"load_talker": True, "max_model_len": 512, "device": "cpu"}
+    for changes, reason in (
+        ({"enable_audio_output": False}, "enable_audio_output in config.json is false"),
+        ({"talker_config": None}, "it is a thinker alone"),
+    ):
+        folder = edited(saved[0], tmp_path / next(iter(changes)), **changes)
+        with pytest.raises(ConfigError, match=reason):
+            LLM(folder, **options)
+    with pytest.raises(ConfigError, match="does not speak here"):
+        LLM(family.save(family.load_rows()["qwen2_vl"], tmp_path / "mute"), **options)
+    with pytest.raises(ConfigError, match="needs the whole model"):
+        LLM(saved[0], parts="encoder", **options)
+    voiceless = edited(saved[0], tmp_path / "voiceless")
+    (voiceless / "spk_dict.pt").unlink()
+    with pytest.raises(CheckpointError, match=r"spk_dict\.pt is missing"):
+        LLM(voiceless, **options)
+    torch.save({"Ada": {"bos_token": 1, "cond": torch.zeros(3)}}, voiceless / "spk_dict.pt")
+    with pytest.raises(CheckpointError, match="does not hold voices as published"):
+        LLM(voiceless, **options)
+
+
+class _Call:
+    def __reduce__(self):
+        return print, ("called",)
+
+
+@pytest.mark.parametrize("old", [False, True])
+def test_voices_are_read_without_unpickling(tmp_path, capsys, old):
+    table = torch.randn(4, 6).half()
+    content = {
+        "a": {"number": 70_000, "part": table[1:, ::2], "long": torch.arange(3)},
+        "b": {"same": table.T, "x": 0.5, "no": None},
+    }
+    torch.save(content, tmp_path / "good.pt")
+    found = read_saved(tmp_path / "good.pt")
+    assert str(found) == str(torch.load(tmp_path / "good.pt", weights_only=True))
+    torch.save({"a": _Call()}, tmp_path / "bad.pt", _use_new_zipfile_serialization=not old)
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_saved(tmp_path / "bad.pt")
+    assert "called" not in capsys.readouterr().out
+    (tmp_path / "cut.pt").write_bytes((tmp_path / "good.pt").read_bytes()[:-40])
+    with pytest.raises(CheckpointError, match="cannot be read"):
+        read_saved(tmp_path / "cut.pt")
