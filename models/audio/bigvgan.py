@@ -60,12 +60,12 @@ class BigVganSpec:
         return ceil(frames + (_ACTIVATION + _ENDS // 2) / rate)
 
     def peak_bytes(self) -> int:
-        """Return the bytes alive while a part is computed: the input of a stage, results of its blocks, and temporaries."""
+        """Return the bytes alive while a part is computed: results of a stage's blocks, and temporaries of twice the rate."""
         rate, widest = 1, 0
         for number, stride in enumerate(self.strides):
             rate *= stride
             widest = max(widest, rate * (self.channels >> number + 1))
-        return (8 + 2 * len(self.kernels)) * (PART + 2 * self.around) * widest * 4
+        return (30 + 4 * len(self.kernels)) * (PART + 2 * self.around) * widest * 4
 
 
 def bigvgan_spec(config: Mapping[str, Any]) -> BigVganSpec:
