@@ -31,8 +31,9 @@ _MAX_TILES = 64  # planning looks at every tile of every arrangement
 _MARKS = (151666, 151667, 151668, 151669, 151670)  # tokens of start, end of the whole image, column, row, end
 _PADS = {"gemma2": "<unused0>", "llama": "<|reserved_special_token_0|>"}  # tokens of rows, by the decoder's model_type
 _PATCHES = PatchSpec(
-    IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, patch=16, temporal=1, min_pixels=448**2, max_pixels=1344 * 1792, squeeze=True
+    IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, patch=16, temporal=1, min_pixels=448**2, max_pixels=1792**2, squeeze=True
 )
+_SMALL_WIDTH, _SMALL_MAX_PIXELS = 2048, 1344 * 1792  # of Ovis2.5-2B, whose code has another bound than that of 9B
 
 
 def pad_token(config: Mapping[str, Any]) -> str:
@@ -162,6 +163,8 @@ class Ovis25ProcessingInfo(SpelledPlaceholders, NativeResolutionInfo):
         names = {"patch_size": 16, "hidden_stride": 2, "temporal_patch_size": 1}
         patch, merge, temporal = (vision.get(name, default) for name, default in names.items())
         pixels = {key: value for key, value in files.image.items() if key != "size"}
+        if text.get("hidden_size", _SMALL_WIDTH) <= _SMALL_WIDTH:
+            pixels = {"max_pixels": _SMALL_MAX_PIXELS, **pixels}
         image = {**pixels, "patch_size": patch, "merge_size": merge, "temporal_patch_size": temporal}
         return replace(files, config=config, image=image)
 

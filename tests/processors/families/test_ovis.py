@@ -50,6 +50,15 @@ def test_published_bounds_of_ovis2_5() -> None:
     assert info.decode_spec.sampling.num_frames == 8
 
 
+@pytest.mark.parametrize(("width", "most"), [(2048, 1344 * 1792), (4096, 1792**2)])
+def test_the_larger_ovis2_5_has_another_bound(width: int, most: int) -> None:
+    config = {**OVIS25, "llm_config": {"vocab_size": 20, "hidden_size": width}}
+    info = Ovis25ProcessingInfo(files(config, {"size": {"height": 512, "width": 512}}))
+    grid = info.geometry(MediaHeader("image", 5000, 5000))
+    assert most - 64 * 1792 < grid.h * grid.w * 16**2 <= most
+    assert Ovis25ProcessingInfo(files(config, {"max_pixels": 10**6})).specs["image"].max_pixels == 10**6
+
+
 @pytest.mark.parametrize("known", [{}, {"<image>": IMAGE, "<video>": VIDEO}])
 def test_placeholders_are_texts_or_tokens(known: dict[str, int]) -> None:
     info = Ovis25ProcessingInfo(files(OVIS25, {}, known))
