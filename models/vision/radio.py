@@ -61,9 +61,14 @@ def radio_spec(vision: Mapping[str, Any], min_frame: int, merge: int = 1, keep_f
 
 
 def summary_rows(vision: Mapping[str, Any]) -> list[int]:
-    """Return the class rows, of each frame's first rows, that make up its summary: those of some teachers."""
-    teachers = require(vision, "args").get("teachers") or ()
-    return [i for i, teacher in enumerate(teachers) if teacher.get("use_summary", True)] or [0]
+    """Return the class rows, of each frame's first rows, that make up its summary: one per teacher's name, or the only one."""
+    args, first = require(vision, "args"), dict[str, int]()
+    if not args.get("cls_token_per_teacher", False):
+        return [0]
+    for row, teacher in enumerate(args.get("teachers") or ()):
+        if teacher.get("use_summary", True):
+            first.setdefault(require(teacher, "name"), row)
+    return [*first.values()] or [0]
 
 
 def _first_rows(args: Mapping[str, Any]) -> int:

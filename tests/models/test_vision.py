@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from oracle import randomise
+from sensorium.models.vision.radio import summary_rows
 from sensorium.models.vision.spec import RotarySpec
 from towers import CASES, hidden, load, make_items, make_patches
 
@@ -73,3 +74,15 @@ def test_class_rows_may_be_kept() -> None:
     ours = load(kept, oracle)(make_patches(case, items), case.grids)
     theirs = hidden(oracle, items, items[0], case.grids)
     assert torch.allclose(ours[1], theirs[2].flatten(0, 1), atol=1e-4)
+
+
+@pytest.mark.parametrize(
+    ("args", "rows"),
+    [
+        ({"cls_token_per_teacher": True, "teachers": [{"name": "clip"}, {"name": "sam", "use_summary": False}]}, [0]),
+        ({"cls_token_per_teacher": True, "teachers": [{"name": "clip"}, {"name": "dino_v2"}, {"name": "clip"}]}, [0, 1]),
+        ({"cls_token_per_teacher": False, "teachers": [{"name": "clip"}, {"name": "dino_v2"}]}, [0]),
+    ],
+)
+def test_a_summary_of_radio_has_a_row_per_name_of_a_teacher(args, rows):
+    assert summary_rows({"args": args}) == rows
