@@ -196,6 +196,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "SiglipModel": native("dual_encoder", "Siglip", "SiglipProcessingInfo"),
     "SkyworkR1VChatModel": native("internvl", "InternVLChat", "InternVLChatProcessingInfo"),
     "SmolVLMForConditionalGeneration": native("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
+    "Step3VL10BForCausalLM": native("step3_vl", "StepVL", "Step3VLProcessingInfo"),
     "StepVLForConditionalGeneration": native("step3_vl", "StepVL", "Step3VLProcessingInfo"),
     "Terratorch": native("terratorch", "Terratorch", "RawTensorInfo"),
     "Tarsier2ForConditionalGeneration": native("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),
