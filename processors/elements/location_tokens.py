@@ -166,9 +166,10 @@ def find_xy_tokens(text: str, scale: ImageScale) -> Iterator[Element]:
     The image is in the middle of `scale.resized`; larger images are shrunk to it, smaller ones keep their size.
     """
     (height, width), (tall, wide) = scale.size, scale.resized
-    inner_tall, inner_wide = min(height, tall), width if height <= tall else int(tall * width / height)
+    ratio = width / height  # the order of operations is that of the resize
+    inner_tall, inner_wide = min(height, tall), width if height <= tall else int(tall * ratio)
     if inner_wide > wide:
-        inner_tall, inner_wide = int(wide * height / width), wide
+        inner_tall, inner_wide = int(wide / ratio), wide
     left, top = (wide - inner_wide) // 2, (tall - inner_tall) // 2
     for first, last in pairwise(_CORNER.finditer(text)):
         if first[3] is not None or last[3] is None:

@@ -278,3 +278,10 @@ def test_text_is_decoded_on_access():
     assert len(lazy.elements()) == 1
     assert pickle.loads(pickle.dumps(lazy)).elements() == lazy.elements()
     assert MarkedText("box_tokens", fail, (SCALE,)).elements() == ()
+
+
+def test_a_page_ends_where_its_resize_ends() -> None:
+    """A page of 2560 x 3000 becomes 1664 x 1949: the height is 1949.99... before it is cut off."""
+    text = "<x_0.0><y_0.023925781>End<x_1.0><y_0.975585937><class_Text>"
+    (found,) = MarkedText("xy_tokens", text, (ImageScale((3000, 2560), (2048, 1664)),)).elements()
+    assert found.box == pytest.approx((0, 0, 2560, 3000), abs=0.01)
