@@ -73,7 +73,7 @@ def beam_task(llm: LLM, prompt: Mapping[str, Any], params: SamplingParams, size:
         params: its logits processors apply to the log probabilities.
     """
     prefix = list(prompt["prompt_token_ids"])
-    room = llm.max_model_len - len(prefix) - 1
+    room = llm.max_model_len - len(prefix) - 2  # the family may add a token to the prefix
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     search = _Search(size, llm.eos_token_ids, max_tokens)
     one = SamplingParams(max_tokens=1, logits_processors=params.processors)

@@ -61,7 +61,7 @@ class AttentionAligner:
         `seconds`: length of the audio; None: the model's window.
         """
         prefix = llm.get_tokenizer().encode(self._make_request(language, "").prompt, add_special_tokens=False)
-        tokens = tokens[: llm.max_model_len - len(prefix) - 2]
+        tokens = tokens[: llm.max_model_len - len(prefix) - 3]  # the family may add a token to the prefix
         if not tokens:
             return [0.0]
         ids = [*prefix, *tokens, llm.eos_token_ids[0]]
