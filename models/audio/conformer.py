@@ -225,5 +225,5 @@ def conformer_bytes(c: ConformerSpec, rows: int, dtype: torch.dtype, limits: Ste
     attention = 2 * w + 4 * inner  # queries, keys, values, results
     convolution = 2 * w + 4 * c.conv_width  # both halves, the gated half, its convolution
     block = c.block * c.block * (c.head_dim + 3 * c.heads)  # distances, their scores, and torch's copies of both
-    tiles = OpBytes(dtype, limits).torch_attention_tiles(c.block, c.head_dim)
+    tiles = OpBytes(dtype, limits).torch_attention_tiles(c.block, c.head_dim, c.block)
     return (rows * (c.inputs + max(mlp, attention, convolution)) + block) * s + tiles
