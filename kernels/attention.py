@@ -127,9 +127,7 @@ def paged_attention(
         out.index_copy_(0, group.rows, _decode(q[group.rows], kv_cache, group, scale, soft_cap, sinks))
     for request in meta.prefills:
         rows = slice(meta.query_start_loc[request], meta.query_start_loc[request + 1])
-        fresh = (
-            meta.causal and not meta.reordered and rows.stop - rows.start == meta.seq_lens[request]
-        )  # keys of this step only
+        fresh = meta.causal and not meta.reordered and rows.stop - rows.start == meta.seq_lens[request]  # no cached keys
         if k is not None and fresh and not kv_quant.is_quantized(kv_cache):
             keys, values = k[rows], k[rows] if v is None else v[rows]
         else:

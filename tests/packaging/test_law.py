@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
@@ -36,8 +37,10 @@ SHARED = [
     if path.relative_to(ROOT).as_posix() not in TABLES and not (path.parent.name == "families" and path.stem in FAMILIES)
 ]
 """All files except those of families and the tables of published defaults."""
-NAMES = {name.replace("_", "").lower() for name in (*FAMILIES, *ARCHITECTURES)} - {"aria", "clip"}
-"""Names of families, without those that are parts of ordinary words."""
+NAMES = {name.replace("_", "").lower() for name in (*FAMILIES, *ARCHITECTURES)}
+PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^A-Za-z0-9_]")
+"""A word of an identifier, or a character between identifiers: `KeyError` has two, `qwen2_vl` and `Qwen2VL` three."""
+MOST = max(len(PART.findall(name)) for name in (*FAMILIES, *ARCHITECTURES))
 KEYS = ("llama_4_scaling",)  # of published configs of other families
 KINDS = {"model_type", *STACKS, *DEFAULTS}
 WRITES = {
@@ -151,8 +154,12 @@ def words(path: Path) -> Iterator[tuple[str, int]]:
             yield from ((name, node.lineno) for alias in node.names for name in (alias.name, getattr(node, "module", "") or ""))
 
 
+@cache
 def _names_family(word: str) -> bool:
-    return any(one in word.replace("_", "").lower() for one in NAMES) and not any(key in word for key in KEYS)
+    """Return True if whole words of an identifier are the name of a family, as in `of_gemma3`, but not in `KeyError` (keye)."""
+    parts = [part.lower() for part in PART.findall(word)]
+    runs = ("".join(parts[i:j]) for i in range(len(parts)) for j in range(i + 1, min(len(parts), i + MOST) + 1))
+    return any(run in NAMES for run in runs) and not any(key in word for key in KEYS)
 
 
 def families_in(path: Path, name: str) -> list[str]:
@@ -170,11 +177,14 @@ def test_no_family_in_a_shared_file() -> None:
 def test_a_family_in_a_shared_file_is_found(tmp_path: Path) -> None:
     path = tmp_path / "shared.py"
     said = ("if kind == 'qwen2_vl': pass", "config['model_type']", "from .llava import Llava", "class WhisperLike: pass")
-    for text in (*said, "import a.pixtral", "x = {'siglip_vision_model': 1}", "def of_gemma3(): pass", "y.ultravox"):
+    more = ("import a.pixtral", "x = {'siglip_vision_model': 1}", "def of_gemma3(): pass", "y.ultravox", "is_keye2 = 1")
+    for text in (*said, *more):
         path.write_text(text)
         assert families_in(path, "shared.py"), text
-    path.write_text('"""For Whisper."""\n# and LLaVA\nmodel_types = "qwen"')
-    assert not families_in(path, "shared.py")
+    documented = '"""For Whisper."""\n# and LLaVA\nmodel_types = "qwen"'
+    for text in (documented, "raise KeyError", "class KeyEvent: pass", "variance, provision"):
+        path.write_text(text)
+        assert not families_in(path, "shared.py"), text
 
 
 def test_every_package_is_looked_at() -> None:
