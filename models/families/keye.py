@@ -14,19 +14,21 @@ from ..text.stacks import STACKS
 from .paddleocr_vl import PaddleOcrVL
 from .qwen2_vl import STACK
 
+_DECODER = replace(STACKS["qwen3"], defaults=STACK.defaults)
+_VISION: Mapping[str, Any] = {"patch_size": 14, "spatial_merge_size": 2}
+
 
 class KeyeVL(PaddleOcrVL):
     """Keye-VL: patches attend to all frames of their video."""
 
-    stack = replace(STACKS["qwen3"], defaults=STACK.defaults)
-    vision_defaults = {"patch_size": 14, "spatial_merge_size": 2}
+    stack, vision_defaults = _DECODER, _VISION
     temporal_attention = True
 
 
-class KeyeVL15(KeyeVL):
+class KeyeVL15(PaddleOcrVL):
     """Keye-VL-1.5: patches attend to their own frame; frames of a video may differ in size."""
 
-    temporal_attention = False
+    stack, vision_defaults = _DECODER, _VISION
     joined_norm = True
 
     def item_rows(self, tensors: Mapping[str, Any], rows: list[int]) -> list[int]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
@@ -25,12 +26,15 @@ class FastConformerInfo(AudioInfo):
         return {"subsampling_factor": 8, **self.encoder_defaults, **(self.files.config.get("encoder_config") or {})}
 
     def resolve_spec(self, modality: str) -> NemoMelSpec:
-        spec = read_nemo_mel_spec(self.files.audio, self.mel_defaults)
+        spec, most = read_nemo_mel_spec(self.files.audio, self.mel_defaults), self.mel_defaults
         self.check_config("encoder_config", num_mel_bins=spec.num_mel_bins)
         factor = self.encoder_config["subsampling_factor"]
         if isinstance(factor, bool) or not isinstance(factor, int) or factor < 1:
             raise ConfigError(f"subsampling_factor of encoder_config is {factor!r}; it must be a positive integer")
-        return spec
+        seconds = self.files.audio.get("max_audio_clip_s", most.max_samples / most.sampling_rate)
+        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1 <= seconds <= 3600:
+            raise ConfigError(f"max_audio_clip_s of the feature extractor is {seconds!r}; give 1 to 3600 seconds")
+        return replace(spec, max_samples=round(seconds * spec.sampling_rate))
 
     def num_rows(self, frames: int) -> int:
         """Return a row per eight frames, the last of them incomplete. A single frame has no variance."""

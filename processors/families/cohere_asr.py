@@ -8,11 +8,10 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
-from ...mm.errors import ConfigError
 from ...mm.nemo_config import read_nemo_config
 from ...mm.speech import SpeechRequest
 from ..bases.fastconformer import FastConformerInfo
-from ..bases.speech import CrossAttentionSpeechInfo
+from ..bases.speech import CrossAttentionSpeechInfo, SpeechMixin
 from ..files import ProcessorFiles
 from ..nemo_mel import NemoMelSpec
 
@@ -21,29 +20,8 @@ _FIRST = "\u2581"  # begins a text in this tokenizer; the models were trained wi
 _DEFAULT_LANGUAGE = "en"  # the model cannot detect the language
 
 
-class CohereAsrProcessingInfo(FastConformerInfo, CrossAttentionSpeechInfo):
-    """ProcessingInfo and SupportsTranscription of Cohere's transcription models."""
-
-    text_config_defaults = {"hidden_size": 1024, "vocab_size": 16384, "num_hidden_layers": 8, "num_attention_heads": 8}
-    size_keys = ("num_hidden_layers", "num_attention_heads")
-    mel_defaults = NemoMelSpec(num_mel_bins=128, dither=1e-5, max_samples=560_000)
-    language_codes: tuple[str, ...] = ("ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh")
-
-    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
-        return replace(files, config=read_nemo_config(files.config))
-
-    def resolve_spec(self, modality: str) -> NemoMelSpec:
-        spec, default = super().resolve_spec(modality), self.mel_defaults.max_samples / self.mel_defaults.sampling_rate
-        seconds = self.files.audio.get("max_audio_clip_s", default)
-        if isinstance(seconds, bool) or not isinstance(seconds, int | float) or not 1 <= seconds <= 3600:
-            raise ConfigError(f"max_audio_clip_s of the feature extractor is {seconds!r}; give 1 to 3600 seconds")
-        return replace(spec, max_samples=round(seconds * spec.sampling_rate))
-
-    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        """Return the prompt with the token that begins a text, which tokenizers drop before a control token."""
-        find = self.files.token_to_id
-        first, start = (None, None) if find is None else (find(_FIRST), find(_START))
-        return [first, *ids] if first is not None and ids and ids[0] == start else ids
+class NemoPrompt(SpeechMixin):
+    """The prompt of NeMo's encoder-decoder models, which names the language spoken and the one to write."""
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
         spoken = language or _DEFAULT_LANGUAGE
@@ -57,9 +35,28 @@ class CohereAsrProcessingInfo(FastConformerInfo, CrossAttentionSpeechInfo):
         return super().parse_transcript(answer, language or _DEFAULT_LANGUAGE)
 
 
-class CanaryProcessingInfo(CohereAsrProcessingInfo):
+class CohereAsrProcessingInfo(NemoPrompt, FastConformerInfo, CrossAttentionSpeechInfo):
+    """ProcessingInfo and SupportsTranscription of Cohere's transcription models."""
+
+    text_config_defaults = {"hidden_size": 1024, "vocab_size": 16384, "num_hidden_layers": 8, "num_attention_heads": 8}
+    size_keys = ("num_hidden_layers", "num_attention_heads")
+    mel_defaults = NemoMelSpec(num_mel_bins=128, dither=1e-5, max_samples=560_000)
+    language_codes = ("ar", "de", "el", "en", "es", "fr", "it", "ja", "ko", "nl", "pl", "pt", "vi", "zh")
+
+    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
+        return replace(files, config=read_nemo_config(files.config))
+
+    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """Return the prompt with the token that begins a text, which tokenizers drop before a control token."""
+        find = self.files.token_to_id
+        first, start = (None, None) if find is None else (find(_FIRST), find(_START))
+        return [first, *ids] if first is not None and ids and ids[0] == start else ids
+
+
+class CanaryProcessingInfo(NemoPrompt, FastConformerInfo, CrossAttentionSpeechInfo):
     """ProcessingInfo and SupportsTranscription of Canary, which also translates to English."""
 
+    text_config_defaults, size_keys = CohereAsrProcessingInfo.text_config_defaults, CohereAsrProcessingInfo.size_keys
     tasks = ("transcribe", "translate")
     mel_defaults = NemoMelSpec(max_samples=640_000)
     language_codes = (
@@ -72,6 +69,3 @@ class CanaryProcessingInfo(CohereAsrProcessingInfo):
         return replace(
             files, config={**files.config, **{key: decoder[key] for key in self.text_config_defaults if key in decoder}}
         )
-
-    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        return ids
