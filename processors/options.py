@@ -25,11 +25,18 @@ class Range(NamedTuple):
     kind: type = int
 
 
+class ListOf(NamedTuple):
+    """The lists and tuples with at least one entry whose entries are all in `choices`; `form` describes them."""
+
+    choices: tuple[int, ...]
+    form: str
+
+
 _AREA = Range(1, 1 << 48)  # pixels; the limit on the rows of an item is lower
 _FLAG = (True, False)
 _SECONDS = Range(1e-3, 1e9, float)
 TIME_KWARGS = ("max_duration", "video_end", "video_start")  # the seconds of a video that are used
-VALUES: Mapping[str, Range | tuple[object, ...]] = {
+VALUES: Mapping[str, Range | ListOf | tuple[object, ...]] = {
     "beside_image": _FLAG,
     "crop_to_patches": _FLAG,
     "detail": ("auto", "high", "low"),
@@ -40,6 +47,7 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "enable_patch": _FLAG,
     "fps": Range(1e-3, 1e3, float),
     "force_packing": Range(1, MAX_PACKED_FRAMES),
+    "frame_types": ListOf((0, 1), "0 (slow) or 1 (fast) per frame"),
     "image_aspect_ratio": ("anyres", "pad"),
     "load_audio_from_video": _FLAG,
     "max_crops": Range(1, MAX_TILES),
@@ -78,7 +86,7 @@ VALUES: Mapping[str, Range | tuple[object, ...]] = {
     "video_end": _SECONDS,
     "video_start": Range(0, 1e9, float),
 }
-"""The values of every option of the native families: a range of numbers, or the choices."""
+"""The values of every option of the native families: a range of numbers, lists of choices, or the choices."""
 
 
 def check_value(name: str, value: Any) -> None:
@@ -89,6 +97,10 @@ def check_value(name: str, value: Any) -> None:
         for number in ([*value.values()] if isinstance(value, Mapping) else value) if is_sides else [value]:
             if not (is_sides and number is None) and not (name == "num_frames" and type(number) is int and number == -1):
                 _check_number(name, number, allowed)
+    elif isinstance(allowed, ListOf):
+        known_ones = isinstance(value, list | tuple) and all(type(one) is int and one in allowed.choices for one in value)
+        if not known_ones or not value:
+            raise ConfigError(f"{name} is {short_repr(value)}; give {allowed.form}", param=name)
     elif allowed is not None and not any(type(value) is type(one) and value == one for one in allowed):
         known = f"{', '.join(map(str, allowed[:-1]))} and {allowed[-1]}"
         raise ConfigError(f"{name} is {short_repr(value)}; the known ones are {known}", param=name)

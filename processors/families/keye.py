@@ -12,7 +12,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...mm.errors import ConfigError, InputError, short_repr
+from ...mm.errors import InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import FrameSampling, ResizePolicy, patch_grid, smart_resize
 from ...mm.media.policy import DecodeSpec
@@ -125,8 +125,6 @@ class Keye15ProcessingInfo(KeyeProcessingInfo):
         types = self.merged_kwargs[modality].get("frame_types")
         if types is None:
             return spec
-        if not isinstance(types, list | tuple) or not types or any(type(one) is not int or one not in (0, 1) for one in types):
-            raise ConfigError(f"frame_types is {short_repr(types)}; give 0 (slow) or 1 (fast) per frame", param="frame_types")
         assert isinstance(spec, SlowFastSpec)
         return replace(spec, frame_types=tuple(types))
 
