@@ -25,7 +25,7 @@ def finish(model, seed):
             buffer.copy_(torch.rand(buffer.shape, generator=draw) * 0.4 + (0.8 if "var" in name else -0.2))
     sharpen(model.model.encoder)
     for layer in model.model.decoder.layers:
-        sharpen(layer.encoder_attn)
+        sharpen(layer)
         layer.encoder_attn.o_proj.weight.data.mul_(3)  # the audio outweighs the preceding text
     if not model.config.tie_word_embeddings:
         model.proj_out.weight.data.mul_(1.5)
@@ -84,16 +84,12 @@ def tensors(inputs, features):
 
 KEYS = [f"model.encoder.layers.{i}.self_attn.k_proj.bias" for i in range(2)]
 KEYS += [f"model.decoder.layers.{i}.{part}.k_proj.bias" for i in range(3) for part in ("self_attn", "encoder_attn")]
-FAINT = [f"model.decoder.layers.{i}.self_attn.q_proj.bias" for i in (1, 2)]
 COMMON = {
     "placeholders": {"audio": ""},
     "sizes": {"audio": [(12_000,), (30_000,), (5001,)]},
     "grid": {"audio": [*AUDIO_SIZES, (1,), (319,), (320,), (1279,), (1280,), (32_000,), (32_001,)]},
     "refuses": lambda modality, size: not 320 <= size[0] <= 32_000,
-    "silent": {
-        **dict.fromkeys(KEYS, "adds the same to all scores of a row"),
-        **dict.fromkeys(FAINT, "changes scores over the few tokens of a prompt by little"),
-    },
+    "silent": dict.fromkeys(KEYS, "adds the same to all scores of a row"),
     "cases": ["a"] * 4,
     "prompt": prompt,
     "call": call,

@@ -90,6 +90,7 @@ def build(seed, scaled=True):
     reset_scales(model.encoder.model_encoder)
     sharpen(model.encoder)
     for layer in model.decoder.layers:
+        sharpen(layer.self_attn)
         layer.encoder_attn.out_proj.weight.data.mul_(4)  # the page outweighs the preceding text
     return model, Processor(tokenizer=words)
 
@@ -144,6 +145,8 @@ def tensors(inputs, features):
     yield "pixel_values", feature.kwargs["pixel_values"].data, squares.permute(1, 3, 0, 2, 4).reshape(-1, 3 * PATCH**2)
 
 
+KEYS = [f"decoder.layers.{i}.{part}.k_proj.bias" for i in range(3) for part in ("self_attn", "encoder_attn")]
+KEYS += [f"{TOWER}encoder.layer.{i}.attention.k_proj.bias" for i in range(3)]
 FAMILY = Family(
     "nemotron_parse",
     build,
@@ -158,4 +161,8 @@ FAMILY = Family(
     tensors=tensors,
     load=load,
     variants={"not scaled": {"scaled": False}},
+    silent={
+        **dict.fromkeys(KEYS, "adds the same to all scores of a row"),
+        "decoder.embed_positions.weight": "the publisher's decoder has no positions, so the row sets them to zero",
+    },
 )
