@@ -15,11 +15,11 @@ from typing import Any
 import torch
 
 from ..kernels.dispatch import multiplies_fast
-from ..mm.errors import MAX_DEPTH, CheckpointError, ConfigError, short_repr, typed
+from ..mm.errors import MAX_DEPTH, CheckpointError, ConfigError, SensoriumError, short_repr, typed
 from ..mm.files import open_regular
 from ..mm.gguf import SUFFIX
 from ..mm.hashing import digest
-from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key, architectures_of
+from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key, architectures_of, find_architecture
 from ..models.config import SECTIONS, check_parts, get_text_config, unnest
 from ..models.external import ExternalWeights, external_parts, find_part_folder, lacks_weights
 from ..models.gguf import hub_config, open_model
@@ -321,6 +321,20 @@ def _read_config(path: Path, hub: dict[str, Any]) -> dict[str, Any]:
             kind, config = resolve(layout.reader)(content)
             return {**config, "architectures": [layout.architectures[kind]]}
     return hub
+
+
+def nested_adapters(folder: Path) -> list[str]:
+    """Return the folders below a checkpoint's whose adapters its model uses; none if no model of ours runs it.
+
+    Settings of adapters (adapter_config.json) must be there already.
+    """
+    try:
+        files = load_model_files(folder)
+        info = resolve(find_architecture(files.architecture).processing)
+    except SensoriumError:
+        return []
+    places = [place for place in getattr(info, "adapter_folders", {}).values() if place != "."]
+    return places if files.adapter is None else [files.adapter.name, *places]
 
 
 def resolve(name: str) -> Any:

@@ -60,14 +60,19 @@ def varlen_attention_with_trailing(
     q: Tensor, k: Tensor, v: Tensor, lengths: Sequence[int], scale: float, trailing: Sequence[int | None]
 ) -> Tensor:
     """Run `varlen_attention`. The `trailing` rows after each segment attend to the segment's rows; none attends to them."""
-    out, start = torch.empty(q.shape, dtype=q.dtype, device=q.device), 0
-    for length, more in zip(lengths, (n or 0 for n in trailing), strict=True):
-        own, rest = slice(start, start + length), slice(start + length, start + length + more)
-        out[own] = varlen_attention(q[own], k[own], v[own], [length], scale)
+    out, start, segments = torch.empty(q.shape, dtype=q.dtype, device=q.device), 0, list[int]()
+    counts = [n or 0 for n in trailing]
+    for number, (length, more) in enumerate(zip(lengths, counts, strict=True)):
+        segments.append(length)
+        if not more and number + 1 < len(counts):
+            continue
+        end = start + sum(segments)
+        whole, own, rest = slice(start, end), slice(end - length, end), slice(end, end + more)
+        out[whole] = varlen_attention(q[whole], k[whole], v[whole], segments, scale)
         if more:
             query, key, value = (part.transpose(0, 1)[None] for part in (q[rest], k[own], v[own]))
             out[rest] = F.scaled_dot_product_attention(query, key, value, scale=scale)[0].transpose(0, 1)
-        start = rest.stop
+        start, segments = rest.stop, []
     return out
 
 

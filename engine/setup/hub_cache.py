@@ -22,12 +22,14 @@ from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_rep
 from ...mm.gguf import SUFFIX
 from ...models.weight_files import ADAPTER_WEIGHTS, has_weights, weight_files
 from ...processors.files import ADAPTER, MODULES, POOLING
+from ..model_files import nested_adapters
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
 MAIN = "main"
 _HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _PART = r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(f"{_PART}/{_PART}")
+_NESTED = re.compile(rf"\w[\w.-]*/{re.escape(ADAPTER)}")
 _MAX_NAME = 96  # characters of a name on the Hub
 _FILES = (
     "*config.json",
@@ -182,13 +184,13 @@ def remote_file(name: str, entry: Mapping[str, Any]) -> RemoteFile:
 
 
 def small_files(files: Mapping[str, RemoteFile]) -> list[str]:
-    """Return the names of the files beside the weights. Of files in folders, only the pooling's is read."""
-    plain = (name for name in files if "/" not in name)
-    return [name for name in plain if any(fnmatchcase(name, pattern) for pattern in _FILES)] + [POOLING] * (POOLING in files)
+    """Return the names of the files beside the weights. Of files in folders: settings of adapters and of pooling only."""
+    plain = [name for name in files if "/" not in name and any(fnmatchcase(name, pattern) for pattern in _FILES)]
+    return plain + [name for name in files if name == POOLING or _NESTED.fullmatch(name)]
 
 
 def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> list[RemoteFile]:
-    """Return the weights of a commit, of its adapter, or of both. `folder` holds the index of its shards, if it has one.
+    """Return the weights of a commit and of the adapters that it has. `folder` holds the files beside the weights.
 
     Raises:
         CheckpointError: there are no safetensors, or the index names files that are not there.
@@ -204,6 +206,9 @@ def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> 
     names = [ADAPTER_WEIGHTS] if ADAPTER in files and ADAPTER_WEIGHTS in files else []
     if not names or has_weights(files.__contains__):
         names = [path.name for path in weight_files(folder, files.__contains__)] + names
+    if any(map(_NESTED.fullmatch, files)):
+        nested = (f"{place}/{ADAPTER_WEIGHTS}" for place in nested_adapters(folder))
+        names += [one for one in nested if one in files]
     absent = [one for one in names if one not in files]
     if absent:
         raise CheckpointError(

@@ -44,12 +44,18 @@ class DashengSpec:
     tower: TowerSpec
 
     def chunks(self, frames: int) -> tuple[list[int], list[int]]:
-        """Return the patches of each chunk of an item, and how many of them are masked: 0 or 1. A lone patch is not."""
+        """Return the patches of each chunk of an item that are attended to, and how many masked ones follow: 0 or 1.
+
+        A lone patch is not masked.
+        """
         patches, seen = frames // self.patch, (frames - 1) // self.patch
         rest = patches % self.chunk
         lengths = [self.chunk] * (patches // self.chunk) + ([rest] if rest else [])
-        masked = [0] * (len(lengths) - 1) + [patches - seen if lengths and lengths[-1] > 1 else 0]
-        return lengths, masked[: len(lengths)]
+        masked = [0] * len(lengths)
+        if patches > seen and lengths[-1] > 1:
+            masked[-1] = 1
+            lengths[-1] -= 1
+        return lengths, masked
 
 
 def dasheng_spec(audio: Mapping[str, Any]) -> DashengSpec:
@@ -113,7 +119,7 @@ class DashengEncoder(TensorModule):
         del whole
         times, bands = (place.weight.flatten(1)[0].view(spec.tower.width, -1).T for place in self.places)
         table = times + bands
-        for part in x.split(lengths):
+        for part in x.split([own + more for own, more in zip(lengths, masked, strict=True)]):
             part.add_(table[: len(part)])
         return self.tower(x, [(1, 1, count) for count in lengths], masked)[-1]
 

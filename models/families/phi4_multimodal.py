@@ -108,12 +108,10 @@ class Phi4Multimodal(DecoderModel):
         layouts, full = tensors["layout"].tolist(), 2 * self.side
         shapes = [[(full, full), *_kept(full, *layout)] for layout in layouts]
         flat = [shape for item in shapes for shape in item]
-        outer = [_even(tall) * _even(wide) - tall * wide for tall, wide in flat]
-        patches = torch.cat((tensors["pixel_values"], tensors["border_values"]))
-        state = self.tower(patches, [(1, *shape) for shape in flat], outer=outer)[-1]
-        inner, border = state.split([len(patches) - sum(outer), sum(outer)])
-        sizes = [tall * wide for tall, wide in flat]
-        tiles = [_averaged(*one) for one in zip(flat, inner.split(sizes), border.split(outer), strict=True)]
+        whole = [_even(tall) * _even(wide) for tall, wide in flat]
+        border = [both - tall * wide for both, (tall, wide) in zip(whole, flat, strict=True)]
+        state = self.tower(tensors["pixel_values"], [(1, *shape) for shape in flat], border)[-1]
+        tiles = [_averaged(*one) for one in zip(flat, state.split(whole), strict=True)]
         lines, start = list[Tensor](), 0
         for (_, columns, *_), item in zip(layouts, shapes, strict=True):
             own = tiles[start : start + len(item)]
@@ -121,7 +119,7 @@ class Phi4Multimodal(DecoderModel):
             start += len(item)
         counts = [len(item) for item in lines]
         joined = torch.cat(lines)
-        del patches, state, inner, border, tiles, lines
+        del state, tiles, lines
         return list(self.projector(joined).split(counts))
 
     def keep_encoders(self, modalities: Collection[str]) -> None:
@@ -147,10 +145,10 @@ class Phi4Multimodal(DecoderModel):
             return max(encoder, self.input_bytes(modality, rows) + projected)
         assert self.tower is not None
         tower, patches = self.tower.spec, rows * _PATCHES_PER_ROW
-        pixels = patches * tower.patch_dim * size  # joined with those of the border
+        pixels = patches * tower.patch_dim * size
         pooled = pixels + patches * tower.width * size + 3 * rows * tower.width * size
         after = rows * projector_bytes(self.projector.spec, 1, rows, self.dtype, limits)
-        return pixels + max(tower_bytes(tower, patches, None, self.dtype, limits), pooled, after)
+        return max(tower_bytes(tower, patches, None, self.dtype, limits), pooled, pixels + after)
 
 
 def _tower(vision: Mapping[str, Any]) -> TowerSpec:
@@ -173,14 +171,15 @@ def _kept(full: int, rows: int, columns: int, tall: int, wide: int) -> list[tupl
     return [(height, width) for height in heights for width in widths]
 
 
-def _averaged(shape: tuple[int, int], inner: Tensor, border: Tensor) -> Tensor:
-    """Average squares of two by two patches, row by row `[patches, width]`, to `[rows, columns, width]`.
+def _averaged(shape: tuple[int, int], patches: Tensor) -> Tensor:
+    """Average squares of two by two patches `[patches, width]` to `[rows, columns, width]`.
 
-    `border`: the patches that complete the squares: one right of each line of an odd length, then a line below an odd number.
+    The patches of `shape`, row by row, come before those that complete the squares: one right of each line of an odd length,
+    then a line below an odd number.
     """
     tall, wide = shape
+    inner, right, below = patches.split([tall * wide, wide % 2 * tall, tall % 2 * _even(wide)])
     plane = inner.view(tall, wide, -1)
-    right, below = border.split([wide % 2 * tall, len(border) - wide % 2 * tall])
     if len(right):
         plane = torch.cat((plane, right[:, None]), 1)
     if len(below):

@@ -83,19 +83,25 @@ def frequencies(spec: RotarySpec, dim: int) -> tuple[Tensor, Tensor]:
     return each.repeat(2), torch.tensor(axes).repeat_interleave(len(each))
 
 
-def add_positions_(x: Tensor, table: Tensor, spec: TableSpec, grids: Sequence[Grid], merge: int) -> None:
+def add_positions_(
+    x: Tensor, table: Tensor, spec: TableSpec, grids: Sequence[Grid], merge: int, trailing: Sequence[int] = ()
+) -> None:
     """Add position embeddings `[side * side, width]`, fitted to each item's grid, to its patches `x [patches, width]` in place.
 
-    Patches come in squares. An item's embeddings depend on its grid alone.
+    Patches come in squares. An item's embeddings depend on its grid alone. The `trailing` patches after those of each grid get
+    the first embedding.
     """
     start = 0
-    for t, h, w in grids:
+    for (t, h, w), more in zip(grids, trailing or [0] * len(grids), strict=True):
         frame = in_squares(_fitted(table, spec, h, w), merge).flatten(0, 1)
         if t > 1 and spec.frames:
             times = _sinusoids(t, table.shape[1]).to(frame.device)
             frame = (frame.float() + times[:, None]).to(x.dtype)
         x[start : start + t * h * w].view(t, h * w, -1).add_(frame)
         start += t * h * w
+        if more:
+            x[start : start + more] += table[0]
+            start += more
 
 
 def _fitted(table: Tensor, spec: TableSpec, h: int, w: int) -> Tensor:

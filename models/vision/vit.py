@@ -6,13 +6,12 @@ Sources: arXiv 2010.11929 (the transformer over patches), 2307.06304 (images of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
-from torch.nn import functional as F
 
 from ...kernels.activation import act_and_mul, activation
 from ...kernels.rope import rotary_cos_sin, rotate_
@@ -31,15 +30,13 @@ from .spec import TowerSpec
 class TowerMetadata:
     """Shared by all layers of one call: rotary cosines and sines, and the lengths of frames and of windows, in patches.
 
-    `trailing`: see `VisionTower.forward`. `outer`: (first row, end) of the frame that outer rows attend to, and how many they
-    are; they follow all frames.
+    `trailing`: see `VisionTower.forward`.
     """
 
     cos_sin: tuple[Tensor, Tensor] | None
     frames: list[int]
     windows: list[int]
     trailing: Sequence[int] = ()
-    outer: Sequence[tuple[int, int, int]] = ()
 
 
 class VisionAttention:
@@ -69,23 +66,7 @@ class VisionAttention:
         attend: Callable[..., Tensor] = varlen_attention
         if any(meta.trailing):
             attend = partial(varlen_attention_with_trailing, trailing=meta.trailing)
-        elif meta.outer:
-            attend = partial(_attend_with_outer, outer=meta.outer)
         return self.out(attend(q, k, v, segments, self.dim**-0.5).flatten(1))
-
-
-def _attend_with_outer(
-    q: Tensor, k: Tensor, v: Tensor, segments: list[int], scale: float, outer: Sequence[tuple[int, int, int]]
-) -> Tensor:
-    """Run `varlen_attention`. Outer rows attend to the rows of their frame; none attends to them."""
-    out, start = torch.empty(q.shape, dtype=q.dtype, device=q.device), sum(segments)
-    out[:start] = varlen_attention(q[:start], k[:start], v[:start], segments, scale)
-    for first, end, count in outer:
-        rows = q[start : start + count]
-        query, key, value = (part.transpose(0, 1)[None] for part in (rows, k[first:end], v[first:end]))
-        out[start : start + count] = F.scaled_dot_product_attention(query, key, value, scale=scale)[0].transpose(0, 1)
-        start += count
-    return out
 
 
 class VisionMlp:
@@ -161,24 +142,21 @@ class VisionTower(nn.Module):
         if spec.rotary is not None:
             self.inv_freq, self.axis_of_freq = (t.to(device) for t in frequencies(spec.rotary, spec.head_dim))
 
-    def forward(
-        self, patches: Tensor, grids: Sequence[Grid], trailing: Sequence[int] = (), outer: Sequence[int] = ()
-    ) -> list[Tensor]:
+    def forward(self, patches: Tensor, grids: Sequence[Grid], trailing: Sequence[int] = ()) -> list[Tensor]:
         """Return one `[rows, width]` per state in `spec.states`, rows in the order of the patches.
 
         Args:
             patches: `[patches, patch_dim]` (or rows) of all items, frame by frame, in squares of `spec.merge`.
             grids: `(t, h, w)` of each item, in patches; the tiles of an image count as frames.
-            trailing: for each frame, the number of patches at its end to which no patch attends; they attend to the others.
-                Empty: none. Not with windows or class tokens.
-            outer: how many patches of each item (of one frame) follow those of all grids. They attend to the patches of the
-                item's grid, which do not attend to them, and have the first position. Not for towers with class tokens,
-                windows or rotary positions.
+            trailing: for each item (of one frame), the number of patches that follow those of its grid. They attend to the
+                grid's patches, no patch attends to them, and they have the first position of the table. Empty: none. Not for
+                towers with class tokens, windows or rotary positions.
         """
         s = self.spec
+        assert not trailing or (s.first_rows, s.window, s.rotary) == (0, 0, None), "this tower takes no trailing patches"
         layout = plan_layout(grids, s.merge, s.window)
         order = None if layout.order is None else layout.order.to(self.device)
-        x = self._embed(patches.to(self.dtype), grids)
+        x = self._embed(patches.to(self.dtype), grids, trailing)
         if order is not None:
             x = x.view(-1, s.merge**2, s.width)[order].flatten(0, 1)
         patch_rows = _rows_of_patches(layout.frames, s.first_rows).to(self.device) if s.first_rows else None
@@ -187,24 +165,19 @@ class VisionTower(nn.Module):
         if self.parts.pre_norm is not None:
             x = self.parts.pre_norm(x)
         meta = self._metadata(layout, grids, patch_rows, trailing)
-        if any(outer):
-            assert (s.first_rows, s.window, s.rotary) == (0, 0, None), "this tower takes no outer patches"
-            ends = zip(accumulate(layout.frames), layout.frames, outer, strict=True)
-            meta = replace(meta, outer=[(end - rows, end, more) for end, rows, more in ends if more])
         states = self._through_layers(x, meta)
         if patch_rows is not None and not s.keep_class:
             states = [rows[patch_rows] for rows in states]
         return states if order is None else [_natural_order(rows, order, s) for rows in states]
 
-    def _embed(self, patches: Tensor, grids: Sequence[Grid]) -> Tensor:
+    def _embed(self, patches: Tensor, grids: Sequence[Grid], trailing: Sequence[int]) -> Tensor:
         parts, s = self.parts, self.spec
         x = parts.patch(patches)
         if parts.patch_norm is not None:
             x = parts.patch_norm(x)
         if parts.table is not None and s.table is not None:
             table = parts.table.weight[int(s.class_token) :]
-            add_positions_(x, table, s.table, grids, s.merge)
-            x[sum(t * h * w for t, h, w in grids) :] += table[0]
+            add_positions_(x, table, s.table, grids, s.merge, trailing)
         return x
 
     def _with_first_rows(self, x: Tensor, patch_rows: Tensor, frames: Sequence[int]) -> Tensor:
@@ -225,8 +198,6 @@ class VisionTower(nn.Module):
     ) -> TowerMetadata:
         s = self.spec
         frames = [t * h * w for t, h, w in grids] if s.temporal_attention else [rows + s.first_rows for rows in layout.frames]
-        if trailing:
-            frames = [rows - more for rows, more in zip(frames, trailing, strict=True)]
         if s.rotary is None:
             return TowerMetadata(None, frames, layout.windows, trailing)
         positions = torch.stack((layout.h, layout.w)).to(self.device) + s.rotary.first

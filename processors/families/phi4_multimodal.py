@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from ...mm.errors import ConfigError
+from ...mm.errors import CheckpointError, ConfigError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.media.policy import DecodeSpec
 from ...mm.phi4_multimodal import hub_config, stored_adapters
@@ -63,24 +63,36 @@ class _AudioInfo(AudioInfo):
 class Phi4MultimodalProcessingInfo(BaseProcessingInfo, SpeechMixin):
     """ProcessingInfo of Phi-4-multimodal.
 
-    The tensors of an image are `pixel_values` `[patches, 3 * patch^2]`: those of the whole image, then those of each tile
-    without its padding; `border_values` likewise: patches of the padding that complete squares of two by two, of each tile
-    those right of its lines, then those below; and `layout` int64 `[4]`: rows and columns of tiles, rows and columns of
-    patches.
+    The tensors of an image are `pixel_values` `[patches, 3 * patch^2]`: those of the whole image, then of each tile those
+    without its padding, followed by patches of the padding that complete squares of two by two: those right of its lines, then
+    those below; and `layout` int64 `[4]`: rows and columns of tiles, rows and columns of patches.
     Audio has those of an AudioInfo and `beside_image`: whether the prompt has an image.
 
     `audio_text`: the text of the placeholder of audio in prompts.
+
+    Raises:
+        CheckpointError: the checkpoint lacks the folder of an adapter.
     """
 
     modalities = ("image", "audio")
     placeholders = {"image": ("image_token_id", 200010), **_AudioInfo.placeholders}
     valid_kwargs = {"image": (*TILE_KWARGS, "dynamic_hd"), "audio": ("beside_image",)}
     text_config_defaults = {**_AudioInfo.text_config_defaults, "vocab_size": 200064}
-    adapter_folders = {"image": "vision-lora", "audio": "speech-lora"}
+    adapter_folders: Mapping[str, str] = {"image": "vision-lora", "audio": "speech-lora"}
     language_codes = ("en", "zh", "de", "fr", "it", "ja", "es", "pt")
     takes_language = False
     tasks = tuple(_TASKS)
     audio_text = "<|audio|>"
+
+    def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:
+        super().__init__(files, *kwargs)
+        lacking = [place for name, place in self.adapter_folders.items() if name not in self.adapters]
+        if files.folder is not None and lacking:
+            how = f"hf download ORG/NAME --include '{lacking[0]}/*' --local-dir {files.folder}"
+            raise CheckpointError(
+                f"{files.folder} lacks {' and '.join(lacking)}, without which the model does not understand images and audio; "
+                f"copy the {'folders' if lacking[1:] else 'folder'} from the published checkpoint, as with `{how}`"
+            )
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
         config = hub_config(files.config)
@@ -151,16 +163,14 @@ class Phi4MultimodalProcessingInfo(BaseProcessingInfo, SpeechMixin):
         whole = patchify_overview(padded, full * spec.patch, spec, spec.patch, dtype)
         cut = TiledView((CropPad(0, 0, padded.shape[2], padded.shape[3]),), view.rows, view.columns)
         patches = patchify_crops(padded.permute(0, 2, 3, 1), CropPlan((cut,)), spec, spec.patch, 1, dtype)
-        inner, border = [whole], [whole[:0]]
+        kept = [whole]
         for number, tile in enumerate(patches.view(-1, full, full, patches.shape[1])):
             row, column = divmod(number, view.columns)
             tall, wide = min(full, layout[2] - full * row), min(full, layout[3] - full * column)
-            inner.append(tile[:tall, :wide].flatten(0, 1))
             right, below = tile[:tall, wide : wide + wide % 2], tile[tall : tall + tall % 2, : wide + wide % 2]
-            border += [right.flatten(0, 1), below.flatten(0, 1)]
+            kept += [part.flatten(0, 1) for part in (tile[:tall, :wide], right, below)]
         kwargs = {
-            "pixel_values": FieldElem(torch.cat(inner), FlatField()),
-            "border_values": FieldElem(torch.cat(border), FlatField()),
+            "pixel_values": FieldElem(torch.cat(kept), FlatField()),
             "layout": FieldElem(torch.tensor(layout), BatchedField(keep_on_cpu=True)),
         }
         return kwargs, self.geometry(item.header)
@@ -183,6 +193,7 @@ class Phi4MMProcessingInfo(Phi4MultimodalProcessingInfo):
     """
 
     default_kwargs = {"resample": "pillow"}
+    adapter_folders: Mapping[str, str] = {}
     audio_text = "<|audio_1|>"
 
     def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:

@@ -9,7 +9,7 @@ from unittest import mock
 
 import numpy as np
 import torch
-from family import AUDIO_SIZES, IMAGE_SIZES, RATE, Family
+from family import AUDIO_SIZES, IMAGE_SIZES, RATE, Family, no_more_files
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 from PIL import Image
 from safetensors.torch import load_file, save_file
@@ -64,6 +64,22 @@ def build(seed, tie=False, **text):
     return model, processor_of(words)
 
 
+def write_adapters(folder):
+    """Write adapters that add zeros: the class of transformers loads none. The published layout tests others."""
+    stored = load_file(folder / "model.safetensors")
+    for name, (rank, alpha) in LORAS.items():
+        made = {}
+        for key, weight in stored.items():
+            stem = key.removesuffix(".weight")
+            if key.startswith("model.layers.") and stem.endswith(TARGETS):
+                made[f"base_model.model.{stem}.lora_A.weight"] = torch.ones(rank, weight.shape[1])
+                made[f"base_model.model.{stem}.lora_B.weight"] = torch.zeros(weight.shape[0], rank)
+        settings = {"peft_type": "LORA", "r": rank, "lora_alpha": alpha, "target_modules": LAYERS}
+        (folder / f"{name}-lora").mkdir(exist_ok=True)
+        save_file(made, folder / f"{name}-lora" / "adapter_model.safetensors")
+        (folder / f"{name}-lora" / "adapter_config.json").write_text(json.dumps(settings))
+
+
 def load(folder):
     ensure_torchvision()
     import transformers as tf
@@ -106,10 +122,12 @@ def tensors(inputs, features):
         crops = inputs["images"]["image_pixel_values"][number][: 1 + rows * columns]
         masks = inputs["images"]["image_attention_mask"][number][: 1 + rows * columns].bool()
         patches = crops.unflatten(3, (-1, PATCH)).unflatten(2, (-1, PATCH)).permute(0, 2, 4, 1, 3, 5).flatten(3)
-        yield "pixel_values", feature.kwargs["pixel_values"].data, patches[masks]
         wanted = masks[:, 0::2, 0::2].repeat_interleave(2, 1).repeat_interleave(2, 2) & ~masks
-        ours = feature.kwargs["border_values"].data
-        yield "border_values", ours[ours.sum(1).argsort()], patches[wanted][patches[wanted].sum(1).argsort()]
+        sizes = [int(part[number].sum()) for number in range(len(crops)) for part in (masks, wanted)]
+        ours = feature.kwargs["pixel_values"].data.split(sizes)
+        yield "pixel_values", torch.cat(ours[::2]), patches[masks]
+        border = torch.cat(ours[1::2])
+        yield "border", border[border.sum(1).argsort()], patches[wanted][patches[wanted].sum(1).argsort()]
     for feature, (theirs, _) in zip(audio, inputs["audio"], strict=True):
         yield "input_features", feature.kwargs["input_features"].data, theirs[0]
 
@@ -164,6 +182,7 @@ PLAIN = Family(
     silent=SILENT,
     fullest={"image": [(56, 2016)]},
     fullest_items=1,
+    finish=write_adapters,
 )
 
 
@@ -300,6 +319,7 @@ FAMILIES = [
         run=run_published,
         load=load_published,
         variants={},
+        finish=no_more_files,
         silent={f"inner.{name}": why for name, why in SILENT.items()}
         | dict.fromkeys(UNUSED, "is for prompts without an image"),
     ),

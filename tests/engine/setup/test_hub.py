@@ -371,3 +371,28 @@ def test_the_pooling_of_an_embedder_is_fetched(hub: FakeHub) -> None:
     assert (folder / pooling).read_bytes() == hub.files[pooling]
     assert (folder / "modules.json").is_file()
     assert not (folder / "2_Normalize").exists()
+
+
+@pytest.mark.parametrize(
+    ("config", "places"),
+    [
+        ({"architectures": ["Phi4MultimodalForCausalLM"]}, {"vision-lora", "speech-lora"}),
+        ({"architectures": ["Phi4MMForCausalLM"]}, set()),  # which stores adapters among its weights
+        ({"task_names": ["retrieval"]}, {"adapters"}),
+    ],
+)
+def test_adapters_in_folders_are_fetched(config: dict[str, object], places: set[str], hub: FakeHub) -> None:
+    every = {"vision-lora", "speech-lora", "adapters", "other"}
+    hub.files["config.json"] = json.dumps(json.loads(hub.files["config.json"]) | config).encode()
+    hub.files |= {f"{place}/adapter_config.json": b"{}" for place in every}
+    hub.files |= {f"{place}/adapter_model.safetensors": place.encode() for place in every}
+    hub.listed = ["../adapter_config.json", "a/b/adapter_config.json"]
+    folder = find_folder(NAME)
+    assert {path.parent.name for path in folder.glob("*/adapter_model.safetensors")} == places
+    assert all((folder / place / "adapter_model.safetensors").read_bytes() == place.encode() for place in places)
+    assert not any(name in hub.fetched() for name in hub.listed)
+    for place in places:  # a snapshot from before they were fetched is completed
+        shutil.rmtree(folder / place)
+    assert CachedModel(NAME).is_complete(hub.commit) == (not places)
+    assert find_folder(NAME) == folder
+    assert CachedModel(NAME).is_complete(hub.commit)

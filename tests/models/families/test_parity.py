@@ -353,10 +353,7 @@ def test_every_tensor_has_a_say(row: Family, loaded: LoadedModels) -> None:
 
 def copied(folder: Path, target: Path, tensors: dict[str, torch.Tensor]) -> Path:
     """Copy the checkpoint with other weights."""
-    target.mkdir(exist_ok=True)
-    for file in folder.iterdir():
-        if file.name != "model.safetensors":
-            shutil.copy(file, target)
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("model.safetensors"), dirs_exist_ok=True)
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, target / "model.safetensors")
     return target
 

@@ -1,6 +1,7 @@
 """What the parity suite of Phi-4-multimodal cannot express: long audio, configs, parts of the model, published constants."""
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from family import load_rows, save
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import ConfigError
+from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models.adapters import adapter_spec
 from sensorium.models.audio.biased_conformer import BiasedConformer, biased_conformer_spec
 from sensorium.models.families.phi4_multimodal import AUDIO, Phi4Multimodal
@@ -88,6 +89,9 @@ def test_adapters_in_folders_are_those_among_the_weights(published, tmp_path):
         (output,) = LLM(folder, **OPTIONS).generate([prompt], params, use_tqdm=False)
         answers.append(output.outputs[0].token_ids)
     assert answers[0] == answers[1]
+    shutil.rmtree(tmp_path / "speech-lora")
+    with pytest.raises(CheckpointError, match=r"lacks speech-lora.*hf download"):
+        LLM(tmp_path, **OPTIONS)
 
 
 CHANGES = [
