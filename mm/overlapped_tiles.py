@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import ConfigError
+from .errors import ConfigError, InputError
 from .tiling import CropPad, CropPlan, Resize, Size, TiledView, arrangements, check_size
 
 
@@ -56,14 +56,20 @@ class OverlappedTiles:
     def plan(self, height: int, width: int) -> CropPlan:
         check_size(height, width)
         rows, columns = self.arrangement(height, width)
-        tall, wide = (side * self.patch for side in self.canvas(rows, columns))
+        tall, wide = self.canvas(rows, columns)
         size, step = self.side * self.patch, self.step * self.patch
+        small, above, before = self.fit((height, width), (size, size))
+        large, top, left = self.fit((height, width), (tall * self.patch, wide * self.patch))
         tiles = [
-            TiledView((Resize(tall, wide), CropPad(row * step, column * step, size, size)))
+            TiledView((large, CropPad(row * step - top, column * step - left, size, size)))
             for row in range(rows)
             for column in range(columns)
         ]
-        return CropPlan((TiledView((Resize(size, size),)), *tiles), (rows, columns))
+        return CropPlan((TiledView((small, CropPad(-above, -before, size, size))), *tiles), (rows, columns))
+
+    def fit(self, size: Size, canvas: Size) -> tuple[Resize, int, int]:
+        """Return the resize of an image for a canvas in pixels, and the pixels above it and left of it there."""
+        return Resize(*canvas), 0, 0
 
     @property
     def patches_per_row(self) -> float:
@@ -73,6 +79,39 @@ class OverlappedTiles:
             (1 + rows * columns) * self.side**2 / (small + _pooled_rows(*self.canvas(rows, columns)))
             for rows, columns in arrangements(1, self.max_tiles)
         )
+
+
+@dataclass(frozen=True)
+class PaddedOverlappedTiles(OverlappedTiles):
+    """OverlappedTiles that keep the aspect ratio: black pixels around the image fill each view. Rule: Molmo."""
+
+    max_tiles: int = 12
+
+    def fit(self, size: Size, canvas: Size) -> tuple[Resize, int, int]:
+        """See OverlappedTiles. In float32, as published; InputError if nothing is left of the image."""
+        scale = min(np.float32(outer) / np.float32(side) for outer, side in zip(canvas, size, strict=True))
+        tall, wide = (int(np.float32(side) * scale) for side in size)
+        if min(tall, wide) < 1:
+            raise InputError(f"an image of {size[1]}x{size[0]} is too narrow: resized to this model's views, it has no pixels")
+        return Resize(tall, wide), (canvas[0] - tall) // 2, (canvas[1] - wide) // 2
+
+    def padding(self, height: int, width: int) -> np.ndarray:
+        """Return how much of each patch of the tiles is padding: int64 `[tiles, side, side]`; 0: nothing, 1: all, 2: a part."""
+        rows, columns = self.arrangement(height, width)
+        tall, wide = self.canvas(rows, columns)
+        image, top, left = self.fit((height, width), (tall * self.patch, wide * self.patch))
+        lines = _covered(tall, self.patch, top, image.height)
+        pixels = lines[:, None] * _covered(wide, self.patch, left, image.width)
+        kinds = np.where(pixels == 0, 1, np.where(pixels < self.patch**2, 2, 0))
+        starts = [(row * self.step, column * self.step) for row in range(rows) for column in range(columns)]
+        return np.stack([kinds[row : row + self.side, column : column + self.side] for row, column in starts])
+
+
+def _covered(patches: int, patch: int, start: int, length: int) -> np.ndarray:
+    """Return how many of the pixels of each patch of an axis are from `start` to `start + length`."""
+    edges = np.arange(patches) * patch
+    inside: np.ndarray = np.minimum(edges + patch, start + length) - np.maximum(edges, start)
+    return inside.clip(0, patch)
 
 
 def _pooled_rows(tall: int, wide: int) -> int:

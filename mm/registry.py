@@ -162,6 +162,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MistralConsolidated": native("text_only", "MistralText", "TextProcessingInfo"),
     "MllamaForConditionalGeneration": native("mllama", "Mllama", "MllamaProcessingInfo"),
     "Molmo2ForConditionalGeneration": native("molmo2", "Molmo2", "Molmo2ProcessingInfo"),
+    "MolmoForCausalLM": native("molmo", "Molmo", "MolmoProcessingInfo"),
     "MoonshineForConditionalGeneration": native("moonshine", "Moonshine", "MoonshineProcessingInfo"),
     "MoonshineStreamingForConditionalGeneration": native("moonshine", "MoonshineStreaming", "MoonshineStreamingProcessingInfo"),
     "MusicFlamingoForConditionalGeneration": native("audioflamingo3", "MusicFlamingo", "AudioFlamingo3ProcessingInfo"),
@@ -394,6 +395,11 @@ NOTES: dict[str, FamilyNote] = {
         "a small view and overlapping crops of an image, frames with their times; attention pooling of patches; the tokens of "
         "all pictures see each other; points, also in several images and in videos; the Hub's layout and the publisher's",
         "images, or one video, per prompt; at most 8 crops; frames are sampled as in transformers, without the last one",
+    ),
+    "molmo": FamilyNote(
+        "Molmo-7B-D and 7B-O: a small view and overlapping crops of an image, padded, each patch marked if it is padding; "
+        "attention pooling of patches; points",
+        "images only, before the text; at most 12 crops; not MolmoE",
     ),
     "moonshine": FamilyNote(
         "`transcribe`; encoder-decoder: cross-attention; encodes waveforms, not spectrograms; also Moonshine Streaming",

@@ -42,6 +42,7 @@ class PixelSpec:
         bfloat16: pixels are rescaled and normalized in bfloat16, always on the CPU.
         antialias: the filter widens when an image shrinks. False: not, also always on the CPU.
         filters_uint8: without antialiasing, torch filters uint8 pixels, which rounds in another way than filtering in float32.
+        unrounded: resized pixels are not rounded to whole numbers; only with antialiasing, by torch, always on the CPU.
     """
 
     mean: tuple[float, ...] = OPENAI_CLIP_MEAN
@@ -52,6 +53,7 @@ class PixelSpec:
     bfloat16: bool = False
     antialias: bool = True
     filters_uint8: bool = False
+    unrounded: bool = False
 
 
 Spec = TypeVar("Spec", bound=PixelSpec)
@@ -87,7 +89,7 @@ def apply_resample(spec: Spec, options: Mapping[str, Any]) -> Spec:
 
 
 def crops(frames: Tensor, plan: CropPlan, spec: PixelSpec) -> Iterator[Tensor]:
-    """Yield the crops of uint8 `[n, h, w, 3]` by a plan, each uint8 `[n, 3, height, width]`, in any memory layout.
+    """Yield the crops of uint8 `[n, h, w, 3]` by a plan, each `[n, 3, height, width]` as `resize` returns it.
 
     If several views begin with the same steps, these are computed once.
     """
@@ -124,7 +126,7 @@ def patchify_crops(
     groups = -(-len(frames) // temporal)
     out = BUFFERS.take((groups, plan.num_tiles, tall, wide, merge, merge, 3, temporal, patch, patch), dtype)
     small = max(frames[:temporal].nbytes, out[:1].nbytes) <= MAX_TRANSFER_BYTES
-    if device is not None and small and spec.resample == "torch" and spec.antialias and not spec.bfloat16:
+    if device is not None and small and spec.resample == "torch" and spec.antialias and not (spec.bfloat16 or spec.unrounded):
         layout, used = PatchLayout(patch, merge, temporal), (tall * side, wide * side)
         groups_at_once = max(1, MAX_TRANSFER_BYTES // max(1, frames[:temporal].nbytes, out[:1].nbytes))
         parts = zip(frames.split(groups_at_once * temporal), out.split(groups_at_once), strict=True)
@@ -150,9 +152,11 @@ def patchify_overview(pixels: Tensor, side: int, spec: PixelSpec, patch: int, dt
 
 
 def resize(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
-    """Resize uint8 `[n, 3, h, w]` to the target (height, width), in any memory layout."""
+    """Resize uint8 `[n, 3, h, w]` to the target (height, width), in any memory layout. float32 if `unrounded`, else uint8."""
     if tuple(pixels.shape[-2:]) == target:
         return pixels
+    if spec.unrounded:
+        return F.interpolate(pixels.float(), target, mode=spec.filter, antialias=True)
     if not spec.antialias:
         if spec.filters_uint8:
             return F.interpolate(pixels, target, mode=spec.filter, align_corners=False)
@@ -181,11 +185,11 @@ def _resize_as_opencv(pixels: Tensor, target: tuple[int, int]) -> Tensor:
 
 
 def _normalizer(spec: PixelSpec) -> Callable[[Tensor], Tensor]:
-    """Return the function that normalizes uint8 pixels `[n, 3, h, w]` to float32 (or bfloat16)."""
+    """Return the function that normalizes pixels 0..255 `[n, 3, h, w]` to float32 (or bfloat16)."""
     scaling = _scaling(spec)
     mean, std = (torch.tensor(one).view(1, 3, 1, 1) for one in (scaling.mean, scaling.std))
     if not spec.bfloat16:
-        return lambda pixels: pixels.to(torch.float32).sub_(mean).div_(std)
+        return lambda pixels: pixels.to(torch.float32, copy=True).sub_(mean).div_(std)
     rounded = [torch.tensor(one, dtype=torch.bfloat16).view(1, 3, 1, 1) for one in (spec.mean, spec.std)]
     return lambda pixels: (pixels.to(torch.bfloat16) * spec.rescale).sub_(rounded[0]).div_(rounded[1])
 
@@ -241,7 +245,8 @@ def _apply_step(pixels: Tensor, step: Step, spec: PixelSpec) -> Tensor:
 
 def _overlap(start: int, length: int, side: int) -> tuple[slice, slice]:
     """Return the part of `[start, start + length)` inside `[0, side)`, as a slice of the side and as a slice of the range."""
-    first, last = max(0, start), max(0, min(start + length, side))
+    first = max(0, start)
+    last = max(first, min(start + length, side))
     return slice(first, last), slice(first - start, last - start)
 
 

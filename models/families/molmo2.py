@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -80,7 +80,9 @@ _TABLES = ("wte.embedding", "wte.new_embedding")
 class Molmo2(DecoderModel):
     """A model of images or one video."""
 
-    prefixes = (
+    max_crops = 8
+
+    prefixes: ClassVar[Sequence[tuple[str, str]]] = (
         ("model.vision_backbone.image_vit.transformer.resblocks.", "tower.layers."),
         ("model.vision_backbone.image_vit.", "tower."),
         ("model.vision_backbone.image_pooling_2d.", "patch_pooling."),
@@ -95,10 +97,10 @@ class Molmo2(DecoderModel):
     )
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(text_spec(config), dtype, device)
+        super().__init__(self.text_spec(config), dtype, device)
         adapter = _read(config.get("adapter_config"), _ADAPTER)
         vision = _read(config.get("vision_config") or config.get("vit_config"), _VISION)
-        tower, self.feature_order = _tower(vision, adapter["vision_feature_layer"])
+        tower, self.feature_order = self.tower_spec(vision, adapter["vision_feature_layer"])
         assert tower.table is not None
         self.side = tower.table.side
         self.tower = VisionTower(tower, dtype, device)
@@ -126,6 +128,7 @@ class Molmo2(DecoderModel):
         states = self.tower(tensors["pixel_values"], [(count, side, side) for count in crops])
         patches = torch.cat([states[number] for number in self.feature_order], 1)
         del states
+        self.add_to_patches_(patches, tensors)
         starts = accumulate((0, *crops[:-1]))
         first = torch.cat([torch.full((count,), start * side**2) for start, count in zip(starts, counts, strict=True)])
         groups = tensors["token_pooling"]
@@ -133,6 +136,17 @@ class Molmo2(DecoderModel):
         del patches
         gate_up, down = self.projector["gate_up"], self.projector["down"]
         return list(down(act_and_mul(self.act, gate_up(pooled))).split(list(counts)))
+
+    def add_to_patches_(self, patches: Tensor, tensors: Mapping[str, Any]) -> None:
+        """Hook: change the states `[patches, width]` in place before they are pooled. `tensors`: see `embed_multimodal`."""
+
+    def text_spec(self, config: Mapping[str, Any]) -> DecoderSpec:
+        """Hook: read the decoder."""
+        return text_spec(config)
+
+    def tower_spec(self, vision: Mapping[str, Any], layers: Any) -> tuple[TowerSpec, tuple[int, ...]]:
+        """Hook: return the tower, and for each layer that is pooled the number of its state among those that it returns."""
+        return _tower(vision, layers)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Rename the publisher's parts, split and join its matrices, and put the channels of a patch first."""
@@ -163,7 +177,7 @@ class Molmo2(DecoderModel):
         side = self.side
         if modality == "video":
             return -(-rows * side**2 // (-((-side // 3) ** 2) + 2))
-        return math.ceil(rows * OverlappedTiles(1, side).patches_per_row)
+        return math.ceil(rows * OverlappedTiles(1, side, max_tiles=self.max_crops).patches_per_row)
 
     def input_bytes(self, modality: str, rows: int) -> int:
         group = 9 if modality == "video" else 4

@@ -235,6 +235,14 @@ class BaseProcessingInfo(ABC):
         return json.dumps([asdict(self.specs[modality]), sampling], sort_keys=True)
 
 
+def end_of_word(ids: Sequence[int], start: int, decode: Callable[[Sequence[int]], str]) -> int:
+    """Return the end of the word at `start`: the position of the next whitespace or special token."""
+    end = start
+    while end < len(ids) and (text := decode([ids[end]])) and (end == start or not text[0].isspace()):
+        end += 1
+    return end
+
+
 def replace_text(ids: Sequence[int], text: str, placeholder: int, files: ProcessorFiles) -> Sequence[int]:
     """Replace a placeholder's text with its token, see `replace_matches`."""
     return replace_matches(ids, re.compile(re.escape(text)), lambda match: placeholder, (placeholder,), files)

@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
 from ...mm.errors import ConfigError
 from ...mm.tiling import QuarterTiles
 from ...mm.types import ItemGeometry
+from ..bases.base import end_of_word
 from ..bases.tiles import TILE_KWARGS, ResampledInfo, TileSpec, positive_int_or
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
 from ..interface import Span
@@ -60,7 +61,7 @@ class Idefics2ProcessingInfo(ResampledInfo):
             out.append(ids[position])
             position += 1
             if out[-1] in edges:
-                end = _end_of_word(ids, position, decode)
+                end = end_of_word(ids, position, decode)
                 text = decode(ids[position:end])
                 if text and not text[0].isspace() and text[0] != "<":
                     out += encode(f" {text}")
@@ -77,11 +78,3 @@ class Idefics2ProcessingInfo(ResampledInfo):
 
     def max_tiles_kwargs(self, tiles: int) -> Mapping[str, Any] | None:
         return {"do_image_splitting": False}
-
-
-def _end_of_word(ids: Sequence[int], start: int, decode: Callable[[Sequence[int]], str]) -> int:
-    """Return the end of the word at `start`: the position of the next whitespace or special token."""
-    end = start
-    while end < len(ids) and (text := decode([ids[end]])) and (end == start or not text[0].isspace()):
-        end += 1
-    return end

@@ -45,7 +45,7 @@ class Molmo2ProcessingInfo(TiledInfo):
     """
 
     element_format = "point_groups"
-    modalities = ("image", "video")
+    modalities: tuple[str, ...] = ("image", "video")
     prompt_attention = "bidirectional_media"
     placeholders = {"image": ("<|image|>",), "video": ("<|video|>",)}
     valid_kwargs = {"image": ("detail", "max_crops"), "video": (*TIME_KWARGS, "fps", "max_frames", "min_frames", "num_frames")}
@@ -68,9 +68,9 @@ class Molmo2ProcessingInfo(TiledInfo):
         token = self.config_token_id
         start, end = token("image_start_token_id", "<im_start>"), token("image_end_token_id", "<im_end>")
         self.patch, self.column = token("image_patch_id", "<im_patch>"), token("image_col_id", "<im_col>")
-        low = token("low_res_image_start_token_id", "<low_res_im_start>")
-        self.low = low if self.flags["use_single_crop_start_token"] else start, end
-        self.high = self.frame = start, end
+        self.low = self.high = self.frame = start, end
+        if self.flags["use_single_crop_start_token"]:
+            self.low = token("low_res_image_start_token_id", "<low_res_im_start>"), end
         if self.flags["use_frame_special_tokens"]:
             self.frame = token("frame_start_token_id", "<frame_start>"), token("frame_end_token_id", "<frame_end>")
         folder = self.files.folder

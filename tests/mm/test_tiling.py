@@ -9,7 +9,7 @@ import pytest
 import torch
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.media.policy import MediaPolicy
-from sensorium.mm.overlapped_tiles import OverlappedTiles
+from sensorium.mm.overlapped_tiles import OverlappedTiles, PaddedOverlappedTiles
 from sensorium.mm.tiling import (
     AnyResTiles,
     AspectTiles,
@@ -457,6 +457,7 @@ PUBLISHED = [
     CoveringTiles(448, 12),
     PanAndScan((896, 896), 256, 4, 1.2),
     OverlappedTiles(14, 27),
+    PaddedOverlappedTiles(14, 24),
 ]
 
 
