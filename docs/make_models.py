@@ -5,10 +5,11 @@ tests/packaging/test_docs.py fails when the page is out of date.
 
 from __future__ import annotations
 
+from collections.abc import Collection
 from pathlib import Path
 
 from sensorium.engine.model_files import resolve
-from sensorium.mm.registry import ARCHITECTURES, NOTES
+from sensorium.mm.registry import ARCHITECTURES, NOTES, FamilyNote
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Models
@@ -19,7 +20,18 @@ positions, logits, greedy tokens with any batching and chunking, weights in ever
 the family's file of the suite in `tests/families/`, and names other tests. Any other architecture of transformers,
 with or without an encoder, runs through transformers' class, and so does a checkpoint whose decoder is not in
 `models/text/stacks.py`. `sensorium doctor --model DIR` prints which class runs a checkpoint.
-
+[quantisation.md](quantisation.md) lists the stored formats that all of them load.
+"""
+GROUPS = {
+    "images": "Images and videos",
+    "documents": "Documents",
+    "all": "Images, videos and audio",
+    "audio": "Speech and audio",
+    "retrieval": "Retrieval, ranking and classification",
+    "text": "Text",
+    "tensors": "Other tensors",
+}
+COLUMNS = """
 | architecture | inputs | prompt attention | features | limits | tests |
 |---|---|---|---|---|---|
 """
@@ -31,8 +43,17 @@ def row_file(family: str) -> Path | None:
     return next((path for path in files if path.stem == family or f'"{family}"' in path.read_text("utf-8")), None)
 
 
+def group(note: FamilyNote, modalities: Collection[str]) -> str:
+    """Return the key of GROUPS of a family."""
+    if note.use or not modalities:
+        return note.use or "text"
+    if "audio" not in modalities:
+        return "images"
+    return "audio" if len(modalities) == 1 else "all"
+
+
 def write() -> str:
-    rows = []
+    rows: dict[str, list[str]] = {name: [] for name in GROUPS}
     for family in sorted({row.family for row in ARCHITECTURES.values()}):
         names = [name for name, row in ARCHITECTURES.items() if row.family == family]
         infos, note = [resolve(ARCHITECTURES[name].processing) for name in names], NOTES[family]
@@ -47,8 +68,8 @@ def write() -> str:
             note.limits,
             ", ".join((*tests, *([note.other_tests] if note.other_tests else []))),
         )
-        rows.append(f"| {' | '.join(cells)} |\n")
-    return HEAD + "".join(rows)
+        rows[group(note, modalities)].append(f"| {' | '.join(cells)} |\n")
+    return HEAD + "".join(f"\n## {GROUPS[name]}\n{COLUMNS}{''.join(found)}" for name, found in rows.items())
 
 
 if __name__ == "__main__":

@@ -50,11 +50,17 @@ def native(family: str, model_class: str, info_class: str, folder: str = "famili
 
 @dataclass(frozen=True)
 class FamilyNote:
-    """Notes on a family for docs/models.md. `other_tests`: tests besides the parity suite."""
+    """Notes on a family for docs/models.md.
+
+    Args:
+        other_tests: tests besides the parity suite.
+        use: "documents", "retrieval" or "tensors"; empty: the page groups the family by its inputs.
+    """
 
     features: str
     limits: str = ""
     other_tests: str = ""
+    use: str = ""
 
 
 @dataclass(frozen=True)
@@ -248,6 +254,7 @@ NOTES: dict[str, FamilyNote] = {
         "the publishers'",
         "vectors and classes only; heads of other tasks are not used",
         "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
+        use="retrieval",
     ),
     "cohere_asr": FamilyNote(
         "`transcribe`: FastConformer and a decoder with cross-attention; Cohere's transcription models (transformers' names or "
@@ -259,17 +266,20 @@ NOTES: dict[str, FamilyNote] = {
         "ColQwen2.5 and ColModernVBERT; the Hub's layout and the publisher's",
         "vectors only; no videos",
         "tests/models/families/test_embedders.py",
+        use="retrieval",
     ),
     "deepseek_ocr2": FamilyNote(
         "SAM features, then CLIP (DeepSeek-OCR) or a decoder with learned queries (DeepSeek-OCR 2); tiles by the best aspect "
-        "ratio, the whole image padded to a square; the Hub's layout and the publisher's own"
+        "ratio, the whole image padded to a square; the Hub's layout and the publisher's own",
+        use="documents",
     ),
-    "dots_ocr": FamilyNote("pages at native resolution; layout elements as JSON", "aspect ratio up to 200:1"),
+    "dots_ocr": FamilyNote("pages at native resolution; layout elements as JSON", "aspect ratio up to 200:1", use="documents"),
     "dual_encoder": FamilyNote(
         "`embed` of texts and images: CLIP, SigLIP, SigLIP 2 at a fixed size or with the image's aspect ratio (NaFlex); "
         "`score`: cosines, for SigLIP probabilities",
         "a prompt is a text or one image",
         "tests/models/families/test_embedders.py",
+        use="retrieval",
     ),
     "deepseek_vl2": FamilyNote(
         "the whole image and tiles of the best size, padded; lines ended by a learned row; latent attention or not, experts; "
@@ -306,12 +316,14 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "glmasr": FamilyNote("`transcribe`; rotary positions in the tower, rows stacked by four", "630 s per audio item"),
     "got_ocr2": FamilyNote(
-        "pages as squares of one size, or cut into tiles with `crop_to_patches`; the Hub's layout and the publisher's own"
+        "pages as squares of one size, or cut into tiles with `crop_to_patches`; the Hub's layout and the publisher's own",
+        use="documents",
     ),
     "granite4_vision": FamilyNote("query transformer outputs added after several layers (DeepStack); grids of tiles"),
     "granite_docling": FamilyNote(
         "pages in tiles with text tags, earlier states of the tower added to layers of the decoder (DeepStack)",
         "the coarse path only; Granite-Docling-258M is an Idefics3 model",
+        use="documents",
     ),
     "phi3_vision": FamilyNote(
         "CLIP over padded tiles and the whole image, squares of patches in lines; Phi-3-vision, Phi-3.5-vision",
@@ -345,12 +357,14 @@ NOTES: dict[str, FamilyNote] = {
         "jina-reranker-m0: `score` of documents, texts or images, for a query; Qwen2-VL with an MLP over the last token",
         "scores only; one image or text on each side, no videos",
         "tests/pipelines/test_jina_reranker.py",
+        use="retrieval",
     ),
     "jina_v4": FamilyNote(
         'jina-embeddings-v4: `embed` of texts and images, one vector or `pooling="tokens"`; the adapter of a task is merged '
         'when the model is loaded (`hf_overrides={"task": "code"}`)',
         "vectors only; one task per engine",
         "tests/pipelines/test_jina_v4.py",
+        use="retrieval",
     ),
     "keye": FamilyNote(
         "SigLIP with rotary positions, a Qwen3 decoder with M-RoPE; 1.5: a timestamp before each frame, slow and fast frames "
@@ -364,7 +378,9 @@ NOTES: dict[str, FamilyNote] = {
         "4 frames per chunk",
     ),
     "lfm2_vl": FamilyNote("small images at their own size, large ones as tiles and a thumbnail; layers with states"),
-    "lighton_ocr": FamilyNote("pages at native resolution; incomplete squares of merged patches are dropped; no break tokens"),
+    "lighton_ocr": FamilyNote(
+        "pages at native resolution; incomplete squares of merged patches are dropped; no break tokens", use="documents"
+    ),
     "llama4": FamilyNote(
         "tiles of the best canvas, then the whole image; attention within chunks, layers without positions, experts with a "
         "shared one"
@@ -390,6 +406,7 @@ NOTES: dict[str, FamilyNote] = {
         "text encoder with rotary positions and sliding windows, for `embed`, `classify`, and `score` of pairs",
         "vectors and classes only; heads of other tasks are not used",
         "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
+        use="retrieval",
     ),
     "molmo2": FamilyNote(
         "a small view and overlapping crops of an image, frames with their times; attention pooling of patches; the tokens of "
@@ -409,6 +426,7 @@ NOTES: dict[str, FamilyNote] = {
         "RADIO on a padded page and a convolution over its rows, read by cross-attention; `output.elements` with boxes and "
         "classes of layout elements",
         "one image per prompt; no prediction of several tokens at once",
+        use="documents",
     ),
     "nemotron_vl": FamilyNote(
         "RADIO, its learned rows before the patches of each tile; tiles or, if `vision_config.args` has `min_num_patches`, "
@@ -421,7 +439,7 @@ NOTES: dict[str, FamilyNote] = {
         "tiles that cover an image, in the Hub's layout and the publisher's; Ovis2.5: images and videos at native resolution"
     ),
     "paddleocr_vl": FamilyNote(
-        "pages at native resolution; text config nested or at the top level", "aspect ratio up to 200:1"
+        "pages at native resolution; text config nested or at the top level", "aspect ratio up to 200:1", use="documents"
     ),
     "paligemma": FamilyNote("images before the prompt, without placeholders; bidirectional attention in the prompt"),
     "parakeet": FamilyNote(
@@ -459,6 +477,7 @@ NOTES: dict[str, FamilyNote] = {
         "needs the package terratorch",
         "weights as safetensors; memory of the network is estimated",
         "tests/models/test_raw_tensors.py",
+        use="tensors",
     ),
     "text_only": FamilyNote(
         "decoders without an encoder, which take text only; `model_type` selects the decoder; `embed`, `score`, `classify` "
