@@ -4,17 +4,34 @@ from __future__ import annotations
 
 import math
 from bisect import bisect_left, bisect_right
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import Any
 
 import numpy as np
 import torch
 
-from .errors import InputError
+from .errors import ConfigError, InputError
 from .types import ItemGeometry
 
 _BOTH_ENDS = ("ends", "nearest")
 MAX_ITEM_ROWS = 1 << 22  # rows of one item: more than any context holds
+
+
+def pixel_shuffle_side(config: Mapping[str, Any]) -> int:
+    """Return how many patches along each side make one row: 1 / `downsample_ratio` of config.json, by default 2.
+
+    Raises:
+        ConfigError: the ratio is not 1, 1/2, 1/3 and so on, up to rounding of its digits.
+    """
+    ratio = config.get("downsample_ratio", 0.5)
+    fits = isinstance(ratio, int | float) and not isinstance(ratio, bool) and 1e-6 < ratio <= 1
+    if not fits or abs(round(1 / ratio) * ratio - 1) > 0.02:
+        raise ConfigError(
+            f"downsample_ratio in config.json is {repr(ratio)[:60]}; it must be 1 over a whole number, such as 0.5"
+        )
+    side: int = round(1 / ratio)
+    return side
 
 
 @dataclass(frozen=True)

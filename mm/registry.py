@@ -436,7 +436,9 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "ovis": FamilyNote(
         "the tower's rows as probabilities of visual words, whose embeddings are averaged; Ovis 1.6 and 2: the fewest "
-        "tiles that cover an image, in the Hub's layout and the publisher's; Ovis2.5: images and videos at native resolution"
+        "tiles that cover an image, in the Hub's layout and the publisher's; Ovis2.5: images and videos at native resolution",
+        "Ovis2.5: images, or one video, per prompt; without `max_pixels` in the preprocessor's JSON, images and frames have at "
+        "most 1344 x 1792 pixels if the decoder's `hidden_size` is at most 2048 (2B), else 1792 x 1792 (9B)",
     ),
     "paddleocr_vl": FamilyNote(
         "pages at native resolution; text config nested or at the top level", "aspect ratio up to 200:1", use="documents"
@@ -470,7 +472,8 @@ NOTES: dict[str, FamilyNote] = {
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
     "step3_vl": FamilyNote(
-        "Step3-VL-10B: square windows of an image, then the whole image; two convolutions after the encoder (`enable_patch`)"
+        "Step3-VL-10B: square windows of an image, then the whole image (`enable_patch`); two convolutions after the encoder; "
+        "`Step3VL10BForCausalLM` is the name of the publisher's class, `StepVLForConditionalGeneration` of vLLM's"
     ),
     "terratorch": FamilyNote(
         "named tensors in, one tensor out (`encode`), without text and tokenizer: Prithvi and other models of TerraTorch; "

@@ -201,7 +201,7 @@ def _read(config: Mapping[str, Any], text: Mapping[str, Any], stack: Stack) -> D
         vocab_size=positive_int(text, "vocab_size"),
         hidden_size=hidden,
         layers=layers,
-        eps=_positive({stack.eps_key: 1e-6, **text}, stack.eps_key),
+        eps=positive_number({stack.eps_key: 1e-6, **text}, stack.eps_key),
         max_positions=min([longest, *limits]),
         tied=_tied(config, stack),
         norm=stack.norm,
@@ -345,7 +345,7 @@ def _attention(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSp
     rotated, into = _is_rotated(text, stack, layer), text.get("attention_in_multiplier", 1.0)
     temperature = None
     if text.get("attn_temperature_tuning") and not rotated:
-        temperature = float(text["attn_scale"]), _positive(text, "floor_scale")
+        temperature = float(text["attn_scale"]), positive_number(text, "floor_scale")
     qk_norm = stack.qk_norm or ("head" if text.get("use_qk_norm") else None)
     bias = bool(text.get("attention_bias", text.get("use_bias", False)))
     scale = text.get("attention_multiplier") or (text.get("query_pre_attn_scalar") or dim) ** -0.5
@@ -482,7 +482,7 @@ def rope_spec(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> Rop
     if len(axes) != rotated // 2:
         raise ConfigError(f"mrope_section {list(sections)} fits no head; give one number each for time, height and width")
     return RopeSpec(
-        theta=_positive({"rope_theta": rope.get("rope_theta") or theta}, "rope_theta"),
+        theta=positive_number({"rope_theta": rope.get("rope_theta") or theta}, "rope_theta"),
         dim=rotated,
         axes=axes,
         num_axes=len(sections),
@@ -606,7 +606,7 @@ def positive_int(config: Mapping[str, Any], key: str, file: str = "config.json")
     return value
 
 
-def _positive(config: Mapping[str, Any], key: str) -> float:
+def positive_number(config: Mapping[str, Any], key: str) -> float:
     """Return the finite number above 0 under `key`; ConfigError names the key otherwise."""
     value = config[key]
     if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:

@@ -8,6 +8,7 @@ from typing import Any
 import torch
 
 from ...mm.errors import ConfigError
+from ...mm.geometry import pixel_shuffle_side
 from ..config import decoder_spec, require
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
@@ -32,7 +33,7 @@ class EagleVL(TowerModel):
         text, layers = decoder_spec(config, stack_of(config, "qwen2")), config.get("mlp_connector_layers", 2)
         if layers not in _LAYERS:
             raise ConfigError(f"mlp_connector_layers in config.json is {layers!r}; 1 and 2 are supported")
-        merge = round(1 / config.get("downsample_ratio", 0.5)) if config.get("use_pixel_shuffle", True) else 1
+        merge = pixel_shuffle_side(config) if config.get("use_pixel_shuffle", True) else 1
         vision, layer = require(config, "vision_config"), config.get("select_layer", -4)
         tower = encoder_spec(vision, "siglip_vision_model", merge=merge, post_norm=layer == -1)
         if layer != -1:

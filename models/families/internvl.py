@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
+from ...mm.geometry import pixel_shuffle_side
 from ..config import decoder_spec, positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..internlm2 import internlm2_weights
@@ -171,7 +172,7 @@ def _tower(config: Mapping[str, Any]) -> TowerSpec:
         inner=positive_int(vision, "intermediate_size"),
         patch_dim=vision["num_channels"] * patch**2,
         act=vision["hidden_act"],
-        merge=round(1 / config.get("downsample_ratio", 0.5)),
+        merge=pixel_shuffle_side(config),
         eps=vision["layer_norm_eps"],
         rms=vision.get("norm_type", "layer_norm") == "rms_norm",
         qkv_bias=bool(vision.get("attention_bias", False)),

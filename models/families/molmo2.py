@@ -237,14 +237,25 @@ def _tower(vision: Mapping[str, Any], layers: Any) -> tuple[TowerSpec, tuple[int
     """Return the tower, and for each layer that is pooled the number of its state among those that the tower returns."""
     depth, patch = positive_int(vision, "num_hidden_layers"), positive_int(vision, "patch_size")
     width, heads = positive_int(vision, "hidden_size"), positive_int(vision, "num_attention_heads")
-    if not all(isinstance(layer, int) and -depth <= layer < depth for layer in layers) or not layers:
+    if (
+        not isinstance(layers, list | tuple)
+        or not all(isinstance(layer, int) and -depth <= layer < depth for layer in layers)
+        or not layers
+    ):
         raise ConfigError(f"vision_feature_layer in adapter_config is {layers!r}; give some of the tower's {depth} layers")
-    counts = [vision.get("num_key_value_heads", heads) * vision["head_dim"], heads * vision["head_dim"]]
+    kv_heads, dim = (
+        positive_int({"num_key_value_heads": heads, **vision}, "num_key_value_heads"),
+        positive_int(vision, "head_dim"),
+    )
+    counts = [kv_heads * dim, heads * dim]
     if counts != [width, width]:
         raise ConfigError(f"heads of vision_config have {counts[1]} numbers, keys {counts[0]}; both must be {width}")
     sides = vision.get("image_size", (378, 378))
-    if len({*sides}) > 1:
-        raise ConfigError(f"image_size in vision_config is {sides}; only squares are supported")
+    if not isinstance(sides, list | tuple) or len(sides) != 2 or sides[0] != sides[1]:
+        raise ConfigError(
+            f"image_size in vision_config is {repr(sides)[:60]}; it must be two equal sides, as only squares are supported"
+        )
+    side = positive_int({"image_size": sides[0]}, "image_size")
     states = [layer + 1 if layer >= 0 else depth + 1 + layer for layer in layers]
     features = tuple(sorted({*states}))
     tower = TowerSpec(
@@ -257,7 +268,7 @@ def _tower(vision: Mapping[str, Any], layers: Any) -> tuple[TowerSpec, tuple[int
         eps=vision["layer_norm_eps"],
         qkv_bias=bool(vision.get("attention_bias", True)),
         out_bias=bool(vision.get("attention_bias", True)),
-        table=TableSpec(sides[0] // patch),
+        table=TableSpec(side // patch),
         features=features,
         names=_NAMES,
     )

@@ -10,6 +10,7 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
+from ...mm.geometry import pixel_shuffle_side
 from ..config import decoder_spec, positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
@@ -39,7 +40,7 @@ class LlamaNemotronVL(TowerModel):
         if vision.get("video_temporal_patch_size", 1) != 1:
             raise ConfigError("video_temporal_patch_size in vision_config joins frames of videos; only 1 is supported")
         text = decoder_spec(config, stack)
-        merge = round(1 / config.get("downsample_ratio", 0.5))
+        merge = pixel_shuffle_side(config)
         tower = radio_spec(vision, _min_frame(config, vision), merge)
         projector = ProjectorSpec(
             width=tower.width,

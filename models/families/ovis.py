@@ -324,9 +324,10 @@ def _aimv2(c: Mapping[str, Any], **more: Any) -> TowerSpec:
 def _navit(c: Mapping[str, Any]) -> TowerSpec:
     """Read the tower of Ovis2.5, SigLIP 2 with rotary positions, and with windows if some layers attend to whole frames."""
     patch, stride = positive_int(c, "patch_size"), positive_int(c, "hidden_stride")
-    side = round(c["num_patches"] ** 0.5) if c["num_patches"] > 0 else positive_int(c, "image_size") // patch
-    full = c["fullatt_block_indexes"]
-    indexes = full.split("|") if isinstance(full, str) else full or ()
+    count, full = c["num_patches"], _full_layers(c["fullatt_block_indexes"])
+    if isinstance(count, bool) or not isinstance(count, int):
+        raise ConfigError(f"num_patches in vit_config is {repr(count)[:60]}; it must be an integer, -1 for that of image_size")
+    side = round(count**0.5) if count > 0 else positive_int(c, "image_size") // patch
     return TowerSpec(
         depth=positive_int(c, "num_hidden_layers"),
         width=positive_int(c, "hidden_size"),
@@ -339,6 +340,15 @@ def _navit(c: Mapping[str, Any]) -> TowerSpec:
         rotary=RotarySpec() if c["use_rope"] else None,
         table=TableSpec(side, "bicubic") if c["preserve_original_pe"] else None,
         window=positive_int(c, "window_size") // stride // patch if full else 0,
-        full_layers=frozenset(int(index) for index in indexes),
+        full_layers=full,
         names=ENCODER,
     )
+
+
+def _full_layers(value: Any) -> frozenset[int]:
+    """Return the layers that attend to whole frames, from a list of their numbers, or a text such as "7|15"."""
+    parts = value.split("|") if isinstance(value, str) and value else value or ()
+    if not isinstance(parts, list | tuple) or not all(str(part).isdecimal() for part in parts):
+        reason = 'it must be a list of the numbers of layers, or a text such as "7|15"'
+        raise ConfigError(f"fullatt_block_indexes in vit_config is {repr(value)[:60]}; {reason}")
+    return frozenset(int(part) for part in parts)

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int, require
+from ..config import decoder_spec, positive_int, positive_number, require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.connectors import Projector, ProjectorSpec
@@ -106,7 +106,7 @@ def _tower(vision: Mapping[str, Any]) -> TowerSpec:
         depth=positive_int(vision, "layers"),
         width=width,
         heads=positive_int(vision, "heads"),
-        inner=int(width * vision["mlp_ratio"]),
+        inner=_inner(vision, width),
         patch_dim=3 * patch**2,
         act=vision["hidden_act"],
         eps=vision["layer_norm_eps"],
@@ -119,3 +119,10 @@ def _tower(vision: Mapping[str, Any]) -> TowerSpec:
         layer_scale=vision["ls_init_value"] is not None,
         names=_NAMES,
     )
+
+
+def _inner(vision: Mapping[str, Any], width: int) -> int:
+    """Return `intermediate_size`, or the width times `mlp_ratio`."""
+    if vision.get("intermediate_size") is not None:
+        return positive_int(vision, "intermediate_size")
+    return round(width * positive_number(vision, "mlp_ratio"))

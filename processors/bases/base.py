@@ -273,6 +273,13 @@ def replace_matches(
     return out
 
 
+def check_one_video(items: Mapping[str, int]) -> None:
+    """Raise an InputError for images beside a video, or for several videos."""
+    videos, images = items.get("video", 0), items.get("image", 0)
+    if videos > 1 or (videos and images):
+        raise InputError(f"{videos} videos and {images} images are given; this model takes images, or one video, per prompt")
+
+
 def add_brackets(ids: Sequence[int], placeholder: int, items: int, before: int | None, after: int | None) -> Sequence[int]:
     """Put two tokens around each placeholder of a prompt, unless one of them is beside it.
 

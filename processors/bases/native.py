@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
 import torch
 
+from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import FrameSampling, patch_grid
 from ...mm.media.policy import DecodeSpec
@@ -73,6 +75,13 @@ class NativeResolutionInfo(BaseProcessingInfo):
     def time_step(self, fps: float) -> float:
         """Return the positions per temporal grid step of a video sampled at `fps` frames per second."""
         return 1.0
+
+    def tokens_per_second(self, default: float) -> float:
+        """Return `tokens_per_second` of the vision config; ConfigError unless it is a number above 0."""
+        value = (self.files.config.get("vision_config") or {}).get("tokens_per_second", default)
+        if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ConfigError(f"tokens_per_second in vision_config is {repr(value)[:60]}; it must be a number above 0")
+        return float(value)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Return the grid, from the header alone; InputError for an extreme aspect ratio."""

@@ -5,18 +5,18 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from itertools import groupby
 from typing import Any
 
-from ...mm.errors import ConfigError
+from ...mm.errors import ConfigError, InputError
 from ...mm.tiling import TilingPolicy
-from ..bases.base import insert_text_around
+from ..bases.base import insert_text_around, replace_matches
 from ..bases.tiles import TILE_KWARGS, height_width
 from ..files import ProcessorFiles
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD
 from .nemotron_vl import LlamaNemotronVLProcessingInfo
 
-_SPELLED = re.compile(r"<image-\d+>")
+_SPELLED = re.compile(r"<image-(\d+)>")
+_MARK = -1  # stands for a spelled image until its number is checked
 _MAX_SPELLED = 256  # numbers of images in the texts that chat templates write
 
 
@@ -47,17 +47,22 @@ class EagleVLProcessingInfo(LlamaNemotronVLProcessingInfo):
         return {f"<image-{number}>": self.placeholder_ids["image"] for number in range(_MAX_SPELLED, 0, -1)}
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
-        """Replace `<image-1>` with the token of an image. As in chats, the numbers are those of the order in the prompt."""
-        encode, decode, placeholder = self.files.encode, self.files.decode, self.placeholder_ids["image"]
-        if not items.get("image") or encode is None or decode is None:
+        """Replace `<image-1>` with the token of an image; InputError unless the numbers ascend from 1."""
+        placeholder, spelled, number = self.placeholder_ids["image"], list[str](), 0
+        if not items.get("image"):
             return ids
-        out: list[int] = []
-        for is_text, run in groupby(ids, lambda token: token != placeholder and decode([token]) != ""):
-            tokens = list(run)
-            first, *others = _SPELLED.split(decode(tokens)) if is_text else ("",)
-            out += encode(first) if others else tokens
-            for other in others:
-                out += [placeholder, *encode(other)]
+
+        def mark(match: re.Match[str]) -> int:
+            spelled.append(match[1])
+            return _MARK
+
+        out = list(replace_matches(ids, _SPELLED, mark, (placeholder,), self.files))
+        numbers = iter(spelled)
+        for index, token in enumerate(out):
+            number += token in (placeholder, _MARK)
+            if token == _MARK and (found := next(numbers)) != str(number):
+                raise InputError(f"the prompt has <image-{found[:20]}> in place of image {number}; write <image-{number}>")
+            out[index] = placeholder if token == _MARK else token
         return self.preprocess_chat(out, items)
 
     def preprocess_chat(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:

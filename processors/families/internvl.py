@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...mm.errors import ConfigError
-from ...mm.geometry import FrameSampling
+from ...mm.geometry import FrameSampling, pixel_shuffle_side
 from ...mm.media.policy import DecodeSpec
 from ...mm.tiling import AspectTiles, FixedSize
 from ...mm.types import ItemGeometry
@@ -68,7 +68,7 @@ class InternVLProcessingInfo(TiledInfo):
         if height_width(vision.get("image_size", tile)) != tile:
             reason = f"image_size in vision_config is {vision['image_size']}, but the {modality} processor's is {tile}"
             raise ConfigError(reason)
-        merge = round(1 / self.files.config.get("downsample_ratio", 0.5))
+        merge = pixel_shuffle_side(self.files.config)
         tiling = self._tiling(tile) if modality == "image" else FixedSize(tile)
         spec = TileSpec(tiling=tiling, patch=height_width(vision.get("patch_size", 14))[0], merge=merge)
         return read_pixel_spec(json, spec, self.merged_kwargs[modality])

@@ -64,8 +64,7 @@ class KeyeProcessingInfo(NativeResolutionInfo):
 
     def time_step(self, fps: float) -> float:
         """Return `tokens_per_second` times the seconds between two frames."""
-        per_second = (self.files.config.get("vision_config") or {}).get("tokens_per_second", 2)
-        return float(per_second / fps)
+        return self.tokens_per_second(2) / fps
 
 
 @dataclass(frozen=True)

@@ -16,6 +16,7 @@ from ...mm.media.policy import DecodeSpec
 from ...mm.overlapped_tiles import OverlappedTiles
 from ...mm.tiling import FixedSize, TilingPolicy
 from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
+from ..bases.base import check_one_video
 from ..bases.overlapped import group_patches, mark_groups, number_patches
 from ..bases.tiles import TiledInfo, TileSpec, height_width, positive_int_or
 from ..files import ProcessorFiles, read_json
@@ -176,11 +177,7 @@ class Molmo2ProcessingInfo(TiledInfo):
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
         """Add the first token, if it is missing. InputError for images beside a video, or for several videos."""
-        videos, images = items.get("video", 0), items.get("image", 0)
-        if videos > 1 or (videos and images):
-            raise InputError(
-                f"{videos} videos and {images} images are given; this model takes images, or one video, per prompt"
-            )
+        check_one_video(items)
         return ids if self.bos is None or list(ids[:1]) == [self.bos] else [self.bos, *ids]
 
     def preprocess_chat(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any, ClassVar
 
 from ...mm.errors import ConfigError
-from ...mm.geometry import FrameSampling
+from ...mm.geometry import FrameSampling, pixel_shuffle_side
 from ...mm.media.policy import DecodeSpec
 from ...mm.tiling import AspectTiles, ClosestTiles, FixedSize, PatchRange, PatchTarget, TilingPolicy
 from ...mm.types import FramePlan, ItemGeometry, MediaHeader
@@ -46,7 +46,7 @@ class LlamaNemotronVLProcessingInfo(TiledInfo):
         config = self.files.config
         vision = config.get("vision_config") or {}
         patch = positive_int_or(config, "patch_size", vision.get("patch_size", 16))
-        merge = round(1 / config.get("downsample_ratio", 0.5))
+        merge = pixel_shuffle_side(config)
         tile = height_width(config.get("force_image_size") or vision.get("image_size") or 512, "force_image_size")
         tiling = self._video_tiling(tile, patch, merge) if modality == "video" else self._image_tiling(tile, patch, merge)
         spec = TileSpec(tiling=tiling, patch=patch, merge=merge)
@@ -106,11 +106,13 @@ class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
             raise ConfigError("max_num_tiles is an option of models without dynamic resolution; give max_num_patches")
         least = positive_int_or(args, "min_num_patches", 1)
         most = (positive_int_or(self.files.config, "max_sequence_length", 16384) - 4) * merge**2
-        most = min(most, args.get("max_num_patches") or most, options.get("max_num_patches", most))
+        most = min(most, *(positive_int_or(given, "max_num_patches", most) for given in (args, options)))
         return PatchRange(patch, merge, least, 2 * least if is_low_detail(options) else most)
 
     def _video_tiling(self, tile: tuple[int, int], patch: int, merge: int) -> TilingPolicy:
         vision = self.files.config.get("vision_config") or {}
+        if vision.get("video_target_num_patches") and vision.get("video_target_img_size"):
+            raise ConfigError("vision_config has video_target_num_patches and video_target_img_size; remove one of them")
         if vision.get("video_target_num_patches"):
             patches = positive_int_or(vision, "video_target_num_patches", 1)
         elif vision.get("video_target_img_size"):

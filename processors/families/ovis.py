@@ -6,7 +6,7 @@ images and videos at native resolution. Source of the publisher's layouts: the c
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -17,6 +17,7 @@ from ...mm.fields import BatchedField, FieldElem
 from ...mm.geometry import FrameSampling
 from ...mm.tiling import CoveringTiles, CropPad, CropPlan, FixedSize, PaddedCoveringTiles, Resize
 from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..bases.base import check_one_video
 from ..bases.native import NativeResolutionInfo
 from ..bases.spelled import SpelledPlaceholders
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
@@ -170,6 +171,15 @@ class Ovis25ProcessingInfo(SpelledPlaceholders, NativeResolutionInfo):
 
     def placeholder_keys(self) -> Mapping[str, tuple[str | int, ...]]:
         return {**self.placeholders, "image": (pad_token(self.files.config),)}
+
+    def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        """Replace spelled placeholders. InputError for images beside a video, or for several videos."""
+        check_one_video(items)
+        return super().preprocess_prompt(ids, items)
+
+    def preprocess_chat(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
+        check_one_video(items)
+        return super().preprocess_chat(ids, items)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         return replace(super().geometry(header), extra=2)

@@ -24,5 +24,4 @@ class Qwen25VLProcessingInfo(Qwen2VLProcessingInfo):
 
     def time_step(self, fps: float) -> float:
         """Return `tokens_per_second` times the seconds that one temporal patch covers."""
-        per_second = (self.files.config.get("vision_config") or {}).get("tokens_per_second", 4)
-        return float(per_second * self.specs["video"].temporal / fps)
+        return float(self.tokens_per_second(4) * self.specs["video"].temporal / fps)

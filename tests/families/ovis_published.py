@@ -447,6 +447,7 @@ FAMILIES = [
             "image": [size for size in IMAGE_SIZES if min(fitted(*size))],
             "video": VIDEO_SIZES,
         },  # others give an empty image
+        cases=["", "i", "v", "ii", "iii"],
         ours=as_sampled,
         **SHARED,
         silent=NAVIT_NORM | {name.replace("backbone", "vit"): why for name, why in BIASES.items()},

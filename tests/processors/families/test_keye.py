@@ -13,9 +13,14 @@ WORDS = small_tokenizer((*SPECIALS, "<|frame|>", "<|fast_start|>", "<|fast_end|>
 JSON = {"min_pixels": 3136, "max_pixels": 1003520, "patch_size": 14, "temporal_patch_size": 1, "merge_size": 2}
 
 
-def made(kind=Keye15ProcessingInfo, words=WORDS, **options):
+def made(kind=Keye15ProcessingInfo, words=WORDS, tokens_per_second=2, **options):
     ids = {f"{name}_token_id": words.token_to_id(f"<|{name}_pad|>") for name in ("image", "video")}
-    config = {**ids, "vocab_size": 700, "hidden_size": 8, "vision_config": {"patch_size": 14, "temporal_patch_size": 2}}
+    config = {
+        **ids,
+        "vocab_size": 700,
+        "hidden_size": 8,
+        "vision_config": {"patch_size": 14, "temporal_patch_size": 2, "tokens_per_second": tokens_per_second},
+    }
     files = ProcessorFiles(config, JSON, encode=lambda text: words.encode(text).ids, token_to_id=words.token_to_id)
     return kind(files, options)
 
@@ -34,6 +39,12 @@ def test_bounds_of_videos_are_those_of_the_published_utility() -> None:
     assert info.decode_spec.sampling.multiple == 2
     long = info.geometry(clip(768, (720, 1280)))  # all frames share 115,200 rows, counted two by two
     assert long.num_embeds == 768 * 12 * 23
+
+
+@pytest.mark.parametrize("value", ["2", 0, None, True])
+def test_tokens_per_second_is_a_number_above_0(value):
+    with pytest.raises(ConfigError, match="tokens_per_second"):
+        made(KeyeProcessingInfo, tokens_per_second=value).geometry(clip(4))
 
 
 def test_fast_frames_have_three_tenths_of_the_rows() -> None:

@@ -56,6 +56,23 @@ def test_the_published_config_builds() -> None:
     assert model.is_unused("model.vision_backbone.image_vit.transformer.resblocks.25.attention.wq.weight")
 
 
+@pytest.mark.parametrize(
+    ("section", "key", "value"),
+    [
+        ("vit_config", "image_default_input_size", 378),
+        ("vit_config", "image_default_input_size", ["378", "378"]),
+        ("vit_config", "image_default_input_size", [378, 392]),
+        ("vit_config", "head_dim", "72"),
+        ("vit_config", "num_key_value_heads", "16"),
+        ("adapter_config", "vit_layers", -3),
+    ],
+)
+def test_bad_sections_are_refused(section: str, key: str, value: object) -> None:
+    names = {"image_default_input_size": "image_size", "vit_layers": "vision_feature_layer"}
+    with pytest.raises(ConfigError, match=names.get(key, key)):
+        Molmo2({**CONFIG, section: {**CONFIG[section], key: value}}, torch.bfloat16, torch.device("meta"))
+
+
 def test_the_publishers_tensors_are_read() -> None:
     model = Molmo2(CONFIG, torch.float32, torch.device("meta"))
     stored = {

@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 from oracle import small_tokenizer
-from sensorium.mm.errors import ConfigError
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.geometry import pixel_shuffle_side
 from sensorium.mm.tiling import AspectTiles, FixedSize, PatchRange, PatchTarget
 from sensorium.mm.types import FramePlan, MediaHeader
 from sensorium.processors.families.eagle2_5_vl import EagleVLProcessingInfo
@@ -88,6 +89,53 @@ def test_images_of_eagle_have_their_numbers() -> None:
     assert info.preprocess_chat(expanded, {"image": 1}) is expanded
     with pytest.raises(ConfigError, match="pad_during_tiling"):
         EagleVLProcessingInfo(ProcessorFiles(files.config, {"pad_during_tiling": True}, token_to_id=files.token_to_id))
+
+
+@pytest.mark.parametrize(
+    ("text", "found", "wanted"), [("<image-2> and <image-1>", 2, 1), ("<image-1><image-1>", 1, 2), ("<image-0>", 0, 1)]
+)
+def test_numbers_of_eagles_images_ascend_from_1(text: str, found: int, wanted: int) -> None:
+    files = files_of({"vision_config": {"image_size": 448}}, "<IMG_CONTEXT>", "<img>", "</img>")
+    message = f"the prompt has <image-{found}> in place of image {wanted}; write <image-{wanted}>"
+    with pytest.raises(InputError, match=message):
+        EagleVLProcessingInfo(files).preprocess_prompt(files.encode(text), {"image": 2})
+
+
+def test_numbers_of_eagles_images_count_placeholder_tokens() -> None:
+    files = files_of({"vision_config": {"image_size": 448}}, "<IMG_CONTEXT>", "<img>", "</img>")
+    info = EagleVLProcessingInfo(files)
+    image = info.placeholder_ids["image"]
+    made = info.preprocess_prompt([image, *files.encode("a <image-2>")], {"image": 2})
+    assert made == [*files.encode("<image 1>"), image, *files.encode("a <image 2>"), image]
+
+
+@pytest.mark.parametrize("ratio", [0, "0.5", None, True, 0.4, 2, -0.5, float("nan")])
+def test_other_ratios_are_refused(ratio: object) -> None:
+    with pytest.raises(ConfigError, match="downsample_ratio"):
+        nano(video_context_token_id=999, downsample_ratio=ratio)
+    with pytest.raises(ConfigError, match="downsample_ratio"):
+        EagleVLProcessingInfo(files_of({"downsample_ratio": ratio}, "<IMG_CONTEXT>", "<img>", "</img>"))
+
+
+def test_ratios_are_read_with_few_digits() -> None:
+    assert [pixel_shuffle_side({"downsample_ratio": ratio}) for ratio in (1, 0.5, 0.33, 0.3333333)] == [1, 2, 3, 3]
+    assert pixel_shuffle_side({}) == 2
+
+
+@pytest.mark.parametrize(
+    ("vision", "config", "said"),
+    [
+        ({"video_target_num_patches": 64, "video_target_img_size": 448}, {}, "num_patches and video_target_img_size"),
+        ({"args": {"min_num_patches": 1024, "max_num_patches": "many"}}, {}, "max_num_patches is 'many'"),
+        ({"args": {"min_num_patches": 1024, "max_num_patches": 0}}, {}, "max_num_patches is 0"),
+        ({"patch_size": "16"}, {}, "patch_size is '16'"),
+        ({"patch_size": None}, {}, "patch_size is None"),
+        ({}, {"patch_size": 0}, "patch_size is 0"),
+    ],
+)
+def test_bad_values_of_nemotrons_config_are_refused(vision: dict[str, Any], config: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigError, match=said):
+        nano(vision, video_context_token_id=999, **config)
 
 
 def test_prompts_of_nemotron_parse_begin_with_the_decoders_first_token() -> None:

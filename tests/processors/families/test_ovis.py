@@ -9,11 +9,12 @@ import pytest
 import torch
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.types import ItemGeometry, MediaHeader
-from sensorium.models.families.ovis import Ovis
+from sensorium.models.families.ovis import Ovis, Ovis25
 from sensorium.processors.families.ovis import Ovis25ProcessingInfo, OvisProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 PAD, IMAGE, VIDEO = 7, 8, 9
+SHAPE = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
 NORMALIZED = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "resample": 3}
 SIGLIP = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14}
 OVIS = {"llm_config": {"vocab_size": 20}, "visual_tokenizer_config": {"hidden_stride": 2, "backbone_config": SIGLIP}}
@@ -65,10 +66,34 @@ def test_placeholders_are_texts_or_tokens(known: dict[str, int]) -> None:
     video = known.get("<video>", 20)
     assert info.placeholder_ids == {"image": PAD, "video": video}
     assert info.text_placeholders == ({} if known else {"<image>": PAD, "<video>": 20})
-    prompt = [1, IMAGE, VIDEO] if known else [1, 2, 3, 4]
-    assert list(info.preprocess_prompt(prompt, {"image": 1, "video": 1})) == [1, PAD, video]
-    assert list(info.preprocess_prompt(prompt, {})) == prompt
+    prompts = {"image": [1, IMAGE] if known else [1, 2], "video": [1, VIDEO] if known else [1, 3, 4]}
+    for modality, prompt in prompts.items():
+        assert list(info.preprocess_prompt(prompt, {modality: 1})) == [1, PAD if modality == "image" else video]
+        assert list(info.preprocess_prompt(prompt, {})) == prompt
     assert info.span("video", ItemGeometry(2, 2, 2, 2, extra=2)).token_ids == (PAD,) * 4
+
+
+@pytest.mark.parametrize("items", [{"video": 2}, {"video": 1, "image": 1}])
+def test_ovis2_5_takes_images_or_one_video(items: dict[str, int]) -> None:
+    info = Ovis25ProcessingInfo(files(OVIS25, {}))
+    for preprocess in (info.preprocess_prompt, info.preprocess_chat):
+        with pytest.raises(InputError, match="images, or one video"):
+            preprocess([1], items)
+        assert list(preprocess([1], {"image": 3})) == [1]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("num_patches", "1024"), ("num_patches", None), ("fullatt_block_indexes", "7|x"),
+        ("fullatt_block_indexes", [0, "x"]), ("fullatt_block_indexes", [-1]), ("fullatt_block_indexes", 7),
+    ],
+)  # fmt: skip
+def test_bad_values_of_ovis2_5s_tower_are_refused(key: str, value: object) -> None:
+    text = {**SHAPE, "model_type": "qwen3", "vocab_size": 20, "num_key_value_heads": 1}
+    config = {"llm_config": text, "vit_config": {**SHAPE, "hidden_size": 16, key: value}, "visual_vocab_size": 20}
+    with pytest.raises(ConfigError, match=key):
+        Ovis25(config, torch.float32, torch.device("meta"))
 
 
 def test_the_token_of_rows_depends_on_the_decoder() -> None:
@@ -96,9 +121,8 @@ def test_sizes_that_contradict_each_other_are_refused() -> None:
     ],
 )
 def test_configs_that_are_not_supported_are_refused(words: dict[str, Any], said: str) -> None:
-    shape = {"hidden_size": 8, "intermediate_size": 8, "num_hidden_layers": 1, "num_attention_heads": 1}
-    text = {**shape, "model_type": "qwen2", "vocab_size": 20, "num_key_value_heads": 1}
-    tower = {**shape, "model_type": "aimv2", "image_size": 28}
+    text = {**SHAPE, "model_type": "qwen2", "vocab_size": 20, "num_key_value_heads": 1}
+    tower = {**SHAPE, "model_type": "aimv2", "image_size": 28}
     config = {"llm_config": text, "visual_tokenizer_config": {"backbone_config": tower, "vocab_size": 20, **words}}
     with pytest.raises(ConfigError, match=said):
         Ovis(config, torch.float32, torch.device("meta"))
