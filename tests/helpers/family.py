@@ -39,6 +39,7 @@ import functools
 import importlib.util
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -273,7 +274,19 @@ class Question:
         return self.family.request(self.text, given)
 
     def theirs(self, processor: Any) -> dict[str, Any]:
-        return self.family.call(processor, self.text, self.data)
+        with one_thread():
+            return self.family.call(processor, self.text, self.data)
+
+
+@contextmanager
+def one_thread() -> Iterator[None]:
+    """Process with one thread, as the engine's media workers do: torch's bilinear filter rounds otherwise with several."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    try:
+        yield
+    finally:
+        torch.set_num_threads(before)
 
 
 def make_media(modality: str, size: Sequence[int], seed: int) -> Any:
