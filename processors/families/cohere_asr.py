@@ -38,6 +38,7 @@ class NemoPrompt(SpeechMixin):
 class CohereAsrProcessingInfo(NemoPrompt, FastConformerInfo, CrossAttentionSpeechInfo):
     """ProcessingInfo and SupportsTranscription of Cohere's transcription models."""
 
+    adds_special_tokens = False  # the prompt has all of them
     text_config_defaults = {"hidden_size": 1024, "vocab_size": 16384, "num_hidden_layers": 8, "num_attention_heads": 8}
     size_keys = ("num_hidden_layers", "num_attention_heads")
     mel_defaults = NemoMelSpec(num_mel_bins=128, dither=1e-5, max_samples=560_000)
