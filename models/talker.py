@@ -16,7 +16,7 @@ from .interface import CacheSpec, ForwardBatch, StepLimits
 
 @dataclass(frozen=True, eq=False)
 class SpokenAnswer:
-    """What a talker reads of the thinker.
+    """The thinker's answer, from which a talker makes speech.
 
     Args:
         prompt_ids, answer_ids: tokens of the prompt, expanded, and of the answer.

@@ -1,4 +1,4 @@
-"""Input processing of Molmo: a small view of an image and overlapping crops of it, with padding that the model is told of.
+"""Input processing of Molmo: a small view of an image, overlapping crops of it, and a mask of their padding.
 
 Source: the publisher's image_preprocessing_molmo.py and preprocessing_molmo.py.
 """

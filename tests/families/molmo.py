@@ -187,7 +187,7 @@ def load(folder):
 
 
 def fit(pixels, tall, wide):
-    """Resize uint8 `[3, h, w]` in float32, and pad it with zeros: pixels, and a mask of those that are not padding."""
+    """Return uint8 pixels `[3, h, w]`, resized in float32 and padded with zeros, and a mask: True where not padded."""
     ensure_torchvision()
     from torchvision.transforms.functional import InterpolationMode, convert_image_dtype, resize
 

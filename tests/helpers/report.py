@@ -108,7 +108,7 @@ def run_files(report: Path, files: list[str], settings: dict[str, str]) -> tuple
 
 
 def ended(child: subprocess.Popen[bytes], seconds: float | None) -> int:
-    """Return the exit code of a run. After `seconds` it is told to print its stacks and to end (SIGABRT)."""
+    """Wait for a run and return its exit code. After `seconds`, send SIGABRT, which makes it print its stacks and end."""
     try:
         return child.wait(seconds)
     except subprocess.TimeoutExpired:

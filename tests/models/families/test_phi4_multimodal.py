@@ -1,4 +1,4 @@
-"""What the parity suite of Phi-4-multimodal cannot express: long audio, configs, parts of the model, published constants."""
+"""Tests of Phi-4-multimodal beside the parity suite: long audio, configs, parts of the model, published constants."""
 
 import json
 import shutil

@@ -20,7 +20,7 @@ CONFIG: dict[str, Any] = {
     "num_attention_heads": 28, "num_hidden_layers": 28, "num_key_value_heads": 4, "qkv_bias": True, "rope_theta": 1000000.0,
     "tie_word_embeddings": False, "use_position_ids": True, "vocab_size": 152064, "weight_tying": False,
 }  # fmt: skip
-"""What matters of the published config.json of Molmo-7B-D-0924."""
+"""Part of the published config.json of Molmo-7B-D-0924."""
 OLMO = {
     "attention_layer_norm": True, "norm_after": True, "qkv_bias": False, "embedding_size": 100352, "vocab_size": 100278,
     "hidden_size": 4096, "intermediate_size": 22016, "num_attention_heads": 32, "num_hidden_layers": 32,

@@ -32,7 +32,7 @@ CONFIG: dict[str, Any] = {
         "num_attention_heads": 16, "num_hidden_layers": 27, "num_key_value_heads": 16,
     },
 }  # fmt: skip
-"""What matters of the published config.json of Molmo2-4B."""
+"""Part of the published config.json of Molmo2-4B."""
 IMAGE = {
     "max_crops": 8,
     "overlap_margins": [4, 4],
