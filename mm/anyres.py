@@ -9,7 +9,9 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from .tiling import AnyResTiles, Size, unpad
+from .tiling.canvas import AnyResTiles
+from .tiling.plan import Size
+from .tiling.sizes import unpad
 
 PINPOINTS_336: tuple[Size, ...] = ((336, 672), (672, 336), (672, 672), (1008, 336), (336, 1008))
 PINPOINTS_384: tuple[Size, ...] = tuple((384 * rows, 384 * columns) for rows in range(1, 7) for columns in range(1, 7))

@@ -17,7 +17,7 @@ from ..kernels import pixels as kernel
 from ..kernels.pixels import Normalization, PatchLayout
 from ..mm.buffers import BUFFERS
 from ..mm.errors import ConfigError
-from ..mm.tiling import CropPlan, Resize, Step, TiledView
+from ..mm.tiling.plan import CropPlan, Resize, Step, TiledView
 from .device import MAX_TRANSFER_BYTES, media_device
 from .options import check_value
 

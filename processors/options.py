@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 
 from ..mm.errors import ConfigError, hint, short_repr, typed
 from ..mm.geometry import FrameSampling
-from ..mm.tiling import MAX_PACKED_FRAMES
+from ..mm.tiling.slices import MAX_PACKED_FRAMES
 
 ValidKwargs = Mapping[str, Collection[str]]
 """Option names by modality."""

@@ -11,7 +11,7 @@ from torch import Tensor
 
 from ..mm.errors import ConfigError
 from ..mm.geometry import ResizePolicy
-from ..mm.tiling import CropPlan, Resize, TiledView
+from ..mm.tiling.plan import CropPlan, Resize, TiledView
 from ..mm.types import ItemGeometry
 from .images import PixelSpec, apply_resample, patchify_crops, read_pixel_spec
 from .options import is_low_detail

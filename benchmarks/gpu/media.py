@@ -8,7 +8,7 @@ from functools import partial
 import torch
 from sensorium.kernels.mel import log_mel_energies, make_mel_filter_bank
 from sensorium.kernels.pixels import Normalization, PatchLayout, preprocess_frames, preprocess_frames_reference
-from sensorium.mm.tiling import CropPlan, Resize, TiledView
+from sensorium.mm.tiling.plan import CropPlan, Resize, TiledView
 from sensorium.processors.device import MediaDevice, processing_on
 from sensorium.processors.images import PixelSpec, patchify_crops
 from sensorium.processors.mel import MelSpec, log_mel

@@ -15,7 +15,7 @@ from torch.nn import functional as F
 
 from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, PINPOINTS_MINIMAX, POOL_STRIDE, max_patches_per_row
 from ...mm.errors import ConfigError
-from ...mm.tiling import AnyResTiles
+from ...mm.tiling.canvas import AnyResTiles
 from ..config import decoder_spec, get_text_config
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ...mm.tiling import MAX_PACKED_FRAMES, SliceTiles
+from ...mm.tiling.slices import MAX_PACKED_FRAMES, SliceTiles
 from ..audio.mel_encoder import LARGE, MelEncoder, averaged, mel_encoder_bytes, mel_encoder_spec
 from ..config import decoder_spec, positive_int, require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel

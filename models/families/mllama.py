@@ -15,7 +15,7 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...mm.errors import ConfigError
-from ...mm.tiling import grids_by_rows
+from ...mm.tiling.sizes import grids_by_rows
 from ..config import decoder_spec, positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits

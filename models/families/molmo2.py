@@ -17,7 +17,7 @@ from torch import Tensor
 
 from ...kernels.activation import act_and_mul
 from ...mm.errors import ConfigError
-from ...mm.overlapped_tiles import OverlappedTiles
+from ...mm.tiling.overlapped import OverlappedTiles
 from ..config import Stack, check_activation, decoder_spec, get_text_config, positive_int, require
 from ..decoder_model import DecoderModel
 from ..interface import StepLimits

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ...mm.overlapped_tiles import OverlappedTiles
+from ...mm.tiling.overlapped import OverlappedTiles
 
 
 def number_patches(tiles: OverlappedTiles, rows: int, columns: int) -> np.ndarray:

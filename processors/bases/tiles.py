@@ -13,7 +13,8 @@ from ...mm.embeddings import ROWS
 from ...mm.errors import ConfigError, InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import MAX_ITEM_ROWS
-from ...mm.tiling import CropPlan, FixedSize, TilingPolicy
+from ...mm.tiling.plan import CropPlan, TilingPolicy
+from ...mm.tiling.whole import FixedSize
 from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
 from ..images import PixelSpec, patchify_crops
 from .base import BaseProcessingInfo

@@ -10,7 +10,7 @@ import torch
 
 from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem
-from ...mm.tiling import LongEdge
+from ...mm.tiling.longest import LongEdge
 from ...mm.types import ItemGeometry, MediaItem, MultiModalKwargsItem
 from ..bases.tiles import TILE_KWARGS, ResampledInfo, TileSpec, height_width, positive_int_or
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec

@@ -6,7 +6,8 @@ from collections.abc import Mapping, Sequence
 from functools import cached_property
 from typing import Any, ClassVar
 
-from ...mm.tiling import AspectTiles, FixedSize, ScaleTiles
+from ...mm.tiling.aspect import AspectTiles, ScaleTiles
+from ...mm.tiling.whole import FixedSize
 from ...mm.types import ItemGeometry
 from ..bases.spelled import SpelledPlaceholders
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or

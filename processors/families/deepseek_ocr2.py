@@ -13,7 +13,8 @@ import torch
 
 from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem, FlatField
-from ...mm.tiling import AspectTiles, CropPlan, PaddedSquareTiles
+from ...mm.tiling.aspect import AspectTiles, PaddedSquareTiles
+from ...mm.tiling.plan import CropPlan
 from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.base import BaseProcessingInfo
 from ..bases.tiles import TILE_KWARGS, height_width, positive_int_or

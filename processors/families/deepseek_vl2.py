@@ -9,7 +9,7 @@ from typing import Any
 import torch
 
 from ...mm.fields import BatchedField, FieldElem
-from ...mm.tiling import PaddedTiles
+from ...mm.tiling.canvas import PaddedTiles
 from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..files import find_template

@@ -10,7 +10,8 @@ import torch
 
 from ...mm.errors import ConfigError, InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField
-from ...mm.tiling import CenterCrop, FixedSize, PatchLimit, TilingPolicy
+from ...mm.tiling.plan import TilingPolicy
+from ...mm.tiling.whole import CenterCrop, FixedSize, PatchLimit
 from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.tiles import TiledInfo, TileSpec, height_width, positive_int_or
 from ..files import ProcessorFiles, read_json

@@ -8,7 +8,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...mm.errors import ConfigError, InputError
-from ...mm.tiling import TilingPolicy
+from ...mm.tiling.plan import TilingPolicy
 from ..bases.base import insert_text_around, replace_matches
 from ..bases.tiles import TILE_KWARGS, height_width
 from ..files import ProcessorFiles

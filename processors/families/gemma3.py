@@ -9,7 +9,8 @@ from typing import Any
 
 from ...mm.embeddings import ROWS
 from ...mm.errors import ConfigError, InputError
-from ...mm.tiling import FixedSize, PanAndScan
+from ...mm.tiling.longest import PanAndScan
+from ...mm.tiling.whole import FixedSize
 from ...mm.types import EmbeddingItem, ItemGeometry
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec

@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...mm.errors import ConfigError
-from ...mm.tiling import AspectTiles, FixedSize
+from ...mm.tiling.aspect import AspectTiles
+from ...mm.tiling.whole import FixedSize
 from ...mm.types import ItemGeometry, MediaHeader
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..images import read_pixel_spec

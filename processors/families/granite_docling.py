@@ -7,7 +7,8 @@ from dataclasses import replace
 from typing import Any
 
 from ...mm.errors import ConfigError
-from ...mm.tiling import AspectTiles, FixedSize, PageTiles
+from ...mm.tiling.aspect import AspectTiles, PageTiles
+from ...mm.tiling.whole import FixedSize
 from ...mm.types import ItemGeometry
 from ..bases.tiles import TILE_KWARGS, TileSpec, height_width, positive_int_or
 from ..images import read_pixel_spec

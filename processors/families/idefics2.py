@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...mm.errors import ConfigError
-from ...mm.tiling import QuarterTiles
+from ...mm.tiling.longest import QuarterTiles
 from ...mm.types import ItemGeometry
 from ..bases.base import end_of_word
 from ..bases.tiles import TILE_KWARGS, ResampledInfo, TileSpec, positive_int_or

@@ -10,7 +10,7 @@ from typing import Any
 from ...mm.errors import ConfigError
 from ...mm.geometry import FrameSampling
 from ...mm.media.policy import DecodeSpec
-from ...mm.tiling import EdgeTiles
+from ...mm.tiling.longest import EdgeTiles
 from ...mm.types import ItemGeometry, MediaHeader
 from ..bases.base import insert_text_around
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width

@@ -10,7 +10,8 @@ from typing import Any
 from ...mm.errors import ConfigError
 from ...mm.geometry import FrameSampling, pixel_shuffle_side
 from ...mm.media.policy import DecodeSpec
-from ...mm.tiling import AspectTiles, FixedSize
+from ...mm.tiling.aspect import AspectTiles
+from ...mm.tiling.whole import FixedSize
 from ...mm.types import ItemGeometry
 from ..bases.base import insert_text_around
 from ..bases.spelled import SpelledPlaceholders

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...mm.errors import ConfigError
-from ...mm.tiling import BoundedPatches
+from ...mm.tiling.whole import BoundedPatches
 from ...mm.types import EmbeddingItem, ItemGeometry, MediaHeader
 from ..bases.spelled import SpelledPlaceholders
 from ..bases.tiles import TiledInfo, TileSpec, positive_int_or

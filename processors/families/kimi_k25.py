@@ -13,7 +13,7 @@ from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import FrameSampling, PatchBudget, fit_patches
 from ...mm.media.policy import DecodeSpec
-from ...mm.tiling import CropPad, CropPlan, Resize, TiledView
+from ...mm.tiling.plan import CropPad, CropPlan, Resize, TiledView
 from ...mm.types import FramePlan, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VisionChunk
 from ..bases.base import BaseProcessingInfo
 from ..bases.tiles import height_width, positive_int_or

@@ -12,7 +12,8 @@ from ...mm.embeddings import ROWS
 from ...mm.errors import InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import MAX_ITEM_ROWS
-from ...mm.tiling import AspectTiles, CropPlan, LargeImageTiles
+from ...mm.tiling.aspect import AspectTiles, LargeImageTiles
+from ...mm.tiling.plan import CropPlan
 from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, positive_int_or
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, patchify_crops, read_pixel_spec

@@ -8,7 +8,7 @@ from math import ceil
 from typing import Any
 
 from ...mm.errors import InputError
-from ...mm.tiling import BoundedResize
+from ...mm.tiling.whole import BoundedResize
 from ...mm.types import ItemGeometry, MediaHeader
 from ..bases.tiles import TiledInfo, TileSpec, height_width
 from .pixtral import PixtralProcessingInfo

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from ...mm.errors import ConfigError
-from ...mm.tiling import CanvasTiles
+from ...mm.tiling.canvas import CanvasTiles
 from ...mm.types import ItemGeometry
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec

@@ -14,7 +14,9 @@ from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem
 from ...mm.geometry import FrameSampling
 from ...mm.media.policy import DecodeSpec
-from ...mm.tiling import AnyResTiles, CenterCrop, FixedSize, PaddedSquare, TilingPolicy
+from ...mm.tiling.canvas import AnyResTiles
+from ...mm.tiling.plan import TilingPolicy
+from ...mm.tiling.whole import CenterCrop, FixedSize, PaddedSquare
 from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width
 from ..images import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, read_pixel_spec

@@ -15,7 +15,8 @@ from ...mm.errors import ConfigError, InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField, SharedField
 from ...mm.geometry import MAX_ITEM_ROWS, FrameSampling
 from ...mm.media.policy import DecodeSpec
-from ...mm.tiling import MAX_PACKED_FRAMES, CropPlan, SliceTiles
+from ...mm.tiling.plan import CropPlan
+from ...mm.tiling.slices import MAX_PACKED_FRAMES, SliceTiles
 from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
 from ..bases.audio import audio_samples
 from ..bases.base import BaseProcessingInfo

@@ -11,7 +11,7 @@ import torch
 from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.parse import MultiModalDataParser
-from ...mm.tiling import CanvasTiles
+from ...mm.tiling.canvas import CanvasTiles
 from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..files import ProcessorFiles

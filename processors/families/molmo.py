@@ -15,7 +15,7 @@ import torch
 from ...mm.errors import ConfigError
 from ...mm.fields import FieldElem, FlatField
 from ...mm.media.policy import DecodeSpec
-from ...mm.overlapped_tiles import PaddedOverlappedTiles
+from ...mm.tiling.overlapped import PaddedOverlappedTiles
 from ...mm.types import ItemGeometry, MediaItem, MultiModalKwargsItem
 from ..bases.base import end_of_word
 from ..bases.tiles import height_width, positive_int_or

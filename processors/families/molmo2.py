@@ -13,8 +13,9 @@ from ...mm.errors import ConfigError, InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import MAX_ITEM_ROWS, FrameSampling
 from ...mm.media.policy import DecodeSpec
-from ...mm.overlapped_tiles import OverlappedTiles
-from ...mm.tiling import FixedSize, TilingPolicy
+from ...mm.tiling.overlapped import OverlappedTiles
+from ...mm.tiling.plan import TilingPolicy
+from ...mm.tiling.whole import FixedSize
 from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
 from ..bases.base import check_one_video
 from ..bases.overlapped import group_patches, mark_groups, number_patches

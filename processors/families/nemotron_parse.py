@@ -10,7 +10,7 @@ import torch
 
 from ...mm.fields import FieldElem, FlatField
 from ...mm.parse import MultiModalDataParser
-from ...mm.tiling import PaddedPage
+from ...mm.tiling.whole import PaddedPage
 from ...mm.types import ImageItem, ItemGeometry, ItemPlan, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.tiles import TiledInfo, TileSpec, height_width
 from ..files import ProcessorFiles

@@ -10,7 +10,9 @@ from typing import Any, ClassVar
 from ...mm.errors import ConfigError
 from ...mm.geometry import FrameSampling, pixel_shuffle_side
 from ...mm.media.policy import DecodeSpec
-from ...mm.tiling import AspectTiles, ClosestTiles, FixedSize, PatchRange, PatchTarget, TilingPolicy
+from ...mm.tiling.aspect import AspectTiles, ClosestTiles
+from ...mm.tiling.plan import TilingPolicy
+from ...mm.tiling.whole import FixedSize, PatchRange, PatchTarget
 from ...mm.types import FramePlan, ItemGeometry, MediaHeader
 from ..bases.base import replace_text
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or

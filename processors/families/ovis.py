@@ -15,7 +15,9 @@ import torch
 from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem
 from ...mm.geometry import FrameSampling
-from ...mm.tiling import CoveringTiles, CropPad, CropPlan, FixedSize, PaddedCoveringTiles, Resize
+from ...mm.tiling.plan import CropPad, CropPlan, Resize
+from ...mm.tiling.slices import CoveringTiles, PaddedCoveringTiles
+from ...mm.tiling.whole import FixedSize
 from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.base import check_one_video
 from ..bases.native import NativeResolutionInfo

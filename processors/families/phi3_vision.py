@@ -11,7 +11,8 @@ import torch
 
 from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem, FlatField
-from ...mm.tiling import CropPad, CropPlan, LongSideTiles, TiledView
+from ...mm.tiling.longest import LongSideTiles
+from ...mm.tiling.plan import CropPad, CropPlan, TiledView
 from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.base import BaseProcessingInfo, replace_matches
 from ..bases.tiles import TILE_KWARGS, TileSpec, positive_int_or

@@ -15,7 +15,8 @@ from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.media.policy import DecodeSpec
 from ...mm.phi4_multimodal import hub_config, stored_adapters
 from ...mm.speech import SpeechRequest
-from ...mm.tiling import CropPad, CropPlan, PaddedAspectTiles, TiledView
+from ...mm.tiling.aspect import PaddedAspectTiles
+from ...mm.tiling.plan import CropPad, CropPlan, TiledView
 from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.audio import AudioInfo, audio_kwargs, audio_samples
 from ..bases.base import BaseProcessingInfo, replace_matches

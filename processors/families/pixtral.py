@@ -7,7 +7,7 @@ from dataclasses import replace
 from math import ceil
 from typing import Any, ClassVar
 
-from ...mm.tiling import BoundedResize
+from ...mm.tiling.whole import BoundedResize
 from ...mm.types import ItemGeometry
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..images import read_pixel_spec

@@ -15,7 +15,8 @@ from torch.nn import functional as F
 
 from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem, FlatField
-from ...mm.tiling import CropPlan, WindowTiles
+from ...mm.tiling.longest import WindowTiles
+from ...mm.tiling.plan import CropPlan
 from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.base import BaseProcessingInfo
 from ..bases.tiles import height_width, positive_int_or

@@ -2,7 +2,7 @@
 
 import pytest
 from sensorium.mm.anyres import PINPOINTS_336, PINPOINTS_384, UNTILED, anyres_layout, max_patches_per_row
-from sensorium.mm.tiling import AnyResTiles
+from sensorium.mm.tiling.canvas import AnyResTiles
 
 FEW = AnyResTiles((336, 336), (336, 336), PINPOINTS_336)
 MANY = AnyResTiles((384, 384), (384, 384), PINPOINTS_384)

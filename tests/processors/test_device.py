@@ -14,7 +14,9 @@ import torch
 from sensorium.kernels import pixels as kernel
 from sensorium.mm.errors import InputError
 from sensorium.mm.geometry import patch_grid
-from sensorium.mm.tiling import AspectTiles, CropPad, CropPlan, EdgeTiles, PanAndScan, Resize, TiledView
+from sensorium.mm.tiling.aspect import AspectTiles
+from sensorium.mm.tiling.longest import EdgeTiles, PanAndScan
+from sensorium.mm.tiling.plan import CropPad, CropPlan, Resize, TiledView
 from sensorium.processors import images, mel
 from sensorium.processors.device import MediaDevice, media_device, processing_on
 from sensorium.processors.images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, PixelSpec, patchify_crops

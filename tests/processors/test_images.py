@@ -10,18 +10,11 @@ import torch
 import torch.nn.functional as F
 from PIL import Image
 from sensorium.mm.errors import ConfigError
-from sensorium.mm.tiling import (
-    AnyResTiles,
-    AspectTiles,
-    BoundedResize,
-    CenterCrop,
-    CropPad,
-    CropPlan,
-    EdgeTiles,
-    FixedSize,
-    PanAndScan,
-    TiledView,
-)
+from sensorium.mm.tiling.aspect import AspectTiles
+from sensorium.mm.tiling.canvas import AnyResTiles
+from sensorium.mm.tiling.longest import EdgeTiles, PanAndScan
+from sensorium.mm.tiling.plan import CropPad, CropPlan, TiledView
+from sensorium.mm.tiling.whole import BoundedResize, CenterCrop, FixedSize
 from sensorium.processors.images import (
     IMAGENET_STANDARD_MEAN,
     IMAGENET_STANDARD_STD,

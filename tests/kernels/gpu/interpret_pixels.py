@@ -9,7 +9,9 @@ import torch
 from sensorium.kernels import dispatch
 from sensorium.kernels.gpu import launch_config, pixels
 from sensorium.kernels.pixels import Normalization, PatchLayout, preprocess_frames_reference, resize, resize_reference
-from sensorium.mm.tiling import AspectTiles, CropPad, CropPlan, EdgeTiles, Resize, TiledView, TilingPolicy
+from sensorium.mm.tiling.aspect import AspectTiles
+from sensorium.mm.tiling.longest import EdgeTiles
+from sensorium.mm.tiling.plan import CropPad, CropPlan, Resize, TiledView, TilingPolicy
 from sensorium.mm.types import ItemGeometry
 from sensorium.processors.device import MediaDevice, processing_on
 from sensorium.processors.images import patchify_crops

@@ -1,6 +1,7 @@
 """Options of Aya Vision's published checkpoints."""
 
-from sensorium.mm.tiling import AspectTiles, FixedSize
+from sensorium.mm.tiling.aspect import AspectTiles
+from sensorium.mm.tiling.whole import FixedSize
 from sensorium.processors.families.aya_vision import AyaVisionProcessingInfo, Cohere2VisionProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 

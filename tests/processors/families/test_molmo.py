@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 import torch
 from sensorium.mm.errors import ConfigError, InputError
-from sensorium.mm.overlapped_tiles import PaddedOverlappedTiles
+from sensorium.mm.tiling.overlapped import PaddedOverlappedTiles
 from sensorium.mm.types import MediaHeader
 from sensorium.models.families.molmo import Molmo
 from sensorium.models.weights import named_layers

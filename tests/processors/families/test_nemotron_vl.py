@@ -8,7 +8,8 @@ import pytest
 from oracle import small_tokenizer
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.geometry import pixel_shuffle_side
-from sensorium.mm.tiling import AspectTiles, FixedSize, PatchRange, PatchTarget
+from sensorium.mm.tiling.aspect import AspectTiles
+from sensorium.mm.tiling.whole import FixedSize, PatchRange, PatchTarget
 from sensorium.mm.types import FramePlan, MediaHeader
 from sensorium.processors.families.eagle2_5_vl import EagleVLProcessingInfo
 from sensorium.processors.families.nemotron_parse import NemotronParseProcessingInfo

@@ -1,4 +1,4 @@
-"""Tiling into overlapping tiles; see `mm/tiling.py`."""
+"""Policies that cut overlapping tiles."""
 
 from __future__ import annotations
 
@@ -6,8 +6,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from .errors import ConfigError, InputError
-from .tiling import CropPad, CropPlan, Resize, Size, TiledView, arrangements, check_size
+from ..errors import ConfigError, InputError
+from .plan import CropPad, CropPlan, Resize, Size, TiledView
+from .sizes import arrangements, check_size
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,214 @@
+"""Policies that do not cut: the image is resized, cropped or padded to one view."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from ..errors import ConfigError, InputError
+from .plan import CropPad, CropPlan, Resize, Size, TiledView
+from .sizes import check_size, fit, middle, round_up
+
+_MAX_SQUARE = 1 << 24  # pixels of a padded image
+
+
+@dataclass(frozen=True)
+class FixedSize:
+    """Resize to one size, whatever the aspect ratio."""
+
+    size: Size
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        return CropPlan((TiledView((Resize(*self.size),)),))
+
+
+@dataclass(frozen=True)
+class CenterCrop:
+    """Resize the shorter side to `shortest`, keeping the aspect ratio, then crop the center to `crop`. Rule: CLIP."""
+
+    shortest: int
+    crop: Size
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        tall, wide = self.shortest, int(self.shortest * width / height)
+        if width <= height:
+            tall, wide = int(self.shortest * height / width), self.shortest
+        window = CropPad(middle(tall, self.crop[0]), middle(wide, self.crop[1]), *self.crop)
+        return CropPlan((TiledView((Resize(tall, wide), window)),))
+
+
+@dataclass(frozen=True)
+class PaddedSquare:
+    """Pad to a square in color `fill`, then resize. Rule: LLaVA ("pad").
+
+    An image whose square would have more than `_MAX_SQUARE` pixels is resized before it is padded.
+    """
+
+    size: Size
+    fill: tuple[int, int, int]
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        first, (tall, wide) = Resize(*fit(height, width, self.size)), self.size
+        if max(height, width) ** 2 > _MAX_SQUARE:
+            window = CropPad(-((tall - first.height) // 2), -((wide - first.width) // 2), tall, wide, self.fill)
+            return CropPlan((TiledView((first, window)),))
+        side = max(height, width)
+        window = CropPad(-((side - height) // 2), -((side - width) // 2), side, side, self.fill)
+        return CropPlan((TiledView((window, Resize(tall, wide))),))
+
+
+@dataclass(frozen=True)
+class PaddedPage:
+    """Shrink to fit into `size`, keeping the aspect ratio, and put the image in the middle of a page of that size.
+
+    Rule: Nemotron-Parse. Smaller images keep their size.
+    """
+
+    size: Size
+    fill: tuple[int, int, int] = (255, 255, 255)
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        tall, wide, ratio = height, width, width / height
+        if tall > self.size[0]:
+            tall, wide = self.size[0], int(self.size[0] * ratio)
+        if wide > self.size[1]:
+            tall, wide = int(self.size[1] / ratio), self.size[1]
+        if not tall * wide:
+            raise InputError(f"its sides {width}x{height} differ too much for a page; crop it first")
+        window = CropPad(-((self.size[0] - tall) // 2), -((self.size[1] - wide) // 2), *self.size, self.fill)
+        return CropPlan((TiledView((Resize(tall, wide), window)),))
+
+
+@dataclass(frozen=True)
+class BoundedResize:
+    """Shrink to fit into `max_size`, keeping the aspect ratio; sides are rounded up to multiples of `multiple`. Rule: Pixtral.
+
+    `nearest`: round the shrunk sides to the nearest pixel, else floor them.
+    """
+
+    max_size: Size
+    multiple: Size
+    nearest: bool = False
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        ratio = max(1.0, height / self.max_size[0], width / self.max_size[1])
+        if ratio > 1:
+            rounded = round if self.nearest else math.floor
+            height, width = rounded(height / ratio), rounded(width / ratio)
+        tall, wide = (round_up(max(1, side), step) for side, step in zip((height, width), self.multiple, strict=True))
+        return CropPlan((TiledView((Resize(tall, wide),)),))
+
+
+@dataclass(frozen=True)
+class PatchLimit:
+    """Scale to at most `max_patches` patches; sides are rounded up to multiples of `patch` pixels. Rule: SigLIP 2 (NaFlex)."""
+
+    patch: int
+    max_patches: int
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        least, most = 1e-6, 100.0  # bounds and precision of the published search
+        while most - least >= 1e-5:
+            scale = (least + most) / 2
+            tall, wide = (round_up(side * scale, self.patch) for side in (height, width))
+            fits = (tall // self.patch) * (wide // self.patch) <= self.max_patches
+            least, most = (scale, most) if fits else (least, scale)
+        return CropPlan((TiledView((Resize(round_up(height * least, self.patch), round_up(width * least, self.patch)),)),))
+
+
+@dataclass(frozen=True)
+class BoundedPatches:
+    """Scale to between `min_patches` and `max_patches` patches of `patch` pixels, if that is possible. Rule: Isaac.
+
+    Sides are rounded up to multiples of `multiple` pixels. Images are enlarged at most 100 times.
+    """
+
+    patch: int
+    multiple: int
+    min_patches: int
+    max_patches: int
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        scale, count = 1.0, self._patches(height, width, 1.0)
+        if count < self.min_patches:
+            scale = self._search(1.0, 100.0, lambda one: self._patches(height, width, one) < self.min_patches)[1]
+        elif count > self.max_patches:
+            scale = self._search(1e-6, 1.0, lambda one: self._patches(height, width, one) <= self.max_patches)[0]
+        tall, wide = (round_up(side * scale, self.multiple) for side in (height, width))
+        return CropPlan((TiledView((Resize(tall, wide),)),))
+
+    def _patches(self, height: int, width: int, scale: float) -> int:
+        tall, wide = (round_up(side * scale, self.multiple) // self.patch for side in (height, width))
+        return tall * wide
+
+    def _search(self, least: float, most: float, is_low: Callable[[float], bool]) -> tuple[float, float]:
+        """Return two scales, of which only the first is low, with the precision of the published search."""
+        while most - least >= 1e-5:
+            scale = (least + most) / 2
+            least, most = (scale, most) if is_low(scale) else (least, scale)
+        return least, most
+
+
+@dataclass(frozen=True)
+class PatchRange:
+    """Resize to a grid of `min_patches` to `max_patches` patches near the image's own; its sides are multiples of `multiple`.
+
+    Rule: Nemotron-Nano-VL.
+    """
+
+    patch: int
+    multiple: int
+    min_patches: int
+    max_patches: int
+
+    def __post_init__(self) -> None:
+        if self.max_patches < 2 * self.min_patches:  # so that no rounding makes less than `min_patches`
+            limits = f"{self.min_patches} to {self.max_patches} patches"
+            raise ConfigError(f"images of {limits} are requested; give a maximum of at least {2 * self.min_patches}")
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        tall, wide = (round(side / self.patch + 0.5) for side in (height, width))
+        factor = min(math.sqrt(self.max_patches / (tall * wide)), 1.0)
+        tall, wide = math.floor(factor * tall), math.floor(factor * wide)
+        if not tall * wide:
+            raise InputError(f"its sides {width}x{height} differ too much for {self.max_patches:,} patches; crop it first")
+        if tall * wide < self.min_patches:
+            factor = math.sqrt(self.min_patches / (tall * wide))
+            tall, wide = math.ceil(factor * tall), math.ceil(factor * wide)
+        tall = self._rounded(tall, wide)
+        wide = self._rounded(wide, tall)
+        return CropPlan((TiledView((Resize(tall * self.patch, wide * self.patch),)),))
+
+    def _rounded(self, side: int, other: int) -> int:
+        """Round a side up to a multiple if the grid stays within the maximum, else down."""
+        up = -(-side // self.multiple) * self.multiple
+        return up if up == side or up * other <= self.max_patches else max(self.multiple, up - self.multiple)
+
+
+@dataclass(frozen=True)
+class PatchTarget:
+    """Resize to about `patches` patches, keeping the aspect ratio; sides are multiples of `multiple` patches.
+
+    Rule: Nemotron-Nano-VL, for frames of videos.
+    """
+
+    patch: int
+    multiple: int
+    patches: int
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        grid = [max(round(math.sqrt(ratio)), 1) for ratio in (self.patches * height / width, self.patches * width / height)]
+        up = [-(-side // self.multiple) * self.multiple for side in grid]
+        down = [max(self.multiple, side // self.multiple * self.multiple) for side in grid]
+        tall, wide = up if up[0] * up[1] <= self.patches else down
+        return CropPlan((TiledView((Resize(tall * self.patch, wide * self.patch),)),))
