@@ -1,4 +1,4 @@
-"""Write docs/models.md from the registry: `python docs/make_models.py`.
+"""Write docs/models.md from the registry and the notes on families: `python docs/make_models.py`.
 
 tests/packaging/test_docs.py fails when the page is out of date.
 """
@@ -9,12 +9,13 @@ from collections.abc import Collection
 from pathlib import Path
 
 from sensorium.engine.model_files import resolve
-from sensorium.mm.registry import ARCHITECTURES, NOTES, FamilyNote
+from sensorium.mm.family_notes import NOTES, FamilyNote
+from sensorium.mm.registry import ARCHITECTURES
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Models
 
-This page is written by `docs/make_models.py` from `mm/registry.py`; do not edit it. One parity suite
+This page is written by `docs/make_models.py` from `mm/registry.py` and `mm/family_notes.py`; do not edit it. One parity suite
 (`tests/models/families/test_parity.py`) compares every family with transformers: processor tensors, token counts,
 positions, logits, greedy tokens with any batching and chunking, weights in every layout, memory. The last column links
 the family's file of the suite in `tests/families/`, and names other tests. Any other architecture of transformers,

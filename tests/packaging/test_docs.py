@@ -8,7 +8,8 @@ from pathlib import Path
 from types import ModuleType
 
 import pytest
-from sensorium.mm.registry import ARCHITECTURES, NOTES
+from sensorium.mm.family_notes import NOTES
+from sensorium.mm.registry import ARCHITECTURES
 
 DOCS = Path(__file__).parents[2] / "docs"
 FAMILIES = sorted({row.family for row in ARCHITECTURES.values()})

@@ -26,8 +26,8 @@ MAY |= {("cli/bench/report.py", "matplotlib")}
 
 FAMILIES = {row.family for row in ARCHITECTURES.values()}
 TABLES = (
-    "mm/registry.py", "models/text/stacks.py", "models/text/stack_defaults.py", "models/vision/encoders.py",
-    "models/families/bert_layouts.py",
+    "mm/registry.py", "mm/family_notes.py", "models/text/stacks.py", "models/text/stack_defaults.py",
+    "models/vision/encoders.py", "models/families/bert_layouts.py",
     "models/gguf_families.py", "processors/gguf_images.py", "processors/text/gguf_rules.py",  # llama.cpp's names of them
     "server/parsers/vllm_names.py",  # values of a flag of vLLM
 )  # fmt: skip
