@@ -276,6 +276,14 @@ def request(name: str, tokens, features=(), **changes) -> EngineRequest:
     return replace(plain, prompt_token_ids=tuple(tokens), features=tuple(features), **changes)
 
 
+def random_prompt(name: str, length: int, seed: int = 0, max_tokens: int = 4, **changes) -> EngineRequest:
+    """Return a request with `length` random text tokens."""
+    rng = random.Random(seed)
+    tokens = tuple(rng.randrange(4, 101) for _ in range(length))
+    plain = make_request(name, rng, media=False, max_tokens=max_tokens, ignore_eos=True)
+    return replace(plain, prompt_token_ids=tokens, **changes)
+
+
 def scheduled(core: EngineCore) -> tuple[dict[str, int], list[str]]:
     """Run the next step. Return its number of tokens per request, and the hashes of the items that it encodes."""
     seen = []
@@ -301,6 +309,6 @@ def assert_empty(core: EngineCore) -> None:
 @pytest.fixture(scope="session")
 def toy():
     """Return the helpers of this file as one object."""
-    names = ("PAD", "EOS", "ToyModel", "Stack", "make_core", "item", "pair", "make_request", "request")
+    names = ("PAD", "EOS", "ToyModel", "Stack", "make_core", "item", "pair", "make_request", "request", "random_prompt")
     names += ("drain", "scheduled", "tokens_of", "alone", "assert_empty", "Late")
     return SimpleNamespace(**{name: globals()[name] for name in names})

@@ -1,6 +1,5 @@
 """Cache groups with a window: blocks they hold, find and free. Answers are the same as with all blocks held."""
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -12,13 +11,6 @@ WINDOW = 6
 @pytest.fixture
 def core(toy):
     return lambda **options: toy.make_core(model=toy.ToyModel(window=WINDOW), block_size=4, **options)
-
-
-def prompt(toy, name, length, seed=0, **changes):
-    rng = random.Random(seed)
-    tokens = tuple(rng.randrange(4, 101) for _ in range(length))
-    request = toy.make_request(name, rng, media=False, max_tokens=changes.pop("max_tokens", 4), ignore_eos=True)
-    return replace(request, prompt_token_ids=tokens, **changes)
 
 
 def expected(toy, request):
@@ -34,7 +26,7 @@ def held(core, name):
 def test_a_long_sequence_holds_only_the_blocks_of_its_window(toy, core):
     """A sequence holds its window and the blocks of one step, at the worst alignment."""
     engine = core(budget=5, caching=False)
-    request = prompt(toy, "r", 60, max_tokens=30)
+    request = toy.random_prompt("r", 60, max_tokens=30)
     engine.add(request)
     seen, execute_model = [], engine.runner.execute_model
 
@@ -51,7 +43,7 @@ def test_a_long_sequence_holds_only_the_blocks_of_its_window(toy, core):
 
 def test_a_cached_prefix_needs_only_the_blocks_of_its_last_window(toy, core):
     engine = core(blocks=40)
-    first = prompt(toy, "a", 41)
+    first = toy.random_prompt("a", 41)
     engine.add(first)
     toy.drain(engine)
     near = engine.scheduler.block_pools.pools[1]
@@ -67,7 +59,7 @@ def test_a_cached_prefix_needs_only_the_blocks_of_its_last_window(toy, core):
 
 def test_the_cached_prefix_is_shorter_where_a_block_of_its_last_window_is_missing(toy, core):
     engine = core(blocks=40)
-    first = prompt(toy, "a", 41)
+    first = toy.random_prompt("a", 41)
     engine.add(first)
     toy.drain(engine)
     near = engine.scheduler.block_pools.pools[1]
@@ -78,39 +70,12 @@ def test_the_cached_prefix_is_shorter_where_a_block_of_its_last_window_is_missin
     assert toy.tokens_of(outputs) == expected(toy, first)
 
 
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("back", [1, 3, 9, 30])
-def test_a_rollback_to_before_the_window_computes_the_sequence_again(toy, core, caching, back):
-    engine = core(caching=caching)
-    request = prompt(toy, "r", 40, hold_open=True, max_tokens=6)
-    engine.add(request)
-    tokens = [*request.prompt_token_ids, *toy.tokens_of(toy.drain(engine)["r"])]
-    kept = tokens[: len(tokens) - back]
-    engine.truncate("r", len(kept))
-    engine.append("r", [7, 8, 9], close=True)
-    fresh = replace(request, prompt_token_ids=(*kept, 7, 8, 9), hold_open=False)
-    assert toy.tokens_of(toy.drain(engine)["r"]) == expected(toy, fresh)
-    toy.assert_empty(engine)
-
-
-def test_sequences_whose_windows_do_not_fit_together_are_preempted_and_finished(toy, core):
-    engine = core(blocks=24, budget=9, seqs=4)
-    requests = [prompt(toy, f"r{i}", 20 + 7 * i, seed=i, max_tokens=12) for i in range(4)]
-    for request in requests:
-        engine.add(request)
-    outputs = toy.drain(engine)
-    for request in requests:
-        assert toy.tokens_of(outputs[request.request_id]) == expected(toy, request)
-    assert engine.stats.preemptions
-    toy.assert_empty(engine)
-
-
 @pytest.mark.parametrize("blocks", [64, 18])
 @pytest.mark.parametrize("keep", [41, 44, 58])
 def test_a_running_sequence_goes_on_after_a_rollback(toy, core, blocks, keep):
     """The repair of a loop rolls back in the same way. With small pools, the sequence may have to wait for blocks first."""
     engine = core(blocks=blocks, budget=11, seqs=2)
-    request, other = prompt(toy, "r", 40, max_tokens=25), prompt(toy, "other", 9, seed=4, max_tokens=30)
+    request, other = toy.random_prompt("r", 40, max_tokens=25), toy.random_prompt("other", 9, seed=4, max_tokens=30)
     answer = expected(toy, request)
     for added in (request, other):
         engine.add(added)

@@ -1,4 +1,4 @@
-"""Cache groups of layers that attend within chunks: rows of a batch, blocks held, prefix hits and rollbacks."""
+"""Cache groups of layers that attend within chunks: rows of a batch, blocks held and prefix hits."""
 
 import random
 from dataclasses import replace
@@ -23,13 +23,6 @@ def core(toy):
     return lambda **options: toy.make_core(model=toy.ToyModel(chunk=CHUNK), block_size=4, **options)
 
 
-def prompt(toy, name, length, seed=0, **changes):
-    rng = random.Random(seed)
-    tokens = tuple(rng.randrange(4, 101) for _ in range(length))
-    request = toy.make_request(name, rng, media=False, max_tokens=changes.pop("max_tokens", 4), ignore_eos=True)
-    return replace(request, prompt_token_ids=tokens, **changes)
-
-
 def expected(toy, request):
     return toy.alone(request, toy.ToyModel(chunk=CHUNK))[0]
 
@@ -50,7 +43,7 @@ def test_each_chunk_of_a_sequence_is_a_request_of_the_metadata(toy):
 @pytest.mark.parametrize("budget", [5, 40])
 def test_a_sequence_holds_only_the_blocks_of_its_chunk_and_of_one_step(toy, core, budget):
     engine = core(budget=budget, caching=False)
-    request = prompt(toy, "r", 60, max_tokens=30)
+    request = toy.random_prompt("r", 60, max_tokens=30)
     engine.add(request)
     seen, execute_model = [], engine.runner.execute_model
 
@@ -71,7 +64,7 @@ def test_a_sequence_holds_only_the_blocks_of_its_chunk_and_of_one_step(toy, core
 def test_a_cached_prefix_needs_only_the_blocks_of_its_last_chunk(toy, core, lost, cached):
     """Tokens 40 on are in a chunk of their own, so a prefix of 40 needs none; one of 36 needs the block of tokens 32 to 35."""
     engine = core(blocks=40)
-    first = prompt(toy, "a", 41)
+    first = toy.random_prompt("a", 41)
     engine.add(first)
     toy.drain(engine)
     near = engine.scheduler.block_pools.pools[1]
@@ -85,33 +78,6 @@ def test_a_cached_prefix_needs_only_the_blocks_of_its_last_chunk(toy, core, lost
     (outputs,) = toy.drain(engine).values()
     assert outputs[-1].stats.cached_tokens == cached
     assert toy.tokens_of(outputs) == expected(toy, first)
-
-
-@pytest.mark.parametrize("caching", [True, False])
-@pytest.mark.parametrize("back", [1, 3, 9, 30])
-def test_a_rollback_to_an_earlier_chunk_computes_the_sequence_again(toy, core, caching, back):
-    engine = core(caching=caching)
-    request = prompt(toy, "r", 40, hold_open=True, max_tokens=6)
-    engine.add(request)
-    tokens = [*request.prompt_token_ids, *toy.tokens_of(toy.drain(engine)["r"])]
-    kept = tokens[: len(tokens) - back]
-    engine.truncate("r", len(kept))
-    engine.append("r", [7, 8, 9], close=True)
-    fresh = replace(request, prompt_token_ids=(*kept, 7, 8, 9), hold_open=False)
-    assert toy.tokens_of(toy.drain(engine)["r"]) == expected(toy, fresh)
-    toy.assert_empty(engine)
-
-
-def test_sequences_that_do_not_fit_together_are_preempted_and_finished(toy, core):
-    engine = core(blocks=24, budget=9, seqs=4)
-    requests = [prompt(toy, f"r{i}", 20 + 7 * i, seed=i, max_tokens=12) for i in range(4)]
-    for request in requests:
-        engine.add(request)
-    outputs = toy.drain(engine)
-    for request in requests:
-        assert toy.tokens_of(outputs[request.request_id]) == expected(toy, request)
-    assert engine.stats.preemptions
-    toy.assert_empty(engine)
 
 
 def test_a_block_size_that_does_not_divide_a_chunk_is_refused():
