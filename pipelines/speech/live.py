@@ -28,7 +28,7 @@ from .arguments import (
     check_words,
 )
 from .decode import FATAL, Decoding, SpokenLanguage, WindowText, answer_start, window_task
-from .live_input import Gap, LiveInput
+from .live_input import LiveInput
 from .live_windows import Cut, LiveWindows
 from .results import Segment
 from .windows import Window
@@ -137,21 +137,12 @@ class LiveTranscriber(LiveInput):
             if cut is None and not at_break:
                 return self._partial() if self._is_due() else None
             if cut is None:
-                self._take_break()
+                self._take_break(self._windows)
             elif self._windows.has_speech(cut.end):
                 return self._final(cut)
             else:
-                self._open_next(cut.end)
+                self._begin(cut.end)
         return None
-
-    def _take_break(self) -> None:
-        item = self._queue.popleft()
-        if isinstance(item, Gap):
-            self._windows.jump(round(item.seconds * self._rate))
-            self._open_next(self._windows.begin)
-        else:
-            self.ended = True
-            self._emit("ended", self._windows.length, self._windows.length, reason=str(item))
 
     def _report_speech(self, cut: Cut | None, at_break: bool) -> None:
         """Emit an event if speech has started or stopped."""
@@ -205,7 +196,7 @@ class LiveTranscriber(LiveInput):
             text = self._text.close_overlapping(found.result.text, overlap / self._windows.size)
         else:
             text = self._text.close(found.result.text, keep=cut.reason == "short pause")
-        self._open_next(at)
+        self._begin(at)
         self._overlap = overlap
         if text or found.output.error:
             self._language, spoken = language.code, language.code or language.spoken
@@ -246,7 +237,7 @@ class LiveTranscriber(LiveInput):
         end = 0 if size is None else (len(samples) - self._rate) // size * size  # a second or more is left
         return [*samples[:end].split(size or 1), samples[end:]] if end > 0 else [samples]
 
-    def _open_next(self, at: int) -> None:
+    def _begin(self, at: int) -> None:
         self._windows.drop(at)
         self._last_pass = self._last_speech = at
         self._overlap, self._known = 0, None

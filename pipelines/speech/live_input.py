@@ -180,6 +180,20 @@ class LiveInput(ABC):
             self._queued -= len(samples)
         return True
 
+    def _take_break(self, windows: LiveWindows) -> None:
+        """Take a gap or the end from the queue; everything before it is final."""
+        item = self._queue.popleft()
+        if isinstance(item, Gap):
+            windows.jump(round(item.seconds * self._rate))
+            self._begin(windows.begin)
+        else:
+            self.ended = True
+            self._emit("ended", windows.length, windows.length, reason=str(item))
+
+    @abstractmethod
+    def _begin(self, at: int) -> None:
+        """Prepare for speech from the sample `at` of the stream on."""
+
     def _emit(
         self, kind: EventKind, start: int, end: int, text: str = "", stable: int = 0, language: str | None = None, **more: Any
     ) -> None:

@@ -20,7 +20,7 @@ from ..tasks import Task
 from ..validation import check_type
 from .arguments import check_language, check_model, check_number, check_sampling, check_vad, check_words
 from .decode import FATAL
-from .live_input import Gap, LiveInput
+from .live_input import LiveInput
 from .live_windows import LiveWindows
 
 if TYPE_CHECKING:
@@ -128,7 +128,7 @@ class NativeTranscriber(LiveInput):
                     return None
                 if is_open:
                     return self._last_chunks()
-                self._take_break()
+                self._take_break(self._windows)
         return None
 
     def _take_speech(self) -> None:
@@ -143,15 +143,6 @@ class NativeTranscriber(LiveInput):
             self._buffer = torch.cat([self._buffer, windows.samples(max(windows.begin, self._taken), windows.length)])
             self._taken = windows.length
             windows.drop(windows.length)
-
-    def _take_break(self) -> None:
-        item = self._queue.popleft()
-        if isinstance(item, Gap):
-            self._windows.jump(round(item.seconds * self._rate))
-            self._begin(self._windows.length)
-        else:
-            self.ended = True
-            self._emit("ended", self._windows.length, self._windows.length, reason=str(item))
 
     def _ready_rows(self) -> int:
         return max(0, len(self._buffer) - self._rule.overlap) // self._row

@@ -1,10 +1,8 @@
-"""Live transcription: events of a stream, their promises, bounded cost, limits, and many sessions at once."""
+"""Live transcription: events of a stream, their promises, bounded cost and limits."""
 
 from __future__ import annotations
 
-import asyncio
 import re
-from collections.abc import AsyncIterator, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,137 +11,17 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from hypothesis import given
-from hypothesis import strategies as st
 from sensorium import LLM, AsyncLLM, Gap, LiveEvent, SamplingParams
 from sensorium.mm.errors import ConfigError, InputError
-from sensorium.pipelines.speech.agreement import OpenText, fit_segments
 from sensorium.pipelines.speech.live import LiveTranscriber
 from sensorium.pipelines.speech.live_windows import LiveWindows
 from sensorium.pipelines.speech.merge import join_texts, word_key
-from sensorium.pipelines.speech.results import Segment
-from sensorium.pipelines.tasks import advance
-from waiting import assert_idle, wait_until
-
-RATE = 16_000
-DEFAULTS = {"log_prob_threshold": -1.0, "compression_ratio_threshold": 2.4, "no_speech_threshold": 0.6}
-SHORT = SamplingParams(temperature=0.0, max_tokens=6)
-GATES = {"log_prob_threshold": None, "compression_ratio_threshold": None, "no_speech_threshold": None}
-OPTIONS: dict[str, Any] = {"language": "de", "sampling_params": SHORT, "min_chunk": 0.2, "pause": 0.3, **GATES}
+from streams import DEFAULTS, OPTIONS, RATE, blocks, check_promises, finals, play, run_passes, speech
 
 
 @pytest.fixture(scope="module")
 def llm(whisper: Path) -> LLM:
     return LLM(whisper, max_num_seqs=8)
-
-
-def speech(*parts: float, seed: int = 0) -> np.ndarray:
-    """Return stretches of noise (positive seconds) and of near silence (negative)."""
-    random = np.random.default_rng(seed)
-    return np.concatenate([
-        random.normal(0, 1, round(abs(part) * RATE)) * (0.3 if part > 0 else 1e-5) for part in parts
-    ]).astype(np.float32)  # fmt: skip
-
-
-def run_passes(llm: LLM, transcriber: LiveTranscriber) -> tuple[list[LiveEvent], int]:
-    """Run all passes that are due. Return new events, and how many tokens were computed."""
-    tokens = 0
-    while (task := transcriber.next_task()) is not None:
-        step = advance(task)
-        while step is not None:
-            ((_, output),) = llm.serve([step], False)
-            tokens += len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
-            step = advance(task, output)
-    events = list(transcriber.events)
-    transcriber.events.clear()
-    return events, tokens
-
-
-def play(llm: LLM, samples: np.ndarray, block: float = 0.1, **options: Any) -> list[LiveEvent]:
-    """Return the events of a stream whose passes take no time."""
-    transcriber = LiveTranscriber(llm, **OPTIONS | options)
-    found = []
-    for part in np.split(samples, range(round(block * RATE), len(samples), round(block * RATE))):
-        transcriber.push(part)
-        found += run_passes(llm, transcriber)[0]
-    transcriber.finish()
-    return found + run_passes(llm, transcriber)[0]
-
-
-def finals(events: Sequence[LiveEvent]) -> list[str]:
-    return [event.text for event in events if event.kind == "final"]
-
-
-def check_promises(events: Sequence[LiveEvent]) -> None:
-    """Stable characters of each partial text are in the final texts and the open text after it."""
-    done = promised = ""
-    for event in events:
-        if event.kind == "partial":
-            text = join_texts([done, event.text])
-            assert text.startswith(promised)
-            promised = join_texts([done, event.text[: event.stable_upto]])
-        elif event.kind == "final":
-            text = done = join_texts([done, event.text])
-            assert text.startswith(promised) or promised.startswith(text)
-    assert done.startswith(promised)
-    assert events[-1].kind == "ended"
-    assert all(event.lag >= 0 for event in events)
-
-
-WORDS = st.lists(st.sampled_from(["a", "on", "on,", "the", "Tree.", "river", "goes", "down", "5"]), max_size=8).map(" ".join)
-STEPS = st.lists(st.tuples(st.sampled_from(["pass", "pass", "pass", "keep", "close", "parts", "overlap"]), WORDS, WORDS))
-
-
-@given(STEPS)
-def test_stable_words_are_never_taken_back(steps: Sequence[tuple[str, str, str]]) -> None:
-    text, done, promised = OpenText(), "", ""
-    for kind, first, second in steps:
-        final = ""
-        if kind == "pass":
-            text.add_pass(f"{first} {second}")
-        elif kind == "overlap":
-            final = text.close_overlapping(f"{first} {second}", 0.25)
-        elif kind == "parts" and first and second:
-            final, count = text.close_parts([first, second], 1)
-            assert count in (1, 2)
-        elif kind in ("close", "keep"):
-            final = text.close(f"{first} {second}", keep=kind == "keep")
-        done = f"{done} {final}".strip()
-        shown = f"{done} {text.text}".strip()
-        assert shown.startswith(promised)
-        assert text.text == text.text.strip()
-        promised = f"{done} {text.text[: text.stable_upto]}".strip()
-
-
-def test_agreement_of_two_passes() -> None:
-    text = OpenText()
-    text.add_pass("and so my")
-    assert text.stable == 0
-    text.add_pass("and so am I")
-    assert text.text[: text.stable_upto] == "and so"
-    text.add_pass("And so, am I fellow")
-    assert text.text == "and so am I fellow"
-    assert text.text[: text.stable_upto] == "and so am I"
-    assert text.close("And so am I, fellow Americans.", keep=False) == "and so am I fellow Americans."
-    assert text.text == ""
-
-
-def test_an_overlapping_window_continues_the_text() -> None:
-    text = OpenText()
-    final = text.close_overlapping("one two three four five six seven eight", 0.25)
-    assert final == "one two three four five"
-    text.add_pass("five six seven eight nine")
-    assert text.text == "six seven eight nine"
-    assert text.close("four five six seven eight nine ten", keep=False) == "six seven eight nine ten"
-
-
-def test_parts_that_agree_are_final() -> None:
-    text = OpenText()
-    text.add_pass("one two three four five")
-    final, count = text.close_parts(["one two", "three four", "six"], 1)
-    assert (final, count) == ("one two three four", 2)
-    text.add_pass("six seven")
-    assert text.text[: text.stable_upto] == "six"
 
 
 def test_windows_hold_speech_and_forget_the_rest() -> None:
@@ -274,14 +152,6 @@ def test_finals_have_segments(llm: LLM, max_window: float | None) -> None:
     assert all(event.segments is None for event in events if event.kind == "partial")
 
 
-def test_segments_share_the_words_of_a_final_text() -> None:
-    parts = [Segment(0, 1, "And so, my", tokens=(1,)), Segment(1, 2, "fellow"), Segment(2, None, "Americans.", tokens=(2,))]
-    assert [part.text for part in fit_segments(parts, "and so my fellow Americans.")] == ["and so my", "fellow", "Americans."]
-    assert [part.tokens for part in fit_segments(parts, "and so my fellow Americans.")] == [(), (), (2,)]
-    assert [part.text for part in fit_segments(parts, "my fellow citizens")] == ["my", "fellow", "citizens"]
-    assert fit_segments(parts, "") == []
-
-
 def test_passes_are_skipped_when_behind(llm: LLM) -> None:
     """All audio at once: one pass for each window, and none between them."""
     samples = speech(-1, 0.6, -1, 0.5, -1)
@@ -295,13 +165,13 @@ def test_samples_in_any_form(llm: LLM) -> None:
     pcm = (samples.clip(-1, 1) * 32767).astype("<i2")
     expected = finals(play(llm, pcm, block=0.1))
     assert expected
-    for blocks in (
+    for cuts in (
         [pcm.tobytes()[k : k + 333] for k in range(0, 2 * len(pcm), 333)],
         [np.stack([pcm, pcm])],
         [torch.tensor(pcm)],
     ):
         transcriber = LiveTranscriber(llm, **OPTIONS | {"min_chunk": 9})
-        for block in blocks:
+        for block in cuts:
             transcriber.push(block)
         transcriber.finish()
         assert finals(run_passes(llm, transcriber)[0]) == finals(play(llm, pcm, min_chunk=9))
@@ -434,7 +304,7 @@ def test_rows_of_closed_windows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyP
 def test_closed_windows_are_not_encoded_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass encodes its samples once, for all its requests, and none before the end of the last final text."""
     model, encoded, passes, opened = llm._engine_loop.core.runner.model, [], [], [0]
-    encode, transcribe, open_next = model.embed_multimodal, LiveTranscriber._transcribe, LiveTranscriber._open_next
+    encode, transcribe, open_next = model.embed_multimodal, LiveTranscriber._transcribe, LiveTranscriber._begin
     monkeypatch.setattr(model, "embed_multimodal", lambda *given: [encoded.append(one) or one for one in encode(*given)])
 
     def record(transcriber: LiveTranscriber, start: int, end: int, *given: Any) -> Any:
@@ -443,131 +313,12 @@ def test_closed_windows_are_not_encoded_again(llm: LLM, monkeypatch: pytest.Monk
         return transcribe(transcriber, start, end, *given)
 
     monkeypatch.setattr(LiveTranscriber, "_transcribe", record)
-    monkeypatch.setattr(LiveTranscriber, "_open_next", lambda self, at: opened.append(at) or open_next(self, at))
+    monkeypatch.setattr(LiveTranscriber, "_begin", lambda self, at: opened.append(at) or open_next(self, at))
     samples = speech(-1.2, 0.7, -1, 0.4, -0.5, 2.0, -1)
     events = play(llm, samples, language=None, max_window=0.8, temperature=(0.0, 0.5), **DEFAULTS)
     assert len([event for event in events if event.kind == "final"]) >= 3
     assert any(len(event.window.attempts) > 1 for event in events if event.kind == "final")
     assert len(encoded) == len(set(passes))
-
-
-async def blocks(parts: Sequence[Any], hold: asyncio.Event | None = None) -> AsyncIterator[Any]:
-    for part in parts:
-        yield part
-        await asyncio.sleep(0)
-    if hold is not None:
-        await hold.wait()
-
-
-async def collect(events: AsyncIterator[LiveEvent], found: list[LiveEvent]) -> None:
-    async for event in events:
-        found.append(event)
-
-
-def test_sixteen_streams_at_once(llm: LLM) -> None:
-    """Each stream has the events that it has alone."""
-    options = OPTIONS | {"min_chunk": 9}
-    clips = [speech(-0.5, 0.3 + 0.02 * seed, -0.7, seed=seed) for seed in range(16)]
-    alone = [[(one.kind, one.text, one.start) for one in play(llm, clip, **options)] for clip in clips]
-
-    async def hear(clip: np.ndarray) -> list[LiveEvent]:
-        return [event async for event in AsyncLLM(llm).stream_transcribe(blocks(np.split(clip, 10)), **options)]
-
-    async def together() -> list[list[LiveEvent]]:
-        return await asyncio.gather(*(hear(clip[: len(clip) // 10 * 10]) for clip in clips))
-
-    found = asyncio.run(together())
-    assert [[(one.kind, one.text, one.start) for one in events] for events in found] == alone
-    assert_idle(llm)
-
-
-def test_cancelling_one_stream_stops_nothing_else(llm: LLM) -> None:
-    async def main() -> None:
-        engine, hold = AsyncLLM(llm), asyncio.Event()
-        first = engine.stream_transcribe(blocks([speech(-1, 0.8), speech(0.6)], hold), **OPTIONS, max_sessions=2)
-        other = engine.stream_transcribe(blocks([speech(-1, 0.8)], hold), **OPTIONS, max_sessions=2)
-        assert (await anext(first)).kind == (await anext(other)).kind == "speech_started"
-        with pytest.raises(InputError, match="2 live streams are open on this engine"):
-            await anext(engine.stream_transcribe(blocks([]), **OPTIONS, max_sessions=2))
-        task = asyncio.ensure_future(anext(first))
-        await asyncio.sleep(0)
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
-        await first.aclose()
-        hold.set()
-        assert len(finals([event async for event in other])) == 1
-
-    asyncio.run(main())
-    wait_until(lambda: not llm._engine_loop._names)
-    assert_idle(llm)
-
-
-def test_a_source_that_fails_or_stalls(llm: LLM) -> None:
-    async def fails() -> AsyncIterator[np.ndarray]:
-        yield speech(-1, 0.8)
-        raise OSError("the cable is out")
-
-    async def main() -> tuple[list[LiveEvent], list[LiveEvent]]:
-        engine, found = AsyncLLM(llm), []
-        with pytest.raises(OSError, match="the cable is out"):
-            await collect(engine.stream_transcribe(fails(), **OPTIONS), found)
-        stalled = blocks([speech(-1, 0.8)], asyncio.Event())
-        return found, [event async for event in engine.stream_transcribe(stalled, **OPTIONS, idle_timeout=0.01)]
-
-    found, stalled = asyncio.run(main())
-    assert len(finals(found)) == len(finals(stalled)) == 1
-    assert stalled[-1].reason == "idle"
-    with pytest.raises(InputError, match="samples must be an async iterator"):
-        AsyncLLM(llm).stream_transcribe([speech(1)])
-
-
-def test_a_source_that_is_too_fast_waits(llm: LLM) -> None:
-    async def main() -> list[LiveEvent]:
-        parts = [speech(-0.5, 0.5, seed=seed) for seed in range(12)]
-        return [one async for one in AsyncLLM(llm).stream_transcribe(blocks(parts), **OPTIONS, max_buffer_bytes=40 * RATE)]
-
-    events = asyncio.run(main())
-    check_promises(events)
-    assert events[-1].end == 12
-    assert len(finals(events)) >= 6
-
-
-def test_a_session_of_threads(llm: LLM) -> None:
-    with llm.live_audio(**OPTIONS) as session:
-        for seed in range(4):
-            session.push(speech(-0.8, 0.6, seed=seed))
-        session.push(Gap(10))
-        session.finish()
-        events = list(session.events())
-        assert list(session.events()) == list(session.events(wait=False)) == []
-    check_promises(events)
-    assert len(finals(events)) == 4
-    assert events[-1].end == pytest.approx(4 * 1.4 + 10)
-    with pytest.raises(InputError, match="the live session has ended"):
-        session.push(speech(0.1))
-    assert_idle(llm)
-
-
-def test_closing_a_session_frees_everything(llm: LLM) -> None:
-    session = llm.live_audio(**OPTIONS, max_sessions=1)
-    session.push(speech(-1, 0.8))
-    assert next(session.events()).kind == "speech_started"
-    with pytest.raises(InputError, match="1 live streams are open"):
-        llm.live_audio(max_sessions=1)
-    session.close()
-    session.close()
-    wait_until(lambda: not llm._engine_loop._names)
-    assert_idle(llm)
-    llm.live_audio(max_sessions=1).close()
-
-
-def test_a_closed_engine_ends_the_session(whisper: Path) -> None:
-    llm = LLM(whisper)
-    session = llm.live_audio(**OPTIONS)
-    llm.close()
-    session.push(speech(-1, 0.8))
-    with pytest.raises(InputError, match="the engine was closed"):
-        list(session.events())
 
 
 def plain(text: str) -> str:
