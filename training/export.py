@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
-import json
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file, save_file
 
 from .batch import MEAN, STD
+from .checkpoint import export_arguments, write_files
 from .model import TEXT, VISION
 from .tokens import CHAT_TEMPLATE, SPECIAL, token, tokenizer
 
@@ -82,9 +81,7 @@ def write(source: Path, target: Path) -> None:
         },
     }
     del files["video_preprocessor_config.json"]["image_processor_type"]
-    for name, content in files.items():
-        (target / name).write_text(json.dumps(content, indent=2) + "\n")
-    tokenizer().save(str(target / "tokenizer.json"))
+    write_files(target, files, tokenizer())
     weights = {k.removeprefix("model.net."): v for k, v in load_file(source).items() if k.startswith("model.net.")}
     patch = weights["visual.patch_embed.proj.weight"]
     p, t = VISION["patch_size"], VISION["temporal_patch_size"]
@@ -94,10 +91,7 @@ def write(source: Path, target: Path) -> None:
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--source", type=Path, default=Path("out/tiny-vl-training/last.safetensors"))
-    parser.add_argument("--target", type=Path, default=Path("assets/tiny-vl"))
-    args = parser.parse_args()
+    args = export_arguments(__doc__, "tiny-vl").parse_args()
     write(args.source, args.target)
 
 

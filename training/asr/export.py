@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import argparse
 import json
 from pathlib import Path
 from typing import Any
 
 from safetensors.torch import load_file
 
+from ..checkpoint import export_arguments, write_files, write_json
 from ..reference import transformers
 from .model import SIZES, config
 from .speech import SECONDS
@@ -49,9 +49,7 @@ def write(source: Path, target: Path) -> None:
             "model_max_length": SIZES["max_target_positions"],
         },
     }
-    for name, content in files.items():
-        (target / name).write_text(json.dumps(content, indent=2) + "\n")
-    tokenizer().save(str(target / "tokenizer.json"))
+    write_files(target, files, tokenizer())
     print(f"{target}: {sum(v.numel() for v in net.parameters()):,} parameters")
 
 
@@ -64,13 +62,11 @@ def name_alignment_heads(target: Path, clips: Path) -> None:
     with LLM(target, dtype="float32") as llm:
         heads = find_alignment_heads(llm, [soundfile.read(file, dtype="float32")[0] for file in sorted(clips.glob("*.flac"))])
     file = target / "generation_config.json"
-    file.write_text(json.dumps(json.loads(file.read_text()) | {"alignment_heads": heads}, indent=2) + "\n")
+    write_json(file, json.loads(file.read_text()) | {"alignment_heads": heads})
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--source", type=Path, default=Path("out/tiny-asr-training/last.safetensors"))
-    parser.add_argument("--target", type=Path, default=Path("assets/tiny-asr"))
+    parser = export_arguments(__doc__, "tiny-asr")
     parser.add_argument("--clips", type=Path, default=Path("assets/speech"))
     args = parser.parse_args()
     write(args.source, args.target)
