@@ -1,16 +1,13 @@
 """Ask a server about an image, streamed, with the `openai` package: `python examples/openai_chat.py [--url URL]`."""
 
-import argparse
 from pathlib import Path
 
 from openai import OpenAI
-from shared import ASSETS, data_url, run, serving
+from shared import ASSETS, data_url, run, server_arguments, serving
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
-    parser.add_argument("--url", help="URL of a running server, such as http://127.0.0.1:8000 (default: starts one)")
+    parser = server_arguments(__doc__, "tiny-vl")
     parser.add_argument("--image", type=Path, default=ASSETS / "media" / "receipt1.png")
     parser.add_argument("--question", default="Read the receipt.")
     args = parser.parse_args()

@@ -3,18 +3,15 @@
 The shipped model only shows the calls. Use a model trained for the task, such as Qwen3-VL-Embedding.
 """
 
-import argparse
 from pathlib import Path
 
 import numpy as np
 from openai import OpenAI
-from shared import ASSETS, data_url, run, serving
+from shared import ASSETS, data_url, run, server_arguments, serving
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
-    parser.add_argument("--url", help="URL of a running server, such as http://127.0.0.1:8000 (default: starts one)")
+    parser = server_arguments(__doc__, "tiny-vl")
     parser.add_argument("--query", default="a receipt")
     parser.add_argument("images", nargs="*", type=Path, default=sorted((ASSETS / "media").glob("*.png")))
     args = parser.parse_args()

@@ -3,14 +3,13 @@
 It needs `pip install 'openai[realtime]'`.
 """
 
-import argparse
 import base64
 from pathlib import Path
 
 import numpy as np
 import soundfile
 from openai import OpenAI
-from shared import ASSETS, run, serving
+from shared import ASSETS, run, server_arguments, serving
 
 RATE = 24_000  # of the audio that the API takes
 KIND = "conversation.item.input_audio_transcription"
@@ -25,9 +24,7 @@ def read(path: Path) -> bytes:
 
 
 def main() -> list[str]:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=str(ASSETS / "tiny-asr"))
-    parser.add_argument("--url", help="URL of a running server (default: starts one for the model)")
+    parser = server_arguments(__doc__, "tiny-asr")
     parser.add_argument("file", nargs="?", type=Path, default=min((ASSETS / "speech").glob("*.flac")))
     args = parser.parse_args()
     if not args.file.is_file():

@@ -1,18 +1,15 @@
 """Ask about an image through /v1/responses: `python examples/openai_responses.py [--model DIR | --url URL] [--image FILE]`."""
 
-import argparse
 import base64
 import mimetypes
 from pathlib import Path
 
 from openai import OpenAI
-from shared import ASSETS, run, serving
+from shared import ASSETS, run, server_arguments, serving
 
 
 def main() -> list[str]:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
-    parser.add_argument("--url", help="URL of a running server (default: starts one for the model)")
+    parser = server_arguments(__doc__, "tiny-vl")
     parser.add_argument("--image", type=Path, default=ASSETS / "media" / "receipt1.png")
     parser.add_argument("question", nargs="?", default="Read the receipt.")
     args = parser.parse_args()

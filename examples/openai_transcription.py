@@ -1,16 +1,13 @@
 """Print a transcript while it is made, through /v1/audio/transcriptions: `python examples/openai_transcription.py [AUDIO]`."""
 
-import argparse
 from pathlib import Path
 
 from openai import OpenAI
-from shared import ASSETS, run, serving
+from shared import ASSETS, run, server_arguments, serving
 
 
 def main() -> list[str]:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=str(ASSETS / "tiny-asr"))
-    parser.add_argument("--url", help="URL of a running server (default: starts one for the model)")
+    parser = server_arguments(__doc__, "tiny-asr")
     parser.add_argument("file", nargs="?", type=Path, default=min((ASSETS / "speech").glob("*.flac")))
     args = parser.parse_args()
     if not args.file.is_file():

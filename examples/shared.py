@@ -1,5 +1,6 @@
 """Shared by the examples: the shipped model and media, a server, and error handling. Not an example itself."""
 
+import argparse
 import base64
 import subprocess
 import sys
@@ -25,6 +26,14 @@ def run(main: Callable[[], list[str] | None]) -> None:
         print(f"error: {line}", file=sys.stderr)
     if failed:
         sys.exit(2)
+
+
+def server_arguments(doc: str | None, model: str) -> argparse.ArgumentParser:
+    """Return a parser with the arguments of `serving`. `model`: the shipped model that is the default."""
+    parser = argparse.ArgumentParser(description=doc)
+    parser.add_argument("--model", default=str(ASSETS / model))
+    parser.add_argument("--url", help="URL of a running server, such as http://127.0.0.1:8000 (default: starts one)")
+    return parser
 
 
 @contextmanager
