@@ -9,7 +9,7 @@ from torch import Tensor
 
 from ..grouped import GroupedWeight
 from . import launch_config
-from .linear import _FEW, split_depth
+from .linear import _FEW, split_depth, tile_of
 
 _MIN_BLOCK_K = 32
 
@@ -26,12 +26,8 @@ def _int4_kernel(
     COLUMNS: inputs of a group, a multiple of BLOCK_K unless there is one group. Codes minus their zero point are integers that
     every dtype holds exactly; their products are summed, then scaled in float32.
     """
-    program, part = tl.program_id(0), tl.program_id(1)
-    high_tiles, blocks = tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
-    band = program // (GROUP * blocks)  # grouped order of tiles, for the L2 cache
-    high = tl.minimum(high_tiles - band * GROUP, GROUP)
-    row = (band * GROUP + program % (GROUP * blocks) % high) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = program % (GROUP * blocks) // high * BLOCK_N + tl.arange(0, BLOCK_N)
+    part = tl.program_id(1)
+    row, column = tile_of(tl.program_id(0), rows, width, BLOCK_M, BLOCK_N, GROUP)
     inside, there = row < rows, column < width
     from_row, from_column = tl.where(inside, row, 0).to(tl.int64), tl.where(there, column, 0).to(tl.int64)
     k, byte = tl.arange(0, BLOCK_K), tl.arange(0, BLOCK_K // 2)

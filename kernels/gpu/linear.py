@@ -48,6 +48,16 @@ def dot_tiles(x, w, x_inside, w_inside, depth, BLOCK_K: tl.constexpr, EVEN: tl.c
 
 
 @triton.jit
+def tile_of(program, rows, width, BLOCK_M: tl.constexpr, BLOCK_N: tl.constexpr, GROUP: tl.constexpr):
+    """Return the rows `[BLOCK_M]` and columns `[BLOCK_N]` of a program's tile; bands of GROUP tiles share the L2 cache."""
+    high_tiles, blocks = tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
+    band = program // (GROUP * blocks)
+    high = tl.minimum(high_tiles - band * GROUP, GROUP)
+    row = (band * GROUP + program % (GROUP * blocks) % high) * BLOCK_M + tl.arange(0, BLOCK_M)
+    return row, program % (GROUP * blocks) // high * BLOCK_N + tl.arange(0, BLOCK_N)
+
+
+@triton.jit
 def e4m3_to_float16(byte):
     """Convert the bytes of finite float8_e4m3fn values to float16 with integer operations; the exponent bias differs by 8."""
     byte = byte.to(tl.int16)
@@ -70,12 +80,8 @@ def _linear_kernel(
 
     With PARTIAL, out is `[splits, rows, width]` of unscaled sums, each over `share` of the depth.
     """
-    program, part = tl.program_id(0), tl.program_id(1)
-    high_tiles, blocks = tl.cdiv(rows, BLOCK_M), tl.cdiv(width, BLOCK_N)
-    band = program // (GROUP * blocks)  # grouped order of tiles, for the L2 cache
-    high = tl.minimum(high_tiles - band * GROUP, GROUP)
-    row = (band * GROUP + program % (GROUP * blocks) % high) * BLOCK_M + tl.arange(0, BLOCK_M)
-    column = program % (GROUP * blocks) // high * BLOCK_N + tl.arange(0, BLOCK_N)
+    part = tl.program_id(1)
+    row, column = tile_of(tl.program_id(0), rows, width, BLOCK_M, BLOCK_N, GROUP)
     inside, there = row < rows, column < width
     from_row, from_column = tl.where(inside, row, 0).to(tl.int64), tl.where(there, column, 0).to(tl.int64)
     first = part * share
