@@ -15,43 +15,44 @@ from ..bases.audio import audio_samples
 from ..bases.speech import CrossAttentionSpeechInfo
 from ..mel import MelSpec, read_mel_spec
 
-_START = "<s>"
-_SAMPLES = MelSpec(num_mel_bins=1, hop_length=1)  # a frame is a sample
 _FRAME = 80  # samples of a frame of Moonshine Streaming
 
 
-def _spec(info: CrossAttentionSpeechInfo) -> MelSpec:
-    """Return the spec of raw samples; normalisation is applied to all samples of an item in `_process`."""
-    return read_mel_spec({**info.files.audio, "do_normalize": False}, info.mel_defaults)
+class SamplesInfo(CrossAttentionSpeechInfo):
+    """Base of both: the item's samples are the encoder's input, so a frame of the spec is a sample.
 
-
-def _process(
-    info: CrossAttentionSpeechInfo, item: MediaItem, dtype: torch.dtype, pad_to: int
-) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-    """Return `input_values` `[n]`, normalised if the preprocessor says so, and `audio_samples`, n without padding.
-
-    Samples are padded to a multiple of `pad_to`.
+    Attributes:
+        frame: samples are padded to a multiple of this.
     """
-    samples, geometry = audio_samples(item), info.geometry(item.header)
-    if info.files.audio.get("do_normalize", True):
-        variance, mean = torch.var_mean(samples, unbiased=False)
-        samples = (samples - mean) / (variance + 1e-7).sqrt()
-    values = F.pad(samples, (0, -len(samples) % pad_to)).to(dtype)
-    count = FieldElem(torch.tensor(len(samples)), BatchedField(keep_on_cpu=True))
-    return {"input_values": FieldElem(values, FlatField()), "audio_samples": count}, geometry
+
+    mel_defaults = MelSpec(num_mel_bins=1, hop_length=1)
+    takes_language = False
+    frame = 1
+
+    def resolve_spec(self, modality: str) -> MelSpec:
+        """Return the spec of raw samples; `process` normalises all samples of an item together."""
+        return read_mel_spec({**self.files.audio, "do_normalize": False}, self.mel_defaults)
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        """Return `input_values` `[n]`, normalised if the preprocessor says so, and `audio_samples`, n without padding."""
+        samples, geometry = audio_samples(item), self.geometry(item.header)
+        if self.files.audio.get("do_normalize", True):
+            variance, mean = torch.var_mean(samples, unbiased=False)
+            samples = (samples - mean) / (variance + 1e-7).sqrt()
+        values = F.pad(samples, (0, -len(samples) % self.frame)).to(dtype)
+        count = FieldElem(torch.tensor(len(samples)), BatchedField(keep_on_cpu=True))
+        return {"input_values": FieldElem(values, FlatField()), "audio_samples": count}, geometry
+
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        return SpeechRequest("<s>")
 
 
-class MoonshineProcessingInfo(CrossAttentionSpeechInfo):
-    """ProcessingInfo and SupportsTranscription of Moonshine. A frame of its spec is a sample."""
+class MoonshineProcessingInfo(SamplesInfo):
+    """ProcessingInfo and SupportsTranscription of Moonshine."""
 
     text_config_defaults = {"hidden_size": 288, "decoder_num_hidden_layers": 6, "decoder_num_attention_heads": 8}
     size_keys = ("decoder_num_hidden_layers", "decoder_num_attention_heads")
-    mel_defaults = _SAMPLES
-    takes_language = False
     row_seconds = 384 / 16_000
-
-    def resolve_spec(self, modality: str) -> MelSpec:
-        return _spec(self)
 
     def num_rows(self, frames: int) -> int:
         """Return the rows after convolutions of 127, 7 and 3 taps with strides of 64, 3 and 2."""
@@ -59,31 +60,15 @@ class MoonshineProcessingInfo(CrossAttentionSpeechInfo):
             frames = max(0, (frames - taps) // stride + 1)
         return frames
 
-    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        return _process(self, item, dtype, pad_to=1)
 
-    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
-        return SpeechRequest(_START)
-
-
-class MoonshineStreamingProcessingInfo(CrossAttentionSpeechInfo):
+class MoonshineStreamingProcessingInfo(SamplesInfo):
     """ProcessingInfo and SupportsTranscription of Moonshine Streaming: whole frames of 80 samples, and four frames per row."""
 
     text_config_defaults = {"hidden_size": 320, "num_hidden_layers": 6, "num_attention_heads": 8}
     size_keys = ("num_hidden_layers", "num_attention_heads")
-    mel_defaults = _SAMPLES
-    takes_language = False
     row_seconds = 320 / 16_000
-
-    def resolve_spec(self, modality: str) -> MelSpec:
-        return _spec(self)
+    frame = _FRAME
 
     def num_rows(self, frames: int) -> int:
         """Return a row per four frames, the last one incomplete; an item has at least one whole frame."""
         return -(-frames // 320) if frames >= _FRAME else 0
-
-    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        return _process(self, item, dtype, pad_to=_FRAME)
-
-    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
-        return SpeechRequest(_START)
