@@ -12,8 +12,9 @@ from ..processors.elements.element import ImageScale
 from ..processors.elements.formats import located_modalities
 from .errors import NotPicklable
 from .frontend.engine_loop import EngineLoop
-from .frontend.input_processor import InputProcessor, ParsedPrompt, ProcessedPrompt
+from .frontend.input_processor import InputProcessor, ParsedPrompt
 from .frontend.output_processor import OutputBuilder
+from .frontend.processed_prompt import ProcessedPrompt
 from .frontend.request_handle import RequestHandle
 from .types import RequestOutput
 

@@ -13,7 +13,8 @@ import torch
 from torch import Tensor
 
 from ..engine.frontend.arguments import Messages, as_conversations
-from ..engine.frontend.input_processor import ParsedPrompt, ProcessedPrompt
+from ..engine.frontend.input_processor import ParsedPrompt
+from ..engine.frontend.processed_prompt import ProcessedPrompt
 from ..engine.frontend.request_handle import RequestHandle
 from ..engine.pooling_params import PoolingParams
 from ..engine.sampling_params import SamplingParams

@@ -25,10 +25,10 @@ from ..core_client import ASLEEP, CoreClient
 from ..errors import error_info, error_text
 from ..sampling_params import SamplingLimits
 from ..types import RequestOutput, TokenOutput
-from .input_processor import ProcessedPrompt
 from .input_queue import InputQueue, QueueEntry
 from .loop_thread import start_loop
 from .output_thread import OutputThread
+from .processed_prompt import ProcessedPrompt
 from .request_handle import Closing, RequestHandle, drop_command, notify
 from .trace import Observer
 

@@ -14,7 +14,7 @@ from ...mm.media import gate
 from ...mm.media.ledger import Ledger
 from ...mm.parse import MediaSource
 from ...mm.plain import builtin_copy
-from ...mm.types import EmbeddingItem, ItemPlan, Media, MultiModalFeature, PlaceholderRange
+from ...mm.types import ItemPlan, Media, PlaceholderRange
 from ...processors.elements.element import ImageScale
 from ...processors.elements.formats import MarkedText, located_modalities
 from ...processors.interface import ProcessingInfo, Span, SupportsElements
@@ -22,50 +22,13 @@ from ...processors.spans import PromptLayout, lay_out
 from ...processors.text.chat import RenderedChat, render_chat
 from ...processors.text.message_parts import split_media
 from ...processors.text.tokenizer import Tokenizer
-from ..types import ItemTrace
-from .items import PlannedItem, ProcessedItem, final_plan, num_bytes, source_bytes
+from .items import PlannedItem, ProcessedItem, final_plan, final_spans, item_features, item_trace, stage_seconds
 from .media import MultiModalProcessor, MultiModalSettings
+from .processed_prompt import ProcessedPrompt
 from .prompt_embeds import prompt_embeds_features, read_prompt_embeds
 from .prompts import Prompt, read_prompt
 
 _TEXT_KEYS = ("prompt", "prompt_token_ids", "prompt_embeds")
-
-
-@dataclass(frozen=True)
-class ProcessedPrompt:
-    """A prompt that is ready for the engine.
-
-    Args:
-        prompt: the rendered text, or None if token ids were given.
-        items: size, tokens, rows and bytes of each item.
-        timings: seconds of fetch, plan, decode and process.
-        item_of: for each feature, the index in `items` of the item that it is a piece of.
-        cross: the encoder input of an encoder-decoder model; it has no placeholder among the tokens.
-        salt, adapter: as in EngineRequest.
-        answer_format: what `CompletionOutput.elements` needs besides the answer's text, or None.
-    """
-
-    prompt: str | None
-    token_ids: tuple[int, ...]
-    features: tuple[MultiModalFeature, ...] = ()
-    items: tuple[ItemPlan, ...] = ()
-    timings: dict[str, float] = field(default_factory=dict)
-    trace: tuple[ItemTrace, ...] = ()
-    item_of: tuple[int, ...] = ()
-    salt: str = ""
-    cross: MultiModalFeature | None = None
-    adapter: str = ""
-    answer_format: MarkedText | None = None
-
-    @property
-    def num_bytes(self) -> int:
-        """Bytes of the processed items."""
-        return sum(num_bytes(feature.kwargs) for feature in self.encoded)
-
-    @property
-    def encoded(self) -> tuple[MultiModalFeature, ...]:
-        """All features, `cross` included."""
-        return self.features if self.cross is None else (*self.features, self.cross)
 
 
 @dataclass(frozen=True)
@@ -228,14 +191,14 @@ class InputProcessor:
                     done[item.key] = self.media.process(item, prompt.salt, own)
                 parsed.ledger.hold(done[item.key].num_bytes)
             processed.append(done[item.key])
-        spans = [_final_spans(*entry) for entry in zip(items, processed, strict=True)]
+        spans = [final_spans(*entry) for entry in zip(items, processed, strict=True)]
         if any(own is not item.spans for item, own in zip(items, spans, strict=True)):
             layout = self._lay_out(parsed.token_ids, items, spans)
         token_ids, ranges = self._expand(layout, items)
         plans = tuple(final_plan(*entry) for entry in zip(items, processed, spans, strict=True))
-        trace = tuple(_trace(*entry) for entry in zip(items, processed, plans, timings, strict=True))
-        features, item_of = _features(items, processed, spans, ranges)
-        stages = _stage_seconds(items, plan_seconds, timings, remote=bool(parsed.fetches))
+        trace = tuple(item_trace(*entry) for entry in zip(items, processed, plans, timings, strict=True))
+        features, item_of = item_features(items, processed, spans, ranges)
+        stages = stage_seconds(items, plan_seconds, timings, remote=bool(parsed.fetches))
         adapter = self.adapter(feature.modality for feature in features)
         cross = features[0] if features and self._cross_attention else None
         if cross is not None:
@@ -413,53 +376,3 @@ def _as_vision_chunks(chat: RenderedChat) -> dict[str, list[Media]]:
     """Return all media of a conversation as vision chunks, for models that take images and videos in one stream."""
     entries = [replace(media, data={"type": name, name: media.data}) for name, media in chat.media]
     return {"vision_chunk": entries} if entries else {}
-
-
-def _final_spans(item: PlannedItem, processed: ProcessedItem) -> Sequence[Span]:
-    """Return the planned spans, or new ones if decoding found geometries that differ from the header's."""
-    if processed.geometries == item.geometries:
-        return item.spans
-    return tuple(item.info.spans(item.source.modality, processed.geometries))
-
-
-def _features(
-    items: Sequence[PlannedItem],
-    processed: Sequence[ProcessedItem],
-    spans: Sequence[Sequence[Span]],
-    ranges: Sequence[Sequence[PlaceholderRange]],
-) -> tuple[tuple[MultiModalFeature, ...], tuple[int, ...]]:
-    """Return the features by offset, and the index of each one's item. Each piece of an item has its own hash."""
-    pieces = [
-        (
-            MultiModalFeature(
-                span.modality or item.source.modality,
-                kwargs,
-                where,
-                grid,
-                item.key if len(places) == 1 else f"{item.key}.{part}",
-            ),
-            i,
-        )
-        for i, (item, done, own, places) in enumerate(zip(items, processed, spans, ranges, strict=True))
-        for part, ((kwargs, grid), span, where) in enumerate(zip(done.pieces, own, places, strict=True))
-    ]
-    pieces.sort(key=lambda piece: piece[0].range.offset)
-    return tuple(feature for feature, _ in pieces), tuple(i for _, i in pieces)
-
-
-def _stage_seconds(
-    items: Sequence[PlannedItem], plan_seconds: float, timings: Sequence[Mapping[str, float]], remote: bool
-) -> dict[str, float]:
-    """Return the seconds of each stage. Files are read one by one during planning; downloads run in parallel before it."""
-    loads = [item.seconds for item in items]
-    total = {stage: sum((entry.get(stage, 0.0) for entry in timings), 0.0) for stage in ("decode", "process")}
-    fetch = max(loads, default=0.0) if remote else sum(loads)
-    plan = plan_seconds if remote else max(0.0, plan_seconds - fetch)
-    return {"fetch": float(fetch), "plan": plan, **total}
-
-
-def _trace(item: PlannedItem, processed: ProcessedItem, plan: ItemPlan, timings: dict[str, float]) -> ItemTrace:
-    data = item.source.data
-    cached = "process" not in timings and not isinstance(data, EmbeddingItem)
-    size = processed.num_bytes
-    return ItemTrace(plan.modality, plan.index, source_bytes(data), size, plan.num_tokens, cached, timings=timings)

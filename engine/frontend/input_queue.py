@@ -11,7 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from ..threads import use_threads
-from .input_processor import ParsedPrompt, ProcessedPrompt
+from .input_processor import ParsedPrompt
+from .processed_prompt import ProcessedPrompt
 
 _NUM_PARSERS = 2  # threads that render and tokenise
 _MAX_FETCHING = 32  # prompts whose media are being downloaded or wait for a media worker

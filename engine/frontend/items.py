@@ -1,8 +1,8 @@
-"""Items of a prompt, planned and processed."""
+"""Items of a prompt, planned and processed, and what follows from both."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 from PIL.Image import Image
@@ -10,8 +10,18 @@ from torch import Tensor
 
 from ...mm.media.policy import PdfPage
 from ...mm.parse import MediaSource
-from ...mm.types import EmbeddingItem, FramePlan, ItemGeometry, ItemPlan, MediaHeader, MultiModalKwargsItem
+from ...mm.types import (
+    EmbeddingItem,
+    FramePlan,
+    ItemGeometry,
+    ItemPlan,
+    MediaHeader,
+    MultiModalFeature,
+    MultiModalKwargsItem,
+    PlaceholderRange,
+)
 from ...processors.interface import ProcessingInfo, Span
+from ..types import ItemTrace
 
 
 @dataclass(frozen=True)
@@ -78,6 +88,13 @@ def final_plan(item: PlannedItem, processed: ProcessedItem, spans: Sequence[Span
     )
 
 
+def final_spans(item: PlannedItem, processed: ProcessedItem) -> Sequence[Span]:
+    """Return the planned spans, or new ones if decoding found geometries that differ from the header's."""
+    if processed.geometries == item.geometries:
+        return item.spans
+    return tuple(item.info.spans(item.source.modality, processed.geometries))
+
+
 def grid_of_pieces(grids: Sequence[ItemGeometry], spans: Sequence[Span]) -> tuple[int, int, int]:
     """Return `(t, h, w)` of all pieces in sequence; pieces that share the span of another one do not count."""
     steps = sum(grid.t for grid, span in zip(grids, spans, strict=True) if not span.shared)
@@ -113,3 +130,46 @@ def merge_frame_plans(plans: Iterable[FramePlan | None]) -> FramePlan | None:
     times = tuple(seconds for plan in known for seconds in plan.timestamps)
     replaced = tuple(pair for plan in known for pair in plan.replaced)
     return replace(known[0], indices=indices, timestamps=times, replaced=replaced)
+
+
+def item_features(
+    items: Sequence[PlannedItem],
+    processed: Sequence[ProcessedItem],
+    spans: Sequence[Sequence[Span]],
+    ranges: Sequence[Sequence[PlaceholderRange]],
+) -> tuple[tuple[MultiModalFeature, ...], tuple[int, ...]]:
+    """Return the features by offset, and the index of each one's item. Each piece of an item has its own hash."""
+    pieces = [
+        (
+            MultiModalFeature(
+                span.modality or item.source.modality,
+                kwargs,
+                where,
+                grid,
+                item.key if len(places) == 1 else f"{item.key}.{part}",
+            ),
+            i,
+        )
+        for i, (item, done, own, places) in enumerate(zip(items, processed, spans, ranges, strict=True))
+        for part, ((kwargs, grid), span, where) in enumerate(zip(done.pieces, own, places, strict=True))
+    ]
+    pieces.sort(key=lambda piece: piece[0].range.offset)
+    return tuple(feature for feature, _ in pieces), tuple(i for _, i in pieces)
+
+
+def stage_seconds(
+    items: Sequence[PlannedItem], plan_seconds: float, timings: Sequence[Mapping[str, float]], remote: bool
+) -> dict[str, float]:
+    """Return the seconds of each stage. Files are read one by one during planning; downloads run in parallel before it."""
+    loads = [item.seconds for item in items]
+    total = {stage: sum((entry.get(stage, 0.0) for entry in timings), 0.0) for stage in ("decode", "process")}
+    fetch = max(loads, default=0.0) if remote else sum(loads)
+    plan = plan_seconds if remote else max(0.0, plan_seconds - fetch)
+    return {"fetch": float(fetch), "plan": plan, **total}
+
+
+def item_trace(item: PlannedItem, processed: ProcessedItem, plan: ItemPlan, timings: dict[str, float]) -> ItemTrace:
+    data = item.source.data
+    cached = "process" not in timings and not isinstance(data, EmbeddingItem)
+    size = processed.num_bytes
+    return ItemTrace(plan.modality, plan.index, source_bytes(data), size, plan.num_tokens, cached, timings=timings)

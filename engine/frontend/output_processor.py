@@ -16,7 +16,7 @@ from ...processors.text.tokenizer import StreamDecoder, Tokenizer
 from ..errors import error_text
 from ..sampling_params import SamplingParams
 from ..types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput
-from .input_processor import ProcessedPrompt
+from .processed_prompt import ProcessedPrompt
 
 Logprobs = dict[int, Logprob]
 

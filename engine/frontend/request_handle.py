@@ -18,9 +18,10 @@ from ..pooling_params import PoolingParams
 from ..sampling_params import SamplingLimits, SamplingParams
 from ..seeds import splitmix64
 from ..types import EngineRequest, RequestOutput, TokenOutput
-from .input_processor import ParsedPrompt, ProcessedPrompt
+from .input_processor import ParsedPrompt
 from .input_queue import QueueEntry
 from .output_processor import OutputBuilder
+from .processed_prompt import ProcessedPrompt
 from .trace import RequestTimes
 
 

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from ...engine.frontend.input_processor import ProcessedPrompt
+from ...engine.frontend.processed_prompt import ProcessedPrompt
 from ...engine.frontend.request_handle import RequestHandle
 from ...engine.sampling_params import SamplingParams
 from ...engine.session import Turn

@@ -7,8 +7,9 @@ from functools import partial
 
 import pytest
 import torch
-from sensorium.engine.frontend.input_processor import ParsedPrompt, ProcessedPrompt
+from sensorium.engine.frontend.input_processor import ParsedPrompt
 from sensorium.engine.frontend.input_queue import InputQueue, QueueEntry
+from sensorium.engine.frontend.processed_prompt import ProcessedPrompt
 from sensorium.engine.frontend.prompts import Prompt
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.media.ledger import MediaBudget

@@ -4,7 +4,6 @@ import pickle
 import random
 
 import pytest
-from sensorium.engine.frontend.input_processor import ProcessedPrompt
 from sensorium.engine.frontend.output_processor import (
     CompletionBuilder,
     OutputBuilder,
@@ -12,6 +11,7 @@ from sensorium.engine.frontend.output_processor import (
     num_stable_tokens,
     partial_stop_length,
 )
+from sensorium.engine.frontend.processed_prompt import ProcessedPrompt
 from sensorium.engine.sampling_params import RepetitionDetectionParams, SamplingParams
 from sensorium.engine.scheduler.repetition import find_loop
 from sensorium.engine.types import Logprob, TokenOutput

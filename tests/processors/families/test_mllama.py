@@ -6,8 +6,9 @@ from typing import Any, cast
 
 import pytest
 from PIL import Image
-from sensorium.engine.frontend.input_processor import InputProcessor, ProcessedPrompt
+from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalSettings
+from sensorium.engine.frontend.processed_prompt import ProcessedPrompt
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.types import MediaHeader
 from sensorium.processors.families.mllama import MllamaProcessingInfo

@@ -1,0 +1,47 @@
+"""What the input processor makes of a prompt: token ids, features, and facts about its items."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+
+from ...mm.types import ItemPlan, MultiModalFeature
+from ...processors.elements.formats import MarkedText
+from ..types import ItemTrace
+from .items import num_bytes
+
+
+@dataclass(frozen=True)
+class ProcessedPrompt:
+    """A prompt that is ready for the engine.
+
+    Args:
+        prompt: the rendered text, or None if token ids were given.
+        items: size, tokens, rows and bytes of each item.
+        timings: seconds of fetch, plan, decode and process.
+        item_of: for each feature, the index in `items` of the item that it is a piece of.
+        cross: the encoder input of an encoder-decoder model; it has no placeholder among the tokens.
+        salt, adapter: as in EngineRequest.
+        answer_format: what `CompletionOutput.elements` needs besides the answer's text, or None.
+    """
+
+    prompt: str | None
+    token_ids: tuple[int, ...]
+    features: tuple[MultiModalFeature, ...] = ()
+    items: tuple[ItemPlan, ...] = ()
+    timings: dict[str, float] = field(default_factory=dict)
+    trace: tuple[ItemTrace, ...] = ()
+    item_of: tuple[int, ...] = ()
+    salt: str = ""
+    cross: MultiModalFeature | None = None
+    adapter: str = ""
+    answer_format: MarkedText | None = None
+
+    @property
+    def num_bytes(self) -> int:
+        """Bytes of the processed items."""
+        return sum(num_bytes(feature.kwargs) for feature in self.encoded)
+
+    @property
+    def encoded(self) -> tuple[MultiModalFeature, ...]:
+        """All features, `cross` included."""
+        return self.features if self.cross is None else (*self.features, self.cross)
