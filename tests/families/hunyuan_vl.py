@@ -3,7 +3,7 @@
 import json
 
 import torch
-from family import Family, same_names
+from family import Family, rows_in_squares
 from oracle import fast_tokenizer, load_oracle, randomise, sharpen, text_config
 
 SPECIALS = ("<eos>", "<start>", "<image>", "<end>")
@@ -51,16 +51,6 @@ def load(folder):
     return model, processor
 
 
-def tensors(inputs, features):
-    """Reorder the oracle's patches from rows into the squares that are merged, like ours."""
-    start, squares = 0, []
-    for t, h, w in inputs["image_grid_thw"].tolist():
-        grid = inputs["pixel_values"][start : start + t * h * w].view(h // 2, 2, w // 2, 2, -1)
-        squares.append(grid.transpose(1, 2).reshape(t * h * w, -1))
-        start += t * h * w
-    return same_names({**inputs, "pixel_values": torch.cat(squares)}, features)
-
-
 def flatten(folder):
     """Write the publisher's config: the text config at the top level, with its own names."""
     config = json.loads((folder / "config.json").read_text())
@@ -85,7 +75,7 @@ def row(name, **more):
         placeholders={"image": "<start><image><end>"},
         sizes={"image": [(90, 130), (60, 60), (140, 70)]},
         refuses=lambda modality, size: max(size) > 200 * min(size),
-        tensors=tensors,
+        tensors=rows_in_squares,
         load=load,
         silent=SILENT,
         fullest={"image": [(28, 1372), (29, 1370)]},

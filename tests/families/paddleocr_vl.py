@@ -3,8 +3,7 @@
 import json
 from pathlib import Path
 
-import torch
-from family import IMAGE_SIZES, Family, same_names
+from family import IMAGE_SIZES, Family, rows_in_squares
 from oracle import fast_tokenizer, randomise, text_config
 
 SPECIALS = ("<|endoftext|>", "<|im_end|>", "<|IMAGE_START|>", "<|IMAGE_END|>", "<|IMAGE_PLACEHOLDER|>", "<|video_pad|>")
@@ -36,16 +35,6 @@ def build(seed, tie=True):
     return model, tf.PaddleOCRVLProcessor(image_processor=images, tokenizer=words)
 
 
-def tensors(inputs, features):
-    """Reorder the oracle's patches from rows into the squares that are merged, like ours."""
-    start, squares = 0, []
-    for t, h, w in inputs["image_grid_thw"].tolist():
-        grid = inputs["pixel_values"][start : start + t * h * w].view(h // 2, 2, w // 2, 2, -1)
-        squares.append(grid.transpose(1, 2).reshape(t * h * w, -1))
-        start += t * h * w
-    return same_names({**inputs, "pixel_values": torch.cat(squares)} if squares else inputs, features)
-
-
 def flatten(folder: Path):
     """Move text_config to the top level of config.json, as in the first published checkpoints."""
     config = json.loads((folder / "config.json").read_text())
@@ -65,7 +54,7 @@ def row(name, **more):
         sizes={"image": [(90, 130), (60, 60), (140, 70)]},
         grid={"image": IMAGE_SIZES},
         refuses=refuses,
-        tensors=tensors,
+        tensors=rows_in_squares,
         **more,
     )
 

@@ -137,6 +137,16 @@ def same_names(inputs: Mapping[str, Any], features: Sequence[Any]) -> Iterator[t
         yield name, torch.cat(parts), torch.as_tensor(inputs[name]).flatten()
 
 
+def rows_in_squares(inputs: Mapping[str, Any], features: Sequence[Any]) -> Iterator[tuple[str, torch.Tensor, torch.Tensor]]:
+    """Do the same as `same_names` for families that take patches in squares of 2 x 2 where transformers has rows of them."""
+    start, squares = 0, []
+    for t, h, w in inputs["image_grid_thw"].tolist():
+        grid = inputs["pixel_values"][start : start + t * h * w].view(h // 2, 2, w // 2, 2, -1)
+        squares.append(grid.transpose(1, 2).reshape(t * h * w, -1))
+        start += t * h * w
+    return same_names({**inputs, "pixel_values": torch.cat(squares)} if squares else inputs, features)
+
+
 def patches_in_squares(
     merge: int, patch: int
 ) -> Callable[[Mapping[str, Any], Sequence[Any]], Iterator[tuple[str, torch.Tensor, torch.Tensor]]]:
