@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, replace
+from collections.abc import Mapping
+from dataclasses import replace
 from typing import Any
 
 from ..kernels.activation import REFERENCES, UNGATED
 from ..mm.errors import ConfigError, SensoriumError, typed
 from .text.rope import scaling_type, yarn_mscale
 from .text.spec import (
-    PLAIN_NORMS,
     AltUpSpec,
     AttentionSpec,
     ConvSpec,
@@ -23,75 +22,13 @@ from .text.spec import (
     MambaSpec,
     MlpSpec,
     MoeSpec,
-    Norms,
     PerLayerSpec,
     RopeSpec,
     StateSpec,
     chunked_sections,
     interleaved_sections,
 )
-
-
-@dataclass(frozen=True)
-class Stack:
-    """The features of a published stack that its config.json does not state.
-
-    Args:
-        defaults: values of keys that config.json may leave out.
-        bias: the q, k, v projections have a bias. out_bias: the output projection has one. None: read from the config.
-        state_norms: norms of layers with a state, if they differ.
-        qk_norm: as in AttentionSpec; None: read from the config. "plain" only where the config's `use_qk_norm` asks for it.
-        norms, parallel: as in LayerSpec.
-        norm, last_norm: as in DecoderSpec. eps_key: key of the norms' epsilon.
-        interleaved: as in RopeSpec.
-        axes: function from mrope_section to the axis of each frequency; None: chunked, unless the config says interleaved.
-        fused: gate and up are stored as one matrix. fused_qkv: as `fused` of AttentionSpec. plain: as in MlpSpec.
-        windows_rotate: if some layers have windows, only these have rotary positions.
-        scaled_windows: the rope scaling also applies to layers with windows.
-        norm_offset: as in DecoderSpec.
-        root_scale: token embeddings are scaled by the root of the hidden size.
-        router: fields of MoeSpec. sinks, gated, value_norm: as in AttentionSpec.
-        scaled_layers: as in DecoderSpec. pads_encoder_rows: encoder rows take the per-layer input of the padding token.
-        single: each layer is a mixer or an MLP, named `mixer` in the checkpoint. second_mixer: each attention layer has a
-            Mamba 2 layer beside it.
-        renames: parts of tensor names in the checkpoint, and the parts that replace them.
-        aliases: other names of keys of config.json, besides ALIASES.
-        refused: keys of config.json that must be false, because the feature is not implemented for this stack.
-        fixed: keys of config.json that must have this value; the stack implements no other.
-    """
-
-    defaults: Mapping[str, Any] = field(default_factory=dict)
-    bias: bool | None = None
-    out_bias: bool | None = None
-    qk_norm: str | None = None
-    norms: Norms = PLAIN_NORMS
-    state_norms: Norms | None = None
-    parallel: bool = False
-    norm: str = "rms"
-    last_norm: str = "norm"
-    eps_key: str = "rms_norm_eps"
-    interleaved: bool = False
-    axes: Callable[[tuple[int, ...]], tuple[int, ...]] | None = None
-    fused: bool = False
-    fused_qkv: bool = False
-    plain: tuple[str, str] | None = None
-    windows_rotate: bool = False
-    scaled_windows: bool = True
-    norm_offset: float = 0.0
-    root_scale: bool = False
-    router: Mapping[str, Any] = field(default_factory=dict)
-    sinks: bool = False
-    gated: bool = False
-    value_norm: bool = False
-    scaled_layers: bool = False
-    pads_encoder_rows: bool = False
-    single: bool = False
-    second_mixer: bool = False
-    renames: tuple[tuple[str, str], ...] = ()
-    aliases: Mapping[str, str] = field(default_factory=dict)
-    refused: tuple[str, ...] = ()
-    fixed: Mapping[str, Any] = field(default_factory=dict)
-
+from .text.stack import Stack
 
 ALIASES = {
     "n_routed_experts": "num_experts",

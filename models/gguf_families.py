@@ -12,7 +12,8 @@ from typing import Any
 
 from ..mm.errors import ConfigError
 from ..mm.gguf import Gguf
-from .config import Stack, positive_int
+from .config import positive_int
+from .text.stack import Stack
 from .text.stacks import STACKS
 
 

@@ -18,7 +18,7 @@ from torch import Tensor, nn
 from ...kernels.activation import activation
 from ...kernels.metadata import AttentionMetadata
 from ...mm.errors import ConfigError, InputError
-from ..config import Stack, decoder_spec, positive_int
+from ..config import decoder_spec, positive_int
 from ..interface import StepLimits
 from ..layers.basic import Norm
 from ..layers.linear import Linear
@@ -26,6 +26,7 @@ from ..memory_formulas import SMALL, OpBytes
 from ..text.decoder import DecoderLayer, decoder_bytes, gathered_bytes
 from ..text.rope import Rotary
 from ..text.spec import AttentionSpec, DecoderSpec
+from ..text.stack import Stack
 
 _BLOCK = 16  # rows per block of keys and values
 MAX_CHUNK = 256  # rows of a chunk of a stream

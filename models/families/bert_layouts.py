@@ -14,8 +14,9 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import Stack, check_activation, decoder_spec, positive_int
+from ..config import check_activation, decoder_spec, positive_int
 from ..text.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
+from ..text.stack import Stack
 
 _BERT: dict[str, Any] = {
     "vocab_size": 30522, "hidden_size": 768, "num_hidden_layers": 12, "num_attention_heads": 12, "intermediate_size": 3072,

@@ -13,12 +13,13 @@ import torch
 from torch import Tensor
 
 from ...kernels.activation import act_and_mul, activation
-from ..config import Stack, decoder_spec, positive_int, require
+from ..config import decoder_spec, positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.builder import Builder
 from ..layers.connectors import Projector, ProjectorSpec
 from ..native_model import NativeModel, axial_theta, patch_numbers
 from ..text.spec import DecoderSpec
+from ..text.stack import Stack
 from ..text.stacks import STACKS
 from ..vision.spec import GATED_BLOCKS, RotarySpec, TableSpec, TowerSpec
 

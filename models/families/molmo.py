@@ -15,10 +15,11 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import Stack, decoder_spec, positive_int
+from ..config import decoder_spec, positive_int
 from ..interface import StepLimits
 from ..layers.builder import StoredTensor
 from ..text.spec import DecoderSpec
+from ..text.stack import Stack
 from ..vision.spec import TowerSpec
 from .molmo2 import ADDED_TOKENS, Molmo2
 

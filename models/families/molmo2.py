@@ -18,13 +18,14 @@ from torch import Tensor
 from ...kernels.activation import act_and_mul
 from ...mm.errors import ConfigError
 from ...mm.tiling.overlapped import OverlappedTiles
-from ..config import Stack, check_activation, decoder_spec, get_text_config, positive_int, require
+from ..config import check_activation, decoder_spec, get_text_config, positive_int, require
 from ..decoder_model import DecoderModel
 from ..interface import StepLimits
 from ..layers.linear import Linear
 from ..layers.patch_pooling import PatchPooling, PatchPoolingSpec, patch_pooling_bytes
 from ..memory_formulas import SMALL, OpBytes
 from ..text.spec import AttentionSpec, DecoderSpec
+from ..text.stack import Stack
 from ..text.stacks import replace_parts
 from ..vision.spec import TableSpec, TowerNames, TowerSpec
 from ..vision.vit import VisionTower, tower_bytes

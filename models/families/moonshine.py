@@ -23,7 +23,7 @@ from ..audio.mel_encoder import (
     encoder_norm,
     mel_layer_bytes,
 )
-from ..config import Stack, check_activation, positive_int, rope_spec
+from ..config import check_activation, positive_int, rope_spec
 from ..interface import StepLimits
 from ..layers.basic import Embedding, Norm
 from ..layers.builder import StoredTensor
@@ -32,6 +32,7 @@ from ..memory_formulas import FLOAT32, SMALL, OpBytes
 from ..text.encoder_decoder import CrossDecoderNames, CrossDecoderSpec
 from ..text.rope import Rotary
 from ..text.spec import RopeSpec
+from ..text.stack import Stack
 from .whisper import PREFIXES, Whisper
 
 _NORMS = ("input_layernorm", "post_attention_layernorm", "final_layernorm")

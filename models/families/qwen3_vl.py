@@ -16,11 +16,12 @@ from typing import Any, ClassVar
 import torch
 
 from ...mm.errors import ConfigError
-from ..config import Stack, decoder_spec, positive_int, require
+from ..config import decoder_spec, positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
 from ..native_model import NativeModel, axial_theta, patch_numbers
 from ..text.spec import DecoderSpec, interleaved_sections
+from ..text.stack import Stack
 from ..text.stacks import STACKS
 from ..vision.spec import RotarySpec, TableSpec, TowerNames, TowerSpec
 

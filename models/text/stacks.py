@@ -12,9 +12,10 @@ from typing import Any
 
 from ...kernels.activation import CLAMPED_SWIGLU
 from ...mm.errors import ConfigError
-from ..config import Stack, get_text_config
+from ..config import get_text_config
 from . import stack_defaults as defaults
 from .spec import hw_interleaved_sections, interleaved_sections
+from .stack import Stack
 
 _GEMMA_NORMS = ("input_layernorm", "post_attention_layernorm", "pre_feedforward_layernorm", "post_feedforward_layernorm")
 _GLM_NORMS = ("input_layernorm", "post_self_attn_layernorm", "post_attention_layernorm", "post_mlp_layernorm")
