@@ -70,9 +70,9 @@ NOTES: dict[str, FamilyNote] = {
         "the publisher's layout"
     ),
     "eagle2_5_vl": FamilyNote(
-        "SigLIP on tiles that keep most of an image's area and shape, with a thumbnail; the number of each image as text; any "
-        "text stack",
-        "no videos (give frames as images), no RADIO tower",
+        "SigLIP on tiles that keep most of an image's area and shape, with a thumbnail; the number of each image as text; "
+        "videos as frames of one tile, each after its number and seconds; any text stack",
+        "at most ten videos per prompt; no RADIO tower",
     ),
     "ernie4_5_vl": FamilyNote(
         "frames merged in pairs, separate experts for images and videos, timestamps drawn onto frames",
@@ -256,8 +256,10 @@ NOTES: dict[str, FamilyNote] = {
         "tests/pipelines/test_rank.py (vectors and scores)",
     ),
     "step3_vl": FamilyNote(
-        "Step3-VL-10B: square windows of an image, then the whole image (`enable_patch`); two convolutions after the encoder; "
-        "`Step3VL10BForCausalLM` is the name of the publisher's class, `StepVLForConditionalGeneration` of vLLM's"
+        "Step3 and Step3-VL-10B: square windows of an image, then the whole image (`enable_patch`); two convolutions after the "
+        "encoder; Step3's decoder expands queries from a low rank to all heads, which share one key and value head, and has "
+        "experts; `Step3VL10BForCausalLM` is the name of the publisher's class of Step3-VL-10B, "
+        "`StepVLForConditionalGeneration` of vLLM's"
     ),
     "terratorch": FamilyNote(
         "named tensors in, one tensor out (`encode`), without text and tokenizer: Prithvi and other models of TerraTorch; "

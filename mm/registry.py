@@ -73,7 +73,7 @@ _TEXT_STACKS = (
     "HunYuanDenseV1", "HunYuanMoEV1", "InternLM3", "Lfm2", "Lfm2Moe", "Llama", "Llama4", "Mamba2", "Ministral3", "Mistral",
     "Mistral4", "Mixtral", "Nemotron", "NemotronH", "Olmo2", "Olmo3", "Olmoe", "OlmoHybrid", "Phi3", "Phimoe", "Qwen2",
     "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "SolarOpen", "StableLm",
-    "Starcoder2",
+    "Starcoder2", "Step3Text",
 )  # fmt: skip
 _PLAIN_STACKS = [stack for stack in _TEXT_STACKS if stack not in ("Gemma3", "Gemma3n", "Gemma4")]
 """Stacks whose name without `Text` is not that of a model with encoders."""
@@ -188,6 +188,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "SkyworkR1VChatModel": native("internvl", "InternVLChat", "InternVLChatProcessingInfo"),
     "SmolVLMForConditionalGeneration": native("idefics3", "Idefics3", "SmolVLMProcessingInfo"),
     "Step3VL10BForCausalLM": native("step3_vl", "StepVL", "Step3VLProcessingInfo"),
+    "Step3VLForConditionalGeneration": native("step3_vl", "Step3VL", "Step3VLProcessingInfo"),
     "StepVLForConditionalGeneration": native("step3_vl", "StepVL", "Step3VLProcessingInfo"),
     "Terratorch": native("terratorch", "Terratorch", "RawTensorInfo"),
     "Tarsier2ForConditionalGeneration": native("qwen2_vl", "Qwen2VL", "Qwen2VLProcessingInfo"),

@@ -306,7 +306,15 @@ def _attention(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSp
         keys_as_values=bool(text.get("attention_k_eq_v")) and window is None,
         source=_cache_source(text, layer),
         out_scale=into * text.get("attention_out_multiplier", 1.0),
+        query_latent=_query_latent(text, dim),
     )
+
+
+def _query_latent(text: Mapping[str, Any], dim: int) -> int | None:
+    """Return the width of compressed queries, which null sets to that of a head; None for stacks without them."""
+    if "share_q_dim" not in text:
+        return None
+    return positive_int({"share_q_dim": text["share_q_dim"] or dim}, "share_q_dim")
 
 
 def _layer_keys(text: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
@@ -518,7 +526,8 @@ def _sparse(text: Mapping[str, Any], layer: int) -> bool:
     if text.get("mlp_layer_types"):
         return bool(text["mlp_layer_types"][layer] == "sparse")
     if text.get("moe_layers") is not None:
-        return layer in text["moe_layers"]
+        listed = text["moe_layers"]  # numbers, or a string of them (Step3)
+        return layer in (map(int, listed.split(",")) if isinstance(listed, str) else listed)
     last = text.get("moe_layer_end_index", -1)
     first, last = text.get("moe_layer_start_index", 0), last if last >= 0 else positive_int(text, "num_hidden_layers") - 1
     if layer < text.get("first_k_dense_replace", 0) or layer in (text.get("mlp_only_layers") or ()):

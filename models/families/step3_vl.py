@@ -1,11 +1,13 @@
-"""Step3-VL-10B (arXiv 2601.09668): a perception encoder (arXiv 2504.13181), two convolutions, a linear layer, a Qwen3 decoder.
+"""Step3-VL: an encoder, two convolutions, a linear layer and a decoder.
 
-Source: vLLM's step_vl.py.
+Step3-VL-10B (arXiv 2601.09668) has a perception encoder (arXiv 2504.13181) and Qwen3, Step3 (arXiv 2507.19427) an encoder of
+its own and experts. Sources: vLLM's step_vl.py, step3_vl.py and step3_text.py.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import torch
@@ -17,15 +19,19 @@ from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.connectors import Projector, ProjectorSpec
 from ..memory_formulas import OpBytes
-from ..text.stacks import stack_of
+from ..text.stacks import replace_parts, stack_of
 from ..vision.downsample import Convolution, Downsampler, downsampler_bytes
-from ..vision.spec import RotarySpec, TableSpec, TowerNames, TowerSpec
+from ..vision.spec import ENCODER, RotarySpec, TableSpec, TowerNames, TowerSpec
 from ..vision.vit import VisionTower, tower_bytes
 
 _VISION: dict[str, Any] = {
     "width": 1536, "layers": 47, "heads": 16, "image_size": 728, "patch_size": 14, "mlp_ratio": 8960 / 1536,
     "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5, "ls_init_value": 0.1, "use_cls_token": False, "use_ln_pre": True,
     "use_ln_post": False, "use_abs_posemb": True, "use_rope2d": True,
+}  # fmt: skip
+_VISION3: dict[str, Any] = {
+    "hidden_size": 1792, "num_hidden_layers": 63, "num_attention_heads": 16, "intermediate_size": 3072, "image_size": 728,
+    "patch_size": 14, "output_hidden_size": 4096, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
 }  # fmt: skip
 _NAMES = TowerNames(
     patch="conv1",
@@ -40,6 +46,11 @@ _NAMES = TowerNames(
     mlp=("mlp.c_fc", "mlp.c_proj"),
     scales=("ls_1.gamma", "ls_2.gamma"),
 )
+_NAMES3 = replace(
+    ENCODER,
+    layers="transformer.layers",
+    qkv=("self_attn.qkv_proj",),
+)
 
 
 class StepVL(DecoderModel):
@@ -51,6 +62,8 @@ class StepVL(DecoderModel):
             for root in ("model.", "")
             for old, new in (
                 ("vision_model.vit_downsampler", "downsampler."),
+                ("vit_downsampler2.", "downsampler.2."),
+                ("vit_downsampler.", "downsampler.1."),
                 ("vision_model.", "tower."),
                 ("vit_large_projector.", "projector.linear."),
             )
@@ -58,19 +71,29 @@ class StepVL(DecoderModel):
         *TEXT_PREFIXES,
         ("model.", "language_model."),
     )
+    default_stack, projector_bias = "qwen3", False
+    renames: Sequence[tuple[str, str]] = ((".attn.in_proj_", ".attn.in_proj."),)
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__(decoder_spec(config, stack_of(config, "qwen3")), dtype, device)
-        tower = _tower({**_VISION, **require(config, "vision_config")})
-        convolutions = [Convolution(str(i), tower.width * i, tower.width * 2 * i) for i in (1, 2)]
+        stack = stack_of(config, self.default_stack)
+        super().__init__(decoder_spec(config, stack), dtype, device)
+        self.renames = (*self.renames, *stack.renames)
+        tower, convolutions = self.read_encoder(config)
         self.tower = VisionTower(tower, dtype, device)
         self.downsampler = Downsampler(convolutions, dtype, device)
-        bias = bool(config.get("projector_bias", False))
-        spec = ProjectorSpec(4 * tower.width, self.hidden_size, ("linear",), bias=bias)
+        bias = bool(config.get("projector_bias", self.projector_bias))
+        spec = ProjectorSpec(convolutions[-1].out, self.hidden_size, ("linear",), bias=bias)
         self.projector = Projector(spec, dtype, device)
 
-    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
-        return ((name.replace(".attn.in_proj_", ".attn.in_proj."), tensor) for name, tensor in weights)
+    def read_encoder(self, config: Mapping[str, Any]) -> tuple[TowerSpec, Sequence[Convolution]]:
+        """Read the encoder and the convolutions after it, which make a row of 16 patches."""
+        tower = _tower({**_VISION, **require(config, "vision_config")})
+        return tower, [Convolution(str(i), tower.width * i, tower.width * 2 * i) for i in (1, 2)]
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Rename tensors, and remove the first axis of Step3's class token."""
+        for name, tensor in weights:
+            yield replace_parts(name, self.renames), tensor.flatten() if name.endswith(".class_embedding") else tensor
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         items = [[(int(t), int(h), int(w)) for t, h, w in grids.tolist()] for grids in tensors["grids"]]
@@ -95,6 +118,38 @@ class StepVL(DecoderModel):
         view = downsampler_bytes(self.downsampler.specs, tower.table.side, self.dtype, limits)
         last = shrunk + rows * OpBytes(self.dtype, limits).linear(merger.width, merger.out, rows)
         return max(tower_bytes(tower, patches, None, self.dtype, limits), held + shrunk + max(view, shrunk, last))
+
+
+class Step3VL(StepVL):
+    """Step3. Its encoder norms the outputs of attention and MLP, and puts four copies of its class token before a view."""
+
+    default_stack, projector_bias = "step3_text", True
+    renames = ()
+
+    def read_encoder(self, config: Mapping[str, Any]) -> tuple[TowerSpec, Sequence[Convolution]]:
+        if config.get("understand_projector_stride", 2) != 2:
+            stride = config["understand_projector_stride"]
+            raise ConfigError(f"understand_projector_stride in config.json is {stride!r}; only 2 is supported")
+        vision = {**_VISION3, **require(config, "vision_config")}
+        patch, out, side = (positive_int(vision, key) for key in ("patch_size", "output_hidden_size", "image_size"))
+        side //= patch
+        tower = TowerSpec(
+            depth=positive_int(vision, "num_hidden_layers"),
+            width=positive_int(vision, "hidden_size"),
+            heads=positive_int(vision, "num_attention_heads"),
+            inner=positive_int(vision, "intermediate_size"),
+            patch_dim=3 * patch**2,
+            act=vision["hidden_act"],
+            eps=vision["layer_norm_eps"],
+            table=TableSpec(side, "bicubic", antialias=True),
+            class_token=True,
+            class_copies=4,
+            min_frame=(side * 9 // 13) ** 2,  # the published size of windows
+            norms_after=True,
+            names=_NAMES3,
+        )
+        first = Convolution("1", tower.width, out, kernel=2, padding=0)
+        return tower, [first, Convolution("2", out, 2 * out)]
 
 
 def _tower(vision: Mapping[str, Any]) -> TowerSpec:
@@ -122,7 +177,7 @@ def _tower(vision: Mapping[str, Any]) -> TowerSpec:
 
 
 def _inner(vision: Mapping[str, Any], width: int) -> int:
-    """Return `intermediate_size`, or the width times `mlp_ratio`."""
+    """Return `intermediate_size`, or the width times `mlp_ratio`, rounded down."""
     if vision.get("intermediate_size") is not None:
         return positive_int(vision, "intermediate_size")
-    return round(width * positive_number(vision, "mlp_ratio"))
+    return int(width * positive_number(vision, "mlp_ratio"))

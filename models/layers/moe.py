@@ -139,6 +139,8 @@ class Mixture(WeightedLayer):
             yield f"{path}.experts.{stored}", partial(self._split, path, names)
             yield f"{path}.experts.fc{3 - len(names)}.weight", partial(self._split, path, names)  # Aria's names
             yield f"{path}.experts.{stored}_bias", partial(self._split_bias, path, names)
+        for name in () if self.is_plain else first[1]:  # Step3's names
+            yield f"{path}.experts.{name}", partial(self._split, path, (name,))
         for part in ("weight", "bias"):
             yield f"{path}.router.{part}", Renamed(f"{path}.gate.{part}")
         yield f"{path}.gate.wg.weight", Renamed(f"{path}.gate.weight")  # Hunyuan's name
@@ -158,7 +160,7 @@ class Mixture(WeightedLayer):
 
     def _split(self, path: str, names: tuple[str, ...], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
         first, down = self._layers()
-        out = (down if names == ("down_proj",) else first)[0].outputs
+        out = down[0].outputs if names == ("down_proj",) else first[0].outputs * len(names) // (2 - self.is_plain)
         transposed = tensor.shape[-1] == out and (self.transposed or tensor.shape[-2] != out)
         for i, own in enumerate(tensor.mT if transposed else tensor):
             for name, part in zip(names, self._shards(own, len(names)), strict=True):

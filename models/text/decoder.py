@@ -52,7 +52,8 @@ class DecoderAttention(TensorModule, Convertible):
         self.scale, self.soft_cap, self.qk_norm = spec.scale, spec.soft_cap, spec.qk_norm
         self.rotates, self.interleaved = spec.rope is not None, spec.rope is not None and spec.rope.interleaved
         self.keys_as_values, self.shares_cache = spec.keys_as_values, spec.source is not None
-        shards = {"q_proj": heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
+        self.query_latent = spec.query_latent
+        shards = {"q_proj": spec.query_latent or heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
         if spec.keys_as_values:
             del shards["v_proj"]
         if spec.fused:
@@ -74,6 +75,9 @@ class DecoderAttention(TensorModule, Convertible):
             if not self.shares_cache:
                 self.k_norm = norm(k, stored=names[1])
         self.value_norm = Norm(dim, stack.eps, False, dtype, device, learned=False) if spec.value_norm else None
+        if spec.query_latent is not None:
+            self.inter_norm = Norm(spec.query_latent, stack.eps, False, dtype, device)
+            self.wq = Linear(spec.query_latent, {"wq": heads * dim}, False, dtype, device)
 
     def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
         """Yield converters of a gated q_proj, which stores the query rows and the gate rows of each head in turn."""
@@ -87,7 +91,7 @@ class DecoderAttention(TensorModule, Convertible):
             yield f"{path}.{name}.{kind}", part.reshape(-1, *stored.shape[1:])
 
     def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        projected = self.qkv(x).view(x.shape[0], -1, self.dim)
+        projected = self._project(x).view(x.shape[0], -1, self.dim)
         if self.keys_as_values:
             projected = torch.cat((projected, projected[:, -self.qkv_heads[2] :]), 1)
         q, k, v = self._prepare(projected[:, : sum(self.qkv_heads)], cos_sin, cache, attn)
@@ -99,6 +103,14 @@ class DecoderAttention(TensorModule, Convertible):
             attended *= projected[:, sum(self.qkv_heads) :].sigmoid()
         out = self.out(attended.flatten(1))
         return out if self.out_scale == 1.0 else out.mul_(self.out_scale)
+
+    def _project(self, x: Tensor) -> Tensor:
+        """Return the projected queries, keys, values and gates, with compressed queries expanded to all heads."""
+        projected = self.qkv(x)
+        if self.query_latent is None:
+            return projected
+        latent, others = projected.tensor_split((self.query_latent,), 1)
+        return torch.cat((self.wq(self.inter_norm(latent.contiguous())), others), 1)
 
     def _prepare(
         self, qkv: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata
@@ -435,6 +447,11 @@ def _attention_bytes(width: int, a: AttentionSpec, ops: OpBytes) -> int:
     kv = 0 if a.source is not None else a.kv_heads * a.head_dim
     qkv = ops.linear_result(outputs, ops.limits.rows) + a.gated * q * s
     peak = ops.linear(width, outputs, ops.limits.rows)
+    if a.query_latent is not None:
+        latent, rows, joined = a.query_latent, ops.limits.rows, (q + 2 * kv) * s
+        first, expanded = ops.linear_result(latent + 2 * kv, rows), ops.linear_result(q, rows)
+        normed = first + latent * s + max(ops.norm(latent, True), ops.linear(latent, q, rows))
+        peak, qkv = max(ops.linear(width, latent + 2 * kv, rows), normed, first + expanded + joined), joined
     if a.keys_as_values:
         peak, qkv = max(peak, qkv + (q + 2 * kv) * s), (q + 2 * kv) * s
     peak = max(peak, qkv + q * s + ops.linear(q, width, ops.limits.rows))

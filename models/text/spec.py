@@ -53,6 +53,8 @@ class AttentionSpec:
         keys_as_values: values are the projected keys, before norm and rotation.
         source: an earlier layer whose KV cache this layer reads; it has no keys, values and cache of its own.
         out_scale: factor of the output.
+        query_latent: width of the compressed queries, which are normed and projected to all heads; None: queries are
+            projected directly.
     """
 
     heads: int
@@ -75,6 +77,7 @@ class AttentionSpec:
     source: int | None = None
     cross: bool = False
     out_scale: float = 1.0
+    query_latent: int | None = None
 
     @property
     def projected(self) -> int:

@@ -652,3 +652,23 @@ MISTRAL4 = DEEPSEEK3 | {
     "rope_parameters": MINISTRAL3["rope_parameters"]
     | {"rope_theta": 10000.0, "factor": 128.0, "original_max_position_embeddings": 8192, "max_position_embeddings": 1048576},
 }
+STEP3 = BASE | {
+    "vocab_size": 128815,
+    "hidden_size": 7168,
+    "intermediate_size": 18432,
+    "num_hidden_layers": 61,
+    "num_attention_heads": 64,
+    "num_key_value_heads": 1,
+    "head_dim": 256,
+    "share_q_dim": 2048,
+    "max_position_embeddings": 65536,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "moe_intermediate_size": 5120,
+    "shared_expert_intermediate_size": 5120,
+    "num_experts": 48,
+    "num_experts_per_tok": 3,
+    "norm_topk_prob": False,
+    "moe_layers": tuple(range(4, 60)),
+    "first_k_dense_replace": 1,
+}

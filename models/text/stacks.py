@@ -45,6 +45,11 @@ _LFM2_NAMES = (
     (".w3.", ".up_proj."),
     (".w2.", ".down_proj."),
 )
+_STEP3_NAMES = (
+    *((f".moe.{part}.weight", f".mlp.experts.{part}") for part in ("gate_proj", "up_proj", "down_proj")),
+    (".moe.", ".mlp."),
+    (".share_expert.", ".mlp.shared_experts."),
+)
 _BAMBA_NAMES = ((".feed_forward.", ".mlp."),)
 _BACKBONE_NAMES = (("embeddings.", "embed_tokens."),)
 _NEMOTRON_KEYS = {
@@ -228,6 +233,21 @@ STACKS: Mapping[str, Stack] = {
         renames=_BACKBONE_NAMES,
         aliases=_NEMOTRON_KEYS | {"num_heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state_size": "mamba_d_state"},
         fixed={"hidden_act": "silu"},
+    ),
+    "step3_text": Stack(
+        defaults.STEP3,
+        bias=False,
+        out_bias=False,
+        renames=_STEP3_NAMES,
+        aliases={
+            "moe_top_k": "num_experts_per_tok",
+            "norm_expert_weight": "norm_topk_prob",
+            "share_expert_dim": "shared_expert_intermediate_size",
+            "moe_layers_enum": "moe_layers",
+            "num_attention_groups": "num_key_value_heads",
+            "max_position_embedding": "max_position_embeddings",
+        },
+        fixed={"num_attention_groups": 1, "hidden_act": "silu"},
     ),
     "aria_text": _aria,
     "aria_moe_lm": _aria,

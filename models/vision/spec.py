@@ -92,7 +92,7 @@ class TableSpec:
 
 @dataclass(frozen=True)
 class TowerSpec:
-    """A pre-norm transformer over patches. Patches attend within their frame (or window, or item).
+    """A transformer over patches, pre-norm unless `norms_after`. Patches attend within their frame (or window, or item).
 
     Args:
         depth: layers in the checkpoint; those after the last one in `features` are not built.
@@ -102,11 +102,13 @@ class TowerSpec:
         rms: norms are RMSNorm, otherwise LayerNorm.
         patch_bias, qkv_bias, out_bias, mlp_bias: these projections have a bias.
         qk_norm: queries and keys are normed per head ("head") or over all heads ("all") before rotation.
-        class_token: each frame starts with a learned row, which has the first position of the table. registers: each frame
-            starts with this many learned rows instead, which have no positions. keep_class: these rows are part of the result.
+        class_token: each frame starts with a learned row, which has the first position of the table. class_copies: it starts
+            with this many copies of the row. registers: each frame starts with this many learned rows instead, which have no
+            positions. keep_class: these rows are part of the result.
         min_frame: patches of the smallest frame, from which the number of learned rows follows in the memory plan; 0: those
             of the table.
         patch_norm, pre_norm: norms before and after position embeddings are added. post_norm: norm after the last layer.
+        norms_after: attention and MLP are normed after them, before their outputs are added.
         layer_scale: the outputs of attention and MLP are scaled by a learned vector.
         window: squares along a window's side, 0 for none. full_layers: layers that attend to whole frames.
         temporal_attention: patches attend to all frames of their item.
@@ -131,12 +133,14 @@ class TowerSpec:
     rotary: RotarySpec | None = None
     table: TableSpec | None = None
     class_token: bool = False
+    class_copies: int = 1
     registers: int = 0
     keep_class: bool = False
     min_frame: int = 0
     patch_norm: bool = False
     pre_norm: bool = False
     post_norm: bool = False
+    norms_after: bool = False
     layer_scale: bool = False
     window: int = 0
     full_layers: frozenset[int] = frozenset()
@@ -151,7 +155,7 @@ class TowerSpec:
     @property
     def first_rows(self) -> int:
         """Learned rows at the start of each frame."""
-        return self.registers or int(self.class_token)
+        return self.registers or self.class_copies * self.class_token
 
     @property
     def gated(self) -> bool:

@@ -19,6 +19,7 @@ from ...kernels.varlen import varlen_attention, varlen_attention_with_trailing
 from ...mm.errors import ConfigError
 from ..config import check_activation
 from ..interface import StepLimits
+from ..layers.basic import AddResidual, TensorModule
 from ..layers.builder import Builder
 from ..layers.connectors import ProjectorSpec, projector_bytes
 from ..memory_formulas import FLOAT32, OpBytes
@@ -84,23 +85,27 @@ class VisionMlp:
 
 
 class VisionLayer:
-    """Attention and MLP, each after a norm."""
+    """Attention and MLP, each after a norm, or before one."""
 
     def __init__(self, s: TowerSpec, build: Builder, windowed: bool) -> None:
         self.windowed = windowed
-        self.norms = [build.norm(name, s.width, s.eps, not s.rms) for name in s.names.norms]
+        norms = [build.norm(name, s.width, s.eps, not s.rms) for name in s.names.norms]
+        self.before: Sequence[TensorModule] = [AddResidual(), AddResidual()] if s.norms_after else norms
+        self.after = norms if s.norms_after else []
         self.attention, self.mlp = VisionAttention(s, build), VisionMlp(s, build)
         self.scales = [build.stored(name, s.width) for name in s.names.scales] if s.layer_scale else []
 
     def __call__(self, x: Tensor, add: Tensor | None, meta: TowerMetadata) -> Tensor:
         """Update the residual stream `x` in place, first by `add`. Return the MLP's output, which the next layer adds."""
-        add = self.attention(self.norms[0](x, add), meta, meta.windows if self.windowed else meta.frames)
-        if self.scales:
-            add *= self.scales[0].weight
-        add = self.mlp(self.norms[1](x, add))
-        if self.scales:
-            add *= self.scales[1].weight
-        return add
+        add = self.attention(self.before[0](x, add), meta, meta.windows if self.windowed else meta.frames)
+        add = self.mlp(self.before[1](x, self._adjusted(0, add)))
+        return self._adjusted(1, add)
+
+    def _adjusted(self, part: int, out: Tensor) -> Tensor:
+        """Norm or scale the output of attention (0) or MLP (1)."""
+        if self.after:
+            out = self.after[part](out)
+        return out.mul_(self.scales[part].weight) if self.scales else out
 
 
 class VisionTowerParts:
@@ -189,7 +194,7 @@ class VisionTower(nn.Module):
             return torch.cat([part for rows in x.split(list(frames)) for part in (token, rows)])
         if parts.table is not None:
             token = parts.token.weight + parts.table.weight[0]
-        out = token.to(x.dtype).repeat(len(x) + len(frames), 1)
+        out = token.to(x.dtype).repeat(len(x) + self.spec.first_rows * len(frames), 1)
         out[patch_rows] = x
         return out
 
@@ -249,6 +254,8 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec | None, dtype: to
     kept = (states - 1) * row + (c.head_dim * FLOAT32 if c.rotary is not None else 0)  # copied states, cosines and sines
     attention, mlp = _attention_bytes(c, rows, ops), vision_mlp_bytes(c, rows, ops)
     added = ops.linear_result(c.width, rows)
+    if c.norms_after:  # the input is not copied, but the output is
+        attention, mlp = (max(part - row, row + added) for part in (attention, mlp))
     layers = row + added + kept + max(attention, added + mlp)  # x, and the output that is added to it next
     reordered = 2 * states * row + 8 if c.first_rows or c.window else 0  # states in both orders, indices
     norm = row + ops.norm(c.width, c.rms) if c.post_norm else row

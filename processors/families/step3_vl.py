@@ -1,4 +1,4 @@
-"""Input processing of Step3-VL and Step3-VL-10B: square windows of an image, each at one size, then the whole image at another.
+"""Input processing of Step3 and Step3-VL-10B: square windows of an image, each at one size, then the whole image at another.
 
 Source: the publisher's processing code as vLLM has it (step3_vl.py).
 """
@@ -64,8 +64,9 @@ class Step3VLProcessingInfo(BaseProcessingInfo):
             positive_int_or(json, "max_image_size", _TILING.longest),
         )
         patch = positive_int_or(vision, "patch_size", 14)
-        if tall != wide or tall % patch or window % patch:
-            raise ConfigError(f"views of {tall}x{wide} and {window} pixels are not squares of whole patches of {patch} pixels")
+        if tall != wide or tall % (2 * patch) or window % (2 * patch):
+            patches = f"an even number of patches of {patch} pixels"
+            raise ConfigError(f"views of {tall}x{wide} and {window} pixels are not squares with {patches} along a side")
         cut = options.get("enable_patch", vision.get("enable_patch", True))
         tiling = WindowTiles(tall, window, longest, bool(cut))
         return read_pixel_spec(json, WindowSpec(filter="bilinear", resample="pillow", tiling=tiling, patch=patch), options)

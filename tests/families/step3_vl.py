@@ -1,6 +1,7 @@
-"""Step3-VL-10B in the parity suite, composed of transformers' Qwen3 and the publisher's encoder in plain torch.
+"""Step3-VL-10B in the parity suite, composed of transformers' Qwen3 and the publisher's encoder; Step3 in plain torch.
 
-Source: vLLM's step_vl.py (encoder) and step3_vl.py (processing), which are the publisher's.
+Source: vLLM's step_vl.py (encoder of Step3-VL-10B), step3_vl.py (Step3's encoder, processing) and step3_text.py, which are the
+publisher's.
 """
 
 import functools
@@ -8,6 +9,7 @@ import json
 from types import SimpleNamespace
 
 import torch
+from composed import ComposedModel, ComposedProcessor, load_composed
 from family import Family
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from PIL import Image
@@ -161,7 +163,7 @@ def whole_windows(side, window):
     return window * (int(ratio) + 1 if ratio - side // window > 0.2 else int(ratio))
 
 
-def cut(image):
+def cut(image, size=WINDOW):
     """Return the windows and the whole image, and the windows per line, as the published patcher does."""
     long, short = max(image.size), min(image.size)
     if short < 32 and long / short > 4:
@@ -172,7 +174,7 @@ def cut(image):
         scale = LONGEST / max(image.size)
         image = image.resize([int(side * scale) for side in image.size], Image.Resampling.BILINEAR)
     long, short = max(image.size), min(image.size)
-    window = min(short, WINDOW) if long / short > 4 else WINDOW
+    window = min(short, size) if long / short > 4 else size
     if long < SIDE:
         window = short if long / short > 1.5 else 0
     if not window:
@@ -183,21 +185,21 @@ def cut(image):
     return [*(resized.crop((x, y, x + window, y + window)) for x, y in corners), image], columns
 
 
-def call(processor, text, data):
+def call(processor, text, data, window=WINDOW):
     ensure_torchvision()
     from torchvision.transforms.functional import InterpolationMode, normalize, resize, to_tensor
 
     mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
     all_views = []
     for image in data.get("image", ()):
-        views, columns = cut(image)
+        views, columns = cut(image, window)
         line = ""
         for number, view in enumerate(views, 1):
             last = number == len(views)
-            side = SIDE if last else WINDOW
+            side = SIDE if last else window
             pixels = normalize(to_tensor(view), mean, std)
             all_views.append(resize(pixels, [side, side], InterpolationMode.BILINEAR, antialias=True))
-            held = "<held>" * (side // PATCH // 4) ** 2
+            held = "<held>" * (-(-side // PATCH // 4)) ** 2
             if last:
                 line += f"<im_start>{held}<im_end>"
             else:
@@ -219,20 +221,217 @@ def tensors(inputs, features):
     assert start == len(patches)
 
 
-FAMILY = Family(
-    "step3_vl",
-    build,
-    placeholders={"image": "<im_patch>"},
-    sizes={"image": [(90, 131), (60, 60), (40, 100), (20, 130)]},
-    call=call,
-    tensors=tensors,
-    finish=finish,
-    load=load,
-    variants={
-        "tied": {"tie": True},
-        "projector with a bias": {"bias": True},
-        "class token": {"use_cls_token": True},
-        "other norms": {"use_ln_pre": False, "use_ln_post": True},
-        "no layer scale": {"ls_init_value": None},
-    },
-)
+STEP3_WINDOW = 84
+STEP3_VISION = {
+    "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48, "output_hidden_size": 40,
+    "image_size": SIDE, "patch_size": PATCH, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
+}  # fmt: skip
+STEP3_TEXT = {
+    "model_type": "step3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+    "num_attention_groups": 1, "head_dim": 16, "share_q_dim": 24, "rms_norm_eps": 1e-5, "rope_theta": 1e4,
+    "moe_num_experts": 6, "moe_top_k": 2, "moe_intermediate_size": 40, "share_expert_dim": 48, "moe_layers_enum": "1,2",
+    "max_position_embedding": 4096,
+}  # fmt: skip
+
+
+class Module(nn.Module):
+    """A module of these parts."""
+
+    def __init__(self, **parts):
+        super().__init__()
+        for name, part in parts.items():
+            setattr(self, name, part)
+
+
+def gated(x, mlp):
+    return mlp.down_proj(F.silu(mlp.gate_proj(x)) * mlp.up_proj(x))
+
+
+def linear(inner, outer):
+    return nn.Linear(inner, outer, bias=False)
+
+
+def gated_parts(width, inner):
+    return {"gate_proj": linear(width, inner), "up_proj": linear(width, inner), "down_proj": linear(inner, width)}
+
+
+def stacked(count, *shape):
+    return Module(weight=nn.Parameter(torch.empty(count, *shape)))
+
+
+class Step3Layer(nn.Module):
+    def __init__(self, c, number):
+        super().__init__()
+        width, dim, latent = c["hidden_size"], c["head_dim"], c["share_q_dim"] or c["head_dim"]
+        self.c, heads, inner = c, c["num_attention_heads"], c["moe_intermediate_size"]
+        norm = functools.partial(nn.RMSNorm, eps=c["rms_norm_eps"])
+        self.input_layernorm, self.post_attention_layernorm = norm(width), norm(width)
+        queries = {"q_proj": linear(width, latent), "inter_norm": norm(latent), "wq": linear(latent, heads * dim)}
+        keys = {"k_proj": linear(width, dim), "v_proj": linear(width, dim)}
+        self.self_attn = Module(**queries, **keys, o_proj=linear(heads * dim, width))
+        listed = c["moe_layers_enum"]
+        self.sparse = number > 0 if listed is None else str(number) in listed.split(",")
+        if self.sparse:
+            count = c["moe_num_experts"]
+            first = {name: stacked(count, inner, width) for name in ("gate_proj", "up_proj")}
+            self.moe = Module(gate=linear(width, count), **first, down_proj=stacked(count, width, inner))
+            self.share_expert = Module(**gated_parts(width, c["share_expert_dim"]))
+        else:
+            self.mlp = Module(**gated_parts(width, c["intermediate_size"]))
+
+    def forward(self, x):
+        x = x + self.attend(self.input_layernorm(x))
+        y = self.post_attention_layernorm(x)
+        return x + (self.mix(y) + gated(y, self.share_expert) if self.sparse else gated(y, self.mlp))
+
+    def attend(self, x):
+        a, dim, length = self.self_attn, self.c["head_dim"], len(x)
+        q = a.wq(a.inter_norm(a.q_proj(x))).view(length, -1, dim).transpose(0, 1)
+        k, v = a.k_proj(x)[None], a.v_proj(x)[None]
+        inverse = self.c["rope_theta"] ** -(torch.arange(0, dim, 2) / dim)
+        angles = (torch.arange(length)[:, None] * inverse).repeat(1, 2)
+
+        def turned(y):
+            half = torch.cat((-y[..., dim // 2 :], y[..., : dim // 2]), -1)
+            return y * angles.cos() + half * angles.sin()
+
+        every = [one.expand(len(q), -1, -1) for one in (turned(k), v)]
+        mixed = F.scaled_dot_product_attention(turned(q), *every, is_causal=True)
+        return a.o_proj(mixed.transpose(0, 1).flatten(1))
+
+    def mix(self, x):
+        shares = self.moe.gate(x).softmax(-1)
+        shares, chosen = shares.topk(self.c["moe_top_k"], -1)
+        if self.c.get("norm_expert_weight"):
+            shares = shares / shares.sum(-1, keepdim=True)
+        gates, ups, downs = (self.moe.get_submodule(f"{name}_proj").weight[chosen] for name in ("gate", "up", "down"))
+        inner = F.silu(gates @ x[:, None, :, None]) * (ups @ x[:, None, :, None])
+        return ((downs @ inner)[..., 0] * shares[..., None]).sum(1)
+
+
+class Step3Block(nn.Module):
+    def __init__(self, c):
+        super().__init__()
+        width = c["hidden_size"]
+        self.heads = c["num_attention_heads"]
+        self.layer_norm1, self.layer_norm2 = (nn.LayerNorm(width, c["layer_norm_eps"]) for _ in range(2))
+        self.self_attn = Module(qkv_proj=nn.Linear(width, 3 * width), out_proj=nn.Linear(width, width))
+        self.mlp = Module(fc1=nn.Linear(width, c["intermediate_size"]), fc2=nn.Linear(c["intermediate_size"], width))
+
+    def forward(self, x):
+        q, k, v = self.self_attn.qkv_proj(x).view(len(x), 3, self.heads, -1).permute(1, 2, 0, 3)
+        mixed = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
+        x = x + self.layer_norm1(self.self_attn.out_proj(mixed))
+        y = self.mlp.fc1(x)
+        return x + self.layer_norm2(self.mlp.fc2(y * torch.sigmoid(1.702 * y)))
+
+
+class Step3(ComposedModel):
+    """The whole model without a cache."""
+
+    def __init__(self, config):
+        super().__init__(config)
+        text, vision = config["text_config"], config["vision_config"]
+        width, tower, out = text["hidden_size"], vision["hidden_size"], vision["output_hidden_size"]
+        layers = nn.ModuleList(Step3Layer(text, number) for number in range(text["num_hidden_layers"]))
+        norm = nn.RMSNorm(width, text["rms_norm_eps"])
+        self.model = Module(embed_tokens=nn.Embedding(text["vocab_size"], width), layers=layers, norm=norm)
+        self.lm_head = linear(width, text["vocab_size"])
+        embeddings = Module(
+            class_embedding=nn.Parameter(torch.empty(1, tower)),
+            patch_embedding=nn.Conv2d(3, tower, PATCH, PATCH),
+            position_embedding=nn.Embedding((SIDE // PATCH) ** 2 + 1, tower),
+        )
+        blocks = nn.ModuleList(Step3Block(vision) for _ in range(vision["num_hidden_layers"]))
+        self.vision_model = Module(embeddings=embeddings, transformer=Module(layers=blocks))
+        self.vit_downsampler, self.vit_downsampler2 = nn.Conv2d(tower, out, 2, 2), nn.Conv2d(out, 2 * out, 3, 2, 1)
+        self.vit_large_projector = nn.Linear(2 * out, width, config["projector_bias"])
+
+    def encode(self, pixels):
+        """Encode one view `[3, side, side]`."""
+        parts, side = self.vision_model.embeddings, pixels.shape[-1] // PATCH
+        first, table = parts.position_embedding.weight.split([1, (SIDE // PATCH) ** 2])
+        planes = table.T.view(1, -1, SIDE // PATCH, SIDE // PATCH)
+        if side != SIDE // PATCH:
+            planes = F.interpolate(planes, (side, side), mode="bicubic", antialias=True)
+        x = parts.patch_embedding(pixels[None])[0].flatten(1).T + planes[0].flatten(1).T
+        x = torch.cat([(parts.class_embedding + first).expand(4, -1), x])
+        for block in self.vision_model.transformer.layers:
+            x = block(x)
+        plane = self.vit_downsampler2(self.vit_downsampler(x[4:].T.view(1, -1, side, side)))
+        return self.vit_large_projector(plane[0].flatten(1).T)
+
+    def forward(self, input_ids, views=()):
+        x = self.model.embed_tokens(input_ids[0])
+        if views:
+            rows = torch.cat([self.encode(view) for view in views])
+            places = (input_ids[0] == self.config["image_token_id"]).nonzero().flatten()
+            x[places[: len(rows)]] = rows  # an answer may hold the token as text
+        for layer in self.model.layers:
+            x = layer(x)
+        return self.lm_head(self.model.norm(x))
+
+
+def build_step3(seed, bias=True, **text):
+    words = fast_tokenizer(SPECIALS, eos_token="<eos>", pad_token="<eos>")
+    config = {
+        "architectures": ["Step3VLForConditionalGeneration"],
+        "model_type": "step3_vl",
+        "text_config": STEP3_TEXT | {"vocab_size": len(words)} | text,
+        "vision_config": STEP3_VISION,
+        "understand_projector_stride": 2,
+        "projector_bias": bias,
+        "image_token_id": words.convert_tokens_to_ids("<im_patch>"),
+        "eos_token_id": words.eos_token_id,
+    }
+    model = Step3(config).eval()
+    randomise(model, seed)
+    for name, parameter in model.named_parameters():
+        if parameter.ndim == 3:  # one tensor holds all experts
+            parameter.data.mul_(parameter.shape[1] ** 0.5)
+        elif "qkv_proj.weight" in name:
+            parameter.data[: 2 * STEP3_VISION["hidden_size"]].mul_(3)
+    sizes = {"size": {"height": SIDE, "width": SIDE}, "patch_size": STEP3_WINDOW, "max_image_size": LONGEST}
+    return model, ComposedProcessor(tokenizer=words, config=config, preprocessor=sizes)
+
+
+def run_whole(model, inputs, answer, positions):
+    ids = torch.cat((inputs["input_ids"], torch.tensor([answer[:-1]], dtype=torch.long)), 1)
+    with torch.inference_mode():
+        return model(ids, inputs.get("views", ()))
+
+
+FAMILIES = [
+    Family(
+        "step3_vl",
+        build,
+        placeholders={"image": "<im_patch>"},
+        sizes={"image": [(90, 131), (60, 60), (40, 100), (20, 130)]},
+        call=call,
+        tensors=tensors,
+        finish=finish,
+        load=load,
+        variants={
+            "tied": {"tie": True},
+            "projector with a bias": {"bias": True},
+            "class token": {"use_cls_token": True},
+            "other norms": {"use_ln_pre": False, "use_ln_post": True},
+            "no layer scale": {"ls_init_value": None},
+        },
+    ),
+    Family(
+        "step3",
+        build_step3,
+        placeholders={"image": "<im_patch>"},
+        sizes={"image": [(90, 131), (60, 60), (40, 100), (20, 130)]},
+        call=functools.partial(call, window=STEP3_WINDOW),
+        run=run_whole,
+        tensors=tensors,
+        load=functools.partial(load_composed, Step3),
+        variants={
+            "projector without a bias": {"bias": False},
+            "normalised experts": {"norm_expert_weight": True},
+            "narrow queries, all layers but the first sparse": {"share_q_dim": None, "moe_layers_enum": None},
+        },
+    ),
+]

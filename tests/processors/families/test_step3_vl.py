@@ -20,7 +20,7 @@ def inner(**vision: Any) -> int:
 
 def test_the_width_of_mlps_is_stated_or_follows_from_the_ratio() -> None:
     assert inner(mlp_ratio=2.5) == 40
-    assert inner(mlp_ratio=2.49) == 40
+    assert inner(mlp_ratio=2.49) == 39
     assert inner(mlp_ratio=2.5, intermediate_size=24) == 24
 
 
