@@ -163,7 +163,7 @@ def whole_windows(side, window):
     return window * (int(ratio) + 1 if ratio - side // window > 0.2 else int(ratio))
 
 
-def cut(image, size=WINDOW):
+def cut(image, side=SIDE, size=WINDOW):
     """Return the windows and the whole image, and the windows per line, as the published patcher does."""
     long, short = max(image.size), min(image.size)
     if short < 32 and long / short > 4:
@@ -175,7 +175,7 @@ def cut(image, size=WINDOW):
         image = image.resize([int(side * scale) for side in image.size], Image.Resampling.BILINEAR)
     long, short = max(image.size), min(image.size)
     window = min(short, size) if long / short > 4 else size
-    if long < SIDE:
+    if long < side:
         window = short if long / short > 1.5 else 0
     if not window:
         return [image], 0
@@ -185,21 +185,21 @@ def cut(image, size=WINDOW):
     return [*(resized.crop((x, y, x + window, y + window)) for x, y in corners), image], columns
 
 
-def call(processor, text, data, window=WINDOW):
+def call(processor, text, data, whole=SIDE, window=WINDOW):
     ensure_torchvision()
     from torchvision.transforms.functional import InterpolationMode, normalize, resize, to_tensor
 
     mean, std = (0.48145466, 0.4578275, 0.40821073), (0.26862954, 0.26130258, 0.27577711)
     all_views = []
     for image in data.get("image", ()):
-        views, columns = cut(image, window)
+        views, columns = cut(image, whole, window)
         line = ""
         for number, view in enumerate(views, 1):
             last = number == len(views)
-            side = SIDE if last else window
+            side = whole if last else window
             pixels = normalize(to_tensor(view), mean, std)
             all_views.append(resize(pixels, [side, side], InterpolationMode.BILINEAR, antialias=True))
-            held = "<held>" * (-(-side // PATCH // 4)) ** 2
+            held = "<held>" * (side // PATCH // 4) ** 2
             if last:
                 line += f"<im_start>{held}<im_end>"
             else:
@@ -221,10 +221,10 @@ def tensors(inputs, features):
     assert start == len(patches)
 
 
-STEP3_WINDOW = 84
+STEP3_SIDE, STEP3_WINDOW = 168, 112
 STEP3_VISION = {
     "hidden_size": 32, "num_hidden_layers": 3, "num_attention_heads": 2, "intermediate_size": 48, "output_hidden_size": 40,
-    "image_size": SIDE, "patch_size": PATCH, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
+    "image_size": STEP3_SIDE, "patch_size": PATCH, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
 }  # fmt: skip
 STEP3_TEXT = {
     "model_type": "step3_text", "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
@@ -340,7 +340,7 @@ class Step3(ComposedModel):
         embeddings = Module(
             class_embedding=nn.Parameter(torch.empty(1, tower)),
             patch_embedding=nn.Conv2d(3, tower, PATCH, PATCH),
-            position_embedding=nn.Embedding((SIDE // PATCH) ** 2 + 1, tower),
+            position_embedding=nn.Embedding((STEP3_SIDE // PATCH) ** 2 + 1, tower),
         )
         blocks = nn.ModuleList(Step3Block(vision) for _ in range(vision["num_hidden_layers"]))
         self.vision_model = Module(embeddings=embeddings, transformer=Module(layers=blocks))
@@ -350,9 +350,9 @@ class Step3(ComposedModel):
     def encode(self, pixels):
         """Encode one view `[3, side, side]`."""
         parts, side = self.vision_model.embeddings, pixels.shape[-1] // PATCH
-        first, table = parts.position_embedding.weight.split([1, (SIDE // PATCH) ** 2])
-        planes = table.T.view(1, -1, SIDE // PATCH, SIDE // PATCH)
-        if side != SIDE // PATCH:
+        first, table = parts.position_embedding.weight.split([1, (STEP3_SIDE // PATCH) ** 2])
+        planes = table.T.view(1, -1, STEP3_SIDE // PATCH, STEP3_SIDE // PATCH)
+        if side != STEP3_SIDE // PATCH:
             planes = F.interpolate(planes, (side, side), mode="bicubic", antialias=True)
         x = parts.patch_embedding(pixels[None])[0].flatten(1).T + planes[0].flatten(1).T
         x = torch.cat([(parts.class_embedding + first).expand(4, -1), x])
@@ -390,8 +390,8 @@ def build_step3(seed, bias=True, **text):
         if parameter.ndim == 3:  # one tensor holds all experts
             parameter.data.mul_(parameter.shape[1] ** 0.5)
         elif "qkv_proj.weight" in name:
-            parameter.data[: 2 * STEP3_VISION["hidden_size"]].mul_(3)
-    sizes = {"size": {"height": SIDE, "width": SIDE}, "patch_size": STEP3_WINDOW, "max_image_size": LONGEST}
+            parameter.data[: 2 * STEP3_VISION["hidden_size"]].mul_(2)
+    sizes = {"size": {"height": STEP3_SIDE, "width": STEP3_SIDE}, "patch_size": STEP3_WINDOW, "max_image_size": LONGEST}
     return model, ComposedProcessor(tokenizer=words, config=config, preprocessor=sizes)
 
 
@@ -423,8 +423,8 @@ FAMILIES = [
         "step3",
         build_step3,
         placeholders={"image": "<im_patch>"},
-        sizes={"image": [(90, 131), (60, 60), (40, 100), (20, 130)]},
-        call=functools.partial(call, window=STEP3_WINDOW),
+        sizes={"image": [(150, 200), (60, 60), (40, 100), (20, 130)]},
+        call=functools.partial(call, whole=STEP3_SIDE, window=STEP3_WINDOW),
         run=run_whole,
         tensors=tensors,
         load=functools.partial(load_composed, Step3),
