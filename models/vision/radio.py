@@ -63,7 +63,7 @@ def radio_spec(vision: Mapping[str, Any], min_frame: int, merge: int = 1, keep_f
 def summary_rows(vision: Mapping[str, Any]) -> list[int]:
     """Return the class rows, of each frame's first rows, that make up its summary: one per teacher's name, or the only one."""
     args, first = require(vision, "args"), dict[str, int]()
-    if not args.get("cls_token_per_teacher", False):
+    if not args.get("cls_token_per_teacher", True):
         return [0]
     for row, teacher in enumerate(args.get("teachers") or ()):
         if teacher.get("use_summary", True):
@@ -74,7 +74,7 @@ def summary_rows(vision: Mapping[str, Any]) -> list[int]:
 def _first_rows(args: Mapping[str, Any]) -> int:
     """Return the class rows, one per teacher, and the registers, which fill them up to a multiple."""
     teachers = {require(teacher, "name") for teacher in args.get("teachers") or ()}
-    tokens = len(teachers) if args.get("cls_token_per_teacher", False) else 1
+    tokens = max(1, len(teachers)) if args.get("cls_token_per_teacher", True) else 1
     if args.get("cpe_num_registers"):
         return tokens + positive_int(args, "cpe_num_registers")
     multiple = args.get("register_multiple")

@@ -4,10 +4,11 @@ Tiles, texts and layers follow the publisher's code as it is in Isaac GR00T.
 """
 
 import json
+import re
 from types import SimpleNamespace
 
 import torch
-from family import Family
+from family import FPS, Family, as_sampled
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 from safetensors.torch import load_file, save_file
 from torch import nn
@@ -108,6 +109,13 @@ def load(folder):
     return model.eval(), Processor(tokenizer=tf.PreTrainedTokenizerFast.from_pretrained(folder))
 
 
+CUT = {"mode": "bicubic", "align_corners": False, "antialias": True}
+
+
+def normalized(pixels):
+    return (pixels / 255 - 0.5) / 0.5
+
+
 def tiles(image):
     """Return the tiles of the arrangement that keeps most of the image's area and shape, and a thumbnail."""
     pixels = torch.frombuffer(bytearray(image.tobytes()), dtype=torch.uint8).view(image.height, image.width, 3)
@@ -119,27 +127,41 @@ def tiles(image):
         factor = min(grid[0] * grid[1] * TILE**2 / (image.width * image.height), 0.6) * min(own / ratio, ratio / own)
         if factor > most:
             best, most = grid, factor
-    cut = {"mode": "bicubic", "align_corners": False, "antialias": True}
-    whole = F.interpolate(planes, (TILE * best[1], TILE * best[0]), **cut)[0]
+    whole = F.interpolate(planes, (TILE * best[1], TILE * best[0]), **CUT)[0]
     cuts = [whole[:, TILE * i : TILE * (i + 1), TILE * j : TILE * (j + 1)] for i in range(best[1]) for j in range(best[0])]
-    thumbnail = [] if len(cuts) == 1 else [F.interpolate(planes, (TILE, TILE), **cut)[0]]
-    return [(one / 255 - 0.5) / 0.5 for one in (*cuts, *thumbnail)]
+    thumbnail = [] if len(cuts) == 1 else [F.interpolate(planes, (TILE, TILE), **CUT)[0]]
+    return [normalized(one) for one in (*cuts, *thumbnail)]
 
 
 def call(processor, text, data):
-    seen = []
-    for number, image in enumerate(data.get("image", ()), 1):
-        made = tiles(image)
-        rows = len(made) * (TILE // PATCH // 2) ** 2
-        text = text.replace("<image-N>", f"<image {number}><img>{'<IMG_CONTEXT>' * rows}</img>", 1)
-        seen += made
+    seen, images, videos = [], list(data.get("image", ())), list(data.get("video", ()))
+
+    def rows(count):
+        return f"<img>{'<IMG_CONTEXT>' * count * (TILE // PATCH // 2) ** 2}</img>"
+
+    def told(match):
+        if match[1] == "image":
+            made = tiles(images[count["image"]])
+            line = f"<image {count['image'] + 1}>{rows(len(made))}"
+        else:
+            planes = torch.from_numpy(videos[count["video"]].copy()).permute(0, 3, 1, 2)
+            made = [normalized(F.interpolate(frame[None], (TILE, TILE), **CUT)[0]) for frame in planes]
+            line = f"The {('first', 'second', 'third')[count['video']]} video sampled with {FPS:.2f} fps: "
+            line += "".join(f"Frame {i + 1} sample at {i / FPS:.2f}s: {rows(1)}" for i in range(len(made)))
+        count[match[1]] += 1
+        seen.extend(made)
+        return line
+
+    count = {"image": 0, "video": 0}
+    text = re.sub("<(image|video)-N>", told, text)
     ids = processor.tokenizer(text, return_tensors="pt")["input_ids"]
     return {"input_ids": ids} | ({"pixel_values": torch.stack(seen)} if seen else {})
 
 
 def request(text, data):
-    for number in range(1, 1 + text.count("<image-N>")):
-        text = text.replace("<image-N>", f"<image-{number}>", 1)
+    for name in ("image", "video"):
+        for number in range(1, 1 + text.count(f"<{name}-N>")):
+            text = text.replace(f"<{name}-N>", f"<{name}-{number}>", 1)
     return {"prompt": text, "multi_modal_data": data}
 
 
@@ -153,8 +175,9 @@ def tensors(inputs, features):
 FAMILY = Family(
     "eagle2_5_vl",
     build,
-    placeholders={"image": "<image-N>"},
-    sizes={"image": [(90, 130), (60, 60), (140, 40)]},
+    placeholders={"image": "<image-N>", "video": "<video-N>"},
+    sizes={"image": [(90, 130), (60, 60), (140, 40)], "video": [(3, 80, 100), (2, 50, 90), (4, 60, 60)]},
+    ours=as_sampled,
     call=call,
     request=request,
     tensors=tensors,

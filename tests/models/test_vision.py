@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 import torch
 from oracle import randomise
-from sensorium.models.vision.radio import summary_rows
+from sensorium.models.vision.radio import radio_spec, summary_rows
 from sensorium.models.vision.spec import RotarySpec
 from towers import CASES, hidden, load, make_items, make_patches
 
@@ -81,8 +81,17 @@ def test_class_rows_may_be_kept() -> None:
     [
         ({"cls_token_per_teacher": True, "teachers": [{"name": "clip"}, {"name": "sam", "use_summary": False}]}, [0]),
         ({"cls_token_per_teacher": True, "teachers": [{"name": "clip"}, {"name": "dino_v2"}, {"name": "clip"}]}, [0, 1]),
+        ({"teachers": [{"name": "clip"}, {"name": "dino_v2"}]}, [0, 1]),
+        ({}, [0]),
         ({"cls_token_per_teacher": False, "teachers": [{"name": "clip"}, {"name": "dino_v2"}]}, [0]),
     ],
 )
 def test_a_summary_of_radio_has_a_row_per_name_of_a_teacher(args, rows):
     assert summary_rows({"args": args}) == rows
+
+
+def test_radio_has_a_class_row_per_teacher_unless_told_otherwise():
+    args = {"model": "vit_base_patch16_224", "teachers": [{"name": "clip"}, {"name": "dino_v2"}], "cpe_num_registers": 4}
+    assert radio_spec({"args": args}, 1).registers == 6
+    assert radio_spec({"args": args | {"cls_token_per_teacher": False}}, 1).registers == 5
+    assert radio_spec({"args": {"model": "vit_base_patch16_224"}}, 1).registers == 1

@@ -1,13 +1,14 @@
-"""Nemotron-Nano-VL's videos and options, Eagle2.5-VL's numbers of images, and Nemotron-Parse's prompts."""
+"""Nemotron-Nano-VL's videos and options, Eagle2.5-VL's numbers of images and its videos, and Nemotron-Parse's prompts."""
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import pytest
 from oracle import small_tokenizer
 from sensorium.mm.errors import ConfigError, InputError
-from sensorium.mm.geometry import pixel_shuffle_side
+from sensorium.mm.geometry import pixel_shuffle_side, sample_indices
 from sensorium.mm.tiling.aspect import AspectTiles
 from sensorium.mm.tiling.whole import FixedSize, PatchRange, PatchTarget
 from sensorium.mm.types import FramePlan, MediaHeader
@@ -108,6 +109,42 @@ def test_numbers_of_eagles_images_count_placeholder_tokens() -> None:
     image = info.placeholder_ids["image"]
     made = info.preprocess_prompt([image, *files.encode("a <image-2>")], {"image": 2})
     assert made == [*files.encode("<image 1>"), image, *files.encode("a <image 2>"), image]
+
+
+def eagle() -> EagleVLProcessingInfo:
+    config = {"vision_config": {"image_size": 448}, "text_config": {"vocab_size": 640}}
+    return EagleVLProcessingInfo(files_of(config, "<IMG_CONTEXT>", "<img>", "</img>"))
+
+
+def test_eagles_videos_say_which_they_are_their_rate_and_the_time_of_each_frame() -> None:
+    info = eagle()
+    assert info.placeholder_ids["video"] == 640
+    ids, encode, video = info.files.encode("A<video-1><image-1>B<video-2>"), info.files.encode, 640
+    image = info.placeholder_ids["image"]
+    made = [*encode("AThe first video"), video, *encode("<image 1>"), image, *encode("BThe second video"), video]
+    assert info.preprocess_prompt(ids, {"image": 1, "video": 2}) == made
+    grid = info.geometry(MediaHeader("video", 300, 200, FramePlan((0, 29), (0.0, 29 / 30), 30, 2.0)))
+    assert (grid.t, grid.h, grid.w) == (2, 28, 28)
+    text = info.files.decode(info.span("video", grid).token_ids)
+    assert text == " sampled with 2.00 fps: Frame 1 sample at 0.00s: Frame 2 sample at 0.97s: "
+
+
+def test_frames_of_eagles_videos_are_sampled_as_published() -> None:
+    sampling = eagle().decode_spec.sampling
+    assert sample_indices(31, 30.0, sampling) == [0, 10, 20, 30]
+    assert sample_indices(9000, 30.0, sampling) == [round(i) for i in np.linspace(0, 8999, 256)]
+
+
+@pytest.mark.parametrize(
+    ("text", "videos", "message"),
+    [
+        ("<video-2>", 1, "the prompt has <video-2> in place of video 1; write <video-1>"),
+        ("".join(f"<video-{i}>" for i in range(1, 12)), 11, "11 videos are given; this model takes at most 10"),
+    ],
+)
+def test_bad_numbers_of_eagles_videos_are_refused(text: str, videos: int, message: str) -> None:
+    with pytest.raises(InputError, match=message):
+        eagle().preprocess_prompt(eagle().files.encode(text), {"video": videos})
 
 
 @pytest.mark.parametrize("ratio", [0, "0.5", None, True, 0.4, 2, -0.5, float("nan")])
