@@ -29,10 +29,11 @@ PUBLISHED_FORMATS = (  # config.json names the format, and weights are read in i
     *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4", "torchao", "gguf"),
     "bitsandbytes",
 )
+MAX_STREAM_ROWS = 7500  # 10 minutes of a live stream: a sequence with more rows ends at the next pause
 MEDIA_BYTES = 512 << 20  # processed items of running requests; above this, no further media are processed
-_MAX_STREAMS = 64
 _POSITIVE = (
     "max_num_seqs",
+    "max_live_streams",
     "max_num_batched_tokens",
     "block_size",
     "media_workers",
@@ -71,6 +72,8 @@ class EngineConfig:
         max_model_len: maximum number of tokens of prompt and answer together. None uses the model's maximum, or less if the KV
             cache cannot hold it. LLM also takes -1 for None, and "32k" (32,000) or "32K" (32,768).
         max_num_seqs: maximum number of sequences per step.
+        max_live_streams: maximum number of open live streams of a model whose encoder keeps a state for each, such as
+            Voxtral-Realtime (268 MB); at most `max_num_seqs`. The memory plan has room for all of them.
         max_num_batched_tokens: maximum number of tokens per step. Longer prompts are prefilled in chunks.
         block_size: number of tokens per block of the KV cache.
         kv_cache_memory_bytes: size of the KV cache in bytes. None sizes it automatically. On a CPU it holds `max_num_seqs`
@@ -154,6 +157,7 @@ class EngineConfig:
     device: str = "auto"
     max_model_len: int | None = None
     max_num_seqs: int = 64
+    max_live_streams: int = 16
     max_num_batched_tokens: int = 2048
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None
@@ -272,8 +276,8 @@ class EngineConfig:
 
     @property
     def max_streams(self) -> int:
-        """Maximum number of open live streams of a model whose encoder keeps a state for each."""
-        return min(_MAX_STREAMS, self.max_num_seqs)
+        """`max_live_streams`, or `max_num_seqs` if that is less."""
+        return min(self.max_live_streams, self.max_num_seqs)
 
     @property
     def torch_device(self) -> torch.device:

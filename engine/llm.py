@@ -121,7 +121,7 @@ class LLM(NotPicklable):
         core, self.config = load_core(self.config, files, info, self._tokenizer)
         self._load_talker = partial(load_talker, self.config, files) if self.config.load_talker else None
         self.talker = None if self._load_talker is None else self._load_talker()
-        self.max_model_len = core.info.max_model_len
+        self.max_model_len, self.dtype = core.info.max_model_len, getattr(torch, core.info.dtype)
         ends = [token for text in info.end_tokens if (token := self._tokenizer.token_to_id(text)) is not None]
         self.eos_token_ids = tuple(dict.fromkeys((*files.eos_token_ids, *ends)))
         defaults = files.generation_config if self.config.generation_config == "auto" else {}

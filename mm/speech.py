@@ -6,6 +6,7 @@ import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 
+import torch
 from torch import Tensor
 
 from .errors import InputError, hint
@@ -87,7 +88,7 @@ class StreamRule:
         before, after: samples of silence before and after the stream.
         delay: rows between a sound and its text.
         max_rows: most rows of a chunk. max_tokens: most tokens of a sequence.
-        item: makes the tensors of a chunk: `(samples, stream, first row)`.
+        item: makes the tensors of a chunk: `(samples, stream, first row, dtype of the encoder's input)`.
     """
 
     prompt: tuple[int, ...]
@@ -99,7 +100,7 @@ class StreamRule:
     delay: int
     max_rows: int
     max_tokens: int
-    item: Callable[[Tensor, int, int], MultiModalKwargsItem]
+    item: Callable[[Tensor, int, int, torch.dtype], MultiModalKwargsItem]
 
 
 @dataclass(frozen=True)

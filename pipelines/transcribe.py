@@ -32,13 +32,13 @@ from .speech.arguments import (
 from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowText, window_task
 from .speech.forced_alignment import CtcAligner
 from .speech.frames import FrameAligner
-from .speech.merge import TextMerger, split_words, word_key
+from .speech.merge import TextMerger, merge_overlap
 from .speech.results import Attempt, Segment, Transcript, TranscriptionInfo, WindowResult, Word, segments
 from .speech.skipped import WindowTranscriber, merge_texts
 from .speech.vad import make_detector
 from .speech.windows import Window, WindowReader
 from .speech.word_times import AttentionAligner
-from .speech.words import drop_segment_words, put_in_order
+from .speech.words import put_in_order
 from .tasks import Task, WideTask, error_of_task, join
 from .validation import check_type
 
@@ -48,8 +48,9 @@ if TYPE_CHECKING:
 __all__ = ["Attempt", "Segment", "Transcript", "TranscriptionInfo", "WindowResult", "Word", "segments", "transcribe_tasks"]
 _MAX_WINDOW = 60  # seconds; many windows are in memory at a time
 _MAX_CONTEXT = 800  # characters of preceding text in a prompt
-_MAX_REPEATED = 8  # words that two windows may both have if they are cut inside speech
-_EARLY, _LATE = 0.6, 0.2  # seconds before and after a timestamp inside speech in which a window is cut
+_OVERLAP = 2.0  # seconds that two sequential windows share if they are cut inside speech
+_PAUSE = 0.3  # minimum seconds of a pause in which they share none
+_EARLY, _LATE = 0.6, 0.2  # seconds before and after a place inside speech in which such a window begins
 
 
 @dataclass(frozen=True)
@@ -127,7 +128,7 @@ def transcribe_tasks(
     sampling = check_sampling(llm, sampling_params, temperature)
     decoding = Decoding(make, *sampling, *gates, align, check_beams(llm, beam_size), cache_salt)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
-    code, windows = check_language(llm, language), max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
+    code, windows = check_language(llm, language, task), max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
     mode = (vad, sequential, condition_on_previous_text, times, rate, window_size(llm))
     options = _Options(decoding, code, words, *mode, windows, on_progress, on_text, _end_finder(llm, task, cache_salt))
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
@@ -247,34 +248,41 @@ def _task_of(
     checks_end = not options.sequential or window.next_start >= window.end
     transcriber = WindowTranscriber(options.rate, once, times, decode, lambda: language.code, checks_end)
     text = yield from transcriber(window)
-    options.on_progress((window.end - window.start - window.overlap) / options.rate)
+    if not options.sequential:
+        options.on_progress((window.end - window.start - window.overlap) / options.rate)
     return text
 
 
 def _read_sequentially(
     llm: LLM, reader: WindowReader, options: _Options, language: SpokenLanguage, texts: _FinalTexts
 ) -> WideTask[list[WindowText]]:
-    """Begin each window where the last whole segment of the previous window ended."""
+    """Begin each window where the last whole segment of the previous window ended, or before it if that is inside speech.
+
+    The windows then overlap. If their texts have no words in common there, the window is read again without an overlap.
+    """
     found: list[WindowText] = []
-    before, at, is_cut = "", 0, False
-    while (window := reader.read(at)) is not None:
+    before, at, overlap = "", 0, 0
+    while (window := reader.read(at - overlap, overlap)) is not None:
         context = f"{options.context} {before[-_MAX_CONTEXT:]}".strip() if options.condition else options.context
         text = yield from _task_of(llm, window, options, language, context)
         if text.output.error:
             return [*found, text]
-        if is_cut:
-            text = _without_repeated_words(found[-1].result.text, text)
         whole = _whole_segments(text, window, options.rate)
         is_last = window.next_start >= window.end  # silence or the end of the audio comes next
-        if not is_last and whole:
-            at = window.start + round((whole[-1].end or 0.0) * options.rate)
-            is_cut = not any(first <= at <= last for first, last in window.pauses)
-            at = _quietest(window, at, options.rate) if is_cut else at
-            text = _with_segments(text, whole, at / options.rate)
+        end = window.end if is_last or not whole else window.start + round((whole[-1].end or 0.0) * options.rate)
+        goes_on = is_last or end >= at + window.overlap // 2
+        if window.overlap and not (goes_on and _share_words(found[-1], text)):
+            overlap = 0
+            continue
+        if is_last or not whole:
+            overlap = 0 if is_last or not text.result.text else window.end - window.next_start
+            at = max(window.next_start, window.end)
         else:
-            at, is_cut = max(window.next_start, window.end), False
+            text = _with_segments(text, whole, end / options.rate)
+            at, overlap = end, _overlap(window, end, options)
         answer = text.result.attempts[text.result.accepted]
         before = "" if answer.temperature > 0.5 else f"{before} {text.result.text}"
+        options.on_progress(text.result.end - text.result.start - text.result.overlap)
         found.append(text)
         texts.add(text)
     return found
@@ -288,22 +296,27 @@ def _whole_segments(text: WindowText, window: Window, rate: int) -> tuple[Segmen
     return tuple(found)
 
 
+def _overlap(window: Window, end: int, options: _Options) -> int:
+    """Return how many samples before a segment's end the next window begins: none if the end is in a pause."""
+    rate = options.rate
+    if any(first <= end <= last and last - first >= _PAUSE * rate for first, last in window.pauses):
+        return 0
+    return end - _quietest(window, end - min(round(_OVERLAP * rate), options.size // 8), rate)
+
+
 def _quietest(window: Window, at: int, rate: int) -> int:
-    """Return the quietest sample near the end of a segment, whose time is not sharp: the cut should be between words."""
-    end, size, step = at - window.start, round(0.032 * rate), round(0.008 * rate)
-    first = max(end - round(_EARLY * rate), end // 2)
-    near = window.samples[first : end + round(_LATE * rate)]
+    """Return the quietest sample near another one: a window should begin between words."""
+    middle, size, step = at - window.start, round(0.032 * rate), round(0.008 * rate)
+    first = max(middle - round(_EARLY * rate), 0)
+    near = window.samples[first : max(0, middle) + round(_LATE * rate)]
     if len(near) < size:
-        return at
+        return max(at, window.start)
     return window.start + first + int(near.unfold(0, size, step).square().sum(1).argmin()) * step + size // 2
 
 
-def _without_repeated_words(before: str, text: WindowText) -> WindowText:
-    """Drop the first words if they end the text before: the cut between the windows is inside speech, perhaps inside a word."""
-    left, right = ([word_key(word) for word in split_words(one)] for one in (before, text.result.text))
-    count = next((n for n in range(_MAX_REPEATED, 0, -1) if len(right) > n and left[-n:] == right[:n]), 0)
-    segments = tuple(drop_segment_words(text.segments or (), count, last=False))
-    return _with_segments(text, segments, text.result.end) if count else text
+def _share_words(before: WindowText, text: WindowText) -> bool:
+    """Return whether two texts have words in common where their windows overlap."""
+    return merge_overlap(before.result.text, text.result.text, text.result.overlap)[3] > 0
 
 
 def _with_segments(text: WindowText, segments: tuple[Segment, ...], end: float) -> WindowText:

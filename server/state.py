@@ -69,7 +69,7 @@ class Server:
             "modalities": llm.modalities,
             "tasks": (["chat"] if chats else []) + list(speech.tasks if speech else ()),
             "segment_times": speech is not None and speech.has_timestamps,
-            "word_times": speech is not None and speech.alignment() is not None,
+            "word_times": speech is not None and (speech.alignment() is not None or speech.frame_rule() is not None),
             "realtime": speech is not None,
             "architecture": files.architecture,
             "patch_size": (files.config.get("vision_config") or {}).get("patch_size"),

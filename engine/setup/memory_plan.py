@@ -20,7 +20,7 @@ class MemoryPlan(ReprMixin):
         encoder_cache: resident encoder rows, and rows that wait to be written to disk.
         decoder_step, logits_step, encoder_step: the largest forward pass, logits with sampling, and encoder call. They run one
             after the other, so the largest counts; with `encode_beside` the encoder call runs beside the others.
-        media_held: processed media of running requests.
+        media_held: processed media of running requests, and input of live streams from which lost states are computed again.
         streams: encoder states of live streams.
         talker: weights, KV cache and largest step of the part that speaks (`load_talker`).
         graphs: recorded decode steps and encoder calls of a GPU.

@@ -60,12 +60,13 @@ def check_mode(llm: LLM, timestamps: object, sequential: object, condition: obje
     return times
 
 
-def check_language(llm: LLM, language: str | None) -> str | None:
-    """Return the language's code, or None to detect it. Raise ConfigError if the model cannot detect it."""
+def check_language(llm: LLM, language: str | None, task: str) -> str | None:
+    """Return the language's code, or None to detect it. Raise an error if the model cannot detect it, or needs it."""
     speech = llm.speech
     assert speech is not None
     if language is None:
         speech.language_detection_request()
+        speech.transcription_request(None, task, False, "")
         return None
     if not speech.takes_language:
         raise InputError("this model always detects the language; leave language out", param="language")
@@ -105,7 +106,7 @@ def check_sampling(llm: LLM, params: SamplingParams | None, temperature: object)
     """Return the sampling parameters, and the temperatures to try in order."""
     check_type("sampling_params", params, SamplingParams, type(None))
     _check_decoder(llm, "sampling_params", params is not None)
-    _check_decoder(llm, "temperature", temperature is not None)
+    _check_decoder(llm, "temperature", temperature is not None and temperature != 0)
     if params is not None and params.n != 1:
         raise InputError(f"n={params.n} is not supported by transcribe, which returns one text; leave n out", param="n")
     if temperature is None:

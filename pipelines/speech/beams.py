@@ -68,6 +68,8 @@ class _Search:
 def beam_task(llm: LLM, prompt: Mapping[str, Any], params: SamplingParams, size: int) -> WideTask[RequestOutput]:
     """Return the output of the best beam. All beams of a step run at once and share encoder rows and cached prefixes.
 
+    `prompt_token_ids` of the output has the tokens that the family adds to the prompt.
+
     Args:
         prompt: with `prompt_token_ids`.
         params: its logits processors apply to the log probabilities.
@@ -77,6 +79,7 @@ def beam_task(llm: LLM, prompt: Mapping[str, Any], params: SamplingParams, size:
     max_tokens = room if params.max_tokens is None else min(params.max_tokens, room)
     search = _Search(size, llm.eos_token_ids, max_tokens)
     one = SamplingParams(max_tokens=1, logits_processors=params.processors)
+    prompt_ids: list[int] | None = None
     while True:
         pooling = PoolingParams(candidates=search.candidates, answer_tokens=len(search.beams[0].tokens))
         handles = [
@@ -92,6 +95,7 @@ def beam_task(llm: LLM, prompt: Mapping[str, Any], params: SamplingParams, size:
         failed = next((one for one in ordered if one.error), None)
         if failed is not None:
             return failed
+        prompt_ids = prompt_ids or ordered[0].prompt_token_ids  # of the first step, which has no tokens of an answer
         if not search.advance(torch.stack([one.pooled for one in ordered if one.pooled is not None])):
             break
     best = search.finished[0][1] if search.finished else search.beams[0]
@@ -99,4 +103,4 @@ def beam_task(llm: LLM, prompt: Mapping[str, Any], params: SamplingParams, size:
     logprobs = [{token: Logprob(value)} for token, value in zip(best.tokens, best.logprobs, strict=True)]
     text = llm.get_tokenizer().decode(best.tokens)
     answer = CompletionOutput(0, text, list(best.tokens), logprobs, sum(best.logprobs), "stop" if stopped else "length")
-    return replace(ordered[0], prompt_token_ids=prefix, outputs=[answer], pooled=None)
+    return replace(ordered[0], prompt_token_ids=prompt_ids, outputs=[answer], pooled=None)

@@ -92,7 +92,7 @@ class LiveTranscriber(LiveInput):
             raise InputError('timestamps="word" is for files; use "segment" in a live stream', param="timestamps")
         self._timed = check_mode(llm, timestamps, False, False, None) != "none"
         check_type("cache_salt", cache_salt, str, type(None))
-        self._language = check_language(llm, language)
+        self._language = check_language(llm, language, task)
         self._words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
         check_vad(vad, model_rate)
         params, temperatures = check_sampling(llm, sampling_params, temperature)

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
+from ...engine.config import MAX_STREAM_ROWS
 from ...engine.frontend.processed_prompt import ProcessedPrompt
 from ...engine.frontend.request_handle import RequestHandle
 from ...engine.sampling_params import SamplingParams
@@ -26,7 +27,6 @@ from .live_windows import LiveWindows
 if TYPE_CHECKING:
     from ...engine.llm import LLM
 
-_MAX_ROWS = 7500  # 10 minutes: a sequence with more rows ends at the next pause
 _REFUSED = ("stop", "stop_token_ids", "repetition_detection", "structured_outputs")  # they end an answer before its rows do
 _RESERVE = 256  # rows of a sequence for its last chunks
 
@@ -76,7 +76,7 @@ class NativeTranscriber(LiveInput):
         check_number("max_window", max_window, 0.5, 3600.0)
         check_type("max_buffer_bytes", max_buffer_bytes, int)
         check_vad(vad, model_rate)
-        check_language(llm, language)
+        check_language(llm, language, task)
         check_words(llm, {"context": context})
         check_type("cache_salt", cache_salt, str, type(None))
         least = 8 * (rule.before + rule.max_rows * self._row)
@@ -150,7 +150,7 @@ class NativeTranscriber(LiveInput):
     def _next_chunk(self) -> Task[None]:
         yield from self._transcribe(min(self._ready_rows(), self._rule.max_rows), False)
         is_quiet = not self._tokens
-        if self._rows > self._max_rows or (self._rows > min(_MAX_ROWS, self._max_rows // 2) and is_quiet):
+        if self._rows > self._max_rows or (self._rows > min(MAX_STREAM_ROWS, self._max_rows // 2) and is_quiet):
             yield from self._last_chunks()
 
     def _last_chunks(self) -> Task[None]:
@@ -174,7 +174,7 @@ class NativeTranscriber(LiveInput):
         """Encode the next rows and generate their tokens."""
         size, prompt = rows * self._row, self._rule.prompt
         samples = self._buffer[: size + self._rule.overlap]
-        kwargs = self._rule.item(samples, self._stream_id, self._rows)
+        kwargs = self._rule.item(samples, self._stream_id, self._rows, self._llm.dtype)
         where, ahead = PlaceholderRange(self._rows, rows), rows - (0 if self._rows else len(prompt))
         key = f"{self._stream_id:016x}{self._rows:016x}".ljust(64, "0")
         feature = MultiModalFeature("audio", kwargs, where, ItemGeometry(rows, 1, 1, linear=True, ahead=ahead), key)

@@ -34,8 +34,8 @@ class LiveStream:
 
     Args:
         idle_timeout: seconds without samples after which the stream ends; None: no limit.
-        max_sessions: maximum number of open streams of the engine, including this one. At most 64 and `max_num_seqs` if the
-            model transcribes streams natively.
+        max_sessions: maximum number of open streams of the engine, including this one. At most `max_live_streams` and
+            `max_num_seqs` of the engine if the model transcribes streams natively.
         options: arguments of `LiveTranscriber`, or of `NativeTranscriber` if the model transcribes streams natively.
 
     Raises:
@@ -128,10 +128,12 @@ def count_session(stream: LiveStream) -> Iterator[None]:
     llm, limit = stream.engine.llm, stream.max_sessions
     with _lock:
         if _sessions.get(llm, 0) >= limit:
-            most = llm.config.max_streams if isinstance(stream.transcriber, NativeTranscriber) else None
-            how = f" (this model takes at most {most}, and at most max_num_seqs)" if limit == most else " or raise it"
-            reason = f"{_sessions[llm]} live streams are open on this engine, max_sessions is {limit}; close one{how}"
-            raise InputError(reason, code="overloaded", param="max_sessions")
+            config, name = llm.config, "max_sessions"
+            if isinstance(stream.transcriber, NativeTranscriber) and limit == config.max_streams:
+                name = "max_live_streams" if limit == config.max_live_streams else "max_num_seqs"
+            where = "" if name == "max_sessions" else " of the engine"
+            reason = f"{_sessions[llm]} live streams are open, and {name}{where} is {limit}; close one or raise it"
+            raise InputError(reason, code="overloaded", param=name)
         _sessions[llm] = _sessions.get(llm, 0) + 1
     try:
         yield

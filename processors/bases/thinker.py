@@ -12,27 +12,33 @@ import torch
 from ...mm.embeddings import EmbeddingSpec
 from ...mm.media.policy import DecodeSpec
 from ...mm.positions import interleave_by_time
+from ...mm.speech import LANGUAGES, SpeechRequest
 from ...mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..files import ProcessorFiles
 from ..interface import Span, TokenRun
 from .audio import AudioInfo
 from .native import IMAGE_AND_VIDEO_KWARGS, NativeResolutionInfo
+from .speech import SpeechMixin
 
 _PIXEL_BOUNDS = ("size", "min_pixels", "max_pixels")
 _USE_AUDIO = ("use_audio_in_video", "load_audio_from_video")  # two names of the same option
 
 
-class ThinkerInfo(NativeResolutionInfo):
+class ThinkerInfo(NativeResolutionInfo, SpeechMixin):
     """A NativeResolutionInfo that delegates audio to its own `audio_info`.
 
     The published processors ignore the video's pixel bounds in the JSON: they come from `patch_specs` or from the caller.
     With the option `use_audio_in_video` the audio of a video is interleaved with the video's rows by time, in chunks of
     `positions_per_chunk` temporal positions, and both replace the video's placeholder.
+
+    `audio_text`: the text of an audio item in a prompt.
     """
 
     modalities = ("image", "video", "audio")
     valid_kwargs = {**IMAGE_AND_VIDEO_KWARGS, "video": (*IMAGE_AND_VIDEO_KWARGS["video"], *_USE_AUDIO), "audio": ()}
     audio_info: ClassVar[type[AudioInfo]]
+    audio_text: ClassVar[str]
+    tasks = ("transcribe", "translate")
     default_positions_per_second: ClassVar[int] = 25
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
@@ -111,3 +117,19 @@ class ThinkerInfo(NativeResolutionInfo):
     def _embedding_spec(self, modality: str) -> EmbeddingSpec:
         spec = super()._embedding_spec(modality)
         return replace(spec, grid=None) if modality == "audio" else spec
+
+    def instruction(self, language: str | None, task: str) -> str:
+        """Return the publisher's instruction. `language`: the English name of the language spoken, if it is known."""
+        name = "" if language is None else f"{language} "
+        if task == "translate":
+            return f"Listen to the provided {name}speech and produce a translation in English text."
+        return f"Transcribe the {name}audio into text."
+
+    def system_turn(self, task: str) -> str:
+        """Return the system turn of a task; none by default."""
+        return ""
+
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        name = None if language is None else LANGUAGES[language].title()
+        question = f"<|im_start|>user\n{self.audio_text}{self.instruction(name, task)}<|im_end|>\n"
+        return SpeechRequest(f"{self.system_turn(task)}{question}<|im_start|>assistant\n")

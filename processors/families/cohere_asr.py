@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 
+from ...mm.errors import InputError
 from ...mm.nemo_config import read_nemo_config
 from ...mm.speech import SpeechRequest
 from ..bases.fastconformer import FastConformerInfo
@@ -24,6 +25,8 @@ class NemoPrompt(SpeechMixin):
     """The prompt of NeMo's encoder-decoder models, which names the language spoken and the one to write."""
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        if task == "translate" and language is None:
+            raise InputError("this model does not detect the language that it translates; give language", param="language")
         spoken = language or _DEFAULT_LANGUAGE
         written = "en" if task == "translate" else spoken
         languages = f"<|{spoken}|><|{written}|>"

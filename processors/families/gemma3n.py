@@ -7,8 +7,10 @@ from dataclasses import replace
 import torch
 
 from ...mm.errors import InputError
+from ...mm.speech import LANGUAGES, SpeechRequest
 from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.audio import AudioInfo, audio_kwargs, audio_samples
+from ..bases.speech import SpeechMixin
 from ..bases.tiles import positive_int_or
 from ..interface import Span
 from ..spans import build_span
@@ -19,11 +21,13 @@ MEL = UsmMelSpec(
 )
 
 
-class Gemma3nProcessingInfo(AudioInfo):
-    """ProcessingInfo of Gemma 3n."""
+class Gemma3nProcessingInfo(AudioInfo, SpeechMixin):
+    """ProcessingInfo and SupportsTranscription of Gemma 3n."""
 
     placeholders = {"audio": ("audio_token_id", 262273)}
     text_config_defaults = {"vocab_size": 262400, "hidden_size": 2048}
+    language_codes = tuple(LANGUAGES)
+    tasks = ("transcribe", "translate")
 
     def resolve_token_ids(self) -> None:
         self.edges = self.config_token_id("boa_token_id", 256000), self.config_token_id("eoa_token_id", 262272)
@@ -51,3 +55,10 @@ class Gemma3nProcessingInfo(AudioInfo):
         start, end = self.edges
         span = build_span([(start,), geometry.num_embeds, (end,)], self.placeholder_ids["audio"])
         return replace(span, before=self.encode("\n\n"), after=self.encode("\n\n"), merges=self.newline_merges)
+
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        """Return the prompt that vLLM transcribes with; the publisher's examples are like it."""
+        name = None if language is None else LANGUAGES[language].title()
+        spoken = "" if name is None else f" {'from' if task == 'translate' else 'into'} {name}"
+        ask = f"{task.title()} this audio{spoken}{' into English' if task == 'translate' else ''}"
+        return SpeechRequest(f"<start_of_turn>user\n{ask}: <audio_soft_token><end_of_turn>\n<start_of_turn>model\n")

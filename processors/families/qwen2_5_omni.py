@@ -36,6 +36,8 @@ class Qwen25OmniProcessingInfo(ThinkerInfo):
     }
     patch_specs = {"image": PatchSpec(), "video": PatchSpec(min_pixels=128 * 28 * 28, max_pixels=768 * 28 * 28)}
     audio_info = _AudioInfo
+    audio_text = "<|audio_bos|><|AUDIO|><|audio_eos|>"
+    language_codes = ("en", "zh", "yue", "fr", "ru")
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Return the grid; the start and end token of a video's audio share the positions of the video's own."""
@@ -45,3 +47,12 @@ class Qwen25OmniProcessingInfo(ThinkerInfo):
     def positions_per_chunk(self) -> int:
         """The positions of two seconds."""
         return int(self.positions_per_second * self.files.config.get("seconds_per_chunk", 2))
+
+    def instruction(self, language: str | None, task: str) -> str:
+        """Return the instruction of the publisher's cookbook, which asks for a transcript without punctuation."""
+        asked = super().instruction(language, task)
+        return asked if task == "translate" else f"{asked[:-1]} without any punctuation marks."
+
+    def system_turn(self, task: str) -> str:
+        kind = "translation" if task == "translate" else "recognition"
+        return f"<|im_start|>system\nYou are a speech {kind} model.<|im_end|>\n"

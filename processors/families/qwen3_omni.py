@@ -28,3 +28,13 @@ class Qwen3OmniProcessingInfo(ThinkerInfo):
     }
     deepstack_layers = DEEPSTACK_LAYERS
     audio_info = _AudioInfo
+    audio_text = "<|audio_start|><|audio_pad|><|audio_end|>"
+    language_codes = (
+        "ar", "yue", "zh", "nl", "en", "fr", "de", "id", "it", "ja", "ko", "ms", "pt", "ru", "es", "th", "tr", "ur", "vi",
+    )  # fmt: skip
+
+    def instruction(self, language: str | None, task: str) -> str:
+        """Return the instruction of the publisher's evaluation, which is in Chinese for Chinese."""
+        if language == "Chinese" and task == "transcribe":
+            return "\u8bf7\u5c06\u8fd9\u6bb5\u4e2d\u6587\u8bed\u97f3\u8f6c\u6362\u4e3a\u7eaf\u6587\u672c\u3002"
+        return super().instruction(language, task)

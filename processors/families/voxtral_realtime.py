@@ -90,11 +90,11 @@ class VoxtralRealtimeProcessingInfo(AudioInfo, SpeechMixin):
             item=self._chunk,
         )
 
-    def _chunk(self, samples: torch.Tensor, stream: int, first_row: int) -> MultiModalKwargsItem:
+    def _chunk(self, samples: torch.Tensor, stream: int, first_row: int, dtype: torch.dtype) -> MultiModalKwargsItem:
         """Return `input_features`, `audio_frames`, and `audio_stream`: stream, encoder outputs before."""
         features = log_mel_frames(samples, self.mel_spec)
         place = torch.tensor([stream, first_row * self._frames_per_row // 2])
-        kwargs = audio_kwargs(features, len(features), features.dtype)
+        kwargs = audio_kwargs(features, len(features), dtype)
         return kwargs | {"audio_stream": FieldElem(place, BatchedField(keep_on_cpu=True))}
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:

@@ -134,22 +134,39 @@ def test_states_of_streams_are_in_the_memory_plan(llm: LLM) -> None:
     samples = torch.from_numpy(clip(4 * rule.row_samples / RATE))[: 2 * rule.row_samples + rule.overlap]
     with torch.inference_mode():
         for row in (0, 2):
-            model.embed_multimodal("audio", merge([rule.item(samples, 1, row)], torch.device("cpu")))
+            model.embed_multimodal("audio", merge([rule.item(samples, 1, row, torch.float32)], torch.device("cpu")))
     state = model._streams._states[1]
     tensors = [*state.caches, *(one for pair in state.tails.values() for one in pair)]
     assert model.stream_bytes == sum(one.nbytes for one in tensors)
     model.free_stream(1)
     plan = explain(llm.config)
     assert plan.streams == 16 * model.stream_bytes
+    rows = min(config.MAX_STREAM_ROWS, llm.max_model_len)
+    alone = explain(replace(llm.config, max_live_streams=1))
+    assert plan.streams - alone.streams == 15 * model.stream_bytes
+    assert plan.media_held - alone.media_held == 15 * model.input_bytes("audio", rows)
     assert plan.total - replace(plan, streams=0).total == plan.streams
     assert ("states of live streams", f"{plan.streams / 2**20:10,.1f} MiB") in plan.rows()
 
 
-def test_more_streams_than_states_are_refused(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(config, "_MAX_STREAMS", 1)
-    with llm.live_audio(max_sessions=8), pytest.raises(InputError, match="takes at most 1") as caught:
-        llm.live_audio(max_sessions=8)
-    assert caught.value.info.code == "overloaded"
+@pytest.mark.parametrize(
+    ("options", "sessions", "name"),
+    [
+        ({"max_live_streams": 1}, 8, "max_live_streams"),
+        ({"max_live_streams": 9, "max_num_seqs": 1}, 8, "max_num_seqs"),
+        ({}, 1, "max_sessions"),
+    ],
+)
+def test_more_streams_than_states_are_refused(
+    llm: LLM, options: dict[str, int], sessions: int, name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(llm, "config", replace(llm.config, **options))
+    with (
+        llm.live_audio(max_sessions=sessions),
+        pytest.raises(InputError, match=f"1 live streams are open, and {name}.* is 1;") as caught,
+    ):
+        llm.live_audio(max_sessions=sessions)
+    assert (caught.value.info.code, caught.value.info.param) == ("overloaded", name)
 
 
 def test_chunks_are_encoded_again_after_another_item_failed(llm: LLM) -> None:
@@ -158,7 +175,7 @@ def test_chunks_are_encoded_again_after_another_item_failed(llm: LLM) -> None:
     samples = torch.from_numpy(clip(4 * rule.row_samples / RATE))[: 2 * rule.row_samples + rule.overlap]
 
     def encode(items: Sequence[tuple[int, int]], fails: bool = False) -> list[torch.Tensor]:
-        chunks = [rule.item(samples, number, row) for number, row in items]
+        chunks = [rule.item(samples, number, row, torch.float32) for number, row in items]
         rows = model.embed_multimodal("audio", merge(chunks, torch.device("cpu")))
         if fails and len(items) > 1:
             raise InputError("another item failed")

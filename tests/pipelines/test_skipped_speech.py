@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 from sensorium.engine.types import CompletionOutput, RequestOutput
 from sensorium.mm.errors import ErrorCode, ErrorInfo
+from sensorium.pipelines import transcribe as transcribing
 from sensorium.pipelines.speech.decode import WindowText
 from sensorium.pipelines.speech.merge import find_merge_point
-from sensorium.pipelines.speech.results import Segment, Transcript, WindowResult
-from sensorium.pipelines.speech.skipped import WindowTranscriber
-from sensorium.pipelines.speech.windows import Window
-from sensorium.pipelines.transcribe import _quietest, _without_repeated_words
+from sensorium.pipelines.speech.results import Attempt, Segment, Transcript, WindowResult
+from sensorium.pipelines.speech.skipped import WindowTranscriber, merge_texts
+from sensorium.pipelines.speech.windows import Window, WindowReader
+from sensorium.pipelines.tasks import advance
+from sensorium.pipelines.transcribe import _quietest
 
 RATE = 100
 WORDS = [f" word{number}" for number in range(60)]  # one each half a second
@@ -123,15 +126,48 @@ def test_phrases_that_come_again_are_not_merged() -> None:
     assert find_merge_point(said, [f"new{number}" for number in range(12)] + said, 27) == (len(said), 0)
 
 
-def test_sequential_windows_are_cut_between_words_and_repeat_none() -> None:
+def test_overlapping_sequential_windows_begin_between_words() -> None:
     samples = torch.ones(30 * RATE)
-    samples[2750:2760] = 0.0  # a pause of 0.1 s between words
+    samples[2550:2560] = 0.0  # a pause of 0.1 s between words
     window = Window(1000, 1000 + 30 * RATE, samples, 4000)
-    assert 3750 <= _quietest(window, 1000 + 2790, RATE) < 3760
+    assert 3550 <= _quietest(window, 1000 + 2590, RATE) < 3560
+    assert _quietest(window, 900, RATE) >= 1000
     assert _quietest(Window(0, 2, samples[:2], 2), 1, RATE) == 1
-    parts = (Segment(0.0, 1.0, "the Chinese took"), Segment(1.0, 2.0, "impressions"))
-    result = WindowResult(0.0, 2.0, "the Chinese took impressions", (), 0)
-    text = WindowText(result, parts, RequestOutput("", None, [], []), window)
-    found = _without_repeated_words("For although the Chinese", text)
-    assert (found.result.text, [part.text for part in found.segments]) == ("took impressions", ["took", "impressions"])
-    assert _without_repeated_words("For although", text) is text
+
+
+def test_sequential_windows_overlap_inside_speech(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A model that leaves out the first word of a window, and whose segments end inside speech, loses no word."""
+    spoken = [f"word{number}" for number in range(200)]  # one each half a second
+    starts, progress = list[int](), list[float]()
+
+    def transcribe(llm: Any, window: Window, options: Any, *_: Any) -> Iterator[Any]:
+        starts.append(window.start)
+        own = range(-(-window.start // 50) + (window.start > 0), window.end // 50)
+        closed = own.stop - (3 if window.end < 200 * 50 else 0)
+        ranges = [(own.start, closed), (closed, own.stop)]
+        parts = tuple(
+            Segment(
+                (a * 50 - window.start) / RATE, (b * 50 - window.start) / RATE if b == closed else None, " ".join(spoken[a:b])
+            )
+            for a, b in ranges
+            if a < b
+        )
+        times = window.start / RATE, window.end / RATE
+        result = WindowResult(
+            *times, " ".join(spoken[a] for a in own), (Attempt(0.0, -0.1, 1.0),), 0, overlap=window.overlap / RATE
+        )
+        return WindowText(result, parts, RequestOutput("", None, [], [CompletionOutput(0, "", [])]), window)
+        yield
+
+    monkeypatch.setattr(transcribing, "_task_of", transcribe)
+    reader = WindowReader(iter([torch.ones(200 * 50)]), RATE, 30 * RATE, lambda samples: torch.ones(-(-len(samples) // 3)))
+    options = SimpleNamespace(context="", condition=False, rate=RATE, size=30 * RATE, on_progress=progress.append)
+    texts = list[str]()
+    final = transcribing._FinalTexts(texts.append)
+    found = advance(transcribing._read_sequentially(None, reader, options, None, final))
+    final.finish()
+    merged = merge_texts([(one.result.text, list(one.segments), one.result.overlap) for one in found])[0]
+    assert merged.split() == spoken
+    assert "".join(texts) == merged
+    assert sum(progress) == pytest.approx(100)
+    assert len(starts) == len(found) == 4

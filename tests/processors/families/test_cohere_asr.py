@@ -28,6 +28,8 @@ def test_prompts() -> None:
     assert info.transcription_request("de", "transcribe", False, "").prompt == ask.format("de", "de")
     assert info.transcription_request(None, "transcribe", False, "").prompt == ask.format("en", "en")
     assert canary.transcription_request("de", "translate", False, "").prompt == ask.format("de", "en")
+    with pytest.raises(InputError, match="does not detect the language that it translates; give language"):
+        canary.transcription_request(None, "translate", False, "")
     assert (info.tasks, canary.tasks) == (("transcribe",), ("transcribe", "translate"))
     assert info.parse_transcript(" Hallo.<|endoftext|>", "de") == ("Hallo.", "de")
     assert info.parse_transcript("Hello.", None) == ("Hello.", "en")

@@ -1,0 +1,127 @@
+"""Audio that is empty, broken or unusual: `llm.transcribe` gives a typed error or a right answer, and the batch goes on."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import struct
+import tracemalloc
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import soundfile
+from sensorium import LLM, AsyncLLM, Gap, SamplingParams
+
+RATE = 16_000
+SHORT = SamplingParams(temperature=0.0, max_tokens=6)
+
+
+@pytest.fixture(scope="module")
+def llm(whisper: Path) -> LLM:
+    return LLM(whisper, max_num_seqs=4)
+
+
+def noise(seconds: float, rate: int = RATE, channels: int = 1) -> np.ndarray:
+    return np.random.default_rng(0).normal(0, 0.2, (round(seconds * rate), channels)).astype(np.float32)
+
+
+def wav(samples: np.ndarray, rate: int = RATE) -> bytearray:
+    file = io.BytesIO()
+    soundfile.write(file, samples, rate, format="WAV", subtype="PCM_16")
+    return bytearray(file.getvalue())
+
+
+def lying(field: bytes, offset: int, value: int) -> bytes:
+    """Return 2 s of audio with another value in a chunk of the header."""
+    data = wav(noise(2))
+    at = data.index(field) + offset
+    data[at : at + 4] = struct.pack("<I", value)
+    return bytes(data)
+
+
+def heard(llm: LLM, audio: object, **options: Any) -> list[Any]:
+    return llm.transcribe(audio, **{"language": "en", "sampling_params": SHORT, "vad": False, "use_tqdm": False} | options)
+
+
+@pytest.mark.parametrize(
+    ("audio", "said"),
+    [
+        pytest.param(b"", "it is empty", id="empty file"),
+        pytest.param(np.zeros(0, np.float32), "holds no samples", id="empty array"),
+        pytest.param(bytes(wav(noise(0))), "holds no samples", id="file without samples"),
+        pytest.param(np.array([0.1, np.nan] * RATE, np.float32), "NaN", id="NaN"),
+        pytest.param((noise(2)[:, 0], 1), "from 1000 to 768000 Hz", id="1 Hz"),
+        pytest.param(bytes(wav(noise(2), 1)), "from 1000 to 768000 Hz", id="file of 1 Hz"),
+        pytest.param(lying(b"fmt ", 12, 0), "Hz|supported audio format", id="rate 0"),
+        pytest.param(bytes(wav(noise(2)))[:30], "supported audio format", id="half a header"),
+    ],
+)
+def test_refused(llm: LLM, audio: object, said: str) -> None:
+    broken, good = heard(llm, [audio, noise(1)[:, 0]])
+    assert said.split("|")[0] in broken.error.message or said.split("|")[-1] in broken.error.message
+    assert (broken.text, broken.error.index) == ("", 0)
+    assert good.error is None
+
+
+@pytest.mark.parametrize(
+    ("audio", "seconds"),
+    [
+        pytest.param((noise(2, channels=8).T, RATE), 2.0, id="8 channels"),
+        pytest.param(bytes(wav(noise(2, channels=8))), 2.0, id="file of 8 channels"),
+        pytest.param((noise(2, 192_000)[:, 0], 192_000), 2.0, id="192 kHz"),
+        pytest.param(bytes(wav(noise(2, 192_000), 192_000)), 2.0, id="file of 192 kHz"),
+        pytest.param(bytes(wav(noise(2)))[: 44 + RATE], 0.5, id="truncated"),
+        pytest.param(lying(b"data", 4, 0xFFFF_FFF0), 2.0, id="length of 37 hours"),
+        pytest.param(lying(b"data", 4, 100), 50 / RATE, id="length of 50 samples"),
+    ],
+)
+def test_transcribed(llm: LLM, audio: Any, seconds: float) -> None:
+    """The text is that of the same samples, mixed and resampled, in memory that does not depend on what the header says."""
+    tracemalloc.start()
+    (one,) = heard(llm, audio)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert one.error is None
+    assert one.duration == pytest.approx(seconds, abs=0.01)
+    assert peak < 64 << 20
+    if isinstance(audio, tuple) and audio[1] == RATE:
+        assert heard(llm, (audio[0].mean(0), RATE))[0].text == one.text
+
+
+def test_without_sound(llm: LLM) -> None:
+    (one,) = heard(llm, np.zeros(5 * RATE, np.float32), vad=True)
+    assert (one.text, one.error, one.skipped, one.duration) == ("", None, "silence", 5.0)
+
+
+def test_streams_that_stall_jump_and_never_end(llm: LLM) -> None:
+    """A stream that stalls ends after `idle_timeout`; the samples that an endless one holds have a limit."""
+
+    async def stalls() -> AsyncIterator[Any]:
+        yield noise(0.8)[:, 0]
+        yield Gap(3600.0)
+        yield noise(0.7)[:, 0]
+        await asyncio.sleep(3600)
+
+    async def endless() -> AsyncIterator[Any]:
+        while True:
+            yield noise(0.5)[:, 0]
+            await asyncio.sleep(0)
+
+    async def main() -> None:
+        options = {"language": "en", "sampling_params": SHORT, "vad": False, "max_window": 1.0}
+        engine = AsyncLLM(llm)
+        events = [event async for event in engine.stream_transcribe(stalls(), RATE, idle_timeout=0.5, **options)]
+        assert (events[-1].kind, events[-1].reason) == ("ended", "idle")
+        assert events[-1].end == pytest.approx(3601.5)
+        stream, finals = engine.stream_transcribe(endless(), RATE, max_buffer_bytes=1 << 19, **options), 0
+        async for event in stream:
+            finals += event.kind == "final"
+            assert event.lag <= (1 << 19) / 4 / RATE
+            if finals == 8:
+                break
+        await stream.aclose()
+
+    asyncio.run(main())

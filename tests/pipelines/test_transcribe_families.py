@@ -1,0 +1,65 @@
+"""Promises of `llm.transcribe` for every family that transcribes: arguments, gates, batches and beams."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import family
+import pytest
+from sensorium import LLM, SamplingParams
+from sensorium.mm.errors import InputError
+
+SHORT = SamplingParams(temperature=0.0, max_tokens=5)
+ROWS = (
+    "audioflamingo3", "canary", "cohere_asr", "funaudiochat", "gemma4", "glmasr", "granite_speech", "midashenglm", "moonshine",
+    "phi4_multimodal", "qwen2_audio", "qwen3_asr", "qwen3_omni", "voxtral", "voxtral_realtime", "whisper",
+)  # fmt: skip
+CLIPS = [(family.make_media("audio", (size,), seed), 16_000) for seed, size in enumerate((15_000, 9000, 20_000))]
+
+
+def arguments(llm: LLM) -> dict[str, tuple[bool, dict[str, Any]]]:
+    """Return, for each argument that a model may not honour: whether it does, and a call with it."""
+    speech = llm.speech
+    language = next((code for code in speech.languages if code != "en"), "en")
+    words = {name: (speech.takes_context, {name: "Ann"}) for name in ("context", "prompt", "hotwords")}
+    return words | {
+        "language": (speech.takes_language, {"language": language}),
+        "timestamps": (speech.has_timestamps, {"timestamps": "segment"}),
+        "sequential": (speech.has_timestamps, {"sequential": True}),
+        "task": ("translate" in speech.tasks, {"task": "translate"}),
+        "condition_on_previous_text": (False, {"condition_on_previous_text": True}),
+    }
+
+
+def asks(llm: LLM, language: str | None = None, task: str = "transcribe", timestamps: str = "none", **words: str) -> str:
+    return str(llm.speech.transcription_request(language, task, timestamps != "none", " ".join(words.values())))
+
+
+@pytest.mark.sampled
+@pytest.mark.parametrize("name", ROWS)
+def test_promises(name: str, tmp_path: Path) -> None:
+    row = family.load_rows()[name]
+    with LLM(family.save(row, tmp_path / name), max_num_seqs=4, batch_invariant=True) as llm:
+        given = {"vad": False, "use_tqdm": False, "sampling_params": SHORT}
+        for argument, (is_honoured, option) in arguments(llm).items():
+            if not is_honoured:
+                with pytest.raises(InputError) as caught:
+                    llm.transcribe(CLIPS[0], **given, **option)
+                assert caught.value.info.param == argument
+            elif argument != "sequential" and len(llm.speech.languages) > 1:
+                base = {} if argument == "language" else arguments(llm)["language"][1]
+                assert asks(llm, **base | option) != asks(llm, **base), f"{argument} has no effect on the request"
+        together = llm.transcribe(CLIPS, **given)
+        assert [one.error for one in together] == [None] * 3
+        for clip, one in zip(CLIPS, together, strict=True):
+            (alone,) = llm.transcribe(clip, **given)
+            assert alone.output.outputs[0].token_ids == one.output.outputs[0].token_ids
+            assert alone.windows == one.windows
+        gates = {"temperature": (0.0, 0.5), "log_prob_threshold": 0.0, "no_speech_threshold": None}
+        (doubtful,) = llm.transcribe(CLIPS[0], **given | gates)
+        (window,) = doubtful.windows
+        assert [(one.temperature, one.rejected) for one in window.attempts] == [(0.0, "avg_logprob"), (0.5, "avg_logprob")]
+        (beams,) = llm.transcribe(CLIPS[0], **given, beam_size=2, temperature=0.0)
+        assert beams.error is None
+        assert beams.output.prompt_token_ids == together[0].output.prompt_token_ids

@@ -1,0 +1,52 @@
+"""Prompts that Qwen-Omni and Gemma 3n transcribe and translate with."""
+
+from __future__ import annotations
+
+import pytest
+from sensorium.processors.families.gemma3n import Gemma3nProcessingInfo
+from sensorium.processors.families.qwen2_5_omni import Qwen25OmniProcessingInfo
+from sensorium.processors.families.qwen3_omni import Qwen3OmniProcessingInfo
+from sensorium.processors.files import ProcessorFiles
+
+HEARD = {
+    (None, "transcribe"): "Transcribe the audio into text",
+    ("fr", "transcribe"): "Transcribe the French audio into text",
+    (None, "translate"): "Listen to the provided speech and produce a translation in English text",
+    ("fr", "translate"): "Listen to the provided French speech and produce a translation in English text",
+}
+
+
+def prompt(info: type, language: str | None, task: str) -> str:
+    return info(ProcessorFiles()).transcription_request(language, task, False, "").prompt
+
+
+@pytest.mark.parametrize(("language", "task"), HEARD)
+def test_qwen_omni(language: str | None, task: str) -> None:
+    asked = HEARD[language, task]
+    kind, more = ("recognition", " without any punctuation marks") if task == "transcribe" else ("translation", "")
+    system = f"<|im_start|>system\nYou are a speech {kind} model.<|im_end|>\n"
+    assert prompt(Qwen25OmniProcessingInfo, language, task) == (
+        f"{system}<|im_start|>user\n<|audio_bos|><|AUDIO|><|audio_eos|>{asked}{more}.<|im_end|>\n<|im_start|>assistant\n"
+    )
+    assert prompt(Qwen3OmniProcessingInfo, language, task) == (
+        f"<|im_start|>user\n<|audio_start|><|audio_pad|><|audio_end|>{asked}.<|im_end|>\n<|im_start|>assistant\n"
+    )
+
+
+def test_qwen3_omni_asks_for_chinese_in_chinese() -> None:
+    assert "\u8bf7\u5c06\u8fd9\u6bb5\u4e2d\u6587" in prompt(Qwen3OmniProcessingInfo, "zh", "transcribe")
+    assert "provided Chinese speech" in prompt(Qwen3OmniProcessingInfo, "zh", "translate")
+
+
+@pytest.mark.parametrize(
+    ("language", "task", "asked"),
+    [
+        (None, "transcribe", "Transcribe this audio"),
+        ("de", "transcribe", "Transcribe this audio into German"),
+        (None, "translate", "Translate this audio into English"),
+        ("de", "translate", "Translate this audio from German into English"),
+    ],
+)
+def test_gemma3n(language: str | None, task: str, asked: str) -> None:
+    expected = f"<start_of_turn>user\n{asked}: <audio_soft_token><end_of_turn>\n<start_of_turn>model\n"
+    assert prompt(Gemma3nProcessingInfo, language, task) == expected
