@@ -2,11 +2,9 @@
 
 from __future__ import annotations
 
-import io
 import logging
 import threading
 import time
-import wave
 from collections import Counter, deque
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
@@ -14,12 +12,9 @@ from contextlib import contextmanager, suppress
 from copy import deepcopy
 from dataclasses import dataclass, field, replace
 from functools import lru_cache
-from importlib import import_module
 from typing import Any
 
-import numpy as np
 import torch
-from PIL import Image
 
 from ...kernels.dispatch import use_backends
 from ...mm.cache import ByteCache, CacheStats, UuidTable
@@ -38,8 +33,8 @@ from ...mm.types import EmbeddingItem, ItemPlan, MediaHeader
 from ...processors.device import MediaDevice, processing_on
 from ...processors.interface import ProcessingInfo
 from ..errors import error_text
-from ..threads import use_threads
 from .items import PlannedItem, ProcessedItem, grid_of_pieces, merge_frame_plans
+from .warm_up import start_warm_up
 
 _log = logging.getLogger(__name__)
 _DOWNLOADS = 6  # that one request runs at a time
@@ -95,30 +90,13 @@ class MultiModalProcessor:
         self._info_with = lru_cache(maxsize=256)(lambda options: info.with_kwargs(dict(options.values)))
 
     def warm_up(self, modalities: Sequence[str]) -> threading.Thread:
-        """Import what items of these modalities need, and process a small one, in a thread. Return the thread.
+        """Import what items of these modalities need, and process a small one, in a thread. Return the thread."""
 
-        It gives way to other threads between the modules. It is no daemon, because torch must not run while Python ends.
-        """
-        policy = self.settings.policy
-        isolated = policy.decode_isolation == "process"  # the workers import what they need
-        names = [] if isolated else [name for one in modalities for name in gate.modules(one, policy)]
+        def process(modality: str, item: object) -> None:
+            (sources,) = self._info.parser().parse({modality: [item]}).values()
+            self._process(self._open(sources[0], self._info, None, identify=False), None, {})
 
-        def run() -> None:
-            use_threads(1)
-            for name in names:
-                with suppress(ImportError):  # the first item that needs it names what to install
-                    import_module(name)
-                time.sleep(0.001)
-            for one in modalities:
-                try:
-                    (sources,) = self._info.parser().parse({one: [_small_item(one, isolated)]}).values()
-                    self._process(self._open(sources[0], self._info, None, identify=False), None, {})
-                except Exception:
-                    _log.debug("processing a small %s failed", one, exc_info=True)
-
-        thread = threading.Thread(target=run, name="sensorium-warm-up")
-        thread.start()
-        return thread
+        return start_warm_up(modalities, self.settings.policy, process)
 
     def close(self) -> None:
         """Release the codec workers; they end when no engine uses them."""
@@ -356,25 +334,6 @@ class MultiModalProcessor:
 
 def _seconds(headers: Sequence[MediaHeader], info: ProcessingInfo) -> float:
     return sum(header.samples for header in headers) / info.decode_spec.rate
-
-
-def _small_item(modality: str, isolated: bool) -> object:
-    """Return encoded bytes or, for a video or if decoding would start a worker process, pixels or samples."""
-    if modality == "video":
-        return np.zeros((2, 64, 64, 3), np.uint8), {"fps": 2.0}
-    if modality == "vision_chunk":
-        return {"type": "image", "image": _small_item("image", isolated)}
-    samples, pixels = np.zeros(16_000, np.float32), np.zeros((64, 64, 3), np.uint8)
-    if isolated:
-        return (samples, 16_000) if modality == "audio" else pixels
-    file = io.BytesIO()
-    if modality == "image":
-        Image.fromarray(pixels).save(file, "PNG")
-    else:
-        with wave.open(file, "wb") as out:
-            out.setparams((1, 2, 16_000, 0, "NONE", ""))
-            out.writeframes(bytes(32_000))
-    return file.getvalue()
 
 
 @contextmanager
