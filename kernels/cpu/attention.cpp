@@ -2,6 +2,7 @@
 // Keys are read in tiles of 64 with an online softmax (arXiv 2307.08691). A row's bits do not depend on the rest of the batch:
 // it has accumulators of its own, tiles start at absolute positions, and keys that it does not attend to are not read or have
 // weight 0 exactly. Slots beyond a request's length are never read.
+#include <algorithm>
 #include <cmath>
 #include <vector>
 
@@ -11,6 +12,7 @@ static const int TILE = 64;         // keys per tile
 static const int ROWS = 6;          // query rows in registers
 static const float LOWEST = -3e38f; // initial maximum: finite, so that differences are not NaN
 static const int64_t BLOCK = 192;   // query rows that share a prepared tile
+static const int64_t HEADS = 16;    // most key heads read together: a cache row holds all heads
 
 struct Problem {
     const char *q, *k, *v;
@@ -38,7 +40,7 @@ struct Problem {
 };
 
 struct Work {
-    int64_t request, kv_head, first, count;  // query rows of the request
+    int64_t request, kv_head, kv_count, first, count;  // adjacent key heads, and query rows of the request
 };
 
 struct Scratch {
@@ -108,12 +110,17 @@ static thread_local Scratch scratch;  // at namespace scope: inside a function, 
 static void run(int type, Problem problem, int64_t requests, int threads) {
     problem.scale *= problem.cap ? 2 * 1.44269504f / problem.cap : 1.44269504f;
     problem.cap *= 1.44269504f;
-    int64_t group = problem.heads / problem.kv_heads, step = BLOCK / group > 0 ? BLOCK / group : 1;
+    const int64_t group = problem.heads / problem.kv_heads, step = BLOCK / group > 0 ? BLOCK / group : 1;
+    const int64_t shared = problem.kv_heads * requests / (2 * threads);  // leaves work for every thread
     std::vector<Work> work;
-    for (int64_t i = 0; i < requests; i++)
-        for (int64_t head = 0; head < problem.kv_heads; head++)
-            for (int64_t n = problem.starts[i + 1] - problem.starts[i], first = 0; first < n; first += step)
-                work.push_back({i, head, first, n - first < step ? n - first : step});
+    for (int64_t i = 0; i < requests; i++) {
+        const int64_t n = problem.starts[i + 1] - problem.starts[i];
+        if (!n) continue;
+        const int64_t together = std::max<int64_t>(1, std::min({HEADS, shared, BLOCK / (n * group)}));
+        for (int64_t head = 0; head < problem.kv_heads; head += together)
+            for (int64_t first = 0; first < n; first += step)
+                work.push_back({i, head, std::min(together, problem.kv_heads - head), first, std::min(step, n - first)});
+    }
     Attend* attend = choose(type, sensorium_level);
     // one thread handles the heads of a request, whose keys are adjacent in memory
     parallel_shares(threads, (int64_t)work.size(), [&](int64_t i) {

@@ -130,30 +130,44 @@ struct Tile {
     float *k_scales, *v_scales, *own;  // scales of a quantised cache [TILE]; dequantised rows of a tile
 };
 
-// Find the slots of up to a tile of keys from `start` on, and prefetch them: they are short and scattered in memory, so that the
-// hardware prefetcher does not predict them. Returns their number.
+// Find the slots of up to a tile of keys from `start` on. Read one byte of each cache line of their rows from the `skip`th on, in the
+// order of memory: the hardware prefetches such reads, but not those of one head after another. Returns the number of keys.
 template <class T>
-INLINE int find_slots(const Problem& p, const Work& w, int64_t start, int64_t end, int64_t* slots) {
-    int count = (int)(end - start < TILE ? end - start : TILE);
+INLINE int find_slots(const Problem& p, const Work& w, int64_t start, int64_t end, int skip, int64_t* slots) {
+    const int count = (int)(end - start < TILE ? end - start : TILE);
     const int32_t* table = p.tables ? p.tables + w.request * p.width + start / p.block_size : nullptr;
     int64_t offset = start % p.block_size;
     for (int i = 0; i < count; i++) {
         slots[i] = table ? *table * p.block_size + offset : p.starts[w.request] + start + i;
         if (++offset == p.block_size) offset = 0, table += table != nullptr;
-        const int64_t size = p.quant ? 1 : sizeof(T);
-        const char *k = p.k + (slots[i] * p.k_stride + w.kv_head * p.dim) * size;
-        const char *v = p.v + (slots[i] * p.v_stride + w.kv_head * p.dim) * size;
-        for (int64_t d = 0; d < p.dim * size; d += 64) __builtin_prefetch(k + d), __builtin_prefetch(v + d);
     }
+    const int64_t size = p.quant ? 1 : sizeof(T), bytes = w.kv_count * p.dim * size, first = w.kv_head * p.dim * size;
+    for (int plane = 0; plane < 2; plane++)
+        for (int i = skip; i < count; i++) {
+            const char* row = (plane ? p.v : p.k) + slots[i] * (plane ? p.v_stride : p.k_stride) * size + first;
+            for (int64_t at = 0; at < bytes; at += 64) (void)*(const volatile char*)(row + at);
+        }
     return count;
 }
 
 #ifdef PAIRS
-// Interleave two rows of 16 bfloat16 to pairs.
-INLINE v16 pair(const bf16* even, const bf16* odd) {
-    __m512i low = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)even));
-    __m512i high = _mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)odd));
-    return (v16)_mm512_or_si512(low, _mm512_slli_epi32(high, 16));
+// Interleave two rows of `dim` bfloat16 to pairs.
+INLINE void pair_rows(const bf16* even, const bf16* odd, int64_t dim, float* pairs) {
+    const v16u lanes = {0, 1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15};
+    const v16u pairs_of = lanes * 0x10001 + (32 << 16);  // element i of both rows
+    const __m512i first = (__m512i)pairs_of, second = (__m512i)(pairs_of + 16 * 0x10001);
+    int64_t d = 0;
+    for (; d + 32 <= dim; d += 32) {
+        const __m512i a = _mm512_loadu_si512(even + d), b = _mm512_loadu_si512(odd + d);
+        _mm512_storeu_si512(pairs + d, _mm512_permutex2var_epi16(a, first, b));
+        _mm512_storeu_si512(pairs + d + 16, _mm512_permutex2var_epi16(a, second, b));
+    }
+    for (; d < dim; d += 16) {  // memory after the last row may not be mapped
+        const __mmask16 there = dim - d < 16 ? (1 << (dim - d)) - 1 : 0xffff;
+        const __m512i a = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, even + d));
+        const __m512i b = _mm512_cvtepu16_epi32(_mm256_maskz_loadu_epi16(there, odd + d));
+        _mm512_storeu_si512(pairs + d, _mm512_or_si512(a, _mm512_slli_epi32(b, 16)));
+    }
 }
 #endif
 
@@ -201,17 +215,17 @@ INLINE void widen(int quant, const uint8_t* from, T* to, int64_t n) {
 // Find one head's row at each slot from the `skip`th on: its address; in a quantised cache, its values converted into `own`, and
 // its scale (0 for skipped slots).
 template <class T>
-INLINE void load_heads(const Problem& p, const Work& w, const char* base, int64_t stride, const int64_t* slots, int skip, int count,
+INLINE void load_heads(const Problem& p, int64_t kv_head, const char* base, int64_t stride, const int64_t* slots, int skip, int count,
                     const T** found, float* scales, T* own) {
     if (!p.quant) {
-        for (int i = skip; i < count; i++) found[i] = (const T*)base + slots[i] * stride + w.kv_head * p.dim;
+        for (int i = skip; i < count; i++) found[i] = (const T*)base + slots[i] * stride + kv_head * p.dim;
         return;
     }
     memset(scales, 0, TILE * sizeof(float));
     for (int i = skip; i < count; i++) {
         const char* row = base + slots[i] * stride;
-        memcpy(scales + i, row + stride + (w.kv_head - p.kv_heads) * sizeof(float), sizeof(float));
-        widen(p.quant, (const uint8_t*)row + w.kv_head * p.dim, own + i * p.dim, p.dim);
+        memcpy(scales + i, row + stride + (kv_head - p.kv_heads) * sizeof(float), sizeof(float));
+        widen(p.quant, (const uint8_t*)row + kv_head * p.dim, own + i * p.dim, p.dim);
         found[i] = own + i * p.dim;
     }
 }
@@ -219,11 +233,11 @@ INLINE void load_heads(const Problem& p, const Work& w, const char* base, int64_
 // Prepare the keys and values of one head at `count` slots. Keys are transposed; the first `skip` keys and those up to a multiple
 // of 16 are zeros. Keys that fill whole words and vectors are read in place.
 template <class T>
-static void load_tile(const Problem& p, const Work& w, const int64_t* slots, int skip, int count, const Tile& t) {
-    const T *k[TILE], *v[TILE];
+static void load_tile(const Problem& p, int64_t kv_head, const int64_t* slots, int skip, int count, const Tile& t) {
+    const T *k[TILE], *v[TILE + 1];
     if (skip) memset(t.staged, 0, t.depth * 4);
     for (int i = 0; i < skip; i++) k[i] = v[i] = (const T*)t.staged;
-    load_heads<T>(p, w, p.k, p.k_stride, slots, skip, count, k, t.k_scales, (T*)t.own);
+    load_heads<T>(p, kv_head, p.k, p.k_stride, slots, skip, count, k, t.k_scales, (T*)t.own);
     const bool whole = sizeof(T) * PER_WORD == 4 && p.dim == t.depth * PER_WORD;
     const float* rows[TILE];
     for (int i = 0; i < count; i++) {
@@ -233,20 +247,10 @@ static void load_tile(const Problem& p, const Work& w, const int64_t* slots, int
     if (count % 16) memset(t.staged + count * t.depth, 0, t.depth * 4);
     for (int i = count; i < up_to_16(count); i++) rows[i] = t.staged + count * t.depth;
     transpose(rows, t.depth, up_to_16(count), t.keys);
-    load_heads<T>(p, w, p.v, p.v_stride, slots, skip, count, v, t.v_scales, (T*)t.own);
+    load_heads<T>(p, kv_head, p.v, p.v_stride, slots, skip, count, v, t.v_scales, (T*)t.own);
 #ifdef PAIRS
-    const bf16 zeros[16] = {};
-    for (int i = 0; i < count; i += 2)
-        for (int64_t d = 0; d < p.dim; d += 16) {
-            const bf16 *even = (const bf16*)v[i] + d, *odd = i + 1 < count ? (const bf16*)v[i + 1] + d : zeros;
-            bf16 parts[2][16] = {};
-            if (d + 16 > p.dim) {  // memory after the last row may not be mapped
-                memcpy(parts[0], even, (p.dim - d) * sizeof(bf16));
-                memcpy(parts[1], odd, (p.dim - d) * sizeof(bf16));
-                even = parts[0], odd = parts[1];
-            }
-            store(t.values + i / 2 * t.wide + d, pair(even, odd));
-        }
+    v[count] = (const T*)(t.staged + count % TILE * t.depth);  // zeros, as after the keys
+    for (int i = 0; i < count; i += 2) pair_rows((const bf16*)v[i], (const bf16*)v[i + 1], p.dim, t.values + i / 2 * t.wide);
 #else
     for (int i = 0; i < count; i++) stage(t.values + i * t.wide, v[i], p.dim, t.wide);
 #endif
@@ -323,60 +327,91 @@ INLINE void online_softmax(int rows, int count, float* scores, const int* first_
     }
 }
 
+// The query rows that share a key head: queries in words [rows, depth], sums of weighted values [rows, wide], the running maximum
+// [rows] and the sums of weights per lane [rows, 16].
+struct Head {
+    float *q, *out, *row_max, *sums;
+    int64_t depth, wide;
+};
+
+template <class T>
+static void begin_head(const Problem& p, const Work& w, int64_t kv_head, const Head& h) {
+    const int64_t group = p.heads / p.kv_heads, rows = w.count * group, base = p.starts[w.request] + w.first;
+    for (int64_t r = 0; r < rows; r++)
+        stage(h.q + r * h.depth, (const T*)p.q + (base + r / group) * p.q_stride + (kv_head * group + r % group) * p.dim, p.dim, h.depth);
+    memset(h.out, 0, rows * h.wide * 4);
+    memset(h.sums, 0, rows * 16 * 4);
+    for (int64_t r = 0; r < rows; r++) {
+        h.row_max[r] = p.sinks ? p.sinks[kv_head * group + r % group] * 1.44269504f : LOWEST;
+        if (p.sinks) h.sums[16 * r] = 1;
+    }
+}
+
+// Attend with the rows of one head to a tile of `count` keys from `start` on. `position`: of the first row.
+INLINE void attend_tile(const Problem& p, const Work& w, const Head& h, const Tile& tile, int64_t start, int64_t count,
+                        int64_t position, float* scores, float* weights, float* rescale) {
+    const int64_t group = p.heads / p.kv_heads, rows = w.count * group, length = p.lengths[w.request], base = p.starts[w.request] + w.first;
+    const bool plain = p.causal && !p.key_range;  // later rows attend to more keys
+    int64_t skipped = plain && start > position ? (start - position) * group : 0;  // rows before the tile's first key
+    for (int64_t r = skipped; r < rows; r += ROWS) {
+        int n = (int)(rows - r < ROWS ? rows - r : ROWS), first_key[ROWS], end_key[ROWS];
+        for (int i = 0; i < n; i++) {
+            int64_t row = (r + i) / group, sees = p.end(base + row, position + row, length) - start;
+            int64_t hides = p.first(base + row, position + row) - start;
+            end_key[i] = (int)(sees < 0 ? 0 : sees < count ? sees : count);
+            first_key[i] = (int)(hides < 0 ? 0 : hides < count ? hides : count);
+        }
+        multiply(n, h.q + r * h.depth, h.depth, tile.keys, TILE, h.depth, scores, TILE, up_to_16(count), nullptr);
+        online_softmax(n, (int)count, scores, first_key, end_key, p, tile, h.row_max + r, h.sums + 16 * r, weights, rescale);
+        multiply(n, weights, TILE / PER_WORD, tile.values, h.wide, (count + PER_WORD - 1) / PER_WORD, h.out + r * h.wide, h.wide, h.wide,
+                 rescale);
+    }
+}
+
+template <class T>
+static void end_head(const Problem& p, const Work& w, int64_t kv_head, const Head& h) {
+    const int64_t group = p.heads / p.kv_heads, rows = w.count * group, base = p.starts[w.request] + w.first;
+    for (int64_t r = 0; r < rows; r++) {
+        T* to = (T*)p.out + ((base + r / group) * p.heads + kv_head * group + r % group) * p.dim;
+        float inverse = 1.f / sum(load(h.sums + 16 * r));
+        int64_t d = 0;
+        for (; d + 16 <= p.dim; d += 16) store(to + d, load(h.out + r * h.wide + d) * inverse);
+        if (d < p.dim) store_part(to + d, load(h.out + r * h.wide + d) * inverse, p.dim - d);
+    }
+}
+
 template <class T>
 static void attend(const Problem& p, const Work& w, Scratch& scratch) {
-    int64_t group = p.heads / p.kv_heads, rows = w.count * group, depth = (p.dim / PER_WORD + 15) / 16 * 16;
-    int64_t wide = (p.dim + 15) / 16 * 16, length = p.lengths[w.request], base = p.starts[w.request] + w.first;
-    int64_t before = length - (p.starts[w.request + 1] - p.starts[w.request]) + w.first;  // position of the first row
-    const int64_t quant_rows = p.quant ? TILE : 0;
-    scratch.memory.resize(4 * (rows * (depth + wide + 17) + TILE * (2 * depth + wide) + quant_rows * (wide + 2) + 2 * ROWS * TILE + 64) +
-                          16 * 64);
+    const int64_t rows = w.count * (p.heads / p.kv_heads), depth = (p.dim / PER_WORD + 15) / 16 * 16, wide = (p.dim + 15) / 16 * 16;
+    const int64_t length = p.lengths[w.request], base = p.starts[w.request] + w.first, quant_rows = p.quant ? TILE : 0;
+    const int64_t position = length - (p.starts[w.request + 1] - p.starts[w.request]) + w.first;  // of the first row
+    scratch.memory.resize(4 * (w.kv_count * (rows * (depth + wide + 17) + 64) + TILE * (2 * depth + wide) + quant_rows * (wide + 2) +
+                               2 * ROWS * TILE + 64) + 16 * 64);
     char* at = scratch.memory.data() + (64 - (uintptr_t)scratch.memory.data() % 64);
-    float *q = Scratch::take<float>(at, rows * depth), *out = Scratch::take<float>(at, rows * wide);
-    float *row_max = Scratch::take<float>(at, rows), *sums = Scratch::take<float>(at, rows * 16);
+    Head heads[HEADS];
+    for (int64_t i = 0; i < w.kv_count; i++) {
+        float *q = Scratch::take<float>(at, rows * depth), *out = Scratch::take<float>(at, rows * wide);
+        float *row_max = Scratch::take<float>(at, rows), *sums = Scratch::take<float>(at, rows * 16);
+        begin_head<T>(p, w, w.kv_head + i, heads[i] = {q, out, row_max, sums, depth, wide});
+    }
     float *scores = Scratch::take<float>(at, ROWS * TILE), *weights = Scratch::take<float>(at, ROWS * TILE);
     float* rescale = Scratch::take<float>(at, 16);
     Tile tile{Scratch::take<float>(at, TILE * depth), Scratch::take<float>(at, TILE * depth), Scratch::take<float>(at, TILE * wide), depth, wide,
               Scratch::take<float>(at, quant_rows), Scratch::take<float>(at, quant_rows), Scratch::take<float>(at, quant_rows * wide)};
-    for (int64_t r = 0; r < rows; r++)
-        stage(q + r * depth, (const T*)p.q + (base + r / group) * p.q_stride + (w.kv_head * group + r % group) * p.dim, p.dim, depth);
-    memset(out, 0, rows * wide * 4);
-    memset(sums, 0, rows * 16 * 4);
-    for (int64_t r = 0; r < rows; r++) {
-        row_max[r] = p.sinks ? p.sinks[w.kv_head * group + r % group] * 1.44269504f : LOWEST;
-        if (p.sinks) sums[16 * r] = 1;
-    }
     int64_t begin = length, end = 0;  // keys that any of the rows attends to
     for (int64_t i = 0; i < w.count; i++) {
-        int64_t first = p.first(base + i, before + i), last = p.end(base + i, before + i, length);
+        int64_t first = p.first(base + i, position + i), last = p.end(base + i, position + i, length);
         begin = first < begin ? first : begin, end = last > end ? last : end;
     }
-    const bool plain = p.causal && !p.key_range;  // later rows attend to more keys
-    int64_t slots[TILE], start = begin / TILE * TILE;
-    for (int64_t count = find_slots<T>(p, w, start, end, slots), coming; start < end; start += TILE, count = coming) {
-        load_tile<T>(p, w, slots, (int)(begin > start ? begin - start : 0), (int)count, tile);
-        coming = find_slots<T>(p, w, start + TILE, end, slots);
-        int64_t skipped = plain && start > before ? (start - before) * group : 0;  // rows before the tile's first key
-        for (int64_t r = skipped; r < rows; r += ROWS) {
-            int n = (int)(rows - r < ROWS ? rows - r : ROWS), first_key[ROWS], end_key[ROWS];
-            for (int i = 0; i < n; i++) {
-                int64_t row = (r + i) / group, sees = p.end(base + row, before + row, length) - start;
-                int64_t hides = p.first(base + row, before + row) - start;
-                end_key[i] = (int)(sees < 0 ? 0 : sees < count ? sees : count);
-                first_key[i] = (int)(hides < 0 ? 0 : hides < count ? hides : count);
-            }
-            multiply(n, q + r * depth, depth, tile.keys, TILE, depth, scores, TILE, up_to_16(count), nullptr);
-            online_softmax(n, (int)count, scores, first_key, end_key, p, tile, row_max + r, sums + 16 * r, weights, rescale);
-            multiply(n, weights, TILE / PER_WORD, tile.values, wide, (count + PER_WORD - 1) / PER_WORD, out + r * wide, wide, wide, rescale);
+    int64_t slots[TILE];
+    for (int64_t start = begin / TILE * TILE; start < end; start += TILE) {
+        const int skip = (int)(begin > start ? begin - start : 0), count = find_slots<T>(p, w, start, end, skip, slots);
+        for (int64_t i = 0; i < w.kv_count; i++) {
+            load_tile<T>(p, w.kv_head + i, slots, skip, count, tile);
+            attend_tile(p, w, heads[i], tile, start, count, position, scores, weights, rescale);
         }
     }
-    for (int64_t r = 0; r < rows; r++) {
-        T* to = (T*)p.out + ((base + r / group) * p.heads + w.kv_head * group + r % group) * p.dim;
-        float inverse = 1.f / sum(load(sums + 16 * r));
-        int64_t d = 0;
-        for (; d + 16 <= p.dim; d += 16) store(to + d, load(out + r * wide + d) * inverse);
-        if (d < p.dim) store_part(to + d, load(out + r * wide + d) * inverse, p.dim - d);
-    }
+    for (int64_t i = 0; i < w.kv_count; i++) end_head<T>(p, w, w.kv_head + i, heads[i]);
 }
 
 }  // namespace NAMESPACE

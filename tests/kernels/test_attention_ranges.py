@@ -105,3 +105,20 @@ def test_a_row_is_the_same_in_every_batch(dtype: torch.dtype, window: int | None
             keys, values = (torch.cat((side[:1], side[start:stop])) for side in (k, v))
             parts.append(paged_attention(queries, keys, values, other, step, 0.2, cap)[1:])
         assert torch.equal(torch.cat(parts), whole)
+
+
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+def test_heads_that_are_read_together(dtype: torch.dtype) -> None:
+    """With enough requests for all threads, a thread reads the key heads of a cache row together: the bits stay the same."""
+    lengths = [3, 64, 65, 150, 17, 128, 1, 90, 33, 70]
+    q, k, v, cache, meta = case([(length, 1) for length in lengths], 10, 5, 40, dtype)
+    together = paged_attention(q, k, v, cache, meta, 0.2)
+    for i, length in enumerate(lengths):
+        alone = AttentionMetadata(
+            (0, 1), (length + 1,), meta.block_tables[i : i + 1], meta.slot_mapping[i : i + 1], meta.block_size
+        )
+        row = slice(i, i + 1)
+        assert torch.equal(paged_attention(q[row], k[row], v[row], cache, alone, 0.2), together[row])
+    limit = 1e-5 if dtype == torch.float32 else 2e-2
+    torch.testing.assert_close(together, paged_attention_reference(q, cache, meta, 0.2), atol=limit, rtol=limit)
