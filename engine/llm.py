@@ -19,6 +19,7 @@ from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
 from ..processors.files import MODULES
 from ..processors.interface import SupportsTranscription
+from ..processors.text.message_parts import holds_files
 from ..processors.text.tokenizer import Tokenizer
 from .config import EngineConfig, make_config
 from .engine_args import EngineArgs
@@ -510,7 +511,10 @@ class LLM(NotPicklable):
             raise InputError('this engine has only the encoder; call encode_media, or load the model without parts="encoder"')
         inputs, reserve = self._inputs, self._reserve(params)
         prepare = partial(inputs.parse, prompt) if chat is None else partial(inputs.parse_chat, prompt, *chat)
-        return RequestHandle(partial(prepare, reserve), params, priority, request_id)
+        handle = RequestHandle(partial(prepare, reserve), params, priority, request_id)
+        if chat is not None:
+            handle.has_files, handle.tenant = holds_files(prompt), chat[1].get("cache_salt")
+        return handle
 
     def _reserve(self, params: SamplingParams) -> int:
         """Return how many tokens `fit="context"` leaves for the answer: max_tokens, at most a quarter of the context."""

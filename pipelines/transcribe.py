@@ -69,6 +69,7 @@ class _Options:
     max_concurrent_windows: int
     on_progress: Callable[[float], None]
     on_text: Callable[[int, str], None]
+    on_window: Callable[[int, WindowResult], None]
     find_end: AttentionAligner | None
 
 
@@ -94,6 +95,7 @@ def transcribe_tasks(
     cache_salt: str | None = None,
     on_progress: Callable[[float], None] = lambda seconds: None,
     on_text: Callable[[int, str], None] = lambda index, text: None,
+    on_window: Callable[[int, WindowResult], None] = lambda index, window: None,
 ) -> list[WideTask[Transcript]]:
     """Return one task per audio item, in order; they run as one batch. A failed item gives a Transcript with `error`.
 
@@ -111,6 +113,7 @@ def transcribe_tasks(
         condition_on_previous_text: with `sequential`, the prompt of a window contains the text before it.
         on_progress: called with the seconds of each finished window, and with the seconds of silence that were skipped.
         on_text: called with an item's number and more of its text as soon as that is final. Together these are the text.
+        on_window: called with an item's number and each of its windows, in order, before the text that the window completes.
         aligner: folder of a CTC model that times words; None: the model does. cache_salt: different salts share no cache.
 
     Raises:
@@ -130,7 +133,8 @@ def transcribe_tasks(
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     code, windows = check_language(llm, language, task), max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
     mode = (vad, sequential, condition_on_previous_text, times, rate, window_size(llm))
-    options = _Options(decoding, code, words, *mode, windows, on_progress, on_text, _end_finder(llm, task, cache_salt))
+    reports = (on_progress, on_text, on_window)
+    options = _Options(decoding, code, words, *mode, windows, *reports, _end_finder(llm, task, cache_salt))
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
 
 
@@ -166,12 +170,13 @@ def window_size(llm: LLM) -> int:
 
 
 class _FinalTexts:
-    """Reports the text of an item's windows, which come in order, as soon as it is final."""
+    """Reports an item's windows, which come in order, and their text as soon as it is final."""
 
-    def __init__(self, report: Callable[[str], None]) -> None:
-        self._report, self._merger = report, TextMerger()
+    def __init__(self, report: Callable[[str], None], report_window: Callable[[WindowResult], None]) -> None:
+        self._report, self._report_window, self._merger = report, report_window, TextMerger()
 
     def add(self, one: WindowText) -> None:
+        self._report_window(one.result)
         self._send(self._merger.add(one.result.text, one.result.overlap))
         if one.window is None or one.window.next_start >= one.window.end:
             self.finish()
@@ -194,12 +199,13 @@ def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTas
         if source.data is None or isinstance(source.data, EmbeddingItem):
             text = yield from window_task(llm, item, None, options.rate, options.decoding, language, options.context)
             found = [text]
+            options.on_window(index, text.result)
             options.on_text(index, text.result.text)
             return _transcript(index, found, nothing, language, options, None)
         with closing(gate.audio_blocks(source, options.rate, llm.config.media)) as blocks:
             detector = None if options.vad is False else make_detector(options.vad, options.rate)
             faults = list[Exception]()
-            texts = _FinalTexts(partial(options.on_text, index))
+            texts = _FinalTexts(partial(options.on_text, index), partial(options.on_window, index))
             reader = WindowReader(_until_fault(blocks, faults), options.rate, options.size, detector)
             if options.sequential:
                 found = yield from _read_sequentially(llm, reader, options, language, texts)

@@ -7,6 +7,7 @@ from typing import Any
 
 from ..mm.errors import InputError, short_repr
 from ..mm.media.policy import MediaUrl
+from .protocol.body import check_fields
 
 MAX_INPUTS = 2048
 _MEDIA = ("image", "video", "audio")
@@ -33,7 +34,10 @@ def read_input(value: object, where: str) -> Any:
         return {"prompt_token_ids": value}
     if not isinstance(value, Mapping):
         raise _error(where, value)
-    given: Mapping[str, Any] = _of_parts(value["content"], where) if set(value) == {"content"} else value
+    given: Mapping[str, Any] = value
+    if "content" in value:
+        check_fields(value, ("content",), where, where)
+        given = _of_parts(value["content"], where)
     for name in given:
         if name not in ("text", *_MEDIA):
             raise InputError(f"{where} has the key {short_repr(name, 40)}; {_FORM}", param=where)
@@ -48,8 +52,9 @@ def _of_parts(parts: object, where: str) -> dict[str, list[Any]]:
     listed: list[Any] = parts if isinstance(parts, list) else [parts]
     for part in listed:
         kind = part.get("type") if isinstance(part, dict) else None
-        if not isinstance(kind, str) or part.keys() != {"type", kind} or kind.removesuffix("_url") not in ("text", *_MEDIA):
+        if not isinstance(kind, str) or kind not in part or kind.removesuffix("_url") not in ("text", *_MEDIA):
             raise _error(where, part)
+        check_fields(part, ("type", kind), f"a part of {where}", where)
         found.setdefault(kind.removesuffix("_url"), []).append(part[kind])
     return found
 
@@ -57,7 +62,9 @@ def _of_parts(parts: object, where: str) -> dict[str, list[Any]]:
 def _urls(value: object, where: str) -> Any:
     if isinstance(value, list):
         return [_urls(one, where) for one in value]
-    url = value["url"] if isinstance(value, Mapping) and value.keys() == {"url"} else value
+    if isinstance(value, Mapping):
+        check_fields(value, ("url",), f"a medium of {where}", where)
+    url = value.get("url") if isinstance(value, Mapping) else value
     if not isinstance(url, str):
         raise _error(where, value)
     return MediaUrl(url)

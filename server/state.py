@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import cached_property
@@ -23,6 +23,7 @@ from .config import ServerConfig
 from .errors import HttpError
 from .guard import PRIORITY, TENANT
 from .parsers.answer import AnswerFormat, answer_format
+from .protocol.messages import check_messages
 from .store import Store
 
 if TYPE_CHECKING:
@@ -80,6 +81,10 @@ class Server:
         tokenizer, config = self.engine.llm.get_tokenizer(), self.config
         template = tokenizer.chat_template
         return answer_format(template, [*tokenizer.specials], config.tool_call_parser, config.reasoning_parser)
+
+    def check_messages(self, messages: Sequence[Mapping[str, Any]]) -> None:
+        """Raise InputError if a message has an unknown field."""
+        check_messages(messages, self.engine.llm.get_tokenizer().chat_template)
 
     def check_model(self, name: str | None) -> None:
         """Raise HttpError if a request names another model."""

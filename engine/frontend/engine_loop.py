@@ -147,7 +147,8 @@ class EngineLoop:
                     name = f"{handle.name}-{time.time_ns()}"
                     handle.register(handle.number, name, self.tokenizer, post, stream, self._commands)
                 read = partial(handle.read_prompt, self.tokenizer, self._limits)
-                handle.entry = QueueEntry(read, _admission(self._commands, handle), handle.priority)
+                done = _admission(self._commands, handle)
+                handle.entry = QueueEntry(read, done, handle.priority, handle.has_files, handle.tenant)
                 self._names[handle.name] = handle
             return self.input_queue.add([handle.entry for handle in handles if handle.entry is not None], after)
 

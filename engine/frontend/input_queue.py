@@ -7,14 +7,18 @@ import threading
 from collections import Counter
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from functools import partial
+from itertools import chain
 from typing import Any
 
+from ...mm.media.isolate import Interrupt
 from ..threads import use_threads
 from .input_processor import ParsedPrompt
 from .processed_prompt import ProcessedPrompt
 
 _NUM_PARSERS = 2  # threads that render and tokenise
+_NUM_OPENERS = 2  # threads that do the same for prompts with files, and open these
 _MAX_FETCHING = 32  # prompts whose media are being downloaded or wait for a media worker
 _MAX_REMOTE = 1024  # prompts that wait for downloads
 _MEDIA_STAGES = ("awaiting_uuids", "to_process", "processing")
@@ -30,21 +34,32 @@ class QueueEntry:
     Args:
         prepare: parses the prompt; a prompt with media gives a ParsedPrompt, which is fetched and processed later.
         done: called once, in any thread, with the processed prompt or the error, unless the entry was dropped before.
-        stage: waiting, parsing, to_fetch, fetching, awaiting_uuids (other prompts have to provide its content), to_process,
-            processing, held (by the engine), gone.
+        has_files: the prompt's messages hold files. Parsing opens PDFs, which may take seconds.
+        tenant: whose files these are.
+        stage: waiting, parsing, opening (parsing of a prompt with files), to_fetch, fetching, awaiting_uuids (other prompts
+            have to provide its content), to_process, processing, held (by the engine), gone.
         num_bytes: bytes of the processed items while the entry is held.
         parsed: the prompt after parsing, if it has media.
+        interrupt: ends the parsing of a prompt that was dropped.
         downloads: its running downloads.
     """
 
     prepare: Callable[[], ProcessedPrompt | ParsedPrompt]
     done: Callable[[ProcessedPrompt | Exception], None]
     priority: int = 0
+    has_files: bool = False
+    tenant: str | None = None
     stage: str = "waiting"
     num_bytes: int = 0
     order: Order = (0, 0, 0)
     parsed: ParsedPrompt | None = None
+    interrupt: Interrupt = field(default_factory=Interrupt)
     downloads: Sequence[Future[Any]] = ()
+
+    @property
+    def owner(self) -> str | None:
+        """The tenant of the files, or of the parsed prompt."""
+        return self.tenant if self.parsed is None else self.parsed.tenant
 
 
 class InputQueue:
@@ -52,8 +67,9 @@ class InputQueue:
 
     Entries of one `add` keep their order. Several large batches take turns entry by entry, so a small batch does not wait for
     a large one. Smaller priorities go first. A prompt that is ready overtakes slower ones: text overtakes a slow video, and
-    local media overtake downloads. A prompt that gives uuids without data waits for earlier prompts that provide the data, or
-    that are not parsed yet and may do so.
+    local media overtake downloads. Prompts with files have threads of their own, so that slow PDFs delay no other prompt, and
+    one that is dropped while its PDFs are opened frees its thread. A prompt that gives uuids without data waits for earlier
+    prompts that provide the data, or that are not parsed yet and may do so.
 
     Args:
         window: limit on the prompts being parsed, plus the larger of two numbers: prompts that are held, and prompts whose
@@ -67,9 +83,11 @@ class InputQueue:
         self._window, self._num_workers, self._capacity = window, workers, capacity
         one_thread: dict[str, Any] = {"initializer": use_threads, "initargs": (1,)}
         self._parsers = ThreadPoolExecutor(_NUM_PARSERS, "sensorium-parse", **one_thread)
+        self._openers = ThreadPoolExecutor(_NUM_OPENERS, "sensorium-open", **one_thread)
         self._workers = ThreadPoolExecutor(workers, "sensorium-media", **one_thread)
         self._lock = threading.RLock()
         self._waiting: list[tuple[Order, QueueEntry]] = []
+        self._to_open: list[tuple[Order, QueueEntry]] = []  # like _waiting, with files
         self._to_fetch: list[tuple[Order, QueueEntry]] = []
         self._to_process: list[tuple[Order, QueueEntry]] = []
         self._awaiting_uuids: list[QueueEntry] = []
@@ -96,7 +114,7 @@ class InputQueue:
                 self._arrivals += 1
                 self._count["waiting"] += 1
                 entry.order = (entry.priority, turn, self._arrivals)
-                heapq.heappush(self._waiting, (entry.order, entry))
+                heapq.heappush(self._to_open if entry.has_files else self._waiting, (entry.order, entry))
             self._start_ready()
             return turn
 
@@ -110,13 +128,14 @@ class InputQueue:
                 if entry.stage != "processing" and entry.parsed is not None:  # `finish` closes it
                     entry.parsed.ledger.close()
                 self._move(entry, "gone")
+                entry.interrupt.stop()
                 for future in entry.downloads:  # after the move: the last download that ends sends an entry to its next stage
                     future.cancel()
             self._start_ready()
 
     def close(self) -> None:
         """Start no more work. Running work ends by itself."""
-        for pool in (self._parsers, self._workers):
+        for pool in (self._parsers, self._openers, self._workers):
             pool.shutdown(wait=False, cancel_futures=True)
 
     def _move(self, entry: QueueEntry, stage: str) -> None:
@@ -142,13 +161,14 @@ class InputQueue:
     def _start_one(self) -> bool:
         """Start the next stage of one entry. Return False if there is room for none."""
         self._release_provided()
-        if self._waiting and self._room_to_parse():
+        if self._waiting and self._room_to_parse("parsing", _NUM_PARSERS):
             _, entry = heapq.heappop(self._waiting)
             if entry.stage == "waiting":
-                self._turn = max(self._turn, entry.order[1])
-                self._run(entry, "parsing", self._parsers, entry.prepare)
-        elif (fetch := self._pop_to_fetch()) is not None:
-            self._fetch(*fetch)
+                self._parse(entry, "parsing", self._parsers)
+        elif (opening := self._pop_to_open()) is not None:
+            self._parse(opening, "opening", self._openers)
+        elif (fetching := self._pop_to_fetch()) is not None:
+            self._fetch(fetching)
         elif self._to_process and self._room_to_process():
             _, entry = heapq.heappop(self._to_process)
             if entry.stage == "to_process" and entry.parsed is not None:
@@ -157,20 +177,33 @@ class InputQueue:
             return False
         return True
 
-    def _pop_to_fetch(self) -> tuple[QueueEntry, ParsedPrompt] | None:
-        """Remove and return the next prompt to download. A tenant gets another place if more places are free than it holds."""
-        busy = [one.parsed.tenant for one in self._in_progress if one.parsed and one.stage in ("fetching", "to_process")]
-        left, passed, found = _MAX_FETCHING - len(busy), list[tuple[Order, QueueEntry]](), None
-        while left > 0 and self._to_fetch and found is None:
-            order, entry = heapq.heappop(self._to_fetch)
-            if entry.stage == "to_fetch" and entry.parsed is not None:
-                tenant = entry.parsed.tenant
-                if tenant is None or busy.count(tenant) < left:
-                    found = entry, entry.parsed
+    def _pop_to_open(self) -> QueueEntry | None:
+        """Remove and return the next prompt with files to parse."""
+        if not self._to_open or not self._room_to_parse("opening", _NUM_OPENERS):
+            return None
+        return self._pop_fairly(self._to_open, "waiting", ("opening",), _NUM_OPENERS)
+
+    def _pop_to_fetch(self) -> QueueEntry | None:
+        """Remove and return the next prompt to download."""
+        return self._pop_fairly(self._to_fetch, "to_fetch", ("fetching", "to_process"), _MAX_FETCHING)
+
+    def _pop_fairly(
+        self, heap: list[tuple[Order, QueueEntry]], stage: str, next_stages: Sequence[str], places: int
+    ) -> QueueEntry | None:
+        """Remove and return the next entry. A tenant gets another place if more places are free than it holds."""
+        if not heap:
+            return None
+        busy = [one.owner for one in self._in_progress if one.stage in next_stages]
+        left, passed, found = places - len(busy), list[tuple[Order, QueueEntry]](), None
+        while left > 0 and heap and found is None:
+            order, entry = heapq.heappop(heap)
+            if entry.stage == stage:
+                if entry.owner is None or busy.count(entry.owner) < left:
+                    found = entry
                 else:
                     passed.append((order, entry))
         for one in passed:
-            heapq.heappush(self._to_fetch, one)
+            heapq.heappush(heap, one)
         return found
 
     def _release_provided(self) -> None:
@@ -185,22 +218,27 @@ class InputQueue:
     def _has_provider(self, entry: QueueEntry) -> bool:
         """Return True if an earlier prompt provides data of the entry's uuids, or may do so once it is parsed."""
         required = entry.parsed.required_uuids if entry.parsed is not None else frozenset()
+        to_open = (other for _, other in self._to_open if other.stage == "waiting")
         return bool(required) and any(
             other.order[2] < entry.order[2] and (other.parsed is None or not required.isdisjoint(other.parsed.provided_uuids))
-            for other in self._in_progress
+            for other in chain(self._in_progress, to_open)
         )
 
     def _await_uuids(self, entry: QueueEntry) -> None:
         self._move(entry, "awaiting_uuids")
         self._awaiting_uuids.append(entry)
 
-    def _room_to_parse(self) -> bool:
+    def _room_to_parse(self, stage: str, threads: int) -> bool:
         media = sum(self._count[stage] for stage in _MEDIA_STAGES)
-        parsing = self._count["parsing"]
-        if parsing >= _NUM_PARSERS or self._count["to_fetch"] + self._count["fetching"] >= _MAX_REMOTE:
+        parsing = self._count[stage]
+        if parsing >= threads or self._count["to_fetch"] + self._count["fetching"] >= _MAX_REMOTE:
             return False
-        full = self._embeds and self._bytes + (parsing + 1) * self._average_bytes > self._capacity
+        full = self._embeds and self._bytes + (self._count["parsing"] + 1) * self._average_bytes > self._capacity
         return not full and parsing + max(media, self._count["held"]) < self._window
+
+    def _parse(self, entry: QueueEntry, stage: str, pool: ThreadPoolExecutor) -> None:
+        self._turn = max(self._turn, entry.order[1])
+        self._run(entry, stage, pool, partial(entry.interrupt.run, entry.prepare))
 
     def _room_to_process(self) -> bool:
         processing = self._count["processing"]
@@ -237,10 +275,11 @@ class InputQueue:
                 self._finish(entry, result)
             self._start_ready()
 
-    def _fetch(self, entry: QueueEntry, parsed: ParsedPrompt) -> None:
+    def _fetch(self, entry: QueueEntry) -> None:
+        assert entry.parsed is not None
         self._move(entry, "fetching")
         try:
-            entry.downloads = parsed.fetch()
+            entry.downloads = entry.parsed.fetch()
         except RuntimeError as error:
             self._finish(entry, error)
             return

@@ -19,7 +19,9 @@ import threading
 import time
 import typing
 import weakref
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
+from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol, TypeVar
 
@@ -194,13 +196,58 @@ class CodecWorker:
         message, buffers = receive(self._channel, deadline, memory)
         return msgspec.msgpack.decode(message, type=WorkerReply), buffers
 
+    def kill(self) -> None:
+        """End the process. The thread that waits for its reply gets EOFError or OSError."""
+        self._process.kill()
+
     def stop(self) -> int:
         """Kill the worker and return its exit status."""
-        self._process.kill()
+        self.kill()
         self._channel.close()
         return self._process.wait()
 
 
+class Interrupt:
+    """Ends a function's calls in workers. `stop` may be called in any thread and at any time."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._worker: CodecWorker | None = None
+        self._stopped = False
+
+    def run(self, work: Callable[[], T]) -> T:
+        """Return the result of `work`. After `stop`, this and its calls in workers raise InputError."""
+        self._check()
+        token = _interrupt.set(self)
+        try:
+            return work()
+        finally:
+            _interrupt.reset(token)
+
+    @contextmanager
+    def watching(self, worker: CodecWorker) -> Iterator[None]:
+        """Kill the worker if `stop` is called inside the context or was called before it."""
+        with self._lock:
+            self._check()
+            self._worker = worker
+        try:
+            yield
+        finally:
+            with self._lock:
+                self._worker = None
+
+    def stop(self) -> None:
+        with self._lock:
+            self._stopped = True
+            if self._worker is not None:
+                self._worker.kill()
+
+    def _check(self) -> None:
+        if self._stopped:
+            raise InputError("the request was aborted")
+
+
+_interrupt: ContextVar[Interrupt | None] = ContextVar("interrupt", default=None)
 _idle: list[CodecWorker] = []
 _lock = threading.RLock()  # owners may be garbage collected, and so released, anywhere
 _owners = _closes = 0
@@ -211,9 +258,10 @@ def _ask(
     request: WorkerRequest, data: bytes, memory: int, tenant: str | None = None, require: bool = False
 ) -> tuple[WorkerReply, list[memoryview]]:
     began = _closes
-    worker = _take(request.module, tenant, require)
+    worker, interrupt = _take(request.module, tenant, require), _interrupt.get()
     try:
-        reply, buffers = worker.ask(request, data, memory)
+        with nullcontext() if interrupt is None else interrupt.watching(worker):
+            reply, buffers = worker.ask(request, data, memory)
     except TimeoutError:
         worker.stop()
         raise slow_error(request.seconds) from None

@@ -104,7 +104,7 @@ class WindowResult:
         attempts: answers in order of temperature. `accepted` is the index of the one that is used.
         no_speech_prob: probability of "no speech"; None if the model has no token for it.
         skipped: "no_speech" if the text was dropped because of `no_speech_prob`, else None.
-        num_tokens: number of tokens of the answer.
+        num_tokens, num_prompt_tokens: number of tokens of the answer, and of its prompt.
         overlap: seconds shared with the previous window.
         skip_error: why speech that the text may skip could not be transcribed in shorter windows, or None.
     """
@@ -117,6 +117,7 @@ class WindowResult:
     no_speech_prob: float | None = None
     skipped: str | None = None
     num_tokens: int = 0
+    num_prompt_tokens: int = 0
     finish_reason: str | None = None
     overlap: float = 0.0
     skip_error: ErrorInfo | None = None

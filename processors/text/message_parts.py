@@ -51,6 +51,14 @@ _FILES_FPS = 2.0  # rate of frames in files, as in qwen-vl-utils
 _MOST_FILES = 4096  # frames of one video
 
 
+def holds_files(messages: object) -> bool:
+    """Return whether a conversation has a part that holds a file, which may be a PDF. The messages may have any form."""
+    listed = messages if isinstance(messages, list | tuple) else ()
+    contents = (message.get("content") for message in listed if isinstance(message, dict))
+    parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
+    return any(isinstance(part, dict) and part.get("type") in FILE_TYPES for part in parts)
+
+
 def split_media(
     messages: Sequence[Mapping[str, Any]],
     policy: MediaPolicy = DEFAULT_POLICY,

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -16,7 +16,7 @@ from ...mm.errors import InputError
 from ...pipelines.llm import AsyncLLM
 from ...pipelines.speech.arguments import TEMPERATURES
 from ...pipelines.speech.subtitles import WRITERS, SubtitleLayout
-from ...pipelines.transcribe import Segment, Transcript
+from ...pipelines.transcribe import Segment, Transcript, WindowResult
 from ..events import event_stream
 from ..forms import read_form
 from ..protocol.audio import LISTS, AudioForm, TranscriptionForm
@@ -65,12 +65,17 @@ async def _respond(
 
 def _options(request: Request, form: AudioForm) -> dict[str, Any]:
     """Return the arguments of `transcribe` that all forms have."""
-    server_of(request).check_model(form.model)
+    server = server_of(request)
+    server.check_model(form.model)
     options: dict[str, Any] = {"prompt": form.prompt, "hotwords": form.hotwords, "vad": form.vad}
     options["cache_salt"] = cache_salt(request, form.cache_salt)
     if form.temperature:  # with 0, hotter answers follow where the first one fails, as OpenAI's do
         options["temperature"] = form.temperature
     if form.max_completion_tokens is not None:
+        speech = server.engine.llm.speech
+        if speech is not None and speech.frame_rule() is not None:
+            reason = "this model has no decoder whose tokens could be limited; leave max_completion_tokens out"
+            raise InputError(reason, param="max_completion_tokens")
         options["temperature"] = form.temperature or TEMPERATURES
         options["sampling_params"] = SamplingParams(temperature=0.0, max_tokens=form.max_completion_tokens)
     return options
@@ -88,7 +93,7 @@ async def _stream(request: Request, form: TranscriptionForm, audio: bytes) -> Re
     if form.response_format != "json":
         raise InputError("stream=true needs response_format=json; set it", param="response_format")
     server = server_of(request)
-    events = transcript_events(server.engine, audio, form.language, _options(request, form))
+    events = transcript_events(server.engine, audio, form.language, _options(request, form), form.has_continuous_usage)
     first = await unless_disconnected(request, first_output(events))
     whole = _resume(first, events)
     return event_stream(_vllm_chunks(whole, server.name, form) if form.as_vllm else whole, with_done=form.as_vllm)
@@ -101,15 +106,13 @@ async def _vllm_chunks(
     head = {"id": new_id("trsc-"), "object": "transcription.chunk", "created": int(time.time()), "model": name}
     async with aclosing(events):
         async for event in events:
-            text, usage = event.get("delta", ""), event.get("usage")
-            choice = {"delta": {"content": text}, "finish_reason": usage and "stop", "stop_reason": None}
-            yield {**head, "choices": [choice]}
-            if usage is not None and form.stream_include_usage:
-                yield {
-                    **head,
-                    "choices": [],
-                    "usage": {_VLLM_USAGE[key]: value for key, value in usage.items() if key != "type"},
-                }
+            is_last = event["type"] == "transcript.text.done"
+            usage = {_VLLM_USAGE[key]: value for key, value in event.get("usage", {}).items() if key != "type"}
+            choice = {"delta": {"content": event.get("delta", "")}, "finish_reason": "stop" if is_last else None}
+            always = {"usage": usage} if form.has_continuous_usage else {}
+            yield {**head, "choices": [{**choice, "stop_reason": None}], **always}
+            if is_last and form.stream_include_usage:
+                yield {**head, "choices": [], "usage": usage}
 
 
 async def _resume(first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:
@@ -120,30 +123,38 @@ async def _resume(first: dict[str, Any], events: AsyncGenerator[dict[str, Any], 
 
 
 async def transcript_events(
-    engine: AsyncLLM, audio: object, language: str | None, options: dict[str, Any]
+    engine: AsyncLLM, audio: object, language: str | None, options: dict[str, Any], with_usage: bool = False
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the events of a streamed transcription: text as soon as it is final, and the whole text."""
-    loop, texts = asyncio.get_running_loop(), asyncio.Queue[str | None]()
+    """Yield the events of a streamed transcription: text as soon as it is final, and the whole text.
 
-    def on_text(_: int, text: str) -> None:  # called in other threads
-        loop.call_soon_threadsafe(texts.put_nowait, text)
+    `with_usage`: each text comes with the usage of the windows so far.
+    """
+    loop, texts, windows = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None](), list[WindowResult]()
 
-    work = asyncio.ensure_future(engine.transcribe(audio, language, on_text=on_text, **options))
+    def on_text(_: int, text: str) -> None:  # called in other threads, as `on_window`
+        usage = {"usage": _token_usage(windows)} if with_usage else {}
+        loop.call_soon_threadsafe(texts.put_nowait, {"type": "transcript.text.delta", "delta": text, **usage})
+
+    def on_window(_: int, window: WindowResult) -> None:
+        windows.append(window)
+
+    reports = {"on_text": on_text, "on_window": on_window}
+    work = asyncio.ensure_future(engine.transcribe(audio, language, **reports, **options))
     work.add_done_callback(lambda _: texts.put_nowait(None))
     try:
         while (text := await texts.get()) is not None:
-            yield {"type": "transcript.text.delta", "delta": text}
+            yield text
         transcript = _checked(await work)
-        yield {"type": "transcript.text.done", "text": transcript.text, "usage": _token_usage(transcript)}
+        yield {"type": "transcript.text.done", "text": transcript.text, "usage": _token_usage(transcript.windows)}
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)
 
 
-def _token_usage(transcript: Transcript) -> dict[str, Any]:
-    """Return OpenAI's usage in tokens. The prompt is that of the last window."""
-    prompt = len(transcript.output.prompt_token_ids)
-    tokens = sum(window.num_tokens for window in transcript.windows)
+def _token_usage(windows: Sequence[WindowResult]) -> dict[str, Any]:
+    """Return OpenAI's usage in tokens. The prompt is that of the last window, as in vLLM."""
+    prompt = windows[-1].num_prompt_tokens if windows else 0
+    tokens = sum(window.num_tokens for window in windows)
     return {"type": "tokens", "input_tokens": prompt, "output_tokens": tokens, "total_tokens": prompt + tokens}
 
 

@@ -46,6 +46,7 @@ class Chat:
     def __post_init__(self) -> None:
         body, form = self.body, self.server.answer_format
         self.server.check_model(body.model)
+        self.server.check_messages(body.messages)
         self.forced, self.functions = body.forced_function, {} if body.tool_choice == "none" else body.functions
         if self.functions and self.forced is None and form.calls is None:
             how = "set tool_choice to none or required, or start the server with --tool-call-parser"

@@ -3,16 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import asdict
 from functools import partial
-from typing import Any
+from typing import Any, TypeVar
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from ...mm.errors import InputError, check_utf8
+from ...mm.media.isolate import Interrupt
+from ..protocol.messages import read_functions
 from ..protocol.tokens import DetokenizeBody, PlanBody, TokenizeBody
 from ..state import cache_salt, server_of, unless_disconnected
+
+T = TypeVar("T")
 
 
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
@@ -24,6 +29,8 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
     salt = cache_salt(request, body.cache_salt)
     if (body.prompt is None) == (body.messages is None):
         raise InputError("give prompt or messages, one of them", param="prompt")
+    server.check_messages(body.messages or ())
+    read_functions(body.tools or ())
 
     def run() -> list[int]:
         if body.messages is None:
@@ -44,7 +51,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
             return tokens, None
         return tokens, [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
 
-    tokens, texts = await unless_disconnected(request, asyncio.to_thread(with_texts))
+    tokens, texts = await _in_thread(request, with_texts)
     found = {"tokens": tokens, "count": len(tokens), "max_model_len": llm.max_model_len, "token_strs": texts}
     return JSONResponse(found)
 
@@ -65,9 +72,18 @@ async def media_plan(body: PlanBody, request: Request) -> Response:
     """Return tokens, rows and bytes of the media of a conversation from their headers. Nothing is decoded."""
     server = server_of(request)
     server.check_model(body.model)
+    server.check_messages(body.messages)
     salt = cache_salt(request, body.cache_salt)
     plan = partial(server.engine.llm.plan, body.messages, body.mm_processor_kwargs, cache_salt=salt)
-    work = asyncio.get_running_loop().run_in_executor(server.planners, plan)
-    items = [asdict(item) for item in await unless_disconnected(request, work)]
+    items = [asdict(item) for item in await _in_thread(request, plan)]
     tokens = sum(item["num_tokens"] for item in items)
     return JSONResponse({"object": "media.plan", "model": server.name, "items": items, "num_tokens": tokens})
+
+
+async def _in_thread(request: Request, work: Callable[[], T]) -> T:
+    """Return the result of work that may open PDFs. If the client disconnects, their worker ends."""
+    interrupt, planners = Interrupt(), server_of(request).planners
+    try:
+        return await unless_disconnected(request, asyncio.get_running_loop().run_in_executor(planners, interrupt.run, work))
+    finally:
+        interrupt.stop()

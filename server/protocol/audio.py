@@ -45,3 +45,8 @@ class TranscriptionForm(AudioForm):
     def as_vllm(self) -> bool:
         """True if the stream has vLLM's chunks, because the request has vLLM's fields of a stream."""
         return self.stream_include_usage is not None or self.stream_continuous_usage_stats is not None
+
+    @property
+    def has_continuous_usage(self) -> bool:
+        """True if each of vLLM's chunks has the usage so far."""
+        return bool(self.stream_include_usage and self.stream_continuous_usage_stats)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, model_validator
@@ -29,10 +29,12 @@ class Body(BaseModel):
     """A request's body.
 
     `refused`: field -> values that ask for what the server does anyway, and what to do instead of another value.
+    `ignored`: fields without effect.
     """
 
     model_config = ConfigDict(extra="forbid", strict=True)
     refused: ClassVar[Refused] = {}
+    ignored: ClassVar[tuple[str, ...]] = IGNORED
     model: str | None = None
 
     @model_validator(mode="before")
@@ -48,6 +50,20 @@ class Body(BaseModel):
                     raise InputError(f"{name}={short_repr(value)} cannot be honoured: {reason}", param=name)
             elif name in cls.model_fields:
                 kept[name] = value
-            elif name not in IGNORED:
+            elif name not in cls.ignored:
                 raise InputError(f"unknown field {short_repr(name, 100)}; {hint(name, cls.model_fields)}", param=name)
         return kept
+
+
+class Part(Body):
+    """An object within a body."""
+
+    ignored: ClassVar[tuple[str, ...]] = ()
+    model: None = None
+
+
+def check_fields(given: Mapping[Any, object], known: Collection[str], where: str, param: str) -> None:
+    """Raise InputError for a field with a value that is not known. `where`: the object's place in the body."""
+    for name, value in given.items():
+        if value is not None and name not in known:
+            raise InputError(f"unknown field {short_repr(name, 100)} of {where}; {hint(name, known)}", param=param)

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from ...engine.structured_outputs import StructuredOutputsParams
 from ...mm.errors import InputError, short_repr
-from .body import Many, Refused
+from .body import Many, Refused, check_fields
+from .messages import read_functions
 from .sampling import OWNER, SamplingBody
 
 _TEXT_ANSWERS = "answers are text"
@@ -67,16 +68,7 @@ class ChatBody(SamplingBody):
         Raises:
             InputError: a tool has another form.
         """
-        found = {}
-        for index, tool in enumerate(self.tools or ()):
-            function = tool.get("function")
-            name = function.get("name") if isinstance(function, dict) else None
-            parameters = (function.get("parameters") or {}) if isinstance(function, dict) else None
-            if tool.get("type") != "function" or not (isinstance(name, str) and name) or not isinstance(parameters, dict):
-                form = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
-                raise InputError(f"tools[{index}] must be {form}", param="tools")
-            found[name] = parameters
-        return found
+        return read_functions(self.tools or ())
 
     @property
     def forced_function(self) -> str | None:
@@ -97,6 +89,9 @@ class ChatBody(SamplingBody):
         if name is None or (name and name not in self.functions) or not self.functions:
             how = "give auto, none, required, or a function by its name in tools"
             raise InputError(f"tool_choice is {short_repr(choice)}; {how}", param="tool_choice")
+        if isinstance(choice, dict):
+            check_fields(choice, ("type", "function"), "tool_choice", "tool_choice")
+            check_fields(choice["function"], ("name",), "tool_choice.function", "tool_choice")
         return str(name)
 
     def forced_format(self) -> StructuredOutputsParams | None:

@@ -11,16 +11,12 @@ import numpy as np
 from pydantic import Field
 
 from ...mm.errors import InputError
-from .body import Body, Many, Refused
+from .body import Body, Many, Part, Refused
 
 _NO_ANSWERS = "a transcription session has no answers"
 
 
-class _Part(Body):
-    model: None = None
-
-
-class Format(_Part):
+class Format(Part):
     type: Literal["audio/pcm", "audio/pcmu", "audio/pcma"] = "audio/pcm"
     rate: Literal[24000] | None = None
 
@@ -30,6 +26,7 @@ class Format(_Part):
 
 
 class Transcription(Body):
+    ignored: ClassVar[tuple[str, ...]] = ()
     refused: ClassVar[Refused] = {
         "delay": ((), "text is sent as soon as it is final"),
         "languages": ((), "give one language, or none to detect it"),
@@ -39,7 +36,7 @@ class Transcription(Body):
     keywords: Many[str] | None = None
 
 
-class TurnDetection(_Part):
+class TurnDetection(Part):
     refused: ClassVar[Refused] = {
         "threshold": ((0.5,), "voice detection adapts to the noise"),
         "create_response": ((False,), _NO_ANSWERS),
@@ -51,24 +48,24 @@ class TurnDetection(_Part):
     silence_duration_ms: int = Field(default=500, ge=100, le=60_000)
 
 
-class AudioInput(_Part):
+class AudioInput(Part):
     refused: ClassVar[Refused] = {"noise_reduction": ((), "audio is transcribed as it is")}
     format: Format | None = None
     transcription: Transcription | None = None
     turn_detection: TurnDetection | None = None
 
 
-class SessionAudio(_Part):
+class SessionAudio(Part):
     input: AudioInput | None = None
 
 
-class Session(_Part):
+class Session(Part):
     refused: ClassVar[Refused] = {"include": (([],), "there are no log probabilities of tokens")}
     type: Literal["transcription"]
     audio: SessionAudio | None = None
 
 
-class _Event(_Part):
+class _Event(Part):
     type: str
     event_id: str | None = None
 

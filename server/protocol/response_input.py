@@ -6,6 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...mm.errors import InputError, hint, short_repr
+from .body import check_fields
 
 _Item = Mapping[str, Any]
 
@@ -22,9 +23,7 @@ def read_items(items: Sequence[_Item]) -> list[dict[str, Any]]:
         if not isinstance(kind, str) or kind not in _KINDS:
             raise InputError(f"{where} has the type {short_repr(kind, 100)}; {hint(kind, _KINDS)}", param="input")
         keys, read = _KINDS[kind]
-        for key, value in item.items():
-            if value is not None and key not in ("type", "id", "status", *keys):
-                raise InputError(f"{where} has the field {short_repr(key, 100)}; {hint(key, keys)}", param="input")
+        check_fields(item, ("type", "id", "status", *keys), where, "input")
         message = read(item, where)
         last = messages[-1] if messages else {}
         shared = message.keys() & last.keys()
@@ -54,6 +53,8 @@ def _reasoning(item: _Item, where: str) -> dict[str, Any]:
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
         raise InputError(f"{where}.content must be a list of parts with text", param="input")
+    for part in parts:
+        check_fields(part, ("type", "text"), f"{where}.content", "input")
     return {"role": "assistant", "reasoning_content": "".join(_text(part, "text", where) for part in parts)}
 
 

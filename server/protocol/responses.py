@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from ...mm.errors import InputError, hint, short_repr
-from .body import Many, Refused
+from .body import Many, Refused, check_fields
 from .chat import ChatBody
 from .response_input import read_items
 from .sampling import OWNER, SamplingBody
@@ -87,12 +87,14 @@ class ResponsesBody(SamplingBody):
         """Return the tools that the model may call, and the choice among them, in the form of chat."""
         choice, names = self.tool_choice, None
         if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
+            check_fields(choice, ("type", "mode", "tools"), "tool_choice", "tool_choice")
             allowed: object = choice.get("tools")
             names = [one.get("name") for one in allowed if isinstance(one, dict)] if isinstance(allowed, list) else []
             choice = choice.get("mode")
             if choice not in ("auto", "required"):
                 raise InputError(f"tool_choice.mode is {short_repr(choice)}; give auto or required", param="tool_choice")
         elif isinstance(choice, dict):
+            check_fields(choice, ("type", "name"), "tool_choice", "tool_choice")
             choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
         given = [_function(index, tool) for index, tool in enumerate(self.tools or ())]
         found = [tool for tool in given if names is None or tool["function"]["name"] in names]
@@ -121,11 +123,15 @@ class ResponsesBody(SamplingBody):
                 raise InputError(f"text.{name}={short_repr(value)} cannot be honoured: {reason}", param="text")
         form = (self.text or {}).get("format")
         kind = form.get("type") if isinstance(form, dict) else None
-        if form is None or kind in ("text", "json_object"):
-            return form if form is None else {"type": kind}
+        if form is None:
+            return None
+        if kind in ("text", "json_object"):
+            check_fields(form, ("type",), "text.format", "text")
+            return {"type": kind}
         if kind != "json_schema" or not isinstance(form.get("schema"), dict):
             how = '{"type": "json_schema", "name": ..., "schema": {...}}, {"type": "json_object"} or {"type": "text"}'
             raise InputError(f"text.format is {short_repr(form)}; give {how}", param="text")
+        check_fields(form, ("type", "name", "description", "schema", "strict"), "text.format", "text")
         return {"type": kind, "json_schema": form}
 
 
@@ -143,9 +149,8 @@ def _function(index: int, tool: dict[str, Any]) -> dict[str, Any]:
     if tool.get("type") != "function" or not (isinstance(name, str) and name):
         form = '{"type": "function", "name": ..., "parameters": {...}}'
         raise InputError(f"tools[{index}] must be {form}; the server runs no tools of its own", param="tools")
-    for key, value in tool.items():
-        if key not in _TOOL_KEYS and value not in (None, False):
-            raise InputError(f"tools[{index}].{key} cannot be honoured; {hint(key, _TOOL_KEYS)}", param="tools")
+    given = {key: value for key, value in tool.items() if key in _TOOL_KEYS or value is not False}
+    check_fields(given, _TOOL_KEYS, f"tools[{index}]", "tools")
     function = {key: tool[key] for key in _TOOL_KEYS[1:-1] if tool.get(key) is not None}
     if not isinstance(function.get("parameters", {}), dict):
         raise InputError(f"tools[{index}].parameters must be a JSON schema", param="tools")

@@ -7,8 +7,8 @@ from typing import Any, ClassVar
 
 from ...engine.sampling_params import RepetitionDetectionParams, SamplingParams
 from ...engine.structured_outputs import StructuredOutputsParams
-from ...mm.errors import InputError, hint, short_repr
-from .body import Body, Many, Refused
+from ...mm.errors import InputError, short_repr
+from .body import Body, Many, Part, Refused, check_fields
 
 _PARAMS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "seed"),
@@ -27,9 +27,8 @@ OWNER: Refused = {
 """Fields that only the server's options decide: the values that a request may state, and why others are refused."""
 
 
-class StreamOptions(Body):
+class StreamOptions(Part):
     refused: ClassVar[Refused] = {"include_obfuscation": ((False,), "chunks are not padded")}
-    model: None = None
     include_usage: bool | None = None
     continuous_usage_stats: bool | None = None
 
@@ -106,7 +105,11 @@ def response_format(given: dict[str, Any] | None) -> StructuredOutputsParams | N
         InputError: it has another form.
     """
     kind = None if given is None else given.get("type")
-    if given is None or kind == "text":
+    if given is None:
+        return None
+    if kind in ("text", "json_object"):
+        check_fields(given, ("type",), "response_format", "response_format")
+    if kind == "text":
         return None
     if kind == "json_object":
         return StructuredOutputsParams(json_object=True)
@@ -115,18 +118,17 @@ def response_format(given: dict[str, Any] | None) -> StructuredOutputsParams | N
             f"response_format.type is {short_repr(kind)}; give text, json_object or json_schema", param="response_format"
         )
     schema = given.get("json_schema")
+    check_fields(given, ("type", "json_schema"), "response_format", "response_format")
     if not isinstance(schema, dict) or not isinstance(schema.get("schema"), dict):
         form = '{"type": "json_schema", "json_schema": {"name": ..., "schema": {...}}}'
         raise InputError(f"response_format has no schema; give {form}", param="response_format")
+    check_fields(schema, ("name", "description", "schema", "strict", "type"), "response_format.json_schema", "response_format")
     return StructuredOutputsParams(json=schema["schema"])
 
 
 def _make(kind: Any, values: dict[str, Any], param: str) -> Any:
-    known = list(kind.__dataclass_fields__)
-    for name in values:
-        if name not in known:
-            raise InputError(f"unknown field {short_repr(name, 100)} of {param}; {hint(name, known)}", param=param)
-    return kind(**values)
+    check_fields(values, list(kind.__dataclass_fields__), param, param)
+    return kind(**{name: value for name, value in values.items() if value is not None})
 
 
 def _token(name: str) -> int:

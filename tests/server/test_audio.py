@@ -15,6 +15,7 @@ import openai
 import pytest
 import soundfile
 from http_server import listening, make_server
+from parakeet import make_model, save
 from sensorium import EngineDeadError, SamplingParams
 from sensorium.server.config import ServerConfig
 from sensorium.server.state import Server
@@ -121,6 +122,30 @@ def test_streams_in_the_form_of_vllm(url, server, wav):
     assert "".join(chunk["choices"][0]["delta"]["content"] for chunk in chunks) == short.text
     assert [chunk["choices"][0]["finish_reason"] for chunk in chunks[-1:]] == ["stop"]
     assert (last["choices"], last["usage"]["completion_tokens"]) == ([], 3)
+    assert last["usage"]["prompt_tokens"] == len(short.output.prompt_token_ids)
+    assert [chunk["usage"] for chunk in chunks] == [last["usage"]] * len(chunks)  # the audio is one window
+
+
+def test_continuous_usage_counts_the_windows_so_far(url, server):
+    stream = io.BytesIO()
+    soundfile.write(stream, family.make_media("audio", (4 * 16_000,), 1), 16_000, format="WAV")
+    (whole,) = asyncio.run(server.engine.transcribe(stream.getvalue(), "en", vad=False))
+    counts = [window.num_tokens for window in whole.windows]
+    fields = {"stream": "true", "stream_include_usage": "true", "vad": "false", "language": "en"}
+    for continuous in ("true", "false"):
+        fields["stream_continuous_usage_stats"] = continuous
+        files = {"file": ("a.wav", stream.getvalue())}
+        found = httpx.post(f"{url}/v1/audio/transcriptions", files=files, data=fields, timeout=240).text
+        *chunks, last = [json.loads(event.removeprefix("data: ")) for event in found.split("\n\n")[:-2]]
+        assert last["usage"]["completion_tokens"] == sum(counts)
+        if continuous == "false":
+            assert not any("usage" in chunk for chunk in chunks)
+            continue
+        totals = [chunk["usage"]["completion_tokens"] for chunk in chunks]
+        assert totals == sorted(totals)
+        assert {*totals} <= {sum(counts[: number + 1]) for number in range(len(counts))}
+        assert len({*totals}) > 1
+        assert totals[-1] == sum(counts)
 
 
 def test_streams_that_fail(client, url, server, wav, monkeypatch):
@@ -221,6 +246,21 @@ def test_each_key_has_its_own_cache(server, wav, monkeypatch):
     found = [set(filter(None, one.split("|"))) for one in requests[:-1]]
     assert [len(one) for one in found] == [1, 1, 1]
     assert len(set.union(*found)) == 3
+
+
+def test_a_model_without_a_decoder_takes_temperature_zero(tmp_path, wav):
+    """Its answer is always the likeliest one, which is what clients that send `temperature=0` ask for."""
+    server = make_server(save(tmp_path, *make_model(0)), "parakeet", warm_up=False)
+    expected = transcribe(server, wav)
+    with server.engine.llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        fields = {"model": "parakeet", "file": ("a.wav", wav), "extra_body": {"vad": "false"}}
+        assert client.audio.transcriptions.create(**fields, temperature=0).text == expected.text
+        *_, done = client.audio.transcriptions.create(**fields, temperature=0, stream=True)
+        assert done.text == expected.text
+        for name, value in ("temperature", 0.5), ("max_completion_tokens", 3):
+            with pytest.raises(openai.BadRequestError) as found:
+                client.audio.transcriptions.create(**{**fields, "extra_body": {"vad": "false", name: value}})
+            assert found.value.param == name
 
 
 def test_words(client, server, wav):

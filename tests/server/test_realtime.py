@@ -21,7 +21,7 @@ from sensorium.server.endpoints import realtime
 from sensorium.server.endpoints.realtime import RealtimeSession, _Live
 from sensorium.server.protocol.realtime import Format, read_audio
 from sensorium.server.state import Server
-from waiting import assert_idle, wait_until
+from waiting import LONG, assert_idle, wait_until
 
 connect = pytest.importorskip("websockets.sync.client").connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus  # noqa: E402
@@ -288,6 +288,31 @@ def test_a_client_that_reads_nothing_is_disconnected(server):
         return socket.closed
 
     assert asyncio.run(run()) == [1001]
+
+
+@pytest.mark.parametrize("detection", [True, False])
+def test_a_client_that_leaves_ends_the_work(server, url, talk, monkeypatch, detection):
+    """It leaves while the engine computes: the step that runs is the last one."""
+    core, reached, go_on = server.engine.llm._engine_loop.core, threading.Event(), threading.Event()
+    step = core.step
+
+    def held():
+        reached.set()
+        go_on.wait(LONG)
+        return step()
+
+    with connect(f"{url}/v1/realtime".replace("http", "ws")) as socket:
+        socket.recv()
+        if not detection:
+            socket.send(json.dumps({"type": "session.update", "session": session(turn_detection=None)}))
+        monkeypatch.setattr(core, "step", held)
+        socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": encoded(talk)}))
+        if not detection:
+            socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+        assert reached.wait(LONG)
+    go_on.set()
+    wait_until(lambda: server.realtime_sessions == 0 and not server.engine.llm._engine_loop._names)
+    assert_idle(server.engine.llm)
 
 
 def test_each_key_has_its_own_cache(server, talk, monkeypatch):

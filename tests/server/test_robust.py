@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import io
+import itertools
 import json
 import resource
 import socket
@@ -16,8 +17,9 @@ import httpx
 import pytest
 from http_server import listening
 from PIL import Image
-from sensorium.engine.frontend.input_processor import ParsedPrompt
+from sensorium.engine.frontend.input_processor import InputProcessor, ParsedPrompt
 from sensorium.engine.worker.encoder_runner import EncoderRunner
+from sensorium.engine.worker.model_runner import ModelRunner
 from sensorium.server import app as app_module
 from sensorium.server import large_json
 from sensorium.server.config import ServerConfig
@@ -115,7 +117,7 @@ def test_a_response_before_the_body_does_not_end_the_limit(tiny, rest):
         assert is_ended(one)
 
 
-@pytest.mark.parametrize("stage", ["body", "decoding", "encoding", "generation"])
+@pytest.mark.parametrize("stage", ["body", "parsing", "queued", "decoding", "encoding", "prefill", "decode"])
 def test_a_client_that_leaves_is_not_served_further(tiny, monkeypatch, stage):
     statuses, reached, go_on = list[int](), threading.Event(), threading.Event()
 
@@ -124,13 +126,14 @@ def test_a_client_that_leaves_is_not_served_further(tiny, monkeypatch, stage):
         statuses.append(response.status_code)
         return response
 
-    def hold(owner, name):
-        work = getattr(owner, name)
+    def hold(owner, name, after=0):
+        work, calls = getattr(owner, name), itertools.count()
 
-        def held(*args):
-            reached.set()
-            go_on.wait(LONG)
-            return work(*args)
+        def held(*args, **options):
+            if next(calls) >= after:
+                reached.set()
+                go_on.wait(LONG)
+            return work(*args, **options)
 
         monkeypatch.setattr(owner, name, held)
 
@@ -149,9 +152,13 @@ def test_a_client_that_leaves_is_not_served_further(tiny, monkeypatch, stage):
         hold(ParsedPrompt, "finish")
     elif stage == "encoding":
         hold(EncoderRunner, "_embed")
+    elif stage == "parsing":
+        hold(InputProcessor, "parse_chat")
+    elif stage == "queued":  # in the scheduler, before the first step
+        hold(core, "step")
     else:
         whole = request(max_tokens=500, ignore_eos=True)
-        hold(core, "step")
+        hold(ModelRunner, "_forward", after=3 if stage == "decode" else 0)
     with listen(tiny) as url:
         with connect(url) as client:
             client.sendall(whole[: int(len(whole) * used)])

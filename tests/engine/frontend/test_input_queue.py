@@ -12,6 +12,7 @@ from sensorium.engine.frontend.input_queue import InputQueue, QueueEntry
 from sensorium.engine.frontend.processed_prompt import ProcessedPrompt
 from sensorium.engine.frontend.prompts import Prompt
 from sensorium.mm.fields import BatchedField, FieldElem
+from sensorium.mm.media.isolate import _interrupt
 from sensorium.mm.media.ledger import MediaBudget
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
@@ -67,14 +68,14 @@ class Queue:
         self.input_queue, self.out, self.results = InputQueue(window, workers, capacity), [], {}
         self.lock, self.news, self.now, self.most = threading.Lock(), threading.Condition(), 0, 0
 
-    def entry(self, name, work=None, priority=0):
+    def entry(self, name, work=None, priority=0, has_files=False, tenant=None):
         def done(result):
             with self.news:
                 self.out.append(name)
                 self.results[name] = result
                 self.news.notify_all()
 
-        return QueueEntry(work or (lambda: ProcessedPrompt(name, (1,))), done, priority)
+        return QueueEntry(work or (lambda: ProcessedPrompt(name, (1,))), done, priority, has_files, tenant)
 
     def add(self, *entries):
         self.input_queue.add(entries)
@@ -173,6 +174,71 @@ def test_a_tenant_leaves_places_for_downloads_of_others():
     done.set_result(None)
     queue.wait("other")
     queue.input_queue.close()
+
+
+def slow(queue, gate, name, tenant=None, result=None):
+    """Return an entry whose files take until `gate` to open."""
+
+    def work():
+        assert gate.wait(LONG)
+        return result or ProcessedPrompt(name, (1,))
+
+    return queue.entry(name, work, has_files=True, tenant=tenant)
+
+
+def test_slow_files_delay_no_other_prompt(queue):
+    gate = threading.Event()
+    queue.add(*(slow(queue, gate, f"pdf{i}") for i in range(4)), *(queue.entry(f"text{i}") for i in range(3)))
+    queue.wait("text0", "text1", "text2")
+    assert len(queue.out) == 3
+    gate.set()
+    queue.wait(*(f"pdf{i}" for i in range(4)))
+
+
+def test_slow_files_of_one_tenant_leave_a_thread_to_others(queue):
+    gate, other = threading.Event(), threading.Event()
+    other.set()
+    queue.add(*(slow(queue, gate, f"mine{i}", "a") for i in range(4)), slow(queue, other, "theirs", "b"))
+    queue.wait("theirs")
+    assert queue.out == ["theirs"]
+    gate.set()
+    queue.wait(*(f"mine{i}" for i in range(4)))
+
+
+def test_a_prompt_that_is_dropped_while_its_files_are_opened_frees_its_thread(queue):
+    started, opened = threading.Semaphore(0), list[str]()
+
+    class Worker:
+        """Stands for the process that opens a PDF."""
+
+        def __init__(self):
+            self.killed = threading.Event()
+
+        kill = property(lambda self: self.killed.set)
+
+    def work(name, worker):
+        with _interrupt.get().watching(worker):
+            opened.append(name)
+            started.release()
+            assert worker.killed.wait(LONG)
+        raise RuntimeError("killed")
+
+    entries = queue.add(*(queue.entry(str(i), partial(work, str(i), Worker()), has_files=True) for i in range(5)))
+    assert all(started.acquire(timeout=LONG) for _ in range(2))
+    queue.input_queue.drop(*entries)
+    queue.add(queue.entry("next", has_files=True))
+    queue.wait("next")
+    assert (queue.out, sorted(opened)) == (["next"], ["0", "1"])
+
+
+def test_a_uuid_waits_for_earlier_files_that_are_not_opened_yet(queue):
+    gate = threading.Event()
+    queue.add(*(slow(queue, gate, f"pdf{i}") for i in range(2)), slow(queue, gate, "far", result=Media(queue, provides="a")))
+    queue.add(queue.media("requires a", requires="a"), queue.media("other"))
+    queue.wait("other")
+    assert queue.out == ["other"]
+    gate.set()
+    queue.wait("far", "requires a")
 
 
 def test_a_uuid_without_data_waits_for_earlier_prompts_that_provide_it():

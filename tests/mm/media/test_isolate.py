@@ -23,7 +23,7 @@ from mutants import FILES, RATE, mutated
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import gate, isolate
-from sensorium.mm.media.isolate import close_workers, codec_runner, keep_workers, run_isolated
+from sensorium.mm.media.isolate import Interrupt, close_workers, codec_runner, keep_workers, run_isolated
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.media.worker import GRACE
 from sensorium.mm.parse import MediaSource
@@ -274,6 +274,25 @@ def test_a_worker_killed_while_at_work_or_while_idle(codecs: ModuleType) -> None
     os.kill(idle, signal.SIGKILL)
     assert gone(idle)
     assert run_isolated(codecs.pid, b"", POLICY) != idle
+
+
+def test_an_interrupt_ends_the_work_at_any_time(codecs: ModuleType) -> None:
+    interrupt = Interrupt()
+    with ThreadPoolExecutor(1) as pool:
+        item = pool.submit(interrupt.run, lambda: run_isolated(codecs.sleeps, b"tell", POLICY))
+        worker = int(said(codecs))
+        interrupt.stop()
+        with pytest.raises(InputError, match="SIGKILL"):
+            item.result(60)
+    assert gone(worker)
+    with pytest.raises(InputError, match="aborted"):
+        interrupt.run(lambda: 1)
+    late, done = Interrupt(), Interrupt()
+    with pytest.raises(InputError, match="aborted"):
+        late.run(lambda: (late.stop(), run_isolated(codecs.pid, b"", POLICY)))
+    worker = done.run(lambda: run_isolated(codecs.pid, b"", POLICY))
+    done.stop()
+    assert run_isolated(codecs.pid, b"", POLICY) == worker, "a worker that has answered is not killed"
 
 
 def test_threads_decode_beside_each_other(codecs: ModuleType) -> None:

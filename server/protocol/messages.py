@@ -1,0 +1,64 @@
+"""Fields of messages, tools and choices of tools, which are objects within bodies."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+from ...mm.errors import InputError
+from .body import check_fields
+
+_MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
+_EMPTY = ("annotations", "refusal", "audio", "function_call")
+"""Fields of OpenAI's answers, which clients send back. They are accepted without a value."""
+_CALL = ("id", "type", "function", "index")
+FUNCTION_FORM = '{"type": "function", "function": {"name": ..., "parameters": {...}}}'
+
+
+def check_messages(messages: Sequence[Mapping[str, Any]], template: str | None) -> None:
+    """Check the names of the fields of messages and of their tool calls. Parts are checked where they are read.
+
+    Args:
+        template: the chat template. A field that it names is known.
+
+    Raises:
+        InputError: a field is unknown.
+    """
+    known = dict.fromkeys(_MESSAGE)
+    for index, message in enumerate(messages):
+        where = f"messages[{index}]"
+        given = {name: value for name, value in message.items() if name not in _EMPTY or value not in (None, [], "")}
+        known |= dict.fromkeys(name for name in given if name not in known and _names(template or "", name))
+        check_fields(given, known, where, "messages")
+        calls = message.get("tool_calls")
+        for number, call in enumerate(calls if isinstance(calls, list) else ()):
+            if isinstance(call, Mapping):
+                check_fields(call, _CALL, f"{where}.tool_calls[{number}]", "messages")
+                function = call.get("function")
+                if isinstance(function, Mapping):
+                    check_fields(function, ("name", "arguments"), f"{where}.tool_calls[{number}].function", "messages")
+
+
+def read_functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:
+    """Return the parameters of each function of `tools` by its name.
+
+    Raises:
+        InputError: a tool has another form.
+    """
+    found = {}
+    for index, tool in enumerate(tools):
+        where, function = f"tools[{index}]", tool.get("function")
+        name = function.get("name") if isinstance(function, dict) else None
+        parameters = (function.get("parameters") or {}) if isinstance(function, dict) else None
+        if tool.get("type") != "function" or not (isinstance(name, str) and name) or not isinstance(parameters, dict):
+            raise InputError(f"{where} must be {FUNCTION_FORM}", param="tools")
+        check_fields(tool, ("type", "function"), where, "tools")
+        check_fields(function, ("name", "description", "parameters", "strict"), f"{where}.function", "tools")
+        found[name] = parameters
+    return found
+
+
+def _names(template: str, name: object) -> bool:
+    """Return whether a template contains a field's name as a whole word."""
+    return isinstance(name, str) and name.isidentifier() and re.search(rf"\b{name}\b", template) is not None
