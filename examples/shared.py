@@ -37,12 +37,12 @@ def server_arguments(doc: str | None, model: str) -> argparse.ArgumentParser:
 
 
 @contextmanager
-def serving(model: str, url: str | None = None) -> Iterator[str]:
-    """Yield the URL of a server: the given one, or one of the model that ends with the block."""
+def serving(model: str, url: str | None = None, *options: str) -> Iterator[str]:
+    """Yield the URL of a server: the given one, or one of the model, with these options, that ends with the block."""
     if url is not None:
         yield url
         return
-    words = [sys.executable, "-m", "sensorium", "serve", model, "--port", "0"]
+    words = [sys.executable, "-m", "sensorium", "serve", model, "--port", "0", *options]
     with subprocess.Popen(words, stderr=subprocess.PIPE, text=True) as server:
         try:
             last = "no server"

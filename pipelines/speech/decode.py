@@ -210,8 +210,13 @@ def _with_text(
         chosen = result.attempts[result.accepted]
         found = () if result.skipped else segments(tokens, times, decode, logprobs, chosen.temperature)
     text = "" if result.skipped else text
-    counts = {"num_tokens": len(answer.token_ids), "num_prompt_tokens": len(output.prompt_token_ids)}
-    finished = replace(result, text=text, finish_reason=answer.finish_reason, **counts)
+    finished = replace(
+        result,
+        text=text,
+        num_tokens=len(answer.token_ids),
+        num_prompt_tokens=len(output.prompt_token_ids),
+        finish_reason=answer.finish_reason,
+    )
     return WindowText(finished, found, output, window)
 
 

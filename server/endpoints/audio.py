@@ -138,8 +138,7 @@ async def transcript_events(
     def on_window(_: int, window: WindowResult) -> None:
         windows.append(window)
 
-    reports = {"on_text": on_text, "on_window": on_window}
-    work = asyncio.ensure_future(engine.transcribe(audio, language, **reports, **options))
+    work = asyncio.ensure_future(engine.transcribe(audio, language, on_text=on_text, on_window=on_window, **options))
     work.add_done_callback(lambda _: texts.put_nowait(None))
     try:
         while (text := await texts.get()) is not None:

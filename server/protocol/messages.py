@@ -48,9 +48,9 @@ def read_functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, An
     """
     found = {}
     for index, tool in enumerate(tools):
-        where, function = f"tools[{index}]", tool.get("function")
-        name = function.get("name") if isinstance(function, dict) else None
-        parameters = (function.get("parameters") or {}) if isinstance(function, dict) else None
+        where, given = f"tools[{index}]", tool.get("function")
+        function: dict[str, Any] = given if isinstance(given, dict) else {}
+        name, parameters = function.get("name"), function.get("parameters") or {}
         if tool.get("type") != "function" or not (isinstance(name, str) and name) or not isinstance(parameters, dict):
             raise InputError(f"{where} must be {FUNCTION_FORM}", param="tools")
         check_fields(tool, ("type", "function"), where, "tools")

@@ -154,11 +154,12 @@ def test_a_client_that_leaves_is_not_served_further(tiny, monkeypatch, stage):
         hold(EncoderRunner, "_embed")
     elif stage == "parsing":
         hold(InputProcessor, "parse_chat")
-    elif stage == "queued":  # in the scheduler, before the first step
-        hold(core, "step")
     else:
         whole = request(max_tokens=500, ignore_eos=True)
-        hold(ModelRunner, "_forward", after=3 if stage == "decode" else 0)
+        if stage == "queued":  # in the scheduler, before the first step
+            hold(core, "step")
+        else:
+            hold(ModelRunner, "_forward", after=3 if stage == "decode" else 0)
     with listen(tiny) as url:
         with connect(url) as client:
             client.sendall(whole[: int(len(whole) * used)])

@@ -1,0 +1,26 @@
+"""Continue a text, with the likeliest tokens of each place, through /v1/completions: `python examples/openai_completion.py`."""
+
+import argparse
+
+from openai import OpenAI
+from shared import ASSETS, run, serving
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
+    parser.add_argument("--url", help="URL of a running server, such as http://127.0.0.1:8000 (default: starts one)")
+    parser.add_argument("--prompt", default="TOTAL")
+    args = parser.parse_args()
+
+    with serving(args.model, args.url) as server, OpenAI(base_url=f"{server}/v1", api_key="none") as client:
+        model = client.models.list().data[0].id
+        found = client.completions.create(model=model, prompt=args.prompt, temperature=0, max_tokens=8, logprobs=2)
+    (choice,) = found.choices
+    print(f"{args.prompt}{choice.text}")
+    for token, likeliest in zip(choice.logprobs.tokens, choice.logprobs.top_logprobs, strict=True):
+        print(f"{token!r}: {', '.join(f'{text!r} {logprob:.2f}' for text, logprob in likeliest.items())}")
+
+
+if __name__ == "__main__":
+    run(main)
