@@ -78,6 +78,11 @@ NOTES: dict[str, FamilyNote] = {
         "frames merged in pairs, separate experts for images and videos, timestamps drawn onto frames",
         "aspect ratio up to 200:1",
     ),
+    "fun_asr_nano": FamilyNote(
+        "`transcribe`, with words to expect as `context`; SenseVoice's encoder over frames stacked every 60 ms; transformers' "
+        "checkpoint with a token per 60 ms, or the publisher's for vLLM with one per 480 ms",
+        "122 s per audio item; no CTC head (times of words); features without dither",
+    ),
     "funaudiochat": FamilyNote(
         "Fun-Audio-Chat: `transcribe`; five tokens per second of audio; text output only",
         "30 s per audio item, or as the preprocessor says",

@@ -115,6 +115,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "HunYuanVLForConditionalGeneration": native("hunyuan_vl", "HunYuanVL", "HunYuanVLProcessingInfo"),
     "Idefics2ForConditionalGeneration": native("idefics2", "Idefics2", "Idefics2ProcessingInfo"),
     "Idefics3ForConditionalGeneration": native("idefics3", "Idefics3", "Idefics3ProcessingInfo"),
+    "FunASRForConditionalGeneration": native("fun_asr_nano", "FunAsrNano", "FunAsrNanoProcessingInfo"),
+    "FunAsrNanoForConditionalGeneration": native("fun_asr_nano", "FunAsrNano", "FunAsrNanoProcessingInfo"),
     "FunAudioChatForConditionalGeneration": native("funaudiochat", "FunAudioChat", "FunAudioChatProcessingInfo"),
     "GOTQwenForCausalLM": native("got_ocr2", "GotOcr2", "GotProcessingInfo"),
     "GotOcr2ForConditionalGeneration": native("got_ocr2", "GotOcr2", "GotOcr2ProcessingInfo"),

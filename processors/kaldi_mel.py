@@ -1,6 +1,7 @@
-"""Log-mel spectrograms of whole frames with filters on Kaldi's mel scale: natural logarithms of energies of 16-bit samples.
+"""Log-mel spectrograms of whole frames with filters on Kaldi's mel scale: natural logarithms of energies.
 
-Source: the feature extractor of Phi-4-multimodal (Hamming window, preemphasis within a frame, triangles in mel).
+Sources: the feature extractor of Phi-4-multimodal (Hamming window, preemphasis within a frame, triangles in mel), and
+torchaudio's `compliance.kaldi.fbank`, which also subtracts the mean of a frame.
 """
 
 from __future__ import annotations
@@ -18,8 +19,6 @@ from torch import Tensor
 from ..mm.errors import ConfigError
 from .mel import MelSpec, read_mel_spec
 
-_SCALE = 32768  # of samples in -1..1
-
 
 @dataclass(frozen=True)
 class KaldiMelSpec(MelSpec):
@@ -28,6 +27,9 @@ class KaldiMelSpec(MelSpec):
     Args:
         low, high: frequencies in hertz between which the mel bands lie.
         preemphasis: share of each sample that is subtracted from the next one.
+        sample_scale: factor of samples in -1..1; 32768 makes them 16-bit samples.
+        centered: the mean of each frame is subtracted first.
+        floor: smallest energy of a band.
     """
 
     n_fft: int = 512
@@ -35,6 +37,9 @@ class KaldiMelSpec(MelSpec):
     low: float = 0.0
     high: float = 7690.0
     preemphasis: float = 0.97
+    sample_scale: float = 32768.0
+    centered: bool = False
+    floor: float = 1.0
 
     @property
     def window(self) -> int:
@@ -73,12 +78,14 @@ def read_kaldi_mel_spec(audio: Mapping[str, Any], default: KaldiMelSpec) -> Kald
 def kaldi_log_mel(samples: Tensor, spec: KaldiMelSpec) -> Tensor:
     """Convert float32 `[n]` to float32 `[frames, num_mel_bins]`."""
     frames = samples.unfold(0, spec.window, spec.hop_length)
+    if spec.centered:
+        frames = frames - frames.mean(1, keepdim=True)
     earlier = torch.cat((frames[:, :1], frames[:, :-1]), 1)
-    frames = (frames - spec.preemphasis * earlier) * _SCALE
+    frames = (frames - spec.preemphasis * earlier) * spec.sample_scale
     window = torch.hamming_window(spec.window, periodic=False, dtype=torch.float64)
     spectrum = torch.fft.rfft(window * frames, n=spec.n_fft).to(torch.complex64)
     bands: Tensor = spectrum.abs().square_() @ _filters(spec)
-    return bands.clamp_(min=1.0).log_()
+    return bands.clamp_(min=spec.floor).log_()
 
 
 @functools.lru_cache(maxsize=8)

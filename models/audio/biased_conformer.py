@@ -23,6 +23,7 @@ from ..config import check_activation, positive_int
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
+from ..layers.convolution import add_depthwise_
 from ..memory_formulas import SMALL, OpBytes
 
 _EPS = 1e-5
@@ -204,10 +205,7 @@ class CausalConvolution:
         x = activation(self.spec.gate_act, gate + gate_offset).mul_(x + offset)
         del gate
         out = self.bias.weight.repeat(len(x), 1)
-        for item, target in zip(x.split(list(segments)), out.split(list(segments)), strict=True):
-            padded = F.pad(item, (0, 0, self.spec.taps - 1, 0))
-            for tap, weight in enumerate(self.kernel.weight[:, 0].T):
-                target.addcmul_(padded[tap : tap + len(item)], weight)
+        add_depthwise_(out, x, self.kernel.weight, segments, self.spec.taps - 1)
         del x
         return self.last(activation(self.spec.conv_act, self.join(out)))
 

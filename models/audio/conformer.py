@@ -20,6 +20,7 @@ from ..config import positive_int
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
+from ..layers.convolution import add_depthwise_
 from ..memory_formulas import OpBytes
 
 EPS = 1e-5
@@ -152,7 +153,6 @@ class ConformerConvolution:
         self.up = build.linear([names.up], width, [2 * inner], bias)
         self.kernel = build.stored(f"{names.kernel}.weight", inner, 1, taps)
         self.kernel_bias = build.stored(f"{names.kernel}.bias", inner) if kernel_bias else None
-        self.padding = (taps // 2, taps // 2 - (taps + 1) % 2)
         parts = ("running_mean", "running_var", "weight", "bias")
         self.batch_norm = [build.stored(f"{names.batch_norm}.{part}", inner) for part in parts]
         self.down = build.linear([names.down], inner, [width], bias)
@@ -163,11 +163,8 @@ class ConformerConvolution:
             item.sigmoid_()
         x = x * gate
         del gate
-        out = torch.zeros_like(x)  # not torch's convolution, which copies the rows once per tap
-        for item, target in zip(x.split(lengths), out.split(lengths), strict=True):
-            padded = F.pad(item, (0, 0, *self.padding))
-            for tap, weight in enumerate(self.kernel.weight[:, 0].T):
-                target.addcmul_(padded[tap : tap + len(item)], weight)
+        out = torch.zeros_like(x)
+        add_depthwise_(out, x, self.kernel.weight, lengths, self.kernel.weight.shape[2] // 2)
         mean, variance, weight, bias = (part.weight for part in self.batch_norm)
         del x
         if self.kernel_bias is not None:

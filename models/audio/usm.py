@@ -22,6 +22,7 @@ from ..interface import StepLimits
 from ..layers.basic import Norm, TensorModule
 from ..layers.builder import Builder
 from ..layers.clipped import ClippedLinear
+from ..layers.convolution import add_depthwise_
 from ..layers.linear import Linear
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
 
@@ -180,10 +181,7 @@ class UsmConvolution:
         x = x * gate
         del gate
         out = torch.zeros_like(x)
-        for item, target in zip(x.split(list(lengths)), out.split(list(lengths)), strict=True):
-            padded = F.pad(item, (0, 0, self.spec.taps - 1, 0))
-            for tap, weight in enumerate(self.kernel.weight[:, 0].T):
-                target.addcmul_(padded[tap : tap + len(item)], weight)
+        add_depthwise_(out, x, self.kernel.weight, lengths, self.spec.taps - 1)
         return self.last(activation(self.spec.act, self.norms[1](_bounded_(out, self.spec))))
 
 

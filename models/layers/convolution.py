@@ -2,13 +2,30 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from .basic import WeightedLayer
+
+
+def add_depthwise_(out: Tensor, x: Tensor, kernel: Tensor, lengths: Sequence[int], before: int) -> None:
+    """Add a depthwise convolution over time of the rows of each item, zero-padded per item, to `out`.
+
+    torch's convolution would copy the rows once per tap.
+
+    Args:
+        out, x: `[rows, width]`, the items one after another. lengths: rows of each item.
+        kernel: `[width, 1, taps]`.
+        before: rows before a row that the kernel sees.
+    """
+    after = kernel.shape[2] - 1 - before
+    for item, target in zip(x.split(list(lengths)), out.split(list(lengths)), strict=True):
+        padded = F.pad(item, (0, 0, before, after))
+        for tap, weight in enumerate(kernel[:, 0].T):
+            target.addcmul_(padded[tap : tap + len(item)], weight)
 
 
 class Conv1d(WeightedLayer):

@@ -138,7 +138,7 @@ class VisionTower(nn.Module):
 
     def __init__(self, spec: TowerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        check_activation("vision hidden_act", spec.act)
+        check_activation("vision hidden_act", spec.act, spec.gated)
         if spec.width % (spec.heads * (1 if spec.rotary is None else 4)):
             size = "of equal size" if spec.rotary is None else "whose size is a multiple of 4"
             raise ConfigError(f"a tower of width {spec.width} (vision_config) cannot have {spec.heads} heads {size}")

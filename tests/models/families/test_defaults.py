@@ -25,6 +25,7 @@ STATED: dict[str, dict[str, dict[str, Any]]] = {
     "DeepseekV2ForSequenceClassification": {"num_experts_per_tok": 6},
     "Ernie4_5_VLMoe": {"text_config": {"num_hidden_layers": 3}},
     "Ernie4_5_VL_Moe": {"text_config": {"num_hidden_layers": 3}},
+    "FunAsrNano": {"text_config": {"hidden_size": 1024}},
     "Glm46V": {"text_config": {"rope_parameters": ROPE | {"mrope_section": [16, 24, 24]}}},
     "Glm4MoeForCausalLM": {"head_dim": 128},
     "Glm4v": {"text_config": {"rope_parameters": ROPE | {"mrope_section": [16, 24, 24]}}},
