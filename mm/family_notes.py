@@ -161,6 +161,11 @@ NOTES: dict[str, FamilyNote] = {
         "aspect ratio up to 200:1; 1.5: all frames are slow unless the caller says which are fast",
         "tests/processors/families/test_keye.py",
     ),
+    "kimi_audio": FamilyNote(
+        "Kimi-Audio: `transcribe`; Whisper's encoder (the checkpoint's folder `whisper-large-v3`), rows stacked by four; "
+        "two streams of tokens, summed; text output only",
+        "10 minutes per audio item; without the codes of GLM-4-Voice's tokenizer, which the publisher adds to the rows",
+    ),
     "kimi_k25": FamilyNote(
         "images and timed chunks of videos in one stream, frames of a chunk averaged, latent attention, grouped experts; "
         "Kimi-VL: images only",

@@ -1,4 +1,4 @@
-"""Parts of a checkpoint that are in other repositories, which its config.json names (`text_model_id`, `audio_model_id`)."""
+"""Parts of a checkpoint that are in other repositories, which its config.json names, or in folders of its own."""
 
 from __future__ import annotations
 
@@ -16,10 +16,10 @@ from ..mm.errors import CheckpointError, short_repr
 
 @dataclass(frozen=True)
 class ExternalPart:
-    """A part that may be in another repository.
+    """A part that may be in another repository or folder.
 
     Args:
-        key: names the repository or a folder. section: the part's section of config.json.
+        key: names the repository or a folder; if its value is true, that is `folder`. section: the part's section of config.json.
         prefix: prefix of its tensors' names in a checkpoint that holds them.
         stored: prefix of their names in the other repository, whose other tensors are not used.
     """
@@ -28,6 +28,7 @@ class ExternalPart:
     section: str
     prefix: str
     stored: str = ""
+    folder: str = ""
 
     def rename(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
         """Yield the part's tensors of the other repository under the names of a checkpoint that holds them."""
@@ -42,6 +43,7 @@ _NAME = re.compile(r"(?!\.{1,2}(?:/|$))[^/\\\0]+(?:/(?!\.{1,2}$)[^/\\\0]+)?")  #
 _PARTS = (
     ExternalPart("text_model_id", "text_config", "language_model."),
     ExternalPart("audio_model_id", "audio_config", "audio_tower.", "model.encoder."),
+    ExternalPart("use_whisper_feature", "audio_config", "audio_tower.", "model.encoder.", "whisper-large-v3"),  # Kimi-Audio
 )
 
 
@@ -51,7 +53,9 @@ def external_parts(config: Mapping[str, Any]) -> list[tuple[ExternalPart, str]]:
     Raises:
         CheckpointError: a name is neither a model's name on the Hub nor a folder's name. A checkpoint may not open other paths.
     """
-    found = [(part, name) for part in _PARTS if isinstance(name := config.get(part.key), str) and name]
+    values = [(part, config.get(part.key)) for part in _PARTS]
+    named = [(part, part.folder if value is True else value) for part, value in values]
+    found = [(part, name) for part, name in named if isinstance(name, str) and name]
     for part, name in found:
         if not _NAME.fullmatch(name):
             reason = "is neither a folder's name nor a model's name on the Hub; move the folder beside the checkpoint's"

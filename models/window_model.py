@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
@@ -33,21 +33,23 @@ def config_sections(config: Mapping[str, Any], text: Section) -> tuple[Section, 
 
 
 def joined_projector(
-    config: Mapping[str, Any], tower: MelEncoderSpec, out: int, inner: int, bias: bool = True
+    config: Mapping[str, Any], tower: MelEncoderSpec, out: int, inner: int, bias: bool = True, eps: float = 1e-5
 ) -> ProjectorSpec:
     """Return the spec of two layers over four joined rows. ConfigError if intermediate_size is not the width of four rows."""
     if tower.inner != _GROUP * tower.width:
         raise ConfigError(f"intermediate_size of audio_config is {tower.inner}; it must be {_GROUP} x {tower.width}")
     act, layers = config.get("projector_hidden_act", "gelu"), ("linear_1", "linear_2")
-    return ProjectorSpec(tower.width, out, layers, group=_GROUP, inner=inner, act=act, bias=bias)
+    return ProjectorSpec(tower.width, out, layers, group=_GROUP, inner=inner, act=act, bias=bias, eps=eps)
 
 
 class WindowModel(DecoderModel):
     """A model that joins and projects the rows of an item's windows and cuts them to the item's number of rows.
 
     Reads the tensors of `processors.bases.windows`. Windows are encoded one at a time, so that long audio needs no more
-    memory than short audio.
+    memory than short audio. `projector_class`: Projector, or a subclass.
     """
+
+    projector_class: ClassVar[type[Projector]] = Projector
 
     def __init__(
         self, text: DecoderSpec, audio: MelEncoderSpec, projector: ProjectorSpec, dtype: torch.dtype, device: torch.device
@@ -56,7 +58,7 @@ class WindowModel(DecoderModel):
         if audio.positions % projector.group:
             raise ConfigError(f"audio_config has windows of {audio.positions} rows, not a multiple of {projector.group}")
         self.audio_tower = MelEncoder(audio, dtype, device)
-        self.multi_modal_projector = Projector(projector, dtype, device)
+        self.multi_modal_projector = self.projector_class(projector, dtype, device)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         windows = list(tensors["input_features"].split(tensors["audio_frames"].tolist()))
@@ -83,5 +85,6 @@ class WindowModel(DecoderModel):
         audio, projector, size = self.audio_tower.config, self.multi_modal_projector.spec, self.dtype.itemsize
         tower = mel_encoder_bytes(audio, 2 * audio.positions, 0, self.dtype, limits)
         joined = audio.positions * (audio.width * size + projector_bytes(projector, 1, audio.positions, self.dtype, limits))
+        joined += self.multi_modal_projector.extra_bytes(audio.positions // projector.group)
         result = rows * self.hidden_size * size
         return self.input_bytes(modality, rows) + result + max(tower, joined, result)

@@ -20,8 +20,9 @@ from typing import Any
 
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
 from ...mm.gguf import SUFFIX
+from ...models.external import external_parts
 from ...models.weight_files import ADAPTER_WEIGHTS, has_weights, weight_files
-from ...processors.files import ADAPTER, MODULES, POOLING
+from ...processors.files import ADAPTER, MODULES, POOLING, read_json
 from ..model_files import nested_adapters
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -30,6 +31,7 @@ _HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _PART = r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(f"{_PART}/{_PART}")
 _NESTED = re.compile(rf"\w[\w.-]*/{re.escape(ADAPTER)}")
+_ENCODER = re.compile(r"whisper-[\w.-]*/((preprocessor_)?config|model\.safetensors\.index)\.json")  # of Kimi-Audio
 _MAX_NAME = 96  # characters of a name on the Hub
 _FILES = (
     "*config.json",
@@ -184,9 +186,9 @@ def remote_file(name: str, entry: Mapping[str, Any]) -> RemoteFile:
 
 
 def small_files(files: Mapping[str, RemoteFile]) -> list[str]:
-    """Return the names of the files beside the weights. Of files in folders: settings of adapters and of pooling only."""
+    """Return the names of the files beside the weights. Of files in folders: settings of adapters, encoders and pooling only."""
     plain = [name for name in files if "/" not in name and any(fnmatchcase(name, pattern) for pattern in _FILES)]
-    return plain + [name for name in files if name == POOLING or _NESTED.fullmatch(name)]
+    return plain + [name for name in files if name == POOLING or _NESTED.fullmatch(name) or _ENCODER.fullmatch(name)]
 
 
 def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> list[RemoteFile]:
@@ -209,6 +211,10 @@ def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> 
     if any(map(_NESTED.fullmatch, files)):
         nested = (f"{place}/{ADAPTER_WEIGHTS}" for place in nested_adapters(folder))
         names += [one for one in nested if one in files]
+    for _, place in external_parts(read_json(folder / "config.json")):
+        inside = {one.removeprefix(f"{place}/") for one in files if one.startswith(f"{place}/")}
+        if has_weights(inside.__contains__):
+            names += [f"{place}/{path.name}" for path in weight_files(folder / place, inside.__contains__)]
     absent = [one for one in names if one not in files]
     if absent:
         raise CheckpointError(
