@@ -19,7 +19,7 @@ class ExternalPart:
     """A part that may be in another repository or folder.
 
     Args:
-        key: names the repository or a folder; if its value is true, that is `folder`. section: the part's section of config.json.
+        key: names the repository or a folder; true names `folder`. section: the part's section of config.json.
         prefix: prefix of its tensors' names in a checkpoint that holds them.
         stored: prefix of their names in the other repository, whose other tensors are not used.
     """

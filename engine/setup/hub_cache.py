@@ -186,7 +186,7 @@ def remote_file(name: str, entry: Mapping[str, Any]) -> RemoteFile:
 
 
 def small_files(files: Mapping[str, RemoteFile]) -> list[str]:
-    """Return the names of the files beside the weights. Of files in folders: settings of adapters, encoders and pooling only."""
+    """Return the names of the files beside the weights. Of folders: settings of adapters, encoders and pooling only."""
     plain = [name for name in files if "/" not in name and any(fnmatchcase(name, pattern) for pattern in _FILES)]
     return plain + [name for name in files if name == POOLING or _NESTED.fullmatch(name) or _ENCODER.fullmatch(name)]
 

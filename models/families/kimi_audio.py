@@ -1,9 +1,9 @@
 """Kimi-Audio (arXiv 2504.18425), answers in text: Whisper's encoder, four rows joined and projected, Qwen2.
 
-A token's embedding is the sum of those of two streams, audio and text. All tokens but those of audio are in one stream while the
-other has the blank, whose embedding is therefore added to the whole table when weights are loaded. The row of an audio token is
-the sum of its code's embedding and the projected rows, times the root of 2, plus the blank's embedding. Codes come from
-another checkpoint, the tokenizer of GLM-4-Voice; they are left out: all are the blank.
+A token's embedding is the sum of those of two streams, audio and text. All tokens but those of audio are in one stream while
+the other has the blank, whose embedding is therefore added to the whole table when weights are loaded. A row of audio
+is the sum of its code's embedding and the projected rows, times the root of 2, plus the blank's embedding. Codes come from
+another checkpoint, the tokenizer of GLM-4-Voice. They are left out: all are the blank, as in vLLM.
 
 Source: the publisher's modelling and inference code.
 """
