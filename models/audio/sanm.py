@@ -123,7 +123,7 @@ class SanmEncoder(TensorModule):
         self.blocks = [SanmLayer(spec, i, build.scope(f"layers.{i}")) for i in range(spec.layers)]
 
     def forward(self, features: Tensor, lengths: Sequence[int]) -> Tensor:
-        x = features.to(self.dtype) * self.spec.width**0.5
+        x: Tensor = features.to(self.dtype) * self.spec.width**0.5
         table = sinusoids(max(lengths) + 1, self.spec.inputs)[1:].to(x)  # positions count from 1
         for item in x.split(list(lengths)):
             item += table[: len(item)]
