@@ -122,8 +122,8 @@ class DecoderModel(nn.Module):
         adapters = [module for module in self.modules() if isinstance(module, LowRank)]
         mixers = [adapter for adapter in adapters if ".mlp." not in adapter.stem]
         mlps = [adapter for adapter in adapters if ".mlp." in adapter.stem or ".mixer." in adapter.stem]
-        adapter_rows = adapter_bytes(mixers, limits, self.dtype), adapter_bytes(mlps, limits, self.dtype)
-        own = decoder_bytes(self.spec, limits, self.dtype, adapter_rows, self.reads_encoder_rows)
+        in_mixers, in_mlps = (adapter_bytes(some, self.hidden_size, limits, self.dtype) for some in (mixers, mlps))
+        own = decoder_bytes(self.spec, limits, self.dtype, (in_mixers, in_mlps), self.reads_encoder_rows)
         return own + gathered_bytes(self.spec, limits, self.dtype)
 
     def choose_head(self, headers: Mapping[str, Tensor]) -> None:

@@ -40,6 +40,17 @@ class AdapterSpec:
     pattern: re.Pattern[str] | None = None
 
 
+@dataclass(frozen=True)
+class AdapterBytes:
+    """Bytes per row that an adapter allocates beside the result of a part's first linear layer, and of its last one."""
+
+    first: int = 0
+    last: int = 0
+
+
+NO_ADAPTERS = AdapterBytes()
+
+
 class AdapterMask:
     """Marks the rows of a step that an adapter does not apply to. Shared by all layers of a model; set before each forward."""
 
@@ -98,18 +109,14 @@ def tensor_name(stem: str, letter: str, adapter: str) -> str:
     return f"{stem}.lora_{letter}.{own}weight"
 
 
-def adapter_bytes(adapters: Sequence[LowRank], limits: StepLimits, dtype: torch.dtype) -> int:
-    """Return the bytes per row alive in one of these adapters, beside the layer it belongs to.
-
-    The result of `up` is counted only for a whole layer that does not halve the width. For the others
-    it fits into the layer's own formula, whose peak is at another moment.
-    """
-    ops = OpBytes(dtype, limits)
-    most = 0
+def adapter_bytes(adapters: Sequence[LowRank], width: int, limits: StepLimits, dtype: torch.dtype) -> AdapterBytes:
+    """Return the bytes of the largest of these adapters, in parts (mixers or MLPs) whose results are `width` wide."""
+    ops, first, last = OpBytes(dtype, limits), 0, 0
     for adapter in adapters:
-        rank, outer = adapter.spec.rank, adapter.outer
-        down = ops.linear_result(rank, limits.rows)
-        up = ops.linear(rank, outer, limits.rows)
-        counted = adapter.whole and 2 * outer > adapter.inner
-        most = max(most, down + up - (0 if counted else ops.linear_result(outer, limits.rows)))
-    return most
+        rank = adapter.spec.rank
+        own = ops.linear_result(rank, limits.rows) + ops.linear(rank, adapter.outer, limits.rows)
+        if adapter.whole and adapter.outer == width:
+            last = max(last, own)
+        else:
+            first = max(first, own)
+    return AdapterBytes(first, last)

@@ -7,6 +7,7 @@ from torch import Tensor
 
 from ...kernels.activation import act_and_mul, activation
 from ..memory_formulas import OpBytes
+from .adapter import NO_ADAPTERS, AdapterBytes
 from .basic import TensorModule
 from .linear import Linear
 
@@ -74,8 +75,10 @@ class PlainMlp(TensorModule):
         return self.down(activation(self.act, self.up(x)))
 
 
-def gated_mlp_bytes(width: int, inner: int, ops: OpBytes, out: int | None = None) -> int:
+def gated_mlp_bytes(width: int, inner: int, ops: OpBytes, out: int | None = None, adapters: AdapterBytes = NO_ADAPTERS) -> int:
     """Return the bytes per row alive in GatedMlp, without its input. In torch the activated gate is a tensor of its own."""
-    s, rows = ops.dtype.itemsize, ops.limits.rows
+    s, rows, out = ops.dtype.itemsize, ops.limits.rows, out or width
     gate = 0 if ops.fused("act_and_mul") else inner * s
-    return max(ops.mlp(width, 2 * inner, inner, rows, out), ops.linear_result(2 * inner, rows) + inner * s + gate)
+    wide = ops.linear_result(2 * inner, rows)
+    adapted = max(wide + adapters.first, inner * s + ops.linear_result(out, rows) + adapters.last)
+    return max(ops.mlp(width, 2 * inner, inner, rows, out), wide + inner * s + gate, adapted)

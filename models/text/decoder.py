@@ -16,6 +16,7 @@ from ...kernels.qkv_prepare import prepare_qkv
 from ...kernels.rope import rotate_
 from ...kernels.scatter import scatter_rows_
 from ..interface import CacheSpec, ForwardBatch, StepLimits
+from ..layers.adapter import NO_ADAPTERS, AdapterBytes
 from ..layers.basic import AddResidual, Converter, Convertible, Embedding, Norm, Scale, TensorModule
 from ..layers.builder import StoredTensor
 from ..layers.linear import Linear
@@ -390,31 +391,35 @@ def build_mlp(m: MlpSpec | MoeSpec, stack: DecoderSpec, dtype: torch.dtype, devi
 
 
 def decoder_bytes(
-    c: DecoderSpec, limits: StepLimits, dtype: torch.dtype, adapters: tuple[int, int] = (0, 0), encoders: bool = True
+    c: DecoderSpec,
+    limits: StepLimits,
+    dtype: torch.dtype,
+    adapters: tuple[AdapterBytes, AdapterBytes] = (NO_ADAPTERS, NO_ADAPTERS),
+    encoders: bool = True,
 ) -> int:
     """Return the bytes alive in Decoder, without gathered keys.
 
     Args:
-        adapters: their bytes per row in attention, in the MLP.
+        adapters: those of mixers, those of MLPs.
         encoders: rows of a step may be encoder rows.
     """
-    ops = OpBytes(dtype, limits)
+    ops, (in_mixers, in_mlps) = OpBytes(dtype, limits), adapters
     row, added = c.hidden_size * dtype.itemsize, ops.linear_result(c.hidden_size, limits.rows)
     step = 8 + 8 * c.rope_axes + 8 + 40 + row  # ids, positions, slots, bounds and block tables, x
     step += (encoders and not c.cross_attentions) * (8 + (1 + len(c.deepstack)) * row)  # indices and content of encoder rows
     step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
-    mixers = [[_part_bytes(c.hidden_size, mixer, ops) for mixer in layer.mixers] for layer in c.layers]
+    mixers = [[_part_bytes(c.hidden_size, mixer, ops, in_mixers) for mixer in layer.mixers] for layer in c.layers]
     attention = added + row + max(max(own, default=0) + added * (len(own) - 1) for own in mixers)
-    mlps = max((_part_bytes(c.hidden_size, layer.mlp, ops) for layer in c.layers if layer.mlp is not None), default=0)
+    mlps = max((_part_bytes(c.hidden_size, layer.mlp, ops, in_mlps) for layer in c.layers if layer.mlp is not None), default=0)
     mlp = 2 * added + row + mlps
-    beside = max((_part_bytes(c.hidden_size, layer.experts, ops) for layer in c.layers if layer.experts), default=0)
+    beside = max((_part_bytes(c.hidden_size, layer.experts, ops, in_mlps) for layer in c.layers if layer.experts), default=0)
     mlp = max(mlp, beside + (beside > 0) * (2 * added + 3 * row))  # also the MLP's output and the router's input
     # alive beside attention: its normed input and the previous output; beside the MLP also attention's output
-    parts = max(attention + adapters[0], mlp + adapters[1])
+    parts = max(attention, mlp)
     if c.altup is not None:  # streams before and after prediction; the low-rank branch; projections of the embeddings
         step += 2 * c.altup.streams * row
         mlp = row + mlps
-        parts = max(attention + adapters[0], mlp + adapters[1])
+        parts = max(attention, mlp)
     if c.per_layer is not None:
         width = len(c.layers) * c.per_layer.dim
         held, made = width * dtype.itemsize, ops.linear_result(width, limits.rows)
@@ -423,38 +428,44 @@ def decoder_bytes(
         parts = max(parts, inputs)
     written = max((2 * one.kv_heads * one.head_dim for one in c.cross_attentions), default=0)  # keys of encoder rows
     read = limits.cross_keys if written else 0
-    crossing = limits.rows * (attention + adapters[0]) + (read * ops.linear(c.hidden_size, written, read) if read else 0)
+    crossing = limits.rows * attention + (read * ops.linear(c.hidden_size, written, read) if read else 0)
     scratch = SMALL if c.altup is not None else 0  # elsewhere, parts that are not alive together leave room for it
     others = limits.rows * max(2 * row + ops.norm(c.hidden_size, True), parts)
     return limits.rows * step + read * row + max(others, crossing) + scratch
 
 
-def _part_bytes(width: int, part: AttentionSpec | LatentSpec | StateSpec | MlpSpec | MoeSpec, ops: OpBytes) -> int:
+def _part_bytes(
+    width: int, part: AttentionSpec | LatentSpec | StateSpec | MlpSpec | MoeSpec, ops: OpBytes, adapters: AdapterBytes
+) -> int:
     """Return the bytes per row alive in a mixer or MLP, without its normed input."""
     if isinstance(part, AttentionSpec):
-        return _attention_bytes(width, part, ops)
-    if isinstance(part, LatentSpec):
-        return latent_attention_bytes(part, ops)
-    if isinstance(part, StateSpec):
-        return recurrent_bytes(width, part, ops)
+        return _attention_bytes(width, part, ops, adapters)
     if isinstance(part, MlpSpec):
-        return gated_mlp_bytes(width, part.inner, ops)
-    return mixture_bytes(width, part, ops)
+        return gated_mlp_bytes(width, part.inner, ops, adapters=adapters)
+    if isinstance(part, LatentSpec):
+        own = latent_attention_bytes(part, ops)
+    elif isinstance(part, StateSpec):
+        own = recurrent_bytes(width, part, ops)
+    else:
+        own = mixture_bytes(width, part, ops)
+    return own + max(adapters.first, adapters.last)
 
 
-def _attention_bytes(width: int, a: AttentionSpec, ops: OpBytes) -> int:
+def _attention_bytes(width: int, a: AttentionSpec, ops: OpBytes, adapters: AdapterBytes) -> int:
     s, q, outputs = ops.dtype.itemsize, a.heads * a.head_dim, a.projected * a.head_dim
     kv = 0 if a.source is not None else a.kv_heads * a.head_dim
     qkv = ops.linear_result(outputs, ops.limits.rows) + a.gated * q * s
-    peak = ops.linear(width, outputs, ops.limits.rows)
+    peak = max(ops.linear(width, outputs, ops.limits.rows), ops.linear_result(outputs, ops.limits.rows) + adapters.first)
     if a.query_latent is not None:
         latent, rows, joined = a.query_latent, ops.limits.rows, (q + 2 * kv) * s
         first, expanded = ops.linear_result(latent + 2 * kv, rows), ops.linear_result(q, rows)
         normed = first + latent * s + max(ops.norm(latent, True), ops.linear(latent, q, rows))
-        peak, qkv = max(ops.linear(width, latent + 2 * kv, rows), normed, first + expanded + joined), joined
+        peak = max(peak if adapters.first else 0, ops.linear(width, latent + 2 * kv, rows), normed, first + expanded + joined)
+        qkv = joined
     if a.keys_as_values:
         peak, qkv = max(peak, qkv + (q + 2 * kv) * s), (q + 2 * kv) * s
-    peak = max(peak, qkv + q * s + ops.linear(q, width, ops.limits.rows))
+    last = max(ops.linear(q, width, ops.limits.rows), ops.linear_result(width, ops.limits.rows) + adapters.last)
+    peak = max(peak, qkv + q * s + last)
     if not ops.fused("rms_norm") and a.qk_norm:
         peak = max(peak, qkv + ops.torch_rms_norm(q))
     if not ops.fused("rotary"):

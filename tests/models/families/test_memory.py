@@ -8,13 +8,17 @@ import pytest
 import torch
 from family import LETTERS, Family, Question, ask, write_prompt
 from measured import given_bytes, held, peak_bytes
-from parity import LoadedModels, each, greedy, make_llm
+from parity import ROWS, LoadedModels, each, greedy, make_llm
 from sensorium import LLM
 from sensorium.engine.types import EngineRequest
 from sensorium.models.interface import StepLimits
 
 CPU = torch.device("cpu")
 NEAR = 0.1  # of the live bytes
+each_modality = pytest.mark.parametrize(
+    ("row", "modality"),
+    [pytest.param(row, one, id=f"{name}-{one}") for name, row in ROWS.items() for one in row.placeholders or [""]],
+)
 
 
 def near(planned: int, live: int, what: str) -> None:
@@ -22,14 +26,14 @@ def near(planned: int, live: int, what: str) -> None:
     assert abs(planned - live) <= NEAR * live, f"{what}: {planned:,} bytes are planned, {live:,} are live"
 
 
-def full_prompts(row: Family, count: int) -> list[Question]:
-    """Return different prompts with as many items of the first modality as fit (or as the row's own prompts hold)."""
-    if not row.placeholders:
+def full_prompts(row: Family, modality: str, count: int) -> list[Question]:
+    """Return different prompts with as many items of the modality as fit, or one if no prompt of the row has several."""
+    if not modality:
         return [ask(row, "", 300 + seed) for seed in range(count)]
-    letter = next(letter for letter, modality in LETTERS.items() if modality in row.placeholders)
-    several = max(len(case) for case in row.default_cases())
-    case = letter * (several if several == 1 else row.fullest_items)
-    known = row.fullest.get(LETTERS[letter])
+    letter = next(letter for letter, name in LETTERS.items() if name == modality)
+    several = row.cases is None or max(case.count(letter) for case in row.cases) > 1
+    case = letter * (row.fullest_items if several else 1)
+    known = row.fullest.get(modality)
     sizes = None if known is None else [known[i % len(known)] for i in range(len(case))]
     asked = [ask(row, case, 300 + seed, sizes) for seed in range(count)]
     if row.prompt is not write_prompt:
@@ -50,11 +54,11 @@ def test_weights_and_caches_are_those_planned(row: Family, loaded: LoadedModels)
 
 
 @pytest.mark.full
-@each
-def test_encoder_rows_fill_what_is_planned(row: Family, loaded: LoadedModels) -> None:
-    if not row.placeholders:
+@each_modality
+def test_encoder_rows_fill_what_is_planned(row: Family, modality: str, loaded: LoadedModels) -> None:
+    if not modality:
         pytest.skip("takes no items")
-    prompts, first = full_prompts(row, 8), loaded.llm(row.name)
+    prompts, first = full_prompts(row, modality, 8), loaded.llm(row.name)
     prepared = [first._inputs.process(question.ours) for question in prompts]
     items = [feature for one in prepared for feature in (*one.features, *([one.cross] if one.cross else []))]
     longest = max(len(one.token_ids) for one in prepared) + 2
@@ -106,9 +110,9 @@ def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
 
 
 @pytest.mark.full
-@each
-def test_steps_take_what_is_planned(row: Family, loaded: LoadedModels) -> None:
+@each_modality
+def test_steps_take_what_is_planned(row: Family, modality: str, loaded: LoadedModels) -> None:
     llm = make_llm(row, loaded.folder(row.name), max_num_batched_tokens=1024, max_num_seqs=1)
-    for what, (planned, live) in steps(llm, full_prompts(row, 1)[0]).items():
+    for what, (planned, live) in steps(llm, full_prompts(row, modality, 1)[0]).items():
         near(planned, live, what)
         assert live <= planned, f"{what}: more is live than is planned"
