@@ -8,7 +8,6 @@ Sources: arXiv 2005.08100 (the layer), arXiv 1910.10683 (the bias), arXiv 2305.0
 
 from __future__ import annotations
 
-import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -269,24 +268,27 @@ def biased_conformer_bytes(c: BiasedConformerSpec, rows: int, dtype: torch.dtype
     padded = rows if rows <= _SEGMENT else -(-rows // _SEGMENT) * _SEGMENT
     features = rows * c.reduction * c.bands * s
     segment = min(padded, _SEGMENT)
-    bias = 2 * c.heads * segment**2 * s + segment**2 * 8
+    table, distances = c.heads * segment**2 * s, segment**2 * 8
     mlp = 2 * w * s + max(ops.linear(w, 2 * c.inner, padded), 4 * c.inner * s, 3 * c.inner * s + ops.linear(c.inner, w, padded))
     attention = 2 * w * s + max(ops.linear(w, 3 * w, padded) + w * s, 4 * w * s + ops.linear(w, w, padded))
     convolution = 2 * w * s + 5 * w * s
-    layers = padded * (w * s + max(mlp, attention, convolution)) + bias + ops.torch_attention_tiles(segment, c.head_dim)
-    return SMALL + max(2 * features + rows * w * s + _subsampling_bytes(c, min(rows, _BLOCK), ops), 2 * features + layers)
+    layers = padded * max(mlp, attention, convolution) + table + ops.torch_attention_tiles(segment, c.head_dim)
+    biases = table + distances + max(table, distances)
+    subsampled = features + max(rows * w * s + _subsampling_bytes(c, min(rows, _BLOCK), ops), 2 * padded * w * s)
+    return SMALL + features + max(subsampled, padded * w * s + max(layers, biases))
 
 
 def _subsampling_bytes(c: BiasedConformerSpec, rows: int, ops: OpBytes) -> int:
-    """Return the bytes alive in a block of Subsampling: the convolution whose inputs and outputs are largest."""
-    s, most, below = ops.dtype.itemsize, 0, 0
+    """Return the bytes alive in a block of Subsampling, the result of the block before included."""
+    s, most, raw, padded = ops.dtype.itemsize, 0, 0, 0
     for level in range(1, c.halvings + 1):
-        tall = math.ceil(rows * (1 << (c.halvings - level))) + (1 << (c.halvings - level)) - 1
+        tall = (rows + 1) * (1 << (c.halvings - level)) - 1
         places = tall * c.bands_after(level)
-        product = places * ops.linear(9 if level == 1 else c.channels, c.channels, places)
+        own, product = places * c.channels * s, places * ops.linear(9 if level == 1 else c.channels, c.channels, places)
         if level == 1:
-            held = places * 9 * s + max(product, 2 * places * c.channels * s - places * 9 * s)
+            frames = (2 * tall + 1) * (c.bands + 2) * s
+            held = frames + max(places * 9 * s + product, 2 * own)
         else:
-            held = max(2 * below + places * c.channels * s, places * c.channels * s + product)
-        most, below = max(most, held), (tall + 2) * (c.bands_after(level) + 2) * c.channels * s
-    return most
+            held = max(raw + padded, padded + own, own + max(product, 2 * own))
+        most, raw, padded = max(most, held), own, (tall + 2) * (c.bands_after(level) + 2) * c.channels * s
+    return most + rows * c.width * s

@@ -22,7 +22,7 @@ from ..interface import StepLimits
 from ..layers.builder import Builder
 from ..layers.connectors import Projector, ProjectorSpec, projector_bytes, squares
 from ..layers.resampler import Resampler, ResamplerSpec, resampler_bytes
-from ..memory_formulas import OpBytes
+from ..memory_formulas import SMALL, OpBytes
 from ..text.stacks import STACKS, stack_of
 from ..vision.encoders import encoder_spec
 from ..vision.positions import Grid
@@ -220,10 +220,13 @@ class MiniCPMO(MiniCPMV):
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
         if modality != "audio":
             return super().encoder_bytes(modality, rows, limits)
-        tower, frames = self.audio_tower.config, self._frames(rows)
-        ops = OpBytes(self.dtype, limits)
-        copies = frames // 2 * ops.attention_copies(tower.width) + ops.torch_attention_tiles(frames // 2, tower.head_dim)
-        return copies + mel_encoder_bytes(tower, frames, 2 * self.hidden_size, self.dtype, limits)
+        tower, ops = self.audio_tower.config, OpBytes(self.dtype, limits)
+        frames = self._frames(rows)
+        states = frames // 2
+        copies = states * ops.attention_copies(tower.width) + ops.torch_attention_tiles(states, tower.head_dim)
+        layers = projector_bytes(self.audio_projection_layer.spec, 1, states, self.dtype, limits)
+        projected = SMALL + self.input_bytes(modality, rows) + states * (2 * tower.width * self.dtype.itemsize + layers)
+        return max(copies + mel_encoder_bytes(tower, frames, 0, self.dtype, limits), projected)
 
     def _frames(self, rows: int) -> int:
         """Return the most frames that give `rows` rows: the last frames may be too few for a row of their own."""

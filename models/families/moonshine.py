@@ -136,18 +136,21 @@ class MoonshineStreamingEncoder(nn.Module):
 
     def forward(self, samples: Tensor, lengths: Sequence[int]) -> list[Tensor]:
         counts = [-(-length // self.frame) for length in lengths]
-        frames = samples.to(self.dtype).view(-1, self.frame)
-        frames = frames - frames.mean(1, keepdim=True)
-        frames = frames / (frames.square().mean(1, keepdim=True) + _CMVN_EPS).sqrt()
-        embedded = activation("silu", self.linear((self.log_k.weight.exp() * frames).asinh())).split(counts)
-        items = [self._convolve(x, n // self.frame) for x, n in zip(embedded, lengths, strict=True)]
+        frames = self._embed(samples.to(self.dtype).view(-1, self.frame)).split(counts)
+        items = [self._convolve(x, n // self.frame) for x, n in zip(frames, lengths, strict=True)]
         rows = [len(item) for item in items]
         x = torch.cat(items)
+        del frames, items
         for layer in self.layers:
             x = layer(x, rows)
         places = torch.cat([torch.arange(n, device=x.device) for n in rows])
         out: Tensor = self.proj(self.final_norm(x) + self.pos_emb(places))
         return list(out.split(rows))
+
+    def _embed(self, frames: Tensor) -> Tensor:
+        frames = frames - frames.mean(1, keepdim=True)
+        frames = frames / (frames.square().mean(1, keepdim=True) + _CMVN_EPS).sqrt()
+        return activation("silu", self.linear((self.log_k.weight.exp() * frames).asinh()))
 
     def _convolve(self, x: Tensor, whole: int) -> Tensor:
         x[whole:] = 0
@@ -162,12 +165,15 @@ class MoonshineStreamingEncoder(nn.Module):
     def encoder_bytes(self, rows: int, limits: StepLimits) -> int:
         c, ops, s = self.config, OpBytes(self.dtype, limits), self.dtype.itemsize
         row = c.width * s
-        embed = 4 * (2 * self.frame * s + ops.linear(self.frame, c.width, 4 * rows))
-        first = 4 * 2 * row + 2 * (5 * row + ops.linear(5 * c.width, 2 * c.width, 2 * rows))
-        second = 4 * row + 2 * 2 * row + 10 * row + ops.linear(10 * c.width, c.width, rows)
+        embed = 4 * (
+            self.frame * s + max(2 * self.frame * s, self.frame * s + ops.linear(self.frame, c.width, 4 * rows), 2 * row)
+        )
+        first = 4 * row + 10 * row + max(4 * row, 2 * ops.linear(5 * c.width, 2 * c.width, 2 * rows))
+        second = 4 * row + 2 * 2 * row + 10 * row + max(4 * row, ops.linear(10 * c.width, c.width, rows))
+        edge = 4 * 2 * row  # of zeros before an item
         copies = 3 * c.attention_width * s if not ops.fused("varlen_attention") else 0
         layers = mel_layer_bytes(c, rows, ops) + copies
-        return SMALL + self.input_bytes(rows) + rows * max(embed, first, second, layers)
+        return SMALL + self.input_bytes(rows) + edge + rows * max(embed, first, second, layers)
 
 
 class Moonshine(Whisper):

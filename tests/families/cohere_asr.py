@@ -88,6 +88,7 @@ COMMON = {
     "placeholders": {"audio": ""},
     "sizes": {"audio": [(12_000,), (30_000,), (5001,)]},
     "grid": {"audio": [*AUDIO_SIZES, (1,), (319,), (320,), (1279,), (1280,), (32_000,), (32_001,)]},
+    "fullest": {"audio": [(32_000,)]},
     "refuses": lambda modality, size: not 320 <= size[0] <= 32_000,
     "silent": dict.fromkeys(KEYS, "adds the same to all scores of a row"),
     "cases": ["a"] * 4,

@@ -321,7 +321,8 @@ def row(name, version, pack=1, **more):
         refuses=refuses,
         load=load,
         silent={f"vpm.encoder.layers.{i}.self_attn.k_proj.bias": KEYS for i in range(3)},
-        fullest={"image": [(1, 100)]},
+        fullest={"image": [(1, 100)], "video": [(6, 1, 100)], "audio": [(71_337,)]},
+        unfilled={} if version == 2.6 else {"video": f"three frames can be packed into the rows of one, here {pack}"},
     )
 
 

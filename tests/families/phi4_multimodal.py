@@ -180,7 +180,7 @@ PLAIN = Family(
     cases=["", "i", "a", "ii", "aa", "iai"],
     variants={"tied": {"tie": True}},
     silent=SILENT,
-    fullest={"image": [(56, 2016)]},
+    fullest={"image": [(56, 2016)], "audio": [(82_000,)]},
     fullest_items=1,
     finish=write_adapters,
 )

@@ -224,6 +224,7 @@ class Family:
         half: largest standard deviation of the errors in bfloat16 and in float16, relative to that of the logits.
         fullest: modality -> sizes of items with the most memory per row, if that depends on the size.
         fullest_items: number of such items in a prompt, if a family treats several items differently.
+        unfilled: modality -> why no item of the row needs as much memory as is planned.
         options: options of `LLM`.
         finish: called with the folder after a checkpoint is saved, to write files that are missing in it. processor_config.json
             is always removed; a processor with keys of its own (`image_seq_len`) needs it back.
@@ -257,6 +258,7 @@ class Family:
     half: tuple[float, float] = (0.1, 0.02)
     fullest: Mapping[str, Sequence[tuple[int, ...]]] = field(default_factory=dict)
     fullest_items: int = 8
+    unfilled: Mapping[str, str] = field(default_factory=dict)
     options: Mapping[str, Any] = field(default_factory=dict)
     finish: Callable[[Path], None] = no_more_files
     load: Callable[[Path], tuple[Any, Any]] = load_oracle
