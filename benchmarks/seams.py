@@ -14,7 +14,6 @@ import re
 import sys
 import time
 from collections.abc import Sequence
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -141,49 +140,6 @@ def is_quiet(audio: np.ndarray, at: float) -> bool:
     return bool(near <= around / 100)
 
 
-class WindowMemo:
-    """Transcribes windows with the same samples, pauses and prompt once for all shifts.
-
-    The text of a window depends on nothing else, except for sampling after a rejected answer, whose seed is the window's
-    place: such windows are transcribed again.
-    """
-
-    def __init__(self) -> None:
-        from sensorium.pipelines import transcribe
-
-        self.hits = self.misses = 0
-        self._texts: dict[Any, Any] = {}
-        self._sampled: set[tuple[int, int]] = set()  # start and end of windows with several attempts
-        self._task_of, self._window_task = transcribe._task_of, transcribe.window_task
-        transcribe._task_of, transcribe.window_task = self._remember, self._watch  # type: ignore[assignment]
-
-    def _watch(self, llm: Any, item: Any, window: Any, *rest: Any) -> Any:
-        text = yield from self._window_task(llm, item, window, *rest)
-        if len(text.result.attempts) > 1:
-            self._sampled.add((window.start, window.end))
-        return text
-
-    def _remember(self, llm: Any, window: Any, options: Any, language: Any, context: str | None = None) -> Any:
-        digest = hashlib.sha256(window.samples.numpy().tobytes()).digest()
-        pauses = tuple((a - window.start, b - window.start) for a, b in window.pauses)
-        is_last = not options.sequential or window.next_start >= window.end
-        key = digest, pauses, is_last, context, options.timestamps, options.sequential
-        if key in self._texts:
-            self.hits += 1
-            text, rate = self._texts[key], options.rate
-            result = replace(text.result, start=window.start / rate, end=window.end / rate, overlap=window.overlap / rate)
-            return replace(text, result=result, window=window)
-        self.misses += 1
-        text = yield from self._task_of(llm, window, options, language, context)
-        if not text.output.error and not any(window.start <= a and b <= window.end for a, b in self._sampled):
-            self._texts[key] = text
-        return text
-
-    def clear_places(self) -> None:
-        """Forget the places of sampled windows; the next audio has others."""
-        self._sampled.clear()
-
-
 def judge(row: dict[str, Any], audio: np.ndarray, spoken: list[tuple[float, float, str]], judge: Judge) -> list[Any]:
     """Return the edits of a run: the place in seconds, the words spoken, the words found, and "inside", "model" or "ours"."""
     found, cuts = words(row["text"]), list(pairwise(row["windows"]))
@@ -241,9 +197,7 @@ def run(args: argparse.Namespace, clips: list[np.ndarray], order: list[int], who
         for i in order:
             spoken += [(at / RATE + start, at / RATE + end, word) for start, end, word in texts[i]]
             at += len(clips[i])
-        memo = WindowMemo()
         for mode, shift in wanted:
-            memo.clear_places()
             began, audio = time.time(), whole[round(shift * RATE) :]
             (one,) = llm.transcribe((audio, RATE), use_tqdm=False, **MODES[mode])
             if one.error:
@@ -258,8 +212,7 @@ def run(args: argparse.Namespace, clips: list[np.ndarray], order: list[int], who
                 log.write(json.dumps(row) + "\n")
             whose = [edit[-1] for edit in row["edits"]]
             counts = {name: whose.count(name) for name in sorted(set(whose))}
-            shared = f"{memo.hits} of {memo.hits + memo.misses} windows known"
-            print(mode, shift, len(one.windows), counts, f"{took:.0f} s", shared, flush=True)
+            print(mode, shift, len(one.windows), counts, f"{took:.0f} s", flush=True)
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:

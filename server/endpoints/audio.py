@@ -36,13 +36,13 @@ async def transcriptions(request: Request) -> Response:
         raise InputError(reason, param="timestamp_granularities")
     if form.stream:
         return await _stream(request, form, audio)
-    return await _respond(request, form, audio, "transcribe", times, always, form.language)
+    return await _respond(request, form, audio, "transcribe", times, always)
 
 
 async def translations(request: Request) -> Response:
-    """Translate the speech of an audio file into English."""
+    """Translate the speech of an audio file into English. As in vLLM, `language` is the language spoken."""
     form, audio = await _read(request, AudioForm)
-    return await _respond(request, form, audio, "translate", "segment", form.response_format in ("srt", "vtt"), None)
+    return await _respond(request, form, audio, "translate", "segment", form.response_format in ("srt", "vtt"))
 
 
 async def _read(request: Request, kind: type[F]) -> tuple[F, bytes]:
@@ -51,15 +51,13 @@ async def _read(request: Request, kind: type[F]) -> tuple[F, bytes]:
         return form, await file.read()
 
 
-async def _respond(
-    request: Request, form: AudioForm, audio: bytes, task: str, times: str, always: bool, language: str | None
-) -> Response:
+async def _respond(request: Request, form: AudioForm, audio: bytes, task: str, times: str, always: bool) -> Response:
     """Transcribe and write the response. `times` are needed if `always`, and otherwise given if the model can."""
     server = server_of(request)
     speech = server.engine.llm.speech
     wanted = always or (form.response_format == "verbose_json" and speech is not None and speech.has_timestamps)
     options = {**_options(request, form), "timestamps": times if wanted else "none"}
-    transcript = _checked(await unless_disconnected(request, server.engine.transcribe(audio, language, task, **options)))
+    transcript = _checked(await unless_disconnected(request, server.engine.transcribe(audio, form.language, task, **options)))
     return _response(form.response_format, transcript, task)
 
 

@@ -24,6 +24,7 @@ class AudioForm(Body):
         "known_speaker_names": (([],), _NO_SPEAKERS),
         "known_speaker_references": (([],), _NO_SPEAKERS),
     }
+    language: str | None = None
     prompt: str = ""
     hotwords: str = ""
     response_format: Literal["json", "text", "srt", "vtt", "verbose_json"] = "json"
@@ -38,7 +39,6 @@ class TranscriptionForm(AudioForm):
     stream: bool = False
     stream_include_usage: bool | None = None
     stream_continuous_usage_stats: bool | None = None
-    language: str | None = None
     timestamp_granularities: list[Literal["word", "segment"]] | None = None
 
     @property

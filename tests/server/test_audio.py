@@ -173,6 +173,9 @@ def test_translations(client, server, wav):
     expected = transcribe(server, wav, "translate")
     found = client.audio.translations.create(model="whisper", file=("a.wav", wav), extra_body={"vad": "false"})
     assert found.text == expected.text
+    spoken = transcribe(server, wav, "translate", language="de")
+    asked = {"vad": "false", "language": "de"}
+    assert client.audio.translations.create(model="whisper", file=("a.wav", wav), extra_body=asked).text == spoken.text
     verbose = client.audio.translations.create(
         model="whisper", file=("a.wav", wav), response_format="verbose_json", extra_body={"vad": "false"}
     )

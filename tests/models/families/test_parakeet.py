@@ -139,6 +139,13 @@ def test_arguments_without_effect_are_refused(llm: LLM, options: dict[str, Any],
         llm.transcribe((make_media("audio", (5000,), 0), RATE), **options)
 
 
+def test_temperature_0_is_what_a_model_without_a_decoder_does(llm: LLM) -> None:
+    audio = make_media("audio", (12_000,), 0), RATE
+    (one,), (same,) = (llm.transcribe(audio, vad=False, use_tqdm=False, **more) for more in ({}, {"temperature": 0}))
+    assert one.error is None
+    assert same.windows == one.windows
+
+
 def test_prompts_with_text_are_refused(llm: LLM) -> None:
     (found,) = llm.encode(prompt(make_media("audio", (5000,), 0)) | {"prompt": "x"}, use_tqdm=False)
     assert "one audio item per prompt and no text" in found.error.message
