@@ -24,7 +24,7 @@ from typing import Any
 import numpy as np
 
 from .seams import words
-from .speech import converted
+from .speech import converted, version
 from .throughput import ROOT, machine, put
 
 SECTION = "Live transcription"
@@ -169,7 +169,8 @@ def main() -> None:
         "|---|---|---|---|---|---|---|",
     ]
     what = f"{args.model.name}, {args.seconds:g} s of {args.file.name}, a pass per {args.min_chunk:g} s"
-    table = "\n".join([f"{machine()}; {what}", "", NOTE.format(remark=args.remark).strip(), "", *head, *rows])
+    peer = f", faster-whisper {version(args.peer_python)}" if args.peer_python else ""
+    table = "\n".join([f"{machine()}{peer}; {what}", "", NOTE.format(remark=args.remark).strip(), "", *head, *rows])
     print(table)
     if args.write:
         put(SECTION, table)

@@ -107,27 +107,29 @@ class Judge:
 
         self._processor = WhisperProcessor.from_pretrained(model)
         self._model = WhisperForConditionalGeneration.from_pretrained(model, dtype="float32").eval()
-        self._texts: dict[bytes, list[str]] = {}
+        self._texts: dict[tuple[bytes, bool], list[str]] = {}
 
-    def text(self, audio: np.ndarray, start: float, end: float) -> list[str]:
+    def text(self, audio: np.ndarray, start: float, end: float, timed: bool) -> list[str]:
         import torch
 
         samples = audio[round(start * RATE) : round(end * RATE)]
-        key = hashlib.sha256(samples.tobytes()).digest()
+        key = hashlib.sha256(samples.tobytes()).digest(), timed
         if key not in self._texts:
             features = self._processor(samples, sampling_rate=RATE, return_tensors="pt").input_features
             with torch.inference_mode():
-                tokens = self._model.generate(features, do_sample=False, num_beams=1)
+                tokens = self._model.generate(features, do_sample=False, num_beams=1, return_timestamps=timed)
             self._texts[key] = words(self._processor.decode(tokens[0], skip_special_tokens=True))
         return self._texts[key]
 
-    def is_models(self, audio: np.ndarray, spoken: list[tuple[float, float, str]], edit: Sequence[int], windows: Any) -> bool:
+    def is_models(
+        self, audio: np.ndarray, spoken: list[tuple[float, float, str]], edit: Sequence[int], windows: Any, timed: bool
+    ) -> bool:
         """Return whether transformers' text of one of the windows has the edit. The window contains the edit's words."""
         for start, end in windows:
             inside = [i for i, word in enumerate(spoken) if word[0] >= start - MARGIN and word[1] <= end + MARGIN]
             if not inside or edit[0] < inside[0] or edit[1] > inside[-1] + 1:
                 continue
-            found = edits([spoken[i][2] for i in inside], self.text(audio, start, end))
+            found = edits([spoken[i][2] for i in inside], self.text(audio, start, end, timed))
             at = edit[0] - inside[0], edit[1] - inside[0]
             if any(e[0] <= at[1] and e[1] >= at[0] and e[1] - e[0] != e[3] - e[2] for e in found):
                 return True
@@ -142,7 +144,7 @@ def is_quiet(audio: np.ndarray, at: float) -> bool:
 
 def judge(row: dict[str, Any], audio: np.ndarray, spoken: list[tuple[float, float, str]], judge: Judge) -> list[Any]:
     """Return the edits of a run: the place in seconds, the words spoken, the words found, and "inside", "model" or "ours"."""
-    found, cuts = words(row["text"]), list(pairwise(row["windows"]))
+    found, cuts, timed = words(row["text"]), list(pairwise(row["windows"])), "timestamps" in MODES[row["mode"]]
     result, inner = [], [at for left, right in cuts if right[0] >= left[1] for at in (left[1], right[0])]
     for edit in count_edits([word for _, _, word in spoken], found):
         begin, end = spoken[max(0, edit[0] - 1)][1], spoken[min(len(spoken) - 1, edit[1])][0]
@@ -154,7 +156,7 @@ def judge(row: dict[str, Any], audio: np.ndarray, spoken: list[tuple[float, floa
             near = [(w[0], w[1]) for w in row["windows"] if w[0] <= end + 3 and w[1] >= begin - 3]
             beside = spoken[max(0, edit[0] - 1) : edit[1] + 1]
             is_cut = any(a < at < b and not is_quiet(audio, at) for a, b, _ in beside for at in inner)
-            whose = "model" if not is_cut and judge.is_models(audio, spoken, edit, near) else "ours"
+            whose = "model" if not is_cut and judge.is_models(audio, spoken, edit, near, timed) else "ours"
         before, after = [w for *_, w in spoken[max(0, edit[0] - 3) : edit[0]]], [w for *_, w in spoken[edit[1] : edit[1] + 3]]
         lost = [w for *_, w in spoken[edit[0] : edit[1]]]
         result.append([round(begin, 2), round(end, 2), before, lost, found[edit[2] : edit[3]], after, whose])
@@ -177,7 +179,7 @@ def main() -> None:
     whole = np.concatenate([clips[i] for i in order])
     run(args, clips, order, whole, rows)
     if args.write:
-        what = f"{args.model.name} in float32, ten clips joined to {len(whole) / RATE:.0f} s"
+        what = f"{args.model.name} in float32, ten clips joined"
         put(SECTION, "\n".join([f"{machine()}; {what}", "", NOTE, "", *table(rows)]))
 
 
@@ -203,7 +205,7 @@ def run(args: argparse.Namespace, clips: list[np.ndarray], order: list[int], who
             if one.error:
                 raise RuntimeError(f"{mode}, {shift} s: {one.error}")
             took = time.time() - began
-            row: dict[str, Any] = {"mode": mode, "shift": shift, "took": took, "text": one.text}
+            row: dict[str, Any] = {"mode": mode, "shift": shift, "seconds": len(whole) // RATE, "took": took, "text": one.text}
             row["windows"] = [(w.start, w.end, w.overlap, w.text, len(w.attempts), w.finish_reason) for w in one.windows]
             here = [(a - shift, b - shift, word) for a, b, word in spoken if a >= shift]
             row["words"], row["edits"] = len(here), judge(row, audio, here, referee)
@@ -216,15 +218,16 @@ def run(args: argparse.Namespace, clips: list[np.ndarray], order: list[int], who
 
 
 def table(rows: Sequence[dict[str, Any]]) -> list[str]:
-    lines = ["| windows | shifts | seams | words | model's edits | lost or doubled at seams |", "|---|---|---|---|---|---|"]
-    for mode in MODES:
-        own = [row for row in rows if row["mode"] == mode]
+    lines = ["| windows | seconds | shifts | seams | words | model's edits | lost or doubled at seams |", "|---" * 7 + "|"]
+    for mode, seconds in sorted(
+        {(row["mode"], row["seconds"]) for row in rows}, key=lambda one: (list(MODES).index(one[0]), one[1])
+    ):
+        own = [row for row in rows if (row["mode"], row["seconds"]) == (mode, seconds)]
         whose = [edit[-1] for row in own for edit in row["edits"]]
         seams, total = sum(len(row["windows"]) - 1 for row in own), sum(row["words"] for row in own)
-        if own:
-            shifts = ", ".join(f"{row['shift']:g}" for row in sorted(own, key=lambda row: float(row["shift"])))
-            models = f"{whose.count('model')} at seams, {whose.count('inside')} inside windows"
-            lines.append(f"| {mode} | {shifts} s | {seams:,} | {total:,} | {models} | {whose.count('ours')} |")
+        shifts = ", ".join(f"{row['shift']:g}" for row in sorted(own, key=lambda row: float(row["shift"])))
+        models = f"{whose.count('model')} at seams, {whose.count('inside')} inside windows"
+        lines.append(f"| {mode} | {seconds:,} | {shifts} s | {seams:,} | {total:,} | {models} | {whose.count('ours')} |")
     return lines
 
 
