@@ -397,6 +397,10 @@ class EngineCore:
             )
         if request.pooling is not None and request.pooling.cross_attention:
             self._check_cross_attention(request, request.pooling.cross_attention)
+        if request.pooling is not None and (request.pooling.layer or 0) > self.info.captured_layers:
+            limit = f"this model returns those after 1 to {self.info.captured_layers} layers"
+            known = limit if self.info.captured_layers else "this model returns none"
+            raise InputError(f"layer={request.pooling.layer} asks for hidden states of a layer; {known}", param="pooling.layer")
         if not self.info.can_generate and (request.pooling is None or request.pooling.token_ids or request.pooling.candidates):
             raise InputError("this checkpoint has no head (lm_head.weight) and cannot generate or score; use llm.embed")
 
@@ -445,6 +449,7 @@ def _info(scheduler: Scheduler, runner: ModelRunner, source: ModelReloader | Non
         can_generate=model.can_generate,
         num_labels=model.num_labels if isinstance(model, SupportsClassification) else 0,
         cross_attention=(len(cross), cross[0].kv_heads if cross else 0),
+        captured_layers=getattr(model, "captured_layers", 0),
         pooling=model.pooling if isinstance(model, SupportsPooling) else "last",
         vector_size=model.vector_size if isinstance(model, SupportsPooling) else model.hidden_size,
         token_size=model.token_size if isinstance(model, SupportsPooling) else model.hidden_size,

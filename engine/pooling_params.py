@@ -34,6 +34,7 @@ class PoolingParams:
         candidates: return the likeliest next tokens after the request's logits processors, at most 1024, as float32
             `[3, candidates]`: ids, log probabilities before the processors, and after them (float32's minimum if forbidden).
         answer_tokens: number of the prompt's last tokens that these processors see as the answer.
+        layer: with pooling="tokens", return the hidden states after so many decoder layers, unchanged, instead of vectors.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -46,6 +47,7 @@ class PoolingParams:
     candidates: int | None = None
     answer_tokens: int = 0
     pooling: str | None = None
+    layer: int | None = None
 
     @property
     def classifies(self) -> bool:
@@ -64,6 +66,7 @@ class PoolingParams:
         _check_count("first_tokens", self.first_tokens, 0)
         _check_count("candidates", self.candidates, 1, _MAX_CANDIDATES)
         _check_count("answer_tokens", self.answer_tokens, 0)
+        _check_count("layer", self.layer, 1)
         object.__setattr__(self, "cross_attention", _check_heads(self.cross_attention))
         self._check_candidates()
         if self.task == "token_embed":
@@ -71,6 +74,10 @@ class PoolingParams:
         if self.pooling is not None and self.pooling not in POOLINGS:
             known = ", ".join(POOLINGS)
             raise InputError(f"pooling={short_repr(self.pooling)} is unknown; give one of {known}", param="pooling.pooling")
+        if self.layer is not None and not (self.pooling == "tokens" and self.pools_rows):
+            raise InputError(
+                'layer is for hidden states of tokens; set pooling="tokens", or leave it out', param="pooling.layer"
+            )
         if self.pooling == "tokens" and self.classifies:
             raise InputError("classes are those of a prompt, not of its tokens; leave out pooling", param="pooling.pooling")
         if not isinstance(self.task, str | None):

@@ -263,6 +263,7 @@ class CoreInfo:
         can_generate: False if the checkpoint has no head, so that requests must have a `pooling` without `token_ids`.
         num_labels: classes of the checkpoint's classification head, 0 without one.
         cross_attention: number of decoder layers whose cross-attention weights a request can return, and of heads in each.
+        captured_layers: largest `PoolingParams.layer` of a request, 0 if the model has none.
         pooling: the `PoolingParams.pooling` of requests that name none.
         vector_size, token_size: length of a prompt's vector, and of the vectors of its tokens.
         logit_scale, logit_bias: as in `SupportsSimilarity`; None for other models.
@@ -282,6 +283,7 @@ class CoreInfo:
     can_generate: bool = True
     num_labels: int = 0
     cross_attention: tuple[int, int] = (0, 0)
+    captured_layers: int = 0
     pooling: str = "last"
     vector_size: int = 0
     token_size: int = 0

@@ -19,9 +19,9 @@ def main() -> None:
     parser.add_argument("question", nargs="?", default="Who are you?")
     parser.add_argument("audio", nargs="?", type=Path)
     parser.add_argument(
-        "--model", help="a folder, or a name such as Qwen/Qwen2.5-Omni-3B (default: the folder Qwen2.5-Omni-3B)"
+        "--model", help="a folder, or a name such as Qwen/Qwen3-Omni-30B-A3B-Instruct (default: the folder Qwen2.5-Omni-3B)"
     )
-    parser.add_argument("--voice", help="Chelsie or Ethan (default: the model's first)")
+    parser.add_argument("--voice", help="such as Chelsie or Ethan (default: the model's first)")
     parser.add_argument("--out", type=Path, default=Path("answer.wav"))
     args = parser.parse_args()
     model = args.model or "Qwen2.5-Omni-3B"
@@ -34,11 +34,13 @@ def main() -> None:
     if args.audio:
         content.insert(0, {"type": "audio", "audio": args.audio})
     messages = [{"role": "system", "content": SYSTEM}, {"role": "user", "content": content}]
-    (speech,) = llm.speak(messages, voice=args.voice)
-    if speech.error:
-        raise SensoriumError(str(speech.error))
-    print(speech.text)
-    soundfile.write(args.out, speech.samples, speech.sampling_rate)
+    with soundfile.SoundFile(args.out, "w", 24_000, channels=1) as file:
+        for part in llm.stream_speak(messages, voice=args.voice):
+            if part.error:
+                raise SensoriumError(str(part.error))
+            if not part.codes:
+                print(part.text)
+            file.write(part.samples.numpy())  # or play them: they come while the model makes the next ones
 
 
 if __name__ == "__main__":

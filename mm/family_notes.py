@@ -257,8 +257,10 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "qwen3_asr": FamilyNote("`transcribe`; linear M-RoPE"),
     "qwen3_omni": FamilyNote(
-        "images, videos and audio together; DeepStack, experts; text output only; also the captioner (audio without text)",
+        "images, videos and audio together; DeepStack, experts; `speak` answers in text and speech; also the captioner (audio "
+        "without text)",
         "40 minutes per audio item",
+        "tests/pipelines/test_speak_qwen3.py",
     ),
     "qwen3_vl": FamilyNote(
         "DeepStack, interleaved M-RoPE, timestamps as text, experts, gated delta nets (Qwen3.5); `embed` and `score`",

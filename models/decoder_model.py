@@ -107,6 +107,11 @@ class DecoderModel(nn.Module):
     def can_generate(self) -> bool:
         return self.head is not None
 
+    @property
+    def captured_layers(self) -> int:
+        """Number of layers after which `forward` can capture hidden states; 0 for stacks of several streams or two inputs."""
+        return len(self.spec.layers) if type(self.language_model) is Decoder and not self.spec.cross_attentions else 0
+
     def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
         return hidden
 

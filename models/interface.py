@@ -98,6 +98,21 @@ class AttentionCapture:
 
 
 @dataclass(frozen=True)
+class HiddenCapture:
+    """Hidden states after a decoder layer that one sequence of a step returns.
+
+    Args:
+        start: the sequence's first row.
+        layers: number of layers before them; deepstack levels that follow the last of these are not added.
+        states: float32 `[rows, hidden]` on the CPU, written by `Model.forward`.
+    """
+
+    start: int
+    layers: int
+    states: Tensor
+
+
+@dataclass(frozen=True)
 class ForwardBatch:
     """The rows of one step, packed over sequences.
 
@@ -119,7 +134,7 @@ class ForwardBatch:
             `routes_by_modality`; 0 for text. None if the model does not route by modality.
         adapters: int64 `[rows]`: number of the row's adapter, counted from 1; 0 for none. None if no row has an adapter.
         token_types: int64 `[rows]`: 1 for the second text of a pair, else 0. None if no prompt is a pair.
-        captures: cross-attention weights to return.
+        captures: cross-attention weights to return. hidden_captures: hidden states of layers to return.
     """
 
     input_ids: Tensor
@@ -134,6 +149,7 @@ class ForwardBatch:
     adapters: Tensor | None = None
     token_types: Tensor | None = None
     captures: Sequence[AttentionCapture] = ()
+    hidden_captures: Sequence[HiddenCapture] = ()
 
 
 @runtime_checkable

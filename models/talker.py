@@ -10,8 +10,11 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor
 
+from ..mm.positions import PlacedItem
 from ..mm.types import MultiModalFeature
 from .interface import CacheSpec, ForwardBatch, StepLimits
+from .text.decoder import Decoder
+from .text.spec import DecoderSpec
 
 
 @dataclass(frozen=True, eq=False)
@@ -20,7 +23,8 @@ class SpokenAnswer:
 
     Args:
         prompt_ids, answer_ids: tokens of the prompt, expanded, and of the answer.
-        hidden: the thinker's hidden states `[prompt + answer - 1, hidden]`: the last token of an answer is never computed.
+        hidden: the thinker's hidden states, as `Talker.layer` says: `[prompt + answer - 1, hidden]`, since the last token of an
+            answer is never computed, or `[prompt, hidden]`, or none for a prompt without items.
         features: items of the prompt.
     """
 
@@ -45,12 +49,39 @@ class TalkerPrompt:
     Args:
         token_ids: tokens that repetition penalties count.
         rows: inputs of the decoder, `[tokens, hidden]`.
-        following: what is added to the embedding of each generated code, `[n, width]`; the last row serves all further codes.
+        following: what is added to the embedding of each generated frame, `[n, width]`; the last row serves all further frames.
+        items: places of the items in `rows`.
     """
 
     token_ids: Sequence[int]
     rows: Tensor
     following: Tensor
+    items: Sequence[PlacedItem]
+
+
+class CodePredictor(Protocol):
+    """A decoder that predicts the other codes of a frame, one by one, from the talker's hidden state and its code.
+
+    Attributes:
+        count: codes that it predicts per frame.
+        sampling: how the published model samples them, unless the talker is greedy.
+    """
+
+    count: int
+    sampling: Mapping[str, float]
+    cache_specs: Sequence[CacheSpec]
+
+    def first_rows(self, hidden: Tensor, code: int) -> Tensor:
+        """Return the first inputs `[2, hidden]` of a frame. `hidden`: the talker's, `[1, hidden]`. `code`: what it chose."""
+
+    def next_row(self, index: int, code: int) -> Tensor:
+        """Return the input `[1, hidden]` after the predicted code with this index."""
+
+    def forward(self, batch: ForwardBatch) -> Tensor:
+        """Return hidden states `[rows, hidden]`, as `Talker.forward`."""
+
+    def compute_logits(self, hidden: Tensor, index: int) -> Tensor:
+        """Return float32 logits `[n, vocab]` of the code with this index."""
 
 
 class Talker(Protocol):
@@ -59,8 +90,12 @@ class Talker(Protocol):
     Attributes:
         rate: samples per second.
         vocab_size: codes are below it. max_positions: tokens of prompt and speech together, at most.
-        max_codes: codes of one answer, at most.
+        max_codes: frames of one answer, at most; a frame is one code, and those of the predictor.
         end_ids: codes that end the speech. forbidden: codes that must not be generated.
+        layer: the talker reads the thinker's hidden states after so many layers, of prompts with items only. None: it reads
+            the final ones of prompt and answer.
+        sampling: how the published model samples codes, as arguments of SamplingParams.
+        predictor: predicts the other codes of a frame; None if a frame is one code.
     """
 
     rate: int
@@ -69,7 +104,12 @@ class Talker(Protocol):
     max_codes: int
     end_ids: Sequence[int]
     forbidden: Collection[int]
+    layer: int | None
+    sampling: Mapping[str, float]
     cache_specs: Sequence[CacheSpec]
+
+    @property
+    def predictor(self) -> CodePredictor | None: ...
 
     @property
     def voices(self) -> Sequence[str]:
@@ -86,10 +126,10 @@ class Talker(Protocol):
         """Return True for a stored tensor that is not the talker's."""
 
     def prompt(self, answer: SpokenAnswer, voice: str) -> TalkerPrompt:
-        """Return the input for an answer of at least two tokens."""
+        """Return the input for an answer of at least two tokens. Raise InputError for a prompt that it cannot speak after."""
 
-    def next_row(self, code: int, following: Tensor) -> Tensor:
-        """Return the decoder's input `[1, hidden]` after a code. `following`: the row `[1, width]` of TalkerPrompt."""
+    def next_row(self, frame: Sequence[int], following: Tensor) -> Tensor:
+        """Return the decoder's input `[1, hidden]` after a frame. `following`: the row `[1, width]` of TalkerPrompt."""
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         """Return hidden states `[rows, hidden]`. The batch's `embed_rows` are the inputs, its token ids are not read."""
@@ -97,11 +137,23 @@ class Talker(Protocol):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits `[n, vocab]`."""
 
-    def samples(self, codes: Sequence[int], voice: str, seed: int) -> Iterator[Tensor]:
-        """Yield the samples of at least one code, part by part: float32 `[n]` in [-1, 1]. The seed determines the noise."""
+    def samples(self, frames: Iterable[Sequence[int]], voice: str, seed: int) -> Iterator[Tensor]:
+        """Yield the samples part by part, float32 `[n]` in [-1, 1], as early as the frames allow. The seed determines noise."""
 
     def peak_bytes(self, limits: StepLimits, codes: int) -> int:
-        """Return an upper bound of the bytes alive in a step, or while so many codes become samples."""
+        """Return an upper bound of the bytes alive in a step, or while so many frames become samples."""
+
+
+class InputDecoder(Decoder):
+    """A decoder without a table, whose inputs are given as `embed_rows`."""
+
+    def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(spec, dtype, device)
+        del self.embed_tokens
+
+    def embed(self, batch: ForwardBatch) -> Tensor:
+        assert batch.embed_rows is not None
+        return batch.embed_rows
 
 
 def section(config: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, AsyncIterable, Sequence
+import asyncio
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -17,7 +18,7 @@ from .ocr import Page, ocr_tasks
 from .pooling import PoolingRequestOutput, encode_tasks
 from .rank import Embedding, Score, embed_tasks, score_tasks
 from .reward import reward_tasks
-from .speak import Speech, speak_tasks
+from .speak import Speech, speak_tasks, stream_task
 from .speech.arguments import FASTER_WHISPER
 from .speech.live_input import LiveEvent
 from .speech.live_session import LiveAudio, LiveStream, stream_events
@@ -94,8 +95,16 @@ class LLM(llm.LLM):
         use_tqdm: ShowProgress = True,
         **options: Any,
     ) -> list[Speech]:
-        """Answer one conversation or a list of them as text and speech; see `pipelines.speak.speak_tasks` for the arguments."""
+        """Answer one conversation or a list of them as text and speech; see `pipelines.speak.speech_requests`."""
         return run_tasks(self, speak_tasks(self, messages, sampling_params, **options), use_tqdm)
+
+    def stream_speak(
+        self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> Iterator[Speech]:
+        """Answer one conversation as text, then yield its speech part by part; see `pipelines.speak.stream_task`."""
+        task, speak = stream_task(self, messages, sampling_params, **options)
+        (answer,) = run_tasks(self, [task], False)
+        return speak(answer)
 
     def live_audio(self, rate: float | None = None, **options: Any) -> LiveAudio:
         """Open a session that transcribes samples while they arrive.
@@ -149,6 +158,16 @@ class AsyncLLM(async_llm.AsyncLLM):
         """`LLM.speak` as a coroutine. The talker runs in a thread."""
         tasks = speak_tasks(self.llm, messages, sampling_params, **options)
         return await run_tasks_async(self, tasks, self.llm.config.max_num_seqs)
+
+    async def stream_speak(
+        self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any
+    ) -> AsyncGenerator[Speech, None]:
+        """`LLM.stream_speak` as an async generator. The talker runs in a thread, and stops when the generator is closed."""
+        task, speak = stream_task(self.llm, messages, sampling_params, **options)
+        (answer,) = await run_tasks_async(self, [task])
+        parts = speak(answer)
+        while (part := await asyncio.to_thread(next, parts, None)) is not None:
+            yield part
 
     async def embed(self, inputs: object, **options: Any) -> list[Embedding]:
         """`LLM.embed` as a coroutine."""

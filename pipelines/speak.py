@@ -1,12 +1,14 @@
 """Speech: the thinker answers a conversation in text, and the talker speaks the answer.
 
-The thinker computes prompt and answer once more in one prefill, whose hidden states the talker reads.
+The thinker computes the prompt once more in one prefill, whose hidden states the talker reads: in Qwen2.5-Omni with the answer,
+in Qwen3-Omni only if the prompt has images, videos or audio.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -20,7 +22,7 @@ from ..engine.pooling_params import PoolingParams
 from ..engine.sampling_params import SamplingParams
 from ..engine.seeds import splitmix64
 from ..engine.types import RequestOutput
-from ..engine.worker.talker_runner import MAX_CODES, TalkerRunner
+from ..engine.worker.talker_runner import MAX_CODES, Frame, SpokenAnswer, TalkerRunner
 from ..mm.errors import ConfigError, ErrorInfo, InputError, SensoriumError, short_repr
 from ..mm.repr_mixin import ReprMixin
 from .tasks import Task
@@ -29,8 +31,6 @@ from .validation import check_type
 if TYPE_CHECKING:
     from ..engine.llm import LLM
 
-SPEECH_PARAMS = SamplingParams(temperature=0.9, top_k=40, top_p=0.8, repetition_penalty=1.05, max_tokens=MAX_CODES)
-"""How the published models sample codes of speech."""
 _STATES = PoolingParams(pooling="tokens", normalize=False)
 _NOTHING_SAMPLED = SamplingParams(max_tokens=1)
 _UNUSED = (
@@ -41,7 +41,7 @@ _UNUSED = (
 
 @dataclass(frozen=True, repr=False)
 class Speech(ReprMixin):
-    """An answer as text and speech.
+    """An answer as text and speech, or with `stream_speak` a part of it: the whole text, and the next samples and frames.
 
     Args:
         text: the answer.
@@ -49,7 +49,7 @@ class Speech(ReprMixin):
         sampling_rate: samples per second.
         error: why there is no speech, or None.
         output: the answer's request.
-        codes: the codes of speech that the samples were made of.
+        codes: the frames of codes that the samples were made of: one code in Qwen2.5-Omni, several in Qwen3-Omni.
     """
 
     text: str
@@ -57,32 +57,45 @@ class Speech(ReprMixin):
     sampling_rate: int
     error: ErrorInfo | None
     output: RequestOutput = field(repr=False)
-    codes: tuple[int, ...] = field(default=(), repr=False)
+    codes: tuple[Frame, ...] = field(default=(), repr=False)
 
     @property
     def seconds(self) -> float:
         return len(self.samples) / self.sampling_rate
 
 
-def speak_tasks(
+@dataclass(frozen=True)
+class _Request:
+    """A conversation whose answer is spoken. `params`: of the codes of speech. `seed`: of codes and noise."""
+
+    handle: RequestHandle
+    talker: TalkerRunner
+    params: SamplingParams
+    voice: str
+    seed: int
+
+
+def speech_requests(
     llm: LLM,
     messages: Messages | Sequence[Messages],
     sampling_params: SamplingParams | None = None,
     speech_params: SamplingParams | None = None,
     voice: str | None = None,
     **chat: Any,
-) -> list[Task[Speech]]:
-    """Return one task per conversation. Conversations are those of `LLM.chat`.
+) -> list[_Request]:
+    """Return one request per conversation. Conversations are those of `LLM.chat`.
 
     The published models speak well only after their own system prompt ("You are Qwen, a virtual human ..."), which their model
     cards quote.
 
     Args:
         sampling_params: of the text; None takes the checkpoint's defaults.
-        speech_params: of the codes of speech. None samples as the published models do: temperature 0.9, top_k 40, top_p 0.8, a
-            repetition penalty of 1.05, and at most 4096 codes (82 s in Qwen2.5-Omni). `seed` also determines the noise from
-            which the sound is made; None derives it from the engine's seed and the number of the conversation.
-        voice: name of the speaker; None takes the checkpoint's first one.
+        speech_params: of the codes of speech. None samples as the published models do: temperature 0.9, top_k 40 and top_p 0.8
+            (Qwen2.5-Omni) or top_k 50 (Qwen3-Omni), a repetition penalty of 1.05, and at most 4096 frames (82 s or 328 s). The
+            other codes of Qwen3-Omni's frames are sampled with top_k 50 and top_p 0.8, or greedily if the temperature is 0.
+            `seed` also determines the noise from which Qwen2.5-Omni's sound is made; None derives it from the engine's seed and
+            the number of the conversation.
+        voice: name of the speaker, in any case; None takes the checkpoint's first one.
         chat: further arguments of `LLM.chat`.
 
     Raises:
@@ -95,46 +108,118 @@ def speak_tasks(
         raise ConfigError(f"this engine has no talker; {how}", param="load_talker")
     check_type("sampling_params", sampling_params, SamplingParams, type(None))
     check_type("speech_params", speech_params, SamplingParams, type(None))
-    voices = talker.model.voices
-    if voice is not None and voice not in voices:
-        raise InputError(f"voice={short_repr(voice)} is unknown; this model has {', '.join(voices)}", param="voice")
-    text, sound = (sampling_params or llm.default_params).clone(), (speech_params or SPEECH_PARAMS).clone()
+    check_type("voice", voice, str, type(None))
+    text, sound = (sampling_params or llm.default_params).clone(), _speech_params(talker, speech_params)
     if text.n > 1:
         raise InputError(f"n={text.n}: one answer is spoken; leave it out", param="n")
-    plain = SamplingParams()
-    given = next((name for name in _UNUSED if getattr(sound, name) != getattr(plain, name)), None)
-    if given is not None:
-        raise InputError(f"speech_params: {given} has no meaning for codes of speech; leave it out", param="speech_params")
+    speaker = _find_voice(talker.model.voices, voice)
     conversations = as_conversations(messages)
     own = splitmix64(llm.config.seed)
     seeds = [own + i if sound.seed is None else sound.seed for i in range(len(conversations))]
     return [
-        _speak(llm.request(one, text, **chat), talker, sound, voice or voices[0], seed)
+        _Request(llm.request(one, text, **chat), talker, sound, speaker, seed)
         for one, seed in zip(conversations, seeds, strict=True)
     ]
 
 
-def _speak(handle: RequestHandle, talker: TalkerRunner, params: SamplingParams, voice: str, seed: int) -> Task[Speech]:
-    """Generate text, compute its hidden states, and speak it."""
+def _speech_params(talker: TalkerRunner, given: SamplingParams | None) -> SamplingParams:
+    """Return a copy of the parameters, or how the published model samples. Raise InputError for those without a meaning."""
+    if given is None:
+        return SamplingParams.from_optional(**talker.model.sampling, max_tokens=MAX_CODES)
+    plain = SamplingParams()
+    unused = next((name for name in _UNUSED if getattr(given, name) != getattr(plain, name)), None)
+    if unused is not None:
+        raise InputError(f"speech_params: {unused} has no meaning for codes of speech; leave it out", param="speech_params")
+    return given.clone()
+
+
+def _find_voice(voices: Sequence[str], name: str | None) -> str:
+    found = voices[0] if name is None else next((one for one in voices if one.lower() == name.lower()), None)
+    if found is None:
+        raise InputError(f"voice={short_repr(name)} is unknown; this model has {', '.join(voices)}", param="voice")
+    return found
+
+
+def speak_tasks(llm: LLM, messages: Messages | Sequence[Messages], *args: Any, **options: Any) -> list[Task[Speech]]:
+    """Return one task per conversation; see `speech_requests` for the arguments and errors."""
+    return [_speak(request) for request in speech_requests(llm, messages, *args, **options)]
+
+
+def stream_task(
+    llm: LLM, messages: Messages, *args: Any, **options: Any
+) -> tuple[Task[_Answer], Callable[[_Answer], Iterator[Speech]]]:
+    """Return the task that answers one conversation in text, and the function that speaks its result part by part.
+
+    The first part has the text and no samples. Each further one has the next samples and frames; together they are those of
+    `speak`. If there is an error, the last part has it.
+
+    Raises:
+        InputError, ConfigError: as `speech_requests`, and for several conversations.
+    """
+    requests = speech_requests(llm, messages, *args, **options)
+    if len(requests) != 1:
+        reason = f"messages holds {len(requests)} conversations; one answer is streamed, so call it for each of them"
+        raise InputError(reason, param="messages")
+    (request,) = requests
+    return _answer(request), partial(_parts, request)
+
+
+@dataclass(frozen=True)
+class _Answer:
+    """An answer in text. `spoken`: what the talker reads; None if there is an error, or nothing to say."""
+
+    said: Speech
+    spoken: SpokenAnswer | None = None
+
+    @property
+    def error(self) -> ErrorInfo | None:
+        return self.said.error
+
+
+def _answer(request: _Request) -> Task[_Answer]:
+    """Generate text, and compute the hidden states that the talker reads."""
+    handle, talker = request.handle, request.talker
     prompts = list[ProcessedPrompt]()
     handle.prepare = _keeping(handle.prepare, prompts)
     output = yield handle
     nothing = Speech("", torch.zeros(0), talker.model.rate, output.error, output)
     if output.error is not None:
-        return nothing
+        return _Answer(nothing)
     answer, said = output.outputs[0].token_ids, replace(nothing, text=output.outputs[0].text)
     if len(answer) < 2:
-        return said
+        return _Answer(said)
     (prompt,) = prompts
-    whole = replace(prompt, token_ids=(*prompt.token_ids, *answer[:-1]))
-    states = yield RequestHandle(lambda: whole, _NOTHING_SAMPLED, pooling=_STATES)
-    if states.error is not None or states.pooled is None:
-        return replace(said, error=states.error)
+    layer, hidden = talker.model.layer, torch.zeros(0)
+    if layer is None or prompt.features:
+        whole = prompt if layer else replace(prompt, token_ids=(*prompt.token_ids, *answer[:-1]))
+        states = yield RequestHandle(lambda: whole, _NOTHING_SAMPLED, pooling=replace(_STATES, layer=layer))
+        if states.error is not None or states.pooled is None:
+            return _Answer(replace(said, error=states.error))
+        hidden = states.pooled
+    return _Answer(said, SpokenAnswer(prompt.token_ids, answer, hidden, prompt.features))
+
+
+def _speak(request: _Request) -> Task[Speech]:
+    """Answer in text, and speak the answer."""
+    answer = yield from _answer(request)
+    if answer.spoken is None:
+        return answer.said
     try:
-        codes, samples = talker.speak(prompt.token_ids, answer, states.pooled, prompt.features, voice, params, seed)
+        codes, samples = request.talker.speak(answer.spoken, request.voice, request.params, request.seed)
     except SensoriumError as error:
-        return replace(said, error=error.info)
-    return replace(said, samples=samples, codes=tuple(codes))
+        return replace(answer.said, error=error.info)
+    return replace(answer.said, samples=samples, codes=tuple(codes))
+
+
+def _parts(request: _Request, answer: _Answer) -> Iterator[Speech]:
+    yield answer.said
+    if answer.spoken is None:
+        return
+    try:
+        for codes, samples in request.talker.stream(answer.spoken, request.voice, request.params, request.seed):
+            yield replace(answer.said, samples=samples, codes=tuple(codes))
+    except SensoriumError as error:
+        yield replace(answer.said, error=error.info)
 
 
 def _keeping(

@@ -72,6 +72,9 @@ def talker_bytes(config: EngineConfig, files: ModelFiles, max_model_len: int) ->
     longest = min(max_model_len + 2 + MAX_CODES, talker.max_positions)
     blocks = -(-longest // config.block_size)
     cache = blocks * sum(group.block_bytes(config.block_size) for group in group_layers(talker.cache_specs))
+    if talker.predictor is not None:
+        frame = -(-(talker.predictor.count + 1) // config.block_size)
+        cache += frame * sum(group.block_bytes(config.block_size) for group in group_layers(talker.predictor.cache_specs))
     step = StepLimits(min(STEP_ROWS, longest), longest, longest, device)
     weights = weight_bytes(cast(Any, talker), device)
     return weights + cache + talker.peak_bytes(step, min(MAX_CODES, talker.max_codes))

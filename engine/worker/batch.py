@@ -12,7 +12,7 @@ from torch import Tensor
 
 from ...kernels.metadata import AttentionMetadata
 from ...mm.types import PlaceholderRange
-from ...models.interface import AttentionCapture, CacheSpec, ForwardBatch
+from ...models.interface import AttentionCapture, CacheSpec, ForwardBatch, HiddenCapture
 from ..bidirectional_spans import BidirectionalSpan
 from ..types import CROSS, ScheduledRequest
 from .key_order import KeyOrder
@@ -43,12 +43,13 @@ def build_batch(
     to_device: ToDevice,
     routes: Mapping[str, int] | None = None,
     adapters: Sequence[str] = (),
+    hidden_size: int = 0,
 ) -> ForwardBatch:
     """Pack the rows of all sequences, in order.
 
     Args:
         encoder_rows: by the hash of their item.
-        routes, adapters: the model's `routes_by_modality` and `adapters`.
+        routes, adapters, hidden_size: the model's `routes_by_modality`, `adapters` and `hidden_size`.
     """
     counts = [task.num_tokens for _, task in scheduled]
     starts = [0, *accumulate(counts)]
@@ -74,6 +75,7 @@ def build_batch(
         adapters=_adapter_ids(scheduled, counts, adapters, to_device) if adapters else None,
         token_types=_token_types(scheduled, starts, to_device),
         captures=_captures(scheduled),
+        hidden_captures=_hidden_captures(scheduled, starts, hidden_size),
     )
 
 
@@ -84,6 +86,21 @@ def _captures(scheduled: Sequence[ScheduledSequence]) -> tuple[AttentionCapture,
             assert sequence.request.pooling is not None
             rows = sequence.cross_weights[:, task.num_computed : task.num_computed + task.num_tokens]
             found.append(AttentionCapture(index, sequence.request.pooling.cross_attention, rows))
+    return tuple(found)
+
+
+def _hidden_captures(
+    scheduled: Sequence[ScheduledSequence], starts: Sequence[int], hidden_size: int
+) -> tuple[HiddenCapture, ...]:
+    """Return where each sequence that returns hidden states of a layer keeps those of this step."""
+    found = []
+    for (sequence, task), start in zip(scheduled, starts, strict=False):
+        pooling = sequence.request.pooling
+        if pooling is not None and pooling.layer is not None:
+            if sequence.kept_rows is None:
+                sequence.kept_rows = torch.zeros(sequence.prompt_length, hidden_size)
+            rows = sequence.kept_rows[task.num_computed : task.num_computed + task.num_tokens]
+            found.append(HiddenCapture(start, pooling.layer, rows))
     return tuple(found)
 
 

@@ -104,7 +104,7 @@ class DecodeGraphs:
         rows, groups = len(batch.input_ids), _groups(batch)
         if rows > self._config.max_rows or batch.embed_index is not None or batch.cross_rows is not None or interpreted():
             return None
-        if batch.captures:
+        if batch.captures or batch.hidden_captures:
             return None
         if not all(len(attn.seq_lens) == rows for attn in groups):
             return None

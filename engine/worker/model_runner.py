@@ -185,7 +185,8 @@ class ModelRunner:
     def _forward(self, scheduled: list[ScheduledSequence], previous: AsyncStepOutput | None) -> tuple[Tensor, Sequence[int]]:
         """Run the model. Return hidden states `[rows, hidden]`, and the first row of each sequence."""
         model = self.model
-        batch = build_batch(scheduled, self.store.rows, self.caches, self.staging, model.routes_by_modality, model.adapters)
+        of_model = model.routes_by_modality, model.adapters, model.hidden_size
+        batch = build_batch(scheduled, self.store.rows, self.caches, self.staging, *of_model)
         if previous is not None:
             assert previous.sampled_token_ids is not None, "the previous step has no tokens on the device"
             index = self.staging(np.array([previous.request_index[task.request_id] for _, task in scheduled]))

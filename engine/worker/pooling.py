@@ -28,7 +28,8 @@ def pool(rows: Sequence[Tensor], params: Sequence[PoolingParams], model: Model) 
 def keep_rows(sequence: SequenceState, hidden: Tensor, start: int, model: Model) -> None:
     """Keep what a pooling over all tokens needs of the hidden states of a step, those from token `start` on.
 
-    The pooling "mean" keeps a sum, "cls" the first row, "tokens" the vectors, on the host. A step may be repeated.
+    The pooling "mean" keeps a sum, "cls" the first row, "tokens" the vectors, on the host. A step may be repeated. Hidden
+    states of a layer were kept by the model's forward pass (`HiddenCapture`).
     """
     pooling = sequence.request.pooling
     assert pooling is not None
@@ -40,6 +41,8 @@ def keep_rows(sequence: SequenceState, hidden: Tensor, start: int, model: Model)
             sequence.hidden_sums = {0: torch.zeros_like(part)}
         before = sequence.hidden_sums[start]
         sequence.hidden_sums = {start: before, stop: before + part}
+    elif pooling.layer is not None:
+        return
     elif pooling.pooling == "tokens":
         vectors = _vectors(hidden, pooling, model)
         if start == 0:

@@ -1,9 +1,9 @@
-"""Runs a talker: one answer of the thinker at a time becomes codes of speech, and these become samples."""
+"""Runs a talker: answers of the thinker become codes of speech, and these become samples."""
 
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 import torch
@@ -13,83 +13,129 @@ from ...kernels.dispatch import use_backends
 from ...kernels.metadata import AttentionMetadata
 from ...mm.errors import InputError
 from ...mm.positions import mrope_positions
-from ...mm.types import MultiModalFeature
-from ...models.interface import ForwardBatch
-from ...models.talker import SpokenAnswer, Talker
+from ...models.interface import CacheSpec, ForwardBatch
+from ...models.talker import SpokenAnswer as SpokenAnswer  # `pipelines` imports it from here
+from ...models.talker import Talker
 from ..sampling_params import SamplingParams
+from ..seeds import splitmix64
 from ..threads import computing_on
 from .cache_tensors import allocate_caches
 from .sampler import sample
 from .sampling_state import SamplingState
 
-MAX_CODES = 4096  # of speech, unless a request asks for more
+MAX_CODES = 4096  # frames of speech, unless a request asks for more
+Frame = tuple[int, ...]
+"""The codes of one frame of speech."""
 STEP_ROWS = 2048  # rows of the prompt that are computed at once
 _AXES = 3
 
 
 class TalkerRunner:
-    """Generates speech. Thread-safe: one answer is computed at a time, the others wait.
+    """Generates speech. Thread-safe: one part is computed at a time, the others wait.
 
     The KV cache is as long as one answer needs, and lives while it is spoken. It is paged like the engine's, with one sequence.
     """
 
     def __init__(self, model: Talker, device: torch.device, block_size: int, kernels: str = "") -> None:
         self.model, self.device, self._block_size, self._kernels = model, device, block_size, kernels
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
 
-    def speak(
-        self,
-        prompt_ids: Sequence[int],
-        answer_ids: Sequence[int],
-        hidden: Tensor,
-        features: Sequence[MultiModalFeature],
-        voice: str,
-        params: SamplingParams,
-        seed: int,
-    ) -> tuple[list[int], Tensor]:
-        """Return the codes and the samples, float32 `[n]` on the CPU, of an answer of at least two tokens.
+    def speak(self, answer: SpokenAnswer, voice: str, params: SamplingParams, seed: int) -> tuple[list[Frame], Tensor]:
+        """Return the frames and the samples of an answer, as `stream` yields them. No other answer is spoken meanwhile."""
+        with self._lock:
+            parts = list(self.stream(answer, voice, params, seed))
+        return [frame for frames, _ in parts for frame in frames], torch.cat([torch.zeros(0), *(wave for _, wave in parts)])
+
+    def stream(
+        self, answer: SpokenAnswer, voice: str, params: SamplingParams, seed: int
+    ) -> Iterator[tuple[list[Frame], Tensor]]:
+        """Yield new frames and samples, float32 `[n]` on the CPU, of an answer of at least two tokens, as they are made.
+
+        Other answers may be spoken between two parts. Their number is that of the KV caches.
 
         Args:
-            prompt_ids, answer_ids, hidden, features: as in `SpokenAnswer`.
             seed: of the codes and of the noise.
 
         Raises:
-            InputError: the prompt leaves no room for speech, or the talker's logits are not finite.
+            InputError: the prompt leaves no room for speech or cannot be spoken after, or logits are not finite.
         """
-        answer = SpokenAnswer(prompt_ids, answer_ids, hidden, features)
-        with self._lock, torch.inference_mode(), use_backends(self._kernels), computing_on(self.device):
-            codes = list(self._codes(answer, voice, params, seed))
-            parts = [part.cpu() for part in self.model.samples(codes, voice, seed)] if codes else []
-        return codes, torch.cat([torch.zeros(0), *parts])
+        frames = list[Frame]()
 
-    def _codes(self, answer: SpokenAnswer, voice: str, params: SamplingParams, seed: int) -> Iterator[int]:
-        """Yield the codes up to the first one that ends the speech."""
-        prompt = self.model.prompt(answer, voice)
-        count, placed = len(prompt.rows), [(feature.range, feature.geometry) for feature in answer.features]
-        room = min(self.model.max_positions - count, self.model.max_codes)
+        def kept() -> Iterator[Frame]:
+            for frame in self._frames(answer, voice, params, seed):
+                frames.append(frame)
+                yield frame
+
+        parts = self.model.samples(kept(), voice, seed)
+        while True:
+            with self._lock, torch.inference_mode(), use_backends(self._kernels), computing_on(self.device):
+                part = next(parts, None)
+                part = None if part is None else part.cpu()
+            if part is None:
+                return
+            yield frames.copy(), part
+            frames.clear()
+
+    def _frames(self, answer: SpokenAnswer, voice: str, params: SamplingParams, seed: int) -> Iterator[Frame]:
+        """Yield the frames up to the first code that ends the speech."""
+        model = self.model
+        prompt = model.prompt(answer, voice)
+        count = len(prompt.rows)
+        room = min(model.max_positions - count, model.max_codes)
         if room < 1:
-            reason = f"the talker has {self.model.max_positions} positions, and the prompt takes {count}; shorten it"
+            reason = f"the talker has {model.max_positions} positions, and the prompt takes {count}; shorten it"
             raise InputError(reason, param="messages")
         most = min(room, params.max_tokens or MAX_CODES)
-        positions, delta = mrope_positions(count, placed, _AXES)
+        positions, delta = mrope_positions(count, prompt.items, _AXES)
         after = torch.arange(count + delta, count + delta + most).expand(_AXES, -1)
-        sequence = _Sequence(self.model, torch.cat((positions, after), 1).to(self.device), self._block_size, self.device)
+        positions = torch.cat((positions, after), 1).to(self.device)
+        sequence = _Sequence(model.forward, model.cache_specs, positions, self._block_size, self.device)
+        complete = self._completion(params, seed)
         tokens = list(prompt.token_ids)
-        banned = [(code,) for code in self.model.forbidden]
-        state = SamplingState(params, tokens, len(tokens), seed, self.model.end_ids, banned)
+        banned = [(code,) for code in model.forbidden]
+        state = SamplingState(params, tokens, len(tokens), seed, model.end_ids, banned)
         for rows in prompt.rows.split(STEP_ROWS):
             hidden = sequence.step(rows)
         for step in range(most):
-            (found,) = sample(self.model.compute_logits(hidden[-1:]), [state], self._to_device)
-            if isinstance(found, Exception):
-                raise found
-            if found.token in self.model.end_ids:
+            code = self._sample(model.compute_logits(hidden[-1:]), state)
+            if code in model.end_ids:
                 return
-            yield found.token
-            tokens.append(found.token)
+            frame = complete(hidden[-1:], code)
+            yield frame
+            tokens.append(code)
             if step + 1 < most:
                 following = prompt.following[min(step, len(prompt.following) - 1)][None]
-                hidden = sequence.step(self.model.next_row(found.token, following))
+                hidden = sequence.step(model.next_row(frame, following))
+
+    def _completion(self, params: SamplingParams, seed: int) -> Callable[[Tensor, int], Frame]:
+        """Return a function that makes a frame of the talker's hidden state `[1, hidden]` and its code."""
+        predictor = self.model.predictor
+        if predictor is None:
+            return lambda hidden, code: (code,)
+        own = SamplingParams(temperature=0.0) if params.temperature == 0 else SamplingParams.from_optional(**predictor.sampling)
+        tokens = list[int]()
+        state = SamplingState(own, tokens, 0, splitmix64(seed))
+        positions = torch.arange(predictor.count + 1, device=self.device)[None]
+        sequence = _Sequence(predictor.forward, predictor.cache_specs, positions, self._block_size, self.device)
+
+        def complete(hidden: Tensor, code: int) -> Frame:
+            frame, row = [code], predictor.first_rows(hidden, code)
+            sequence.restart()
+            for index in range(predictor.count):
+                found = self._sample(predictor.compute_logits(sequence.step(row)[-1:], index), state)
+                frame.append(found)
+                tokens.append(found)
+                if index + 1 < predictor.count:
+                    row = predictor.next_row(index, found)
+            return tuple(frame)
+
+        return complete
+
+    def _sample(self, logits: Tensor, state: SamplingState) -> int:
+        (found,) = sample(logits, [state], self._to_device)
+        if isinstance(found, Exception):
+            raise found
+        return found.token
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)
@@ -98,11 +144,22 @@ class TalkerRunner:
 class _Sequence:
     """A sequence with a KV cache of its own. `positions`: of all its tokens, `[axes, tokens]`."""
 
-    def __init__(self, model: Talker, positions: Tensor, block_size: int, device: torch.device) -> None:
-        self._model, self._positions, self._block_size, self._done = model, positions, block_size, 0
+    def __init__(
+        self,
+        forward: Callable[[ForwardBatch], Tensor],
+        specs: Sequence[CacheSpec],
+        positions: Tensor,
+        block_size: int,
+        device: torch.device,
+    ) -> None:
+        self._forward, self._positions, self._block_size, self._done = forward, positions, block_size, 0
         blocks = -(-positions.shape[1] // block_size)
-        self._caches = allocate_caches(model.cache_specs, (blocks,), block_size, device)
+        self._caches = allocate_caches(specs, (blocks,), block_size, device)
         self._table = torch.arange(blocks, dtype=torch.int32, device=device)[None]
+
+    def restart(self) -> None:
+        """Begin anew; earlier keys and values are overwritten."""
+        self._done = 0
 
     def step(self, rows: Tensor) -> Tensor:
         """Return the hidden states of the next rows. `rows` are overwritten."""
@@ -110,4 +167,4 @@ class _Sequence:
         slots = torch.arange(start, self._done, device=rows.device)
         meta = AttentionMetadata((0, len(rows)), (self._done,), self._table, slots, self._block_size)
         positions = self._positions[:, start : self._done].contiguous()
-        return self._model.forward(ForwardBatch(slots, positions, [meta] * len(self._caches), self._caches, embed_rows=rows))
+        return self._forward(ForwardBatch(slots, positions, [meta] * len(self._caches), self._caches, embed_rows=rows))

@@ -96,21 +96,31 @@ def low_pass(taps: int = _TAPS) -> Tensor:
     return (sinc / sinc.sum())[None, None]
 
 
-class _Activation(TensorModule):
-    """x + sin(a x)^2 / b at twice the rate, between two low-pass filters. a and b are stored as logarithms."""
+class SnakeBeta(TensorModule):
+    """x + sin(a x)^2 / b with a and b of each channel, which are stored as logarithms. `[1, channels, time]`."""
 
     def __init__(self, channels: int, device: torch.device) -> None:
         super().__init__()
-        build = Builder(self, torch.float32, device, "act.")
+        build = Builder(self, torch.float32, device)
         self.factors = [build.stored(name, channels) for name in ("alpha", "beta")]
+
+    def forward(self, x: Tensor) -> Tensor:
+        a, b = (one.weight.exp()[:, None] for one in self.factors)
+        return x + (x * a).sin_().square_().mul_(1.0 / (b + _NOT_ZERO))
+
+
+class _Activation(TensorModule):
+    """SnakeBeta at twice the rate, between two low-pass filters."""
+
+    def __init__(self, channels: int, device: torch.device) -> None:
+        super().__init__()
+        self.act = SnakeBeta(channels, device)
 
     def forward(self, x: Tensor, kernel: Tensor) -> Tensor:
         channels, kernel = x.shape[1], kernel.expand(x.shape[1], -1, -1)
         edge = _TAPS // 2 - 1
         wide = 2 * F.conv_transpose1d(F.pad(x, (edge, edge), "replicate"), kernel, stride=2, groups=channels)
-        wide = wide[..., 3 * edge : -3 * edge]
-        a, b = (one.weight.exp()[:, None] for one in self.factors)
-        wide = wide + (wide * a).sin_().square_().mul_(1.0 / (b + _NOT_ZERO))
+        wide = self.act(wide[..., 3 * edge : -3 * edge])
         return F.conv1d(F.pad(wide, (edge, edge + 1), "replicate"), kernel, stride=2, groups=channels)
 
 

@@ -27,8 +27,8 @@ from ..layers.basic import Embedding
 from ..layers.linear import Linear
 from ..native_model import NativeModel
 from ..speaker_file import read_saved
-from ..talker import SpokenAnswer, TalkerPrompt, noise, section
-from ..text.decoder import Decoder, decoder_bytes, gathered_bytes
+from ..talker import InputDecoder, SpokenAnswer, TalkerPrompt, noise, section
+from ..text.decoder import decoder_bytes, gathered_bytes
 from ..thinker import TALKER_PREFIXES, check_output_dim, thinker_config, with_thinker_prefix
 from ..vision.spec import GATED_BLOCKS
 from ..weights import fill
@@ -71,18 +71,14 @@ _PREFIXES = (
 _BUFFERS = ("inv_freq", ".filter")  # ends of the names of tensors that are computed here
 
 
-class _InputDecoder(Decoder):
-    """A decoder whose inputs are given as `embed_rows`."""
-
-    def embed(self, batch: ForwardBatch) -> Tensor:
-        assert batch.embed_rows is not None
-        return batch.embed_rows
-
-
 class Qwen25Talker(nn.Module):
     """Implements `models.talker.Talker`. The code-to-wave model computes in float32."""
 
     __call__: Callable[..., Tensor]
+
+    layer: int | None = None
+    predictor = None
+    sampling: Mapping[str, float] = {"temperature": 0.9, "top_k": 40, "top_p": 0.8, "repetition_penalty": 1.05}
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -90,8 +86,7 @@ class Qwen25Talker(nn.Module):
         spec, width = decoder_spec({"text_config": talker}, STACK), positive_int(talker, "embedding_size")
         self.spec, self.width, self.dtype, self.device = spec, width, dtype, device
         self.vocab_size, self.max_positions = spec.vocab_size, spec.max_positions
-        self.decoder = _InputDecoder(spec, dtype, device)
-        del self.decoder.embed_tokens
+        self.decoder = InputDecoder(spec, dtype, device)
         self.cache_specs: Sequence[CacheSpec] = self.decoder.cache_specs
         self.embed_tokens = Embedding(spec.vocab_size, width, dtype, device)
         self.inputs = Linear(width, {"thinker_to_talker_proj": spec.hidden_size}, True, dtype, device)
@@ -140,13 +135,14 @@ class Qwen25Talker(nn.Module):
         codes = self.embed_tokens(torch.tensor([self._pad, self._start], device=self.device))
         last = torch.cat((others[:1], states[count : count + 1])) + codes
         rows = self.inputs(torch.cat((states[:count], last)))
-        return TalkerPrompt([*[self._mask] * count, self._pad, self._start], rows, torch.cat((states[count + 1 :], others[1:])))
+        ids, following = [*[self._mask] * count, self._pad, self._start], torch.cat((states[count + 1 :], others[1:]))
+        return TalkerPrompt(ids, rows, following, [(feature.range, feature.geometry) for feature in answer.features])
 
     def _embedded(self, ids: Sequence[int]) -> Tensor:
         return self._embed(ids).to(self.device, self.dtype)
 
-    def next_row(self, code: int, following: Tensor) -> Tensor:
-        return self.inputs(self.embed_tokens(torch.tensor([code], device=self.device)) + following)
+    def next_row(self, frame: Sequence[int], following: Tensor) -> Tensor:
+        return self.inputs(self.embed_tokens(torch.tensor(frame, device=self.device)) + following)
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         return self.decoder(batch)
@@ -154,7 +150,10 @@ class Qwen25Talker(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden).float()
 
-    def samples(self, codes: Sequence[int], voice: str, seed: int) -> Iterator[Tensor]:
+    def samples(self, frames: Iterable[Sequence[int]], voice: str, seed: int) -> Iterator[Tensor]:
+        codes = [code for (code,) in frames]  # all of them: each sample depends on codes after it
+        if not codes:
+            return
         _, speaker, reference = self._voices[voice]
         flow = self.flow.spec
         start = noise((len(codes) * flow.repeats, flow.mels), seed).to(self.device)

@@ -1,8 +1,11 @@
-"""Convolutions over time that keep the length, and their transpose, which multiplies it."""
+"""Convolutions over time that keep the length, and their transpose, which multiplies it.
+
+The causal ones see earlier inputs only, so that they can be computed part by part: a `Past` keeps what the next part needs.
+"""
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 
 import torch
 from torch import Tensor
@@ -28,7 +31,23 @@ def add_depthwise_(out: Tensor, x: Tensor, kernel: Tensor, lengths: Sequence[int
             target.addcmul_(padded[tap : tap + len(item)], weight)
 
 
-class Conv1d(WeightedLayer):
+class _Kernel(WeightedLayer):
+    """The tensors of a convolution. `below`: they are stored below this name."""
+
+    below = ""
+
+    def __init__(self, first: int, second: int, taps: int, outer: int, device: torch.device, bias: bool = True) -> None:
+        super().__init__()
+        self.weight = torch.empty(first, second, taps, device=device)
+        self.bias = torch.empty(outer, device=device) if bias else None
+
+    def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
+        yield f"{path}{self.below}.weight", self.weight
+        if self.bias is not None:
+            yield f"{path}{self.below}.bias", self.bias
+
+
+class Conv1d(_Kernel):
     """`[batch, inner, time] -> [batch, outer, time]`.
 
     Args:
@@ -46,15 +65,8 @@ class Conv1d(WeightedLayer):
         bias: bool = True,
         pad: str = "constant",
     ) -> None:
-        super().__init__()
+        super().__init__(outer, inner, taps, outer, device, bias)
         self.dilation, self.pad = dilation, pad
-        self.weight = torch.empty(outer, inner, taps, device=device)
-        self.bias = torch.empty(outer, device=device) if bias else None
-
-    def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{path}.weight", self.weight
-        if self.bias is not None:
-            yield f"{path}.bias", self.bias
 
     def forward(self, x: Tensor) -> Tensor:
         around = self.dilation * (self.weight.shape[2] - 1)
@@ -63,18 +75,64 @@ class Conv1d(WeightedLayer):
         return F.conv1d(x, self.weight, self.bias, dilation=self.dilation)
 
 
-class Upsample1d(WeightedLayer):
+class Upsample1d(_Kernel):
     """`[batch, inner, time] -> [batch, outer, stride * time]`; `taps - stride` is even."""
 
     def __init__(self, inner: int, outer: int, taps: int, stride: int, device: torch.device) -> None:
-        super().__init__()
+        super().__init__(inner, outer, taps, outer, device)
         self.stride, self.cut = stride, (taps - stride) // 2
-        self.weight = torch.empty(inner, outer, taps, device=device)
-        self.bias = torch.empty(outer, device=device)
-
-    def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
-        yield f"{path}.weight", self.weight
-        yield f"{path}.bias", self.bias
 
     def forward(self, x: Tensor) -> Tensor:
         return F.conv_transpose1d(x, self.weight, self.bias, self.stride, self.cut)
+
+
+class Past:
+    """The last inputs of causal layers."""
+
+    def __init__(self) -> None:
+        self._kept: dict[Hashable, Tensor] = {}
+
+    def append(self, layer: Hashable, x: Tensor, dim: int, count: int) -> Tensor:
+        """Return the layer's kept inputs followed by `x`, and keep the last `count` of both along `dim`."""
+        joined = torch.cat((self._kept[layer], x), dim) if layer in self._kept else x
+        count = min(count, joined.shape[dim])
+        self._kept[layer] = joined.narrow(dim, joined.shape[dim] - count, count).clone()
+        return joined
+
+
+class CausalConv1d(_Kernel):
+    """`[1, inner, time] -> [1, outer, time]`, in groups of channels. Its tensors are stored below `conv`."""
+
+    below = ".conv"
+
+    def __init__(self, inner: int, outer: int, taps: int, device: torch.device, *, dilation: int = 1, groups: int = 1) -> None:
+        super().__init__(outer, inner // groups, taps, outer, device)
+        self.dilation, self.groups = dilation, groups
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        before = self.dilation * (self.weight.shape[2] - 1)
+        joined = past.append(self, x, 2, before)
+        joined = F.pad(joined, (before + x.shape[2] - joined.shape[2], 0))
+        return F.conv1d(joined, self.weight, self.bias, dilation=self.dilation, groups=self.groups)
+
+
+class CausalUpsample1d(_Kernel):
+    """`[1, inner, time] -> [1, outer, stride * time]`. Its tensors are stored below `conv`.
+
+    The first `taps - stride` results are left out. The published layer leaves out as many at the end, which are those that
+    the next input would change.
+    """
+
+    below = ".conv"
+
+    def __init__(self, inner: int, outer: int, taps: int, stride: int, device: torch.device) -> None:
+        super().__init__(inner, outer, taps, outer, device)
+        self.stride = stride
+
+    def forward(self, x: Tensor, past: Past) -> Tensor:
+        stride, taps, time = self.stride, self.weight.shape[2], x.shape[2]
+        before = -(-taps // stride) - 1
+        joined = past.append(self, x, 2, before)
+        kept = joined.shape[2] - time
+        wave = F.conv_transpose1d(F.pad(joined, (before - kept, 0)), self.weight, self.bias, stride)
+        return wave[..., before * stride + max(0, taps - stride - kept * stride) : (before + time) * stride]

@@ -15,7 +15,7 @@ from ...kernels.metadata import AttentionMetadata
 from ...kernels.qkv_prepare import prepare_qkv
 from ...kernels.rope import rotate_
 from ...kernels.scatter import scatter_rows_
-from ..interface import CacheSpec, ForwardBatch, StepLimits
+from ..interface import CacheSpec, ForwardBatch, HiddenCapture, StepLimits
 from ..layers.adapter import NO_ADAPTERS, AdapterBytes
 from ..layers.basic import AddResidual, Converter, Convertible, Embedding, Norm, Scale, TensorModule
 from ..layers.builder import StoredTensor
@@ -324,6 +324,7 @@ class Decoder(TensorModule):
                 continue
             own, *more = ((batch.kv_caches[cache + j], batch.attn[cache + j]) for j in (0, *further))
             add = layer(x, add, cos_sin[rope], *own, modality_ids, second, *more)
+            _capture(batch.hidden_captures, i + 1, x, add)
             if batch.embed_index is not None and i in levels:
                 scatter_rows_(x.add_(add), batch.embed_index, levels[i], add=True)
                 add = None
@@ -353,6 +354,14 @@ class Decoder(TensorModule):
         del projected
         tokens = self.embed_tokens_per_layer(ids.where(ids < spec.vocab, 0))
         return normed.add_(tokens.view_as(normed)).mul_(2**-0.5).unbind(1)
+
+
+def _capture(captures: Sequence[HiddenCapture], layers: int, x: Tensor, add: Tensor) -> None:
+    """Write the residual stream `x + add` after so many layers where it is asked for."""
+    for one in captures:
+        if one.layers == layers:
+            rows = slice(one.start, one.start + len(one.states))
+            one.states.copy_(x[rows] + add[rows])
 
 
 def _norm(stack: DecoderSpec, dtype: torch.dtype, device: torch.device, stored: str | None = None) -> Norm:

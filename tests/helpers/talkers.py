@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +17,13 @@ TEMPLATE = (
     "<|vision_start|><|image_pad|><|vision_end|>{% elif c['type'] == 'audio' %}<|audio_start|><|audio_pad|><|audio_end|>"
     "{% endif %}{% endfor %}{% endif %}<|im_end|>{% endfor %}<|im_start|>"
 )
+QWEN3_TEMPLATE = TEMPLATE.replace("{{ m['role'] }} ", "{{ m['role'][0] + '\\n' }}") + "{{ 'a\\n' }}"
+"""A role is one token, its first letter, as published roles are one token each."""
+WAVE = {
+    "codebook_size": 76, "hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "sliding_window": 9,
+    "intermediate_size": 48, "num_hidden_layers": 3, "num_quantizers": 4, "upsample_rates": [3, 2],
+    "upsampling_ratios": [2, 2], "decoder_dim": 16,
+}  # fmt: skip
 FLOW = {
     "hidden_size": 48, "num_hidden_layers": 3, "num_attention_heads": 3, "ff_mult": 2, "emb_dim": 20, "head_dim": 16,
     "block_size": 6, "look_ahead_layers": [1], "look_backward_layers": [0, 2], "repeats": 2, "num_embeds": 60, "mel_dim": 12,
@@ -66,3 +75,61 @@ def save_qwen2_5(folder: Path, seed: int = 0) -> Any:
     save_checkpoint(folder, model, processor)
     torch.save(model.speaker_map, folder / "spk_dict.pt")
     return model, processor
+
+
+def build_qwen3(seed: int) -> tuple[Any, Any]:
+    """Return transformers' whole Qwen3-Omni and its processor. Codes from 76 on are without sound."""
+    import transformers as tf
+
+    thinker, processor = family.load_rows()["qwen3_omni"].build(seed)
+    words = processor.tokenizer
+    rope = {"rope_type": "default", "mrope_section": [4, 2, 2], "rope_theta": 1e4}
+    sizes = {"hidden_size": 32, "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    text = sizes | {
+        "vocab_size": 1100, "intermediate_size": 40, "num_hidden_layers": 3, "num_experts": 6, "num_experts_per_tok": 2,
+        "moe_intermediate_size": 24, "shared_expert_intermediate_size": 28, "rope_parameters": rope,
+        "max_position_embeddings": 2048,
+    }  # fmt: skip
+    predictor = sizes | {"vocab_size": 76, "intermediate_size": 48, "num_hidden_layers": 2, "num_code_groups": 4}
+    names = ("eos_token", "nothink", "think_bos", "think_eos", "pad", "bos")
+    talker = {f"codec_{name}_id": 1080 + number for number, name in enumerate(names)}
+    talker |= {
+        "text_config": text, "code_predictor_config": predictor, "num_code_groups": 4, "thinker_hidden_size": 64,
+        "accept_hidden_layer": 3, "position_id_per_seconds": 13, "spatial_merge_size": 2,
+        "speaker_id": {"ada": 1090, "ben": 1091},
+    }  # fmt: skip
+    shared = ("image", "video", "audio", "vision_start", "audio_start")
+    talker |= {f"{name}_token_id": getattr(thinker.config, f"{name}_token_id") for name in shared}
+    roles = {f"{role}_token_id": words.encode(role[0])[0] for role in ("user", "assistant", "system")}
+    config = tf.Qwen3OmniMoeConfig(
+        thinker_config=thinker.config.to_dict(),
+        talker_config=talker,
+        code2wav_config=WAVE,
+        im_start_token_id=words.convert_tokens_to_ids("<|im_start|>"),
+        im_end_token_id=words.convert_tokens_to_ids("<|im_end|>"),
+        tts_pad_token_id=5,
+        tts_bos_token_id=6,
+        tts_eos_token_id=7,
+        **roles,
+    )
+    model = tf.Qwen3OmniMoeForConditionalGeneration(config).eval()
+    randomise(model, seed)
+    model.talker.codec_head.weight.data[1080] = 0  # speech does not end
+    model.code2wav.decoder[-1].conv.weight.data *= 0.3  # samples stay in [-1, 1]
+    return model, processor
+
+
+def save_qwen3(folder: Path, seed: int = 0) -> Any:
+    """Save the checkpoint as it is published. Return the oracle and its processor."""
+    model, processor = build_qwen3(seed)
+    save_checkpoint(folder, model, processor)
+    model.talker.config.audio_config = model.thinker.config.audio_config  # which transformers reads there
+    return model, processor
+
+
+def edited(folder: Path, target: Path, **changes: Any) -> Path:
+    """Copy a checkpoint with other values in config.json; None removes a key."""
+    shutil.copytree(folder, target)
+    config = json.loads((target / "config.json").read_text()) | changes
+    (target / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
+    return target

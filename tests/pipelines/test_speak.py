@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
-import shutil
 
 import family
 import pytest
@@ -13,7 +11,6 @@ import torch
 from sensorium import LLM, AsyncLLM, ConfigError, InputError, SamplingParams
 from sensorium.mm.errors import CheckpointError
 from sensorium.models.speaker_file import read_saved
-from sensorium.pipelines import speak
 
 TEXT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, repetition_penalty=1.05, max_tokens=40, seed=5)
@@ -98,7 +95,7 @@ def test_speech_is_transformers(saved, llm, case):
     tokens, codes, samples = spoken_by_oracle(model, processor, prompt, data, "Ben", 5)
     assert speech.output.outputs[0].token_ids == tokens
     assert len(codes) > 5
-    assert speech.codes == codes
+    assert speech.codes == tuple((code,) for code in codes)
     assert speech.sampling_rate == 24_000
     assert speech.samples.shape == samples.shape == (len(codes) * 2 * 10,)
     assert samples.std() > 0.01
@@ -107,7 +104,7 @@ def test_speech_is_transformers(saved, llm, case):
 
 def test_published_sampling_has_a_seed(llm):
     messages = [conversation("")[0]] * 2
-    params = speak.SPEECH_PARAMS.clone()
+    params = SamplingParams(**llm.talker.model.sampling)
     assert (params.temperature, params.top_k, params.top_p, params.repetition_penalty) == (0.9, 40, 0.8, 1.05)
     params.max_tokens = 12
     params.seed = 3
@@ -119,6 +116,15 @@ def test_published_sampling_has_a_seed(llm):
     assert len({first.codes, third.codes, fourth.codes}) == 3
     again = asyncio.run(AsyncLLM(llm).speak(messages, TEXT, speech_params=params))
     assert [one.codes for one in again] == [third.codes, fourth.codes]
+
+
+def test_parts_are_the_whole(llm):
+    messages, _ = conversation("a")
+    (whole,) = llm.speak(messages, TEXT, speech_params=GREEDY, voice="ada")
+    text, *parts = llm.stream_speak(messages, TEXT, speech_params=GREEDY, voice="ada")
+    assert (text.text, text.codes, text.seconds) == (whole.text, (), 0.0)
+    assert tuple(frame for part in parts for frame in part.codes) == whole.codes
+    assert torch.cat([part.samples for part in parts]).equal(whole.samples)
 
 
 def test_end_of_speech(llm):
@@ -140,7 +146,7 @@ def test_only_codes_with_sound(llm):
         conversation("")[0], TEXT, speech_params=SamplingParams(temperature=0.0, max_tokens=6, logit_bias=bias)
     )
     assert len(speech.codes) == 6
-    assert max(speech.codes) <= 60
+    assert max(speech.codes) <= (60,)
 
 
 def test_a_failing_conversation(llm):
@@ -178,28 +184,20 @@ def test_memory_and_sleep(saved, llm):
     assert llm.speak(conversation("")[0], TEXT, speech_params=GREEDY)[0].codes == before
 
 
-def edited(folder, target, **changes):
-    """Copy a checkpoint with other values in config.json; None removes a key."""
-    shutil.copytree(folder, target)
-    config = json.loads((target / "config.json").read_text()) | changes
-    (target / "config.json").write_text(json.dumps({key: value for key, value in config.items() if value is not None}))
-    return target
-
-
 def test_checkpoints_without_speech(saved, tmp_path):
     options = {"load_talker": True, "max_model_len": 512, "device": "cpu"}
     for changes, reason in (
         ({"enable_audio_output": False}, "enable_audio_output in config.json is false"),
         ({"talker_config": None}, "it is a thinker alone"),
     ):
-        folder = edited(saved[0], tmp_path / next(iter(changes)), **changes)
+        folder = talkers.edited(saved[0], tmp_path / next(iter(changes)), **changes)
         with pytest.raises(ConfigError, match=reason):
             LLM(folder, **options)
     with pytest.raises(ConfigError, match="does not speak here"):
         LLM(family.save(family.load_rows()["qwen2_vl"], tmp_path / "mute"), **options)
     with pytest.raises(ConfigError, match="needs the whole model"):
         LLM(saved[0], parts="encoder", **options)
-    voiceless = edited(saved[0], tmp_path / "voiceless")
+    voiceless = talkers.edited(saved[0], tmp_path / "voiceless")
     (voiceless / "spk_dict.pt").unlink()
     with pytest.raises(CheckpointError, match=r"spk_dict\.pt is missing"):
         LLM(voiceless, **options)
