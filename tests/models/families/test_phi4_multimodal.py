@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from family import load_rows, save
+from family import ask, load_rows, save
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
 from sensorium.mm.errors import CheckpointError, ConfigError
@@ -117,3 +117,28 @@ def test_targets_of_an_adapter_may_be_a_pattern():
     pattern = adapter_spec("a", {"target_modules": r"((layers.*self_attn\.(qkv|o)_proj)|(layers.*mlp\.down_proj))"}).pattern
     for name, wanted in (("self_attn.qkv_proj", True), ("mlp.down_proj", True), ("mlp.gate_up_proj", False)):
         assert bool(pattern.fullmatch(f"language_model.layers.3.{name}")) == wanted
+
+
+@pytest.mark.parametrize(("case", "used", "unused"), [("a", "speech", "vision"), ("iai", "vision", "speech")])
+def test_items_choose_adapter_and_projection(case, used, unused):
+    """The parity suite compares the right ones: the oracle's logits need those of the prompt's items, and no others."""
+    row = load_rows()["phi4mm"]
+    model, processor = row.build(0)
+    inputs = ask(row, case).theirs(processor)
+    logits = row.run(model, inputs, [], None)
+
+    def change(*parts):
+        kept = {name: value for name, value in model.named_parameters() if any(part in name for part in parts)}
+        before = {name: value.data.clone() for name, value in kept.items()}
+        for value in kept.values():
+            value.data.zero_()
+        found = row.run(model, inputs, [], None)
+        for name, value in kept.items():
+            value.data.copy_(before[name])
+        assert kept
+        return float((found - logits).abs().max())
+
+    projections = {"speech": "_for_speech.", "vision": "_for_vision_speech."}
+    assert change(f"/{unused}/weight", projections[unused]) == 0
+    for part in (f"/{used}/weight", projections[used]):
+        assert change(part) > 100 * row.tolerance * max(1.0, float(logits.std())), part
