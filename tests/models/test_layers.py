@@ -90,7 +90,7 @@ NEW_TOWER = TOWER | {"hidden_size": 16, "intermediate_size": 24, "out_hidden_siz
 @pytest.mark.parametrize(
     ("model", "tower", "message"),
     [
-        (Qwen2VL, OLD_TOWER | {"hidden_act": "relu"}, "known are silu, gelu, quick_gelu"),
+        (Qwen2VL, OLD_TOWER | {"hidden_act": "mish"}, "known are silu, gelu, quick_gelu"),
         (Qwen2VL, OLD_TOWER | {"hidden_size": 48}, "rows have width 48, the decoder takes 32"),
         (Qwen25VL, NEW_TOWER | {"hidden_act": "gelu"}, "known is silu"),
         (Qwen25VL, NEW_TOWER | {"window_size": 27}, "smaller than a merged patch of 28 pixels"),
