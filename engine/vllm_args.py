@@ -62,7 +62,7 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("this class cannot be replaced", (), "scheduler_cls"),
     ("this class cannot be replaced", ("auto", ""), "worker_cls worker_extension_cls"),
     ('give parts="encoder" and call encode_media', (False,), "mm_encoder_only"),
-    ("all tokens of a video are kept; give num_frames in mm_processor_kwargs", (0,), "video_pruning_rate"),
+    ("give hf_overrides={'video_pruning_rate': 0.5}, which Nemotron-Nano-VL honours", (0,), "video_pruning_rate"),
     ("outputs do not have this field", (False,), "enable_return_routed_experts return_sampling_mask"),
     ("requests are not recorded", (False,), "enable_trace_replay"),
     ("diffusion models do not run", (), "diffusion_config"),

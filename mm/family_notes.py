@@ -224,9 +224,9 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "nemotron_vl": FamilyNote(
         "RADIO, its learned rows before the patches of each tile; tiles or, if `vision_config.args` has `min_num_patches`, "
-        "images at their own resolution; videos with the number and time of each frame as text; any text stack",
-        "no sound, no frames joined in pairs; efficient video sampling is off, as by default in vLLM; an image's patches do "
-        "not depend on the other images of the prompt",
+        "images at their own resolution; videos with the number and time of each frame as text; `video_pruning_rate` of "
+        "config.json or `hf_overrides` drops the rows of videos that change least (efficient video sampling); any text stack",
+        "no sound, no frames joined in pairs; an image's patches do not depend on the other images of the prompt",
     ),
     "ovis": FamilyNote(
         "the tower's rows as probabilities of visual words, whose embeddings are averaged; Ovis 1.6 and 2: the fewest "

@@ -18,6 +18,23 @@ _BOTH_ENDS = ("ends", "nearest")
 MAX_ITEM_ROWS = 1 << 22  # rows of one item: more than any context holds
 
 
+def video_pruning_rate(config: Mapping[str, Any]) -> float:
+    """Return the share of a video's rows that are dropped because they repeat those of the frame before, by default 0.
+
+    Raises:
+        ConfigError: `video_pruning_rate` of config.json is not a number from 0 to below 1.
+    """
+    rate = config.get("video_pruning_rate") or 0.0
+    if isinstance(rate, bool) or not isinstance(rate, int | float) or not 0 <= rate < 1:
+        raise ConfigError(f"video_pruning_rate in config.json is {repr(rate)[:60]}; it must be at least 0 and below 1")
+    return float(rate)
+
+
+def retained_rows(each: int, frames: int, rate: float) -> int:
+    """Return how many rows of a video remain after pruning: at least those of one frame, which has `each` rows."""
+    return max(each, int(each * frames * (1 - rate)))
+
+
 def pixel_shuffle_side(config: Mapping[str, Any]) -> int:
     """Return how many patches along each side make one row: 1 / `downsample_ratio` of config.json, by default 2.
 

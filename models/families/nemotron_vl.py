@@ -10,12 +10,14 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ...mm.geometry import pixel_shuffle_side
+from ...mm.geometry import pixel_shuffle_side, video_pruning_rate
 from ..config import decoder_spec, positive_int, require
 from ..decoder_model import TEXT_PREFIXES
+from ..interface import StepLimits
 from ..layers.connectors import ProjectorSpec
 from ..text.stacks import replace_parts, stack_of
 from ..tower_model import TowerModel
+from ..vision.pruning import prune_video
 from ..vision.radio import RADIO_PREFIX, RADIO_UNUSED, radio_spec
 
 _ENCODER, _DECODER = "vision_model.", "language_model."
@@ -64,6 +66,37 @@ class NemotronVL(LlamaNemotronVL):
     """Nemotron-Nano-VL v2: RMSNorm and squared ReLU in the projector, and a decoder with Mamba 2 layers."""
 
     projector_fields = {"rms": True, "bias": False, "act": "relu2"}
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(config, dtype, device)
+        self.pruning_rate = video_pruning_rate(config)
+
+    def remove_decoder(self) -> None:
+        if self.pruning_rate:
+            raise ConfigError("video_pruning_rate needs the decoder's token embeddings beside the encoder; set it to 0")
+        super().remove_decoder()
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        """Encode items. With pruning, the rows of a video include the embeddings of the text between its frames."""
+        items = super().embed_multimodal(modality, tensors)
+        if modality != "video" or not self.pruning_rate:
+            return items
+        lengths = [part.tolist() for part in tensors["text_lengths"].split(tensors["grid"][:, 0].tolist())]
+        text = self.language_model.embed_tokens(tensors["text_ids"]).split([sum(part) + len(part) for part in lengths])
+        return [prune_video(*item, self.pruning_rate) for item in zip(items, text, lengths, strict=True)]
+
+    def _all_rows(self, modality: str, rows: int) -> int:
+        """Return the most rows that an item has before pruning."""
+        return math.ceil((rows + 1) / (1 - self.pruning_rate)) if modality == "video" and self.pruning_rate else rows
+
+    def input_bytes(self, modality: str, rows: int) -> int:
+        return super().input_bytes(modality, self._all_rows(modality, rows))
+
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        every = self._all_rows(modality, rows)
+        copies = 5 if every != rows else 0  # normed rows and their products, the result
+        pruning = copies * every * self.hidden_size * self.dtype.itemsize
+        return super().encoder_bytes(modality, every, limits) + pruning
 
 
 def _min_frame(config: Mapping[str, Any], vision: Mapping[str, Any]) -> int:

@@ -7,13 +7,16 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, ClassVar
 
+import torch
+
 from ...mm.errors import ConfigError
-from ...mm.geometry import FrameSampling, pixel_shuffle_side
+from ...mm.fields import FieldElem, FlatField
+from ...mm.geometry import FrameSampling, pixel_shuffle_side, retained_rows, video_pruning_rate
 from ...mm.media.policy import DecodeSpec
 from ...mm.tiling.aspect import AspectTiles, ClosestTiles
 from ...mm.tiling.plan import TilingPolicy
 from ...mm.tiling.whole import FixedSize, PatchRange, PatchTarget
-from ...mm.types import FramePlan, ItemGeometry, MediaHeader
+from ...mm.types import FramePlan, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
 from ..bases.base import replace_text
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..files import ProcessorFiles
@@ -23,6 +26,7 @@ from ..options import MAX_TILES, TIME_KWARGS, is_low_detail
 from ..spans import Piece, build_span
 
 _VIDEO = "<video>"
+_FRAME_TEXT = 48  # tokens around the rows of a frame, at most
 
 
 class LlamaNemotronVLProcessingInfo(TiledInfo):
@@ -87,6 +91,7 @@ class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
 
     def resolve_token_ids(self) -> None:
         """Find the token that stands for a video. Its id may be outside the vocabulary, because the model never gets it."""
+        self.pruning_rate = video_pruning_rate(self.files.config)
         known = self.files.token_to_id(_VIDEO) if self.files.token_to_id else None
         token = self.files.config.get("video_context_token_id", known) if known is None else known
         if isinstance(token, bool) or not isinstance(token, int):
@@ -127,8 +132,28 @@ class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
         return FixedSize((side, side))
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
+        """Return the grid. If rows of a video are pruned, the text around its frames counts as rows, too."""
         grid = super().geometry(header)
-        return grid if header.frames is None else replace(grid, times=_times(header.frames))
+        if header.frames is None:
+            return grid
+        grid = replace(grid, times=_times(header.frames))
+        if not self.pruning_rate:
+            return grid
+        text = sum(len(part) + 1 for part in self._frame_texts(grid.times))
+        rows = retained_rows(grid.num_embeds // grid.t, grid.t, self.pruning_rate)
+        return replace(grid, extra=text + rows - grid.num_embeds)
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        """Return the tensors of the base. Videos with pruned rows have `text_ids` and `text_lengths`: see `prune_video`."""
+        kwargs, grid = super().process(item, dtype)
+        if not isinstance(item, VideoItem) or not self.pruning_rate:
+            return kwargs, grid
+        end, texts = self.special_token_id("</img>"), self._frame_texts(grid.times)
+        return {
+            **kwargs,
+            "text_ids": FieldElem(torch.tensor([token for text in texts for token in (*text, end)]), FlatField()),
+            "text_lengths": FieldElem(torch.tensor([len(text) for text in texts]), FlatField(keep_on_cpu=True)),
+        }, grid
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
         """Replace `<video>` with the token that stands for it, if it is not a token itself."""
@@ -140,15 +165,22 @@ class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
         """Return `<img>`, the rows and `</img>`; for a video, the same for each frame after its number and time."""
         if modality == "image":
             return super().span(modality, geometry)
+        if self.pruning_rate:
+            return build_span([geometry.num_embeds], self.placeholder_ids["image"])
         pieces: list[Piece] = []
-        for number, time in enumerate(geometry.times, 1):
-            start = "" if number == 1 else "\n"
-            pieces += [self.encode(f"{start}Frame {number} sampled at {time:.2f} seconds: ")]
-            pieces += self._around(geometry.num_embeds // geometry.t)
+        for start in self._frame_texts(geometry.times):
+            pieces += [start, geometry.num_embeds // geometry.t, (self.special_token_id("</img>"),)]
         return build_span(pieces, self.placeholder_ids["image"])
+
+    def _frame_texts(self, times: Sequence[float]) -> list[tuple[int, ...]]:
+        """Return the tokens before the rows of each frame."""
+        texts = (f"{chr(10) * (i > 0)}Frame {i + 1} sampled at {time:.2f} seconds: " for i, time in enumerate(times))
+        return [(*self.encode(text), self.special_token_id("<img>")) for text in texts]
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         tiling = self.specs[modality].tiling
+        if modality == "video" and self.pruning_rate:  # the rows include text
+            rows = rows * grid[1] * grid[2] // (grid[1] * grid[2] + _FRAME_TEXT * self.specs[modality].merge ** 2)
         if not isinstance(tiling, PatchRange):
             return super().shrink_kwargs(modality, grid, rows)
         most = rows * tiling.multiple**2

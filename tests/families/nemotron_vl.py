@@ -57,11 +57,25 @@ class Composed(nn.Module):
         rows = self.vision_model(view[None]).features.view(1, view.shape[1] // PATCH, view.shape[2] // PATCH, -1)
         return self.mlp1(Omni.pixel_shuffle(None, rows).flatten(0, 2))
 
-    def forward(self, input_ids, views=(), past_key_values=None, use_cache=True):
+    def forward(self, input_ids, views=(), frame_texts=(), past_key_values=None, use_cache=True):
         embeds = self.language_model.get_input_embeddings()(input_ids)
         if views:
-            embeds[input_ids == self.config["img_context_token_id"]] = torch.cat([self.encode(view) for view in views])
+            parts = [self.encode(view) for view in views]
+            for first, texts in frame_texts:
+                parts[first : first + len(texts)] = self.prune(parts[first : first + len(texts)], views[first], texts)
+            embeds[input_ids == self.config["img_context_token_id"]] = torch.cat(parts)
         return self.language_model(inputs_embeds=embeds, past_key_values=past_key_values, use_cache=use_cache)
+
+    def prune(self, frames, view, texts):
+        """Return each frame's text, those of its rows that transformers' rule keeps, and the token after them."""
+        from transformers.models.nemotron_h_omni.modeling_nemotron_h_omni import compute_retention_mask
+
+        grid = (len(frames), view.shape[1] // (2 * PATCH), view.shape[2] // (2 * PATCH))
+        rate = self.config["video_pruning_rate"]
+        kept = compute_retention_mask(video_embeds=torch.cat(frames), thw=grid, spatial_merge_size=1, q=rate)
+        words = [self.language_model.get_input_embeddings()(torch.tensor(text)) for text in texts]
+        masks = kept.split([len(rows) for rows in frames])
+        return [torch.cat((text[:-1], rows[mask], text[-1:])) for text, rows, mask in zip(words, frames, masks, strict=True)]
 
     def save_pretrained(self, folder, max_shard_size=None):
         folder.mkdir(parents=True, exist_ok=True)
@@ -81,7 +95,7 @@ class Processor(SimpleNamespace):
         (folder / "preprocessor_config.json").write_text(json.dumps(options))
 
 
-def build(seed, name="NemotronH_Nano_VL_V2", args=None, video=None):
+def build(seed, name="NemotronH_Nano_VL_V2", args=None, video=None, pruned=0.0):
     words = fast_tokenizer(["<image>", "<video>", "<img>", "</img>", "<eos>"], eos_token="<eos>", pad_token="<eos>")
     text = HYBRID if name.endswith("V2") else {"model_type": "llama"}
     config = {
@@ -98,6 +112,7 @@ def build(seed, name="NemotronH_Nano_VL_V2", args=None, video=None):
         "ps_version": "v2",
         "use_thumbnail": True,
         "vision_config": VISION | {"args": ARGS | (args or {})} | (video or {}),
+        "video_pruning_rate": pruned,
         "vit_hidden_size": VISION["hidden_size"],
     }
     model = Composed(config).eval()
@@ -184,7 +199,8 @@ def frame_size(height, width):
 
 
 def call(processor, text, data):
-    vision, views = processor.config["vision_config"], []
+    vision, views, frame_texts = processor.config["vision_config"], [], []
+    rate, words = processor.config["video_pruning_rate"], processor.tokenizer
     cut = partial(tiles, choose=nearest, resize=resized)
     if "min_num_patches" in vision["args"]:
         cut = at_own_size
@@ -202,6 +218,13 @@ def call(processor, text, data):
         else:
             made, texts = cut(next(images)), [""]
         views += made
+        if rate and part.startswith("\0"):
+            texts = [words("\n" * (i > 0) + one + "<img></img>")["input_ids"] for i, one in enumerate(texts)]
+            frame_texts.append((len(views) - len(made), texts))
+            each = made[0].shape[1] * made[0].shape[2] // (2 * PATCH) ** 2
+            count = sum(map(len, texts)) + max(each, int(each * len(made) * (1 - rate)))
+            parts[number] = "<image>" * count + part.removeprefix("\0")
+            continue
         rows = sum(view.shape[1] * view.shape[2] // (2 * PATCH) ** 2 for view in made) // len(texts)
         parts[number] = "\n".join(f"{one}<img>{'<image>' * rows}</img>" for one in texts) + part.removeprefix("\0")
     pieces = "".join(parts).split("<img>")
@@ -209,7 +232,8 @@ def call(processor, text, data):
     start = processor.tokenizer.convert_tokens_to_ids("<img>")
     joined = ids[0] + [token for piece in ids[1:] for token in (start, *piece)]
     mean, std = (torch.tensor(one).view(3, 1, 1) for one in (OPENAI_CLIP_MEAN, OPENAI_CLIP_STD))
-    return {"input_ids": torch.tensor([joined]), "views": [(view / 255 - mean) / std for view in views]}
+    views = [(view / 255 - mean) / std for view in views]
+    return {"input_ids": torch.tensor([joined]), "views": views, "frame_texts": frame_texts}
 
 
 def tensors(inputs, features):
@@ -244,7 +268,7 @@ DYNAMIC = {"args": {"min_num_patches": LEAST, "max_num_patches": MOST}, "video":
     "video_target_num_patches": MOST, "video_maintain_aspect_ratio": True,
 }}  # fmt: skip
 FAMILIES = [
-    row("nemotron_vl", build, fullest={"image": [(48, 48)]}),
+    row("nemotron_vl", build, fullest={"image": [(48, 48)]}, variants={"pruned": {"pruned": 0.6}}),
     row("nemotron_vl_dynamic", partial(build, **DYNAMIC), refuses=is_too_long, fullest={"image": [(40, 40)]}),
     row(
         "llama_nemotron_vl",

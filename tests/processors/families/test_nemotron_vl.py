@@ -6,12 +6,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+import torch
 from oracle import small_tokenizer
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.geometry import pixel_shuffle_side, sample_indices
 from sensorium.mm.tiling.aspect import AspectTiles
 from sensorium.mm.tiling.whole import FixedSize, PatchRange, PatchTarget
-from sensorium.mm.types import FramePlan, MediaHeader
+from sensorium.mm.types import FramePlan, MediaHeader, VideoItem
 from sensorium.processors.families.eagle2_5_vl import EagleVLProcessingInfo
 from sensorium.processors.families.nemotron_parse import NemotronParseProcessingInfo
 from sensorium.processors.families.nemotron_vl import NemotronVLProcessingInfo
@@ -109,6 +110,28 @@ def test_numbers_of_eagles_images_count_placeholder_tokens() -> None:
     image = info.placeholder_ids["image"]
     made = info.preprocess_prompt([image, *files.encode("a <image-2>")], {"image": 2})
     assert made == [*files.encode("<image 1>"), image, *files.encode("a <image 2>"), image]
+
+
+def test_pruned_videos_keep_a_share_of_their_rows_and_all_text() -> None:
+    plan = FramePlan((0, 1, 2, 3), (0.0, 1.0, 2.0, 3.0), 4, 1.0)
+    header, config = MediaHeader("video", 512, 512, plan), {"video_context_token_id": 999}
+    whole = nano(**config).span("video", nano(**config).geometry(header))
+    for rate, kept in ((0.5, 512), (0.9, 256)):  # of 4 x 256 rows; never less than one frame
+        info = nano(video_pruning_rate=rate, **config)
+        grid = info.geometry(header)
+        assert grid.num_embeds == whole.num_tokens - 4 * 256 + kept
+        span = info.span("video", grid)
+        assert span.token_ids == (info.placeholder_ids["image"],) * grid.num_embeds
+        kwargs, _ = info.process(VideoItem(torch.zeros(4, 512, 512, 3, dtype=torch.uint8), plan), torch.float32)
+        assert len(kwargs["text_ids"].data) + kept == grid.num_embeds
+        few = info.shrink_kwargs("video", (4, 32, 32), 700)
+        assert few == {"num_frames": 2}
+
+
+@pytest.mark.parametrize("rate", [1, -0.1, "0.5", True])
+def test_other_pruning_rates_are_refused(rate: object) -> None:
+    with pytest.raises(ConfigError, match="video_pruning_rate"):
+        nano(video_context_token_id=999, video_pruning_rate=rate)
 
 
 def eagle() -> EagleVLProcessingInfo:
