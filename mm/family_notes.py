@@ -157,8 +157,8 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "keye": FamilyNote(
         "SigLIP with rotary positions, a Qwen3 decoder with M-RoPE; 1.5: a timestamp before each frame, slow and fast frames "
-        "(`frame_types`)",
-        "aspect ratio up to 200:1; 1.5: all frames are slow unless the caller says which are fast",
+        '(`frame_types`, given or "auto": by the similarity of frames)',
+        "aspect ratio up to 200:1; 1.5: all frames are slow unless `frame_types` is given",
         "tests/processors/families/test_keye.py",
     ),
     "kimi_audio": FamilyNote(

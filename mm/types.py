@@ -33,8 +33,8 @@ class Media(ReprMixin):
         min_frames, max_frames: bounds of the number of frames that `fps` gives.
         video_start, video_end: seconds of a video between which frames are used.
         total_pixels: bound of the area of all frames, divided by the frames of a temporal patch.
-        frame_types: for each used frame of a video 0 (slow) or 1 (fast), as `keye_vl_utils` computes them; fast frames get
-            fewer rows in Keye-VL-1.5.
+        frame_types: for each used frame of a video 0 (slow) or 1 (fast), or "auto": frames that resemble the last slow one are
+            fast. Fast frames get fewer rows in Keye-VL-1.5.
     """
 
     data: object
@@ -51,7 +51,7 @@ class Media(ReprMixin):
     total_pixels: int | None = None
     video_start: float | None = None
     video_end: float | None = None
-    frame_types: Sequence[int] | None = None
+    frame_types: Sequence[int] | str | None = None
 
     @property
     def options(self) -> dict[str, object]:

@@ -106,6 +106,12 @@ class ProcessingInfo(Protocol):
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Return grid and counts from the header alone; InputError if the family refuses the item."""
 
+    def is_exact(self, header: MediaHeader) -> bool:
+        """Return False if `geometry(header)` has upper bounds, and only the decoded item tells its rows (`measure`)."""
+
+    def measure(self, item: MediaItem) -> ItemGeometry:
+        """Return grid and counts of a decoded item."""
+
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         """Return the grid of an item of precomputed embeddings; InputError if they do not fit it."""
 
@@ -115,7 +121,7 @@ class ProcessingInfo(Protocol):
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """Return the encoder's tensors of a decoded item, floating ones in `dtype`. Releases the GIL; thread-safe.
 
-        The geometry is `geometry(item.header)`.
+        The geometry is `measure(item)`.
         """
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:

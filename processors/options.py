@@ -26,10 +26,11 @@ class Range(NamedTuple):
 
 
 class ListOf(NamedTuple):
-    """The lists and tuples with at least one entry whose entries are all in `choices`; `form` describes them."""
+    """The lists and tuples with at least one entry whose entries are all in `choices`, and `word`; `form` describes them."""
 
     choices: tuple[int, ...]
     form: str
+    word: str
 
 
 _AREA = Range(1, 1 << 48)  # pixels; the limit on the rows of an item is lower
@@ -47,7 +48,7 @@ VALUES: Mapping[str, Range | ListOf | tuple[object, ...]] = {
     "enable_patch": _FLAG,
     "fps": Range(1e-3, 1e3, float),
     "force_packing": Range(1, MAX_PACKED_FRAMES),
-    "frame_types": ListOf((0, 1), "0 (slow) or 1 (fast) per frame"),
+    "frame_types": ListOf((0, 1), '0 (slow) or 1 (fast) per frame, or "auto"', "auto"),
     "image_aspect_ratio": ("anyres", "pad"),
     "load_audio_from_video": _FLAG,
     "max_crops": Range(1, MAX_TILES),
@@ -63,6 +64,7 @@ VALUES: Mapping[str, Range | ListOf | tuple[object, ...]] = {
     "max_pixels": _AREA,
     "max_slice_nums": Range(1, MAX_TILES),
     "max_soft_tokens": (70, 140, 280, 560, 1120),
+    "min_frame_similarity": Range(0, 1, float),
     "min_dynamic_tiles": Range(1, MAX_TILES),
     "min_frames": Range(1, 1 << 30),
     "min_num_patches": _AREA,
@@ -99,7 +101,7 @@ def check_value(name: str, value: Any) -> None:
                 _check_number(name, number, allowed)
     elif isinstance(allowed, ListOf):
         known_ones = isinstance(value, list | tuple) and all(type(one) is int and one in allowed.choices for one in value)
-        if not known_ones or not value:
+        if value != allowed.word and not (known_ones and value):
             raise ConfigError(f"{name} is {short_repr(value)}; give {allowed.form}", param=name)
     elif allowed is not None and not any(type(value) is type(one) and value == one for one in allowed):
         known = f"{', '.join(map(str, allowed[:-1]))} and {allowed[-1]}"

@@ -273,7 +273,7 @@ class MultiModalProcessor:
                 sum(span.max_added_tokens for span in spans),
                 rows,
                 rows * self.settings.row_bytes,
-                all(header.exact for header in headers),
+                all(item_info.is_exact(header) for header in headers),
                 processed.frames if processed is not None else merge_frame_plans([header.frames for header in headers]),
                 seconds=_seconds(headers, item_info) if processed is None else processed.seconds,
             )
@@ -314,7 +314,7 @@ class MultiModalProcessor:
             with _stage("decoding"):
                 decoded = gate.decode(source, item.info.decode_spec, self.settings.policy, tenant)
             if not item.plan.exact:
-                self._check_rows(item.info.geometry(one.header).num_embeds for one in decoded)
+                self._check_rows(item.info.measure(one).num_embeds for one in decoded)
             middle = time.perf_counter()
             with _stage("processing"), use_backends(self.settings.kernels), processing_on(self.settings.device):
                 pieces = tuple(item.info.process(one, self.settings.dtype) for one in decoded)

@@ -113,6 +113,13 @@ class BaseProcessingInfo(ABC):
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """See ProcessingInfo."""
 
+    def is_exact(self, header: MediaHeader) -> bool:
+        return header.exact
+
+    def measure(self, item: MediaItem) -> ItemGeometry:
+        """Return, by default, the geometry of the header."""
+        return self.geometry(item.header)
+
     @abstractmethod
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """See ProcessingInfo."""

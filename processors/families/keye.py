@@ -1,18 +1,21 @@
 """Input processing of Keye-VL and Keye-VL-1.5: images and videos at native resolution; 1.5 has slow and fast frames.
 
-Source: the publisher's processors and `keye_vl_utils`, which samples and resizes the frames of videos (Kwai-Keye on GitHub).
+Source: the publisher's processors and `keye_vl_utils`, which samples, compares and resizes the frames of videos (Kwai-Keye on
+GitHub).
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
+from weakref import ref
 
 import numpy as np
 import torch
+from torch.nn import functional as F
 
-from ...mm.errors import InputError
+from ...mm.errors import ConfigError, InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import FrameSampling, ResizePolicy, patch_grid, smart_resize
 from ...mm.media.policy import DecodeSpec
@@ -26,6 +29,9 @@ _PIXELS_PER_ROW = 28 * 28
 _MIN_PIXELS, _MAX_PIXELS = 48 * _PIXELS_PER_ROW, 768 * _PIXELS_PER_ROW  # of a frame of Keye-VL-1.5
 _FAST_RATIO = 0.3  # rows of a fast frame per row of a slow frame
 _FRAMES = 2  # Keye-VL samples a multiple of this
+_SIMILARITY = 0.9  # share of the squares of a fast frame that resemble those of the last slow frame, at least
+_SQUARE = 28  # pixels along a side of a square that is compared
+_COMPARED_PIXELS = 256 * _PIXELS_PER_ROW  # of a frame that is compared, at most
 _IMAGE_KEYS = ("max_pixels", "min_pixels", "resample", "size")
 
 
@@ -72,13 +78,15 @@ class SlowFastSpec(PatchSpec):
     """A PatchSpec of videos. `frame_types`: for each used frame 0 (slow) or 1 (fast); empty: all frames are slow.
 
     `max_video_pixels` is the most pixels of all frames together; fast frames have `_FAST_RATIO` of the rows of slow ones.
+    `similarity`: the frames that resemble the last slow one at least so much are fast; None: `frame_types` says which are.
     """
 
     frame_types: tuple[int, ...] = ()
+    similarity: float | None = None
 
-    def sides(self, size: tuple[int, int], frames: int) -> tuple[ResizePolicy, ResizePolicy]:
-        """Return the policies of slow and of fast frames of `size` (height, width), of which there are `frames` in all."""
-        factor, fast = self.patch * self.merge, sum(self.frame_types)
+    def sides(self, size: tuple[int, int], frames: int, fast: int) -> tuple[ResizePolicy, ResizePolicy]:
+        """Return the policies of slow and fast frames of `size` (height, width), of `frames` in all and `fast` fast ones."""
+        factor = self.patch * self.merge
         row = factor**2
         total = self.max_video_pixels or row * self.max_pixels * frames
         least, low, high = int(self.min_pixels / row), self.min_pixels / row, self.max_pixels / row
@@ -97,10 +105,14 @@ class SlowFastSpec(PatchSpec):
 class Keye15ProcessingInfo(KeyeProcessingInfo):
     """ProcessingInfo of Keye-VL-1.5. Each frame is a token, its seconds as text, and its rows; tokens surround fast frames.
 
-    The option `frame_types` says which frames are fast. `keye_vl_utils` finds them by comparing the decoded frames.
+    The option `frame_types` says which frames are fast. "auto" compares the decoded frames, as `keye_vl_utils` does; until then
+    the number of rows is an upper bound. The `times` of a video are the seconds of its frames, then their types if known.
     """
 
-    valid_kwargs = {**IMAGE_AND_VIDEO_KWARGS, "video": (*IMAGE_AND_VIDEO_KWARGS["video"], "frame_types")}
+    valid_kwargs = {
+        **IMAGE_AND_VIDEO_KWARGS,
+        "video": (*IMAGE_AND_VIDEO_KWARGS["video"], "frame_types", "min_frame_similarity"),
+    }
     patch_specs = {
         "image": replace(KeyeProcessingInfo.patch_specs["image"], filter="bilinear"),
         "video": SlowFastSpec(
@@ -115,16 +127,22 @@ class Keye15ProcessingInfo(KeyeProcessingInfo):
     timestamp_position = 0.0
 
     def resolve_token_ids(self) -> None:
+        self._compared: tuple[Callable[[], torch.Tensor | None], ItemGeometry] = (lambda: None), ItemGeometry(1, 1, 1)
         self.frame, self.fast_start, self.fast_end = (
             self.special_token_id(text) for text in ("<|frame|>", "<|fast_start|>", "<|fast_end|>")
         )
 
     def resolve_spec(self, modality: str) -> PatchSpec:
         spec = NativeResolutionInfo.resolve_spec(self, modality)
-        types = self.merged_kwargs[modality].get("frame_types")
+        options = self.merged_kwargs[modality]
+        types = options.get("frame_types")
+        if "min_frame_similarity" in options and types != "auto":
+            raise ConfigError('min_frame_similarity needs frame_types="auto"', param="min_frame_similarity")
         if types is None:
             return spec
         assert isinstance(spec, SlowFastSpec)
+        if types == "auto":
+            return replace(spec, similarity=float(options.get("min_frame_similarity", _SIMILARITY)))
         return replace(spec, frame_types=tuple(types))
 
     def resolve_decode_spec(self) -> DecodeSpec:
@@ -134,33 +152,64 @@ class Keye15ProcessingInfo(KeyeProcessingInfo):
         return 1.0
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
+        """Return the grid. If frames have yet to be compared, it is the largest that any types of frames give."""
         spec = self.specs[header.modality]
         if header.frames is None or not isinstance(spec, SlowFastSpec):
             return super().geometry(header)
-        times, types = header.frames.timestamps, spec.frame_types
+        if spec.similarity is None:
+            return self._grid(header, spec.frame_types)
+        count = len(header.frames.indices)
+        fast = max(range(count), key=lambda fast: _count_rows(*self._steps(header, fast), count, fast))
+        return self._grid(header, (0,) * (count - fast) + (1,) * fast)
+
+    def is_exact(self, header: MediaHeader) -> bool:
+        return header.exact and (header.frames is None or self.specs["video"].similarity is None)
+
+    def measure(self, item: MediaItem) -> ItemGeometry:
+        """Return the grid of a decoded item. Frames are compared once for both calls of this."""
+        spec = self.specs["video"]
+        if not isinstance(item, VideoItem) or spec.similarity is None:
+            return self.geometry(item.header)
+        frames, grid = self._compared
+        if frames() is not item.frames:
+            grid = self._grid(item.header, compare_frames(item.frames, spec.similarity))
+            self._compared = ref(item.frames), grid
+        return grid
+
+    def _grid(self, header: MediaHeader, types: Sequence[int]) -> ItemGeometry:
+        """Return the grid of a video with frames of these types; empty: all are slow."""
+        assert header.frames is not None
+        times = header.frames.timestamps
         if types and len(types) != len(times):
             reason = f"frame_types has {len(types)} entries, but {len(times)} frames are used; give one entry per frame"
             raise InputError(reason, param="frame_types")
-        size = spec.resized or header.size
-        slow, fast = (patch_grid(size, policy, spec.merge, len(times)) for policy in spec.sides(size, len(times)))
+        slow, fast = self._steps(header, sum(types))
         sides = tuple((one.h, one.w) for one in (fast if kind else slow for kind in types))
         h, w = sides[0] if sides else (slow.h, slow.w)
-        return replace(slow, h=h, w=w, times=times, sides=sides)
+        return replace(slow, h=h, w=w, times=(*times, *map(float, types)), sides=sides)
+
+    def _steps(self, header: MediaHeader, fast: int) -> tuple[ItemGeometry, ItemGeometry]:
+        """Return the grids of a video if all its frames had the size of slow ones, or of fast ones. It has `fast` fast ones."""
+        spec, frames = self.specs["video"], header.frames
+        assert frames is not None
+        size, count = spec.resized or header.size, len(frames.indices)
+        slow, quick = (patch_grid(size, policy, spec.merge, count) for policy in spec.sides(size, count, fast))
+        return slow, quick
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         if modality != "video":
             return super().span(modality, geometry)
-        types = self.specs["video"].frame_types if geometry.sides else (0,) * geometry.t
+        times, types = geometry.times[: geometry.t], geometry.times[geometry.t :] or (0,) * geometry.t
         steps = geometry.steps or [replace(geometry, t=1)] * geometry.t
         pieces: list[Piece] = []
-        for seconds, fast, step in zip(geometry.times, types, steps, strict=True):
+        for seconds, fast, step in zip(times, types, steps, strict=True):
             start, end = ((self.fast_start,), (self.fast_end,)) if fast else ((), ())
             pieces += [(self.frame, *self.encode(f"{np.float32(seconds):.1f}"), *start), step.num_embeds, end]
         return build_span(pieces, self.placeholder_ids["video"])
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """Return the tensors of the base. A video with `frame_types` has a grid `[frames, 3]` and `num_frames`."""
-        grid = self.geometry(item.header)
+        grid = self.measure(item)
         if not isinstance(item, VideoItem) or not grid.sides:
             return super().process(item, dtype)
         frames = zip(item.frames.split(1), grid.steps, strict=True)
@@ -177,3 +226,44 @@ class Keye15ProcessingInfo(KeyeProcessingInfo):
         kwargs = super().shrink_kwargs(modality, grid, rows)
         dropped = kwargs is not None and "num_frames" in kwargs and modality == "video"
         return None if dropped and self.specs["video"].frame_types else kwargs
+
+
+def _count_rows(slow: ItemGeometry, fast: ItemGeometry, frames: int, count: int) -> int:
+    """Return the rows of a video of which `count` frames are fast, from the grids of `Keye15ProcessingInfo._steps`."""
+    return ((frames - count) * slow.num_embeds + count * fast.num_embeds) // frames
+
+
+def compare_frames(frames: torch.Tensor, similarity: float) -> tuple[int, ...]:
+    """Return the type of each frame: 1 (fast) if it resembles the last slow frame, else 0 (slow).
+
+    Two frames are as similar as the share of their squares, in hue, saturation and value, whose cosine is above 0.7.
+
+    Args:
+        frames: uint8 `[frames, height, width, 3]` RGB.
+        similarity: least similarity of a fast frame.
+    """
+    size = smart_resize(*frames.shape[1:3], ResizePolicy(_SQUARE, _MIN_PIXELS, _COMPARED_PIXELS))
+    types, slow = [0], _squares(frames[0], size)
+    for frame in frames[1:]:
+        squares = _squares(frame, size)
+        types.append(int(not _similarity(slow, squares) < similarity))
+        slow = slow if types[-1] else squares
+    return tuple(types)
+
+
+def _squares(frame: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
+    """Resize a frame, and return the hue, saturation and value of its squares, float32 `[squares, numbers]`."""
+    import cv2
+
+    small = F.interpolate(frame.permute(2, 0, 1)[None], size, mode="bilinear", antialias=True)[0]
+    hsv = torch.from_numpy(cv2.cvtColor(small.permute(1, 2, 0).contiguous().numpy(), cv2.COLOR_RGB2HSV))
+    parts = hsv.permute(2, 0, 1).unflatten(2, (-1, _SQUARE)).unflatten(1, (-1, _SQUARE))  # [3, lines, 28, columns, 28]
+    return parts.permute(1, 3, 0, 2, 4).reshape(-1, 3 * _SQUARE**2).float()
+
+
+def _similarity(one: torch.Tensor, other: torch.Tensor) -> float:
+    """Return the share of the squares that resemble each other; black ones do not count. NaN: all are black."""
+    norms = [torch.norm(part, p=2, dim=-1, keepdim=True) + 1e-8 for part in (one, other)]
+    cosines = (one / norms[0] * (other / norms[1])).sum(-1)
+    counted = ~((norms[0] < 0.01) & (norms[1] < 0.01)).flatten()
+    return (cosines[counted] > 0.7).float().mean().item()

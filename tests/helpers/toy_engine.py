@@ -48,6 +48,9 @@ class Info:
     def geometry(self, header):
         return ItemGeometry(1, 1, header.width)
 
+    def is_exact(self, header):
+        return header.exact
+
     def process(self, item, dtype):
         value = int(item.pixels[0, 0, 0])
         self.processed.append(value)

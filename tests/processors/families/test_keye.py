@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import cv2
+import numpy as np
 import pytest
+import torch
+from family import load_rows, save
 from oracle import SPECIALS, small_tokenizer
+from sensorium import LLM, Media, SamplingParams
 from sensorium.mm.errors import ConfigError, InputError
-from sensorium.mm.types import FramePlan, MediaHeader
-from sensorium.processors.families.keye import Keye15ProcessingInfo, KeyeProcessingInfo
+from sensorium.mm.types import FramePlan, MediaHeader, VideoItem
+from sensorium.processors.families.keye import Keye15ProcessingInfo, KeyeProcessingInfo, compare_frames
 from sensorium.processors.files import ProcessorFiles
 
 WORDS = small_tokenizer((*SPECIALS, "<|frame|>", "<|fast_start|>", "<|fast_end|>"))
@@ -98,3 +103,90 @@ def test_frames_with_types_are_not_dropped_to_shrink_a_video() -> None:
 def test_a_tokenizer_without_the_frame_token_is_refused() -> None:
     with pytest.raises(ConfigError, match="frame"):
         made(words=small_tokenizer(SPECIALS))
+
+
+def scenes(*changes: float, size: tuple[int, int] = (112, 168)) -> np.ndarray:
+    """Return frames, each of which replaces about this share of the squares of the frame before."""
+    rng = np.random.default_rng(0)
+
+    def noise() -> np.ndarray:
+        colour = np.zeros((size[0] // 28, size[1] // 28, 3), np.uint8)
+        colour[..., :] = rng.choice([0, 255], colour.shape)
+        return colour.repeat(28, 0).repeat(28, 1)
+
+    frames = [noise()]
+    for share in changes:
+        frame, other = frames[-1].copy(), noise()
+        lines = round(share * size[0])
+        frame[:lines] = other[:lines]
+        frames.append(frame)
+    return np.stack(frames)
+
+
+def published_types(frames: np.ndarray, threshold: float) -> tuple[int, ...]:
+    """Compare frames of whole squares, of which none is resized, as `extract_slow_fast_frames` of keye_vl_utils does."""
+
+    def squares(frame: np.ndarray) -> np.ndarray:
+        hsv = cv2.cvtColor(frame, cv2.COLOR_RGB2HSV).astype(np.float64)
+        lines, columns = (side // 28 for side in hsv.shape[:2])
+        return np.stack([hsv[28 * i : 28 * i + 28, 28 * j : 28 * j + 28].ravel() for i in range(lines) for j in range(columns)])
+
+    types, last = [0], squares(frames[0])
+    for frame in frames[1:]:
+        here = squares(frame)
+        norms = np.linalg.norm(last, axis=1), np.linalg.norm(here, axis=1)
+        lit = (norms[0] > 0.01) | (norms[1] > 0.01)
+        cosines = (last * here).sum(1)[lit] / ((norms[0] + 1e-8) * (norms[1] + 1e-8))[lit]
+        slow = (cosines > 0.7).mean() < threshold
+        types.append(int(not slow))
+        last = here if slow else last
+    return tuple(types)
+
+
+@pytest.mark.parametrize("threshold", [0.9, 0.6])
+def test_frames_are_compared_as_published(threshold: float) -> None:
+    frames = scenes(0.0, 0.1, 0.25, 0.5, 1.0, 0.0, 0.25, 0.25, 0.25, 1.0, size=(224, 280))
+    found = compare_frames(torch.from_numpy(frames), threshold)
+    assert found == published_types(frames, threshold)
+    assert 0 < sum(found) < len(found) - 1
+
+
+def test_black_frames_are_fast() -> None:
+    assert compare_frames(torch.zeros(3, 60, 90, 3, dtype=torch.uint8), 0.9) == (0, 1, 1)
+
+
+def test_rows_of_compared_frames_stay_below_the_plan() -> None:
+    info = made(frame_types="auto")
+    for size in ((112, 168), (720, 1280)):
+        frames = torch.from_numpy(scenes(0.0, 0.0, 1.0, 0.0, size=(112, 168)))
+        frames = frames.repeat(1, size[0] // 112 + 1, size[1] // 168 + 1, 1)[:, : size[0], : size[1]]
+        item = VideoItem(frames, clip(len(frames), size).frames)
+        assert not info.is_exact(item.header)
+        grid = info.measure(item)
+        assert grid == made(frame_types=[0, 1, 1, 0, 1]).geometry(item.header)
+        assert grid.num_embeds <= info.geometry(item.header).num_embeds
+        assert info.process(item, torch.float32)[1] is grid
+        assert info.span("video", grid).token_ids.count(info.fast_start) == 3
+    long = clip(1365, (720, 1280))
+    assert info.geometry(long).num_embeds >= made(frame_types=[0] + [1] * 1364).geometry(long).num_embeds
+
+
+def test_answers_to_compared_frames_are_those_to_frames_of_these_types(tmp_path) -> None:
+    llm = LLM(save(load_rows()["keye_vl1_5"], tmp_path), device="cpu", max_model_len=1024)
+    params, frames = SamplingParams(temperature=0, max_tokens=4, ignore_eos=True), scenes(0.0, 1.0, 0.0)
+
+    def ask(types: object) -> dict:
+        video = Media((frames, {"fps": 2.0, "do_sample_frames": False}), frame_types=types)
+        return {"prompt": "a<|video_pad|>b", "multi_modal_data": {"video": [video]}}
+
+    found, expected, other = (llm.generate([ask(types)], params)[0] for types in ("auto", [0, 1, 0, 1], [0, 0, 0, 0]))
+    assert found.prompt_token_ids == expected.prompt_token_ids != other.prompt_token_ids
+    assert found.outputs[0].token_ids == expected.outputs[0].token_ids
+    (plan,) = llm.plan(ask("auto")).items
+    assert not plan.exact
+    assert plan.num_tokens >= len(found.prompt_token_ids) - 2
+
+
+def test_a_similarity_needs_frames_to_compare() -> None:
+    with pytest.raises(ConfigError, match='min_frame_similarity needs frame_types="auto"'):
+        made(min_frame_similarity=0.5)
