@@ -182,7 +182,7 @@ def test_answers_to_compared_frames_are_those_to_frames_of_these_types(tmp_path)
     found, expected, other = (llm.generate([ask(types)], params)[0] for types in ("auto", [0, 1, 0, 1], [0, 0, 0, 0]))
     assert found.prompt_token_ids == expected.prompt_token_ids != other.prompt_token_ids
     assert found.outputs[0].token_ids == expected.outputs[0].token_ids
-    (plan,) = llm.plan(ask("auto")).items
+    (plan,) = llm.plan(ask("auto"))
     assert not plan.exact
     assert plan.num_tokens >= len(found.prompt_token_ids) - 2
 
