@@ -159,7 +159,7 @@ class Keye15ProcessingInfo(KeyeProcessingInfo):
         if spec.similarity is None:
             return self._grid(header, spec.frame_types)
         count = len(header.frames.indices)
-        fast = max(range(count), key=lambda fast: _count_rows(*self._steps(header, fast), count, fast))
+        fast = max(range(count), key=lambda fast: _count_tokens(*self._steps(header, fast), count, fast))
         return self._grid(header, (0,) * (count - fast) + (1,) * fast)
 
     def is_exact(self, header: MediaHeader) -> bool:
@@ -228,9 +228,9 @@ class Keye15ProcessingInfo(KeyeProcessingInfo):
         return None if dropped and self.specs["video"].frame_types else kwargs
 
 
-def _count_rows(slow: ItemGeometry, fast: ItemGeometry, frames: int, count: int) -> int:
-    """Return the rows of a video of which `count` frames are fast, from the grids of `Keye15ProcessingInfo._steps`."""
-    return ((frames - count) * slow.num_embeds + count * fast.num_embeds) // frames
+def _count_tokens(slow: ItemGeometry, fast: ItemGeometry, frames: int, count: int) -> int:
+    """Return the rows of a video of which `count` frames are fast, and the tokens around these, from the grids of `_steps`."""
+    return ((frames - count) * slow.num_embeds + count * fast.num_embeds) // frames + 2 * count
 
 
 def compare_frames(frames: torch.Tensor, similarity: float) -> tuple[int, ...]:
