@@ -242,7 +242,8 @@ def compare_frames(frames: torch.Tensor, similarity: float) -> tuple[int, ...]:
         frames: uint8 `[frames, height, width, 3]` RGB.
         similarity: least similarity of a fast frame.
     """
-    size = smart_resize(*frames.shape[1:3], ResizePolicy(_SQUARE, _MIN_PIXELS, _COMPARED_PIXELS))
+    height, width = frames.shape[1:3]
+    size = smart_resize(height, width, ResizePolicy(_SQUARE, _MIN_PIXELS, _COMPARED_PIXELS))
     types, slow = [0], _squares(frames[0], size)
     for frame in frames[1:]:
         squares = _squares(frame, size)
@@ -258,7 +259,8 @@ def _squares(frame: torch.Tensor, size: tuple[int, int]) -> torch.Tensor:
     small = F.interpolate(frame.permute(2, 0, 1)[None], size, mode="bilinear", antialias=True)[0]
     hsv = torch.from_numpy(cv2.cvtColor(small.permute(1, 2, 0).contiguous().numpy(), cv2.COLOR_RGB2HSV))
     parts = hsv.permute(2, 0, 1).unflatten(2, (-1, _SQUARE)).unflatten(1, (-1, _SQUARE))  # [3, lines, 28, columns, 28]
-    return parts.permute(1, 3, 0, 2, 4).reshape(-1, 3 * _SQUARE**2).float()
+    squares: torch.Tensor = parts.permute(1, 3, 0, 2, 4).reshape(-1, 3 * _SQUARE**2).float()
+    return squares
 
 
 def _similarity(one: torch.Tensor, other: torch.Tensor) -> float:
@@ -266,4 +268,5 @@ def _similarity(one: torch.Tensor, other: torch.Tensor) -> float:
     norms = [torch.norm(part, p=2, dim=-1, keepdim=True) + 1e-8 for part in (one, other)]
     cosines = (one / norms[0] * (other / norms[1])).sum(-1)
     counted = ~((norms[0] < 0.01) & (norms[1] < 0.01)).flatten()
-    return (cosines[counted] > 0.7).float().mean().item()
+    share: float = (cosines[counted] > 0.7).float().mean().item()
+    return share
