@@ -92,8 +92,8 @@ NOTES: dict[str, FamilyNote] = {
         "pan and scan"
     ),
     "gemma3n": FamilyNote(
-        "audio of up to 30 s in 188 rows through a conformer; several residual streams, per-layer inputs, shared KV caches",
-        "no images",
+        "`transcribe`; images as squares of 768 pixels in 256 rows through MobileNetV5, audio of up to 30 s in 188 rows "
+        "through a conformer; several residual streams, per-layer inputs, shared KV caches"
     ),
     "gemma4": FamilyNote(
         "images and frames at their own aspect ratio within 70 to 1,120 rows, averages of 3 x 3 patches; times before frames; "

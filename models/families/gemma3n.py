@@ -1,4 +1,4 @@
-"""Gemma 3n: the encoder of the Universal Speech Model, a Gemma 3n decoder with tables of its own for tokens of modalities."""
+"""Gemma 3n: MobileNetV5, the Universal Speech Model's encoder, a decoder with tables of its own for tokens of modalities."""
 
 from __future__ import annotations
 
@@ -16,9 +16,12 @@ from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import ForwardBatch, StepLimits
 from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.linear import Linear
+from ..memory_formulas import SMALL, OpBytes
 from ..text.altup import AltUpDecoder
 from ..text.spec import DecoderSpec
 from ..text.stacks import STACKS
+from ..vision.mobilenet import MobileNet, mobilenet_bytes
+from ..vision.mobilenet_spec import mobilenet_spec
 
 AUDIO: dict[str, Any] = {
     "hidden_size": 1536, "vocab_size": 128, "vocab_offset": 262272, "rms_norm_eps": 1e-6, "gradient_clipping": 1e10,
@@ -103,10 +106,16 @@ class Gemma3nDecoder(AltUpDecoder):
 
 
 class Gemma3n(DecoderModel):
-    """A model of audio. An item has a fixed number of rows; rows after the end of its audio are the last token's embedding."""
+    """A model of images and audio. Items have fixed numbers of rows; those after the end of audio embed the last token."""
 
-    prefixes = (("model.audio_tower.", "audio."), ("model.embed_", "embed_"), ("audio_tower.", "audio."), *TEXT_PREFIXES)
-    ignored = ("model.vision_tower.", "vision_tower.")
+    prefixes = (
+        ("model.vision_tower.timm_model.", "visual."),
+        ("model.audio_tower.", "audio."),
+        ("model.embed_", "embed_"),
+        ("vision_tower.timm_model.", "visual."),
+        ("audio_tower.", "audio."),
+        *TEXT_PREFIXES,
+    )
     language_model: Gemma3nDecoder
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
@@ -121,6 +130,10 @@ class Gemma3n(DecoderModel):
         self.embed_vision = ModalityEmbedder(vision, spec.hidden_size, dtype, device)
         self.embed_audio = ModalityEmbedder(audio, spec.hidden_size, dtype, device)
         self.audio: Usm | None = Usm(gemma3n_audio_spec(audio), dtype, device)
+        self.visual: MobileNet | None = MobileNet(mobilenet_spec(vision), dtype, device)
+        rows, encoded = config.get("vision_soft_tokens_per_image", 256), self.visual.spec.side**2
+        if rows != encoded:
+            raise ConfigError(f"vision_soft_tokens_per_image is {rows!r}, but the encoder returns {encoded} rows")
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
         super().load_weights(weights)
@@ -136,6 +149,10 @@ class Gemma3n(DecoderModel):
             yield name, tensor
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        if modality == "image":
+            assert self.visual is not None
+            spec = self.visual.spec
+            return list(self.embed_vision(self.visual(tensors["pixel_values"]).mul_(spec.out**0.5)).split(spec.side**2))
         assert self.audio is not None
         frames = tensors["audio_frames"].tolist()
         counts = [-(-subsampled(n) // self.audio.spec.reduction) for n in frames]
@@ -143,17 +160,26 @@ class Gemma3n(DecoderModel):
         return [torch.cat((rows, self.padding.expand(self.rows - len(rows), -1))) for rows in items]
 
     def keep_encoders(self, modalities: Collection[str]) -> None:
-        """Remove the encoder if it is not needed. The tables of tokens stay."""
+        """Remove the encoders that are not needed. The tables of tokens stay."""
         self.reads_encoder_rows = bool(modalities)
-        if "audio" not in modalities:
-            self._remove("audio")
+        self._remove(*(name for name, of in (("visual", "image"), ("audio", "audio")) if of not in modalities))
 
     def input_bytes(self, modality: str, rows: int) -> int:
+        if modality == "image":
+            assert self.visual is not None
+            return rows * self.visual.spec.patch_dim * self.dtype.itemsize
         assert self.audio is not None
         c = self.audio.spec
         return rows * c.reduction * 4 * c.channels[0] * self.dtype.itemsize
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        if modality == "image":
+            assert self.visual is not None
+            c, ops, out = self.visual.spec, OpBytes(self.dtype, limits), self.hidden_size
+            encoder = mobilenet_bytes(c, -(-rows // c.side**2), self.dtype, limits)
+            norm, project = ops.norm(c.out, True), c.out * self.dtype.itemsize + ops.linear(c.out, out, rows)
+            embed = c.out * self.dtype.itemsize + max(norm, project, ops.linear_result(out, rows) + ops.norm(out, True))
+            return SMALL + self.input_bytes(modality, rows) + max(encoder, rows * embed)
         assert self.audio is not None
         each = self.audio.spec.reduction
         return usm_bytes(self.audio.spec, rows * each, self.rows * each, self.dtype, limits)

@@ -1,17 +1,24 @@
-"""Input processing of Gemma 3n: audio of up to 30 s, which always has the same number of rows."""
+"""Input processing of Gemma 3n: images as squares of one size, audio of up to 30 s; all items have a fixed number of rows."""
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
+from functools import cached_property
+from typing import Any
 
 import torch
 
-from ...mm.errors import InputError
+from ...mm.embeddings import ROWS
+from ...mm.errors import ConfigError, InputError
+from ...mm.media.policy import DecodeSpec
 from ...mm.speech import LANGUAGES, SpeechRequest
-from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ...mm.tiling.whole import FixedSize
+from ...mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.audio import AudioInfo, audio_kwargs, audio_samples
 from ..bases.speech import SpeechMixin
-from ..bases.tiles import positive_int_or
+from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
+from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
 from ..interface import Span
 from ..spans import build_span
 from ..usm_mel import UsmMelSpec, read_usm_mel_spec, usm_log_mel
@@ -21,23 +28,16 @@ MEL = UsmMelSpec(
 )
 
 
-class Gemma3nProcessingInfo(AudioInfo, SpeechMixin):
-    """ProcessingInfo and SupportsTranscription of Gemma 3n."""
+class _AudioInfo(AudioInfo):
+    """Audio of up to 30 s, which always has the same number of rows."""
 
     placeholders = {"audio": ("audio_token_id", 262273)}
-    text_config_defaults = {"vocab_size": 262400, "hidden_size": 2048}
-    language_codes = tuple(LANGUAGES)
-    tasks = ("transcribe", "translate")
-
-    def resolve_token_ids(self) -> None:
-        self.edges = self.config_token_id("boa_token_id", 256000), self.config_token_id("eoa_token_id", 262272)
-        self.rows = positive_int_or(self.files.config, "audio_soft_tokens_per_image", 188)
 
     def resolve_spec(self, modality: str) -> UsmMelSpec:
         return read_usm_mel_spec(self.files.audio, MEL)
 
     def num_rows(self, frames: int) -> int:
-        return self.rows
+        return positive_int_or(self.files.config, "audio_soft_tokens_per_image", 188)
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         grid, spec = super().geometry(header), self.specs["audio"]
@@ -50,10 +50,65 @@ class Gemma3nProcessingInfo(AudioInfo, SpeechMixin):
         features = usm_log_mel(audio_samples(item), self.specs["audio"])
         return audio_kwargs(features, len(features), dtype), self.geometry(item.header)
 
+
+class Gemma3nProcessingInfo(TiledInfo, SpeechMixin):
+    """ProcessingInfo and SupportsTranscription of Gemma 3n.
+
+    Images have a TiledInfo's tensors, one patch per row, and audio those of an AudioInfo.
+    """
+
+    modalities = ("image", "audio")
+    placeholders = {"image": ("image_token_id", 262145), **_AudioInfo.placeholders}
+    valid_kwargs = {"image": TILE_KWARGS, "audio": ()}
+    text_config_defaults = {"vocab_size": 262400, "hidden_size": 2048}
+    language_codes = tuple(LANGUAGES)
+    tasks = ("transcribe", "translate")
+
+    def resolve_token_ids(self) -> None:
+        image = self.config_token_id("boi_token_id", 255999), self.config_token_id("eoi_token_id", 262144)
+        audio = self.config_token_id("boa_token_id", 256000), self.config_token_id("eoa_token_id", 262272)
+        self.edges = {"image": image, "audio": audio}
+
+    @cached_property
+    def audio(self) -> _AudioInfo:
+        return _AudioInfo(self.files)
+
+    def resolve_spec(self, modality: str) -> Any:
+        if modality == "audio":
+            return self.audio.mel_spec
+        vision = self.files.config.get("vision_config") or {}
+        expected = (vision.get("pretrained_cfg") or {}).get("input_size") or (3, 768, 768)
+        json = self.files.image or {"size": expected[1:], "do_normalize": False, "resample": 2}  # as published
+        rows = positive_int_or(self.files.config, "vision_soft_tokens_per_image", 256)
+        size, side = height_width(json.get("size") or 224), math.isqrt(rows)
+        if [*size] != [*expected[1:]]:
+            raise self.files.mismatch_error(f"the encoder of config.json takes {expected[2]} x {expected[1]} pixels", size)
+        if side**2 != rows or size[0] % side:
+            raise ConfigError(f"vision_soft_tokens_per_image is {rows}, not a square whose side divides {size[0]} pixels")
+        spec = TileSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, tiling=FixedSize(size), patch=size[0] // side)
+        return read_pixel_spec(json, spec, self.merged_kwargs[modality])
+
+    def resolve_decode_spec(self) -> DecodeSpec:
+        return self.audio.decode_spec
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        return self.audio.geometry(header) if header.modality == "audio" else super().geometry(header)
+
+    def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
+        if item.modality == "audio":
+            return self.audio.embeds_geometry(item)
+        grid, rows = self.geometry(MediaHeader("image", 1, 1)), len(item.tensors[ROWS])
+        if rows != grid.num_embeds:
+            raise InputError(f"it holds {rows} rows, an image of this model has {grid.num_embeds}")
+        return grid
+
+    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
+        return self.audio.process(item, dtype) if item.header.modality == "audio" else super().process(item, dtype)
+
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Return the rows between a start and an end token, with empty lines around."""
-        start, end = self.edges
-        span = build_span([(start,), geometry.num_embeds, (end,)], self.placeholder_ids["audio"])
+        start, end = self.edges[modality]
+        span = build_span([(start,), geometry.num_embeds, (end,)], self.placeholder_ids[modality])
         return replace(span, before=self.encode("\n\n"), after=self.encode("\n\n"), merges=self.newline_merges)
 
     def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:

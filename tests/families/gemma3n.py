@@ -1,37 +1,51 @@
-"""Gemma 3n in the parity suite: audio. The oracle's vision tower, which needs timm, is left out."""
+"""Gemma 3n in the parity suite. The oracle's encoder of images, which needs timm, is composed."""
 
 from contextlib import contextmanager
 from types import SimpleNamespace
 from unittest import mock
 
 import torch
-from family import AUDIO_SIZES, Family, run_oracle
+from family import AUDIO_SIZES, IMAGE_SIZES, Family, run_oracle
+from mobilenet import BLOCKS, MobileNet
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 
 NAMED = {"boi_token": "<boi>", "boa_token": "<boa>", "eoi_token": "<eoi>", "image_token": "<image>"}
 NAMED |= {"eoa_token": "<eoa>", "audio_token": "<audio>"}
-ROWS, TOKENS = 10, 4  # rows of an item; tokens of a modality
+ROWS, IMAGE_ROWS, TOKENS = 10, 3, 4  # rows of an audio item, and along a side of an image; tokens of a modality
+SIDE, STEM = 96, 16  # of an image in pixels; channels before the first stage
+
+
+class Tower(torch.nn.Module):
+    """The composed encoder in the place of transformers' wrapper around timm."""
+
+    def __init__(self, config):
+        super().__init__()
+        args = config.model_args
+        self.timm_model = MobileNet(args["block_args"], args["msfa_output_resolution"], args["stem_size"], config.hidden_size)
+
+    def forward(self, pixel_values, **options):
+        return SimpleNamespace(last_hidden_state=self.timm_model(pixel_values))
 
 
 @contextmanager
-def without_vision():
-    """Build the class without its vision tower."""
+def composed_vision():
+    """Build the class with the composed encoder of images."""
     ensure_torchvision()
     from transformers.models.gemma3n import modeling_gemma3n as module
 
     build = module.AutoModel.from_config
 
     def from_config(config, **more):
-        return torch.nn.Identity() if config.model_type == "gemma3n_vision" else build(config, **more)
+        return Tower(config) if config.model_type == "gemma3n_vision" else build(config, **more)
 
     with mock.patch.object(module.AutoModel, "from_config", from_config):
         yield
 
 
-class Processor(SimpleNamespace):
-    def save_pretrained(self, folder):
-        self.words.save_pretrained(folder)
-        self.extractor.save_pretrained(folder)
+def processor_of(words, images, extractor):
+    import transformers as tf
+
+    return tf.Gemma3nProcessor(extractor, images, words, audio_seq_length=ROWS, image_seq_length=IMAGE_ROWS**2)
 
 
 def build(seed, tie=False, **text):
@@ -54,11 +68,17 @@ def build(seed, tie=False, **text):
         "hidden_size": 48, "vocab_size": TOKENS, "vocab_offset": first + TOKENS, "input_feat_size": 24,
         "conf_num_attention_heads": 4, "conf_num_hidden_layers": 3, "sscp_conv_channel_size": [24, 6],
     }  # fmt: skip
+    vision = {
+        "hidden_size": 2048, "vocab_size": TOKENS, "vocab_offset": first, "model_type": "gemma3n_vision",
+        "model_args": {"block_args": BLOCKS, "msfa_output_resolution": IMAGE_ROWS, "stem_size": STEM},
+        "pretrained_cfg": {"input_size": [3, SIDE, SIDE]},
+    }  # fmt: skip
     config = tf.Gemma3nConfig(
         text_config=tf.Gemma3nTextConfig(**text_config(words, tie, **{**sizes, **text})),
-        vision_config={"hidden_size": 32, "vocab_size": TOKENS, "vocab_offset": first, "model_type": "gemma3n_vision"},
+        vision_config=vision,
         audio_config=tf.Gemma3nAudioConfig(**audio),
         audio_soft_tokens_per_image=ROWS,
+        vision_soft_tokens_per_image=IMAGE_ROWS**2,
         boi_token_id=words.convert_tokens_to_ids("<boi>"),
         boa_token_id=words.convert_tokens_to_ids("<boa>"),
         tie_word_embeddings=tie,
@@ -67,33 +87,37 @@ def build(seed, tie=False, **text):
         eoa_token_id=words.convert_tokens_to_ids("<eoa>"),
         audio_token_id=words.convert_tokens_to_ids("<audio>"),
     )
-    with without_vision():
+    with composed_vision():
         model = tf.Gemma3nForConditionalGeneration(config).eval()
     randomise(model, seed)
     sharpen(model.model.audio_tower)
     for name, parameter in model.named_parameters():
         if name.endswith("q_norm.weight"):
             parameter.data.mul_(0.4)  # scores are not scaled by the width of a head
-    return model, Processor(words=words, extractor=tf.Gemma3nAudioFeatureExtractor(feature_size=24))
+        elif ".bn" in name:
+            parameter.data.add_(1)
+        elif name.endswith(("query.proj.weight", "key.proj.weight")):
+            parameter.data.mul_(3)  # as `sharpen`
+    images = tf.SiglipImageProcessor(size={"height": SIDE, "width": SIDE}, resample=2, do_normalize=False)
+    return model, processor_of(words, images, tf.Gemma3nAudioFeatureExtractor(feature_size=24))
 
 
 def load(folder):
     import transformers as tf
 
-    with without_vision():
+    with composed_vision():
         model = tf.Gemma3nForConditionalGeneration.from_pretrained(folder, dtype=torch.float32, attn_implementation="eager")
     words = tf.PreTrainedTokenizerFast.from_pretrained(folder)
-    return model.eval(), Processor(words=words, extractor=tf.Gemma3nAudioFeatureExtractor.from_pretrained(folder))
+    images, extractor = tf.SiglipImageProcessor.from_pretrained(folder), tf.Gemma3nAudioFeatureExtractor.from_pretrained(folder)
+    return model.eval(), processor_of(words, images, extractor)
 
 
 def call(processor, text, data):
     """Process each audio alone: in a batch, the class pads the shorter ones with silence that it encodes."""
-    made = [processor.extractor([samples], return_tensors="pt") for samples in data.get("audio", ())]
-    whole = text.replace("<audio>", f"\n\n<boa>{'<audio>' * ROWS}<eoa>\n\n")
-    return {
-        "input_ids": processor.words([whole], return_tensors="pt")["input_ids"],
-        "audio": [(one["input_features"], one["input_features_mask"].bool()) for one in made],
-    }
+    made = [processor.feature_extractor([samples], return_tensors="pt") for samples in data.get("audio", ())]
+    found = dict(processor(text=[text], images=data.get("image"), audio=data.get("audio"), return_tensors="pt"))
+    kept = {name: found[name] for name in ("input_ids", "pixel_values") if name in found}
+    return kept | {"audio": [(one["input_features"], one["input_features_mask"].bool()) for one in made]}
 
 
 def prompt(placeholders, seed):
@@ -102,9 +126,14 @@ def prompt(placeholders, seed):
 
 
 def tensors(inputs, features):
-    for feature, (theirs, mask) in zip(sorted(features, key=lambda one: one.range.offset), inputs["audio"], strict=True):
+    ordered = sorted(features, key=lambda one: one.range.offset)
+    heard, seen = ([one for one in ordered if name in one.kwargs] for name in ("input_features", "pixel_values"))
+    for feature, (theirs, mask) in zip(heard, inputs["audio"], strict=True):
         assert mask.all()
         yield "input_features", feature.kwargs["input_features"].data, theirs[0]
+    for feature, theirs in zip(seen, inputs.get("pixel_values", ()), strict=True):
+        patches = feature.kwargs["pixel_values"].data.view(IMAGE_ROWS, IMAGE_ROWS, 3, SIDE // IMAGE_ROWS, -1)
+        yield "pixel_values", patches.permute(2, 0, 3, 1, 4).reshape(theirs.shape), theirs
 
 
 def run(model, inputs, answer, positions):
@@ -124,17 +153,16 @@ def run(model, inputs, answer, positions):
 FAMILY = Family(
     "gemma3n",
     build,
-    placeholders={"audio": "<audio>"},
-    sizes={"audio": [(20_000,), (12_001,), (24_234,)]},
-    grid={"audio": [size for size in AUDIO_SIZES if size[0] <= 100_000]},
-    refuses=lambda modality, size: size[0] <= 512,
+    placeholders={"image": "<image>", "audio": "<audio>"},
+    sizes={"image": [(90, 130), (60, 60), (150, 40)], "audio": [(20_000,), (12_001,), (24_234,)]},
+    grid={"image": IMAGE_SIZES, "audio": [size for size in AUDIO_SIZES if size[0] <= 100_000]},
+    refuses=lambda modality, size: modality == "audio" and size[0] <= 512,
     prompt=prompt,
     call=call,
     run=run,
     tensors=tensors,
     tensor_tolerance=1e-4,
     load=load,
-    silent={"model.embed_vision.soft_embedding_norm": "norms rows of images, which are not supported"},
     variants={"tied": {"tie": True}},
     fullest={"audio": [(25_600,)]},
 )
