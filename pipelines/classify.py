@@ -62,7 +62,7 @@ def classify_tasks(
     check_type("pooling_params", pooling_params, PoolingParams, type(None))
     if not llm.num_labels:
         how = "use score, or encode with PoolingParams(token_ids=...) for the logits of single tokens"
-        raise ConfigError(f"{llm.config.model} has no classification head; {how}")
+        raise ConfigError(f"the model has no classification head; {how}")
     params = replace(pooling_params or PoolingParams(), task="classify")
     return [_classify_task(llm, prompt, params) for prompt in prompts]
 
@@ -80,7 +80,7 @@ def pair_prompt(llm: LLM, query: object, document: object) -> tuple[dict[str, An
         InputError: query or document is not a text.
     """
     if llm.num_labels != 1:
-        raise ConfigError(f"{llm.config.model} has {llm.num_labels} classes, and score needs one; use classify")
+        raise ConfigError(f"the model has {llm.num_labels} classes, and score needs one; use classify")
     texts: list[Any] = [
         item.get("text") if isinstance(item, Mapping) and list(item) == ["text"] else item for item in (query, document)
     ]

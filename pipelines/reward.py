@@ -41,10 +41,10 @@ def reward_tasks(
     check_type("pooling_params", pooling_params, PoolingParams, type(None))
     check_type("step_token", step_token, str, int, type(None))
     if not llm.num_labels:
-        raise ConfigError(f"{llm.config.model} has no head for rewards; use a checkpoint for classification or a reward model")
+        raise ConfigError("the model has no head for rewards; use a checkpoint for classification or a reward model")
     if llm.num_labels != 1 and step_token is None:
         how = "give step_token for a process reward model, or use classify"
-        raise ConfigError(f"{llm.config.model} has {llm.num_labels} classes, and the reward of a prompt needs one; {how}")
+        raise ConfigError(f"the model has {llm.num_labels} classes, and the reward of a prompt needs one; {how}")
     params = replace(pooling_params or PoolingParams(), task="classify")
     if step_token is not None:
         step = _step_id(llm, step_token)

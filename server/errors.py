@@ -96,7 +96,10 @@ def validation_error(error: ValidationError) -> RequestValidationError:
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
-    """Handle an exception of an endpoint."""
+    """Handle an exception of an endpoint, or a path or method that has none."""
+    if isinstance(error, HTTPException) and error.detail in ("Not Found", "Method Not Allowed"):
+        path = short_repr(request.scope["path"], 100)
+        error.detail = f"there is no {request.scope.get('method', '')} {path}; see /openapi.json for the paths and methods"
     return error_response(error)
 
 

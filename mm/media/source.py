@@ -179,7 +179,7 @@ def _under_root(path: str, modality: str, policy: MediaPolicy, ledger: Ledger) -
     root = policy.allowed_local_media_path
     if root is None:
         raise InputError(
-            f"files named in messages are refused; give the {modality} as bytes or a Path, "
+            f"files named in messages are refused; give the {modality} as bytes, a Path or a data: URL, "
             f"or allow a folder (media: allowed_local_media_path){_base64_hint(path)}"
         )
     if len(path) > _LONGEST_PATH:

@@ -42,7 +42,7 @@ def check_model(llm: LLM, task: str) -> int:
     """Return the model's sampling rate in hertz. Check that it transcribes and knows the task."""
     speech = llm.speech
     if speech is None:
-        raise ConfigError(f"{llm.config.model} does not transcribe speech; use generate or chat")
+        raise ConfigError("the model does not transcribe speech; use generate or chat")
     if task in _TASKS and task not in speech.tasks:
         reason = f"task={task!r} is not supported by this model, which can only {', '.join(speech.tasks)}; use another model"
         raise InputError(reason, param="task")

@@ -1,7 +1,8 @@
-"""Clients that other people wrote: curl, litellm and langchain-openai. Each is skipped where it is not installed."""
+"""Clients that other people wrote: openai with asyncio, curl, litellm and langchain-openai; those not installed are skipped."""
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import shutil
@@ -63,6 +64,23 @@ def test_curl_sends_files_and_sees_errors(curl):
     found = curl("/v1/chat/completions", "-d", "{}", *status).split("\n")
     assert found[1] == "415"  # curl's own content type of -d
     assert curl("/health", "--head", *status).split()[1] == "200"
+
+
+def test_the_async_package(tiny, expected):
+    openai = pytest.importorskip("openai")
+
+    async def run():
+        async with openai.AsyncOpenAI(base_url=f"{tiny[0]}/v1", api_key="none", max_retries=0, timeout=240) as client:
+            create = client.chat.completions.create
+            whole, stream = await asyncio.gather(
+                create(model="tiny-vl", messages=MESSAGES, **FIXED),
+                create(model="tiny-vl", messages=MESSAGES, stream=True, **FIXED),
+            )
+            text = "".join([chunk.choices[0].delta.content or "" async for chunk in stream])
+            vectors = await client.embeddings.create(model="tiny-vl", input=["a house"])
+            return whole.choices[0].message.content, text, len(vectors.data[0].embedding)
+
+    assert asyncio.run(run()) == (expected[0], expected[0], 128)
 
 
 def test_litellm(tiny, expected):

@@ -157,3 +157,11 @@ def test_fields_of_messages_that_clients_send_back(http):
     check_messages([{"role": "user", "content": "a", "mood": "glad"}], "{{ message.mood }}")
     with pytest.raises(InputError, match="unknown field 'mood' of messages"):
         check_messages([{"role": "user", "content": "a", "mood": "glad"}], "{{ message.moods }}")
+
+
+def test_no_error_has_a_path_of_the_server(http):
+    """An unknown path names itself; errors about the model do not have its folder."""
+    for path, body in ("/classify", {"json": {"input": "a"}}), ("/v1/audio/transcriptions", {"files": {"file": b"x"}}):
+        assert "tiny-vl" not in http.post(path, **body).text
+    assert "GET '/nothing'; see /openapi.json" in http.get("/nothing").text
+    assert "GET '/v1/chat/completions'; see /openapi.json" in http.get("/v1/chat/completions").text

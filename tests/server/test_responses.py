@@ -4,17 +4,22 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import io
 import json
 from dataclasses import replace
 
+import family
 import openai
 import pytest
-from http_server import TINY, saying
+import soundfile
+from http_server import TINY, listening, make_server, saying
 from openai.types.responses import Response, ResponseStreamEvent
+from oracle import build_checkpoint
+from PIL import Image
 from pydantic import BaseModel, TypeAdapter
+from sensorium import SamplingParams
 from sensorium.mm.errors import ErrorInfo, InputError
 from sensorium.server.protocol.response_input import read_items
-from sensorium.server.protocol.responses import ResponsesBody
 from waiting import assert_idle
 
 MEDIA = TINY.parent / "media"
@@ -177,10 +182,34 @@ def test_a_turn_is_one_message():
     assert len(read_items([call, {"role": "user", "content": "a"}, call])) == 3
 
 
-def test_audio_is_an_input_part():
-    part = {"type": "input_audio", "input_audio": {"data": "AAAA", "format": "wav"}}
-    body = ResponsesBody(input=[{"role": "user", "content": [part]}], instructions="x").chat_body()
-    assert body.messages == [{"role": "system", "content": "x"}, {"role": "user", "content": [part]}]
+def test_audio_is_an_input_part(tmp_path):
+    """A random Qwen2-Audio answers a file of audio as in Python, also through chat; usage counts its tokens."""
+    stream = io.BytesIO()
+    soundfile.write(stream, family.make_media("audio", (12_000,), 0), 16_000, format="WAV")
+    part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(stream.getvalue()).decode(), "format": "wav"}}
+    server = make_server(build_checkpoint(tmp_path, "qwen2_audio"), "audio", max_model_len=256, warm_up=False)
+    with server.engine.llm as llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        messages = [{"role": "user", "content": [part, {"type": "text", "text": "hello"}]}]
+        (expected,) = llm.chat(messages, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), use_tqdm=False)
+        fields = {"model": "audio", "temperature": 0, "extra_body": {"ignore_eos": True}}
+        answer = client.chat.completions.create(messages=messages, max_tokens=6, **fields)
+        items = [{"role": "user", "content": [part, {"type": "input_text", "text": "hello"}]}]
+        found = client.responses.create(input=items, max_output_tokens=6, **fields)
+    assert answer.choices[0].message.content == found.output_text == expected.outputs[0].text
+    assert answer.usage.prompt_tokens_details.audio_tokens == expected.items[0].num_tokens > 0
+    assert found.usage.input_tokens_details.audio_tokens == expected.items[0].num_tokens
+
+
+def test_files_are_input_parts(client):
+    """A file is an image or a PDF, whose pages are images."""
+    data = io.BytesIO()
+    Image.open(MEDIA / IMAGE).convert("RGB").save(data, "PDF", resolution=144.0, quality=95)
+    pdf = f"data:application/pdf;base64,{base64.b64encode(data.getvalue()).decode()}"
+    for name, url in (IMAGE, URL), ("scan.pdf", pdf):
+        part = {"type": "input_file", "filename": name, "file_data": url}
+        found = client.responses.create(model="tiny-vl", input=question(part), temperature=0, max_output_tokens=96)
+        assert found.output_text.strip() == CASES[IMAGE]["answer"]
+        assert found.usage.input_tokens_details.image_tokens > 0
 
 
 @pytest.mark.parametrize(
