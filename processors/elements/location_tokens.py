@@ -25,6 +25,7 @@ _GROUP = re.compile(r"(?:^|[\t:,;])\s*(\d{1,9}(?:\.\d{1,9})?) ([\d ]+)")
 _POINT = re.compile(r"(\d{1,9}) (\d{3,4}) (\d{3,4})")
 _POINTING = re.compile(r"<(point|point_box|polygon)((?:\s[^<>]*)?)>([^<]*)</\1>|<(/?)collection((?:\s[^<>]*)?)>", re.IGNORECASE)
 _MENTION = re.compile(r"mention\s*=\s*(?:\"([^\"]*)\"|([^\s\"]+))")
+_SECOND = re.compile(r"\st\s*=\s*\"?(\d{1,9}(?:\.\d{1,9})?)")
 _DOCTAG = re.compile(r"<([a-z_]\w*)>((?:<loc_\d{1,3}>){4})|</([a-z_]\w*)>")
 _CORNER = re.compile(r"<x_(\d\.?\d{0,9})><y_(\d\.?\d{0,9})>(?:<class_([^<>]*)>)?")
 _DOCTAG_UNITS = 500.0
@@ -94,13 +95,13 @@ def find_point_groups(text: str, scales: Sequence[ImageScale]) -> Iterator[Eleme
 
 
 def find_pointing_tags(text: str, scale: ImageScale) -> Iterator[Element]:
-    """Yield `<point mention="cup"> (1,2) </point>`, `<point_box>` and `<polygon>`, in thousandths (Isaac).
+    """Yield `<point mention="cup" t=1.5> (1,2) </point>`, `<point_box>` and `<polygon>`, in thousandths (Isaac).
 
-    Tags without a mention have that of the `<collection>` around them.
+    Tags without a mention have that of the `<collection>` around them. Tags in the reasoning before `</think>` are not read.
     """
     outer = ""
-    for tag, attributes, inside, closing, collection in _POINTING.findall(text):
-        mention = _MENTION.search(attributes or collection)
+    for tag, attributes, inside, closing, collection in _POINTING.findall(text, text.rfind("</think>") + 1):
+        mention, second = _MENTION.search(attributes or collection), _SECOND.search(attributes)
         label = unescape(mention[1] or mention[2] or "") if mention else ""
         if not tag:
             outer = "" if closing else label
@@ -113,7 +114,8 @@ def find_pointing_tags(text: str, scale: ImageScale) -> Iterator[Element]:
             continue
         (left, right), (top, bottom) = ((min(axis), max(axis)) for axis in zip(*points, strict=True))
         box = (left, top, right, bottom) if least > 1 else None
-        yield Element(label or outer, "", box, () if least == 2 else points, image=scale.index)
+        time = float(second[1]) if second else None
+        yield Element(label or outer, "", box, () if least == 2 else points, image=scale.index, time=time)
 
 
 @dataclass

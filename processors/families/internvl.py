@@ -159,5 +159,11 @@ class QianfanOcrProcessingInfo(SpelledPlaceholders, InternVLProcessingInfo):
     valid_kwargs = {"image": InternVLProcessingInfo.valid_kwargs["image"]}
     spelled = {"image": "<image>"}
 
+    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
+        """Read limits on tiles that the preprocessor JSON leaves out from config.json."""
+        keys = {"min_patches": "min_dynamic_patch", "max_patches": "max_dynamic_patch"}
+        limits = {key: files.config[name] for key, name in keys.items() if files.config.get(name) is not None}
+        return replace(files, image={**limits, **files.image})
+
     def resolve_decode_spec(self) -> DecodeSpec:
         return DecodeSpec()

@@ -120,6 +120,10 @@ def test_points_boxes_and_polygons_in_tags():
     point, cup = found("pointing_tags", text)
     assert (point.label, point.box, point.points) == ("a & b", None, (pytest.approx((20, 20)),))
     assert (cup.label, cup.box, cup.points) == ("cup", (0, 0, 100, 50), ())
+    assert (point.time, cup.time) == (None, 1.5)
+    (last,) = found("pointing_tags", f'<think>perhaps {text}</think>\n<point t="2"> (3,4) </point>')
+    assert (last.points, last.time) == (((0.6, 0.4),), 2.0)
+    assert not found("pointing_tags", f"<think>{text}</think>")
     corners = "(0,0) (1000,0) (1000,500)"
     text = (
         f'<collection mention="cars"> <polygon> {corners} </polygon> <point> (1,2) </point> </collection><point>(3,4)</point>'

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -12,7 +13,7 @@ from oracle import tokenizer
 from sensorium.mm.errors import ConfigError
 from sensorium.mm.geometry import FrameSampling, sample_indices
 from sensorium.mm.types import FramePlan, ImageItem, ItemGeometry, MediaHeader, VideoItem
-from sensorium.processors.families.internvl import InternVLProcessingInfo
+from sensorium.processors.families.internvl import InternVLProcessingInfo, QianfanOcrProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.spans import lay_out
 from tokenizers import AddedToken, Tokenizer
@@ -170,3 +171,13 @@ def test_tokens_come_from_the_tokenizer():
         InternVLProcessingInfo(bare)
     with pytest.raises(ConfigError, match="lacks the token <video>"):
         InternVLProcessingInfo(ProcessorFiles(bare.config, token_to_id=lambda text: None))
+
+
+@pytest.mark.parametrize(("image", "limits"), [({}, (2, 5)), ({"min_patches": 1, "max_patches": 7}, (1, 7))])
+def test_qianfan_ocr_reads_limits_of_config_json(image: dict, limits: tuple[int, int]) -> None:
+    own = info_of()
+    config = {**own.files.config, "min_dynamic_patch": 2, "max_dynamic_patch": 5}
+    tiling = (
+        QianfanOcrProcessingInfo(replace(own.files, config=config, image={**own.files.image, **image})).specs["image"].tiling
+    )
+    assert (tiling.least, tiling.most) == limits
