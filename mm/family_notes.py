@@ -205,7 +205,8 @@ NOTES: dict[str, FamilyNote] = {
     "molmo2": FamilyNote(
         "a small view and overlapping crops of an image, frames with their times; attention pooling of patches; the tokens of "
         "all pictures see each other; points, also in several images and in videos; the Hub's layout and the publisher's",
-        "images, or one video, per prompt; at most 8 crops; frames are sampled as in transformers, without the last one",
+        "images, or one video, per prompt; at most 8 crops; the last frame of a video is used where the JSON says so, and no "
+        "frame twice",
     ),
     "molmo": FamilyNote(
         "Molmo-7B-D and 7B-O: a small view and overlapping crops of an image, padded, each patch marked if it is padding; "

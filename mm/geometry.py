@@ -14,7 +14,7 @@ import torch
 from .errors import ConfigError, InputError
 from .types import ItemGeometry
 
-_BOTH_ENDS = ("ends", "nearest")
+_BOTH_ENDS = ("ends", "last", "nearest")
 MAX_ITEM_ROWS = 1 << 22  # rows of one item: more than any context holds
 
 
@@ -90,7 +90,8 @@ class FrameSampling:
         spread: "stride" takes the first frame of equal segments, "middle" their middle frame. "ends" includes the first and the
             last frame; "nearest" does too, but rounds the frames in between where "ends" floors them. "after" takes the
             first frame at or after each time step, `fps` steps a second, each frame once. "before" takes the last frame at or
-            before each of them; beyond `max_frames` steps, frames spread over steps of 0.1 s.
+            before each of them; beyond `max_frames` steps, frames spread over steps of 0.1 s. "last" takes the frame nearest to
+            each of them, and the last frame; beyond `max_frames`, it is "ends".
         nearest: round the number of frames that `fps` gives to the nearest multiple; False: floor it.
         margin: seconds skipped at both ends if more than `max_frames * fps` seconds remain. With "ends" only.
         fps_by_duration: `(seconds, fps)`, shortest first: videos of at most this many seconds use this rate instead of `fps`.
@@ -206,6 +207,11 @@ def _spread(frames: int, source_fps: float | None, seconds: float | None, count:
         return _at_or_after(frames, source_fps, seconds, count, policy)
     if policy.spread == "before" and policy.fps is not None and source_fps is not None and seconds is not None:
         return _at_or_before(frames, source_fps, seconds, policy.fps, policy.max_frames)
+    if policy.spread == "last" and policy.fps is not None and source_fps is not None and seconds is not None and frames > 1:
+        if seconds <= (policy.max_frames - 1) / policy.fps:
+            steps = np.arange(0.0, frames - 1, source_fps / policy.fps)
+            return sorted({*(round(i) for i in steps.tolist()), frames - 1})
+        count = min(policy.max_frames, frames)
     if policy.spread in _BOTH_ENDS:
         first, last = _without_margin(frames, seconds, policy)
         if policy.spread == "nearest":

@@ -106,6 +106,8 @@ class Molmo2ProcessingInfo(TiledInfo):
     def resolve_decode_spec(self) -> DecodeSpec:
         json = self.files.video
         own = FrameSampling(fps=json.get("max_fps") or 2.0, max_frames=positive_int_or(json, "num_frames", 64))
+        if json.get("frame_sample_mode") == "uniform_last_frame":
+            own = replace(own, fps=json.get("max_fps", 2.0), spread="last")
         return DecodeSpec(self.sampling_policy("video", own, {}))
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:

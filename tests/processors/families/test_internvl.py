@@ -180,4 +180,4 @@ def test_qianfan_ocr_reads_limits_of_config_json(image: dict, limits: tuple[int,
     tiling = (
         QianfanOcrProcessingInfo(replace(own.files, config=config, image={**own.files.image, **image})).specs["image"].tiling
     )
-    assert (tiling.least, tiling.most) == limits
+    assert (tiling.min_tiles, tiling.max_tiles) == limits

@@ -3,9 +3,11 @@
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.geometry import sample_indices
 from sensorium.mm.types import FramePlan, MediaHeader
 from sensorium.models.families.molmo2 import Molmo2
 from sensorium.models.weights import named_layers
@@ -137,3 +139,23 @@ def test_an_image_shrinks_to_one_crop() -> None:
     assert info.with_kwargs({"max_crops": 1}).geometry(MediaHeader("image", 1000, 1500)).tiles == (1, 1)
     with pytest.raises(ConfigError, match="max_crops is 12, the limit is 8"):
         info.with_kwargs({"max_crops": 12})
+
+
+def published_indices(total: int, fps: float, most: int, max_fps: float | None) -> list[int]:
+    """Sample frames in the mode uniform_last_frame, as the publisher's processor does; it repeats frames of slow videos."""
+    if max_fps is None or (total > 2 and total / fps > (most - 1) / max_fps):
+        return np.linspace(0, total - 1, min(most, total)).astype(int).tolist()
+    if total <= 2:
+        return list(range(total))
+    places = np.arange(0.0, total - 1, fps / max_fps)
+    places = places if np.round(places[-1]) == total - 1 else np.append(places, total - 1)
+    return sorted(set(np.round(places).astype(int).tolist()))
+
+
+@pytest.mark.parametrize("fps", [1.0, 2.0, 24.0, 29.97, 30.0])
+@pytest.mark.parametrize("max_fps", [2.0, 8.0, None])
+def test_videos_end_with_their_last_frame(fps: float, max_fps: float | None) -> None:
+    video = {**IMAGE, "pooling_size": [3, 3], "frame_sample_mode": "uniform_last_frame", "max_fps": max_fps, "num_frames": 20}
+    policy = Molmo2ProcessingInfo(replace(FILES, video=video)).decode_spec.sampling
+    for total in (1, 2, 3, 15, 16, 19, 20, 21, 70, 284, 285, 286, 1000):
+        assert sample_indices(total, fps, policy) == published_indices(total, fps, 20, max_fps), total
