@@ -262,7 +262,7 @@ def _task_of(
 def _read_sequentially(
     llm: LLM, reader: WindowReader, options: _Options, language: SpokenLanguage, texts: _FinalTexts
 ) -> WideTask[list[WindowText]]:
-    """Begin each window where the last whole segment of the previous window ended, or before it if that is inside speech.
+    """Begin each window where the last whole segment of the previous window ended: in the pause there, or before its end.
 
     The windows then overlap. If their texts have no words in common there, the window is read again without an overlap.
     """
@@ -284,8 +284,9 @@ def _read_sequentially(
             overlap = 0 if is_last or not text.result.text else window.end - window.next_start
             at = max(window.next_start, window.end)
         else:
-            text = _with_segments(text, whole, end / options.rate)
-            at, overlap = end, _overlap(window, end, options)
+            place, overlap = _next_start(window, end, options)
+            at = max(at, place)
+            text = _with_segments(text, whole, at / options.rate)
         answer = text.result.attempts[text.result.accepted]
         before = "" if answer.temperature > 0.5 else f"{before} {text.result.text}"
         options.on_progress(text.result.end - text.result.start - text.result.overlap)
@@ -302,12 +303,16 @@ def _whole_segments(text: WindowText, window: Window, rate: int) -> tuple[Segmen
     return tuple(found)
 
 
-def _overlap(window: Window, end: int, options: _Options) -> int:
-    """Return how many samples before a segment's end the next window begins: none if the end is in a pause."""
+def _next_start(window: Window, end: int, options: _Options) -> tuple[int, int]:
+    """Return the sample after which the next window brings new text, and how many samples before it this window begins.
+
+    If a segment ends in a pause, this is its middle: the time of the end may be late, and cut off the next word.
+    """
     rate = options.rate
-    if any(first <= end <= last and last - first >= _PAUSE * rate for first, last in window.pauses):
-        return 0
-    return end - _quietest(window, end - min(round(_OVERLAP * rate), options.size // 8), rate)
+    for first, last in window.pauses:
+        if first <= end <= last and last - first >= _PAUSE * rate:
+            return (first + last) // 2, 0
+    return end, end - _quietest(window, end - min(round(_OVERLAP * rate), options.size // 8), rate)
 
 
 def _quietest(window: Window, at: int, rate: int) -> int:

@@ -17,7 +17,7 @@ from sensorium.pipelines.speech.results import Attempt, Segment, Transcript, Win
 from sensorium.pipelines.speech.skipped import WindowTranscriber, merge_texts
 from sensorium.pipelines.speech.windows import Window, WindowReader
 from sensorium.pipelines.tasks import advance
-from sensorium.pipelines.transcribe import _quietest
+from sensorium.pipelines.transcribe import _next_start, _quietest
 
 RATE = 100
 WORDS = [f" word{number}" for number in range(60)]  # one each half a second
@@ -133,6 +133,16 @@ def test_overlapping_sequential_windows_begin_between_words() -> None:
     assert 3550 <= _quietest(window, 1000 + 2590, RATE) < 3560
     assert _quietest(window, 900, RATE) >= 1000
     assert _quietest(Window(0, 2, samples[:2], 2), 1, RATE) == 1
+
+
+def test_sequential_windows_begin_in_the_middle_of_a_pause() -> None:
+    """A segment's end may be late: a window that began there would cut off the next word."""
+    options = SimpleNamespace(rate=RATE, size=30 * RATE)
+    window = Window(1000, 1000 + 30 * RATE, torch.ones(30 * RATE), 4000, pauses=((3000, 3060), (3500, 3520)))
+    assert _next_start(window, 3059, options) == (3030, 0)
+    at, overlap = _next_start(window, 3510, options)  # a pause of 0.2 s
+    assert at == 3510
+    assert 180 <= overlap <= 260
 
 
 def test_sequential_windows_overlap_inside_speech(monkeypatch: pytest.MonkeyPatch) -> None:
