@@ -173,7 +173,7 @@ def test_sequential_windows_overlap_inside_speech(monkeypatch: pytest.MonkeyPatc
     reader = WindowReader(iter([torch.ones(200 * 50)]), RATE, 30 * RATE, lambda samples: torch.ones(-(-len(samples) // 3)))
     options = SimpleNamespace(context="", condition=False, rate=RATE, size=30 * RATE, on_progress=progress.append)
     texts = list[str]()
-    final = transcribing._FinalTexts(texts.append)
+    final = transcribing._FinalTexts(texts.append, lambda window: None)
     found = advance(transcribing._read_sequentially(None, reader, options, None, final))
     final.finish()
     merged = merge_texts([(one.result.text, list(one.segments), one.result.overlap) for one in found])[0]
