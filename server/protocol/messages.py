@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping, Sequence
+from functools import lru_cache
 from typing import Any
 
 from ...mm.errors import InputError
@@ -25,12 +26,11 @@ def check_messages(messages: Sequence[Mapping[str, Any]], template: str | None) 
     Raises:
         InputError: a field is unknown.
     """
-    known = dict.fromkeys(_MESSAGE)
+    read = _words(template or "")
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         given = {name: value for name, value in message.items() if name not in _EMPTY or value not in (None, [], "")}
-        known |= dict.fromkeys(name for name in given if name not in known and _names(template or "", name))
-        check_fields(given, known, where, "messages")
+        check_fields({name: value for name, value in given.items() if name not in read}, _MESSAGE, where, "messages")
         calls = message.get("tool_calls")
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(call, Mapping):
@@ -59,6 +59,7 @@ def read_functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, An
     return found
 
 
-def _names(template: str, name: object) -> bool:
-    """Return whether a template contains a field's name as a whole word."""
-    return isinstance(name, str) and name.isidentifier() and re.search(rf"\b{name}\b", template) is not None
+@lru_cache(maxsize=8)
+def _words(template: str) -> frozenset[str]:
+    """Return the words of a template, among them the names of the fields that it reads."""
+    return frozenset(re.findall(r"[^\W\d]\w*", template))

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import random
+import time
 
 import pytest
 from http_server import TINY
@@ -165,3 +166,11 @@ def test_no_error_has_a_path_of_the_server(http):
         assert "tiny-vl" not in http.post(path, **body).text
     assert "GET '/nothing'; see /openapi.json" in http.get("/nothing").text
     assert "GET '/v1/chat/completions'; see /openapi.json" in http.get("/v1/chat/completions").text
+
+
+def test_a_message_of_many_unknown_fields_is_refused_at_once():
+    message = {"role": "user", "content": "a"} | {f"field{i}": 1 for i in range(100_000)}
+    began = time.monotonic()
+    with pytest.raises(InputError, match="unknown field 'field0' of messages"):
+        check_messages([message], "{{ messages }}" * 500)
+    assert time.monotonic() - began < 10
