@@ -17,15 +17,19 @@ from ..mel import MelSpec
 _ENCODER = "whisper-large-v3"  # folder of the checkpoint
 _AUDIO = "<|im_media_begin|><|im_kimia_text_blank|><|im_media_end|>"
 _ANSWER_IN_TEXT = "<|im_kimia_speech_ct_id|>"  # follows audio that ends a turn
+_TEXT_END = "<|im_kimia_text_eos|>"  # follows each text of an answer
 _TEMPLATE = (
     "{%- for m in messages -%}"
     "{%- if m.role not in ('user', 'assistant') -%}{{ raise_exception('this model takes no message of role ' ~ m.role) }}"
-    "{%- endif -%}{{- '<|im_kimia_' ~ m.role ~ '_msg_start|>' -}}"
-    "{%- if m.content is string -%}{{ m.content }}{%- else -%}{%- for part in m.content -%}"
-    "{%- if part.type == 'text' -%}{{ part.text }}"
-    "{%- elif part.type == 'audio' -%}{{ '" + _AUDIO + "' ~ ('" + _ANSWER_IN_TEXT + "' if loop.last else '') }}"
+    "{%- endif -%}"
+    "{%- if loop.first or loop.previtem.role != m.role -%}{{- '<|im_kimia_' ~ m.role ~ '_msg_start|>' -}}{%- endif -%}"
+    "{%- set ends = loop.last or loop.nextitem.role != m.role -%}"  # messages of one role in sequence are one turn
+    "{%- set text_end = '" + _TEXT_END + "' if m.role == 'assistant' else '' -%}"
+    "{%- if m.content is string -%}{{ m.content ~ text_end }}{%- else -%}{%- for part in m.content -%}"
+    "{%- if part.type == 'text' -%}{{ part.text ~ text_end }}"
+    "{%- elif part.type == 'audio' -%}{{ '" + _AUDIO + "' ~ ('" + _ANSWER_IN_TEXT + "' if loop.last and ends else '') }}"
     "{%- else -%}{{ raise_exception('this model takes text and audio') }}{%- endif -%}"
-    "{%- endfor -%}{%- endif -%}{{- '<|im_msg_end|>' -}}{%- endfor -%}"
+    "{%- endfor -%}{%- endif -%}{%- if ends -%}{{- '<|im_msg_end|>' -}}{%- endif -%}{%- endfor -%}"
     "{%- if add_generation_prompt -%}{{ '<|im_kimia_assistant_msg_start|>' }}{%- endif -%}"
 )
 
@@ -40,7 +44,7 @@ class KimiAudioProcessingInfo(WindowedAudioInfo, SpeechMixin):
     takes_language = False
     clip_per_window = True
     chat_template = _TEMPLATE
-    end_tokens = ("<|im_kimia_text_eos|>", "<|im_msg_end|>")
+    end_tokens = (_TEXT_END, "<|im_msg_end|>")
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
         """Return the files with the feature extractor's JSON, which is beside the encoder's weights."""

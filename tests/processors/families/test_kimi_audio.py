@@ -27,7 +27,7 @@ def test_the_transcription_prompt_is_the_publishers() -> None:
 
 
 def test_the_chat_template_joins_the_publishers_messages() -> None:
-    """The token that asks for an answer in text follows audio at the end of a turn."""
+    """The token that asks for an answer in text follows audio at the end of a turn; answers end with a token of their own."""
 
     def rendered(*messages: dict[str, Any]) -> str:
         sandbox = Sandbox()
@@ -39,7 +39,10 @@ def test_the_chat_template_joins_the_publishers_messages() -> None:
     first = f"{USER}{ASK}{AUDIO}<|im_kimia_speech_ct_id|>{END}"
     assert rendered(ask) == first + ASSISTANT
     more = {"role": "assistant", "content": "Yes."}, {"role": "user", "content": [heard, asked]}
-    assert rendered(ask, *more) == f"{first}{ASSISTANT}Yes.{END}{USER}{AUDIO}{ASK}{END}{ASSISTANT}"
+    answered = f"{first}{ASSISTANT}Yes.<|im_kimia_text_eos|>{END}"
+    assert rendered(ask, *more) == f"{answered}{USER}{AUDIO}{ASK}{END}{ASSISTANT}"
+    one_turn = {"role": "user", "content": [heard]}, {"role": "user", "content": ASK}, {"role": "user", "content": [heard]}
+    assert rendered(*one_turn) == f"{USER}{AUDIO}{ASK}{AUDIO}<|im_kimia_speech_ct_id|>{END}{ASSISTANT}"
     with pytest.raises(TemplateError, match="no message of role system"):
         rendered({"role": "system", "content": "Be brief."}, ask)
 
