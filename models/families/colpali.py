@@ -19,7 +19,16 @@ from .paligemma import PaliGemma
 from .qwen2_vl import Qwen2VL, Qwen25VL
 
 _OWN = "embedding_proj_layer."
-_OUTER = re.compile(r"^(vlm\.|model\.(?=model\.|vision_tower\.|language_model\.|multi_modal_projector\.))")
+_PARTS = r"model|vision_tower|language_model|multi_modal_projector|text_model|vision_model|connector"
+_OUTER = re.compile(rf"^(vlm\.|model\.(?=({_PARTS})\.))")
+_TABLE = "text_model.embeddings.tok_embeddings.weight"
+_ADDED = "text_model.embeddings.tok_embeddings.additional_embedding.weight"
+
+
+def _with_added_tokens(config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return text_config with a vocabulary that includes the added tokens, which the publisher's layout counts apart."""
+    text, added = require(config, "text_config"), config.get("additional_vocab_size") or 0
+    return {**text, "vocab_size": positive_int({"vocab_size": 50368, **text}, "vocab_size") + added}
 
 
 class LateInteraction:
@@ -40,7 +49,9 @@ class LateInteraction:
         config = unnest(config)
         super().__init__(config, dtype, device)  # type: ignore[call-arg]
         self.head, self.ignored = None, (*self.ignored, "head.")
-        self.token_size = self.vector_size = positive_int({"embedding_dim": 128, **config}, "embedding_dim")
+        self.token_size = self.vector_size = positive_int(
+            {"embedding_dim": config.get("embed_dim", 128), **config}, "embedding_dim"
+        )
         shards = {"embedding_proj_layer": self.token_size}
         self.embedding_proj_layer = Linear(self.hidden_size, shards, True, dtype, device, exact=True)
 
@@ -72,19 +83,27 @@ class ModernVBert(TowerModel):
 
     prefixes = (
         ("vision_model.", "tower."),
+        ("connector.modality_projection.proj.", "projector.modality_projection."),
         ("connector.modality_projection.", "projector.modality_projection."),
         ("text_model.", "language_model."),
     )
     ignored = ("tower.head.",)
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
-        text, merge = modernbert_spec(require(config, "text_config")), config.get("pixel_shuffle_factor", 4)
+        text, merge = modernbert_spec(_with_added_tokens(config)), config.get("pixel_shuffle_factor", 4)
         tower = encoder_spec(require(config, "vision_config"), "siglip_vision_model", post_norm=True, merge=merge)
         projector = ProjectorSpec(tower.width, text.hidden_size, ("modality_projection",), group=merge**2, bias=False)
         super().__init__(text, tower, projector, dtype, device, decoder=ModernBertEncoder(text, dtype, device))
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        """Rename the decoder's tensors, and join the two tables of tokens of the publisher's layout."""
+        tables = dict[str, Tensor]()
         for name, tensor in weights:
+            if name == _ADDED or (name == _TABLE and len(tensor) < self.spec.vocab_size):
+                tables[name] = tensor
+                if len(tables) == 2:
+                    yield "language_model.embed_tokens.weight", torch.cat([tables[_TABLE], tables[_ADDED]])
+                continue
             for old, new in MODERNBERT_NAMES if name.startswith("text_model.") else ():
                 name = name.replace(old, new)
             yield name, tensor

@@ -56,7 +56,9 @@ class ColModernVBertProcessingInfo(Idefics3ProcessingInfo):
 
     def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:
         shuffle = files.config.get("pixel_shuffle_factor", 4)
-        super().__init__(replace(files, config={**files.config, "scale_factor": shuffle}), *kwargs)
+        text, added = files.config.get("text_config") or {}, files.config.get("additional_vocab_size") or 0
+        text = {**text, "vocab_size": text.get("vocab_size", 50368) + added}
+        super().__init__(replace(files, config={**files.config, "scale_factor": shuffle, "text_config": text}), *kwargs)
         settings = processor_settings(files)
         page = settings.get("visual_prompt_prefix") or _BERT_PAGE
         self.chat_template = retrieval_template(page, settings.get("query_prefix") or "", "<end_of_utterance>" * _EXPANSION)
