@@ -240,9 +240,9 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "paligemma": FamilyNote("images before the prompt, without placeholders; bidirectional attention in the prompt"),
     "parakeet": FamilyNote(
-        "`transcribe` without a decoder: FastConformer with a CTC head, greedy; times of words from the rows",
-        "60 s per audio item; English checkpoints; no transducers (TDT, RNN-T)",
-        "tests/models/families/test_parakeet.py",
+        "`transcribe`: FastConformer with a CTC head or a transducer (TDT, RNN-T), greedy; times of words from the rows",
+        "60 s per audio item; at most `max_symbols_per_step` tokens per row; a transducer decodes one window at a time",
+        "tests/models/families/test_parakeet.py, test_parakeet_transducer.py",
     ),
     "pixtral": FamilyNote(
         "2-D rotary tower, a token between rows of patches, patch merger; the Hub's layout and the publisher's own"

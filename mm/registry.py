@@ -168,6 +168,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Ovis2_5": native("ovis", "Ovis25", "Ovis25ProcessingInfo"),
     "PaddleOCRVLForConditionalGeneration": native("paddleocr_vl", "PaddleOcrVL", "PaddleOcrVLProcessingInfo"),
     "ParakeetForCTC": native("parakeet", "ParakeetCtc", "ParakeetProcessingInfo"),
+    "ParakeetForRNNT": native("parakeet", "ParakeetTransducer", "ParakeetTransducerProcessingInfo"),
+    "ParakeetForTDT": native("parakeet", "ParakeetTdt", "ParakeetTransducerProcessingInfo"),
     "Phi3VForCausalLM": native("phi3_vision", "Phi3V", "Phi3VProcessingInfo"),
     "Phi4MMForCausalLM": native("phi4_multimodal", "Phi4Multimodal", "Phi4MMProcessingInfo"),
     "Phi4MultimodalForCausalLM": native("phi4_multimodal", "Phi4Multimodal", "Phi4MultimodalProcessingInfo"),

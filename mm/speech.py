@@ -64,17 +64,20 @@ class AlignmentRule:
 
 @dataclass(frozen=True)
 class FrameRule:
-    """How the rows of a model without a decoder become text (connectionist temporal classification, CTC).
+    """How the rows of a model without a decoder become text.
 
-    Each row names a token. Equal tokens in a row are one token, unless a blank is between them; blanks are none.
+    With connectionist temporal classification (CTC), each row names a token. Equal tokens in a row are one token, unless a
+    blank is between them; blanks are none. The rows of a transducer are decoded by the model.
 
     Args:
-        blank: token of rows without text.
+        blank: token without text.
         step: seconds per row.
+        is_decoded: the model returns tokens with their rows and durations (`SupportsRowDecoding`).
     """
 
     blank: int
     step: float
+    is_decoded: bool = False
 
 
 @dataclass(frozen=True)

@@ -184,6 +184,17 @@ class SupportsPooling(Protocol):
 
 
 @runtime_checkable
+class SupportsRowDecoding(Protocol):
+    """A model without a decoder whose tokens follow from the vectors of a whole prompt (a transducer)."""
+
+    def decode_rows(self, rows: Tensor) -> Tensor:
+        """Return the result of the pooling "tokens", float32 `[m, 4]` on the CPU, for float32 `[n, token_size]` on the CPU.
+
+        A row of it is a token, the encoder row that names it, its duration in encoder rows, and its log probability.
+        """
+
+
+@runtime_checkable
 class SupportsSimilarity(Protocol):
     """A model that compares vectors of texts and images."""
 

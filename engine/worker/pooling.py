@@ -8,7 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from ...models.interface import Model, SupportsClassification, SupportsPooling
+from ...models.interface import Model, SupportsClassification, SupportsPooling, SupportsRowDecoding
 from ..logits_processors import apply_processors
 from ..pooling_params import PoolingParams
 from .sequence_state import SequenceState
@@ -99,7 +99,9 @@ def _result(hidden: Tensor, params: PoolingParams, model: Model) -> Tensor:
     if params.classifies:
         assert isinstance(model, SupportsClassification)
         return model.classify(hidden, params.use_activation is not False)[0]
-    return hidden if params.pools_rows and params.pooling == "tokens" else _vectors(hidden, params, model)[0]
+    if params.pools_rows and params.pooling == "tokens":
+        return model.decode_rows(hidden) if isinstance(model, SupportsRowDecoding) else hidden
+    return _vectors(hidden, params, model)[0]
 
 
 def _vectors(hidden: Tensor, params: PoolingParams, model: Model) -> Tensor:

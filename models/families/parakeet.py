@@ -1,47 +1,38 @@
-"""Parakeet with a CTC head (arXiv 2305.05084): FastConformer, and the likeliest token of each row."""
+"""Parakeet (arXiv 2305.05084): FastConformer with a CTC head, which names a token per row, or a transducer (TDT, RNN-T)."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ..audio.fastconformer import FastConformer, fastconformer_bytes, fastconformer_spec
+from ..audio.transducer import Transducer, transducer_bytes, transducer_prefixes, transducer_spec
 from ..config import positive_int
 from ..encoder_only import EncoderOnlyModel
 from ..interface import StepLimits
-from ..layers.linear import LmHead
+from ..layers.linear import Linear, LmHead
 from ..weights import check, fill
 
-_PREFIXES = (("ctc_head.", "head.lm_head."),)
 _ROWS = 256  # whose logits are computed at a time
 
 
-class ParakeetCtc(EncoderOnlyModel):
-    """A model of audio. The vector of a row is its likeliest token and the log probability of that."""
+class Parakeet(EncoderOnlyModel):
+    """A model of audio. `prefixes`: (stored, canonical) prefixes of the head's tensors."""
 
-    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+    prefixes: Sequence[tuple[str, str]]
+
+    def __init__(self, config: Mapping[str, Any], vocab: int, dtype: torch.dtype, device: torch.device) -> None:
         spec = fastconformer_spec(config.get("encoder_config") or {})
-        vocab = positive_int({"vocab_size": 1025, **config}, "vocab_size")
         super().__init__(spec.width, vocab, spec.positions, dtype)
         self.encoder = FastConformer(spec, dtype, device)
-        self.head = LmHead(spec.width, vocab, None, dtype, device, bias=True)
-        self.vector_size = self.token_size = 2
         self.ignored = tuple(f"encoder.{name}" for name in self.encoder.unused)
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         frames = tensors["audio_frames"].tolist()
         return list(self.encoder(tensors["input_features"], frames).split([self.encoder.spec.num_rows(n) for n in frames]))
-
-    def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
-        """Return float32 `[n, 2]`: token and log probability."""
-        parts = []
-        for rows in hidden.split(_ROWS):
-            logprob, token = self.head(rows).log_softmax(-1).max(-1)
-            parts.append(torch.stack((token.float(), logprob), 1))
-        return torch.cat(parts)
 
     def input_bytes(self, modality: str, rows: int) -> int:
         return rows * self.encoder.spec.factor * self.encoder.spec.mels * self.dtype.itemsize
@@ -53,7 +44,57 @@ class ParakeetCtc(EncoderOnlyModel):
         return name in self.ignored
 
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
-        check(self, headers.items(), _PREFIXES, self.ignored)
+        check(self, headers.items(), self.prefixes, self.ignored)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        fill(self, weights, _PREFIXES, self.ignored)
+        fill(self, weights, self.prefixes, self.ignored)
+
+
+class ParakeetCtc(Parakeet):
+    """The vector of a row is its likeliest token and the log probability of that."""
+
+    prefixes = (("ctc_head.", "head.lm_head."),)
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        vocab = positive_int({"vocab_size": 1025, **config}, "vocab_size")
+        super().__init__(config, vocab, dtype, device)
+        self.head = LmHead(self.row_size, vocab, None, dtype, device, bias=True)
+        self.vector_size = self.token_size = 2
+
+    def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
+        """Return float32 `[n, 2]`: token and log probability."""
+        parts = []
+        for rows in hidden.split(_ROWS):
+            logprob, token = self.head(rows).log_softmax(-1).max(-1)
+            parts.append(torch.stack((token.float(), logprob), 1))
+        return torch.cat(parts)
+
+
+class ParakeetTransducer(Parakeet):
+    """The vector of a row is the one that the joint network reads; those of all rows are decoded to tokens.
+
+    `has_durations`: the joint network also predicts how many rows a token lasts.
+    """
+
+    has_durations = False
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        spec = transducer_spec(config, self.has_durations)
+        super().__init__(config, spec.vocab, dtype, device)
+        self.encoder_projector = Linear(self.row_size, {"encoder_projector": spec.width}, True, dtype, device)
+        self.transducer = Transducer(spec, dtype, device)
+        self.prefixes = transducer_prefixes(spec.layers)
+        self.vector_size = self.token_size = spec.width
+
+    def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
+        return self.encoder_projector(hidden)
+
+    def decode_rows(self, rows: Tensor) -> Tensor:
+        return self.transducer.decode(rows)
+
+    def forward_bytes(self, limits: StepLimits) -> int:
+        return super().forward_bytes(limits) + transducer_bytes(self.transducer.spec, self.max_positions, self.dtype)
+
+
+class ParakeetTdt(ParakeetTransducer):
+    has_durations = True

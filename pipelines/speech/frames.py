@@ -1,4 +1,7 @@
-"""The text of models without a decoder: each encoder row names a token, and runs of equal tokens are one (CTC)."""
+"""The text of models without a decoder.
+
+With CTC, each encoder row names a token, and runs of equal tokens are one. A transducer returns the tokens with their rows.
+"""
 
 from __future__ import annotations
 
@@ -26,7 +29,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class FrameToken:
-    """A token that rows from `start` up to `end` name, and its mean log probability there."""
+    """A token of the rows from `start` up to `end`, and its log probability; with CTC its mean over these rows."""
 
     token: int
     start: int
@@ -34,12 +37,20 @@ class FrameToken:
     logprob: float
 
 
-def frame_tokens(rows: Tensor, blank: int) -> Iterator[FrameToken]:
-    """Yield the tokens of float32 `[rows, 2]`: in each row the likeliest token and its log probability."""
+def frame_tokens(rows: Tensor, rule: FrameRule) -> Iterator[FrameToken]:
+    """Yield the tokens of float32 `[rows, 2]`: in each row the likeliest token and its log probability.
+
+    If `rule.is_decoded`, `rows` are `[tokens, 4]`: token, row, duration in rows, log probability.
+    """
+    if rule.is_decoded:
+        for token, first, duration, logprob in rows.tolist():
+            if int(token) != rule.blank:
+                yield FrameToken(int(token), int(first), int(first + duration), logprob)
+        return
     start = 0
     for token, run in groupby(rows.tolist(), key=lambda row: int(row[0])):
         logprobs = [logprob for _, logprob in run]
-        if token != blank:
+        if token != rule.blank:
             yield FrameToken(token, start, start + len(logprobs), fmean(logprobs))
         start += len(logprobs)
 
@@ -50,7 +61,7 @@ def frames_task(llm: LLM, item: object, request: SpeechRequest, rule: FrameRule,
     output = yield pooling_request(llm, prompt, PoolingParams(pooling="tokens"), {})
     if output.error or output.pooled is None:
         return output
-    found = list(frame_tokens(output.pooled, rule.blank))
+    found = list(frame_tokens(output.pooled, rule))
     tokens, total = [one.token for one in found], sum(one.logprob for one in found)
     # with a stop reason, since the last token is not an end token
     answer = CompletionOutput(0, "", tokens, cumulative_logprob=total, finish_reason="stop", stop_reason=rule.blank)
@@ -67,7 +78,7 @@ class FrameAligner:
         self, llm: LLM, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
     ) -> Task[WindowText]:
         assert text.output.pooled is not None
-        found, step = list(frame_tokens(text.output.pooled, self._rule.blank)), self._rule.step
+        found, step = list(frame_tokens(text.output.pooled, self._rule)), self._rule.step
         words, at = [], 0
         for word, count in split_tokens([one.token for one in found], llm.get_tokenizer().decode, language):
             own = found[at : at + count]

@@ -42,3 +42,16 @@ class ParakeetProcessingInfo(FastConformerInfo, SpeechMixin):
 
     def frame_rule(self) -> FrameRule:
         return FrameRule(self.placeholder_ids["audio"], self.row_seconds)
+
+
+class ParakeetTransducerProcessingInfo(ParakeetProcessingInfo):
+    """ProcessingInfo and SupportsTranscription of Parakeet with a transducer (TDT, RNN-T)."""
+
+    placeholders = {"audio": ("blank_token_id", 8192)}
+    text_config_defaults = {"vocab_size": 8193}
+
+    def resolve_token_ids(self) -> None:
+        self.pad_token_id = self.config_token_id("pad_token_id", 2)
+
+    def frame_rule(self) -> FrameRule:
+        return FrameRule(self.pad_token_id, self.row_seconds, is_decoded=True)

@@ -10,24 +10,16 @@ import pytest
 import torch
 from family import AUDIO_SIZES, RATE, make_media
 from measured import peak_bytes
-from parakeet import make_model, save
+from parakeet import make_model, oracle_inputs, prompt, save
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, PoolingParams, SamplingParams
 from sensorium.mm.errors import CheckpointError, ConfigError, InputError
+from sensorium.mm.speech import FrameRule
 from sensorium.mm.types import MediaHeader
 from sensorium.models.interface import StepLimits
 from sensorium.pipelines.speech.frames import frame_tokens
 
 SIZES = (12_000, 30_000, 5001, 48_000)
-
-
-def oracle_inputs(processor: Any, samples: Any) -> dict[str, torch.Tensor]:
-    made = processor.feature_extractor(samples, sampling_rate=RATE, return_tensors="pt", return_attention_mask=True)
-    return {name: made[name] for name in ("input_features", "attention_mask")}
-
-
-def prompt(samples: Any) -> dict[str, Any]:
-    return {"prompt": "", "multi_modal_data": {"audio": (samples, RATE)}}
 
 
 @pytest.fixture(scope="module")
@@ -108,7 +100,7 @@ def test_texts_and_times_of_words(oracle: tuple[Any, Any], llm: LLM) -> None:
 
 def test_runs_of_a_token_are_one() -> None:
     rows = torch.tensor([[9, -0.5], [3, -0.2], [3, -0.4], [9, -0.1], [3, -1.0], [4, -2.0]])
-    found = [(one.token, one.start, one.end, round(one.logprob, 3)) for one in frame_tokens(rows, 9)]
+    found = [(one.token, one.start, one.end, round(one.logprob, 3)) for one in frame_tokens(rows, FrameRule(9, 0.08))]
     assert found == [(3, 1, 3, -0.3), (3, 4, 5, -1.0), (4, 5, 6, -2.0)]
 
 
