@@ -101,7 +101,7 @@ def check_value(name: str, value: Any) -> None:
                 _check_number(name, number, allowed)
     elif isinstance(allowed, ListOf):
         known_ones = isinstance(value, list | tuple) and all(type(one) is int and one in allowed.choices for one in value)
-        if value != allowed.word and not (known_ones and value):
+        if not (known_ones and value) and not (isinstance(value, str) and value == allowed.word):
             raise ConfigError(f"{name} is {short_repr(value)}; give {allowed.form}", param=name)
     elif allowed is not None and not any(type(value) is type(one) and value == one for one in allowed):
         known = f"{', '.join(map(str, allowed[:-1]))} and {allowed[-1]}"

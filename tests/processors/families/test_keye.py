@@ -82,7 +82,7 @@ def test_images_take_no_timestamp() -> None:
     assert info.span("image", info.geometry(MediaHeader("image", 56, 84))).num_tokens == 6
 
 
-@pytest.mark.parametrize("types", [[], [0, 2], [0, True], "01", 1])
+@pytest.mark.parametrize("types", [[], [0, 2], [0, True], "01", 1, np.array([0, 1])], ids=repr)
 def test_wrong_types_of_frames_are_refused(types) -> None:
     with pytest.raises(ConfigError, match="frame_types"):
         made(frame_types=types)
