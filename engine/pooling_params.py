@@ -78,6 +78,9 @@ class PoolingParams:
             raise InputError(
                 'layer is for hidden states of tokens; set pooling="tokens", or leave it out', param="pooling.layer"
             )
+        if self.layer is not None and (self.dimensions is not None or self.normalize):
+            reason = "layer returns hidden states unchanged; leave out dimensions and normalize=True"
+            raise InputError(reason, param="pooling.layer")
         if self.pooling == "tokens" and self.classifies:
             raise InputError("classes are those of a prompt, not of its tokens; leave out pooling", param="pooling.pooling")
         if not isinstance(self.task, str | None):

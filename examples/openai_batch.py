@@ -3,14 +3,13 @@
 A running server that is given by `--url` needs `--data-dir`.
 """
 
-import argparse
 import json
 import tempfile
 import time
 from pathlib import Path
 
 from openai import OpenAI
-from shared import ASSETS, data_url, run, serving
+from shared import ASSETS, data_url, run, server_arguments, serving
 
 ENDPOINT = "/v1/chat/completions"
 
@@ -28,9 +27,7 @@ def error_of(line: dict) -> str:
 
 
 def main() -> list[str]:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
-    parser.add_argument("--url", help="URL of a running server, such as http://127.0.0.1:8000 (default: starts one)")
+    parser = server_arguments(__doc__, "tiny-vl")
     parser.add_argument("images", nargs="*", type=Path, default=sorted((ASSETS / "media").glob("line*.png")))
     args = parser.parse_args()
 

@@ -1,15 +1,11 @@
 """Continue a text, with the likeliest tokens of each place, through /v1/completions: `python examples/openai_completion.py`."""
 
-import argparse
-
 from openai import OpenAI
-from shared import ASSETS, run, serving
+from shared import run, server_arguments, serving
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
-    parser.add_argument("--url", help="URL of a running server, such as http://127.0.0.1:8000 (default: starts one)")
+    parser = server_arguments(__doc__, "tiny-vl")
     parser.add_argument("--prompt", default="TOTAL")
     args = parser.parse_args()
 

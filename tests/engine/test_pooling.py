@@ -99,3 +99,10 @@ def test_the_task_token_embed_is_the_pooling_tokens():
     for other in ({"pooling": "mean"}, {"token_ids": (5,)}, {"cross_attention": ((0, 0),)}):
         with pytest.raises(InputError, match='task="token_embed"'):
             PoolingParams(task="token_embed", **other)
+
+
+@pytest.mark.parametrize("other", [{"dimensions": 4}, {"normalize": True}])
+def test_hidden_states_of_a_layer_are_not_cut_or_scaled(other):
+    assert PoolingParams(pooling="tokens", layer=2, normalize=False).layer == 2
+    with pytest.raises(InputError, match="leave out dimensions and normalize=True"):
+        PoolingParams(pooling="tokens", layer=2, **other)
