@@ -242,7 +242,7 @@ NOTES: dict[str, FamilyNote] = {
     "parakeet": FamilyNote(
         "`transcribe`: FastConformer with a CTC head or a transducer (TDT, RNN-T), greedy; times of words from the rows",
         "60 s per audio item; at most `max_symbols_per_step` tokens per row; a transducer decodes one window at a time",
-        "tests/models/families/test_parakeet.py, test_parakeet_transducer.py",
+        "tests/models/families/test_parakeet.py, tests/models/families/test_parakeet_transducer.py",
     ),
     "pixtral": FamilyNote(
         "2-D rotary tower, a token between rows of patches, patch merger; the Hub's layout and the publisher's own"

@@ -12,7 +12,7 @@ from sensorium.processors.files import ProcessorFiles
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "AriaProcessingInfo": {"vision_config": {"patch_size": 14}},
-    "ColModernVBertProcessingInfo": {"vision_config": {"image_size": 364}},
+    "ColModernVBertProcessingInfo": {"vision_config": {"image_size": 364}, "additional_vocab_size": 40},
     "EagleVLProcessingInfo": {"vision_config": {"image_size": 448}},
     "Gemma3ProcessingInfo": {"mm_tokens_per_image": 49},
     "Gemma4ProcessingInfo": {"vision_config": {}, "audio_config": {}},
