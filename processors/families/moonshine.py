@@ -11,15 +11,17 @@ from torch.nn import functional as F
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.speech import SpeechRequest
 from ...mm.types import ItemGeometry, MediaItem, MultiModalKwargsItem
-from ..bases.audio import audio_samples
+from ..bases.audio import AudioInfo, audio_samples
 from ..bases.speech import CrossAttentionSpeechInfo
 from ..mel import MelSpec, read_mel_spec
 
 _FRAME = 80  # samples of a frame of Moonshine Streaming
 
 
-class SamplesInfo(CrossAttentionSpeechInfo):
+class SamplesInfo(AudioInfo):
     """Base of both: the item's samples are the encoder's input, so a frame of the spec is a sample.
+
+    A subclass also derives from CrossAttentionSpeechInfo.
 
     Attributes:
         frame: samples are padded to a multiple of this.
@@ -47,7 +49,7 @@ class SamplesInfo(CrossAttentionSpeechInfo):
         return SpeechRequest("<s>")
 
 
-class MoonshineProcessingInfo(SamplesInfo):
+class MoonshineProcessingInfo(SamplesInfo, CrossAttentionSpeechInfo):
     """ProcessingInfo and SupportsTranscription of Moonshine."""
 
     text_config_defaults = {"hidden_size": 288, "decoder_num_hidden_layers": 6, "decoder_num_attention_heads": 8}
@@ -61,7 +63,7 @@ class MoonshineProcessingInfo(SamplesInfo):
         return frames
 
 
-class MoonshineStreamingProcessingInfo(SamplesInfo):
+class MoonshineStreamingProcessingInfo(SamplesInfo, CrossAttentionSpeechInfo):
     """ProcessingInfo and SupportsTranscription of Moonshine Streaming: whole frames of 80 samples, and four frames per row."""
 
     text_config_defaults = {"hidden_size": 320, "num_hidden_layers": 6, "num_attention_heads": 8}
