@@ -7,6 +7,7 @@ embeddings of the frame before it. A frame is a code that the talker chooses, an
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -234,9 +235,16 @@ def _check_sizes(
 
 
 def _moved(answer: SpokenAnswer, user: Tensor) -> list[PlacedItem]:
-    """Return the items in the user's turns, placed where they are when only these turns are kept."""
-    place = (user.cumsum(0) - 1).tolist()
-    items = [(feature.range, feature.geometry) for feature in answer.features if user[feature.range.offset]]
+    """Return the items in the user's turns, placed where they are when only these turns are kept.
+
+    Videos with an audio track are left out, since the published talker numbers their rows as text: it is not told of the track.
+    """
+    place, held = (user.cumsum(0) - 1).tolist(), Counter(feature.range.offset for feature in answer.features)
+    items = [
+        (feature.range, feature.geometry)
+        for feature in answer.features
+        if user[feature.range.offset] and held[feature.range.offset] == 1
+    ]
     return [(replace(one, offset=place[one.offset]), geometry) for one, geometry in items]
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,6 +16,7 @@ TEMPLATE = (
     "{% for m in messages %}<|im_start|>{{ m['role'] }} {% if m['content'] is string %}{{ m['content'] }}{% else %}"
     "{% for c in m['content'] %}{% if c['type'] == 'text' %}{{ c['text'] }}{% elif c['type'] == 'image' %}"
     "<|vision_start|><|image_pad|><|vision_end|>{% elif c['type'] == 'audio' %}<|audio_start|><|audio_pad|><|audio_end|>"
+    "{% elif c['type'] == 'video' %}<|vision_start|><|video_pad|><|vision_end|>"
     "{% endif %}{% endfor %}{% endif %}<|im_end|>{% endfor %}<|im_start|>"
 )
 QWEN3_TEMPLATE = TEMPLATE.replace("{{ m['role'] }} ", "{{ m['role'][0] + '\\n' }}") + "{{ 'a\\n' }}"
@@ -125,6 +127,22 @@ def save_qwen3(folder: Path, seed: int = 0) -> Any:
     save_checkpoint(folder, model, processor)
     model.talker.config.audio_config = model.thinker.config.audio_config  # which transformers reads there
     return model, processor
+
+
+def video_case(name: str, heard: bool) -> tuple[dict[str, Any], dict[str, Any], Callable[[Any, str], dict[str, Any]]]:
+    """Return a video as a part of a message, options of `speak`, and a function of the oracle's processor and a prompt with {}.
+
+    The function returns the oracle's inputs. `heard`: the video has an audio track.
+    """
+    row = family.load_rows()[f"{name}_together" if heard else name]
+    frames = family.make_media("video", (6, 56, 90), 3)
+    media = row.ours("video", frames)
+    options = {"mm_processor_kwargs": {"use_audio_in_video": True}} if heard else {}
+
+    def inputs(processor: Any, prompt: str) -> dict[str, Any]:
+        return row.call(processor, prompt.format(row.placeholders["video"]), {"video": [frames]})
+
+    return {"type": "video", "video": media.data} | media.options, options, inputs
 
 
 def edited(folder: Path, target: Path, **changes: Any) -> Path:

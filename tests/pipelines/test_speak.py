@@ -53,11 +53,10 @@ def with_mask(talker, arguments, named):
     return arguments, named | {"attention_mask": torch.ones(1, length, dtype=torch.long)}
 
 
-def spoken_by_oracle(model, processor, prompt, data, voice, seed):
+def spoken_by_oracle(model, inputs, voice, seed, **options):
     """Return text tokens, codes and samples of transformers' greedy answer."""
-    inputs = family.call_processor(processor, prompt, data)
-    if "pixel_values" in inputs:  # which transformers would also pass to the talker, and refuse there
-        inputs["thinker_pixel_values"] = inputs.pop("pixel_values")
+    for name in {"pixel_values", "pixel_values_videos"} & set(inputs):  # transformers would also pass them to the talker
+        inputs[f"thinker_{name}"] = inputs.pop(name)
     codes, forward = [], model.token2wav.forward
 
     def kept(code, **rest):
@@ -77,6 +76,7 @@ def spoken_by_oracle(model, processor, prompt, data, voice, seed):
             talker_do_sample=False,
             talker_max_new_tokens=GREEDY.max_tokens,
             talker_eos_token_id=[64, 66],
+            **options,
         )
     finally:
         model.token2wav.forward = forward
@@ -92,13 +92,31 @@ def test_speech_is_transformers(saved, llm, case):
     assert speech.error is None
     marks = "".join(family.load_rows()["qwen2_5_omni"].placeholders[name] for name in data)
     prompt = f"<|im_start|>user How many{marks} are there?<|im_end|><|im_start|>"
-    tokens, codes, samples = spoken_by_oracle(model, processor, prompt, data, "Ben", 5)
+    inputs = family.call_processor(processor, prompt, data)
+    tokens, codes, samples = spoken_by_oracle(model, inputs, "Ben", 5)
     assert speech.output.outputs[0].token_ids == tokens
     assert len(codes) > 5
     assert speech.codes == tuple((code,) for code in codes)
     assert speech.sampling_rate == 24_000
     assert speech.samples.shape == samples.shape == (len(codes) * 2 * 10,)
     assert samples.std() > 0.01
+    torch.testing.assert_close(speech.samples, samples, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_speech_about_a_video_is_transformers(saved, llm, heard):
+    """A video, and a video whose audio track is an item in the same place."""
+    _, model, processor = saved
+    video, options, inputs_of = talkers.video_case("qwen2_5_omni", heard)
+    content = [{"type": "text", "text": "Look"}, video]
+    (speech,) = llm.speak([{"role": "user", "content": content}], TEXT, speech_params=GREEDY, voice="Ben", **options)
+    assert speech.error is None
+    inputs = inputs_of(processor, "<|im_start|>user Look{}<|im_end|><|im_start|>")
+    assert speech.output.prompt_token_ids == inputs["input_ids"][0].tolist()
+    tokens, codes, samples = spoken_by_oracle(model, inputs, "Ben", 5, use_audio_in_video=heard)
+    assert len(codes) > 5
+    assert speech.output.outputs[0].token_ids == tokens
+    assert speech.codes == tuple((code,) for code in codes)
     torch.testing.assert_close(speech.samples, samples, rtol=0, atol=1e-4)
 
 

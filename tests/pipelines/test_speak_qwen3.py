@@ -15,7 +15,7 @@ from sensorium.models.talker import SpokenAnswer
 
 TEXT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, repetition_penalty=1.05, max_tokens=30)
-SIZES = {"i": ("image", (90, 130)), "a": ("audio", (9120,)), "v": ("video", (4, 56, 90))}
+SIZES = {"i": ("image", (90, 130)), "a": ("audio", (9120,))}
 CASES = ["", "i", "a", "ai"]
 
 
@@ -44,9 +44,8 @@ def conversation(letters):
     return [*said, {"role": "user", "content": [*content, {"type": "text", "text": " are there?"}]}], data
 
 
-def spoken_by_oracle(model, processor, prompt, data, voice):
+def spoken_by_oracle(model, inputs, voice, **options):
     """Return text tokens, frames of codes and samples of transformers' greedy answer. It drops the last frame's first code."""
-    inputs = family.call_processor(processor, prompt, data)
     frames, decode = [], model.code2wav.chunked_decode
 
     def kept(codes, **rest):
@@ -63,6 +62,7 @@ def spoken_by_oracle(model, processor, prompt, data, voice):
             thinker_eos_token_id=[-1],
             talker_do_sample=False,
             talker_max_new_tokens=GREEDY.max_tokens + 1,
+            **options,
         )
     finally:
         model.code2wav.chunked_decode = decode
@@ -78,13 +78,31 @@ def test_speech_is_transformers(saved, llm, letters):
     marks = "".join(family.load_rows()["qwen3_omni"].placeholders[name] for name in data)
     turns = "<|im_start|>s\nYou count.<|im_end|><|im_start|>u\nHi<|im_end|><|im_start|>a\nYes?<|im_end|>"
     prompt = f"{turns}<|im_start|>u\nHow many{marks} are there?<|im_end|><|im_start|>a\n"
-    tokens, frames, samples = spoken_by_oracle(model, processor, prompt, data, "Ben")
+    inputs = family.call_processor(processor, prompt, data)
+    tokens, frames, samples = spoken_by_oracle(model, inputs, "Ben")
     assert speech.output.outputs[0].token_ids == tokens
     assert len(frames) == GREEDY.max_tokens
     assert speech.codes == frames
     assert speech.sampling_rate == 24_000
     assert speech.samples.shape == samples.shape
     assert samples.std() > 0.01
+    torch.testing.assert_close(speech.samples, samples, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("heard", [False, True])
+def test_speech_about_a_video_is_transformers(saved, llm, heard):
+    """A video, and a video whose audio track is an item in the same place."""
+    _, model, processor = saved
+    video, options, inputs_of = talkers.video_case("qwen3_omni", heard)
+    content = [{"type": "text", "text": "Look"}, video]
+    (speech,) = llm.speak([{"role": "user", "content": content}], TEXT, speech_params=GREEDY, voice="Ben", **options)
+    assert speech.error is None
+    inputs = inputs_of(processor, "<|im_start|>u\nLook{}<|im_end|><|im_start|>a\n")
+    assert speech.output.prompt_token_ids == inputs["input_ids"][0].tolist()
+    tokens, frames, samples = spoken_by_oracle(model, inputs, "Ben", use_audio_in_video=heard)
+    assert speech.output.outputs[0].token_ids == tokens
+    assert len(frames) == GREEDY.max_tokens
+    assert speech.codes == frames
     torch.testing.assert_close(speech.samples, samples, rtol=0, atol=1e-4)
 
 
