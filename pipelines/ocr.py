@@ -76,7 +76,8 @@ def ocr_tasks(
 def _ocr_task(
     llm: LLM, index: int, image: object, question: str, params: SamplingParams, template: str | os.PathLike[str] | None
 ) -> Task[Page]:
-    messages = PROMPTS.get(question, OcrPrompt(question)).messages(media_part("image", image))
-    output = yield llm.request(messages, params, chat_template=template)
+    prompt = PROMPTS.get(question, OcrPrompt(question))
+    messages = prompt.messages(media_part("image", image))
+    output = yield llm.request(messages, params, chat_template=template, chat_template_kwargs=prompt.template_kwargs)
     error = error_of_task(output, index)
     return Page("" if error else output.outputs[0].text.strip(), error, output)

@@ -6,7 +6,7 @@ Sources: the publishers' toolkits (olmocr, mineru-vl-utils, dots.ocr) and model 
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 
@@ -15,11 +15,13 @@ class OcrPrompt:
     """A prompt beside one image. `text_first`: the text is before the image.
 
     `system`: the system message, None for none. An empty one matters to templates that write a token after it.
+    `template_kwargs`: variables that make the chat template write control tokens; texts cannot contain any.
     """
 
     text: str
     text_first: bool = False
     system: str | None = None
+    template_kwargs: Mapping[str, Any] = field(default_factory=dict)
 
     def messages(self, image: Mapping[str, Any]) -> list[dict[str, Any]]:
         """Return the conversation for the content part of an image."""
@@ -59,6 +61,7 @@ corresponding text content within the bbox.
 _SYSTEM = "You are a helpful assistant."
 
 PROMPTS: Mapping[str, OcrPrompt] = {
+    "deepseek-grounding": OcrPrompt("Convert the document to markdown. ", template_kwargs={"grounding": True}),
     "docling": OcrPrompt("Convert this page to docling."),
     "dots-layout": OcrPrompt(_DOTS),
     "hunyuan-spotting": OcrPrompt("检测并识别图片中的文字，将文本坐标格式化输出。", system=""),

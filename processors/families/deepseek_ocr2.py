@@ -24,6 +24,19 @@ from ..options import MAX_TILES, is_low_detail
 MERGE = 4  # patches along a side that make one row
 GREY = (127, 127, 127)
 _ONE_SQUARE = PaddedSquareTiles(1024, GREY, None)
+_TEMPLATE = """
+{{- bos_token -}}
+{%- for m in messages -%}
+  {%- set parts = [{'type': 'text', 'text': m.content}] if m.content is string else m.content -%}
+  {%- for part in parts -%}
+    {%- if part.type == 'image' -%}{{ '<image>\\n' }}
+    {%- elif part.type != 'text' -%}{{ raise_exception('this model takes text and images') }}{%- endif -%}
+  {%- endfor -%}
+  {%- if grounding and m.role == 'user' -%}{{ '<|grounding|>' }}{%- endif -%}
+  {%- for part in parts -%}
+    {%- if part.type == 'text' -%}{{ part.text }}{%- endif -%}
+  {%- endfor -%}
+{%- endfor -%}"""
 
 
 @dataclass(frozen=True)
@@ -68,12 +81,16 @@ def _published(vision: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
     """ProcessingInfo of DeepSeek-OCR 2 and, with another row_layout, of DeepSeek-OCR.
 
+    The models have no turns: the template writes the images of a message and then its texts. With `grounding` it writes the
+    control token `<|grounding|>` between them.
+
     The tensors are `pixel_values_local` (tiles) and `pixel_values` (whole image) `[patches, 3 * patch^2]`, row by row, and
     `tiles` int64 `[4]`: rows and columns of tiles, patches along a side of a tile, and of the whole image.
     """
 
     element_format = "ref_det"
     row_layout: ClassVar[RowLayout] = V2
+    chat_template = _TEMPLATE
     modalities = ("image",)
     placeholders = {"image": ("image_token_id", 128815)}
     valid_kwargs = {"image": (*TILE_KWARGS, "crop_to_patches", "max_patches", "min_patches")}

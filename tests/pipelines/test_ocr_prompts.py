@@ -6,13 +6,17 @@ from sensorium.pipelines.ocr_prompts import PROMPTS
 
 
 class Recorder:
-    def request(self, messages, params, chat_template=None):
-        return messages
+    def request(self, messages, params, chat_template=None, chat_template_kwargs=None):
+        return messages, chat_template_kwargs
+
+
+def request_for(question):
+    (task,) = ocr_tasks(Recorder(), b"page", question)
+    return next(task)
 
 
 def messages_for(question):
-    (task,) = ocr_tasks(Recorder(), b"page", question)
-    return next(task)
+    return request_for(question)[0]
 
 
 def test_a_question_follows_its_image():
@@ -30,3 +34,8 @@ def test_a_name_stands_for_its_prompt(name):
     expected = {"mineru": ["You are a helpful assistant."], "hunyuan": [""]}
     assert [one["content"] for one in system] == expected.get(name.partition("-")[0], [])
     assert "\\" not in PROMPTS[name].text
+
+
+def test_a_name_may_set_variables_of_the_template():
+    assert request_for("deepseek-grounding")[1] == {"grounding": True}
+    assert request_for("<|grounding|>Read the text.")[1] == {}

@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from oracle import ensure_torchvision
+from oracle import ensure_torchvision, fast_tokenizer
 from PIL import Image
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.types import ImageItem, MediaHeader
 from sensorium.processors.families.deepseek_ocr2 import DeepseekOcr2ProcessingInfo, DeepseekOcrProcessingInfo
 from sensorium.processors.files import ProcessorFiles
+from sensorium.processors.text.chat import render_chat
+from sensorium.processors.text.tokenizer import Tokenizer
 
 SIDES = (1, 2, 97, 600, 767, 768, 769, 1024, 1500, 1999)
 SMALL = {"size": {"height": 64, "width": 64}, "tile_size": 48}
@@ -102,3 +105,14 @@ def test_sizes_without_queries_are_refused(json: dict[str, Any]) -> None:
 def test_a_sliver_is_refused() -> None:
     with pytest.raises(InputError, match="5000x2"):
         info_of().geometry(MediaHeader("image", 2, 5000))
+
+
+@pytest.mark.parametrize("grounding", [False, True])
+def test_only_the_template_writes_the_grounding_token(tmp_path: Path, grounding: bool) -> None:
+    fast_tokenizer(["<image>", "<|grounding|>", "<bos>"], bos_token="<bos>").save_pretrained(tmp_path)
+    tok, text = Tokenizer(tmp_path), "<|grounding|>Convert the document to markdown. "
+    parts = [{"type": "text", "text": text}, {"type": "image", "image": b"page"}]
+    chat = render_chat([{"role": "user", "content": parts}], DeepseekOcr2ProcessingInfo.chat_template, tok, grounding=grounding)
+    start = "<bos><image>\n" + "<|grounding|>" * grounding
+    assert chat.text == start + text
+    assert tok.encode_pieces(chat.segments) == tok.encode(start, add_special_tokens=False) + tok.encode_ordinary(text)
