@@ -9,8 +9,8 @@ from family import AUDIO_SIZES, IMAGE_SIZES, Family, run_oracle
 from mobilenet import BLOCKS, MobileNet
 from oracle import ensure_torchvision, fast_tokenizer, randomise, sharpen, text_config
 
-NAMED = {"boi_token": "<boi>", "boa_token": "<boa>", "eoi_token": "<eoi>", "image_token": "<image>"}
-NAMED |= {"eoa_token": "<eoa>", "audio_token": "<audio>"}
+NAMED = {"boi_token": "<boi>", "boa_token": "<boa>", "eoi_token": "<eoi>", "image_token": "<image_soft_token>"}
+NAMED |= {"eoa_token": "<eoa>", "audio_token": "<audio_soft_token>"}
 ROWS, IMAGE_ROWS, TOKENS = 10, 3, 4  # rows of an audio item, and along a side of an image; tokens of a modality
 SIDE, STEM = 96, 16  # of an image in pixels; channels before the first stage
 
@@ -52,7 +52,7 @@ def build(seed, tie=False, **text):
     ensure_torchvision()
     import transformers as tf
 
-    last = ["<eoi>", "<image>", "<i2>", "<i3>", "<eoa>", "<audio>", "<a2>", "<a3>"]
+    last = ["<eoi>", "<image_soft_token>", "<i2>", "<i3>", "<eoa>", "<audio_soft_token>", "<a2>", "<a3>"]
     words = fast_tokenizer(["<bos>", "<eos>", "<boi>", "<boa>"], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
     words.add_tokens([tf.AddedToken("\n" * count, normalized=False) for count in range(2, 7)])
     words.add_tokens([tf.AddedToken(name, special=True, normalized=False) for name in last], special_tokens=True)
@@ -83,9 +83,9 @@ def build(seed, tie=False, **text):
         boa_token_id=words.convert_tokens_to_ids("<boa>"),
         tie_word_embeddings=tie,
         eoi_token_id=words.convert_tokens_to_ids("<eoi>"),
-        image_token_id=words.convert_tokens_to_ids("<image>"),
+        image_token_id=words.convert_tokens_to_ids("<image_soft_token>"),
         eoa_token_id=words.convert_tokens_to_ids("<eoa>"),
-        audio_token_id=words.convert_tokens_to_ids("<audio>"),
+        audio_token_id=words.convert_tokens_to_ids("<audio_soft_token>"),
     )
     with composed_vision():
         model = tf.Gemma3nForConditionalGeneration(config).eval()
@@ -153,7 +153,7 @@ def run(model, inputs, answer, positions):
 FAMILY = Family(
     "gemma3n",
     build,
-    placeholders={"image": "<image>", "audio": "<audio>"},
+    placeholders={"image": "<image_soft_token>", "audio": "<audio_soft_token>"},
     sizes={"image": [(90, 130), (60, 60), (150, 40)], "audio": [(20_000,), (12_001,), (24_234,)]},
     grid={"image": IMAGE_SIZES, "audio": [size for size in AUDIO_SIZES if size[0] <= 100_000]},
     refuses=lambda modality, size: modality == "audio" and size[0] <= 512,

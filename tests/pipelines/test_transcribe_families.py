@@ -12,9 +12,9 @@ from sensorium.mm.errors import InputError
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=5)
 ROWS = (
-    "audioflamingo3", "canary", "cohere_asr", "fun_asr_nano", "funasr", "funaudiochat", "gemma4", "glmasr", "granite_speech",
-    "kimi_audio", "midashenglm", "moonshine", "phi4_multimodal", "qwen2_audio", "qwen3_asr", "qwen3_omni", "voxtral",
-    "voxtral_realtime", "whisper",
+    "audioflamingo3", "canary", "cohere_asr", "fun_asr_nano", "funasr", "funaudiochat", "gemma3n", "gemma4", "glmasr",
+    "granite_speech", "kimi_audio", "midashenglm", "moonshine", "phi4_multimodal", "qwen2_5_omni", "qwen2_audio", "qwen3_asr",
+    "qwen3_omni", "voxtral", "voxtral_realtime", "whisper",
 )  # fmt: skip
 CLIPS = [(family.make_media("audio", (size,), seed), 16_000) for seed, size in enumerate((15_000, 9000, 20_000))]
 
@@ -39,9 +39,11 @@ def asks(llm: LLM, language: str | None = None, task: str = "transcribe", timest
 
 @pytest.mark.sampled
 @pytest.mark.parametrize("name", ROWS)
-def test_promises(name: str, tmp_path: Path) -> None:
+def test_promises(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     row = family.load_rows()[name]
     with LLM(family.save(row, tmp_path / name), max_num_seqs=4, batch_invariant=True) as llm:
+        if name == "qwen2_5_omni":  # the row's tokenizer has the names of Qwen3-Omni
+            monkeypatch.setattr(llm.speech, "audio_text", row.placeholders["audio"])
         given = {"vad": False, "use_tqdm": False, "sampling_params": SHORT}
         for argument, (is_honoured, option) in arguments(llm).items():
             if not is_honoured:
