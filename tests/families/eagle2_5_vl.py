@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from torch import nn
 from torch.nn import functional as F
 
-TILE, PATCH, WIDTH = 56, 14, 64
+TILE, PATCH, WIDTH = 112, 14, 64
 MARKS = ["<IMG_CONTEXT>", "<img>", "</img>", "<|im_end|>"]
 
 
