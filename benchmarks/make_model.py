@@ -42,7 +42,13 @@ SHAPES = {  # text model and tower; the larger one is that of Qwen/Qwen2.5-VL-3B
             "mrope_section": [16, 24, 24],
             "max_position_embeddings": 128000,
         },
-        {"depth": 32, "hidden_size": 1280, "intermediate_size": 3420, "num_heads": 16, "fullatt_block_indexes": [7, 15, 23, 31]},
+        {
+            "depth": 32,
+            "hidden_size": 1280,
+            "intermediate_size": 3420,
+            "num_heads": 16,
+            "fullatt_block_indexes": [7, 15, 23, 31],
+        },
     ),
 }
 SHARD_BYTES = 2 << 30

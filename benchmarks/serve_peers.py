@@ -3,7 +3,7 @@
     python -m benchmarks.serve_peers --peer-python VENV/bin/python --speech WHISPER --write
 
 The load is `vllm bench serve`: chat requests with random images (openai-chat, random-mm) on the random Qwen2.5-VL of
-make_model.py, and with `--speech` transcriptions (openai-audio) of files made for this. VENV is that of
+make_model.py, and with `--speech` transcriptions (openai-audio) of the shipped clips. VENV is that of
 peers.py; transcriptions also need pandas there.
 """
 
@@ -66,17 +66,15 @@ def chat_words(tokens: int, side: int = 256) -> list[str]:
     return [*words, "--random-input-len", "64", "--random-output-len", str(tokens)]
 
 
-def audio_words(folder: Path, count: int, seconds: float = 5.0) -> list[str]:
-    """Write files of speech-like noise below `folder`, and return the flags of requests that transcribe them."""
-    import numpy as np
+def audio_words(folder: Path, count: int) -> list[str]:
+    """Write the shipped clips below `folder`, each time with another loudness, and return the flags of requests that transcribe them."""
     import soundfile
 
-    lines, rng = [], np.random.default_rng(0)
+    lines, clips = [], [soundfile.read(path) for path in sorted((ROOT / "assets" / "speech").glob("*.flac"))]
     for number in range(count):
-        time_line = np.arange(round(16_000 * seconds)) / 16_000
-        tone = np.sin(2 * np.pi * rng.uniform(90, 300) * time_line) * (1 + np.sin(2 * np.pi * 4 * time_line))
+        samples, rate = clips[number % len(clips)]
         path = folder / f"{number}.wav"
-        soundfile.write(path, 0.2 * tone + 0.01 * rng.standard_normal(len(tone)), 16_000)
+        soundfile.write(path, samples * (0.5 + 0.5 * number / count), rate)
         lines.append(json.dumps({"prompt": "", "audio": str(path)}))
     (folder / "audio.jsonl").write_text("\n".join(lines))
     words = ["--backend", "openai-audio", "--endpoint", "/v1/audio/transcriptions", "--dataset-name", "custom_audio"]
@@ -89,7 +87,8 @@ def serving_vllm(python: str, model: Path, *options: str) -> Iterator[str]:
     with socket.create_server(("127.0.0.1", 0)) as free:
         port = free.getsockname()[1]
     words = ["serve", str(model), "--host", "127.0.0.1", "--port", str(port), "--served-model-name", model.name, *options]
-    env = {**os.environ, **VLLM, "VLLM_ENABLE_V1_MULTIPROCESSING": "1"}
+    cores = f"0-{(os.cpu_count() or 1) - 1}"  # its server does not know "all"
+    env = {**os.environ, **VLLM, "VLLM_ENABLE_V1_MULTIPROCESSING": "1", "VLLM_CPU_OMP_THREADS_BIND": cores}
     command = [python, "-c", CLI, *words]
     with tempfile.TemporaryFile("w+") as log, subprocess.Popen(command, env=env, stdout=log, stderr=log) as run:
         try:
@@ -152,7 +151,7 @@ def main() -> None:
         bf16 = ["--dtype", "bfloat16"]
         loads = {"chat, one image 256x256, 32 tokens": (MODEL, chat_words(32), [*bf16, "--max-model-len", "4096"])}
         if args.speech is not None:
-            loads["transcription, 5 s"] = (args.speech.resolve(), audio_words(Path(folder), args.count), bf16)
+            loads["transcription of a short clip"] = (args.speech.resolve(), audio_words(Path(folder), args.count), bf16)
         lines = [f"| load | completed | {' | '.join(COLUMNS.values())} |", "|---" * (2 + len(COLUMNS)) + "|"]
         for name, (model, words, options) in loads.items():
             found = {}
