@@ -1,7 +1,7 @@
 """A model with the true shapes of Qwen2.5-VL-3B on this CPU: `python -m benchmarks.large_model --write`.
 
-The weights are random (`make_model --shape qwen2.5-vl-3b`, 7.5 GB in out/). Each case starts twice, in processes of its own: the
-first start packs the weights and writes them to `packed_cache_dir`, the second maps them. A request is one page of 1920 x 1080
+The weights are random (`make_model --shape qwen2.5-vl-3b`, 7.5 GB in out/). Each case starts twice, in processes of its own:
+the first start packs the weights and writes them to `packed_cache_dir`, the second maps them. A request is one page of 1920 x 1080
 pixels and a short question; the answer has 64 tokens.
 """
 
@@ -47,14 +47,16 @@ def measure(case: str) -> dict[str, float]:
     params = SamplingParams(temperature=0.0, max_tokens=TOKENS, ignore_eos=True)
     for round_ in range(2):
         (text, image), times = requests(1, PAGE, round_)[0], [time.perf_counter()]
+        outputs = []
         for output in llm.stream({"prompt": text, "multi_modal_data": {"image": image}}, params):
             times.append(time.perf_counter())
+            outputs.append(output)
     plan = llm.explain()
     return {
         "load": loaded,
         "first_token": times[1] - times[0],
         "rate": (TOKENS - 1) / (times[-1] - times[1]),
-        "prompt": len(output.prompt_token_ids),
+        "prompt": len(outputs[-1].prompt_token_ids),
         "rss": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1024,
         "allowed": 1.15 * (plan.weights + plan.kv_cache + plan.encoder_cache) / 2**20 + SPARE,
         "weights": plan.weights / 2**20,

@@ -67,7 +67,7 @@ def chat_words(tokens: int, side: int = 256) -> list[str]:
 
 
 def audio_words(folder: Path, count: int) -> list[str]:
-    """Write the shipped clips below `folder`, each time with another loudness, and return the flags of requests that transcribe them."""
+    """Write the shipped clips below `folder`, each with another loudness, and return the flags that transcribe them."""
     import soundfile
 
     lines, clips = [], [soundfile.read(path) for path in sorted((ROOT / "assets" / "speech").glob("*.flac"))]
