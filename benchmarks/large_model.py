@@ -1,8 +1,8 @@
 """A model with the true shapes of Qwen2.5-VL-3B on this CPU: `python -m benchmarks.large_model --write`.
 
 The weights are random (`make_model --shape qwen2.5-vl-3b`, 7.5 GB in out/). Each case starts twice, in processes of its own:
-the first start packs the weights and writes them to `packed_cache_dir`, the second maps them. A request is one page of 1920 x 1080
-pixels and a short question; the answer has 64 tokens.
+the first start packs the weights and writes them to `packed_cache_dir`, the second maps them. A request is one page of 1920 x
+1080 pixels and a short question; the answer has 64 tokens.
 """
 
 from __future__ import annotations
