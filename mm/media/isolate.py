@@ -217,7 +217,7 @@ class Interrupt:
 
     def run(self, work: Callable[[], T]) -> T:
         """Return the result of `work`. After `stop`, this and its calls in workers raise InputError."""
-        self._check()
+        self.check()
         token = _interrupt.set(self)
         try:
             return work()
@@ -228,7 +228,7 @@ class Interrupt:
     def watching(self, worker: CodecWorker) -> Iterator[None]:
         """Kill the worker if `stop` is called inside the context or was called before it."""
         with self._lock:
-            self._check()
+            self.check()
             self._worker = worker
         try:
             yield
@@ -242,7 +242,8 @@ class Interrupt:
             if self._worker is not None:
                 self._worker.kill()
 
-    def _check(self) -> None:
+    def check(self) -> None:
+        """Raise InputError after `stop`."""
         if self._stopped:
             raise InputError("the request was aborted")
 
@@ -267,6 +268,8 @@ def _ask(
         raise slow_error(request.seconds) from None
     except (OSError, EOFError, msgspec.MsgspecError):
         status = worker.stop()
+        if interrupt is not None:
+            interrupt.check()
         if status == -signal.SIGALRM:  # the worker's own timer fired first
             raise slow_error(request.seconds) from None
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
