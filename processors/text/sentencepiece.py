@@ -105,6 +105,19 @@ def convert_model(model: SentencePieceModel, prefix: str) -> Any:
     return tokenizer
 
 
+def siglip_steps(lowercase: bool) -> list[Any]:
+    """Return the normalizers of transformers' SiglipTokenizer, which come before the model's own.
+
+    They lowercase texts, remove ASCII punctuation, join whitespace, and strip both ends. transformers puts no space before a
+    text that follows a special token; the converted model does.
+    """
+    from tokenizers import Regex, normalizers
+
+    steps: list[Any] = [normalizers.Replace(_SPACE, " "), *([normalizers.Lowercase()] if lowercase else ())]
+    patterns = ((r"[!-/:-@\[-`{-~]", ""), (r"[\s\x1c-\x1f]+", " "), (r"\A +| +\z", ""))
+    return [*steps, *(normalizers.Replace(Regex(pattern), text) for pattern, text in patterns)]
+
+
 def _merges(model: SentencePieceModel) -> list[tuple[str, str]]:
     """Return the merges in the order of the scores of the pieces that they make."""
     usable = [

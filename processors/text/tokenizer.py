@@ -393,8 +393,8 @@ def _load(path: Path) -> _Fast | _Tekken:
         files = TokenizerFiles("tokenizer.json", {"tokenizer.json": _EMPTY}, {}, {}, {}, ())
     if files is None:
         raise CheckpointError(
-            f"no tokenizer.json, tekken.json, tokenizer.model, tiktoken.model, *.tiktoken, or vocab.json with merges.txt in "
-            f"{str(folder)!r}; download it as well"
+            f"no tokenizer.json, tekken.json, tokenizer.model, spiece.model, tiktoken.model, *.tiktoken, or vocab.json with "
+            f"merges.txt in {str(folder)!r}; download it as well"
         )
     try:
         return _Fast(files)

@@ -1,8 +1,8 @@
 """Tokenizers as publishers ship them: finds a folder's files and converts them for the `tokenizers` library.
 
-`tokenizer.json` is used as it is. Folders without one have SentencePiece's `tokenizer.model`, tiktoken's `tiktoken.model`,
-`*.tiktoken` or `tokenizer.model`, or `vocab.json` with `merges.txt`. tokenizer_config.json, added_tokens.json and
-special_tokens_map.json complete all of them. GGUF files hold a tokenizer in their metadata.
+`tokenizer.json` is used as it is. Folders without one have SentencePiece's `tokenizer.model` or SigLIP's `spiece.model`,
+tiktoken's `tiktoken.model`, `*.tiktoken` or `tokenizer.model`, or `vocab.json` with `merges.txt`. tokenizer_config.json,
+added_tokens.json and special_tokens_map.json complete all of them. GGUF files hold a tokenizer in their metadata.
 """
 
 from __future__ import annotations
@@ -23,11 +23,12 @@ from . import byte_level, sentencepiece
 from . import gguf as gguf_tokenizer
 from .tokenizer_cache import cached_text
 
-_RULES = 1  # version of the conversion; part of the cache's key
+_RULES = 2  # version of the conversion; part of the cache's key
 _CONFIGS = ("tokenizer_config.json", "added_tokens.json", "special_tokens_map.json")
 _TIKTOKEN = re.compile(rb"[A-Za-z0-9+/]+={0,2} \d+\s")  # the first line of a tiktoken file; SentencePiece's starts with "\n"
 _FLAGS = ("single_word", "lstrip", "rstrip", "normalized", "special")
 _ADD_BOS = ("CodeLlamaTokenizer", "GemmaTokenizer", "InternLM2Tokenizer", "InternLM3Tokenizer", "LlamaTokenizer")
+_SIGLIP = "SiglipTokenizer"
 
 
 @dataclass(frozen=True)
@@ -78,8 +79,7 @@ class TokenizerFiles:
         if self.kind == "tokenizer.json":
             _add_tokens(tokenizer, self, exact=False)
         if self.lowercases:
-            steps = [normalizers.Lowercase(), *([tokenizer.normalizer] if tokenizer.normalizer else [])]
-            tokenizer.normalizer = normalizers.Sequence(steps)
+            _put_first(tokenizer, [normalizers.Lowercase()])
         return tokenizer
 
 
@@ -130,10 +130,11 @@ def _find_vocabulary(folder: Path) -> tuple[dict[str, bytes], str]:
         (("tiktoken.model",), "tiktoken"),
         (tuple(sorted(file.name for file in folder.glob("*.tiktoken"))[:1]), "tiktoken"),
         (("vocab.json", "merges.txt"), "vocab.json and merges.txt"),
+        (("spiece.model",), "SentencePiece"),
     ):
         contents = {name: data for name in names if (data := read_file(folder / name)) is not None}
         if contents and len(contents) == len(names):
-            is_ranks = kind == "SentencePiece" and _TIKTOKEN.match(contents["tokenizer.model"])
+            is_ranks = names == ("tokenizer.model",) and _TIKTOKEN.match(contents["tokenizer.model"])
             return contents, "tiktoken" if is_ranks else kind
     return {}, ""
 
@@ -163,7 +164,14 @@ def _convert(files: TokenizerFiles) -> str:
 
 
 def _convert_sentencepiece(files: TokenizerFiles) -> tuple[Any, dict[str, str]]:
-    model = sentencepiece.read_model(files.vocabulary["tokenizer.model"])
+    ((file, data),) = files.vocabulary.items()
+    is_siglip = files.tokenizer_class == _SIGLIP
+    if file == "spiece.model" and not is_siglip:
+        raise CheckpointError(
+            f"tokenizer_config.json names the class {files.tokenizer_class!r}; spiece.model is read for {_SIGLIP}: "
+            "save tokenizer.json with transformers' AutoTokenizer"
+        )
+    model = sentencepiece.read_model(data)
     pieces = list(model.pieces)
     for number, token in files.added.items():  # finetunes name unused pieces
         text = _text(token)
@@ -174,7 +182,10 @@ def _convert_sentencepiece(files: TokenizerFiles) -> tuple[Any, dict[str, str]]:
     prefix = config.get("add_prefix_space") if is_llama else None
     prefix = model.add_dummy_prefix if prefix is None else bool(prefix)
     where = "first" if is_llama and config.get("legacy") is False else "always"
-    return sentencepiece.convert_model(model, where if prefix else "never"), model.named
+    tokenizer = sentencepiece.convert_model(model, where if prefix or is_siglip else "never")
+    if is_siglip:
+        _put_first(tokenizer, sentencepiece.siglip_steps(bool(config.get("do_lower_case", True))))
+    return tokenizer, model.named
 
 
 def _convert_byte_level(files: TokenizerFiles) -> Any:
@@ -201,6 +212,13 @@ def _convert_byte_level(files: TokenizerFiles) -> Any:
     content = json.loads(files.vocabulary["vocab.json"])
     merges = byte_level.read_merges(files.vocabulary["merges.txt"])
     return byte_level.convert_byte_level(content, merges, rules, space)
+
+
+def _put_first(tokenizer: Any, steps: Sequence[Any]) -> None:
+    """Normalise texts with these normalizers before the tokenizer's own."""
+    from tokenizers import normalizers
+
+    tokenizer.normalizer = normalizers.Sequence([*steps, *([tokenizer.normalizer] if tokenizer.normalizer else [])])
 
 
 def _add_tokens(tokenizer: Any, files: TokenizerFiles, exact: bool) -> None:
@@ -258,7 +276,8 @@ def _add_post_processor(tokenizer: Any, files: TokenizerFiles, named: Mapping[st
     add_bos = files.config.get("add_bos_token", files.kind == "SentencePiece" and files.tokenizer_class in _ADD_BOS)
     marks: Sequence[str] = [named.get(f"{name}_token", "") for name in ("bos", "eos")]
     first = marks[0] if add_bos else ""
-    last = marks[1] if files.config.get("add_eos_token") else ""
+    add_eos = files.config.get("add_eos_token", files.kind == "SentencePiece" and files.tokenizer_class == _SIGLIP)
+    last = marks[1] if add_eos else ""
     ids = [(text, tokenizer.token_to_id(text)) for text in dict.fromkeys((first, last)) if text]
     if any(number is None for _, number in ids):
         raise CheckpointError(f"the vocabulary has no token {ids[0][0]!r}, which tokenizer_config.json adds to texts")
