@@ -237,14 +237,13 @@ def _check_sizes(
 def _moved(answer: SpokenAnswer, user: Tensor) -> list[PlacedItem]:
     """Return the items in the user's turns, placed where they are when only these turns are kept.
 
-    Videos with an audio track are left out, since the published talker numbers their rows as text: it is not told of the track.
+    A video with an audio track is left out unless an image follows it. The published talker is not told of the track, and then
+    numbers the rows of both as text.
     """
     place, held = (user.cumsum(0) - 1).tolist(), Counter(feature.range.offset for feature in answer.features)
-    items = [
-        (feature.range, feature.geometry)
-        for feature in answer.features
-        if user[feature.range.offset] and held[feature.range.offset] == 1
-    ]
+    found = [feature for feature in answer.features if user[feature.range.offset]]
+    last = max((one.range.offset for one in found if one.modality == "image"), default=0)
+    items = [(one.range, one.geometry) for one in found if held[one.range.offset] == 1 or one.range.offset < last]
     return [(replace(one, offset=place[one.offset]), geometry) for one, geometry in items]
 
 

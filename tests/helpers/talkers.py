@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -129,18 +129,19 @@ def save_qwen3(folder: Path, seed: int = 0) -> Any:
     return model, processor
 
 
-def video_case(name: str, heard: bool) -> tuple[dict[str, Any], dict[str, Any], Callable[[Any, str], dict[str, Any]]]:
+def video_case(name: str, heard: bool) -> tuple[dict[str, Any], dict[str, Any], Callable[..., dict[str, Any]]]:
     """Return a video as a part of a message, options of `speak`, and a function of the oracle's processor and a prompt with {}.
 
-    The function returns the oracle's inputs. `heard`: the video has an audio track.
+    The function returns the oracle's inputs; it also takes images. `heard`: the video has an audio track.
     """
     row = family.load_rows()[f"{name}_together" if heard else name]
     frames = family.make_media("video", (6, 56, 90), 3)
     media = row.ours("video", frames)
     options = {"mm_processor_kwargs": {"use_audio_in_video": True}} if heard else {}
 
-    def inputs(processor: Any, prompt: str) -> dict[str, Any]:
-        return row.call(processor, prompt.format(row.placeholders["video"]), {"video": [frames]})
+    def inputs(processor: Any, prompt: str, images: Sequence[Any] = ()) -> dict[str, Any]:
+        data = {"video": [frames]} | ({"image": images} if images else {})
+        return row.call(processor, prompt.format(row.placeholders["video"]), data)
 
     return {"type": "video", "video": media.data} | media.options, options, inputs
 

@@ -89,15 +89,17 @@ def test_speech_is_transformers(saved, llm, letters):
     torch.testing.assert_close(speech.samples, samples, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("heard", [False, True])
-def test_speech_about_a_video_is_transformers(saved, llm, heard):
-    """A video, and a video whose audio track is an item in the same place."""
+@pytest.mark.parametrize(("heard", "images"), [(False, 0), (True, 0), (True, 1)])
+def test_speech_about_a_video_is_transformers(saved, llm, heard, images):
+    """A video, one whose audio track is an item in the same place, and one with an image behind it."""
     _, model, processor = saved
     video, options, inputs_of = talkers.video_case("qwen3_omni", heard)
-    content = [{"type": "text", "text": "Look"}, video]
+    image = [family.make_media("image", (90, 130), 3)] * images
+    content = [{"type": "text", "text": "Look"}, video, *({"type": "image", "image": one} for one in image)]
     (speech,) = llm.speak([{"role": "user", "content": content}], TEXT, speech_params=GREEDY, voice="Ben", **options)
     assert speech.error is None
-    inputs = inputs_of(processor, "<|im_start|>u\nLook{}<|im_end|><|im_start|>a\n")
+    marks = "{}" + family.load_rows()["qwen3_omni"].placeholders["image"] * images
+    inputs = inputs_of(processor, f"<|im_start|>u\nLook{marks}<|im_end|><|im_start|>a\n", image)
     assert speech.output.prompt_token_ids == inputs["input_ids"][0].tolist()
     tokens, frames, samples = spoken_by_oracle(model, inputs, "Ben", use_audio_in_video=heard)
     assert speech.output.outputs[0].token_ids == tokens
