@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
+from itertools import count
 from typing import Any
 
 
@@ -69,6 +70,15 @@ TIKTOKEN_RULES = {
     "QWenTokenizer": ByteLevelRules(_QWEN, nfc=True, specials=_QWEN1),
 }
 """Classes that read tiktoken's files. Other classes split text as Llama 3 does."""
+_KIMIA = {
+    0: "[BOS]", 1: "[EOS]", 2: "<|im_msg_end|>", 3: "<|im_user_msg_start|>", 4: "<|im_assistant_msg_start|>", 9: "[EOT]",
+    18: "<|im_media_begin|>", 20: "<|im_media_end|>", 23: "<|im_kimia_text_blank|>", 24: "<|im_kimia_text_eos|>",
+    27: "<|im_kimia_user_msg_start|>", 28: "<|im_kimia_assistant_msg_start|>", 32: "<|im_kimia_speech_ct_id|>",
+    33: "<|im_kimia_speech_ctd_id|>",
+}  # fmt: skip
+_UNNAMED = (f"<|reserved_token_{number}|>" for number in count())
+KIMI_AUDIO = ByteLevelRules(_QWEN, specials=tuple(_KIMIA.get(place) or next(_UNNAMED) for place in range(421)))
+"""Kimi-Audio's class, which is also named TikTokenTokenizer, but is in the module tokenization_kimia."""
 OTHER_TIKTOKEN = ByteLevelRules(_LLAMA3)
 
 

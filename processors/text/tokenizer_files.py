@@ -191,7 +191,7 @@ def _convert_sentencepiece(files: TokenizerFiles) -> tuple[Any, dict[str, str]]:
 def _convert_byte_level(files: TokenizerFiles) -> Any:
     name, space = files.tokenizer_class, bool(files.config.get("add_prefix_space"))
     if files.kind == "tiktoken":
-        rules = byte_level.TIKTOKEN_RULES.get(name, byte_level.OTHER_TIKTOKEN)
+        rules = _tiktoken_rules(files)
         vocab = byte_level.read_tiktoken(next(iter(files.vocabulary.values())))
         tokenizer = byte_level.convert_byte_level(vocab, None, rules, space)
         names = {len(vocab) + place: text for place, text in enumerate(rules.specials)}
@@ -219,6 +219,14 @@ def _put_first(tokenizer: Any, steps: Sequence[Any]) -> None:
     from tokenizers import normalizers
 
     tokenizer.normalizer = normalizers.Sequence([*steps, *([tokenizer.normalizer] if tokenizer.normalizer else [])])
+
+
+def _tiktoken_rules(files: TokenizerFiles) -> byte_level.ByteLevelRules:
+    """Return the rules of the tokenizer's class. The name of Kimi-Audio's is that of Kimi's."""
+    added = [_text(token) for token in files.added.values()]
+    if "tokenization_kimia." in str(files.config.get("auto_map")) or "<|im_kimia_text_blank|>" in added:
+        return byte_level.KIMI_AUDIO
+    return byte_level.TIKTOKEN_RULES.get(files.tokenizer_class, byte_level.OTHER_TIKTOKEN)
 
 
 def _add_tokens(tokenizer: Any, files: TokenizerFiles, exact: bool) -> None:

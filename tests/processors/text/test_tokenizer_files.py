@@ -148,6 +148,7 @@ def test_vocab_and_merges_equal_transformers(checkpoint: Path, tmp_path: Path) -
     ("name", "file", "rules"),
     [
         ("TikTokenTokenizer", "tiktoken__model", byte_level.TIKTOKEN_RULES["TikTokenTokenizer"]),
+        ("tokenization_kimia.TikTokenTokenizer", "tiktoken__model", byte_level.KIMI_AUDIO),
         ("QWenTokenizer", "qwen__tiktoken", byte_level.TIKTOKEN_RULES["QWenTokenizer"]),
         ("Llama3", "tokenizer__model", byte_level.OTHER_TIKTOKEN),
     ],
@@ -158,16 +159,33 @@ def test_tiktoken(checkpoint: Path, tmp_path: Path, name: str, file: str, rules:
     letters = {letter: byte for byte, letter in byte_level.LETTERS.items()}
     ranks = {bytes(letters[letter] for letter in token): rank for token, rank in vocab.items()}
     added = {str(len(ranks) + 1): {"content": "[EOS]", "special": True}} if name != "QWenTokenizer" else {}
-    folder = write(tmp_path, {"tokenizer_class": name, "added_tokens_decoder": added}, **{file: ranks_file(ranks)})
-    tok = Tokenizer(folder)
+    config = {
+        "tokenizer_class": name.split(".")[-1],
+        "added_tokens_decoder": added,
+        "auto_map": {"AutoTokenizer": [name, None]},
+    }
+    tok = Tokenizer(write(tmp_path, config, **{file: ranks_file(ranks)}))
     assert tok.kind == "tiktoken"
-    assert tok.vocab_size == len(ranks) + {"TikTokenTokenizer": 258, "QWenTokenizer": 208}.get(name, 2)
+    sizes = {"TikTokenTokenizer": 258, "QWenTokenizer": 208, "tokenization_kimia.TikTokenTokenizer": 421}
+    assert tok.vocab_size == len(ranks) + sizes.get(name, 2)
     oracle = tiktoken.Encoding(name, pat_str=rules.pattern, mergeable_ranks=ranks, special_tokens=tok.specials)
     for text in texts(COUNT, [*tok.specials][:4]):
         read = unicodedata.normalize("NFC", text) if rules.nfc else text
         assert tok.encode(text) == oracle.encode(read, allowed_special="all"), repr(text)
         assert tok.encode_ordinary(text) == oracle.encode(read, disallowed_special=()), repr(text)
         assert tok.decode(tok.encode(text), skip_special_tokens=False) == read
+
+
+def test_kimi_audios_control_tokens_have_their_published_ids() -> None:
+    """The vocabulary has 151,643 tokens; tokenizer_config.json need not list those after it."""
+    places = {text: 151_643 + place for place, text in enumerate(byte_level.KIMI_AUDIO.specials)}
+    published = {
+        "<|im_msg_end|>": 151645, "<|reserved_token_0|>": 151648, "<|im_media_begin|>": 151661, "<|im_media_end|>": 151663,
+        "<|im_kimia_text_blank|>": 151666, "<|im_kimia_user_msg_start|>": 151670, "<|im_kimia_speech_ct_id|>": 151675,
+        "<|reserved_token_20|>": 151677,
+    }  # fmt: skip
+    assert places | published == places
+    assert len(places) == 421
 
 
 @given(
