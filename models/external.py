@@ -40,7 +40,7 @@ class ExternalPart:
 ExternalWeights = tuple[ExternalPart, Path]
 """A part whose weights have to be read from this folder."""
 _NAME = re.compile(r"(?!\.{1,2}(?:/|$))[^/\\\0]+(?:/(?!\.{1,2}$)[^/\\\0]+)?")  # one or two parts of a path, none of them ".."
-_PARTS = (
+PARTS = (
     ExternalPart("text_model_id", "text_config", "language_model."),
     ExternalPart("audio_model_id", "audio_config", "audio_tower.", "model.encoder."),
     ExternalPart("use_whisper_feature", "audio_config", "audio_tower.", "model.encoder.", "whisper-large-v3"),  # Kimi-Audio
@@ -53,7 +53,7 @@ def external_parts(config: Mapping[str, Any]) -> list[tuple[ExternalPart, str]]:
     Raises:
         CheckpointError: a name is neither a model's name on the Hub nor a folder's name. A checkpoint may not open other paths.
     """
-    values = [(part, config.get(part.key)) for part in _PARTS]
+    values = [(part, config.get(part.key)) for part in PARTS]
     named = [(part, part.folder if value is True else value) for part, value in values]
     found = [(part, name) for part, name in named if isinstance(name, str) and name]
     for part, name in found:

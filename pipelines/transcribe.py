@@ -109,16 +109,14 @@ def transcribe_tasks(
         vad: transcribe only speech, found by energy (True), "silero" or a function (see `pipelines.speech.vad`). False: all.
         temperature: one or several, tried in order until an answer passes. None: of `sampling_params`, or 0, 0.2, ... 1.
         no_speech_threshold, log_prob_threshold, compression_ratio_threshold: see `Decoding`; None: not checked.
-        sequential: begin each window at the end of the last whole segment (arXiv 2212.04356, section 4.5).
-        condition_on_previous_text: with `sequential`, the prompt of a window contains the text before it.
+        sequential: begin each window at the end of the last whole segment (arXiv 2212.04356, section 4.5), and with
+            condition_on_previous_text, prompt it with the text before it.
         on_progress: called with the seconds of each finished window, and with the seconds of silence that were skipped.
-        on_text: called with an item's number and more of its text as soon as that is final. Together these are the text.
-        on_window: called with an item's number and each of its windows, in order, before the text that the window completes.
+        on_text, on_window: called with an item's number and more of its final text, or each of its windows before that text.
         aligner: folder of a CTC model that times words; None: the model does. cache_salt: different salts share no cache.
 
     Raises:
-        ConfigError: the model does not transcribe speech.
-        InputError: an argument that is invalid, or that this model cannot honour.
+        ConfigError: the model does not transcribe speech. InputError: an argument is invalid, or this model cannot honour it.
     """
     rate = check_model(llm, task)
     times = check_mode(llm, timestamps, sequential, condition_on_previous_text, aligner)
@@ -127,14 +125,13 @@ def transcribe_tasks(
     check_type("cache_salt", cache_salt, str, type(None))
     gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
     align = _make_aligner(llm, task, aligner, cache_salt) if times == "word" else None
-    make = partial(make_request, llm, task, sequential or times != "none")
-    sampling = check_sampling(llm, sampling_params, temperature)
-    decoding = Decoding(make, *sampling, *gates, align, check_beams(llm, beam_size), cache_salt)
+    rules = *check_sampling(llm, sampling_params, temperature), *gates, align, check_beams(llm, beam_size)
+    decoding = Decoding(partial(make_request, llm, task, sequential or times != "none"), *rules, cache_salt)
     items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
-    code, windows = check_language(llm, language, task), max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
-    mode = (vad, sequential, condition_on_previous_text, times, rate, window_size(llm))
-    reports = (on_progress, on_text, on_window)
-    options = _Options(decoding, code, words, *mode, windows, *reports, _end_finder(llm, task, cache_salt))
+    windows = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
+    mode = (vad, sequential, condition_on_previous_text, times, rate, window_size(llm), windows)
+    reports = (on_progress, on_text, on_window, _end_finder(llm, task, cache_salt))
+    options = _Options(decoding, check_language(llm, language, task), words, *mode, *reports)
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
 
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
 from ...mm.gguf import SUFFIX
-from ...models.external import external_parts
+from ...models.external import PARTS, external_parts
 from ...models.weight_files import ADAPTER_WEIGHTS, has_weights, weight_files
 from ...processors.files import ADAPTER, MODULES, POOLING, read_json
 from ..model_files import nested_adapters
@@ -31,7 +31,8 @@ _HASH = re.compile(r"[0-9a-f]{40}([0-9a-f]{24})?")
 _PART = r"[A-Za-z0-9_]([A-Za-z0-9_.-]*[A-Za-z0-9_])?"
 _NAME = re.compile(f"{_PART}/{_PART}")
 _NESTED = re.compile(rf"\w[\w.-]*/{re.escape(ADAPTER)}")
-_ENCODER = re.compile(r"whisper-[\w.-]*/((preprocessor_)?config|model\.safetensors\.index)\.json")  # of Kimi-Audio
+_FOLDERS = "|".join(re.escape(part.folder) for part in PARTS if part.folder)
+_IN_FOLDER = re.compile(rf"({_FOLDERS})/((preprocessor_)?config|model\.safetensors\.index)\.json")
 _MAX_NAME = 96  # characters of a name on the Hub
 _FILES = (
     "*config.json",
@@ -188,7 +189,7 @@ def remote_file(name: str, entry: Mapping[str, Any]) -> RemoteFile:
 def small_files(files: Mapping[str, RemoteFile]) -> list[str]:
     """Return the names of the files beside the weights. Of folders: settings of adapters, encoders and pooling only."""
     plain = [name for name in files if "/" not in name and any(fnmatchcase(name, pattern) for pattern in _FILES)]
-    return plain + [name for name in files if name == POOLING or _NESTED.fullmatch(name) or _ENCODER.fullmatch(name)]
+    return plain + [name for name in files if name == POOLING or _NESTED.fullmatch(name) or _IN_FOLDER.fullmatch(name)]
 
 
 def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> list[RemoteFile]:

@@ -20,7 +20,7 @@ TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MAX_BEAMS = 32
 _TASKS = ("transcribe", "translate")
 _TIMESTAMPS = {False: "none", True: "segment", "none": "none", "segment": "segment", "word": "word"}
-FASTER_WHISPER: Mapping[str, str] = {
+OTHER_ARGUMENTS: Mapping[str, str] = {
     "initial_prompt": "give prompt",
     "word_timestamps": 'give timestamps="word"',
     "without_timestamps": 'timestamps="none" is the default',

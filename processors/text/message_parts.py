@@ -52,11 +52,18 @@ _MOST_FILES = 4096  # frames of one video
 
 
 def holds_files(messages: object) -> bool:
-    """Return whether a conversation has a part that holds a file, which may be a PDF. The messages may have any form."""
-    listed = messages if isinstance(messages, list | tuple) else ()
-    contents = (message.get("content") for message in listed if isinstance(message, dict))
-    parts = (part for content in contents if isinstance(content, list | tuple) for part in content)
-    return any(isinstance(part, dict) and part.get("type") in FILE_TYPES for part in parts)
+    """Return whether a conversation of plain lists and dicts has a part that holds a file, which may be a PDF.
+
+    The messages are not checked yet: methods of other classes, which may raise, are not called.
+    """
+    contents = (message.get("content") for message in _plain_list(messages) if type(message) is dict)
+    parts = (part for content in contents for part in _plain_list(content))
+    kinds = (part.get("type") for part in parts if type(part) is dict)
+    return any(type(kind) is str and kind in FILE_TYPES for kind in kinds)
+
+
+def _plain_list(value: object) -> Sequence[object]:
+    return value if isinstance(value, list | tuple) and type(value) in (list, tuple) else ()
 
 
 def split_media(

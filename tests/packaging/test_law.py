@@ -41,7 +41,7 @@ NAMES = {name.replace("_", "").lower() for name in (*FAMILIES, *ARCHITECTURES)}
 PART = re.compile(r"[A-Z]+(?![a-z])|[A-Z]?[a-z]+|[0-9]+|[^A-Za-z0-9_]")
 """A word of an identifier, or a character between identifiers: `KeyError` has two, `qwen2_vl` and `Qwen2VL` three."""
 MOST = max(len(PART.findall(name)) for name in (*FAMILIES, *ARCHITECTURES))
-KEYS = ("llama_4_scaling",)  # of published configs of other families
+KEYS = ("llama_4_scaling", "use_whisper_feature", "whisper-large-v3")  # of published configs of other families
 KINDS = {"model_type", *STACKS, *DEFAULTS}
 WRITES = {
     ("models/consolidated.py", "model_type"),
