@@ -23,6 +23,7 @@ DRAWS = (
     "aria",
     "canary",
     "cohere_asr",
+    "gemma3n",
     "granite4_vision",
     "granite_speech",
     "granite_speech_adapter",
