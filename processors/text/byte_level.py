@@ -65,11 +65,6 @@ VOCAB_RULES = {
 """Classes that read vocab.json and merges.txt."""
 
 _QWEN1 = ("<|endoftext|>", "<|im_start|>", "<|im_end|>", *(f"<|extra_{number}|>" for number in range(205)))
-TIKTOKEN_RULES = {
-    "TikTokenTokenizer": ByteLevelRules(_KIMI, reserved=258),
-    "QWenTokenizer": ByteLevelRules(_QWEN, nfc=True, specials=_QWEN1),
-}
-"""Classes that read tiktoken's files. Other classes split text as Llama 3 does."""
 _KIMIA = {
     0: "[BOS]", 1: "[EOS]", 2: "<|im_msg_end|>", 3: "<|im_user_msg_start|>", 4: "<|im_assistant_msg_start|>", 9: "[EOT]",
     18: "<|im_media_begin|>", 20: "<|im_media_end|>", 23: "<|im_kimia_text_blank|>", 24: "<|im_kimia_text_eos|>",
@@ -77,8 +72,13 @@ _KIMIA = {
     33: "<|im_kimia_speech_ctd_id|>",
 }  # fmt: skip
 _UNNAMED = (f"<|reserved_token_{number}|>" for number in count())
-KIMI_AUDIO = ByteLevelRules(_QWEN, specials=tuple(_KIMIA.get(place) or next(_UNNAMED) for place in range(421)))
-"""Kimi-Audio's class, which is also named TikTokenTokenizer, but is in the module tokenization_kimia."""
+KIMIA_CLASS = "tokenization_kimia.TikTokenTokenizer"  # with its module, since another class has the same name
+TIKTOKEN_RULES = {
+    "TikTokenTokenizer": ByteLevelRules(_KIMI, reserved=258),
+    KIMIA_CLASS: ByteLevelRules(_QWEN, specials=tuple(_KIMIA.get(place) or next(_UNNAMED) for place in range(421))),
+    "QWenTokenizer": ByteLevelRules(_QWEN, nfc=True, specials=_QWEN1),
+}
+"""Classes that read tiktoken's files. Other classes split text as Llama 3 does."""
 OTHER_TIKTOKEN = ByteLevelRules(_LLAMA3)
 
 

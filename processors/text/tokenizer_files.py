@@ -222,11 +222,11 @@ def _put_first(tokenizer: Any, steps: Sequence[Any]) -> None:
 
 
 def _tiktoken_rules(files: TokenizerFiles) -> byte_level.ByteLevelRules:
-    """Return the rules of the tokenizer's class. The name of Kimi-Audio's is that of Kimi's."""
+    """Return the rules of the tokenizer's class, of which two have the same name in different modules."""
     added = [_text(token) for token in files.added.values()]
-    if "tokenization_kimia." in str(files.config.get("auto_map")) or "<|im_kimia_text_blank|>" in added:
-        return byte_level.KIMI_AUDIO
-    return byte_level.TIKTOKEN_RULES.get(files.tokenizer_class, byte_level.OTHER_TIKTOKEN)
+    is_kimia = byte_level.KIMIA_CLASS in str(files.config.get("auto_map")) or "<|im_kimia_text_blank|>" in added
+    name = byte_level.KIMIA_CLASS if is_kimia else files.tokenizer_class
+    return byte_level.TIKTOKEN_RULES.get(name, byte_level.OTHER_TIKTOKEN)
 
 
 def _add_tokens(tokenizer: Any, files: TokenizerFiles, exact: bool) -> None:

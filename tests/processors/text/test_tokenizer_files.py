@@ -148,7 +148,7 @@ def test_vocab_and_merges_equal_transformers(checkpoint: Path, tmp_path: Path) -
     ("name", "file", "rules"),
     [
         ("TikTokenTokenizer", "tiktoken__model", byte_level.TIKTOKEN_RULES["TikTokenTokenizer"]),
-        ("tokenization_kimia.TikTokenTokenizer", "tiktoken__model", byte_level.KIMI_AUDIO),
+        (byte_level.KIMIA_CLASS, "tiktoken__model", byte_level.TIKTOKEN_RULES[byte_level.KIMIA_CLASS]),
         ("QWenTokenizer", "qwen__tiktoken", byte_level.TIKTOKEN_RULES["QWenTokenizer"]),
         ("Llama3", "tokenizer__model", byte_level.OTHER_TIKTOKEN),
     ],
@@ -166,7 +166,7 @@ def test_tiktoken(checkpoint: Path, tmp_path: Path, name: str, file: str, rules:
     }
     tok = Tokenizer(write(tmp_path, config, **{file: ranks_file(ranks)}))
     assert tok.kind == "tiktoken"
-    sizes = {"TikTokenTokenizer": 258, "QWenTokenizer": 208, "tokenization_kimia.TikTokenTokenizer": 421}
+    sizes = {"TikTokenTokenizer": 258, "QWenTokenizer": 208, byte_level.KIMIA_CLASS: 421}
     assert tok.vocab_size == len(ranks) + sizes.get(name, 2)
     oracle = tiktoken.Encoding(name, pat_str=rules.pattern, mergeable_ranks=ranks, special_tokens=tok.specials)
     for text in texts(COUNT, [*tok.specials][:4]):
@@ -178,7 +178,7 @@ def test_tiktoken(checkpoint: Path, tmp_path: Path, name: str, file: str, rules:
 
 def test_kimi_audios_control_tokens_have_their_published_ids() -> None:
     """The vocabulary has 151,643 tokens; tokenizer_config.json need not list those after it."""
-    places = {text: 151_643 + place for place, text in enumerate(byte_level.KIMI_AUDIO.specials)}
+    places = {text: 151_643 + place for place, text in enumerate(byte_level.TIKTOKEN_RULES[byte_level.KIMIA_CLASS].specials)}
     published = {
         "<|im_msg_end|>": 151645, "<|reserved_token_0|>": 151648, "<|im_media_begin|>": 151661, "<|im_media_end|>": 151663,
         "<|im_kimia_text_blank|>": 151666, "<|im_kimia_user_msg_start|>": 151670, "<|im_kimia_speech_ct_id|>": 151675,
