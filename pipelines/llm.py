@@ -19,7 +19,6 @@ from .pooling import PoolingRequestOutput, encode_tasks
 from .rank import Embedding, Score, embed_tasks, score_tasks
 from .reward import reward_tasks
 from .speak import Speech, speak_tasks, stream_task
-from .speech.arguments import OTHER_ARGUMENTS
 from .speech.live_input import LiveEvent
 from .speech.live_session import LiveAudio, LiveStream, stream_events
 from .tasks import run_tasks, run_tasks_async
@@ -85,7 +84,7 @@ class LLM(llm.LLM):
         **options: Any,
     ) -> list[Transcript]:
         """Transcribe one audio item or a list of them; see `pipelines.transcribe.transcribe_tasks` for the arguments."""
-        tasks = transcribe_tasks(self, audio, language, task, **check_names(transcribe_tasks, options, OTHER_ARGUMENTS))
+        tasks = transcribe_tasks(self, audio, language, task, **check_names(transcribe_tasks, options))
         return run_tasks(self, tasks, use_tqdm, 2 * self.config.max_num_seqs)
 
     def speak(
@@ -137,7 +136,7 @@ class AsyncLLM(async_llm.AsyncLLM):
         self, audio: object, language: str | None = None, task: str = "transcribe", **options: Any
     ) -> list[Transcript]:
         """`LLM.transcribe` as a coroutine. Cancelling this or any of the coroutines below aborts its unfinished requests."""
-        tasks = transcribe_tasks(self.llm, audio, language, task, **check_names(transcribe_tasks, options, OTHER_ARGUMENTS))
+        tasks = transcribe_tasks(self.llm, audio, language, task, **check_names(transcribe_tasks, options))
         return await run_tasks_async(self, tasks, 2 * self.llm.config.max_num_seqs)
 
     def stream_transcribe(

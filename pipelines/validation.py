@@ -5,7 +5,6 @@ from __future__ import annotations
 import os
 from collections.abc import Callable, Mapping
 from inspect import signature
-from types import MappingProxyType
 from typing import Any
 
 from ..engine.frontend.arguments import unknown_argument
@@ -21,17 +20,10 @@ _TYPE_NAMES = {
 }
 
 
-def check_names(
-    pipeline: Callable[..., Any], options: Mapping[str, Any], known_elsewhere: Mapping[str, str] = MappingProxyType({})
-) -> Mapping[str, Any]:
-    """Return `options`. Raise InputError for a name that is no parameter of `pipeline` after `llm`, its first one.
-
-    `known_elsewhere`: names of another library, and what to give instead.
-    """
+def check_names(pipeline: Callable[..., Any], options: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return `options`. Raise InputError for a name that is no parameter of `pipeline` after `llm`, its first one."""
     names = list(signature(pipeline).parameters)[1:]
     for name in options:
-        if name in known_elsewhere:
-            raise InputError(f"unknown argument {name!r}; {known_elsewhere[name]}", param=name)
         if name not in names:
             raise unknown_argument(name, names)
     return options

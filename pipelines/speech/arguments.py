@@ -20,21 +20,6 @@ TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 _MAX_BEAMS = 32
 _TASKS = ("transcribe", "translate")
 _TIMESTAMPS = {False: "none", True: "segment", "none": "none", "segment": "segment", "word": "word"}
-OTHER_ARGUMENTS: Mapping[str, str] = {
-    "initial_prompt": "give prompt",
-    "word_timestamps": 'give timestamps="word"',
-    "without_timestamps": 'timestamps="none" is the default',
-    "vad_filter": "give vad",
-    "vad_parameters": "give a function as vad",
-    "batch_size": "windows of all files run as one batch; set max_num_seqs of the engine",
-    "max_new_tokens": "give sampling_params=SamplingParams(temperature=0, max_tokens=...)",
-    "repetition_penalty": "give sampling_params=SamplingParams(temperature=0, repetition_penalty=...)",
-    "suppress_tokens": "those of the checkpoint are always suppressed",
-    "suppress_blank": "tokens that the checkpoint suppresses first always are",
-    "clip_timestamps": "cut the samples",
-    "hallucination_silence_threshold": "vad leaves out silence",
-}
-"""Arguments of faster-whisper with other names here, and what to give instead."""
 _GATES = {"no_speech": (0.0, 1.0), "log_prob": (-inf, 0.0), "compression_ratio": (0.0, inf)}  # least and largest threshold
 
 

@@ -69,7 +69,10 @@ def test_arguments_of_other_transcribers(llm):
         ("num_beams", "did you mean beam_size"),
         ("word_timestamps", 'timestamps="word" gives the times of words'),
         ("vad_filter", "did you mean vad"),
-        ("initial_prompt", "did you mean context"),
+        ("initial_prompt", "did you mean prompt"),
+        ("clip_timestamps", "cut the samples"),
+        ("suppress_tokens", "the checkpoint suppresses"),
+        ("repetition_penalty", r"SamplingParams\(repetition_penalty"),
         ("return_timestamps", "did you mean timestamps"),
         ("max_new_tokens", r"SamplingParams\(max_tokens"),
     ):

@@ -228,7 +228,7 @@ def test_wrong_language_or_task(llm: LLM, options: dict[str, str], said: str) ->
         ({"sampling_params": {"temperature": 0}}, "sampling_params=.* must be a SamplingParams or None"),
         ({"timestamps": "yes"}, "timestamps='yes' must be True or False"),
         ({"langauge": "en"}, "unknown argument 'langauge'; did you mean language"),
-        ({"word_timestamps": True}, "unknown argument 'word_timestamps'; give timestamps=\"word\""),
+        ({"word_timestamps": True}, "unknown argument 'word_timestamps'; timestamps=\"word\" gives"),
     ],
 )
 def test_arguments_of_wrong_type_or_name(llm: LLM, options: dict[str, Any], said: str) -> None:
