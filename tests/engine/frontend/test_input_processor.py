@@ -98,7 +98,8 @@ def test_many_small_items_of_any_family_are_refused_from_counts(name: str, no_to
             "mm_processor_kwargs": options,
         }
         refused = (
-            r"max_model_len is 200|rows, the limit is 4,194,304|a text or one image|or one video, per prompt|At most 1 audio"
+            r"max_model_len is 200|rows, the limit is 4,194,304|a text or one image|or one video, per prompt|At most 1 audio|"
+            r"takes at most 10 per prompt"
         )
         for ask in (processor.process, processor.plan):
             with (
