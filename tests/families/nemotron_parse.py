@@ -55,9 +55,12 @@ class Composed(nn.Module):
     def save_pretrained(self, folder, max_shard_size=None):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config))
-        tensors = {name: one for name, one in self.state_dict().items() if "embed_positions" not in name}
-        tensors = {name: one.contiguous() for name, one in stored(tensors, TOWER).items()}
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        save_file(self.state_dict(), folder / "model.safetensors", {"format": "pt"})
+
+    def state_dict(self, *args, **kwargs):
+        """Return the tensors as published."""
+        tensors = {name: one for name, one in super().state_dict(*args, **kwargs).items() if "embed_positions" not in name}
+        return {name: one.contiguous() for name, one in stored(tensors, TOWER).items()}
 
 
 class Processor(SimpleNamespace):

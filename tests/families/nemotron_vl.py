@@ -80,11 +80,14 @@ class Composed(nn.Module):
     def save_pretrained(self, folder, max_shard_size=None):
         folder.mkdir(parents=True, exist_ok=True)
         (folder / "config.json").write_text(json.dumps(self.config))
-        tensors = stored(self.state_dict(), TOWER)
+        save_file(self.state_dict(), folder / "model.safetensors", {"format": "pt"})
+
+    def state_dict(self, *args, **kwargs):
+        """Return the tensors as published."""
+        tensors = stored(super().state_dict(*args, **kwargs), TOWER)
         if self.hybrid:
             tensors = {name.replace("language_model.model.", "language_model.backbone."): one for name, one in tensors.items()}
-        tensors = {name: one.contiguous() for name, one in tensors.items()}
-        save_file(tensors, folder / "model.safetensors", {"format": "pt"})
+        return {name: one.contiguous() for name, one in tensors.items()}
 
 
 class Processor(SimpleNamespace):
