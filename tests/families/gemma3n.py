@@ -162,6 +162,7 @@ FAMILY = Family(
     run=run,
     tensors=tensors,
     tensor_tolerance=1e-4,
+    half=(0.15, 0.02),  # with images, transformers' own class is off by 0.08 to 0.15 in bfloat16: many convolutions in a row
     load=load,
     variants={"tied": {"tie": True}},
     fullest={"audio": [(25_600,)]},
