@@ -31,6 +31,11 @@ def add_depthwise_(out: Tensor, x: Tensor, kernel: Tensor, lengths: Sequence[int
             target.addcmul_(padded[tap : tap + len(item)], weight)
 
 
+def depthwise_planes(planes: Tensor, kernel: Tensor, stride: int) -> Tensor:
+    """Convolve each channel of padded `planes [batch, channels, height, width]` with its `kernel [channels, 1, k, k]`."""
+    return F.conv2d(planes, kernel, stride=stride, groups=len(kernel))
+
+
 class _Kernel(WeightedLayer):
     """The tensors of a convolution. `below`: they are stored below this name."""
 

@@ -19,6 +19,7 @@ from ...kernels.activation import activation
 from ..interface import StepLimits
 from ..layers.basic import Converter, Convertible, TensorModule
 from ..layers.builder import Builder
+from ..layers.convolution import depthwise_planes
 from ..memory_formulas import OpBytes
 from .mobilenet_spec import AttentionSpec, BlockSpec, EdgeSpec, InvertedSpec, MobileNetSpec, expanded
 
@@ -83,7 +84,7 @@ def _depthwise(x: Tensor, kernel: Tensor, stride: int) -> Tensor:
     plane = _padded(x, kernel.shape[-1], stride)[None].permute(0, 3, 1, 2)
     if _copies_planes(plane.device, plane.dtype):
         plane = plane.contiguous()
-    return F.conv2d(plane, kernel, stride=stride, groups=len(kernel))[0].permute(1, 2, 0).contiguous()
+    return depthwise_planes(plane, kernel, stride)[0].permute(1, 2, 0).contiguous()
 
 
 def _copies_planes(device: torch.device, dtype: torch.dtype) -> bool:
@@ -306,7 +307,8 @@ def _depthwise_bytes(width: int, side: int, kernel: int, stride: int, ops: OpByt
     """Return the bytes alive in DepthwiseNorm beside its input."""
     s, rows = ops.dtype.itemsize, (-(-side // stride)) ** 2
     norm = rows * (width * s + ops.norm(width, True))
-    copies = 2 if _copies_planes(ops.limits.device, ops.dtype) else 1
+    half = ops.limits.device.type == "cpu" and s < 4  # which torch copies on CPUs without AVX-512
+    copies = 2 if half or _copies_planes(ops.limits.device, ops.dtype) else 1
     return max(copies * (_padded_bytes(width, side, kernel, stride, s) + rows * width * s), norm)
 
 

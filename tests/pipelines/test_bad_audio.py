@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import itertools
 import struct
 import tracemalloc
 from collections.abc import AsyncIterator
@@ -14,6 +15,7 @@ import numpy as np
 import pytest
 import soundfile
 from sensorium import LLM, AsyncLLM, Gap, SamplingParams
+from sensorium.pipelines.speech.live_session import LiveStream
 
 RATE = 16_000
 SHORT = SamplingParams(temperature=0.0, max_tokens=6)
@@ -105,8 +107,12 @@ def test_streams_that_stall_jump_and_never_end(llm: LLM) -> None:
         yield noise(0.7)[:, 0]
         await asyncio.sleep(3600)
 
+    enough = asyncio.Event()
+
     async def endless() -> AsyncIterator[Any]:
-        while True:
+        for count in itertools.count():
+            if count == 60:
+                enough.set()
             yield noise(0.5)[:, 0]
             await asyncio.sleep(0)
 
@@ -116,12 +122,16 @@ def test_streams_that_stall_jump_and_never_end(llm: LLM) -> None:
         events = [event async for event in engine.stream_transcribe(stalls(), RATE, idle_timeout=0.5, **options)]
         assert (events[-1].kind, events[-1].reason) == ("ended", "idle")
         assert events[-1].end == pytest.approx(3601.5)
-        stream, finals = engine.stream_transcribe(endless(), RATE, max_buffer_bytes=1 << 19, **options), 0
-        async for event in stream:
-            finals += event.kind == "final"
-            assert event.lag <= (1 << 19) / 4 / RATE
-            if finals == 8:
-                break
-        await stream.aclose()
+        live = LiveStream(engine, max_buffer_bytes=1 << 19, **options)
+
+        async def read() -> None:
+            async for event in live.read(endless()):
+                assert event.lag <= (1 << 19) / 4 / RATE
+
+        reading = asyncio.ensure_future(read())
+        await enough.wait()
+        assert live.transcriber.lag <= (1 << 19) / 4 / RATE
+        reading.cancel()
+        await asyncio.gather(reading, return_exceptions=True)
 
     asyncio.run(main())

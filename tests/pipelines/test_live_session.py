@@ -47,7 +47,7 @@ def test_cancelling_one_stream_stops_nothing_else(llm: LLM) -> None:
         first = engine.stream_transcribe(blocks([speech(-1, 0.8), speech(0.6)], hold), **OPTIONS, max_sessions=2)
         other = engine.stream_transcribe(blocks([speech(-1, 0.8)], hold), **OPTIONS, max_sessions=2)
         assert (await anext(first)).kind == (await anext(other)).kind == "speech_started"
-        with pytest.raises(InputError, match="2 live streams are open on this engine"):
+        with pytest.raises(InputError, match="2 live streams are open, and max_sessions is 2"):
             await anext(engine.stream_transcribe(blocks([]), **OPTIONS, max_sessions=2))
         task = asyncio.ensure_future(anext(first))
         await asyncio.sleep(0)
