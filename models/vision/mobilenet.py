@@ -307,9 +307,10 @@ def _depthwise_bytes(width: int, side: int, kernel: int, stride: int, ops: OpByt
     """Return the bytes alive in DepthwiseNorm beside its input."""
     s, rows = ops.dtype.itemsize, (-(-side // stride)) ** 2
     norm = rows * (width * s + ops.norm(width, True))
-    half = ops.limits.device.type == "cpu" and s < 4  # which torch copies on CPUs without AVX-512
-    copies = 2 if half or _copies_planes(ops.limits.device, ops.dtype) else 1
-    return max(copies * (_padded_bytes(width, side, kernel, stride, s) + rows * width * s), norm)
+    copies = 2 if _copies_planes(ops.limits.device, ops.dtype) else 1
+    # without AVX-512, torch copies results of 16 bits
+    copied = ops.limits.device.type == "cpu" and s < 4 and "AVX512" not in torch.backends.cpu.get_cpu_capability()
+    return max(copies * _padded_bytes(width, side, kernel, stride, s) + (copies + copied) * rows * width * s, norm)
 
 
 def _padded_bytes(width: int, side: int, kernel: int, stride: int, s: int) -> int:
