@@ -1,4 +1,4 @@
-"""What the input processor makes of a prompt: token ids, features, and facts about its items."""
+"""The result of the input processor for one prompt: its token ids, its features, and the plan, size and trace of its items."""
 
 from __future__ import annotations
 

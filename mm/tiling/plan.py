@@ -1,4 +1,4 @@
-"""What a tiling policy returns: the views of an image, and the tiles of each."""
+"""The result of a tiling policy: a plan lists the views of an image, with the steps that make each view and its tiles."""
 
 from __future__ import annotations
 

@@ -38,6 +38,18 @@ VOCODER = {
 }  # fmt: skip
 
 
+def question(letters: str) -> tuple[dict[str, Any], dict[str, Any]]:
+    """Return a user's message with an image for each "i" and a sound for each "a", and the items by modality."""
+    sizes = {"i": ("image", (90, 130)), "a": ("audio", (9120,))}
+    content: list[dict[str, Any]] = [{"type": "text", "text": "How many"}]
+    data: dict[str, Any] = {}
+    for letter in letters:
+        modality, size = sizes[letter]
+        data[modality] = [family.make_media(modality, size, 3)]
+        content.append({"type": modality, modality: (data[modality][0], 16_000) if modality == "audio" else data[modality][0]})
+    return {"role": "user", "content": [*content, {"type": "text", "text": " are there?"}]}, data
+
+
 def build_qwen2_5(seed: int, vocab: int = 72) -> tuple[Any, Any]:
     """Return transformers' whole Qwen2.5-Omni and its processor. Codes from 61 on are without sound."""
     import transformers as tf

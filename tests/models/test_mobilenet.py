@@ -32,7 +32,7 @@ LARGEST = {
     "attention to fewer keys": replace(SMALL, stages=(EARLY, (*LATE[0], AttentionSpec(8, 32, 16, 2)), LATE[1])),
     "the fusion": replace(SMALL, stages=(EARLY, (InvertedSpec(128, 3, stride=2, ratio=1),), *LATE[1:]), out=512),
 }
-"""What needs the most memory -> a shape."""
+"""Shapes of encoders, by the layer that needs the most memory in them."""
 
 
 def names_of(model: MobileNet) -> dict[str, int]:

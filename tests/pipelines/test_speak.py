@@ -33,13 +33,8 @@ def llm(saved):
 
 def conversation(letters):
     """Return messages with one item per letter, and the items by modality."""
-    sizes = {"i": ("image", (90, 130)), "a": ("audio", (9120,))}
-    content, data = [{"type": "text", "text": "How many"}], {}
-    for letter in letters:
-        modality, size = sizes[letter]
-        data[modality] = [family.make_media(modality, size, 3)]
-        content.append({"type": modality, modality: (data[modality][0], 16_000) if modality == "audio" else data[modality][0]})
-    return [{"role": "user", "content": [*content, {"type": "text", "text": " are there?"}]}], data
+    question, data = talkers.question(letters)
+    return [question], data
 
 
 def with_mask(talker, arguments, named):

@@ -15,7 +15,6 @@ from sensorium.models.talker import SpokenAnswer
 
 TEXT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
 GREEDY = SamplingParams(temperature=0.0, repetition_penalty=1.05, max_tokens=30)
-SIZES = {"i": ("image", (90, 130)), "a": ("audio", (9120,))}
 CASES = ["", "i", "a", "ai"]
 
 
@@ -34,14 +33,10 @@ def llm(saved):
 
 def conversation(letters):
     """Return messages of several turns with one item per letter, and the items by modality."""
-    content, data = [{"type": "text", "text": "How many"}], {}
-    for letter in letters:
-        modality, size = SIZES[letter]
-        data[modality] = [family.make_media(modality, size, 3)]
-        content.append({"type": modality, modality: (data[modality][0], 16_000) if modality == "audio" else data[modality][0]})
+    question, data = talkers.question(letters)
     turns = [("system", "You count."), ("user", "Hi"), ("assistant", "Yes?")]
     said = [{"role": role, "content": text} for role, text in turns]
-    return [*said, {"role": "user", "content": [*content, {"type": "text", "text": " are there?"}]}], data
+    return [*said, question], data
 
 
 def spoken_by_oracle(model, inputs, voice, **options):

@@ -1,4 +1,4 @@
-"""What all tiling policies have in common: they refuse empty images, and their steps are bounded."""
+"""Tests that hold for every tiling policy: it refuses empty images, and its intermediate images are bounded."""
 
 from __future__ import annotations
 
