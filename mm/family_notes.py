@@ -209,9 +209,9 @@ NOTES: dict[str, FamilyNote] = {
         "frame twice",
     ),
     "molmo": FamilyNote(
-        "Molmo-7B-D and 7B-O: a small view and overlapping crops of an image, padded, each patch marked if it is padding; "
-        "attention pooling of patches; points",
-        "images only, before the text; at most 12 crops; not MolmoE",
+        "Molmo-7B-D, Molmo-7B-O and MolmoE-1B: a small view and overlapping crops of an image, padded, each patch marked if it "
+        "is padding; attention pooling of patches; points",
+        "images only, before the text; at most 12 crops",
     ),
     "moonshine": FamilyNote(
         "`transcribe`; encoder-decoder: cross-attention; encodes waveforms, not spectrograms; also Moonshine Streaming",

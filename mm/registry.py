@@ -162,6 +162,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MusicFlamingoForConditionalGeneration": native("audioflamingo3", "MusicFlamingo", "AudioFlamingo3ProcessingInfo"),
     "NemotronH_Nano_VL_V2": native("nemotron_vl", "NemotronVL", "NemotronVLProcessingInfo"),
     "NemotronParseForConditionalGeneration": native("nemotron_parse", "NemotronParse", "NemotronParseProcessingInfo"),
+    "OLMoForCausalLM/molmo": native("molmo", "Molmo", "MolmoProcessingInfo"),
     "Ovis": native("ovis", "Ovis", "OvisProcessingInfo"),
     "OvisForCausalLM": native("ovis", "Ovis", "OvisProcessingInfo"),
     "Ovis2ForConditionalGeneration": native("ovis", "Ovis2", "Ovis2ProcessingInfo"),
@@ -309,14 +310,16 @@ _SPELLINGS = {_plain(name): name for name in _NATIVE}
 
 
 def architecture_key(architecture: str, config: Mapping[str, Any]) -> str:
-    """Return the key of ARCHITECTURES: "Architecture/vision model type" if there is one, else the architecture.
+    """Return the key of ARCHITECTURES: "Architecture/model type" if there is one, else the architecture.
 
-    Publishers differ in case and underscores (LightOnOCR and LightOnOcr), which are not compared.
+    The model type is that of the vision tower or of the whole model. Publishers differ in case and underscores (LightOnOCR and
+    LightOnOcr), which are not compared.
     """
     if architecture not in ARCHITECTURES:
         architecture = _SPELLINGS.get(_plain(architecture), architecture)
-    name = f"{architecture}/{(config.get('vision_config') or {}).get('model_type')}"
-    return name if name in ARCHITECTURES else architecture
+    kinds = ((part or {}).get("model_type") for part in (config.get("vision_config"), config))
+    names = (f"{architecture}/{kind}" for kind in kinds)
+    return next((name for name in names if name in ARCHITECTURES), architecture)
 
 
 _TASK = re.compile(r"For[A-Z]\w*$")  # ending shared by many architectures

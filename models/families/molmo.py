@@ -1,7 +1,7 @@
-"""Molmo (arXiv 2409.17146): CLIP over overlapping crops with padding, attention pooling of patches, Qwen2 or OLMo.
+"""Molmo (arXiv 2409.17146): CLIP over overlapping crops with padding, attention pooling of patches, Qwen2, OLMo or OLMoE.
 
-Source: the publisher's modeling_molmo.py, and vLLM's molmo.py. The tower has no section in published config.json files; its
-constants are those of the published code, whose section `vision_backbone` replaces them.
+Source: the publisher's modeling_molmo.py and modeling_molmoe.py, and vLLM's molmo.py. Only MolmoE's config.json has a section
+for the tower, `vision_backbone`; without one its constants are those of the published code.
 """
 
 from __future__ import annotations
@@ -25,10 +25,20 @@ from .molmo2 import ADDED_TOKENS, Molmo2
 
 TEXT: Mapping[str, Any] = {
     "vocab_size": 50304, "hidden_size": 4096, "intermediate_size": 11008, "num_hidden_layers": 32, "num_attention_heads": 32,
-    "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "layer_norm_type": "rms", "rope_theta": 10000.0,
-    "image_padding_embed": "pad_and_partial_pad", "image_pooling_2d": "attention-meanq", "clip_qkv": None, "moe_num_experts": 0,
+    "max_position_embeddings": 2048, "layer_norm_eps": 1e-5, "rope_theta": 10000.0,
 }  # fmt: skip
-_FIXED = ("layer_norm_type", "image_padding_embed", "image_pooling_2d", "clip_qkv", "moe_num_experts")
+_FIXED: Mapping[str, Any] = {
+    "layer_norm_type": "rms", "image_padding_embed": "pad_and_partial_pad", "image_pooling_2d": "attention-meanq",
+    "image_projector": "mlp", "rope_impl": "llama", "activation_type": "swiglu", "attention_layer_norm_with_affine": True,
+    "clip_qkv": None, "moe_shared_expert": False, "moe_interleave": False, "include_bias": False, "weight_tying": False,
+    "normalize_input_embeds": False, "use_cls_feature": False, "scale_logits": False, "alibi": False,
+}  # fmt: skip
+_OLMO_KEYS = {
+    "d_model": "hidden_size", "n_heads": "num_attention_heads", "n_kv_heads": "num_key_value_heads",
+    "n_layers": "num_hidden_layers", "mlp_hidden_size": "intermediate_size", "moe_num_experts": "num_experts",
+    "moe_top_k": "num_experts_per_tok",
+}  # fmt: skip
+"""Names of keys in MolmoE's config.json, and those of the other models."""
 _VISION: Mapping[str, Any] = {
     "image_default_input_size": (336, 336), "image_patch_size": 14, "image_emb_dim": 1024, "image_num_heads": 16,
     "image_num_key_value_heads": 16, "image_num_layers": 23, "image_head_dim": 64, "image_mlp_dim": 4096,
@@ -41,7 +51,7 @@ _KEYS = {
     "image_mlp_activations": "hidden_act", "image_norm_eps": "layer_norm_eps",
 }  # fmt: skip
 _VIT_LAYERS = (-2, -9)
-_BLOCK = re.compile(r"(\.blocks\.\d+\.)(att_proj|attn_out|q_norm|k_norm|ff_proj|ff_out)\.")
+_BLOCK = re.compile(r"(\.blocks\.\d+\.)(?:attn\.|mlp\.)?(att_proj|attn_out|q_norm|k_norm|ff_proj|ff_out|attn_norm|ff_norm)\.")
 
 
 class Molmo(Molmo2):
@@ -60,9 +70,9 @@ class Molmo(Molmo2):
 
     def text_spec(self, config: Mapping[str, Any]) -> DecoderSpec:
         text, added = config["text_config"], config.get("additional_vocab_size", ADDED_TOKENS)
-        for key in _FIXED:
-            if (text[key] or None) != (TEXT[key] or None):
-                raise ConfigError(f"{key} in config.json is {text[key]!r}; only {TEXT[key]!r} is supported")
+        for key, value in _FIXED.items():
+            if (text.get(key, value) or None) != (value or None):
+                raise ConfigError(f"{key} in config.json is {text[key]!r}; only {value!r} is supported")
         stack = Stack(
             out_bias=False,
             qk_norm="all" if text.get("attention_layer_norm") else None,
@@ -97,12 +107,20 @@ class Molmo(Molmo2):
 def _rename(match: re.Match[str]) -> str:
     names = {"attn_out": "o_proj", "ff_out": "down_proj"}
     part = match[2]
-    return f"{match[1]}{'mlp' if part.startswith('ff') else 'self_attn'}.{names.get(part, part)}."
+    module = "" if part in ("attn_norm", "ff_norm") else "mlp." if part.startswith("ff") else "self_attn."
+    return f"{match[1]}{module}{names.get(part, part)}."
 
 
 def _sections(config: Mapping[str, Any]) -> dict[str, Any]:
-    """Return config.json with the sections of Molmo2."""
-    text = {**TEXT, **{key: value for key, value in config.items() if value is not None}}
+    """Return config.json with the sections of Molmo2.
+
+    MolmoE's experts are as wide as its projector, and the weights of chosen experts do not add up to 1. Its scores are scaled
+    by the head's size, whatever `query_pre_attn_scalar` says.
+    """
+    text = {**TEXT, **{_OLMO_KEYS.get(key, key): value for key, value in config.items() if value is not None}}
+    if config.get("mlp_ratio") and not config.get("mlp_hidden_size"):
+        text["intermediate_size"] = positive_int(text, "mlp_ratio") * positive_int(text, "hidden_size")
+    text |= {"norm_topk_prob": False, "query_pre_attn_scalar": None}
     text["num_key_value_heads"] = text.get("num_key_value_heads") or text["num_attention_heads"]
     text["intermediate_size"] = inner = positive_int(text, "intermediate_size") // 2  # of gate and up together
     given = {**_VISION, **(config.get("vision_backbone") or {})}

@@ -25,7 +25,7 @@ from ..options import is_low_detail
 from .molmo2 import CropSpec, Molmo2ProcessingInfo
 
 _MAX_CROPS = 12
-_VOCABULARY, _ADDED_TOKENS = 50304, 128
+_VOCABULARY, _ADDED_TOKENS, _HIDDEN_SIZE = 50304, 128, 4096
 _TEMPLATE = """
 {%- for m in messages -%}
   {%- if m.role not in ('user', 'assistant') -%}{{ raise_exception('this model takes no role ' ~ m.role) }}{%- endif -%}
@@ -53,7 +53,7 @@ class MolmoProcessingInfo(Molmo2ProcessingInfo):
     prompt_attention = "causal"
     placeholders = {"image": ("<|image|>",)}
     valid_kwargs = {"image": ("detail", "max_crops")}
-    text_config_defaults = {"vocab_size": _VOCABULARY + _ADDED_TOKENS, "hidden_size": 4096}
+    text_config_defaults = {"vocab_size": _VOCABULARY + _ADDED_TOKENS, "hidden_size": _HIDDEN_SIZE}
     chat_template = _TEMPLATE
     end_tokens = ("<|endoftext|>",)
     default_flags: ClassVar[Mapping[str, bool | None]] = {
@@ -62,8 +62,11 @@ class MolmoProcessingInfo(Molmo2ProcessingInfo):
     }  # fmt: skip
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
-        """Count the added tokens, which follow all rows of the first table, as part of the vocabulary."""
-        config = files.config
+        """Count the added tokens, which follow all rows of the first table, as part of the vocabulary.
+
+        MolmoE's config.json names the hidden size `d_model`.
+        """
+        config = {"hidden_size": files.config.get("d_model", _HIDDEN_SIZE), **files.config}
         size = config.get("embedding_size") or config.get("vocab_size", _VOCABULARY)
         size += config.get("additional_vocab_size", _ADDED_TOKENS)
         return replace(files, config={**config, "vocab_size": size})

@@ -1,10 +1,13 @@
-"""Molmo in the parity suite, composed of transformers' CLIP and Qwen2 (7B-D) or OLMo 2 (7B-O).
+"""Molmo in the parity suite, composed of transformers' CLIP and Qwen2 (7B-D), OLMo 2 (7B-O) or OLMoE (MolmoE-1B).
 
-Source of what is around them: the publisher's modeling_molmo.py, image_preprocessing_molmo.py and preprocessing_molmo.py.
+Source of what is around them: the publisher's modeling_molmo.py, image_preprocessing_molmo.py and preprocessing_molmo.py; for
+MolmoE, whose config.json and tensors have names of their own, modeling_molmoe.py.
 """
 
 import json
 import re
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -41,7 +44,31 @@ NORMS = {
     True: {"post_attention_layernorm.": "attn_norm.", "post_feedforward_layernorm.": "ff_norm."},
     False: {"input_layernorm.": "attn_norm.", "post_attention_layernorm.": "ff_norm."},
 }
+SPARSE = {
+    "model.layers.": "blocks.", "self_attn.o_proj.": "attn.attn_out.", "self_attn.q_norm.": "attn.q_norm.",
+    "self_attn.k_norm.": "attn.k_norm.", "self_attn.att_proj.": "attn.att_proj.", "input_layernorm.": "attn.attn_norm.",
+    "post_attention_layernorm.": "mlp.ff_norm.", "model.norm.": "ln_f.", "lm_head.": "ff_out.",
+}  # fmt: skip
+OLMO_KEYS = {
+    "hidden_size": "d_model", "num_attention_heads": "n_heads", "num_key_value_heads": "n_kv_heads",
+    "num_hidden_layers": "n_layers", "intermediate_size": "mlp_hidden_size",
+}  # fmt: skip
 PARTS = {"self_attn.q_proj": 0, "self_attn.k_proj": 1, "self_attn.v_proj": 2, "mlp.up_proj": 0, "mlp.gate_proj": 1}
+
+EXPERTS = {
+    "architectures": ["OLMoForCausalLM"], "qkv_bias": False, "attention_layer_norm": True, "n_kv_heads": None, "head_dim": None,
+    "block_type": "moe", "mlp_hidden_size": None, "mlp_ratio": 1, "moe_num_experts": 4, "moe_top_k": 2, "moe_interleave": False,
+    "moe_shared_expert": False, "rope_impl": "llama", "activation_type": "swiglu", "query_pre_attn_scalar": 224,
+    "attention_layer_norm_with_affine": True, "image_projector": "mlp", "alibi": False, "include_bias": False,
+}  # fmt: skip
+"""What MolmoE's config.json has beside the keys of the others, or in place of them."""
+
+
+def with_plain_keys(config):
+    """Return a config.json with the keys of Molmo-7B's."""
+    made = {**config, **{key: config[own] for key, own in OLMO_KEYS.items() if own in config}}
+    made["num_key_value_heads"] = made["num_key_value_heads"] or made["num_attention_heads"]
+    return {**made, "intermediate_size": made["intermediate_size"] or made["mlp_ratio"] * made["hidden_size"]}
 
 
 class Composed(nn.Module):
@@ -49,7 +76,8 @@ class Composed(nn.Module):
         super().__init__()
         import transformers as tf
 
-        self.config, hidden, inner = config, config["hidden_size"], config["intermediate_size"] // 2
+        self.config, config = config, with_plain_keys(config)
+        self.experts, hidden, inner = config.get("moe_num_experts"), config["hidden_size"], config["intermediate_size"] // 2
         vision = {
             "hidden_size": WIDTH, "intermediate_size": 96, "num_hidden_layers": 4, "num_attention_heads": HEADS,
             "image_size": PATCH * SIDE, "patch_size": PATCH, "hidden_act": "quick_gelu", "layer_norm_eps": 1e-5,
@@ -65,6 +93,9 @@ class Composed(nn.Module):
         own |= {"vocab_size": rows + config["additional_vocab_size"], "intermediate_size": inner, "tie_word_embeddings": False}
         own |= {"rope_theta": config["rope_theta"], "rms_norm_eps": config["layer_norm_eps"], "pad_token_id": None}
         kind = tf.Olmo2Config if config["norm_after"] else tf.Qwen2Config
+        if self.experts:
+            kind = tf.OlmoeConfig
+            own |= {"num_experts": self.experts, "num_experts_per_tok": config["moe_top_k"], "norm_topk_prob": False}
         self.language = tf.AutoModelForCausalLM.from_config(kind(**own, max_position_embeddings=4096), **plain)
         self.language.lm_head = nn.Linear(hidden, rows, bias=False)
 
@@ -107,15 +138,27 @@ class Composed(nn.Module):
             return BACKBONE + re.sub(r"^(w\d)", r"image_projector.\1", name), 0
         name = name.removeprefix("language.")
         number = next((number for part, number in PARTS.items() if part in name), 0)
-        name = re.sub(r"self_attn\.[qkv]_proj", "att_proj", re.sub(r"mlp\.(up|gate)_proj", "ff_proj", name))
-        for ours, theirs in (TEXT | NORMS[self.config["norm_after"]]).items():
+        module = "self_attn.att_proj" if self.experts else "att_proj"
+        name = re.sub(r"self_attn\.[qkv]_proj", module, re.sub(r"mlp\.(up|gate)_proj", "ff_proj", name))
+        for ours, theirs in (SPARSE if self.experts else TEXT | NORMS[self.config["norm_after"]]).items():
             name = name.replace(ours, theirs)
         return f"model.transformer.{name}", number
+
+    def single(self):
+        """Yield names and tensors, those of each expert apart."""
+        for name, tensor in super().state_dict().items():
+            path, found, part = name.partition("experts.")
+            names = ("gate_proj", "up_proj") if part == "gate_up_proj" else (part,)
+            for number in range(self.experts) if found else ():
+                for own, shard in zip(names, tensor[number].chunk(len(names)), strict=True):
+                    yield f"{path}experts.{number}.{own}.weight", shard
+            if not found:
+                yield name, tensor
 
     def groups(self):
         """Return the published names and the tensors that are joined under each."""
         joined = {}
-        for name, tensor in super().state_dict().items():
+        for name, tensor in self.single():
             published, number = self.place(name)
             joined.setdefault(published, {})[number] = tensor
         return {name: [tensor for _, tensor in sorted(parts.items())] for name, parts in joined.items()}
@@ -160,7 +203,7 @@ class Processor(SimpleNamespace):
         (folder / "preprocessor_config.json").write_text(json.dumps(made))
 
 
-def build(seed, olmo=False, **more):
+def build(seed, olmo=False, experts=False, **more):
     words = fast_tokenizer(["<eos>", *MARKS], eos_token="<eos>", pad_token="<eos>")
     own, rows = text_config(words), len(words) - len(MARKS)
     heads = own["num_attention_heads"] if olmo else own["num_key_value_heads"]
@@ -172,6 +215,8 @@ def build(seed, olmo=False, **more):
         "vit_layers": LAYERS, "hidden_size": 64, "intermediate_size": 256, "num_hidden_layers": 3, "num_attention_heads": 4,
         "num_key_value_heads": heads, "own": dict(zip(MARKS, words.convert_tokens_to_ids(MARKS), strict=True)), **more,
     }  # fmt: skip
+    if experts:
+        config = {OLMO_KEYS.get(key, key): value for key, value in config.items()} | EXPERTS
     model = Composed(config).eval()
     randomise(model, seed)
     sharpen(model.tower)
@@ -249,7 +294,7 @@ def refuses(modality, size):
 
 
 UNUSED, KEYS = "the tower's last layer is not read", "a key bias adds the same to all scores of a query"
-FAMILY = Family(
+MOLMO = Family(
     "molmo",
     build,
     placeholders={"image": "<|image|>"},
@@ -273,3 +318,5 @@ FAMILY = Family(
     fullest_items=2,
     variants={"olmo": {"olmo": True}},
 )
+MOLMOE = replace(MOLMO, name="molmoe", build=partial(build, experts=True), variants={})
+FAMILIES = [MOLMO, MOLMOE]

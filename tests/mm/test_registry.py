@@ -7,13 +7,18 @@ from sensorium.mm.errors import ConfigError
 from sensorium.mm.registry import ARCHITECTURES, CHECKPOINT_LAYOUTS, architecture_key, find_architecture
 
 
-def test_an_entry_may_be_for_one_type_of_vision_tower():
+def test_an_entry_may_be_for_one_model_type():
     special = [name for name in ARCHITECTURES if "/" in name]
     assert special
     for name in special:
         architecture, kind = name.split("/")
-        assert architecture_key(architecture, {"vision_config": {"model_type": kind}}) == name
-        for config in ({}, {"vision_config": None}, {"vision_config": {"model_type": "another"}}):
+        for config in (
+            {"vision_config": {"model_type": kind}},
+            {"model_type": kind},
+            {"vision_config": {}, "model_type": kind},
+        ):
+            assert architecture_key(architecture, config) == name
+        for config in ({}, {"vision_config": None}, {"vision_config": {"model_type": "another"}}, {"model_type": "another"}):
             assert architecture_key(architecture, config) == architecture
 
 

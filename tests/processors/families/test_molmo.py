@@ -7,9 +7,11 @@ import numpy as np
 import pytest
 import torch
 from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.registry import ARCHITECTURES, architecture_key, find_architecture
 from sensorium.mm.tiling.overlapped import PaddedOverlappedTiles
 from sensorium.mm.types import MediaHeader
 from sensorium.models.families.molmo import Molmo
+from sensorium.models.text.spec import MoeSpec
 from sensorium.models.weights import named_layers
 from sensorium.processors.families.molmo import MolmoProcessingInfo
 from sensorium.processors.files import ProcessorFiles
@@ -26,6 +28,26 @@ OLMO = {
     "hidden_size": 4096, "intermediate_size": 22016, "num_attention_heads": 32, "num_hidden_layers": 32,
     "num_key_value_heads": None, "rope_theta": 500000.0,
 }  # fmt: skip
+OLMOE = {
+    "architectures": ["OLMoForCausalLM"], "model_type": "molmo", "activation_type": "swiglu", "additional_vocab_size": 128,
+    "alibi": False, "attention_layer_norm": True, "attention_layer_norm_with_affine": True, "attn_logit_softcapping": None,
+    "bias_for_layer_norm": False, "block_type": "moe", "clip_qkv": None, "d_model": 2048, "embedding_size": 50304,
+    "final_logit_softcapping": None, "head_dim": None, "image_padding_embed": "pad_and_partial_pad",
+    "image_pooling_2d": "attention-meanq", "image_projector": "mlp", "include_bias": False, "layer_norm_eps": 1e-5,
+    "layer_norm_type": "rms", "max_position_embeddings": 32768, "max_sequence_length": 4096, "mlp_hidden_size": None,
+    "mlp_ratio": 1, "moe_interleave": False, "moe_num_experts": 64, "moe_shared_expert": False, "moe_top_k": 8,
+    "multi_query_attention": None, "n_heads": 16, "n_kv_heads": None, "n_layers": 16, "norm_after": False,
+    "normalize_input_embeds": False, "qkv_bias": False, "query_pre_attn_scalar": 224, "rope_impl": "llama",
+    "rope_theta": 10000.0, "scale_logits": False, "use_cls_feature": False, "vit_layers": [-2, -9], "vocab_size": 50280,
+    "vision_backbone": {
+        "image_default_input_size": [336, 336], "image_emb_dim": 1024, "image_head_dim": 64,
+        "image_mlp_activations": "quick_gelu", "image_mlp_dim": 4096, "image_model_type": "openai", "image_norm_eps": 1e-5,
+        "image_num_heads": 16, "image_num_key_value_heads": 16, "image_num_layers": 23, "image_num_pos": 577,
+        "image_patch_size": 14, "image_pos_patch_size": 14,
+    },
+    "weight_tying": False,
+}  # fmt: skip
+"""Part of the published config.json of MolmoE-1B-0924."""
 IMAGE = {
     "base_image_input_size": [336, 336], "do_normalize": True, "image_padding_mask": True, "image_patch_size": 14,
     "image_token_length_h": 12, "image_token_length_w": 12, "max_crops": 12, "overlap_margins": [4, 4],
@@ -63,8 +85,36 @@ def test_the_published_olmo_builds() -> None:
     assert model.vocab_size == 100352 + 128
 
 
+def test_the_published_mixture_builds() -> None:
+    model = Molmo(OLMOE, torch.bfloat16, torch.device("meta"))
+    shapes = {name: view.shape for _, views in named_layers(model).values() for name, view in views.items()}
+    assert shapes["language_model.layers.0.self_attn.q_norm.weight"] == (2048,)
+    assert shapes["language_model.layers.15.mlp.gate.weight"] == (64, 2048)
+    assert shapes["language_model.layers.15.mlp.experts.63.down_proj.weight"] == (2048, 1024)
+    assert shapes["projector.down_proj.weight"] == (2048, 1024)
+    assert shapes["head.lm_head.weight"] == (50304, 2048)
+    mixture, attention = model.spec.layers[0].mlp, model.spec.attentions[0]
+    assert isinstance(mixture, MoeSpec)
+    assert (mixture.top_k, mixture.normalise, attention.scale, model.spec.eps) == (8, False, 128**-0.5, 1e-5)
+    tokens = dict(zip(TOKENS, range(50280, 50285), strict=True))
+    assert MolmoProcessingInfo(replace(FILES, config=OLMOE, token_to_id=tokens.get)).embed_width == 2048
+
+
+def test_only_molmo_of_the_architecture_is_served() -> None:
+    assert find_architecture(architecture_key("OLMoForCausalLM", OLMOE)).family == "molmo"
+    assert architecture_key("OLMoForCausalLM", {"model_type": "hf_olmo"}) not in ARCHITECTURES
+    assert architecture_key("OlmoForCausalLM", {"model_type": "olmo"}) not in ARCHITECTURES
+
+
 @pytest.mark.parametrize(
-    ("key", "value"), [("moe_num_experts", 64), ("clip_qkv", 8.0), ("layer_norm_type", "default"), ("image_pooling_2d", "none")]
+    ("key", "value"),
+    [
+        ("moe_shared_expert", True),
+        ("rope_impl", "cockatoo"),
+        ("clip_qkv", 8.0),
+        ("layer_norm_type", "default"),
+        ("image_pooling_2d", "none"),
+    ],
 )
 def test_other_decoders_are_refused(key: str, value: object) -> None:
     with pytest.raises(ConfigError, match=key):
