@@ -22,6 +22,10 @@ the family's file of the suite in `tests/families/`, and names other tests. Any 
 with or without an encoder, runs through transformers' class, and so does a checkpoint whose decoder is not in
 `models/text/stacks.py`. `sensorium doctor --model DIR` prints which class runs a checkpoint.
 [quantisation.md](quantisation.md) lists the stored formats that all of them load.
+
+Where a row has `load_mtp`, `LLM(..., load_mtp=True)` also loads the layers for multi-token prediction, in the same formats,
+and the memory plan counts their weights. `DecoderModel.draft` runs them over a paged cache of their own; `generate` does not
+use them yet. Without the option, their tensors are ignored.
 """
 GROUPS = {
     "images": "Images and videos",

@@ -55,6 +55,7 @@ _FLAGS = (
     "engine_process",
     "warm_up",
     "load_talker",
+    "load_mtp",
 )
 
 
@@ -146,6 +147,8 @@ class EngineConfig:
         warm_up: after loading, run a small item of each modality through the encoder (on a CPU if it has few patches). A thread
             also imports and runs the media processing, so that the first item of a request delays no other request.
         load_talker: also load the part of the model that speaks, for `LLM.speak`. It stays in this process.
+        load_mtp: also load the layers for multi-token prediction (`DecoderModel.draft`), which `generate` does not use yet.
+            Their weights are ignored otherwise.
         batch_invariant: give a request bit-identical results regardless of the other requests in a batch. This is slower.
 
     Raises:
@@ -187,6 +190,7 @@ class EngineConfig:
     async_scheduling: bool | None = None
     warm_up: bool = True
     load_talker: bool = False
+    load_mtp: bool = False
     batch_invariant: bool = False
     engine_process: bool = False
     engine_restarts: int = 3

@@ -101,7 +101,8 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "glm4v": FamilyNote(
         "timestamps between frames as text, rotary positions on half of each head; norms before and after each sublayer, or "
-        "a mixture of experts; GLM-OCR with its own tower"
+        "a mixture of experts; GLM-OCR with its own tower; `load_mtp` for GLM-4.5V and GLM-OCR",
+        other_tests="tests/models/families/test_mtp.py (multi-token prediction)",
     ),
     "glmasr": FamilyNote("`transcribe`; rotary positions in the tower, rows stacked by four", "630 s per audio item"),
     "got_ocr2": FamilyNote(
@@ -264,9 +265,10 @@ NOTES: dict[str, FamilyNote] = {
         "tests/pipelines/test_speak_qwen3.py",
     ),
     "qwen3_vl": FamilyNote(
-        "DeepStack, interleaved M-RoPE, timestamps as text, experts, gated delta nets (Qwen3.5); `embed` and `score`",
+        "DeepStack, interleaved M-RoPE, timestamps as text, experts, gated delta nets (Qwen3.5); `embed` and `score`; "
+        "`load_mtp` for Qwen3.5",
         "2048 frames per video; aspect ratio up to 200:1",
-        "tests/pipelines/test_rank.py (vectors and scores)",
+        "tests/pipelines/test_rank.py (vectors and scores), tests/models/families/test_mtp.py (multi-token prediction)",
     ),
     "step3_vl": FamilyNote(
         "Step3 and Step3-VL-10B: square windows of an image, then the whole image (`enable_patch`); two convolutions after the "
@@ -283,7 +285,8 @@ NOTES: dict[str, FamilyNote] = {
     ),
     "text_only": FamilyNote(
         "decoders without an encoder, which take text only; `model_type` selects the decoder; `embed`, `score`, `classify` "
-        "and `reward`; voyage-4-nano (bidirectional)"
+        "and `reward`; voyage-4-nano (bidirectional); `load_mtp` for DeepSeek V3, GLM-4.5 and Qwen3-Next",
+        other_tests="tests/models/families/test_mtp.py (multi-token prediction)",
     ),
     "ultravox": FamilyNote("rows stacked by eight, any decoder; tower and decoder may be in other repositories"),
     "voxtral": FamilyNote(

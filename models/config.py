@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
@@ -22,6 +22,7 @@ from .text.spec import (
     MambaSpec,
     MlpSpec,
     MoeSpec,
+    MtpSpec,
     PerLayerSpec,
     RopeSpec,
     StateSpec,
@@ -106,6 +107,7 @@ def check_parts(config: Mapping[str, Any]) -> None:
 
 
 _MTP_LAYERS = "num_nextn_predict_layers"
+_OWN_MTP_LAYERS = "mtp_num_hidden_layers"  # where their names start with `mtp.`; Qwen3-Next stores a layer without the key
 
 
 def decoder_spec(config: Mapping[str, Any], stack: Stack | None = None, **changes: Any) -> DecoderSpec:
@@ -150,10 +152,21 @@ def _read(config: Mapping[str, Any], text: Mapping[str, Any], stack: Stack) -> D
         logit_cap=text.get("final_logit_softcapping"),
         head_bias=bool(text.get("lm_head_bias", False)),
         mtp_layers=positive_int(text, _MTP_LAYERS) if text.get(_MTP_LAYERS) else 0,
+        mtp=_mtp(text, stack, layers),
         per_layer=_per_layer(text, stack),
         scaled_layers=stack.scaled_layers,
         altup=_altup(text) if text.get("altup_num_inputs") else None,
     )
+
+
+def _mtp(text: Mapping[str, Any], stack: Stack, layers: Sequence[LayerSpec]) -> MtpSpec | None:
+    """Return the layers for multi-token prediction, which are built like the last decoder layer with attention."""
+    key = _OWN_MTP_LAYERS if stack.mtp == "mtp" else _MTP_LAYERS
+    count = text.get(key, 1 if stack.mtp == "mtp" else 0)
+    like = next((layer for layer in reversed(layers) if isinstance(layer.mixer, AttentionSpec | LatentSpec)), None)
+    if stack.mtp is None or like is None or not count:
+        return None
+    return MtpSpec(positive_int({key: count}, key), like, stack.mtp)
 
 
 def _altup(text: Mapping[str, Any]) -> AltUpSpec:

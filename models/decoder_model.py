@@ -11,14 +11,16 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
+from ..mm.errors import ConfigError
 from .formats.assign import Formats
-from .interface import ForwardBatch, StepLimits
+from .interface import CacheSpec, ForwardBatch, StepLimits
 from .layers.adapter import AdapterMask, LowRank, adapter_bytes
 from .layers.basic import WeightedLayer, rename
 from .layers.linear import LmHead
 from .talker import Talker
 from .text.altup import AltUpDecoder
 from .text.decoder import Decoder, decoder_bytes, gathered_bytes
+from .text.mtp import COPIES, MTP, MtpLayer, mtp_prefixes, stored_stems
 from .text.spec import DecoderSpec
 from .weights import check, fill
 
@@ -32,7 +34,7 @@ TEXT_PREFIXES = (
 )
 """Name prefixes of decoder and head in multimodal checkpoints of transformers 5 and 4."""
 _HEAD = "head.lm_head."
-_MTP = ("mtp.", "model.mtp", "language_model.mtp")  # tensors for multi-token prediction, which are not used
+_MTP = ("mtp.", "model.mtp", "language_model.mtp")  # prefixes of tensors for multi-token prediction
 _on_meta = ContextVar("sensorium_decoder_on_meta", default=False)
 
 
@@ -58,12 +60,13 @@ class DecoderModel(nn.Module):
             the names of `layers.adapter.tensor_name`.
         ignored: canonical prefixes of stored tensors that are not used. All other unknown tensors are refused.
         head: None in a checkpoint for embeddings, which stores no head.
+        mtp_layers: layers for multi-token prediction, if `add_mtp` was called. mtp_cache_specs: formats of their KV caches.
         talker: class of the part that speaks (`models.talker.Talker`), if there is one; `LLM(load_talker=True)` builds it.
     """
 
     __call__: Callable[..., Tensor]
 
-    prefixes: ClassVar[Sequence[tuple[str, str]]] = ()
+    prefixes: Sequence[tuple[str, str]] = ()
     ignored: Sequence[str] = ()
     talker: ClassVar[Callable[..., Talker] | None] = None
     routes_by_modality: Mapping[str, int] = {}
@@ -74,6 +77,7 @@ class DecoderModel(nn.Module):
     pooling = "last"
     normalizes = True
     pools_items = False
+    mtp_cache_specs: Sequence[CacheSpec] = ()
     text_parts: ClassVar[Sequence[str]] = ("language_model", "head")
     formats: Formats | None = None  # of a quantised checkpoint
 
@@ -87,6 +91,7 @@ class DecoderModel(nn.Module):
         self.language_model = decoder or kind(spec, dtype, torch.device("meta") if _on_meta.get() else device)
         self.cache_specs = self.language_model.cache_specs
         self.head: LmHead | None = self._build_head(spec.tied)
+        self.mtp_layers: nn.ModuleList
 
     def _build_head(self, tied: bool) -> LmHead:
         spec, embedding = self.spec, self.language_model.embed_tokens
@@ -123,6 +128,41 @@ class DecoderModel(nn.Module):
         assert self.head is not None
         return self.head(hidden)
 
+    def draft(self, batch: ForwardBatch, hidden: Tensor, layer: int = 0) -> Tensor:
+        """Run a layer for multi-token prediction on tokens and the hidden states from which they were predicted.
+
+        The layer attends to earlier rows through a KV cache of its own, as a decoder layer does. `compute_logits` of the
+        result gives logits of the tokens after those of the batch, and `draft` with the next layer predicts a token further
+        from it, if there are several.
+
+        Args:
+            batch: `input_ids` are the tokens that follow the hidden states, `positions` those of the hidden states. Only
+                their differences matter, except that GLM's and DeepSeek's layers take zeros for the embedding of a row at
+                position 0. `kv_caches` and `attn` have one entry, of `mtp_cache_specs[layer]`. `embed_index` and
+                `embed_rows` are for tokens that are placeholders.
+            hidden: `[rows, hidden]` of `forward` (layer 0), or of `draft` with the layer before. It is not changed.
+            layer: number of the layer.
+
+        Returns:
+            Normed hidden states `[rows, hidden]`.
+
+        Raises:
+            ConfigError: the model was loaded without such a layer.
+        """
+        decoder, spec, count = self.language_model, self.spec.mtp, len(self.mtp_cache_specs)
+        if spec is None or not 0 <= layer < count:
+            reason = f"layer {layer} for multi-token prediction was asked for, and {count} are loaded"
+            raise ConfigError(f"{reason}; load the model with load_mtp=True, or give a lower number", param="load_mtp")
+        x = decoder.embed(batch)
+        decoder.put_encoder_rows(x, batch)
+        if spec.zeroes_first:
+            x.masked_fill_((batch.positions[0] == 0)[:, None], 0)
+        rope = getattr(spec.layer.mixer, "rope", None)
+        cos_sin = None if rope is None else decoder.rotaries[self.spec.ropes.index(rope)](batch.positions)
+        (cache,), (attn,) = batch.kv_caches, batch.attn
+        drafted: Tensor = self.mtp_layers[layer](x, hidden, cos_sin, cache, attn, batch.modality_ids)
+        return drafted
+
     def forward_bytes(self, limits: StepLimits) -> int:
         adapters = [module for module in self.modules() if isinstance(module, LowRank)]
         mixers = [adapter for adapter in adapters if ".mlp." not in adapter.stem]
@@ -142,6 +182,29 @@ class DecoderModel(nn.Module):
         elif not self.spec.tied and not has_head:
             self.head = None
 
+    def add_mtp(self, headers: Mapping[str, Tensor]) -> None:
+        """Add the layers for multi-token prediction. Call it before `check_weights` and after `choose_head`.
+
+        Args:
+            headers: of `weight_files.read_headers`, or empty.
+
+        Raises:
+            ConfigError: the config states none that are supported, or the checkpoint does not store them.
+        """
+        mtp = self.spec.mtp
+        if mtp is None:
+            raise _no_mtp("config.json states no layers for multi-token prediction, or the family's are not supported")
+        if mtp.names == "mtp" and mtp.count > 1:
+            raise _no_mtp(f"config.json states {mtp.count} layers for multi-token prediction, and 1 is supported")
+        self.prefixes = (*mtp_prefixes(self.spec, self.prefixes), *self.prefixes)
+        names = (rename(name, self.prefixes) for name, _ in self.convert_weights(headers.items()))
+        if headers and not any(name.startswith(f"{MTP}.") for name in names):
+            raise _no_mtp("the checkpoint has no tensors for multi-token prediction", "give one that has them, or ")
+        device = self.language_model.embed_tokens.weight.device
+        layers = [MtpLayer(mtp, self.spec, self.dtype, device) for _ in range(mtp.count)]
+        self.mtp_layers, self.mtp_cache_specs = nn.ModuleList(layers), [layer.cache_spec for layer in layers]
+        self.ignored = (*self.ignored, *(f"{MTP}.{i}.{copy}" for i in range(mtp.count) for copy in COPIES))
+
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
         check(self, self.convert_weights(headers.items()), self.prefixes, self._unused)
 
@@ -155,7 +218,7 @@ class DecoderModel(nn.Module):
     def _unused(self) -> tuple[str, ...]:
         """Canonical prefixes of all stored tensors that are not used."""
         first, count = len(self.spec.layers), self.spec.mtp_layers
-        layers = (f"language_model.layers.{index}." for index in range(first, first + count))
+        layers = (stem for index in range(first, first + count) for stem in stored_stems(index, ()))
         return (*_MTP, *layers, *self.ignored)
 
     def keep_encoders(self, modalities: Collection[str]) -> None:
@@ -185,3 +248,7 @@ class DecoderModel(nn.Module):
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         """Rename or reshape stored tensors before prefixes are replaced. A family overrides this for other layouts."""
         return weights
+
+
+def _no_mtp(reason: str, how: str = "") -> ConfigError:
+    return ConfigError(f"load_mtp=True, but {reason}; {how}leave load_mtp out", param="load_mtp")

@@ -13,7 +13,7 @@ METHODS = ("int8", "fp8", "int4")
 _GROUP_SIZES = (32, 64, 128)
 _ACTIVATIONS = ("16", "int8")
 _KEYS = ("method", "towers", "group_size", "symmetric", "activations")
-_DECODERS = ("language_model.", "decoder.")  # the latter in encoder-decoder models
+_DECODERS = ("language_model.", "mtp_layers.", "decoder.")  # the last in encoder-decoder models
 
 
 @dataclass(frozen=True)

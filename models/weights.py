@@ -178,6 +178,8 @@ def check(
             module, _ = formats.parts[rename(stored, prefixes)]
             experts = formats.stacks[module].modules if module in formats.stacks else ((module,),)
             missing -= {f"{shard}.weight" for shards in experts for shard in shards}
+            if f"{module}.weight" in converters and module not in formats.stacks:
+                split.add(f"{converters[f'{module}.weight'][0]}.")
         else:
             wide.append((stored, header))
     for stored, name, whole in _joined(root, wide, prefixes, ignored):

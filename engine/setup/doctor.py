@@ -71,7 +71,7 @@ def describe_checkpoint(
     tokenizer = Tokenizer(files.tokenizer_folder)
     info = load_processing(files, {}, tokenizer)
     template = info.chat_template or files.find_template()
-    build_model(files, info, torch_dtype, torch.device("meta"), info.modalities)
+    build_model(files, info, torch_dtype, torch.device("meta"), info.modalities, load_mtp=config.load_mtp)
     return {
         "architecture": files.architecture,
         "path": describe_implementation(row, files),
@@ -116,7 +116,7 @@ def find_problems(config: EngineConfig) -> list[tuple[str, SensoriumError]]:
 
 def _build(files: ModelFiles, info: ProcessingInfo, config: EngineConfig) -> None:
     """Build the model on the meta device."""
-    build_model(files, info, computing_dtype(config, files), torch.device("meta"), info.modalities)
+    build_model(files, info, computing_dtype(config, files), torch.device("meta"), info.modalities, load_mtp=config.load_mtp)
 
 
 def _check_template(folder: Path) -> None:

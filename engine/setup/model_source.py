@@ -124,7 +124,7 @@ class ModelSource:
 
     def _build(self, device: torch.device) -> Model:
         modalities = [name for name in self.modalities if self.config.encodes(name)]
-        model = build_model(self.files, self.info, self.dtype, device, modalities, self.config.parts)
+        model = build_model(self.files, self.info, self.dtype, device, modalities, self.config.parts, self.config.load_mtp)
         self._check_quantization(model)
         if isinstance(model, DecoderModel) and (self.config.enable_prompt_embeds or self.config.parts == "decoder"):
             model.reads_encoder_rows = True
@@ -135,6 +135,8 @@ class ModelSource:
         if half and self.files.adapter is None:  # merged weights may not fit float16
             keep_float16(cast(nn.Module, model))
         model.cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.cache_specs)
+        if isinstance(model, DecoderModel):
+            model.mtp_cache_specs = with_cache_dtype(self.config.kv_cache_dtype, model.mtp_cache_specs)
         return model
 
     def _check_int4(self, model: Model, quantization: str | Mapping[str, Any]) -> None:
@@ -180,15 +182,16 @@ def build_model(
     device: torch.device,
     modalities: Sequence[str],
     parts: str = "all",
+    load_mtp: bool = False,
 ) -> Model:
     """Build a checkpoint's model and its adapters, without weights.
 
     Args:
         modalities: those whose encoders are needed.
-        parts: as in EngineConfig.
+        parts, load_mtp: as in EngineConfig.
 
     Raises:
-        ConfigError: config.json describes no model, or the model cannot be built in parts.
+        ConfigError: config.json describes no model, or the model cannot be built in parts or with `load_mtp`.
         CheckpointError: a scheme of a quantised checkpoint is not supported, or the stored tensors do not fit the model.
     """
     row, quantization = resolve_architecture(files), read_quantization(files.quantization_config)
@@ -212,6 +215,8 @@ def build_model(
             reason = "changes the token embeddings, to which the model's head is tied; merge it into the model"
             raise CheckpointError(f"the adapter {files.adapter} {reason}")
         _keep_parts(model, parts, modalities)
+        if load_mtp:
+            _add_mtp(model, parts, headers)
     if quantization is not None:
         assign(cast(nn.Module, model), quantization, headers or None)
     adapters = dict.fromkeys(() if parts == "encoder" else info.adapters.values())
@@ -240,6 +245,16 @@ def _keep_parts(model: Model, parts: str, modalities: Sequence[str]) -> None:
             reason = "parts='encoder', but no encoder is left; leave it out, or raise limit_mm_per_prompt"
             raise ConfigError(reason, param="parts")
         model.remove_decoder()
+
+
+def _add_mtp(model: Model, parts: str, headers: Mapping[str, Tensor]) -> None:
+    """Add the layers for multi-token prediction."""
+    if not isinstance(model, DecoderModel):
+        reason = "needs a decoder-only model that does not run through transformers; leave load_mtp out"
+        raise ConfigError(f"load_mtp=True {reason}", param="load_mtp")
+    if parts == "encoder":
+        raise ConfigError("load_mtp=True needs the decoder, not parts='encoder'; leave one of them out", param="load_mtp")
+    model.add_mtp(headers)
 
 
 def read_merged_adapter(

@@ -6,7 +6,7 @@ import math
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from itertools import pairwise
-from typing import Any, ClassVar, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -127,7 +127,7 @@ class BertEncoder(TensorModule):
 class TextEncoder(TakesNoItems, DecoderModel):
     """Base of embedders. Prompts are never chunked, because all of their tokens attend to each other."""
 
-    prefixes: ClassVar[tuple[tuple[str, str], ...]] = (("", "language_model."),)
+    prefixes: tuple[tuple[str, str], ...] = (("", "language_model."),)
     ignored = tuple(f"language_model.{name}" for name in _IGNORED)
 
     def __init__(

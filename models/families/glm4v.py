@@ -46,7 +46,7 @@ _OCR_VISION = _VISION | {
 }  # fmt: skip
 _STACK = replace(STACKS["glm4"], defaults=_TEXT, bias=True)
 _MOE_STACK = replace(STACKS["glm4_moe"], defaults={**STACKS["glm4_moe"].defaults, **_MOE_TEXT})
-_OCR_STACK = replace(_STACK, defaults=_OCR_TEXT, bias=False)
+_OCR_STACK = replace(_STACK, defaults=_OCR_TEXT, bias=False, mtp="layers")
 _PREFIXES = (
     ("model.visual.downsample.", "merger.downsample."),
     ("visual.downsample.", "merger.downsample."),

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Mapping, Sequence
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -58,7 +58,7 @@ class MoonViT(VisionTower, Convertible):
 class KimiK25(DecoderModel):
     """A model of images and of chunks of videos, whose frames share their rows."""
 
-    prefixes: ClassVar[Sequence[tuple[str, str]]] = (
+    prefixes: Sequence[tuple[str, str]] = (
         ("model.vision_tower.", "visual."),
         ("vision_tower.patch_embed.pos_emb.weight", "visual.patch_embed.pos_emb.position_embeddings"),
         ("vision_tower.encoder.final_layernorm.", "visual.final_layernorm."),

@@ -55,7 +55,7 @@ class LlavaBase(DecoderModel):
         pinpoints: sizes (height, width) of tiled images; empty: images are not tiled.
     """
 
-    prefixes: ClassVar[Sequence[tuple[str, str]]] = PREFIXES
+    prefixes: Sequence[tuple[str, str]] = PREFIXES
     vision: ClassVar[Mapping[str, Any]] = _CLIP
     text: ClassVar[str] = "llama"
     layer: ClassVar[int] = -2

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate, pairwise
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -123,7 +123,7 @@ class MiniCPMV(DecoderModel):
     In 4.5, the resampler may read several frames of a video together, with their times.
     """
 
-    prefixes: ClassVar[Sequence[tuple[str, str]]] = (
+    prefixes: Sequence[tuple[str, str]] = (
         ("vpm.", "tower."),
         ("resampler.attn.out_proj.", "resampler.out_proj."),
         ("llm.model.", "language_model."),

@@ -10,7 +10,7 @@ import math
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from itertools import accumulate
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -83,7 +83,7 @@ class Molmo2(DecoderModel):
 
     max_crops = 8
 
-    prefixes: ClassVar[Sequence[tuple[str, str]]] = (
+    prefixes: Sequence[tuple[str, str]] = (
         ("model.vision_backbone.image_vit.transformer.resblocks.", "tower.layers."),
         ("model.vision_backbone.image_vit.", "tower."),
         ("model.vision_backbone.image_pooling_2d.", "patch_pooling."),

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -180,7 +180,7 @@ class OvisModel(DecoderModel):
 class Ovis2(OvisModel):
     """Images in tiles, in the Hub's layout."""
 
-    prefixes: ClassVar[Sequence[tuple[str, str]]] = (
+    prefixes: Sequence[tuple[str, str]] = (
         ("model.vision_tower.transformer.", "tower."),
         ("model.vision_tower.", "vocabulary."),
         ("model.visual_embeddings_table.", "vocabulary.table."),

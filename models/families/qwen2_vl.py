@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from typing import Any, ClassVar
+from typing import Any
 
 import torch
 
@@ -41,7 +41,7 @@ PREFIXES = (  # those of transformers 5 first, since older ones are shorter
 class Qwen2VL(NativeModel):
     """The tower has LayerNorm and attends to whole frames. Its config calls the tower's width `embed_dim`."""
 
-    prefixes: ClassVar[Sequence[tuple[str, str]]] = PREFIXES
+    prefixes: Sequence[tuple[str, str]] = PREFIXES
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         vision = {**_VISION, **require(config, "vision_config")}

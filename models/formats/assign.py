@@ -11,7 +11,7 @@ from torch import Tensor, nn
 
 from ...kernels.grouped import QuantizedWeight
 from ...mm.errors import CheckpointError
-from ..layers.basic import Convertible, Renamed, rename
+from ..layers.basic import Converter, Convertible, Renamed, rename
 from ..layers.linear import Linear
 from .base import Quantization, WeightFormat
 from .stacked import ENDINGS, Stack, stacks
@@ -86,6 +86,8 @@ def _decode(
 def assign(model: nn.Module, quantization: Quantization, stored: Mapping[str, Tensor] | None) -> None:
     """Set the formats of a model that was built in `deferred_weights`, and allocate the weights of its other layers.
 
+    A layer with a tensor that is split while it is read is not quantised: its weights are dequantised.
+
     Args:
         stored: all stored tensors on the meta device by name; those of a missing file have the shape `[0]`. None: no weights.
 
@@ -94,10 +96,13 @@ def assign(model: nn.Module, quantization: Quantization, stored: Mapping[str, Te
     """
     has_shapes = stored is not None and all(tensor.numel() for tensor in stored.values())
     formats = (_by_tensors if has_shapes else _by_config)(model, quantization, stored or {})
+    converted = _converters(model)
     for path, layer in model.named_modules():
         if not isinstance(layer, Linear):
             continue
-        own = {name: formats.modules.get(name.removesuffix(".weight")) for name in layer.weight_names(path)}
+        names = layer.weight_names(path)
+        splits = any(name in converted and not isinstance(converted[name], Renamed) for name in names)
+        own = {name: None if splits else formats.modules.get(name.removesuffix(".weight")) for name in names}
         found = {name: form for name, form in own.items() if form is not None}
         if found and len(found) < len(own):
             wide = next(name for name in own if name not in found)
@@ -191,6 +196,10 @@ def _stored_parts(
 
 def _renamed(model: nn.Module) -> dict[str, str]:
     """Map names of tensors that converters only rename to their canonical names."""
+    return {name: converter.name for name, converter in _converters(model).items() if isinstance(converter, Renamed)}
+
+
+def _converters(model: nn.Module) -> dict[str, Converter]:
+    """Return the converter of each tensor that has one."""
     convertible = ((path, module) for path, module in model.named_modules() if isinstance(module, Convertible))
-    pairs = chain.from_iterable(module.converters(path) for path, module in convertible)
-    return {name: converter.name for name, converter in pairs if isinstance(converter, Renamed)}
+    return dict(chain.from_iterable(module.converters(path) for path, module in convertible))

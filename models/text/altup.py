@@ -102,7 +102,7 @@ class AltUpDecoder(Decoder):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed(batch)
-        self._put_encoder_rows(x, batch)
+        self.put_encoder_rows(x, batch)
         cos_sin = [*(rotary(batch.positions) for rotary in self.rotaries), None]
         per_layer = self._per_layer_inputs(x, batch)
         x = self._split(x)

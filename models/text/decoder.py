@@ -170,7 +170,7 @@ class CrossLayer(TensorModule):
         self.cross_attn = CrossAttention(spec.mixer, stack, dtype, device)
         self.mixers = (self.cross_attn,)
         self.mlp = build_mlp(spec.mlp, stack, dtype, device)
-        self.before_attention, self.before_mlp = (_norm(stack, dtype, device, spec.norms[i]) for i in (0, 2))
+        self.before_attention, self.before_mlp = (build_norm(stack, dtype, device, spec.norms[i]) for i in (0, 2))
         self.cross_attn_attn_gate, self.cross_attn_mlp_gate = (StoredTensor((1,), dtype, device) for _ in range(2))
 
     def forward(
@@ -201,7 +201,7 @@ class DecoderLayer(TensorModule):
         moe = spec.experts
         self.beside = None if moe is None else MixtureBeside(stack.hidden_size, moe, stack.eps, dtype, device)
         self.parallel = spec.parallel
-        norms = [None if name is None else _norm(stack, dtype, device, name) for name in spec.norms]
+        norms = [None if name is None else build_norm(stack, dtype, device, name) for name in spec.norms]
         self.before_attention, self.before_mlp = norms[0] or AddResidual(), norms[2] or AddResidual()
         self.adjusts_outputs = norms[1] is not None or stack.residual_scale != 1.0
         self.stream_scales, scales = None, [stack.residual_scale] * 2
@@ -217,7 +217,7 @@ class DecoderLayer(TensorModule):
             dim, hidden = self.per_layer.dim, stack.hidden_size
             self.per_layer_gate = Linear(hidden, {"per_layer_input_gate": dim}, False, dtype, device)
             self.per_layer_out = Linear(dim, {"per_layer_projection": hidden}, False, dtype, device)
-            self.after_per_layer = _norm(stack, dtype, device, "post_per_layer_input_norm")
+            self.after_per_layer = build_norm(stack, dtype, device, "post_per_layer_input_norm")
 
     def forward(
         self,
@@ -289,7 +289,7 @@ class Decoder(TensorModule):
         classes = [CrossLayer if cross else self.layer_class for cross in is_cross]
         layers = [make(layer, spec, dtype, device) for make, layer in zip(classes, spec.layers, strict=True)]
         self.layers = nn.ModuleList(layers)
-        self.norm = _norm(spec, dtype, device, spec.last_norm)
+        self.norm = build_norm(spec, dtype, device, spec.last_norm)
         self.cache_specs, self.cache_of_layer = list[CacheSpec](), list[int]()
         for layer, module in zip(spec.layers, layers, strict=True):
             source = getattr(layer.mixer, "source", None)
@@ -311,7 +311,7 @@ class Decoder(TensorModule):
 
     def forward(self, batch: ForwardBatch) -> Tensor:
         x = self.embed(batch)
-        levels = self._put_encoder_rows(x, batch)
+        levels = self.put_encoder_rows(x, batch)
         rotated = [rotary(batch.positions) for rotary in self.rotaries]
         scaled = [temperature(batch.positions) for temperature in self.temperatures]
         cos_sin = [*rotated, *scaled, None]  # -1: no positions
@@ -334,7 +334,7 @@ class Decoder(TensorModule):
         """Return the embeddings `[rows, hidden]` of the batch's tokens, without encoder rows."""
         return self.embed_tokens(batch.input_ids)
 
-    def _put_encoder_rows(self, x: Tensor, batch: ForwardBatch) -> dict[int, Tensor]:
+    def put_encoder_rows(self, x: Tensor, batch: ForwardBatch) -> dict[int, Tensor]:
         """Put encoder rows into `x`; return their deepstack levels `[n, hidden]` by the layer each follows."""
         if batch.embed_index is None or batch.embed_rows is None:
             return {}
@@ -364,7 +364,8 @@ def _capture(captures: Sequence[HiddenCapture], layers: int, x: Tensor, add: Ten
             one.states.copy_(x[rows] + add[rows])
 
 
-def _norm(stack: DecoderSpec, dtype: torch.dtype, device: torch.device, stored: str | None = None) -> Norm:
+def build_norm(stack: DecoderSpec, dtype: torch.dtype, device: torch.device, stored: str | None = None) -> Norm:
+    """Return a norm of the residual stream. `stored`: as in Norm."""
     bias, centered = stack.norm == "layer", stack.norm != "rms"
     return Norm(stack.hidden_size, stack.eps, bias, dtype, device, offset=stack.norm_offset, stored=stored, centered=centered)
 

@@ -323,6 +323,26 @@ class AltUpSpec:
 
 
 @dataclass(frozen=True)
+class MtpSpec:
+    """Layers for multi-token prediction: each predicts one token further ahead than the one before it.
+
+    Args:
+        count: their number. layer: the decoder layer in each of them.
+        names: "layers" if their tensors are stored as those of decoder layers after the last one (DeepSeek, GLM), "mtp" if
+            their names start with `mtp.` (Qwen).
+    """
+
+    count: int
+    layer: LayerSpec
+    names: str
+
+    @property
+    def zeroes_first(self) -> bool:
+        """The embedding of a row at position 0 is replaced by zeros."""
+        return self.names == "layers"
+
+
+@dataclass(frozen=True)
 class DecoderSpec:
     """A whole decoder stack.
 
@@ -339,7 +359,8 @@ class DecoderSpec:
         per_layer: second inputs of the layers; None: there are none.
         altup: several residual streams; None: there is one.
         scaled_layers: the residual stream is multiplied by a stored factor after each layer.
-        mtp_layers: layers for multi-token prediction, which checkpoints store after the others. They are not used.
+        mtp_layers: number of layers for multi-token prediction that checkpoints store after the others.
+        mtp: layers for multi-token prediction that can be built (`models.text.mtp`); None: there are none.
     """
 
     vocab_size: int
@@ -358,6 +379,7 @@ class DecoderSpec:
     head_bias: bool = False
     deepstack: tuple[int, ...] = ()
     mtp_layers: int = 0
+    mtp: MtpSpec | None = None
     adds_encoder_rows: bool = False
     per_layer: PerLayerSpec | None = None
     scaled_layers: bool = False

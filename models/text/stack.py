@@ -33,6 +33,7 @@ class Stack:
             Mamba 2 layer beside it.
         renames: parts of tensor names in the checkpoint, and the parts that replace them.
         aliases: other names of keys of config.json, besides ALIASES.
+        mtp: as `names` of MtpSpec; None: layers for multi-token prediction are not built.
         refused: keys of config.json that must be false, because the feature is not implemented for this stack.
         fixed: keys of config.json that must have this value; the stack implements no other.
     """
@@ -66,5 +67,6 @@ class Stack:
     second_mixer: bool = False
     renames: tuple[tuple[str, str], ...] = ()
     aliases: Mapping[str, str] = field(default_factory=dict)
+    mtp: str | None = None
     refused: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)

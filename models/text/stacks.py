@@ -65,7 +65,7 @@ _NEMOTRON_KEYS = {
     "use_conv_bias": "mamba_conv_bias",
     "use_bias": "mamba_proj_bias",
 }
-_deepseek3 = Stack(defaults.DEEPSEEK3, interleaved=True, router=_SIGMOID)
+_deepseek3 = Stack(defaults.DEEPSEEK3, interleaved=True, router=_SIGMOID, mtp="layers")
 _cohere = Stack(
     defaults.COHERE,
     norms=("input_layernorm", None, None, None),
@@ -95,7 +95,7 @@ _minimax = Stack(
     },
     fixed={"postnorm": True},
 )
-_qwen3_next = Stack(defaults.QWEN3_NEXT, qk_norm="head", gated=True, norm_offset=1.0, router={"shared_gate": True})
+_qwen3_next = Stack(defaults.QWEN3_NEXT, qk_norm="head", gated=True, norm_offset=1.0, router={"shared_gate": True}, mtp="mtp")
 _aria = Stack(defaults.ARIA, router={"transposed": True})
 _gemma = Stack(defaults.GEMMA, norm_offset=1.0, root_scale=True)
 
@@ -119,7 +119,7 @@ STACKS: Mapping[str, Stack] = {
     "qwen3_moe": Stack(defaults.QWEN_MOE, qk_norm="head"),
     "glm": Stack(defaults.GLM, out_bias=False, interleaved=True, fused=True),
     "glm4": Stack(defaults.GLM, out_bias=False, norms=_GLM_NORMS, interleaved=True, fused=True),
-    "glm4_moe": Stack(defaults.GLM_MOE, out_bias=False, router=_SIGMOID),
+    "glm4_moe": Stack(defaults.GLM_MOE, out_bias=False, router=_SIGMOID, mtp="layers"),
     "gemma": _gemma,
     "gemma2": replace(_gemma, defaults=defaults.GEMMA2, norms=_GEMMA_NORMS),
     "gemma3_text": replace(_gemma, defaults=defaults.GEMMA3, norms=_GEMMA_NORMS, qk_norm="head"),

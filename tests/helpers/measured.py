@@ -5,6 +5,7 @@ from __future__ import annotations
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,7 +28,8 @@ def held(model: torch.nn.Module) -> int:
     """Return the bytes of all tensors of the layers, each counted once, by object: packed weights have no address."""
     seen: dict[int, int] = {}
     for module in model.modules():
-        for value in vars(module).values():
+        values = chain.from_iterable(one if isinstance(one, list) else [one] for one in vars(module).values())
+        for value in values:
             for tensor in (value, *vars(value).values()) if hasattr(value, "__dataclass_fields__") else (value,):
                 if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int64 and not hasattr(module, "inv_freq"):
                     seen[id(tensor)] = tensor.numel() * tensor.itemsize

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from dataclasses import is_dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
 import torch
-from measured import peak_bytes
+from measured import held, peak_bytes
 from oracle import ensure_torchvision, randomise
 from safetensors.torch import save_file
 from sensorium.engine.model_files import load_model_files
@@ -356,25 +356,13 @@ def test_axes_of_frequencies() -> None:
         assert decoder_spec(SMALL | {"rope_parameters": rope | {"mrope_section": sections}}).rope_axes == 3
 
 
-def held_bytes(model: torch.nn.Module) -> int:
-    """Return the bytes of all tensors of layers, packed or not, each counted once."""
-    seen: dict[int, int] = {}
-    for module in model.modules():
-        for value in vars(module).values():
-            for each in value if isinstance(value, list) else [value]:
-                for tensor in [each, *(vars(each).values() if is_dataclass(each) else ())]:
-                    if isinstance(tensor, torch.Tensor):
-                        seen[id(tensor)] = tensor.numel() * tensor.itemsize
-    return sum(seen.values())
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("name", ["gemma2", "ernie4_5_moe", "deepseek_v3"])
 def test_weights_take_what_is_planned(name: str, dtype: torch.dtype, tmp_path: Path) -> None:
     build_oracle(name).save_pretrained(tmp_path)
     config = load_model_files(tmp_path).config
     unloaded = TextModel(decoder_spec(config, stack_of(config)), dtype, torch.device("meta"))
-    assert weight_bytes(unloaded, torch.device("cpu")) == held_bytes(load_ours(tmp_path, dtype))
+    assert weight_bytes(unloaded, torch.device("cpu")) == held(load_ours(tmp_path, dtype))
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

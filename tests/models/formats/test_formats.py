@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 from contextlib import nullcontext
 from functools import partial
@@ -261,6 +262,25 @@ def test_answers_are_those_of_the_dequantised_checkpoint(name: str, family: str,
     model = engines[0]._engine_loop.core.runner.model
     quantized = [layer for layer in model.modules() if isinstance(layer, Linear) and layer.formats]
     assert len(quantized) > 8
+    assert plan(packed) < plan(wide)
+
+
+@pytest.mark.parametrize("family", ["text-qwen3_next", "qwen3_5"])
+@pytest.mark.parametrize("name", ["fp8 block", "gptq ordered", "bnb nf4 nested"])
+def test_tensors_that_are_split_are_dequantised(name: str, family: str, world: LoadedModels, tmp_path: Path) -> None:
+    """Queries and gates are one stored tensor, and in Qwen3-Next also the inputs of a gated delta net."""
+    products = re.compile(r"(self_attn|mlp|linear_attn)\.\S*(_proj|in_proj_qkvz?|in_proj_z)\.weight")
+    packed, wide = write(world.folder(family), tmp_path, SCHEMES[name], lambda one: bool(products.search(one)))
+    row = ROWS[family]
+    question = ask(row, "", 0)
+    engines = [make_llm(row, folder) for folder in (packed, wide)]
+    (ours, logits), (theirs, expected) = (record(llm, question, 24) for llm in engines)
+    assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
+    torch.testing.assert_close(logits, expected, rtol=0, atol=2e-3 * float(expected.std()))
+    model = engines[0]._engine_loop.core.runner.model
+    formats = {path: bool(layer.formats) for path, layer in model.named_modules() if isinstance(layer, Linear)}
+    assert formats["language_model.layers.1.self_attn.out"]
+    assert not formats["language_model.layers.1.self_attn.qkv"]
     assert plan(packed) < plan(wide)
 
 
