@@ -75,10 +75,10 @@ class Drafter(nn.Module):
         x = self.block(x, position_embeddings=rotations, attention_mask=mask, position_ids=positions[:1])
         return model.lm_head(self.norm(x[0])).float()
 
-    def stored(self, stem: str) -> dict[str, Tensor]:
-        """Return the tensors by their published names, experts as single matrices."""
-        found = {}
-        for name, tensor in split_experts(self.state_dict()).items():
+    def stored(self, stem: str, joined: bool = False) -> dict[str, Tensor]:
+        """Return the tensors by their published names, experts as single matrices or all of them `joined` in one tensor."""
+        found, state = {}, self.state_dict()
+        for name, tensor in (state if joined else split_experts(state)).items():
             own = name.replace("block.", "", 1) if name.startswith("block.") else name
             own = own.replace("norm.", "shared_head.norm.", 1) if own.startswith("norm.") else own
             if self.own_names:
@@ -88,13 +88,13 @@ class Drafter(nn.Module):
         return found
 
 
-def add_mtp(source: Path, target: Path, drafter: Drafter, stem: str, **changes: Any) -> Path:
+def add_mtp(source: Path, target: Path, drafter: Drafter, stem: str, joined: bool = False, **changes: Any) -> Path:
     """Copy a checkpoint and add a drafter's tensors; DeepSeek's layout also repeats embeddings and head.
 
-    `changes`: of the decoder's part of config.json.
+    `joined`: as for `Drafter.stored`. `changes`: of the decoder's part of config.json.
     """
     shutil.copytree(source, target, ignore=shutil.ignore_patterns("*.safetensors"))
-    tensors = load_file(source / "model.safetensors") | drafter.stored(stem)
+    tensors = load_file(source / "model.safetensors") | drafter.stored(stem, joined)
     if not drafter.own_names:
         for copy in ("embed_tokens", "shared_head.head"):  # not equal to those of the model, so that their use would show
             tensors[f"{stem}{copy}.weight"] = torch.randn(4, 4)

@@ -157,6 +157,27 @@ def test_names_of_a_text_model_are_read_too(world: World, loaded: LoadedModels, 
         assert not hasattr(model_of(llm), "mtp_layers")
 
 
+def test_experts_may_be_in_one_tensor(world: World, loaded: LoadedModels, tmp_path: Path) -> None:
+    """Qwen3.5's checkpoints store the experts of the decoder so."""
+    name, (_, drafter) = "qwen3_5_moe", world("qwen3_5_moe")
+    folder = add_mtp(loaded.folder(name), tmp_path / "model", drafter, STEMS[name], joined=True)
+    assert "mtp.layers.0.mlp.experts.gate_up_proj" in load_file(folder / "model.safetensors")
+    ids, hidden, places = torch.randint(600, (9,)), torch.randn(9, 64), torch.arange(9).expand(3, -1)
+    with make_llm(row_of(name), folder, load_mtp=True) as llm:
+        check_close(name, mtp.draft(model_of(llm), ids, places, hidden), drafter(ids, places, hidden))
+
+
+@pytest.mark.parametrize("name", ["glm_ocr", "qwen3_5"])
+def test_drafts_in_16_bits_are_near(name: str, world: World) -> None:
+    folder, drafter = world(name)
+    ids, hidden, places = torch.randint(600, (19,)), torch.randn(19, 64), torch.arange(19).expand(3, -1)
+    expected = drafter(ids, places, hidden)
+    for dtype, most in zip((torch.bfloat16, torch.float16), row_of(name).half, strict=True):
+        with make_llm(row_of(name), folder, load_mtp=True, dtype=str(dtype).removeprefix("torch.")) as llm:
+            ours = mtp.draft(model_of(llm), ids, places, hidden.to(dtype))
+        assert (ours - expected).std() < most * expected.std()
+
+
 @each
 def test_they_are_ignored_unless_asked_for(
     name: str, world: World, loaded: LoadedModels, caplog: pytest.LogCaptureFixture
