@@ -23,7 +23,7 @@ STEP = 8  # inputs that the C++ kernels unpack at a time
 _SCALE_TYPES = [torch.float32, torch.bfloat16, torch.float16]  # as ScaleType in cpu/linear_int4_body.h
 
 
-_KERNELS = {"avx512": "avx2", "amx": "avx512_bf16", "neon_bf16": "neon_dot", "neon_i8mm": "neon_dot"}
+_KERNELS = {"avx512": "avx2", "neon_bf16": "neon_dot", "neon_i8mm": "neon_dot"}
 """Instruction set (`native.products`) without a kernel of its own -> the one whose kernel it runs."""
 
 
@@ -35,7 +35,7 @@ def _kernel() -> str:
 
 def _panel_width() -> int:
     """Return the number of outputs of a panel."""
-    return 64 if _kernel().startswith("avx512") else 16
+    return 64 if _kernel().startswith(("avx512", "amx")) else 16
 
 
 @dataclass(frozen=True)
@@ -216,7 +216,7 @@ def int4_linear(x: Tensor, weights: Int4PanelWeight) -> Tensor:
 
 def row_bytes(inputs: int, groups: int, dtype: torch.dtype, int8_rows: bool) -> int:
     """Return the scratch bytes of a converted row: its values, the sum of each group and a scale."""
-    wide = dtype == torch.float32 or _kernel() != "avx512_bf16"
+    wide = dtype == torch.float32 or _kernel() not in ("avx512_bf16", "amx")
     return -(-inputs // STEP) * STEP * (1 if int8_rows else 4 if wide else 2) + 4 * groups + 4
 
 

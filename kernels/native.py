@@ -21,7 +21,7 @@ from torch import Tensor
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _LINEAR = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_dot", "neon_bf16", "neon_i8mm", "amx")
-_INT4 = ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "neon", "neon_dot")
+_INT4 = ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "neon", "neon_dot", "amx")
 _SEQUENCES = (_P, _P, _P, _N, _N, _P, _N)
 _SIGNATURES = {
     "paged_attention": (
@@ -56,10 +56,7 @@ LEVELS = {
     "neon_i8mm": 0,
     "amx": 3,
 }
-"""Instruction sets of linear layers, in the order of `Products` in cpu/common.h, with the `Level` of all other kernels.
-
-"amx" is used only if it is requested (SENSORIUM_CPU=amx): it has run with emulated tiles, not on such a CPU.
-"""
+"""Instruction sets of linear layers, in the order of `Products` in cpu/common.h, with the `Level` of all other kernels."""
 
 
 @functools.cache

@@ -19,6 +19,7 @@ from torch.nn import functional as F
 from . import native
 
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # WeightType of cpu/linear.h
+_FEW_ROWS = 2
 _PAGE, _CHUNK, _LINE = 2 << 20, 64 << 20, 64  # bytes; untouched pages take no memory
 
 
@@ -43,6 +44,7 @@ class Layout:
         lanes: bfloat16 only: in each block of 2 * lanes outputs, outputs j and j + lanes share a word. 0: outputs are in order.
         shifted: int8 only: the kernel takes unsigned activations and subtracts `Panels.shift` from the sums.
         scratch: int8 only: bytes per input to quantise all rows before the matmul. 0: each thread quantises rows itself.
+        few: another function for up to `_FEW_ROWS` rows, which gives the same bits and is faster there. Empty: none.
     """
 
     kernel: str
@@ -51,6 +53,7 @@ class Layout:
     lanes: int = 0
     shifted: bool = False
     scratch: int = 0
+    few: str = ""
 
 
 def _floats(kernel: str, width: int, lanes: int) -> dict[torch.dtype, Layout]:
@@ -74,7 +77,7 @@ _LAYOUTS = {
     "avx512": _AVX512,
     "avx512_vnni": _VNNI,
     "avx512_bf16": _VNNI | {torch.bfloat16: Layout("avx512_bf16", 64, 2)},
-    "amx": _AVX512 | {torch.bfloat16: Layout("amx", 64, 2), torch.int8: Layout("amx", 64, 4, shifted=True, scratch=1)},
+    "amx": _AVX512 | {torch.bfloat16: Layout("amx", 64, 2), torch.int8: Layout("amx", 64, 4, shifted=True, few="avx512_vnni")},
     "neon": _NEON,
     "neon_dot": _DOT,
     "neon_bf16": _NEON_BF16,
@@ -163,7 +166,8 @@ def multiply_panels(x: Tensor, w: Panels) -> Tensor:
     # quantised rows and their scales
     scratch = torch.empty(rows, steps * form.inputs * form.scratch + 4, dtype=torch.uint8) if form.scratch else None
     weights = (w.weight, w.shift, w.scale, w.bias, steps, w.outputs)
-    native.call(f"linear_{form.kernel}", x.dtype, _TYPES[w.weight.dtype], x.contiguous(), rows, inputs, *weights, scratch, out)
+    kernel = form.few if form.few and rows <= _FEW_ROWS else form.kernel
+    native.call(f"linear_{kernel}", x.dtype, _TYPES[w.weight.dtype], x.contiguous(), rows, inputs, *weights, scratch, out)
     return out
 
 

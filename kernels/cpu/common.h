@@ -18,7 +18,7 @@
 // Instruction sets that all other kernels are compiled for, in rising order.
 enum Level { LEVEL_BASE = 0, LEVEL_AVX2 = 1, LEVEL_AVX512 = 2, LEVEL_AVX512_BF16 = 3 };
 
-// Instruction sets that linear layers are compiled for, best last; kernels/native.py has their names. AMX is used on request only.
+// Instruction sets that linear layers are compiled for, best last; kernels/native.py has their names.
 enum Products {
     PRODUCTS_BASE,
     PRODUCTS_AVX2,

@@ -75,5 +75,5 @@ int sensorium_abi = 4;
 
 int sensorium_found = (int)find_products();
 int sensorium_level = best_level((unsigned)sensorium_found);
-int sensorium_products = 31 - __builtin_clz((unsigned)sensorium_found & ~(1u << PRODUCTS_AMX));
+int sensorium_products = 31 - __builtin_clz((unsigned)sensorium_found);
 }

@@ -1,4 +1,4 @@
-// AMX tile instructions in scalar code, for test_other_cpus.py: included before linear_amx.cpp.
+// AMX tile instructions in scalar code, for test_other_cpus.py: included before linear_amx.cpp and linear_int4_amx.cpp.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
@@ -11,6 +11,7 @@
 #define TILE_LOAD emulated::load
 #define TILE_STORE emulated::store
 #define TILE_DOT_BYTES emulated::dot_bytes
+#define TILE_DOT_SIGNED emulated::dot_signed
 #define TILE_DOT_BFLOAT16 emulated::dot_bfloat16
 
 namespace emulated {
@@ -70,6 +71,13 @@ static void dot(int c, int a, int b, const Product& product) {
 static void dot_bytes(int c, int a, int b) {
     dot<int32_t>(c, a, b, [](int32_t sum, const uint8_t* x, const uint8_t* w) {
         for (int i = 0; i < 4; i++) sum += x[i] * (int8_t)w[i];
+        return sum;
+    });
+}
+
+static void dot_signed(int c, int a, int b) {
+    dot<int32_t>(c, a, b, [](int32_t sum, const uint8_t* x, const uint8_t* w) {
+        for (int i = 0; i < 4; i++) sum += (int8_t)x[i] * (int8_t)w[i];
         return sum;
     });
 }

@@ -19,7 +19,7 @@ SIZES = [(256, 96), (33, 48), (200, 17), (1000, 130), (8, 1)]  # (in, out)
 OPTIONS = [Int4Options(128), Int4Options(32, symmetric=False), Int4Options(64, symmetric=False, int8_rows=True)]
 
 
-@pytest.fixture(params=["best", "avx512_vnni", "avx2", "torch"])
+@pytest.fixture(params=["best", "avx512_bf16", "avx512_vnni", "avx2", "torch"])
 def products(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     """Run a test with the fastest C++ products of this CPU, with those of older CPUs, and in torch."""
     if request.param == "torch":
@@ -68,6 +68,18 @@ def test_rows_do_not_see_each_other(options: Int4Options, dtype: torch.dtype) ->
     assert [n for n in (1, 2, 3, 5, 6, 7, 11, 13, 49, 97) if not torch.equal(linear(x[:n], packed), whole[:n])] == []
     order = torch.randperm(len(x))
     assert torch.equal(linear(x[order], packed), whole[order])
+
+
+@pytest.mark.parametrize("group", [8, 24, 32, 128, 4096])
+@pytest.mark.parametrize("symmetric", [True, False])
+def test_tiles_give_the_bits_of_vectors(group: int, symmetric: bool) -> None:
+    """AMX and AVX-512 agree on every bit of W4A8, also if groups are no multiple of a tile and the last one is shorter."""
+    weight, x, options = torch.randn(75, 1000), torch.randn(70, 1000).bfloat16(), Int4Options(group, symmetric, int8_rows=True)
+    results = []
+    for instructions in ("amx", "avx512_vnni"):
+        with running_with(instructions):
+            results.append(linear(x, pack(weight.bfloat16(), None, options)))
+    assert torch.equal(*results)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -72,6 +72,28 @@ def test_rows_do_not_see_each_other_at_any_count(
     check_rows_do_not_see_each_other(weights(form, size, dtype, monkeypatch), size[0], dtype, counts)
 
 
+@pytest.mark.parametrize("inputs", [2, 34, 1176, 4104])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_tiles_give_the_bits_of_vectors(inputs: int, dtype: torch.dtype) -> None:
+    """AMX and AVX-512 agree on every bit of int8; 600 rows are several chunks, 4,104 inputs several passes over the sums."""
+    weight, bias, x = torch.randn(600, inputs).to(dtype), torch.randn(600).to(dtype), torch.randn(600, inputs).to(dtype)
+    results = []
+    for instructions in ("amx", "avx512_vnni"):
+        with running_with(instructions):
+            results.append(linear(x, pack(weight, bias, "int8")))
+    assert torch.equal(*results)
+
+
+@pytest.mark.parametrize("inputs", [2, 34, 1176, 4104])
+def test_tiles_multiply_bfloat16(inputs: int) -> None:
+    """Products of bfloat16 with AMX equal those in float64, up to the rounding of the result."""
+    weight, x = (torch.randn(600, inputs) / inputs**0.5).bfloat16(), torch.randn(600, inputs).bfloat16()
+    with running_with("amx"):
+        packed = pack(weight, None)
+        torch.testing.assert_close(linear(x, packed).double(), x.double() @ weight.double().T, rtol=5e-3, atol=1e-4)
+        check_rows_do_not_see_each_other(packed, inputs, torch.bfloat16, (1, 16, 17, 33, 256, 257, 600))
+
+
 @pytest.mark.parametrize("level", ["avx2", "avx512", "avx512_bf16", "neon"])
 def test_kernels_multiply_on_every_cpu_with_vectors(level: str) -> None:
     with running_with(level):

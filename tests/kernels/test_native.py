@@ -264,7 +264,11 @@ def test_no_cpu_with_vectors_runs_the_plain_bodies() -> None:
     if {"avx2", "fma", "bmi2"} <= flags:
         assert native.instructions() != "base"
     if {"avx512bw", "avx512dq", "avx512vl"} <= flags and not native.hides_avx512():
-        assert native.instructions().startswith("avx512_bf16" if "avx512_bf16" in flags else "avx512")
+        found = native.library()
+        assert found is not None
+        assert native.instructions() == (native.restriction() or native.supported(found)[-1])
+        assert ("amx" in native.supported(found)) == ({"amx_tile", "amx_bf16", "amx_int8"} <= flags)
+        assert native.supported(found)[-1].startswith(("avx512_bf16", "amx") if "avx512_bf16" in flags else "avx512")
 
 
 @needs_library

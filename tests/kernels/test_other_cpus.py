@@ -52,7 +52,7 @@ def command(kernel: str) -> tuple[list[str], list[str]]:
 def build(kernel: str, source: str, function: str, runner: str, target: Path) -> list[str]:
     """Compile the runner with a kernel's source. Return the command that runs it."""
     compiler, emulator = command(kernel)
-    scratch = ["-DSCRATCH=scratch.data()"] if kernel in ("amx", "neon_i8mm") else []  # others convert rows themselves
+    scratch = ["-DSCRATCH=scratch.data()"] if kernel == "neon_i8mm" else []  # others convert rows themselves
     options = ["-std=c++17", "-O2", "-w", f"-I{SOURCES}", f"-DNAME=sensorium_{function}", *scratch]
     subprocess.run([*compiler, *options, str(HELPERS / runner), str(SOURCES / f"{source}.cpp"), "-o", str(target)], check=True)
     return [*emulator, str(target)]
@@ -109,7 +109,7 @@ def check(program: list[str], stored: torch.dtype, dtype: torch.dtype) -> None:
     assert [rows for rows in ROWS if not torch.equal(run(program, x[:rows], packed), whole[:rows])] == []
 
 
-@pytest.mark.parametrize("kernel", ["neon", "neon_dot", "avx_vnni"])
+@pytest.mark.parametrize("kernel", ["neon", "neon_dot", "avx_vnni", "amx"])
 def test_int4_linear(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = build(kernel, f"linear_int4_{kernel}", f"int4_linear_{kernel}", "run_int4.cpp", tmp_path / "run")
     monkeypatch.setattr(native, "products", lambda: kernel)
