@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import argparse
+import inspect
+import re
 from contextlib import suppress
 from dataclasses import fields
 from pathlib import Path
@@ -17,6 +19,13 @@ def positive_int(text: str) -> int:
         if int(text) >= 1:
             return int(text)
     raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or above")
+
+
+def json_or_text(text: str) -> Any:
+    """Parse an argument that is JSON or plain text."""
+    from ..engine.engine_args import parse_value
+
+    return parse_value(text)
 
 
 def template_or_path(text: str) -> str | Path:
@@ -43,24 +52,43 @@ def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = N
     add_model_name(parser, default, required=default is None)
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
+    help_text = "int8, fp8, int4, or JSON with options: quantise weights while they are loaded (default: as stored)"
+    parser.add_argument("--quantization", metavar="METHOD", type=json_or_text, help=help_text)
 
 
 def engine_options(args: argparse.Namespace) -> dict[str, Any]:
     """Return the arguments of LLM that `add_model_arguments` parsed."""
-    return {name: getattr(args, name) for name in ("model", "revision", "offline", "dtype", "device")}
+    return {name: getattr(args, name) for name in ("model", "revision", "offline", "dtype", "device", "quantization")}
 
 
 def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add a flag for each option of LLM that is not an argument of the parser yet."""
+    """Add a flag for each option of LLM that is not an argument of the parser yet. The help leaves out vLLM's own names."""
+    from ..engine.config import EngineConfig
     from ..engine.engine_args import EngineArgs, parse_value
 
-    engine = parser.add_argument_group("engine", "the options of LLM; a value is JSON or text, and true if there is none")
+    text = (
+        "the options of LLM; a value is JSON or text, and true if there is none. "
+        "The names of vLLM's engine arguments are accepted, too (docs/coming-from-vllm.md)"
+    )
+    engine, texts = parser.add_argument_group("engine", text), option_help(EngineConfig)
+    texts["chat_template"] = "Jinja template, or the path of a file that holds it."
     taken = {action.dest for action in parser._actions}
     options = dict.fromkeys([*(field.name for field in fields(EngineArgs)[1:]), "chat_template"])
     names = [name for name in options if name not in taken]
     for name in names:
-        engine.add_argument(f"--{name.replace('_', '-')}", metavar="VALUE", type=parse_value, nargs="?", const=True)
+        flag, shown = f"--{name.replace('_', '-')}", texts.get(name, argparse.SUPPRESS)
+        engine.add_argument(flag, metavar="VALUE", type=parse_value, nargs="?", const=True, help=shown)
     parser.set_defaults(engine_names=names)
+
+
+def option_help(options: type) -> dict[str, str]:
+    """Return the first sentence about each option in the docstring of a class of options, for argparse."""
+    args = inspect.cleandoc(options.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
+    found: dict[str, str] = {}
+    for names, text in re.findall(r"^    ([a-z][\w, ]*): (.*(?:\n {8}.*)*)", args, re.MULTILINE):
+        sentence = re.split(r"(?<=\.) (?=[A-Z`])", " ".join(text.split()))[0].replace("%", "%%")
+        found |= dict.fromkeys(names.split(", "), sentence)
+    return found
 
 
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:

@@ -6,7 +6,8 @@ import argparse
 import dataclasses
 from typing import Any
 
-from .common import add_engine_arguments, engine_arguments
+from ..mm.errors import ConfigError
+from .common import add_engine_arguments, engine_arguments, option_help
 
 EXAMPLE = "sensorium serve Qwen/Qwen2.5-VL-3B-Instruct --port 8000 --max-model-len 8192"
 
@@ -17,14 +18,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
     help_text = "folder of a checkpoint, a GGUF file, or a model's name on the Hub (ORG/NAME)"
     parser.add_argument("model", metavar="MODEL", nargs="?", help=help_text)
+    parser.add_argument("--model", dest="named_model", metavar="MODEL", help="the same, as for other commands")
     help_text = "YAML file of options, as NAME: VALUE; flags take precedence"
     parser.add_argument("--config", metavar="FILE", help=help_text)
     server = parser.add_argument_group("server", "docs/server.md describes them; a value is JSON or text")
-    own = dataclasses.fields(ServerConfig)
-    for field in own:
+    texts = option_help(ServerConfig)
+    for field in dataclasses.fields(ServerConfig):
         convert = str if "str" in str(field.type) else parse_value
         several: dict[str, Any] = {"action": "append"} if field.name == "api_key" else {}
-        server.add_argument(f"--{field.name.replace('_', '-')}", metavar="VALUE", type=convert, **several)
+        flag = f"--{field.name.replace('_', '-')}"
+        server.add_argument(flag, metavar="VALUE", type=convert, help=texts[field.name], **several)
     add_engine_arguments(parser)
 
 
@@ -33,8 +36,10 @@ def run(args: argparse.Namespace) -> int:
     from ..server.config import ServerConfig, read_config
     from ..server.run import serve
 
+    if args.model is not None and args.named_model is not None:
+        raise ConfigError(f"both {args.model} and --model {args.named_model} name the model; give one of them")
     options = {} if args.config is None else read_config(args.config)
     own = {field.name: getattr(args, field.name) for field in dataclasses.fields(ServerConfig)}
-    given = {name: value for name, value in {"model": args.model, **own}.items() if value is not None}
+    given = {name: value for name, value in {"model": args.model or args.named_model, **own}.items() if value is not None}
     serve(options | given | engine_arguments(args))
     return 0

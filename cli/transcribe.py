@@ -45,7 +45,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--timestamps", action="store_true", help="also print when each segment was spoken")
     help_text = "beams of a beam search; 1 is greedy (default: 1)"
     parser.add_argument("--beam-size", metavar="N", type=positive_int, default=1, help=help_text)
-    parser.add_argument("--word-timestamps", action="store_true", help="also compute when each word was spoken")
+    help_text = "also compute when each word was spoken: printed with --json, and used to cut subtitles"
+    parser.add_argument("--word-timestamps", action="store_true", help=help_text)
     parser.add_argument("--aligner", metavar="DIR", help="folder of a CTC model that computes the times of words")
     parser.add_argument("--output-dir", metavar="DIR", type=Path, help="write one file per input into this folder")
     help_text = "with --output-dir: skip inputs that an earlier run has finished with the same options"
@@ -65,6 +66,8 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("there is nothing to transcribe; name an audio file, or give --live for the microphone")
     if args.rate is not None and not args.live:
         raise ConfigError("--rate is for --live; a file states its own rate")
+    if args.aligner is not None and not args.word_timestamps:
+        raise ConfigError("--aligner is for --word-timestamps; give both, or leave it out")
     if args.model == str(SHIPPED_MODEL):
         print(f"sensorium: note: {SHIPPED_HEARS}", file=sys.stderr)
     if args.live:
@@ -88,6 +91,7 @@ def run(args: argparse.Namespace) -> int:
     if folder is not None and args.resume:
         sources = folder.without_finished()
         if not sources:
+            print("sensorium: note: an earlier run has finished all files with these options", file=sys.stderr)
             return 0
     llm = LLM(**engine_options(args))
     params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)

@@ -34,7 +34,7 @@ def warn_of_failures(errors: Sequence[ErrorInfo | None], requests: str = "prompt
     failed = [(index, error) for index, error in enumerate(errors) if error is not None]
     if failed:
         index, first = failed[0]
-        reason = f"{len(failed)} of {len(errors)} {requests} failed; the first is number {index}: {first}"
+        reason = f"{len(failed)} of {len(errors)} {requests} failed; the first, at index {index}: {first}"
         _log.warning("%s (each result has its `error`)", reason)
 
 

@@ -147,7 +147,7 @@ def _write_weights(
     def flush() -> None:
         save_file(held, partial / f"part-{len(shards)}", {"format": "pt"})
         shards.append(list(held))
-        report(f"{len(shards)}: {len(held)} tensors, {used / 1e9:.2f} GB")
+        report(f"file {len(shards)} of the weights: {len(held)} tensors, {used / 1e9:.2f} GB")
         held.clear()
 
     total = 0

@@ -47,6 +47,15 @@ def test_text_only(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None
     assert capsys.readouterr().out.endswith("\n")
 
 
+def test_quantization(capsys: pytest.CaptureFixture[str]) -> None:
+    images = ["--image", str(SHIPPED_MODEL.parent / "media" / "line1.png")]
+    for method in ("int8", '{"method": "int4", "group_size": 64}'):
+        assert chat(SHIPPED_MODEL, *images, "--quantization", method, "Read the text.") == 0
+        assert capsys.readouterr().out == "DMTYZ\n"
+    assert chat(SHIPPED_MODEL, "--quantization", "int5", "Read.") == 2
+    assert "--quantization 'int5' must be one of" in capsys.readouterr().err
+
+
 def test_elements_are_drawn(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
     elements = (Element("cup", box=(10.0, 20.0, 60.0, 50.0)), Element("cup", points=((80.0, 20.0),)))
     monkeypatch.setattr(MarkedText, "elements", lambda self: elements)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import shutil
+from importlib import metadata
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,13 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
     assert found["device"]["C++ kernels"] == native.instructions()
     for dtype in ("float32", "bfloat16", "float16"):
         assert {"attention", "linear", "rms_norm"} <= found[f"kernels, {dtype}"].keys()
+
+
+def test_every_extra_is_reported() -> None:
+    """An extra that a user installs for a feature has at least one of its packages in the report."""
+    listed = {how.split("[")[1].split("]")[0] for how in doctor.OPTIONAL.values()}
+    extras = set(metadata.metadata("sensorium").get_all("Provides-Extra"))
+    assert listed == extras - {"docs", "clients"}
 
 
 def test_checkpoint(checkpoint: Path, checkpoint2: Path, capsys: pytest.CaptureFixture[str]) -> None:

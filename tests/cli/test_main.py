@@ -8,12 +8,16 @@ import os
 import subprocess
 import sys
 from argparse import Namespace
+from dataclasses import fields
 from pathlib import Path
 
 import pytest
 from sensorium.cli import main as cli
+from sensorium.cli.common import option_help
 from sensorium.cli.output import print_results
+from sensorium.engine.config import EngineConfig
 from sensorium.mm.errors import ConfigError
+from sensorium.server.config import ServerConfig
 
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
@@ -57,6 +61,46 @@ def test_streams_that_cannot_be_written(command: str, code: int, tmp_path: Path)
     if "full" in command:
         assert run.stderr.startswith("sensorium: error: the disk is full: ")
         assert run.stderr.endswith("; free some space and run the command again\n")
+
+
+def test_help_of_engine_options(capsys: pytest.CaptureFixture[str]) -> None:
+    with pytest.raises(SystemExit):
+        cli.main(["serve", "--help"])
+    out = capsys.readouterr().out
+    words = " ".join(out.split())
+    assert "--max-num-seqs [VALUE] maximum number of sequences per step. --" in words  # text of LLM's option
+    assert "--port VALUE TCP port; 0 lets the system choose one." in words  # text of the server's option
+    assert "--tls-key VALUE files of the certificate chain and of its key, for HTTPS." in words
+    assert "--enforce-eager" not in out  # vLLM's, without effect
+    parser = cli.build_parser("serve")
+    assert parser.parse_args(["serve", "m", "--enforce-eager"]).enforce_eager is True
+
+
+def test_every_option_has_a_help_text() -> None:
+    for options in (EngineConfig, ServerConfig):
+        names = {field.name for field in fields(options)}
+        texts = option_help(options)
+        assert names - {"model"} <= texts.keys() <= names
+        assert all(len(text) > 10 for text in texts.values())
+
+
+@pytest.mark.parametrize(
+    ("words", "said"),
+    [
+        (("--model", "nothing-here"), "'nothing-here' is not a folder"),
+        (("a", "--model", "b"), "both a and --model b name the model; give one of them"),
+    ],
+)
+def test_serve_takes_the_model_as_a_flag(words: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = failure(capsys, "serve", *words)
+    assert code == 2
+    assert said in line
+
+
+def test_aligner_without_times_of_words(capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = failure(capsys, "transcribe", "a.flac", "--aligner", "ctc")
+    assert code == 2
+    assert "--aligner is for --word-timestamps; give both, or leave it out" in line
 
 
 def test_names_of_files_are_printed_on_one_line(capsys: pytest.CaptureFixture[str]) -> None:

@@ -30,13 +30,13 @@ def test_one_warning_for_all_failed_prompts(llm, caplog):
         llm.generate(["a", BROKEN, "b", 5], SHORT, use_tqdm=False)
         (record,) = caplog.records
         said = record.getMessage()
-        assert said.startswith("2 of 4 prompts failed; the first is number 1: image 0: ")
+        assert said.startswith("2 of 4 prompts failed; the first, at index 1: image 0: ")
         assert "`error`" in said
         llm.chat([[USER], [{"role": "nobody", "content": ""}]], SHORT, use_tqdm=False)
-        assert "1 of 2 prompts failed; the first is number 1: message 0" in caplog.records[1].getMessage()
+        assert "1 of 2 prompts failed; the first, at index 1: message 0" in caplog.records[1].getMessage()
         llm.ocr([b"no image"], use_tqdm=False)
         assert (
-            "1 of 1 inputs failed; the first is number 0: it is not in a supported image format"
+            "1 of 1 inputs failed; the first, at index 0: it is not in a supported image format"
             in caplog.records[2].getMessage()
         )
         llm.generate(["a"], SHORT, use_tqdm=False)
