@@ -10,6 +10,8 @@ dense float32 weights, has other kernels for fewer than 12 rows, so these are pa
 
 oneDNN also compiles code for every number of rows, about 1 MB each, and frees it slowly: 600 different batch sizes through
 four float32 layers left 1.6 GB behind. Rows are therefore padded to 8 sizes per power of two: 0.27 GB, at the same speed.
+
+With AMX, the order of oneDNN's sums of bfloat16 depends on the number of rows, so torch gets pieces of 32 rows there.
 """
 
 from __future__ import annotations
@@ -27,7 +29,7 @@ from .int4 import Int4Options, Int4PanelWeight, int4_linear, pack_int4, quantize
 from .int8 import Int8Weight, int8_linear, pack_int8
 from .panels import Panels, layout, multiply_panels, pack_panels
 
-_MIN_ROWS_ONEDNN, _MIN_ROWS_MKL = 2, 16
+_MIN_ROWS_ONEDNN, _MIN_ROWS_MKL, _PIECE_AMX = 2, 16, 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -96,18 +98,30 @@ def linear(x: Tensor, weights: LinearWeight) -> Tensor:
     if isinstance(weights, ShardedWeight):
         return grouped_linear(x, weights)
     if isinstance(weights, OneDnnWeight):
-        return _linear_padded(x, padded_rows(len(x)), weights)
+        return _linear_padded(x, _torch_rows(len(x), x.dtype, onednn=True), weights)
     if x.device.type == "cpu":
-        return _linear_padded(x, max(len(x), _MIN_ROWS_MKL), weights)
+        return _linear_padded(x, _torch_rows(len(x), x.dtype, onednn=False), weights)
     return F.linear(x, weights.weight, weights.bias)
 
 
 def computed_rows(rows: int, device: torch.device, dtype: torch.dtype) -> int:
     """Return the number of rows that `linear` computes for an input of `rows` rows, including the padding."""
     chosen = backend("linear", device, dtype)
-    if chosen == "onednn":
-        return padded_rows(rows)
-    return max(rows, _MIN_ROWS_MKL) if chosen == "torch" and device.type == "cpu" else rows
+    if chosen == "native" or device.type != "cpu":
+        return rows
+    return _torch_rows(rows, dtype, onednn=chosen == "onednn")
+
+
+def _needs_pieces(dtype: torch.dtype) -> bool:
+    """Return whether torch multiplies this dtype with AMX tiles."""
+    return dtype == torch.bfloat16 and bool(torch.cpu._is_amx_tile_supported())
+
+
+def _torch_rows(rows: int, dtype: torch.dtype, onednn: bool) -> int:
+    """Return the number of rows that torch multiplies on a CPU for a batch of `rows`."""
+    if _needs_pieces(dtype):
+        return max(-(-rows // _PIECE_AMX), 1) * _PIECE_AMX
+    return padded_rows(rows) if onednn else max(rows, _MIN_ROWS_MKL)
 
 
 def padded_rows(rows: int) -> int:
@@ -118,8 +132,16 @@ def padded_rows(rows: int) -> int:
 
 def _linear_padded(x: Tensor, rows: int, weights: OneDnnWeight | DenseWeight) -> Tensor:
     padded = F.pad(x, (0, 0, 0, rows - len(x))) if rows > len(x) else x
-    if isinstance(weights, OneDnnWeight):
-        out: Tensor = torch.ops.mkldnn._linear_pointwise(padded, weights.weight, weights.bias, "none", [], "")
-    else:
-        out = F.linear(padded, weights.weight, weights.bias)
+    if not _needs_pieces(x.dtype) or rows == _PIECE_AMX:
+        return _multiply(padded, weights)[: len(x)]
+    out = x.new_empty(rows, weights.weight.shape[0])
+    for piece, result in zip(padded.split(_PIECE_AMX), out.split(_PIECE_AMX), strict=True):
+        result.copy_(_multiply(piece, weights))
     return out[: len(x)]
+
+
+def _multiply(x: Tensor, weights: OneDnnWeight | DenseWeight) -> Tensor:
+    if isinstance(weights, DenseWeight):
+        return F.linear(x, weights.weight, weights.bias)
+    out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weights.weight, weights.bias, "none", [], "")
+    return out
