@@ -258,7 +258,7 @@ class BlockTables:
             missing = [
                 index
                 for held, spec in groups  # with gaps; of the states, the last one sums up the others
-                for index in range(keep - 1 if spec.kind == "state" else self._first_visible(spec, keep * size), keep)
+                for index in range(max(0, keep - 1) if spec.kind == "state" else self._first_visible(spec, keep * size), keep)
                 if held[index] == NULL_BLOCK
             ]
             if not missing:

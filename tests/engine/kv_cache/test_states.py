@@ -51,6 +51,20 @@ def test_a_prefix_without_its_state_is_computed(toy, core):
     assert toy.tokens_of(outputs) == expected(toy, other)
 
 
+def test_no_state_is_searched_before_a_span_that_starts_in_the_first_block(toy, core):
+    """Two cached blocks end inside the bidirectional span, so none of them can be used."""
+    engine = core(prompt_attention="bidirectional_items")
+    first = toy.request("a", [5, 6, *[toy.PAD] * 10, 7, 8, 9], [toy.item(2, 10)])
+    engine.add(first)
+    toy.drain(engine)
+    other = replace(first, request_id="b", prompt_token_ids=first.prompt_token_ids[:12])
+    engine.add(other)
+    (outputs,) = toy.drain(engine).values()
+    assert outputs[-1].stats.cached_tokens == 0
+    assert toy.tokens_of(outputs) == toy.alone(other, toy.ToyModel(states=True), "bidirectional_items")[0]
+    toy.assert_empty(engine)
+
+
 def test_an_answer_saves_its_newest_state_only(toy, core):
     engine = core()
     request = toy.random_prompt("a", 18, max_tokens=30)
