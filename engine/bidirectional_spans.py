@@ -4,7 +4,8 @@ A model family declares how the tokens of a prompt attend to each other (`Proces
 
 - "causal": every token sees the tokens before it. A prompt can be cut after any token.
 - "bidirectional_items": adjacent tokens of one item see each other (images of Gemma 3). Each run of them is a span.
-- "bidirectional_windows": the same, except for audio, but only in layers with a sliding window (Gemma 4).
+- "bidirectional_ranges": the same, with the start and the end token of the item (BAGEL). Each item's range is a span.
+- "bidirectional_windows": as "bidirectional_items", except for audio, but only in layers with a sliding window (Gemma 4).
 - "bidirectional_media": the tokens of all images and videos see each other, whatever text is between them (Molmo2). If there is
   any, the span reaches from the start of the prompt to the end of the last item (`worker/key_order.py` says why).
 - "bidirectional_prompt": all tokens of the prompt see each other (the prefix-LM of PaliGemma). The prompt is one span.
@@ -18,6 +19,7 @@ from ..mm.embeddings import PROMPT_EMBEDS
 from ..mm.types import MultiModalFeature
 
 BidirectionalSpan = tuple[int, int]  # tokens [start, stop)
+BRACKETS = 2  # tokens of a bidirectional range that are not encoder rows
 
 
 def find_spans(prompt_attention: str, prompt_length: int, features: Sequence[MultiModalFeature]) -> list[BidirectionalSpan]:
@@ -25,6 +27,9 @@ def find_spans(prompt_attention: str, prompt_length: int, features: Sequence[Mul
     if prompt_attention in ("bidirectional_items", "bidirectional_windows"):
         causal = (PROMPT_EMBEDS, "audio") if prompt_attention == "bidirectional_windows" else (PROMPT_EMBEDS,)
         return [run for feature in features if feature.modality not in causal for run in feature.range.runs]
+    if prompt_attention == "bidirectional_ranges":
+        ranges = (one.range for one in features if one.modality != PROMPT_EMBEDS)
+        return list(dict.fromkeys((where.offset, where.end) for where in ranges))
     if prompt_attention == "bidirectional_media":
         runs = media_runs(features)
         return runs if len(runs) < 2 else [(0, runs[-1][1])]

@@ -36,6 +36,8 @@ JSON_FILES = (
     "processor_config.json",
     "tokenizer_config.json",
 )
+SECTION_FILES = ("llm_config", "vit_config")
+"""Sections that a checkpoint may keep in a file of their own instead of config.json."""
 
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
 _PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
@@ -314,7 +316,8 @@ def _read_config(path: Path, hub: dict[str, Any]) -> dict[str, Any]:
     if hub and not (
         any(name.startswith("consolidated") for name in names) and not any(name.startswith("model") for name in names)
     ):
-        return hub
+        beside = {name: read_json(path / f"{name}.json") for name in SECTION_FILES if not hub.get(name)}
+        return {**hub, **{name: section for name, section in beside.items() if section}}
     for name, layout in CHECKPOINT_LAYOUTS.items():
         content = read_json(path / name)
         if content:

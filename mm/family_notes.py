@@ -32,6 +32,11 @@ NOTES: dict[str, FamilyNote] = {
     "aya_vision": FamilyNote(
         "tiles by the best aspect ratio (Aya Vision) or least enlarged (Cohere2-Vision), a gated projector"
     ),
+    "bagel": FamilyNote(
+        "understanding with BAGEL-7B-MoT: images at native resolution up to 980 pixels; the tokens of an image see each other "
+        "and have one position; the publisher's files, in which sections of the config are files of their own",
+        "no generation of images; its weights are not read",
+    ),
     "bert": FamilyNote(
         "text encoders for `embed` (mean or CLS pooling, as 1_Pooling/config.json says) and `classify`; `score` of pairs "
         "with cross-encoders; learned positions, rotary ones (Nomic, GTE) or a bias of scores (MPNet); the Hub's layout and "

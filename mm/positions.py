@@ -55,10 +55,10 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], axes: int = 3) ->
     Every run of adjacent embeddings is a grid of whole steps that starts where the text before it ended. Text continues at the
     largest position so far plus one, after a timed item at its last time plus one; the other tokens of a range (start, end,
     timestamps) are text. If the steps of an item differ in size, each run is one step. Two items that share a range start
-    together. The tokens before and after the rows of a `folded` item repeat the positions of the text beside the range. With
-    `axes=1` positions are plain indices and the delta is 0.
+    together. The tokens before and after the rows of a `folded` item repeat the positions of the text beside the range. All
+    tokens of a `still` item have one position. With `axes=1` and no such item positions are plain indices and the delta is 0.
     """
-    if axes == 1:
+    if axes == 1 and not any(geometry.still for _, geometry in placed):
         return torch.arange(length)[None], 0
     if any(geometry.absolute for _, geometry in placed):
         return _absolute_positions(length, placed, axes)
@@ -66,6 +66,12 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], axes: int = 3) ->
     token = position = 0
     for first, last, items in _runs(placed):
         where, folded = items[0][0], any(geometry.folded for _, geometry in items)
+        if items[0][1].still:
+            parts.append(text_positions(position, where.offset - token, axes))
+            position += where.offset - token
+            parts.append(torch.full((axes, where.length), position))
+            token, position = where.end, position + 1
+            continue
         before, after = (first - where.offset, where.end - last) if folded else (0, 0)
         parts.append(text_positions(position, first - before - token, axes))
         position += first - before - token

@@ -84,6 +84,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "AriaForConditionalGeneration": native("aria", "Aria", "AriaProcessingInfo"),
     "AyaVisionForConditionalGeneration": native("aya_vision", "AyaVision", "AyaVisionProcessingInfo"),
     "AudioFlamingo3ForConditionalGeneration": native("audioflamingo3", "AudioFlamingo3", "AudioFlamingo3ProcessingInfo"),
+    "Bagel": native("bagel", "Bagel", "BagelProcessingInfo"),
+    "BagelForConditionalGeneration": native("bagel", "Bagel", "BagelProcessingInfo"),
     "CanaryForConditionalGeneration": native("cohere_asr", "Canary", "CanaryProcessingInfo"),
     "CLIPModel": native("dual_encoder", "Clip", "ClipProcessingInfo"),
     "CohereAsrForConditionalGeneration": native("cohere_asr", "CohereAsr", "CohereAsrProcessingInfo"),
@@ -242,6 +244,7 @@ CHECKPOINT_LAYOUTS: dict[str, CheckpointLayout] = {
 """Files that replace config.json in a publisher's own layout."""
 
 MODEL_TYPES: Mapping[str, str] = {
+    "bagel": "BagelForConditionalGeneration",
     "colmodernvbert": "ColModernVBertForRetrieval",
     "deepseek_vl_v2": "DeepseekVLV2ForCausalLM",
 }

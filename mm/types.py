@@ -197,6 +197,7 @@ class ItemGeometry:
             line's end; on the last three axes their positions are column, line and index of the item, counted from 0.
         timed: rows lie at their temporal grid step, in lines and columns counted from 0. Only time starts at the position of
             the item; the text after the item continues after its last step.
+        still: all tokens of the range, those before and after the rows included, have one position.
         hidden: the last rows, which only tokens before the item's own token cross-attend to (padding).
         ahead: the last rows, which belong to tokens that are not in the prompt but generated. The answer ends with the rows.
         sides: patches high and wide of each temporal grid step, if steps differ in size; `h` and `w` are those of the first.
@@ -217,6 +218,7 @@ class ItemGeometry:
     ahead: int = 0
     absolute: bool = False
     timed: bool = False
+    still: bool = False
     hidden: int = 0
     sides: tuple[tuple[int, int], ...] = ()
 

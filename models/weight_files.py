@@ -28,7 +28,7 @@ _DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LFS_POINTER = b"version https://git-lfs"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
-_STEMS = ("model", "consolidated")  # file names in the Hub's layout, and in Mistral AI's own
+_STEMS = ("model", "consolidated", "ema")  # file names in the Hub's layout, and in those of two publishers
 
 
 def read_checkpoint(folder: Path, is_unused: Callable[[str], bool] = lambda name: False) -> Iterator[tuple[str, Tensor]]:

@@ -19,6 +19,7 @@ from ...models.quantization import parse_quantization
 from ...models.weights import weight_bytes
 from ...processors.device import MAX_TRANSFER_BYTES
 from ...processors.interface import ProcessingInfo
+from ..bidirectional_spans import BRACKETS
 from ..config import MAX_STREAM_ROWS, MEDIA_BYTES, EngineConfig, cache_budget, check_max_model_len
 from ..kv_cache.groups import CacheGroup, group_layers
 from ..worker import decode_graphs, encoder_graphs
@@ -82,8 +83,9 @@ def max_sizes(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_mo
     items = max_item_rows(config, info, max_model_len)
     cross = [rows for name, rows in items.items() if name not in info.placeholder_ids]
     inside = [rows for name, rows in items.items() if name in info.placeholder_ids]
+    largest = max(inside, default=1)
     spans = {"causal": 1, "bidirectional_prompt": max_model_len, "bidirectional_media": max_model_len}
-    span = spans.get(info.prompt_attention, max(inside, default=1))
+    span = spans.get(info.prompt_attention, largest + BRACKETS * (info.prompt_attention == "bidirectional_ranges"))
     step_rows = max(config.max_num_batched_tokens, span + config.max_num_seqs - 1)
     embeds = {PROMPT_EMBEDS: min(PROMPT_EMBEDS_ROWS, max_model_len)} if config.enable_prompt_embeds else {}
     cached = items | embeds if info.modalities or embeds else None

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from ..errors import ConfigError, InputError
 from .plan import CropPad, CropPlan, Resize, Size, TiledView
-from .sizes import check_size, fit, middle, round_up
+from .sizes import check_size, fit, middle, nearest_multiple, round_up
 
 _MAX_SQUARE = 1 << 24  # pixels of a padded image
 
@@ -103,6 +103,34 @@ class BoundedResize:
             height, width = rounded(height / ratio), rounded(width / ratio)
         tall, wide = (round_up(max(1, side), step) for side, step in zip((height, width), self.multiple, strict=True))
         return CropPlan((TiledView((Resize(tall, wide),)),))
+
+
+@dataclass(frozen=True)
+class BoundedSides:
+    """Scale the longer side to at most `longest` and, if that allows it, the shorter side to at least `shortest`. Rule: BAGEL.
+
+    Sides are rounded to the nearest multiples of `multiple`. If an image then has more than `max_pixels`, both sides shrink by
+    the ratio of the two numbers of pixels, not by its root.
+    """
+
+    multiple: int
+    longest: int
+    shortest: int
+    max_pixels: int
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        scale = max(min(self.longest / max(height, width), 1.0), self.shortest / min(height, width))
+        tall, wide = self._scaled((height, width), scale)
+        if tall * wide > self.max_pixels:
+            tall, wide = self._scaled((tall, wide), self.max_pixels / (tall * wide))
+        if max(tall, wide) > self.longest:
+            tall, wide = self._scaled((tall, wide), self.longest / max(tall, wide))
+        return CropPlan((TiledView((Resize(tall, wide),)),))
+
+    def _scaled(self, size: Size, scale: float) -> Size:
+        tall, wide = (nearest_multiple(round(side * scale), self.multiple) for side in size)
+        return tall, wide
 
 
 @dataclass(frozen=True)

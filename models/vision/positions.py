@@ -113,6 +113,9 @@ def _fitted(table: Tensor, spec: TableSpec, h: int, w: int) -> Tensor:
         return square[rows[:, None], columns]
     if (h, w) == (side, side):
         return square
+    if spec.fit == "corner":
+        assert max(h, w) <= side, f"a grid of {h}x{w} patches for a table of {side}x{side} positions"
+        return square[:h, :w]
     if spec.fit == "square":
         return _corner(square, h, w).to(table.dtype)
     assert spec.fit != "exact", f"a grid of {h}x{w} patches for a table of {side}x{side} positions"

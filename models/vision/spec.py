@@ -74,7 +74,8 @@ class TableSpec:
 
     Args:
         side: positions along each side.
-        fit: how the table is fitted to a grid of another size. "exact": not at all (refused). "bilinear", "bicubic": it is
+        fit: how the table is fitted to a grid of another size. "exact": not at all (refused). "corner": its upper left part is
+            used. "bilinear", "bicubic": it is
             resampled. "square": it is resampled, bilinearly, to a square of the grid's longer side, of which the upper left
             part is used. "buckets": a patch takes the position in which its upper left corner lies; "ratio_buckets" and
             "step_buckets" do too, but round the corner's place differently (`positions.py`).

@@ -111,6 +111,15 @@ def test_audio_advances_as_text_does():
     assert mrope_positions(9, [(masked(1, "##.###"), sound)])[0].tolist() == [list(range(9))] * 3
 
 
+@pytest.mark.parametrize("axes", [1, 3])
+def test_all_tokens_of_a_still_item_have_one_position(axes):
+    image = replace(SQUARE, merge=2, still=True)
+    positions, delta = mrope_positions(17, [(masked(2, ".####."), image), (masked(8, ".####."), image)], axes)
+    assert positions.tolist() == [digits("01 222222 333333 456")] * axes
+    assert delta == -10
+    assert mrope_positions(3, [], axes)[0].tolist() == [[0, 1, 2]] * axes
+
+
 def test_a_fourth_axis_counts_rows():
     positions, delta = mrope_positions(7, place((1, SQUARE)), axes=4)
     assert positions.tolist() == [digits("0 1234 5 6"), digits("0 1111 5 6"), digits("0 1122 5 6"), digits("0 1212 5 6")]

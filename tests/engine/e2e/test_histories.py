@@ -41,10 +41,12 @@ class History(RuleBasedStateMachine):
         draws_there=st.booleans(),
     )
     def start(self, seed, budget, seqs, prompt_attention, reads, window, chunk, states, draws_there, **options):
+        tokens, rows = ROOM.get(prompt_attention, (-seqs, 0))
+        if prompt_attention == "bidirectional_items" and seed % 2:
+            prompt_attention = "bidirectional_ranges"
         self.rng, self.prompt_attention = random.Random(seed), prompt_attention
         if prompt_attention == "bidirectional_media":
             window = chunk = None
-        tokens, rows = ROOM.get(prompt_attention, (-seqs, 0))
         budget += tokens + seqs
         options["encoder_rows"] += rows or 6 * reads
         self.model = lambda: self.toy.ToyModel(reads, window=window, states=states, chunk=chunk)

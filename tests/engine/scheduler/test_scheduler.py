@@ -165,7 +165,9 @@ def test_an_urgent_request_preempts_the_least_urgent(toy):
     toy.assert_empty(core)
 
 
-@pytest.mark.parametrize("prompt_attention", ["bidirectional_items", "bidirectional_media", "bidirectional_prompt"])
+@pytest.mark.parametrize(
+    "prompt_attention", ["bidirectional_items", "bidirectional_ranges", "bidirectional_media", "bidirectional_prompt"]
+)
 def test_bidirectional_spans_are_computed_in_one_step(toy, prompt_attention):
     core = toy.make_core(budget=20, seqs=3, prompt_attention=prompt_attention, block_size=4)
     prompt = [5, 6, *[toy.PAD] * 10, 7, 8, 9]

@@ -248,7 +248,13 @@ def test_groups_with_windows_get_blocks_for_their_windows_only() -> None:
 
 @pytest.mark.parametrize(
     ("prompt_attention", "rows"),
-    [("causal", 64), ("bidirectional_items", 303), ("bidirectional_prompt", 503), ("bidirectional_media", 503)],
+    [
+        ("causal", 64),
+        ("bidirectional_items", 303),
+        ("bidirectional_ranges", 305),
+        ("bidirectional_prompt", 503),
+        ("bidirectional_media", 503),
+    ],
 )
 def test_a_step_has_room_for_the_largest_bidirectional_span(
     prompt_attention: str, rows: int, monkeypatch: pytest.MonkeyPatch

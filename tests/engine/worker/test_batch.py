@@ -97,6 +97,15 @@ def test_rows_of_an_item_attend_to_its_end(toy):
     assert key_range_of(sequence, 3, 5, None, other).tolist() == [[0] * 6, [7, 7, 7, 7, 8, 3]]
 
 
+def test_start_and_end_tokens_of_a_bidirectional_range_attend_to_its_end(toy):
+    request = toy.request("r", (5, 6, 3, 3, 3, 3, 3, 3, 7, 8), [toy.item(2, 4, edges=True)])
+    sequence = SequenceState(request, 3, "bidirectional_ranges")
+    assert key_range_of(sequence, 1, 8).tolist() == [[0] * 8, [2, 8, 8, 8, 8, 8, 8, 9]]
+    assert key_range_of(sequence, 0, 2) is None
+    pair = SequenceState(toy.request("p", (5, *[3] * 7, 6), toy.pair(1, 2)), 3, "bidirectional_ranges")
+    assert pair.spans == [(1, 8)]
+
+
 def test_rows_of_a_bidirectional_prompt_attend_to_all_of_it(toy):
     sequence = SequenceState(toy.request("r", (5, 6, 7, 8)), 3, "bidirectional_prompt")
     assert key_range_of(sequence, 0, 4, window=2).tolist() == [[0] * 4, [4] * 4]

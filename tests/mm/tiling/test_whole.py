@@ -7,9 +7,10 @@ from types import SimpleNamespace
 import pytest
 import torch
 from sensorium.mm.errors import InputError
-from sensorium.mm.tiling.plan import CropPad, Resize
+from sensorium.mm.tiling.plan import CropPad, Resize, TiledView
 from sensorium.mm.tiling.whole import (
     BoundedResize,
+    BoundedSides,
     CenterCrop,
     FixedSize,
     PaddedPage,
@@ -31,6 +32,32 @@ def test_bounded_sizes(edge, patch):
         check_plan(plan)
         want = get_resize_output_image_size(make_image(size), edge, patch, "channels_first")
         assert plan.views[0].tile_size == tuple(max(patch, side) for side in want), size
+
+
+@pytest.mark.parametrize(
+    ("size", "most", "expected"),
+    [
+        ((480, 640), 1806336, (476, 644)),
+        ((1080, 1920), 1806336, (546, 980)),
+        ((100, 140), 1806336, (224, 308)),  # 313.6 pixels, and 21.4 patches of 22.5
+        ((1, 1000), 1806336, (14, 980)),  # first 224 x 224,000
+        ((2000, 2000), 100_000, (98, 98)),  # 980 x 980, times 0.104
+        ((7, 7), 1806336, (224, 224)),
+    ],
+)
+def test_bounded_sides(size, most, expected):
+    policy = BoundedSides(14, 980, 224, most)
+    assert policy.plan(*size).views == (TiledView((Resize(*expected),)),)
+    assert policy.plan(*size[::-1]).views[0].tile_size == expected[::-1]
+
+
+def test_bounded_sides_of_every_size():
+    policy = BoundedSides(14, 980, 224, 1806336)
+    for size in GRID:
+        plan = policy.plan(*size)
+        check_plan(plan)
+        sides = plan.views[0].tile_size
+        assert all(14 <= side <= 980 and side % 14 == 0 for side in sides), size
 
 
 @pytest.mark.parametrize(("patch", "most"), [(16, 256), (14, 20), (16, 1024)])
