@@ -10,16 +10,20 @@ from collections.abc import Mapping, Sequence
 from ...mm.errors import InputError
 from ...mm.parse import MultiModalDataParser
 from ...mm.speech import FrameRule, SpeechRequest
-from ..bases.audio import AudioInfo
 from ..bases.fastconformer import FastConformerInfo
 from ..bases.speech import SpeechMixin
 
 
-class BlankPrompt(AudioInfo, SpeechMixin):
-    """The prompt of both: an item without text. The blank is the placeholder of the rows."""
+class ParakeetInfo(SpeechMixin, FastConformerInfo):
+    """Base of both: the prompt is an item without text, and the blank is the placeholder of its rows."""
 
+    encoder_defaults = {"hidden_size": 1024}
     adds_special_tokens = takes_language = takes_instruction = False
     language_codes = ("en",)
+
+    @property
+    def embed_width(self) -> int:
+        return int(self.encoder_config["hidden_size"])
 
     def parser(self) -> MultiModalDataParser:
         return MultiModalDataParser(self.modalities, {"audio": 1}, super().parser().embeddings)
@@ -35,31 +39,21 @@ class BlankPrompt(AudioInfo, SpeechMixin):
         return SpeechRequest("")
 
 
-class ParakeetProcessingInfo(BlankPrompt, FastConformerInfo):
+class ParakeetProcessingInfo(ParakeetInfo):
     """ProcessingInfo and SupportsTranscription of Parakeet with a CTC head."""
 
     placeholders = {"audio": ("pad_token_id", 1024)}
     text_config_defaults = {"vocab_size": 1025}
-    encoder_defaults = {"hidden_size": 1024}
-
-    @property
-    def embed_width(self) -> int:
-        return int(self.encoder_config["hidden_size"])
 
     def frame_rule(self) -> FrameRule:
         return FrameRule(self.placeholder_ids["audio"], self.row_seconds)
 
 
-class ParakeetTransducerProcessingInfo(BlankPrompt, FastConformerInfo):
+class ParakeetTransducerProcessingInfo(ParakeetInfo):
     """ProcessingInfo and SupportsTranscription of Parakeet with a transducer (TDT, RNN-T)."""
 
     placeholders = {"audio": ("blank_token_id", 8192)}
     text_config_defaults = {"vocab_size": 8193}
-    encoder_defaults = {"hidden_size": 1024}
-
-    @property
-    def embed_width(self) -> int:
-        return int(self.encoder_config["hidden_size"])
 
     def resolve_token_ids(self) -> None:
         self.pad_token_id = self.config_token_id("pad_token_id", 2)
