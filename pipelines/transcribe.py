@@ -261,10 +261,11 @@ def _read_sequentially(
 ) -> WideTask[list[WindowText]]:
     """Begin each window where the last whole segment of the previous window ended: in the pause there, or before its end.
 
-    The windows then overlap. If their texts have no words in common there, the window is read again without an overlap.
+    The windows then overlap. If their texts have no words in common there, the window is read again from the quietest place
+    near that end, since the end may be inside a word. If it ends before it has new text, it is read without an overlap.
     """
     found: list[WindowText] = []
-    before, at, overlap = "", 0, 0
+    before, at, overlap, is_retry = "", 0, 0, False
     while (window := reader.read(at - overlap, overlap)) is not None:
         context = f"{options.context} {before[-_MAX_CONTEXT:]}".strip() if options.condition else options.context
         text = yield from _task_of(llm, window, options, language, context)
@@ -274,9 +275,11 @@ def _read_sequentially(
         is_last = window.next_start >= window.end  # silence or the end of the audio comes next
         end = window.end if is_last or not whole else window.start + round((whole[-1].end or 0.0) * options.rate)
         goes_on = is_last or end >= at + window.overlap // 2
-        if window.overlap and not (goes_on and _share_words(found[-1], text)):
-            overlap = 0
+        if window.overlap and not (goes_on and (is_retry or _share_words(found[-1], text))):
+            overlap = 0 if is_retry else max(0, at - _quietest(window, at, options.rate))
+            is_retry = True
             continue
+        is_retry = False
         if is_last or not whole:
             overlap = 0 if is_last or not text.result.text else window.end - window.next_start
             at = max(window.next_start, window.end)

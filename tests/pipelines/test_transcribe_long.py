@@ -15,6 +15,7 @@ import pytest
 import soundfile
 import torch
 from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, Segment
+from sensorium.benchmarks import seams
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate
 from sensorium.mm.media.audio import decode_audio
@@ -285,6 +286,24 @@ def test_no_word_is_lost_or_doubled_at_seams(shared_data: Path) -> None:
             changes = edits(alone, words_of(found.text))
             assert sum(max(len(left), len(right)) for left, right in changes) <= 0.06 * len(alone)
             assert max(abs(len(left) - len(right)) for left, right in changes) <= 2
+
+
+def test_a_loss_may_have_several_places() -> None:
+    """The seams benchmark looks for a loss in the window that contains it, at any place that gives the same text."""
+    said = ["for", "you", "ask", "what", "you", "can"]
+    assert seams.equal_losses((1, 4, 1, 1), said) == [(1, 4, 1, 1), (2, 5, 1, 1)]
+    assert seams.equal_losses((1, 4, 1, 2), said) == [(1, 4, 1, 2)]
+
+
+@pytest.mark.shared
+def test_a_sequential_window_is_read_again_from_a_place_between_words(shared_data: Path) -> None:
+    """The first window's last timestamp is inside "Printing", and its text ends before that word."""
+    llm = LLM(shared_data / "whisper-tiny.en", dtype="float32", max_num_seqs=1)
+    clips = seams.read_clips(shared_data / "speech")
+    whole = np.concatenate([clips[i] for i in seams.order_of(clips, 1200)])
+    audio = whole[round(626.516 * RATE) : round(660 * RATE)]
+    (found,) = llm.transcribe((audio, RATE), sequential=True, timestamps="segment", use_tqdm=False)
+    assert "a cup of tea printing in the only sense with which we are at present" in " ".join(words_of(found.text))
 
 
 @pytest.mark.shared
