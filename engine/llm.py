@@ -417,7 +417,7 @@ class LLM(NotPicklable):
         """
         prompt = builtin_copy(prompt, "prompt", "the prompt")
         if isinstance(prompt, list) and prompt and all(isinstance(message, Mapping) for message in prompt):
-            prompt = {"multi_modal_data": self._inputs.media_of(prompt, cache_salt)}
+            return self._inputs.plan_chat(prompt, mm_processor_kwargs, cache_salt)
         for name, value in ("mm_processor_kwargs", mm_processor_kwargs), ("cache_salt", cache_salt):
             if value is not None:
                 if not isinstance(prompt, Mapping):

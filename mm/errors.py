@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
 from inspect import signature
@@ -36,6 +37,7 @@ MAX_DEPTH = 64  # of nested lists and mappings; a value that contains itself exc
 _MAX_NAME = 100  # characters of a name that is compared with the known ones
 _MAX_MESSAGE = 960  # characters of a message; a longer one loses its middle
 _MEMORY_TEXTS = ("out of memory", "can't allocate memory", "not enough memory", "cannot allocate memory")
+_OF_INPUTS = ("invalid_input", "invalid_media", "too_long", "encoder_failed")
 _MAX_VALUE = 80  # characters of a value in a message
 
 
@@ -63,7 +65,8 @@ class ErrorInfo:
         message: one line: what is wrong, the limit, and what to do next. It starts with the item's name if there is one.
         modality: "image", "video" or "audio" if one item is at fault, else None.
         index: position of that item among the items of its modality in the prompt, from 0.
-        param: name of the parameter at fault, such as "max_tokens", if it is known.
+        param: name of the parameter at fault, such as "max_tokens", if it is known; in a conversation the place, such as
+            "messages[2].content[1]".
     """
 
     code: ErrorCode
@@ -232,6 +235,23 @@ def error_reason(error: BaseException, limit: int = 200) -> str:
         return clip(one_line(str(error)), limit) or type(error).__name__
     except Exception:
         return type(error).__name__
+
+
+@contextmanager
+def naming_param(place: str, fields: Collection[str] = ()) -> Iterator[None]:
+    """Name the parameter of errors about an input that name none.
+
+    Args:
+        place: the parameter, such as "messages[0].content[1]".
+        fields: an error that names one of these fields of the place gets both names, such as "messages[0].content[1].fps".
+    """
+    try:
+        yield
+    except SensoriumError as error:
+        own = error.info.param
+        if own in fields or (own is None and error.info.code in _OF_INPUTS):
+            error.info = replace(error.info, param=clip(place if own is None else f"{place}.{own}", _MAX_NAME))
+        raise
 
 
 def is_out_of_memory(error: BaseException) -> bool:

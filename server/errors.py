@@ -119,8 +119,8 @@ def _invalid(error: RequestValidationError) -> tuple[int, dict[str, Any]]:
     cause = first.get("ctx", {}).get("error")
     if isinstance(cause, SensoriumError):
         return error_body(cause.info)
-    place = [str(part) for part in first["loc"][1:]]
-    param = ".".join(place) or None
+    place = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]]
+    param = "".join(place).removeprefix(".") or None
     if first["type"] == "json_invalid":
         message, param = f"the body is not JSON: {cause} at character {first['loc'][-1]}", None
     elif param is None and isinstance(first.get("input"), bytes):

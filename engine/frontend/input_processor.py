@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import time
 from collections import Counter
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future
+from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from ...mm.errors import InputError, MediaError, typed
+from ...mm.errors import InputError, MediaError, SensoriumError, typed
 from ...mm.media import gate
 from ...mm.media.ledger import Ledger
 from ...mm.parse import MediaSource
@@ -24,7 +25,7 @@ from ...processors.text.message_parts import split_media
 from ...processors.text.tokenizer import Tokenizer
 from .items import PlannedItem, ProcessedItem, final_plan, final_spans, item_features, item_trace, stage_seconds
 from .media import MultiModalProcessor, MultiModalSettings
-from .processed_prompt import ProcessedPrompt
+from .processed_prompt import ProcessedPrompt, named_item
 from .prompt_embeds import prompt_embeds_features, read_prompt_embeds
 from .prompts import Prompt, read_prompt
 
@@ -39,6 +40,7 @@ class ParsedPrompt:
         token_ids: tokens with one placeholder per item.
         reserve: tokens that `fit="context"` leaves for the answer.
         ledger: counts the bytes of its media; `finish` closes it.
+        places: of a conversation's items, by modality and index: the `param` of errors about them. None for other prompts.
     """
 
     inputs: InputProcessor
@@ -47,6 +49,7 @@ class ParsedPrompt:
     sources: Sequence[MediaSource]
     reserve: int
     ledger: Ledger
+    places: Mapping[tuple[str, int], str] | None = None
     fetches: dict[int, Future[Any]] = field(default_factory=dict)
 
     @property
@@ -75,7 +78,7 @@ class ParsedPrompt:
 
     def finish(self) -> ProcessedPrompt:
         """Load, decode and process the media. Raise MediaError for an item that fails."""
-        with self.ledger:
+        with self.ledger, _naming_items(self.places):
             if self.remote and not self.fetches:
                 self.fetch()
             return self.inputs.finish(self)
@@ -151,14 +154,16 @@ class InputProcessor:
         own["policy"] = policy = self.media.settings.policy
         own["require_sandbox"] = policy.worker_sandbox == "require"
         chat: RenderedChat = render_chat(messages, **{**render, **limits, **own})
-        media = self._media(chat)
-        prompt = self._read({"prompt": chat.text, "multi_modal_data": media, **request})
-        self._check_text_length(chat.text)
-        placeholders = self._info.text_placeholders if chat.media else {}
-        ids = self._tokenizer.encode_pieces(chat.segments, placeholders)
-        if self._adds_special_tokens:
-            ids = self._tokenizer.add_special_tokens(ids)
-        return self._parse(prompt, ids, reserve, has_placeholders=bool(placeholders))
+        media, places = self._media(chat), self._places(chat)
+        with _naming_items(places):
+            prompt = self._read({"prompt": chat.text, "multi_modal_data": media, **request})
+            self._check_text_length(chat.text)
+            placeholders = self._info.text_placeholders if chat.media else {}
+            ids = self._tokenizer.encode_pieces(chat.segments, placeholders)
+            if self._adds_special_tokens:
+                ids = self._tokenizer.add_special_tokens(ids)
+            parsed = self._parse(prompt, ids, reserve, has_placeholders=bool(placeholders))
+        return replace(parsed, places=places)
 
     def parse_media(self, prompt: object) -> ParsedPrompt:
         """Parse the media of a prompt, with or without text, for their encoder rows. The text is not read."""
@@ -204,7 +209,9 @@ class InputProcessor:
         if cross is not None:
             features, item_of = (), ()
         salt, form = prompt.salt or "", self._answer_format(plans)
-        return ProcessedPrompt(prompt.text, token_ids, features, plans, stages, trace, item_of, salt, cross, adapter, form)
+        return ProcessedPrompt(
+            prompt.text, token_ids, features, plans, stages, trace, item_of, salt, cross, adapter, form, parsed.places
+        )
 
     def _answer_format(self, plans: Sequence[ItemPlan]) -> MarkedText | None:
         info = self._info
@@ -213,6 +220,16 @@ class InputProcessor:
         located = [plan for plan in plans if plan.modality in located_modalities(info.element_format)]
         scales = (ImageScale(one.size, info.resized(one), one.index, one.modality == "video") for one in located)
         return MarkedText(info.element_format, "", tuple(scales))
+
+    def plan_chat(
+        self, messages: Sequence[Mapping[str, Any]], mm_processor_kwargs: Mapping[str, Any] | None, cache_salt: str | None
+    ) -> list[ItemPlan]:
+        """Do the same as `plan` for the media of messages, whose text is not read."""
+        chat = RenderedChat((), *map(tuple, split_media(messages, self.media.settings.policy, cache_salt)[1:]))
+        request = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt}
+        with _naming_items(self._places(chat)):
+            given = {name: value for name, value in request.items() if value is not None}
+            return self.plan({"multi_modal_data": self._media(chat), **given})
 
     def plan(self, prompt: object) -> list[ItemPlan]:
         """Plan each item from its header, without decoding. The prompt may have no text; then only the media are planned.
@@ -234,12 +251,17 @@ class InputProcessor:
             items, _ = self._plan(read, ids, sources, 1, self.media.fetch(sources, ledger), ledger, identify=False)
         return [item.plan for item in items]
 
-    def media_of(self, messages: Sequence[Mapping[str, Any]], tenant: str | None) -> dict[str, list[Media]]:
-        """Return the media of messages by modality."""
-        return self._media(RenderedChat((), tuple(split_media(messages, self.media.settings.policy, tenant)[1])))
-
     def _media(self, chat: RenderedChat) -> dict[str, list[Media]]:
         return _as_vision_chunks(chat) if "vision_chunk" in self._info.modalities else chat.multi_modal_data
+
+    def _places(self, chat: RenderedChat) -> dict[tuple[str, int], str]:
+        """Return the place of each item of a conversation by modality and index."""
+        counts, places = Counter[str](), dict[tuple[str, int], str]()
+        for (modality, _), place in zip(chat.media, chat.places, strict=True):
+            name = "vision_chunk" if "vision_chunk" in self._info.modalities else modality
+            places[name, counts[name]] = place
+            counts[name] += 1
+        return places
 
     def _tokenize(self, prompt: Prompt, special: bool = True) -> Sequence[int]:
         """Return the token ids of a prompt; placeholders are not expanded."""
@@ -365,6 +387,17 @@ class InputProcessor:
     def _text_of(self, token: int) -> str:
         text = self._tokenizer.decode([token], skip_special_tokens=False)
         return text or f"token {token} (the tokenizer has no text for it: the prompt must be token ids)"
+
+
+@contextmanager
+def _naming_items(places: Mapping[tuple[str, int], str] | None) -> Iterator[None]:
+    """Give errors of a conversation a `param`: the place of the item at fault, or "messages". `places`: as in ParsedPrompt."""
+    try:
+        yield
+    except SensoriumError as error:
+        if places is not None:
+            error.info = named_item(error.info, places)
+        raise
 
 
 def _num_items(sources: Sequence[MediaSource]) -> Counter[str]:

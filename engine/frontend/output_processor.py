@@ -16,7 +16,7 @@ from ...processors.text.tokenizer import StreamDecoder, Tokenizer
 from ..errors import error_text
 from ..sampling_params import SamplingParams
 from ..types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput
-from .processed_prompt import ProcessedPrompt
+from .processed_prompt import ProcessedPrompt, named_item
 
 Logprobs = dict[int, Logprob]
 
@@ -247,15 +247,16 @@ class OutputBuilder:
             answer.cut, answer.finish_reason = True, "error"
 
     def _with_item(self, error: ErrorInfo | None) -> ErrorInfo | None:
-        """Replace the index of a feature, as the core counts, by the caller's index of its item."""
-        if error is None or error.modality is None or error.index is None or not self.prepared.item_of:
-            return error
-        features = [i for i, feature in enumerate(self.prepared.features) if feature.modality == error.modality]
-        if error.index >= len(features):
-            return error
-        item = self.prepared.items[self.prepared.item_of[features[error.index]]]
-        reason = error.message.removeprefix(f"{error.modality} {error.index}: ")
-        return replace(error, message=reason).for_item(item.modality, item.index)
+        """Replace the index of a feature, as the core counts, by the caller's index of its item, and name the item's place."""
+        if error is None:
+            return None
+        prepared = self.prepared
+        features = [i for i, feature in enumerate(prepared.features) if feature.modality == error.modality]
+        if prepared.item_of and error.index is not None and error.index < len(features):
+            item = prepared.items[prepared.item_of[features[error.index]]]
+            reason = error.message.removeprefix(f"{error.modality} {error.index}: ")
+            error = replace(error, message=reason).for_item(item.modality, item.index)
+        return error if prepared.places is None else named_item(error, prepared.places)
 
     def _encoder(self, item: int) -> str:
         """Return how an item's encoder rows were obtained, as in SequenceStats; the costliest way if it has several pieces."""

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from collections.abc import Mapping
+from dataclasses import dataclass, field, replace
 
+from ...mm.errors import ErrorInfo
 from ...mm.types import ItemPlan, MultiModalFeature
 from ...processors.elements.formats import MarkedText
 from ..types import ItemTrace
@@ -22,6 +24,7 @@ class ProcessedPrompt:
         cross: the encoder input of an encoder-decoder model; it has no placeholder among the tokens.
         salt, adapter: as in EngineRequest.
         answer_format: what `CompletionOutput.elements` needs besides the answer's text, or None.
+        places: as in ParsedPrompt.
     """
 
     prompt: str | None
@@ -35,6 +38,7 @@ class ProcessedPrompt:
     cross: MultiModalFeature | None = None
     adapter: str = ""
     answer_format: MarkedText | None = None
+    places: Mapping[tuple[str, int], str] | None = None
 
     @property
     def num_bytes(self) -> int:
@@ -45,3 +49,11 @@ class ProcessedPrompt:
     def encoded(self) -> tuple[MultiModalFeature, ...]:
         """All features, `cross` included."""
         return self.features if self.cross is None else (*self.features, self.cross)
+
+
+def named_item(error: ErrorInfo, places: Mapping[tuple[str, int], str]) -> ErrorInfo:
+    """Return an error of a conversation with its `param`: the place of the item at fault, or "messages"."""
+    place = None if error.modality is None or error.index is None else places.get((error.modality, error.index))
+    if place is None and error.code in ("invalid_input", "too_long"):
+        place = "messages"
+    return replace(error, param=place) if error.param is None else error

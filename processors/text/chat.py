@@ -27,11 +27,13 @@ _WORKER_MEMORY = 1 << 30
 class RenderedChat:
     """A rendered prompt and the media parts of its messages, `(modality, Media)` in order.
 
+    `places`: the part of a message that holds each medium, such as "messages[0].content[1]".
     `segments`: text in order, each with True if the template wrote it. Control tokens are recognised in such text only.
     """
 
     segments: tuple[tuple[str, bool], ...]
     media: tuple[tuple[str, Media], ...]
+    places: tuple[str, ...]
 
     @property
     def text(self) -> str:
@@ -77,7 +79,8 @@ def render_chat(
     whose system calls cannot be filtered. `policy`: limits of PDFs, which are opened in workers of this `cache_salt`, too.
 
     Raises:
-        InputError: messages or parts of a wrong form, texts too long, or a template that refuses them or leaves a text out.
+        InputError: messages or parts of a wrong form, texts too long, or a template that refuses them or leaves a text out. The
+            `param` is the argument, or the place in it: "messages[0].content[1]".
     """
     if continue_final_message and add_generation_prompt:
         raise InputError(
@@ -87,8 +90,8 @@ def render_chat(
     if max_model_len is not None:
         with reading(messages, "messages"):
             _check_count(messages, tools, max_model_len)
-    copied = [builtin_copy(message, "messages", f"message {i}") for i, message in enumerate(releasing_gil(messages))]
-    plain, media = split_media(copied, policy, cache_salt)
+    copied = [builtin_copy(one, f"messages[{i}]", f"message {i}") for i, one in enumerate(releasing_gil(messages))]
+    plain, media, places = split_media(copied, policy, cache_salt)
     if max_model_len is not None:
         _check_length(plain, tokenizer, max_model_len)
     inputs = RenderInputs(
@@ -104,7 +107,7 @@ def render_chat(
         max_seconds,
     )
     segments = _render_in_worker(inputs, cache_salt, require_sandbox) if isolated else render(inputs)
-    return RenderedChat(segments, tuple(media))
+    return RenderedChat(segments, tuple(media), tuple(places))
 
 
 def _render_in_worker(inputs: RenderInputs, tenant: str | None, require_sandbox: bool) -> tuple[tuple[str, bool], ...]:
@@ -141,4 +144,5 @@ def _check_length(messages: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, m
     found = [text for message in messages for text in texts(message)]
     least = sum(map(tokenizer.min_tokens, found)) - len(found)  # the ends of two texts may share a token
     if least >= most:
-        raise InputError(f"the messages have at least {least} tokens, max_model_len is {most}; shorten them", code="too_long")
+        reason = f"the messages have at least {least} tokens, max_model_len is {most}; shorten them"
+        raise InputError(reason, code="too_long", param="messages")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from ...mm.errors import InputError, hint, short_repr, typed
+from ...mm.errors import InputError, hint, naming_param, short_repr, typed
 from ...mm.media.pdf import MessagePdfs
 from ...mm.media.policy import DEFAULT_POLICY, FrameFiles, MediaPolicy, MediaUrl
 from ...mm.parse import plain_data
@@ -70,8 +70,8 @@ def split_media(
     messages: Sequence[Mapping[str, Any]],
     policy: MediaPolicy = DEFAULT_POLICY,
     tenant: str | None = None,
-) -> tuple[list[dict[str, Any]], list[tuple[str, Media]]]:
-    """Return the messages as templates take them, and the media as `(modality, Media)`, both in order.
+) -> tuple[list[dict[str, Any]], list[tuple[str, Media]], list[str]]:
+    """Return the messages as templates take them, the media as `(modality, Media)`, and the place of each medium.
 
     Every form of image part becomes `{"type": "image", "image": True}`, so that templates find the type and the key that
     they check, without data. A URL or path becomes a `MediaUrl`, a PDF in a file part its pages; other objects are kept. Fields
@@ -81,32 +81,48 @@ def split_media(
         policy: limits of PDFs, which are opened here to count their pages. They apply to all PDFs together.
         tenant: workers that have read another one's PDF are not used.
 
+    Returns:
+        Messages and media in order. A place is the part that holds the medium, such as "messages[0].content[1]"; the pages of a
+        PDF share theirs.
+
     Raises:
-        InputError: a message or part has a wrong form; the error has its number.
+        InputError: a message or part has a wrong form; the error has its number, and its `param` is the place.
     """
     media: list[tuple[str, Media]] = []
+    places: list[str] = []
     plain = []
     pdfs = MessagePdfs(policy, tenant)
     for number, message in enumerate(messages):
-        role = message.get("role") if isinstance(message, Mapping) else None
-        if not isinstance(message, Mapping) or not isinstance(role, str) or role not in ROLES:
-            given = f"role {short_repr(role, 40)}" if isinstance(message, Mapping) else typed(message)
-            how = f"give an object with content and a role, one of {', '.join(ROLES)}"
-            prompts = "; a list of prompts goes to LLM.generate" if isinstance(message, str) else ""
-            raise InputError(f"message {number}: {how}, not {given}{prompts}")
-        content = message.get("content")
+        place = f"messages[{number}]"
+        with naming_param(place):
+            content = _checked_content(message, number)
         if isinstance(content, list | tuple):
-            parts = [(f"message {number} part {i}", part) for i, part in enumerate(content)]
-            files = ((where, one) for where, part in parts for one in _unpacked(part, where, pdfs))
-            content = [_part(part, where, media) for where, part in files]
-        elif not (content is None or isinstance(content, str)):
-            raise InputError(f"message {number}: content must be text or a list of parts, not {typed(content)}")
-        if content is None and not any(value is not None for key, value in message.items() if key not in ("role", "name")):
-            raise InputError(f"message {number}: content is missing; give a text or a list of parts")
-        if content == []:
-            raise InputError(f"message {number}: content is an empty list; give a text or at least one part")
+            given, content = content, []
+            for i, part in enumerate(given):
+                where = f"message {number} part {i}"
+                with naming_param(f"{place}.content[{i}]", _PART_FIELDS):
+                    content += [_part(one, where, media) for one in _unpacked(part, where, pdfs)]
+                places += [f"{place}.content[{i}]"] * (len(media) - len(places))
         plain.append({key: value for key, value in {**message, "content": content}.items() if value is not None})
-    return plain, media
+    return plain, media, places
+
+
+def _checked_content(message: object, number: int) -> object:
+    """Return the content of a message: a text, a list of parts, or None if other fields have a value."""
+    role = message.get("role") if isinstance(message, Mapping) else None
+    if not isinstance(message, Mapping) or not isinstance(role, str) or role not in ROLES:
+        given = f"role {short_repr(role, 40)}" if isinstance(message, Mapping) else typed(message)
+        how = f"give an object with content and a role, one of {', '.join(ROLES)}"
+        prompts = "; a list of prompts goes to LLM.generate" if isinstance(message, str) else ""
+        raise InputError(f"message {number}: {how}, not {given}{prompts}")
+    content: object = message.get("content")
+    if not (content is None or isinstance(content, str | list | tuple)):
+        raise InputError(f"message {number}: content must be text or a list of parts, not {typed(content)}")
+    if content is None and not any(value is not None for key, value in message.items() if key not in ("role", "name")):
+        raise InputError(f"message {number}: content is missing; give a text or a list of parts")
+    if content == []:
+        raise InputError(f"message {number}: content is an empty list; give a text or at least one part")
+    return content
 
 
 def _unpacked(part: object, where: str, pdfs: MessagePdfs) -> Sequence[object]:
@@ -284,6 +300,9 @@ _KEYS: Mapping[str, Mapping[str, Callable[[object, str, str], object] | None]] =
     },
 }
 """Keys that may hold the text or the item of a part, and the functions that read the item."""
+
+
+_PART_FIELDS = frozenset(name for fields in (*_KEYS.values(), *_OPTIONS.values()) for name in fields)
 
 
 def _checked(name: str, value: object, where: str) -> Any:

@@ -31,7 +31,11 @@ _CHANGED = re.compile(r"(?:^|(?<=\s))/\w+|<[^<>\s]{1,40}>")  # switches (/no_thi
 
 
 class _FormError(Exception):
-    """A template does not take contents of this form."""
+    """A template does not take contents of this form. `place`: the message at fault, such as "messages[0]"."""
+
+    def __init__(self, reason: str, place: str) -> None:
+        super().__init__(reason)
+        self.place = place
 
 
 class _Parts(list[Any]):
@@ -100,10 +104,11 @@ def plain_copy(value: Any, name: str, depth: int = 0) -> Any:
     if isinstance(value, str):
         return check_utf8(value if type(value) is str else str.__str__(value), name)
     if depth > MAX_DEPTH:
-        raise InputError(f"messages, tools and template variables nest at most {MAX_DEPTH} deep; give flatter ones")
+        reason = f"messages, tools and template variables nest at most {MAX_DEPTH} deep; give flatter ones"
+        raise InputError(reason, param=name)
     if isinstance(value, Mapping):
         if not all(isinstance(key, str | int | float | None) for key in value):
-            raise InputError(f"{name}: keys must be strings or numbers")
+            raise InputError(f"{name}: keys must be strings or numbers", param=name)
         return {
             plain_copy(key, name): plain_copy(entry, f"{name}.{short_repr(str(key), 40)[1:-1]}", depth + 1)
             for key, entry in releasing_gil(value.items())
@@ -115,7 +120,7 @@ def plain_copy(value: Any, name: str, depth: int = 0) -> Any:
     if isinstance(value, int | float):
         return int(value) if isinstance(value, int) else float(value)
     reason = f"{name} is {typed(value)}; messages, tools and template variables may hold text, numbers, lists and objects"
-    raise InputError(f"{reason}; give media as parts of a content")
+    raise InputError(f"{reason}; give media as parts of a content", param=name)
 
 
 def _with_arguments(message: dict[str, Any], number: int, as_text: bool) -> dict[str, Any]:
@@ -123,23 +128,24 @@ def _with_arguments(message: dict[str, Any], number: int, as_text: bool) -> dict
     calls = message.get("tool_calls")
     if not isinstance(calls, list | tuple):
         return message
-    return message | {"tool_calls": [_call_with_arguments(call, f"message {number}", as_text) for call in calls]}
+    return message | {"tool_calls": [_call_with_arguments(call, number, i, as_text) for i, call in enumerate(calls)]}
 
 
-def _call_with_arguments(call: Any, where: str, as_text: bool) -> Any:
+def _call_with_arguments(call: Any, number: int, index: int, as_text: bool) -> Any:
+    """Return a call with its arguments as text or as an object. `number`: of the message; `index`: of its call."""
     if not isinstance(call, Mapping):
         return call
     if isinstance(call.get("function"), Mapping):
-        return {**call, "function": _call_with_arguments(call["function"], where, as_text)}
-    arguments = call.get("arguments")
+        return {**call, "function": _call_with_arguments(call["function"], number, index, as_text)}
+    arguments, place = call.get("arguments"), f"messages[{number}].tool_calls[{index}]"
     try:
         if as_text and isinstance(arguments, Mapping):
             return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
         if not as_text and isinstance(arguments, str):
-            return {**call, "arguments": plain_copy(json.loads(arguments or "{}"), "messages")}
+            return {**call, "arguments": plain_copy(json.loads(arguments or "{}"), place)}
     except (TypeError, ValueError, RecursionError):
-        reason = f"{where}: the arguments of a tool call are not JSON ({short_repr(arguments, 40)}); give an object or its JSON"
-        raise InputError(reason, param="messages") from None
+        reason = f"the arguments of a tool call are not JSON ({short_repr(arguments, 40)}); give an object or its JSON"
+        raise InputError(f"message {number}: {reason}", param=place) from None
     return call
 
 
@@ -158,7 +164,7 @@ def _leave_open(messages: Sequence[dict[str, Any]], end: str) -> str:
 def _up_to(rendered: TemplateText, last: str, end: str) -> TemplateText:
     """Return the prompt up to the mark. The space after the mark is missing if the template trims the end of texts."""
     if last.strip() not in rendered or end.strip() not in rendered:
-        raise _FormError("continue_final_message: the chat template leaves out or changes the last message")
+        raise _FormError("continue_final_message: the chat template leaves out or changes the last message", "messages")
     place = rendered.rindex(end.strip())
     return rendered[:place] if rendered.startswith(end, place) else rendered[:place].rstrip()
 
@@ -172,7 +178,7 @@ def _render(
     limits: tuple[int, float],
 ) -> TemplateText:
     """Render messages in the form that the template reads; if it fails or leaves out a text, in the other forms."""
-    failure = ""
+    failure, place = "", "messages"
     for form in _FORMS[sandbox.reads.content]:
         try:
             converted = [{**one, **_content(one, number, form, placeholders)} for number, one in enumerate(messages)]
@@ -185,6 +191,7 @@ def _render(
             _check_calls(messages, text)
             return text
         except _FormError as error:
+            place = place if failure else error.place
             failure = failure or str(error)
         except InputError:
             raise
@@ -192,7 +199,7 @@ def _render(
             failure = failure or f"the chat template refuses the messages: {clip(str(error), 200)}"
         except (TypeError, KeyError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
             failure = failure or f"the chat template cannot take these messages: {clip(str(error), 200)}"
-    raise InputError(failure, param="messages")
+    raise InputError(failure, param=place)
 
 
 def _content(message: Mapping[str, Any], number: int, form: str, placeholders: Mapping[str, str]) -> dict[str, Any]:
@@ -208,7 +215,7 @@ def _content(message: Mapping[str, Any], number: int, form: str, placeholders: M
     for modality in media:
         if modality not in placeholders:
             reason = f"message {number}: the chat template reads texts only, so it has no place for an item"
-            raise _FormError(f"{reason} ({modality}); pass another chat_template")
+            raise _FormError(f"{reason} ({modality}); pass another chat_template", f"messages[{number}]")
     texts = [part.get("text") or TemplateText.written(placeholders.get(part["type"], "")) for part in content]
     return {"content": TemplateText("\n").join(texts)}
 
@@ -234,7 +241,8 @@ def _check_texts(messages: Iterable[Mapping[str, Any]], prompt: TemplateText) ->
                     start = next((place for place in map(whole.find, map(one_line, forms)) if place >= 0), -1)
                 if start < 0:
                     reason = f"message {number}: the chat template leaves out or changes its text"
-                    raise _FormError(f"{reason}; leave that text out, or pass another chat_template")
+                    how = "leave that text out, or pass another chat_template"
+                    raise _FormError(f"{reason}; {how}", f"messages[{number}]")
 
 
 def _check_calls(messages: Iterable[Mapping[str, Any]], prompt: TemplateText) -> None:
@@ -246,7 +254,7 @@ def _check_calls(messages: Iterable[Mapping[str, Any]], prompt: TemplateText) ->
             name = function.get("name") if isinstance(function, Mapping) else None
             if isinstance(name, str) and name not in prompt:
                 reason = f"message {number}: the chat template leaves out its call of {short_repr(name, 40)}"
-                raise _FormError(f"{reason}; leave the call out, or pass another chat_template")
+                raise _FormError(f"{reason}; leave the call out, or pass another chat_template", f"messages[{number}]")
 
 
 def texts(message: Mapping[str, Any]) -> Iterator[str]:

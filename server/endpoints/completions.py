@@ -15,6 +15,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ...engine.sampling_params import SamplingParams
 from ...engine.types import CompletionOutput, RequestOutput
+from ...mm.errors import naming_param
 from ..events import event_stream
 from ..outputs import completion_logprobs, finish_reason, total_usage
 from ..protocol.completions import CompletionBody
@@ -31,7 +32,7 @@ async def completions(body: CompletionBody, request: Request) -> Response:
     stream = merged([completion.generate(index, "delta") for index in range(len(completion.prompts))])
     first = await unless_disconnected(request, first_output(stream))
     try:
-        checked(first[1])
+        completion.checked(*first)
     except BaseException:
         await stream.aclose()
         raise
@@ -78,7 +79,12 @@ class Completion:
 
     async def _output(self, index: int) -> RequestOutput:
         async with aclosing(self.generate(index, "final")) as outputs:
-            return checked(await anext(outputs))
+            return self.checked(index, await anext(outputs))
+
+    def checked(self, index: int, output: RequestOutput) -> RequestOutput:
+        """Return the output of a prompt. Raise its error, which names the prompt."""
+        with naming_param("prompt" if len(self.prompts) == 1 else f"prompt[{index}]"):
+            return checked(output)
 
     def response(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the whole answers."""
@@ -103,7 +109,7 @@ class Completion:
             entry: tuple[int, RequestOutput] | None = first
             while entry is not None:
                 prompt, output = entry
-                latest[prompt] = checked(output)
+                latest[prompt] = self.checked(prompt, output)
                 for answer in output.outputs:
                     key = (prompt, answer.index)
                     if key in ended or not (answer.text or answer.token_ids or answer.finish_reason or key not in lengths):

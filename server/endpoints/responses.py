@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import AsyncGenerator, Iterator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
+from contextlib import aclosing, contextmanager
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -12,10 +13,12 @@ from fastapi.responses import JSONResponse, Response
 
 from ...engine.errors import error_info
 from ...engine.types import CompletionOutput, RequestOutput
+from ...mm.errors import SensoriumError
 from ..errors import error_body
 from ..events import event_stream
 from ..outputs import finish_reason, usage
 from ..parsers.pieces import Call, Content, Piece, Reasoning
+from ..protocol.chat import ChatBody
 from ..protocol.responses import ResponsesBody
 from ..state import Server, cache_salt, checked, first_output, new_id, priority_of, server_of, unless_disconnected
 from .chat import Chat
@@ -25,20 +28,35 @@ Event = dict[str, Any]
 
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """Answer an input of messages, tool calls and their outputs."""
-    answer = ResponseWriter(server_of(request), body)
-    outputs = answer.outputs(cache_salt(request, body.cache_salt), priority_of(request))
-    first = checked(await unless_disconnected(request, first_output(outputs)))
-    if body.stream:
-        return event_stream(answer.stream(first, outputs), with_done=False)
-    return JSONResponse(await unless_disconnected(request, answer.whole(first, outputs)))
+    chat_body, places = body.chat_body()
+    with _renamed(places):
+        answer = ResponseWriter(server_of(request), body, chat_body)
+        outputs = answer.outputs(cache_salt(request, body.cache_salt), priority_of(request))
+        first = checked(await unless_disconnected(request, first_output(outputs)))
+        if body.stream:
+            return event_stream(answer.stream(first, outputs), with_done=False)
+        return JSONResponse(await unless_disconnected(request, answer.whole(first, outputs)))
+
+
+@contextmanager
+def _renamed(places: Mapping[str, str]) -> Iterator[None]:
+    """Name the field of the request, such as "input[0].content[1]", in errors that name the chat's "messages[1].content[1]"."""
+    try:
+        yield
+    except SensoriumError as error:
+        given = error.info.param or ""
+        place = max((one for one in places if given == one or given.startswith((f"{one}.", f"{one}["))), key=len, default=None)
+        if place is not None:
+            error.info = replace(error.info, param=places[place] + given.removeprefix(place))
+        raise
 
 
 class ResponseWriter:
     """One response: writes the events of its stream, and keeps the items of its output."""
 
-    def __init__(self, server: Server, body: ResponsesBody) -> None:
+    def __init__(self, server: Server, body: ResponsesBody, chat_body: ChatBody) -> None:
         self._server, self._body = server, body
-        self._chat = Chat(server, body.chat_body(), new_id("resp_"))
+        self._chat = Chat(server, chat_body, new_id("resp_"))
         self._output: list[dict[str, Any]] = []  # finished items
         self._item: dict[str, Any] | None = None  # the open item
         self._texts: list[str] = []  # of the open item

@@ -30,14 +30,15 @@ def check_messages(messages: Sequence[Mapping[str, Any]], template: str | None) 
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
         given = {name: value for name, value in message.items() if name not in _EMPTY or value not in (None, [], "")}
-        check_fields({name: value for name, value in given.items() if name not in read}, _MESSAGE, where, "messages")
+        check_fields({name: value for name, value in given.items() if name not in read}, _MESSAGE, where, where)
         calls = message.get("tool_calls")
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(call, Mapping):
-                check_fields(call, _CALL, f"{where}.tool_calls[{number}]", "messages")
+                place = f"{where}.tool_calls[{number}]"
+                check_fields(call, _CALL, place, place)
                 function = call.get("function")
                 if isinstance(function, Mapping):
-                    check_fields(function, ("name", "arguments"), f"{where}.tool_calls[{number}].function", "messages")
+                    check_fields(function, ("name", "arguments"), f"{place}.function", f"{place}.function")
 
 
 def read_functions(tools: Sequence[Mapping[str, Any]]) -> dict[str, dict[str, Any]]:

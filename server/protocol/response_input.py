@@ -11,19 +11,28 @@ from .body import check_fields
 _Item = Mapping[str, Any]
 
 
-def read_items(items: Sequence[_Item]) -> list[dict[str, Any]]:
-    """Return chat messages. Reasoning, text and tool calls of one turn of the assistant become one message.
+def read_items(items: Sequence[_Item], before: int = 0) -> tuple[list[dict[str, Any]], dict[str, str]]:
+    """Return chat messages, and where their parts were in the items.
+
+    Reasoning, text and tool calls of one turn of the assistant become one message.
+
+    Args:
+        before: number of messages that come before these.
+
+    Returns:
+        The messages, and their places, such as {"messages[0].content": "input[1].output"}.
 
     Raises:
         InputError: an item has another form.
     """
     messages: list[dict[str, Any]] = []
+    places: dict[str, str] = {}
     for index, item in enumerate(items):
         where, kind = f"input[{index}]", item.get("type", "message")
         if not isinstance(kind, str) or kind not in _KINDS:
-            raise InputError(f"{where} has the type {short_repr(kind, 100)}; {hint(kind, _KINDS)}", param="input")
+            raise InputError(f"{where} has the type {short_repr(kind, 100)}; {hint(kind, _KINDS)}", param=where)
         keys, read = _KINDS[kind]
-        check_fields(item, ("type", "id", "status", *keys), where, "input")
+        check_fields(item, ("type", "id", "status", *keys), where, where)
         message = read(item, where)
         last = messages[-1] if messages else {}
         shared = message.keys() & last.keys()
@@ -32,7 +41,14 @@ def read_items(items: Sequence[_Item]) -> list[dict[str, Any]]:
             last.update({**message, "tool_calls": calls} if calls else message)
         else:
             messages.append(message)
-    return messages
+        place, number = f"messages[{before + len(messages) - 1}]", len(messages[-1].get("tool_calls", ())) - 1
+        places.setdefault(place, where)
+        field = {"message": "content", "function_call_output": "output"}.get(kind)
+        if field is not None:
+            places[f"{place}.content"] = f"{where}.{field}"
+        elif kind == "function_call":
+            places[f"{place}.tool_calls[{number}]"] = where
+    return messages, places
 
 
 def _message(item: _Item, where: str) -> dict[str, Any]:
@@ -52,16 +68,16 @@ def _output(item: _Item, where: str) -> dict[str, Any]:
 def _reasoning(item: _Item, where: str) -> dict[str, Any]:
     parts = item.get("content") or item.get("summary") or []
     if not isinstance(parts, list) or not all(isinstance(part, dict) for part in parts):
-        raise InputError(f"{where}.content must be a list of parts with text", param="input")
+        raise InputError(f"{where}.content must be a list of parts with text", param=where)
     for part in parts:
-        check_fields(part, ("type", "text"), f"{where}.content", "input")
+        check_fields(part, ("type", "text"), f"{where}.content", where)
     return {"role": "assistant", "reasoning_content": "".join(_text(part, "text", where) for part in parts)}
 
 
 def _text(item: _Item, key: str, where: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        raise InputError(f"{where}.{key} is {short_repr(value)}; give a text", param="input")
+        raise InputError(f"{where}.{key} is {short_repr(value)}; give a text", param=where)
     return value
 
 

@@ -53,8 +53,8 @@ class ResponsesBody(SamplingBody):
     text: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def chat_body(self) -> ChatBody:
-        """Return the same request to /v1/chat/completions.
+    def chat_body(self) -> tuple[ChatBody, dict[str, str]]:
+        """Return the same request to /v1/chat/completions, and the places of its messages in this body.
 
         Raises:
             InputError: a field has another form or cannot be honoured.
@@ -67,8 +67,12 @@ class ResponsesBody(SamplingBody):
         with_logprobs = bool(self.include or self.top_logprobs)
         shared = {name: getattr(self, name) for name in SamplingBody.model_fields if name not in self.refused}
         tools, choice = self._tools()
-        items = [{"role": "user", "content": self.input}] if isinstance(self.input, str) else read_items(self.input)
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
+        places = {"messages": "input"} | ({"messages[0]": "instructions"} if system else {})
+        if isinstance(self.input, str):
+            items, found = [{"role": "user", "content": self.input}], {f"messages[{len(system)}]": "input"}
+        else:
+            items, found = read_items(self.input, len(system))
         own = {
             "messages": [*system, *items],
             "max_completion_tokens": self.max_output_tokens,
@@ -81,7 +85,7 @@ class ResponsesBody(SamplingBody):
             "response_format": self._format(),
             "chat_template_kwargs": self.chat_template_kwargs,
         }
-        return ChatBody.model_construct(**{**shared, **own})
+        return ChatBody.model_construct(**{**shared, **own}), places | found
 
     def _tools(self) -> tuple[list[dict[str, Any]] | None, str | dict[str, Any] | None]:
         """Return the tools that the model may call, and the choice among them, in the form of chat."""

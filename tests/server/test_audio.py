@@ -195,7 +195,7 @@ def test_translations(client, server, wav):
         ({"max_completion_tokens": "0"}, "max_completion_tokens"),
         ({"colour": "red"}, "colour"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
-        ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities.0"),
+        ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities[0]"),
         ({"include[]": "logprobs"}, "include"),
         ({"prompt": "\x00" * (2 << 20)}, None),
         ({f"f{number}": "" for number in range(100)}, None),

@@ -33,6 +33,8 @@ def messages(text="hello", *parts):
 
 
 IMAGE_PART = {"type": "image_url", "image_url": {"url": image_url(), "detail": "auto"}}
+BROKEN_PART = {"type": "image_url", "image_url": {"url": "data:,x"}}
+WRONG_CALL = {"function": {"name": "f", "colour": 1}}
 QUESTION = messages(CASES[IMAGE]["prompt"], IMAGE_PART)
 PLAIN = {"model": "tiny-vl", "messages": messages(), "temperature": 0.0, "max_tokens": 8, "seed": 1}
 LONG = {**PLAIN, "ignore_eos": True}
@@ -268,13 +270,21 @@ def test_tools_that_cannot_be_called(http):
         ({"messages": None}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),
-        ({"messages": messages("\ud800")}, None),
-        ({"messages": [{"role": "king", "content": "a"}]}, None),
+        ({"messages": messages("\ud800")}, "messages[0].content[0].text"),
+        ({"messages": [{"role": "king", "content": "a"}]}, "messages[0]"),
+        ({"messages": [*messages(), {"role": "user"}]}, "messages[1]"),
+        ({"messages": [*messages(), {"role": "user", "content": "a", "colour": 1}]}, "messages[1]"),
+        ({"messages": [{"role": "assistant", "tool_calls": [WRONG_CALL]}]}, "messages[0].tool_calls[0].function"),
+        ({"messages": messages("a", IMAGE_PART, {"type": "colour"})}, "messages[0].content[1]"),
+        ({"messages": messages("a", {"type": "image_url", "image_url": {"url": 3}})}, "messages[0].content[0]"),
+        ({"messages": messages("a", {**IMAGE_PART, "max_pixels": -1})}, "messages[0].content[0].max_pixels"),
+        ({"messages": messages("hello " * 4000)}, "messages"),
+        ({"messages": [*messages(), *messages("a", IMAGE_PART, BROKEN_PART)]}, "messages[1].content[1]"),
         ({"chat_template": "{{ 1 }}"}, "chat_template"),
         ({"priority": -1}, "priority"),
         ({"modalities": ["text", "audio"]}, "modalities"),
         ({"logits_processors": ["x"]}, "logits_processors"),
-        ({"messages": [1, 2]}, "messages.0"),
+        ({"messages": [1, 2]}, "messages[0]"),
         ({"mm_processor_kwargs": {"max_pixels": -1}}, None),
         ({"repetition_detection": {"depth": 1}}, "repetition_detection"),
         ({"model": 3}, "model"),
@@ -320,6 +330,7 @@ def test_media_that_strangers_may_not_name(http, url):
     for stream in (False, True):
         found = error(ask(http, messages=messages("what", IMAGE_PART, part), stream=stream))
         assert (found["code"], found["modality"], found["index"]) == ("invalid_media", "image", 1)
+        assert found["param"] == "messages[0].content[1]"
 
 
 def test_a_prompt_that_is_too_long(http):

@@ -115,14 +115,15 @@ def test_usage(http):
         ({"prompt": [""] * 3000}, "prompt"),
         ({"prompt": None}, None),
         ({"prompt": ["a", 3]}, None),
-        ({"prompt": [10**9]}, None),
-        ({"prompt": [-1]}, None),
+        ({"prompt": [10**9]}, "prompt_token_ids"),
+        ({"prompt": [-1]}, "prompt_token_ids"),
         ({"suffix": "x"}, "suffix"),
         ({"best_of": 2}, "best_of"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"logprobs": 99}, None),
         ({"messages": []}, "messages"),
-        ({"prompt": ["abc", "hello " * 4000]}, None),
+        ({"prompt": "hello " * 4000}, "prompt"),
+        ({"prompt": ["abc", "hello " * 4000]}, "prompt[1]"),
     ],
 )
 def test_wrong_fields(http, tiny, fields, param):

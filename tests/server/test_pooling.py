@@ -138,7 +138,7 @@ def test_scores(http, tiny):
         ("/tokenize", {}, "prompt"),
         ("/tokenize", {"prompt": "a", "messages": []}, "prompt"),
         ("/tokenize", {"prompt": "a" * (2 << 20)}, "prompt"),
-        ("/tokenize", {"messages": [3]}, "messages.0"),
+        ("/tokenize", {"messages": [3]}, "messages[0]"),
         ("/detokenize", {"tokens": [10**9]}, "tokens"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
         ("/v1/media/plan", {"messages": []}, "messages"),

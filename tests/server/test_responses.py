@@ -32,6 +32,8 @@ LOOK = {"type": "function", "name": "look", "strict": True, "parameters": {
     "type": "object", "properties": {"place": {"enum": ["here", "there"]}}, "required": ["place"],
     "additionalProperties": False,
 }}  # fmt: skip
+CALL = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
+OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "a tree"}
 EVENT = TypeAdapter(ResponseStreamEvent)
 
 
@@ -165,7 +167,7 @@ def test_reasoning_text_and_calls_are_items(tools, monkeypatch):
     turn = {"role": "assistant", "reasoning_content": "hm", "content": found.output[1].to_dict()["content"]}
     conversation = [*(item.to_dict() for item in found.output)]
     conversation += [{"type": "function_call_output", "call_id": item.call_id, "output": "a tree"} for item in found.output[2:]]
-    messages = read_items(conversation)
+    messages, _ = read_items(conversation)
     assert {name: messages[0][name] for name in turn} == turn
     assert [one["function"]["name"] for one in messages[0]["tool_calls"]] == ["look", "look"]
     assert [(one["role"], one["content"]) for one in messages[1:]] == [("tool", "a tree")] * 2
@@ -177,9 +179,9 @@ def test_a_turn_is_one_message():
         return {"role": "assistant", "content": text}
 
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    assert read_items([say("a"), say("b")]) == [say("a"), say("b")]
-    assert len(read_items([call, call, {"type": "message", **say("b")}])) == 1
-    assert len(read_items([call, {"role": "user", "content": "a"}, call])) == 3
+    assert read_items([say("a"), say("b")])[0] == [say("a"), say("b")]
+    assert len(read_items([call, call, {"type": "message", **say("b")}])[0]) == 1
+    assert len(read_items([call, {"role": "user", "content": "a"}, call])[0]) == 3
 
 
 def test_audio_is_an_input_part(tmp_path):
@@ -227,11 +229,17 @@ def test_files_are_input_parts(client):
         ({"include": ["reasoning.encrypted_content"]}, "include"),
         ({"top_logprobs": 999}, "logprobs"),
         ({"input": []}, None),
-        ({"input": [{"type": "item_reference", "id": "a"}]}, "input"),
-        ({"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "input"),
-        ({"input": [{"role": "user", "content": "a", "colour": 1}]}, "input"),
-        ({"input": [{"type": "reasoning", "encrypted_content": "a"}]}, "input"),
-        ({"input": question({"type": "input_image", "file_id": "f", "detail": "auto"})}, None),
+        ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]"),
+        ({"input": [{"type": "function_call", "call_id": "a", "name": "f"}]}, "input[0]"),
+        ({"input": [{"role": "user", "content": "a", "colour": 1}]}, "input[0]"),
+        ({"input": [{"type": "reasoning", "encrypted_content": "a"}]}, "input[0]"),
+        ({"input": question({"type": "input_image", "file_id": "f", "detail": "auto"})}, "input[0].content[0]"),
+        ({"input": question(IMAGE_PART, {**IMAGE_PART, "image_url": "data:,x"}), "instructions": "a"}, "input[0].content[1]"),
+        ({"input": [{"role": "king", "content": "a"}], "instructions": "a"}, "input[0]"),
+        ({"instructions": "\ud800"}, "instructions"),
+        ({"input": "hello " * 4000}, "input"),
+        ({"input": [CALL, CALL | {"arguments": "{"}, OUTPUT]}, "input[1]"),
+        ({"input": [CALL, OUTPUT | {"output": [{"type": "colour"}]}]}, "input[1].output[0]"),
         ({"tools": [{"type": "web_search"}]}, "tools"),
         ({"tools": [{**LOOK, "defer_loading": True}]}, "tools"),
         ({"tools": [LOOK]}, "tools"),  # the template has no calls

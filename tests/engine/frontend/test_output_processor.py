@@ -2,6 +2,7 @@
 
 import pickle
 import random
+from dataclasses import replace
 
 import pytest
 from sensorium.engine.frontend.output_processor import (
@@ -215,6 +216,23 @@ def test_an_error_names_the_item_as_the_caller_counts():
         builder.add(TokenOutput("7.0", (), error=ErrorInfo("encoder_failed", "broken").for_item("video", index)))
         item = ("video", 3) if expected is None else ("vision_chunk", expected)
         assert builder.output().error == ErrorInfo("encoder_failed", "broken").for_item(*item)
+
+
+def test_an_error_names_the_part_of_the_conversation():
+    features = tuple(MultiModalFeature("image", {}, PlaceholderRange(0, 1), ItemGeometry(1, 1, 1), "h") for _ in range(2))
+    items = tuple(ItemPlan("image", i, (1, 1), (1, 1, 1), 1, 1, 1) for i in range(2))
+    places = {("image", 0): "messages[0].content[0]", ("image", 1): "messages[2].content[1]"}
+    broken, dead = ErrorInfo("encoder_failed", "broken").for_item("image", 1), ErrorInfo("engine_dead", "dead")
+    for error, param in (
+        (broken, "messages[2].content[1]"),
+        (replace(broken, param="fps"), "fps"),
+        (ErrorInfo("too_long", "long"), "messages"),
+        (dead, None),
+    ):
+        builder = OutputBuilder("7", SamplingParams(), Letters())
+        builder.start(ProcessedPrompt(None, (1,), features, items, item_of=(0, 1), places=places))
+        builder.close("error", error)
+        assert builder.output().error == replace(error, param=param)
 
 
 def test_text_of_repaired_loops_is_never_shown():

@@ -119,7 +119,7 @@ def test_a_rendering_that_lacks_a_text_is_refused(tok, template):
         InputError, match=r"message 0: the chat template leaves out or changes its text; .* chat_template"
     ) as caught:
         render_chat(messages, template, tok)
-    assert (caught.value.info.code, caught.value.info.param) == ("invalid_input", "messages")
+    assert (caught.value.info.code, caught.value.info.param) == ("invalid_input", "messages[0]")
 
 
 def test_what_templates_may_leave_out(tok):
@@ -185,13 +185,15 @@ def test_a_whole_tool_call_as_json(tok):
         with pytest.raises(InputError, match="message 0: the arguments of a tool call are not JSON") as caught:
             render_chat(messages, template, tok)
         assert len(str(caught.value)) < 200
+        assert caught.value.info.param == "messages[0].tool_calls[0]"
 
 
 def test_tools_and_calls_that_the_template_leaves_out_are_refused(tok):
     messages = [{"role": "user", "content": "What?"}, {"role": "assistant", "tool_calls": [{"function": {"name": "look"}}]}]
     plain = "{% for m in messages %}{{ m.content }}{% endfor %}"
-    with pytest.raises(InputError, match="message 1: the chat template leaves out its call of 'look'"):
+    with pytest.raises(InputError, match="message 1: the chat template leaves out its call of 'look'") as caught:
         render_chat(messages, plain, tok)
+    assert caught.value.info.param == "messages[1]"
     with pytest.raises(InputError, match="the chat template takes no tools; leave them out") as caught:
         render_chat(messages[:1], plain, tok, tools=[{"function": {"name": "look"}}])
     assert caught.value.info.param == "tools"

@@ -17,7 +17,8 @@ PNG, MP3 = "data:image/png;base64,AA==", "data:audio/mpeg;base64,AA=="
 
 
 def split(part: Any) -> Any:
-    return split_media([{"role": "user", "content": [part]}])
+    messages, media, _ = split_media([{"role": "user", "content": [part]}])
+    return messages, media
 
 
 @pytest.mark.parametrize(
@@ -78,11 +79,16 @@ def test_the_pdfs_of_all_messages_are_limited_together(monkeypatch: pytest.Monke
         return PdfFile(data, ((9.0, 9.0),) * 100), 2.0
 
     monkeypatch.setattr(pdf, "open_pdf", open_pdf)
-    _, media = split_media(pdf_message(b"1", b"2", b"1", b"1", b"1"), tenant="a")
+    _, media, _ = split_media(pdf_message(b"1", b"2", b"1", b"1", b"1"), tenant="a")
     assert (len(media), opened, left) == (500, [b"1", b"2"], [5.0, 3.0])
     for files, policy, said, param in (
         ([b"1"] * 6, MediaPolicy(), "message 5 part 0: the PDFs of the messages have more than 512 pages", "max_pdf_pages"),
-        ([b"1"] * 17, MediaPolicy(max_pdf_pages=9999), "message 16 part 0: the messages hold more than 16 PDFs", None),
+        (
+            [b"1"] * 17,
+            MediaPolicy(max_pdf_pages=9999),
+            "message 16 part 0: the messages hold more than 16 PDFs",
+            "messages[16].content[0]",
+        ),
         (
             [b"1", b"2", b"3"],
             MediaPolicy(),
@@ -90,7 +96,12 @@ def test_the_pdfs_of_all_messages_are_limited_together(monkeypatch: pytest.Monke
             "worker_seconds",
         ),
         ([b"1", b"2"], MediaPolicy(worker_seconds=3.0), "took longer than 3 s", "worker_seconds"),
-        ([b"1" * 9, b"2" * 9], MediaPolicy(max_request_bytes=13), r"message 1 part 0: .*more than 13 bytes", None),
+        (
+            [b"1" * 9, b"2" * 9],
+            MediaPolicy(max_request_bytes=13),
+            r"message 1 part 0: .*more than 13 bytes",
+            "messages[1].content[0]",
+        ),
     ):
         with pytest.raises(InputError, match=said) as caught:
             split_media(pdf_message(*files), policy, "a")

@@ -19,7 +19,7 @@ DATA = "data:image/png;base64,AA=="
 
 
 def split(*parts: object) -> tuple[list[object], list[tuple[str, Media]]]:
-    (message,), media = split_media([{"role": "user", "content": list(parts)}])
+    (message,), media, _ = split_media([{"role": "user", "content": list(parts)}])
     return message["content"], media
 
 
@@ -146,7 +146,7 @@ def test_forms(part: dict[str, object], modality: str, want: Media) -> None:
 
 def test_order_and_interleaving_are_kept() -> None:
     parts = [part for part, _, _ in FORMS for part in (part, {"type": "text", "text": "t"})]
-    messages, media = split_media([{"role": "user", "content": parts[:8]}, {"role": "user", "content": parts[8:]}])
+    messages, media, _ = split_media([{"role": "user", "content": parts[:8]}, {"role": "user", "content": parts[8:]}])
     shown = [part for message in messages for part in message["content"]]
     assert [part["type"] for part in shown[::2]] == [modality for modality, _ in media] == [form[1] for form in FORMS]
     assert all(part == {"type": "text", "text": "t"} for part in shown[1::2])
