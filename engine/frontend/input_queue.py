@@ -5,7 +5,7 @@ from __future__ import annotations
 import heapq
 import threading
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
@@ -25,6 +25,51 @@ _MEDIA_STAGES = ("awaiting_uuids", "to_process", "processing")
 
 
 Order = tuple[int, int, int]  # priority, turn, arrival
+
+
+class TenantHeaps:
+    """Entries that wait for a stage, with a heap for each tenant, so that a tenant without a place is passed over at once.
+
+    Args:
+        stage: entries that have left this stage are dropped.
+    """
+
+    def __init__(self, stage: str) -> None:
+        self._stage = stage
+        self._heaps: dict[str | None, list[tuple[Order, QueueEntry]]] = {}
+        self._firsts: list[tuple[Order, str | None]] = []  # the first entry of each heap, and some that are not first any more
+
+    def __iter__(self) -> Iterator[QueueEntry]:
+        """Iterate over the entries that wait, in no order."""
+        return (entry for heap in self._heaps.values() for _, entry in heap if entry.stage == self._stage)
+
+    def push(self, entry: QueueEntry) -> None:
+        heap = self._heaps.setdefault(entry.owner, [])
+        heapq.heappush(heap, (entry.order, entry))
+        if heap[0][1] is entry:
+            heapq.heappush(self._firsts, (entry.order, entry.owner))
+
+    def pop(self, may_start: Callable[[str | None], bool]) -> QueueEntry | None:
+        """Remove and return the first entry of the tenants that may start one; None if there is none."""
+        passed, found = list[tuple[Order, str | None]](), None
+        while self._firsts and found is None:
+            first = order, owner = heapq.heappop(self._firsts)
+            heap = self._heaps.get(owner)
+            if not heap or heap[0][0] != order:
+                continue
+            entry = heap[0][1]
+            if entry.stage == self._stage and not may_start(owner):
+                passed.append(first)
+                continue
+            heapq.heappop(heap)
+            if heap:
+                heapq.heappush(self._firsts, (heap[0][0], owner))
+            else:
+                del self._heaps[owner]
+            found = entry if entry.stage == self._stage else None
+        for first in passed:
+            heapq.heappush(self._firsts, first)
+        return found
 
 
 @dataclass(eq=False)
@@ -87,8 +132,8 @@ class InputQueue:
         self._workers = ThreadPoolExecutor(workers, "sensorium-media", **one_thread)
         self._lock = threading.RLock()
         self._waiting: list[tuple[Order, QueueEntry]] = []
-        self._to_open: list[tuple[Order, QueueEntry]] = []  # like _waiting, with files
-        self._to_fetch: list[tuple[Order, QueueEntry]] = []
+        self._to_open = TenantHeaps("waiting")  # like _waiting, with files
+        self._to_fetch = TenantHeaps("to_fetch")
         self._to_process: list[tuple[Order, QueueEntry]] = []
         self._awaiting_uuids: list[QueueEntry] = []
         self._in_progress: dict[QueueEntry, None] = {}  # started and not held yet, in order
@@ -114,7 +159,10 @@ class InputQueue:
                 self._arrivals += 1
                 self._count["waiting"] += 1
                 entry.order = (entry.priority, turn, self._arrivals)
-                heapq.heappush(self._to_open if entry.has_files else self._waiting, (entry.order, entry))
+                if entry.has_files:
+                    self._to_open.push(entry)
+                else:
+                    heapq.heappush(self._waiting, (entry.order, entry))
             self._start_ready()
             return turn
 
@@ -179,32 +227,19 @@ class InputQueue:
 
     def _pop_to_open(self) -> QueueEntry | None:
         """Remove and return the next prompt with files to parse."""
-        if not self._to_open or not self._room_to_parse("opening", _NUM_OPENERS):
+        if not self._room_to_parse("opening", _NUM_OPENERS):
             return None
-        return self._pop_fairly(self._to_open, "waiting", ("opening",), _NUM_OPENERS)
+        return self._pop_fairly(self._to_open, ("opening",), _NUM_OPENERS)
 
     def _pop_to_fetch(self) -> QueueEntry | None:
         """Remove and return the next prompt to download."""
-        return self._pop_fairly(self._to_fetch, "to_fetch", ("fetching", "to_process"), _MAX_FETCHING)
+        return self._pop_fairly(self._to_fetch, ("fetching", "to_process"), _MAX_FETCHING)
 
-    def _pop_fairly(
-        self, heap: list[tuple[Order, QueueEntry]], stage: str, next_stages: Sequence[str], places: int
-    ) -> QueueEntry | None:
+    def _pop_fairly(self, waiting: TenantHeaps, next_stages: Sequence[str], places: int) -> QueueEntry | None:
         """Remove and return the next entry. A tenant gets another place if more places are free than it holds."""
-        if not heap:
-            return None
-        busy = [one.owner for one in self._in_progress if one.stage in next_stages]
-        left, passed, found = places - len(busy), list[tuple[Order, QueueEntry]](), None
-        while left > 0 and heap and found is None:
-            order, entry = heapq.heappop(heap)
-            if entry.stage == stage:
-                if entry.owner is None or busy.count(entry.owner) < left:
-                    found = entry
-                else:
-                    passed.append((order, entry))
-        for one in passed:
-            heapq.heappush(heap, one)
-        return found
+        busy = Counter(one.owner for one in self._in_progress if one.stage in next_stages)
+        left = places - busy.total()
+        return waiting.pop(lambda owner: owner is None or busy[owner] < left) if left > 0 else None
 
     def _release_provided(self) -> None:
         """Queue waiting entries for processing if no earlier prompt can still provide their uuids."""
@@ -218,10 +253,9 @@ class InputQueue:
     def _has_provider(self, entry: QueueEntry) -> bool:
         """Return True if an earlier prompt provides data of the entry's uuids, or may do so once it is parsed."""
         required = entry.parsed.required_uuids if entry.parsed is not None else frozenset()
-        to_open = (other for _, other in self._to_open if other.stage == "waiting")
         return bool(required) and any(
             other.order[2] < entry.order[2] and (other.parsed is None or not required.isdisjoint(other.parsed.provided_uuids))
-            for other in chain(self._in_progress, to_open)
+            for other in chain(self._in_progress, self._to_open)
         )
 
     def _await_uuids(self, entry: QueueEntry) -> None:
@@ -268,7 +302,7 @@ class InputQueue:
                 entry.parsed = result
                 if result.remote:
                     self._move(entry, "to_fetch")
-                    heapq.heappush(self._to_fetch, (entry.order, entry))
+                    self._to_fetch.push(entry)
                 else:
                     self._await_uuids(entry)
             else:

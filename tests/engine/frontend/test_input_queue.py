@@ -1,5 +1,7 @@
 """InputQueue: the order of prompts, which prompts may overtake others, and limits on running prompts and held bytes."""
 
+import heapq
+import random
 import threading
 import traceback
 from concurrent.futures import Future
@@ -8,7 +10,7 @@ from functools import partial
 import pytest
 import torch
 from sensorium.engine.frontend.input_processor import ParsedPrompt
-from sensorium.engine.frontend.input_queue import InputQueue, QueueEntry
+from sensorium.engine.frontend.input_queue import InputQueue, QueueEntry, TenantHeaps
 from sensorium.engine.frontend.processed_prompt import ProcessedPrompt
 from sensorium.engine.frontend.prompts import Prompt
 from sensorium.mm.fields import BatchedField, FieldElem
@@ -203,6 +205,38 @@ def test_slow_files_of_one_tenant_leave_a_thread_to_others(queue):
     assert queue.out == ["theirs"]
     gate.set()
     queue.wait(*(f"mine{i}" for i in range(4)))
+
+
+def test_a_tenant_with_thousands_of_prompts_is_passed_over_at_once(queue, monkeypatch):
+    """The work for each event does not grow with the prompts of a tenant that has no place."""
+    gate, steps = threading.Event(), []
+    busy = queue.add(*(slow(queue, gate, f"busy{i}", tenant="busy") for i in range(5000)))
+    for name in ("heappop", "heappush"):
+        real = getattr(heapq, name)
+        monkeypatch.setattr(heapq, name, lambda *args, real=real: steps.append(1) or real(*args))
+    queue.add(queue.entry("text"))
+    queue.wait("text")
+    count = len(steps)
+    queue.input_queue.drop(*busy)
+    gate.set()
+    assert 0 < count < 30
+
+
+def test_tenants_take_turns_in_order():
+    """Entries leave in order, without those that were dropped and those of tenants that may not start one."""
+    chance, waiting, expected = random.Random(0), TenantHeaps("waiting"), []
+    for number in range(300):
+        entry = QueueEntry(lambda: ProcessedPrompt("", (1,)), lambda _: None, tenant=chance.choice([None, "a", "b", "c"]))
+        entry.order, entry.stage = (0, chance.randrange(1000), number), chance.choice(["waiting", "waiting", "gone"])
+        waiting.push(entry)
+        expected += [entry] if entry.stage == "waiting" else []
+    assert {*waiting} == {*expected}
+    for blocked in ("a", None, "b", "c", "other"):
+        left = sorted((one for one in expected if one.tenant != blocked), key=lambda one: one.order)[:60]
+        assert [waiting.pop(lambda owner: owner != blocked) for _ in left] == left  # noqa: B023
+        expected = [one for one in expected if one not in left]
+    assert [*waiting] == expected == []
+    assert waiting.pop(lambda _: True) is None
 
 
 def test_a_prompt_that_is_dropped_while_its_files_are_opened_frees_its_thread(queue):
