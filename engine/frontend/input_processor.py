@@ -225,7 +225,8 @@ class InputProcessor:
         self, messages: Sequence[Mapping[str, Any]], mm_processor_kwargs: Mapping[str, Any] | None, cache_salt: str | None
     ) -> list[ItemPlan]:
         """Do the same as `plan` for the media of messages, whose text is not read."""
-        chat = RenderedChat((), *map(tuple, split_media(messages, self.media.settings.policy, cache_salt)[1:]))
+        _, media, places = split_media(messages, self.media.settings.policy, cache_salt)
+        chat = RenderedChat((), tuple(media), tuple(places))
         request = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt}
         with _naming_items(self._places(chat)):
             given = {name: value for name, value in request.items() if value is not None}

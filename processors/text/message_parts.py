@@ -97,7 +97,7 @@ def split_media(
         with naming_param(place):
             content = _checked_content(message, number)
         if isinstance(content, list | tuple):
-            given, content = content, []
+            given, content = content, list[Any]()
             for i, part in enumerate(given):
                 where = f"message {number} part {i}"
                 with naming_param(f"{place}.content[{i}]", _PART_FIELDS):
