@@ -37,11 +37,26 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         left_out = {item for item in items if "sampled" in item.keywords and not is_in_part(item.name)}
         config.hook.pytest_deselected(items=list(left_out))
         items[:] = [item for item in items if item not in left_out]
+    row_by_row(items)
     if SHARED.is_dir():
         return
     for item in items:
         if "shared" in item.keywords:
             item.add_marker(pytest.mark.skip(reason="../shared/data is missing"))
+
+
+def row_by_row(items: list[pytest.Item]) -> None:
+    """Sort the tests of each file that read models of a family by their row, so that few models are held at a time."""
+    rows: dict[tuple[Path, str], int] = {}
+
+    def place(numbered: tuple[int, pytest.Item]) -> int:
+        number, item = numbered
+        row = getattr(item, "callspec", None) and item.callspec.params.get("row")
+        if row is None or "loaded" not in getattr(item, "fixturenames", ()):
+            return number
+        return rows.setdefault((item.path, row.name), number)
+
+    items[:] = [item for _, item in sorted(enumerate(items), key=place)]
 
 
 @pytest.fixture(autouse=True)

@@ -129,7 +129,8 @@ class Canary(CohereAsr):
 
     def _build_encoder(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> CrossDecoderSpec:
         decoder = _decoder_spec({**config, **(config.get("decoder_config") or {})})
-        self._build_fastconformer(config, _CANARY_ENCODER, dtype, device)
+        # transformers' defaults of a Canary hold for a missing section; a section is completed with those of its own class
+        self._build_fastconformer(config, {} if config.get("encoder_config") else _CANARY_ENCODER, dtype, device)
         self.proj = nn.Identity()
         if self.encoder.spec.width != decoder.hidden_size:
             sizes = f"{self.encoder.spec.width} in encoder_config and {decoder.hidden_size} in decoder_config"

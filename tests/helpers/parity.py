@@ -33,15 +33,19 @@ class Answered:
     theirs: torch.Tensor
 
 
+MODELS_HELD = 8  # more than a row has seeds and variants
+
+
 class LoadedModels:
-    """Checkpoints and loaded models, made once per session."""
+    """Checkpoints, made once per session, and the loaded models used last. Tests that share them run row by row."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
         self.folder = functools.cache(self._folder)
-        self.oracle = functools.cache(lambda name, seed=0, variant="": ROWS[name].load(self.folder(name, seed, variant)))
-        self.llm = functools.cache(self._llm)
-        self.alone = functools.cache(self._alone)
+        recent = functools.lru_cache(MODELS_HELD)
+        self.oracle = recent(lambda name, seed=0, variant="": ROWS[name].load(self.folder(name, seed, variant)))
+        self.llm = recent(self._llm)
+        self.alone = recent(self._alone)
 
     def _folder(self, name: str, seed: int = 0, variant: str = "") -> Path:
         changes = ROWS[name].variants[variant] if variant else {}
