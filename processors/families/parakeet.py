@@ -6,24 +6,26 @@ Source: the published feature extractor and tokenizer.
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from typing import Any, ClassVar
 
 from ...mm.errors import InputError
 from ...mm.parse import MultiModalDataParser
 from ...mm.speech import FrameRule, SpeechRequest
+from ..bases.audio import AudioInfo
 from ..bases.fastconformer import FastConformerInfo
 from ..bases.speech import SpeechMixin
 
 
-class ParakeetInfo(SpeechMixin, FastConformerInfo):
-    """Base of both: the prompt is an item without text, and the blank is the placeholder of its rows."""
+class BlankPrompt(AudioInfo, SpeechMixin):
+    """What both share: the prompt is an item without text, and the blank is the placeholder of its rows."""
 
-    encoder_defaults = {"hidden_size": 1024}
+    encoder_defaults: ClassVar[Mapping[str, Any]] = {"hidden_size": 1024}
     adds_special_tokens = takes_language = takes_instruction = False
     language_codes = ("en",)
 
     @property
     def embed_width(self) -> int:
-        return int(self.encoder_config["hidden_size"])
+        return int({**self.encoder_defaults, **(self.files.config.get("encoder_config") or {})}["hidden_size"])
 
     def parser(self) -> MultiModalDataParser:
         return MultiModalDataParser(self.modalities, {"audio": 1}, super().parser().embeddings)
@@ -39,7 +41,7 @@ class ParakeetInfo(SpeechMixin, FastConformerInfo):
         return SpeechRequest("")
 
 
-class ParakeetProcessingInfo(ParakeetInfo):
+class ParakeetProcessingInfo(BlankPrompt, FastConformerInfo):
     """ProcessingInfo and SupportsTranscription of Parakeet with a CTC head."""
 
     placeholders = {"audio": ("pad_token_id", 1024)}
@@ -49,7 +51,7 @@ class ParakeetProcessingInfo(ParakeetInfo):
         return FrameRule(self.placeholder_ids["audio"], self.row_seconds)
 
 
-class ParakeetTransducerProcessingInfo(ParakeetInfo):
+class ParakeetTransducerProcessingInfo(BlankPrompt, FastConformerInfo):
     """ProcessingInfo and SupportsTranscription of Parakeet with a transducer (TDT, RNN-T)."""
 
     placeholders = {"audio": ("blank_token_id", 8192)}
