@@ -27,7 +27,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         convert = str if "str" in str(field.type) else parse_value
         several: dict[str, Any] = {"action": "append"} if field.name == "api_key" else {}
         flag = f"--{field.name.replace('_', '-')}"
-        server.add_argument(flag, metavar="VALUE", type=convert, help=texts[field.name], **several)
+        server.add_argument(flag, metavar="VALUE", type=convert, help=texts.get(field.name), **several)
     add_engine_arguments(parser)
 
 

@@ -33,8 +33,9 @@ NOTES: dict[str, FamilyNote] = {
         "tiles by the best aspect ratio (Aya Vision) or least enlarged (Cohere2-Vision), a gated projector"
     ),
     "bagel": FamilyNote(
-        "understanding with BAGEL-7B-MoT: images at native resolution up to 980 pixels; the tokens of an image see each other "
-        "and have one position; the publisher's files, in which sections of the config are files of their own",
+        "understanding with BAGEL-7B-MoT: images at native resolution, resized as in its app, to 512 to 1,024 pixels a side, "
+        "then at most 980; the tokens of an image see each other and have one position; the publisher's files, in "
+        "which sections of the config are files of their own",
         "no generation of images; its weights are not read",
     ),
     "bert": FamilyNote(

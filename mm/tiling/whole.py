@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 from ..errors import ConfigError, InputError
-from .plan import CropPad, CropPlan, Resize, Size, TiledView
+from .plan import CropPad, CropPlan, Resize, Size, Step, TiledView, TilingPolicy
 from .sizes import check_size, fit, middle, nearest_multiple, round_up
 
 _MAX_SQUARE = 1 << 24  # pixels of a padded image
@@ -131,6 +131,21 @@ class BoundedSides:
     def _scaled(self, size: Size, scale: float) -> Size:
         tall, wide = (nearest_multiple(round(side * scale), self.multiple) for side in size)
         return tall, wide
+
+
+@dataclass(frozen=True)
+class Successive:
+    """Apply the steps of several policies of one view in turn, each to the result of the one before. Rule: BAGEL."""
+
+    policies: tuple[TilingPolicy, ...]
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        steps: tuple[Step, ...] = ()
+        for policy in self.policies:
+            (view,) = policy.plan(height, width).views
+            steps += view.steps
+            height, width = view.tile_size
+        return CropPlan((TiledView(steps),))
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,7 @@
 """Input processing of BAGEL: images at native resolution within bounds on both sides, which Pillow resizes.
 
-Source: the publisher's data/transforms.py, modeling/bagel/bagel.py and inferencer.py, with the sizes of its app.
+Source: the publisher's data/transforms.py, modeling/bagel/bagel.py and inferencer.py, with the sizes of its app. The
+inferencer resizes every image for the autoencoder first, even if the autoencoder does not read it.
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from math import isqrt
 from typing import Any
 
 from ...mm.errors import ConfigError
-from ...mm.tiling.whole import BoundedSides
+from ...mm.tiling.whole import BoundedSides, Successive
 from ...mm.types import EmbeddingItem, ItemGeometry, MediaHeader
 from ..bases.tiles import TiledInfo, TileSpec, positive_int_or
 from ..files import ProcessorFiles
@@ -23,6 +24,7 @@ from ..spans import build_span
 
 _EDGES = ("longest_edge", "shortest_edge")
 _SHORTEST, _MAX_PIXELS = 224, 14 * 14 * 9 * 1024
+_AUTOENCODER = BoundedSides(16, 1024, 512, _MAX_PIXELS)
 _TEMPLATE = """
 {%- if enable_thinking is defined and enable_thinking -%}
 {{- '<|im_start|>You should first think about the reasoning process in the mind and then provide the user with the answer. ' }}
@@ -70,9 +72,7 @@ class BagelProcessingInfo(TiledInfo):
         size = options.get("size") or {}
         if not isinstance(size, Mapping) or not size.keys() <= {*_EDGES}:
             raise ConfigError(f"size is {size!r}; give longest_edge, shortest_edge or both, in pixels")
-        stored = self.files.image.get(
-            "size"
-        )  # of squares in the JSON that vLLM needs, which the publisher's code does not read
+        stored = self.files.image.get("size")  # a square in the file that vLLM needs; the publisher's code does not read it
         size = {**{key: stored[key] for key in _EDGES if isinstance(stored, Mapping) and key in stored}, **size}
         most = min(limit, isqrt(LOW_DETAIL)) if is_low_detail(options) else limit
         longest = positive_int_or(size, "longest_edge", most, limit)
@@ -83,7 +83,7 @@ class BagelProcessingInfo(TiledInfo):
         spec = TileSpec(
             IMAGENET_STANDARD_MEAN,
             IMAGENET_STANDARD_STD,
-            tiling=BoundedSides(patch, longest // patch * patch, shortest, most),
+            tiling=Successive((_AUTOENCODER, BoundedSides(patch, longest // patch * patch, shortest, most))),
             patch=patch,
         )
         return apply_resample(spec, options)

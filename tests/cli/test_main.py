@@ -76,6 +76,16 @@ def test_help_of_engine_options(capsys: pytest.CaptureFixture[str]) -> None:
     assert parser.parse_args(["serve", "m", "--enforce-eager"]).enforce_eager is True
 
 
+def test_python_without_docstrings_parses_options(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:
+    """`python -OO` drops them, and the help texts of options with them."""
+    for options in (ServerConfig, EngineConfig):
+        monkeypatch.setattr(options, "__doc__", None)
+    with pytest.raises(SystemExit) as stop:
+        cli.main(["serve", "--help"])
+    assert stop.value.code == 0
+    assert "--host VALUE" in capsys.readouterr().out
+
+
 def test_every_option_has_a_help_text() -> None:
     for options in (EngineConfig, ServerConfig):
         names = {field.name for field in fields(options)}

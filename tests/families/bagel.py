@@ -121,27 +121,30 @@ def load(folder):
     return model.eval(), Processor(words=tf.PreTrainedTokenizerFast.from_pretrained(folder))
 
 
-def size_of(width, height):
-    """Return `(height, width)` after resizing, by the published rule."""
-
-    def scaled(sides, scale):
-        return [max(PATCH, int(round(round(side * scale) / PATCH) * PATCH)) for side in sides]
-
-    sides = width, height
-    sides = scaled(sides, max(min(LONGEST / max(sides), 1.0), SHORTEST / min(sides)))
-    if sides[0] * sides[1] > MOST:
-        sides = scaled(sides, MOST / (sides[0] * sides[1]))
-    if max(sides) > LONGEST:
-        sides = scaled(sides, LONGEST / max(sides))
-    return sides[::-1]
-
-
-def prepare(image):
-    """Return patches `[h * w, patch * patch * 3]` and their places in a table of positions."""
+def resize(image, longest, shortest, stride, most):
+    """Resize by the published rule."""
     from torchvision.transforms import InterpolationMode
     from torchvision.transforms import functional as pixels
 
-    resized = pixels.resize(image, size_of(*image.size), InterpolationMode.BICUBIC, antialias=True)
+    def scaled(sides, scale):
+        return [max(stride, int(round(round(side * scale) / stride) * stride)) for side in sides]
+
+    sides = scaled(image.size, max(min(longest / max(image.size), 1.0), shortest / min(image.size)))
+    if sides[0] * sides[1] > most:
+        sides = scaled(sides, most / (sides[0] * sides[1]))
+    if max(sides) > longest:
+        sides = scaled(sides, longest / max(sides))
+    return pixels.resize(image, sides[::-1], InterpolationMode.BICUBIC, antialias=True)
+
+
+def prepare(image):
+    """Return patches `[h * w, patch * patch * 3]` and their places in a table of positions.
+
+    `interleave_inference` resizes for the autoencoder first, whether or not it reads the image.
+    """
+    from torchvision.transforms import functional as pixels
+
+    resized = resize(resize(image, 1024, 512, 16, 14 * 14 * 9 * 1024), LONGEST, SHORTEST, PATCH, MOST)
     plane = pixels.normalize(pixels.to_tensor(resized), [0.5] * 3, [0.5] * 3)
     grid = plane.unflatten(2, (-1, PATCH)).unflatten(1, (-1, PATCH)).permute(1, 3, 2, 4, 0)
     places = torch.arange(grid.shape[0])[:, None] * SIDE + torch.arange(grid.shape[1])

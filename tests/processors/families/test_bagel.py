@@ -17,6 +17,7 @@ from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
 from sensorium.mm.errors import ConfigError
 from sensorium.mm.registry import ARCHITECTURES, architectures_of
+from sensorium.mm.tiling.plan import Resize
 from sensorium.mm.types import MediaHeader
 from sensorium.models.families.bagel import Bagel
 from sensorium.models.weights import named_layers
@@ -105,10 +106,10 @@ def test_the_published_folder_loads(tmp_path: Path) -> None:
 def test_start_and_end_tokens_are_part_of_the_range() -> None:
     info = info_of()
     grid = info.geometry(MediaHeader("image", 100, 140))
-    assert (grid.h, grid.w, grid.num_embeds, grid.still) == (16, 22, 352, True)
+    assert (grid.h, grid.w, grid.num_embeds, grid.still) == (37, 51, 1887, True)  # 512 x 720 pixels, then 518 x 714
     span, pad = info.span("image", grid), info.placeholder_ids["image"]
-    assert span.token_ids == (info.start, *[pad] * 352, info.end)
-    assert (span.num_tokens, span.num_embeds) == (354, 352)
+    assert span.token_ids == (info.start, *[pad] * 1887, info.end)
+    assert (span.num_tokens, span.num_embeds) == (1889, 1887)
     ids = [5, info.start, pad, info.end, pad, info.start, 6, info.end]
     assert info.preprocess_prompt(ids, {"image": 2}) == [5, pad, pad, info.start, 6, info.end]
     expanded = [5, *span.token_ids]
@@ -138,6 +139,17 @@ def test_bounds_on_sides() -> None:
     assert (limited.h, limited.w) == (7, 7)
     squares = replace(FILES, image={"size": {"height": 980, "width": 980}})
     assert BagelProcessingInfo(squares).geometry(sized) == info_of().geometry(sized)
+
+
+def test_images_are_resized_for_the_autoencoder_first() -> None:
+    """The publisher's inferencer does so in answers in text, too, so that small images have as many rows as larger ones."""
+    for size, steps in {
+        (200, 300): (Resize(512, 768), Resize(518, 770)),
+        (1080, 1920): (Resize(576, 1024), Resize(546, 980)),
+        (980, 980): (Resize(976, 976), Resize(980, 980)),
+    }.items():
+        (view,) = info_of().plan(MediaHeader("image", *size)).views
+        assert view.steps == steps
 
 
 @pytest.mark.parametrize("rows", [1, 10, 100, 352])
