@@ -54,7 +54,7 @@ LEVELS = {
     "neon_dot": 0,
     "neon_bf16": 0,
     "neon_i8mm": 0,
-    "amx": 3,
+    "amx": 4,
 }
 """Instruction sets of linear layers, in the order of `Products` in cpu/common.h, with the `Level` of all other kernels."""
 

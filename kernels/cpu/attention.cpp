@@ -9,7 +9,6 @@
 #include "kv_quant.h"
 
 static const int TILE = 64;         // keys per tile
-static const int ROWS = 6;          // query rows in registers
 static const float LOWEST = -3e38f; // initial maximum: finite, so that differences are not NaN
 static const int64_t BLOCK = 192;   // query rows that share a prepared tile
 static const int64_t HEADS = 16;    // most key heads read together: a cache row holds all heads
@@ -95,7 +94,28 @@ typedef void Attend(const Problem&, const Work&, Scratch&);
 #include "attention_body.h"
 #pragma GCC pop_options
 
+#ifdef HAS_AMX
+#ifndef TARGET
+#define TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma,amx-tile,amx-bf16"
+#endif
+#define PRAGMA(text) _Pragma(#text)
+#define SET_TARGET(name) PRAGMA(GCC target(name))
+#pragma GCC push_options
+SET_TARGET(TARGET)
+#define NAMESPACE amx
+#define LANES 16
+#define VECTORS 4
+#define WIDE
+#define PAIRS
+#define TILES
+#include "attention_body.h"
+#pragma GCC pop_options
+#endif
+
 static Attend* choose(int type, int level) {
+#ifdef HAS_AMX
+    if (level == LEVEL_AMX && type == BFLOAT16) return amx::attend<bf16>;
+#endif
     if (level == LEVEL_AVX512_BF16 && type == BFLOAT16) return avx512_bf16::attend<bf16>;
     if (level >= LEVEL_AVX512) return type == FLOAT32 ? avx512::attend<float> : avx512::attend<bf16>;
     if (level == LEVEL_AVX2) return type == FLOAT32 ? avx2::attend<float> : avx2::attend<bf16>;

@@ -1,8 +1,16 @@
 // Attention for one instruction set. attention.cpp includes this file once per set, so it has no include guard.
 // NAMESPACE: name of the instruction set. LANES: floats of a register; compilers keep sums in wider vectors in memory. VECTORS:
-// registers of columns in a product. PAIRS: multiply pairs of bfloat16 (vdpbf16ps) instead of floats. WIDE: transpose 16 x 16
-// words in registers and convert 16 bytes at once (AVX-512).
+// registers of columns in a product. PAIRS: multiply pairs of bfloat16 (vdpbf16ps) instead of floats. TILES: multiply these pairs with
+// AMX. WIDE: transpose 16 x 16 words in registers and convert 16 bytes at once (AVX-512).
 namespace NAMESPACE {
+
+#ifdef TILES
+#include "tile_shape.h"
+static const int ROWS = TILE_ROWS;  // query rows that are multiplied at once
+#else
+struct TileShape {};        // only AMX has tiles
+static const int ROWS = 6;  // query rows in registers
+#endif
 
 #ifdef PAIRS
 static const int PER_WORD = 2;  // elements per 32-bit word
@@ -17,59 +25,6 @@ INLINE Columns columns_at(const float* p) {
     Columns x;
     memcpy(&x, p, sizeof x);
     return x;
-}
-
-// acc + a * b per word.
-INLINE Columns multiply_add(Columns acc, Columns a, Columns b) {
-#ifdef PAIRS
-    return (Columns)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
-#else
-    return a * b + acc;
-#endif
-}
-
-// c[R, LANES N] = a[R, depth] b[depth, LANES N] + rescale[R] * c, or without c if rescale is null. a and b in words, c in floats.
-template <int R, int N>
-INLINE void product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
-                    const float* rescale) {
-    Columns acc[R][N];
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int n = 0; n < N; n++) acc[r][n] = rescale ? columns_at(c + r * ldc + LANES * n) * rescale[r] : Columns{};
-    for (int64_t k = 0; k < depth; k++) {
-        Columns columns[N];
-#pragma GCC unroll 8
-        for (int n = 0; n < N; n++) columns[n] = columns_at(b + k * ldb + LANES * n);
-#pragma GCC unroll 8
-        for (int r = 0; r < R; r++) {
-            uint32_t word;
-            memcpy(&word, a + r * lda + k, 4);
-            Columns factor = (Columns)(word - Words{});
-#pragma GCC unroll 8
-            for (int n = 0; n < N; n++) acc[r][n] = multiply_add(acc[r][n], factor, columns[n]);
-        }
-    }
-#pragma GCC unroll 8
-    for (int r = 0; r < R; r++)
-#pragma GCC unroll 8
-        for (int n = 0; n < N; n++) memcpy(c + r * ldc + LANES * n, &acc[r][n], sizeof(Columns));
-}
-
-template <int R>
-static void products(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
-                     int64_t columns, const float* rescale) {
-    const int64_t wide = VECTORS * LANES;
-    int64_t n = 0;
-    for (; n + wide <= columns; n += wide) product<R, VECTORS>(a, lda, b + n, ldb, depth, c + n, ldc, rescale);
-    for (; n < columns; n += LANES) product<R, 1>(a, lda, b + n, ldb, depth, c + n, ldc, rescale);
-}
-
-static void multiply(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
-                     int64_t columns, const float* rescale) {
-    typedef void Products(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, int64_t, const float*);
-    static Products* const by_rows[ROWS] = {products<1>, products<2>, products<3>, products<4>, products<5>, products<6>};
-    by_rows[rows - 1](a, lda, b, ldb, depth, c, ldc, columns, rescale);
 }
 
 // Copy one row of `dim` elements as words, padded with zeros to `words` words.
@@ -129,6 +84,124 @@ struct Tile {
     int64_t depth, wide;               // words of a key row, columns of a value row; multiples of 16
     float *k_scales, *v_scales, *own;  // scales of a quantised cache [TILE]; dequantised rows of a tile
 };
+
+// The query rows that share a key head: queries in words [rows, depth], sums of weighted values [rows, wide], the running maximum
+// [rows] and the sums of weights per lane [rows, 16].
+struct Head {
+    float *q, *out, *row_max, *sums;
+    int64_t depth, wide;
+};
+
+#ifdef TILES
+// Intrinsics of tiles do not tell the compiler that they read memory: it must not move stores across them.
+INLINE void settle_memory() { __asm__ volatile("" ::: "memory"); }
+
+// scores[rows, TILE] = q[rows, depth] keys[depth, TILE]. Only columns of the first `count` keys, up to a multiple of 32, are written.
+INLINE void multiply_keys(TileShape& shape, int rows, const float* q, const Head& h, const Tile& t, int count, float* scores) {
+    const bool more = count > 2 * TILE_ROWS;
+    shape.use(rows, 0, TILE_ROWS);
+    settle_memory();
+    TILE_ZERO(0); TILE_ZERO(1); TILE_ZERO(2); TILE_ZERO(3);
+    for (int64_t k = 0; k < h.depth; k += TILE_ROWS) {
+        const float* keys = t.keys + k * TILE;
+        TILE_LOAD(4, q + k, 4 * h.depth);
+        TILE_LOAD(6, keys, 4 * TILE); TILE_DOT_BFLOAT16(0, 4, 6);
+        TILE_LOAD(7, keys + 16, 4 * TILE); TILE_DOT_BFLOAT16(1, 4, 7);
+        if (!more) continue;
+        TILE_LOAD(6, keys + 32, 4 * TILE); TILE_DOT_BFLOAT16(2, 4, 6);
+        TILE_LOAD(7, keys + 48, 4 * TILE); TILE_DOT_BFLOAT16(3, 4, 7);
+    }
+    TILE_STORE(0, scores, 4 * TILE); TILE_STORE(1, scores + 16, 4 * TILE);
+    if (more) {
+        TILE_STORE(2, scores + 32, 4 * TILE); TILE_STORE(3, scores + 48, 4 * TILE);
+    }
+    settle_memory();
+}
+
+// out[rows, wide] = rescale[rows] * out + weights[rows, TILE] values[TILE, wide], with the tiles of `multiply_keys`.
+INLINE void add_values(int rows, float* weights, const Head& h, const Tile& t, int count, const float* rescale, float* out) {
+    const int words = up_to_16(count) / 2;
+    for (int r = 0; r < rows; r++) {
+        if (words % TILE_ROWS) memset(weights + r * TILE / 2 + words, 0, 2 * TILE_ROWS);
+        if (rescale[r] == 1) continue;
+        for (int64_t d = 0; d < h.wide; d += 16) store(out + r * h.wide + d, load(out + r * h.wide + d) * rescale[r]);
+    }
+    const bool more = words > TILE_ROWS;
+    settle_memory();
+    TILE_LOAD(4, weights, 2 * TILE);
+    if (more) TILE_LOAD(5, weights + TILE_ROWS, 2 * TILE);
+    for (int64_t d = 0; d < h.wide; d += 16) {
+        TILE_LOAD(0, out + d, 4 * h.wide);
+        TILE_LOAD(6, t.values + d, 4 * h.wide); TILE_DOT_BFLOAT16(0, 4, 6);
+        if (more) {
+            TILE_LOAD(7, t.values + TILE_ROWS * h.wide + d, 4 * h.wide); TILE_DOT_BFLOAT16(0, 5, 7);
+        }
+        TILE_STORE(0, out + d, 4 * h.wide);
+    }
+    settle_memory();
+}
+#else
+// acc + a * b per word.
+INLINE Columns multiply_add(Columns acc, Columns a, Columns b) {
+#ifdef PAIRS
+    return (Columns)_mm512_dpbf16_ps((__m512)acc, (__m512bh)a, (__m512bh)b);
+#else
+    return a * b + acc;
+#endif
+}
+
+// c[R, LANES N] = a[R, depth] b[depth, LANES N] + rescale[R] * c, or without c if rescale is null. a and b in words, c in floats.
+template <int R, int N>
+INLINE void product(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
+                    const float* rescale) {
+    Columns acc[R][N];
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) acc[r][n] = rescale ? columns_at(c + r * ldc + LANES * n) * rescale[r] : Columns{};
+    for (int64_t k = 0; k < depth; k++) {
+        Columns columns[N];
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) columns[n] = columns_at(b + k * ldb + LANES * n);
+#pragma GCC unroll 8
+        for (int r = 0; r < R; r++) {
+            uint32_t word;
+            memcpy(&word, a + r * lda + k, 4);
+            Columns factor = (Columns)(word - Words{});
+#pragma GCC unroll 8
+            for (int n = 0; n < N; n++) acc[r][n] = multiply_add(acc[r][n], factor, columns[n]);
+        }
+    }
+#pragma GCC unroll 8
+    for (int r = 0; r < R; r++)
+#pragma GCC unroll 8
+        for (int n = 0; n < N; n++) memcpy(c + r * ldc + LANES * n, &acc[r][n], sizeof(Columns));
+}
+
+template <int R>
+static void products(const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
+                     int64_t columns, const float* rescale) {
+    const int64_t wide = VECTORS * LANES;
+    int64_t n = 0;
+    for (; n + wide <= columns; n += wide) product<R, VECTORS>(a, lda, b + n, ldb, depth, c + n, ldc, rescale);
+    for (; n < columns; n += LANES) product<R, 1>(a, lda, b + n, ldb, depth, c + n, ldc, rescale);
+}
+
+static void multiply(int rows, const float* a, int64_t lda, const float* b, int64_t ldb, int64_t depth, float* c, int64_t ldc,
+                     int64_t columns, const float* rescale) {
+    typedef void Products(const float*, int64_t, const float*, int64_t, int64_t, float*, int64_t, int64_t, const float*);
+    static Products* const by_rows[ROWS] = {products<1>, products<2>, products<3>, products<4>, products<5>, products<6>};
+    by_rows[rows - 1](a, lda, b, ldb, depth, c, ldc, columns, rescale);
+}
+
+INLINE void multiply_keys(TileShape&, int rows, const float* q, const Head& h, const Tile& t, int count, float* scores) {
+    multiply(rows, q, h.depth, t.keys, TILE, h.depth, scores, TILE, up_to_16(count), nullptr);
+}
+
+INLINE void add_values(int rows, float* weights, const Head& h, const Tile& t, int count, const float* rescale, float* out) {
+    multiply(rows, weights, TILE / PER_WORD, t.values, h.wide, (count + PER_WORD - 1) / PER_WORD, out, h.wide, h.wide, rescale);
+}
+#endif
 
 // Find the slots of up to a tile of keys from `start` on. Read one byte of each cache line of their rows from the `skip`th on, in the
 // order of memory: the hardware prefetches such reads, but not those of one head after another. Returns the number of keys.
@@ -251,6 +324,10 @@ static void load_tile(const Problem& p, int64_t kv_head, const int64_t* slots, i
 #ifdef PAIRS
     v[count] = (const T*)(t.staged + count % TILE * t.depth);  // zeros, as after the keys
     for (int i = 0; i < count; i += 2) pair_rows((const bf16*)v[i], (const bf16*)v[i + 1], p.dim, t.values + i / 2 * t.wide);
+#ifdef TILES
+    const int pairs = (count + 1) / 2, rest = -pairs & (TILE_ROWS - 1);  // whole tiles of weights are multiplied
+    memset(t.values + pairs * t.wide, 0, rest * t.wide * 4);
+#endif
 #else
     for (int i = 0; i < count; i++) stage(t.values + i * t.wide, v[i], p.dim, t.wide);
 #endif
@@ -327,13 +404,6 @@ INLINE void online_softmax(int rows, int count, float* scores, const int* first_
     }
 }
 
-// The query rows that share a key head: queries in words [rows, depth], sums of weighted values [rows, wide], the running maximum
-// [rows] and the sums of weights per lane [rows, 16].
-struct Head {
-    float *q, *out, *row_max, *sums;
-    int64_t depth, wide;
-};
-
 template <class T>
 static void begin_head(const Problem& p, const Work& w, int64_t kv_head, const Head& h) {
     const int64_t group = p.heads / p.kv_heads, rows = w.count * group, base = p.starts[w.request] + w.first;
@@ -349,7 +419,7 @@ static void begin_head(const Problem& p, const Work& w, int64_t kv_head, const H
 
 // Attend with the rows of one head to a tile of `count` keys from `start` on. `position`: of the first row.
 INLINE void attend_tile(const Problem& p, const Work& w, const Head& h, const Tile& tile, int64_t start, int64_t count,
-                        int64_t position, float* scores, float* weights, float* rescale) {
+                        int64_t position, TileShape& shape, float* scores, float* weights, float* rescale) {
     const int64_t group = p.heads / p.kv_heads, rows = w.count * group, length = p.lengths[w.request], base = p.starts[w.request] + w.first;
     const bool plain = p.causal && !p.key_range;  // later rows attend to more keys
     int64_t skipped = plain && start > position ? (start - position) * group : 0;  // rows before the tile's first key
@@ -361,10 +431,9 @@ INLINE void attend_tile(const Problem& p, const Work& w, const Head& h, const Ti
             end_key[i] = (int)(sees < 0 ? 0 : sees < count ? sees : count);
             first_key[i] = (int)(hides < 0 ? 0 : hides < count ? hides : count);
         }
-        multiply(n, h.q + r * h.depth, h.depth, tile.keys, TILE, h.depth, scores, TILE, up_to_16(count), nullptr);
+        multiply_keys(shape, n, h.q + r * h.depth, h, tile, (int)count, scores);
         online_softmax(n, (int)count, scores, first_key, end_key, p, tile, h.row_max + r, h.sums + 16 * r, weights, rescale);
-        multiply(n, weights, TILE / PER_WORD, tile.values, h.wide, (count + PER_WORD - 1) / PER_WORD, h.out + r * h.wide, h.wide, h.wide,
-                 rescale);
+        add_values(n, weights, h, tile, (int)count, rescale, h.out + r * h.wide);
     }
 }
 
@@ -404,11 +473,12 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
         begin = first < begin ? first : begin, end = last > end ? last : end;
     }
     int64_t slots[TILE];
+    TileShape shape;
     for (int64_t start = begin / TILE * TILE; start < end; start += TILE) {
         const int skip = (int)(begin > start ? begin - start : 0), count = find_slots<T>(p, w, start, end, skip, slots);
         for (int64_t i = 0; i < w.kv_count; i++) {
             load_tile<T>(p, w.kv_head + i, slots, skip, count, tile);
-            attend_tile(p, w, heads[i], tile, start, count, position, scores, weights, rescale);
+            attend_tile(p, w, heads[i], tile, start, count, position, shape, scores, weights, rescale);
         }
     }
     for (int64_t i = 0; i < w.kv_count; i++) end_head<T>(p, w, w.kv_head + i, heads[i]);
@@ -420,3 +490,4 @@ static void attend(const Problem& p, const Work& w, Scratch& scratch) {
 #undef VECTORS
 #undef WIDE
 #undef PAIRS
+#undef TILES

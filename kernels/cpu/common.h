@@ -16,7 +16,7 @@
 #endif
 
 // Instruction sets that all other kernels are compiled for, in rising order.
-enum Level { LEVEL_BASE = 0, LEVEL_AVX2 = 1, LEVEL_AVX512 = 2, LEVEL_AVX512_BF16 = 3 };
+enum Level { LEVEL_BASE = 0, LEVEL_AVX2 = 1, LEVEL_AVX512 = 2, LEVEL_AVX512_BF16 = 3, LEVEL_AMX = 4 };
 
 // Instruction sets that linear layers are compiled for, best last; kernels/native.py has their names.
 enum Products {

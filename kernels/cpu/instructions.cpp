@@ -63,10 +63,11 @@ static unsigned find_products() {
 }
 
 static int best_level(unsigned found) {
-    return found >> PRODUCTS_AVX512_BF16 & 1 ? LEVEL_AVX512_BF16
-           : found >> PRODUCTS_AVX512 & 1    ? LEVEL_AVX512
-           : found >> PRODUCTS_AVX2 & 1      ? LEVEL_AVX2
-                                             : LEVEL_BASE;
+    return found >> PRODUCTS_AMX & 1           ? LEVEL_AMX
+           : found >> PRODUCTS_AVX512_BF16 & 1 ? LEVEL_AVX512_BF16
+           : found >> PRODUCTS_AVX512 & 1      ? LEVEL_AVX512
+           : found >> PRODUCTS_AVX2 & 1        ? LEVEL_AVX2
+                                               : LEVEL_BASE;
 }
 
 extern "C" {

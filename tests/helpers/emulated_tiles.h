@@ -1,10 +1,12 @@
-// AMX tile instructions in scalar code, for test_other_cpus.py: included before linear_amx.cpp and linear_int4_amx.cpp.
+// AMX tile instructions in scalar code, for test_other_cpus.py: included before the sources that use them.
 #pragma once
 #include <cstdint>
 #include <cstdlib>
 #include <cstring>
 
+#ifndef TARGET
 #define TARGET "avx512f,avx512bw,avx512dq,avx512vl,avx512vnni"
+#endif
 #define TILE_CONFIGURE emulated::configure
 #define TILE_RELEASE emulated::release
 #define TILE_ZERO emulated::zero
@@ -13,6 +15,8 @@
 #define TILE_DOT_BYTES emulated::dot_bytes
 #define TILE_DOT_SIGNED emulated::dot_signed
 #define TILE_DOT_BFLOAT16 emulated::dot_bfloat16
+
+extern "C" inline int64_t emulated_products = 0;  // how many there were
 
 namespace emulated {
 struct Tile {
@@ -57,6 +61,7 @@ static void store(int t, void* p, int64_t stride) {
 
 template <class Sum, class Product>
 static void dot(int c, int a, int b, const Product& product) {
+    emulated_products++;
     require(used(c).rows == used(a).rows && tiles[c].bytes == used(b).bytes && tiles[a].bytes == 4 * tiles[b].rows);
     for (int m = 0; m < tiles[c].rows; m++)
         for (int k = 0; k < tiles[b].rows; k++)

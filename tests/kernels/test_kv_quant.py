@@ -24,7 +24,7 @@ def kernel(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> s
     return str(request.param)
 
 
-@pytest.fixture(params=["base", "avx2", "avx512", "avx512_bf16"])
+@pytest.fixture(params=["base", "avx2", "avx512", "avx512_bf16", "amx"])
 def level(request: pytest.FixtureRequest) -> Iterator[None]:
     """Run with each instruction set that this CPU has."""
     with running_with(request.param):

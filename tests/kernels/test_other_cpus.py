@@ -1,10 +1,11 @@
-"""Linear layers for CPUs that this machine is not.
+"""Linear layers and attention for CPUs that this machine is not.
 
 NEON runs in qemu, AVX-VNNI with the same instruction of AVX-512 VNNI, and AMX with tiles in scalar code.
 """
 
 from __future__ import annotations
 
+import ctypes
 import importlib.util
 import shutil
 import struct
@@ -18,6 +19,7 @@ from cpu import PRODUCTS
 from sensorium.kernels import int4, native, panels
 from sensorium.kernels.int4 import Int4Options, Int4Panels, quantize_int4
 from sensorium.kernels.int8 import Int8Weight, int8_linear_reference, quantize_rows
+from sensorium.kernels.varlen import varlen_attention, varlen_attention_reference
 from torch import Tensor
 
 pytestmark = pytest.mark.full
@@ -131,3 +133,34 @@ def check_int4(program: list[str], options: Int4Options, dtype: torch.dtype) -> 
     torch.testing.assert_close(whole.double(), expected, rtol=limit, atol=limit)
     changed = [n for n in ROWS if not torch.equal(run_int4(program, x[:n], packed, options.int8_rows), whole[:n])]
     assert changed == []
+
+
+@pytest.fixture
+def emulated_attention(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> ctypes.CDLL:
+    """Run `varlen_attention` as on a CPU with AMX; returns the library, which counts products of tiles."""
+    if "avx512_bf16" not in PRODUCTS or shutil.which("g++") is None:
+        pytest.skip("needs a CPU with AVX-512 BF16 and g++")
+    target, made = '-DTARGET="avx512f,avx512bw,avx512dq,avx512vl,avx512bf16,fma"', tmp_path / "attention.so"
+    options = ["-std=c++17", "-O2", "-w", "-fPIC", "-shared", target, *X86["amx"]]
+    sources = [str(SOURCES / name) for name in ("attention.cpp", "instructions.cpp")]
+    subprocess.run(["g++", *options, *sources, "-o", str(made)], check=True)
+    library = ctypes.CDLL(str(made))
+    native.use(library, "amx")
+    function = library.sensorium_varlen_attention
+    function.argtypes, function.restype = native._SIGNATURES["varlen_attention"], None
+    monkeypatch.setattr(native, "_function", {"varlen_attention": function}.__getitem__)
+    monkeypatch.setenv("SENSORIUM_KERNELS", "varlen_attention=native")
+    return library
+
+
+@pytest.mark.parametrize(("heads", "dim"), [(4, 64), (3, 80), (2, 22)])
+def test_attention_in_tiles(heads: int, dim: int, emulated_attention: ctypes.CDLL) -> None:
+    """Attention with AMX equals its reference; a segment's bits do not depend on the batch."""
+    lengths = [64, 64, 0, 16, 1, 33, 190, 65, 97]
+    parts = torch.randn(sum(lengths), 3 * heads, dim).bfloat16()
+    out = varlen_attention(*parts.split(heads, 1), lengths, dim**-0.5)
+    expected = varlen_attention_reference(*parts.split(heads, 1), lengths, dim**-0.5)
+    torch.testing.assert_close(out, expected, atol=2e-2, rtol=2e-2)
+    for rows, own in zip(parts.split(lengths), out.split(lengths), strict=True):
+        assert torch.equal(varlen_attention(*rows.split(heads, 1), [len(rows)], dim**-0.5), own)
+    assert ctypes.c_int64.in_dll(emulated_attention, "emulated_products").value > 0
