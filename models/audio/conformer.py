@@ -162,7 +162,7 @@ class ConformerConvolution:
         for item in gate.split(lengths):  # per item: sigmoid's bits depend on how threads split a tensor
             item.sigmoid_()
         x = x * gate
-        del gate
+        del gate, item  # views of the layer's whole result
         out = torch.zeros_like(x)
         add_depthwise_(out, x, self.kernel.weight, lengths, self.kernel.weight.shape[2] // 2)
         mean, variance, weight, bias = (part.weight for part in self.batch_norm)
@@ -217,10 +217,20 @@ class Conformer(TensorModule):
 
 def conformer_bytes(c: ConformerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
     """Return the bytes alive in Conformer for `rows` rows in one call, inputs included."""
-    s, w, inner = dtype.itemsize, c.width, c.heads * c.head_dim
-    mlp = 2 * w + 2 * c.inner  # x, normed, before and after the activation
-    attention = 2 * w + 4 * inner  # queries, keys, values, results
-    convolution = 2 * w + 4 * c.conv_width  # both halves, the gated half, its convolution
-    block = c.block * c.block * (c.head_dim + 3 * c.heads)  # distances, their scores, and torch's copies of both
-    tiles = OpBytes(dtype, limits).torch_attention_tiles(c.block, c.head_dim, c.block)
-    return (rows * (c.inputs + max(mlp, attention, convolution)) + block) * s + tiles
+    ops, s, w, inner = OpBytes(dtype, limits), dtype.itemsize, c.width * dtype.itemsize, c.heads * c.head_dim
+    mlp = max(ops.mlp(c.width, c.inner, c.inner, rows), w + ops.linear(c.width, c.inner, rows), 2 * w)
+    conv = c.conv_width * s
+    convolution = max(
+        w + ops.linear(c.width, 2 * c.conv_width, rows),
+        ops.linear_result(2 * c.conv_width, rows) + conv,  # both halves and the gated half
+        3 * conv,  # the gated half, its padded copy, its convolution
+        2 * conv + ops.linear(c.conv_width, c.width, rows),
+    )
+    attention = ops.linear_result(3 * inner, rows) + inner * s  # queries, keys, values, results
+    block = c.block * c.block * (c.head_dim + 3 * c.heads) * s  # distances, their scores, and torch's copies of both
+    block += ops.torch_attention_tiles(c.block, c.head_dim, c.block)
+    during = max(rows * (w + ops.linear(c.width, 3 * inner, rows)), rows * attention + block)
+    after = rows * (attention + ops.linear(inner, c.width, rows)) + c.block * c.block * c.head_dim * s
+    characters = c.characters * s + max(c.characters * s, ops.linear(c.characters, c.width, rows))
+    parts = max(rows * max(mlp, convolution, characters), c.kernel_size * conv + rows * 3 * conv, during, after)
+    return rows * (c.inputs * s + 2 * w) + parts  # the layer's input and the residual stream

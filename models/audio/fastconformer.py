@@ -251,9 +251,8 @@ def fastconformer_bytes(c: FastConformerSpec, rows: int, dtype: torch.dtype, lim
     attended = 3 * queries * w * s + ops.torch_attention_tiles(queries, w // c.heads, rows)
     block = max(scores * (2 * rows + queries), scores * rows + attended)
     attention = rows * ops.linear_result(3 * w, rows) + x + distances * ops.linear_result(w, distances) + block
-    convolution = rows * (ops.linear_result(2 * w, rows) + ops.linear_result(w, rows)) + 3 * x
     held = 2 * x + distances * w * s  # the layer's input, the residual stream, the sines
-    layers = held + max(rows * mlp, attention, convolution)
+    layers = held + max(rows * mlp, attention)  # a convolution needs less than attention
     angles = x + distances * w * (5 * FLOAT32 // 2 + ops.float32_copy)
     inputs = rows * c.factor * c.mels * s
     return SMALL + inputs + max(x + max(_merge_bytes(c, rows, ops), x), angles, layers)

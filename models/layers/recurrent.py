@@ -228,8 +228,9 @@ def recurrent_bytes(width: int, spec: StateSpec, ops: OpBytes) -> int:
     """Return the bytes per row alive in a layer of this file, without its input."""
     s, rows, small = ops.dtype.itemsize, ops.limits.rows, -(-SMALL // ops.limits.rows)
     if isinstance(spec, ConvSpec):
-        copies = 0 if ops.fused("causal_conv") else 2 * width * FLOAT32
-        return small + ops.linear_result(3 * width, rows) + 2 * width * s + max(copies, ops.linear(width, width, rows))
+        # the convolution: its result, in torch the rows, two sums and a product in float32; its input is dropped after it
+        conv = width * (s if ops.fused("causal_conv") else 4 * FLOAT32)
+        return small + ops.linear_result(3 * width, rows) + width * s + max(conv, ops.linear(width, width, rows))
     if isinstance(spec, LightningSpec):
         inner = spec.heads * spec.head_dim  # q, k and v are copied head by head
         return small + ops.linear_result(4 * inner, rows) + (7 * inner + 2 * spec.heads) * FLOAT32

@@ -420,16 +420,17 @@ def decoder_bytes(
     step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
     mixers = [[_part_bytes(c.hidden_size, mixer, ops, in_mixers) for mixer in layer.mixers] for layer in c.layers]
     attention = added + row + max(max(own, default=0) + added * (len(own) - 1) for own in mixers)
-    mlps = max((_part_bytes(c.hidden_size, layer.mlp, ops, in_mlps) for layer in c.layers if layer.mlp is not None), default=0)
-    mlp = 2 * added + row + mlps
+    mlps = [_part_bytes(c.hidden_size, layer.mlp, ops, in_mlps) if layer.mlp else 0 for layer in c.layers]
+    mlp = max(
+        row + added + previous + part for previous, part in zip(_previous_bytes(c, row, added, encoders), mlps, strict=True)
+    )
     beside = max((_part_bytes(c.hidden_size, layer.experts, ops, in_mlps) for layer in c.layers if layer.experts), default=0)
-    mlp = max(mlp, beside + (beside > 0) * (2 * added + 3 * row))  # also the MLP's output and the router's input
+    mlp = max(mlp, beside + (beside > 0) * (2 * added + 2 * row))  # the MLP's output in place of attention's, two normed inputs
     # alive beside attention: its normed input and the previous output; beside the MLP also attention's output
     parts = max(attention, mlp)
     if c.altup is not None:  # streams before and after prediction; the low-rank branch; projections of the embeddings
         step += 2 * c.altup.streams * row
-        mlp = row + mlps
-        parts = max(attention, mlp)
+        parts = max(attention, row + max(mlps))
     if c.per_layer is not None:
         width = len(c.layers) * c.per_layer.dim
         held, made = width * dtype.itemsize, ops.linear_result(width, limits.rows)
@@ -444,6 +445,17 @@ def decoder_bytes(
     return limits.rows * step + read * row + max(others, crossing) + scratch
 
 
+def _previous_bytes(c: DecoderSpec, row: int, added: int, encoders: bool) -> list[int]:
+    """Return the bytes per row of the previous layer's output in each layer.
+
+    The first layer has none. Neither has the layer after a deepstack level, which is added with that output; only a step
+    without encoder rows keeps it there, in place of the encoder rows.
+    """
+    kept = max(0, added - (1 + len(c.deepstack)) * row) if encoders else added
+    after_levels = {layer + 1 for layer in c.deepstack}
+    return [0 if i == 0 else kept if i in after_levels else added for i in range(len(c.layers))]
+
+
 def _part_bytes(
     width: int, part: AttentionSpec | LatentSpec | StateSpec | MlpSpec | MoeSpec, ops: OpBytes, adapters: AdapterBytes
 ) -> int:
@@ -453,7 +465,7 @@ def _part_bytes(
     if isinstance(part, MlpSpec):
         return gated_mlp_bytes(width, part.inner, ops, adapters=adapters)
     if isinstance(part, LatentSpec):
-        own = latent_attention_bytes(part, ops)
+        own = latent_attention_bytes(width, part, ops)
     elif isinstance(part, StateSpec):
         own = recurrent_bytes(width, part, ops)
     else:

@@ -251,21 +251,31 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec | None, dtype: to
     row, states = c.width * dtype.itemsize, len(c.states)
     frame = c.min_frame or (0 if c.table is None else c.table.side**2)
     rows = patches + (patches // frame * c.first_rows if frame else 0)
-    kept = (states - 1) * row + (c.head_dim * FLOAT32 if c.rotary is not None else 0)  # copied states, cosines and sines
+    rotation = c.head_dim * FLOAT32 if c.rotary is not None else 0  # cosines and sines
     attention, mlp = _attention_bytes(c, rows, ops), vision_mlp_bytes(c, rows, ops)
     added = ops.linear_result(c.width, rows)
     if c.norms_after:  # the input is not copied, but the output is
         attention, mlp = (max(part - row, row + added) for part in (attention, mlp))
-    layers = row + added + kept + max(attention, added + mlp)  # x, and the output that is added to it next
+    layers = row + rotation + _held_bytes(c, row, added) + max(attention, added + mlp)  # x, and what is beside it
     reordered = 2 * states * row + 8 if c.first_rows or c.window else 0  # states in both orders, indices
     norm = row + ops.norm(c.width, c.rms) if c.post_norm else row
-    end = max(row + kept + norm, reordered)
+    end = max(states * row + rotation + norm, reordered)
     projector = 0 if out is None else projector_bytes(out, states, patches, dtype, limits)
     held = patches * (c.patch_dim * dtype.itemsize + 3 * 8 + 8 * (c.first_rows > 0))  # pixels, positions, rows of patches
     if not ops.fused("varlen_attention"):
         held += ops.torch_attention_tiles(patches, c.head_dim)
     start = _embedding_bytes(c, patches, ops)
     return held + max(patches * start, rows * layers, rows * end, patches * projector)
+
+
+def _held_bytes(c: TowerSpec, row: int, added: int) -> int:
+    """Return the most bytes per row that a layer is given beside x: copied states, and the previous output.
+
+    The first layer has no previous output, and neither has the layer after a copy, which x is added to before.
+    """
+    *early, last = c.states
+    held = (sum(n < i for n in early) * row + added * (i > 1 and i - 1 not in early) for i in range(1, last + 1))
+    return max(held, default=0)
 
 
 def _embedding_bytes(c: TowerSpec, patches: int, ops: OpBytes) -> int:
