@@ -306,23 +306,35 @@ def _whole_segments(text: WindowText, window: Window, rate: int) -> tuple[Segmen
 def _next_start(window: Window, end: int, options: _Options) -> tuple[int, int]:
     """Return the sample after which the next window brings new text, and how many samples before it this window begins.
 
-    If a segment ends in a pause, this is its middle: the time of the end may be late, and cut off the next word.
+    If a segment ends in a pause, this is the quietest place of the pause: the time of the end may be late, and the pause may
+    include the soft beginning of the next word.
     """
     rate = options.rate
     for first, last in window.pauses:
         if first <= end <= last and last - first >= _PAUSE * rate:
-            return (first + last) // 2, 0
+            return _quietest_between(window, first, last, rate), 0
     return end, end - _quietest(window, end - min(round(_OVERLAP * rate), options.size // 8), rate)
 
 
 def _quietest(window: Window, at: int, rate: int) -> int:
     """Return the quietest sample near another one: a window should begin between words."""
-    middle, size, step = at - window.start, round(0.032 * rate), round(0.008 * rate)
-    first = max(middle - round(_EARLY * rate), 0)
-    near = window.samples[first : max(0, middle) + round(_LATE * rate)]
+    return _quietest_between(window, at - round(_EARLY * rate), at + round(_LATE * rate), rate)
+
+
+def _quietest_between(window: Window, first: int, last: int, rate: int) -> int:
+    """Return the middle of the quietest 32 ms between two samples: of equally quiet ones, those nearest to the middle.
+
+    If the samples are nearer to each other than 32 ms, return their middle.
+    """
+    size, step = round(0.032 * rate), round(0.008 * rate)
+    first, last = max(first, window.start), min(last, window.start + len(window.samples))
+    near = window.samples[first - window.start : max(0, last - window.start)]
     if len(near) < size:
-        return max(at, window.start)
-    return window.start + first + int(near.unfold(0, size, step).square().sum(1).argmin()) * step + size // 2
+        return max((first + last) // 2, window.start)
+    energies = near.unfold(0, size, step).square().sum(1)
+    quiet = (energies <= 1.1 * energies.min()).nonzero()[:, 0]
+    nearest = int(quiet[(2 * quiet - (len(energies) - 1)).abs().argmin()])
+    return first + nearest * step + size // 2
 
 
 def _share_words(before: WindowText, text: WindowText) -> bool:

@@ -135,11 +135,15 @@ def test_overlapping_sequential_windows_begin_between_words() -> None:
     assert _quietest(Window(0, 2, samples[:2], 2), 1, RATE) == 1
 
 
-def test_sequential_windows_begin_in_the_middle_of_a_pause() -> None:
-    """A segment's end may be late: a window that began there would cut off the next word."""
-    options = SimpleNamespace(rate=RATE, size=30 * RATE)
-    window = Window(1000, 1000 + 30 * RATE, torch.ones(30 * RATE), 4000, pauses=((3000, 3060), (3500, 3520)))
-    assert _next_start(window, 3059, options) == (3030, 0)
+def test_sequential_windows_begin_at_the_quietest_place_of_a_pause() -> None:
+    """A segment's end may be late, and a pause include a soft onset: a window that began there would cut off the next word."""
+    options, samples = SimpleNamespace(rate=RATE, size=30 * RATE), torch.ones(30 * RATE)
+    window = Window(1000, 1000 + 30 * RATE, samples, 4000, pauses=((3000, 3060), (3500, 3520)))
+    at, overlap = _next_start(window, 3059, options)
+    assert abs(at - 3030) <= 1, "equally quiet places: the middle"
+    assert overlap == 0
+    samples[2005:2015] = 0.5  # the quiet part of the pause
+    assert 3005 <= _next_start(window, 3059, options)[0] <= 3015
     at, overlap = _next_start(window, 3510, options)  # a pause of 0.2 s
     assert at == 3510
     assert 180 <= overlap <= 260
