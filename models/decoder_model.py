@@ -19,7 +19,8 @@ from .layers.basic import WeightedLayer, rename
 from .layers.linear import LmHead
 from .talker import Talker
 from .text.altup import AltUpDecoder
-from .text.decoder import Decoder, decoder_bytes, gathered_bytes
+from .text.attention import gathered_bytes
+from .text.decoder import Decoder, decoder_bytes
 from .text.mtp import COPIES, MTP, MtpLayer, mtp_prefixes, stored_stems
 from .text.spec import DecoderSpec
 from .weights import check, fill

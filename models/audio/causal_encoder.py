@@ -18,12 +18,14 @@ from torch import Tensor, nn
 from ...kernels.activation import activation
 from ...kernels.metadata import AttentionMetadata
 from ...mm.errors import ConfigError, InputError
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..interface import StepLimits
 from ..layers.basic import Norm
 from ..layers.linear import Linear
 from ..memory_formulas import SMALL, OpBytes
-from ..text.decoder import DecoderLayer, decoder_bytes, gathered_bytes
+from ..text.attention import gathered_bytes
+from ..text.decoder import DecoderLayer, decoder_bytes
+from ..text.decoder_config import decoder_spec
 from ..text.rope import Rotary
 from ..text.spec import AttentionSpec, DecoderSpec
 from ..text.stack import Stack

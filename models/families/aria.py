@@ -13,13 +13,14 @@ from torch.nn import functional as F
 
 from ...kernels.activation import activation
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, require
+from ..config import require
 from ..decoder_model import DecoderModel
 from ..interface import StepLimits
 from ..layers.basic import Converter, Convertible, Norm, TensorModule
 from ..layers.builder import StoredTensor
 from ..layers.linear import Linear
 from ..memory_formulas import OpBytes
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import stack_of
 from ..tower_model import TOWER_PREFIXES
 from ..vision.vit import VisionTower, tower_bytes

@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ...mm.errors import ConfigError
 from ..audio.mel_encoder import MelEncoder, mel_encoder_bytes, mel_encoder_spec
-from ..config import decoder_spec
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.connectors import Projector, ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..window_model import AUDIO_PREFIXES, config_sections
 

@@ -8,8 +8,9 @@ from typing import Any, ClassVar
 import torch
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import stack_of
 from ..tower_model import TOWER_PREFIXES, TowerModel, feature_states
 from ..vision.encoders import encoder_spec, with_defaults

@@ -14,10 +14,11 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.builder import StoredTensor
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..tower_model import TowerModel
 from ..vision.encoders import encoder_spec, with_defaults

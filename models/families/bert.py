@@ -19,7 +19,8 @@ from ..interface import ForwardBatch, StepLimits
 from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.classification import ClassificationHead, Pooler
 from ..memory_formulas import FLOAT32
-from ..text.decoder import Decoder, DecoderAttention, build_mlp
+from ..text.attention import DecoderAttention
+from ..text.decoder import Decoder, build_mlp
 from ..text.rope import CosSin, Rotary
 from ..text.spec import AttentionSpec, DecoderSpec, MlpSpec
 from .bert_layouts import LAYOUTS, BertLayout

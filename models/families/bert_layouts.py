@@ -14,7 +14,8 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import check_activation, decoder_spec, positive_int
+from ..config import check_activation, positive_int
+from ..text.decoder_config import decoder_spec
 from ..text.spec import AttentionSpec, DecoderSpec, LayerSpec, MlpSpec
 from ..text.stack import Stack
 

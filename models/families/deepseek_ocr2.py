@@ -15,13 +15,15 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.basic import Embedding
 from ..layers.builder import StoredTensor
 from ..layers.connectors import Projector, ProjectorSpec
-from ..text.decoder import decoder_bytes, gathered_bytes
+from ..text.attention import gathered_bytes
+from ..text.decoder import decoder_bytes
+from ..text.decoder_config import decoder_spec
 from ..text.query_encoder import QueryEncoder
 from ..text.spec import AttentionSpec, DecoderSpec
 from ..text.stacks import STACKS

@@ -12,11 +12,12 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, get_text_config, positive_int
+from ..config import get_text_config, positive_int
 from ..decoder_model import DecoderModel
 from ..interface import StepLimits
 from ..layers.builder import StoredTensor
 from ..layers.connectors import Projector, ProjectorSpec, in_lines, projector_bytes, squares
+from ..text.decoder_config import decoder_spec
 from ..text.stack import Stack
 from ..text.stacks import STACKS
 from ..vision.spec import TableSpec, TowerNames, TowerSpec

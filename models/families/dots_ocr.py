@@ -8,9 +8,10 @@ from typing import Any
 import torch
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..layers.connectors import ProjectorSpec
 from ..native_model import NativeModel
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..vision.spec import RotarySpec, TowerNames, TowerSpec
 

@@ -9,9 +9,10 @@ import torch
 
 from ...mm.errors import ConfigError
 from ...mm.geometry import pixel_shuffle_side
-from ..config import decoder_spec, require
+from ..config import require
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import stack_of
 from ..tower_model import TowerModel, feature_states
 from ..vision.encoders import encoder_spec

@@ -13,13 +13,14 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
 from ..layers.connectors import Projector, ProjectorSpec, projector_bytes
 from ..native_model import TENSORS, axial_theta
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..vision.positions import Grid
 from ..vision.spec import BLOCKS, RotarySpec, TowerSpec

@@ -12,11 +12,12 @@ from torch import Tensor
 from ...mm.errors import ConfigError
 from ...mm.fun_asr_nano import hub_config
 from ..audio.sanm import SanmEncoder, sanm_bytes, sanm_spec
-from ..config import check_activation, decoder_spec, positive_int
+from ..config import check_activation, positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.connectors import Projector, ProjectorSpec, projector_bytes
 from ..memory_formulas import SMALL
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..vision.spec import TowerNames, TowerSpec
 from ..vision.vit import VisionTower, tower_bytes

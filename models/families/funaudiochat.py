@@ -18,11 +18,12 @@ from torch.nn import functional as F
 from ...mm.errors import ConfigError
 from ..audio.chunked_encoder import ChunkedEncoder
 from ..audio.mel_encoder import mel_encoder_spec
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import stack_of
 from ..thinker import check_output_dim
 from ..window_model import config_sections

@@ -10,8 +10,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import decoder_spec, require
+from ..config import require
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import stack_of
 from ..tower_model import TOWER_PREFIXES, TowerModel
 from ..vision.encoders import encoder_spec

@@ -11,13 +11,14 @@ from torch import Tensor
 
 from ...mm.errors import ConfigError
 from ..audio.usm import Usm, UsmSpec, subsampled, usm_bytes, usm_spec
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import ForwardBatch, StepLimits
 from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.linear import Linear
 from ..memory_formulas import SMALL, OpBytes
 from ..text.altup import AltUpDecoder
+from ..text.decoder_config import decoder_spec
 from ..text.spec import DecoderSpec
 from ..text.stacks import STACKS
 from ..vision.mobilenet import MobileNet, mobilenet_bytes

@@ -9,12 +9,12 @@ import torch
 from torch import Tensor
 
 from ..audio.usm import Usm, subsampled, usm_bytes, usm_spec
-from ..config import decoder_spec
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.basic import Norm, TensorModule
 from ..layers.linear import Linear
 from ..native_model import TENSORS
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..vision.pooled import PooledTower, pooled_tower_bytes, pooled_tower_spec
 

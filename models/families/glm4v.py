@@ -13,11 +13,12 @@ import torch
 from torch import Tensor
 
 from ...kernels.activation import act_and_mul, activation
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.builder import Builder
 from ..layers.connectors import Projector, ProjectorSpec
 from ..native_model import NativeModel, axial_theta, patch_numbers
+from ..text.decoder_config import decoder_spec
 from ..text.spec import DecoderSpec
 from ..text.stack import Stack
 from ..text.stacks import STACKS

@@ -10,8 +10,8 @@ import torch
 
 from ...mm.errors import ConfigError
 from ..audio.mel_encoder import MelEncoderNames, mel_encoder_spec
-from ..config import decoder_spec
 from ..decoder_model import TEXT_PREFIXES
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..window_model import AUDIO_PREFIXES, WindowModel, config_sections, joined_projector
 

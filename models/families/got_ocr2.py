@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.connectors import Projector, ProjectorSpec, projector_bytes
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import stack_of
 from ..vision.sam import SamTower, convolved_names, sam_bytes, sam_spec
 

@@ -16,12 +16,13 @@ from torch.nn import functional as F
 
 from ...mm.anyres import PINPOINTS_336
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
 from ..layers.connectors import ProjectorSpec
 from ..layers.qformer import QFormer, QFormerSpec
+from ..text.decoder_config import decoder_spec
 from ..text.spec import DecoderSpec
 from ..text.stacks import STACKS
 from ..vision.vit import tower_bytes

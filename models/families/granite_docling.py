@@ -14,11 +14,12 @@ from torch import Tensor, nn
 
 from ...kernels.activation import activation
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.builder import Builder
 from ..layers.connectors import Projector, ProjectorSpec, projector_bytes
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..vision.encoders import encoder_spec
 from ..vision.vit import VisionTower, tower_bytes

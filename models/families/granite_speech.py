@@ -12,12 +12,13 @@ from torch.nn import functional as F
 
 from ...mm.errors import ConfigError
 from ..audio.conformer import Conformer, conformer_bytes, conformer_spec
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
 from ..layers.qformer import QFormer, QFormerSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 
 # defaults that the published config.json leaves out

@@ -9,12 +9,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import decoder_spec, get_text_config, positive_int
+from ..config import get_text_config, positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.builder import Builder
 from ..layers.connectors import Projector, ProjectorSpec
 from ..native_model import TENSORS
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..vision.positions import Grid
 from ..vision.spec import TableSpec, TowerNames, TowerSpec

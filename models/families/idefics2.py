@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import check_activation, decoder_spec, positive_int, require
+from ..config import check_activation, positive_int, require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.mlp import GatedMlp, gated_mlp_bytes
 from ..layers.perceiver import PerceiverResampler, PerceiverSpec, perceiver_bytes
 from ..memory_formulas import OpBytes
+from ..text.decoder_config import decoder_spec
 from ..text.spec import DecoderSpec, MlpSpec
 from ..text.stacks import stack_of
 from ..vision.vit import VisionTower, tower_bytes

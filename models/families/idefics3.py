@@ -7,9 +7,10 @@ from typing import Any
 
 import torch
 
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import stack_of
 from ..tower_model import TowerModel
 from ..vision.encoders import encoder_spec, with_defaults

@@ -12,10 +12,11 @@ from torch import Tensor
 
 from ...mm.errors import ConfigError
 from ...mm.geometry import pixel_shuffle_side
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..internlm2 import internlm2_weights
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.spec import DecoderSpec
 from ..text.stacks import stack_of
 from ..tower_model import TOWER_PREFIXES, TowerModel, feature_states

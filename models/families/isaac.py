@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import decoder_spec, get_text_config, positive_int, require
+from ..config import get_text_config, positive_int, require
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..tower_model import TowerModel
 from ..vision.encoders import encoder_spec

@@ -18,9 +18,10 @@ from torch import Tensor
 
 from ...mm.errors import ConfigError
 from ..audio.mel_encoder import LARGE, mel_encoder_spec
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..layers.builder import Builder
 from ..layers.connectors import Projector, ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..window_model import WindowModel, joined_projector
 

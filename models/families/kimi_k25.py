@@ -10,12 +10,13 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.basic import Converter, Convertible, Renamed
 from ..layers.connectors import Projector, ProjectorSpec, squares
 from ..native_model import axial_theta
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import stack_of
 from ..vision.positions import Grid
 from ..vision.spec import RotarySpec, TableSpec, TowerNames, TowerSpec

@@ -9,8 +9,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import replace_parts, stack_of
 from ..tower_model import TOWER_PREFIXES, TowerModel
 from ..vision.encoders import encoder_spec

@@ -9,9 +9,10 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, get_text_config, positive_int
+from ..config import get_text_config, positive_int
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import stack_of
 from ..tower_model import TowerModel
 from ..vision.spec import RotarySpec, TableSpec, TowerNames, TowerSpec

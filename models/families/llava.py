@@ -16,12 +16,13 @@ from torch.nn import functional as F
 from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, PINPOINTS_MINIMAX, POOL_STRIDE, max_patches_per_row
 from ...mm.errors import ConfigError
 from ...mm.tiling.canvas import AnyResTiles
-from ..config import decoder_spec, get_text_config
+from ..config import get_text_config
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.builder import StoredTensor
 from ..layers.connectors import Projector, ProjectorSpec
 from ..memory_formulas import SMALL
+from ..text.decoder_config import decoder_spec
 from ..text.spec import DecoderSpec
 from ..text.stacks import stack_of
 from ..vision.encoders import encoder_spec, with_defaults

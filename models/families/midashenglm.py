@@ -9,10 +9,11 @@ import torch
 from torch import Tensor
 
 from ..audio.dasheng import DashengEncoder, dasheng_bytes, dasheng_spec
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..decoder_model import DecoderModel
 from ..interface import StepLimits
 from ..layers.connectors import Projector, ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from .qwen2_5_omni import TEXT
 from .qwen2_vl import STACK
 

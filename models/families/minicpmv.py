@@ -16,13 +16,14 @@ from torch import Tensor
 from ...mm.errors import ConfigError
 from ...mm.tiling.slices import MAX_PACKED_FRAMES, SliceTiles
 from ..audio.mel_encoder import LARGE, MelEncoder, averaged, mel_encoder_bytes, mel_encoder_spec
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.builder import Builder
 from ..layers.connectors import Projector, ProjectorSpec, projector_bytes, squares
 from ..layers.resampler import Resampler, ResamplerSpec, resampler_bytes
 from ..memory_formulas import SMALL, OpBytes
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS, stack_of
 from ..vision.encoders import encoder_spec
 from ..vision.positions import Grid

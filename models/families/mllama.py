@@ -16,12 +16,13 @@ from torch.nn import functional as F
 
 from ...mm.errors import ConfigError
 from ...mm.tiling.sizes import grids_by_rows
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.builder import Builder
 from ..layers.connectors import Projector, ProjectorSpec, projector_bytes
 from ..memory_formulas import OpBytes
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..vision.spec import TowerNames, TowerSpec
 from ..vision.vit import VisionMlp, vision_mlp_bytes

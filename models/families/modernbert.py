@@ -11,12 +11,13 @@ from torch import Tensor
 
 from ...kernels.activation import activation
 from ...kernels.metadata import AttentionMetadata
-from ..config import check_activation, decoder_spec, positive_int
+from ..config import check_activation, positive_int
 from ..interface import ForwardBatch
 from ..layers.basic import Embedding, Norm, TensorModule
 from ..layers.classification import ClassificationHead
 from ..layers.linear import Linear
 from ..text.decoder import Decoder
+from ..text.decoder_config import decoder_spec
 from ..text.spec import AttentionSpec, DecoderSpec, LayerSpec
 from ..text.stack import Stack
 from .bert import TextEncoder

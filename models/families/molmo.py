@@ -15,9 +15,10 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..interface import StepLimits
 from ..layers.builder import StoredTensor
+from ..text.decoder_config import decoder_spec
 from ..text.spec import DecoderSpec
 from ..text.stack import Stack
 from ..vision.spec import TowerSpec

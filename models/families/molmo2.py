@@ -18,12 +18,13 @@ from torch import Tensor
 from ...kernels.activation import act_and_mul
 from ...mm.errors import ConfigError
 from ...mm.tiling.overlapped import OverlappedTiles
-from ..config import check_activation, decoder_spec, get_text_config, positive_int, require
+from ..config import check_activation, get_text_config, positive_int, require
 from ..decoder_model import DecoderModel
 from ..interface import StepLimits
 from ..layers.linear import Linear
 from ..layers.patch_pooling import PatchPooling, PatchPoolingSpec, patch_pooling_bytes
 from ..memory_formulas import SMALL, OpBytes
+from ..text.decoder_config import decoder_spec
 from ..text.spec import AttentionSpec, DecoderSpec
 from ..text.stack import Stack
 from ..text.stacks import replace_parts

@@ -23,12 +23,13 @@ from ..audio.mel_encoder import (
     encoder_norm,
     mel_layer_bytes,
 )
-from ..config import check_activation, positive_int, rope_spec
+from ..config import check_activation, positive_int
 from ..interface import StepLimits
 from ..layers.basic import Embedding, Norm
 from ..layers.builder import StoredTensor
 from ..layers.linear import Linear
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
+from ..text.attention_config import rope_spec
 from ..text.encoder_decoder import CrossDecoderNames, CrossDecoderSpec
 from ..text.rope import Rotary
 from ..text.spec import RopeSpec

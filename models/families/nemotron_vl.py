@@ -11,10 +11,11 @@ from torch import Tensor
 
 from ...mm.errors import ConfigError
 from ...mm.geometry import pixel_shuffle_side, video_pruning_rate
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..interface import StepLimits
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import replace_parts, stack_of
 from ..tower_model import TowerModel
 from ..vision.pruning import prune_video

@@ -15,7 +15,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from ...mm.errors import ConfigError
-from ..config import check_activation, decoder_spec, positive_int, require
+from ..config import check_activation, positive_int, require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.basic import Converter, Convertible, Norm, TensorModule
@@ -24,6 +24,7 @@ from ..layers.connectors import squares
 from ..layers.linear import Linear
 from ..memory_formulas import OpBytes
 from ..native_model import TENSORS
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import stack_of
 from ..vision.encoders import encoder_spec
 from ..vision.spec import ENCODER, RotarySpec, TableSpec, TowerNames, TowerSpec

@@ -9,11 +9,11 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec
 from ..decoder_model import DecoderModel
 from ..interface import StepLimits
 from ..layers.builder import StoredTensor
 from ..layers.connectors import Projector, ProjectorSpec, projector_bytes, squares, tiles_in_lines
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..tower_model import feature_states
 from ..vision.encoders import encoder_spec

@@ -12,11 +12,12 @@ from torch import Tensor
 from ...mm.errors import ConfigError
 from ...mm.phi4_multimodal import hub_config, stored_adapters
 from ..audio.biased_conformer import BiasedConformer, biased_conformer_bytes, biased_conformer_spec
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..decoder_model import DecoderModel
 from ..interface import StepLimits
 from ..layers.builder import StoredTensor
 from ..layers.connectors import Projector, ProjectorSpec, projector_bytes, tiles_in_lines
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS, replace_parts
 from ..tower_model import feature_states
 from ..vision.encoders import encoder_spec

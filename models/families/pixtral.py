@@ -9,10 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..consolidated import hub_names
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.spec import DecoderSpec
 from ..text.stacks import stack_of
 from ..tower_model import TowerModel, feature_states

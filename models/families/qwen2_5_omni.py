@@ -21,14 +21,16 @@ from ..audio.bigvgan import BigVgan, bigvgan_spec
 from ..audio.chunked_encoder import ChunkedEncoder
 from ..audio.flow_matching import FlowDecoder, flow_spec
 from ..audio.mel_encoder import LARGE, mel_encoder_spec
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..interface import CacheSpec, ForwardBatch, StepLimits
 from ..layers.basic import Embedding
 from ..layers.linear import Linear
 from ..native_model import NativeModel
 from ..speaker_file import read_saved
 from ..talker import InputDecoder, SpokenAnswer, TalkerPrompt, noise, section
-from ..text.decoder import decoder_bytes, gathered_bytes
+from ..text.attention import gathered_bytes
+from ..text.decoder import decoder_bytes
+from ..text.decoder_config import decoder_spec
 from ..thinker import TALKER_PREFIXES, check_output_dim, thinker_config, with_thinker_prefix
 from ..vision.spec import GATED_BLOCKS
 from ..weights import fill

@@ -10,10 +10,11 @@ from torch import Tensor
 
 from ...mm.errors import ConfigError
 from ..audio.mel_encoder import LARGE, MelEncoder, mel_encoder_bytes, mel_encoder_spec
-from ..config import decoder_spec, require
+from ..config import require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.connectors import Projector, ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 
 

@@ -9,9 +9,9 @@ import torch
 from torch import Tensor
 
 from ..audio.aut import AutEncoder, aut_spec
-from ..config import decoder_spec
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..thinker import TALKER_PREFIXES, check_output_dim, thinker_config
 

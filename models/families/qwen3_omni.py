@@ -21,14 +21,16 @@ from ...mm.positions import PlacedItem
 from ..audio.aut import AutEncoder, aut_spec
 from ..audio.code2wav import Code2Wav, code2wav_spec
 from ..audio.mel_encoder import LARGE
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..interface import CacheSpec, ForwardBatch, StepLimits
 from ..layers.basic import Embedding
 from ..layers.connectors import Projector, ProjectorSpec
 from ..layers.linear import Linear
 from ..native_model import NativeModel
 from ..talker import InputDecoder, SpokenAnswer, TalkerPrompt, section
-from ..text.decoder import decoder_bytes, gathered_bytes
+from ..text.attention import gathered_bytes
+from ..text.decoder import decoder_bytes
+from ..text.decoder_config import decoder_spec
 from ..text.spec import interleaved_sections
 from ..text.stack import Stack
 from ..thinker import TALKER_PREFIXES, check_output_dim, thinker_config, with_thinker_prefix

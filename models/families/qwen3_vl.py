@@ -16,10 +16,11 @@ from typing import Any, ClassVar
 import torch
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int, require
+from ..config import positive_int, require
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
 from ..native_model import NativeModel, axial_theta, patch_numbers
+from ..text.decoder_config import decoder_spec
 from ..text.spec import DecoderSpec, interleaved_sections
 from ..text.stack import Stack
 from ..text.stacks import STACKS

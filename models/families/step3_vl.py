@@ -14,11 +14,12 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import ConfigError
-from ..config import decoder_spec, positive_int, positive_number, require
+from ..config import positive_int, positive_number, require
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.connectors import Projector, ProjectorSpec
 from ..memory_formulas import OpBytes
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import replace_parts, stack_of
 from ..vision.downsample import Convolution, Downsampler, downsampler_bytes
 from ..vision.spec import ENCODER, RotarySpec, TableSpec, TowerNames, TowerSpec

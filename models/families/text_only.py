@@ -10,13 +10,14 @@ import torch
 from torch import Tensor
 
 from ...mm.errors import InputError
-from ..config import decoder_spec, pooling_mode
+from ..config import pooling_mode
 from ..consolidated import hub_names
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..internlm2 import internlm2_weights
 from ..layers.classification import ClassificationHead, Pooler, count_labels
 from ..layers.linear import Linear
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import replace_parts, stack_of
 
 _HEADLESS = ("embed_tokens", "layers", "norm", "embedding_norm", "final_layernorm", "norm_f")

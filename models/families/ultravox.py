@@ -18,12 +18,13 @@ from torch.nn import functional as F
 from ...kernels.activation import REFERENCES, activation
 from ...mm.errors import CheckpointError, ConfigError
 from ..audio.mel_encoder import MelEncoder, mel_encoder_bytes, mel_encoder_spec
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..external import external_parts
 from ..interface import ForwardBatch, StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import stack_of
 
 # defaults that the published config.json leaves out

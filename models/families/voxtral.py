@@ -11,10 +11,10 @@ import torch
 from torch import Tensor
 
 from ..audio.mel_encoder import MelEncoderSpec, mel_encoder_spec, sinusoids
-from ..config import decoder_spec
 from ..consolidated import hub_names
 from ..decoder_model import TEXT_PREFIXES
 from ..layers.connectors import ProjectorSpec
+from ..text.decoder_config import decoder_spec
 from ..text.spec import DecoderSpec
 from ..text.stacks import STACKS
 from ..window_model import AUDIO_PREFIXES, WindowModel, config_sections, joined_projector

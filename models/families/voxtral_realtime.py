@@ -22,11 +22,12 @@ from ..audio.causal_encoder import (
     stream_state_bytes,
     with_zero_biases,
 )
-from ..config import decoder_spec, positive_int
+from ..config import positive_int
 from ..decoder_model import TEXT_PREFIXES, DecoderModel
 from ..interface import StepLimits
 from ..layers.connectors import Projector, ProjectorSpec, projector_bytes
 from ..memory_formulas import SMALL
+from ..text.decoder_config import decoder_spec
 from ..text.stacks import STACKS
 from ..window_model import AUDIO_PREFIXES
 

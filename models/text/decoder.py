@@ -2,22 +2,18 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator, Sequence
-from functools import partial
+from collections.abc import Sequence
 from typing import ClassVar
 
 import torch
 from torch import Tensor, nn
 
 from ...kernels.activation import activation
-from ...kernels.attention import paged_attention
 from ...kernels.metadata import AttentionMetadata
-from ...kernels.qkv_prepare import prepare_qkv
-from ...kernels.rope import rotate_
 from ...kernels.scatter import scatter_rows_
 from ..interface import CacheSpec, ForwardBatch, HiddenCapture, StepLimits
 from ..layers.adapter import NO_ADAPTERS, AdapterBytes
-from ..layers.basic import AddResidual, Converter, Convertible, Embedding, Norm, Scale, TensorModule
+from ..layers.basic import AddResidual, Embedding, Norm, Scale, TensorModule
 from ..layers.builder import StoredTensor
 from ..layers.linear import Linear
 from ..layers.mla import LatentAttention, latent_attention_bytes
@@ -25,6 +21,7 @@ from ..layers.mlp import GatedMlp, PlainMlp, gated_mlp_bytes
 from ..layers.moe import Mixture, MixtureBeside, ModalityMixture, mixture_bytes
 from ..layers.recurrent import GatedDeltaNet, LightningAttention, Mamba2, ShortConv, recurrent_bytes
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
+from .attention import CrossAttention, DecoderAttention, attention_bytes
 from .rope import CosSin, Rotary, Temperature
 from .spec import (
     AttentionSpec,
@@ -38,126 +35,6 @@ from .spec import (
     MoeSpec,
     StateSpec,
 )
-
-_SPLIT_KV_BYTES = 64 << 20  # 256 multiprocessors with two tiles of at most 128 KiB each
-
-
-class DecoderAttention(TensorModule, Convertible):
-    """Grouped-query attention. Norm, rotation and the write to the cache are one kernel call."""
-
-    def __init__(self, spec: AttentionSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        heads, kv_heads, dim = spec.heads, spec.kv_heads if spec.source is None else 0, spec.head_dim
-        self.out_scale = spec.out_scale
-        self.qkv_heads, self.dim, self.gated = (heads, kv_heads, kv_heads), dim, spec.gated
-        self.scale, self.soft_cap, self.qk_norm = spec.scale, spec.soft_cap, spec.qk_norm
-        self.rotates, self.interleaved = spec.rope is not None, spec.rope is not None and spec.rope.interleaved
-        self.keys_as_values, self.shares_cache = spec.keys_as_values, spec.source is not None
-        self.query_latent = spec.query_latent
-        shards = {"q_proj": spec.query_latent or heads * dim, "k_proj": kv_heads * dim, "v_proj": kv_heads * dim}
-        if spec.keys_as_values:
-            del shards["v_proj"]
-        if spec.fused:
-            shards = {"qkv_proj": sum(shards.values())}
-        if spec.gated:
-            shards["gate"] = heads * dim
-        shards = {name: outputs for name, outputs in shards.items() if outputs}
-        self.qkv = Linear(stack.hidden_size, shards, spec.bias, dtype, device)
-        self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
-        self.sinks = StoredTensor((heads,), torch.float32, device) if spec.sinks else None
-        kind = "full" if spec.window is None else "chunk" if spec.chunked else "window"
-        self.cache_spec = CacheSpec(kind, kv_heads, dim, dtype, spec.window)
-        if spec.qk_norm is not None:
-            q, k = (heads * dim, kv_heads * dim) if spec.qk_norm == "all" else (dim, dim)
-            names = ("query_layernorm", "key_layernorm") if spec.qk_norm == "rotated" else ("q_norm", "k_norm")
-            offset, learned = stack.norm_offset, spec.qk_norm != "plain"
-            norm = partial(Norm, eps=stack.eps, bias=False, dtype=dtype, device=device, offset=offset, learned=learned)
-            self.q_norm = norm(q, stored=names[0])
-            if not self.shares_cache:
-                self.k_norm = norm(k, stored=names[1])
-        self.value_norm = Norm(dim, stack.eps, False, dtype, device, learned=False) if spec.value_norm else None
-        if spec.query_latent is not None:
-            self.inter_norm = Norm(spec.query_latent, stack.eps, False, dtype, device)
-            self.wq = Linear(spec.query_latent, {"wq": heads * dim}, False, dtype, device)
-
-    def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
-        """Yield converters of a gated q_proj, which stores the query rows and the gate rows of each head in turn."""
-        if self.gated:
-            yield f"{path}.q_proj.weight", partial(self._split_gate, path, "weight")
-            yield f"{path}.q_proj.bias", partial(self._split_gate, path, "bias")
-
-    def _split_gate(self, path: str, kind: str, stored: Tensor) -> Iterable[tuple[str, Tensor]]:
-        query, gate = stored.view(self.qkv_heads[0], 2, self.dim, -1).unbind(1)
-        for name, part in (("q_proj", query), ("gate", gate)):
-            yield f"{path}.{name}.{kind}", part.reshape(-1, *stored.shape[1:])
-
-    def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        projected = self._project(x).view(x.shape[0], -1, self.dim)
-        if self.keys_as_values:
-            projected = torch.cat((projected, projected[:, -self.qkv_heads[2] :]), 1)
-        q, k, v = self._prepare(projected[:, : sum(self.qkv_heads)], cos_sin, cache, attn)
-        if cos_sin is not None and cos_sin.query_scale is not None:
-            q.mul_(cos_sin.query_scale.to(q.dtype)[:, None, None])
-        sinks = None if self.sinks is None else self.sinks.weight
-        attended = paged_attention(q, k, v, cache, attn, self.scale, self.soft_cap, sinks)
-        if self.gated:
-            attended *= projected[:, sum(self.qkv_heads) :].sigmoid()
-        out = self.out(attended.flatten(1))
-        return out if self.out_scale == 1.0 else out.mul_(self.out_scale)
-
-    def _project(self, x: Tensor) -> Tensor:
-        """Return the projected queries, keys, values and gates, with compressed queries expanded to all heads."""
-        projected = self.qkv(x)
-        if self.query_latent is None:
-            return projected
-        latent, others = projected.tensor_split((self.query_latent,), 1)
-        return torch.cat((self.wq(self.inter_norm(latent.contiguous())), others), 1)
-
-    def _prepare(
-        self, qkv: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata
-    ) -> tuple[Tensor, Tensor | None, Tensor | None]:
-        """Norm and rotate `qkv [rows, heads + 2 * kv_heads, dim]` in place; return q, k, v as `paged_attention` takes them."""
-        norms, rotation = None, cos_sin[:2] if cos_sin is not None and self.rotates else None
-        if self.shares_cache:
-            if self.qk_norm is not None:
-                self.q_norm.heads_(qkv)
-            if rotation is not None:
-                rotate_(qkv[..., : 2 * rotation[0].shape[1]], *rotation, self.interleaved)
-            return qkv, None, None
-        if self.value_norm is not None:
-            self.value_norm.heads_(qkv[:, -self.qkv_heads[2] :])
-        if self.qk_norm == "rotated" and rotation is not None:
-            rotate_(qkv[:, : -self.qkv_heads[2], : 2 * rotation[0].shape[1]], *rotation, self.interleaved)
-            rotation = None
-        if self.qk_norm == "all":  # all heads of a row are normed together
-            for part, norm in zip(qkv.split(self.qkv_heads, 1), (self.q_norm, self.k_norm), strict=False):
-                norm.heads_(part.flatten(1)[:, None])
-        elif self.qk_norm is not None:
-            norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset
-        return prepare_qkv(qkv, cache, attn, rotation, self.interleaved, norms)
-
-
-class CrossAttention(TensorModule):
-    """Grouped-query attention to encoder rows, whose keys and values are computed once and stay in the cache."""
-
-    def __init__(self, spec: AttentionSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
-        super().__init__()
-        heads, kv_heads, dim = spec.heads, spec.kv_heads, spec.head_dim
-        self.kv_heads, self.dim, self.scale = kv_heads, dim, spec.scale
-        self.q = Linear(stack.hidden_size, {"q_proj": heads * dim}, spec.bias, dtype, device)
-        self.kv = Linear(stack.hidden_size, dict.fromkeys(("k_proj", "v_proj"), kv_heads * dim), spec.bias, dtype, device)
-        self.out = Linear(heads * dim, {"o_proj": stack.hidden_size}, spec.out_bias, dtype, device)
-        self.q_norm, self.k_norm = (Norm(dim, stack.eps, False, dtype, device) for _ in range(2))
-        self.cache_spec = CacheSpec("cross", kv_heads, dim, dtype, optional=True)
-
-    def forward(self, x: Tensor, rows: Tensor | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        q = self.q(x).view(len(x), -1, self.dim)
-        self.q_norm.heads_(q)
-        k = v = q[:0, : self.kv_heads]
-        if rows is not None:
-            k, v = self.kv(rows.to(x.dtype)).view(len(rows), 2 * self.kv_heads, self.dim).split(self.kv_heads, 1)
-            self.k_norm.heads_(k)
-        return self.out(paged_attention(q, k, v, cache, attn, self.scale).flatten(1))
 
 
 class CrossLayer(TensorModule):
@@ -461,7 +338,7 @@ def _part_bytes(
 ) -> int:
     """Return the bytes per row alive in a mixer or MLP, without its normed input."""
     if isinstance(part, AttentionSpec):
-        return _attention_bytes(width, part, ops, adapters)
+        return attention_bytes(width, part, ops, adapters)
     if isinstance(part, MlpSpec):
         return gated_mlp_bytes(width, part.inner, ops, adapters=adapters)
     if isinstance(part, LatentSpec):
@@ -471,53 +348,3 @@ def _part_bytes(
     else:
         own = mixture_bytes(width, part, ops)
     return own + max(adapters.first, adapters.last)
-
-
-def _attention_bytes(width: int, a: AttentionSpec, ops: OpBytes, adapters: AdapterBytes) -> int:
-    s, q, outputs = ops.dtype.itemsize, a.heads * a.head_dim, a.projected * a.head_dim
-    kv = 0 if a.source is not None else a.kv_heads * a.head_dim
-    qkv = ops.linear_result(outputs, ops.limits.rows) + a.gated * q * s
-    peak = max(ops.linear(width, outputs, ops.limits.rows), ops.linear_result(outputs, ops.limits.rows) + adapters.first)
-    if a.query_latent is not None:
-        latent, rows, joined = a.query_latent, ops.limits.rows, (q + 2 * kv) * s
-        first, expanded = ops.linear_result(latent + 2 * kv, rows), ops.linear_result(q, rows)
-        normed = first + latent * s + max(ops.norm(latent, True), ops.linear(latent, q, rows))
-        peak = max(peak if adapters.first else 0, ops.linear(width, latent + 2 * kv, rows), normed, first + expanded + joined)
-        qkv = joined
-    if a.keys_as_values:
-        peak, qkv = max(peak, qkv + (q + 2 * kv) * s), (q + 2 * kv) * s
-    last = max(ops.linear(q, width, ops.limits.rows), ops.linear_result(width, ops.limits.rows) + adapters.last)
-    peak = max(peak, qkv + q * s + last)
-    if not ops.fused("rms_norm") and a.qk_norm:
-        peak = max(peak, qkv + ops.torch_rms_norm(q))
-    if not ops.fused("rotary"):
-        peak = max(peak, qkv + ops.torch_rotary(q + kv))
-    if not ops.fused("attention"):
-        peak = max(peak, qkv + 3 * q * s)  # queries and result in the layout of torch's kernels
-    return peak
-
-
-def gathered_bytes(c: DecoderSpec, limits: StepLimits, dtype: torch.dtype) -> int:
-    """Return the bytes of keys and values that torch's attention copies out of the cache for a layer, and of its masks.
-
-    Triton splits long sequences instead and holds float32 results of a few tiles of rows per multiprocessor.
-    """
-    ops = OpBytes(dtype, limits)
-    if ops.fused("attention"):
-        return 0 if limits.device.type == "cpu" else _SPLIT_KV_BYTES
-    s = dtype.itemsize
-    if not c.attentions:
-        return 0
-    widths = [2 * a.kv_heads * a.head_dim if isinstance(a, AttentionSpec) else a.latent + a.rope.dim for a in c.attentions]
-    dequantised = limits.quantized_kv * (1 + ops.float32_copy)
-    copies = limits.keys * max(widths) * (2 * s + dequantised)  # padded to at most twice the length
-    copies += ops.torch_attention_tiles(limits.rows, max(widths) // 2)
-    return copies + limits.rows * limits.longest * max(_score_bytes(a, s) for a in c.attentions)
-
-
-def _score_bytes(a: AttentionSpec | LatentSpec, s: int) -> int:
-    """Return the bytes per row and key: a bool mask and its copy in the model's dtype (per head if windowed), capped scores."""
-    if isinstance(a, LatentSpec) or (a.window is None and a.soft_cap is None and not a.sinks):
-        return 1 + s
-    explicit = a.heads * (s + (3 + a.sinks) * FLOAT32) if a.sinks or a.soft_cap is not None else 0
-    return a.heads // a.kv_heads * (1 + s) + explicit

@@ -13,7 +13,8 @@ from ..layers.basic import Norm
 from ..layers.linear import Linear
 from ..layers.mlp import GatedMlp, PlainMlp
 from .altup import AltUpLayer
-from .decoder import DecoderAttention, DecoderLayer
+from .attention import DecoderAttention
+from .decoder import DecoderLayer
 
 
 @dataclass(frozen=True, eq=False)

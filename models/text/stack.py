@@ -32,7 +32,7 @@ class Stack:
         single: each layer is a mixer or an MLP, named `mixer` in the checkpoint. second_mixer: each attention layer has a
             Mamba 2 layer beside it.
         renames: parts of tensor names in the checkpoint, and the parts that replace them.
-        aliases: other names of keys of config.json, besides ALIASES.
+        aliases: other names of keys of config.json, besides `decoder_config.ALIASES`.
         mtp: as `names` of MtpSpec; None: layers for multi-token prediction are not built.
         refused: keys of config.json that must be false, because the feature is not implemented for this stack.
         fixed: keys of config.json that must have this value; the stack implements no other.

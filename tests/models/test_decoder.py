@@ -15,9 +15,9 @@ from sensorium.engine.model_files import load_model_files
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models import weight_files, weights
-from sensorium.models.config import decoder_spec
 from sensorium.models.decoder_model import TEXT_PREFIXES, DecoderModel
 from sensorium.models.interface import ForwardBatch, StepLimits
+from sensorium.models.text.decoder_config import decoder_spec
 from sensorium.models.text.spec import chunked_sections, hw_interleaved_sections, interleaved_sections
 from sensorium.models.text.stacks import stack_of
 from sensorium.models.weights import weight_bytes

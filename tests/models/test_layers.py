@@ -13,10 +13,10 @@ from sensorium.kernels.int4 import Int4Options
 from sensorium.kernels.linear import keeps_float16
 from sensorium.kernels.panels import Panels
 from sensorium.mm.errors import ConfigError
-from sensorium.models.config import decoder_spec
 from sensorium.models.families.qwen2_vl import Qwen2VL, Qwen25VL
 from sensorium.models.layers.basic import Embedding
 from sensorium.models.layers.linear import Linear, LmHead
+from sensorium.models.text.decoder_config import decoder_spec
 from sensorium.models.text.stacks import STACKS
 from sensorium.models.vision.positions import plan_layout
 from sensorium.models.weights import quantize

@@ -1,7 +1,8 @@
 """The computation: a SigLIP tower, a two-layer projector, and a Llama decoder."""
 
-from sensorium.models.config import decoder_spec, require
+from sensorium.models.config import require
 from sensorium.models.layers.connectors import ProjectorSpec
+from sensorium.models.text.decoder_config import decoder_spec
 from sensorium.models.text.stacks import stack_of
 from sensorium.models.tower_model import TOWER_PREFIXES, TowerModel
 from sensorium.models.vision.encoders import encoder_spec

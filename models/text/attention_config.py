@@ -1,0 +1,218 @@
+"""Reads the attention of each layer from config.json: heads, windows, rotary positions and latent attention."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ...mm.errors import ConfigError
+from ..config import positive_int, positive_number
+from .rope import scaling_type, yarn_mscale
+from .spec import AttentionSpec, LatentSpec, RopeSpec, chunked_sections, interleaved_sections
+from .stack import Stack
+
+_MAX_HEAD_DIM = 1 << 14
+
+_CHUNKED = "chunked_attention"
+
+_AXES = (1, 3, 4)  # numbers of position axes: one; time, height, width; or a text axis and these three
+
+_PATTERN = {
+    "M": "mamba", "*": "attention", "-": "mlp", "E": "moe", "hybrid": "attention", "0": "linear_attention", "1": "attention",
+}  # fmt: skip
+"""Other layer types -> those read here: letters (Nemotron-H), both mixers in each layer (Falcon-H1), numbers (MiniMax)."""
+
+
+def layer_type(text: Mapping[str, Any], layer: int) -> str | None:
+    """Return a layer's type, listed in the config or derived from other keys of it; None if only windows tell layers apart."""
+    if text.get("layer_types"):
+        kind = str(text["layer_types"][layer])
+        return _PATTERN.get(kind, kind)
+    if text.get("full_attn_idxs") is not None:
+        other = "conv" if text.get("conv_L_cache") else "linear_attention"
+        return "full_attention" if layer in text["full_attn_idxs"] else other
+    if text.get("mamba_d_state"):
+        return "linear_attention"
+    if text.get("attention_chunk_size"):
+        return "full_attention" if _listed_rope(text, layer) is False else _CHUNKED
+    if text.get("full_attention_interval"):
+        return "linear_attention" if (layer + 1) % positive_int(text, "full_attention_interval") else "full_attention"
+    return None
+
+
+def attention_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSpec:
+    text = _layer_keys(text, layer)
+    if text.get("use_bidirectional_attention") in (True, "all"):
+        raise ConfigError("use_bidirectional_attention in config.json lets all tokens attend to later ones: not supported")
+    heads = positive_int(text, "num_attention_heads")
+    kv_heads = positive_int(text, "num_key_value_heads") if text.get("num_key_value_heads") else heads
+    if heads % kv_heads:
+        raise ConfigError(f"num_attention_heads {heads} is not a multiple of num_key_value_heads {kv_heads}")
+    dim = positive_int(text, "head_dim") if text.get("head_dim") else positive_int(text, "hidden_size") // heads
+    window = _window(text, layer)
+    rotated, into = _is_rotated(text, stack, layer), text.get("attention_in_multiplier", 1.0)
+    temperature = None
+    if text.get("attn_temperature_tuning") and not rotated:
+        temperature = float(text["attn_scale"]), positive_number(text, "floor_scale")
+    qk_norm = stack.qk_norm or ("head" if text.get("use_qk_norm") else None)
+    bias = bool(text.get("attention_bias", text.get("use_bias", False)))
+    scale = text.get("attention_multiplier") or (text.get("query_pre_attn_scalar") or dim) ** -0.5
+    return AttentionSpec(
+        heads=heads,
+        kv_heads=kv_heads,
+        head_dim=dim,
+        scale=scale * text.get("key_multiplier", 1.0) * into**2,
+        rope=rope_spec(text, stack, dim, "full_attention" if window is None else "sliding_attention") if rotated else None,
+        bias=bias if stack.bias is None else stack.bias,
+        out_bias=bool(text.get("attention_out_bias", bias)) if stack.out_bias is None else stack.out_bias,
+        qk_norm=None if qk_norm == "plain" and not (rotated and text.get("use_qk_norm")) else qk_norm,
+        window=window,
+        soft_cap=text.get("attn_logit_softcapping"),
+        fused=stack.fused_qkv,
+        sinks=stack.sinks,
+        gated=stack.gated,
+        temperature=temperature,
+        chunked=layer_type(text, layer) == _CHUNKED,
+        value_norm=stack.value_norm,
+        keys_as_values=bool(text.get("attention_k_eq_v")) and window is None,
+        source=cache_source(text, layer),
+        out_scale=into * text.get("attention_out_multiplier", 1.0),
+        query_latent=_query_latent(text, dim),
+    )
+
+
+def _query_latent(text: Mapping[str, Any], dim: int) -> int | None:
+    """Return the width of compressed queries, which null sets to that of a head; None for stacks without them."""
+    if "share_q_dim" not in text:
+        return None
+    return positive_int({"share_q_dim": text["share_q_dim"] or dim}, "share_q_dim")
+
+
+def _layer_keys(text: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
+    """Return the config with the values of one layer in place of the general ones (Gemma 4: wider heads without windows)."""
+    if text.get("per_layer_config"):
+        own = {int(number): keys for number, keys in text["per_layer_config"].items()}
+        return {**text, **own.get(layer, {})}
+    if not text.get("global_head_dim") or _window(text, layer) is not None:
+        return text
+    kv_heads = text.get("num_global_key_value_heads") if text.get("attention_k_eq_v") else None
+    return {**text, "head_dim": text["global_head_dim"], "num_key_value_heads": kv_heads or text["num_key_value_heads"]}
+
+
+def cache_source(text: Mapping[str, Any], layer: int) -> int | None:
+    """Return the last layer of this layer's type with a KV cache of its own, if the layer has none."""
+    first = positive_int(text, "num_hidden_layers") - (text.get("num_kv_shared_layers") or 0)
+    if layer < first:
+        return None
+    window = _window(text, layer)
+    return max(earlier for earlier in range(first) if _window(text, earlier) == window)
+
+
+def _is_rotated(text: Mapping[str, Any], stack: Stack, layer: int) -> bool:
+    """Return whether a layer has rotary positions: by a list, at an interval, or by its window."""
+    rope = text.get("rope_parameters")
+    if stack.state_norms is not None and isinstance(rope, Mapping) and rope.get("rope_theta", 0) is None:  # OLMo Hybrid
+        return False
+    if "position_embedding_type" in stack.defaults:  # Granite 4: "rope", "nope" or null
+        return bool(text["position_embedding_type"] == "rope")
+    listed = _listed_rope(text, layer)
+    if listed is not None:
+        return listed
+    return not stack.windows_rotate or not text.get("sliding_window") or _window(text, layer) is not None
+
+
+def _listed_rope(text: Mapping[str, Any], layer: int) -> bool | None:
+    """Return whether a list or an interval gives a layer rotary positions; None if the config has neither."""
+    if text.get("no_rope_layers"):  # 1: rotary, 0: no positions
+        return bool(text["no_rope_layers"][layer])
+    if text.get("no_rope_layer_interval"):
+        return bool((layer + 1) % text["no_rope_layer_interval"])
+    return None
+
+
+def latent_spec(text: Mapping[str, Any], stack: Stack) -> LatentSpec:
+    rope_dim, nope_dim = positive_int(text, "qk_rope_head_dim"), positive_int(text, "qk_nope_head_dim")
+    parameters = {**(text.get("rope_parameters") or text.get("rope_scaling") or {}), "partial_rotary_factor": None}
+    text = {**text, "rope_parameters": parameters, "partial_rotary_factor": None}
+    rope = rope_spec(text, stack, rope_dim, "full_attention")
+    weight = rope.scaling.get("mscale_all_dim")
+    mscale = yarn_mscale(rope.scaling["factor"], weight) if weight else 1.0
+    return LatentSpec(
+        heads=positive_int(text, "num_attention_heads"),
+        query_latent=text.get("q_lora_rank"),
+        latent=positive_int(text, "kv_lora_rank"),
+        nope_dim=nope_dim,
+        value_dim=positive_int(text, "v_head_dim"),
+        scale=(nope_dim + rope_dim) ** -0.5 * mscale**2,
+        rope=rope,
+        bias=bool(text.get("attention_bias", False)),
+    )
+
+
+def _window(text: Mapping[str, Any], layer: int) -> int | None:
+    """Return a layer's sliding window, None for full attention, by layer type, by pattern, or from a certain layer on.
+
+    For attention within chunks, return the length of a chunk.
+    """
+    window, kind = text.get("sliding_window"), layer_type(text, layer)
+    if kind == _CHUNKED:
+        return positive_int(text, "attention_chunk_size")
+    if kind is not None:
+        if kind not in ("full_attention", "attention", "sliding_attention"):
+            known = "full_attention, attention, sliding_attention, chunked_attention, linear_attention, mamba and conv"
+            raise ConfigError(f"layer type {kind!r} is not supported; known are {known}")
+        slides = kind == "sliding_attention"
+    elif not window or text.get("use_sliding_window") is False:
+        slides = False
+    elif text.get("sliding_window_pattern"):
+        slides = bool((layer + 1) % text["sliding_window_pattern"])
+    else:
+        slides = layer >= text.get("max_window_layers", 0)
+    return positive_int(text, "sliding_window") if slides else None
+
+
+def rope_spec(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> RopeSpec:
+    """Return the rotary positions of layers of this layer type, for heads of `dim` numbers."""
+    rope = text.get("rope_parameters") or text.get("rope_scaling") or {}
+    if not isinstance(rope, Mapping):
+        raise ConfigError(f"rope_parameters in config.json is {rope!r}; it must be an object")
+    theta = text.get("rope_theta", 10000.0)
+    if kind in rope:  # one object per layer type
+        rope = rope[kind]
+    elif kind == "sliding_attention" and text.get("rope_local_base_freq"):
+        rope, theta = {}, text["rope_local_base_freq"]
+    elif kind == "sliding_attention" and not stack.scaled_windows:
+        rope, theta = {}, rope.get("rope_theta") or theta
+    if dim > _MAX_HEAD_DIM:
+        raise ConfigError(f"heads of {dim} numbers are wider than the limit of {_MAX_HEAD_DIM}; download config.json again")
+    part = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0
+    rotated = text.get("rotary_dim") or int(dim * (1.0 if rope.get("rope_type") == "proportional" else part))
+    if not 0 < rotated <= dim:
+        raise ConfigError(f"partial_rotary_factor rotates {rotated} numbers of {dim}; it must be above 0, at most 1")
+    sections = tuple(rope.get("mrope_section") or text.get("mrope_section") or (rotated // 2,))
+    if sum(sections) * 2 != rotated:
+        raise ConfigError(f"mrope_section {list(sections)} adds up to {sum(sections)}; it must be {rotated // 2}, half a head")
+    fits = len(sections) in _AXES and min(sections) >= 0
+    lay_out = stack.axes or (interleaved_sections if rope.get("mrope_interleaved") else chunked_sections)
+    axes = lay_out(sections) if fits else ()
+    if len(axes) != rotated // 2:
+        raise ConfigError(f"mrope_section {list(sections)} fits no head; give one number each for time, height and width")
+    return RopeSpec(
+        theta=positive_number({"rope_theta": rope.get("rope_theta") or theta}, "rope_theta"),
+        dim=rotated,
+        axes=axes,
+        num_axes=len(sections),
+        interleaved=stack.interleaved,
+        scaling=_scaling(text, rope),
+    )
+
+
+def _scaling(text: Mapping[str, Any], rope: Mapping[str, Any]) -> Mapping[str, Any]:
+    """Return the raw scaling parameters with `rope_type`, trained length and factor filled in; empty for the default type."""
+    rope_type = scaling_type(rope)
+    if rope_type == "default":
+        return {}
+    longest = text.get("max_position_embeddings", 0)
+    trained = rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings") or longest
+    scaling = {**rope, "rope_type": rope_type, "original_max_position_embeddings": trained}
+    return scaling if scaling.get("factor") is not None else {**scaling, "factor": longest / trained}
