@@ -142,7 +142,11 @@ def test_scores(http, tiny):
         ("/detokenize", {"tokens": [10**9]}, "tokens"),
         ("/detokenize", {"tokens": "a"}, "tokens"),
         ("/v1/media/plan", {"messages": []}, "messages"),
-        ("/v1/media/plan", {"messages": [{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}]}, None),
+        (
+            "/v1/media/plan",
+            {"messages": [{"role": "user", "content": [{"type": "image", "image": "/etc/passwd"}]}]},
+            "messages[0].content[0]",
+        ),
     ],
 )
 def test_wrong_fields(http, tiny, path, body, param):
