@@ -1,14 +1,18 @@
 """Layout of encoder rows for anyres tiling: which patches of an image's tiles are kept. Pure functions.
 
 The padding of the tiles is cut off, the rest may be pooled, and one more encoder row ends every line of patches.
-Rule: LLaVA-NeXT, LLaVA-OneVision.
+Rule: LLaVA-NeXT, LLaVA-OneVision. Images that fill their tiles (MinerU 2.0) have no padding.
 """
 
 from __future__ import annotations
 
 import math
+import re
+from collections.abc import Mapping
 from dataclasses import dataclass
+from typing import Any
 
+from .errors import ConfigError
 from .tiling.canvas import AnyResTiles
 from .tiling.plan import Size
 from .tiling.sizes import unpad
@@ -41,6 +45,31 @@ class AnyResLayout:
 UNTILED = AnyResLayout((0, 0), (0, 0), (0, 0))
 
 
+_RANGE = re.compile(r"\((\d{1,2})x(\d{1,2})\)")
+
+
+def stretched_tiles(config: Mapping[str, Any], side: int) -> tuple[AnyResTiles, int | None]:
+    """Read the tiles of MinerU 2.0 from config.json: the tiling, and the `max_tiles` of anyres_layout.
+
+    `image_grid_pinpoints` is "(1x1),...,(4x4)", the fewest and the most tiles across and down, or a list of widths and heights.
+
+    Raises:
+        ConfigError: `image_grid_pinpoints` or `image_aspect_ratio` is not in such a form.
+    """
+    sizes, ratio = config.get("image_grid_pinpoints") or "(1x1),...,(4x4)", config.get("image_aspect_ratio")
+    if isinstance(sizes, str):
+        ends = [(int(wide), int(tall)) for wide, tall in _RANGE.findall(sizes)] or [(0, 0)]
+        (left, top), (right, bottom) = ends[0], ends[-1]
+        sizes = [(wide * side, tall * side) for wide in range(left, right + 1) for tall in range(top, bottom + 1)]
+    if not isinstance(sizes, list) or any(len(size) != 2 for size in sizes) or not sizes:
+        raise ConfigError("image_grid_pinpoints in config.json is not a range of tiles such as (1x1),...,(4x4)")
+    kind = re.fullmatch(r"(?:square_)?anyres(?:_max_(\d{1,3}))?", str(ratio or "square_anyres_max_9"))
+    if kind is None:
+        raise ConfigError(f"image_aspect_ratio in config.json is {ratio!r}; give square_anyres_max_ followed by a number")
+    tiling = AnyResTiles((side, side), (side, side), tuple((int(tall), int(wide)) for wide, tall in sizes), stretch=True)
+    return tiling, int(kind[1]) if kind[1] else None
+
+
 def anyres_layout(height: int, width: int, tiling: AnyResTiles, side: int, max_tiles: int | None) -> AnyResLayout:
     """Return the layout of an image.
 
@@ -49,7 +78,9 @@ def anyres_layout(height: int, width: int, tiling: AnyResTiles, side: int, max_t
         max_tiles: if an image has more patches than this many tiles, they are pooled to about that number; None: never.
     """
     tiles = tiling.plan(height, width).tiles
-    kept = unpad(height, width, (tiles[0] * side, tiles[1] * side))
+    kept = tiles[0] * side, tiles[1] * side
+    if not tiling.stretch:
+        kept = unpad(height, width, kept)
     if max_tiles is None:
         return AnyResLayout(tiles, kept, kept)
     ratio = math.sqrt(kept[0] * kept[1] / (max_tiles * side**2))

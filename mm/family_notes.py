@@ -187,7 +187,8 @@ NOTES: dict[str, FamilyNote] = {
         "shared one"
     ),
     "llava": FamilyNote(
-        "one or several encoder layers of CLIP or SigLIP; grids of tiles with newline rows; pooled videos; Tarsier"
+        "one or several encoder layers of CLIP or SigLIP; grids of tiles with newline rows; pooled videos; Tarsier; "
+        "MinerU 2.0 (`output.elements` with text and tables)"
     ),
     "midashenglm": FamilyNote(
         "`transcribe`; mel bands of 64 in patches of 40 ms, which attend within 10 s; rows joined by five",

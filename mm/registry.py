@@ -151,6 +151,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MiniCPMO": native("minicpmv", "MiniCPMO", "MiniCPMOProcessingInfo"),
     "MiniCPMV": native("minicpmv", "MiniCPMV", "MiniCPMVProcessingInfo"),
     "MiniMaxVL01ForConditionalGeneration": native("llava", "MiniMaxVL", "MiniMaxVLProcessingInfo"),
+    "Mineru2QwenForCausalLM": native("llava", "Mineru2", "Mineru2ProcessingInfo"),
     "MiniCPMV4_6ForConditionalGeneration": native("minicpmv", "MiniCPMV46", "MiniCPMV46ProcessingInfo"),
     "Mistral3Consolidated": native("pixtral", "Mistral3Consolidated", "MistralFormatProcessingInfo"),
     "Mistral3ForConditionalGeneration": native("pixtral", "Mistral3", "Mistral3ProcessingInfo"),

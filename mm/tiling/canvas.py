@@ -19,12 +19,14 @@ class AnyResTiles:
     The best size keeps the most of the image's pixels, then wastes the least. Rule: LLaVA-NeXT ("anyres").
 
     `floor`: the side that does not reach the size is rounded down instead of up. Rule: MiniMax-VL-01.
+    `stretch`: the image fills the size, with another aspect ratio. Rule: MinerU 2.0.
     """
 
     base: Size
     tile: Size
     sizes: tuple[Size, ...]
     floor: bool = False
+    stretch: bool = False
 
     def __post_init__(self) -> None:
         if not self.sizes:
@@ -37,7 +39,7 @@ class AnyResTiles:
         check_size(height, width)
         best = self.best(height, width)
         rows, columns = best[0] // self.tile[0], best[1] // self.tile[1]
-        tall, wide = fit(height, width, best, self.floor)
+        tall, wide = best if self.stretch else fit(height, width, best, self.floor)
         window = CropPad(middle(tall, best[0]), middle(wide, best[1]), *best)
         cut = TiledView((Resize(tall, wide), window), rows, columns)
         return CropPlan((TiledView((Resize(*self.base),)), cut), (rows, columns))

@@ -1,4 +1,4 @@
-"""LLaVA 1.5, LLaVA-NeXT (also Granite Vision) and LLaVA-OneVision: CLIP or SigLIP, a projector of two layers, any decoder.
+"""LLaVA 1.5, LLaVA-NeXT, Granite Vision, LLaVA-OneVision, MinerU 2.0: CLIP or SigLIP, a projector of two layers, a decoder.
 
 Sources: arXiv 2310.03744 (1.5), 2408.03326 (tiles in lines, pooled videos), 2502.09927 (several layers of the encoder).
 """
@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, PINPOINTS_MINIMAX, POOL_STRIDE, max_patches_per_row
+from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, PINPOINTS_MINIMAX, POOL_STRIDE, max_patches_per_row, stretched_tiles
 from ...mm.errors import ConfigError
 from ...mm.tiling.canvas import AnyResTiles
 from ..config import get_text_config
@@ -77,9 +77,8 @@ class LlavaBase(DecoderModel):
         self.side = tower.table.side  # rows along a side of a tile
         if self.pinpoints:
             self.image_newline = StoredTensor((self.hidden_size,), dtype, device)
-            sizes = tuple((int(h), int(w)) for h, w in config.get("image_grid_pinpoints") or self.pinpoints)
-            tile = (vision["image_size"], vision["image_size"])
-            self.max_patches_per_row = max_patches_per_row(AnyResTiles(tile, tile, sizes), self.side, self.max_tiles(config))
+            tiling = self.tiling(config, vision["image_size"])
+            self.max_patches_per_row = max_patches_per_row(tiling, self.side, self.max_tiles(config))
         self.build_projectors(config)
         unused = (*tower.unbuilt, "head.", "embeddings.position_ids")  # a pooling head; a buffer in old checkpoints
         self.ignored = tuple(f"vision_tower.{name}" for name in unused)
@@ -92,6 +91,11 @@ class LlavaBase(DecoderModel):
         """Return the numbers of the tower's states that are used; negative ones count from the end."""
         layers: int | Sequence[int] = config.get("vision_feature_layer", self.layer)
         return layers
+
+    def tiling(self, config: Mapping[str, Any], side: int) -> AnyResTiles:
+        """Return the tiling of images into tiles of `side` pixels."""
+        sizes = tuple((int(h), int(w)) for h, w in config.get("image_grid_pinpoints") or self.pinpoints)
+        return AnyResTiles((side, side), (side, side), sizes)
 
     def max_tiles(self, config: Mapping[str, Any]) -> int | None:
         """Return the number of tiles beyond which an image's rows are pooled; None: never."""
@@ -180,6 +184,42 @@ class MiniMaxVL(LlavaNext):
     text = "minimax"
     layer = -1
     pinpoints = PINPOINTS_MINIMAX
+
+
+class Mineru2(LlavaNext):
+    """MinerU 2.0: the last layer but one of SigLIP, tiles without padding, Qwen2; config.json is the text config.
+
+    SigLIP is the published one of 400 million parameters (`mm_vision_tower`), unless config.json has a vision_config.
+    """
+
+    prefixes = (
+        ("model.vision_tower.vision_tower.vision_model.", "vision_tower."),
+        ("model.vision_tower.vision_tower.", "vision_tower."),
+        ("model.mm_projector.0.", "multi_modal_projector.linear_1."),
+        ("model.mm_projector.2.", "multi_modal_projector.linear_2."),
+        ("model.image_newline", "image_newline"),
+        *TEXT_PREFIXES,
+        ("model.", "language_model."),
+    )
+    vision = {**_SIGLIP, "num_hidden_layers": 27}
+    strategy = "full"
+    pinpoints = PINPOINTS_384
+
+    def decoder(self, config: Mapping[str, Any]) -> DecoderSpec:
+        if config.get("mm_projector_type", "mlp2x_gelu") != "mlp2x_gelu":
+            raise ConfigError(
+                f"mm_projector_type in config.json is {config['mm_projector_type']!r}; only mlp2x_gelu is supported"
+            )
+        tower = str(config.get("mm_vision_tower", "siglip-so400m-patch14-384"))
+        if "siglip-so400m-patch14-384" not in tower and not config.get("vision_config"):
+            raise ConfigError(f"mm_vision_tower in config.json is {tower!r}; only siglip-so400m-patch14-384 is supported")
+        return super().decoder({**config, "model_type": "qwen2"})
+
+    def tiling(self, config: Mapping[str, Any], side: int) -> AnyResTiles:
+        return stretched_tiles(config, side)[0]
+
+    def max_tiles(self, config: Mapping[str, Any]) -> int | None:
+        return stretched_tiles(config, 1)[1]
 
 
 class LlavaOnevision(LlavaBase):

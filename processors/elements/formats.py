@@ -10,11 +10,12 @@ from itertools import chain, islice
 from . import location_tokens
 from .element import Element, ImageScale
 from .json_places import find_json
-from .tables import MAX_CELLS
-from .tagged import BOX_REF, OBJECT_REF_BOX, REF_BOX, REF_DET, find_tagged
+from .tables import MAX_CELLS, read_table
+from .tagged import BOX_REF, BOX_REF_MD, OBJECT_REF_BOX, REF_BOX, REF_DET, find_tagged
 
 MAX_ELEMENTS = 10_000
 MAX_CHARACTERS = 1_000_000  # of an answer; the rest is not searched
+_OTSL_STARTS = ("<fcel>", "<ecel>", "<ched>", "<rhed>", "<srow>")
 MAX_LABEL = 200  # characters; several elements share a label
 
 Finder = Callable[[str, ImageScale], Iterable[Element]]
@@ -22,7 +23,13 @@ Finder = Callable[[str, ImageScale], Iterable[Element]]
 
 def _box_tokens(text: str, scale: ImageScale) -> Iterator[Element]:
     style = OBJECT_REF_BOX if OBJECT_REF_BOX.label[0] in text else BOX_REF
-    return chain(find_tagged(text, scale, style), find_json(text, scale, 1000, 1000))
+    return chain(_table(text, scale), find_tagged(text, scale, style), find_json(text, scale, 1000, 1000))
+
+
+def _table(text: str, scale: ImageScale) -> Iterator[Element]:
+    """Yield the table of an answer that is one table as OTSL tokens, without a box (MinerU 2.5)."""
+    if text.lstrip().startswith(_OTSL_STARTS) and (cells := read_table(text)):
+        yield Element("table", text.strip(), cells=cells, image=scale.index)
 
 
 def _resized_json(text: str, scale: ImageScale) -> Iterator[Element]:
@@ -31,10 +38,11 @@ def _resized_json(text: str, scale: ImageScale) -> Iterator[Element]:
 
 
 FORMATS: Mapping[str, Finder] = {
-    "box_tokens": _box_tokens,  # or JSON in thousandths
+    "box_tokens": _box_tokens,  # or JSON in thousandths, or one table
     "corner_tokens": location_tokens.find_corner_tokens,
     "doctags": location_tokens.find_doctags,
     "loc_tokens": location_tokens.find_loc_tokens,
+    "md_tokens": partial(find_tagged, style=BOX_REF_MD),
     "pairs_in_text": location_tokens.find_pairs,
     "point_tags": location_tokens.find_point_tags,
     "pointing_tags": location_tokens.find_pointing_tags,

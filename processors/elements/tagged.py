@@ -1,6 +1,6 @@
 """Boxes between tags: `<ref>label</ref><box>...</box>` of Qwen2-VL, InternVL, DeepSeek-OCR and MinerU.
 
-Sources: the model cards; DeepSeek-OCR's post-processing divides by 999.
+Sources: the model cards; the publisher's post-processing of MinerU; DeepSeek-OCR's post-processing divides by 999.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ class TagStyle:
         units: units along each side of the image.
         has_text: the text from a tag of boxes to the next tag is the content of its first box.
         label_follows: a label comes after its box.
+        content: tags of the content of the box before them; empty: the format has none.
     """
 
     label: tuple[str, str]
@@ -29,18 +30,21 @@ class TagStyle:
     units: float = 1000.0
     has_text: bool = False
     label_follows: bool = False
+    content: tuple[str, ...] = ()
 
 
 OBJECT_REF_BOX = TagStyle(("<|object_ref_start|>", "<|object_ref_end|>"), ("<|box_start|>", "<|box_end|>"))
 BOX_REF = TagStyle(("<|ref_start|>", "<|ref_end|>"), ("<|box_start|>", "<|box_end|>"), label_follows=True)
+BOX_REF_MD = replace(BOX_REF, content=("<|md_start|>", "<|md_end|>"))
 REF_BOX = TagStyle(("<ref>", "</ref>"), ("<box>", "</box>"))
 REF_DET = TagStyle(("<|ref|>", "<|/ref|>"), ("<|det|>", "<|/det|>"), 999.0, has_text=True)
 
 
 def find_tagged(text: str, scale: ImageScale, style: TagStyle) -> Iterator[Element]:
     """Yield the elements of the complete pairs of tags, in order. Several boxes may follow a label."""
-    parts = re.split("(" + "|".join(map(re.escape, (*style.label, *style.box))) + ")", text)
+    parts = re.split("(" + "|".join(map(re.escape, (*style.label, *style.box, *style.content))) + ")", text)
     label, places = "", list[tuple[str, list[float], str]]()  # label and numbers of each box; content of the first box of a tag
+    parts += ["", ""] if parts[-2:-1] == list(style.content[:1]) else []
     for at in range(1, len(parts) - 3, 2):
         pair, inside, after = (parts[at], parts[at + 2]), parts[at + 1], parts[at + 3]
         if pair == style.label:
@@ -51,6 +55,8 @@ def find_tagged(text: str, scale: ImageScale, style: TagStyle) -> Iterator[Eleme
             numbers, content = numbers_of(inside), after.strip() if style.has_text else ""
             name = "" if style.label_follows else label
             places += [(name, numbers[i : i + 4], "" if i else content) for i in range(0, len(numbers) - 3, 4)]
+        elif parts[at] in style.content[:1] and places:  # an unfinished answer may lack the closing tag
+            places[-1] = (*places[-1][:2], inside.removesuffix("<|im_end|>").strip())
     for name, numbers, content in places:
         element = scale.element(numbers, style.units, style.units, name, content)
         if element is not None:

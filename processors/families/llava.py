@@ -1,4 +1,4 @@
-"""Input processing of LLaVA 1.5, Tarsier, LLaVA-NeXT (and with it Granite Vision) and LLaVA-OneVision."""
+"""Input processing of LLaVA 1.5, Tarsier, LLaVA-NeXT (and with it Granite Vision), LLaVA-OneVision and MinerU 2.0."""
 
 from __future__ import annotations
 
@@ -9,7 +9,16 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...mm.anyres import PINPOINTS_336, PINPOINTS_384, PINPOINTS_MINIMAX, POOL_STRIDE, UNTILED, AnyResLayout, anyres_layout
+from ...mm.anyres import (
+    PINPOINTS_336,
+    PINPOINTS_384,
+    PINPOINTS_MINIMAX,
+    POOL_STRIDE,
+    UNTILED,
+    AnyResLayout,
+    anyres_layout,
+    stretched_tiles,
+)
 from ...mm.errors import ConfigError
 from ...mm.fields import BatchedField, FieldElem
 from ...mm.geometry import FrameSampling
@@ -19,7 +28,8 @@ from ...mm.tiling.plan import TilingPolicy
 from ...mm.tiling.whole import CenterCrop, FixedSize, PaddedSquare
 from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width
-from ..images import OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, read_pixel_spec
+from ..files import ProcessorFiles
+from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, OPENAI_CLIP_MEAN, OPENAI_CLIP_STD, read_pixel_spec
 from ..interface import Span
 from ..options import TIME_KWARGS, is_low_detail
 from ..spans import Piece, build_span
@@ -31,6 +41,21 @@ ENCODERS = {
     "siglip_vision_model": {"image_size": 224, "patch_size": 16},
 }
 """Values that a vision_config may leave out, by its model_type."""
+MINERU_TEMPLATE = """\
+{%- if not messages or messages[0].role != 'system' -%}{{ '<|im_start|>system\\nA conversation between a user and an LLM-based \
+AI assistant. The assistant gives helpful and honest answers.<|im_end|>' }}{%- endif -%}
+{%- for m in messages -%}
+  {{- '<|im_start|>' ~ m.role ~ '\\n' -}}
+  {%- if m.content is string -%}{{ m.content }}{%- else -%}
+    {%- for part in m.content -%}
+      {%- if part.type == 'image' -%}{{ '<image>\\n' }}
+      {%- elif part.type == 'text' -%}{{ part.text }}
+      {%- else -%}{{ raise_exception('this model takes text and images') }}{%- endif -%}
+    {%- endfor -%}
+  {%- endif -%}
+  {{- '<|im_end|>' -}}
+{%- endfor -%}
+{%- if add_generation_prompt -%}{{ '<|im_start|>assistant\\n' }}{%- endif -%}"""
 CLIP_TOWER = {"model_type": "clip_vision_model", "image_size": 336, "patch_size": 14}
 
 
@@ -220,6 +245,34 @@ class LlavaOnevisionProcessingInfo(LlavaNextProcessingInfo):
             return super().shrink_kwargs(modality, grid, rows)
         frames = (rows - 1) // self.rows_per_frame
         return {"num_frames": frames} if frames > 0 and grid[0] > 1 else None
+
+
+class Mineru2ProcessingInfo(LlavaNextProcessingInfo):
+    """ProcessingInfo of MinerU 2.0: images fill the tiles, several of a prompt too. No preprocessor file is needed."""
+
+    placeholders = {"image": ("image_token_id", "image_token_index", 151646)}
+    default_kwargs = {"resample": "pillow"}
+    vision_defaults = {"model_type": "siglip_vision_model", "image_size": 384, "patch_size": 14}
+    default_feature_strategy = "full"
+    element_format = "md_tokens"
+    chat_template = MINERU_TEMPLATE
+    end_tokens = ("<|im_end|>",)
+
+    def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
+        own = {"image_mean": list(IMAGENET_STANDARD_MEAN), "image_std": list(IMAGENET_STANDARD_STD)}
+        return replace(files, image={**own, **files.image})
+
+    def resolve_spec(self, modality: str) -> LlavaSpec:
+        return replace(super().resolve_spec(modality), max_tiles=stretched_tiles(self.files.config, 1)[1])
+
+    def _tiling(self, modality: str) -> FixedSize | AnyResTiles:
+        vision = self.files.config.get("vision_config") or self.vision_defaults
+        side = height_width(vision.get("image_size", 384))[0]
+        return (
+            FixedSize((side, side))
+            if is_low_detail(self.merged_kwargs[modality])
+            else stretched_tiles(self.files.config, side)[0]
+        )
 
 
 def resolve_llava_spec(

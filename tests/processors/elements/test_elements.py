@@ -40,6 +40,12 @@ BOXES = [
         "title",
         box(20, 20, 60, 40),
     ),
+    (
+        "md_tokens",
+        "<|box_start|>100 200 300 400<|box_end|><|ref_start|>title<|ref_end|><|md_start|># One<|md_end|>",
+        "title",
+        box(20, 20, 60, 40),
+    ),
     ("resized_json", '[{"bbox_2d": [10, 20, 30, 40], "label": "cup"}]', "cup", box(20, 40, 60, 80)),
     ("resized_json", '[{"bbox": [0, 0, 500, 500], "category": "Picture"}]', "Picture", WHOLE),
     ("ref_box", "<ref>cup</ref><box>[[100, 200, 300, 400]]</box>", "cup", box(20, 20, 60, 40)),
@@ -53,6 +59,22 @@ BOXES = [
 def test_boxes(form, text, label, expected):
     (one,) = found(form, text)
     assert (one.label, one.box, one.points, one.image) == (label, expected, (), 0)
+
+
+def test_content_of_boxes_between_tags():
+    place = "<|box_start|>{} 200 300 400<|box_end|><|ref_start|>{}<|ref_end|><|md_start|>"
+    text = f"{place.format(100, 'text')}a < b\nc<|md_end|>\n{place.format(200, 'image')}<|md_end|>\n"
+    text += f"{place.format(0, 'table')}<fcel>1<lcel><nl><fcel>2<ecel><nl><|md_end|>\n{place.format(1, 'text')}cut<|im_end|>"
+    first, second, third, last = found("md_tokens", text)
+    assert (first.text, second.text, last.text) == ("a < b\nc", "", "cut")
+    assert [one.label for one in (first, second, third, last)] == ["text", "image", "table", "text"]
+    assert third.cells == (Cell(0, 0, "1", 1, 2), Cell(1, 0, "2"), Cell(1, 1, ""))
+
+
+def test_an_answer_that_is_one_table():
+    (one,) = found("box_tokens", "<fcel>a<fcel>b<nl><ucel><ecel><nl>")
+    assert (one.label, one.box, one.cells) == ("table", None, (Cell(0, 0, "a", 2, 1), Cell(0, 1, "b"), Cell(1, 1, "")))
+    assert found("box_tokens", "A cell is written as <fcel>a<nl>.") == ()
 
 
 def test_every_format_has_a_case():
