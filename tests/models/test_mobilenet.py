@@ -19,7 +19,7 @@ from sensorium.models.vision.mobilenet_spec import AttentionSpec, EdgeSpec, Inve
 from sensorium.models.weights import named_layers
 
 CPU = torch.device("cpu")
-SCRATCH = 20 << 10  # allocated by torch per thread
+SCRATCH = (23 if torch.cpu._is_amx_tile_supported() else 20) << 10  # allocated by torch per thread; oneDNN's tiles take 3 KiB
 NAME = "mobilenetv5_300m_enc"
 TENSORS, NUMBERS = 548, 294_126_912  # of the published encoder
 EARLY = (EdgeSpec(8, stride=2, ratio=1), InvertedSpec(8, ratio=1))
