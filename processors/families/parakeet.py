@@ -17,7 +17,7 @@ from ..bases.speech import SpeechMixin
 
 
 class BlankPrompt(AudioInfo, SpeechMixin):
-    """What both share: the prompt is an item without text, and the blank is the placeholder of its rows."""
+    """Prompts of CTC and transducer models: one item without text. The blank token is the placeholder of its rows."""
 
     encoder_defaults: ClassVar[Mapping[str, Any]] = {"hidden_size": 1024}
     adds_special_tokens = takes_language = takes_instruction = False

@@ -61,7 +61,7 @@ EXPERTS = {
     "moe_shared_expert": False, "rope_impl": "llama", "activation_type": "swiglu", "query_pre_attn_scalar": 224,
     "attention_layer_norm_with_affine": True, "image_projector": "mlp", "alibi": False, "include_bias": False,
 }  # fmt: skip
-"""What MolmoE's config.json has beside the keys of the others, or in place of them."""
+"""Keys of MolmoE's config.json that the other models do not have, or for which it has other values."""
 
 
 def with_plain_keys(config):

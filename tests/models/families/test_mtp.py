@@ -122,7 +122,7 @@ def test_drafts_are_the_publishers(name: str, world: World, loaded: LoadedModels
 def test_drafts_are_those_of_transformers(
     name: str, world: World, loaded: LoadedModels, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two layers, the second reads the first one's result. transformers counts positions from the second token on."""
+    """The second layer reads the hidden states of the first. transformers gives the second token of a sequence position 1."""
     from transformers.modeling_layers import MtpModel
 
     first, stem = world(name)[0], "model.layers.4."
