@@ -19,7 +19,7 @@ from ..mm.embeddings import PROMPT_EMBEDS
 from ..mm.types import MultiModalFeature
 
 BidirectionalSpan = tuple[int, int]  # tokens [start, stop)
-BRACKETS = 2  # tokens of a bidirectional range that are not encoder rows
+BRACKETS = 2  # start and end token of an item in a bidirectional range; they are not encoder rows
 
 
 def find_spans(prompt_attention: str, prompt_length: int, features: Sequence[MultiModalFeature]) -> list[BidirectionalSpan]:

@@ -322,7 +322,7 @@ def _quietest(window: Window, at: int, rate: int) -> int:
 
 
 def _quietest_between(window: Window, first: int, last: int, rate: int) -> int:
-    """Return the middle of the quietest 32 ms between two samples: of equally quiet ones, those nearest to the middle.
+    """Return the middle of the quietest 32 ms between two samples: of all up to 10 % louder, the one nearest to the middle.
 
     If the samples are nearer to each other than 32 ms, return their middle.
     """
