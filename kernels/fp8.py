@@ -10,14 +10,13 @@ from dataclasses import dataclass
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .dispatch import backend
+from .mkl import multiply_padded, pad_rows
 
 FP8_MAX = 448.0  # largest value of the format
 _MIN_ABSMAX = 1e-30  # lower bound of a row's absmax
 _CHUNK_OUTPUTS = 256  # outputs whose weights torch dequantises at a time
-_MIN_ROWS = 16  # fewer rows are padded to this many, for the reason given in linear.py
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,10 +42,10 @@ def pack_fp8(weight: Tensor, bias: Tensor | None) -> Fp8Weight:
 
 def fp8_linear_reference(x: Tensor, weights: Fp8Weight) -> Tensor:
     """Compute `x [rows, in]` -> `[rows, out]` in x's dtype, rounded once. Activations are not quantised."""
-    out, wide = x.new_empty(len(x), len(weights.weight)), F.pad(x.float(), (0, 0, 0, max(0, _MIN_ROWS - len(x))))
+    out, wide = x.new_empty(len(x), len(weights.weight)), pad_rows(x.float())
     for start in range(0, len(weights.weight), _CHUNK_OUTPUTS):
         part = slice(start, start + _CHUNK_OUTPUTS)
-        product = (wide @ weights.weight[part].float().t()).mul_(weights.scale[part])
+        product = multiply_padded(wide, weights.weight[part].float()).mul_(weights.scale[part])
         out[:, part] = (product if weights.bias is None else product.add_(weights.bias[part]))[: len(x)]
     return out
 

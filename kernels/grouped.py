@@ -1,7 +1,7 @@
 """Linear layers with weights of published quantised checkpoints: codes with one scale per block.
 
 A matmul dequantises a panel of outputs at a time, in float32, so a wide copy of the weight never exists. Activations are not
-quantised. A row's result has the same bits in every batch on a CPU, for the reason given in linear.py.
+quantised. A row's result has the same bits in every batch on a CPU, for the reason given in mkl.py.
 """
 
 from __future__ import annotations
@@ -12,15 +12,14 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from .blocks import BlockWeight
 from .dispatch import backend
 from .int8 import quantize_rows
+from .mkl import multiply_padded, pad_rows
 
 PANEL_NUMBERS = 1 << 19  # weights that are dequantised at a time, if an output has no more
 PANEL_BYTES = 16  # per weight of a panel: its code, index, float value and product with the scale
-MIN_ROWS = 16  # a CPU pads fewer rows to this many
 
 
 @dataclass(frozen=True, eq=False)
@@ -165,7 +164,7 @@ def grouped_linear(x: Tensor, weights: ShardedWeight) -> Tensor:
         x = codes.float().mul_(scale).to(x.dtype if x.is_cuda else torch.float32)
     given, in_triton = x, backend("int4_linear", x.device, out.dtype) == "triton"
     if x.device.type == "cpu":
-        x = F.pad(x.float(), (0, 0, 0, max(0, MIN_ROWS - rows)))
+        x = pad_rows(x.float())
     for shard in weights.shards:
         outputs, each = len(shard.codes), panel_rows(shard.inputs)
         if in_triton and (fused := _triton_kernel(shard)) is not None:
@@ -177,7 +176,7 @@ def grouped_linear(x: Tensor, weights: ShardedWeight) -> Tensor:
             last = min(first + each, outputs)
             part = slice(start + first, start + last)
             bias = None if weights.bias is None else weights.bias[part].to(x.dtype)
-            out[:, part] = F.linear(x, shard.dequantize(first, last).to(x.dtype), bias)[:rows]
+            out[:, part] = multiply_padded(x, shard.dequantize(first, last).to(x.dtype), bias)[:rows]
         start += outputs
     return out
 

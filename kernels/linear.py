@@ -5,8 +5,8 @@ packed products, 16 rows take 0.8 times, and 1,024 rows take as long. On CPUs wi
 products, C++ widens weights to float32 in registers.
 
 On a CPU a row's result has the same bits whatever other rows are in the batch. Without the C++ kernels this needs rows of zeros
-as padding: oneDNN sums in another order for a single row, so one row is padded to two (which takes as long); and MKL, used for
-dense float32 weights, has other kernels for fewer than 12 rows, so these are padded to 16.
+as padding: oneDNN sums in another order for a single row, so one row is padded to two (which takes as long); mkl.py says what
+dense float32 weights need.
 
 oneDNN also compiles code for every number of rows, about 1 MB each, and frees it slowly: 600 different batch sizes through
 four float32 layers left 1.6 GB behind. Rows are therefore padded to 8 sizes per power of two: 0.27 GB, at the same speed.
@@ -27,9 +27,10 @@ from .fp8 import Fp8Weight, fp8_linear, pack_fp8
 from .grouped import ShardedWeight, grouped_linear
 from .int4 import Int4Options, Int4PanelWeight, int4_linear, pack_int4, quantize_int4
 from .int8 import Int8Weight, int8_linear, pack_int8
+from .mkl import PIECE_ROWS, in_pieces, multiplied_rows, multiply_padded, needs_pieces
 from .panels import Panels, layout, multiply_panels, pack_panels
 
-_MIN_ROWS_ONEDNN, _MIN_ROWS_MKL, _PIECE_AMX = 2, 16, 32
+_MIN_ROWS_ONEDNN, _PIECE_AMX = 2, 32
 
 
 @dataclass(frozen=True, eq=False)
@@ -105,11 +106,13 @@ def linear(x: Tensor, weights: LinearWeight) -> Tensor:
 
 
 def computed_rows(rows: int, device: torch.device, dtype: torch.dtype) -> int:
-    """Return the number of rows that `linear` computes for an input of `rows` rows, including the padding."""
+    """Return the number of rows of results that `linear` holds for an input of `rows` rows, with padding and a piece."""
     chosen = backend("linear", device, dtype)
     if chosen == "native" or device.type != "cpu":
         return rows
-    return _torch_rows(rows, dtype, onednn=chosen == "onednn")
+    found = _torch_rows(rows, dtype, onednn=chosen == "onednn")
+    piece = _PIECE_AMX if _needs_pieces(dtype) else PIECE_ROWS if chosen == "torch" and needs_pieces() else found
+    return found + piece if found > piece else found
 
 
 def _needs_pieces(dtype: torch.dtype) -> bool:
@@ -121,7 +124,7 @@ def _torch_rows(rows: int, dtype: torch.dtype, onednn: bool) -> int:
     """Return the number of rows that torch multiplies on a CPU for a batch of `rows`."""
     if _needs_pieces(dtype):
         return max(-(-rows // _PIECE_AMX), 1) * _PIECE_AMX
-    return padded_rows(rows) if onednn else max(rows, _MIN_ROWS_MKL)
+    return padded_rows(rows) if onednn else multiplied_rows(rows)
 
 
 def padded_rows(rows: int) -> int:
@@ -132,16 +135,13 @@ def padded_rows(rows: int) -> int:
 
 def _linear_padded(x: Tensor, rows: int, weights: OneDnnWeight | DenseWeight) -> Tensor:
     padded = F.pad(x, (0, 0, 0, rows - len(x))) if rows > len(x) else x
-    if not _needs_pieces(x.dtype) or rows == _PIECE_AMX:
+    if not _needs_pieces(x.dtype):
         return _multiply(padded, weights)[: len(x)]
-    out = x.new_empty(rows, weights.weight.shape[0])
-    for piece, result in zip(padded.split(_PIECE_AMX), out.split(_PIECE_AMX), strict=True):
-        result.copy_(_multiply(piece, weights))
-    return out[: len(x)]
+    return in_pieces(padded, _PIECE_AMX, weights.weight.shape[0], lambda piece: _multiply(piece, weights))[: len(x)]
 
 
 def _multiply(x: Tensor, weights: OneDnnWeight | DenseWeight) -> Tensor:
     if isinstance(weights, DenseWeight):
-        return F.linear(x, weights.weight, weights.bias)
+        return multiply_padded(x, weights.weight, weights.bias)
     out: Tensor = torch.ops.mkldnn._linear_pointwise(x, weights.weight, weights.bias, "none", [], "")
     return out

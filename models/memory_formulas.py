@@ -11,9 +11,10 @@ from dataclasses import dataclass
 import torch
 
 from ..kernels.dispatch import backend, fused
-from ..kernels.grouped import MIN_ROWS, PANEL_BYTES, panel_rows
+from ..kernels.grouped import PANEL_BYTES, panel_rows
 from ..kernels.int4 import Int4Options, int4_bytes
 from ..kernels.linear import computed_rows, keeps_float16
+from ..kernels.mkl import PIECE_ROWS, multiplied_rows, needs_pieces
 from ..kernels.panels import layout
 from .interface import StepLimits
 
@@ -69,9 +70,9 @@ class OpBytes:
     def _dequantized_linear(self, inner: int, outer: int, rows: int) -> int:
         """Return the bytes of `kernels.grouped.grouped_linear`: result, input in float32 twice, a panel and its result."""
         each = min(outer, panel_rows(inner))
-        padded = -(-max(rows, MIN_ROWS) // rows)
-        copies = inner * FLOAT32 * (padded + 1)
-        return outer * self.dtype.itemsize + copies + padded * each * FLOAT32 + -(-each * inner * PANEL_BYTES // rows)
+        held = multiplied_rows(rows)
+        panel = held * each * FLOAT32 + (PIECE_ROWS * each * FLOAT32 if needs_pieces() else 0) + each * inner * PANEL_BYTES
+        return outer * self.dtype.itemsize + inner * FLOAT32 - (-(held * inner * FLOAT32 + panel) // rows)
 
     def _linear(self, inner: int, outer: int, rows: int) -> int:
         s, result = self.dtype.itemsize, self.linear_result(outer, rows)

@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from cpu import PRODUCTS, needs_int8, running_with
-from sensorium.kernels import native
+from sensorium.kernels import fp8, grouped, mkl, native
+from sensorium.kernels import linear as linear_module
 from sensorium.kernels.dispatch import backend, has_triton, multiplies_fast
 from sensorium.kernels.int8 import INT8_MAX, Int8Weight, int8_linear, pack_int8, quantize_rows, supported
-from sensorium.kernels.linear import DenseWeight, LinearWeight, OneDnnWeight, linear, pack, padded_rows
+from sensorium.kernels.linear import DenseWeight, LinearWeight, OneDnnWeight, computed_rows, linear, pack, padded_rows
 from sensorium.kernels.panels import Panels, layout, read_panel_rows, to_panels
 from sensorium.models.memory_formulas import packed_weight_bytes
+from torch.nn import functional as F
 
 CPU = torch.device("cpu")
 SHAPES = [(768, 1024), (768, 4096), (2048, 768), (512, 1536), (512, 2816), (1408, 512), (1176, 512), (33, 48)]  # (in, out)
@@ -58,6 +60,30 @@ def test_rows_do_not_see_each_other(
     form: str, size: tuple[int, int], dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     check_rows_do_not_see_each_other(weights(form, size, dtype, monkeypatch), size[0], dtype, ROWS)
+
+
+def test_pieces_for_intel_cpus_without_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
+    for module in (mkl, linear_module, grouped, fp8):
+        monkeypatch.setattr(module, "needs_pieces", lambda: True, raising=False)
+    multiplied: list[int] = []
+    product = F.linear
+    monkeypatch.setattr(mkl.F, "linear", lambda x, *rest: multiplied.append(len(x)) or product(x, *rest))
+    weight, bias = torch.randn(70, 33), torch.randn(70)
+    forms = [DenseWeight(weight, bias), fp8.pack_fp8(weight, bias), grouped_weight(weight, bias)]
+    for packed in forms:
+        check_rows_do_not_see_each_other(packed, 33, torch.float32, ROWS)
+    assert set(multiplied) == {mkl.PIECE_ROWS}
+    x = torch.randn(100, 33)
+    torch.testing.assert_close(linear(x, forms[0]), product(x, weight, bias))
+    monkeypatch.setenv("SENSORIUM_KERNELS", "linear=torch")
+    assert computed_rows(100, CPU, torch.float32) == 4 * mkl.PIECE_ROWS  # three pieces, and the result of one
+
+
+def grouped_weight(weight: torch.Tensor, bias: torch.Tensor) -> grouped.ShardedWeight:
+    """Return codes of 8 bits with a scale per output."""
+    codes = (weight * 16).round().clamp(-127, 127).to(torch.int8)
+    scale = torch.full((len(weight), 1), 1 / 16)
+    return grouped.ShardedWeight([grouped.GroupedWeight(codes, scale, weight.shape[1], weight.shape[1])], bias)
 
 
 @pytest.mark.full
