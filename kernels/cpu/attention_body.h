@@ -93,9 +93,6 @@ struct Head {
 };
 
 #ifdef TILES
-// Intrinsics of tiles do not tell the compiler that they read memory: it must not move stores across them.
-INLINE void settle_memory() { __asm__ volatile("" ::: "memory"); }
-
 // scores[rows, TILE] = q[rows, depth] keys[depth, TILE]. Only columns of the first `count` keys, up to a multiple of 32, are written.
 INLINE void multiply_keys(TileShape& shape, int rows, const float* q, const Head& h, const Tile& t, int count, float* scores) {
     const bool more = count > 2 * TILE_ROWS;

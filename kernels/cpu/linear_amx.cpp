@@ -54,6 +54,7 @@ struct Columns {
 template <class Kind>
 static void add_block(const Input& x, int64_t block, bool two, const Columns& w, bool begin, int lines, char* sums) {
     const char *rows = x.tiles.at(block, 0), *next = w.next;
+    settle_memory();
     if (!two) {
         if (begin) {
             ZERO_SUMS();

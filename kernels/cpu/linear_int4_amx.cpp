@@ -104,6 +104,7 @@ template <class Kind>
 INLINE void add_part(const Input& x, const Unit& u, const char* unpacked, int64_t first, int count, bool begin, char* sums) {
     const int64_t each = x.depth * STEP_BYTES;
     const char *rows = x.tiles.at(u.block, first), *more = x.tiles.at(u.block + u.more, first);
+    settle_memory();
     if (begin) {
         ZERO_SUMS();
     } else {
@@ -250,7 +251,7 @@ static void multiply_some(const Weights& w, const T* x, int64_t n, int64_t input
 
 template <class Kind, class T>
 static void multiply_tiles(const Weights& w, const T* x, int64_t n, int64_t inputs, const int32_t* order, T* out, int threads) {
-    const int64_t row = w.steps * Kind::Row::WORDS * 4, fit = PACKED_BYTES / row / TILE_ROWS * TILE_ROWS;
+    const int64_t row = w.steps * Kind::Row::WORDS / find_depth(w, Kind::Row::WORDS) * TILE_LINE, fit = PACKED_BYTES / row / TILE_ROWS * TILE_ROWS;
     const int64_t most = fit > TILE_ROWS ? fit : TILE_ROWS;
     for (int64_t i = 0; i < n; i += most)
         multiply_some<Kind>(w, x + i * inputs, n - i < most ? n - i : most, inputs, order, out + i * w.stride, threads);
