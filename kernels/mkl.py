@@ -7,6 +7,7 @@ On Intel CPUs without AVX-512, the order of MKL's sums also depends on larger nu
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,8 +21,9 @@ _MIN_ROWS, PIECE_ROWS = 16, 48
 
 @cache
 def needs_pieces() -> bool:
-    """Return whether the CPU is one of Intel's on which torch uses no AVX-512."""
-    if "AVX512" in torch.backends.cpu.get_cpu_capability():
+    """Return whether the CPU is one of Intel's on which torch or MKL (if its variable restricts it) uses no AVX-512."""
+    restricted = "AVX512" not in os.environ.get("MKL_ENABLE_INSTRUCTIONS", "AVX512").upper()
+    if "AVX512" in torch.backends.cpu.get_cpu_capability() and not restricted:
         return False
     cpus = Path("/proc/cpuinfo")
     return cpus.exists() and "GenuineIntel" in cpus.read_text("utf-8")
