@@ -19,7 +19,7 @@ import torch
 from cpu import needs_int8
 from family import Family, Question, ask, one_thread
 from measured import peak_bytes
-from parity import BLOCK, ROWS, TOKENS, Answered, LoadedModels, each, greedy, make_llm, positions, record
+from parity import BLOCK, ROWS, TOKENS, Answered, LoadedModels, each, greedy, limit, make_llm, positions, record
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
 from sensorium.engine.bidirectional_spans import find_spans, round_down
@@ -44,10 +44,6 @@ HOW = [
     for options in ({"dtype": "bfloat16"}, {"quantization": "int8"}, {"dtype": "bfloat16", "quantization": "int8"})
 ]
 SEEDS = [pytest.param(seed, marks=[] if seed == 0 else pytest.mark.full) for seed in range(10)]
-
-
-def limit(row: Family, logits: torch.Tensor) -> float:
-    return row.tolerance * max(1.0, float(logits.std()))
 
 
 def check_logits(row: Family, answered: Answered) -> None:
