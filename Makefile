@@ -3,6 +3,7 @@ PYTHON ?= $(shell command -v python3.11 || command -v python3)
 BIN := .venv/bin
 PIP := $(BIN)/python -m pip --disable-pip-version-check install -c constraints.txt
 ARGS ?=
+ONLY ?=
 
 .DEFAULT_GOAL := help
 .PHONY: help setup setup-test setup-clients demo test test-all lint eval-tiny train-asr fuzz bench published abridged aot gpu site clean
@@ -42,8 +43,8 @@ demo: .venv/.runtime  ## read the shipped images, video and speech with the ship
 test: .venv/.test  ## run the usual tests and print the slowest files
 	$(BIN)/python $(if $(ARGS),-m pytest,tests/helpers/report.py) -m "not full" $(ARGS)
 
-test-all: .venv/.test  ## run every test and write tests/RESULTS.md
-	$(BIN)/python tests/helpers/report.py
+test-all: .venv/.test  ## run every test and write tests/RESULTS.md: ONLY="tests/kernels tests/mm"
+	$(BIN)/python tests/helpers/report.py --all $(ONLY)
 
 lint: .venv/.test  ## check style, import rules and types
 	$(BIN)/ruff check .
