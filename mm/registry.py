@@ -44,7 +44,7 @@ class Architecture:
 def native(family: str, model_class: str, info_class: str, folder: str = "families") -> Architecture:
     """Return the row of classes in `models/<folder>/<family>.py` and `processors/<folder>/<family>.py`."""
     paths = (("models", model_class), ("processors", info_class))
-    return Architecture(*(f"{_PACKAGE}.{room}.{folder}.{family}:{name}" for room, name in paths))
+    return Architecture(*(f"{_PACKAGE}.{part}.{folder}.{family}:{name}" for part, name in paths))
 
 
 @dataclass(frozen=True)
