@@ -335,4 +335,4 @@ def find_architecture(name: str) -> Architecture:
         return ARCHITECTURES[name]
     near = get_close_matches(_TASK.sub("", name), stems := {_TASK.sub("", known): known for known in ARCHITECTURES}, n=1)
     nearest = f"; the nearest name is {stems[near[0]]}" if near else ""
-    raise ConfigError(f"no implementation of the architecture {name!r} here (docs/models.md lists those there are{nearest})")
+    raise ConfigError(f"no implementation of the architecture {name!r} here (docs/models.md lists the known ones{nearest})")

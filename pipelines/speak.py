@@ -111,7 +111,7 @@ def speech_requests(
     check_type("voice", voice, str, type(None))
     text, sound = (sampling_params or llm.default_params).clone(), _speech_params(talker, speech_params)
     if text.n > 1:
-        raise InputError(f"n={text.n}: one answer is spoken; leave it out", param="n")
+        raise InputError(f"n={text.n} is not supported by speak, which speaks one answer; leave n out", param="n")
     speaker = _find_voice(talker.model.voices, voice)
     conversations = as_conversations(messages)
     own = splitmix64(llm.config.seed)
