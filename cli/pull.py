@@ -23,7 +23,7 @@ def run(args: argparse.Namespace) -> int:
     from ..engine.setup.hub_cache import is_name
 
     if not is_name(args.name):
-        reason = f"{short_repr(args.name)} is no name of a model on the Hub"
+        reason = f"{short_repr(args.name)} is not the name of a model on the Hub"
         raise ConfigError(f"{reason}; give ORG/NAME, as in Qwen/Qwen2.5-VL-3B-Instruct", param="name")
     folder = find_folder(args.name, args.revision, update=True, check=check_architecture)
     find_model(make_config(str(folder), {}))  # also downloads an adapter's base model and parts in other repositories

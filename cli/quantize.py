@@ -22,7 +22,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group-size", type=int, choices=[32, 64, 128], default=128, help=groups)
     method = "rtn rounds to nearest; awq first scales the weights by the activations of calibration prompts (default: rtn)"
     parser.add_argument("--method", choices=["rtn", "awq"], default="rtn", help=method)
-    parser.add_argument("--samples", type=int, default=128, help="awq: number of calibration prompts (default: 128)")
+    parser.add_argument("--samples", metavar="N", type=int, default=128, help="awq: calibration prompts (default: 128)")
     prompts = (
         "awq: a file with a prompt per line: text, or JSON: a string or a list of chat messages; default: the model writes them"
     )

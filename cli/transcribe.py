@@ -35,7 +35,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_model_arguments(parser, str(SHIPPED_MODEL))
     parser.add_argument("--language", metavar="NAME", help='the language spoken, as "en" or "English" (default: detected)')
     parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English (default: transcribe)")
-    help_text = "form of a transcript; srt, vtt and tsv need a model with timestamps (default: text)"
+    help_text = "format of the transcripts; srt, vtt and tsv need a model with timestamps (default: text)"
     parser.add_argument("--format", choices=FORMATS, default="text", help=help_text)
     help_text = "transcribe while it is spoken: the microphone, - for a pipe of s16le samples, or a file at its speed"
     parser.add_argument("--live", action="store_true", help=help_text)

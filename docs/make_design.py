@@ -1,4 +1,4 @@
-"""Write the diagram of the rooms in docs/design.md from the imports of the code: `python docs/make_design.py`.
+"""Write the diagram of the components in docs/design.md from the imports of the code: `python docs/make_design.py`.
 
 tests/packaging/test_docs.py fails when the diagram is out of date.
 """
@@ -12,8 +12,8 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[1]
 PAGE = ROOT / "docs" / "design.md"
-BEGIN, END = "<!-- rooms: written by docs/make_design.py -->\n", "<!-- end of rooms -->\n"
-ROOMS = {
+BEGIN, END = "<!-- components: written by docs/make_design.py -->\n", "<!-- end of components -->\n"
+COMPONENTS = {
     "cli": "cli<br>commands",
     "server": "server<br>HTTP endpoints of the OpenAI API",
     "pipelines": "pipelines<br>transcribe, ocr, embed, score",
@@ -31,7 +31,7 @@ ROOMS = {
     "mm": "mm<br>media, geometry, positions, registry",
     "kernels": "kernels<br>C++, Triton and torch",
 }
-"""Room -> its label, from callers to what they call."""
+"""Component -> its label, from callers to what they call."""
 ENGINE_FILES = {
     "llm": "api",
     "async_llm": "api",
@@ -43,15 +43,15 @@ ENGINE_FILES = {
     "core_process": "core",
     "channel": "core",
 }
-"""Room of a module in engine/ itself; the others are plain data, the messages room."""
+"""Component of a module in engine/ itself; the others are plain data, the component "messages"."""
 
 
-def room_of(module: tuple[str, ...]) -> str | None:
-    """Return the room of a module such as ("engine", "worker", "batch"), or None if it is in no room."""
+def component_of(module: tuple[str, ...]) -> str | None:
+    """Return the component of a module such as ("engine", "worker", "batch"), or None if it is in no component."""
     if module[0] == "engine":
         name = module[1] if len(module) > 1 else ""
         return name if name and (ROOT / "engine" / name).is_dir() else ENGINE_FILES.get(name, "messages")
-    return module[0] if module[0] in ROOMS else None
+    return module[0] if module[0] in COMPONENTS else None
 
 
 def imported(path: Path) -> Iterator[tuple[str, ...]]:
@@ -64,36 +64,38 @@ def imported(path: Path) -> Iterator[tuple[str, ...]]:
 
 
 def arrows() -> dict[str, set[str]]:
-    """Return room -> the rooms that it imports."""
-    found: dict[str, set[str]] = {room: set() for room in ROOMS}
+    """Return component -> the components that it imports."""
+    found: dict[str, set[str]] = {component: set() for component in COMPONENTS}
     for folder in ("cli", "server", "pipelines", "engine", "models", "processors", "mm", "kernels"):
         for path in (ROOT / folder).rglob("*.py"):
-            room = room_of(path.relative_to(ROOT).with_suffix("").parts)
-            assert room is not None
-            found[room].update(target for target in map(room_of, imported(path)) if target not in (None, room))
+            component = component_of(path.relative_to(ROOT).with_suffix("").parts)
+            assert component is not None
+            found[component].update(target for target in map(component_of, imported(path)) if target not in (None, component))
     return found
 
 
-def reachable(room: str, graph: dict[str, set[str]]) -> set[str]:
-    """Return the rooms that a room imports, directly or through others."""
-    return graph[room].union(*(reachable(other, graph) for other in graph[room]))
+def reachable(component: str, graph: dict[str, set[str]]) -> set[str]:
+    """Return the components that a component imports, directly or through others."""
+    return graph[component].union(*(reachable(other, graph) for other in graph[component]))
 
 
 def direct(graph: dict[str, set[str]]) -> dict[str, set[str]]:
     """Return the graph without the arrows that follow from others.
 
     Raises:
-        CycleError: rooms import each other; the error lists them.
+        CycleError: components import each other; the error lists them.
     """
     TopologicalSorter(graph).prepare()
-    return {room: targets.difference(*(reachable(other, graph) for other in targets)) for room, targets in graph.items()}
+    return {
+        component: targets.difference(*(reachable(other, graph) for other in targets)) for component, targets in graph.items()
+    }
 
 
 def diagram() -> str:
     lines = ["```mermaid", "flowchart TD"]
-    lines += [f'    {room}["{label}"]' for room, label in ROOMS.items()]
+    lines += [f'    {component}["{label}"]' for component, label in COMPONENTS.items()]
     graph = direct(arrows())
-    lines += [f"    {room} --> {other}" for room in ROOMS for other in ROOMS if other in graph[room]]
+    lines += [f"    {component} --> {other}" for component in COMPONENTS for other in COMPONENTS if other in graph[component]]
     return "\n".join([*lines, "```", ""])
 
 

@@ -5,7 +5,7 @@ tests/packaging/test_docs.py fails when the page is out of date.
 
 from __future__ import annotations
 
-from collections.abc import Collection
+from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from sensorium.engine.model_files import resolve
@@ -18,10 +18,15 @@ HEAD = """# Models
 This page is written by `docs/make_models.py` from `mm/registry.py` and `mm/family_notes.py`; do not edit it. One parity suite
 (`tests/models/families/test_parity.py`) compares every family with transformers: processor tensors, token counts,
 positions, logits, greedy tokens with any batching and chunking, weights in every layout, memory. The last column links
-the family's file of the suite in `tests/families/`, and names other tests. Any other architecture of transformers,
-with or without an encoder, runs through transformers' class, and so does a checkpoint whose decoder is not in
-`models/text/stacks.py`. `sensorium doctor --model DIR` prints which class runs a checkpoint.
-[quantisation.md](quantisation.md) lists the stored formats that all of them load.
+the family's file of the suite in `tests/families/`, and names other tests. [quantisation.md](quantisation.md) lists
+the stored formats that all of them load.
+
+An architecture is the name in `architectures` of config.json; a name with a slash also depends on a `model_type`. In long
+lists, `...` stands for each of the names after the colon. "Prompt attention" says which tokens of a prompt see each other
+beside those before them: those of one item, of all images and videos, or all of them (`engine/bidirectional_spans.py`).
+
+Any other architecture of transformers, with or without an encoder, runs through transformers' class, and so does a
+checkpoint whose decoder is not in `models/text/stacks.py`. `sensorium doctor --model DIR` prints which class runs a checkpoint.
 
 Where a row has `load_mtp`, `LLM(..., load_mtp=True)` also loads the layers for multi-token prediction, in the same formats,
 and the memory plan counts their weights. `DecoderModel.draft` runs them over a paged cache of their own; `generate` does not
@@ -36,6 +41,8 @@ GROUPS = {
     "text": "Text",
     "tensors": "Other tensors",
 }
+SUFFIXES = ("ForCausalLM", "ForMaskedLM", "ForTokenClassification", "ForSequenceClassification", "Model")
+_MANY = 12  # architectures of a family from which on they are listed by suffix
 COLUMNS = """
 | architecture | inputs | prompt attention | features | limits | tests |
 |---|---|---|---|---|---|
@@ -57,6 +64,26 @@ def group(note: FamilyNote, modalities: Collection[str]) -> str:
     return "audio" if len(modalities) == 1 else "all"
 
 
+def architectures(names: Sequence[str]) -> str:
+    """Return the cell of a family's architectures. Many names are listed by the suffixes that they have in common."""
+    if len(names) < _MANY:
+        return "<br>".join(f"`{name}`" for name in names)
+    suffixes: dict[str, list[str]] = {}
+    for name in names:
+        suffix = next((suffix for suffix in SUFFIXES if name.endswith(suffix)), "")
+        suffixes.setdefault(name.removesuffix(suffix), []).append(suffix)
+    stems: dict[tuple[str, ...], list[str]] = {}
+    for stem, found in suffixes.items():
+        stems.setdefault(tuple(found), []).append(stem)
+    lines = []
+    for common, several in stems.items():
+        if len(several) > 3:
+            lines.append(f"{', '.join(f'`...{suffix}`' for suffix in common)}: {', '.join(several)}")
+        else:
+            lines += [f"`{stem}{suffix}`" for stem in several for suffix in common]
+    return "<br>".join(lines)
+
+
 def write() -> str:
     rows: dict[str, list[str]] = {name: [] for name in GROUPS}
     for family in sorted({row.family for row in ARCHITECTURES.values()}):
@@ -66,7 +93,7 @@ def write() -> str:
         suite = row_file(family)
         tests = [] if suite is None else [f"[suite](../tests/families/{suite.name})"]
         cells = (
-            "<br>".join(f"`{name}`" for name in names),
+            architectures(names),
             ", ".join(name.replace("_", " ") for name in modalities),
             infos[0].prompt_attention.replace("_", " "),
             note.features,

@@ -177,7 +177,7 @@ def _as_tuple(name: str, tokens: Collection[int], limit: int) -> tuple[int, ...]
         raise InputError(f"{name} has {len(tokens)} tokens, the limit is {limit}")
     kinds = set(map(type, tokens))
     if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
-        raise InputError(f"{name} holds values that are no token ids: {short_repr(tokens)}")
+        raise InputError(f"{name} holds values that are not token ids: {short_repr(tokens)}")
     for token in (min(tokens), max(tokens)) if tokens else ():  # some checkpoints write -1 for no token
         _check_whole(name, int(token), -_MAX_TOKEN, _MAX_TOKEN)
     return tuple(tokens)

@@ -92,7 +92,7 @@ def _plain(value: object, shared: SharedTensors | None) -> object:
         return msgspec.msgpack.Ext(_MESSAGE, msgspec.msgpack.encode(named))
     if isinstance(value, Mapping):
         if not set(map(type, value)) <= _SCALARS:  # others can be written but not read
-            raise TypeError("a key that is no text and no number cannot be part of a message")
+            raise TypeError("a key that is neither a string nor a number cannot be part of a message")
         return {key: _plain(entry, shared) for key, entry in value.items()}
     if isinstance(value, Tensor):
         return _plain_tensor(value.detach().cpu(), shared)

@@ -73,8 +73,8 @@ class _Flight:
     def is_wanted(self, scheduler: Scheduler, index: int) -> bool:
         """True if the sequence still runs and the computed row is still its next one."""
         request = self.sequences[index]
-        there = scheduler.requests.get(request.request_id) is request and request.state is State.RUNNING
-        return there and request.epoch == self.epochs[index]
+        is_running = scheduler.requests.get(request.request_id) is request and request.state is State.RUNNING
+        return is_running and request.epoch == self.epochs[index]
 
 
 class EngineCore:
@@ -95,7 +95,7 @@ class EngineCore:
         # called with the hashes of the items being encoded, whenever these change
         self.report_encoding: Callable[[Iterable[str]], object] = lambda keys: None
         self._encoder_calls = self._disk_hits = 0
-        self._asked: dict[str, EncodeTask] = {}  # items that are being encoded, by hash
+        self._encode_tasks: dict[str, EncodeTask] = {}  # items that are being encoded, by hash
         self._flight: _Flight | None = None  # a launched step whose tokens are not recorded yet
         self._compiling: dict[str, tuple[EngineRequest, Future[Any]]] = {}  # requests whose grammar is being compiled
         self._checked: dict[str, Collection[Any]] = {}  # the token ids last checked, by parameter
@@ -302,9 +302,9 @@ class EngineCore:
         if output is None or (output == replace(_NOTHING, step=output.step) and not self.scheduler.encoder_cache.pending):
             return None
         if output.encode:  # forget tasks whose rows were dropped: they get no result
-            coming = {key: task for key, task in self._asked.items() if key in self.scheduler.encoder_cache.pending}
-            self._asked = coming | {task.hash: task for task in output.encode}
-            self.report_encoding(self._asked)
+            pending = {key: task for key, task in self._encode_tasks.items() if key in self.scheduler.encoder_cache.pending}
+            self._encode_tasks = pending | {task.hash: task for task in output.encode}
+            self.report_encoding(self._encode_tasks)
         sequences = [self.scheduler.requests[task.request_id] for task in output.scheduled]
         epochs = [request.epoch for request in sequences]
         try:
@@ -339,16 +339,16 @@ class EngineCore:
             encoded = tuple(EncodeResult(task.hash, "", failure) for task in output.encode)
             done = StepOutput(tuple(TokenOutput(task.request_id, (), error=failure) for task in output.scheduled), encoded)
         broken = self._record_encoder_results(done)
-        # before any result is recorded, because recording changes what is wanted
-        wanted = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]
-        pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
-        results = [self.scheduler.update_from_output(task, result) for good, task, result in pairs if good]
+        # before any result is recorded, because recording changes what is still needed
+        still_needed = [flight.is_wanted(self.scheduler, i) for i in range(len(output.scheduled))]
+        pairs = zip(still_needed, output.scheduled, done.tokens, strict=True)
+        results = [self.scheduler.update_from_output(task, result) for needed, task, result in pairs if needed]
         return (*results, *self._fail_others(broken))
 
     def _undo(self, output: SchedulerOutput) -> None:
         """Undo an interrupted step: mark its items as not encoded, and send its side messages again."""
         for task in output.encode:
-            self._asked.pop(task.hash, None)
+            self._encode_tasks.pop(task.hash, None)
             self.scheduler.encoder_cache.discard(task.hash)
         self.scheduler.requeue_messages(output)
 
@@ -356,7 +356,7 @@ class EngineCore:
         """Record encoder results and return the items that failed."""
         broken = []
         for result in done.encoded:
-            task = None if result.source == "dropped" else self._asked.pop(result.hash, None)
+            task = None if result.source == "dropped" else self._encode_tasks.pop(result.hash, None)
             if task is None:  # its requests have ended meanwhile
                 self._encoder_calls += result.source != "disk" and result.error is None
                 continue
@@ -376,7 +376,7 @@ class EngineCore:
             else:
                 self._encoder_calls += 1
         if done.encoded:
-            self.report_encoding(key for key in self._asked if key in self.scheduler.encoder_cache.pending)
+            self.report_encoding(key for key in self._encode_tasks if key in self.scheduler.encoder_cache.pending)
         return broken
 
     def _fail_others(self, broken: Sequence[tuple[EncodeTask, EncodeResult]]) -> list[TokenOutput]:

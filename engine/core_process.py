@@ -54,10 +54,10 @@ class ProcessCore:
 
     def _launch(self, config: EngineConfig) -> tuple[CoreInfo, EngineConfig, EngineStats]:
         """Start a child and load the model there."""
-        connection, theirs = Pipe()
+        connection, child_end = Pipe()
         self._activity = Activity()
-        with theirs:
-            self._process = _start(theirs, self._activity)
+        with child_end:
+            self._process = _start(child_end, self._activity)
         self._channel, self._dead = Channel(connection), ""
         self._registered: set[str] = set()  # logits processors that are registered in the child
         self._finalizer = weakref.finalize(self, _end, self._process, self._channel, self._activity)

@@ -144,13 +144,13 @@ class ModelFiles:
         sections = (part for name in sorted(SECTIONS) if isinstance(part := self.config.get(name), Mapping))
         sources = (self.config, self.text_config, *sections)
         names = (source.get(key) for source in sources for key in ("dtype", "torch_dtype"))
-        asked = name
+        requested = name
         if name == "auto":
             name = next((str(n).removeprefix("torch.") for n in names if n), "float32")
         if name not in DTYPES:
             reason = f"the checkpoint's dtype {short_repr(name)} is not supported; pass dtype= one of {', '.join(DTYPES)}"
             raise ConfigError(reason, param="dtype")
-        slow = asked == "auto" and device is not None and device.type == "cpu" and not multiplies_fast(DTYPES[name])
+        slow = requested == "auto" and device is not None and device.type == "cpu" and not multiplies_fast(DTYPES[name])
         return torch.float32 if slow else DTYPES[name]
 
 

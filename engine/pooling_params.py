@@ -34,7 +34,7 @@ class PoolingParams:
         candidates: return the likeliest next tokens after the request's logits processors, at most 1024, as float32
             `[3, candidates]`: ids, log probabilities before the processors, and after them (float32's minimum if forbidden).
         answer_tokens: number of the prompt's last tokens that these processors see as the answer.
-        layer: with pooling="tokens", return the hidden states after so many decoder layers, unchanged, instead of vectors.
+        layer: with pooling="tokens", return the hidden states after this many decoder layers, unchanged, instead of vectors.
     """
 
     token_ids: tuple[int, ...] = ()
@@ -84,7 +84,7 @@ class PoolingParams:
         if self.pooling == "tokens" and self.classifies:
             raise InputError("classes are those of a prompt, not of its tokens; leave out pooling", param="pooling.pooling")
         if not isinstance(self.task, str | None):
-            raise InputError(f"task={short_repr(self.task)} must be a text or None", param="pooling.task")
+            raise InputError(f"task={short_repr(self.task)} must be a string or None", param="pooling.task")
         check_utf8(self.task or "", "pooling.task")
         for name in ("normalize", "use_activation"):
             if not isinstance(getattr(self, name), bool | None):

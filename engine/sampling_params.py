@@ -295,18 +295,18 @@ class SamplingLimits:
     def check(self, params: SamplingParams) -> None:
         """Raise InputError that names the parameter and the option if the parameters ask for too much."""
         for name, answers in ("logprobs", params.n), ("prompt_logprobs", 1):
-            asked = getattr(params, name) or 0
-            if asked > self.max_logprobs or asked * answers > _MAX_ANSWERS * self.max_logprobs:
+            count = getattr(params, name) or 0
+            if count > self.max_logprobs or count * answers > _MAX_ANSWERS * self.max_logprobs:
                 limit = f"{self.max_logprobs}, and {_MAX_ANSWERS} times as many for all answers of a request"
                 reason = f"with n={answers} is over the limit of {limit}; ask for fewer, or raise max_logprobs"
-                raise param_error(name, asked, reason)
+                raise param_error(name, count, reason)
         for name, strings in ("stop", params.stop_strings), ("bad_words", tuple(params.bad_words or ())):
             chars = sum(map(len, strings))
             if chars > self.max_sampling_chars:
                 reason = f"{name} has {chars:,} characters, but the limit is {self.max_sampling_chars:,}"
                 raise InputError(f"{reason}; give fewer, or raise max_sampling_chars", param=name)
-        wanted = params.structured_outputs
-        size = 0 if wanted is None else wanted.num_chars
+        form = params.structured_outputs
+        size = 0 if form is None else form.num_chars
         if size > self.max_grammar_chars:
             reason = f"structured_outputs has {size:,} characters, but the limit is {self.max_grammar_chars:,}"
             raise InputError(f"{reason}; give a smaller form, or raise max_grammar_chars", param="structured_outputs")

@@ -1,7 +1,8 @@
 """Ask about a video: `python examples/video.py [--model DIR] [--video FILE] [--fps N]`.
 
-The shipped model names colors. Models that understand videos: Qwen/Qwen3-VL-2B-Instruct, zai-org/GLM-4.1V-9B-Thinking,
-llava-hf/llava-onevision-qwen2-0.5b-ov-hf, HuggingFaceTB/SmolVLM2-2.2B-Instruct, moonshotai/Kimi-K2.5.
+The shipped model names a shape, its color and its direction. Models that understand videos: Qwen/Qwen3-VL-2B-Instruct,
+zai-org/GLM-4.1V-9B-Thinking, llava-hf/llava-onevision-qwen2-0.5b-ov-hf, HuggingFaceTB/SmolVLM2-2.2B-Instruct,
+moonshotai/Kimi-K2.5.
 """
 
 import argparse

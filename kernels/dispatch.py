@@ -71,7 +71,7 @@ def parse_overrides(text: str) -> dict[str, str]:
         if not equals:
             every |= _ops_with_backend(part)
         elif op not in BACKENDS:
-            raise ValueError(f"{op[:40]!r} is no op; {_suggest(op, BACKENDS)}")
+            raise ValueError(f"{op[:40]!r} is not an op; {_suggest(op, BACKENDS)}")
         elif backend not in BACKENDS[op]:
             raise ValueError(f"{op} has no backend {backend[:40]!r}; {_suggest(backend, BACKENDS[op])}")
         else:
@@ -84,7 +84,7 @@ def _ops_with_backend(backend: str) -> dict[str, str]:
     if not table:
         names = dict.fromkeys(name for several in BACKENDS.values() for name in several)
         how = "write op=backend, or a backend for all ops that have it"
-        raise ValueError(f"{backend[:40]!r} is no backend; {how}; {_suggest(backend, names)}")
+        raise ValueError(f"{backend[:40]!r} is not a backend; {how}; {_suggest(backend, names)}")
     return table
 
 

@@ -33,15 +33,15 @@ class MelFilterBank:
 def make_mel_filter_bank(window: Tensor, filters: Tensor, device: torch.device) -> MelFilterBank:
     """Build the bank from `window [samples]` and `filters [samples // 2 + 1, bands]`, float32 on the CPU, mostly zero."""
     count, bands = filters.shape
-    heard = filters != 0
-    first = heard.int().argmax(0)
-    width = max(1, int((torch.where(heard, torch.arange(count)[:, None], -1).amax(0) - first).max()) + 1)
-    reach = first + torch.arange(width)[:, None]
-    taps = torch.where(reach < count, filters.gather(0, reach.clamp(max=count - 1)), 0.0)
+    nonzero = filters != 0
+    first = nonzero.int().argmax(0)
+    width = max(1, int((torch.where(nonzero, torch.arange(count)[:, None], -1).amax(0) - first).max()) + 1)
+    bin_index = first + torch.arange(width)[:, None]
+    taps = torch.where(bin_index < count, filters.gather(0, bin_index.clamp(max=count - 1)), 0.0)
     groups = []
     for start in range(0, bands, _GROUP):
         which = slice(start, min(start + _GROUP, bands))
-        rows = heard[:, which].any(1).nonzero()
+        rows = nonzero[:, which].any(1).nonzero()
         bins = slice(int(rows.min()), int(rows.max()) + 1) if len(rows) else slice(0, 1)
         groups.append((which, bins, filters[bins, which].contiguous().to(device)))
     return MelFilterBank(window.to(device), tuple(groups), first.int().to(device), taps.to(device))

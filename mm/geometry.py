@@ -304,8 +304,8 @@ def _on_screen(times: Sequence[float], seconds: float, count: int, policy: Frame
     chosen = {bisect_right(times, span * k / max(1, steps)) - 1 for k in range(count)}
     least = min(count, max(len(chosen), policy.min_frames))
     short = min(count, -(-least // policy.multiple) * policy.multiple) - len(chosen)
-    spare = [i for i in range(len(times)) if i not in chosen]
-    return sorted(chosen | {spare[i * len(spare) // short] for i in range(short)})
+    unused = [i for i in range(len(times)) if i not in chosen]
+    return sorted(chosen | {unused[i * len(unused) // short] for i in range(short)})
 
 
 def _at_or_after(frames: int, source_fps: float | None, seconds: float | None, count: int, policy: FrameSampling) -> list[int]:

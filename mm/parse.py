@@ -177,7 +177,7 @@ def _with_uuids(modality: str, given: list[Media], uuids: object) -> list[Media]
         given *= len(names) or 1  # only uuids were given
     if len(names) != len(given):
         raise InputError(
-            f'multi_modal_uuids["{modality}"] must have same length as multi_modal_data["{modality}"]: '
+            f'multi_modal_uuids["{modality}"] must have the same length as multi_modal_data["{modality}"]: '
             f"{len(names)} and {len(given)}",
             param="multi_modal_uuids",
         )

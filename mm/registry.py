@@ -44,7 +44,7 @@ class Architecture:
 def native(family: str, model_class: str, info_class: str, folder: str = "families") -> Architecture:
     """Return the row of classes in `models/<folder>/<family>.py` and `processors/<folder>/<family>.py`."""
     paths = (("models", model_class), ("processors", info_class))
-    return Architecture(*(f"{_PACKAGE}.{room}.{folder}.{family}:{name}" for room, name in paths))
+    return Architecture(*(f"{_PACKAGE}.{part}.{folder}.{family}:{name}" for part, name in paths))
 
 
 @dataclass(frozen=True)
@@ -335,4 +335,4 @@ def find_architecture(name: str) -> Architecture:
         return ARCHITECTURES[name]
     near = get_close_matches(_TASK.sub("", name), stems := {_TASK.sub("", known): known for known in ARCHITECTURES}, n=1)
     nearest = f"; the nearest name is {stems[near[0]]}" if near else ""
-    raise ConfigError(f"no implementation of the architecture {name!r} here (docs/models.md lists those there are{nearest})")
+    raise ConfigError(f"no implementation of the architecture {name!r} here (docs/models.md lists the known ones{nearest})")

@@ -85,10 +85,10 @@ def _interpret(program: bytes, read: Callable[[str], bytes]) -> Any:
             values = pop_marked() if name == "SETITEMS" else [stack.pop(-2), stack.pop()]
             stack[-1].update(zip(values[::2], values[1::2], strict=True))
         elif name in ("GLOBAL", "STACK_GLOBAL"):
-            asked = argument if name == "GLOBAL" else f"{stack.pop(-2)} {stack.pop()}"
-            if asked not in _GLOBALS:
-                raise ValueError(f"it refers to {asked!r}")
-            stack.append(asked)
+            reference = argument if name == "GLOBAL" else f"{stack.pop(-2)} {stack.pop()}"
+            if reference not in _GLOBALS:
+                raise ValueError(f"it refers to {reference!r}")
+            stack.append(reference)
         elif name == "BINPERSID":
             kind, storage, key = stack.pop()[:3]
             if kind != "storage":

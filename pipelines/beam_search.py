@@ -120,10 +120,10 @@ def beam_search(llm: LLM, prompts: Sequence[object], params: BeamSearchParams) -
     first = llm.generate(prompts, one_token, use_tqdm=False)
     searches = [_Search(prompt, output, params, llm.eos_token_ids) for prompt, output in zip(prompts, first, strict=True)]
     for _ in range(params.max_tokens - 1):
-        asked = [prompt for search in searches for prompt in search.prompts()]
-        if not asked or max(len(prompt["prompt_token_ids"]) for prompt in asked) >= llm.max_model_len:
+        beam_prompts = [prompt for search in searches for prompt in search.prompts()]
+        if not beam_prompts or max(len(prompt["prompt_token_ids"]) for prompt in beam_prompts) >= llm.max_model_len:
             break
-        outputs = iter(llm.generate(asked, one_token, use_tqdm=False))
+        outputs = iter(llm.generate(beam_prompts, one_token, use_tqdm=False))
         for search in searches:
             search.advance([next(outputs) for _ in search.beams])
     return [search.result(llm) for search in searches]

@@ -86,6 +86,6 @@ def pair_prompt(llm: LLM, query: object, document: object) -> tuple[dict[str, An
     ]
     for text in texts:
         if not isinstance(text, str):
-            raise InputError(f"{short_repr(text)} is no text; this checkpoint scores pairs of texts")
+            raise InputError(f"{short_repr(text)} is not a string; this checkpoint scores pairs of texts")
     ids, first_tokens = llm.get_tokenizer().encode_pair(*texts)
     return {"prompt_token_ids": ids}, PoolingParams(task="score", first_tokens=first_tokens)

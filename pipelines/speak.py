@@ -111,7 +111,7 @@ def speech_requests(
     check_type("voice", voice, str, type(None))
     text, sound = (sampling_params or llm.default_params).clone(), _speech_params(talker, speech_params)
     if text.n > 1:
-        raise InputError(f"n={text.n}: one answer is spoken; leave it out", param="n")
+        raise InputError(f"n={text.n} is not supported by speak, which speaks one answer; leave n out", param="n")
     speaker = _find_voice(talker.model.voices, voice)
     conversations = as_conversations(messages)
     own = splitmix64(llm.config.seed)
@@ -168,12 +168,12 @@ def stream_task(
 class _Answer:
     """An answer in text. `spoken`: what the talker reads; None if there is an error, or nothing to say."""
 
-    said: Speech
+    speech: Speech
     spoken: SpokenAnswer | None = None
 
     @property
     def error(self) -> ErrorInfo | None:
-        return self.said.error
+        return self.speech.error
 
 
 def _answer(request: _Request) -> Task[_Answer]:
@@ -185,41 +185,41 @@ def _answer(request: _Request) -> Task[_Answer]:
     nothing = Speech("", torch.zeros(0), talker.model.rate, output.error, output)
     if output.error is not None:
         return _Answer(nothing)
-    answer, said = output.outputs[0].token_ids, replace(nothing, text=output.outputs[0].text)
+    answer, speech = output.outputs[0].token_ids, replace(nothing, text=output.outputs[0].text)
     if len(answer) < 2:
-        return _Answer(said)
+        return _Answer(speech)
     (prompt,) = prompts
     layer, hidden = talker.model.layer, torch.zeros(0)
     if layer is None or prompt.features:
         whole = prompt if layer else replace(prompt, token_ids=(*prompt.token_ids, *answer[:-1]))
         states = yield RequestHandle(lambda: whole, _NOTHING_SAMPLED, pooling=replace(_STATES, layer=layer))
         if states.error is not None or states.pooled is None:
-            return _Answer(replace(said, error=states.error))
+            return _Answer(replace(speech, error=states.error))
         hidden = states.pooled
-    return _Answer(said, SpokenAnswer(prompt.token_ids, answer, hidden, prompt.features))
+    return _Answer(speech, SpokenAnswer(prompt.token_ids, answer, hidden, prompt.features))
 
 
 def _speak(request: _Request) -> Task[Speech]:
     """Answer in text, and speak the answer."""
     answer = yield from _answer(request)
     if answer.spoken is None:
-        return answer.said
+        return answer.speech
     try:
         codes, samples = request.talker.speak(answer.spoken, request.voice, request.params, request.seed)
     except SensoriumError as error:
-        return replace(answer.said, error=error.info)
-    return replace(answer.said, samples=samples, codes=tuple(codes))
+        return replace(answer.speech, error=error.info)
+    return replace(answer.speech, samples=samples, codes=tuple(codes))
 
 
 def _parts(request: _Request, answer: _Answer) -> Iterator[Speech]:
-    yield answer.said
+    yield answer.speech
     if answer.spoken is None:
         return
     try:
         for codes, samples in request.talker.stream(answer.spoken, request.voice, request.params, request.seed):
-            yield replace(answer.said, samples=samples, codes=tuple(codes))
+            yield replace(answer.speech, samples=samples, codes=tuple(codes))
     except SensoriumError as error:
-        yield replace(answer.said, error=error.info)
+        yield replace(answer.speech, error=error.info)
 
 
 def _keeping(

@@ -343,8 +343,8 @@ def _share_words(before: WindowText, text: WindowText) -> bool:
 
 
 def _with_segments(text: WindowText, segments: tuple[Segment, ...], end: float) -> WindowText:
-    said = " ".join(part.text for part in segments if part.text)
-    return replace(text, segments=segments, result=replace(text.result, end=end, text=said))
+    joined = " ".join(part.text for part in segments if part.text)
+    return replace(text, segments=segments, result=replace(text.result, end=end, text=joined))
 
 
 def _failed(error: ErrorInfo | None, output: RequestOutput, language: SpokenLanguage) -> Transcript:

@@ -12,7 +12,7 @@ from ..mm.errors import InputError, short_repr
 from ..mm.plain import check_classes
 
 _TYPE_NAMES = {
-    str: "a text",
+    str: "a string",
     os.PathLike: "a path",
     bool: "True or False",
     int: "an integer",

@@ -258,7 +258,7 @@ def _check_line(config: ServerConfig, line: bytes, request: Mapping[str, Any]) -
     custom_id, body = entry["custom_id"], entry["body"]
     try:
         if not isinstance(custom_id, str) or not 0 < len(check_utf8(custom_id, "custom_id")) <= _MAX_CUSTOM_ID:
-            reason = f"custom_id={short_repr(custom_id)} must be a text of 1 to {_MAX_CUSTOM_ID} characters"
+            reason = f"custom_id={short_repr(custom_id)} must be a string of 1 to {_MAX_CUSTOM_ID} characters"
             raise HttpError(400, reason, "invalid_custom_id", "custom_id")
     except SensoriumError as error:
         raise HttpError(400, str(error), "invalid_custom_id", "custom_id") from None

@@ -95,7 +95,7 @@ class ServerConfig:
         for name in _TEXTS:
             value = getattr(self, name)
             if not (value is None and name != "host") and not (isinstance(value, str) and value):
-                raise _error(name, value, "must be a text that is not empty")
+                raise _error(name, value, "must be a non-empty string")
         if not _is_integer(self.port) or not 0 <= self.port <= 65535:
             raise _error("port", self.port, "must be an integer from 0 to 65535")
         for name in _COUNTS:
@@ -110,7 +110,7 @@ class ServerConfig:
             if getattr(self, name) not in known:
                 raise _error(name, getattr(self, name), f"must be one of {', '.join(known)}")
         if not all(isinstance(key, str) and key for key in self.keys):
-            raise ConfigError("api_key must be a text that is not empty, or a list of them", param="api_key")
+            raise ConfigError("api_key must be a non-empty string, or a list of them", param="api_key")
         if (self.tls_cert is None) != (self.tls_key is None):
             raise ConfigError("tls_cert and tls_key belong together; give both", param="tls_cert")
 

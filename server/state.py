@@ -133,16 +133,16 @@ async def first_output(outputs: AsyncGenerator[T, None]) -> T:
 
 async def unless_disconnected(request: Request, work: Awaitable[T]) -> T:
     """Return the result of `work`, or cancel it when the client disconnects. The request's body must have been read."""
-    task, gone = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
+    task, disconnect = asyncio.ensure_future(work), asyncio.ensure_future(_disconnected(request))
     try:
-        await asyncio.wait({task, gone}, return_when=asyncio.FIRST_COMPLETED)
+        await asyncio.wait({task, disconnect}, return_when=asyncio.FIRST_COMPLETED)
         if not task.done():
             raise ClientDisconnect
         return task.result()
     finally:
         task.cancel()
-        gone.cancel()
-        await asyncio.gather(task, gone, return_exceptions=True)
+        disconnect.cancel()
+        await asyncio.gather(task, disconnect, return_exceptions=True)
 
 
 async def _disconnected(request: Request) -> None:

@@ -195,7 +195,8 @@ class Store:
             return 2**62 if descending else -1
         rows = self._rows(f"SELECT number FROM {table} WHERE id = ? AND owner = ?", after, owner)
         if not rows:
-            raise HttpError(404, f"after={after!r} is no id of this key's {table}; give one of the list", "not_found", "after")
+            reason = f"after={after!r} is not an id of this key's {table}; give one from the list"
+            raise HttpError(404, reason, "not_found", "after")
         return int(rows[0][0])
 
     def delete_file(self, owner: str, file: str) -> None:

@@ -59,7 +59,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--max-concurrency", metavar="N", type=positive_int, help="maximum number of requests in progress")
     load.add_argument("--num-warmups", metavar="N", type=count, default=0, help="requests before the measurement (default: 0)")
     load.add_argument("--ignore-eos", action="store_true", help="generate the whole number of tokens")
-    load.add_argument("--temperature", type=float, help="sampling temperature (default: the server's)")
+    load.add_argument("--temperature", metavar="T", type=float, help="sampling temperature (default: the server's)")
     report = add_report_arguments(parser)
     report.add_argument("--plot", metavar="FILE", type=Path, help="PNG of latencies and throughput by rate; needs matplotlib")
 

@@ -191,13 +191,13 @@ def notify(handles: Iterable[RequestHandle]) -> list[RequestHandle]:
     for handle in handles:
         handle.posted = True
         by_post.setdefault(handle.post, []).append(handle)
-    gone = []
+    orphans = []
     for post, updated in by_post.items():
         try:
             post(updated)
         except RuntimeError:  # the caller's event loop is closed
-            gone += updated
-    return gone
+            orphans += updated
+    return orphans
 
 
 def drop_command(handle: RequestHandle) -> Callable[[Any], None]:

@@ -73,9 +73,9 @@ def search_foldings(
     """
     paths = {module: path for path, module in root.named_modules()}
     pairs = [
-        (group, seen)
+        (group, inputs_of_group)
         for layer, several in zip(decoder_layers(root), inputs, strict=True)
-        for group, seen in zip(scaling_groups(layer), several, strict=True)
+        for group, inputs_of_group in zip(scaling_groups(layer), several, strict=True)
     ]
     group_of: dict[str, int] = {}
     waiting: dict[int, set[str]] = {}
@@ -92,8 +92,8 @@ def search_foldings(
         if name in quantised:
             held[i].append(tensor)
         if not waiting[i] and (parts := held.pop(i, [])):
-            group, seen = pairs[i]
-            scaled.append((group, _best_scales(group, seen, parts, group_size)))
+            group, inputs_of_group = pairs[i]
+            scaled.append((group, _best_scales(group, inputs_of_group, parts, group_size)))
     complete = [(group, scales) for group, scales in scaled if _names(group.source, paths) <= stored]
     return foldings(root, complete)
 
@@ -102,10 +102,10 @@ def _names(layer: Any, paths: Mapping[nn.Module, str]) -> set[str]:
     return {name for name, _ in layer.tensors(paths[layer])}
 
 
-def _best_scales(group: ScalingGroup, seen: _Inputs, weights: Sequence[Tensor], group_size: int) -> Tensor:
+def _best_scales(group: ScalingGroup, inputs: _Inputs, weights: Sequence[Tensor], group_size: int) -> Tensor:
     """Return the scales `[inputs]` with the smallest squared error of the products: a power of the inputs' mean magnitude."""
-    mean, x = group.shared(seen.mean).clamp_(min=1e-4), seen.rows.float()
-    best, least = torch.ones_like(seen.mean), float("inf")
+    mean, x = group.shared(inputs.mean).clamp_(min=1e-4), inputs.rows.float()
+    best, least = torch.ones_like(inputs.mean), float("inf")
     for step in range(_STEPS):
         scales = mean ** (step / _STEPS)
         scales = group.spread(scales / (scales.max() * scales.min()).sqrt())

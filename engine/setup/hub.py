@@ -145,9 +145,9 @@ def find_folder(
         return cached.snapshot(usable)
 
 
-def _download(cached: CachedModel, wanted: str, branch: str, weights: bool, check: Callable[[Path], None] | None) -> Path:
+def _download(cached: CachedModel, revision: str, branch: str, weights: bool, check: Callable[[Path], None] | None) -> Path:
     """Download what the snapshot of a revision lacks, the weights last, and return its folder."""
-    commit, files = list_files(cached, wanted)
+    commit, files = list_files(cached, revision)
     folder = cached.snapshot(commit)
     fetch_files(cached, commit, [files[name] for name in small_files(files)])
     if check is not None:

@@ -142,9 +142,9 @@ class CachedModel:
             names = [one for one in ("config.json", "params.json") if (folder / one).is_file()][:1] or ["config.json"]
             names += [file.name for file in weight_files(folder, lambda name: (folder / name).exists())] if weights else []
             return [name for name in names if not (folder / name).is_file()]
-        gone = [name for name in small_files(files) if not self.has(commit, files[name])]
-        if gone or not weights:
-            return gone
+        absent = [name for name in small_files(files) if not self.has(commit, files[name])]
+        if absent or not weights:
+            return absent
         return [file.name for file in remote_weights(self.name, files, folder) if not self.has(commit, file)]
 
     def is_complete(self, commit: str, weights: bool = True) -> bool:

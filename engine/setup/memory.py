@@ -124,14 +124,14 @@ def num_cache_blocks(
     if all_seqs <= budget:
         return tuple(most)
     # beyond one sequence; states serve sequences of any length, so they get half of what is left, or what others cannot use
-    wanted = {True: 0, False: 0}
+    extra_bytes = {True: 0, False: 0}
     for few, many, group, state in zip(fewest, most, groups, is_state, strict=True):
-        wanted[state] += (many - few) * group.block_bytes(size)
+        extra_bytes[state] += (many - few) * group.block_bytes(size)
     left = budget - one
-    states = min(wanted[True], max(left // 2, left - wanted[False]))
-    shares = {True: states, False: min(left - states, wanted[False])}
+    states = min(extra_bytes[True], max(left // 2, left - extra_bytes[False]))
+    shares = {True: states, False: min(left - states, extra_bytes[False])}
     return tuple(
-        few + (many - few) * shares[state] // max(1, wanted[state])
+        few + (many - few) * shares[state] // max(1, extra_bytes[state])
         for few, many, state in zip(fewest, most, is_state, strict=True)
     )
 

@@ -230,9 +230,9 @@ class ModelRunner:
             for (sequence, task), start, good in zip(scheduled, starts, finite, strict=False)
         ]
         pooling = [(one, one[0].request.pooling) for one in last_rows]
-        results = self._pool([one for one, asked in pooling if asked is not None and not asked.candidates], hidden)
-        results |= self._find_candidates([one for one, asked in pooling if asked is not None and asked.candidates], hidden)
-        results |= self._sample([one for one, asked in pooling if asked is None], hidden)
+        results = self._pool([one for one, params in pooling if params is not None and not params.candidates], hidden)
+        results |= self._find_candidates([one for one, params in pooling if params is not None and params.candidates], hidden)
+        results |= self._sample([one for one, params in pooling if params is None], hidden)
         outputs = []
         for (_, task), found, good in zip(scheduled, prompt_logprobs, finite, strict=True):
             output = results.get(task.request_id) or TokenOutput(task.request_id, (), error=None if good else NOT_FINITE)

@@ -16,8 +16,12 @@ from .sequence_state import SequenceState
 
 def pool(rows: Sequence[Tensor], params: Sequence[PoolingParams], model: Model) -> list[Tensor]:
     """Return float32 `[n]`, or `[tokens, n]` with the pooling "tokens", for the `kept_rows` of each prompt, on the CPU."""
-    asked = [i for i, one in enumerate(params) if one.token_ids]
-    logits = dict(zip(asked, model.compute_logits(torch.cat([rows[i] for i in asked])), strict=True)) if asked else {}
+    with_logits = [i for i, one in enumerate(params) if one.token_ids]
+    logits = (
+        dict(zip(with_logits, model.compute_logits(torch.cat([rows[i] for i in with_logits])), strict=True))
+        if with_logits
+        else {}
+    )
     found = [
         _result(hidden, one, model) if (own := logits.get(i)) is None else own[list(one.token_ids)]
         for i, (hidden, one) in enumerate(zip(rows, params, strict=True))

@@ -104,11 +104,11 @@ def _varlen_kernel(  # type: ignore[no-untyped-def]
         )  # fmt: skip
 
     row = tl.arange(0, QUERIES)[:, None]
-    asked, share = first + row < stop, (1.0 / total)[:, None]
+    inside, share = first + row < stop, (1.0 / total)[:, None]
     out_ptr += first.to(tl.int64) * out_row + head * DIM + row * out_row
-    tl.store(out_ptr + d[None, :], (acc * share).to(out_ptr.dtype.element_ty), mask=asked & (d < DIM)[None, :])
+    tl.store(out_ptr + d[None, :], (acc * share).to(out_ptr.dtype.element_ty), mask=inside & (d < DIM)[None, :])
     if TWO:
-        tl.store(out_ptr + e[None, :], (acc_more * share).to(out_ptr.dtype.element_ty), mask=asked & (e < DIM)[None, :])
+        tl.store(out_ptr + e[None, :], (acc_more * share).to(out_ptr.dtype.element_ty), mask=inside & (e < DIM)[None, :])
 
 
 @functools.lru_cache(maxsize=64)

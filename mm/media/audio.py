@@ -219,7 +219,7 @@ def _check_rate(rate: float, policy: MediaPolicy) -> None:
     least, highest = policy.min_audio_rate, policy.max_audio_rate
     if not least <= rate <= highest:
         raise InputError(
-            f"its sample rate is {rate:g} Hz, it must be from {least:g} to {highest:g} Hz; "
+            f"its sample rate is {rate:g} Hz; it must be from {least:g} to {highest:g} Hz; "
             "resample it, or change min_audio_rate and max_audio_rate",
             param="min_audio_rate" if rate < least else "max_audio_rate",
         )

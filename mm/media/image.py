@@ -238,11 +238,11 @@ def _check_tiff(data: bytes, policy: MediaPolicy) -> None:
     offset, count, entry, pointer = ("8xQ", "Q", "HHQQ", "Q") if big else ("4xI", "H", "HHII", "I")
     try:
         (start,) = struct.unpack_from(order + offset, data)
-        seen = {0}
+        visited = {0}
         for number in range(_MAX_THUMBNAILS):
-            if start in seen:  # the end, or a page that points back
+            if start in visited:  # the end, or a page that points back
                 return
-            seen.add(start)
+            visited.add(start)
             (entries,) = struct.unpack_from(order + count, data, start)
             start += struct.calcsize(order + count)
             end = start + min(entries, 1 << 16) * struct.calcsize(order + entry)

@@ -148,7 +148,7 @@ class CodecWorker:
 
     def __init__(self, module: str, tenant: str | None) -> None:
         self.pool = _pool(module, tenant)
-        self._channel, theirs = socket.socketpair()
+        self._channel, child_end = socket.socketpair()
         # the import paths of this process, without the worker's current folder
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
         command = [sys.executable, "-P", "-m", f"{__package__}.worker", module]
@@ -157,8 +157,8 @@ class CodecWorker:
             | dict.fromkeys(_THREADS, "1")
             | {"PYTHONPATH": paths, "MALLOC_ARENA_MAX": "2"}
         )
-        with theirs:
-            self._process = subprocess.Popen(command, env=env, stdin=theirs.fileno(), stdout=subprocess.DEVNULL)
+        with child_end:
+            self._process = subprocess.Popen(command, env=env, stdin=child_end.fileno(), stdout=subprocess.DEVNULL)
         try:
             message, _ = receive(self._channel, time.monotonic() + START_SECONDS)
         except (OSError, EOFError):

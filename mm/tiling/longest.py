@@ -72,7 +72,7 @@ class QuarterTiles:
         if not self.split:
             return CropPlan((whole,))
         if min(height, width) < 2:
-            raise InputError(f"an image of {width}x{height} pixels cannot be cut in quarters; pass do_image_splitting=False")
+            raise InputError(f"an image of {width}x{height} pixels cannot be cut into quarters; pass do_image_splitting=False")
         bands, columns = (((0, side // 2), (side // 2, side - side // 2)) for side in (height, width))
         boxes = [(top, left, tall, wide) for top, tall in bands for left, wide in columns]
         quarters = (TiledView((CropPad(*box), self._resize(*box[2:]))) for box in boxes)

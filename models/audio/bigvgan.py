@@ -55,8 +55,8 @@ class BigVganSpec:
         for stride, taps in zip(self.strides, self.taps, strict=True):
             frames += ceil(taps / stride) / rate
             rate *= stride
-            reach = [len(d) * (taps // 2 + 2 * _ACTIVATION) + taps // 2 * sum(d) for taps, d in self.kernels]
-            frames += max(reach) / rate
+            sides = [len(d) * (taps // 2 + 2 * _ACTIVATION) + taps // 2 * sum(d) for taps, d in self.kernels]
+            frames += max(sides) / rate
         return ceil(frames + (_ACTIVATION + _ENDS // 2) / rate)
 
     def peak_bytes(self) -> int:

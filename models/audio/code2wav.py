@@ -128,9 +128,9 @@ class _Layer:
         keys = past.append(self, torch.cat((_rotated(k, *cos_sin), v), 2), 1, spec.window - 1)
         place = torch.arange(keys.shape[1], device=x.device)
         back = place[-len(x) :, None] - place
-        seen = (back >= 0) & (back < spec.window)
+        visible = (back >= 0) & (back < spec.window)
         k, v = keys.repeat_interleave(spec.heads // spec.kv_heads, 0).split(self.dim, 2)
-        attended = F.scaled_dot_product_attention(_rotated(q, *cos_sin)[None], k[None], v[None], seen)
+        attended = F.scaled_dot_product_attention(_rotated(q, *cos_sin)[None], k[None], v[None], visible)
         return attended[0].transpose(0, 1).flatten(1)
 
 

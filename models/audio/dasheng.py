@@ -48,11 +48,11 @@ class DashengSpec:
 
         A lone patch is not masked.
         """
-        patches, seen = frames // self.patch, (frames - 1) // self.patch
+        patches, attended = frames // self.patch, (frames - 1) // self.patch
         rest = patches % self.chunk
         lengths = [self.chunk] * (patches // self.chunk) + ([rest] if rest else [])
         masked = [0] * len(lengths)
-        if patches > seen and lengths[-1] > 1:
+        if patches > attended and lengths[-1] > 1:
             masked[-1] = 1
             lengths[-1] -= 1
         return lengths, masked

@@ -186,11 +186,11 @@ class Qwen3Talker(nn.Module):
         if (is_embed & user).any():
             hidden = answer.hidden[is_embed & user].to(self.device, self.dtype)
             rows[:count][is_embed[user].to(self.device)] = self.hidden_projection(hidden)
-        said, (bos, eos, pad) = rows[count:-3], rows[-3:].split(1)
+        answer_rows, (bos, eos, pad) = rows[count:-3], rows[-3:].split(1)
         codes = torch.tensor([*self._codes[:3], self._voices[voice], *self._codes[3:]], device=self.device)
-        begun = torch.cat((pad.expand(4, -1), bos, said[3:4])) + self.embed_tokens(codes)
+        begun = torch.cat((pad.expand(4, -1), bos, answer_rows[3:4])) + self.embed_tokens(codes)
         return TalkerPrompt(
-            [], torch.cat((rows[:count], said[:3], begun)), torch.cat((said[4:], eos, pad)), _moved(answer, user)
+            [], torch.cat((rows[:count], answer_rows[:3], begun)), torch.cat((answer_rows[4:], eos, pad)), _moved(answer, user)
         )
 
     def next_row(self, frame: Sequence[int], following: Tensor) -> Tensor:

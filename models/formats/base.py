@@ -77,7 +77,7 @@ def name_patterns(config: Mapping[str, Any], *keys: str) -> list[str]:
     """Return the names and "re:" patterns of modules in the lists under these keys.
 
     Raises:
-        CheckpointError: an entry is no text, or no valid pattern.
+        CheckpointError: an entry is not a string, or not a valid pattern.
     """
     found = []
     for key in keys:
@@ -92,7 +92,7 @@ def name_patterns(config: Mapping[str, Any], *keys: str) -> list[str]:
 
 
 def check_pattern(key: str, pattern: str) -> None:
-    """Raise CheckpointError if the pattern is no valid regular expression, or could take minutes to match."""
+    """Raise CheckpointError if the pattern is not a valid regular expression, or could take minutes to match."""
     try:
         compile_pattern(pattern)
     except ValueError as error:

@@ -61,8 +61,8 @@ class OpenText:
         own, dropped = self._own_words(" ".join(parts))
         shown, covered, next_word = self._shown(own)
         agreed = max(self.stable, _common(self.words, shown))
-        heard = (max(0, count - dropped) for count in accumulate(len(split_words(part)) for part in parts))
-        ends = [min(at, covered) if at <= next_word else self.stable + at - next_word for at in heard]
+        part_ends = (max(0, count - dropped) for count in accumulate(len(split_words(part)) for part in parts))
+        ends = [min(at, covered) if at <= next_word else self.stable + at - next_word for at in part_ends]
         count = max(least, sum(end <= agreed for end in ends))
         return self._finish(shown, ends[count - 1], agreed), count
 
@@ -107,11 +107,11 @@ class OpenText:
 
 def fit_segments(parts: Sequence[Segment], text: str) -> list[Segment]:
     """Distribute the words of a final text over the segments of its last pass. Segments without words are left out."""
-    words, heard = split_words(text), list[str]()
+    words, part_words = split_words(text), list[str]()
     found, begin = list[Segment](), 0
     for number, part in enumerate(parts, 1):
-        heard += split_words(part.text)
-        end = len(words) if number == len(parts) else max(begin, _align(heard, words)[1])
+        part_words += split_words(part.text)
+        end = len(words) if number == len(parts) else max(begin, _align(part_words, words)[1])
         own = "".join(words[begin:end]).strip()
         if own:
             found.append(replace(part, id=len(found) + 1, text=own, tokens=part.tokens if own == part.text else ()))

@@ -114,7 +114,7 @@ def check_sampling(llm: LLM, params: SamplingParams | None, temperature: object)
     found = tuple(temperature) if isinstance(temperature, list | tuple) else (temperature,)
     if not found or not all(_is_number(one) and one >= 0 for one in found):
         raise InputError(
-            f"temperature={short_repr(temperature)} must be a number of 0 or above, or a list of them", param="temperature"
+            f"temperature={short_repr(temperature)} must be a number, 0 or above, or a list of them", param="temperature"
         )
     return params or GREEDY, found
 

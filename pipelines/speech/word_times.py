@@ -92,5 +92,5 @@ def _with_words(
             words.append(Word(times[at], times[at + count], word, probability))
             at += count
         found.append(merge_punctuation(words))
-    mended = iter(shorten_long_words([word for words in found for word in words]))
-    return tuple(replace(part, words=tuple(next(mended) for _ in words)) for part, words in zip(parts, found, strict=True))
+    shortened = iter(shorten_long_words([word for words in found for word in words]))
+    return tuple(replace(part, words=tuple(next(shortened) for _ in words)) for part, words in zip(parts, found, strict=True))

@@ -107,10 +107,10 @@ def drop_segment_words(parts: Sequence[Segment], count: int, last: bool) -> list
     left: list[Segment] = []
     for part in reversed(parts) if last else parts:
         words = split_words(part.text)
-        gone = min(count, len(words))
-        count -= gone
-        kept = words[: len(words) - gone] if last else words[gone:]
-        if kept and gone:
+        dropped = min(count, len(words))
+        count -= dropped
+        kept = words[: len(words) - dropped] if last else words[dropped:]
+        if kept and dropped:
             text = "".join(kept).strip()
             part = replace(part, text=text, tokens=(), words=part.words and drop_words(part.words, text, last))
         if kept:

@@ -101,14 +101,14 @@ class SlicesInfo(BaseProcessingInfo):
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
         """Insert the number of each image and of each video before its placeholder, unless the item is expanded already."""
-        out, previous, seen = list[int](), None, dict.fromkeys(self.placeholder_ids, 0)
+        out, previous, counts = list[int](), None, dict.fromkeys(self.placeholder_ids, 0)
         modality_of = {token: name for name, token in self.placeholder_ids.items() if self.numbered(name)}
         starts = {self.tags["<image>"], self.tags["<slice>"]}
         for token in ids:
             name = modality_of.get(token)
             if name is not None and previous not in starts:
-                out += [self.number_tags[0], *self.encode(str(seen[name])), self.number_tags[1]]
-                seen[name] += 1
+                out += [self.number_tags[0], *self.encode(str(counts[name])), self.number_tags[1]]
+                counts[name] += 1
             out.append(token)
             previous = previous if name is not None and previous in starts else token
         return out

@@ -50,8 +50,8 @@ class Qwen25OmniProcessingInfo(ThinkerInfo):
 
     def instruction(self, language: str | None, task: str) -> str:
         """Return the instruction of the publisher's cookbook, which asks for a transcript without punctuation."""
-        asked = super().instruction(language, task)
-        return asked if task == "translate" else f"{asked[:-1]} without any punctuation marks."
+        text = super().instruction(language, task)
+        return text if task == "translate" else f"{text[:-1]} without any punctuation marks."
 
     def system_turn(self, task: str) -> str:
         kind = "translation" if task == "translate" else "recognition"

@@ -136,7 +136,7 @@ def _check_count(messages: Sequence[object], tools: Sequence[object] | None, mos
         contents = [one.get("content") for one in messages if isinstance(one, Mapping)]
         count += sum(len(one) for one in contents if isinstance(one, list))
     if count > 4 * most:
-        reason = f"the conversation has {count} messages, parts and tools, max_model_len is {most}; shorten it"
+        reason = f"max_model_len={most} allows {4 * most} messages, parts and tools; the conversation has {count}; shorten it"
         raise InputError(reason, code="too_long", param="messages")
 
 
@@ -144,5 +144,5 @@ def _check_length(messages: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, m
     found = [text for message in messages for text in texts(message)]
     least = sum(map(tokenizer.min_tokens, found)) - len(found)  # the ends of two texts may share a token
     if least >= most:
-        reason = f"the messages have at least {least} tokens, max_model_len is {most}; shorten them"
+        reason = f"the messages have at least {least} tokens, but max_model_len is {most}; shorten them"
         raise InputError(reason, code="too_long", param="messages")

@@ -67,7 +67,7 @@ def read_source(value: object, key: str, where: str) -> str:
         raise InputError(f"{where}: the type of {key} must be {known}, not {short_repr(kind, 40)}; send the file itself")
     found = fields.get(_SOURCES[kind])
     if not isinstance(found, str):
-        raise InputError(f"{where}: {_SOURCES[kind]} of {key} must be a text, not {typed(found)}")
+        raise InputError(f"{where}: {_SOURCES[kind]} of {key} must be a string, not {typed(found)}")
     is_url = kind == "url" or found[:5].lower() == "data:"
     return found if is_url else f"data:{_text_of(fields, 'media_type')};base64,{found}"
 

@@ -155,7 +155,7 @@ def _fields(data: bytes) -> Iterator[tuple[int, Any]]:
             yield number, value
             continue
         if kind not in (1, 2, 5):
-            raise ValueError("it is no protobuf message")
+            raise ValueError("it is not a protobuf message")
         size, position = _varint(data, position) if kind == 2 else (8 if kind == 1 else 4, position)
         if position + size > len(data):
             raise ValueError("it is truncated")

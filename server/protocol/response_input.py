@@ -77,7 +77,7 @@ def _reasoning(item: _Item, where: str) -> dict[str, Any]:
 def _text(item: _Item, key: str, where: str) -> str:
     value = item.get(key)
     if not isinstance(value, str):
-        raise InputError(f"{where}.{key} is {short_repr(value)}; give a text", param=where)
+        raise InputError(f"{where}.{key} is {short_repr(value)}; give a string", param=where)
     return value
 
 

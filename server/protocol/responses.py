@@ -116,7 +116,7 @@ class ResponsesBody(SamplingBody):
                 reason = "reasoning is not summarised; its whole text is in the response"
                 raise InputError(f"reasoning.{name}={short_repr(value)} cannot be honoured: {reason}", param="reasoning")
         if not (effort is None or isinstance(effort, str)):
-            raise InputError(f"reasoning.effort is {short_repr(effort)}; give a text", param="reasoning")
+            raise InputError(f"reasoning.effort is {short_repr(effort)}; give a string", param="reasoning")
         return effort
 
     def _format(self) -> dict[str, Any] | None:

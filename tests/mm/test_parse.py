@@ -70,9 +70,9 @@ def test_order_options_and_uuids_stay_with_their_items():
 
 def test_the_number_of_uuids_must_equal_the_number_of_items():
     for uuids in ({"image": []}, {"image": ["a", "b"]}):
-        with pytest.raises(InputError, match="must have same length as"):
+        with pytest.raises(InputError, match="must have the same length as"):
             PARSER.parse({"image": FRAME}, uuids)
-    with pytest.raises(InputError, match="must have same length as"):
+    with pytest.raises(InputError, match="must have the same length as"):
         PARSER.parse({"image": [FRAME, FRAME]}, {"image": "one"})
     with pytest.raises(InputError, match="list of strings or None"):
         PARSER.parse({"image": FRAME}, {"image": [3]})

@@ -98,7 +98,7 @@ def test_registry_names_the_nearest():
     with pytest.raises(ConfigError, match="Qwen2VLForConditionalGeneration"):
         find_architecture("Qwen2VLForConditionalGenerator")
     with pytest.raises(
-        ConfigError, match=r"'ZyxwvForConditionalGeneration' here \(docs/models\.md lists those there are\)"
+        ConfigError, match=r"'ZyxwvForConditionalGeneration' here \(docs/models\.md lists the known ones\)"
     ):  # only its ending is known
         find_architecture("ZyxwvForConditionalGeneration")
     with pytest.raises(ConfigError, match="no implementation of the architecture 'x'"):

@@ -38,7 +38,7 @@ def test_every_family_has_a_note_and_a_row() -> None:
     assert all((DOCS.parent / name).is_file() for name in named)
 
 
-def test_rooms_do_not_import_each_other() -> None:
+def test_components_do_not_import_each_other() -> None:
     make_design = script("make_design")
     graph = make_design.arrows()
     make_design.direct(graph)
@@ -48,4 +48,4 @@ def test_rooms_do_not_import_each_other() -> None:
 
 def test_diagram_has_every_folder_of_engine() -> None:
     folders = {path.parent.name for path in (DOCS.parent / "engine").glob("*/__init__.py")}
-    assert folders <= script("make_design").ROOMS.keys()
+    assert folders <= script("make_design").COMPONENTS.keys()

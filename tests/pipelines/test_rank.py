@@ -159,12 +159,12 @@ def test_a_list_of_queries_needs_one_per_document(llm):
 
 def test_arguments_of_wrong_type_or_name(llm):
     for ask, said in (
-        (lambda: llm.embed("a", instruction=5), "instruction=5 must be a text"),
+        (lambda: llm.embed("a", instruction=5), "instruction=5 must be a string"),
         (lambda: llm.embed("a", dimensions="all"), "dimensions='all' must be an integer, 1 or above"),
         (lambda: llm.embed("a", dimensoins=4), "unknown argument 'dimensoins'; did you mean dimensions"),
-        (lambda: llm.score("a", "b", chat_template=5), "chat_template=5 must be a text or a path or None"),
+        (lambda: llm.score("a", "b", chat_template=5), "chat_template=5 must be a string or a path or None"),
         (lambda: llm.score("a", "b", instructoin=""), "did you mean instruction"),
-        (lambda: llm.ocr(make_image(), question=None), "question=None must be a text"),
+        (lambda: llm.ocr(make_image(), question=None), "question=None must be a string"),
         (lambda: llm.ocr(make_image(), sampling_params={}), "sampling_params={} must be a SamplingParams or None"),
         (lambda: llm.ocr(make_image(), max_token=4), "did you mean max_tokens"),
     ):

@@ -174,7 +174,7 @@ def test_arguments(llm):
     messages, _ = conversation("")
     with pytest.raises(InputError, match="voice='Eve' is unknown; this model has Ada, Ben"):
         llm.speak(messages, voice="Eve")
-    with pytest.raises(InputError, match="n=2: one answer is spoken"):
+    with pytest.raises(InputError, match="n=2 is not supported by speak"):
         llm.speak(messages, SamplingParams(n=2, temperature=1.0))
     with pytest.raises(InputError, match="logprobs has no meaning for codes"):
         llm.speak(messages, speech_params=SamplingParams(logprobs=1))

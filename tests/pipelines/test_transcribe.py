@@ -224,7 +224,7 @@ def test_wrong_language_or_task(llm: LLM, options: dict[str, str], said: str) ->
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"context": 5}, "context=5 must be a text$"),
+        ({"context": 5}, "context=5 must be a string$"),
         ({"sampling_params": {"temperature": 0}}, "sampling_params=.* must be a SamplingParams or None"),
         ({"timestamps": "yes"}, "timestamps='yes' must be True or False"),
         ({"langauge": "en"}, "unknown argument 'langauge'; did you mean language"),

@@ -136,7 +136,7 @@ def test_audio_without_speech_makes_no_request(llm: LLM) -> None:
     [
         ({"aligner": "ctc"}, 'aligner is for timestamps="word"'),
         ({"timestamps": "phrase"}, "timestamps='phrase' must be True or False"),
-        ({"temperature": (0, -1)}, "temperature=.* must be a number of 0 or above"),
+        ({"temperature": (0, -1)}, "temperature=.* must be a number, 0 or above"),
         ({"temperature": ()}, "temperature="),
         ({"vad": "silent"}, "vad='silent' must be"),
         ({"log_prob_threshold": "low"}, "log_prob_threshold='low' must be"),
@@ -144,7 +144,7 @@ def test_audio_without_speech_makes_no_request(llm: LLM) -> None:
         ({"no_speech_threshold": 1.5}, "no_speech_threshold=1.5 must be a finite number, from 0 to 1"),
         ({"temperature": float("inf")}, "temperature=inf must be a number"),
         ({"sampling_params": SamplingParams(n=2)}, "n=2 is not supported by transcribe"),
-        ({"hotwords": 3}, "hotwords=3 must be a text"),
+        ({"hotwords": 3}, "hotwords=3 must be a string"),
         ({"sequential": 1}, "sequential=1 must be True or False"),
     ],
 )

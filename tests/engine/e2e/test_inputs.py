@@ -97,7 +97,7 @@ def test_options_of_a_request_and_of_an_item(llm):
         ({"multi_modal_data": {"image": Media(make_image(), max_pixels=0)}}, "image 0: max_pixels is 0"),
         ({"multi_modal_data": {"image": Media(make_image(), detail="ultra")}}, "image 0: detail is 'ultra'"),
         ({"multi_modal_data": {"images": make_image()}}, "unknown modality 'images'; this model takes image"),
-        ({"multi_modal_uuids": {"image": ["a", "b"]}}, "must have same length as"),
+        ({"multi_modal_uuids": {"image": ["a", "b"]}}, "must have the same length as"),
         ({"cache_slat": "x"}, "unknown key 'cache_slat'"),
         ({"fit": "window"}, "fit"),
     ],

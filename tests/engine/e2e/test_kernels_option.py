@@ -109,11 +109,11 @@ def test_a_backend_alone_selects_it_for_all_ops_that_have_it() -> None:
         ),
         (
             "atention=torch",
-            r"kernels: 'atention' is no op; did you mean attention\? The known ones are attention, varlen_attention",
+            r"kernels: 'atention' is not an op; did you mean attention\? The known ones are attention, varlen_attention",
         ),
         (
             "attention",
-            "kernels: 'attention' is no backend; write op=backend, .* known ones are native, triton, torch, reference, ",
+            "kernels: 'attention' is not a backend; write op=backend, .* known ones are native, triton, torch, reference, ",
         ),
         ("triton", r"kernels: attention=triton cannot run float32 on cpu here; .*torch"),
         (["attention=torch"], "must be a string like"),

@@ -77,7 +77,7 @@ def test_scores_of_a_cross_encoder(kind: str, tmp_path: Path) -> None:
     model, words = build(tmp_path, kind, 1)
     with LLM(tmp_path) as llm:
         found = llm.score("import os", TEXTS, use_tqdm=False)
-        with pytest.raises(InputError, match="no text"):
+        with pytest.raises(InputError, match="not a string"):
             llm.score("import os", {"image": "x.png"}, use_tqdm=False)
     for text, one in zip(TEXTS, found, strict=True):
         assert abs(one.score - float(logits_of(model, words, "import os", text).sigmoid())) < 1e-4

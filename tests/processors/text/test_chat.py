@@ -185,7 +185,7 @@ def test_messages_that_cannot_be_continued(tok, messages, options, text):
 def test_texts_that_cannot_fit_are_refused_before_they_are_rendered(tok):
     long = "<|im_end|> " * 1_000_000
     for content in (long, [{"type": "text", "text": long}, {"type": "image", "image": b""}]):
-        refused = pytest.raises(InputError, match=r"at least .* tokens, max_model_len is 4096; shorten them")
+        refused = pytest.raises(InputError, match=r"at least .* tokens, but max_model_len is 4096; shorten them")
         with measured.allocating_at_most(1 << 20), refused:
             render_chat([{"role": "user", "content": content}], CHAT_TEMPLATE, tok, max_model_len=4096)
     messages = [{"role": "user", "content": "hello there " * 9}] * 7
@@ -284,7 +284,7 @@ def test_very_many_messages_parts_or_tools_are_refused_before_work_is_done_for_e
         ([{"role": "user", "content": [text] * many}], None),
         ([{"role": "user", "content": "a"}], [TOOL] * many),
     ):
-        with pytest.raises(InputError, match="messages, parts and tools, max_model_len is 64") as caught:
+        with pytest.raises(InputError, match="max_model_len=64 allows 256 messages, parts and tools") as caught:
             render_chat(messages, TOOLS_TEMPLATE, tok, tools=tools, max_model_len=64)
         assert caught.value.info.code == "too_long"
 

@@ -124,7 +124,7 @@ def test_the_pdfs_of_all_messages_are_limited_together(monkeypatch: pytest.Monke
         ({"type": "file", "file": {"filename": "a.png"}}, "file needs file_data"),
         ({"type": "file", "file": {"file_data": PNG}, "detail": "low"}, "unknown field 'detail'"),
         ({"type": "image", "source": {"type": "file", "file_id": "f"}}, "file_id names a file"),
-        ({"type": "image", "source": {"type": "base64", "media_type": "image/png"}}, "data of source must be a text"),
+        ({"type": "image", "source": {"type": "base64", "media_type": "image/png"}}, "data of source must be a string"),
         ({"type": "image", "source": {"type": "content"}}, "the type of source must be base64 or url"),
         ({"type": "document", "source": "x"}, "source must be an object"),
         ({"type": "tool_result", "content": "x"}, 'messages with the role "tool"'),
