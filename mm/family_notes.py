@@ -105,6 +105,11 @@ NOTES: dict[str, FamilyNote] = {
         "images and frames at their own aspect ratio within 70 to 1,120 rows, averages of 3 x 3 patches; times before frames; "
         "audio of up to 30 s through a conformer with attention to the last 12 rows; per-layer inputs, shared KV caches"
     ),
+    "gemma4_unified": FamilyNote(
+        "Gemma 4 12B: no encoders; squares of 48 pixels and 40 ms of samples are projected to rows; `transcribe`; sizes, times "
+        "and options as in Gemma 4",
+        "30 s per audio item",
+    ),
     "glm4v": FamilyNote(
         "timestamps between frames as text, rotary positions on half of each head; norms before and after each sublayer, or "
         "a mixture of experts; GLM-OCR with its own tower; `load_mtp` for GLM-4.5V and GLM-OCR",
