@@ -200,10 +200,11 @@ NOTES: dict[str, FamilyNote] = {
         "20 minutes per audio item",
     ),
     "minicpmv": FamilyNote(
-        "a whole image and slices of it, each at its own size; rows merged in squares within the tower (4.6), or a resampler "
-        "(2.6, 4 and 4.5, in their publisher's layout); times of frames, several of which make one (4.5); MiniCPM-o 2.6 "
-        "and 4.5 with audio, text output only",
-        "2.6 to 4.5: views up to 1.25 times the patches of a square one; 30 minutes per audio item",
+        "a whole image and slices of it, each at its own size; rows merged in squares within the tower (4.6, 4.7), or a "
+        "resampler (2.6, 4 and 4.5, in their publisher's layout); times of frames, several of which make one (4.5); MiniCPM-o "
+        "2.6 and 4.5 with audio, text output only; MiniCPM-OCR; a canvas of positions (4.7)",
+        "2.6 to 4.5: views up to 1.25 times the patches of a square one; 30 minutes per audio item; MiniCPM-OCR: "
+        "sizes of small images do not depend on their letters (`small_image_upsize`); 4.7: no precomputed embeddings",
     ),
     "mllama": FamilyNote(
         "tiles of the best canvas, which some layers of the decoder cross-attend to; prompts without an image skip them",

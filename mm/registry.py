@@ -154,6 +154,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MiniMaxVL01ForConditionalGeneration": native("llava", "MiniMaxVL", "MiniMaxVLProcessingInfo"),
     "Mineru2QwenForCausalLM": native("llava", "Mineru2", "Mineru2ProcessingInfo"),
     "MiniCPMV4_6ForConditionalGeneration": native("minicpmv", "MiniCPMV46", "MiniCPMV46ProcessingInfo"),
+    "MiniCPMV4_7ForConditionalGeneration": native("minicpmv", "MiniCPMV46", "MiniCPMV47ProcessingInfo"),
+    "MiniCPMOcrForConditionalGeneration": native("minicpmv", "MiniCPMV46", "MiniCPMOcrProcessingInfo"),
     "Mistral3Consolidated": native("pixtral", "Mistral3Consolidated", "MistralFormatProcessingInfo"),
     "Mistral3ForConditionalGeneration": native("pixtral", "Mistral3", "Mistral3ProcessingInfo"),
     "MistralConsolidated": native("text_only", "MistralText", "TextProcessingInfo"),

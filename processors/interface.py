@@ -42,6 +42,7 @@ class Span:
         modality: modality of the rows, if it differs from the placeholder's.
         shared: the span adds no tokens. Its rows are those tokens of the previous span that are not rows of that span.
         ahead: rows after these, for tokens that are generated.
+        swallows: tokens that belong to the range if they follow it in the prompt.
     """
 
     num_tokens: int
@@ -53,6 +54,7 @@ class Span:
     modality: str | None = None
     shared: bool = False
     ahead: int = 0
+    swallows: frozenset[int] = frozenset()
 
     @property
     def max_added_tokens(self) -> int:
