@@ -6,6 +6,9 @@ The shipped model names no places. Models that do, and a question that they were
 |---|---|
 | Qwen/Qwen2.5-VL-3B-Instruct, Qwen/Qwen3-VL-2B-Instruct | Locate every cup, and return the boxes as JSON. |
 | google/paligemma2-3b-mix-448 | detect cup |
+| allenai/Molmo-7B-D-0924, allenai/Molmo2-8B | Point to every cup. |
+| PerceptronAI/Isaac-0.1 | `<hint>BOX</hint>` and a question |
+| nvidia/NVIDIA-Nemotron-Parse-v1.1 | the prompt of its model card |
 | rednote-hilab/dots.ocr | the layout prompt of its model card |
 | ibm-granite/granite-docling-258M | Convert this page to docling. |
 """

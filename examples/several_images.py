@@ -1,27 +1,34 @@
-"""Ask about several images with a hand-written prompt: `python examples/several_images.py [--model DIR] [FILE ...]`.
+"""Ask about several images in one message: `python examples/several_images.py [--model DIR] [FILE ...]`.
 
-It also prints the number of embeddings of each image. The shipped model was trained on single images and reads the last one; a
-larger model compares them.
+It also prints the number of embeddings of each image. The shipped model was trained on single images and reads the last one.
+Models that compare images:
+
+| model | how they see images |
+|---|---|
+| Qwen/Qwen3-VL-2B-Instruct, mistralai/Mistral-Small-3.2-24B-Instruct-2506 | at their own resolution |
+| HuggingFaceM4/idefics2-8b, HuggingFaceM4/Idefics3-8B-Llama3, openbmb/MiniCPM-V-4_5 | in slices |
+| google/gemma-3-4b-it | at one size |
+| OpenGVLab/InternVL3_5-2B-HF, microsoft/Phi-3.5-vision-instruct | in tiles |
+| allenai/Molmo2-8B | answers may name points in each of them |
 """
 
 import argparse
+from pathlib import Path
 
 from sensorium import LLM, SamplingParams, SensoriumError
 from shared import ASSETS, run
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--model", default=str(ASSETS / "tiny-vl"))
     parser.add_argument("--question", default="Read the text.")
-    parser.add_argument("images", nargs="*", default=[str(ASSETS / "media" / f"line{i}.png") for i in (1, 2)])
+    parser.add_argument("images", nargs="*", type=Path, default=[ASSETS / "media" / f"line{i}.png" for i in (1, 2)])
     args = parser.parse_args()
 
     llm = LLM(args.model, limit_mm_per_prompt={"image": len(args.images)})
-    placeholders = "<|vision_start|><|image_pad|><|vision_end|>" * len(args.images)
-    prompt = f"<|im_start|>user\n{placeholders}{args.question}<|im_end|>\n<|im_start|>assistant\n"
-    request = {"prompt": prompt, "multi_modal_data": {"image": args.images}}
-    (answer,) = llm.generate(request, SamplingParams(temperature=0, max_tokens=64))
+    content = [*({"type": "image", "image": path} for path in args.images), {"type": "text", "text": args.question}]
+    (answer,) = llm.chat([{"role": "user", "content": content}], SamplingParams(temperature=0, max_tokens=64))
     if answer.error:
         raise SensoriumError(str(answer.error))
     for path, item in zip(args.images, answer.items, strict=True):

@@ -105,6 +105,11 @@ NOTES: dict[str, FamilyNote] = {
         "images and frames at their own aspect ratio within 70 to 1,120 rows, averages of 3 x 3 patches; times before frames; "
         "audio of up to 30 s through a conformer with attention to the last 12 rows; per-layer inputs, shared KV caches"
     ),
+    "gemma4_unified": FamilyNote(
+        "Gemma 4 12B: no encoders; squares of 48 pixels and 40 ms of samples are projected to rows; `transcribe`; sizes, times "
+        "and options as in Gemma 4",
+        "30 s per audio item",
+    ),
     "glm4v": FamilyNote(
         "timestamps between frames as text, rotary positions on half of each head; norms before and after each sublayer, or "
         "a mixture of experts; GLM-OCR with its own tower; `load_mtp` for GLM-4.5V and GLM-OCR",
@@ -195,10 +200,11 @@ NOTES: dict[str, FamilyNote] = {
         "20 minutes per audio item",
     ),
     "minicpmv": FamilyNote(
-        "a whole image and slices of it, each at its own size; rows merged in squares within the tower (4.6), or a resampler "
-        "(2.6, 4 and 4.5, in their publisher's layout); times of frames, several of which make one (4.5); MiniCPM-o 2.6 "
-        "and 4.5 with audio, text output only",
-        "2.6 to 4.5: views up to 1.25 times the patches of a square one; 30 minutes per audio item",
+        "a whole image and slices of it, each at its own size; rows merged in squares within the tower (4.6, 4.7), or a "
+        "resampler (2.6, 4 and 4.5, in their publisher's layout); times of frames, several of which make one (4.5); MiniCPM-o "
+        "2.6 and 4.5 with audio, text output only; MiniCPM-OCR; a canvas of positions (4.7)",
+        "2.6 to 4.5: views up to 1.25 times the patches of a square one; 30 minutes per audio item; MiniCPM-OCR: "
+        "sizes of small images do not depend on their letters (`small_image_upsize`); 4.7: no precomputed embeddings",
     ),
     "mllama": FamilyNote(
         "tiles of the best canvas, which some layers of the decoder cross-attend to; prompts without an image skip them",

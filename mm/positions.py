@@ -57,6 +57,7 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], axes: int = 3) ->
     timestamps) are text. If the steps of an item differ in size, each run is one step. Two items that share a range start
     together. The tokens before and after the rows of a `folded` item repeat the positions of the text beside the range. All
     tokens of a `still` item have one position. With `axes=1` and no such item positions are plain indices and the delta is 0.
+    The tokens of an item with a `canvas` lie on it, see `_canvas_positions`.
     """
     if axes == 1 and not any(geometry.still for _, geometry in placed):
         return torch.arange(length)[None], 0
@@ -65,6 +66,14 @@ def mrope_positions(length: int, placed: Sequence[PlacedItem], axes: int = 3) ->
     parts: list[Tensor] = []
     token = position = 0
     for first, last, items in _runs(placed):
+        if items[0][1].canvas is not None:
+            where, geometry = items[0]
+            if first == where.runs[0][0]:  # the first run stands for all
+                parts.append(text_positions(position, where.offset - token, axes))
+                on_canvas, position = _canvas_positions(position + where.offset - token, where, geometry)
+                parts.append(on_canvas)
+                token = where.end
+            continue
         where, folded = items[0][0], any(geometry.folded for _, geometry in items)
         if items[0][1].still:
             parts.append(text_positions(position, where.offset - token, axes))
@@ -95,6 +104,42 @@ def _absolute_positions(length: int, placed: Sequence[PlacedItem], axes: int) ->
         grid = torch.stack([columns, lines, torch.full_like(lines, index)]).flatten(1)
         positions[-3:, where.offset + 1 : where.offset + 1 + grid.shape[1]] = grid
     return positions, int(positions.max()) + 1 - length if length else 0
+
+
+def _canvas_positions(start: int, where: PlaceholderRange, geometry: ItemGeometry) -> tuple[Tensor, int]:
+    """Return positions of a range, int64 `[3, length]`, and the one after them. Rule: MiniCPM-V 4.7.
+
+    Each frame is a whole image between two tokens, then tiles, each between two tokens, with a token between their lines. The
+    tiles lie side by side, in lines and columns from `start`, and the whole image is spread over them. Time stands still at the
+    start of the frame. The tokens around lie at corners. Other tokens of the range have the frame's first position.
+    """
+    assert geometry.canvas is not None
+    ((tall, wide), (high, broad)), (lines, columns) = geometry.canvas, geometry.tiles
+    down, across = (lines * high, columns * broad) if lines else (tall, wide)
+    out = torch.empty(3, where.length, dtype=torch.int64)
+    runs = [(first - where.offset, last - where.offset) for first, last in where.runs]
+    for at in range(0, len(runs), 1 + lines * columns):
+        (first, last), tiles = runs[at], runs[at + 1 : at + 1 + lines * columns]
+        out[:, first - 1 :] = start
+        out[1:, first - 1] = max(start - 1, 0)
+        out[1:, first:last] += _spread(down, tall, across, wide)
+        out[1:, last] += torch.tensor([down, across])
+        for number, (left, right) in enumerate(tiles):
+            line, column = divmod(number, columns)
+            corner = torch.tensor([line * high, column * broad])
+            out[1:, left - 1] += corner
+            out[1:, left:right] += _spread(high, high, broad, broad) + corner[:, None]
+            out[1:, right] += corner + torch.tensor([high - 1, broad - 1])
+            if column == columns - 1 and line < lines - 1:
+                out[1:, right + 1] += torch.tensor([(line + 1) * high - 1, across])
+        start += max(down, across) + 1
+    return out, start
+
+
+def _spread(down: int, tall: int, across: int, wide: int) -> Tensor:
+    """Return lines and columns of a grid of `tall` x `wide` rows that is spread over `down` x `across`, int64 `[2, rows]`."""
+    sides = (torch.linspace(0, size - 1, count).round().long() for size, count in ((down, tall), (across, wide)))
+    return torch.stack(torch.meshgrid(*sides, indexing="ij")).flatten(1)
 
 
 def _runs(placed: Sequence[PlacedItem]) -> list[tuple[int, int, list[PlacedItem]]]:

@@ -69,13 +69,13 @@ TEXT_PROCESSING = native("text_only", "TextModel", "TextProcessingInfo").process
 _TEXT_STACKS = (
     "Arcee", "Bamba", "Cohere", "Cohere2", "DeepseekV2", "DeepseekV3", "Dots1", "MiniMax", "MiniMaxM1", "MiniMaxM2",
     "MiniMaxText01", "Ernie4_5", "Ernie4_5_Moe", "Exaone4", "ExaoneMoe", "FalconH1", "Gemma", "Gemma2", "Gemma3", "Gemma3n",
-    "Gemma4", "Glm", "Glm4", "Glm4Moe", "GptOss", "Granite", "GraniteMoe", "GraniteMoeShared", "GraniteMoeHybrid", "Helium",
-    "HunYuanDenseV1", "HunYuanMoEV1", "InternLM3", "Lfm2", "Lfm2Moe", "Llama", "Llama4", "Mamba2", "Ministral3", "Mistral",
-    "Mistral4", "Mixtral", "Nemotron", "NemotronH", "Olmo2", "Olmo3", "Olmoe", "OlmoHybrid", "Phi3", "Phimoe", "Qwen2",
-    "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "SolarOpen", "StableLm",
-    "Starcoder2", "Step3Text",
+    "Gemma4", "Gemma4Unified", "Glm", "Glm4", "Glm4Moe", "GptOss", "Granite", "GraniteMoe", "GraniteMoeShared",
+    "GraniteMoeHybrid", "Helium", "HunYuanDenseV1", "HunYuanMoEV1", "InternLM3", "Lfm2", "Lfm2Moe", "Llama", "Llama4", "Mamba2",
+    "Ministral3", "Mistral", "Mistral4", "Mixtral", "Nemotron", "NemotronH", "Olmo2", "Olmo3", "Olmoe", "OlmoHybrid", "Phi3",
+    "Phimoe", "Qwen2", "Qwen2Moe", "Qwen3", "Qwen3Moe", "Qwen3Next", "Qwen3_5", "Qwen3_5Moe", "SeedOss", "SmolLM3", "SolarOpen",
+    "StableLm", "Starcoder2", "Step3Text",
 )  # fmt: skip
-_PLAIN_STACKS = [stack for stack in _TEXT_STACKS if stack not in ("Gemma3", "Gemma3n", "Gemma4")]
+_PLAIN_STACKS = [stack for stack in _TEXT_STACKS if stack not in ("Gemma3", "Gemma3n", "Gemma4", "Gemma4Unified")]
 """Stacks whose name without `Text` is not that of a model with encoders."""
 _ENCODER_PROCESSING = native("bert", "Bert", "BertProcessingInfo").processing
 _BERTS = ("Bert", "Camembert", "DistilBert", "Gte", "MPNet", "New", "NomicBert", "Roberta", "XLMRoberta")
@@ -109,6 +109,7 @@ ARCHITECTURES: dict[str, Architecture] = {
     "Gemma3ForConditionalGeneration": native("gemma3", "Gemma3", "Gemma3ProcessingInfo"),
     "Gemma3nForConditionalGeneration": native("gemma3n", "Gemma3n", "Gemma3nProcessingInfo"),
     "Gemma4ForConditionalGeneration": native("gemma4", "Gemma4", "Gemma4ProcessingInfo"),
+    "Gemma4UnifiedForConditionalGeneration": native("gemma4_unified", "Gemma4Unified", "Gemma4UnifiedProcessingInfo"),
     "Glm46VForConditionalGeneration": native("glm4v", "Glm4V", "Glm46VProcessingInfo"),
     "Glm4vMoeForConditionalGeneration": native("glm4v", "Glm4VMoe", "Glm4VProcessingInfo"),
     "Glm4vForConditionalGeneration": native("glm4v", "Glm4V", "Glm4VProcessingInfo"),
@@ -153,6 +154,8 @@ ARCHITECTURES: dict[str, Architecture] = {
     "MiniMaxVL01ForConditionalGeneration": native("llava", "MiniMaxVL", "MiniMaxVLProcessingInfo"),
     "Mineru2QwenForCausalLM": native("llava", "Mineru2", "Mineru2ProcessingInfo"),
     "MiniCPMV4_6ForConditionalGeneration": native("minicpmv", "MiniCPMV46", "MiniCPMV46ProcessingInfo"),
+    "MiniCPMV4_7ForConditionalGeneration": native("minicpmv", "MiniCPMV46", "MiniCPMV47ProcessingInfo"),
+    "MiniCPMOcrForConditionalGeneration": native("minicpmv", "MiniCPMV46", "MiniCPMOcrProcessingInfo"),
     "Mistral3Consolidated": native("pixtral", "Mistral3Consolidated", "MistralFormatProcessingInfo"),
     "Mistral3ForConditionalGeneration": native("pixtral", "Mistral3", "Mistral3ProcessingInfo"),
     "MistralConsolidated": native("text_only", "MistralText", "TextProcessingInfo"),

@@ -200,6 +200,7 @@ class ItemGeometry:
         still: all tokens of the range, those before and after the rows included, have one position.
         hidden: the last rows, which only tokens before the item's own token cross-attend to (padding).
         ahead: the last rows, which belong to tokens that are not in the prompt but generated. The answer ends with the rows.
+        canvas: rows high and wide of the whole image, and of each of its `tiles`, which lie on one canvas (`mm.positions`).
         sides: patches high and wide of each temporal grid step, if steps differ in size; `h` and `w` are those of the first.
             Text separates the rows of two steps.
     """
@@ -219,6 +220,7 @@ class ItemGeometry:
     absolute: bool = False
     timed: bool = False
     still: bool = False
+    canvas: tuple[tuple[int, int], tuple[int, int]] | None = None
     hidden: int = 0
     sides: tuple[tuple[int, int], ...] = ()
 

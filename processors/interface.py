@@ -42,6 +42,7 @@ class Span:
         modality: modality of the rows, if it differs from the placeholder's.
         shared: the span adds no tokens. Its rows are those tokens of the previous span that are not rows of that span.
         ahead: rows after these, for tokens that are generated.
+        swallows: tokens that belong to the range if they follow it in the prompt.
     """
 
     num_tokens: int
@@ -53,6 +54,7 @@ class Span:
     modality: str | None = None
     shared: bool = False
     ahead: int = 0
+    swallows: frozenset[int] = frozenset()
 
     @property
     def max_added_tokens(self) -> int:
@@ -107,10 +109,10 @@ class ProcessingInfo(Protocol):
         """Return grid and counts from the header alone; InputError if the family refuses the item."""
 
     def is_exact(self, header: MediaHeader) -> bool:
-        """Return False if `geometry(header)` has upper bounds, and only the decoded item tells its rows (`measure`)."""
+        """Return False if `geometry(header)` has upper bounds, and only the decoded item tells its rows (`settle`)."""
 
-    def measure(self, item: MediaItem) -> ItemGeometry:
-        """Return grid and counts of a decoded item."""
+    def settle(self, item: MediaItem) -> Self:
+        """Return the info that processes a decoded item: one whose `geometry` of the item's header is exact."""
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         """Return the grid of an item of precomputed embeddings; InputError if they do not fit it."""
@@ -121,7 +123,7 @@ class ProcessingInfo(Protocol):
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """Return the encoder's tensors of a decoded item, floating ones in `dtype`. Releases the GIL; thread-safe.
 
-        The geometry is `measure(item)`.
+        The geometry is that of the item's header. Where `is_exact` is False, call it on what `settle` returns.
         """
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:

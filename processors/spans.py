@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from ..mm.errors import InputError
 from ..mm.types import PlaceholderRange
@@ -111,9 +111,10 @@ def lay_out(
         start = _start_of_expanded(prompt_ids, position, end, own)
         text = prompt_ids[end : position if start is None else start]
         layout.add_text(text, merges)
-        layout.add_spans(modality, own, expanded=start is not None)
+        stop = position + 1 if start is None else start + sum(map(_length, own))
+        position = end = _end_of_swallowed(prompt_ids, stop, own[-1])
+        layout.add_spans(modality, [*own[:-1], _lengthened(own[-1], prompt_ids[stop:end])], expanded=start is not None)
         merges = own[-1].merges if start is None else {}
-        position = end = position + 1 if start is None else start + sum(map(_length, own))
     layout.add_text(prompt_ids[end:], merges)
     for modality, given in spans.items():
         used = len(layout.inputs[modality])
@@ -123,6 +124,21 @@ def lay_out(
                 f"write {text_of(placeholder_ids[modality])} once for each item ({len(given)} here), or ask with chat"
             )
     return layout
+
+
+def _end_of_swallowed(prompt_ids: Sequence[int], start: int, span: Span) -> int:
+    """Return the end of the tokens from `start` on that a span swallows."""
+    while start < len(prompt_ids) and prompt_ids[start] in span.swallows:
+        start += 1
+    return start
+
+
+def _lengthened(span: Span, token_ids: Sequence[int]) -> Span:
+    """Return the span with tokens at its end, which are not rows."""
+    if not token_ids:
+        return span
+    more = TokenRun(tuple(token_ids))
+    return replace(span, num_tokens=span.num_tokens + len(token_ids), runs=lambda: [*span.runs(), more])
 
 
 def _next_input(modality: str, index: int, spans: Mapping[str, Sequence[Sequence[Span]]]) -> Sequence[Span]:

@@ -313,11 +313,13 @@ class MultiModalProcessor:
         with gate.error_context(source):
             with _stage("decoding"):
                 decoded = gate.decode(source, item.info.decode_spec, self.settings.policy, tenant)
+            infos = [item.info] * len(decoded)
             if not item.plan.exact:
-                self._check_rows(item.info.measure(one).num_embeds for one in decoded)
+                infos = [item.info.settle(one) for one in decoded]
+                self._check_rows(info.geometry(one.header).num_embeds for info, one in zip(infos, decoded, strict=True))
             middle = time.perf_counter()
             with _stage("processing"), use_backends(self.settings.kernels), processing_on(self.settings.device):
-                pieces = tuple(item.info.process(one, self.settings.dtype) for one in decoded)
+                pieces = tuple(info.process(one, self.settings.dtype) for info, one in zip(infos, decoded, strict=True))
         timings["decode"] = timings.get("decode", 0.0) + middle - start
         timings["process"] = timings.get("process", 0.0) + time.perf_counter() - middle
         headers = [one.header for one in decoded]

@@ -18,18 +18,19 @@ class SliceTiles:
     """The whole image, then a grid of at most `max_slices` slices with the nearest aspect ratio. Rule: MiniCPM-V.
 
     The whole image and each slice get about `side` x `side` pixels, in multiples of `multiple` pixels a side. An image of at
-    most that area is not cut.
+    most that area is not cut; it keeps its size if `enlarges` is False.
     """
 
     side: int
     multiple: int
     max_slices: int
+    enlarges: bool = True
 
     def plan(self, height: int, width: int) -> CropPlan:
         check_size(height, width)
         grid = self.arrangement(height, width)
         if grid is None:
-            return CropPlan((TiledView((Resize(*self._resized(height, width, True)),)),))
+            return CropPlan((TiledView((Resize(*self._resized(height, width, self.enlarges)),)),))
         whole = TiledView((Resize(*self._resized(height, width, False)),))
         tall, wide = (nearest_multiple(side, parts) / parts for side, parts in zip((height, width), grid, strict=True))
         slice_size = self._resized(tall, wide, True)

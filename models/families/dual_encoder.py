@@ -8,7 +8,7 @@ Sources: arXiv 2103.00020, 2303.15343, 2502.14786.
 from __future__ import annotations
 
 import math
-from abc import abstractmethod
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import replace
 from typing import Any
@@ -108,7 +108,7 @@ class AttentionPooling(TensorModule):
         return (x + self.fc2(activation(self.act, self.fc1(self.layernorm(x)))))[0]
 
 
-class DualEncoder(DecoderModel):
+class DualEncoder(DecoderModel, ABC):
     """Base of the family. `patches`: the most patches of an image. `logit_bias` is None where scores are cosines."""
 
     text_parts = ("language_model", "head", "text_projection", "logit_scale", "logit_bias")

@@ -1,6 +1,6 @@
-"""MiniCPM-V: SigLIP's tower for views of many sizes, and a resampler (2.6 to 4.5) or mergers of squares (4.6).
+"""MiniCPM-V: SigLIP's tower for views of many sizes, and a resampler (2.6 to 4.5) or mergers of squares (4.6, 4.7).
 
-Sources: arXiv 2408.01800 (2.6), 2509.18154 (4.5), the modelling files of transformers 5.23 (4.6).
+Sources: arXiv 2408.01800 (2.6), 2509.18154 (4.5), the modelling files of transformers 5.23 (4.6, 4.7, MiniCPM-OCR).
 """
 
 from __future__ import annotations

@@ -6,6 +6,7 @@ resolution. Source of the publisher's layouts: the code published with the check
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
@@ -116,7 +117,7 @@ class VisualVocabulary(TensorModule, Convertible):
         return torch.cat([self.embed(part) for part in parts])
 
 
-class OvisModel(DecoderModel):
+class OvisModel(DecoderModel, ABC):
     """A tower, whose rows are joined in squares of `stride` x `stride`, and a visual vocabulary. `words` includes the marks.
 
     The rows of an item include the embeddings of its marks.
@@ -152,9 +153,9 @@ class OvisModel(DecoderModel):
         frames = F.pad(state.view(-1, h, w, state.shape[1]), (0, 0, 0, right, 0, down))
         return squares(frames.flatten(0, 2), [(len(frames), h + down, w + right)], self.stride)
 
+    @abstractmethod
     def max_patches(self, rows: int) -> int:
         """Return the most patches of items with `rows` rows."""
-        raise NotImplementedError
 
     def padded_patches(self, patches: int) -> int:
         """Return how many patches the squares of these have."""

@@ -188,6 +188,12 @@ GEMMA4: dict[str, Any] = {
     "hidden_size_per_layer_input": 256,
     "enable_moe_block": False,
 }
+GEMMA4_UNIFIED: dict[str, Any] = {
+    **GEMMA4,
+    "max_position_embeddings": 262144,
+    "sliding_window": 1024,
+    "hidden_size_per_layer_input": 0,
+}
 GEMMA3N: dict[str, Any] = {
     "vocab_size": 262400,
     "hidden_size": 2048,

@@ -98,6 +98,17 @@ _minimax = Stack(
 _qwen3_next = Stack(defaults.QWEN3_NEXT, qk_norm="head", gated=True, norm_offset=1.0, router={"shared_gate": True}, mtp="mtp")
 _aria = Stack(defaults.ARIA, router={"transposed": True})
 _gemma = Stack(defaults.GEMMA, norm_offset=1.0, root_scale=True)
+_gemma4 = Stack(
+    defaults.GEMMA4,
+    norms=_GEMMA_NORMS,
+    qk_norm="head",
+    root_scale=True,
+    value_norm=True,
+    scaled_layers=True,
+    pads_encoder_rows=True,
+    router={"expert_scale": True},
+    renames=_GEMMA4_NAMES,
+)
 
 STACKS: Mapping[str, Stack] = {
     "llama": Stack(defaults.LLAMA),
@@ -124,17 +135,8 @@ STACKS: Mapping[str, Stack] = {
     "gemma2": replace(_gemma, defaults=defaults.GEMMA2, norms=_GEMMA_NORMS),
     "gemma3_text": replace(_gemma, defaults=defaults.GEMMA3, norms=_GEMMA_NORMS, qk_norm="head"),
     "gemma3n_text": Stack(defaults.GEMMA3N, norms=_GEMMA_NORMS, qk_norm="head", root_scale=True, value_norm=True),
-    "gemma4_text": Stack(
-        defaults.GEMMA4,
-        norms=_GEMMA_NORMS,
-        qk_norm="head",
-        root_scale=True,
-        value_norm=True,
-        scaled_layers=True,
-        pads_encoder_rows=True,
-        router={"expert_scale": True},
-        renames=_GEMMA4_NAMES,
-    ),
+    "gemma4_text": _gemma4,
+    "gemma4_unified_text": replace(_gemma4, defaults=defaults.GEMMA4_UNIFIED),
     "granite": Stack(defaults.LLAMA | {"attention_multiplier": 1.0}),
     "granitemoe": Stack(defaults.LLAMA | {"attention_multiplier": 1.0, "num_experts": 8, "num_experts_per_tok": 2}),
     "ernie4_5": Stack(defaults.ERNIE | {"head_dim": 128}, interleaved=True),

@@ -116,9 +116,9 @@ class BaseProcessingInfo(ABC):
     def is_exact(self, header: MediaHeader) -> bool:
         return header.exact
 
-    def measure(self, item: MediaItem) -> ItemGeometry:
-        """Return, by default, the geometry of the header."""
-        return self.geometry(item.header)
+    def settle(self, item: MediaItem) -> Self:
+        """Return, by default, this info: the header of a decoded item tells its rows."""
+        return self
 
     @abstractmethod
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:

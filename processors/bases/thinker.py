@@ -4,19 +4,16 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cache, cached_property, partial
+from functools import cache, partial
 from typing import Any, ClassVar
 
-import torch
-
-from ...mm.embeddings import EmbeddingSpec
 from ...mm.media.policy import DecodeSpec
 from ...mm.positions import interleave_by_time
 from ...mm.speech import LANGUAGES, SpeechRequest
-from ...mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ...mm.types import ItemGeometry
 from ..files import ProcessorFiles
 from ..interface import Span, TokenRun
-from .audio import AudioInfo
+from .hearing import HearingInfo
 from .native import IMAGE_AND_VIDEO_KWARGS, NativeResolutionInfo
 from .speech import SpeechMixin
 
@@ -24,8 +21,8 @@ _PIXEL_BOUNDS = ("size", "min_pixels", "max_pixels")
 _USE_AUDIO = ("use_audio_in_video", "load_audio_from_video")  # two names of the same option
 
 
-class ThinkerInfo(NativeResolutionInfo, SpeechMixin):
-    """A NativeResolutionInfo that delegates audio to its own `audio_info`.
+class ThinkerInfo(HearingInfo, NativeResolutionInfo, SpeechMixin):
+    """A NativeResolutionInfo with audio beside images.
 
     The published processors ignore the video's pixel bounds in the JSON: they come from `patch_specs` or from the caller.
     With the option `use_audio_in_video` the audio of a video is interleaved with the video's rows by time, in chunks of
@@ -36,20 +33,12 @@ class ThinkerInfo(NativeResolutionInfo, SpeechMixin):
 
     modalities = ("image", "video", "audio")
     valid_kwargs = {**IMAGE_AND_VIDEO_KWARGS, "video": (*IMAGE_AND_VIDEO_KWARGS["video"], *_USE_AUDIO), "audio": ()}
-    audio_info: ClassVar[type[AudioInfo]]
     audio_text: ClassVar[str]
     tasks = ("transcribe", "translate")
     default_positions_per_second: ClassVar[int] = 25
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
         return replace(files, config=files.config.get("thinker_config") or files.config)
-
-    @cached_property
-    def audio(self) -> AudioInfo:
-        return self.audio_info(self.files)
-
-    def resolve_spec(self, modality: str) -> Any:
-        return self.audio.mel_spec if modality == "audio" else super().resolve_spec(modality)
 
     def preprocessor_json(self, modality: str) -> Mapping[str, Any]:
         json = super().preprocessor_json(modality)
@@ -65,26 +54,10 @@ class ThinkerInfo(NativeResolutionInfo, SpeechMixin):
 
     def resolve_decode_spec(self) -> DecodeSpec:
         given = [kwargs[name] for kwargs in self.processor_kwargs["video"] for name in _USE_AUDIO if name in kwargs]
-        audio, use_audio = self.audio.decode_spec, bool(given) and given[-1]
-        return replace(
-            super().resolve_decode_spec(),
-            rate=audio.rate,
-            max_audio_samples=audio.max_audio_samples,
-            use_audio_in_video=use_audio,
-        )
+        return replace(super().resolve_decode_spec(), use_audio_in_video=bool(given) and given[-1])
 
     def time_step(self, fps: float) -> float:
         return float(self.positions_per_second * self.specs["video"].temporal / fps)
-
-    def geometry(self, header: MediaHeader) -> ItemGeometry:
-        return self.audio.geometry(header) if header.modality == "audio" else super().geometry(header)
-
-    def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        return self.audio.embeds_geometry(item) if item.modality == "audio" else super().embeds_geometry(item)
-
-    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """Return the tensors of a NativeResolutionInfo, or of the AudioInfo."""
-        return self.audio.process(item, dtype) if item.header.modality == "audio" else super().process(item, dtype)
 
     def spans(self, modality: str, geometries: Sequence[ItemGeometry]) -> Sequence[Span]:
         if modality != "video" or len(geometries) == 1:
@@ -113,10 +86,6 @@ class ThinkerInfo(NativeResolutionInfo, SpeechMixin):
 
     def shrink_kwargs(self, modality: str, grid: tuple[int, int, int], rows: int) -> Mapping[str, Any] | None:
         return None if modality == "audio" else super().shrink_kwargs(modality, grid, rows)
-
-    def _embedding_spec(self, modality: str) -> EmbeddingSpec:
-        spec = super()._embedding_spec(modality)
-        return replace(spec, grid=None) if modality == "audio" else spec
 
     def instruction(self, language: str | None, task: str) -> str:
         """Return the publisher's instruction. `language`: the English name of the language spoken, if it is known."""

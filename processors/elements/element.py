@@ -35,6 +35,7 @@ class Element:
         image: index of the image in the prompt; of the video, if `time` is given.
         time: seconds of the video at which the element is there; None in an image.
         track: number of the object, the same in all frames; None if the format does not number objects.
+        angle: degrees by which its content is turned clockwise, 0, 90, 180 or 270; None if the answer does not say.
     """
 
     label: str = ""
@@ -45,6 +46,7 @@ class Element:
     image: int = 0
     time: float | None = None
     track: int | None = None
+    angle: int | None = None
 
 
 @dataclass(frozen=True)

@@ -12,6 +12,9 @@ from dataclasses import dataclass, replace
 from .element import Element, ImageScale, numbers_of
 from .tables import read_table
 
+_TURNED = re.compile(r"<\|rotate_(up|right|down|left)\|>")
+_ANGLES = {"up": 0, "right": 90, "down": 180, "left": 270}  # the side that the top of the content points to
+
 
 @dataclass(frozen=True)
 class TagStyle:
@@ -21,7 +24,7 @@ class TagStyle:
         label, box: pairs of an opening and a closing tag.
         units: units along each side of the image.
         has_text: the text from a tag of boxes to the next tag is the content of its first box.
-        label_follows: a label comes after its box.
+        label_follows: a label comes after its box, and a token for the rotation of its content may come after the label.
         content: tags of the content of the box before them; empty: the format has none.
     """
 
@@ -40,24 +43,35 @@ REF_BOX = TagStyle(("<ref>", "</ref>"), ("<box>", "</box>"))
 REF_DET = TagStyle(("<|ref|>", "<|/ref|>"), ("<|det|>", "<|/det|>"), 999.0, has_text=True)
 
 
+@dataclass(frozen=True)
+class _Place:
+    """A box that was found. Of several boxes of one tag, the first has the content."""
+
+    label: str
+    numbers: list[float]
+    content: str
+    angle: int | None = None
+
+
 def find_tagged(text: str, scale: ImageScale, style: TagStyle) -> Iterator[Element]:
     """Yield the elements of the complete pairs of tags, in order. Several boxes may follow a label."""
     parts = re.split("(" + "|".join(map(re.escape, (*style.label, *style.box, *style.content))) + ")", text)
-    label, places = "", list[tuple[str, list[float], str]]()  # label and numbers of each box; content of the first box of a tag
+    label, places = "", list[_Place]()
     parts += ["", ""] if parts[-2:-1] == list(style.content[:1]) else []
     for at in range(1, len(parts) - 3, 2):
         pair, inside, after = (parts[at], parts[at + 2]), parts[at + 1], parts[at + 3]
         if pair == style.label:
             label = inside.strip()
             if style.label_follows and places:
-                places[-1] = (label, *places[-1][1:])
+                turned = _TURNED.search(after.partition("\n")[0])
+                places[-1] = replace(places[-1], label=label, angle=_ANGLES[turned[1]] if turned else None)
         elif pair == style.box:
             numbers, content = numbers_of(inside), after.strip() if style.has_text else ""
             name = "" if style.label_follows else label
-            places += [(name, numbers[i : i + 4], "" if i else content) for i in range(0, len(numbers) - 3, 4)]
+            places += [_Place(name, numbers[i : i + 4], "" if i else content) for i in range(0, len(numbers) - 3, 4)]
         elif parts[at] in style.content[:1] and places:  # an unfinished answer may lack the closing tag
-            places[-1] = (*places[-1][:2], inside.removesuffix("<|im_end|>").strip())
-    for name, numbers, content in places:
-        element = scale.element(numbers, style.units, style.units, name, content)
+            places[-1] = replace(places[-1], content=inside.removesuffix("<|im_end|>").strip())
+    for one in places:
+        element = scale.element(one.numbers, style.units, style.units, one.label, one.content)
         if element is not None:
-            yield replace(element, cells=read_table(content))
+            yield replace(element, cells=read_table(one.content), angle=one.angle)

@@ -4,18 +4,17 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from ...mm.embeddings import ROWS
 from ...mm.errors import ConfigError, InputError
-from ...mm.media.policy import DecodeSpec
 from ...mm.speech import LANGUAGES, SpeechRequest
 from ...mm.tiling.whole import FixedSize
 from ...mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.audio import AudioInfo, audio_kwargs, audio_samples
+from ..bases.hearing import HearingInfo
 from ..bases.speech import SpeechMixin
 from ..bases.tiles import TILE_KWARGS, TiledInfo, TileSpec, height_width, positive_int_or
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, read_pixel_spec
@@ -51,7 +50,7 @@ class _AudioInfo(AudioInfo):
         return audio_kwargs(features, len(features), dtype), self.geometry(item.header)
 
 
-class Gemma3nProcessingInfo(TiledInfo, SpeechMixin):
+class Gemma3nProcessingInfo(HearingInfo, TiledInfo, SpeechMixin):
     """ProcessingInfo and SupportsTranscription of Gemma 3n.
 
     Images have a TiledInfo's tensors, one patch per row, and audio those of an AudioInfo.
@@ -61,6 +60,7 @@ class Gemma3nProcessingInfo(TiledInfo, SpeechMixin):
     placeholders = {"image": ("image_token_id", 262145), **_AudioInfo.placeholders}
     valid_kwargs = {"image": TILE_KWARGS, "audio": ()}
     text_config_defaults = {"vocab_size": 262400, "hidden_size": 2048}
+    audio_info = _AudioInfo
     language_codes = tuple(LANGUAGES)
     tasks = ("transcribe", "translate")
 
@@ -69,13 +69,9 @@ class Gemma3nProcessingInfo(TiledInfo, SpeechMixin):
         audio = self.config_token_id("boa_token_id", 256000), self.config_token_id("eoa_token_id", 262272)
         self.edges = {"image": image, "audio": audio}
 
-    @cached_property
-    def audio(self) -> _AudioInfo:
-        return _AudioInfo(self.files)
-
     def resolve_spec(self, modality: str) -> Any:
         if modality == "audio":
-            return self.audio.mel_spec
+            return super().resolve_spec(modality)
         vision = self.files.config.get("vision_config") or {}
         expected = (vision.get("pretrained_cfg") or {}).get("input_size") or (3, 768, 768)
         json = self.files.image or {"size": expected[1:], "do_normalize": False, "resample": 2}  # as published
@@ -88,22 +84,13 @@ class Gemma3nProcessingInfo(TiledInfo, SpeechMixin):
         spec = TileSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, tiling=FixedSize(size), patch=size[0] // side)
         return read_pixel_spec(json, spec, self.merged_kwargs[modality])
 
-    def resolve_decode_spec(self) -> DecodeSpec:
-        return self.audio.decode_spec
-
-    def geometry(self, header: MediaHeader) -> ItemGeometry:
-        return self.audio.geometry(header) if header.modality == "audio" else super().geometry(header)
-
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         if item.modality == "audio":
-            return self.audio.embeds_geometry(item)
+            return super().embeds_geometry(item)
         grid, rows = self.geometry(MediaHeader("image", 1, 1)), len(item.tensors[ROWS])
         if rows != grid.num_embeds:
             raise InputError(f"it holds {rows} rows, an image of this model has {grid.num_embeds}")
         return grid
-
-    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        return self.audio.process(item, dtype) if item.header.modality == "audio" else super().process(item, dtype)
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Return the rows between a start and an end token, with empty lines around."""

@@ -5,18 +5,16 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from functools import cached_property
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 
-from ...mm.embeddings import EmbeddingSpec
 from ...mm.errors import ConfigError, InputError
 from ...mm.geometry import FrameSampling
-from ...mm.media.policy import DecodeSpec
 from ...mm.speech import LANGUAGES, SpeechRequest
-from ...mm.types import EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
+from ...mm.types import ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.audio import AudioInfo, audio_kwargs, audio_samples
+from ..bases.hearing import HearingInfo
 from ..bases.native import NativeResolutionInfo
 from ..bases.speech import SpeechMixin
 from ..files import ProcessorFiles
@@ -79,7 +77,7 @@ class _AudioInfo(AudioInfo):
         return audio_kwargs(features, len(features), dtype), self.geometry(item.header)
 
 
-class Gemma4ProcessingInfo(NativeResolutionInfo, SpeechMixin):
+class Gemma4ProcessingInfo(HearingInfo, NativeResolutionInfo, SpeechMixin):
     """ProcessingInfo of Gemma 4. Start and end tokens are around the rows of an item, or of each frame of a video."""
 
     modalities: tuple[str, ...] = ("image", "video", "audio")
@@ -89,6 +87,7 @@ class Gemma4ProcessingInfo(NativeResolutionInfo, SpeechMixin):
         **_AudioInfo.placeholders,
     }
     valid_kwargs = {"image": _IMAGE_KWARGS, "video": (*_IMAGE_KWARGS, *TIME_KWARGS, "fps", "num_frames"), "audio": ()}
+    audio_info: ClassVar[type[AudioInfo]] = _AudioInfo
     language_codes = tuple(LANGUAGES)
     frame_sampling = FrameSampling(num_frames=32)
     timestamp_position = 0.0
@@ -108,13 +107,9 @@ class Gemma4ProcessingInfo(NativeResolutionInfo, SpeechMixin):
             self.prompt_attention = "bidirectional_windows"
         self.edges = {"image": image, "video": image, "audio": audio}
 
-    @cached_property
-    def audio(self) -> _AudioInfo:
-        return _AudioInfo(self.files)
-
     def resolve_spec(self, modality: str) -> Any:
         if modality == "audio":
-            return self.audio.mel_spec
+            return super().resolve_spec(modality)
         json, options = self.preprocessor_json(modality), self.merged_kwargs[modality]
         patch, merge = json.get("patch_size", 16), json.get("pooling_kernel_size", 3)
         spec = BudgetSpec(patch=patch, merge=merge, temporal=1, mean=(0.0,) * 3, std=(1.0,) * 3)
@@ -124,31 +119,21 @@ class Gemma4ProcessingInfo(NativeResolutionInfo, SpeechMixin):
         if rows not in BUDGETS:
             raise ConfigError(f"max_soft_tokens is {rows!r}; known are {', '.join(map(str, BUDGETS))}", param="max_soft_tokens")
         self.check_config("vision_config", patch_size=spec.patch, pooling_kernel_size=spec.merge)
-        # the published model turns pixels of 0..1 into -1..1
-        mean = tuple(m + 0.5 * s for m, s in zip(spec.mean, spec.std, strict=True))
-        return replace(spec, rows=rows, mean=mean, std=tuple(0.5 * s for s in spec.std))
+        return self.read_by_model(replace(spec, rows=rows))
 
-    def resolve_decode_spec(self) -> DecodeSpec:
-        spec = super().resolve_decode_spec()
-        if "audio" not in self.modalities:
-            return spec
-        return replace(spec, rate=self.audio.decode_spec.rate, max_audio_samples=self.audio.decode_spec.max_audio_samples)
+    def read_by_model(self, spec: BudgetSpec) -> BudgetSpec:
+        """Hook: return the spec of what the model reads. The published model turns pixels of 0..1 into -1..1."""
+        mean = tuple(m + 0.5 * s for m, s in zip(spec.mean, spec.std, strict=True))
+        return replace(spec, mean=mean, std=tuple(0.5 * s for s in spec.std))
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         if header.modality == "audio":
-            return self.audio.geometry(header)
+            return super().geometry(header)
         spec: BudgetSpec = self.specs[header.modality]
         if header.frames is None:
             return spec.grid(header.size)
         grid = spec.grid(header.size, len(header.frames.indices))
         return replace(grid, times=self._times(header.frames.timestamps, 1))
-
-    def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
-        return self.audio.embeds_geometry(item) if item.modality == "audio" else super().embeds_geometry(item)
-
-    def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
-        """Return the tensors of a NativeResolutionInfo, or of the AudioInfo."""
-        return self.audio.process(item, dtype) if item.header.modality == "audio" else super().process(item, dtype)
 
     def span(self, modality: str, geometry: ItemGeometry) -> Span:
         """Return the rows between a start and an end token; for a video those of each frame, after its time."""
@@ -174,7 +159,3 @@ class Gemma4ProcessingInfo(NativeResolutionInfo, SpeechMixin):
         return (
             {"max_soft_tokens": fitting[-1]} if fitting else {"max_soft_tokens": BUDGETS[0], "num_frames": rows // BUDGETS[0]}
         )
-
-    def _embedding_spec(self, modality: str) -> EmbeddingSpec:
-        spec = super()._embedding_spec(modality)
-        return replace(spec, grid=None) if modality == "audio" else spec

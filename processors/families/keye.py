@@ -6,10 +6,10 @@ GitHub).
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
+from copy import copy
 from dataclasses import dataclass, replace
-from typing import Any
-from weakref import ref
+from typing import Any, Self
 
 import numpy as np
 import torch
@@ -127,7 +127,6 @@ class Keye15ProcessingInfo(KeyeProcessingInfo):
     timestamp_position = 0.0
 
     def resolve_token_ids(self) -> None:
-        self._compared: tuple[Callable[[], torch.Tensor | None], ItemGeometry] = (lambda: None), ItemGeometry(1, 1, 1)
         self.frame, self.fast_start, self.fast_end = (
             self.special_token_id(text) for text in ("<|frame|>", "<|fast_start|>", "<|fast_end|>")
         )
@@ -165,16 +164,17 @@ class Keye15ProcessingInfo(KeyeProcessingInfo):
     def is_exact(self, header: MediaHeader) -> bool:
         return header.exact and (header.frames is None or self.specs["video"].similarity is None)
 
-    def measure(self, item: MediaItem) -> ItemGeometry:
-        """Return the grid of a decoded item. Frames are compared once for both calls of this."""
+    def settle(self, item: MediaItem) -> Self:
+        """Return a copy with the types that comparing the frames of a video gives."""
         spec = self.specs["video"]
         if not isinstance(item, VideoItem) or spec.similarity is None:
-            return self.geometry(item.header)
-        frames, grid = self._compared
-        if frames() is not item.frames:
-            grid = self._grid(item.header, compare_frames(item.frames, spec.similarity))
-            self._compared = ref(item.frames), grid
-        return grid
+            return self
+        settled = copy(self)
+        settled.specs = {
+            **self.specs,
+            "video": replace(spec, frame_types=compare_frames(item.frames, spec.similarity), similarity=None),
+        }
+        return settled
 
     def _grid(self, header: MediaHeader, types: Sequence[int]) -> ItemGeometry:
         """Return the grid of a video with frames of these types; empty: all are slow."""
@@ -209,7 +209,7 @@ class Keye15ProcessingInfo(KeyeProcessingInfo):
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """Return the tensors of the base. A video with `frame_types` has a grid `[frames, 3]` and `num_frames`."""
-        grid = self.measure(item)
+        grid = self.geometry(item.header)
         if not isinstance(item, VideoItem) or not grid.sides:
             return super().process(item, dtype)
         frames = zip(item.frames.split(1), grid.steps, strict=True)

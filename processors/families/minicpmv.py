@@ -156,8 +156,10 @@ class MiniCPMV46ProcessingInfo(SlicesInfo):
     placeholders = {"image": ("image_token_id", "<|image_pad|>"), "video": ("video_token_id", "<|video_pad|>")}
     valid_kwargs = {"image": (*_SLICES, "downsample_mode"), "video": (*_SLICES, *_FRAMES, "downsample_mode")}
 
+    downsample_mode = "16x"  # where the JSON and config.json do not name one
+
     def merge_of(self, json: Mapping[str, Any]) -> int:
-        mode = json.get("downsample_mode") or self.files.config.get("downsample_mode") or "16x"
+        mode = json.get("downsample_mode") or self.files.config.get("downsample_mode") or self.downsample_mode
         check_value("downsample_mode", mode)
         return _MERGE[mode]
 
@@ -181,6 +183,35 @@ class MiniCPMV46ProcessingInfo(SlicesInfo):
             "merge": FieldElem(torch.tensor(spec.merge), SharedField(keep_on_cpu=True)),
         }
         return kwargs, self.geometry(item.header)
+
+
+class MiniCPMV47ProcessingInfo(MiniCPMV46ProcessingInfo):
+    """ProcessingInfo of MiniCPM-V 4.7: the tokens of an image lie on a canvas, as do newlines after it."""
+
+    numbers_videos = False
+    embeds_layout = None  # rows alone do not tell their places
+
+    def geometry(self, header: MediaHeader) -> ItemGeometry:
+        spec, plan = self.specs[header.modality], self.plan(header)
+        sides = [tuple(side // (spec.patch * spec.merge) for side in view.tile_size) for view in plan.views]
+        return replace(super().geometry(header), canvas=(sides[0], sides[-1]))
+
+    def span(self, modality: str, geometry: ItemGeometry) -> Span:
+        return replace(super().span(modality, geometry), swallows=frozenset(self.encode("\n")))
+
+
+class MiniCPMOcrProcessingInfo(MiniCPMV46ProcessingInfo):
+    """ProcessingInfo of MiniCPM-OCR: MiniCPM-V 4.6 with more rows, which may keep the size of small images."""
+
+    downsample_mode = "4x"
+
+    def resolve_spec(self, modality: str) -> SliceSpec:
+        spec = super().resolve_spec(modality)
+        upsize = self.files.image.get("small_image_upsize", "always") if modality == "image" else "always"
+        if upsize not in ("always", "never"):
+            reason = '"adaptive" needs the sizes of letters in the image' if upsize == "adaptive" else "it is unknown"
+            raise ConfigError(f'small_image_upsize is {upsize!r} in the preprocessor JSON; {reason}; set "always" or "never"')
+        return replace(spec, tiling=replace(spec.tiling, enlarges=upsize == "always"))
 
 
 class MiniCPMVProcessingInfo(SlicesInfo):

@@ -5,21 +5,20 @@ from __future__ import annotations
 import re
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import cached_property
 from typing import Any
 
 import torch
 
 from ...mm.errors import CheckpointError, ConfigError
 from ...mm.fields import BatchedField, FieldElem, FlatField
-from ...mm.media.policy import DecodeSpec
 from ...mm.phi4_multimodal import hub_config, stored_adapters
 from ...mm.speech import SpeechRequest
 from ...mm.tiling.aspect import PaddedAspectTiles
 from ...mm.tiling.plan import CropPad, CropPlan, TiledView
 from ...mm.types import ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..bases.audio import AudioInfo, audio_kwargs, audio_samples
-from ..bases.base import BaseProcessingInfo, replace_matches
+from ..bases.base import replace_matches
+from ..bases.hearing import HearingInfo
 from ..bases.speech import SpeechMixin
 from ..bases.tiles import TILE_KWARGS, TileSpec, height_width, positive_int_or
 from ..files import ProcessorFiles
@@ -61,7 +60,7 @@ class _AudioInfo(AudioInfo):
         return audio_kwargs(features, len(features), dtype), self.geometry(item.header)
 
 
-class Phi4MultimodalProcessingInfo(BaseProcessingInfo, SpeechMixin):
+class Phi4MultimodalProcessingInfo(HearingInfo, SpeechMixin):
     """ProcessingInfo of Phi-4-multimodal.
 
     The tensors of an image are `pixel_values` `[patches, 3 * patch^2]`: those of the whole image, then of each tile those
@@ -83,6 +82,7 @@ class Phi4MultimodalProcessingInfo(BaseProcessingInfo, SpeechMixin):
     language_codes = ("en", "zh", "de", "fr", "it", "ja", "es", "pt")
     takes_language = False
     tasks = tuple(_TASKS)
+    audio_info = _AudioInfo
     audio_text = "<|audio|>"
 
     def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:
@@ -101,14 +101,10 @@ class Phi4MultimodalProcessingInfo(BaseProcessingInfo, SpeechMixin):
                   for name, part in (("image", "vision"), ("audio", "audio"))}  # fmt: skip
         return replace(files, config={**tokens, **config})
 
-    @cached_property
-    def audio(self) -> _AudioInfo:
-        return _AudioInfo(self.files)
-
     def resolve_spec(self, modality: str) -> Any:
         options = self.merged_kwargs[modality]
         if modality == "audio":
-            return self.audio.mel_spec
+            return super().resolve_spec(modality)
         json = {key: value for key, value in self.files.image.items() if value is not None}
         side, width = height_width(json.get("size") or {"height": 448, "width": 448})
         patch = positive_int_or(json, "patch_size", 14)
@@ -120,9 +116,6 @@ class Phi4MultimodalProcessingInfo(BaseProcessingInfo, SpeechMixin):
         spec = TileSpec(IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, filter="bilinear", patch=patch, tiling=tiling)
         return replace(read_pixel_spec(json, spec, options), filter="bilinear")  # `resample` is that of the whole image
 
-    def resolve_decode_spec(self) -> DecodeSpec:
-        return self.audio.decode_spec
-
     def prompt_kwargs(self, items: Mapping[str, int]) -> Mapping[str, Any]:
         return {"beside_image": True} if items.get("image") and items.get("audio") else {}
 
@@ -132,7 +125,7 @@ class Phi4MultimodalProcessingInfo(BaseProcessingInfo, SpeechMixin):
 
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         if header.modality == "audio":
-            return self.audio.geometry(header)
+            return super().geometry(header)
         side, layout = self.side, self.layout(header)
         tall, wide = (-(-patches // 2) for patches in layout[2:])
         return ItemGeometry(tall * (wide + 1) + 1 + side * (side + 1), 1, 1, tiles=layout[:2], linear=True)
@@ -154,7 +147,7 @@ class Phi4MultimodalProcessingInfo(BaseProcessingInfo, SpeechMixin):
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         if not isinstance(item, ImageItem):
-            kwargs, grid = self.audio.process(item, dtype)
+            kwargs, grid = super().process(item, dtype)
             beside = torch.tensor(bool(self.merged_kwargs["audio"].get("beside_image")))
             return {**kwargs, "beside_image": FieldElem(beside, BatchedField(keep_on_cpu=True))}, grid
         spec: TileSpec = self.specs["image"]

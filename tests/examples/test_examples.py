@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import ast
 import functools
+import re
 import runpy
 import subprocess
 import sys
@@ -65,6 +67,16 @@ def test_several_images_prints_both(empty: Path) -> None:
     out = start("several_images", empty).stdout
     assert "line1.png: " in out
     assert "line2.png: " in out
+
+
+@pytest.mark.parametrize("name", ["one_image", "several_images", "video", "ocr", "embed_and_rank", "boxes"])
+def test_each_kind_of_use_has_a_table_of_models(name: str) -> None:
+    described = ast.get_docstring(ast.parse((FOLDER / f"{name}.py").read_text("utf-8"))) or ""
+    rows = [line for line in described.splitlines() if line.startswith("| ")]
+    assert rows[0].startswith("| model | ")
+    models = [model for row in rows[1:] for model in row.split("|")[1].strip().split(", ")]
+    assert len(models) >= 4
+    assert all(re.fullmatch(r"[\w-]+/[\w.-]+", model) for model in models), models
 
 
 def test_async_stream_prints_whole_lines(empty: Path) -> None:

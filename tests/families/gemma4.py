@@ -4,7 +4,7 @@ from dataclasses import replace
 from functools import partial
 
 import torch
-from family import AUDIO_SIZES, IMAGE_SIZES, RATE, VIDEO_SIZES, Family, as_sampled, call_sampled, give
+from family import AUDIO_SIZES, IMAGE_SIZES, RATE, VIDEO_SIZES, Family, as_sampled, call_sampled, give, run_oracle
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 
 NAMED = {
@@ -20,14 +20,49 @@ LARGE_TEXT = {
 }  # fmt: skip
 
 
+def make_words():
+    special = ["<bos>", "<eos>", *NAMED.values(), "<|video|>"]
+    words = fast_tokenizer(special, eos_token="<eos>", pad_token="<eos>", bos_token="<bos>")
+    words._set_model_specific_special_tokens(NAMED)
+    return words
+
+
+def token_ids(words):
+    return {
+        "boi_token_id": words.boi_token_id,
+        "eoi_token_id": words.eoi_token_id,
+        "image_token_id": words.image_token_id,
+        "video_token_id": words.convert_tokens_to_ids("<|video|>"),
+        "boa_token_id": words.boa_token_id,
+        "eoa_token_index": words.eoa_token_id,
+        "audio_token_id": words.audio_token_id,
+    }
+
+
+def randomise_decoder(model, seed):
+    randomise(model, seed)
+    for name, parameter in model.named_parameters():
+        if name.endswith("q_norm.weight"):
+            parameter.data.mul_(0.4)  # scores are not scaled by the width of a head
+    for token in (model.config.image_token_id, model.config.audio_token_id, model.config.video_token_id):
+        model.lm_head.weight.data[token] = 0  # in an answer, the class would read it as the padding token
+
+
+def randomise_buffers(model, seed):
+    generator = torch.Generator().manual_seed(seed)
+    bounds = {"layer_scalar": (0.5, 1.0), "std_bias": (-0.2, 0.2), "std_scale": (0.5, 1.5)}
+    bounds |= {"put_min": (-2.5, -1.5), "put_max": (1.5, 2.5)}
+    for name, buffer in model.named_buffers():
+        for end, between in bounds.items():
+            if name.endswith(end):
+                buffer.uniform_(*between, generator=generator)
+
+
 def build(seed, tie=False, standardize=False, hears=True, **text):
     ensure_torchvision()
     import transformers as tf
 
-    words = fast_tokenizer(
-        ["<bos>", "<eos>", *NAMED.values(), "<|video|>"], eos_token="<eos>", pad_token="<eos>", bos_token="<bos>"
-    )
-    words._set_model_specific_special_tokens(NAMED)
+    words = make_words()
     sizes = {
         "head_dim": 16, "global_head_dim": 24, "num_hidden_layers": 5, "num_kv_shared_layers": 2, "sliding_window": 20,
         "layer_types": LAYERS, "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 700,
@@ -46,33 +81,42 @@ def build(seed, tie=False, standardize=False, hears=True, **text):
         text_config=tf.Gemma4TextConfig(**text_config(words, tie, **{**sizes, **text})),
         vision_config=tf.Gemma4VisionConfig(**vision),
         audio_config=tf.Gemma4AudioConfig(**audio) if hears else None,
-        boi_token_id=words.boi_token_id,
-        eoi_token_id=words.eoi_token_id,
-        image_token_id=words.image_token_id,
-        video_token_id=words.convert_tokens_to_ids("<|video|>"),
-        boa_token_id=words.boa_token_id,
-        eoa_token_index=words.eoa_token_id,
-        audio_token_id=words.audio_token_id,
+        **token_ids(words),
         tie_word_embeddings=tie,
     )
     model = tf.Gemma4ForConditionalGeneration(config).eval()
-    randomise(model, seed)
-    for name, parameter in model.named_parameters():
-        if name.endswith("q_norm.weight"):
-            parameter.data.mul_(0.4)  # scores are not scaled by the width of a head
-    for token in (words.image_token_id, words.audio_token_id, config.video_token_id):
-        model.lm_head.weight.data[token] = 0  # in an answer, the class would read it as the padding token
-    generator = torch.Generator().manual_seed(seed)
-    bounds = {"layer_scalar": (0.5, 1.0), "std_bias": (-0.2, 0.2), "std_scale": (0.5, 1.5)}
-    bounds |= {"put_min": (-2.5, -1.5), "put_max": (1.5, 2.5)}
-    for name, buffer in model.named_buffers():
-        for end, between in bounds.items():
-            if name.endswith(end):
-                buffer.uniform_(*between, generator=generator)
+    randomise_decoder(model, seed)
+    randomise_buffers(model, seed)
     images = tf.Gemma4ImageProcessor(patch_size=PATCH, max_soft_tokens=70)
     videos = tf.Gemma4VideoProcessor(patch_size=PATCH, max_soft_tokens=70)
     sounds = tf.Gemma4AudioFeatureExtractor(feature_size=24)
     return model, tf.Gemma4Processor(sounds, images, words, videos)
+
+
+def build_unified(seed, tie=False, **text):
+    ensure_torchvision()
+    import transformers as tf
+
+    words, samples = make_words(), 160
+    sizes = {
+        "head_dim": 16, "global_head_dim": 24, "num_hidden_layers": 5, "sliding_window": 20, "layer_types": list(LAYERS),
+        "attention_k_eq_v": True, "num_global_key_value_heads": 1, "final_logit_softcapping": 8.0,
+    }  # fmt: skip
+    vision = {"patch_size": PATCH, "mm_embed_dim": 48, "mm_posemb_size": 80, "output_proj_dims": 48}
+    config = tf.Gemma4UnifiedConfig(
+        text_config=tf.Gemma4UnifiedTextConfig(**text_config(words, tie, **{**sizes, **text})),
+        vision_config=tf.Gemma4UnifiedVisionConfig(**vision),
+        audio_config=tf.Gemma4UnifiedAudioConfig(audio_embed_dim=samples),
+        **token_ids(words),
+        tie_word_embeddings=tie,
+    )
+    model = tf.Gemma4UnifiedForConditionalGeneration(config).eval()
+    randomise_decoder(model, seed)
+    randomise_buffers(model, seed)
+    images = tf.Gemma4UnifiedImageProcessor(patch_size=PATCH, max_soft_tokens=70)
+    videos = tf.Gemma4UnifiedVideoProcessor(patch_size=PATCH, max_soft_tokens=70)
+    sounds = tf.Gemma4UnifiedAudioFeatureExtractor(feature_size=samples, audio_samples_per_token=samples)
+    return model, tf.Gemma4UnifiedProcessor(sounds, images, words, videos)
 
 
 def tensors(inputs, features):
@@ -91,6 +135,40 @@ def tensors(inputs, features):
         squares = theirs.reshape(count, h // 3, 3, w // 3, 3, PATCH, PATCH, 3).permute(0, 1, 3, 2, 4, 7, 5, 6)
         yield name, ours[name].data, 2 * squares.reshape(count * h * w, -1) - 1
         frames[name] += count
+
+
+def unified_tensors(inputs, features):
+    """Yield the whole squares of images and frames without padding, and the frames of audio."""
+    sounds, frames = 0, {"pixel_values": 0, "pixel_values_videos": 0}
+    for feature in sorted(features, key=lambda one: one.range.offset):
+        ours = feature.kwargs
+        if feature.modality == "audio":
+            yield (
+                "input_features",
+                ours["input_features"].data,
+                inputs["input_features"][sounds][inputs["input_features_mask"][sounds]],
+            )
+            sounds += 1
+            continue
+        name = "pixel_values" if feature.modality == "image" else "pixel_values_videos"
+        count, h, w = ours[f"{feature.modality}_grid_thw"].data.tolist()
+        theirs = inputs[name][frames[name] : frames[name] + count, : h * w]
+        yield name, ours[name].data, theirs.unflatten(-1, (3 * PATCH, 3 * PATCH, 3)).movedim(-1, 2).reshape(count * h * w, -1)
+        frames[name] += count
+
+
+def run_unified(model, inputs, answer, positions):
+    """Run the oracle with the masks of its `generate`; those of its `forward` alone are bidirectional in every layer."""
+    ids = inputs["input_ids"]
+    masks = model.create_masks_for_generate(
+        model.config,
+        inputs_embeds=model.get_input_embeddings()(ids),
+        attention_mask=None,
+        past_key_values=None,
+        position_ids=torch.arange(ids.shape[1])[None],
+        mm_token_type_ids=inputs["mm_token_type_ids"],
+    )
+    return run_oracle(model, {**inputs, "attention_mask": masks}, answer, positions)
 
 
 def call(processor, text, data):
@@ -135,5 +213,15 @@ LARGE = replace(
     variants={},
     half=(0.2, 0.1),  # some rows take another expert
 )
-FAMILIES = [SMALL, LARGE]
+UNIFIED = replace(
+    SMALL,
+    name="gemma4_unified",
+    build=build_unified,
+    prompt_attention="bidirectional_windows",
+    refuses=lambda modality, size: False,
+    run=run_unified,
+    tensors=unified_tensors,
+    variants={"tied": {"tie": True}, "values of their own": {"attention_k_eq_v": False}},
+)
+FAMILIES = [SMALL, LARGE, UNIFIED]
 """The second row has what larger published checkpoints have: experts, keys as values, no per-layer inputs, no audio."""

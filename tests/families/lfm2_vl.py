@@ -52,13 +52,16 @@ def call(processor, text, data):
     return dict(processor(text=[text], **images, return_tensors="pt"))
 
 
+MORE = [(80, 90), (600, 70), (129, 127), (64, 512), (300, 300), (65, 66), (255, 900), (700, 180)]
+SIZES = [*(size for size in IMAGE_SIZES if max(size) < 16 * min(size)), *MORE]
+"""40 sizes. transformers cannot join the views of others."""
 KEYS = "a key bias adds the same to all scores of a query"
 FAMILY = Family(
     "lfm2_vl",
     build,
     placeholders={"image": "<image>"},
     sizes={"image": [(70, 90), (200, 150), (33, 40), (60, 260)]},
-    grid={"image": [size for size in IMAGE_SIZES if max(size) < 16 * min(size)]},  # transformers cannot join views of others
+    grid={"image": SIZES},
     tensors=tensors,
     call=call,
     silent={f"model.vision_tower.encoder.layers.{i}.self_attn.k_proj.bias": KEYS for i in range(3)},

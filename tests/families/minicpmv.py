@@ -1,7 +1,10 @@
-"""MiniCPM-V 4.6 in the parity suite."""
+"""MiniCPM-V 4.6 and 4.7, and MiniCPM-OCR, in the parity suite."""
+
+from dataclasses import replace
+from functools import partial
 
 import torch
-from family import Family, as_sampled, call_sampled
+from family import Family, as_sampled, call_sampled, rope_index
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 
 TAGS = {"image_start_token": "<image>", "image_end_token": "</image>", "slice_start_token": "<slice>"}
@@ -15,7 +18,7 @@ NOISY = {  # as for Qwen3.5, whose decoder this is
 }
 
 
-def build(seed, tie=False, mode="16x", cut=1, **text):
+def build(seed, tie=False, mode="16x", cut=1, kind="MiniCPMV4_6", upsize=None, **text):
     ensure_torchvision()
     import transformers as tf
 
@@ -31,7 +34,13 @@ def build(seed, tie=False, mode="16x", cut=1, **text):
         "partial_rotary_factor": 0.5,
         "mrope_section": [2, 1, 1],
     }
-    config = tf.MiniCPMV4_6Config(
+    marks = {}
+    if kind == "MiniCPMV4_7":
+        tags = {
+            name.replace("_token", "_id"): tag for name, tag in TAGS.items() if name.startswith(("image_s", "image_e", "slice"))
+        }
+        marks = {name: words.convert_tokens_to_ids(tag) for name, tag in tags.items()} | {"newline_id": words.encode("\n")[-1]}
+    config = getattr(tf, f"{kind}Config")(
         vision_config={**shape, "image_size": 70, "patch_size": PATCH},
         text_config=text,
         insert_layer_id=cut,
@@ -39,18 +48,19 @@ def build(seed, tie=False, mode="16x", cut=1, **text):
         image_token_id=words.convert_tokens_to_ids("<|image_pad|>"),
         video_token_id=words.convert_tokens_to_ids("<|video_pad|>"),
         tie_word_embeddings=tie,
+        **marks,
     )
-    model = tf.MiniCPMV4_6ForConditionalGeneration(config).eval()
+    model = getattr(tf, f"{kind}ForConditionalGeneration")(config).eval()
     randomise(model, seed)
     for name, parameter in model.named_parameters():
         if "language_model" in name and "norm.weight" in name and ".linear_attn." not in name:
             parameter.data.sub_(1)  # the weight is stored minus 1
     size = {"scale_resolution": 112, "downsample_mode": mode}
-    images, videos = (
-        tf.MiniCPMV4_6ImageProcessor(max_slice_nums=6, **size),
-        tf.MiniCPMV4_6VideoProcessor(max_slice_nums=2, **size),
-    )
-    return model, tf.MiniCPMV4_6Processor(images, videos, words)
+    small = {"small_image_upsize": upsize} if upsize else {}
+    pixels = "MiniCPMV4_6" if kind == "MiniCPMV4_7" else kind
+    images = getattr(tf, f"{pixels}ImageProcessor")(max_slice_nums=6, **small, **size)
+    videos = getattr(tf, f"{pixels}VideoProcessor")(max_slice_nums=2, **size)
+    return model, getattr(tf, f"{kind}Processor")(images, videos, words)
 
 
 def tensors(inputs, features):
@@ -69,10 +79,15 @@ def tensors(inputs, features):
         yield "pixel_values", torch.cat(strips, -1)[None], inputs[f"pixel_values{name}"]
 
 
+def write_lines(placeholders, seed):
+    """Write a prompt with a newline, with several, or with none after an item."""
+    return f"def f{seed}(x):" + ("\n", " and ", "\n\n")[seed % 3].join([*placeholders, " return it"]) + " + x" * (seed % 5)
+
+
 KEYS = "a key bias adds the same to all scores of a query"
 TOWER = "model.vision_tower."
 LAYERS = [*(f"{TOWER}encoder.layers.{i}." for i in range(4)), f"{TOWER}vit_merger."]
-FAMILY = Family(
+V46 = Family(
     "minicpmv4_6",
     build,
     placeholders={"image": "<|image_pad|>", "video": "<|video_pad|>"},
@@ -87,3 +102,18 @@ FAMILY = Family(
     fullest_items=20,
     **NOISY,
 )
+OCR = replace(
+    V46,
+    name="minicpm_ocr",
+    build=partial(build, kind="MiniCPMOcr", upsize="never"),
+    variants={"tied": {"tie": True}, "4x": {"mode": "4x"}, "4x, enlarged": {"mode": "4x", "upsize": "always"}},
+)
+V47 = replace(
+    V46,
+    name="minicpmv4_7",
+    build=partial(build, kind="MiniCPMV4_7"),
+    prompt=write_lines,
+    oracle_positions=rope_index,
+    variants={"tied": {"tie": True}, "4x": {"mode": "4x"}},
+)
+FAMILIES = [V46, OCR, V47]

@@ -444,9 +444,9 @@ FAMILIES = [
         placeholders={"image": "<image>", "video": "<video>"},
         sizes={"image": [(90, 130), (60, 60), (40, 150)], "video": [(3, 60, 90), (2, 80, 50), (4, 64, 64)]},
         grid={
-            "image": [size for size in IMAGE_SIZES if min(fitted(*size))],
+            "image": [*(size for size in IMAGE_SIZES if min(fitted(*size))), (90, 45), (45, 91), (130, 300), (601, 599)],
             "video": VIDEO_SIZES,
-        },  # others give an empty image
+        },  # others of IMAGE_SIZES give an empty image
         cases=["", "i", "v", "ii", "iii"],
         ours=as_sampled,
         **SHARED,

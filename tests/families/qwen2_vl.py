@@ -79,6 +79,5 @@ FAMILIES = [
         row("qwen2_vl", finish=saved_as_tarsier2, load=load_tarsier2),
         name="tarsier2",
         variants={},
-        grid={"image": [], "video": []},
     ),
 ]

@@ -49,6 +49,10 @@ CHANGES = {
         "hidden_size_per_layer_input": 16, "vocab_size_per_layer_input": 700, "use_double_wide_mlp": True,
         "final_logit_softcapping": 8.0,
     },
+    "gemma4_unified_text": {
+        "head_dim": 24, "global_head_dim": 32, "num_hidden_layers": 4, "sliding_window": 20, "final_logit_softcapping": 8.0,
+        "layer_types": ["sliding_attention", "full_attention"] * 2, "attention_k_eq_v": True, "num_global_key_value_heads": 1,
+    },
     "gemma3n_text": {
         "head_dim": 24, "num_kv_shared_layers": 2, "num_hidden_layers": 4, "sliding_window": 20, "laurel_rank": 8,
         "layer_types": ["sliding_attention", "full_attention"] * 2, "hidden_size_per_layer_input": 16,
@@ -187,7 +191,7 @@ FAMILIES = [
     row("llama", "mistral", "ministral3", "qwen2", "qwen3", "granite", "glm", "glm4", "ernie4_5", "olmo", *PLAIN),
     row("gemma3_text", "gemma", "gemma2"),
     row("gemma3n_text"),
-    row("gemma4_text", variants={"keys as values": WITHOUT_VALUES, "experts": BESIDE}),
+    row("gemma4_text", "gemma4_unified_text", variants={"keys as values": WITHOUT_VALUES, "experts": BESIDE}),
     row("qwen3_moe", "glm4_moe", "ernie4_5_moe", "qwen2_moe", "mixtral", *MIXTURES),
     row("lfm2", "lfm2_moe"),
     row("llama4_text"),

@@ -10,9 +10,11 @@ from typing import Any, TypeVar
 
 import numpy as np
 import torch
+from sensorium.models.interface import StepLimits
 from sensorium.models.weights import fill, named_layers
 
 Made = TypeVar("Made", bound=torch.nn.Module)
+CPU = torch.device("cpu")
 
 
 def filled(model: Made) -> Made:
@@ -74,3 +76,31 @@ def given_bytes(*values: Any) -> int:
 
     look(list(values))
     return sum(seen.values())
+
+
+@contextmanager
+def measured_steps(model: Any) -> Iterator[list[tuple[str, int, int]]]:
+    """Yield a list that gets (what, planned, live) bytes of each forward pass ("forward") and encoder call (its modality)."""
+    forward, encode, found = model.forward, model.embed_multimodal, list[tuple[str, int, int]]()
+
+    def spy_forward(batch: Any) -> torch.Tensor:
+        lengths = max((attn.seq_lens for attn in batch.attn), key=sum)
+        read = 0 if batch.cross_rows is None else len(batch.cross_rows)
+        work = StepLimits(len(batch.input_ids), sum(lengths), max(lengths), CPU, cross_keys=read)
+        given = given_bytes(batch.input_ids, batch.positions, batch.embed_index, batch.embed_rows, batch.attn[0].slot_mapping)
+        given += given_bytes(batch.cross_rows, batch.adapters)
+        found.append(("forward", model.forward_bytes(work), given + peak_bytes(lambda: forward(batch))))
+        result: torch.Tensor = forward(batch)
+        return result
+
+    def spy_encode(modality: str, tensors: Any) -> list[torch.Tensor]:
+        rows: list[torch.Tensor] = encode(modality, tensors)
+        planned = model.encoder_bytes(modality, sum(map(len, rows)), StepLimits(1, 1, 1, CPU))
+        found.append((modality, planned, given_bytes(dict(tensors)) + peak_bytes(lambda: encode(modality, tensors))))
+        return rows
+
+    model.forward, model.embed_multimodal = spy_forward, spy_encode
+    try:
+        yield found
+    finally:
+        del model.forward, model.embed_multimodal

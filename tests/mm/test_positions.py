@@ -120,6 +120,15 @@ def test_all_tokens_of_a_still_item_have_one_position(axes):
     assert mrope_positions(3, [], axes)[0].tolist() == [[0, 1, 2]] * axes
 
 
+def test_tiles_and_the_whole_image_lie_on_one_canvas():
+    """Two lines of a tile of 1 x 2 rows, after the whole image of 1 x 2 rows; newlines after both tiles."""
+    image = ItemGeometry(1, 2, 2, extra=2, tiles=(2, 1), linear=True, canvas=((1, 2), (1, 2)))
+    positions, delta = mrope_positions(16, [(masked(1, ".##..##...##.."), image)])
+    rows = ["0 1 11 1 1 11 1 1 1 11 1 1 4", "0 0 11 3 1 11 1 1 2 22 2 1 4", "0 0 12 3 1 12 2 3 1 12 2 1 4"]
+    assert positions.tolist() == [digits(one) for one in rows]
+    assert delta == -11
+
+
 def test_a_fourth_axis_counts_rows():
     positions, delta = mrope_positions(7, place((1, SQUARE)), axes=4)
     assert positions.tolist() == [digits("0 1234 5 6"), digits("0 1111 5 6"), digits("0 1122 5 6"), digits("0 1212 5 6")]

@@ -7,10 +7,13 @@ import re
 import tomllib
 from collections.abc import Iterator
 from functools import cache
+from inspect import isabstract
 from pathlib import Path
 
 import sensorium
 from sensorium.mm.registry import ARCHITECTURES
+from sensorium.models.families.dual_encoder import DualEncoder
+from sensorium.models.families.ovis import OvisModel
 from sensorium.models.text.stacks import STACKS
 from sensorium.models.vision.encoders import DEFAULTS
 
@@ -135,6 +138,18 @@ def test_inheritance() -> None:
         return max((1 + ancestors(base) for base in bases[name] if base in bases), default=0)
 
     assert not [name for name in bases if ancestors(name) > 3]
+
+
+def test_methods_that_subclasses_define_are_abstract() -> None:
+    """A class that lacks such a method cannot be made: the method is abstract, in a class whose metaclass checks it."""
+    found = []
+    for path in FILES:
+        for node in ast.walk(parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Raise) and node.exc is not None and "NotImplementedError" in ast.unparse(node.exc):
+                found.append(f"{name_of(path)}:{node.lineno} raises NotImplementedError")
+    assert not found, "\n".join(found)
+    for kind in (DualEncoder, OvisModel):
+        assert isabstract(kind), kind
 
 
 def words(path: Path) -> Iterator[tuple[str, int]]:

@@ -69,6 +69,16 @@ def test_items_take_placeholders_in_order():
     assert ids == (-1, -2, -3)
 
 
+@pytest.mark.parametrize("expanded", [False, True])
+def test_a_span_swallows_tokens_that_follow_it(expanded):
+    one = replace(build_span([(7,), 2, (6,)], IMAGE), swallows=frozenset((3,)))
+    first = [7, 9, 9, 6] if expanded else [9]
+    ids, ranges = expand([3, *first, 3, 3, 4, 3, 9, 3], {"image": [one, one]}, PLACEHOLDERS)
+    assert ids == (3, 7, 9, 9, 6, 3, 3, 4, 3, 7, 9, 9, 6, 3)
+    assert [(r.offset, r.length, r.num_embeds) for r in ranges["image"]] == [(1, 6, 2), (9, 5, 2)]
+    assert ranges["image"][0].mask().tolist() == [False, True, True, False, False, False]
+
+
 def test_no_items_leave_the_prompt_as_it_is():
     assert expand([1, 2, 3], {}, PLACEHOLDERS) == ((1, 2, 3), {})
     assert expand([], {"image": []}, PLACEHOLDERS) == ((), {"image": []})

@@ -12,13 +12,12 @@ import pytest
 import torch
 from embedder import Embedder, load_embedders
 from family import make_media
-from measured import given_bytes, peak_bytes
+from measured import measured_steps
 from oracle import save_checkpoint
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
 from sensorium.engine.types import EngineRequest
 from sensorium.mm.errors import CheckpointError
-from sensorium.models.interface import StepLimits
 
 ROWS = load_embedders()
 each = pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in ROWS.items()])
@@ -127,34 +126,15 @@ def test_scores(row: Embedder, loaded: Loaded) -> None:
 def test_steps_take_no_more_memory_than_planned(row: Embedder, loaded: Loaded) -> None:
     """One forward pass with texts and images, and one call of the encoder for all images."""
     llm = load_llm(row, loaded.folder(row.name))
-    model = llm._engine_loop.core.runner.model
-    forward, encode, found = model.forward, model.embed_multimodal, list[tuple[str, int, int]]()
-
-    def spy_forward(batch: Any) -> torch.Tensor:
-        lengths = max((attn.seq_lens for attn in batch.attn), key=sum)
-        given = given_bytes(batch.input_ids, batch.positions, batch.embed_index, batch.embed_rows, batch.attn[0].slot_mapping)
-        planned = model.forward_bytes(StepLimits(len(batch.input_ids), sum(lengths), max(lengths), torch.device("cpu")))
-        found.append(("forward", planned, given + peak_bytes(lambda: forward(batch))))
-        return forward(batch)
-
-    def spy_encode(modality: str, tensors: Any) -> list[torch.Tensor]:
-        rows = encode(modality, tensors)
-        planned = model.encoder_bytes(modality, sum(map(len, rows)), StepLimits(1, 1, 1, torch.device("cpu")))
-        found.append((modality, planned, given_bytes(dict(tensors)) + peak_bytes(lambda: encode(modality, tensors))))
-        return rows
-
-    model.forward, model.embed_multimodal = spy_forward, spy_encode
-    embed(llm, [row.texts[0], *(make_media("image", (150, 150), seed) for seed in range(6))])
+    with measured_steps(llm._engine_loop.core.runner.model) as found:
+        embed(llm, [row.texts[0], *(make_media("image", (150, 150), seed) for seed in range(6))])
     assert {what for what, _, _ in found} == {"forward", "image"}
     assert [one for one in found if one[2] > 1.001 * one[1]] == []  # small tensors on the host are not planned
 
 
 def copied(folder: Path, target: Path, tensors: dict[str, torch.Tensor], config: dict[str, Any]) -> Path:
     """Copy a checkpoint with other weights and another config.json."""
-    target.mkdir()
-    for file in folder.iterdir():
-        if file.is_file() and file.name not in ("model.safetensors", "config.json"):
-            shutil.copy(file, target)
+    shutil.copytree(folder, target, ignore=shutil.ignore_patterns("config.json", "model.safetensors"))
     save_file({name: tensor.contiguous().clone() for name, tensor in tensors.items()}, target / "model.safetensors")
     (target / "config.json").write_text(json.dumps(config))
     return target

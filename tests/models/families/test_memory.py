@@ -2,18 +2,13 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import pytest
-import torch
 from family import LETTERS, Family, Question, ask, write_prompt
-from measured import given_bytes, held, peak_bytes
+from measured import held, measured_steps
 from parity import ROWS, LoadedModels, each, greedy, make_llm
 from sensorium import LLM
 from sensorium.engine.types import EngineRequest
-from sensorium.models.interface import StepLimits
 
-CPU = torch.device("cpu")
 NEAR = 0.1  # of the live bytes
 each_modality = pytest.mark.parametrize(
     ("row", "modality"),
@@ -86,35 +81,16 @@ def test_encoder_rows_fill_what_is_planned(row: Family, modality: str, loaded: L
 
 def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
     """Return (planned, live) bytes of a question's largest forward pass and of each modality's largest encoder call."""
-    core, found = llm._engine_loop.core, {}
-    model, forward, embed = core.runner.model, core.runner.model.forward, core.runner.model.embed_multimodal
-
-    def tell(what: str, planned: int, live: int) -> None:
-        found[what] = max(found.get(what, (0, 0)), (planned, live))
-
-    def spy_forward(batch: Any) -> torch.Tensor:
-        lengths = max((attn.seq_lens for attn in batch.attn), key=sum)
-        read = 0 if batch.cross_rows is None else len(batch.cross_rows)
-        work = StepLimits(len(batch.input_ids), sum(lengths), max(lengths), CPU, cross_keys=read)
-        given = given_bytes(batch.input_ids, batch.positions, batch.embed_index, batch.embed_rows, batch.attn[0].slot_mapping)
-        given += given_bytes(batch.cross_rows, batch.adapters)
-        tell("forward", model.forward_bytes(work), given + peak_bytes(lambda: forward(batch)))
-        return forward(batch)
-
-    def spy_embed(modality: str, tensors: Any) -> list[torch.Tensor]:
-        rows = embed(modality, tensors)
-        count = sum(map(len, rows))
-        live = given_bytes(dict(tensors)) + peak_bytes(lambda: embed(modality, tensors))
-        tell(modality, model.encoder_bytes(modality, count, StepLimits(1, 1, 1, CPU)), live)
-        return rows
-
-    model.forward, model.embed_multimodal = spy_forward, spy_embed
+    core, largest = llm._engine_loop.core, dict[str, tuple[int, int]]()
     prepared = llm._inputs.process(question.ours)
     items = {"features": prepared.features, "cross": prepared.cross, "adapter": prepared.adapter}
-    core.add(EngineRequest("full", prepared.token_ids, greedy(1), (), **items))
-    while core.scheduler.requests:
-        core.step()
-    return found
+    with measured_steps(core.runner.model) as found:
+        core.add(EngineRequest("full", prepared.token_ids, greedy(1), (), **items))
+        while core.scheduler.requests:
+            core.step()
+    for what, planned, live in found:
+        largest[what] = max(largest.get(what, (0, 0)), (planned, live))
+    return largest
 
 
 @pytest.mark.full

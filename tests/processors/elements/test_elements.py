@@ -71,6 +71,16 @@ def test_content_of_boxes_between_tags():
     assert third.cells == (Cell(0, 0, "1", 1, 2), Cell(1, 0, "2"), Cell(1, 1, ""))
 
 
+@pytest.mark.parametrize(("side", "angle"), [("up", 0), ("right", 90), ("down", 180), ("left", 270)])
+def test_rotation_of_the_content_of_boxes(side, angle):
+    """MinerU turns the image of a box by this angle, against the clock, before it reads the box."""
+    place = "<|box_start|>{} 200 300 400<|box_end|><|ref_start|>text<|ref_end|>"
+    text = f"{place.format(0)}<|rotate_{side}|><|txt_contd|>\n{place.format(100)}\n{place.format(200)}<|rotate_up|>"
+    assert [one.angle for one in found("box_tokens", text)] == [angle, None, 0]
+    assert [one.angle for one in found("md_tokens", f"{place.format(0)}<|rotate_{side}|><|md_start|>a<|md_end|>")] == [angle]
+    assert found("ref_box", "<ref>cup</ref><box>[[0, 0, 5, 5]]</box><|rotate_right|>")[0].angle is None
+
+
 def test_an_answer_that_is_one_table():
     (one,) = found("box_tokens", "<fcel>a<fcel>b<nl><ucel><ecel><nl>")
     assert (one.label, one.box, one.cells) == ("table", None, (Cell(0, 0, "a", 2, 1), Cell(0, 1, "b"), Cell(1, 1, "")))

@@ -3,15 +3,17 @@
 from typing import Any
 
 import pytest
-from sensorium.mm.errors import ConfigError
-from sensorium.mm.types import FramePlan, MediaHeader
+import torch
+from sensorium.mm.errors import ConfigError, InputError
+from sensorium.mm.types import AudioItem, FramePlan, MediaHeader
 from sensorium.processors.families.gemma4 import Gemma4ProcessingInfo
+from sensorium.processors.families.gemma4_unified import Gemma4UnifiedProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 
-def info_of(*options: dict[str, Any], **config: Any) -> Gemma4ProcessingInfo:
+def info_of(*options: dict[str, Any], kind: type[Gemma4ProcessingInfo] = Gemma4ProcessingInfo, **config: Any) -> Any:
     sections: dict[str, Any] = {"vision_config": {}, "audio_config": {}, **config}
-    return Gemma4ProcessingInfo(ProcessorFiles(sections, {}, encode=lambda text: [ord(letter) for letter in text]), *options)
+    return kind(ProcessorFiles(sections, {}, encode=lambda text: [ord(letter) for letter in text]), *options)
 
 
 def test_an_image_has_at_most_the_rows_of_its_budget() -> None:
@@ -51,3 +53,24 @@ def test_the_prompt_of_a_transcription() -> None:
         "<|turn>user\nTranscribe the following speech segment in German into German text.\n\nFollow"
     )
     assert request.prompt.endswith("instead of three.<|audio|><turn|>\n<|turn>model\n")
+
+
+def test_rows_of_the_model_without_encoders_are_whole_squares_and_frames_of_samples() -> None:
+    info = info_of(kind=Gemma4UnifiedProcessingInfo)
+    assert info.prompt_attention == "bidirectional_windows"
+    grid, other = (one.geometry(MediaHeader("image", 480, 640)) for one in (info, info_of()))
+    assert (grid.num_embeds, 3 * grid.h, 3 * grid.w) == (other.num_embeds, other.h, other.w)
+    samples = torch.arange(1, 1282, dtype=torch.float32)
+    tensors, grid = info.process(AudioItem(samples, 16_000), torch.float32)
+    assert (grid.num_embeds, int(tensors["audio_frames"].data)) == (3, 3)
+    assert torch.equal(tensors["input_features"].data.flatten()[:1281], samples)
+    assert not tensors["input_features"].data.flatten()[1281:].any()
+    with pytest.raises(InputError, match=r"the model takes at most 30 s"):
+        info.geometry(MediaHeader("audio", samples=480_001))
+
+
+def test_a_line_of_rows_has_positions() -> None:
+    small = {"vision_config": {"mm_posemb_size": 200}, "kind": Gemma4UnifiedProcessingInfo}
+    assert info_of({"max_soft_tokens": 140}, **small).specs["image"].rows == 140
+    with pytest.raises(ConfigError, match="max_soft_tokens is 280, but the model has positions for 200 rows in a line"):
+        info_of(**small)

@@ -162,10 +162,12 @@ def test_rows_of_compared_frames_stay_below_the_plan() -> None:
         frames = frames.repeat(1, size[0] // 112 + 1, size[1] // 168 + 1, 1)[:, : size[0], : size[1]]
         item = VideoItem(frames, clip(len(frames), size).frames)
         assert not info.is_exact(item.header)
-        grid = info.measure(item)
+        settled = info.settle(item)
+        grid = settled.geometry(item.header)
         assert grid == made(frame_types=[0, 1, 1, 0, 1]).geometry(item.header)
         assert grid.num_embeds <= info.geometry(item.header).num_embeds
-        assert info.process(item, torch.float32)[1] is grid
+        assert settled.process(item, torch.float32)[1] == grid
+        assert settled.is_exact(item.header)
         assert info.span("video", grid).token_ids.count(info.fast_start) == 3
     long = clip(1365, (720, 1280))
     assert info.geometry(long).num_embeds >= made(frame_types=[0] + [1] * 1364).geometry(long).num_embeds
@@ -190,3 +192,14 @@ def test_answers_to_compared_frames_are_those_to_frames_of_these_types(tmp_path)
 def test_a_similarity_needs_frames_to_compare() -> None:
     with pytest.raises(ConfigError, match='min_frame_similarity needs frame_types="auto"'):
         made(min_frame_similarity=0.5)
+
+
+def test_comparing_frames_leaves_nothing_behind() -> None:
+    """Threads share an info, so what it finds in one video must not be kept in it."""
+    info = made(frame_types="auto", min_frame_similarity=0.6)
+    before = dict(vars(info))
+    videos = [VideoItem(torch.from_numpy(scenes(*shares)), clip(3, (112, 168)).frames) for shares in ((0.0, 1.0), (1.0, 0.0))]
+    assert [info.settle(one).specs["video"].frame_types for one in videos] == [(0, 1, 0), (0, 0, 1)]
+    assert vars(info) == before
+    assert info.settle(VideoItem(videos[0].frames, videos[0].header.frames)) is not info
+    assert made().settle(videos[0]).specs["video"].frame_types == ()

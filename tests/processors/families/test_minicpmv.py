@@ -9,7 +9,12 @@ from oracle import ensure_torchvision, small_tokenizer
 from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.types import FramePlan, MediaHeader
-from sensorium.processors.families.minicpmv import MiniCPMV46ProcessingInfo, MiniCPMVProcessingInfo
+from sensorium.processors.families.minicpmv import (
+    MiniCPMOcrProcessingInfo,
+    MiniCPMV46ProcessingInfo,
+    MiniCPMV47ProcessingInfo,
+    MiniCPMVProcessingInfo,
+)
 from sensorium.processors.files import ProcessorFiles
 
 TAGS = ["<image>", "</image>", "<slice>", "</slice>", "<image_id>", "</image_id>", "<unk>", "<|image_pad|>", "<|video_pad|>"]
@@ -48,6 +53,32 @@ def test_prompts_may_be_written_or_rendered():
     chat = [*encode("(<image>./</image>)"), *encode("d"), info.placeholder_ids["image"]]
     assert text_of(info, info.preprocess_chat(chat, {"image": 1})) == "(<image>./</image>)d<image_id>0</image_id><unk>"
     assert list(info.preprocess_prompt(written, {})) == written
+
+
+def test_sizes_of_small_images_of_minicpm_ocr():
+    small, large = MediaHeader("image", 100, 130), MediaHeader("image", 800, 900)
+    kept, enlarged = (MiniCPMOcrProcessingInfo(files_of({"small_image_upsize": one})) for one in ("never", "always"))
+    assert [one.specs["image"].merge for one in (kept, MiniCPMV46ProcessingInfo(files_of({})))] == [2, 4]
+    assert kept.geometry(small).num_embeds == 4 * 5
+    assert enlarged.geometry(small).num_embeds > 200
+    assert kept.geometry(large) == enlarged.geometry(large)
+    assert kept.specs["video"] == enlarged.specs["video"]
+    with pytest.raises(ConfigError, match=r"'adaptive' in the preprocessor JSON; .* needs the sizes of letters"):
+        MiniCPMOcrProcessingInfo(files_of({"small_image_upsize": "adaptive"}))
+
+
+def test_the_canvas_of_minicpmv_4_7():
+    info = MiniCPMV47ProcessingInfo(files_of({}))
+    grid = info.geometry(MediaHeader("image", 800, 900))
+    assert grid.tiles == (2, 2)
+    assert grid.canvas is not None
+    (tall, wide), (high, broad) = grid.canvas
+    assert (tall * wide, high * broad) == (grid.extra, grid.w)
+    newline = encode("\n")
+    assert info.span("image", grid).swallows == frozenset(newline)
+    prompt = [info.placeholder_ids["image"], *newline, info.placeholder_ids["video"]]
+    assert info.preprocess_prompt(prompt, {"image": 1, "video": 1}) == [*encode("<image_id>0</image_id>"), *prompt]
+    assert not info.parser().embeddings
 
 
 def test_expanded_images_get_no_numbers():
