@@ -249,7 +249,7 @@ NOTES: dict[str, FamilyNote] = {
     "paligemma": FamilyNote("images before the prompt, without placeholders; bidirectional attention in the prompt"),
     "parakeet": FamilyNote(
         "`transcribe`: FastConformer with a CTC head or a transducer (TDT, RNN-T), greedy; times of words from the rows",
-        "60 s per audio item; at most `max_symbols_per_step` tokens per row; a transducer decodes one window at a time",
+        "60 s per audio item; at most `max_symbols_per_step` tokens per row; a step decodes at most 64 rows (5 s) of a window",
         "tests/models/families/test_parakeet.py, tests/models/families/test_parakeet_transducer.py",
     ),
     "pixtral": FamilyNote(

@@ -86,7 +86,7 @@ def test_row_pooling_keeps_no_hidden_states_of_a_prompt(toy, pooling):
     params = PoolingParams(pooling=pooling)
     sequence = SequenceState(toy.request("a", range(5, 17), pooling=params), 3)
     for start, stop in ((0, 5), (5, 9), (0, 7), (7, 9), (7, 9), (9, 12)):
-        keep_rows(sequence, rows[start:stop], start, model)
+        keep_rows([(sequence, rows[start:stop], start)], model)
     kept = [*sequence.hidden_sums.values(), *([] if sequence.kept_rows is None else [sequence.kept_rows])]
     assert [one.shape for one in kept] == {"mean": [(1, 8)] * 2, "cls": [(1, 8)], "tokens": [(12, 8)]}[pooling]
     expected = {"mean": rows.mean(0), "cls": rows[0], "tokens": rows}[pooling]
