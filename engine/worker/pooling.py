@@ -124,6 +124,9 @@ def _result(hidden: Tensor, params: PoolingParams, model: Model) -> Tensor:
 
 
 def _vectors(hidden: Tensor, params: PoolingParams, model: Model) -> Tensor:
+    if params.classifies_tokens:
+        assert isinstance(model, SupportsClassification)
+        return model.classify(hidden, params.use_activation is not False)
     vectors, normalizes = hidden, True
     if isinstance(model, SupportsPooling):
         vectors, normalizes = model.project_hidden(hidden, params.pooling == "tokens"), model.normalizes

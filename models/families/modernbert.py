@@ -141,3 +141,9 @@ class ModernBertClassifier(ClassificationModel, ModernBert):
         self.classifier = ClassificationHead(
             config, self.hidden_size, True, dtype, device, PredictionHead(config, self.spec, dtype, device)
         )
+
+
+class ModernBertTokenClassifier(ModernBertClassifier):
+    """An encoder that classifies each token."""
+
+    labels_tokens = True

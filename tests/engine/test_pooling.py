@@ -94,11 +94,15 @@ def test_row_pooling_keeps_no_hidden_states_of_a_prompt(toy, pooling):
     torch.testing.assert_close(found, torch.nn.functional.normalize(expected, dim=-1))
 
 
-def test_the_task_token_embed_is_the_pooling_tokens():
-    assert PoolingParams(task="token_embed").pooling == "tokens"
+@pytest.mark.parametrize("task", ["token_embed", "token_classify"])
+def test_tasks_of_tokens_set_the_pooling_tokens(task):
+    assert PoolingParams(task=task).pooling == "tokens"
     for other in ({"pooling": "mean"}, {"token_ids": (5,)}, {"cross_attention": ((0, 0),)}):
-        with pytest.raises(InputError, match='task="token_embed"'):
-            PoolingParams(task="token_embed", **other)
+        with pytest.raises(InputError, match=f'task="{task}"'):
+            PoolingParams(task=task, **other)
+    if task == "token_classify":
+        with pytest.raises(InputError, match="layer and token_classify ask for different results"):
+            PoolingParams(task=task, layer=2)
 
 
 @pytest.mark.parametrize("other", [{"dimensions": 4}, {"normalize": True}])
