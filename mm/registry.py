@@ -223,7 +223,7 @@ ARCHITECTURES: dict[str, Architecture] = {
             ("Model", "ModernBert"),
             ("ForMaskedLM", "ModernBert"),
             ("ForSequenceClassification", "ModernBertClassifier"),
-            ("ForTokenClassification", "ModernBertTokenClassifier"),
+            ("ForTokenClassification", "ModernBertClassifier"),
         )
     },
     **{f"{stack}ForCausalLM": native("text_only", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS},
