@@ -391,10 +391,13 @@ class EngineCore:
         return failed
 
     def _check_head(self, request: EngineRequest) -> None:
-        if request.pooling is not None and request.pooling.classifies and not self.info.num_labels:
+        asked = request.pooling is not None and (request.pooling.classifies, request.pooling.classifies_tokens)
+        if asked and any(asked) and not self.info.num_labels:
             raise InputError(
                 "this checkpoint has no classification head; use llm.embed, llm.score or PoolingParams(token_ids=...)"
             )
+        if asked and asked[0] and self.info.labels_tokens:
+            raise InputError('this checkpoint classifies tokens; use llm.encode(..., pooling_task="token_classify")')
         if request.pooling is not None and request.pooling.cross_attention:
             self._check_cross_attention(request, request.pooling.cross_attention)
         if request.pooling is not None and (request.pooling.layer or 0) > self.info.captured_layers:
@@ -448,6 +451,7 @@ def _info(scheduler: Scheduler, runner: ModelRunner, source: ModelReloader | Non
         can_sleep=source is not None,
         can_generate=model.can_generate,
         num_labels=model.num_labels if isinstance(model, SupportsClassification) else 0,
+        labels_tokens=getattr(model, "labels_tokens", False),
         cross_attention=(len(cross), cross[0].kv_heads if cross else 0),
         captured_layers=getattr(model, "captured_layers", 0),
         pooling=model.pooling if isinstance(model, SupportsPooling) else "last",

@@ -475,6 +475,11 @@ class LLM(NotPicklable):
         return self._engine_loop.core.info.num_labels
 
     @property
+    def labels_tokens(self) -> bool:
+        """True if these are classes of tokens (`...ForTokenClassification`), not of prompts."""
+        return self._engine_loop.core.info.labels_tokens
+
+    @property
     def stats(self) -> EngineStats:
         """Counters of sequences, blocks, caches and preemptions, at most 50 ms old while requests are computed."""
         return self._engine_loop.stats

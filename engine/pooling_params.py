@@ -26,7 +26,7 @@ class PoolingParams:
             "tokens": a vector for each token, `[tokens, n]`. None: what the checkpoint is made for, "last" if it does not say.
         dimensions: `LLM.encode` and `LLM.embed` cut the vector to this length and scale it to length 1 again.
         task: the pooling task of `LLM.encode` if the call gives none: "embed", "token_embed" (which sets the pooling "tokens"),
-            or "classify" or "score" for class probabilities.
+            "classify" or "score" for class probabilities, or "token_classify" for those of each token.
         first_tokens: number of tokens of a pair's first text; the other tokens have token type 1. None: all have type 0.
         normalize: if False, vectors are not scaled to length 1. use_activation: if False, classes have logits.
         cross_attention: (layer, head) pairs of an encoder-decoder model: return the cross-attention weights of these heads,
@@ -54,6 +54,10 @@ class PoolingParams:
         return not self.token_ids and self.task in ("classify", "score")
 
     @property
+    def classifies_tokens(self) -> bool:
+        return self.task == "token_classify"
+
+    @property
     def pools_rows(self) -> bool:
         """True if the result needs hidden states of other tokens than the last."""
         other = self.token_ids or self.candidates or self.cross_attention
@@ -69,7 +73,7 @@ class PoolingParams:
         _check_count("layer", self.layer, 1)
         object.__setattr__(self, "cross_attention", _check_heads(self.cross_attention))
         self._check_candidates()
-        if self.task == "token_embed":
+        if self.task in ("token_embed", "token_classify"):
             self._pool_tokens()
         if self.pooling is not None and self.pooling not in POOLINGS:
             known = ", ".join(POOLINGS)
@@ -81,8 +85,11 @@ class PoolingParams:
         if self.layer is not None and (self.dimensions is not None or self.normalize):
             reason = "layer returns hidden states unchanged; leave out dimensions and normalize=True"
             raise InputError(reason, param="pooling.layer")
+        if self.layer is not None and self.classifies_tokens:
+            raise InputError("layer and token_classify ask for different results; leave one out", param="pooling.layer")
         if self.pooling == "tokens" and self.classifies:
-            raise InputError("classes are those of a prompt, not of its tokens; leave out pooling", param="pooling.pooling")
+            reason = 'classes are those of a prompt; leave out pooling, or set task="token_classify" for those of its tokens'
+            raise InputError(reason, param="pooling.pooling")
         if not isinstance(self.task, str | None):
             raise InputError(f"task={short_repr(self.task)} must be a string or None", param="pooling.task")
         check_utf8(self.task or "", "pooling.task")
@@ -93,12 +100,13 @@ class PoolingParams:
                 )
 
     def _pool_tokens(self) -> None:
-        """Set the pooling of the task "token_embed". Raise InputError if something else is asked for."""
+        """Set the pooling of a task whose result is one for each token. Raise InputError if something else is asked for."""
+        what = "classes" if self.classifies_tokens else "vectors"
         if self.token_ids or self.cross_attention:
-            reason = 'task="token_embed" returns vectors of tokens; leave out task, or token_ids and cross_attention'
+            reason = f'task="{self.task}" returns {what} of tokens; leave out task, or token_ids and cross_attention'
             raise InputError(reason, param="pooling.task")
         if self.pooling not in (None, "tokens"):
-            reason = f'task="token_embed" needs pooling="tokens", not {short_repr(self.pooling)}; leave one of them out'
+            reason = f'task="{self.task}" needs pooling="tokens", not {short_repr(self.pooling)}; leave one of them out'
             raise InputError(reason, param="pooling.pooling")
         object.__setattr__(self, "pooling", "tokens")
 

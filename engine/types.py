@@ -262,6 +262,7 @@ class CoreInfo:
         can_sleep: True if `sleep` works.
         can_generate: False if the checkpoint has no head, so that requests must have a `pooling` without `token_ids`.
         num_labels: classes of the checkpoint's classification head, 0 without one.
+        labels_tokens: that head is made for tokens, not for whole prompts.
         cross_attention: number of decoder layers whose cross-attention weights a request can return, and of heads in each.
         captured_layers: largest `PoolingParams.layer` of a request, 0 if the model has none.
         pooling: the `PoolingParams.pooling` of requests that name none.
@@ -282,6 +283,7 @@ class CoreInfo:
     can_sleep: bool = False
     can_generate: bool = True
     num_labels: int = 0
+    labels_tokens: bool = False
     cross_attention: tuple[int, int] = (0, 0)
     captured_layers: int = 0
     pooling: str = "last"

@@ -39,9 +39,9 @@ NOTES: dict[str, FamilyNote] = {
         "no generation of images; its weights are not read",
     ),
     "bert": FamilyNote(
-        "text encoders for `embed` (mean or CLS pooling, as 1_Pooling/config.json says) and `classify`; `score` of pairs "
-        "with cross-encoders; learned positions, rotary ones (Nomic, GTE) or a bias of scores (MPNet); the Hub's layout and "
-        "the publishers'",
+        "text encoders for `embed` (mean or CLS pooling, as 1_Pooling/config.json says), `classify`, and classes of tokens "
+        '(`encode(..., pooling_task="token_classify")`); `score` of pairs with cross-encoders; learned positions, rotary ones '
+        "(Nomic, GTE) or a bias of scores (MPNet); the Hub's layout and the publishers'",
         "vectors and classes only; heads of other tasks are not used",
         "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
         use="retrieval",
@@ -202,7 +202,8 @@ NOTES: dict[str, FamilyNote] = {
     "minicpmv": FamilyNote(
         "a whole image and slices of it, each at its own size; rows merged in squares within the tower (4.6, 4.7), or a "
         "resampler (2.6, 4 and 4.5, in their publisher's layout); times of frames, several of which make one (4.5); MiniCPM-o "
-        "2.6 and 4.5 with audio, text output only; MiniCPM-OCR; a canvas of positions (4.7)",
+        "2.6 and 4.5 with audio, `transcribe` (English, Chinese), text output only; MiniCPM-OCR; a canvas of "
+        "positions (4.7)",
         "2.6 to 4.5: views up to 1.25 times the patches of a square one; 30 minutes per audio item; MiniCPM-OCR: "
         "sizes of small images do not depend on their letters (`small_image_upsize`); 4.7: no precomputed embeddings",
     ),
@@ -211,7 +212,8 @@ NOTES: dict[str, FamilyNote] = {
         "one image per prompt; every image takes the rows of as many tiles as config.json allows",
     ),
     "modernbert": FamilyNote(
-        "text encoder with rotary positions and sliding windows, for `embed`, `classify`, and `score` of pairs",
+        "text encoder with rotary positions and sliding windows, for `embed`, `classify`, classes of tokens "
+        '(`encode(..., pooling_task="token_classify")`), and `score` of pairs',
         "vectors and classes only; heads of other tasks are not used",
         "tests/models/families/test_bert.py, tests/models/families/test_classification.py",
         use="retrieval",
@@ -255,7 +257,7 @@ NOTES: dict[str, FamilyNote] = {
     "paligemma": FamilyNote("images before the prompt, without placeholders; bidirectional attention in the prompt"),
     "parakeet": FamilyNote(
         "`transcribe`: FastConformer with a CTC head or a transducer (TDT, RNN-T), greedy; times of words from the rows",
-        "60 s per audio item; at most `max_symbols_per_step` tokens per row; a transducer decodes one window at a time",
+        "60 s per audio item; at most `max_symbols_per_step` tokens per row; a step decodes at most 64 rows (5 s) of a window",
         "tests/models/families/test_parakeet.py, tests/models/families/test_parakeet_transducer.py",
     ),
     "pixtral": FamilyNote(

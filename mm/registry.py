@@ -216,11 +216,17 @@ ARCHITECTURES: dict[str, Architecture] = {
     "NewForTokenClassification": native("bert", "Bert", "BertProcessingInfo"),
     **{f"{stack}ForSequenceClassification": native("bert", "BertClassifier", "BertProcessingInfo") for stack in _BERTS},
     **{
+        f"{stack}ForTokenClassification": native("bert", "BertTokenClassifier", "BertProcessingInfo")
+        for stack in _BERTS
+        if stack not in ("Gte", "New")
+    },
+    **{
         f"ModernBert{task}": Architecture(native("modernbert", name, "").model, _ENCODER_PROCESSING)
         for task, name in (
             ("Model", "ModernBert"),
             ("ForMaskedLM", "ModernBert"),
             ("ForSequenceClassification", "ModernBertClassifier"),
+            ("ForTokenClassification", "ModernBertClassifier"),
         )
     },
     **{f"{stack}ForCausalLM": native("text_only", "TextModel", "TextProcessingInfo") for stack in _TEXT_STACKS},

@@ -21,7 +21,7 @@ from .talker import Talker
 from .text.altup import AltUpDecoder
 from .text.attention import gathered_bytes
 from .text.decoder import Decoder, decoder_bytes
-from .text.mtp import COPIES, MTP, MtpLayer, mtp_prefixes, stored_stems
+from .text.mtp import COPIES, MTP, build_mtp, mtp_prefixes, stored_stems
 from .text.spec import DecoderSpec
 from .weights import check, fill
 
@@ -195,14 +195,12 @@ class DecoderModel(nn.Module):
         mtp = self.spec.mtp
         if mtp is None:
             raise _no_mtp("config.json states no layers for multi-token prediction, or the family's are not supported")
-        if mtp.names == "mtp" and mtp.count > 1:
-            raise _no_mtp(f"config.json states {mtp.count} layers for multi-token prediction, and 1 is supported")
         self.prefixes = (*mtp_prefixes(self.spec, self.prefixes), *self.prefixes)
         names = (rename(name, self.prefixes) for name, _ in self.convert_weights(headers.items()))
         if headers and not any(name.startswith(f"{MTP}.") for name in names):
             raise _no_mtp("the checkpoint has no tensors for multi-token prediction", "give one that has them, or ")
         device = self.language_model.embed_tokens.weight.device
-        layers = [MtpLayer(mtp, self.spec, self.dtype, device) for _ in range(mtp.count)]
+        layers = build_mtp(self.spec, self.dtype, device)
         self.mtp_layers, self.mtp_cache_specs = nn.ModuleList(layers), [layer.cache_spec for layer in layers]
         self.ignored = (*self.ignored, *(f"{MTP}.{i}.{copy}" for i in range(mtp.count) for copy in COPIES))
 

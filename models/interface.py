@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import torch
 from torch import Tensor
@@ -185,10 +185,22 @@ class SupportsPooling(Protocol):
 
 @runtime_checkable
 class SupportsRowDecoding(Protocol):
-    """A model without a decoder whose tokens follow from the vectors of a whole prompt (a transducer)."""
+    """A model without a decoder whose tokens follow one another from the rows of a prompt (a transducer).
 
-    def decode_rows(self, rows: Tensor) -> Tensor:
-        """Return the result of the pooling "tokens", float32 `[m, 4]` on the CPU, for float32 `[n, token_size]` on the CPU.
+    Attributes:
+        step_rows: rows of a sequence that a step decodes, at most. It bounds the time of a step.
+    """
+
+    step_rows: int
+
+    def decode_rows(self, hidden: Sequence[Tensor], before: Sequence[Any]) -> Sequence[Any]:
+        """Decode the next hidden states `[n, hidden]` of each sequence, and return the state of its decoding after them.
+
+        A result depends on its own sequence alone. `before`: the states after earlier rows, None if there are none.
+        """
+
+    def decoded(self, state: Any) -> Tensor:
+        """Return the result of the pooling "tokens" for the state after the last row, float32 `[m, 4]` on the CPU.
 
         A row of it is a token, the encoder row that names it, its duration in encoder rows, and its log probability.
         """

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any, Literal, Protocol, TypeVar
 
 import torch
 from torch import Tensor
@@ -15,6 +15,11 @@ from ..mm.types import MultiModalFeature
 from .interface import CacheSpec, ForwardBatch, StepLimits
 from .text.decoder import Decoder
 from .text.spec import DecoderSpec
+
+T = TypeVar("T")
+Division = Literal["whole", "exact", "windows"]
+"""How samples are divided into parts: "whole": when all frames are there; "exact": as early as they are those of "whole";
+"windows": earlier, from windows of frames, where the code-to-wave model would wait for many later frames to be exact."""
 
 
 @dataclass(frozen=True, eq=False)
@@ -137,8 +142,11 @@ class Talker(Protocol):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         """Return float32 logits `[n, vocab]`."""
 
-    def samples(self, frames: Iterable[Sequence[int]], voice: str, seed: int) -> Iterator[Tensor]:
-        """Yield the samples part by part, float32 `[n]` in [-1, 1], as early as the frames allow. The seed determines noise."""
+    def samples(self, frames: Iterable[Sequence[int]], voice: str, seed: int, division: Division = "exact") -> Iterator[Tensor]:
+        """Yield the samples part by part, float32 `[n]` in [-1, 1]. The seed determines noise.
+
+        A model whose samples depend on few later frames may divide them in the same way always.
+        """
 
     def peak_bytes(self, limits: StepLimits, codes: int) -> int:
         """Return an upper bound of the bytes alive in a step, or while so many frames become samples."""
@@ -160,6 +168,16 @@ def section(config: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) ->
     """Return an object of config.json with the defaults of its keys; a key whose value is null has the default, too."""
     found = config.get(key)
     return {**defaults, **{name: value for name, value in (found or {}).items() if value is not None}}
+
+
+def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:
+    """Yield each item and whether it is the last one, so an item comes when the next one is known."""
+    rest = iter(items)
+    for item in rest:
+        for following in rest:
+            yield item, False
+            item = following
+        yield item, True
 
 
 def noise(shape: Sequence[int], seed: int) -> Tensor:

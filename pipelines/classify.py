@@ -63,8 +63,15 @@ def classify_tasks(
     if not llm.num_labels:
         how = "use score, or encode with PoolingParams(token_ids=...) for the logits of single tokens"
         raise ConfigError(f"the model has no classification head; {how}")
+    check_labels_prompts(llm)
     params = replace(pooling_params or PoolingParams(), task="classify")
     return [_classify_task(llm, prompt, params) for prompt in prompts]
+
+
+def check_labels_prompts(llm: LLM) -> None:
+    """Raise ConfigError if the checkpoint classifies tokens."""
+    if llm.labels_tokens:
+        raise ConfigError('the checkpoint classifies tokens, not prompts; use encode(..., pooling_task="token_classify")')
 
 
 def _classify_task(llm: LLM, prompt: object, params: PoolingParams) -> Task[ClassificationRequestOutput]:
@@ -79,6 +86,7 @@ def pair_prompt(llm: LLM, query: object, document: object) -> tuple[dict[str, An
         ConfigError: the checkpoint has several classes, or its tokenizer cannot join two texts.
         InputError: query or document is not a text.
     """
+    check_labels_prompts(llm)
     if llm.num_labels != 1:
         raise ConfigError(f"the model has {llm.num_labels} classes, and score needs one; use classify")
     texts: list[Any] = [

@@ -24,7 +24,8 @@ if TYPE_CHECKING:
 
 T = TypeVar("T")
 _NOTHING_SAMPLED = SamplingParams(max_tokens=1)
-_TASKS = ("embed", "token_embed", "classify", "score")
+_TASKS = ("embed", "token_embed", "classify", "token_classify", "score")
+_OF_TOKENS = ("token_embed", "token_classify")
 
 
 @dataclass(frozen=True, repr=False)
@@ -111,8 +112,9 @@ def encode_tasks(
     Args:
         pooling_params: one for all prompts or one per prompt; None returns the model's vector, for decoders the last
             token's hidden state scaled to length 1.
-        pooling_task: "embed" (the default), "token_embed" for a vector of each token, or "classify" or "score" for the
-            probabilities of the classes, or for the logits of `PoolingParams(token_ids=...)`.
+        pooling_task: "embed" (the default), "token_embed" for a vector of each token, "classify" or "score" for the
+            probabilities of the classes, or for the logits of `PoolingParams(token_ids=...)`, or "token_classify" for the
+            probabilities of the classes of each token, `[tokens, classes]`.
 
     Raises:
         ConfigError: a task that no checkpoint can do here.
@@ -130,12 +132,13 @@ def encode_tasks(
         raise InputError(reason, param="pooling_params")
     for params in several:
         both = (pooling_task, params.task)
-        if "token_embed" in both and None not in both and pooling_task != params.task:
+        if any(task in _OF_TOKENS for task in both) and None not in both and pooling_task != params.task:
             named = f"pooling_task={short_repr(pooling_task)} and PoolingParams(task={short_repr(params.task)})"
             raise InputError(f"{named} contradict each other; leave one out", param="pooling_task")
     several = [replace(params, task=pooling_task or params.task or "embed") for params in several]
     for params in several:
-        if params.task not in _TASKS or (params.classifies and not llm.num_labels):
+        classifies = params.classifies or params.classifies_tokens
+        if params.task not in _TASKS or (classifies and not llm.num_labels):
             how = "use embed, score, or PoolingParams(token_ids=...) for the logits of these tokens"
             reason = f"pooling_task={short_repr(params.task)}: this checkpoint has no such head; {how}"
             raise ConfigError(reason, param="pooling_task")
@@ -145,7 +148,7 @@ def encode_tasks(
 
 def _encode_task(llm: LLM, prompt: object, params: PoolingParams) -> Task[PoolingRequestOutput]:
     output = yield pooling_request(llm, prompt, params, {})
-    dimensions = None if params.classifies else params.dimensions
+    dimensions = None if params.classifies or params.classifies_tokens else params.dimensions
     if llm.output_shape is not None and output.pooled is not None and params.pooling in (None, "tokens"):
         return PoolingRequestOutput(output.pooled.view(llm.output_shape), None, output)
     return PoolingRequestOutput(truncate(output.pooled, dimensions, params.normalize), output.error, output)

@@ -10,6 +10,7 @@ import torch
 
 from ..engine.pooling_params import PoolingParams
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr
+from .classify import check_labels_prompts
 from .pooling import PoolingRequestOutput, pooling_request
 from .tasks import Task
 from .validation import check_type
@@ -42,6 +43,7 @@ def reward_tasks(
     check_type("step_token", step_token, str, int, type(None))
     if not llm.num_labels:
         raise ConfigError("the model has no head for rewards; use a checkpoint for classification or a reward model")
+    check_labels_prompts(llm)
     if llm.num_labels != 1 and step_token is None:
         how = "give step_token for a process reward model, or use classify"
         raise ConfigError(f"the model has {llm.num_labels} classes, and the reward of a prompt needs one; {how}")

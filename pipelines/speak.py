@@ -22,7 +22,7 @@ from ..engine.pooling_params import PoolingParams
 from ..engine.sampling_params import SamplingParams
 from ..engine.seeds import splitmix64
 from ..engine.types import RequestOutput
-from ..engine.worker.talker_runner import MAX_CODES, Frame, SpokenAnswer, TalkerRunner
+from ..engine.worker.talker_runner import MAX_CODES, Division, Frame, SpokenAnswer, TalkerRunner
 from ..mm.errors import ConfigError, ErrorInfo, InputError, SensoriumError, short_repr
 from ..mm.repr_mixin import ReprMixin
 from .tasks import Task
@@ -146,22 +146,27 @@ def speak_tasks(llm: LLM, messages: Messages | Sequence[Messages], *args: Any, *
 
 
 def stream_task(
-    llm: LLM, messages: Messages, *args: Any, **options: Any
+    llm: LLM, messages: Messages, *args: Any, exact: bool = True, **options: Any
 ) -> tuple[Task[_Answer], Callable[[_Answer], Iterator[Speech]]]:
     """Return the task that answers one conversation in text, and the function that speaks its result part by part.
 
-    The first part has the text and no samples. Each further one has the next samples and frames; together they are those of
-    `speak`. If there is an error, the last part has it.
+    The first part has the text and no samples. Each further one has the next samples and frames. If there is an error, the last
+    part has it.
+
+    Args:
+        exact: the samples of all parts together are those of `speak`. Qwen2.5-Omni's then need 9 s of later codes. False: its
+            samples come from windows of codes, the first ones after 1 s of codes, and differ from those of `speak`.
 
     Raises:
         InputError, ConfigError: as `speech_requests`, and for several conversations.
     """
+    check_type("exact", exact, bool)
     requests = speech_requests(llm, messages, *args, **options)
     if len(requests) != 1:
         reason = f"messages holds {len(requests)} conversations; one answer is streamed, so call it for each of them"
         raise InputError(reason, param="messages")
     (request,) = requests
-    return _answer(request), partial(_parts, request)
+    return _answer(request), partial(_parts, request, "exact" if exact else "windows")
 
 
 @dataclass(frozen=True)
@@ -211,12 +216,12 @@ def _speak(request: _Request) -> Task[Speech]:
     return replace(answer.speech, samples=samples, codes=tuple(codes))
 
 
-def _parts(request: _Request, answer: _Answer) -> Iterator[Speech]:
+def _parts(request: _Request, division: Division, answer: _Answer) -> Iterator[Speech]:
     yield answer.speech
     if answer.spoken is None:
         return
     try:
-        for codes, samples in request.talker.stream(answer.spoken, request.voice, request.params, request.seed):
+        for codes, samples in request.talker.stream(answer.spoken, request.voice, request.params, request.seed, division):
             yield replace(answer.speech, samples=samples, codes=tuple(codes))
     except SensoriumError as error:
         yield replace(answer.speech, error=error.info)

@@ -23,6 +23,7 @@ class SchedulerLimits:
         prompt_attention: "causal", or one of the bidirectional forms in `bidirectional_spans`.
         prefix_caching: share blocks between sequences with equal prefixes.
         encode_beside: encoder calls run in parallel to steps; later steps read their rows.
+        max_chunk: tokens of one sequence in a step.
     """
 
     max_num_seqs: int
@@ -32,6 +33,7 @@ class SchedulerLimits:
     prompt_attention: str = "causal"
     prefix_caching: bool = True
     encode_beside: bool = False
+    max_chunk: int = 1 << 30
 
 
 def check_length(length: int, limit: int) -> None:

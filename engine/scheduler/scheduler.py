@@ -356,7 +356,7 @@ class Scheduler:
     def _schedule_request(self, request: Request, step: _Step) -> None:
         """Add a running sequence to the step, with as many tokens as budgets, spans and encoder rows allow."""
         start, spans = request.num_computed, self._spans(request)
-        count = self.block_tables.end_at_state(request, min(request.remaining, step.budget))
+        count = self.block_tables.end_at_state(request, min(request.remaining, step.budget, self.limits.max_chunk))
         count = fit_chunk(start, count, step.budget, spans)
         ready, tasks = self.encoder_inputs.schedule(request, count, step.encoder_budget, first=not step.encode)
         count = fit_chunk(start, ready, ready, spans)

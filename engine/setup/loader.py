@@ -9,7 +9,7 @@ from functools import partial
 from ...kernels.dispatch import use_backends
 from ...mm.errors import ConfigError
 from ...mm.hashing import digest
-from ...models.interface import Model, SupportsSimilarity
+from ...models.interface import Model, SupportsRowDecoding, SupportsSimilarity
 from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig
@@ -117,6 +117,7 @@ def build_core(
         prompt_attention,
         config.enable_prefix_caching,
         encode_beside=config.uses_async_scheduling,
+        max_chunk=model.step_rows if isinstance(model, SupportsRowDecoding) else SchedulerLimits.max_chunk,
     )
     encoder = EncoderCache(sizes.encoder_cache_bytes, store.row_bytes)
     specs, block_bytes = zip(*((group.spec, group.block_bytes(config.block_size)) for group in groups), strict=True)

@@ -217,9 +217,12 @@ class ModelRunner:
         decode = all(task.sample and task.num_tokens == 1 and sequence.request.pooling is None for sequence, task in scheduled)
         row_is_finite = [True] * starts[-1] if decode else is_finite(hidden).tolist()
         finite = [all(row_is_finite[start:stop]) for start, stop in pairwise(starts)]
-        for (sequence, task), start, stop, good in zip(scheduled, starts, starts[1:], finite, strict=False):
-            if good and sequence.request.pooling is not None and sequence.request.pooling.pools_rows:
-                keep_rows(sequence, hidden[start:stop], task.num_computed, self.model)
+        kept = [
+            (sequence, hidden[start:stop], task.num_computed)
+            for (sequence, task), start, stop, good in zip(scheduled, starts, starts[1:], finite, strict=False)
+            if good and sequence.request.pooling is not None and sequence.request.pooling.pools_rows
+        ]
+        keep_rows(kept, self.model)
         last_rows = [
             (sequence, stop - 1)
             for (sequence, task), stop, good in zip(scheduled, starts[1:], finite, strict=True)

@@ -29,7 +29,24 @@ def pool(rows: Sequence[Tensor], params: Sequence[PoolingParams], model: Model) 
     return [one.float().cpu().clone() for one in found]
 
 
-def keep_rows(sequence: SequenceState, hidden: Tensor, start: int, model: Model) -> None:
+def keep_rows(parts: Sequence[tuple[SequenceState, Tensor, int]], model: Model) -> None:
+    """Keep what poolings over all tokens need of a step. `parts`: sequences, their hidden states, and their first tokens."""
+    if isinstance(model, SupportsRowDecoding):
+        decoded = [part for part in parts if _decodes(part[0])]
+        before = [None if start == 0 else sequence.decodings[start] for sequence, _, start in decoded]
+        after = model.decode_rows([hidden for _, hidden, _ in decoded], before) if decoded else ()
+        for (sequence, hidden, start), old, new in zip(decoded, before, after, strict=True):
+            sequence.decodings = {start: old, start + len(hidden): new}
+        parts = [part for part in parts if not _decodes(part[0])]
+    for sequence, hidden, start in parts:
+        _keep(sequence, hidden, start, model)
+
+
+def _decodes(sequence: SequenceState) -> bool:
+    return sequence.request.pooling is not None and sequence.request.pooling.pooling == "tokens"
+
+
+def _keep(sequence: SequenceState, hidden: Tensor, start: int, model: Model) -> None:
     """Keep what a pooling over all tokens needs of the hidden states of a step, those from token `start` on.
 
     The pooling "mean" keeps a sum, "cls" the first row, "tokens" the vectors, on the host. A step may be repeated. Hidden
@@ -58,10 +75,12 @@ def keep_rows(sequence: SequenceState, hidden: Tensor, start: int, model: Model)
 
 
 def kept_rows(sequence: SequenceState, last: Tensor, model: Model) -> Tensor:
-    """Return the row `[1, hidden]` that a prompt is pooled from, or the vectors of its tokens. `last`: its last row."""
+    """Return the row `[1, hidden]` that a prompt is pooled from, or the result for its tokens. `last`: its last row."""
     pooling = sequence.request.pooling
     if pooling is None or not pooling.pools_rows:
         return last
+    if isinstance(model, SupportsRowDecoding) and _decodes(sequence):
+        return model.decoded(sequence.decodings[sequence.prompt_length])
     if pooling.pooling == "mean":
         first, end = _mean_range(sequence, model)
         return (sequence.hidden_sums[sequence.prompt_length] / (end - first)).to(last.dtype)
@@ -104,11 +123,14 @@ def _result(hidden: Tensor, params: PoolingParams, model: Model) -> Tensor:
         assert isinstance(model, SupportsClassification)
         return model.classify(hidden, params.use_activation is not False)[0]
     if params.pools_rows and params.pooling == "tokens":
-        return model.decode_rows(hidden) if isinstance(model, SupportsRowDecoding) else hidden
+        return hidden
     return _vectors(hidden, params, model)[0]
 
 
 def _vectors(hidden: Tensor, params: PoolingParams, model: Model) -> Tensor:
+    if params.classifies_tokens:
+        assert isinstance(model, SupportsClassification)
+        return model.classify(hidden, params.use_activation is not False)
     vectors, normalizes = hidden, True
     if isinstance(model, SupportsPooling):
         vectors, normalizes = model.project_hidden(hidden, params.pooling == "tokens"), model.normalizes

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
+from typing import Any
 
 import numpy as np
 import torch
@@ -36,6 +37,7 @@ class SequenceState:
         cross_weights: float32 `[heads, tokens, encoder rows]`, the cross-attention weights of a request that returns them.
         hidden_sums: number of tokens -> sum of their hidden states, before and after the last step of a mean pooling.
         kept_rows: first hidden state, or vectors of all tokens, if the pooling needs them.
+        decodings: number of tokens -> state of `SupportsRowDecoding`, before and after the last step.
     """
 
     def __init__(
@@ -54,6 +56,7 @@ class SequenceState:
         self.cross_weights: Tensor | None = None
         self.hidden_sums: dict[int, Tensor] = {}
         self.kept_rows: Tensor | None = None
+        self.decodings: dict[int, Any] = {}
         if heads and request.cross is not None:
             self.cross_weights = torch.zeros(len(heads), self.prompt_length, request.cross.range.num_embeds)
         end_ids = tuple(dict.fromkeys((*request.params.stop_ids, *request.eos_token_ids)))

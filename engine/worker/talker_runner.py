@@ -14,7 +14,8 @@ from ...kernels.metadata import AttentionMetadata
 from ...mm.errors import InputError
 from ...mm.positions import mrope_positions
 from ...models.interface import CacheSpec, ForwardBatch
-from ...models.talker import SpokenAnswer as SpokenAnswer  # `pipelines` imports it from here
+from ...models.talker import Division as Division  # `pipelines` imports it from here
+from ...models.talker import SpokenAnswer as SpokenAnswer  # and this
 from ...models.talker import Talker
 from ..sampling_params import SamplingParams
 from ..seeds import splitmix64
@@ -41,13 +42,13 @@ class TalkerRunner:
         self._lock = threading.RLock()
 
     def speak(self, answer: SpokenAnswer, voice: str, params: SamplingParams, seed: int) -> tuple[list[Frame], Tensor]:
-        """Return the frames and the samples of an answer, as `stream` yields them. No other answer is spoken meanwhile."""
+        """Return the frames and the samples of an answer. No other answer is spoken meanwhile."""
         with self._lock:
-            parts = list(self.stream(answer, voice, params, seed))
+            parts = list(self.stream(answer, voice, params, seed, "whole"))
         return [frame for frames, _ in parts for frame in frames], torch.cat([torch.zeros(0), *(wave for _, wave in parts)])
 
     def stream(
-        self, answer: SpokenAnswer, voice: str, params: SamplingParams, seed: int
+        self, answer: SpokenAnswer, voice: str, params: SamplingParams, seed: int, division: Division
     ) -> Iterator[tuple[list[Frame], Tensor]]:
         """Yield new frames and samples, float32 `[n]` on the CPU, of an answer of at least two tokens, as they are made.
 
@@ -55,6 +56,7 @@ class TalkerRunner:
 
         Args:
             seed: of the codes and of the noise.
+            division: of the samples, see `models.talker.Division`.
 
         Raises:
             InputError: the prompt leaves no room for speech or cannot be spoken after, or logits are not finite.
@@ -66,7 +68,7 @@ class TalkerRunner:
                 frames.append(frame)
                 yield frame
 
-        parts = self.model.samples(kept(), voice, seed)
+        parts = self.model.samples(kept(), voice, seed, division)
         while True:
             with self._lock, torch.inference_mode(), use_backends(self._kernels), computing_on(self.device):
                 part = next(parts, None)

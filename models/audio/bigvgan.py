@@ -6,7 +6,7 @@ are those of the whole.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from math import ceil, pi, prod
 from typing import Any
@@ -159,13 +159,21 @@ class BigVgan(nn.Module):
         self.activation_post = _Activation(channels, device)
         self.conv_post = Conv1d(channels, 1, _ENDS, device, bias=False)
 
-    def parts(self, mel: Tensor) -> Iterator[Tensor]:
-        """Yield the samples part by part."""
-        around, rate = self.spec.around, self.spec.samples_per_frame
-        for start in range(0, len(mel), PART):
-            first, stop = max(0, start - around), min(start + PART, len(mel))
-            wave = self._synthesize(mel[first : stop + around])
-            yield wave[(start - first) * rate : (stop - first) * rate]
+    def parts(self, spectrograms: Iterable[tuple[Tensor, bool]]) -> Iterator[Tensor]:
+        """Yield the samples of consecutive spectrograms in parts, as soon as the frames around them are known.
+
+        Args:
+            spectrograms: `[frames, mels]`, and whether it is the last one.
+        """
+        around, rate, start = self.spec.around, self.spec.samples_per_frame, 0
+        mel: Tensor | None = None  # frames from `around` before the frame `start` in it, which is the next to be heard
+        for given, last in spectrograms:
+            mel = given if mel is None else torch.cat((mel, given))
+            while start < (end := len(mel) - (0 if last else around)):
+                stop = min(start + PART, end)
+                wave = self._synthesize(mel[: stop + around])
+                yield wave[start * rate : stop * rate]
+                mel, start = mel[max(0, stop - around) :], min(stop, around)
 
     def _synthesize(self, mel: Tensor) -> Tensor:
         kernel = low_pass().to(mel.device)

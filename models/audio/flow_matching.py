@@ -1,12 +1,14 @@
 """A diffusion transformer that turns codes of speech into a log-mel spectrogram by flow matching (arXiv 2210.02747).
 
 The flow from noise to the spectrogram is integrated with the 3/8 rule, with classifier-free guidance. Frames attend within
-blocks, in some layers also to the block before or after.
+blocks, in some layers also to the block before or after. One evaluation of the flow therefore depends on few blocks, and the
+whole integration on `FlowSpec.ahead` blocks after a block: a spectrogram is computed part by part while codes are made. Each
+evaluation keeps what its next part needs and computes every block once.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
 from math import log, pi
@@ -21,12 +23,21 @@ from ...mm.errors import ConfigError
 from ..config import positive_int, require
 from ..layers.basic import Embedding, TensorModule
 from ..layers.builder import Builder
+from ..layers.convolution import Past
 from .ecapa import EcapaEncoder, EcapaSpec, ecapa_spec
 
 STEPS = 10  # points in time
 GUIDANCE = 0.5
 _TIME_WIDTH = 256
 _EPS = 1e-6
+_POINTS: Sequence[tuple[float, Callable[..., Tensor]]] = (
+    (0.0, lambda x, step: x),
+    (1 / 3, lambda x, step, first: x + step * first / 3),
+    (2 / 3, lambda x, step, first, second: x + step * (second - first / 3)),
+    (1.0, lambda x, step, first, second, third: x + step * (first - second + third)),
+)
+"""Where the 3/8 rule evaluates the velocity: part of the step, and the state there from the velocities before."""
+_EVALUATIONS = (STEPS - 1) * len(_POINTS)
 
 
 @dataclass(frozen=True)
@@ -57,22 +68,43 @@ class FlowSpec:
     max_frames: int
     reference: EcapaSpec
 
+    @property
+    def ahead(self) -> int:
+        """Blocks after a block that it depends on."""
+        return _EVALUATIONS * len(self.after)
+
+    @property
+    def conditions(self) -> int:
+        """Numbers of a frame's conditions: the encoded reference, the embedded code and the speaker's vector."""
+        return self.reference.out + self.code_width + self.speaker_width
+
     def peak_bytes(self, frames: int) -> int:
         """Return the bytes alive for so many frames: the stream, modulated rows, and attention or MLP, each guided and not."""
         heads = self.heads * self.head_dim
-        conditions = self.mels + self.reference.out + self.code_width + self.speaker_width
-        row = 4 * self.width + max(2 * self.inner, 14 * heads) + 2 * conditions
+        row = 4 * self.width + max(2 * self.inner, 14 * heads) + 2 * (self.mels + self.conditions)
         return (2 * row + 8 * self.mels) * (frames + self.block) * 4
+
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that live as long as an answer is heard: its noise, and of each evaluation its modulations and last blocks."""
+        heads, sides = self.heads * self.head_dim, len(self.before) + len(self.after)
+        waiting = 2 * heads + 2 * self.width + 5 * self.mels + self.conditions  # rows without the block after them
+        rows = 4 * heads * sides + waiting * len(self.after)
+        own = rows * self.block + (6 * self.layers + 2) * self.width
+        return (_EVALUATIONS * own + self.mels * self.max_frames) * 4
 
 
 def flow_spec(config: Mapping[str, Any]) -> FlowSpec:
-    """Read `dit_config`. Raise ConfigError for a rope type other than default."""
+    """Read `dit_config`. Raise ConfigError for a rope type other than default, and sizes that do not fit together."""
     rope = config.get("rope_parameters") or {}
     if rope.get("rope_type", "default") != "default":
         raise ConfigError(f"rope type {rope['rope_type']!r} of dit_config in config.json is not supported; known is default")
     width, head_dim = positive_int(config, "hidden_size"), positive_int(config, "head_dim")
     if head_dim % 2:
         raise ConfigError(f"head_dim {head_dim} of dit_config in config.json must be even")
+    block, repeats = positive_int(config, "block_size"), positive_int(config, "repeats")
+    if block % repeats:
+        raise ConfigError(f"block_size {block} of dit_config in config.json must be a multiple of repeats, which is {repeats}")
     return FlowSpec(
         width,
         positive_int(config, "num_hidden_layers"),
@@ -80,11 +112,11 @@ def flow_spec(config: Mapping[str, Any]) -> FlowSpec:
         head_dim,
         int(width * positive_int(config, "ff_mult")),
         positive_int(config, "mel_dim"),
-        positive_int(config, "repeats"),
+        repeats,
         positive_int(config, "num_embeds"),
         positive_int(config, "emb_dim"),
         positive_int(config, "enc_emb_dim"),
-        positive_int(config, "block_size"),
+        block,
         frozenset(require(config, "look_backward_layers")),
         frozenset(require(config, "look_ahead_layers")),
         float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
@@ -104,22 +136,33 @@ class _Attention(TensorModule):
         self.qkv = build.linear(["to_q", "to_k", "to_v"], spec.width, [inner] * 3, True)
         self.out = build.linear(["to_out.0"], inner, [spec.width], True)
 
-    def forward(self, x: Tensor, frames: int, cos: Tensor, sin: Tensor) -> Tensor:
-        """Attend over `x [2 * frames, width]`, two spectrograms."""
-        qkv = self.qkv(x).view(2, frames, 3, self.heads, self.dim)
+    def forward(self, x: Tensor, cos: Tensor, sin: Tensor, past: Past, last: bool) -> Tensor:
+        """Attend over the next frames of two spectrograms, `x [2, frames, width]`: whole blocks, unless they are the last.
+
+        Frames that attend to a block after these wait in `past`. Returns the frames that do not, `[2, n, width]`.
+        """
+        qkv = self.qkv(x.flatten(0, 1)).view(*x.shape[:2], 3, self.heads, self.dim)
         even, odd = qkv[:, :, :2, 0, 0::2].clone(), qkv[:, :, :2, 0, 1::2].clone()
         qkv[:, :, :2, 0, 0::2] = even * cos - odd * sin
         qkv[:, :, :2, 0, 1::2] = odd * cos + even * sin
-        blocks, (before, after) = -(-frames // self.block), self.sides
-        padded = F.pad(qkv, (0, 0, 0, 0, 0, 0, before * self.block, (blocks + after) * self.block - frames))
-        size = (1 + before + after) * self.block
-        q = padded[:, before * self.block : (before + blocks) * self.block, 0].reshape(2 * blocks, self.block, self.heads, -1)
+        before, after = (side * self.block for side in self.sides)
+        q, kv = past.append((self, "q"), qkv[:, :, 0], 1, after), past.append((self, "kv"), qkv[:, :, 1:], 1, before + after)
+        frames = q.shape[1] - (0 if last else after)
+        if not frames:
+            return x[:, :0]
+        blocks, size = -(-frames // self.block), before + self.block + after
+        absent = before - (kv.shape[1] - q.shape[1])  # the first block has none before it
+        end = absent + kv.shape[1]
+        q = F.pad(q[:, :frames], (0, 0, 0, 0, 0, blocks * self.block - frames))
+        kv = F.pad(kv, (0, 0, 0, 0, 0, 0, absent, before + blocks * self.block + after - end))
         # [2, blocks, heads, dim, size]
-        k, v = (padded[:, :, i].unfold(1, size, self.block).flatten(0, 1).transpose(2, 3) for i in (1, 2))
-        place = torch.arange(-before * self.block, (blocks + after) * self.block, device=x.device)
-        valid = ((place >= 0) & (place < frames)).unfold(0, size, self.block).repeat(2, 1)[:, None, None]
-        attended = F.scaled_dot_product_attention(q.transpose(1, 2), k, v, valid)
-        return self.out(attended.transpose(1, 2).reshape(2, blocks * self.block, -1)[:, :frames].flatten(0, 1))
+        k, v = (kv[:, :, i].unfold(1, size, self.block).flatten(0, 1).transpose(2, 3) for i in (0, 1))
+        place = torch.arange(kv.shape[1], device=x.device)
+        valid = ((place >= absent) & (place < end)).unfold(0, size, self.block).repeat(2, 1)[:, None, None]
+        q = q.reshape(2 * blocks, self.block, self.heads, -1).transpose(1, 2)
+        attended = F.scaled_dot_product_attention(q, k, v, valid).transpose(1, 2)
+        rows = attended.reshape(2, blocks * self.block, -1)[:, :frames]
+        return self.out(rows.flatten(0, 1)).view(2, frames, -1)
 
 
 class _Layer:
@@ -130,15 +173,19 @@ class _Layer:
         self.attention = _Attention(spec, layer, build.scope("attn"))
         self.up = build.linear(["ff.ff.0"], spec.width, [spec.inner], True)
         self.down = build.linear(["ff.ff.3"], spec.inner, [spec.width], True)
+        self.after = spec.block * (layer in spec.after)
 
-    def __call__(self, x: Tensor, time: Tensor, frames: int, cos: Tensor, sin: Tensor) -> Tensor:
-        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = self.modulation(time).chunk(6, 1)
-        x = x + gate * self.attention(_normed(x) * (1 + scale) + shift, frames, cos, sin)
-        return x + mlp_gate * self.down(activation("gelu_pytorch_tanh", self.up(_normed(x) * (1 + mlp_scale) + mlp_shift)))
+    def __call__(self, x: Tensor, modulation: Sequence[Tensor], cos: Tensor, sin: Tensor, past: Past, last: bool) -> Tensor:
+        """Return the frames `[2, n, width]` that are complete after the next ones, `x`; see `_Attention.forward`."""
+        shift, scale, gate, mlp_shift, mlp_scale, mlp_gate = modulation
+        attended = self.attention(_normed(x) * (1 + scale) + shift, cos, sin, past, last)
+        x = past.append(self, x, 1, self.after)[:, : attended.shape[1]] + gate * attended
+        rows = self.up((_normed(x) * (1 + mlp_scale) + mlp_shift).flatten(0, 1))
+        return x + mlp_gate * self.down(activation("gelu_pytorch_tanh", rows)).view_as(x)
 
 
 def _normed(x: Tensor) -> Tensor:
-    return F.layer_norm(x, x.shape[1:], eps=_EPS)
+    return F.layer_norm(x, x.shape[-1:], eps=_EPS)
 
 
 class FlowDecoder(nn.Module):
@@ -161,51 +208,107 @@ class FlowDecoder(nn.Module):
         self.last_modulation = build.linear(["norm_out.linear"], spec.width, [2 * spec.width], True)
         self.outputs = build.linear(["proj_out"], spec.width, [spec.mels], True)
 
-    def sample(self, codes: Sequence[int], speaker: Tensor, reference: Tensor, noise: Tensor) -> Tensor:
-        """Integrate the flow from `noise [frames, mels]`, which is the state at time 0.
+    def parts(
+        self, codes: Iterable[tuple[Sequence[int], bool]], speaker: Tensor, reference: Tensor, noise: Tensor
+    ) -> Iterator[tuple[Tensor, bool]]:
+        """Integrate the flow from `noise [frames or more, mels]`, which is the state at time 0.
+
+        Yields frames `[n, mels]` in their order as soon as they are complete, and whether they are the last ones. Together they
+        do not depend on how the codes are divided.
 
         Args:
+            codes: parts of the codes, and whether a part is the last one. The others stand for whole blocks of frames.
             speaker: the speaker's vector, `[1, speaker_width]`.
             reference: log-mel frames of the speaker, `[1, frames, mels]`.
         """
-        conditions = self._conditions(codes, speaker, reference)
-        place = torch.arange(len(noise), device=noise.device, dtype=torch.float32)[:, None, None]
-        powers = torch.arange(0, self.spec.head_dim, 2, device=noise.device).float() / self.spec.head_dim
-        angles = place / self.spec.theta**powers
-        rotation = angles.cos(), angles.sin()
+        (encode,), (embed,) = self.encode_reference, self.embed_codes
+        heard, unheard = encode(reference), encode(torch.zeros_like(reference))
+        free = torch.cat((unheard, embed(torch.zeros(1, dtype=torch.long, device=speaker.device)), speaker * 0), 1)
         times = torch.linspace(0, 1, STEPS)
         times = times - ((pi / 2 * times).cos() - 1 + times)  # denser towards the noise
+        steps = [_Step(self, start, end, free) for start, end in pairwise(times)]
+        start = 0
+        for part, last in codes:
+            ids = torch.tensor(part, device=speaker.device).repeat_interleave(self.spec.repeats)
+            x = noise[start : start + len(ids)].to(speaker.device)
+            conditions = torch.cat((heard.expand(len(ids), -1), embed(ids), speaker.expand(len(ids), -1)), 1)
+            for step in steps:
+                x, conditions = step(x, conditions, last)
+            start += len(ids)
+            if len(x):
+                yield x, last
 
-        def velocity(time: Tensor, x: Tensor) -> Tensor:
-            guided, free = self._predict(time, x, conditions, *rotation).chunk(2)
-            return guided + (guided - free) * GUIDANCE
+    def rotation(self, start: int, end: int, device: torch.device) -> tuple[Tensor, Tensor]:
+        """Return cosines and sines of the frames' places, `[frames, 1, head_dim / 2]`."""
+        place = torch.arange(start, end, device=device, dtype=torch.float32)[:, None, None]
+        powers = torch.arange(0, self.spec.head_dim, 2, device=device).float() / self.spec.head_dim
+        angles = place / self.spec.theta**powers
+        return angles.cos(), angles.sin()
 
-        x = noise
-        for start, end in pairwise(times):
-            step = end - start
-            first = velocity(start, x)
-            second = velocity(start + step / 3, x + step * first / 3)
-            third = velocity(start + step * (2 / 3), x + step * (second - first / 3))
-            fourth = velocity(end, x + step * (first - second + third))
-            x = x + (first + 3 * (second + third) + fourth) * step / 8
-        return x
-
-    def _conditions(self, codes: Sequence[int], speaker: Tensor, reference: Tensor) -> Tensor:
-        """Return `[2 * frames, reference, code and speaker widths]`: with all conditions, then without any."""
-        (encode,), (embed,) = self.encode_reference, self.embed_codes
-        ids = torch.tensor(codes, device=speaker.device).repeat_interleave(self.spec.repeats)
-        guided = encode(reference).expand(len(ids), -1), embed(ids), speaker.expand(len(ids), -1)
-        free = encode(torch.zeros_like(reference)).expand(len(ids), -1), embed(ids.new_zeros(1)).expand(len(ids), -1)
-        return torch.cat((torch.cat(guided, 1), torch.cat((*free, torch.zeros_like(guided[2])), 1)))
-
-    def _predict(self, time: Tensor, x: Tensor, conditions: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    def embed_time(self, time: Tensor, device: torch.device) -> Tensor:
+        """Return the vector `[1, width]` of a time, from which layers compute their modulation."""
         half = _TIME_WIDTH // 2
         rates = torch.exp(torch.arange(half).float() * -(log(10000) / (half - 1)))
-        angles = (1000 * time * rates).to(x.device)
+        angles = (1000 * time * rates).to(device)
         embedded = self.time_out(F.silu(self.time_in(torch.cat((angles.sin(), angles.cos()))[None])))
-        embedded = F.silu(embedded)
-        rows = self.inputs(torch.cat((x.repeat(2, 1), conditions), 1))
-        for layer in self.blocks:
-            rows = layer(rows, embedded, len(x), cos, sin)
-        scale, shift = self.last_modulation(embedded).chunk(2, 1)
-        return self.outputs(_normed(rows) * (1 + scale) + shift)
+        return F.silu(embedded)
+
+
+class _Velocity:
+    """The velocity of the flow at one time, for frames that come part by part. `free`: a frame without conditions, `[1, n]`."""
+
+    def __init__(self, decoder: FlowDecoder, time: Tensor, free: Tensor) -> None:
+        self.decoder, self.free, self.past, self.end = decoder, free, Past(), 0
+        embedded = decoder.embed_time(time, free.device)
+        self.modulations = [layer.modulation(embedded).chunk(6, 1) for layer in decoder.blocks]
+        self.last_modulation = decoder.last_modulation(embedded).chunk(2, 1)
+        self.waiting = list[Tensor]()
+
+    def __call__(self, x: Tensor, conditions: Tensor, last: bool, others: Sequence[Tensor]) -> list[Tensor]:
+        """Return the velocity of the frames that are complete after the next ones, and the rows of `others` for these.
+
+        Args:
+            x, conditions: `[frames, mels]` and `[frames, n]`. others: further rows of these frames.
+        """
+        velocity = self._predict(x, conditions, last) if len(x) else x
+        if self.waiting:
+            others = [torch.cat(pair) for pair in zip(self.waiting, others, strict=True)]
+        count = len(velocity)
+        self.waiting = [rows[count:].clone() for rows in others]
+        return [velocity, *(rows[:count] for rows in others)]
+
+    def _predict(self, x: Tensor, conditions: Tensor, last: bool) -> Tensor:
+        decoder = self.decoder
+        rows = torch.cat((conditions, self.free.expand(len(x), -1)))
+        rows = decoder.inputs(torch.cat((x.repeat(2, 1), rows), 1)).view(2, len(x), -1)
+        self.end += len(x)
+        end = self.end  # of the frames in `rows`
+        rotation = decoder.rotation(end - len(x), end, x.device)
+        for layer, modulation in zip(decoder.blocks, self.modulations, strict=True):
+            rows = layer(rows, modulation, *rotation, self.past, last)
+            if layer.after:
+                end -= 0 if last else layer.after
+                if not rows.shape[1]:
+                    return x[:0]
+                rotation = decoder.rotation(end - rows.shape[1], end, x.device)
+        scale, shift = self.last_modulation
+        guided, free = decoder.outputs((_normed(rows) * (1 + scale) + shift).flatten(0, 1)).chunk(2)
+        return guided + (guided - free) * GUIDANCE
+
+
+class _Step:
+    """A step of the integration, for frames that come part by part."""
+
+    def __init__(self, decoder: FlowDecoder, start: Tensor, end: Tensor, free: Tensor) -> None:
+        self.size = end - start
+        self.velocities = [_Velocity(decoder, start + self.size * part, free) for part, _ in _POINTS]
+
+    def __call__(self, x: Tensor, conditions: Tensor, last: bool) -> tuple[Tensor, Tensor]:
+        """Return the state after the step and the conditions of the frames that are complete after the next ones."""
+        slopes = list[Tensor]()
+        for velocity, (_, point) in zip(self.velocities, _POINTS, strict=True):
+            rows = velocity(point(x, self.size, *slopes), conditions, last, [x, conditions, *slopes])
+            found, x, conditions, *slopes = rows
+            slopes.append(found)
+        first, second, third, fourth = slopes
+        return x + (first + 3 * (second + third) + fourth) * self.size / 8, conditions

@@ -5,8 +5,9 @@ Sources: arXiv 1211.3711 (RNN-T), arXiv 2304.06795 (TDT, which also predicts how
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 from typing import Any
 
 import torch
@@ -20,7 +21,9 @@ from ..layers.builder import Builder
 from ..layers.linear import LmHead
 from ..memory_formulas import FLOAT32, SMALL
 
-AHEAD = 16  # rows whose logits are computed at a time; those after the next token are not used
+STEP_ROWS = 64  # rows of an item that a step of the engine decodes; each may have several tokens, which follow one another
+AHEAD = 16  # rows of an item whose logits are computed at a time; those after the next token are not used
+JOINED = 64  # rows of all items whose logits are computed at a time, and items that are decoded at a time
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 8193, "decoder_hidden_size": 640, "num_decoder_layers": 2, "hidden_act": "relu", "max_symbols_per_step": 10,
     "blank_token_id": 8192,
@@ -68,10 +71,11 @@ def transducer_spec(config: Mapping[str, Any], has_durations: bool) -> Transduce
     )
 
 
-def transducer_bytes(spec: TransducerSpec, rows: int, dtype: torch.dtype) -> int:
-    """Return the bytes alive while the rows of one item are decoded, the copies of these included."""
-    logits = AHEAD * (spec.vocab + spec.durations) * (dtype.itemsize + 2 * FLOAT32)
-    return SMALL + rows * spec.width * dtype.itemsize + logits + 16 * spec.width * (AHEAD + spec.layers) * dtype.itemsize
+def transducer_bytes(spec: TransducerSpec, rows: int, seqs: int, dtype: torch.dtype) -> int:
+    """Return the bytes alive while so many rows in all of so many items are decoded, the states of these included."""
+    logits = JOINED * (spec.vocab + spec.durations) * (dtype.itemsize + 2 * FLOAT32)
+    states = 2 * seqs * (2 * spec.layers + 1) + (24 + 4 * spec.layers) * JOINED
+    return SMALL + logits + (rows + states) * spec.width * dtype.itemsize
 
 
 def transducer_prefixes(layers: int) -> tuple[tuple[str, str], ...]:
@@ -81,8 +85,53 @@ def transducer_prefixes(layers: int) -> tuple[tuple[str, str], ...]:
     return (*gates, ("decoder.", "transducer."), ("joint.head.", "transducer.head.lm_head."))
 
 
+@dataclass(frozen=True, eq=False)
+class Decoding:
+    """The decoding of an item's rows so far.
+
+    Args:
+        vectors: `[2 * layers + 1, width]`, hidden and cell state of each layer of the LSTM, and the prediction that follows.
+        tokens: (token, row, duration in rows, log probability) of those that were found.
+        given: number of rows so far. row: the next one to be decoded; a token may last longer than the rows so far.
+        symbols: tokens of this row so far.
+    """
+
+    vectors: Tensor
+    tokens: tuple[tuple[int, int, int, float], ...] = ()
+    given: int = 0
+    row: int = 0
+    symbols: int = 0
+
+
+class _Item:
+    """A decoding that goes on. `row`: the next one among `rows [n, width]`, the rows that are given now."""
+
+    def __init__(self, spec: TransducerSpec, rows: Tensor, before: Decoding) -> None:
+        self.spec, self.rows, self.before = spec, rows, before
+        self.row, self.symbols, self.found = before.row - before.given, before.symbols, list(before.tokens)
+
+    def read(self, tokens: Sequence[int], steps: Sequence[int], logprobs: Sequence[float]) -> int | None:
+        """Take the likeliest tokens of the next rows, all after the same tokens. Return the first that is not blank."""
+        spec, at = self.spec, 0
+        while at < len(tokens) and tokens[at] == spec.blank:
+            at += max(steps[at], 1)
+        self.row, self.symbols = self.row + at, 0 if at else self.symbols
+        if at >= len(tokens):
+            return None
+        row = self.before.given + self.row
+        self.found.append((tokens[at], row, steps[at] if spec.durations else 1, logprobs[at]))
+        self.symbols += 1
+        if steps[at] or self.symbols == spec.symbols:
+            self.row, self.symbols = self.row + max(steps[at], 1), 0
+        return tokens[at]
+
+    def after(self, vectors: Tensor) -> Decoding:
+        given = self.before.given
+        return Decoding(vectors, tuple(self.found), given + len(self.rows), given + self.row, self.symbols)
+
+
 class Transducer(nn.Module):
-    """Greedy decoding of the rows of one item. The result depends on these alone."""
+    """Greedy decoding of the rows of items. The result of an item depends on its own rows alone."""
 
     def __init__(self, spec: TransducerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
@@ -95,47 +144,59 @@ class Transducer(nn.Module):
         self.decoder_projector = build.linear(["decoder_projector"], width, [width], True)
         self.head = LmHead(width, spec.vocab + spec.durations, None, dtype, device, bias=True)
 
-    def decode(self, rows: Tensor) -> Tensor:
-        """Return float32 `[tokens, 4]`: token, row, duration in rows (RNN-T: 1) and log probability.
+    def decode(self, rows: Sequence[Tensor], before: Sequence[Decoding | None]) -> list[Decoding]:
+        """Decode the next rows of each item; the items are decoded together.
 
         Args:
-            rows: projected encoder rows `[n, width]` of an item.
+            rows: projected encoder rows `[n, width]` of each item. before: of its earlier rows, None if there are none.
         """
-        spec, found = self.spec, list[tuple[int, int, int, float]]()
-        rows = rows.to(self.embedding.weight.device, self.dtype)
-        predicted, state = self._predict(spec.blank, [rows.new_zeros(1, spec.width) for _ in range(2 * spec.layers)])
-        row = symbols = 0  # symbols: tokens of this row so far
-        while row < len(rows):
-            tokens, steps, logprobs = self._join(rows[row : row + AHEAD], predicted)
-            at = 0
-            while at < len(tokens) and tokens[at] == spec.blank:
-                at += max(steps[at], 1)
-            row, symbols = row + at, 0 if at else symbols
-            if at >= len(tokens):
-                continue
-            found.append((tokens[at], row, steps[at] if spec.durations else 1, logprobs[at]))
-            symbols += 1
-            if steps[at] or symbols == spec.symbols:
-                row, symbols = row + max(steps[at], 1), 0
-            predicted, state = self._predict(tokens[at], state)
-        return torch.tensor(found, dtype=torch.float32).view(len(found), 4)
+        found = list[Decoding]()
+        for first in range(0, len(rows), JOINED):
+            part = slice(first, first + JOINED)
+            found += self._decode_together(rows[part], [one or self._begin() for one in before[part]])
+        return found
 
-    def _predict(self, token: int, state: Sequence[Tensor]) -> tuple[Tensor, list[Tensor]]:
-        """Return the prediction `[1, width]` after one more token, and the hidden and the cell state of each layer."""
-        x, after = self.embedding(torch.tensor([token], device=state[0].device)), list[Tensor]()
-        for (inner, outer), hidden, cell in zip(self.gates, state[::2], state[1::2], strict=True):
-            take, keep, new, show = (inner(x) + outer(hidden)).chunk(4, -1)
+    def _begin(self) -> Decoding:
+        nothing = torch.zeros(1, 2 * self.spec.layers + 1, self.spec.width, dtype=self.dtype)
+        return Decoding(self._predict([self.spec.blank], nothing.to(self.embedding.weight.device))[0])
+
+    def _decode_together(self, rows: Sequence[Tensor], before: Sequence[Decoding]) -> list[Decoding]:
+        items = [_Item(self.spec, own, one) for own, one in zip(rows, before, strict=True)]
+        vectors = torch.stack([one.vectors for one in before])
+        while active := [number for number, item in enumerate(items) if item.row < len(item.rows)]:
+            ahead = min(AHEAD, JOINED // len(active))
+            parts = [items[number].rows[items[number].row :][:ahead] for number in active]
+            joined = self._join(parts, vectors[active, -1])
+            read = [items[number].read(*part) for number, part in zip(active, joined, strict=True)]
+            spoken = {number: token for number, token in zip(active, read, strict=True) if token is not None}
+            if spoken:
+                numbers = list(spoken)
+                vectors[numbers] = self._predict(list(spoken.values()), vectors[numbers])
+        return [item.after(own.clone()) for item, own in zip(items, vectors, strict=True)]
+
+    def _predict(self, tokens: Sequence[int], vectors: Tensor) -> Tensor:
+        """Return the vectors of decodings after one more token each, see `Decoding.vectors`."""
+        x, after = self.embedding(torch.tensor(tokens, device=vectors.device)), list[Tensor]()
+        for layer, (inner, outer) in enumerate(self.gates):
+            hidden, cell = vectors[:, 2 * layer], vectors[:, 2 * layer + 1]
+            take, keep, new, show = (inner(x) + outer(hidden.contiguous())).chunk(4, -1)
             cell = keep.sigmoid() * cell + take.sigmoid() * new.tanh()
             x = show.sigmoid() * cell.tanh()
             after += [x, cell]
-        return self.decoder_projector(x), after
+        return torch.stack((*after, self.decoder_projector(x)), 1)
 
-    def _join(self, rows: Tensor, predicted: Tensor) -> tuple[list[int], list[int], list[float]]:
-        """Return each row's likeliest token, its duration (RNN-T: 0) and the token's log probability."""
-        joint = activation(self.spec.act, rows + predicted)
+    def _join(
+        self, parts: Sequence[Tensor], predicted: Tensor
+    ) -> Iterator[tuple[Sequence[int], Sequence[int], Sequence[float]]]:
+        """Yield for each item its rows' likeliest tokens, their durations (RNN-T: 0) and their log probabilities."""
+        lengths = list(map(len, parts))
+        behind = predicted.repeat_interleave(torch.tensor(lengths, device=predicted.device), 0)
+        joint = activation(self.spec.act, torch.cat(list(parts)).add_(behind))
         logits, durations = self.head(joint).split((self.spec.vocab, self.spec.durations), 1)
         tokens = logits.argmax(1, keepdim=True)
         steps = durations.argmax(1, keepdim=True) if self.spec.durations else torch.zeros_like(tokens)
         logprobs = logits.log_softmax(1).gather(1, tokens)
-        found = torch.cat((tokens.float(), steps.float(), logprobs), 1).T.tolist()  # one copy from the device
-        return list(map(int, found[0])), list(map(int, found[1])), found[2]
+        found = torch.cat((tokens.float(), steps.float(), logprobs), 1).tolist()  # one copy from the device
+        for stop, length in zip(accumulate(lengths), lengths, strict=True):
+            names, spans, scores = zip(*found[stop - length : stop], strict=True)
+            yield list(map(int, names)), list(map(int, spans)), scores

@@ -158,6 +158,17 @@ class Bert(TextEncoder):
         return self.layout.renamed(weights)
 
 
+class BertTokenClassifier(ClassificationModel, Bert):
+    """An encoder that classifies each token (`...ForTokenClassification`)."""
+
+    labels_tokens = True
+    prefixes = (("classifier.", "classifier.out_proj."), *Bert.prefixes)
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(config, dtype, device)
+        self.classifier = ClassificationHead(config, self.hidden_size, True, dtype, device)
+
+
 class BertClassifier(ClassificationModel, Bert):
     """An encoder that classifies a prompt, or a pair of texts, by its first token."""
 

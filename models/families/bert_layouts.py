@@ -191,7 +191,10 @@ LAYOUTS: Mapping[str, BertLayout] = {
     "xlm-roberta": _roberta,
     "camembert": _roberta,
     "distilbert": BertLayout(
-        _BERT | {"num_hidden_layers": 6, "type_vocab_size": 0}, _DISTILBERT_KEYS, _DISTILBERT_NAMES, ("distilbert.",)
+        _BERT | {"num_hidden_layers": 6, "type_vocab_size": 0},
+        _DISTILBERT_KEYS | {"layer_norm_eps": "unused_layer_norm_eps"},  # its class has 1e-12, whatever config.json says
+        _DISTILBERT_NAMES,
+        ("distilbert.",),
     ),
     "mpnet": BertLayout(
         _BERT | {"vocab_size": 30527, "type_vocab_size": 0, "relative_attention_num_buckets": 32},

@@ -132,12 +132,13 @@ class PredictionHead(TensorModule):
 
 
 class ModernBertClassifier(ClassificationModel, ModernBert):
-    """An encoder that classifies a prompt, or a pair of texts."""
+    """An encoder that classifies a prompt, a pair of texts, or with `...ForTokenClassification` each token."""
 
     prefixes = (("head.", "classifier.transform."), ("classifier.", "classifier.out_proj."), *ModernBert.prefixes)
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         super().__init__({**config, "pooling_mode": config.get("classifier_pooling", "cls")}, dtype, device)
+        self.labels_tokens = "ForTokenClassification" in str(config.get("architectures"))
         self.classifier = ClassificationHead(
             config, self.hidden_size, True, dtype, device, PredictionHead(config, self.spec, dtype, device)
         )

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from ..audio.fastconformer import FastConformer, fastconformer_bytes, fastconformer_spec
-from ..audio.transducer import Transducer, transducer_bytes, transducer_prefixes, transducer_spec
+from ..audio.transducer import STEP_ROWS, Decoding, Transducer, transducer_bytes, transducer_prefixes, transducer_spec
 from ..config import positive_int
 from ..encoder_only import EncoderOnlyModel
 from ..interface import StepLimits
@@ -73,10 +73,12 @@ class ParakeetCtc(Parakeet):
 class ParakeetTransducer(Parakeet):
     """The vector of a row is the one that the joint network reads; those of all rows are decoded to tokens.
 
-    `has_durations`: the joint network also predicts how many rows a token lasts.
+    Implements `models.interface.SupportsRowDecoding`. `has_durations`: the joint network also predicts how many rows a token
+    lasts.
     """
 
     has_durations = False
+    step_rows = STEP_ROWS
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         spec = transducer_spec(config, self.has_durations)
@@ -89,11 +91,15 @@ class ParakeetTransducer(Parakeet):
     def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
         return self.encoder_projector(hidden)
 
-    def decode_rows(self, rows: Tensor) -> Tensor:
-        return self.transducer.decode(rows)
+    def decode_rows(self, hidden: Sequence[Tensor], before: Sequence[Decoding | None]) -> list[Decoding]:
+        rows = self.encoder_projector(torch.cat(list(hidden))).split(list(map(len, hidden)))
+        return self.transducer.decode(rows, before)
+
+    def decoded(self, state: Decoding) -> Tensor:
+        return torch.tensor(state.tokens, dtype=torch.float32).view(len(state.tokens), 4)
 
     def forward_bytes(self, limits: StepLimits) -> int:
-        return super().forward_bytes(limits) + transducer_bytes(self.transducer.spec, self.max_positions, self.dtype)
+        return super().forward_bytes(limits) + transducer_bytes(self.transducer.spec, limits.rows, limits.rows, self.dtype)
 
 
 class ParakeetTdt(ParakeetTransducer):

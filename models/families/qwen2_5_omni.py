@@ -3,7 +3,8 @@
 The audio tower is Whisper-like and attends within two seconds. The talker's input for a token is the sum of the thinker's
 hidden state and token embedding. For a generated code it is the sum of the code's embedding and the next of these rows of the
 answer; behind the answer follow the embeddings of an end and of padding. A diffusion transformer and BigVGAN turn codes into
-samples.
+samples. These depend on many codes after them, through every step of the diffusion; the publisher's server therefore computes
+windows of codes, each with the blocks around it that one evaluation of the transformer sees.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ from ..layers.basic import Embedding
 from ..layers.linear import Linear
 from ..native_model import NativeModel
 from ..speaker_file import read_saved
-from ..talker import InputDecoder, SpokenAnswer, TalkerPrompt, noise, section
+from ..talker import Division, InputDecoder, SpokenAnswer, TalkerPrompt, noise, section, with_last
 from ..text.attention import gathered_bytes
 from ..text.decoder import decoder_bytes
 from ..text.decoder_config import decoder_spec
@@ -44,6 +45,8 @@ TEXT = {
 }  # fmt: skip
 _NAMES = replace(GATED_BLOCKS, qkv=("attn.q", "attn.k", "attn.v"))
 RATE = 24_000
+PART = 4  # blocks of frames that are computed at once when samples are streamed
+WINDOW = 3  # blocks of a window, without those around it
 VOICES = "spk_dict.pt"
 _TALKER: dict[str, Any] = {
     "vocab_size": 8448, "embedding_size": 3584, "hidden_size": 3584, "intermediate_size": 18944, "num_hidden_layers": 28,
@@ -152,20 +155,51 @@ class Qwen25Talker(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden).float()
 
-    def samples(self, frames: Iterable[Sequence[int]], voice: str, seed: int) -> Iterator[Tensor]:
-        codes = [code for (code,) in frames]  # all of them: each sample depends on codes after it
-        if not codes:
-            return
+    def samples(self, frames: Iterable[Sequence[int]], voice: str, seed: int, division: Division = "exact") -> Iterator[Tensor]:
         _, speaker, reference = self._voices[voice]
-        flow = self.flow.spec
-        start = noise((len(codes) * flow.repeats, flow.mels), seed).to(self.device)
-        yield from self.vocoder.parts(self.flow.sample(codes, speaker, reference, start))
+        spec, codes = self.flow.spec, with_last(code for (code,) in frames)
+        start = noise((spec.max_frames, spec.mels), seed)
+        if division == "windows":
+            return self.vocoder.parts(self._windows(codes, speaker, reference, start))
+        count = None if division == "whole" else PART * spec.block // spec.repeats
+        return self.vocoder.parts(self.flow.parts(_joined(codes, count), speaker, reference, start))
+
+    def _windows(
+        self, codes: Iterable[tuple[int, bool]], speaker: Tensor, reference: Tensor, start: Tensor
+    ) -> Iterator[tuple[Tensor, bool]]:
+        """Yield spectrograms of WINDOW blocks each, which are computed with the blocks around these only.
+
+        Source: process_chunk in Qwen's and vLLM-Omni's servers. The last window is up to a block longer.
+        """
+        spec = self.flow.spec
+        before, after, size = (spec.block // spec.repeats * n for n in (len(spec.before), len(spec.after), WINDOW))
+        found, heard = list[int](), 0
+        for code, last in codes:
+            found.append(code)
+            if not last and len(found) < heard + size + after:
+                continue
+            first, end = max(0, heard - before), len(found) if last else heard + size
+            noisy = start[first * spec.repeats :]
+            for mel, _ in self.flow.parts([(found[first:], True)], speaker, reference, noisy):
+                yield mel[(heard - first) * spec.repeats : (end - first) * spec.repeats], last
+            heard = end
 
     def peak_bytes(self, limits: StepLimits, codes: int) -> int:
-        wave = max(self.flow.spec.peak_bytes(codes * self.flow.spec.repeats), self.vocoder.spec.peak_bytes())
+        flow = self.flow.spec
+        wave = flow.kept_bytes + max(flow.peak_bytes(codes * flow.repeats), self.vocoder.spec.peak_bytes())
         states = 4 * limits.longest * self.width * self.dtype.itemsize
         step = decoder_bytes(self.spec, limits, self.dtype) + gathered_bytes(self.spec, limits, self.dtype)
         return max(wave, step + states)
+
+
+def _joined(codes: Iterable[tuple[int, bool]], count: int | None) -> Iterator[tuple[list[int], bool]]:
+    """Yield so many codes at a time, or all, and whether they are the last ones."""
+    found = list[int]()
+    for code, last in codes:
+        found.append(code)
+        if last or len(found) == count:
+            yield found, last
+            found = []
 
 
 class Qwen25Omni(NativeModel):

@@ -27,7 +27,7 @@ from ..layers.basic import Embedding
 from ..layers.connectors import Projector, ProjectorSpec
 from ..layers.linear import Linear
 from ..native_model import NativeModel
-from ..talker import InputDecoder, SpokenAnswer, TalkerPrompt, section
+from ..talker import Division, InputDecoder, SpokenAnswer, TalkerPrompt, section
 from ..text.attention import gathered_bytes
 from ..text.decoder import decoder_bytes
 from ..text.decoder_config import decoder_spec
@@ -205,7 +205,7 @@ class Qwen3Talker(nn.Module):
     def compute_logits(self, hidden: Tensor) -> Tensor:
         return self.head(hidden).float()
 
-    def samples(self, frames: Iterable[Sequence[int]], voice: str, seed: int) -> Iterator[Tensor]:
+    def samples(self, frames: Iterable[Sequence[int]], voice: str, seed: int, division: Division = "exact") -> Iterator[Tensor]:
         return self.wave.parts(frames)
 
     def peak_bytes(self, limits: StepLimits, codes: int) -> int:

@@ -71,8 +71,12 @@ class MistralText(TextModel):
 
 
 class ClassificationModel:
-    """The classifier's side of models that classify a prompt by one hidden state. They have no language model head."""
+    """The classifier's side of models that classify a prompt by one hidden state. They have no language model head.
 
+    `labels_tokens`: each token has classes instead.
+    """
+
+    labels_tokens = False
     classifier: ClassificationHead
     reads_encoder_rows: bool
 

@@ -92,13 +92,15 @@ class Upsample1d(_Kernel):
 
 
 class Past:
-    """The last inputs of causal layers."""
+    """The last inputs of layers that are computed part by part."""
 
     def __init__(self) -> None:
         self._kept: dict[Hashable, Tensor] = {}
 
     def append(self, layer: Hashable, x: Tensor, dim: int, count: int) -> Tensor:
         """Return the layer's kept inputs followed by `x`, and keep the last `count` of both along `dim`."""
+        if not count:
+            return x
         joined = torch.cat((self._kept[layer], x), dim) if layer in self._kept else x
         count = min(count, joined.shape[dim])
         self._kept[layer] = joined.narrow(dim, joined.shape[dim] - count, count).clone()

@@ -46,14 +46,27 @@ COPIES = ("layer.embed_tokens.", "layer.shared_head.head.")
 class MtpLayer(TensorModule):
     """A decoder layer whose input is a projection of a token's embedding and a hidden state.
 
-    `cache_spec`: of the layer's own KV cache.
+    Args:
+        first: the layer whose norms and projection this one uses, too; None: it has its own.
+
+    Attributes:
+        cache_spec: of the layer's own KV cache.
     """
 
-    def __init__(self, mtp: MtpSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
+    def __init__(
+        self,
+        mtp: MtpSpec,
+        stack: DecoderSpec,
+        dtype: torch.dtype,
+        device: torch.device,
+        first: MtpLayer | None = None,
+    ) -> None:
         super().__init__()
         hidden = stack.hidden_size
-        self.enorm, self.hnorm, self.norm = (build_norm(stack, dtype, device) for _ in range(3))
-        self.eh_proj = Linear(2 * hidden, {"eh_proj": hidden}, False, dtype, device)
+        self.first = [self if first is None else first]  # in a list: not a part of this layer
+        if first is None:
+            self.enorm, self.hnorm, self.norm = (build_norm(stack, dtype, device) for _ in range(3))
+            self.eh_proj = Linear(2 * hidden, {"eh_proj": hidden}, False, dtype, device)
         self.layer = DecoderLayer(mtp.layer, stack, dtype, device)
         (mixer,) = self.layer.mixers
         self.cache_spec = mixer.cache_spec
@@ -68,14 +81,26 @@ class MtpLayer(TensorModule):
         modality_ids: Tensor | None,
     ) -> Tensor:
         """Return normed hidden states `[rows, hidden]` from the embeddings of tokens and hidden states, both of this shape."""
-        x = self.eh_proj(torch.cat((self.enorm(embedded), self.hnorm(hidden)), 1))
-        return self.norm(x, self.layer(x, None, cos_sin, cache, attn, modality_ids))
+        (first,) = self.first
+        x = first.eh_proj(torch.cat((first.enorm(embedded), first.hnorm(hidden)), 1))
+        return first.norm(x, self.layer(x, None, cos_sin, cache, attn, modality_ids))
+
+
+def build_mtp(stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> list[MtpLayer]:
+    """Build the layers that `stack.mtp` describes."""
+    assert stack.mtp is not None
+    first = MtpLayer(stack.mtp, stack, dtype, device)
+    shared = first if stack.mtp.names == "mtp" else None
+    return [first, *(MtpLayer(stack.mtp, stack, dtype, device, shared) for _ in range(1, stack.mtp.count))]
 
 
 def mtp_prefixes(spec: DecoderSpec, prefixes: Sequence[tuple[str, str]]) -> Iterator[tuple[str, str]]:
     """Yield (stored, canonical) prefixes of the tensors of all MtpLayers. `prefixes`: those of the model's other tensors."""
     assert spec.mtp is not None
-    for index in range(spec.mtp.count):
+    if spec.mtp.names == "mtp":
+        for index in range(1, spec.mtp.count):
+            yield f"{_OWN}layers.{index}.", f"{MTP}.{index}.layer."
+    for index in range(1 if spec.mtp.names == "mtp" else spec.mtp.count):
         for stem in [_OWN] if spec.mtp.names == "mtp" else stored_stems(len(spec.layers) + index, prefixes):
             for stored, own in _PARTS[spec.mtp.names]:
                 yield f"{stem}{stored}", f"{MTP}.{index}.{own}"

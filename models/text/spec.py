@@ -329,7 +329,7 @@ class MtpSpec:
     Args:
         count: their number. layer: the decoder layer in each of them.
         names: "layers" if their tensors are stored as those of decoder layers after the last one (DeepSeek, GLM), "mtp" if
-            their names start with `mtp.` (Qwen).
+            their names start with `mtp.` (Qwen), where norms and projection are those of all layers.
     """
 
     count: int

@@ -15,11 +15,13 @@ from ...mm.errors import ConfigError, InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField, SharedField
 from ...mm.geometry import MAX_ITEM_ROWS, FrameSampling
 from ...mm.media.policy import DecodeSpec
+from ...mm.speech import SpeechRequest
 from ...mm.tiling.plan import CropPlan
 from ...mm.tiling.slices import MAX_PACKED_FRAMES, SliceTiles
 from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
 from ..bases.audio import audio_samples
 from ..bases.base import BaseProcessingInfo
+from ..bases.speech import SpeechMixin
 from ..bases.tiles import TILE_KWARGS, TileSpec, positive_int_or
 from ..files import ProcessorFiles
 from ..images import IMAGENET_STANDARD_MEAN, IMAGENET_STANDARD_STD, patchify_crops, read_pixel_spec
@@ -34,6 +36,12 @@ _MERGE = {"16x": 4, "4x": 2}  # patches along each side of one row
 _TILING = SliceTiles(448, 14, 9)
 _MAX_WINDOWS = 60  # of one audio item
 _PER_SECOND = 10  # times of frames are tenths of a second
+_TRANSCRIBE = {
+    "en": "Please listen to the audio snippet carefully and transcribe the content.",
+    "zh": "请仔细听这段音频片段，并将其内容逐字记录。",
+}
+_ANSWERS = {False: "<|spk_bos|><|spk|><|spk_eos|><|tts_bos|>", True: "<think>\n\n</think>\n\n<|tts_bos|>"}
+"""Beginnings of answers to speech: of version 2.6, and since 4.5."""
 
 
 @dataclass(frozen=True)
@@ -327,8 +335,8 @@ class MiniCPMVProcessingInfo(SlicesInfo):
         return kwargs, self.geometry(item.header)
 
 
-class MiniCPMOProcessingInfo(MiniCPMVProcessingInfo):
-    """ProcessingInfo of MiniCPM-o: also audio in windows of 30 s, whose rows are between tags second by second.
+class MiniCPMOProcessingInfo(MiniCPMVProcessingInfo, SpeechMixin):
+    """ProcessingInfo and SupportsTranscription of MiniCPM-o: also audio in windows of 30 s, with rows in tags for each second.
 
     Tensors of audio: `input_features` `[frames, bins]`, `audio_frames` int64 `[windows]` and `audio_windows`: their number.
     """
@@ -336,6 +344,7 @@ class MiniCPMOProcessingInfo(MiniCPMVProcessingInfo):
     modalities = ("image", "video", "audio")
     placeholders = {**MiniCPMVProcessingInfo.placeholders, "audio": ("audio_token_id",)}
     valid_kwargs = {**MiniCPMVProcessingInfo.valid_kwargs, "audio": ()}
+    language_codes = tuple(_TRANSCRIBE)
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
         files = super().prepare_files(files)
@@ -400,6 +409,11 @@ class MiniCPMOProcessingInfo(MiniCPMVProcessingInfo):
         for first in range(0, geometry.num_embeds, each):
             pieces += [(start,), min(each, geometry.num_embeds - first), (end,)]
         return build_span(pieces, self.row_token(modality))
+
+    def transcription_request(self, language: str | None, task: str, timestamps: bool, context: str) -> SpeechRequest:
+        """Return the publisher's prompt, for English unless a language is given, and the beginning of its answers to speech."""
+        turn = f"<|im_start|>user\n{_TRANSCRIBE[language or 'en']}\n\n(<audio>./</audio>)<|im_end|>\n"
+        return SpeechRequest(f"{turn}<|im_start|>assistant\n{_ANSWERS[self.packs_frames]}")
 
     def numbered(self, modality: str) -> bool:
         return modality != "audio" and super().numbered(modality)

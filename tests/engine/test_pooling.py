@@ -86,7 +86,7 @@ def test_row_pooling_keeps_no_hidden_states_of_a_prompt(toy, pooling):
     params = PoolingParams(pooling=pooling)
     sequence = SequenceState(toy.request("a", range(5, 17), pooling=params), 3)
     for start, stop in ((0, 5), (5, 9), (0, 7), (7, 9), (7, 9), (9, 12)):
-        keep_rows(sequence, rows[start:stop], start, model)
+        keep_rows([(sequence, rows[start:stop], start)], model)
     kept = [*sequence.hidden_sums.values(), *([] if sequence.kept_rows is None else [sequence.kept_rows])]
     assert [one.shape for one in kept] == {"mean": [(1, 8)] * 2, "cls": [(1, 8)], "tokens": [(12, 8)]}[pooling]
     expected = {"mean": rows.mean(0), "cls": rows[0], "tokens": rows}[pooling]
@@ -94,11 +94,15 @@ def test_row_pooling_keeps_no_hidden_states_of_a_prompt(toy, pooling):
     torch.testing.assert_close(found, torch.nn.functional.normalize(expected, dim=-1))
 
 
-def test_the_task_token_embed_is_the_pooling_tokens():
-    assert PoolingParams(task="token_embed").pooling == "tokens"
+@pytest.mark.parametrize("task", ["token_embed", "token_classify"])
+def test_tasks_of_tokens_set_the_pooling_tokens(task):
+    assert PoolingParams(task=task).pooling == "tokens"
     for other in ({"pooling": "mean"}, {"token_ids": (5,)}, {"cross_attention": ((0, 0),)}):
-        with pytest.raises(InputError, match='task="token_embed"'):
-            PoolingParams(task="token_embed", **other)
+        with pytest.raises(InputError, match=f'task="{task}"'):
+            PoolingParams(task=task, **other)
+    if task == "token_classify":
+        with pytest.raises(InputError, match="layer and token_classify ask for different results"):
+            PoolingParams(task=task, layer=2)
 
 
 @pytest.mark.parametrize("other", [{"dimensions": 4}, {"normalize": True}])

@@ -8,11 +8,15 @@ import family
 import pytest
 import talkers
 import torch
+from measured import peak_bytes
 from sensorium import LLM, AsyncLLM, ConfigError, InputError, SamplingParams
 from sensorium.mm.errors import CheckpointError
+from sensorium.models.memory_formulas import SMALL
 from sensorium.models.speaker_file import read_saved
+from sensorium.models.talker import noise
 
 TEXT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
+ROUNDING = 1e-5  # of float32 through 36 evaluations of the flow; a step of 16-bit samples is three times that
 GREEDY = SamplingParams(temperature=0.0, repetition_penalty=1.05, max_tokens=40, seed=5)
 CASES = {"text": "", "image": "i", "audio": "a", "both": "ia"}
 
@@ -137,7 +141,98 @@ def test_parts_are_the_whole(llm):
     text, *parts = llm.stream_speak(messages, TEXT, speech_params=GREEDY, voice="ada")
     assert (text.text, text.codes, text.seconds) == (whole.text, (), 0.0)
     assert tuple(frame for part in parts for frame in part.codes) == whole.codes
-    assert torch.cat([part.samples for part in parts]).equal(whole.samples)
+    torch.testing.assert_close(torch.cat([part.samples for part in parts]), whole.samples, rtol=0, atol=ROUNDING)
+
+
+def counted(codes, taken):
+    """Yield frames of one code, and count in `taken` those that were taken so far."""
+    for code in codes:
+        taken.append(code)
+        yield (code,)
+
+
+def spoken(llm, codes, division):
+    """Return the parts of the samples of codes, and how many codes had been taken when each came."""
+    taken, parts, places = [], [], []
+    with torch.inference_mode():
+        for part in llm.talker.model.samples(counted(codes, taken), "Ben", 5, division):
+            parts.append(part)
+            places.append(len(taken))
+    return parts, places
+
+
+@pytest.fixture(scope="module")
+def long(saved):
+    """Codes of a long answer, and transformers' samples of it."""
+    model = saved[1]
+    voice = model.speaker_map["Ben"]
+    codes = torch.randint(0, 60, (1, 252), generator=torch.Generator().manual_seed(9))
+    torch.manual_seed(5)
+    with torch.inference_mode():
+        return codes[0].tolist(), model.token2wav(codes, voice["cond"], voice["ref_mel"]).flatten()
+
+
+def test_samples_come_before_all_codes(llm, long):
+    """A part comes as soon as the codes that its samples depend on are known, and is that of the whole answer."""
+    codes, theirs = long
+    whole, _ = spoken(llm, codes, "whole")
+    torch.testing.assert_close(torch.cat(whole), theirs, rtol=0, atol=1e-4)
+    parts, places = spoken(llm, codes, "exact")
+    model = llm.talker.model
+    spec, piece = model.flow.spec, 12  # four blocks of three codes
+    assert (spec.block, spec.ahead) == (6, 36)
+    needed = spec.ahead * spec.block + model.vocoder.spec.around
+    first = -(-(needed + 1) // (2 * piece)) * piece + 1  # that the part is not the last is known from one code more
+    assert places[:3] == [first, first + piece, first + 2 * piece]
+    assert len(parts) > 8
+    assert theirs.std() > 0.01
+    torch.testing.assert_close(torch.cat(parts), torch.cat(whole), rtol=0, atol=ROUNDING)
+    torch.testing.assert_close(torch.cat(parts), theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("count", [252, 228, 8])
+def test_samples_of_windows_come_early(saved, llm, long, count, monkeypatch):
+    """Each window's spectrogram is that of transformers for its codes, noise, the two blocks before and the block after it."""
+    codes, _ = long
+    codes = codes[:count]
+    parts, places = spoken(llm, codes, "windows")
+    windows = llm.talker.model.vocoder.spec.around // 18 + 1  # that the first samples depend on
+    assert places[0] == min(9 * windows + 3 + 1, count)  # three blocks of three codes, the block after these, and one code
+    (flow, vocoder), voice = saved[1].token2wav.children(), saved[1].speaker_map["Ben"]
+    start = noise((2 * count, 12), 5)
+    mels, heard = [], 0
+    while heard < count:
+        end = heard + 9 if heard + 9 + 3 < count else count
+        first, stop = max(0, heard - 6), min(end + 3, count)
+        monkeypatch.setattr(torch, "randn", lambda *_, rows=start[2 * first : 2 * stop], **__: rows[None].clone())
+        window = torch.tensor([codes[first:stop]])
+        mel = flow.sample(voice["cond"], voice["ref_mel"], window)
+        mels.append(mel[..., 2 * (heard - first) : 2 * (end - first)])
+        heard = end
+    monkeypatch.undo()
+    with torch.inference_mode():
+        theirs = vocoder(torch.cat(mels, 2)).flatten()
+    torch.testing.assert_close(torch.cat(parts), theirs, rtol=0, atol=1e-4)
+
+
+@pytest.mark.parametrize("division", ["whole", "exact", "windows"])
+def test_memory_of_samples_is_planned(llm, long, division):
+    codes, _ = long
+    model = llm.talker.model
+    flow, vocoder = model.flow.spec, model.vocoder.spec
+    limit = flow.kept_bytes + max(flow.peak_bytes(2 * len(codes)), vocoder.peak_bytes()) + SMALL
+    assert peak_bytes(lambda: spoken(llm, codes, division)) <= limit
+
+
+def test_parts_from_windows(llm):
+    messages, _ = conversation("a")
+    (whole,) = llm.speak(messages, TEXT, speech_params=GREEDY, voice="ada")
+    _, *parts = llm.stream_speak(messages, TEXT, speech_params=GREEDY, voice="ada", exact=False)
+    assert 0 < len(parts[0].codes) <= 22
+    assert tuple(frame for part in parts for frame in part.codes) == whole.codes
+    assert sum(len(part.samples) for part in parts) == len(whole.samples)
+    with pytest.raises(InputError, match="exact='no' must be True or False"):
+        llm.stream_speak(messages, exact="no")
 
 
 def test_end_of_speech(llm):

@@ -1,4 +1,7 @@
-"""Launches of layers with a state: a chunk of a prompt and decode rows, with the shapes of Qwen3-Next, Granite 4 and LFM2."""
+"""Launches of layers with a state: a chunk of a prompt and decode rows.
+
+The shapes are those of Qwen3-Next, Granite 4, LFM2 and MiniMax-Text-01.
+"""
 
 from __future__ import annotations
 
@@ -28,7 +31,8 @@ def launches() -> None:
                     states,
                     meta,
                 )
-        for key_heads, heads, key_dim, value_dim, delta in ((16, 32, 128, 128, True), (1, 48, 128, 64, False)):
+        shapes = (16, 32, 128, 128, True), (1, 48, 128, 64, False), (64, 64, 128, 128, False)
+        for key_heads, heads, key_dim, value_dim, delta in shapes:
             q, v = torch.empty(total, key_heads, key_dim), torch.empty(total, heads, value_dim)
             decay, states = torch.empty(total, heads), torch.empty(64, heads * key_dim * value_dim)
             state.linear_recurrence(q, q, v, decay, decay if delta else None, states, meta)

@@ -31,10 +31,10 @@ def test_convolution(dtype: torch.dtype, with_bias: bool) -> None:
     assert torch.equal(ours[:3], start[:3]), "a state that is read, or that a padding row names, is not written"
 
 
-@pytest.mark.parametrize("delta", [False, True])
+@pytest.mark.parametrize(("key_heads", "delta"), [(2, True), (2, False), (6, False)])  # delta nets, Mamba 2, lightning
 @pytest.mark.parametrize("value_dim", [16, 40])
-def test_recurrence(delta: bool, value_dim: int) -> None:
-    q, k, v = torch.randn(14, 2, 20), torch.randn(14, 2, 20) * 0.3, torch.randn(14, 6, value_dim)
+def test_recurrence(key_heads: int, delta: bool, value_dim: int) -> None:
+    q, k, v = torch.randn(14, key_heads, 20), torch.randn(14, key_heads, 20) * 0.3, torch.randn(14, 6, value_dim)
     decay, beta, start = torch.rand(14, 6), torch.rand(14, 6) if delta else None, torch.randn(6, 120 * value_dim + 8)
     ours, theirs = start.clone(), start.clone()
     found = state.linear_recurrence(q, k, v, decay, beta, ours[:, 8:], batch())

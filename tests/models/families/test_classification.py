@@ -23,7 +23,9 @@ TEXTS = ["def f(x): return x", "import os", "class A: pass\n" * 6]
 ENCODERS = ("bert", "roberta", "xlm-roberta", "modernbert", "distilbert", "mpnet", "gte")
 
 
-def build(folder: Path, kind: str, labels: int, **config: Any) -> tuple[Any, Any]:
+def build(
+    folder: Path, kind: str, labels: int, auto: Any = tf.AutoModelForSequenceClassification, **config: Any
+) -> tuple[Any, Any]:
     """Save a random checkpoint with `labels` classes; return its model and tokenizer."""
     words = fast_tokenizer(SPECIALS, pad_token="<pad>")
     ids = [(name, words.convert_tokens_to_ids(name)) for name in SPECIALS]
@@ -35,7 +37,7 @@ def build(folder: Path, kind: str, labels: int, **config: Any) -> tuple[Any, Any
     sizes |= {"dim": 64, "n_heads": 4, "n_layers": 3, "hidden_dim": 128} if kind == "distilbert" else {}
     sizes |= {"pad_token_id": 1} if kind == "mpnet" else {}  # its class ignores the config's
     made = tf.CONFIG_MAPPING[kind](**sizes, num_labels=labels, **config)
-    model = tf.AutoModelForSequenceClassification.from_config(made).eval()
+    model = auto.from_config(made).eval()
     randomise(model, 0)
     for name, parameter in model.named_parameters():
         if parameter.ndim == 1 and "norm" in name.lower() and name.endswith("weight"):
@@ -70,6 +72,45 @@ def test_classes(kind: str, tmp_path: Path) -> None:
     assert found[0].outputs.num_classes == 3
     assert torch.equal(encoded.outputs.data, found[0].probs)
     assert plain.outputs.data.norm() > 1.01
+
+
+@pytest.mark.parametrize("kind", [kind for kind in ENCODERS if kind != "gte"])
+def test_classes_of_tokens(kind: str, tmp_path: Path) -> None:
+    """Short and long prompts in one batch; raw numbers; a vector of the same checkpoint; what it cannot do is refused."""
+    model, words = build(tmp_path, kind, 5, tf.AutoModelForTokenClassification)
+    task = "token_classify"
+    with LLM(tmp_path, max_num_seqs=4) as llm:
+        found = llm.encode(TEXTS, pooling_task=task, use_tqdm=False)
+        raw = llm.encode(TEXTS, PoolingParams(task=task, use_activation=False), use_tqdm=False)
+        (plain,) = llm.encode(TEXTS[0], use_tqdm=False)
+        with pytest.raises(ConfigError, match="classifies tokens, not prompts; use encode"):
+            llm.classify(TEXTS[0])
+        with pytest.raises(ConfigError, match="classifies tokens, not prompts; use encode"):
+            llm.reward(TEXTS[0])
+        with pytest.raises(InputError, match=r"classifies tokens; use llm\.encode"):
+            llm.encode(TEXTS[0], pooling_task="classify", use_tqdm=False)[0].outputs  # noqa: B018
+        with pytest.raises(InputError, match=r"pooling_task='token_classify' and PoolingParams.* contradict"):
+            llm.encode(TEXTS[0], PoolingParams(task="embed"), pooling_task=task)
+    assert plain.outputs.data.shape == (64,)
+    for text, one, numbers in zip(TEXTS, found, raw, strict=True):
+        expected = logits_of(model, words, text)
+        assert expected.std() > 0.3
+        torch.testing.assert_close(numbers.data, expected, rtol=1e-3, atol=2e-4)
+        torch.testing.assert_close(one.outputs.data, expected.softmax(-1), rtol=1e-3, atol=2e-4)
+
+
+def test_classes_of_tokens_need_a_head(tmp_path: Path) -> None:
+    """A head for prompts serves each token, too."""
+    model, words = build(tmp_path, "qwen3", 3)
+    with LLM(tmp_path, max_num_seqs=4) as llm:
+        (found,) = llm.encode(TEXTS[0], PoolingParams(task="token_classify", use_activation=False), use_tqdm=False)
+    with torch.inference_mode():
+        inputs = words(TEXTS[0], return_tensors="pt")
+        expected = model.score(model.model(**inputs).last_hidden_state[0])
+    torch.testing.assert_close(found.data, expected, rtol=1e-3, atol=2e-4)
+    build(tmp_path, "bert", 2, tf.AutoModelForMaskedLM)
+    with LLM(tmp_path) as llm, pytest.raises(ConfigError, match="'token_classify': this checkpoint has no such head"):
+        llm.encode("a", pooling_task="token_classify")
 
 
 @pytest.mark.parametrize("kind", [*ENCODERS, "qwen3"])

@@ -157,6 +157,32 @@ def test_names_of_a_text_model_are_read_too(world: World, loaded: LoadedModels, 
         assert not hasattr(model_of(llm), "mtp_layers")
 
 
+@pytest.mark.parametrize("name", ["qwen3_5", "text-qwen3_next"])
+def test_several_layers_of_qwen_share_norms_and_projection(
+    name: str, world: World, loaded: LoadedModels, tmp_path: Path
+) -> None:
+    """As in vLLM's qwen3_next_mtp.py and qwen3_5_mtp.py."""
+    first, drafter = world(name)
+    second = Drafter(loaded.oracle(*place(name))[0], STEMS[name], 8)
+    for part in ("enorm", "hnorm", "norm", "eh_proj"):
+        setattr(second, part, getattr(drafter, part))
+    folder = change(first, tmp_path / "model", mtp_num_hidden_layers=2)
+    stored, own = load_file(folder / "model.safetensors"), "mtp.layers.0."
+    more = {key.replace(own, "mtp.layers.1."): one for key, one in second.stored("mtp.").items() if key.startswith(own)}
+    save_file(stored | more, folder / "model.safetensors", {"format": "pt"})
+    axes = 3 if name == "qwen3_5" else 1
+    ids, hidden, places = torch.randint(600, (19,)), torch.randn(19, 64), torch.arange(19).expand(axes, -1)
+    with make_llm(row_of(name), folder, load_mtp=True) as llm:
+        model = model_of(llm)
+        for layer, oracle in enumerate((drafter, second)):
+            ours = mtp.draft(model, ids, places, hidden, (7,), layer=layer)
+            check_close(name, ours, oracle(ids, places, hidden))
+    plan = [explain(EngineConfig(str(one), load_mtp=True, max_model_len=64, device="cpu")).weights for one in (first, folder)]
+    assert plan[1] - plan[0] == held(model.mtp_layers[1])
+    with pytest.raises(CheckpointError, match=r"lacks mtp_layers\.1\.layer\."):
+        LLM(change(first, tmp_path / "one", mtp_num_hidden_layers=2), load_mtp=True, device="cpu")
+
+
 def test_experts_may_be_in_one_tensor(world: World, loaded: LoadedModels, tmp_path: Path) -> None:
     """Qwen3.5's checkpoints store the experts of the decoder so."""
     name, (_, drafter) = "qwen3_5_moe", world("qwen3_5_moe")
@@ -270,7 +296,6 @@ REFUSED = {
     "a family without them": ("text-llama", {}, "states no layers for multi-token prediction"),
     "a config without them": ("text-deepseek_v3", {"num_nextn_predict_layers": 0}, "states no layers"),
     "a checkpoint without them": ("text-qwen3_next", {}, "has no tensors for multi-token prediction; give one that has"),
-    "several layers of Qwen's": ("qwen3_5", {"mtp_num_hidden_layers": 2}, "states 2 layers .* and 1 is supported"),
 }
 
 

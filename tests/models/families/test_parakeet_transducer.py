@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,7 +16,7 @@ from parakeet import make_transducer, oracle_inputs, prompt, save
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, PoolingParams
 from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models.audio.transducer import transducer_bytes
+from sensorium.models.audio.transducer import STEP_ROWS, transducer_bytes
 
 SIZES = (12_000, 30_000, 5001, 48_000)
 TOKENS = PoolingParams(pooling="tokens")
@@ -171,10 +173,68 @@ def test_wrong_weights_are_named(made: Made, tmp_path: Path) -> None:
         LLM(target, device="cpu")
 
 
+def test_items_are_decoded_together(made: Made) -> None:
+    """In as many calls as the longest needs, with the bits of each alone and of any parts."""
+    model = made[3]._engine_loop.core.runner.model
+    hidden = [torch.randn(count, model.row_size) * 3 for count in (70, 9, 64, 33, 1)]
+    with torch.inference_mode(), counted_joins(model) as calls:
+        together = model.decode_rows(hidden, [None] * len(hidden))
+        joins, most = len(calls), 0
+        for rows, whole in zip(hidden, together, strict=True):
+            calls.clear()
+            (alone,) = model.decode_rows([rows], [None])
+            most = max(most, len(calls))
+            assert alone.tokens == whole.tokens
+            state, lengths = None, (1, 5, 16, 2, 40, 6)
+            for part in rows.split([min(n, max(0, len(rows) - sum(lengths[:i]))) for i, n in enumerate(lengths)]):
+                (state,) = model.decode_rows([part], [state])
+            assert state.tokens == whole.tokens
+            assert state.given == len(rows) <= state.row
+    assert len(together[0].tokens) > 20
+    assert joins == most
+
+
+@contextmanager
+def counted_joins(model: Any) -> Iterator[list[int]]:
+    calls, join = list[int](), model.transducer._join
+
+    def spy(parts: Any, predicted: torch.Tensor) -> Any:
+        calls.append(len(parts))
+        return join(parts, predicted)
+
+    model.transducer._join = spy
+    try:
+        yield calls
+    finally:
+        del model.transducer._join
+
+
+def test_a_step_decodes_few_rows(made: Made) -> None:
+    """A long item is decoded over several steps, beside others."""
+    model, processor, _, llm = made
+    audio = [make_media("audio", (size,), 1) for size in (170_000, 12_000)]
+    ours, steps = llm._engine_loop.core.runner.model, list[list[int]]()
+    real = ours.decode_rows
+    ours.decode_rows = lambda hidden, before: steps.append(list(map(len, hidden))) or real(hidden, before)
+    try:
+        found = llm.encode([prompt(one) for one in audio], TOKENS, use_tqdm=False)
+    finally:
+        del ours.decode_rows
+    assert [one.error for one in found] == [None, None]
+    assert max(map(max, steps)) == STEP_ROWS
+    assert len(steps) >= 3
+    (alone,) = llm.encode([prompt(audio[0])], TOKENS, use_tqdm=False)
+    assert torch.equal(found[0].data, alone.data)
+    if processor.decoder_type == "rnnt":  # transformers' TDT does not leave a row whose tokens last no rows
+        check_tokens(model, processor, audio[0], alone.data)
+
+
 def test_memory_is_planned(made: Made) -> None:
     model = made[3]._engine_loop.core.runner.model
-    rows = torch.randn(300, model.token_size)
-    assert peak_bytes(lambda: model.decode_rows(rows)) <= transducer_bytes(model.transducer.spec, 300, torch.float32)
+    hidden = [torch.randn(60, model.row_size) for _ in range(5)]
+    limit = transducer_bytes(model.transducer.spec, 300, 5, torch.float32)
+    with torch.inference_mode():
+        assert peak_bytes(lambda: model.decode_rows(hidden, [None] * 5)) <= limit
 
 
 @pytest.mark.full

@@ -1,9 +1,10 @@
-"""Prompts that Qwen-Omni and Gemma 3n transcribe and translate with."""
+"""Prompts that Qwen-Omni, Gemma 3n and MiniCPM-o transcribe and translate with."""
 
 from __future__ import annotations
 
 import pytest
 from sensorium.processors.families.gemma3n import Gemma3nProcessingInfo
+from sensorium.processors.families.minicpmv import MiniCPMOProcessingInfo
 from sensorium.processors.families.qwen2_5_omni import Qwen25OmniProcessingInfo
 from sensorium.processors.families.qwen3_omni import Qwen3OmniProcessingInfo
 from sensorium.processors.files import ProcessorFiles
@@ -50,3 +51,22 @@ def test_qwen3_omni_asks_for_chinese_in_chinese() -> None:
 def test_gemma3n(language: str | None, task: str, asked: str) -> None:
     expected = f"<start_of_turn>user\n{asked}: <audio_soft_token><end_of_turn>\n<start_of_turn>model\n"
     assert prompt(Gemma3nProcessingInfo, language, task) == expected
+
+
+@pytest.mark.parametrize(
+    ("version", "begins"),
+    [(2.6, "<|spk_bos|><|spk|><|spk_eos|><|tts_bos|>"), (4.5, "<think>\n\n</think>\n\n<|tts_bos|>")],
+)
+def test_minicpm_o(version: float, begins: str) -> None:
+    """As the publisher's `chat` writes them with `use_tts_template=True`."""
+    info = object.__new__(MiniCPMOProcessingInfo)  # its files need a tokenizer with tags
+    info.files = ProcessorFiles(config={"version": version})
+    asked = {
+        None: "Please listen to the audio snippet carefully and transcribe the content.",
+        "zh": "\u8bf7\u4ed4\u7ec6\u542c\u8fd9\u6bb5\u97f3\u9891\u7247\u6bb5\uff0c"
+        "\u5e76\u5c06\u5176\u5185\u5bb9\u9010\u5b57\u8bb0\u5f55\u3002",
+    }
+    asked["en"] = asked[None]
+    for language, text in asked.items():
+        expected = f"<|im_start|>user\n{text}\n\n(<audio>./</audio>)<|im_end|>\n<|im_start|>assistant\n{begins}"
+        assert info.transcription_request(language, "transcribe", False, "").prompt == expected
