@@ -113,8 +113,12 @@ class Load:
 
 
 async def fair(seconds: float, clients: int = 64) -> Part:
-    """Serve clients with distinct images, and watch the memory of all processes. The cache of processed items fills early."""
-    with serving("--mm-processor-cache-bytes", str(16 << 20)) as (url, pid):
+    """Serve clients with distinct images, and watch the memory of all processes.
+
+    The caches of processed items and of encoder rows are small, so that they are full early. An image of 64x64 pixels adds
+    8 KiB of encoder rows, so the default 128 MiB would be full only after 16,000 images.
+    """
+    with serving("--mm-processor-cache-bytes", str(16 << 20), "--encoder-cache-bytes", str(4 << 20)) as (url, pid):
         load = Load(url, clients, time.monotonic() + seconds)
         memory: list[float] = []
 

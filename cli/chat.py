@@ -5,7 +5,7 @@ from __future__ import annotations
 import argparse
 import io
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 from ..mm.errors import ConfigError, ErrorInfo
 from .common import add_chat_template, add_model_arguments, engine_options, positive_int
 from .draw import check_drawing, draw
-from .output import exit_code, exit_on_signals, print_error, to_json, warn_truncated
+from .output import exit_code, exit_on_signals, print_error, printable, to_json, warn_truncated
 from .sources import Source, path_or_url, read_sources, read_stdin
 
 if TYPE_CHECKING:
@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 EXAMPLE = 'sensorium chat --model Qwen/Qwen2.5-VL-3B-Instruct --image a.png --image b.png "What differs?"'
 MEDIA = {"image": "an image", "video": "a video", "audio": "an audio file"}
+Sources = Mapping[str, Sequence[Source]]
+"""The files of each modality."""
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -60,23 +62,22 @@ def run(args: argparse.Namespace) -> int:
     if args.question is None and sys.stdin is None:
         raise ConfigError("stdin is closed, so there are no lines of a conversation; give a question")
     question = read_stdin("question").decode("utf-8", "replace") if args.question == "-" else args.question
-    images = read_sources(args.image, "image")
-    check_drawing(args.draw, len(images), question is not None)
-    media = media_parts(args, images)
+    sources = {modality: read_sources(getattr(args, modality), modality) for modality in MEDIA}
+    check_drawing(args.draw, len(sources["image"]), question is not None)
     llm = LLM(**engine_options(args), max_model_len=args.max_model_len)
     messages: list[dict[str, Any]] = [{"role": "system", "content": args.system}] if args.system else []
     if question is None:
-        return converse(llm, args, messages, media)
-    messages.append(user_message(media, question))
-    output = answer(llm, args, messages)
+        return converse(llm, args, messages, sources)
+    messages.append(user_message(media_parts(sources), question))
+    output = answer(llm, args, messages, sources)
     if args.draw is not None and output.error is None:
-        draw(images[0].item, output, args.draw)
+        draw(sources["image"][0].item, output, args.draw)
     return exit_code([output.error])
 
 
-def converse(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]], media: list[dict[str, Any]]) -> int:
+def converse(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]], sources: Sources) -> int:
     """Answer each line of stdin as the next turn. Turns share the prefix cache; a turn that fails is forgotten."""
-    start, errors, line = list(messages), list[ErrorInfo | None](), ""
+    start, errors, line, media = list(messages), list[ErrorInfo | None](), "", media_parts(sources)
     if sys.stdin.isatty():
         print("Ctrl-D or /exit ends the conversation, /clear forgets it.", file=sys.stderr)
     for line in questions():
@@ -85,7 +86,7 @@ def converse(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]],
         if line == "/clear":
             messages = list(start)
             continue
-        output = answer(llm, args, [*messages, user_message(media, line)])
+        output = answer(llm, args, [*messages, user_message(media, line)], sources)
         errors.append(output.error)
         if output.error is None:
             messages += [user_message(media, line), {"role": "assistant", "content": output.outputs[0].text}]
@@ -110,7 +111,7 @@ def questions() -> Iterator[str]:
                 yield line.strip()
 
 
-def answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]]) -> RequestOutput:
+def answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]], sources: Sources) -> RequestOutput:
     """Print the answer as it grows, or as JSON at its end, and return it."""
     params, printed = replace(llm.default_params, **sampling_options(args)), 0  # characters
     with exit_on_signals() if args.json else exit_on_signals(print):  # `print` ends a streamed line
@@ -123,15 +124,22 @@ def answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]]) -
     if args.json:
         print(to_json(json_fields(output)), flush=True)
     if output.error is not None:
-        parts = [part for message in messages if isinstance(message["content"], list) for part in message["content"]]
-        several = sum(part["type"] == output.error.modality for part in parts) > 1
-        print_error(output.error.message if several else output.error.reason, args)
+        print_error(error_text(output.error, sources), args)
         return output
     if not args.json:
         print(flush=True)
     if output.outputs[0].finish_reason == "length":
         warn_truncated(args, "the answer")
     return output
+
+
+def error_text(error: ErrorInfo, sources: Sources) -> str:
+    """Return the error with the name of the file that it is about."""
+    files = sources.get(error.modality or "", ())
+    if error.index is None or error.index >= len(files):
+        return error.message
+    name = printable(files[error.index].name)
+    return error.reason if name in error.reason else f"{name}: {error.reason}"
 
 
 def json_fields(output: RequestOutput) -> dict[str, Any]:
@@ -147,11 +155,10 @@ def json_fields(output: RequestOutput) -> dict[str, Any]:
     }
 
 
-def media_parts(args: argparse.Namespace, images: Sequence[Source]) -> list[dict[str, Any]]:
+def media_parts(sources: Sources) -> list[dict[str, Any]]:
     """Return the parts of the images, then videos, then audio."""
     from ..pipelines.message_parts import media_part
 
-    sources = {"image": images, **{name: read_sources(getattr(args, name), name) for name in MEDIA if name != "image"}}
     return [media_part(modality, source.item) for modality, several in sources.items() for source in several]
 
 

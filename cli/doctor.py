@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     ]
     problems, failures = [("package", f"{name} is missing: pip install {name}") for name in missing], list[ErrorInfo]()
     if "torch" not in missing:
-        from ..engine.setup.doctor import active_backends, describe_device, find_problems
+        from ..engine.setup.doctor import active_backends, describe_device, find_problems, missing_weights
 
         features = ("cpu features", " ".join(cpu_flags()) or "unknown")
         sections.append(("device", [*describe_device(device).items(), features]))
@@ -89,6 +89,10 @@ def run(args: argparse.Namespace) -> int:
                 sections += checkpoint_sections(folder, options, config.revision, problems)
         except SensoriumError as error:
             broken = [("checkpoint", error)]
+        # the report does not need weights, and those of a name on the Hub are downloaded later
+        is_own_folder = args.model and folder == args.model and Path(folder).is_dir()
+        if is_own_folder and (lacking := missing_weights(Path(folder))) is not None:
+            broken.append(("weights", lacking))
         for part, problem in broken:
             if args.debug:
                 raise problem

@@ -42,7 +42,7 @@ def print_results(
 
 def _print_report(args: argparse.Namespace, name: str, fields: dict[str, Any], text: str, several: bool) -> None:
     error, doubt = fields["error"], fields.get("doubt")
-    shown = "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)  # on one line
+    shown = printable(name)
     if args.json:
         print_line(to_json({"file": name, **fields}))
     elif error is None or text:
@@ -53,6 +53,11 @@ def _print_report(args: argparse.Namespace, name: str, fields: dict[str, Any], t
         warn_truncated(args, f"the text of {shown}")
     if doubt is not None:
         print(f"sensorium: warning: the text of {shown} is probably wrong: {doubt}", file=sys.stderr)
+
+
+def printable(name: str) -> str:
+    """Return a file's name on one line."""
+    return "".join(char if char.isprintable() else repr(char)[1:-1] for char in name)
 
 
 def print_line(text: str) -> None:

@@ -77,9 +77,10 @@ class EngineConfig:
             Voxtral-Realtime (268 MB); at most `max_num_seqs`. The memory plan has room for all of them.
         max_num_batched_tokens: maximum number of tokens per step. Longer prompts are prefilled in chunks.
         block_size: number of tokens per block of the KV cache.
-        kv_cache_memory_bytes: size of the KV cache in bytes. None sizes it automatically. On a CPU it holds `max_num_seqs`
-            sequences of `max_model_len` tokens, but takes at most 4 GiB and a quarter of the host's memory. On a GPU it takes
-            `gpu_memory_fraction` of the free memory, less weights, encoder cache and the largest step.
+        kv_cache_memory_bytes: size of the KV cache in bytes, at most the memory of the device. None sizes it automatically.
+            On a CPU it holds `max_num_seqs` sequences of `max_model_len` tokens, but takes at most 4 GiB and a quarter of the
+            host's memory. On a GPU it takes `gpu_memory_fraction` of the free memory, less weights, encoder cache and the
+            largest step.
         gpu_memory_fraction: fraction of the free GPU memory that the engine may use, in (0, 1].
         limit_mm_per_prompt: maximum number of items per prompt, by modality. Encoders that no prompt can use are not loaded.
         mm_processor_kwargs: options of the model's processor, such as {"max_pixels": 1003520}. Requests can override them.

@@ -8,6 +8,7 @@ import select
 import signal
 import sys
 import threading
+import time
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 from pkgutil import resolve_name
@@ -21,6 +22,7 @@ from ..processors.text.tokenizer import Tokenizer
 from .channel import Activity, Channel, pack
 from .config import EngineConfig
 from .core_process import PACKAGE
+from .heap import trim_heap
 from .logits_processors import register_logits_processor
 from .model_files import load_model_files
 from .setup.loader import load_engine
@@ -28,6 +30,9 @@ from .setup.resolve import load_processing
 from .types import CoreInfo, EngineStats
 
 _log = logging.getLogger(f"{__package__}.core_server")
+_TRIM_SECONDS = 10.0
+"""How often free memory is returned to the system, which takes about 10 ms. Encoder rows and other small blocks stay, and the
+large tensors of steps lie around them; without this, the free memory between them grew to several times the rows' size."""
 
 
 class _Records(logging.Handler):
@@ -78,6 +83,7 @@ class _Server:
     def __init__(self, channel: Channel, records: _Records, activity: Activity) -> None:
         self._channel, self._records, self._activity = channel, records, activity
         self._core: Any = None
+        self._trimmed = time.monotonic()
 
     def run(self) -> None:
         """Answer verbs. Raise EOFError or OSError if the parent is gone."""
@@ -98,6 +104,9 @@ class _Server:
             except Exception as error:
                 packed = pack((True, _described(error), []), share=False)
             self._channel.send(*packed)
+            if time.monotonic() - self._trimmed > _TRIM_SECONDS:  # while the parent reads the reply
+                trim_heap()
+                self._trimmed = time.monotonic()
 
     def _answer(self, verb: str, arguments: Sequence[Any]) -> tuple[bool, Any]:
         """Return (False, result) or (True, error) of a verb."""

@@ -61,6 +61,17 @@ class Server:
         return found
 
     @cached_property
+    def transcript_times(self) -> tuple[str, bool]:
+        """Return the argument `timestamps` of `transcribe` that gives segments, and whether the model times words.
+
+        A model without timestamps whose words have times gives a segment for each window; "none" if it has neither.
+        """
+        speech = self.engine.llm.speech
+        words = speech is not None and (speech.alignment() is not None or speech.frame_rule() is not None)
+        own = speech is not None and speech.has_timestamps
+        return "segment" if own else "word" if words else "none", words
+
+    @cached_property
     def capabilities(self) -> dict[str, Any]:
         """Names of the tasks that clients can use with the model; GET /v1/models returns them."""
         llm = self.engine.llm
@@ -69,8 +80,8 @@ class Server:
         return {
             "modalities": llm.modalities,
             "tasks": (["chat"] if chats else []) + list(speech.tasks if speech else ()),
-            "segment_times": speech is not None and speech.has_timestamps,
-            "word_times": speech is not None and (speech.alignment() is not None or speech.frame_rule() is not None),
+            "segment_times": self.transcript_times[0] != "none",
+            "word_times": self.transcript_times[1],
             "realtime": speech is not None,
             "architecture": files.architecture,
             "patch_size": (files.config.get("vision_config") or {}).get("patch_size"),

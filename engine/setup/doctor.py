@@ -125,22 +125,32 @@ def _check_template(folder: Path) -> None:
         load_template(template)
 
 
+def missing_weights(folder: Path) -> CheckpointError | None:
+    """Return the error of LLM for a folder without weight files, or None. Such a folder is enough for a memory plan."""
+    try:
+        files = weight_files(folder, lambda name: (folder / name).exists())
+    except CheckpointError as error:
+        return None if has_weights(lambda name: (folder / name).exists()) else error
+    if any(file.exists() for file in files):
+        return None
+    return CheckpointError(f"{folder} holds an index, but none of its {len(files)} weight files; download them")
+
+
 def _check_weights(folder: Path) -> None:
-    """Check the headers of the weight files. A folder without any of them passes: it is enough for a memory plan.
+    """Check the headers of the weight files. A folder without any of them passes: see `missing_weights`.
 
     Raises:
         CheckpointError: the index or a file is broken, or some files of the index are missing.
     """
-    if not has_weights(lambda name: (folder / name).exists()):
+    if missing_weights(folder) is not None:
         return
     files = weight_files(folder, lambda name: (folder / name).exists())
     missing = [file.name for file in files if not file.exists()]
-    if 0 < len(missing) < len(files):
+    if missing:
         named = ", ".join(missing[:3]) + (f" and {len(missing) - 3} more" if len(missing) > 3 else "")
         raise CheckpointError(f"{folder} lacks {len(missing)} of its {len(files)} weight files ({named}); download them again")
     for file in files:
-        if file.exists():
-            file_headers(file)
+        file_headers(file)
 
 
 def _without_template(info: ProcessingInfo) -> str:

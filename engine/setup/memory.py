@@ -20,7 +20,7 @@ from ...models.weights import weight_bytes
 from ...processors.device import MAX_TRANSFER_BYTES
 from ...processors.interface import ProcessingInfo
 from ..bidirectional_spans import BRACKETS
-from ..config import MAX_STREAM_ROWS, MEDIA_BYTES, EngineConfig, cache_budget, check_max_model_len
+from ..config import MAX_STREAM_ROWS, MEDIA_BYTES, EngineConfig, cache_budget, check_max_model_len, host_memory
 from ..kv_cache.groups import CacheGroup, group_layers
 from ..worker import decode_graphs, encoder_graphs
 from ..worker.encoder_store import QUEUE_BYTES
@@ -319,6 +319,20 @@ def resolve_cache_memory(
                 param="max_model_len",
             )
         length //= 2
+
+
+def check_cache_memory(config: EngineConfig) -> None:
+    """Raise ConfigError if `kv_cache_memory_bytes` is more than the memory of the device."""
+    given, device = config.kv_cache_memory_bytes, config.torch_device
+    if given is None:
+        return
+    has = host_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
+    if given > has:
+        where = "this machine" if device.type == "cpu" else str(device)
+        raise ConfigError(
+            f"kv_cache_memory_bytes={given} is above the {has:,} bytes of memory of {where}; lower it, or leave it out",
+            param="kv_cache_memory_bytes",
+        )
 
 
 def row_bytes(model: Model) -> int:

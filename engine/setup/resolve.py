@@ -20,7 +20,7 @@ from ...processors.text.tokenizer import Tokenizer
 from ..config import PUBLISHED_FORMATS, EngineConfig, check_max_model_len
 from ..model_files import ModelFiles, resolve
 from .implementation import check_options, describe_implementation, explain_fallback, is_fallback, resolve_architecture
-from .memory import MaxSizes, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
+from .memory import MaxSizes, check_cache_memory, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
 from .model_source import ModelSource, build_from_json, computing_dtype
 from .talker import build_talker, talker_bytes
 
@@ -87,6 +87,7 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
         config = replace(config, quantization=None)
     check_modalities(config, info)
     check_kernels(config, dtype)
+    check_cache_memory(config)
     if config.batch_invariant and (config.torch_device.type != "cpu" or dtype == torch.float16):
         raise ConfigError(
             "batch_invariant=True needs a CPU and float32 or bfloat16; pass device='cpu' and dtype='float32' or 'bfloat16'",

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import ctypes
 import gc
 import logging
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
@@ -20,6 +18,7 @@ from ...mm.errors import ErrorInfo, InputError, is_out_of_memory
 from ...mm.types import find_item
 from ...models.interface import Model, SupportsStreams
 from ..errors import error_text
+from ..heap import trim_heap
 from ..kv_cache.groups import group_layers, group_of_layer
 from ..pooling_params import PoolingParams
 from ..types import EncodeResult, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
@@ -309,10 +308,7 @@ def _release_free_memory(device: torch.device) -> None:
     """Return unused memory from the allocators to the device and the operating system."""
     if device.type == "cuda":
         torch.cuda.empty_cache()
-    if sys.platform == "linux":
-        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)  # glibc keeps free memory that lies between used blocks
-        if trim is not None:
-            trim(0)
+    trim_heap()
 
 
 def _append_token(sequence: SequenceState, found: SampledToken | Exception) -> TokenOutput:

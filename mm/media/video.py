@@ -56,9 +56,9 @@ def decode_video(
 ) -> VideoItem:
     """Decode the used frames. Arguments are those of `probe_video`; `read_frame` is that of `DecodedFrames.pixels`.
 
-    A frame that cannot be read, or has another size than the header, is left out with a warning in the log and listed in
-    `plan.missing`. With `policy.frame_recovery` the next readable frame before the following sampled one replaces it and is
-    listed in `plan.replaced`.
+    A file that is cut off gives a warning in the log. A frame that cannot be read, or has another size than the header, is
+    left out with a warning, too, and listed in `plan.missing`. With `policy.frame_recovery` the next readable frame before the
+    following sampled one replaces it and is listed in `plan.replaced`.
 
     Raises:
         InputError: as `probe_video`, no requested frame can be read, or decoding takes too long.
@@ -152,6 +152,8 @@ class _SampledFrames:
             size = f"{self.index.width}x{self.index.height}"
             raise InputError(f"its header says {size} but its frames are {width}x{height}; the file is broken")
         rows, wanted, taken = zip(*pairs, strict=True)
+        if len(self.index.packets) < self.index.stated:
+            _log.warning("video: the file is cut off; it has %d of its %d frames", len(self.index.packets), self.index.stated)
         if len(rows) < len(self.wanted):
             _log.warning("video: %d of the %d sampled frames could be read", len(rows), len(self.wanted))
         plan = replace(

@@ -54,6 +54,7 @@ class VideoIndex:
             then numbered in decoder output order.
         first_frame_delay: seconds from the start of the stream to the first frame.
         exact: False if the count is an upper bound.
+        stated: frames according to the container's header, 0 if it says nothing. A file that is cut off has fewer packets.
     """
 
     height: int
@@ -65,6 +66,7 @@ class VideoIndex:
     numbers: dict[int | None, int] | None
     first_frame_delay: float
     exact: bool
+    stated: int
 
     @property
     def total(self) -> int:
@@ -100,13 +102,14 @@ def index_video(data: bytes, policy: MediaPolicy) -> VideoIndex:
         # the average rate of a raw stream is made up, too; its header may have the real one
         rate = stream.average_rate if avi or any(p.pts is not None for p in packets) else stream.guessed_rate
         unit, start = float(stream.time_base or 0), None if avi else stream.start_time
+        stated = stream.frames
     if turns % 2:
         height, width = width, height
     fps = float(rate) if rate and rate > 0 else DEFAULT_FPS
     if not stamps or unit <= 0:
         times = tuple(i / fps for i in range(len(packets)))
         plain = tuple((i, packet.key) for i, packet in enumerate(packets))
-        return VideoIndex(height, width, turns, times, fps, plain, None, 0.0, False)
+        return VideoIndex(height, width, turns, times, fps, plain, None, 0.0, False, stated)
     order = sorted(set(stamps.values()))
     numbers: dict[int | None, int] = {pts: number for number, pts in enumerate(order)}
     times = tuple((pts - order[0]) * unit for pts in order)
@@ -115,7 +118,7 @@ def index_video(data: bytes, policy: MediaPolicy) -> VideoIndex:
     marked = tuple((numbers[stamps[i]] if i in stamps else -1, packet.key) for i, packet in enumerate(packets))
     delay = 0.0 if start is None else (order[0] - start) * unit
     exact = any(p.key for p in packets) and len(order) == len(stamps) and all(p.pts is not None for p in packets)
-    return VideoIndex(height, width, turns, times, fps, marked, numbers, delay, exact)
+    return VideoIndex(height, width, turns, times, fps, marked, numbers, delay, exact, stated)
 
 
 def _is_hidden(packet: Packet[VideoStream]) -> bool:

@@ -84,8 +84,7 @@ class FrameAligner:
             own = found[at : at + count]
             words.append(Word(own[0].start * step, own[-1].end * step, word, fmean(exp(one.logprob) for one in own)))
             at += count
-        segment = Segment(
-            0.0, None, text.result.text, 1, tuple(one.token for one in found), words=tuple(merge_punctuation(words))
-        )
+        tokens, logprob = tuple(one.token for one in found), fmean(one.logprob for one in found)
+        segment = Segment(0.0, None, text.result.text, 1, tokens, logprob, words=tuple(merge_punctuation(words)))
         return replace(text, segments=(segment,))
         yield  # type: ignore[unreachable]  # a task, without requests

@@ -36,7 +36,7 @@ class Segment(ReprMixin):
         start, end: seconds; `end` is None if the answer stopped before the closing timestamp.
         id: number of the segment, from 1.
         tokens: token ids of the text, without timestamps; empty if words were removed in merging overlapping windows.
-        avg_logprob: mean log probability of these tokens.
+        avg_logprob: mean log probability of these tokens. (In faster-whisper, all segments of a window have the window's.)
         temperature: sampling temperature.
         seek: start of the segment's window in frames of 10 ms.
         no_speech_prob: probability of "no speech" in the window; None if the model has no token for it.
@@ -85,6 +85,8 @@ class Attempt:
     """One answer for a window.
 
     Args:
+        avg_logprob: mean log probability of all tokens of the answer, timestamps and the end token included, as in Whisper's
+            own code; its thresholds are made for this mean.
         rejected: the gate that the answer failed, "compression_ratio" or "avg_logprob"; None if it passed.
     """
 
@@ -185,7 +187,7 @@ class Transcript(TextResult):
 
     @property
     def avg_logprob(self) -> float | None:
-        """The mean log probability of the tokens of all windows, or None if there are none."""
+        """The mean of the windows' log probabilities (see `Attempt`), weighted by their tokens, or None if there are none."""
         if not self.windows:
             return super().avg_logprob
         chosen = [(window.attempts[window.accepted].avg_logprob, window.num_tokens) for window in self.windows]

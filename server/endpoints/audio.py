@@ -20,7 +20,7 @@ from ...pipelines.transcribe import Segment, Transcript, WindowResult
 from ..events import event_stream
 from ..forms import read_form
 from ..protocol.audio import LISTS, AudioForm, TranscriptionForm
-from ..state import cache_salt, first_output, new_id, server_of, unless_disconnected
+from ..state import Server, cache_salt, first_output, new_id, server_of, unless_disconnected
 
 _VLLM_USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
 F = TypeVar("F", bound=AudioForm)
@@ -29,20 +29,18 @@ F = TypeVar("F", bound=AudioForm)
 async def transcriptions(request: Request) -> Response:
     """Transcribe an audio file in the language spoken."""
     form, audio = await _read(request, TranscriptionForm)
-    times = "word" if "word" in (form.timestamp_granularities or ()) else "segment"
-    always = bool(form.timestamp_granularities) or form.response_format in ("srt", "vtt")
     if form.timestamp_granularities and form.response_format != "verbose_json":
         reason = "timestamp_granularities needs response_format=verbose_json; set it"
         raise InputError(reason, param="timestamp_granularities")
     if form.stream:
         return await _stream(request, form, audio)
-    return await _respond(request, form, audio, "transcribe", times, always)
+    return await _respond(request, form, audio, "transcribe", form.timestamp_granularities or ())
 
 
 async def translations(request: Request) -> Response:
     """Translate the speech of an audio file into English. As in vLLM, `language` is the language spoken."""
     form, audio = await _read(request, AudioForm)
-    return await _respond(request, form, audio, "translate", "segment", form.response_format in ("srt", "vtt"))
+    return await _respond(request, form, audio, "translate")
 
 
 async def _read(request: Request, kind: type[F]) -> tuple[F, bytes]:
@@ -51,14 +49,30 @@ async def _read(request: Request, kind: type[F]) -> tuple[F, bytes]:
         return form, await file.read()
 
 
-async def _respond(request: Request, form: AudioForm, audio: bytes, task: str, times: str, always: bool) -> Response:
-    """Transcribe and write the response. `times` are needed if `always`, and otherwise given if the model can."""
+async def _respond(request: Request, form: AudioForm, audio: bytes, task: str, times: Sequence[str] = ()) -> Response:
+    """Transcribe and write the response. `times`: the requested ones of segments and words."""
     server = server_of(request)
-    speech = server.engine.llm.speech
-    wanted = always or (form.response_format == "verbose_json" and speech is not None and speech.has_timestamps)
-    options = {**_options(request, form), "timestamps": times if wanted else "none"}
+    options = {**_options(request, form), "timestamps": _timestamps(server, form.response_format, times)}
     transcript = _checked(await unless_disconnected(request, server.engine.transcribe(audio, form.language, task, **options)))
-    return _response(form.response_format, transcript, task)
+    return _response(form.response_format, transcript, task, "word" in times)
+
+
+def _timestamps(server: Server, response_format: str, times: Sequence[str]) -> str:
+    """Return the argument `timestamps` of `transcribe`. "verbose_json" has segments if the model can time them.
+
+    Raises:
+        InputError: the model cannot give the times that the request needs.
+    """
+    segments, words = server.transcript_times
+    if "word" in times and not words:
+        reason = "this model gives no times of words; leave word out of timestamp_granularities"
+        raise InputError(reason, param="timestamp_granularities")
+    if segments == "none" and (times or response_format in WRITERS):
+        what, param = ("timestamp_granularities", times) if times else ("response_format", response_format)
+        raise InputError(f"{what}={param} needs times, which this model does not give; use json or text", param=what)
+    if "word" in times:
+        return "word"
+    return segments if response_format in (*WRITERS, "verbose_json") else "none"
 
 
 def _options(request: Request, form: AudioForm) -> dict[str, Any]:
@@ -155,7 +169,7 @@ def _token_usage(windows: Sequence[WindowResult]) -> dict[str, Any]:
     return {"type": "tokens", "input_tokens": prompt, "output_tokens": tokens, "total_tokens": prompt + tokens}
 
 
-def _response(form: str, transcript: Transcript, task: str) -> Response:
+def _response(form: str, transcript: Transcript, task: str, with_words: bool) -> Response:
     if form == "text":
         return PlainTextResponse(f"{transcript.text}\n")
     if form in WRITERS:
@@ -165,7 +179,7 @@ def _response(form: str, transcript: Transcript, task: str) -> Response:
         segments = transcript.segments or ()
         body = {"task": task, "language": transcript.language, "duration": transcript.duration, **body}
         body["segments"] = [_segment(index, one, transcript.duration) for index, one in enumerate(segments)]
-        if any(one.words is not None for one in segments):
+        if with_words:
             words = [word for one in segments for word in one.words or ()]
             body["words"] = [{"word": one.word.strip(), "start": one.start, "end": one.end} for one in words]
     body["usage"] = {"type": "duration", "seconds": transcript.duration}

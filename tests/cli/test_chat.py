@@ -108,8 +108,21 @@ def test_broken_image(checkpoint: Path, tmp_path: Path, content: bytes, capsys: 
     path.write_bytes(content)
     assert chat(checkpoint, "--image", str(path), "What is it?") == 2
     line = capsys.readouterr().err
-    assert line.startswith("sensorium: error: it is ")
+    assert line.startswith(f"sensorium: error: {path}: it is ")
     assert line.count("\n") == 1
+
+
+def test_the_file_at_fault_is_named(
+    checkpoint: Path, image: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    cut = image.with_name("cut\n.png")
+    cut.write_bytes(image.read_bytes()[:500])
+    assert chat(checkpoint, "--image", str(image), "--image", str(cut), "What is it?") == 2
+    name = str(cut).replace("\n", "\\n")
+    assert capsys.readouterr().err == f"sensorium: error: {name}: it is broken or cut off (image file is truncated)\n"
+    monkeypatch.setattr("sys.stdin", io.StringIO("What is it?\nAnd now?\n"))
+    assert chat(checkpoint, "--video", str(image)) == 2
+    assert capsys.readouterr().err.count(f"sensorium: error: {image}: it is an image, not in a supported video format") == 2
 
 
 def test_missing_image(checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

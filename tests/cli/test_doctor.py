@@ -185,6 +185,26 @@ def test_every_broken_part_of_a_checkpoint_is_listed(
     assert "checkpoint" not in sections(out)
 
 
+def test_a_folder_without_weights_is_a_problem_beside_its_report(
+    checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    folder = shutil.copytree(checkpoint, tmp_path / "empty")
+    (weights,) = folder.glob("*.safetensors")
+    weights.unlink()
+    assert main(["doctor", "--model", str(folder), "--device", "cpu", "--option", "max_model_len=512"]) == 2
+    out, err = capsys.readouterr()
+    with pytest.raises(CheckpointError, match=r"holds neither model\.safetensors nor an index") as caught:
+        LLM(folder, device="cpu", max_model_len=512)
+    assert err == f"sensorium: error: {caught.value}\n"
+    assert sections(out)["problems"] == {"weights": str(caught.value)}
+    assert "total" in sections(out)["memory"]
+    index = {"weight_map": {"a": "model-1.safetensors", "b": "model-2.safetensors"}}
+    (folder / "model.safetensors.index.json").write_text(json.dumps(index))
+    assert main(["doctor", "--model", str(folder), "--device", "cpu"]) == 2
+    lacking = sections(capsys.readouterr().out)["problems"]["weights"]
+    assert lacking == f"{folder} holds an index, but none of its 2 weight files; download them"
+
+
 def test_what_can_be_checked_beside_a_broken_config_is(
     checkpoint: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:

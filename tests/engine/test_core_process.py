@@ -429,6 +429,26 @@ def test_values_that_cannot_be_read_or_written_do_not_end_the_server(monkeypatch
     theirs.close()
 
 
+@pytest.mark.parametrize(("seconds", "count"), [(0.0, 3), (1000.0, 0)])
+def test_free_memory_is_returned_between_verbs(monkeypatch, seconds, count):
+    ours, theirs = pair()
+    trimmed = []
+    monkeypatch.setattr(core_server, "trim_heap", lambda: trimmed.append(1))
+    monkeypatch.setattr(core_server, "_TRIM_SECONDS", seconds)
+    server = core_server._Server(theirs, core_server._Records(), None)
+    server._core = SimpleNamespace(fine=lambda: 1)
+    thread = threading.Thread(target=server.run)
+    thread.start()
+    for _ in range(3):
+        ours.send(*pack(("fine", ())))
+        assert ours.receive() == (False, 1, ())
+    ours.send(*pack(("close", ())))
+    thread.join(LONG_WAIT)
+    assert len(trimmed) == count
+    ours.close()
+    theirs.close()
+
+
 def test_the_memory_of_an_item_goes_with_its_request(llm):
     prompt = {"prompt": PLACEHOLDER + "Read.", "multi_modal_data": {"image": Image.new("RGB", (320, 240), (9, 9, 99))}}
     assert llm.generate(prompt, SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None

@@ -395,6 +395,10 @@ def test_names_of_faster_whisper(llm: LLM) -> None:
         for segment in one.segments:
             assert segment.avg_logprob < 0
             assert segment.tokens
+    answer = given.output.outputs[0]
+    every = [entry[token].logprob for entry, token in zip(answer.logprobs, answer.token_ids, strict=True)]
+    assert given.avg_logprob == pytest.approx(sum(every) / len(every))  # timestamps and the end token count
+    assert len(every) > sum(len(segment.tokens) for segment in given.segments)
     assert (given.info.language_probability, given.info.all_language_probs) == (1.0, None)
     assert found.info.all_language_probs[0] == (found.language, found.info.language_probability)
     again = heard(llm, (make_audio(), 16_000), language="de")[0]

@@ -15,8 +15,9 @@ import openai
 import pytest
 import soundfile
 from http_server import listening, make_server
-from parakeet import make_model, save
+from parakeet import make_model, make_transducer, save
 from sensorium import EngineDeadError, SamplingParams
+from sensorium.pipelines.speech.subtitles import WRITERS, SubtitleLayout
 from sensorium.server.config import ServerConfig
 from sensorium.server.state import Server
 from waiting import assert_idle
@@ -264,6 +265,56 @@ def test_a_model_without_a_decoder_takes_temperature_zero(tmp_path, wav):
             with pytest.raises(openai.BadRequestError) as found:
                 client.audio.transcriptions.create(**{**fields, "extra_body": {"vad": "false", name: value}})
             assert found.value.param == name
+
+
+@pytest.mark.parametrize("kind", ["ctc", "tdt", "rnnt"])
+def test_a_model_without_a_decoder(tmp_path, kind):
+    """Text, times and streams are those of Python, and fields that need a decoder are refused by name."""
+    stream = io.BytesIO()
+    soundfile.write(stream, family.make_media("audio", (4 * 16_000,), 1), 16_000, format="WAV")
+    found = make_model(0) if kind == "ctc" else make_transducer(0, kind)
+    server = make_server(save(tmp_path, *found), "parakeet", warm_up=False)
+    expected = transcribe(server, stream.getvalue(), timestamps="word")
+    words = [word for one in expected.segments for word in one.words]
+    assert len(words) > 2
+    with server.engine.llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        create, file = client.audio.transcriptions.create, ("a.wav", stream.getvalue())
+        fields = {"model": "parakeet", "file": file, "extra_body": {"vad": "false"}}
+        assert create(**fields).text == expected.text
+        *deltas, done = create(**fields, stream=True)
+        assert ("".join(event.delta for event in deltas), done.text) == (expected.text, expected.text)
+        for times in ({}, {"timestamp_granularities": ["segment"]}, {"timestamp_granularities": ["word"]}):
+            verbose = create(**fields, response_format="verbose_json", **times)
+            assert [(one.start, one.end, one.text, one.avg_logprob) for one in verbose.segments] == [
+                (one.start, one.end, one.text, one.avg_logprob) for one in expected.segments
+            ]
+            heard = None if "word" not in str(times) else [(one.word.strip(), one.start, one.end) for one in words]
+            assert verbose.words == heard or [(one.word, one.start, one.end) for one in verbose.words] == heard
+        assert verbose.segments[0].avg_logprob < 0
+        for form, write in WRITERS.items():
+            if form in ("srt", "vtt"):
+                assert create(**fields, response_format=form) == f"{write(expected, SubtitleLayout())}\n"
+        for name, value in ("language", "en"), ("prompt", "a"), ("hotwords", "a"), ("temperature", 0.5):
+            with pytest.raises(openai.BadRequestError) as refused:
+                create(**{**fields, "extra_body": {"vad": "false", name: value}})
+            assert refused.value.param == name
+        with pytest.raises(openai.BadRequestError, match="can only transcribe"):
+            client.audio.translations.create(model="parakeet", file=file)
+        assert_idle(server.engine.llm)
+
+
+def test_times_that_a_model_does_not_give_are_refused(tmp_path, wav):
+    """The error names the field of the request."""
+    row = family.load_rows()["qwen3_asr"]
+    server = make_server(family.save(row, tmp_path), "speech", warm_up=False)
+    with server.engine.llm, listening(server) as url:
+        for fields, param in (
+            ({"response_format": "srt"}, "response_format"),
+            ({"response_format": "verbose_json", "timestamp_granularities[]": "segment"}, "timestamp_granularities"),
+            ({"response_format": "verbose_json", "timestamp_granularities[]": "word"}, "timestamp_granularities"),
+        ):
+            response = httpx.post(f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", wav)}, data=fields, timeout=240)
+            assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
 def test_words(client, server, wav):

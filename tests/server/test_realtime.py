@@ -13,6 +13,7 @@ import pytest
 import soundfile
 from http_server import TINY, listening, make_server
 from openai.types.realtime import RealtimeServerEvent
+from parakeet import make_model, make_transducer, save
 from pydantic import TypeAdapter
 from sensorium import EngineDeadError, InputError
 from sensorium.pipelines.speech.merge import join_texts
@@ -163,6 +164,32 @@ def test_without_turn_detection_a_commit_ends_the_turn(client, server, talk):
     assert whole.text
     assert events[-1].item_id == events[4].item_id
     assert events[-1].usage.seconds == pytest.approx(len(samples) / RATE, abs=0.01)
+
+
+@pytest.mark.parametrize("kind", ["ctc", "tdt"])
+def test_a_model_without_a_decoder(tmp_path, talk, kind):
+    found = make_model(0) if kind == "ctc" else make_transducer(0, kind)
+    server = make_server(save(tmp_path, *found), "parakeet", warm_up=False)
+    samples = np.frombuffer(talk, "<i2").astype(np.float32) / 32768
+    with server.engine.llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        (whole,) = asyncio.run(server.engine.transcribe((samples, RATE), vad=False))
+        texts = expected(server, talk, pause=0.5)
+        assert whole.text
+        assert len(texts) >= 2
+        for detection, transcripts in ((None, [whole.text]), ({"type": "server_vad"}, texts)):
+            with client.realtime.connect(model="parakeet") as connection:
+                connection.session.update(session=session(turn_detection=detection))
+                append(connection, talk)
+                if detection is None:
+                    connection.input_audio_buffer.commit()
+                events = until(connection, COMPLETED, len(transcripts))
+            assert [event.transcript for event in events if event.type == COMPLETED] == transcripts
+            assert "".join(event.delta for event in events if event.type == DELTA) == "".join(transcripts)
+        with client.realtime.connect(model="parakeet") as connection:
+            connection.session.update(session=session(transcription={"language": "en"}))
+            *_, error = (connection.recv() for _ in range(2))
+            assert (error.type, "language" in error.error.message) == ("error", True)
+        assert_idle(server.engine.llm)
 
 
 def test_a_commit_ends_a_turn_of_speech_and_clear_drops_one(client, talk):

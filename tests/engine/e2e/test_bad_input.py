@@ -7,6 +7,7 @@ import os
 import shutil
 import sys
 import threading
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, SensoriumError
+from sensorium.engine.config import host_memory
 from sensorium.mm.errors import CheckpointError, ConfigError, InputError
 from waiting import LONG, assert_idle, heard, hold_steps
 
@@ -283,6 +285,14 @@ def test_the_context_shrinks_to_the_cache_unless_asked_for(checkpoint: Path) -> 
     assert small.generate("def", GREEDY, use_tqdm=False)[0].error is None
     with pytest.raises(ConfigError, match="needs"):
         LLM(checkpoint, kv_cache_memory_bytes=1 << 20, max_model_len=4096)
+
+
+def test_a_cache_above_the_memory_of_the_machine_is_refused(checkpoint: Path) -> None:
+    has = host_memory()
+    for give in (LLM, partial(LLM, engine_process=True)):
+        with pytest.raises(ConfigError, match=rf"^kv_cache_memory_bytes={has + 1} is above the {has:,} bytes") as caught:
+            give(checkpoint, device="cpu", kv_cache_memory_bytes=has + 1)
+        assert caught.value.info.param == "kv_cache_memory_bytes"
 
 
 def test_a_cache_that_is_too_small_is_refused_with_the_size_it_needs(checkpoint: Path) -> None:

@@ -106,10 +106,14 @@ def test_damage_does_not_shift_frame_numbers():
     assert torch.equal(item.frames[:10], whole.frames[:10])
 
 
-def test_a_truncated_video_gives_its_readable_frames():
+def test_a_truncated_video_gives_its_readable_frames_and_a_warning(caplog):
     data = clip("mjpeg-avi")
     cut = data[: len(data) * 3 // 5]
     header, item = probe_video(cut, ALL, POLICY), decode_video(cut, ALL, POLICY)
+    assert f"the file is cut off; it has {header.frames.total} of its 40 frames" in caplog.text
+    caplog.clear()
+    decode_video(data, ALL, POLICY)
+    assert not caplog.text
     assert 15 < header.frames.total < 40
     assert len(item.frames) in (header.frames.total, header.frames.total - 1)
     assert item.plan.timestamps == pytest.approx([0.1 * i for i in range(len(item.frames))])
