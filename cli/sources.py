@@ -66,8 +66,13 @@ def read_stdin(what: str) -> bytes:
 
 
 def split_pdfs(sources: Iterable[Source]) -> Iterator[tuple[str, object]]:
-    """Yield (name, item) for each source, and for each page of a PDF; for one that cannot be opened, (name, InputError)."""
+    """Yield (name, item) for each source, and for each page of a PDF; for one that cannot be opened, (name, InputError).
+
+    A page of a local file is its path and number, and the engine reads the file when it comes to the page: a folder of
+    PDFs need not fit into memory. PDFs from URLs and stdin are read once and kept.
+    """
     from ..mm.media.pdf import is_pdf, pdf_pages
+    from ..mm.media.policy import PdfPage
 
     for name, item in ((source.name, source.item) for source in sources):
         if not (is_pdf(item) if isinstance(item, bytes) else item.lower().endswith(".pdf")):
@@ -78,6 +83,8 @@ def split_pdfs(sources: Iterable[Source]) -> Iterator[tuple[str, object]]:
         except InputError as error:
             yield name, error
             continue
+        if isinstance(item, str) and not _URL.match(item):
+            pages = [PdfPage(item, page.number) for page in pages]
         yield from ((f"{name}#page={page.number}", page) for page in pages)
 
 

@@ -226,7 +226,7 @@ class Interrupt:
 
     @contextmanager
     def watching(self, worker: CodecWorker) -> Iterator[None]:
-        """Kill the worker if `stop` is called inside the context or was called before it."""
+        """Kill the worker if `stop` is called inside the context. Raise InputError if it was called inside or before."""
         with self._lock:
             self.check()
             self._worker = worker
@@ -235,6 +235,7 @@ class Interrupt:
         finally:
             with self._lock:
                 self._worker = None
+        self.check()  # the worker may have been killed after its reply; it serves nobody again
 
     def stop(self) -> None:
         with self._lock:

@@ -42,7 +42,9 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
     Raises:
         InputError: a file or URL is refused, too large or cannot be read, or the request holds too many bytes.
     """
-    ledger = ledger or MediaBudget(policy).open()
+    if ledger is None:
+        with MediaBudget(policy).open() as own:  # closed, it no longer holds the bytes
+            return read(value, modality, policy, own)
     if isinstance(value, bytes | bytearray | memoryview):
         _check_size(size := memoryview(value).nbytes, policy)
         return ledger.once(id(value), size, lambda: bytes(value))

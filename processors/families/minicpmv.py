@@ -46,9 +46,10 @@ _ANSWERS = {False: "<|spk_bos|><|spk|><|spk_eos|><|tts_bos|>", True: "<think>\n\
 
 @dataclass(frozen=True)
 class SliceSpec(TileSpec):
-    """TileSpec with the tiling of MiniCPM-V."""
+    """TileSpec with the tiling of MiniCPM-V. `packing`: frames of a video that are encoded together; None: by their number."""
 
     tiling: SliceTiles = _TILING
+    packing: int | None = None
 
 
 class SlicesInfo(BaseProcessingInfo):
@@ -263,9 +264,10 @@ class MiniCPMVProcessingInfo(SlicesInfo):
         spec, most = super().resolve_spec(modality), positive_int_or(self.files.config, "image_size", 448)
         if spec.tiling.side > most:
             raise self.files.mismatch_error(f"image_size is {most} in config.json", f"scale_resolution {spec.tiling.side}")
-        if "force_packing" in self.merged_kwargs[modality] and not self.packs_frames:
+        packing = self.merged_kwargs[modality].get("force_packing")
+        if packing is not None and not self.packs_frames:
             raise ConfigError("force_packing is an option of MiniCPM-V 4.5 only", param="force_packing")
-        return spec
+        return replace(spec, packing=packing)
 
     def view_rows(self, spec: SliceSpec, plan: CropPlan) -> list[int]:
         for view in plan.views:
@@ -276,7 +278,7 @@ class MiniCPMVProcessingInfo(SlicesInfo):
 
     def pack(self, frames: int) -> int:
         default = min(-(-frames // 180), MAX_PACKED_FRAMES) if self.packs_frames else 1
-        return positive_int_or(self.merged_kwargs["video"], "force_packing", default)
+        return self.specs["video"].packing or default
 
     def row_token(self, modality: str) -> int:
         return self.placeholder_ids["image"]

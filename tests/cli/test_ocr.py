@@ -7,6 +7,7 @@ import json
 import shutil
 import subprocess
 import sys
+import tracemalloc
 from base64 import b64encode
 from collections.abc import Iterator
 from pathlib import Path
@@ -15,6 +16,8 @@ import pytest
 from PIL import Image, ImageDraw, ImageFont
 from sensorium.cli.main import main
 from sensorium.cli.ocr import SHIPPED_MODEL, SHIPPED_READS
+from sensorium.cli.sources import Source, read_sources, split_pdfs
+from sensorium.mm.media.policy import PdfPage
 from sensorium.pipelines import tasks
 
 MEDIA = SHIPPED_MODEL.parent / "media"
@@ -53,6 +56,23 @@ def test_pages_of_pdfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert sorted(out.splitlines()) == sorted(pages)
     assert f"sensorium: error: {tmp_path / 'zz.PDF'}: the PDF cannot be read: it is broken" in err
     assert f"sensorium: error: {tmp_path / 'long.pdf'}: the PDF has 513 pages, the limit is 512" in err
+
+
+def test_pdfs_are_not_kept_in_memory(tmp_path: Path) -> None:
+    """Pages of local files are paths and numbers; those of stdin share its bytes."""
+    noise = Image.effect_noise((1000, 1000), 100.0)
+    for number in range(6):
+        noise.save(tmp_path / f"{number}.pdf", save_all=True, append_images=[noise])
+    size = (tmp_path / "0.pdf").stat().st_size
+    assert size > 1 << 20
+    tracemalloc.start()
+    found = list(split_pdfs(read_sources([str(tmp_path)], "image", ("pdf",))))
+    held = tracemalloc.get_traced_memory()[0]
+    tracemalloc.stop()
+    assert held < size
+    assert [item for _, item in found] == [PdfPage(str(tmp_path / f"{i}.pdf"), page) for i in range(6) for page in (1, 2)]
+    data = (tmp_path / "0.pdf").read_bytes()
+    assert all(page.file is data for _, page in split_pdfs([Source("-", data)]))  # type: ignore[attr-defined]
 
 
 def test_json(capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,7 +21,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "Idefics3ProcessingInfo": {"vision_config": {"image_size": 364}},
     "SmolVLMProcessingInfo": {"vision_config": {"image_size": 364}},
     "LlavaProcessingInfo": {"vision_config": {"image_size": 224}},
-    "MiniCPMOProcessingInfo": {"vocab_size": 1000},
+    "MiniCPMOProcessingInfo": {"vocab_size": 1000, "version": 4.5},  # packs frames of videos; MiniCPMV has an older version
     "MiniCPMVProcessingInfo": {"vocab_size": 1000},
     "Ovis2ProcessingInfo": {"vision_config": {"image_size": 384}},
     "Ovis25ProcessingInfo": {"llm_config": {"vocab_size": 1000}},

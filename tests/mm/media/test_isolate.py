@@ -15,7 +15,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 from types import ModuleType
-from typing import cast
+from typing import Any, cast
 
 import pytest
 import torch
@@ -293,6 +293,27 @@ def test_an_interrupt_ends_the_work_at_any_time(codecs: ModuleType) -> None:
     worker = done.run(lambda: run_isolated(codecs.pid, b"", POLICY))
     done.stop()
     assert run_isolated(codecs.pid, b"", POLICY) == worker, "a worker that has answered is not killed"
+
+
+def test_a_worker_that_is_killed_after_its_reply_serves_nobody_again(
+    codecs: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    interrupt, ask = Interrupt(), isolate.CodecWorker.ask
+
+    def stop_after_reply(*args: Any) -> Any:
+        reply = ask(*args)
+        interrupt.stop()
+        return reply
+
+    worker = run_isolated(codecs.pid, b"", POLICY)
+    with monkeypatch.context() as patch:
+        patch.setattr(isolate.CodecWorker, "ask", stop_after_reply)
+        patch.setattr(isolate.CodecWorker, "alive", True)  # as `poll` says until the signal has ended the process
+        with pytest.raises(InputError, match="aborted"):
+            interrupt.run(lambda: run_isolated(codecs.pid, b"", POLICY))
+        patch.setattr(isolate.CodecWorker, "ask", ask)
+        assert run_isolated(codecs.pid, b"", POLICY) != worker
+    assert gone(worker)
 
 
 def test_threads_decode_beside_each_other(codecs: ModuleType) -> None:

@@ -290,18 +290,37 @@ def test_many_small_tables_of_large_cells_cover_little():
     assert len(one.cells) == 100
 
 
+BOX = "<|det|>1, 2, 3, 4<|/det|>"
+POINT = '<point x="10.0" y="20.5">cup</point>'
+POINTING = '<point mention="cup">(1,2)</point>'
 HOSTILE = [
-    ("ref_det", "<td colspan= "), ("ref_det", "<td colspan "), ("point_tags", '<point x=" '), ("point_tags", "<point x1"),
-    ("pointing_tags", "<point mention=  "), ("pointing_tags", "<collection>"), ("pointing_tags", "<polygon>(1,2)"),
-    ("doctags", "<a"), ("xy_tokens", "<x_0.1><y_0.1><class_a"),
-]  # fmt: skip
+    ("ref_det", f"{BOX}<td colspan= ", f"><|ref|>cup<|/ref|>{BOX}"),
+    ("ref_det", f"{BOX}<td colspan ", f"><|ref|>cup<|/ref|>{BOX}"),
+    ("point_tags", '<point x=" ', f">{POINT}"),
+    ("point_tags", "<point x1", f">{POINT}"),
+    ("pointing_tags", "<point mention=  ", f">{POINTING}"),
+    ("pointing_tags", "<collection>", POINTING),
+    ("pointing_tags", "<polygon>(1,2)", POINTING),
+    ("doctags", "<a", "><cup><loc_50><loc_100><loc_150><loc_200></cup>"),
+    ("xy_tokens", "<x_0.1><y_0.1><class_a", "><x_0.1><y_0.1>text<x_0.2><y_0.2><class_cup>"),
+    ("point_groups", '<points coords="\t', '1 1 100 205">cup</points>'),
+    ("point_groups", '<points coords=";\n', '1 1 100 205">cup</points>'),
+    ("point_groups", '<points coords=";;', '1 1 100 205">cup</points>'),
+    ("point_groups", '<points coords="1 ', ';1 1 100 205">cup</points>'),
+]
 
 
-@pytest.mark.parametrize(("form", "start"), HOSTILE)
-def test_work_is_linear_in_the_answer(form, start):
-    """A quadratic search of these answers would not end."""
-    text = f"<|det|>1, 2, 3, 4<|/det|>{start}".ljust(MAX_CHARACTERS - 1, start[-1])
-    found(form, f"{text}>")
+@pytest.mark.parametrize(("form", "start", "end"), HOSTILE)
+def test_work_is_linear_in_the_answer(form, start, end):
+    """The last character of `start` fills the answer. The cup after it is found; a quadratic search would not end."""
+    assert found(form, start.ljust(MAX_CHARACTERS - len(end), start[-1]) + end)[-1].label == "cup"
+
+
+@pytest.mark.parametrize("between", ["", "\t", "\t\t", " \t", "\t ", ":\n", "; ", ", \t\n"])
+def test_whitespace_before_a_group(between):
+    separator = between or ";"
+    places = found("point_groups", f'<points coords="{between}1 1 100 205{separator}1 2 300 400">cup</points>')
+    assert [one.track for one in places] == [1, 2]
 
 
 def test_text_is_decoded_on_access():

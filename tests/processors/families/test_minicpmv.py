@@ -107,7 +107,9 @@ def test_frames_of_long_videos_are_packed():
 
     assert [published(4.5).geometry(frames(n)).t for n in (180, 181, 540, 541)] == [180, 91, 180, 181]
     assert published(2.6).geometry(frames(181)).t == 181
-    assert published(4.5, {"force_packing": 3}).geometry(frames(7)).t == 3
+    packed = {pack: published(4.5, {"force_packing": pack} if pack else {}) for pack in (None, 1, 3)}
+    assert packed[3].geometry(frames(7)).t == 3
+    assert len({info.options_key("video") for info in packed.values()}) == 3
     with pytest.raises(ConfigError, match=r"MiniCPM-V 4\.5 only"):
         published(2.6, {"force_packing": 3})
 
