@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import base64
+import json
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import aclosing, contextmanager
@@ -21,6 +23,10 @@ from sensorium.server.state import Server
 from waiting import wait_until
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny-vl"
+MEDIA = TINY.parent / "media"
+CASES = {name: case for name, case in json.loads((MEDIA / "answers.json").read_text()).items() if name.endswith("png")}
+"""The shipped images, each with its prompt and answer."""
+IMAGE = min(CASES, key=lambda name: (MEDIA / name).stat().st_size)
 
 
 def make_server(model: Any, name: str, config: ServerConfig | None = None, **options: Any) -> Server:
@@ -28,6 +34,32 @@ def make_server(model: Any, name: str, config: ServerConfig | None = None, **opt
     registry = CollectorRegistry()
     engine = AsyncLLM(model) if isinstance(model, LLM) else AsyncLLM(model, metrics=registry, **options)
     return Server(engine, config or ServerConfig(), name, registry)
+
+
+def image_url(name: str = IMAGE) -> str:
+    """Return a shipped image as a data: URL."""
+    return f"data:image/png;base64,{base64.b64encode((MEDIA / name).read_bytes()).decode()}"
+
+
+def error(response: Any, status: int = 400) -> Any:
+    """Return the error of a response with this status."""
+    assert response.status_code == status, response.text
+    return response.json()["error"]
+
+
+def openai_client(url: str) -> Any:
+    """Return a client of the openai package that tries once."""
+    import openai
+
+    return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240)
+
+
+@contextmanager
+def serving(model: Any, name: str, **options: Any) -> Iterator[tuple[str, Server]]:
+    """Serve a model while the context lasts: (URL, Server). `options`: of LLM."""
+    server = make_server(model, name, **{"max_num_seqs": 4, "warm_up": False, **options})
+    with server.engine.llm, listening(server) as url:
+        yield url, server
 
 
 @contextmanager

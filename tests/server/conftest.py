@@ -13,11 +13,19 @@ collect_ignore_glob = ["test_*.py"] if MISSING else []
 @pytest.fixture(scope="session")
 def tiny():
     """Serve the shipped model: (URL, Server)."""
-    from http_server import TINY, listening, make_server
+    from http_server import TINY, serving
 
-    server = make_server(TINY, "tiny-vl", max_model_len=1024, max_num_seqs=4, warm_up=False)
-    with server.engine.llm, listening(server) as url:
-        yield url, server
+    with serving(TINY, "tiny-vl", max_model_len=1024) as served:
+        yield served
+
+
+@pytest.fixture(scope="session")
+def tiny_asr():
+    """Serve the shipped speech model: (URL, Server)."""
+    from http_server import TINY, serving
+
+    with serving(TINY.parent / "tiny-asr", "tiny-asr") as served:
+        yield served
 
 
 @pytest.fixture(scope="session")
@@ -30,20 +38,18 @@ def http(tiny):
 
 @pytest.fixture(scope="session")
 def client(tiny):
-    import openai
+    from http_server import openai_client
 
-    with openai.OpenAI(base_url=f"{tiny[0]}/v1", api_key="none", max_retries=0, timeout=240) as client:
+    with openai_client(tiny[0]) as client:
         yield client
 
 
 @pytest.fixture(scope="session")
 def tools(tiny):
     """Serve the shipped model with a template that takes tools: (client of openai, Server)."""
-    import openai
-    from http_server import TINY, listening, make_server
+    from http_server import TINY, openai_client, serving
 
     template = tiny[1].engine.llm.get_tokenizer().chat_template
     template = "{% if tools %}{{ tools | tojson }}{{ '<tool_call>' }}{% endif %}" + template
-    server = make_server(TINY, "tiny-vl", max_model_len=1024, max_num_seqs=4, warm_up=False, chat_template=template)
-    with server.engine.llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+    with serving(TINY, "tiny-vl", max_model_len=1024, chat_template=template) as (url, server), openai_client(url) as client:
         yield client, server

@@ -14,7 +14,7 @@ import httpx
 import openai
 import pytest
 import soundfile
-from http_server import listening, make_server
+from http_server import listening, make_server, openai_client, serving
 from parakeet import make_model, make_transducer, save
 from sensorium import EngineDeadError, SamplingParams
 from sensorium.pipelines.speech.subtitles import WRITERS, SubtitleLayout
@@ -24,21 +24,24 @@ from waiting import assert_idle
 
 
 @pytest.fixture(scope="module")
-def server(whisper):
-    server = make_server(whisper, "whisper", max_num_seqs=4, max_model_len=24, warm_up=False)
-    with server.engine.llm:
-        yield server
+def served(whisper):
+    with serving(whisper, "whisper", max_model_len=24) as served:
+        yield served
 
 
 @pytest.fixture(scope="module")
-def url(server):
-    with listening(server) as url:
-        yield url
+def server(served):
+    return served[1]
+
+
+@pytest.fixture(scope="module")
+def url(served):
+    return served[0]
 
 
 @pytest.fixture(scope="module")
 def client(url):
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0, timeout=240) as client:
+    with openai_client(url) as client:
         yield client
 
 
@@ -47,9 +50,6 @@ def wav():
     stream = io.BytesIO()
     soundfile.write(stream, family.make_media("audio", (12_000,), 0), 16_000, format="WAV")
     return stream.getvalue()
-
-
-PLAIN = {"vad": False, "language": "en"}
 
 
 def transcribe(server, wav, task="transcribe", **options):

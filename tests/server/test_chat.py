@@ -11,21 +11,13 @@ from dataclasses import replace
 import httpx
 import openai
 import pytest
-from http_server import TINY, listening, make_server, saying
+from http_server import CASES, IMAGE, MEDIA, error, image_url, listening, make_server, saying
 from PIL import Image
 from sensorium.mm.errors import ErrorInfo
 from sensorium.processors.elements.element import Element
 from sensorium.processors.elements.formats import MarkedText
 from sensorium.server.config import ServerConfig
 from waiting import assert_idle, wait_until
-
-MEDIA = TINY.parent / "media"
-CASES = {name: case for name, case in json.loads((MEDIA / "answers.json").read_text()).items() if name.endswith("png")}
-IMAGE = min(CASES, key=lambda name: (MEDIA / name).stat().st_size)
-
-
-def image_url(name=IMAGE):
-    return f"data:image/png;base64,{base64.b64encode((MEDIA / name).read_bytes()).decode()}"
 
 
 def messages(text="hello", *parts):
@@ -38,11 +30,6 @@ WRONG_CALL = {"function": {"name": "f", "colour": 1}}
 QUESTION = messages(CASES[IMAGE]["prompt"], IMAGE_PART)
 PLAIN = {"model": "tiny-vl", "messages": messages(), "temperature": 0.0, "max_tokens": 8, "seed": 1}
 LONG = {**PLAIN, "ignore_eos": True}
-
-
-def error(response, status=400):
-    assert response.status_code == status, response.text
-    return response.json()["error"]
 
 
 def ask(http, **fields):

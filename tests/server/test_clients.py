@@ -3,18 +3,21 @@
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 import shutil
 import subprocess
 
 import pytest
-from http_server import TINY
+from http_server import MEDIA, image_url
 
-MEDIA = TINY.parent / "media"
-URL = f"data:image/png;base64,{base64.b64encode((MEDIA / 'line1.png').read_bytes()).decode()}"
 MESSAGES = [
-    {"role": "user", "content": [{"type": "image_url", "image_url": {"url": URL}}, {"type": "text", "text": "Read the text."}]}
+    {
+        "role": "user",
+        "content": [
+            {"type": "image_url", "image_url": {"url": image_url("line1.png")}},
+            {"type": "text", "text": "Read the text."},
+        ],
+    }
 ]
 SCHEMA = {
     "title": "n",

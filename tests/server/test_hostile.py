@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import base64
 import json
 import random
 import time
 
 import pytest
-from http_server import TINY
+from http_server import image_url
 from sensorium.mm.errors import InputError
 from sensorium.server.protocol.chat import ChatBody
 from sensorium.server.protocol.completions import CompletionBody
@@ -63,7 +62,7 @@ def user(*parts, **fields):
     return {"messages": [{"role": "user", "content": [*parts, {"type": "text", "text": "a"}], **fields}], "max_tokens": 1}
 
 
-PICTURE = "data:image/png;base64," + base64.b64encode((TINY.parent / "media" / "line1.png").read_bytes()).decode()
+PICTURE = image_url("line1.png")
 SCHEMA = {"type": "object", "properties": {"n": {"enum": [1]}}, "required": ["n"]}
 CALL = {"id": "1", "type": "function", "function": {"name": "look", "arguments": "{}"}}
 PATHS = {

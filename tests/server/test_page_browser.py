@@ -12,12 +12,11 @@ from pathlib import Path
 import httpx
 import pytest
 import soundfile
-from http_server import TINY, listening, make_server
+from http_server import MEDIA, TINY, listening
 from sensorium.server.config import ServerConfig
 from waiting import assert_idle
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
-MEDIA = TINY.parent / "media"
 
 
 @pytest.fixture(scope="module")
@@ -247,10 +246,8 @@ def test_narrow_dark_and_by_keyboard(open_page, tiny):
 
 
 @pytest.fixture(scope="module")
-def speech():
-    server = make_server(TINY.parent / "tiny-asr", "tiny-asr", max_num_seqs=4, warm_up=False)
-    with server.engine.llm, listening(server) as url:
-        yield url
+def speech(tiny_asr):
+    return tiny_asr[0]
 
 
 def test_words_light_up_as_the_audio_plays(open_page, speech):

@@ -12,7 +12,7 @@ import httpx
 import numpy as np
 import openai
 import pytest
-from http_server import TINY, listening, make_server
+from http_server import MEDIA, error, image_url, listening, make_server
 from PIL import Image
 from sensorium.engine.worker.sampler import NOT_FINITE
 from sensorium.mm.media import pdf
@@ -21,17 +21,12 @@ from sensorium.server.config import ServerConfig
 from sensorium.server.endpoints import pooling as endpoint
 from waiting import assert_idle
 
-PNG = TINY.parent / "media" / "line1.png"
-URL = f"data:image/png;base64,{base64.b64encode(PNG.read_bytes()).decode()}"
+PNG = MEDIA / "line1.png"
+URL = image_url(PNG.name)
 
 
 def post(http, path, **body):
     return http.post(path, json=body)
-
-
-def error(response, status=400):
-    assert response.status_code == status, response.text
-    return response.json()["error"]
 
 
 def test_embeddings(http, client, tiny):

@@ -11,7 +11,7 @@ import numpy as np
 import openai
 import pytest
 import soundfile
-from http_server import TINY, listening, make_server
+from http_server import TINY, listening, make_server, openai_client
 from openai.types.realtime import RealtimeServerEvent
 from parakeet import make_model, make_transducer, save
 from pydantic import TypeAdapter
@@ -33,21 +33,18 @@ DELTA, COMPLETED, FAILED = (f"conversation.item.input_audio_transcription.{kind}
 
 
 @pytest.fixture(scope="module")
-def server():
-    server = make_server(TINY.parent / "tiny-asr", "tiny-asr", max_num_seqs=4, warm_up=False)
-    with server.engine.llm:
-        yield server
+def server(tiny_asr):
+    return tiny_asr[1]
 
 
 @pytest.fixture(scope="module")
-def url(server):
-    with listening(server) as url:
-        yield url
+def url(tiny_asr):
+    return tiny_asr[0]
 
 
 @pytest.fixture(scope="module")
 def client(url):
-    with openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0) as client:
+    with openai_client(url) as client:
         yield client
 
 

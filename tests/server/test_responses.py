@@ -12,7 +12,7 @@ import family
 import openai
 import pytest
 import soundfile
-from http_server import TINY, listening, make_server, saying
+from http_server import CASES, IMAGE, MEDIA, image_url, listening, make_server, saying
 from openai.types.responses import Response, ResponseStreamEvent
 from oracle import build_checkpoint
 from PIL import Image
@@ -22,10 +22,7 @@ from sensorium.mm.errors import ErrorInfo, InputError
 from sensorium.server.protocol.response_input import read_items
 from waiting import assert_idle
 
-MEDIA = TINY.parent / "media"
-CASES = {name: case for name, case in json.loads((MEDIA / "answers.json").read_text()).items() if name.endswith("png")}
-IMAGE = min(CASES, key=lambda name: (MEDIA / name).stat().st_size)
-URL = f"data:image/png;base64,{base64.b64encode((MEDIA / IMAGE).read_bytes()).decode()}"
+URL = image_url()
 IMAGE_PART = {"type": "input_image", "image_url": URL, "detail": "auto"}
 PLAIN = {"model": "tiny-vl", "input": "hello", "temperature": 0.0, "max_output_tokens": 8}
 LOOK = {"type": "function", "name": "look", "strict": True, "parameters": {
