@@ -112,10 +112,7 @@ class MultiModalDataParser:
         uuids = uuids or {}
         for name in (*data, *uuids):
             if name not in self.modalities:
-                if not self.modalities:
-                    raise InputError(f"this model takes text only; leave out {short_repr(name, 40)}", param="multi_modal_data")
-                known = ", ".join(self.modalities)
-                raise InputError(f"unknown modality {short_repr(name, 40)}; this model takes {known}", param="multi_modal_data")
+                raise self._unknown_modality(name)
         sources = dict[str, list[MediaSource]]()
         for name in dict.fromkeys((*data, *uuids)):
             with reading(data.get(name), "multi_modal_data"):
@@ -130,6 +127,16 @@ class MultiModalDataParser:
                     reason = f"At most {limit} {name}(s) may be provided in one prompt, not {len(given)}"
                     raise InputError(reason, param="limit_mm_per_prompt")
         return sources
+
+    def _unknown_modality(self, name: str) -> InputError:
+        """Return the error of the first item of a modality that the model does not take."""
+        known = ", ".join(self.modalities)
+        reason = f"unknown modality {short_repr(name, 40)}; this model takes {known}"
+        if not known:
+            reason = f"this model takes text only; leave out {short_repr(name, 40)}"
+        error = InputError(reason, param="multi_modal_data")
+        error.info = replace(error.info, modality=str(name), index=0)
+        return error
 
     def _listed(self, modality: str, value: object) -> list[Media]:
         """Return the items of one modality."""

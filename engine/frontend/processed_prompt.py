@@ -56,4 +56,5 @@ def named_item(error: ErrorInfo, places: Mapping[tuple[str, int], str]) -> Error
     place = None if error.modality is None or error.index is None else places.get((error.modality, error.index))
     if place is None and error.code in ("invalid_input", "too_long"):
         place = "messages"
-    return replace(error, param=place) if error.param is None else error
+    own = error.param not in (None, "multi_modal_data")  # a conversation has no field of this name
+    return error if own else replace(error, param=place)

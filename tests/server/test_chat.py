@@ -26,6 +26,7 @@ def messages(text="hello", *parts):
 
 IMAGE_PART = {"type": "image_url", "image_url": {"url": image_url(), "detail": "auto"}}
 BROKEN_PART = {"type": "image_url", "image_url": {"url": "data:,x"}}
+AUDIO_PART = {"type": "input_audio", "input_audio": {"data": "UklGRg==", "format": "wav"}}
 WRONG_CALL = {"function": {"name": "f", "colour": 1}}
 QUESTION = messages(CASES[IMAGE]["prompt"], IMAGE_PART)
 PLAIN = {"model": "tiny-vl", "messages": messages(), "temperature": 0.0, "max_tokens": 8, "seed": 1}
@@ -263,6 +264,7 @@ def test_tools_that_cannot_be_called(http):
         ({"messages": [*messages(), {"role": "user", "content": "a", "colour": 1}]}, "messages[1]"),
         ({"messages": [{"role": "assistant", "tool_calls": [WRONG_CALL]}]}, "messages[0].tool_calls[0].function"),
         ({"messages": messages("a", IMAGE_PART, {"type": "colour"})}, "messages[0].content[1]"),
+        ({"messages": messages("a", IMAGE_PART, AUDIO_PART)}, "messages[0].content[1]"),  # the model takes no audio
         ({"messages": messages("a", {"type": "image_url", "image_url": {"url": 3}})}, "messages[0].content[0]"),
         ({"messages": messages("a", {**IMAGE_PART, "max_pixels": -1})}, "messages[0].content[0].max_pixels"),
         ({"messages": messages("hello " * 4000)}, "messages"),
