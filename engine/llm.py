@@ -40,7 +40,7 @@ from .frontend.arguments import (
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor
 from .frontend.media import MultiModalSettings
-from .frontend.prompts import read_prompt
+from .frontend.prompts import find_salt, read_prompt
 from .frontend.request_handle import RequestHandle
 from .frontend.trace import span_observer
 from .model_files import ModelFiles, load_model_files
@@ -259,7 +259,8 @@ class LLM(NotPicklable):
         """Make a request of `encode_media` for one prompt, for `serve` or `AsyncLLM.answer`."""
         if self.config.parts != "encoder":
             raise InputError('this engine returns no encoder rows; load the model with parts="encoder"')
-        return RequestHandle(partial(self._inputs.parse_media, prompt), SamplingParams(max_tokens=1))
+        parse = partial(self._inputs.parse_media, prompt)
+        return RequestHandle(parse, SamplingParams(max_tokens=1), salt=find_salt(prompt))
 
     def serve(
         self, handles: Sequence[RequestHandle], use_tqdm: ShowProgress = True
@@ -512,8 +513,7 @@ class LLM(NotPicklable):
         inputs, reserve = self._inputs, self._reserve(params)
         prepare = partial(inputs.parse, prompt) if chat is None else partial(inputs.parse_chat, prompt, *chat)
         handle = RequestHandle(partial(prepare, reserve), params, priority, request_id)
-        if chat is not None:
-            handle.has_files, handle.tenant = holds_files(prompt), chat[1].get("cache_salt")
+        handle.has_files, handle.salt = chat is not None and holds_files(prompt), find_salt(prompt if chat is None else chat[1])
         return handle
 
     def _reserve(self, params: SamplingParams) -> int:

@@ -17,6 +17,7 @@ import soundfile
 from http_server import listening, make_server
 from parakeet import make_model, save
 from sensorium import EngineDeadError, SamplingParams
+from sensorium.mm.tenants import tenant_of
 from sensorium.server.config import ServerConfig
 from sensorium.server.state import Server
 from waiting import assert_idle
@@ -249,6 +250,8 @@ def test_each_key_has_its_own_cache(server, wav, monkeypatch):
     found = [set(filter(None, one.split("|"))) for one in requests[:-1]]
     assert [len(one) for one in found] == [1, 1, 1]
     assert len(set.union(*found)) == 3
+    first, second, third = (tenant_of(*one) for one in found)
+    assert first == third != second
 
 
 def test_a_model_without_a_decoder_takes_temperature_zero(tmp_path, wav):
