@@ -22,7 +22,7 @@ from ..mm.tenants import tenant_salt
 from ..pipelines.llm import AsyncLLM
 from .config import ServerConfig
 from .errors import HttpError
-from .guard import PRIORITY, TENANT
+from .guard import PRIORITY, TENANT, BodyBytes
 from .parsers.answer import AnswerFormat, answer_format
 from .protocol.messages import check_messages
 from .store import Store
@@ -53,6 +53,7 @@ class Server:
     created: int = field(default_factory=lambda: int(time.time()))
     store: Store | None = None
     batches: BatchRunner = field(init=False, repr=False)
+    body_bytes: BodyBytes = field(default_factory=BodyBytes, repr=False)
     realtime_sessions: int = 0  # open ones
     tokenisers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENISERS, "tokenise"))
     planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_PLANNERS, "plan"))  # may download
