@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -115,13 +116,13 @@ class LLM(NotPicklable):
         info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)
         self._template = read_chat_template(chat_template) if chat_template else info.chat_template or files.find_template()
         self._tokenizer.chat_template = self._template
-        self.takes_media = bool(info.modalities)
+        self.takes_media, self.document_instruction = bool(info.modalities), info.document_instruction
         self.takes_instruction, self.output_shape = info.takes_instruction, info.output_shape
-        self.document_instruction = info.document_instruction
         self.embeds_text = not self.takes_media and (self._template is None or (files.path / MODULES).is_file())
         core, self.config = load_core(self.config, files, info, self._tokenizer)
         self._load_talker = partial(load_talker, self.config, files) if self.config.load_talker else None
         self.talker = None if self._load_talker is None else self._load_talker()
+        self._sleep_lock = threading.Lock()  # the engine and the talker sleep and wake together
         self.max_model_len, self.dtype = core.info.max_model_len, getattr(torch, core.info.dtype)
         ends = [token for text in info.end_tokens if (token := self._tokenizer.token_to_id(text)) is not None]
         self.eos_token_ids = tuple(dict.fromkeys((*files.eos_token_ids, *ends)))
@@ -356,8 +357,9 @@ class LLM(NotPicklable):
             InputError: requests are being served, live sessions are open, or the engine was closed.
         """
         check_sleep_level(level)
-        self._engine_loop.sleep().result()
-        self.talker = None
+        with self._sleep_lock:
+            self._engine_loop.sleep().result()
+            self.talker = None
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Read the weights again, with empty caches. Do nothing if the engine is awake.
@@ -369,9 +371,10 @@ class LLM(NotPicklable):
             CheckpointError: the checkpoint was changed meanwhile, or cannot be read.
             InputError: there is too little memory, or the engine was closed.
         """
-        self._engine_loop.wake_up().result()
-        if self.talker is None and self._load_talker is not None:
-            self.talker = self._load_talker()
+        with self._sleep_lock:
+            self._engine_loop.wake_up().result()
+            if self.talker is None and self._load_talker is not None:
+                self.talker = self._load_talker()
 
     def reset_prefix_cache(self) -> bool:
         """Free all KV blocks that are kept for reuse. Return False if blocks of running sequences remain."""
