@@ -17,7 +17,6 @@ from ..mm.plain import check_classes, reading
 from ..processors.text.tokenizer import Tokenizer
 from .engine_args import EngineArgs
 from .errors import NotPicklable
-from .frontend.arguments import check_sleep_level
 from .frontend.request_handle import RequestHandle
 from .llm import LLM
 from .sampling_params import RequestOutputKind, SamplingParams
@@ -108,20 +107,20 @@ class AsyncLLM(NotPicklable):
             return await anext(outputs)
 
     async def append(self, turn: Turn) -> RequestOutput:
-        """Return the whole answer of the next turn of a sequence. Cancelling the task ends the sequence."""
+        """Return the whole answer of the next turn of a sequence. An error, or cancelling the task, ends the sequence."""
         has_output, handle = asyncio.Event(), turn.handle
         handle.wake = has_output.set
-        await asyncio.wrap_future(self._engine_loop.call(turn.begin))
         try:
+            await asyncio.wrap_future(self._engine_loop.call(turn.begin))
             while True:
                 await has_output.wait()
                 has_output.clear()
                 output = handle.take()
                 if output is not None and output.finished:
                     return output
-        finally:
-            if not handle.builder.finished:
-                self._engine_loop.drop(handle)
+        except BaseException:
+            self._engine_loop.drop(handle)
+            raise
 
     def drop(self, handle: RequestHandle) -> None:
         """Abort a request, or end a sequence that is held open, without further output."""
@@ -157,12 +156,11 @@ class AsyncLLM(NotPicklable):
 
     async def sleep(self, level: int = 1) -> None:
         """Do the same as `LLM.sleep` without blocking the event loop."""
-        check_sleep_level(level)
-        await asyncio.wrap_future(self._engine_loop.sleep())
+        await asyncio.to_thread(self.llm.sleep, level)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Do the same as `LLM.wake_up` without blocking the event loop."""
-        await asyncio.wrap_future(self._engine_loop.wake_up())
+        await asyncio.to_thread(self.llm.wake_up, tags)
 
     async def get_tokenizer(self) -> Tokenizer:
         return self.llm.get_tokenizer()

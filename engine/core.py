@@ -17,6 +17,7 @@ import torch
 
 from ..mm.embeddings import PROMPT_EMBEDS
 from ..mm.errors import InputError, hint, is_out_of_memory
+from ..mm.tenants import tenant_of
 from ..mm.types import MultiModalFeature, find_item
 from ..models.interface import Model, SupportsClassification, SupportsPooling
 from .core_client import ASLEEP
@@ -135,7 +136,7 @@ class EngineCore:
         if request.request_id in self._compiling:
             raise InputError(f"request {request.request_id!r} is already being served")
         if params.structured_outputs is not None:
-            compiled = self._grammar_factory.begin(params.structured_outputs, request.salt)
+            compiled = self._grammar_factory.begin(params.structured_outputs, tenant_of(request.salt) or "")
             if not compiled.done():
                 self._compiling[request.request_id] = request, compiled
                 return

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections.abc import Generator, Iterable, Iterator, Mapping, Sequence
 from contextlib import closing
 from dataclasses import replace
@@ -40,7 +41,7 @@ from .frontend.arguments import (
 from .frontend.engine_loop import EngineLoop
 from .frontend.input_processor import InputProcessor
 from .frontend.media import MultiModalSettings
-from .frontend.prompts import read_prompt
+from .frontend.prompts import find_salt, read_prompt
 from .frontend.request_handle import RequestHandle
 from .frontend.trace import span_observer
 from .model_files import ModelFiles, load_model_files
@@ -115,13 +116,13 @@ class LLM(NotPicklable):
         info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)
         self._template = read_chat_template(chat_template) if chat_template else info.chat_template or files.find_template()
         self._tokenizer.chat_template = self._template
-        self.takes_media = bool(info.modalities)
+        self.takes_media, self.document_instruction = bool(info.modalities), info.document_instruction
         self.takes_instruction, self.output_shape = info.takes_instruction, info.output_shape
-        self.document_instruction = info.document_instruction
         self.embeds_text = not self.takes_media and (self._template is None or (files.path / MODULES).is_file())
         core, self.config = load_core(self.config, files, info, self._tokenizer)
         self._load_talker = partial(load_talker, self.config, files) if self.config.load_talker else None
         self.talker = None if self._load_talker is None else self._load_talker()
+        self._sleep_lock = threading.Lock()  # the engine and the talker sleep and wake together
         self.max_model_len, self.dtype = core.info.max_model_len, getattr(torch, core.info.dtype)
         ends = [token for text in info.end_tokens if (token := self._tokenizer.token_to_id(text)) is not None]
         self.eos_token_ids = tuple(dict.fromkeys((*files.eos_token_ids, *ends)))
@@ -259,7 +260,8 @@ class LLM(NotPicklable):
         """Make a request of `encode_media` for one prompt, for `serve` or `AsyncLLM.answer`."""
         if self.config.parts != "encoder":
             raise InputError('this engine returns no encoder rows; load the model with parts="encoder"')
-        return RequestHandle(partial(self._inputs.parse_media, prompt), SamplingParams(max_tokens=1))
+        parse = partial(self._inputs.parse_media, prompt)
+        return RequestHandle(parse, SamplingParams(max_tokens=1), salt=find_salt(prompt))
 
     def serve(
         self, handles: Sequence[RequestHandle], use_tqdm: ShowProgress = True
@@ -355,8 +357,9 @@ class LLM(NotPicklable):
             InputError: requests are being served, live sessions are open, or the engine was closed.
         """
         check_sleep_level(level)
-        self._engine_loop.sleep().result()
-        self.talker = None
+        with self._sleep_lock:
+            self._engine_loop.sleep().result()
+            self.talker = None
 
     def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Read the weights again, with empty caches. Do nothing if the engine is awake.
@@ -368,9 +371,10 @@ class LLM(NotPicklable):
             CheckpointError: the checkpoint was changed meanwhile, or cannot be read.
             InputError: there is too little memory, or the engine was closed.
         """
-        self._engine_loop.wake_up().result()
-        if self.talker is None and self._load_talker is not None:
-            self.talker = self._load_talker()
+        with self._sleep_lock:
+            self._engine_loop.wake_up().result()
+            if self.talker is None and self._load_talker is not None:
+                self.talker = self._load_talker()
 
     def reset_prefix_cache(self) -> bool:
         """Free all KV blocks that are kept for reuse. Return False if blocks of running sequences remain."""
@@ -517,8 +521,7 @@ class LLM(NotPicklable):
         inputs, reserve = self._inputs, self._reserve(params)
         prepare = partial(inputs.parse, prompt) if chat is None else partial(inputs.parse_chat, prompt, *chat)
         handle = RequestHandle(partial(prepare, reserve), params, priority, request_id)
-        if chat is not None:
-            handle.has_files, handle.tenant = holds_files(prompt), chat[1].get("cache_salt")
+        handle.has_files, handle.salt = chat is not None and holds_files(prompt), find_salt(prompt if chat is None else chat[1])
         return handle
 
     def _reserve(self, params: SamplingParams) -> int:

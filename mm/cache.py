@@ -11,6 +11,7 @@ from typing import Generic, TypeVar
 
 from .errors import InputError
 from .hashing import digest
+from .tenants import tenant_of
 
 V = TypeVar("V")
 _MAX_TENANTS = 4096
@@ -103,17 +104,20 @@ class ByteCache(Generic[V]):
 
 
 class UuidTable:
-    """The content hash of each uuid, per tenant. Beyond `max_uuids`, the tenant with the most loses its least recently used."""
+    """The content hash of each uuid, per `cache_salt`.
+
+    Beyond `max_uuids`, the tenant with the most uuids loses its least recently used one.
+    """
 
     def __init__(self, max_uuids: int = 1 << 16) -> None:
         self._max_uuids, self._lock = max_uuids, threading.Lock()
-        # tenant -> uuid -> content hash, both least recently used first
+        # tenant -> salt and uuid -> content hash, both least recently used first
         self._tenants: OrderedDict[str, OrderedDict[str, str]] = OrderedDict()
         self._count = 0
 
-    def find(self, tenant: str | None, name: str) -> str | None:
+    def find(self, salt: str | None, name: str) -> str | None:
         """Return the content hash of the uuid, or None."""
-        owner, key = _keys(tenant, name)
+        owner, key = _keys(salt, name)
         with self._lock:
             names = self._tenants.get(owner)
             if names is None or key not in names:
@@ -122,14 +126,14 @@ class UuidTable:
             names.move_to_end(key)
             return names[key]
 
-    def check(self, tenant: str | None, name: str, content: str) -> None:
+    def check(self, salt: str | None, name: str, content: str) -> None:
         """Raise InputError if the uuid stands for other content."""
-        if self.find(tenant, name) not in (None, content):
+        if self.find(salt, name) not in (None, content):
             raise _taken_error(name)
 
-    def bind(self, tenant: str | None, name: str, content: str) -> None:
+    def bind(self, salt: str | None, name: str, content: str) -> None:
         """Bind the uuid to this content; InputError if it stands for other content."""
-        owner, key = _keys(tenant, name)
+        owner, key = _keys(salt, name)
         with self._lock:
             names = self._tenants.setdefault(owner, OrderedDict())
             self._tenants.move_to_end(owner)
@@ -144,9 +148,9 @@ class UuidTable:
                 self._count -= len(self._tenants.popitem(last=False)[1])
 
 
-def _keys(tenant: str | None, name: str) -> tuple[str, str]:
-    """Return keys of a fixed size, however long the salt and the uuid are."""
-    return digest("tenant", tenant), digest("uuid", name)
+def _keys(salt: str | None, name: str) -> tuple[str, str]:
+    """Return the keys of the tenant and of its salt and uuid. They have a fixed size, however long these are."""
+    return digest("tenant", tenant_of(salt)), digest("uuid", salt, name)
 
 
 def _taken_error(name: str) -> InputError:

@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
+from functools import cached_property
 from typing import Any
 
 from ..engine import async_llm, llm
@@ -21,7 +22,7 @@ from .reward import reward_tasks
 from .speak import Speech, speak_tasks, stream_task
 from .speech.live_input import LiveEvent
 from .speech.live_session import LiveAudio, LiveStream, stream_events
-from .tasks import run_tasks, run_tasks_async
+from .tasks import in_thread, run_tasks, run_tasks_async
 from .transcribe import Transcript, transcribe_tasks
 from .validation import check_names
 
@@ -132,12 +133,22 @@ class LLM(llm.LLM):
 class AsyncLLM(async_llm.AsyncLLM):
     __doc__ = async_llm.AsyncLLM.__doc__
 
+    @cached_property
+    def _readers(self) -> ThreadPoolExecutor:
+        """Threads that read files: a step of a task may take as long as the decoding of an upload."""
+        return ThreadPoolExecutor(thread_name_prefix="sensorium-read")
+
+    @cached_property
+    def _speakers(self) -> ThreadPoolExecutor:
+        """Threads that speak: a step may take as long as a spoken answer. There is one for each answer in progress."""
+        return ThreadPoolExecutor(self.llm.config.max_num_seqs, "sensorium-speak")
+
     async def transcribe(
         self, audio: object, language: str | None = None, task: str = "transcribe", **options: Any
     ) -> list[Transcript]:
         """`LLM.transcribe` as a coroutine. Cancelling this or any of the coroutines below aborts its unfinished requests."""
         tasks = transcribe_tasks(self.llm, audio, language, task, **check_names(transcribe_tasks, options))
-        return await run_tasks_async(self, tasks, 2 * self.llm.config.max_num_seqs)
+        return await run_tasks_async(self, tasks, 2 * self.llm.config.max_num_seqs, self._readers)
 
     def stream_transcribe(
         self, samples: AsyncIterable[object], rate: float | None = None, **options: Any
@@ -156,7 +167,7 @@ class AsyncLLM(async_llm.AsyncLLM):
     ) -> list[Speech]:
         """`LLM.speak` as a coroutine. The talker runs in a thread."""
         tasks = speak_tasks(self.llm, messages, sampling_params, **options)
-        return await run_tasks_async(self, tasks, self.llm.config.max_num_seqs)
+        return await run_tasks_async(self, tasks, self.llm.config.max_num_seqs, self._speakers)
 
     async def stream_speak(
         self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any
@@ -165,7 +176,7 @@ class AsyncLLM(async_llm.AsyncLLM):
         task, speak = stream_task(self.llm, messages, sampling_params, **options)
         (answer,) = await run_tasks_async(self, [task])
         parts = speak(answer)
-        while (part := await asyncio.to_thread(next, parts, None)) is not None:
+        while (part := await in_thread(self._speakers, next, parts, None)) is not None:
             yield part
 
     async def embed(self, inputs: object, **options: Any) -> list[Embedding]:

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Generator, Iterator, Sequence
+from concurrent.futures import Executor
 from contextlib import closing
+from contextvars import copy_context
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING, Protocol, TypeVar
 
 from ..engine.errors import warn_of_failures
@@ -103,16 +106,20 @@ def run_tasks(
     return results
 
 
-async def run_tasks_async(engine: AsyncLLM, tasks: Sequence[WideTask[T]], max_concurrent: int | None = None) -> list[T]:
+async def run_tasks_async(
+    engine: AsyncLLM, tasks: Sequence[WideTask[T]], max_concurrent: int = _MAX_TASKS, threads: Executor | None = None
+) -> list[T]:
     """`run_tasks` for coroutines. Cancelling it aborts the requests that still run.
 
-    `max_concurrent`: see `as_completed`. If it is given, the tasks' own work, such as reading files, runs in threads.
+    Args:
+        max_concurrent: see `as_completed`.
+        threads: for the tasks' own work, such as reading files; None: it runs in the event loop.
     """
-    limit, in_threads = asyncio.Semaphore(max_concurrent or _MAX_TASKS), max_concurrent is not None
+    limit = asyncio.Semaphore(max_concurrent)
     running: list[asyncio.Future[T]] = []
     try:
         async for task in _in_turns(tasks):
-            running.append(asyncio.ensure_future(_run_task(engine, task, limit, in_threads)))
+            running.append(asyncio.ensure_future(_run_task(engine, task, limit, threads)))
         return list(await asyncio.gather(*running))
     finally:
         for future in running:
@@ -127,14 +134,19 @@ async def _in_turns(values: Sequence[V]) -> AsyncIterator[V]:
             await asyncio.sleep(0)
 
 
-async def _run_task(engine: AsyncLLM, task: WideTask[T], limit: asyncio.Semaphore, in_threads: bool) -> T:
+async def in_thread(threads: Executor, function: Callable[..., P], *args: object) -> P:
+    """`asyncio.to_thread` for long work, in threads of its own: the event loop's serve short work, which would wait."""
+    return await asyncio.get_running_loop().run_in_executor(threads, partial(copy_context().run, function, *args))
+
+
+async def _run_task(engine: AsyncLLM, task: WideTask[T], limit: asyncio.Semaphore, threads: Executor | None) -> T:
     async with limit:
-        return await _run_steps(engine, task, in_threads)
+        return await _run_steps(engine, task, threads)
 
 
-async def _run_steps(engine: AsyncLLM, task: WideTask[T], in_threads: bool) -> T:
+async def _run_steps(engine: AsyncLLM, task: WideTask[T], threads: Executor | None) -> T:
     async def step_on(output: RequestOutput | None = None) -> Requests | T:
-        return await asyncio.to_thread(advance, task, output) if in_threads else advance(task, output)
+        return advance(task, output) if threads is None else await in_thread(threads, advance, task, output)
 
     step = await step_on()
     pending: set[asyncio.Future[RequestOutput]] = set()

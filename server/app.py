@@ -76,7 +76,8 @@ def make_app(server: Server) -> FastAPI:
     app.add_api_websocket_route("/v1/realtime", realtime.realtime)
     for kind in (SensoriumError, HttpError, HTTPException, RequestValidationError, ClientDisconnect, Exception):
         app.add_exception_handler(kind, on_error)
-    app.add_middleware(Guard, config=server.config, is_full=lambda: server.engine.llm.media_full)
+    is_full, body_bytes = (lambda: server.engine.llm.media_full), server.body_bytes
+    app.add_middleware(Guard, config=server.config, is_full=is_full, body_bytes=body_bytes)
     return app
 
 
@@ -87,6 +88,6 @@ async def _lifespan(app: FastAPI) -> AsyncIterator[None]:
     if server.store is None:
         yield
         return
-    server.batches = BatchRunner(server.store, server.config, app)
+    server.batches = BatchRunner(server.store, server.config, app, server.body_bytes)
     async with server.batches.running():
         yield

@@ -14,7 +14,7 @@ from uuid import uuid4
 from ..mm.errors import SensoriumError, check_utf8, short_repr
 from .config import ServerConfig
 from .errors import HttpError, error_response
-from .guard import MAX_VALUES, PRIORITY, TENANT, App
+from .guard import MAX_VALUES, PRIORITY, TENANT, App, BodyBytes
 from .large_json import LARGE, loads, member
 from .store import CheckedLines, Store
 
@@ -44,10 +44,12 @@ class BatchRunner:
 
     Args:
         app: the application whose endpoints answer lines.
+        body_bytes: counts the lines that are held, together with the bodies of requests.
     """
 
-    def __init__(self, store: Store, config: ServerConfig, app: App) -> None:
-        self._store, self._config, self._app = store, config, app
+    def __init__(self, store: Store, config: ServerConfig, app: App, body_bytes: BodyBytes | None = None) -> None:
+        self._store, self._config, self._app, self._body_bytes = store, config, app, body_bytes or BodyBytes()
+        self._held = 0  # lines in memory
         self._free = asyncio.Semaphore(config.batch_requests)
         self._alone = asyncio.Lock()  # for further attempts of lines that may have killed the engine
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -127,20 +129,38 @@ class BatchRunner:
                         raise
                     task.add_done_callback(lambda _: self._free.release())
 
+    @asynccontextmanager
+    async def _holding(self, size: int) -> AsyncIterator[None]:
+        """Count a line's bytes, once they fit beside the bodies of requests or no other line is held."""
+        while self._held and self._body_bytes.count + size > self._config.max_total_body_bytes:
+            await asyncio.sleep(_RETRY_SECONDS)
+        self._held += 1
+        self._body_bytes.count += size
+        try:
+            yield
+        finally:
+            self._held -= 1
+            self._body_bytes.count -= size
+
     async def _run_line(self, owner: str, batch: str, url: str, number: int, custom_id: str) -> None:
         """Store the response to a line. Only a storage error is raised; any other one becomes the line's result."""
+        async with self._holding(await self._store.call(self._store.line_size, batch, number)):
+            status, response = await self._response(owner, batch, url, number)
+        head = json.dumps({"status_code": status, "request_id": f"req-{uuid4().hex}"})
+        result = _result(custom_id, b'%s, "body": %s}' % (head[:-1].encode(), response))
+        await self._store.call(self._store.finish_line, batch, number, result, status == 200)
+
+    async def _response(self, owner: str, batch: str, url: str, number: int) -> tuple[int, bytes]:
+        """Return status and body of the response to a line, or of the error that it ends with."""
         line = await self._store.call(self._store.line, batch, number)
         try:
             body = await asyncio.to_thread(member, line, "body") if len(line) > LARGE else member(line, "body")
             del line
-            status, response = await self._answer(url, body, owner)
+            return await self._answer(url, body, owner)
         except Exception as error:
             _log.exception("a request of a batch failed")
             failed = error_response(error)
-            status, response = failed.status_code, bytes(failed.body)
-        head = json.dumps({"status_code": status, "request_id": f"req-{uuid4().hex}"})
-        result = _result(custom_id, b'%s, "body": %s}' % (head[:-1].encode(), response))
-        await self._store.call(self._store.finish_line, batch, number, result, status == 200)
+            return failed.status_code, bytes(failed.body)
 
     async def _answer(self, url: str, body: bytes, owner: str) -> tuple[int, bytes]:
         """Return status and body of the response, after further attempts if the engine is busy or has died."""

@@ -45,7 +45,8 @@ class ServerConfig:
         header_seconds: maximum time until a TLS handshake is complete, until a request's header has arrived, and until the
             next request on an open connection; then the connection is closed.
         max_body_bytes: maximum size of a request's body.
-        max_total_body_bytes: maximum size of the bodies of all requests in progress; further ones get the status 429.
+        max_total_body_bytes: maximum size of the bodies of all requests in progress, lines of batches included; further
+            requests get the status 429, and further lines wait.
         body_seconds: maximum time until a request's body has arrived.
         send_seconds: how long a client may read nothing of its response; then it is disconnected.
         max_requests: maximum number of requests in progress; further ones get the status 429.

@@ -6,6 +6,7 @@ import asyncio
 import hmac
 from base64 import urlsafe_b64decode
 from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
 from urllib.parse import urlsplit
@@ -32,18 +33,28 @@ _KEY_PROTOCOL, _BASE64_PROTOCOL = "openai-insecure-api-key.", "sensorium-api-key
 _OPEN = {"/health", "/ready", *PAGE_FILES}  # for load balancers and the page, which have no key
 
 
+@dataclass
+class BodyBytes:
+    """Bytes of the bodies of all requests in progress, and of the lines of batches that are held."""
+
+    count: int = 0
+
+
 class Guard:
     """ASGI middleware that refuses a request before its body is read, or while it is read, and clients that do not read.
 
     Args:
         is_full: True while the engine takes no more media.
+        body_bytes: counts the bodies, together with the lines of batches.
     """
 
-    def __init__(self, app: App, config: ServerConfig, is_full: Callable[[], bool] = lambda: False) -> None:
+    def __init__(
+        self, app: App, config: ServerConfig, is_full: Callable[[], bool] = lambda: False, body_bytes: BodyBytes | None = None
+    ) -> None:
         self._app, self.config, self._is_full = app, config, is_full
         self._digests = [sha256(key.encode("utf-8", "surrogatepass")).digest() for key in config.keys]
         self._in_progress = 0
-        self.body_bytes = 0  # of all requests in progress
+        self.body_bytes = body_bytes or BodyBytes()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "lifespan" or TENANT in scope:  # TENANT: a line of a batch
@@ -72,7 +83,7 @@ class Guard:
             await self._app(scope, body.receive, limited_send)
         finally:
             self._in_progress -= scope["method"] == "POST"
-            self.body_bytes -= body.size
+            self.body_bytes.count -= body.size
 
     def _tenant(self, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
         """Check host, origin and key, the key in constant time. Return its tenant, or None if the server has no keys."""
@@ -115,7 +126,7 @@ class Guard:
         """Raise HttpError if a body of this size, of which `further` bytes are not counted yet, is too large."""
         if size > self.config.max_body_bytes:
             raise _too_large(self.config.max_body_bytes)
-        if self.body_bytes + further > self.config.max_total_body_bytes:
+        if self.body_bytes.count + further > self.config.max_total_body_bytes:
             limit = self.config.max_total_body_bytes
             reason = (
                 f"the bodies of the requests in progress are larger than {limit} bytes (max_total_body_bytes); try again later"
@@ -174,7 +185,7 @@ class _Body:
         except HttpError as error:  # FastAPI passes no other class on
             raise HTTPException(error.status, error.message) from None
         self.size += len(block)
-        self._guard.body_bytes += len(block)
+        self._guard.body_bytes.count += len(block)
         self._values += 0 if self._is_form else sum(map(block.count, (b",", b"[", b"{")))
         if self._values > MAX_VALUES:
             reason = f"the body has more than {MAX_VALUES} values (commas and opening brackets); send fewer at once"

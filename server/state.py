@@ -6,9 +6,9 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import AbstractAsyncContextManager, nullcontext
 from dataclasses import dataclass, field
 from functools import cached_property
-from hashlib import sha256
 from typing import TYPE_CHECKING, Any, TypeVar
 from uuid import uuid4
 
@@ -18,10 +18,11 @@ from starlette.requests import ClientDisconnect
 from ..engine.model_files import load_model_files
 from ..engine.types import RequestOutput
 from ..mm.errors import short_repr
+from ..mm.tenants import tenant_salt
 from ..pipelines.llm import AsyncLLM
 from .config import ServerConfig
 from .errors import HttpError
-from .guard import PRIORITY, TENANT
+from .guard import PRIORITY, TENANT, BodyBytes
 from .parsers.answer import AnswerFormat, answer_format
 from .protocol.messages import check_messages
 from .store import Store
@@ -30,6 +31,7 @@ if TYPE_CHECKING:
     from .batch_runner import BatchRunner
 
 T = TypeVar("T")
+_TOKENISERS, _PLANNERS = 4, 8  # threads
 
 
 @dataclass
@@ -51,8 +53,16 @@ class Server:
     created: int = field(default_factory=lambda: int(time.time()))
     store: Store | None = None
     batches: BatchRunner = field(init=False, repr=False)
+    body_bytes: BodyBytes = field(default_factory=BodyBytes, repr=False)
     realtime_sessions: int = 0  # open ones
-    planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(8, "plan"))  # for plans, which may download
+    tokenisers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENISERS, "tokenise"))
+    planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_PLANNERS, "plan"))  # may download
+    _plans: dict[str, asyncio.Semaphore] = field(default_factory=dict, repr=False)  # of each API key
+
+    def plan_place(self, request: Request) -> AbstractAsyncContextManager[object]:
+        """Return a context in which a request may use a planner. Those of one API key use at most half of them."""
+        tenant: str | None = request.scope[TENANT]
+        return nullcontext() if tenant is None else self._plans.setdefault(tenant, asyncio.Semaphore(_PLANNERS // 2))
 
     @cached_property
     def labels(self) -> dict[str, str]:
@@ -110,11 +120,11 @@ def server_of(request: Request) -> Server:
 
 
 def cache_salt(request: Request, given: str | None) -> str | None:
-    """Return the salt of a request: its own, made different for each API key."""
+    """Return the salt of a request: its own, made different for each API key, whose tenant it tells the engine."""
     tenant: str | None = request.scope[TENANT]
     if tenant is None or given is None:
         return given if tenant is None else tenant
-    return sha256(f"{tenant}:{given}".encode("utf-8", "surrogatepass")).hexdigest()
+    return tenant_salt(tenant, given)
 
 
 def priority_of(request: Request) -> int:

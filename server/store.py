@@ -337,6 +337,11 @@ class Store:
         sql = "SELECT number, custom_id FROM unfinished WHERE batch = ? AND number > ? ORDER BY number LIMIT ?"
         return [(number, custom_id) for number, custom_id in self._rows(sql, batch, after, limit)]
 
+    def line_size(self, batch: str, number: int) -> int:
+        """Return the bytes of a line of a batch's input."""
+        sql = "SELECT length(data) FROM pieces JOIN batches ON file = input WHERE batches.id = ? AND pieces.number = ?"
+        return int(self._rows(sql, batch, number)[0][0])
+
     def line(self, batch: str, number: int) -> bytes:
         """Return a line of a batch's input."""
         sql = "SELECT data FROM pieces JOIN batches ON file = input WHERE batches.id = ? AND pieces.number = ?"

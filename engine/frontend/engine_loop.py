@@ -148,7 +148,7 @@ class EngineLoop:
                     handle.register(handle.number, name, self.tokenizer, post, stream, self._commands)
                 read = partial(handle.read_prompt, self.tokenizer, self._limits)
                 done = _admission(self._commands, handle)
-                handle.entry = QueueEntry(read, done, handle.priority, handle.has_files, handle.tenant)
+                handle.entry = QueueEntry(read, done, handle.priority, handle.has_files, handle.salt)
                 self._names[handle.name] = handle
             return self.input_queue.add([handle.entry for handle in handles if handle.entry is not None], after)
 

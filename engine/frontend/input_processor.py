@@ -12,9 +12,11 @@ from typing import Any
 
 from ...mm.errors import InputError, MediaError, SensoriumError, typed
 from ...mm.media import gate
+from ...mm.media.isolate import watching
 from ...mm.media.ledger import Ledger
 from ...mm.parse import MediaSource
 from ...mm.plain import builtin_copy
+from ...mm.tenants import tenant_of
 from ...mm.types import ItemPlan, Media, PlaceholderRange
 from ...processors.elements.element import ImageScale
 from ...processors.elements.formats import MarkedText, located_modalities
@@ -51,10 +53,6 @@ class ParsedPrompt:
     ledger: Ledger
     places: Mapping[tuple[str, int], str] | None = None
     fetches: dict[int, Future[Any]] = field(default_factory=dict)
-
-    @property
-    def tenant(self) -> str | None:
-        return self.prompt.salt
 
     @property
     def remote(self) -> bool:
@@ -176,7 +174,7 @@ class InputProcessor:
         if not sources:
             raise InputError("there is nothing to encode; give multi_modal_data", param="multi_modal_data")
         ids = [self._info.placeholder_ids[source.modality] for source in sources]
-        return ParsedPrompt(self, read, ids, sources, 1, self.media.budget.open(read.salt))
+        return ParsedPrompt(self, read, ids, sources, 1, self.media.budget.open(tenant_of(read.salt)))
 
     def adapter(self, modalities: Iterable[str]) -> str:
         """Return the adapter for a sequence with items of these modalities, "" for none."""
@@ -225,7 +223,7 @@ class InputProcessor:
         self, messages: Sequence[Mapping[str, Any]], mm_processor_kwargs: Mapping[str, Any] | None, cache_salt: str | None
     ) -> list[ItemPlan]:
         """Do the same as `plan` for the media of messages, whose text is not read."""
-        _, media, places = split_media(messages, self.media.settings.policy, cache_salt)
+        _, media, places = split_media(messages, self.media.settings.policy, tenant_of(cache_salt))
         chat = RenderedChat((), tuple(media), tuple(places))
         request = {"mm_processor_kwargs": mm_processor_kwargs, "cache_salt": cache_salt}
         with _naming_items(self._places(chat)):
@@ -248,7 +246,7 @@ class InputProcessor:
         ids = self._tokenize(read)
         sources = self.media.parse(read.media, read.uuids, read.options)
         ids = self._info.preprocess_prompt(ids, _num_items(sources))
-        with self.media.budget.open(read.salt) as ledger:
+        with self.media.budget.open(tenant_of(read.salt)) as ledger, watching(ledger.close):
             items, _ = self._plan(read, ids, sources, 1, self.media.fetch(sources, ledger), ledger, identify=False)
         return [item.plan for item in items]
 
@@ -313,7 +311,7 @@ class InputProcessor:
         # in a chat the template's text placeholders are tokens already, and the user's stay text
         preprocess = self._info.preprocess_chat if has_placeholders else self._info.preprocess_prompt
         ids = preprocess(ids, _num_items(sources))
-        parsed = ParsedPrompt(self, prompt, ids, sources, reserve, self.media.budget.open(prompt.salt))
+        parsed = ParsedPrompt(self, prompt, ids, sources, reserve, self.media.budget.open(tenant_of(prompt.salt)))
         return parsed if parsed.sources else self.finish(parsed)
 
     def _check_text_length(self, text: str) -> None:

@@ -13,6 +13,7 @@ from itertools import chain
 from typing import Any
 
 from ...mm.media.isolate import Interrupt
+from ...mm.tenants import tenant_of
 from ..threads import use_threads
 from .input_processor import ParsedPrompt
 from .processed_prompt import ProcessedPrompt
@@ -39,9 +40,9 @@ class TenantHeaps:
         self._heaps: dict[str | None, list[tuple[Order, QueueEntry]]] = {}
         self._firsts: list[tuple[Order, str | None]] = []  # the first entry of each heap, and some that are not first any more
 
-    def __iter__(self) -> Iterator[QueueEntry]:
-        """Iterate over the entries that wait, in no order."""
-        return (entry for heap in self._heaps.values() for _, entry in heap if entry.stage == self._stage)
+    def entries_of(self, owner: str | None) -> Iterator[QueueEntry]:
+        """Iterate over a tenant's entries that wait, in no order."""
+        return (entry for _, entry in self._heaps.get(owner, ()) if entry.stage == self._stage)
 
     def push(self, entry: QueueEntry) -> None:
         heap = self._heaps.setdefault(entry.owner, [])
@@ -80,7 +81,7 @@ class QueueEntry:
         prepare: parses the prompt; a prompt with media gives a ParsedPrompt, which is fetched and processed later.
         done: called once, in any thread, with the processed prompt or the error, unless the entry was dropped before.
         has_files: the prompt's messages hold files. Parsing opens PDFs, which may take seconds.
-        tenant: whose files these are.
+        salt: the prompt's `cache_salt`.
         stage: waiting, parsing, opening (parsing of a prompt with files), to_fetch, fetching, awaiting_uuids (other prompts
             have to provide its content), to_process, processing, held (by the engine), gone.
         num_bytes: bytes of the processed items while the entry is held.
@@ -93,7 +94,7 @@ class QueueEntry:
     done: Callable[[ProcessedPrompt | Exception], None]
     priority: int = 0
     has_files: bool = False
-    tenant: str | None = None
+    salt: str | None = None
     stage: str = "waiting"
     num_bytes: int = 0
     order: Order = (0, 0, 0)
@@ -103,8 +104,8 @@ class QueueEntry:
 
     @property
     def owner(self) -> str | None:
-        """The tenant of the files, or of the parsed prompt."""
-        return self.tenant if self.parsed is None else self.parsed.tenant
+        """The prompt's tenant."""
+        return tenant_of(self.salt)
 
 
 class InputQueue:
@@ -114,7 +115,7 @@ class InputQueue:
     a large one. Smaller priorities go first. A prompt that is ready overtakes slower ones: text overtakes a slow video, and
     local media overtake downloads. Prompts with files have threads of their own, so that slow PDFs delay no other prompt, and
     one that is dropped while its PDFs are opened frees its thread. A prompt that gives uuids without data waits for earlier
-    prompts that provide the data, or that are not parsed yet and may do so.
+    prompts of its `cache_salt` that provide the data, or that are not parsed yet and may do so.
 
     Args:
         window: limit on the prompts being parsed, plus the larger of two numbers: prompts that are held, and prompts whose
@@ -251,11 +252,12 @@ class InputQueue:
                 heapq.heappush(self._to_process, (entry.order, entry))
 
     def _has_provider(self, entry: QueueEntry) -> bool:
-        """Return True if an earlier prompt provides data of the entry's uuids, or may do so once it is parsed."""
+        """Return True if an earlier prompt provides data of the entry's uuids, or has its salt and is not parsed yet."""
         required = entry.parsed.required_uuids if entry.parsed is not None else frozenset()
         return bool(required) and any(
-            other.order[2] < entry.order[2] and (other.parsed is None or not required.isdisjoint(other.parsed.provided_uuids))
-            for other in chain(self._in_progress, self._to_open)
+            other.order[2] < entry.order[2]
+            and (other.salt == entry.salt if other.parsed is None else not required.isdisjoint(other.parsed.provided_uuids))
+            for other in chain(self._in_progress, self._to_open.entries_of(entry.owner))
         )
 
     def _await_uuids(self, entry: QueueEntry) -> None:

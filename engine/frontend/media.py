@@ -24,11 +24,12 @@ from ...mm.fields import FieldElem, FlatField
 from ...mm.geometry import MAX_ITEM_ROWS
 from ...mm.hashing import digest
 from ...mm.media import gate
-from ...mm.media.isolate import keep_workers
+from ...mm.media.isolate import keep_workers, watching
 from ...mm.media.ledger import Ledger, MediaBudget
 from ...mm.media.policy import MediaPolicy, PdfPage
 from ...mm.parse import MediaSource
 from ...mm.raw_tensors import RawTensors
+from ...mm.tenants import tenant_of
 from ...mm.types import EmbeddingItem, ItemPlan, MediaHeader
 from ...processors.device import MediaDevice, processing_on
 from ...processors.interface import ProcessingInfo
@@ -115,7 +116,7 @@ class MultiModalProcessor:
         media: Mapping[str, object],
         uuids: Mapping[str, object],
         options: Mapping[str, Any],
-        tenant: str | None,
+        salt: str | None,
         identify: bool = True,
     ) -> list[PlannedItem]:
         """Plan items from their headers, in order of modality and index, without decoding.
@@ -129,8 +130,8 @@ class MultiModalProcessor:
             MediaError: an item is over a limit, cannot be read, or is given as a uuid that is not cached.
         """
         sources = self.parse(media, uuids, options)
-        with self.budget.open(tenant) as ledger:
-            return self.admit(sources, self.fetch(sources, ledger), options, tenant, ledger, identify)
+        with self.budget.open(tenant_of(salt)) as ledger, watching(ledger.close):
+            return self.admit(sources, self.fetch(sources, ledger), options, salt, ledger, identify)
 
     def parse(self, media: Mapping[str, object], uuids: Mapping[str, object], options: Mapping[str, Any]) -> list[MediaSource]:
         """Part 1 of `open`: parse, count and order the items. Nothing is read."""
@@ -179,7 +180,7 @@ class MultiModalProcessor:
         sources: Sequence[MediaSource],
         fetches: Mapping[int, Future[LoadedSource]],
         options: Mapping[str, Any],
-        tenant: str | None,
+        salt: str | None,
         ledger: Ledger,
         identify: bool = True,
     ) -> list[PlannedItem]:
@@ -197,10 +198,10 @@ class MultiModalProcessor:
             data = read.data
             if i in fetches and isinstance(source.data, PdfPage):
                 data = replace(source.data, file=data)
-            items.append(replace(self._open(replace(source, data=data), info, tenant, identify), seconds=seconds))
+            items.append(replace(self._open(replace(source, data=data), info, salt, identify), seconds=seconds))
         return items
 
-    def shrink(self, items: Sequence[PlannedItem], room: int, tenant: str | None) -> list[PlannedItem]:
+    def shrink(self, items: Sequence[PlannedItem], room: int, salt: str | None) -> list[PlannedItem]:
         """Shrink all items by the same factor until together they take at most `room` tokens.
 
         Raises:
@@ -209,14 +210,14 @@ class MultiModalProcessor:
         fixed = sum(item.plan.num_tokens for item in items if not self._can_shrink(item))
         total = sum(item.plan.num_tokens for item in items) - fixed
         share = (room - fixed) / total if total else 0.0
-        shrunk = [self._shrink(item, share, tenant) if self._can_shrink(item) else item for item in items]
+        shrunk = [self._shrink(item, share, salt) if self._can_shrink(item) else item for item in items]
         taken = sum(item.plan.num_tokens for item in shrunk)
         if taken > room:
             reason = f"the media cannot be made to fit: they take at least {taken} tokens, but there is room for {room}"
             raise InputError(f"{reason}; send fewer items or a shorter text", code="too_long")
         return shrunk
 
-    def process(self, item: PlannedItem, tenant: str | None, timings: dict[str, float]) -> ProcessedItem:
+    def process(self, item: PlannedItem, salt: str | None, timings: dict[str, float]) -> ProcessedItem:
         """Decode and process an item, or return it from the cache. Add the seconds of "decode" and "process" to `timings`.
 
         Raises:
@@ -225,13 +226,13 @@ class MultiModalProcessor:
         if item.processed is not None and item.source.uuid is None:
             return item.processed
         try:  # items with a uuid are cached, even encoder rows that the caller gave
-            processed = self._cache.make(item.key, lambda: item.processed or self._process(item, tenant, timings))
+            processed = self._cache.make(item.key, lambda: item.processed or self._process(item, salt, timings))
         except MediaError as error:  # the error may come from another request, where the item has another index
             raise media_error(error, item.source.modality, item.source.index) from None
         if item.source.uuid is None:
             return processed
         with gate.error_context(item.source):
-            self._names.bind(tenant, item.source.uuid, item.content)
+            self._names.bind(salt, item.source.uuid, item.content)
         return processed
 
     def _with_options(self, info: ProcessingInfo, options: Mapping[str, Any]) -> ProcessingInfo:
@@ -244,15 +245,15 @@ class MultiModalProcessor:
         start = time.perf_counter()
         return gate.load(source, self.settings.policy, ledger), time.perf_counter() - start
 
-    def _open(self, source: MediaSource, info: ProcessingInfo, tenant: str | None, identify: bool = True) -> PlannedItem:
+    def _open(self, source: MediaSource, info: ProcessingInfo, salt: str | None, identify: bool = True) -> PlannedItem:
         with gate.error_context(source):
             try:
                 item_info = self._with_options(info, {f"{source.modality}s_kwargs": source.options} if source.options else {})
             except ConfigError as error:
                 raise InputError(str(error), param=error.info.param) from None
             identify = identify or source.data is None
-            content = self._content(source, tenant) if identify else ""
-            key = self._key(source.modality, content, item_info, tenant) if identify else ""
+            content = self._content(source, salt) if identify else ""
+            key = self._key(source.modality, content, item_info, salt) if identify else ""
             processed = self._cache.get(key) if identify else None
             if isinstance(source.data, EmbeddingItem):
                 processed = _from_embeddings(source.data, item_info)
@@ -261,7 +262,7 @@ class MultiModalProcessor:
             if processed is None and source.data is None:
                 raise _cache_miss(source)
             policy = self.settings.policy
-            headers = () if processed is not None else tuple(gate.probe(source, item_info.decode_spec, policy, tenant))
+            headers = () if processed is not None else tuple(gate.probe(source, item_info.decode_spec, policy, tenant_of(salt)))
             grids = processed.geometries if processed else tuple(item_info.geometry(header) for header in headers)
             spans = tuple(item_info.spans(source.modality, grids))
             rows = sum(grid.num_embeds for grid in grids)
@@ -279,10 +280,10 @@ class MultiModalProcessor:
             )
         return PlannedItem(source, item_info, key, content, plan, grids, spans, headers, processed)
 
-    def _content(self, source: MediaSource, tenant: str | None) -> str:
+    def _content(self, source: MediaSource, salt: str | None) -> str:
         """Return the hash of the content. Raise InputError if its uuid already stands for other content."""
         if source.data is None:
-            content = self._names.find(tenant, source.uuid or "")
+            content = self._names.find(salt, source.uuid or "")
             if content is None:
                 raise _cache_miss(source)
             return content
@@ -290,29 +291,29 @@ class MultiModalProcessor:
             return digest("trusted", source.modality, source.uuid)
         content = gate.content_hash(source, self.settings.policy)
         if source.uuid is not None:
-            self._names.check(tenant, source.uuid, content)
+            self._names.check(salt, source.uuid, content)
         return content
 
-    def _key(self, modality: str, content: str, info: ProcessingInfo, tenant: str | None) -> str:
-        return digest("sensorium.item", tenant, modality, content, info.options_key(modality), self.settings.fingerprint)
+    def _key(self, modality: str, content: str, info: ProcessingInfo, salt: str | None) -> str:
+        return digest("sensorium.item", salt, modality, content, info.options_key(modality), self.settings.fingerprint)
 
     def _can_shrink(self, item: PlannedItem) -> bool:
         if item.source.data is None or isinstance(item.source.data, EmbeddingItem):
             return False
         return item.info.shrink_kwargs(item.source.modality, item.plan.grid, item.plan.num_embeds) is not None
 
-    def _shrink(self, item: PlannedItem, share: float, tenant: str | None) -> PlannedItem:
+    def _shrink(self, item: PlannedItem, share: float, salt: str | None) -> PlannedItem:
         own = item.plan.num_tokens - sum(span.num_embeds for span in item.spans if not span.shared)
         options = item.info.shrink_kwargs(item.source.modality, item.plan.grid, int(item.plan.num_tokens * share) - own)
         source = replace(item.source, options=options or {})  # item.info has the item's own options
-        small = self._open(source, item.info, tenant, bool(item.key))
+        small = self._open(source, item.info, salt, bool(item.key))
         return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens), seconds=item.seconds)
 
-    def _process(self, item: PlannedItem, tenant: str | None, timings: dict[str, float]) -> ProcessedItem:
+    def _process(self, item: PlannedItem, salt: str | None, timings: dict[str, float]) -> ProcessedItem:
         source, start = item.source, time.perf_counter()
         with gate.error_context(source):
             with _stage("decoding"):
-                decoded = gate.decode(source, item.info.decode_spec, self.settings.policy, tenant)
+                decoded = gate.decode(source, item.info.decode_spec, self.settings.policy, tenant_of(salt))
             infos = [item.info] * len(decoded)
             if not item.plan.exact:
                 infos = [item.info.settle(one) for one in decoded]

@@ -104,6 +104,16 @@ def read_prompt(prompt: object, max_model_len: float = math.inf) -> Prompt | Enc
     return EncoderDecoderPrompt(_read_single(encoder, max_model_len), read_decoder)
 
 
+def find_salt(prompt: object) -> str | None:
+    """Return the `cache_salt` of a prompt that is not read yet. None if it has none, or one that `read_prompt` refuses."""
+    try:
+        given = prompt.get("encoder_prompt", prompt) if isinstance(prompt, Mapping) else None
+        found = given.get("cache_salt") if isinstance(given, Mapping) else None
+        return str.__str__(found) if isinstance(found, str) else None
+    except Exception:  # raised by the caller's class, and reported when the prompt is read
+        return None
+
+
 def _read_single(prompt: object, max_model_len: float) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(prompt)

@@ -43,7 +43,7 @@ class RequestHandle:
     Args:
         prepare: parses the prompt; runs in a thread of the input queue.
         priority: smaller values are served first.
-        has_files, tenant: as in QueueEntry.
+        has_files, salt: as in QueueEntry.
         request_id: None lets the engine choose one.
         keep: hold the sequence open after an answer, see `EngineRequest.hold_open`; False once the sequence has ended.
         pooling: what to return instead of an answer.
@@ -58,7 +58,7 @@ class RequestHandle:
     pooling: PoolingParams | None = None
     wake: Callable[[], None] = lambda: None
     has_files: bool = False
-    tenant: str | None = None
+    salt: str | None = None
 
     # set by `register`
     number: int = field(default=-1, init=False)

@@ -13,7 +13,9 @@ import string
 import threading
 import time
 from concurrent.futures import Future
+from contextlib import suppress
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
@@ -171,10 +173,18 @@ def _get(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) 
     """Return the body, or the target of a redirect."""
     with _connect(target, policy, deadline) as raw:
         if target.scheme == "http":
-            return _exchange(raw, target, policy, deadline, ledger)
+            with ledger.watching(partial(_end, raw)):
+                return _exchange(raw, target, policy, deadline, ledger)
         raw.settimeout(_seconds_left(policy, deadline))
-        with ssl.create_default_context().wrap_socket(raw, server_hostname=target.host) as stream:
+        context = ssl.create_default_context()
+        with context.wrap_socket(raw, server_hostname=target.host) as stream, ledger.watching(partial(_end, stream)):
             return _exchange(stream, target, policy, deadline, ledger)
+
+
+def _end(stream: socket.socket) -> None:
+    """End the connection, so that the thread that reads from it goes on at once."""
+    with suppress(OSError):  # it has ended already
+        socket.socket.shutdown(stream, socket.SHUT_RDWR)  # not that of ssl, which changes what the other thread uses
 
 
 def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.socket:

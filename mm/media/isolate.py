@@ -20,7 +20,7 @@ import time
 import typing
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -208,11 +208,11 @@ class CodecWorker:
 
 
 class Interrupt:
-    """Ends a function's calls in workers. `stop` may be called in any thread and at any time."""
+    """Ends a function's calls in workers, and its downloads. `stop` may be called in any thread and at any time."""
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
-        self._worker: CodecWorker | None = None
+        self._ends: list[Callable[[], object]] = []
         self._stopped = False
 
     def run(self, work: Callable[[], T]) -> T:
@@ -225,28 +225,34 @@ class Interrupt:
             _interrupt.reset(token)
 
     @contextmanager
-    def watching(self, worker: CodecWorker) -> Iterator[None]:
-        """Kill the worker if `stop` is called inside the context. Raise InputError if it was called inside or before."""
+    def watching(self, end: Callable[[], object]) -> Iterator[None]:
+        """Call `end` if `stop` is called inside the context. Raise InputError if it was called inside or before."""
         with self._lock:
             self.check()
-            self._worker = worker
+            self._ends.append(end)
         try:
             yield
         finally:
             with self._lock:
-                self._worker = None
-        self.check()  # the worker may have been killed after its reply; it serves nobody again
+                self._ends.remove(end)
+        self.check()  # a worker may have been killed after its reply; it serves nobody again
 
     def stop(self) -> None:
         with self._lock:
             self._stopped = True
-            if self._worker is not None:
-                self._worker.kill()
+            for end in self._ends:
+                end()
 
     def check(self) -> None:
         """Raise InputError after `stop`."""
         if self._stopped:
             raise InputError("the request was aborted")
+
+
+def watching(end: Callable[[], object]) -> AbstractContextManager[None]:
+    """Do the same as `watching` of the Interrupt whose function this is. Other functions are not interrupted."""
+    interrupt = _interrupt.get()
+    return nullcontext() if interrupt is None else interrupt.watching(end)
 
 
 _interrupt: ContextVar[Interrupt | None] = ContextVar("interrupt", default=None)
@@ -262,7 +268,7 @@ def _ask(
     began = _closes
     worker, interrupt = _take(request.module, tenant, require), _interrupt.get()
     try:
-        with nullcontext() if interrupt is None else interrupt.watching(worker):
+        with watching(worker.kill):
             reply, buffers = worker.ask(request, data, memory)
     except TimeoutError:
         worker.stop()

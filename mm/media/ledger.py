@@ -47,6 +47,7 @@ class Ledger:
         self.num_bytes = self._taken = 0  # _taken: without tensors
         self.deadline: float | None = None
         self.closed = False
+        self._ends: list[Callable[[], object]] = []  # of running downloads
 
     def __enter__(self) -> Ledger:
         return self
@@ -61,6 +62,20 @@ class Ledger:
             self._read = {}
             self._budget.holders.discard(self)
             self._budget.changed.notify_all()
+            for end in self._ends:
+                end()
+
+    @contextmanager
+    def watching(self, end: Callable[[], object]) -> Iterator[None]:
+        """Call `end` if the request ends inside the context. Raise InputError if it has ended before."""
+        with self._budget.changed:
+            self.check_open()
+            self._ends.append(end)
+        try:
+            yield
+        finally:
+            with self._budget.changed:
+                self._ends.remove(end)
 
     def check_open(self) -> None:
         """Raise InputError if the request has ended."""

@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from ...engine.async_llm import AsyncLLM
 from ...engine.errors import NotPicklable
@@ -25,6 +25,8 @@ from .live_native import NativeTranscriber
 if TYPE_CHECKING:
     from ...engine.llm import LLM
 
+T = TypeVar("T")
+_LARGE = 1 << 16  # bytes of samples above which a thread works on them
 _lock = threading.Lock()
 _sessions: weakref.WeakKeyDictionary[LLM, int] = weakref.WeakKeyDictionary()  # number of open streams
 
@@ -82,7 +84,7 @@ class LiveStream:
         transcriber = self.transcriber
         while True:
             self.arrived.clear()
-            task = transcriber.next_task()
+            task = await self._call(transcriber.next_task)
             self._taken.set()
             while transcriber.events:
                 yield transcriber.events.popleft()
@@ -91,10 +93,16 @@ class LiveStream:
             if task is None:
                 await self._wait()
                 continue
-            step = advance(task)
+            step = await self._call(advance, task)
             while isinstance(step, RequestHandle | Turn):
                 answer = self.engine.answer(step) if isinstance(step, RequestHandle) else self.engine.append(step)
-                step = advance(task, await answer)
+                step = await self._call(advance, task, await answer)
+
+    async def _call(self, function: Callable[..., T], *args: object) -> T:
+        """Call a function of the transcriber, in a thread if many samples are buffered: VAD and features of these take long."""
+        if self.transcriber.buffered_bytes <= _LARGE:
+            return function(*args)
+        return await asyncio.to_thread(function, *args)
 
     async def _wait(self) -> None:
         try:

@@ -14,6 +14,7 @@ from ...mm.media.isolate import call_worker
 from ...mm.media.policy import DEFAULT_POLICY, MediaPolicy
 from ...mm.pacing import releasing_gil
 from ...mm.plain import builtin_copy, reading
+from ...mm.tenants import tenant_of
 from ...mm.types import Media
 from .message_parts import split_media
 from .rendering import RenderInputs, plain_copy, render, render_alone, texts
@@ -75,8 +76,8 @@ def render_chat(
     With `continue_final_message` the prompt ends with the text of the last message, which the model continues. With
     `max_model_len`, messages whose texts cannot fit are refused before they are rendered. `placeholders` are the texts that
     stand for items, by modality, in a template that reads strings. `isolated`: render in a worker process, which serves no
-    other `cache_salt`; for templates that are not the checkpoint's. `require_sandbox`: refuse a worker
-    whose system calls cannot be filtered. `policy`: limits of PDFs, which are opened in workers of this `cache_salt`, too.
+    other tenant (`cache_salt`); for templates that are not the checkpoint's. `require_sandbox`: refuse a worker
+    whose system calls cannot be filtered. `policy`: limits of PDFs, which are opened in workers of this tenant, too.
 
     Raises:
         InputError: messages or parts of a wrong form, texts too long, or a template that refuses them or leaves a text out. The
@@ -91,7 +92,7 @@ def render_chat(
         with reading(messages, "messages"):
             _check_count(messages, tools, max_model_len)
     copied = [builtin_copy(one, f"messages[{i}]", f"message {i}") for i, one in enumerate(releasing_gil(messages))]
-    plain, media, places = split_media(copied, policy, cache_salt)
+    plain, media, places = split_media(copied, policy, tenant_of(cache_salt))
     if max_model_len is not None:
         _check_length(plain, tokenizer, max_model_len)
     inputs = RenderInputs(
@@ -106,7 +107,7 @@ def render_chat(
         4 * (max_model_len or _MAX_TOKENS),
         max_seconds,
     )
-    segments = _render_in_worker(inputs, cache_salt, require_sandbox) if isolated else render(inputs)
+    segments = _render_in_worker(inputs, tenant_of(cache_salt), require_sandbox) if isolated else render(inputs)
     return RenderedChat(segments, tuple(media), tuple(places))
 
 

@@ -39,7 +39,7 @@ from .audio import transcript_events
 
 MAX_MESSAGE_BYTES = 16 << 20
 _MAX_VALUES = 4096  # commas and opening brackets of a message
-_LARGE = 1 << 20  # characters above which a thread parses a message
+_LARGE = 1 << 16  # characters or bytes above which a thread reads a message or its audio
 _MAX_BUFFER_BYTES = 16 << 20  # PCM that is not committed yet
 _PROTOCOL = "realtime"
 
@@ -194,7 +194,8 @@ class RealtimeSession:
     async def _append(self, audio: str) -> None:
         """Take samples. While the live stream's buffer is full, this waits, and nothing is read from the socket."""
         assert self._settings.format is not None
-        data, rate = read_audio(audio, self._settings.format), self._settings.format.hertz
+        form, rate = self._settings.format, self._settings.format.hertz
+        data = await asyncio.to_thread(read_audio, audio, form) if len(audio) > _LARGE else read_audio(audio, form)
         if self._settings.turn_detection is None:
             if len(self._buffer) + len(data) > _MAX_BUFFER_BYTES:
                 reason = f"more than {_MAX_BUFFER_BYTES} bytes of PCM are not committed; commit or clear the buffer"
@@ -293,7 +294,7 @@ class RealtimeSession:
 
     async def _run_buffer(self, data: bytes, settings: AudioInput, item: _Item) -> None:
         assert settings.format is not None
-        samples = np.frombuffer(data, "<i2").astype(np.float32) / 32768
+        samples = await asyncio.to_thread(_as_floats, data) if len(data) > _LARGE else _as_floats(data)
         options = self._options(settings)
         language = options.pop("language", None)
         events = transcript_events(
@@ -371,6 +372,10 @@ _ITEM = "conversation.item"
 async def _taken(blocks: asyncio.Queue[bytes | Gap | None]) -> AsyncGenerator[bytes | Gap, None]:
     while (block := await blocks.get()) is not None:
         yield block
+
+
+def _as_floats(data: bytes) -> np.ndarray[Any, np.dtype[np.float32]]:
+    return np.frombuffer(data, "<i2").astype(np.float32) / np.float32(32768)
 
 
 def _parse(text: object, parse: Callable[[bytes], Any] = json.loads) -> dict[str, Any]:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -51,7 +52,10 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
             return tokens, None
         return tokens, [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
 
-    tokens, texts = await _in_thread(request, with_texts)
+    if _holds_media(body.messages or ()):
+        tokens, texts = await _plan(request, with_texts)
+    else:
+        tokens, texts = await _in_thread(request, server.tokenisers, with_texts)
     found = {"tokens": tokens, "count": len(tokens), "max_model_len": llm.max_model_len, "token_strs": texts}
     return JSONResponse(found)
 
@@ -64,8 +68,8 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     if wrong := next((token for token in body.tokens if not 0 <= token < tokenizer.vocab_size), None):
         reason = f"tokens holds {wrong}; the vocabulary has the ids 0 to {tokenizer.vocab_size - 1}"
         raise InputError(reason, param="tokens")
-    work = asyncio.to_thread(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return JSONResponse({"prompt": await unless_disconnected(request, work)})
+    decode = partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
+    return JSONResponse({"prompt": await _in_thread(request, server.tokenisers, decode)})
 
 
 async def media_plan(body: PlanBody, request: Request) -> Response:
@@ -75,15 +79,32 @@ async def media_plan(body: PlanBody, request: Request) -> Response:
     server.check_messages(body.messages)
     salt = cache_salt(request, body.cache_salt)
     plan = partial(server.engine.llm.plan, body.messages, body.mm_processor_kwargs, cache_salt=salt)
-    items = [asdict(item) for item in await _in_thread(request, plan)]
+    items = [asdict(item) for item in await _plan(request, plan)]
     tokens = sum(item["num_tokens"] for item in items)
     return JSONResponse({"object": "media.plan", "model": server.name, "items": items, "num_tokens": tokens})
 
 
-async def _in_thread(request: Request, work: Callable[[], T]) -> T:
-    """Return the result of work that may open PDFs. If the client disconnects, their worker ends."""
-    interrupt, planners = Interrupt(), server_of(request).planners
+def _holds_media(messages: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether a conversation has parts other than text, such as a PDF, which is opened to count its pages."""
+    contents = (message.get("content") for message in messages)
+    parts = (part for content in contents if isinstance(content, list) for part in content)
+    return any(isinstance(part, dict) and part.get("type") != "text" for part in parts)
+
+
+async def _plan(request: Request, work: Callable[[], T]) -> T:
+    """Return the result of work that may download media or open PDFs. If the client disconnects, both end."""
+    server, interrupt = server_of(request), Interrupt()
+
+    async def run() -> T:
+        async with server.plan_place(request):
+            return await asyncio.get_running_loop().run_in_executor(server.planners, interrupt.run, work)
+
     try:
-        return await unless_disconnected(request, asyncio.get_running_loop().run_in_executor(planners, interrupt.run, work))
+        return await unless_disconnected(request, run())
     finally:
         interrupt.stop()
+
+
+async def _in_thread(request: Request, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+    """Return the result of work unless the client disconnects."""
+    return await unless_disconnected(request, asyncio.get_running_loop().run_in_executor(threads, work))

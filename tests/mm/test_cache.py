@@ -7,6 +7,7 @@ import threading
 import pytest
 from sensorium.mm.cache import ByteCache, UuidTable
 from sensorium.mm.errors import InputError
+from sensorium.mm.tenants import tenant_salt
 from waiting import wait_until
 
 SIZES = {"A": 2, "B": 2, "C": 2, "D": 1, "E": 1, "huge": 7}
@@ -108,6 +109,10 @@ def test_uuids_of_all_tenants_together_have_a_limit():
     assert names.find("honest", "cat") == "1"
     assert names.find("greedy", "999") == "2"
     assert names._count == sum(map(len, names._tenants.values())) == 100
+    for i in range(1000):
+        names.bind(tenant_salt("rotating", str(i)), "cat", str(i))
+    assert names.find("honest", "cat") == "1"
+    assert names.find(tenant_salt("rotating", "999"), "cat") == "999"
     for i in range(5000):
         names.bind(f"tenant {i}" + "x" * 1000, "a", "3")
     assert names._count == sum(map(len, names._tenants.values())) <= 100

@@ -277,7 +277,12 @@ def test_arguments(llm):
         llm.speak(messages, speech_params={"temperature": 0.0})
 
 
-def test_memory_and_sleep(saved, llm):
+def _sleep_async(llm, name):
+    asyncio.run(getattr(AsyncLLM(llm), name)())
+
+
+@pytest.mark.parametrize("do", [lambda llm, name: getattr(llm, name)(), _sleep_async], ids=["LLM", "AsyncLLM"])
+def test_memory_and_sleep(saved, llm, do):
     assert llm.explain().talker > 0
     assert "talker" in str(llm.explain())
     with LLM(saved[0], chat_template=talkers.TEMPLATE, max_model_len=512, device="cpu") as plain:
@@ -285,10 +290,11 @@ def test_memory_and_sleep(saved, llm):
         with pytest.raises(ConfigError, match="load the model with load_talker=True"):
             plain.speak(conversation("")[0])
     before = llm.speak(conversation("")[0], TEXT, speech_params=GREEDY)[0].codes
-    llm.sleep()
+    do(llm, "sleep")
+    assert llm.talker is None
     with pytest.raises(ConfigError, match="wake the engine first"):
         llm.speak(conversation("")[0])
-    llm.wake_up()
+    do(llm, "wake_up")
     assert llm.speak(conversation("")[0], TEXT, speech_params=GREEDY)[0].codes == before
 
 

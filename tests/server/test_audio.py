@@ -17,6 +17,7 @@ import soundfile
 from http_server import listening, make_server, openai_client, serving
 from parakeet import make_model, make_transducer, save
 from sensorium import EngineDeadError, SamplingParams
+from sensorium.mm.tenants import tenant_of
 from sensorium.pipelines.speech.subtitles import WRITERS, SubtitleLayout
 from sensorium.server.config import ServerConfig
 from sensorium.server.state import Server
@@ -250,6 +251,8 @@ def test_each_key_has_its_own_cache(server, wav, monkeypatch):
     found = [set(filter(None, one.split("|"))) for one in requests[:-1]]
     assert [len(one) for one in found] == [1, 1, 1]
     assert len(set.union(*found)) == 3
+    first, second, third = (tenant_of(*one) for one in found)
+    assert first == third != second
 
 
 def test_a_model_without_a_decoder_takes_temperature_zero(tmp_path, wav):

@@ -12,6 +12,7 @@ from sensorium.server import batch_runner
 from sensorium.server.batch_runner import _check_line
 from sensorium.server.config import ServerConfig
 from sensorium.server.errors import HttpError
+from sensorium.server.guard import Guard
 from sensorium.server.large_json import member
 from sensorium.server.store import KEPT_SECONDS, WINDOW_SECONDS, Store
 
@@ -27,6 +28,29 @@ def test_few_lines_are_in_progress(tmp_path):
         assert app.most == 3
 
     assert held(tmp_path, "abcdefgh", scenario, batch_requests=3)["request_counts"]["completed"] == 8
+
+
+@pytest.mark.parametrize(("limit", "most"), [(2.5, 2), (0.5, 1)])
+def test_lines_count_as_bodies_while_they_are_held(tmp_path, monkeypatch, limit, most):
+    """Further lines wait until there is room. One line always has room."""
+    monkeypatch.setattr("sensorium.server.batch_runner._RETRY_SECONDS", 0.001)
+    size = len(line("a", messages="a")) + 1
+
+    async def scenario(store, runner, app, batch, clock, end):
+        guard = Guard(app, ServerConfig(max_total_body_bytes=size * 4), body_bytes=runner._body_bytes)
+        run = asyncio.ensure_future(end())
+        await until(lambda: len(app.started) == most)
+        await asyncio.sleep(0.05)
+        assert runner._body_bytes.count == most * size
+        with pytest.raises(HttpError, match="max_total_body_bytes"):
+            guard.check_size(0, size * 4)
+        app.go_on.set()
+        await run
+        assert app.most == most
+        assert runner._body_bytes.count == 0
+
+    found = held(tmp_path, "abcdef", scenario, max_total_body_bytes=int(limit * size))
+    assert found["request_counts"]["completed"] == 6
 
 
 def test_a_cancelled_batch_keeps_its_results(tmp_path):

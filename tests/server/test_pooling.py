@@ -5,8 +5,9 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
-from threading import current_thread
+from threading import Event, current_thread
 
 import httpx
 import numpy as np
@@ -16,10 +17,11 @@ from http_server import MEDIA, error, image_url, listening, make_server
 from PIL import Image
 from sensorium.engine.worker.sampler import NOT_FINITE
 from sensorium.mm.media import pdf
+from sensorium.mm.media.isolate import watching
 from sensorium.mm.media.policy import MediaUrl
 from sensorium.server.config import ServerConfig
 from sensorium.server.endpoints import pooling as endpoint
-from waiting import assert_idle
+from waiting import LONG, assert_idle, wait_until
 
 PNG = MEDIA / "line1.png"
 URL = image_url(PNG.name)
@@ -200,6 +202,61 @@ def test_pdfs_of_plans_and_tokens_are_opened_for_their_tenant(http, tiny, monkey
     for path in ("/tokenize", "/v1/media/plan", "/v1/chat/completions"):
         assert post(http, path, messages=[{"role": "user", "content": [part]}], cache_salt="a").status_code >= 400
     assert opened == [(tiny[1].engine.llm.config.media.max_bytes, "a")] * 3
+
+
+def plan(url, key, text="fast", seconds=240):
+    body = {"messages": [{"role": "user", "content": text}]}
+    return httpx.post(f"{url}/v1/media/plan", json=body, headers={"Authorization": f"Bearer {key}"}, timeout=seconds)
+
+
+def test_slow_plans_of_a_key_delay_neither_other_keys_nor_tokens(tiny, monkeypatch):
+    server, go_on, running = make_server(tiny[1].engine.llm, "tiny-vl", ServerConfig(api_key=["one", "two"])), Event(), []
+
+    def slow(messages, *_, **options):
+        if messages[0]["content"] == "slow":
+            running.append(current_thread())
+            go_on.wait(LONG)
+        return []
+
+    monkeypatch.setattr(server.engine.llm, "plan", slow)
+    with listening(server) as url, ThreadPoolExecutor(8) as clients:
+        try:
+            plans = [clients.submit(plan, url, "one", "slow") for _ in range(8)]
+            wait_until(lambda: len(running) == 4)
+            assert plan(url, "two").status_code == 200
+            headers = {"Authorization": "Bearer one"}
+            for path, body in (("tokenize", {"prompt": "a"}), ("detokenize", {"tokens": [5]})):
+                assert httpx.post(f"{url}/{path}", json=body, headers=headers, timeout=240).status_code == 200
+            assert len(running) == 4
+        finally:
+            go_on.set()
+        assert [one.result().status_code for one in plans] == [200] * 8
+
+
+def test_slow_plans_delay_no_tokens(http, tiny, monkeypatch):
+    go_on, running = Event(), []
+    monkeypatch.setattr(tiny[1].engine.llm, "plan", lambda *_, **options: running.append(None) or (go_on.wait(LONG) and []))
+    with ThreadPoolExecutor(8) as clients:
+        try:
+            plans = [clients.submit(plan, tiny[0], "none") for _ in range(8)]
+            wait_until(lambda: len(running) == 8)
+            assert post(http, "/tokenize", prompt="a house").status_code == 200
+        finally:
+            go_on.set()
+        assert [one.result().status_code for one in plans] == [200] * 8
+
+
+def test_a_plan_ends_when_its_client_leaves(tiny, monkeypatch):
+    ended = Event()
+
+    def downloading(*_, **options):
+        with watching(ended.set):
+            assert ended.wait(LONG)
+
+    monkeypatch.setattr(tiny[1].engine.llm, "plan", downloading)
+    with pytest.raises(httpx.ReadTimeout):
+        plan(tiny[0], "none", seconds=0.2)
+    assert ended.wait(LONG)
 
 
 def test_the_cache_of_a_key(tiny):

@@ -6,6 +6,7 @@ import asyncio
 import base64
 import json
 import threading
+from functools import partial
 
 import numpy as np
 import openai
@@ -441,6 +442,37 @@ def test_a_large_message_is_parsed_in_a_thread(url, monkeypatch):
             socket.send(json.dumps({"type": "input_audio_buffer.clear", "event_id": text}, ensure_ascii=False))
             assert json.loads(socket.recv())["type"] == "input_audio_buffer.cleared"
     assert threads == [True, False]
+
+
+def test_large_audio_is_read_in_a_thread(client, monkeypatch, talk):
+    reading = {"read_audio": [], "_as_floats": []}
+    real = {name: getattr(realtime, name) for name in reading}
+
+    def recorded(name, *args):
+        reading[name].append("asyncio" in threading.current_thread().name)
+        return real[name](*args)
+
+    for name in reading:
+        monkeypatch.setattr(realtime, name, partial(recorded, name))
+    with client.realtime.connect(model="tiny-asr") as connection:
+        connection.session.update(session=session(turn_detection=None))
+        for size in (1 << 14, 1 << 17):
+            connection.input_audio_buffer.append(audio=encoded(talk[:size]))
+            connection.input_audio_buffer.commit()
+            until(connection, COMPLETED)
+    assert reading == {"read_audio": [False, True], "_as_floats": [False, True]}
+
+
+def test_large_base64_is_read_in_chunks():
+    data = bytes(range(256)) * 4096
+    text, form = encoded(data), Format(type="audio/pcm", rate=RATE)
+    assert read_audio(text, form) == data
+    wide = np.frombuffer(read_audio(text, Format(type="audio/pcmu")), "<i2").reshape(4096, 256)
+    assert (wide == wide[0]).all()
+    assert wide[0].tolist() == np.frombuffer(read_audio(encoded(data[:256]), Format(type="audio/pcmu")), "<i2").tolist()
+    for wrong in (f"AA=={text}", f"{text[: 1 << 18]}AA=={text}", f"{text[:-1]}", f"{text}=", f"{text}A===", "=", "é" * 8):
+        with pytest.raises(InputError, match="not base64"):
+            read_audio(wrong, form)
 
 
 def test_an_item_that_fails(client, server, monkeypatch, talk):

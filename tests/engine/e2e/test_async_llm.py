@@ -10,9 +10,10 @@ from pathlib import Path
 import pytest
 from PIL import Image
 from sensorium import LLM, AsyncLLM, SamplingParams
+from sensorium.engine.session import Turn
 from sensorium.mm.errors import ConfigError, InputError
 from together import hold_until_prepared
-from waiting import assert_idle, hold_steps, wait_until
+from waiting import LONG, assert_idle, hold_steps, wait_until
 
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
@@ -183,6 +184,24 @@ def test_abort_by_request_id(llm, engine, monkeypatch):
     assert outputs[-1].error is None
     assert outputs[-1].request_id == "mine"
     assert outputs[-1].outputs[0].finish_reason == "abort"
+    assert_idle(llm)
+
+
+def test_a_turn_that_is_cancelled_before_it_begins_ends_its_sequence(llm, engine):
+    handle, go_on = llm.request("user 1 moves left", greedy()), threading.Event()
+    handle.keep = True
+
+    async def go():
+        await engine.answer(handle)
+        llm._engine_loop.call(lambda _: go_on.wait(LONG))
+        turn = asyncio.create_task(engine.append(Turn(handle, (), close=False)))
+        await asyncio.sleep(0)
+        turn.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await turn
+
+    asyncio.run(go())
+    go_on.set()
     assert_idle(llm)
 
 

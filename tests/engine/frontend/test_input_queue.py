@@ -17,8 +17,11 @@ from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.media.isolate import _interrupt
 from sensorium.mm.media.ledger import MediaBudget
 from sensorium.mm.media.policy import MediaPolicy
+from sensorium.mm.tenants import tenant_salt
 from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
 from waiting import LONG, wait_until
+
+NAMES = (None, "a", "b", "c")
 
 
 def prepared(size):
@@ -31,9 +34,9 @@ def prepared(size):
 class Media(ParsedPrompt):
     """Media of `size` bytes whose decoding waits for `gate`."""
 
-    def __init__(self, queue, size=1, gate=None, fetches=(), provides="", requires="", tenant=None):
+    def __init__(self, queue, size=1, gate=None, fetches=(), provides="", requires="", salt=None):
         own = {
-            "prompt": Prompt("", salt=tenant),
+            "prompt": Prompt("", salt=salt),
             "ledger": MediaBudget(MediaPolicy()).open(),
             "queue": queue,
             "size": size,
@@ -70,21 +73,21 @@ class Queue:
         self.input_queue, self.out, self.results = InputQueue(window, workers, capacity), [], {}
         self.lock, self.news, self.now, self.most = threading.Lock(), threading.Condition(), 0, 0
 
-    def entry(self, name, work=None, priority=0, has_files=False, tenant=None):
+    def entry(self, name, work=None, priority=0, has_files=False, salt=None):
         def done(result):
             with self.news:
                 self.out.append(name)
                 self.results[name] = result
                 self.news.notify_all()
 
-        return QueueEntry(work or (lambda: ProcessedPrompt(name, (1,))), done, priority, has_files, tenant)
+        return QueueEntry(work or (lambda: ProcessedPrompt(name, (1,))), done, priority, has_files, salt)
 
     def add(self, *entries):
         self.input_queue.add(entries)
         return entries
 
     def media(self, name, **draft):
-        return self.entry(name, lambda: Media(self, **draft))
+        return self.entry(name, lambda: Media(self, **draft), salt=draft.get("salt"))
 
     def wait(self, *names):
         with self.news:
@@ -167,9 +170,9 @@ def test_slow_downloads_hold_no_other_prompt_up():
 
 def test_a_tenant_leaves_places_for_downloads_of_others():
     queue = Queue(window=4)
-    busy = queue.add(*(queue.media(f"busy{i}", fetches=(Future(),), tenant="busy") for i in range(40)))
+    busy = queue.add(*(queue.media(f"busy{i}", fetches=(Future(),), salt="busy") for i in range(40)))
     done = Future()
-    (other,) = queue.add(queue.media("other", fetches=(done,), tenant="other"))
+    (other,) = queue.add(queue.media("other", fetches=(done,), salt="other"))
     wait_until(lambda: other.stage == "fetching")
     wait_until(lambda: [entry.stage for entry in busy].count("fetching") >= 16)
     assert [entry.stage for entry in busy].count("fetching") == 16
@@ -178,14 +181,14 @@ def test_a_tenant_leaves_places_for_downloads_of_others():
     queue.input_queue.close()
 
 
-def slow(queue, gate, name, tenant=None, result=None):
+def slow(queue, gate, name, salt=None, result=None):
     """Return an entry whose files take until `gate` to open."""
 
     def work():
         assert gate.wait(LONG)
         return result or ProcessedPrompt(name, (1,))
 
-    return queue.entry(name, work, has_files=True, tenant=tenant)
+    return queue.entry(name, work, has_files=True, salt=salt)
 
 
 def test_slow_files_delay_no_other_prompt(queue):
@@ -207,10 +210,27 @@ def test_slow_files_of_one_tenant_leave_a_thread_to_others(queue):
     queue.wait(*(f"mine{i}" for i in range(4)))
 
 
+def test_a_tenant_gets_no_more_places_by_changing_its_salt(queue):
+    gate = threading.Event()
+    queue.add(*(slow(queue, gate, f"mine{i}", tenant_salt("a", str(i))) for i in range(4)))
+    other = slow(queue, gate, "theirs", "b")
+    other.prepare = lambda: ProcessedPrompt("theirs", (1,))
+    queue.add(other)
+    queue.wait("theirs")
+    assert queue.out == ["theirs"]
+    busy = queue.add(*(queue.media(f"busy{i}", fetches=(Future(),), salt=tenant_salt("busy", str(i))) for i in range(40)))
+    wait_until(lambda: [entry.stage for entry in busy].count("fetching") >= 16)
+    queue.add(queue.entry("text"))
+    queue.wait("text")
+    assert [entry.stage for entry in busy].count("fetching") == 16
+    gate.set()
+    queue.wait(*(f"mine{i}" for i in range(4)))
+
+
 def test_a_tenant_with_thousands_of_prompts_is_passed_over_at_once(queue, monkeypatch):
     """The work for each event does not grow with the prompts of a tenant that has no place."""
     gate, steps = threading.Event(), []
-    busy = queue.add(*(slow(queue, gate, f"busy{i}", tenant="busy") for i in range(5000)))
+    busy = queue.add(*(slow(queue, gate, f"busy{i}", salt="busy") for i in range(5000)))
     for name in ("heappop", "heappush"):
         real = getattr(heapq, name)
         monkeypatch.setattr(heapq, name, lambda *args, real=real: steps.append(1) or real(*args))
@@ -226,16 +246,16 @@ def test_tenants_take_turns_in_order():
     """Entries leave in order, without those that were dropped and those of tenants that may not start one."""
     chance, waiting, expected = random.Random(0), TenantHeaps("waiting"), []
     for number in range(300):
-        entry = QueueEntry(lambda: ProcessedPrompt("", (1,)), lambda _: None, tenant=chance.choice([None, "a", "b", "c"]))
+        entry = QueueEntry(lambda: ProcessedPrompt("", (1,)), lambda _: None, salt=chance.choice(NAMES))
         entry.order, entry.stage = (0, chance.randrange(1000), number), chance.choice(["waiting", "waiting", "gone"])
         waiting.push(entry)
         expected += [entry] if entry.stage == "waiting" else []
-    assert {*waiting} == {*expected}
+    assert {one for name in NAMES for one in waiting.entries_of(name)} == {*expected}
     for blocked in ("a", None, "b", "c", "other"):
-        left = sorted((one for one in expected if one.tenant != blocked), key=lambda one: one.order)[:60]
+        left = sorted((one for one in expected if one.owner != blocked), key=lambda one: one.order)[:60]
         assert [waiting.pop(lambda owner: owner != blocked) for _ in left] == left  # noqa: B023
         expected = [one for one in expected if one not in left]
-    assert [*waiting] == expected == []
+    assert [one for name in NAMES for one in waiting.entries_of(name)] == expected == []
     assert waiting.pop(lambda _: True) is None
 
 
@@ -251,7 +271,7 @@ def test_a_prompt_that_is_dropped_while_its_files_are_opened_frees_its_thread(qu
         kill = property(lambda self: self.killed.set)
 
     def work(name, worker):
-        with _interrupt.get().watching(worker):
+        with _interrupt.get().watching(worker.kill):
             opened.append(name)
             started.release()
             assert worker.killed.wait(LONG)
@@ -273,6 +293,17 @@ def test_a_uuid_waits_for_earlier_files_that_are_not_opened_yet(queue):
     assert queue.out == ["other"]
     gate.set()
     queue.wait("far", "requires a")
+
+
+def test_a_uuid_waits_for_no_files_with_another_salt(queue):
+    gate = threading.Event()
+    mine, theirs = tenant_salt("a", "x"), tenant_salt("a", "y")
+    queue.add(*(slow(queue, gate, f"pdf{i}", salt) for i, salt in enumerate(("b", theirs, None, "b"))))
+    queue.add(queue.media("uuid", requires=[(mine, "u")], salt=mine))
+    queue.wait("uuid")
+    assert queue.out == ["uuid"]
+    gate.set()
+    queue.wait(*(f"pdf{i}" for i in range(4)))
 
 
 def test_a_uuid_without_data_waits_for_earlier_prompts_that_provide_it():

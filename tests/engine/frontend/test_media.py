@@ -5,9 +5,12 @@ from __future__ import annotations
 import gc
 import io
 import os
+import socket
 import subprocess
 import sys
 import threading
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
@@ -22,8 +25,10 @@ from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate, isolate
+from sensorium.mm.media.isolate import Interrupt
 from sensorium.mm.media.policy import MediaPolicy, MediaUrl, PdfPage
 from sensorium.mm.parse import MediaSource
+from sensorium.mm.tenants import tenant_salt
 from sensorium.mm.types import Media, MediaHeader
 from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
@@ -73,6 +78,37 @@ def test_downloads_run_together_and_keep_their_order(server):
     urls = [MediaUrl(f"{server}/{width}") for width in (90, 60, 120)]
     items = media().open({"image": [*urls[:1], png(75), *urls[1:]]}, {}, {}, None)
     assert [item.plan.size for item in items] == [(60, 90), (60, 75), (60, 60), (60, 120)]
+
+
+def test_salts_of_one_tenant_share_workers_and_budget_but_no_items(monkeypatch):
+    processor, tenants, keys = media(), [], set()
+    for module, name in ((gate, "probe"), (gate, "decode"), (processor.budget, "open")):
+        real = getattr(module, name)
+        monkeypatch.setattr(module, name, lambda *args, real=real: tenants.append(args[-1]) or real(*args))
+    for name in "xy":
+        salt = tenant_salt("a", name)
+        (item,) = processor.open({"image": [png(60)]}, {}, {}, salt)
+        processor.process(item, salt, {})
+        keys.add(item.key)
+    assert tenants == ["a"] * 6
+    assert len(keys) == 2
+
+
+@pytest.mark.parametrize("body", [b"", b"HTTP/1.1 200 OK\r\nContent-Length: 9\r\n\r\na"], ids=["silent", "slow"])
+def test_an_interrupt_ends_a_running_download(body):
+    """Its thread goes on at once: it does not wait for the server's next byte, or for the time limit."""
+    policy = replace(LOCAL, timeout=LONG, max_seconds=LONG)
+    processor, interrupt = media(policy), Interrupt()
+    with socket.create_server(("127.0.0.1", 0)) as server, ThreadPoolExecutor(1) as pool:
+        url = MediaUrl(f"http://127.0.0.1:{server.getsockname()[1]}/a")
+        found = pool.submit(interrupt.run, lambda: processor.open({"image": [url]}, {}, {}, None))
+        connection = server.accept()[0]
+        with connection:
+            connection.recv(1 << 16)
+            connection.sendall(body)
+            interrupt.stop()
+            with pytest.raises(MediaError):
+                found.result(LONG / 4)
 
 
 def test_one_failing_download_is_named_and_leaves_none_behind(server):

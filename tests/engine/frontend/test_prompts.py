@@ -10,7 +10,7 @@ import measured
 import numpy as np
 import pytest
 import torch
-from sensorium.engine.frontend.prompts import EncoderDecoderPrompt, Prompt, read_prompt, read_token_ids
+from sensorium.engine.frontend.prompts import EncoderDecoderPrompt, Prompt, find_salt, read_prompt, read_token_ids
 from sensorium.mm.errors import InputError
 
 IDS = Prompt(token_ids=[1, 2])
@@ -38,6 +38,15 @@ class BrokenDict(dict[str, object]):
 def test_a_mapping_whose_methods_raise() -> None:
     with pytest.raises(InputError, match=r"the prompt, a BrokenDict, cannot be read \(broken\); give a dict"):
         read_prompt(BrokenDict(prompt="x"))
+
+
+def test_a_salt_that_is_refused_later_is_none() -> None:
+    class Broken(dict[str, object]):
+        def get(self, *_: object) -> Any:
+            raise RuntimeError("broken")
+
+    assert find_salt({"prompt": "x", "cache_salt": ["s"]}) is None
+    assert find_salt(Broken(prompt="x", cache_salt="s")) is None
 
 
 FORMS = [
@@ -68,7 +77,9 @@ FORMS = [
 
 @pytest.mark.parametrize(("prompt", "want"), FORMS)
 def test_forms(prompt: object, want: object) -> None:
-    assert read_prompt(prompt) == want
+    read = read_prompt(prompt)
+    assert read == want
+    assert find_salt(prompt) == (read.encoder if isinstance(read, EncoderDecoderPrompt) else read).salt
 
 
 def test_tokens_are_plain_integers() -> None:
