@@ -215,7 +215,7 @@ def test_samples_of_windows_come_early(saved, llm, long, count, monkeypatch):
     torch.testing.assert_close(torch.cat(parts), theirs, rtol=0, atol=1e-4)
 
 
-@pytest.mark.parametrize("division", ["whole", "exact", "windows"])
+@pytest.mark.parametrize("division", ["exact", *(pytest.param(one, marks=pytest.mark.full) for one in ("whole", "windows"))])
 def test_memory_of_samples_is_planned(llm, long, division):
     codes, _ = long
     model = llm.talker.model
