@@ -62,7 +62,6 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("this class cannot be replaced", (), "scheduler_cls"),
     ("this class cannot be replaced", ("auto", ""), "worker_cls worker_extension_cls"),
     ('give parts="encoder" and call encode_media', (False,), "mm_encoder_only"),
-    ("give hf_overrides={'video_pruning_rate': 0.5}, which Nemotron-Nano-VL honours", (0,), "video_pruning_rate"),
     ("outputs do not have this field", (False,), "enable_return_routed_experts return_sampling_mask"),
     ("requests are not recorded", (False,), "enable_trace_replay"),
     ("diffusion models do not run", (), "diffusion_config"),
@@ -144,7 +143,7 @@ def _no_media(only_text: object) -> dict[str, int] | None:
     return dict.fromkeys(("image", "video", "audio", "vision_chunk"), 0) if only_text else None
 
 
-# name -> an option of the engine, or a field of its `media` or `mm_processor_kwargs`, and how the value is converted
+# name -> an option of the engine or an entry of one that is a mapping, and how the value is converted
 RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "dtype": ("dtype", _dtype),
     "max_model_len": ("max_model_len", _length),
@@ -157,6 +156,7 @@ RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "generation_config": ("generation_config", lambda value: "none" if value == "vllm" else value),
     "allowed_local_media_path": ("media.allowed_local_media_path", lambda value: value or None),
     "allowed_media_domains": ("media.allowed_media_domains", lambda value: tuple(value) or None),
+    "video_pruning_rate": ("hf_overrides.video_pruning_rate", lambda value: value or None),
 }
 _MEDIA_IO: dict[tuple[str, str], tuple[str, Callable[[Any], Any]]] = {  # (modality, key) of media_io_kwargs
     ("video", "num_frames"): ("mm_processor_kwargs.num_frames", lambda value: value),

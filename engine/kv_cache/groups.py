@@ -54,8 +54,3 @@ def group_layers(specs: Sequence[CacheSpec]) -> tuple[CacheGroup, ...]:
 def group_of_layer(groups: Sequence[CacheGroup]) -> list[int]:
     """Return the index of each layer's group, in order of layers."""
     return [index for _, index in sorted((layer, index) for index, group in enumerate(groups) for layer in group.layers)]
-
-
-def bytes_per_block(specs: Sequence[CacheSpec], block_size: int) -> int:
-    """Return the bytes of one block over all layers of a model."""
-    return sum(spec.block_bytes(block_size) for spec in specs)

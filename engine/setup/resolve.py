@@ -12,13 +12,13 @@ import torch
 
 from ...kernels.dispatch import BACKENDS, MEDIA_OPS, can_run, has_triton, parse_overrides
 from ...kernels.linear import keeps_float16
-from ...mm.errors import ConfigError
+from ...mm.errors import ConfigError, short_repr
 from ...mm.gguf import SUFFIX
 from ...models.interface import Model
 from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..config import PUBLISHED_FORMATS, EngineConfig, check_max_model_len
-from ..model_files import ModelFiles, resolve
+from ..model_files import ModelFiles, WholeConfig, resolve
 from .implementation import check_options, describe_implementation, explain_fallback, is_fallback, resolve_architecture
 from .memory import MaxSizes, check_cache_memory, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
 from .model_source import ModelSource, build_from_json, computing_dtype
@@ -64,6 +64,15 @@ def load_processing(files: ModelFiles, options: Mapping[str, Any], tokenizer: To
         return cast(ProcessingInfo, build_from_json("processor", resolve(row.processing), processor_files, options))
 
 
+def check_pruning(config: EngineConfig, info: ProcessingInfo) -> None:
+    """Raise ConfigError for a `video_pruning_rate` that the caller gives to a model that does not read it."""
+    overrides = config.hf_overrides
+    rate = None if isinstance(overrides, WholeConfig) else overrides.get("video_pruning_rate")  # a whole config is the model's
+    if rate and not info.prunes_videos:
+        reason = f"video_pruning_rate={short_repr(rate)} cannot be honoured: this model keeps all rows of a video; leave it out"
+        raise ConfigError(reason, param="video_pruning_rate")
+
+
 def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo, on_device: bool) -> ResolvedEngine:
     """Check the options and size the engine. Runs inside `use_backends(config.kernels)`.
 
@@ -86,6 +95,7 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
             )
         config = replace(config, quantization=None)
     check_modalities(config, info)
+    check_pruning(config, info)
     check_kernels(config, dtype)
     check_cache_memory(config)
     if config.batch_invariant and (config.torch_device.type != "cpu" or dtype == torch.float16):

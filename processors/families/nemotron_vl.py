@@ -81,6 +81,7 @@ class NemotronVLProcessingInfo(LlamaNemotronVLProcessingInfo):
     """ProcessingInfo of Nemotron-Nano-VL v2. Images have tiles, or a size of their own if `vision_config.args` bounds it."""
 
     modalities = ("image", "video")
+    prunes_videos = True
     valid_kwargs = {
         "image": (*TILE_KWARGS, "max_num_tiles", "max_num_patches"),
         "video": (*TIME_KWARGS, "fps", "num_frames", "resample"),

@@ -10,7 +10,8 @@ import warnings
 import numpy as np
 import pytest
 import torch
-from sensorium import AsyncEngineArgs, EngineArgs
+from infos import INFOS
+from sensorium import LLM, AsyncEngineArgs, EngineArgs
 from sensorium.engine.config import EngineConfig, make_config
 from sensorium.engine.vllm_args import IGNORED, NAMES, ONLY, RENAMED, SILENT
 from sensorium.mm.errors import ConfigError
@@ -65,6 +66,22 @@ PLAIN = {  # arguments as scripts give them, all without a warning
 def test_honoured(options, expected):
     config = make_config("m", options)
     assert {name: getattr(config, name) for name in expected} == expected
+
+
+def test_a_pruning_rate_is_an_override_of_the_config(checkpoint):
+    assert make_config("m", {"video_pruning_rate": 0.5}).hf_overrides == {"video_pruning_rate": 0.5}
+    given = {"video_pruning_rate": 0.5, "hf_overrides": {"task": "code"}}
+    assert make_config("m", given).hf_overrides == {"video_pruning_rate": 0.5, "task": "code"}
+    assert make_config("m", {"video_pruning_rate": 0}).hf_overrides == {}
+    assert INFOS["NemotronVLProcessingInfo"].prunes_videos
+    for options in ({"video_pruning_rate": 0.5}, {"hf_overrides": {"video_pruning_rate": 0.5}}):
+        with pytest.raises(
+            ConfigError, match=r"^video_pruning_rate=0\.5 cannot be honoured: this model keeps all rows"
+        ) as caught:
+            LLM(checkpoint, **options)
+        assert caught.value.info.param == "video_pruning_rate"
+    with pytest.raises(ConfigError, match="hf_overrides is an object; set its video_pruning_rate"):
+        make_config("m", {"video_pruning_rate": 0.5, "hf_overrides": dict})
 
 
 def test_limits_of_media():

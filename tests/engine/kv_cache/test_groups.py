@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from sensorium.engine.kv_cache.groups import CacheGroup, bytes_per_block, group_layers
+from sensorium.engine.kv_cache.groups import CacheGroup, group_layers
 from sensorium.models.interface import CacheSpec
 
 SMALL, LARGE = CacheSpec("full", 1, 8, torch.float32), CacheSpec("full", 2, 16, torch.bfloat16)
@@ -14,8 +14,8 @@ def test_layers_of_equal_spec_share_a_group():
     assert [(group.spec, group.layers) for group in groups] == [(SMALL, (0, 2)), (LARGE, (1,))]
 
 
-def test_bytes_per_block_are_those_of_all_layers():
-    assert bytes_per_block([SMALL, LARGE, LATENT], 4) == 256 + 512 + 384
+def test_blocks_hold_keys_and_values_or_latent_rows():
+    assert [spec.block_bytes(4) for spec in (SMALL, LARGE, LATENT)] == [256, 512, 384]
 
 
 @pytest.mark.parametrize(("window", "rows", "block"), [(1, 1, 4), (4, 1, 4), (5, 1, 4), (7, 3, 4), (16, 10, 4), (3, 9, 5)])

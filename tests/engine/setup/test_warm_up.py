@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -35,12 +36,19 @@ def test_large_items_are_left_out_on_a_cpu() -> None:
     assert encoded(INFOS["WhisperProcessingInfo"], CPU) == []
 
 
-def test_a_failure_is_left_to_the_first_request() -> None:
+def test_a_failure_is_left_to_the_first_request(caplog: pytest.LogCaptureFixture) -> None:
+    asked: list[str] = []
+
     def fail(modality: str, tensors: object) -> None:
+        asked.append(modality)
         raise RuntimeError("device")
 
     model: Any = SimpleNamespace(embed_multimodal=fail)
-    encode_small_items(model, INFOS["Qwen2VLProcessingInfo"], ("image",), torch.float32, CPU)
+    with caplog.at_level(logging.DEBUG, "sensorium"):
+        encode_small_items(model, INFOS["Qwen2VLProcessingInfo"], ("image", "video"), torch.float32, GPU)
+    assert asked == ["image", "video"]  # the second modality is tried after the first one failed
+    failures = [(record.getMessage(), str(record.exc_info and record.exc_info[1])) for record in caplog.records]
+    assert failures == [(f"encoding a small {name} failed", "device") for name in asked]
 
 
 def test_only_modalities_that_requests_may_have(checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> None:

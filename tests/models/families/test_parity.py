@@ -26,7 +26,7 @@ from sensorium.engine.bidirectional_spans import find_spans, round_down
 from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalSettings
 from sensorium.engine.kv_cache.block_tables import MIN_BLOCKS
-from sensorium.engine.kv_cache.groups import bytes_per_block, group_layers
+from sensorium.engine.kv_cache.groups import group_layers
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup import loader
 from sensorium.engine.setup.resolve import load_processing
@@ -276,7 +276,7 @@ def test_greedy_tokens_when_preempted(row: Family, loaded: LoadedModels, monkeyp
     if any(spec.kind == "state" for spec in specs):
         counts = tuple(20 if group.spec.kind == "state" else blocks for group in group_layers(specs))
         monkeypatch.setattr(loader, "num_cache_blocks", lambda *sizes: counts)
-    room = blocks * bytes_per_block(specs, BLOCK)
+    room = blocks * sum(spec.block_bytes(BLOCK) for spec in specs)
     llm = make_llm(row, loaded.folder(row.name), max_model_len=longest, kv_cache_memory_bytes=room, max_num_seqs=4)
     pieces = watch(llm, row)
     order = sorted(range(len(alone)), key=lambda i: len(alone[i].prompt))
