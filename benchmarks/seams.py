@@ -1,8 +1,11 @@
 """Words lost or doubled where audio is cut into windows: `python -m benchmarks.seams MODEL FOLDER --shifts 0 0.25 0.5`.
 
 The ten clips in FOLDER are joined without silence, in random order and repeatedly, until they last --seconds. Each shift drops
-that many seconds at the start, which moves every cut. Results are appended to --log; a run continues where the last one ended.
-A window whose samples an earlier shift had is not computed again.
+that many seconds at the start, which moves every cut; "--shifts all" stands for those of 0.25 s each, up to a window's length.
+Results are appended to --log; a run continues where the last one ended.
+
+A window whose samples an earlier shift of the same run had is not computed again. Windows begin and end at frames of the voice
+detector, so that these are mostly shifts whose frames are at the same samples: such shifts run one after another.
 """
 
 from __future__ import annotations
@@ -14,6 +17,7 @@ import random
 import re
 import sys
 import time
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from itertools import pairwise
@@ -35,6 +39,7 @@ RATE, SECONDS = 16_000, 1200
 WINDOW = 30.0  # seconds
 CLIPS = ("jfk", "lj001_0001", "lj001_0002", "lj001_0003", "lj001_0005", "lj001_0007", "espeak_en")
 PARTS = ("long_two_speakers", ((45.37, 51.06), (65.63, 72.73), (85.82, 91.87)))
+STEP = 0.25  # seconds between the shifts of a whole sweep
 NEAR = 1.0  # seconds between an edit and a cut
 MARGIN = 0.1  # seconds; accuracy of the times of words
 MODES: dict[str, dict[str, Any]] = {
@@ -183,13 +188,14 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("model", type=Path)
     parser.add_argument("folder", type=Path)
-    parser.add_argument("--shifts", type=float, nargs="*", default=[0.0], help="seconds")
+    parser.add_argument("--shifts", nargs="*", default=["0"], help="seconds, or all")
     parser.add_argument("--modes", nargs="*", default=list(MODES))
     parser.add_argument("--seconds", type=float, default=SECONDS)
     parser.add_argument("--batch", type=int, default=1, help="shifts that are transcribed in one call")
     parser.add_argument("--log", type=Path, default=Path("seams.jsonl"))
     parser.add_argument("--write", action="store_true", help="put the table of the log into benchmarks/README.md")
     args = parser.parse_args()
+    args.shifts = all_shifts() if args.shifts == ["all"] else [float(shift) for shift in args.shifts]
     clips = read_clips(args.folder)
     rows = [json.loads(line) for line in args.log.read_text().splitlines()] if args.log.exists() else []
     order = order_of(clips, args.seconds)
@@ -200,14 +206,27 @@ def main() -> None:
         put(SECTION, "\n".join([f"{machine()}; {what}", "", NOTE, "", *table(rows)]))
 
 
-def remember_windows(make_task: Callable[..., Any]) -> Callable[..., Any]:
-    """Return `make_task` with a store of the answers that passed at once, which depend on the samples alone."""
+def all_shifts() -> list[float]:
+    return [STEP * number for number in range(round(WINDOW / STEP))]
+
+
+def by_frames(shifts: Sequence[float], frame: int) -> list[float]:
+    """Sort shifts so that those after which the frames are at the same samples follow one another."""
+    return sorted(shifts, key=lambda shift: (round(shift * RATE) % frame, shift))
+
+
+def remember_windows(make_task: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:
+    """Return `make_task` with a store of the answers that passed at once, which depend on the samples alone.
+
+    `counts` counts windows by "computed" and "stored".
+    """
     store: dict[tuple[Any, ...], Any] = {}
 
     def task(llm: Any, window: Any, options: Any, *rest: Any) -> Any:
         pauses = tuple((a - window.start, b - window.start) for a, b in window.pauses)
         samples = hashlib.sha256(window.samples.numpy().tobytes()).digest()
         key = samples, pauses, options.timestamps, options.sequential, window.next_start >= window.end
+        counts["stored" if key in store else "computed"] += 1
         found = store.get(key) or (yield from make_task(llm, window, options, *rest))
         if len(found.result.attempts) == 1 and not found.output.error:
             store[key] = found
@@ -221,10 +240,13 @@ def remember_windows(make_task: Callable[..., Any]) -> Callable[..., Any]:
 def run(args: argparse.Namespace, clips: list[np.ndarray], order: list[int], whole: np.ndarray, rows: list[Any]) -> None:
     from sensorium import LLM
     from sensorium.pipelines import transcribe
+    from sensorium.pipelines.speech.vad import frame_size
 
-    transcribe._task_of = remember_windows(transcribe._task_of)
+    counts = Counter[str]()
+    transcribe._task_of = remember_windows(transcribe._task_of, counts)
     done = {(row["mode"], row["shift"]) for row in rows}
-    wanted = [(mode, shift) for shift in args.shifts for mode in args.modes if (mode, shift) not in done]
+    shifts = by_frames(args.shifts, frame_size(RATE))
+    wanted = [(mode, shift) for shift in shifts for mode in args.modes if (mode, shift) not in done]
     if not wanted:
         return
     referee = Judge(args.model)
@@ -240,6 +262,7 @@ def run(args: argparse.Namespace, clips: list[np.ndarray], order: list[int], who
         for mode, own in zip(args.modes, groups, strict=True):
             for at in range(0, len(own), args.batch):
                 transcribe_shifts(llm, mode, own[at : at + args.batch], whole, spoken, referee, rows, args.log)
+                print(f"windows: {dict(counts)}", flush=True)
 
 
 def transcribe_shifts(

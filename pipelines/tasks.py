@@ -164,11 +164,11 @@ async def _run_steps(engine: AsyncLLM, task: WideTask[T], threads: Executor | No
 
 
 def join(
-    tasks: Iterator[WideTask[P]], max_concurrent: int, on_result: Callable[[P], None] = lambda result: None
+    tasks: Iterator[WideTask[P]], max_concurrent: int, on_result: Callable[[P], P] = lambda result: result
 ) -> WideTask[list[P]]:
     """Run tasks inside one task. Return their results in order; no result may be a list or None.
 
-    `on_result`: called with each result, in order, when those before it are known.
+    `on_result`: called with each result, in order, when those before it are known. It returns what is kept of the result.
     """
     numbered, results = enumerate(tasks), dict[int, P]()
     reported = 0
@@ -190,7 +190,7 @@ def join(
     step = [handle for _ in range(max_concurrent) for handle in start()]
     while True:
         while reported in results:
-            on_result(results[reported])
+            results[reported] = on_result(results[reported])
             reported += 1
         if not running:
             return [results[index] for index in range(reported)]

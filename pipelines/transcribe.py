@@ -9,6 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+import torch
 from torch import Tensor
 
 from ..engine.errors import error_info
@@ -20,6 +21,7 @@ from ..mm.parse import is_item_list
 from ..mm.speech import SpeechRequest
 from ..mm.types import EmbeddingItem, MediaHeader
 from .speech.arguments import (
+    NO_SPEECH,
     check_beams,
     check_gates,
     check_language,
@@ -85,7 +87,7 @@ def transcribe_tasks(
     hotwords: str = "",
     vad: object = True,
     temperature: float | Sequence[float] | None = None,
-    no_speech_threshold: float | None = 0.6,
+    no_speech_threshold: float | None = NO_SPEECH,
     log_prob_threshold: float | None = -1.0,
     compression_ratio_threshold: float | None = 2.4,
     sequential: bool = False,
@@ -123,7 +125,7 @@ def transcribe_tasks(
     words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
     check_vad(vad, rate)
     check_type("cache_salt", cache_salt, str, type(None))
-    gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
+    gates = check_gates(llm, no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
     align = _make_aligner(llm, task, aligner, cache_salt) if times == "word" else None
     rules = *check_sampling(llm, sampling_params, temperature), *gates, align, check_beams(llm, beam_size)
     decoding = Decoding(partial(make_request, llm, task, sequential or times != "none"), *rules, cache_salt)
@@ -167,16 +169,25 @@ def window_size(llm: LLM) -> int:
 
 
 class _FinalTexts:
-    """Reports an item's windows, which come in order, and their text as soon as it is final."""
+    """Reports an item's windows, which come in order, and their text as soon as it is final.
+
+    Attributes:
+        output: the output of the last window, or None if there is none yet.
+    """
 
     def __init__(self, report: Callable[[str], None], report_window: Callable[[WindowResult], None]) -> None:
         self._report, self._report_window, self._merger = report, report_window, TextMerger()
+        self.output: RequestOutput | None = None
 
-    def add(self, one: WindowText) -> None:
+    def add(self, one: WindowText) -> WindowText:
+        """Report a window. Return its text without samples and tokens, so that memory does not grow with the audio."""
         self._report_window(one.result)
         self._send(self._merger.add(one.result.text, one.result.overlap))
         if one.window is None or one.window.next_start >= one.window.end:
             self.finish()
+        self.output, output = one.output, RequestOutput(one.output.request_id, None, [], [])
+        window = one.window and replace(one.window, samples=torch.empty(0), pauses=())
+        return replace(one, window=window, output=one.output if one.output.error else output)
 
     def finish(self) -> None:
         self._send(self._merger.finish())
@@ -198,7 +209,7 @@ def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTas
             found = [text]
             options.on_window(index, text.result)
             options.on_text(index, text.result.text)
-            return _transcript(index, found, nothing, language, options, None)
+            return _transcript(index, found, text.output, language, options, None)
         with closing(gate.audio_blocks(source, options.rate, llm.config.media)) as blocks:
             detector = None if options.vad is False else make_detector(options.vad, options.rate)
             faults = list[Exception]()
@@ -214,7 +225,8 @@ def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTas
             raise faults[0]
         read = sum(one.result.end - one.result.start - one.result.overlap for one in found)
         options.on_progress(reader.length / options.rate - read)
-        return _transcript(index, found, nothing, language, options, reader, _read_error(faults[0], index) if faults else None)
+        error = _read_error(faults[0], index) if faults else None
+        return _transcript(index, found, texts.output or nothing, language, options, reader, error)
     except Exception as error:  # this item fails, and the others go on
         return _failed(_read_error(error, index), nothing, language)
 
@@ -290,8 +302,7 @@ def _read_sequentially(
         answer = text.result.attempts[text.result.accepted]
         before = "" if answer.temperature > 0.5 else f"{before} {text.result.text}"
         options.on_progress(text.result.end - text.result.start - text.result.overlap)
-        found.append(text)
-        texts.add(text)
+        found.append(texts.add(text))
     return found
 
 
@@ -356,7 +367,7 @@ def _failed(error: ErrorInfo | None, output: RequestOutput, language: SpokenLang
 def _transcript(
     index: int,
     found: Sequence[WindowText],
-    nothing: RequestOutput,
+    last: RequestOutput,
     language: SpokenLanguage,
     options: _Options,
     reader: WindowReader | None,
@@ -365,6 +376,7 @@ def _transcript(
     """Merge the windows of an item.
 
     Args:
+        last: the output of the last window, or an empty one.
         reader: None if the item was transcribed as a whole.
         error: why the item could not be read to its end.
     """
@@ -375,7 +387,6 @@ def _transcript(
     placed = [[place_segment(part, one, rate) for part in one.segments or ()] for one in found]
     texts = [(one.result.text, own, one.result.overlap) for one, own in zip(found, placed, strict=True)]
     merged, parts = merge_texts(texts)
-    last = found[-1].output if found else nothing
     seconds = sum(item.seconds for item in last.items) if reader is None else reader.length / rate
     if options.timestamps == "word":
         parts = put_in_order(parts, seconds)

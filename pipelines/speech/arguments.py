@@ -17,6 +17,7 @@ if TYPE_CHECKING:
     from ...engine.llm import LLM
 
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
+NO_SPEECH = 0.6  # default of no_speech_threshold
 _MAX_BEAMS = 32
 _TASKS = ("transcribe", "translate")
 _TIMESTAMPS = {False: "none", True: "segment", "none": "none", "segment": "segment", "word": "word"}
@@ -132,8 +133,11 @@ def check_beams(llm: LLM, size: object) -> int:
     return size
 
 
-def check_gates(*thresholds: object) -> tuple[float | None, float | None, float | None]:
-    """Return the thresholds of no speech, log probability and compression ratio, in this order."""
+def check_gates(llm: LLM, *thresholds: object) -> tuple[float | None, float | None, float | None]:
+    """Return the thresholds of no speech, log probability and compression ratio, in this order.
+
+    The default of the first one has no effect on models that cannot tell the probability of no speech.
+    """
     for (gate, (least, most)), value in zip(_GATES.items(), thresholds, strict=True):
         name = f"{gate}_threshold"
         check_type(name, value, float, int, type(None))
@@ -141,6 +145,10 @@ def check_gates(*thresholds: object) -> tuple[float | None, float | None, float 
             limits = f"from {least:g} to {most:g}" if isfinite(least + most) else f"{least:g} or above"
             limits = limits if isfinite(least) else f"{most:g} or below"
             raise InputError(f"{name}={value} must be a finite number, {limits}, or None", param=name)
+    assert llm.speech is not None
+    if thresholds[0] not in (None, NO_SPEECH) and llm.speech.no_speech_request() is None:
+        reason = "this model does not tell the probability of no speech; leave no_speech_threshold out"
+        raise InputError(reason, param="no_speech_threshold")
     return thresholds  # type: ignore[return-value]
 
 

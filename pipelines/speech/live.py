@@ -17,6 +17,7 @@ from ..transcribe import make_request, place_segment, window_size
 from ..validation import check_type
 from .agreement import OpenText, fit_segments
 from .arguments import (
+    NO_SPEECH,
     check_condition,
     check_gates,
     check_language,
@@ -75,7 +76,7 @@ class LiveTranscriber(LiveInput):
         vad: object = True,
         sampling_params: SamplingParams | None = None,
         temperature: float | Sequence[float] | None = None,
-        no_speech_threshold: float | None = 0.6,
+        no_speech_threshold: float | None = NO_SPEECH,
         log_prob_threshold: float | None = -1.0,
         compression_ratio_threshold: float | None = 2.4,
         condition_on_previous_text: bool = False,
@@ -96,7 +97,7 @@ class LiveTranscriber(LiveInput):
         self._words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
         check_vad(vad, model_rate)
         params, temperatures = check_sampling(llm, sampling_params, temperature)
-        gates = check_gates(no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
+        gates = check_gates(llm, no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
         check_condition(llm, condition_on_previous_text)
         longest = window_size(llm) / model_rate
         check_number("min_chunk", min_chunk, 0.02, 60.0)

@@ -1,7 +1,7 @@
 """Finds speech that the text of a window skips, and transcribes it in shorter windows.
 
-Whisper may stop in the middle of a window, or leave out sentences. Timestamps show this; without them, a word that seems to
-last for seconds does.
+Whisper may stop in the middle of a window, or leave out sentences. Timestamps may show this. Where there are none, or where the
+skipped speech is inside a segment, a word that seems to last for seconds does.
 """
 
 from __future__ import annotations
@@ -14,9 +14,9 @@ from ...engine.types import RequestOutput
 from ..tasks import Task, WideTask
 from .decode import FATAL, WindowText, answer_tokens
 from .merge import join_texts, merge_overlap, split_words
-from .results import Segment
+from .results import Segment, Word
 from .windows import Window
-from .words import drop_segment_words, split_tokens
+from .words import drop_segment_words, drop_words, merge_punctuation, separate_segments, split_tokens
 
 _LONGEST_WORD = 2.0  # seconds of speech
 _MIN_END = 1.0  # seconds of speech after the last timestamp that are skipped speech
@@ -29,6 +29,8 @@ _MAX_DEPTH = 2  # levels of shorter windows inside a window
 
 WordTimes = Callable[[Window, Sequence[int]], Task[list[float] | RequestOutput]]
 """Returns the start of each token of a window's text, and the end of the last one, in seconds."""
+Part = tuple[str, list[Segment]]
+"""A part of a text: a word without segments, or a segment."""
 Merged = tuple[str, list[Segment], float]
 """A text, its segments, and the seconds that it shares with the text before."""
 
@@ -53,7 +55,8 @@ def merge_texts(texts: Sequence[Merged]) -> tuple[str, list[Segment]]:
     for text, own, overlap in texts:
         if overlap and found and found[-1] and text:
             found[-1], text, lost, own_lost = merge_overlap(found[-1], text, overlap)
-            parts[-1], own = drop_segment_words(parts[-1], lost, last=True), drop_segment_words(own, own_lost, last=False)
+            left, right = drop_segment_words(parts[-1], lost, last=True), drop_segment_words(own, own_lost, last=False)
+            parts[-1], own = separate_segments(left, right)
         found.append(text)
         parts.append(own)
     return join_texts(found), [part for own in parts for part in own]
@@ -68,6 +71,7 @@ class WindowTranscriber:
         decode: returns the text of tokens.
         language: returns the language of the text.
         checks_end: also find skipped speech after the last segment. False if the next window begins where that segment ends.
+            Speech between its last word and its end is found anyway.
     """
 
     def __init__(
@@ -86,15 +90,11 @@ class WindowTranscriber:
         text = yield from self._transcribe(window)
         if not depth or text.output.error or not text.result.text or text.result.finish_reason == "length":
             return text
-        if text.segments is None:
-            found = yield from self._skips_of_words(text, window)
-            if isinstance(found, RequestOutput):
-                return _unchecked(text, found)
-            parts, skips = found
-            whole: list[tuple[str, list[Segment]]] = [(part, []) for part in parts]
-        else:
-            skips = self._skips_of_segments(text.segments, window)
-            whole = [(part.text, [part]) for part in text.segments]
+        find = self._skips_of_words if text.segments is None else self._skips_of_segments
+        found = yield from find(text, window)
+        if isinstance(found, RequestOutput):
+            return _unchecked(text, found)
+        whole, skips = found
         if not skips:
             return text
         chain, at, overlap, inner = list[Merged](), 0, 0.0, None
@@ -117,16 +117,20 @@ class WindowTranscriber:
         result = replace(text.result, text=merged, skip_error=inner)
         return replace(text, result=result, segments=None if text.segments is None else tuple(segments))
 
-    def _skips_of_words(self, text: WindowText, window: Window) -> Task[tuple[list[str], list[_Skip]] | RequestOutput]:
-        """Return the words of a text and the skipped speech inside words that seem to last too long, or a failed output."""
+    def _times(self, text: WindowText, window: Window, tokens: Sequence[int]) -> Task[list[float] | RequestOutput | None]:
+        """Return the times of the tokens, None if they are not known or the window needs no check, or a failed output."""
         seconds = len(window.samples) / self._rate
         is_sparse = seconds >= _MIN_SPARSE and len(split_words(text.result.text)) < self._speech(window, 0.0, seconds)
         if self._word_times is None or not (is_sparse or seconds >= _MIN_CHECKED):
-            return [], []
-        tokens = answer_tokens(text.output.outputs[0])
-        times = yield from self._word_times(window, tokens)
-        if isinstance(times, RequestOutput):
-            return times
+            return None
+        return (yield from self._word_times(window, tokens))
+
+    def _skips_of_words(self, text: WindowText, window: Window) -> Task[tuple[list[Part], list[_Skip]] | RequestOutput]:
+        """Return the words of a text and the skipped speech inside words that seem to last too long, or a failed output."""
+        tokens, seconds = answer_tokens(text.output.outputs[0]), len(window.samples) / self._rate
+        times = yield from self._times(text, window, tokens)
+        if times is None or isinstance(times, RequestOutput):
+            return times or ([], [])
         words, starts, at, skips = list[str](), list[float](), 0, list[_Skip]()
         for word, count in split_tokens(tokens, self._decode, self._language()):
             words.append(word)
@@ -141,20 +145,65 @@ class WindowTranscriber:
             if skips and index - skips[-1].right < _MIN_WORDS:
                 skip = replace(skips.pop(), end=end, right=index + 1)
             skips.append(skip)
-        return words, skips
+        return [(word, []) for word in words], skips
 
-    def _skips_of_segments(self, parts: Sequence[Segment], window: Window) -> list[_Skip]:
-        """Return the skipped speech between segments, and after the last one."""
-        ends = [0.0, *(part.end for part in parts)]
-        starts = [*(part.start for part in parts), len(window.samples) / self._rate]
-        found = list[_Skip]()
+    def _skips_of_segments(self, text: WindowText, window: Window) -> Task[tuple[list[Part], list[_Skip]] | RequestOutput]:
+        """Return the segments, cut where they skip speech, and the speech skipped between or after them, or a failed output."""
+        parts = list(text.segments or ())
+        times = yield from self._times(text, window, [token for part in parts for token in part.tokens])
+        if isinstance(times, RequestOutput):
+            return times
+        cut = [(part, True) for part in parts] if times is None else self._cut_all(parts, times, window)
+        found = [part for part, _ in cut]
+        stop = len(window.samples) / self._rate if self._checks_end else max((part.end or 0.0 for part in parts), default=0.0)
+        ends, starts = [0.0, *(part.end for part in found)], [*(part.start for part in found), stop]
+        sharp, skips = [True, *(is_sharp for _, is_sharp in cut)], list[_Skip]()
         for index, (end, start) in enumerate(zip(ends, starts, strict=True)):
-            if index == len(parts) and not self._checks_end:
-                break
-            least = _MIN_END if index == len(parts) else _LONGEST_WORD
+            least = _MIN_END if index == len(found) and self._checks_end else _LONGEST_WORD
             if end is not None and end < start and self._speech(window, end, start) > least:
-                found.append(_Skip(end, start, index, index, True))
+                skips.append(_Skip(end, start, index, index, sharp[index]))
+        return [(part.text, [part]) for part in found], skips
+
+    def _cut_all(self, parts: Sequence[Segment], times: Sequence[float], window: Window) -> list[tuple[Segment, bool]]:
+        """Return the segments without the speech that none of their words covers, and whether their ends are sharp.
+
+        `times`: start of each token.
+        """
+        found, at = list[tuple[Segment, bool]](), 0
+        for part, following in zip(parts, [*(part.start for part in parts[1:]), None], strict=True):
+            words = list[Word]()
+            for word, count in split_tokens(part.tokens, self._decode, self._language()):
+                start = times[min(at, len(times) - 1)]
+                words.append(Word(start, start, word, 0.0))
+                at += count
+            stop = min((end for end in (part.end, following) if end is not None), default=None)
+            found += self._cut(part, merge_punctuation(words), stop, window) if words else [(part, True)]
         return found
+
+    def _cut(self, part: Segment, words: Sequence[Word], stop: float | None, window: Window) -> list[tuple[Segment, bool]]:
+        """Cut a segment at words that seem to last too long. `stop`: time at which its last word has ended.
+
+        Such a word is left out, since it may be in the middle of the skipped speech, unless punctuation after it ends a phrase.
+        """
+        ends = [*(word.start for word in words[1:]), stop]
+        cuts = [i for i, (word, end) in enumerate(zip(words, ends, strict=True)) if end and self._is_long(window, word, end)]
+        late = self._speech(window, part.start, words[0].start) > _LONGEST_WORD
+        if not cuts and not late:
+            return [(part, True)]
+        found, first = list[tuple[Segment, bool]](), 0
+        for i in [*cuts, len(words)]:
+            is_sharp = i == len(words) or not words[i].word[-1:].isalnum()
+            said, own = words[: i + is_sharp], words[first : i + is_sharp]
+            if kept := _text(own):
+                start = words[first].start if first or late else part.start
+                end = part.end if i == len(words) else words[i].start + _SPOKEN * is_sharp
+                timed = part.words and drop_words(drop_words(part.words, _text(said), last=True), kept, last=False)
+                found.append((replace(part, start=start, end=end, text=kept, tokens=(), words=timed), is_sharp))
+            first = i + 1
+        return found
+
+    def _is_long(self, window: Window, word: Word, end: float) -> bool:
+        return self._speech(window, word.start, end) > _LONGEST_WORD
 
     def _speech(self, window: Window, start: float, end: float) -> float:
         """Return the seconds of speech between two times of a window."""
@@ -185,6 +234,10 @@ def _ranges(skip: _Skip, seconds: float) -> list[tuple[float, float]]:
         (max(start, start + i * size - _MARGIN * (i > 0)), min(end, start + (i + 1) * size + _MARGIN * (i + 1 < count)))
         for i in range(count)
     ]
+
+
+def _text(words: Sequence[Word]) -> str:
+    return "".join(word.word for word in words).strip()
 
 
 def _group(parts: Sequence[tuple[str, list[Segment]]], overlap: float, is_words: bool) -> Merged:

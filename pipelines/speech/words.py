@@ -103,7 +103,10 @@ def _visible(text: str) -> int:
 
 
 def drop_segment_words(parts: Sequence[Segment], count: int, last: bool) -> list[Segment]:
-    """Drop `count` words at the end (`last`) or at the start of consecutive segments. Segments without words are left out."""
+    """Drop `count` words at the end (`last`) or at the start of consecutive segments. Segments without words are left out.
+
+    A segment that loses words loses a share of its time in proportion.
+    """
     left: list[Segment] = []
     for part in reversed(parts) if last else parts:
         words = split_words(part.text)
@@ -111,8 +114,21 @@ def drop_segment_words(parts: Sequence[Segment], count: int, last: bool) -> list
         count -= dropped
         kept = words[: len(words) - dropped] if last else words[dropped:]
         if kept and dropped:
-            text = "".join(kept).strip()
-            part = replace(part, text=text, tokens=(), words=part.words and drop_words(part.words, text, last))
+            text, lost = "".join(kept).strip(), 0.0 if part.end is None else (part.end - part.start) * dropped / len(words)
+            timed = part.words and drop_words(part.words, text, last)
+            start = part.start if last else round(part.start + lost, 3)
+            end = round(part.end - lost, 3) if last and part.end is not None else part.end
+            part = replace(part, start=start, end=end, text=text, tokens=(), words=timed)
         if kept:
             left.append(part)
     return left[::-1] if last else left
+
+
+def separate_segments(left: Sequence[Segment], right: Sequence[Segment]) -> tuple[list[Segment], list[Segment]]:
+    """Return consecutive segments. If the last of `left` ends after the first of `right` begins, they meet in the middle."""
+    before, after = list(left), list(right)
+    if before and after and before[-1].end is not None and before[-1].end > after[0].start:
+        middle = round(max(before[-1].start, (before[-1].end + after[0].start) / 2), 3)
+        end = None if after[0].end is None else max(middle, after[0].end)
+        before[-1], after[0] = replace(before[-1], end=middle), replace(after[0], start=middle, end=end)
+    return before, after

@@ -318,6 +318,15 @@ def test_arguments_that_a_model_cannot_honour(llm: LLM, monkeypatch: Any, family
     assert error.value.info.param == ignored
 
 
+def test_a_gate_that_a_model_cannot_honour(llm: LLM, monkeypatch: Any) -> None:
+    monkeypatch.setattr(llm, "speech", GlmAsrProcessingInfo(ProcessorFiles()))
+    with pytest.raises(InputError, match="leave no_speech_threshold out") as error:
+        llm.transcribe(make_audio(), no_speech_threshold=0.5)
+    assert error.value.info.param == "no_speech_threshold"
+    with pytest.raises(InputError, match="leave no_speech_threshold out"):
+        llm.live_audio(16_000, no_speech_threshold=0.5)
+
+
 @pytest.fixture(scope="module")
 def writer(tmp_path_factory: pytest.TempPathFactory) -> LLM:
     """Return a Qwen3-ASR, whose audio has placeholders and which writes the language itself."""

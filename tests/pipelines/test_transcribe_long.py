@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import re
+import weakref
 from itertools import pairwise
 from pathlib import Path
 from types import SimpleNamespace
@@ -25,7 +27,7 @@ from sensorium.pipelines import transcribe
 from sensorium.pipelines.speech import words
 from sensorium.pipelines.speech.decode import SpokenLanguage, WindowText
 from sensorium.pipelines.speech.results import WindowResult
-from sensorium.pipelines.speech.windows import Window
+from sensorium.pipelines.speech.windows import Window, WindowReader
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=6)
 RATE = 16_000
@@ -120,6 +122,32 @@ def test_sequential_windows_begin_where_the_last_segment_ended(llm: LLM) -> None
     assert all(0 <= part.start <= one.info.duration for part in one.segments)
     with pytest.raises(InputError, match="needs sequential=True"):
         heard(llm, make_audio(4, 1), condition_on_previous_text=True)
+
+
+@pytest.mark.parametrize("sequential", [False, True])
+def test_memory_does_not_grow_with_the_audio(llm: LLM, monkeypatch: pytest.MonkeyPatch, sequential: bool) -> None:
+    """The samples and the tokens of a window are dropped when its text is known."""
+    made, alive, kept = list[weakref.ref[torch.Tensor]](), list[Any](), list[WindowText]()
+    make, finish = WindowReader._make, transcribe._transcript
+
+    def record(*given: Any) -> Window:
+        window = make(*given)
+        made.append(weakref.ref(window.samples))
+        return window
+
+    def spy(index: int, found: list[WindowText], *rest: Any) -> Any:
+        gc.collect()
+        alive.extend(samples for samples in made if samples() is not None)
+        kept.extend(found)
+        return finish(index, found, *rest)
+
+    monkeypatch.setattr(WindowReader, "_make", record)
+    monkeypatch.setattr(transcribe, "_transcript", spy)
+    (one,) = heard(llm, make_audio(1, 20.0), sequential=sequential)
+    assert len(one.windows) >= 20
+    assert len(alive) <= 10  # the call holds its first eight requests
+    assert one.output.outputs[0].token_ids
+    assert not any(text.output.outputs for text in kept)
 
 
 def test_audio_without_speech_makes_no_request(llm: LLM) -> None:
@@ -295,6 +323,14 @@ def test_a_loss_may_have_several_places() -> None:
     assert seams.equal_losses((1, 4, 1, 2), said) == [(1, 4, 1, 2)]
 
 
+def test_shifts_with_the_same_frames_follow_one_another() -> None:
+    """Frames of 512 samples are at the same samples after each 4 s."""
+    ordered = seams.by_frames(seams.all_shifts(), 512)
+    assert sorted(ordered) == seams.all_shifts()
+    assert len(ordered) == 120
+    assert ordered[:8] == [0, 4, 8, 12, 16, 20, 24, 28]
+
+
 @pytest.mark.shared
 def test_a_sequential_window_is_read_again_from_a_place_between_words(shared_data: Path) -> None:
     """The first window's last timestamp is inside "Printing", and its text ends before that word."""
@@ -304,6 +340,19 @@ def test_a_sequential_window_is_read_again_from_a_place_between_words(shared_dat
     audio = whole[round(626.516 * RATE) : round(660 * RATE)]
     (found,) = llm.transcribe((audio, RATE), sequential=True, timestamps="segment", use_tqdm=False)
     assert "a cup of tea printing in the only sense with which we are at present" in " ".join(words_of(found.text))
+
+
+@pytest.mark.shared
+def test_timestamps_do_not_hide_speech_that_a_text_skips(shared_data: Path) -> None:
+    """Whisper's first segment lasts 19.7 s and has the text of 1.3 s; times of words show what is missing."""
+    llm = LLM(shared_data / "whisper-tiny.en", dtype="float32", max_num_seqs=4)
+    clips = seams.read_clips(shared_data / "speech")
+    whole = np.concatenate([clips[i] for i in seams.order_of(clips, 1200)])
+    audio = whole[round(610.792 * RATE) : round(640.792 * RATE)]
+    (found,) = llm.transcribe((audio, RATE), timestamps="segment", vad=False, use_tqdm=False)
+    said = " ".join(words_of(found.text))
+    assert "by a similar process and so my fellow americans ask not what your country can do for you ask what" in said
+    assert "he might have been made still more respectable than he was and mr john dashwood had then leisure to" in said
 
 
 @pytest.mark.shared

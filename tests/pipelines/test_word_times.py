@@ -14,6 +14,7 @@ import pytest
 import soundfile
 import torch
 from sensorium import LLM, AsyncLLM, PoolingParams, SamplingParams, Segment, Transcript, Word
+from sensorium.benchmarks import word_times
 from sensorium.engine.types import CompletionOutput, RequestOutput
 from sensorium.mm.errors import ConfigError, EngineDeadError, ErrorInfo, InputError
 from sensorium.pipelines.speech import alignment_heads
@@ -25,6 +26,7 @@ from sensorium.pipelines.speech.words import (
     drop_words,
     merge_punctuation,
     put_in_order,
+    separate_segments,
     shorten_long_words,
     split_tokens,
 )
@@ -183,6 +185,22 @@ def test_words_are_dropped_with_their_text() -> None:
     assert ([word.word for word in left.words], left.text) == ([" one,", ' "two"', " three"], 'one, "two" three')
     assert ([word.word for word in right.words], right.text) == ([" three", " four"], "three four")
     assert drop_words(timed("中", "文"), "文", last=False) == (Word(0.5, 1.0, "文", 1.0),)
+
+
+def test_segments_that_share_words_do_not_overlap() -> None:
+    """A segment that loses a third of its words loses a third of its time, and what still overlaps meets in the middle."""
+    (left,) = drop_segment_words([Segment(0.0, 3.0, "a b c")], 1, last=True)
+    (right,) = drop_segment_words([Segment(1.0, 4.0, "b c d")], 1, last=False)
+    assert (left.start, left.end, right.start, right.end) == (0.0, 2.0, 2.0, 4.0)
+    before, after = separate_segments([Segment(0.0, 3.0, "a")], [Segment(2.0, 4.0, "b"), Segment(4.0, None, "c")])
+    assert [(part.start, part.end) for part in (*before, *after)] == [(0.0, 2.5), (2.5, 4.0), (4.0, None)]
+
+
+def test_the_benchmark_compares_words_that_both_texts_have() -> None:
+    own = [(0.0, 0.5, " Ask"), (0.5, 1.0, " not,"), (1.0, 1.5, " you")]
+    other = [(0.1, 0.5, " ask"), (0.4, 0.9, " now"), (1.0, 1.7, " you.")]
+    found = [(round(a, 6), round(b, 6)) for a, b in word_times.pairs(own, other)]
+    assert found == [(0.1, 0.0), (0.0, 0.2)]
 
 
 def test_times_are_monotone_and_inside_the_file() -> None:
