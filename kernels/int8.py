@@ -17,6 +17,7 @@ from .panels import Panels, multiply_panels, pack_panels
 
 INT8_MAX = 127
 _MIN_ABSMAX = 1e-30  # lower bound of a row's absmax
+_PIECE = 4 << 20  # numbers of a weight that are quantised at a time, through float32
 
 
 @dataclass(frozen=True, eq=False)
@@ -43,8 +44,9 @@ def quantize_rows(x: Tensor) -> tuple[Tensor, Tensor]:
 
 def pack_int8(weight: Tensor, bias: Tensor | None) -> Int8Weight | Panels:
     """Quantise `weight [out, in]` with one scale per output, and pack it for its device."""
-    quantized, scale = quantize_rows(weight)
-    return pack_codes(quantized, scale.flatten(), bias, weight.dtype)
+    parts = [quantize_rows(part) for part in weight.split(max(_PIECE // weight.shape[1], 1))]
+    codes, scale = (torch.cat(part) for part in zip(*parts, strict=True))
+    return pack_codes(codes, scale.flatten(), bias, weight.dtype)
 
 
 def pack_codes(codes: Tensor, scale: Tensor, bias: Tensor | None, dtype: torch.dtype) -> Int8Weight | Panels:

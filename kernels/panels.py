@@ -21,6 +21,7 @@ from . import native
 _TYPES = {torch.float32: 0, torch.bfloat16: 1, torch.float16: 2, torch.int8: 3}  # WeightType of cpu/linear.h
 _FEW_ROWS = 2
 _PAGE, _CHUNK, _LINE = 2 << 20, 64 << 20, 64  # bytes; untouched pages take no memory
+_PIECE = 16 << 20  # bytes of a weight that are reordered at a time
 
 
 class _Arena(threading.local):
@@ -102,13 +103,18 @@ def to_panels(weight: Tensor) -> Tensor:
 
     With lanes the shape is `[panels, steps, width / 2 / lanes, lanes, 2]`.
     """
-    form = layout(weight.dtype)
-    padded = F.pad(weight, (0, -weight.shape[1] % form.inputs, 0, -weight.shape[0] % form.width))
-    if form.lanes:
-        panels = padded.view(-1, form.width // 2 // form.lanes, 2, form.lanes, padded.shape[1]).permute(0, 4, 1, 3, 2)
-    else:
-        panels = padded.view(-1, form.width, padded.shape[1] // form.inputs, form.inputs).transpose(1, 2)
-    return allocate(panels.shape, panels.dtype).copy_(panels)
+    form, (outputs, inputs) = layout(weight.dtype), weight.shape
+    steps = -(-inputs // form.inputs)
+    panel = (form.width // 2 // form.lanes, form.lanes, 2) if form.lanes else (form.width, form.inputs)
+    panels = allocate((-(-outputs // form.width), steps, *panel), weight.dtype)
+    each = max(_PIECE // (steps * form.inputs * form.width * weight.itemsize), 1)
+    for some, rows in zip(panels.split(each), weight.split(each * form.width), strict=True):
+        padded = F.pad(rows, (0, -inputs % form.inputs, 0, -len(rows) % form.width))
+        if form.lanes:
+            some.copy_(padded.view(len(some), *panel[:1], 2, form.lanes, steps).permute(0, 4, 1, 3, 2))
+        else:
+            some.copy_(padded.view(len(some), form.width, steps, form.inputs).transpose(1, 2))
+    return panels
 
 
 def read_panel_rows(panels: Tensor, ids: Tensor) -> Tensor:

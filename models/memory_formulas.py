@@ -10,6 +10,7 @@ from dataclasses import dataclass
 
 import torch
 
+from ..kernels import native
 from ..kernels.dispatch import backend, fused
 from ..kernels.grouped import PANEL_BYTES, panel_rows
 from ..kernels.int4 import Int4Options, int4_bytes
@@ -19,6 +20,7 @@ from ..kernels.panels import layout
 from .interface import StepLimits
 
 FLOAT32 = 4  # bytes
+AMX_ROWS, AMX_SUMS = 16 << 20, 1 << 20  # bytes: PACKED_BYTES of kernels/cpu/amx.h; sums, weights and a row of a thread
 SMALL = 2048  # lengths and bounds of a call, and what threads allocate in torch's norms
 
 
@@ -111,6 +113,21 @@ class OpBytes:
     def attention_copies(self, width: int) -> int:
         """Return the bytes of the keys and values that torch's fp16/bf16 kernel copies; C++ converts tile by tile."""
         return 0 if self.fused("varlen_attention") or self.dtype == torch.float32 else 2 * width * self.dtype.itemsize
+
+
+def amx_bytes(callers: int, int4: bool) -> int:
+    """Return the bytes that linear layers with AMX tiles keep between calls; 0 if the CPU has none.
+
+    A thread that calls them keeps the rows that it packed last, and each of their threads sums and a converted row. Layers with
+    4-bit weights have buffers of their own.
+
+    Args:
+        callers: threads that run steps or encoder calls.
+        int4: some layers have 4-bit weights.
+    """
+    if native.products() != "amx":
+        return 0
+    return (1 + int4) * (callers * AMX_ROWS + torch.get_num_threads() * AMX_SUMS)
 
 
 def panel_bytes(inner: int, outer: int, dtype: torch.dtype) -> int:

@@ -16,6 +16,7 @@ from ..mm.errors import CheckpointError, short_repr
 from ..mm.files import open_regular
 from .gguf import mapped_loader, on_meta, open_model, read_tensors
 from .layers.adapter import tensor_name
+from .resident import drop, release_freed
 
 _MAPPED_BYTES = 64 << 20
 _DTYPES = {
@@ -28,6 +29,8 @@ _DTYPES = {
 DTYPE_NAMES = {dtype: name for name, dtype in _DTYPES.items()}
 _LFS_POINTER = b"version https://git-lfs"
 ADAPTER_WEIGHTS = "adapter_model.safetensors"
+_addresses: set[int] = set()
+"""Where the tensors begin that `read_file` maps at the moment."""
 _STEMS = ("model", "consolidated", "ema")  # file names in the Hub's layout, and in those of two publishers
 
 
@@ -101,7 +104,7 @@ def read_file(file: Path, is_unused: Callable[[str], bool] = lambda name: False)
     with _typed_errors(file):
         with safe_open(file, framework="pt") as tensors:
             names, size = deque(name for name in tensors.keys() if not is_unused(name)), file.stat().st_size  # noqa: SIM118
-        while names:  # reopen the file every _MAPPED_BYTES, so that pages that were read can leave memory
+        while names:  # reopen the file every _MAPPED_BYTES, so that pages that were read leave memory
             with safe_open(file, framework="pt") as tensors:
                 read = 0
                 while names and read < _MAPPED_BYTES:
@@ -110,8 +113,28 @@ def read_file(file: Path, is_unused: Callable[[str], bool] = lambda name: False)
                         raise CheckpointError(f"{file} was cut from {size} to {left} bytes while it was read; load it again")
                     tensor = _channels_first(name, tensors)
                     read += tensor.nbytes
-                    yield name, tensor
+                    with _mapped(tensor):
+                        yield name, tensor
                     del tensor
+            release_freed()
+
+
+@contextmanager
+def _mapped(tensor: Tensor) -> Iterator[None]:
+    """Let `drop_pages` know inside the context that the tensor lies in a mapped file."""
+    address = tensor.untyped_storage().data_ptr()
+    _addresses.add(address)
+    try:
+        yield
+    finally:
+        _addresses.discard(address)
+
+
+def drop_pages(tensor: Tensor) -> None:
+    """Take the pages of a whole tensor of `read_file` out of this process's memory. Other tensors are left as they are."""
+    storage = tensor.untyped_storage()
+    if storage.data_ptr() in _addresses and storage.nbytes() == tensor.nbytes:
+        drop(storage.data_ptr(), storage.nbytes())
 
 
 def read_file_rows(file: Path, name: str, rows: Sequence[int]) -> Tensor:

@@ -24,7 +24,7 @@ from .layers.linear import Linear, LmHead
 from .layers.moe import Mixture
 from .quantization import parse_quantization
 from .upload import Copy, copier
-from .weight_files import read_adapter, read_checkpoint, stored_files
+from .weight_files import drop_pages, read_adapter, read_checkpoint, stored_files
 
 Merge = Callable[[Iterable[tuple[str, Tensor]]], Iterable[tuple[str, Tensor]]]
 
@@ -141,20 +141,22 @@ def fill(
         CheckpointError: missing, surplus or misshapen tensors, the first few by name.
     """
     layers, surplus, converters = named_layers(root), [], _converters(root)
+    tied = (head for head in root.modules() if isinstance(head, LmHead))
+    heads: dict[WeightedLayer, LmHead] = {embedding: head for head in tied for embedding in head.tied_to}
     restored = {name for module in root.modules() if isinstance(module, Linear) for name in module.restored}
     copy = copier(next((view.device for _, views in layers.values() for view in views.values() if not view.is_meta), _CPU))
     for stored, name, whole in _joined(root, weights, prefixes, ignored):
         for part, tensor in _convert(stored, whole, converters[name][1]) if name in converters else [(name, whole)]:
             if part in layers:
                 _put(tensor, stored, part, *layers[part], copy)
+                if not layers[part][1]:
+                    _pack(layers[part][0], heads)
             elif not part.endswith(_BUFFER) and part not in restored:
                 surplus.append(stored)
     _check_empty("lacks", {name for _, views in layers.values() for name in views})
     _check_empty("holds unknown", surplus)
     for module in root.modules():
-        if isinstance(module, LmHead):
-            module.pack()
-        elif isinstance(module, WeightedLayer):
+        if isinstance(module, WeightedLayer):
             module.after_load()
 
 
@@ -235,7 +237,7 @@ def _convert(stored: str, whole: Tensor | QuantizedWeight, converter: Converter)
 def _put(
     tensor: Tensor | QuantizedWeight, stored: str, name: str, layer: WeightedLayer, views: dict[str, Tensor], copy: Copy
 ) -> None:
-    """Copy the tensor into the layer's view of this name, and pack the layer once all views are filled."""
+    """Copy the tensor into the layer's view of this name."""
     if name not in views:
         raise CheckpointError(f"the checkpoint holds {stored} twice, under its old and its new name")
     target = views.pop(name)
@@ -254,9 +256,14 @@ def _put(
         raise CheckpointError(f"{stored} holds {kind}: it is quantised, and config.json does not say how")
     else:
         copy(target, tensor.reshape(target.shape))
-    del target
-    if not views:
-        layer.pack()
+        drop_pages(tensor)
+
+
+def _pack(layer: WeightedLayer, heads: Mapping[WeightedLayer, LmHead]) -> None:
+    """Pack a layer whose tensors are there, and the head that is tied to it, so that the table is not held until the end."""
+    layer.pack()
+    if layer in heads:
+        heads[layer].pack()
 
 
 def _moved(tensor: Tensor, device: torch.device, copy: Copy) -> Tensor:

@@ -15,6 +15,7 @@ from ...mm.embeddings import PROMPT_EMBEDS, PROMPT_EMBEDS_ROWS
 from ...mm.errors import ConfigError
 from ...mm.media.policy import DecodeSpec, MediaPolicy
 from ...models.interface import CacheSpec, Model, StepLimits, SupportsPooling, SupportsStreams
+from ...models.memory_formulas import amx_bytes
 from ...models.quantization import parse_quantization
 from ...models.weights import weight_bytes
 from ...processors.device import MAX_TRANSFER_BYTES
@@ -274,6 +275,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         decoding_limits=f"max_bytes and {_DECODED_BY.get(worst, 'max_video_bytes')}",
         encode_beside=config.uses_async_scheduling and decodes,
         streams=streams * model.stream_bytes if isinstance(model, SupportsStreams) else 0,
+        kernels=amx_bytes(1 + config.uses_async_scheduling, dequantized) if device.type == "cpu" else 0,
         device=str(device),
         media_device="cpu" if config.media_device == "cpu" else str(config.torch_media_device),
     )

@@ -23,6 +23,7 @@ class MemoryPlan(ReprMixin):
         media_held: processed media of running requests, and input of live streams from which lost states are computed again.
         streams: encoder states of live streams.
         talker: weights, KV cache and largest step of the part that speaks (`load_talker`).
+        kernels: buffers that threads of the C++ kernels keep on a CPU with AMX tiles.
         graphs: recorded decode steps and encoder calls of a GPU.
         media_step: media that workers process on `media_device`; part of the total if the model is on the same device.
         processor_cache: processed media kept for later requests.
@@ -53,6 +54,7 @@ class MemoryPlan(ReprMixin):
     media_device: str = "cpu"
     streams: int = 0
     talker: int = 0
+    kernels: int = 0
 
     @property
     def activations(self) -> int:
@@ -71,6 +73,7 @@ class MemoryPlan(ReprMixin):
             self.graphs,
             self.streams,
             self.talker,
+            self.kernels,
             media,
         )
         return sum(parts) + (self.on_host if self.device == "cpu" else 0)
@@ -95,6 +98,8 @@ class MemoryPlan(ReprMixin):
         ]
         if self.streams:
             sizes.insert(3, ("states of live streams", self.streams))
+        if self.kernels:
+            sizes.insert(7 + bool(self.streams), ("buffers of kernels", self.kernels))
         if self.device != "cpu":
             sizes.insert(6 + bool(self.streams), ("recorded steps", self.graphs))
             sizes.append(("total on the host", self.on_host))

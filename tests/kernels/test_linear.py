@@ -9,7 +9,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from cpu import PRODUCTS, needs_int8, running_with
-from sensorium.kernels import fp8, grouped, mkl, native
+from sensorium.kernels import fp8, grouped, int8, mkl, native, panels
 from sensorium.kernels import linear as linear_module
 from sensorium.kernels.dispatch import backend, has_triton, multiplies_fast
 from sensorium.kernels.int8 import INT8_MAX, Int8Weight, int8_linear, pack_int8, quantize_rows, supported
@@ -286,6 +286,22 @@ def test_weights_of_a_model_lie_together_and_beside_those_of_no_other_thread():
     size = first.numel() * first.itemsize
     assert size <= second.data_ptr() - first.data_ptr() < size + 64
     assert not 0 <= third.data_ptr() - first.data_ptr() < 64 << 20
-    for weight, panels in zip(weights, (first, second, third), strict=True):
-        assert torch.equal(read_panel_rows(panels, torch.arange(100)), weight)
-        assert panels.count_nonzero() == weight.count_nonzero()
+    for weight, packed in zip(weights, (first, second, third), strict=True):
+        assert torch.equal(read_panel_rows(packed, torch.arange(100)), weight)
+        assert packed.count_nonzero() == weight.count_nonzero()
+
+
+@pytest.mark.parametrize("name", sorted(panels._LAYOUTS))
+def test_a_weight_in_pieces_is_packed_as_a_whole(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    """Large weights are quantised and reordered piece by piece, so that no copy of them is made."""
+    monkeypatch.setattr(native, "products", lambda: name)
+    weight = torch.randn(300, 130)
+    packed = [to_panels(weight.to(dtype)) for dtype in (torch.float32, torch.bfloat16, torch.float16)]
+    quantised = pack_int8(weight.bfloat16(), None)
+    monkeypatch.setattr(panels, "_PIECE", 1 << 14)
+    monkeypatch.setattr(int8, "_PIECE", 1 << 12)
+    for whole in packed:
+        assert torch.equal(to_panels(weight.to(whole.dtype)), whole)
+    again = pack_int8(weight.bfloat16(), None)
+    assert torch.equal(again.weight, quantised.weight)
+    assert torch.equal(again.scale, quantised.scale)

@@ -8,6 +8,7 @@ import subprocess
 import sys
 from collections.abc import Callable
 from contextlib import nullcontext
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -32,11 +33,13 @@ from sensorium.engine.setup.resolve import load_processing
 from sensorium.engine.worker.cache_tensors import allocate_caches
 from sensorium.engine.worker.sampler import gather_logprobs, sample
 from sensorium.engine.worker.sampling_state import SamplingState
+from sensorium.kernels import native
 from sensorium.kernels.linear import shares_table
 from sensorium.kernels.metadata import AttentionMetadata
 from sensorium.mm.errors import ConfigError
 from sensorium.mm.registry import find_architecture
 from sensorium.models.interface import CacheSpec, ForwardBatch, StepLimits
+from sensorium.models.memory_formulas import AMX_ROWS, AMX_SUMS
 from sensorium.models.weights import load, quantize, weight_bytes
 from sensorium.processors.text.tokenizer import Tokenizer
 
@@ -119,6 +122,21 @@ def test_an_encoder_call_beside_steps_adds_to_their_memory() -> None:
     after, beside = (explain(make_config(TINY_VL, {**SMALL, "async_scheduling": flag})) for flag in (False, True))
     assert after.activations == max(after.decoder_step, after.logits_step, after.encoder_step)
     assert beside.activations == max(beside.decoder_step, beside.logits_step) + beside.encoder_step > after.activations
+
+
+@pytest.mark.parametrize(("options", "buffers"), [({}, 1), ({"async_scheduling": True}, 2), ({"quantization": "int4"}, 2)])
+def test_buffers_of_amx_tiles_are_planned(monkeypatch: pytest.MonkeyPatch, options: dict[str, Any], buffers: int) -> None:
+    """A thread keeps 16 MB of packed rows, which are torch's in no step; 4-bit weights have buffers of their own."""
+    config = make_config(TINY_VL, {"max_model_len": 512, **SMALL, **options})
+    monkeypatch.setattr(native, "products", lambda: "avx2")
+    assert explain(config).kernels == 0
+    monkeypatch.setattr(native, "products", lambda: "amx")
+    plan = explain(config)
+    assert 0 <= plan.kernels - buffers * AMX_ROWS <= 2 * torch.get_num_threads() * AMX_SUMS
+    assert replace(plan, kernels=0).total == plan.total - plan.kernels
+    assert "buffers of kernels" in str(plan)
+    header = Path(native.__file__).parent / "cpu" / "amx.h"
+    assert f"PACKED_BYTES = {AMX_ROWS >> 20} << 20;" in header.read_text()
 
 
 def test_vectors_of_tokens_are_planned(monkeypatch: pytest.MonkeyPatch) -> None:
