@@ -17,12 +17,12 @@ from typing import Any
 import torch
 
 from ..mm.errors import InputError, SensoriumError
+from ..mm.heap import trim_heap
 from ..mm.registry import register_model
 from ..processors.text.tokenizer import Tokenizer
 from .channel import Activity, Channel, pack
 from .config import EngineConfig
 from .core_process import PACKAGE
-from .heap import trim_heap
 from .logits_processors import register_logits_processor
 from .model_files import load_model_files
 from .setup.loader import load_engine
@@ -30,9 +30,10 @@ from .setup.resolve import load_processing
 from .types import CoreInfo, EngineStats
 
 _log = logging.getLogger(f"{__package__}.core_server")
-_TRIM_SECONDS = 10.0
-"""How often free memory is returned to the system, which takes about 10 ms. Encoder rows and other small blocks stay, and the
-large tensors of steps lie around them; without this, the free memory between them grew to several times the rows' size."""
+_TRIM_SECONDS, _TRIM_SHARE = 10.0, 0.01
+"""How often free memory is returned to the system, and the largest share of the time that this may take: 10 ms with few holes,
+over a second with gigabytes of them. Encoder rows and other small blocks stay, and the large tensors of steps lie around them;
+without this, the free memory between them grew to several times the rows' size."""
 
 
 class _Records(logging.Handler):
@@ -83,7 +84,7 @@ class _Server:
     def __init__(self, channel: Channel, records: _Records, activity: Activity) -> None:
         self._channel, self._records, self._activity = channel, records, activity
         self._core: Any = None
-        self._trimmed = time.monotonic()
+        self._trim_at = time.monotonic() + _TRIM_SECONDS
 
     def run(self) -> None:
         """Answer verbs. Raise EOFError or OSError if the parent is gone."""
@@ -104,9 +105,10 @@ class _Server:
             except Exception as error:
                 packed = pack((True, _described(error), []), share=False)
             self._channel.send(*packed)
-            if time.monotonic() - self._trimmed > _TRIM_SECONDS:  # while the parent reads the reply
+            if (started := time.monotonic()) > self._trim_at:  # while the parent reads the reply
                 trim_heap()
-                self._trimmed = time.monotonic()
+                ended = time.monotonic()
+                self._trim_at = ended + max(_TRIM_SECONDS, (ended - started) / _TRIM_SHARE)
 
     def _answer(self, verb: str, arguments: Sequence[Any]) -> tuple[bool, Any]:
         """Return (False, result) or (True, error) of a verb."""

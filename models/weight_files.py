@@ -14,9 +14,10 @@ from torch import Tensor
 
 from ..mm.errors import CheckpointError, short_repr
 from ..mm.files import open_regular
+from ..mm.heap import trim_heap
 from .gguf import mapped_loader, on_meta, open_model, read_tensors
 from .layers.adapter import tensor_name
-from .resident import drop, release_freed
+from .resident import drop
 
 _MAPPED_BYTES = 64 << 20
 _DTYPES = {
@@ -116,7 +117,7 @@ def read_file(file: Path, is_unused: Callable[[str], bool] = lambda name: False)
                     with _mapped(tensor):
                         yield name, tensor
                     del tensor
-            release_freed()
+            trim_heap()
 
 
 @contextmanager

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import AbstractAsyncContextManager, nullcontext
+from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -59,10 +59,23 @@ class Server:
     planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_PLANNERS, "plan"))  # may download
     _plans: dict[str, asyncio.Semaphore] = field(default_factory=dict, repr=False)  # of each API key
 
-    def plan_place(self, request: Request) -> AbstractAsyncContextManager[object]:
-        """Return a context in which a request may use a planner. Those of one API key use at most half of them."""
+    async def take_plan_place(self, request: Request) -> Callable[[], object]:
+        """Wait until a request may use a planner: those of one API key use at most half of them.
+
+        Returns:
+            The function, for any thread, that frees the place.
+        """
         tenant: str | None = request.scope[TENANT]
-        return nullcontext() if tenant is None else self._plans.setdefault(tenant, asyncio.Semaphore(_PLANNERS // 2))
+        if tenant is None:
+            return lambda: None
+        places, loop = self._plans.setdefault(tenant, asyncio.Semaphore(_PLANNERS // 2)), asyncio.get_running_loop()
+        await places.acquire()
+
+        def free() -> None:
+            with suppress(RuntimeError):  # the server has stopped
+                loop.call_soon_threadsafe(places.release)
+
+        return free
 
     @cached_property
     def labels(self) -> dict[str, str]:

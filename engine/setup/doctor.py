@@ -12,7 +12,8 @@ import torch
 
 from ...kernels import dispatch, native
 from ...kernels.panels import linear_kernels
-from ...mm.errors import CheckpointError, SensoriumError
+from ...mm.errors import CheckpointError, ConfigError, SensoriumError
+from ...mm.gguf import find_gguf
 from ...mm.types import MediaHeader
 from ...models.weight_files import file_headers, has_weights, weight_files
 from ...processors.files import find_template, read_json
@@ -128,7 +129,11 @@ def _check_template(folder: Path) -> None:
 def missing_weights(folder: Path) -> CheckpointError | None:
     """Return the error of LLM for a folder without weight files, or None. Such a folder is enough for a memory plan."""
     try:
+        if find_gguf(folder) is not None:
+            return None
         files = weight_files(folder, lambda name: (folder / name).exists())
+    except ConfigError:  # several GGUF models, which `find_problems` reports
+        return None
     except CheckpointError as error:
         return None if has_weights(lambda name: (folder / name).exists()) else error
     if any(file.exists() for file in files):

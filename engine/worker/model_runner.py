@@ -15,10 +15,10 @@ from torch import Tensor
 from ...kernels.dispatch import use_backends
 from ...kernels.streams import copy_to_host
 from ...mm.errors import ErrorInfo, InputError, is_out_of_memory
+from ...mm.heap import trim_heap
 from ...mm.types import find_item
 from ...models.interface import Model, SupportsStreams
 from ..errors import error_text
-from ..heap import trim_heap
 from ..kv_cache.groups import group_layers, group_of_layer
 from ..pooling_params import PoolingParams
 from ..types import EncodeResult, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput

@@ -54,7 +54,8 @@ class VideoIndex:
             then numbered in decoder output order.
         first_frame_delay: seconds from the start of the stream to the first frame.
         exact: False if the count is an upper bound.
-        stated: frames according to the container's header, 0 if it says nothing. A file that is cut off has fewer packets.
+        stated: frames according to the container's header, 0 if it says nothing or an AVI file is complete. A file that is
+            cut off has fewer packets.
     """
 
     height: int
@@ -103,6 +104,8 @@ def index_video(data: bytes, policy: MediaPolicy) -> VideoIndex:
         rate = stream.average_rate if avi or any(p.pts is not None for p in packets) else stream.guessed_rate
         unit, start = float(stream.time_base or 0), None if avi else stream.start_time
         stated = stream.frames
+        if avi and packets and (packets[-1].dts or 0) + 1 >= stated:
+            stated = 0  # AVI counts gaps as frames; its decoding times are numbers of frames
     if turns % 2:
         height, width = width, height
     fps = float(rate) if rate and rate > 0 else DEFAULT_FPS

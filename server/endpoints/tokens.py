@@ -96,8 +96,10 @@ async def _plan(request: Request, work: Callable[[], T]) -> T:
     server, interrupt = server_of(request), Interrupt()
 
     async def run() -> T:
-        async with server.plan_place(request):
-            return await asyncio.get_running_loop().run_in_executor(server.planners, interrupt.run, work)
+        free = await server.take_plan_place(request)
+        future = server.planners.submit(interrupt.run, work)
+        future.add_done_callback(lambda _: free())  # not before: the thread may go on after its client has left
+        return await asyncio.wrap_future(future)
 
     try:
         return await unless_disconnected(request, run())

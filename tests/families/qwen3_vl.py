@@ -46,6 +46,8 @@ def build(kind, seed, tie=False, patch=16):
     for name, parameter in model.named_parameters():
         if "_5" in kind and "language_model" in name and "norm.weight" in name and ".linear_attn." not in name:
             parameter.data.sub_(1)  # the weight is stored minus 1
+        if name.endswith("dt_bias"):
+            parameter.data.mul_(5)  # decays that differ by far between heads
     image, video = ({"shortest_edge": least, "longest_edge": most} for least, most in AREAS.values())
     half = {"image_mean": [0.5] * 3, "image_std": [0.5] * 3, "patch_size": patch}
     return model, tf.Qwen3VLProcessor(

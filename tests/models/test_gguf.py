@@ -13,6 +13,7 @@ from family import load_rows
 from gguf_files import ARCHS, Kind, Q, everything, random_blocks, write
 from oracle import save_checkpoint
 from sensorium import LLM, SamplingParams
+from sensorium.cli.main import main
 from sensorium.engine.setup.doctor import describe_checkpoint
 from sensorium.kernels.blocks import BLOCKS, BlockWeight
 from sensorium.mm.errors import CheckpointError, SensoriumError
@@ -92,6 +93,13 @@ def check(
         assert ours[:2] == theirs[:2]
         np.testing.assert_allclose(np.array(ours[2]), np.array(theirs[2]), rtol=0, atol=2e-4)
     return file
+
+
+def test_doctor_of_a_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    source = save_checkpoint(tmp_path / "source", *load_rows()["text-llama"].build(0))
+    file, _ = write(source, tmp_path / "gguf", everything(Q.F16))
+    assert main(["doctor", "--model", str(file.parent), "--device", "cpu"]) == 0
+    assert "LlamaForCausalLM" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("kind", [kind for kind in ARCHS if not kind.endswith("_text") or kind == "gemma3_text"])

@@ -233,6 +233,23 @@ def test_slow_plans_of_a_key_delay_neither_other_keys_nor_tokens(tiny, monkeypat
         assert [one.result().status_code for one in plans] == [200] * 8
 
 
+def test_a_plan_keeps_its_place_after_its_client_has_left(tiny, monkeypatch):
+    server, go_on, running = make_server(tiny[1].engine.llm, "tiny-vl", ServerConfig(api_key=["one", "two"])), Event(), []
+    monkeypatch.setattr(server.engine.llm, "plan", lambda *_, **options: running.append(None) or (go_on.wait(LONG) and []))
+    with listening(server) as url, ThreadPoolExecutor(8) as clients:
+        try:
+            for _ in range(2):
+                leaving = [clients.submit(plan, url, "one", seconds=1.0) for _ in range(4)]
+                assert all(isinstance(one.exception(), httpx.ReadTimeout) for one in leaving)
+            assert len(running) == 4
+            kept = clients.submit(plan, url, "two")
+            wait_until(lambda: len(running) == 5)
+        finally:
+            go_on.set()
+        assert kept.result().status_code == 200
+        assert plan(url, "one").status_code == 200
+
+
 def test_slow_plans_delay_no_tokens(http, tiny, monkeypatch):
     go_on, running = Event(), []
     monkeypatch.setattr(tiny[1].engine.llm, "plan", lambda *_, **options: running.append(None) or (go_on.wait(LONG) and []))

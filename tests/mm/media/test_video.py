@@ -106,6 +106,20 @@ def test_damage_does_not_shift_frame_numbers():
     assert torch.equal(item.frames[:10], whole.frames[:10])
 
 
+def test_gaps_in_an_avi_file_are_no_missing_frames(caplog):
+    target = io.BytesIO()
+    with av.open(target, "w", format="avi") as container:
+        stream = container.add_stream("mpeg4", rate=30)
+        stream.width, stream.height = 64, 48
+        for number in range(0, 30, 3):
+            frame = av.VideoFrame.from_ndarray(np.full((48, 64, 3), number * 8, np.uint8))
+            frame.pts = number
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    assert len(decode_video(target.getvalue(), ALL, POLICY).frames) == 10
+    assert not caplog.text
+
+
 def test_a_truncated_video_gives_its_readable_frames_and_a_warning(caplog):
     data = clip("mjpeg-avi")
     cut = data[: len(data) * 3 // 5]
