@@ -5,10 +5,10 @@ from __future__ import annotations
 import asyncio
 import threading
 import weakref
-from collections.abc import AsyncGenerator, AsyncIterable, Callable, Iterator
+from collections.abc import AsyncGenerator, AsyncIterable, Iterator
 from contextlib import aclosing, contextmanager, suppress
 from queue import Empty, SimpleQueue
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import TYPE_CHECKING, Any
 
 from ...engine.async_llm import AsyncLLM
 from ...engine.errors import NotPicklable
@@ -25,8 +25,6 @@ from .live_native import NativeTranscriber
 if TYPE_CHECKING:
     from ...engine.llm import LLM
 
-T = TypeVar("T")
-_LARGE = 1 << 16  # bytes of samples above which a thread works on them
 _lock = threading.Lock()
 _sessions: weakref.WeakKeyDictionary[LLM, int] = weakref.WeakKeyDictionary()  # number of open streams
 
@@ -84,7 +82,7 @@ class LiveStream:
         transcriber = self.transcriber
         while True:
             self.arrived.clear()
-            task = await self._call(transcriber.next_task)
+            task = transcriber.next_task()
             self._taken.set()
             while transcriber.events:
                 yield transcriber.events.popleft()
@@ -93,16 +91,10 @@ class LiveStream:
             if task is None:
                 await self._wait()
                 continue
-            step = await self._call(advance, task)
+            step = advance(task)
             while isinstance(step, RequestHandle | Turn):
                 answer = self.engine.answer(step) if isinstance(step, RequestHandle) else self.engine.append(step)
-                step = await self._call(advance, task, await answer)
-
-    async def _call(self, function: Callable[..., T], *args: object) -> T:
-        """Call a function of the transcriber, in a thread if many samples are buffered: VAD and features of these take long."""
-        if self.transcriber.buffered_bytes <= _LARGE:
-            return function(*args)
-        return await asyncio.to_thread(function, *args)
+                step = advance(task, await answer)
 
     async def _wait(self) -> None:
         try:

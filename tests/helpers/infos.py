@@ -16,6 +16,7 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "EagleVLProcessingInfo": {"vision_config": {"image_size": 448}},
     "Gemma3ProcessingInfo": {"mm_tokens_per_image": 49},
     "Gemma4ProcessingInfo": {"vision_config": {}, "audio_config": {}},
+    "Gemma4UnifiedProcessingInfo": {"vision_config": {}, "audio_config": {}},
     "Granite4VisionProcessingInfo": {"downsample_rate": "4/8", "image_grid_pinpoints": [[224, 448], [448, 224]]},
     "Idefics2ProcessingInfo": {"vision_config": {"image_size": 980}},
     "Idefics3ProcessingInfo": {"vision_config": {"image_size": 364}},

@@ -29,3 +29,11 @@ def test_bands_by_their_definition() -> None:
     torch.testing.assert_close(
         log_mel_energies(windows, make_mel_filter_bank(window, filters, CPU), 1e-10), wanted, atol=1e-5, rtol=1e-5
     )
+
+
+def test_energies_do_not_depend_on_the_number_of_windows() -> None:
+    filters = torch.rand(201, 80) * (torch.rand(201, 80) > 0.9)
+    bank, windows = make_mel_filter_bank(torch.hann_window(400), filters, CPU), torch.randn(600, 400)
+    whole = log_mel_energies(windows, bank, 1e-10)
+    counts = (1, 2, 5, 11, 12, 16, 47, 49, 511, 513, 519, 599)
+    assert [n for n in counts if not torch.equal(log_mel_energies(windows[:n], bank, 1e-10), whole[:n])] == []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import threading
 from collections.abc import AsyncIterator
 from pathlib import Path
 
@@ -11,7 +10,6 @@ import numpy as np
 import pytest
 from sensorium import LLM, AsyncLLM, Gap, LiveEvent
 from sensorium.mm.errors import InputError
-from sensorium.pipelines.speech.live import LiveTranscriber
 from streams import OPTIONS, RATE, blocks, check_promises, finals, play, speech
 from waiting import assert_idle, wait_until
 
@@ -92,26 +90,6 @@ def test_a_source_that_is_too_fast_waits(llm: LLM) -> None:
     check_promises(events)
     assert events[-1].end == 12
     assert len(finals(events)) >= 6
-
-
-def test_many_samples_are_worked_on_in_a_thread(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Their voice activity and features delay no other coroutine. A few samples need no thread."""
-    calls = list[tuple[bool, bool]]()
-    real = LiveTranscriber.next_task
-
-    def next_task(self: LiveTranscriber) -> object:
-        calls.append((self.buffered_bytes > 1 << 16, threading.current_thread() is threading.main_thread()))
-        return real(self)
-
-    monkeypatch.setattr(LiveTranscriber, "next_task", next_task)
-    clip = speech(-1, 0.8, -1)
-
-    async def main() -> list[LiveEvent]:
-        return [event async for event in AsyncLLM(llm).stream_transcribe(blocks([clip[:100], clip[100:]]), **OPTIONS)]
-
-    assert finals(asyncio.run(main()))
-    assert {is_large for is_large, _ in calls} == {True, False}
-    assert all(is_large != on_loop for is_large, on_loop in calls)
 
 
 def test_a_session_of_threads(llm: LLM) -> None:

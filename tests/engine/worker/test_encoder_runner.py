@@ -160,7 +160,7 @@ def test_rows_of_an_aborted_request(toy, again):
     for request in (talks, other, *[sees] * again):
         assert toy.tokens_of(got[request.request_id])[-4:] == toy.alone(request)[0][-4:]
     assert core.stats.encoder_calls == 2 + again
-    assert not core._asked
+    assert not core._encode_tasks
     toy.assert_empty(core)
     core.step()
     assert set(core.runner.store.rows) <= set(core.scheduler.encoder_cache._resident)
@@ -197,7 +197,7 @@ def test_a_device_error_fails_only_the_requests_of_the_call(toy, where, monkeypa
     assert toy.tokens_of(got["talks"]) == toy.alone(talks)[0]
     assert encoder_runner._inflight is None
     assert not encoder_runner._queue
-    assert not core._asked
+    assert not core._encode_tasks
     toy.assert_empty(core)
 
 
