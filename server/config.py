@@ -141,7 +141,8 @@ def read_config(path: str | Path) -> dict[str, Any]:
     try:
         found = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
-        raise ConfigError(f"--config {path} cannot be read: {error}", param="config") from None
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise ConfigError(f"--config {path} cannot be read: {reason}", param="config") from None
     if found is not None and not (isinstance(found, dict) and all(isinstance(name, str) for name in found)):
         raise ConfigError(f"--config {path} must hold options as NAME: VALUE, not {short_repr(found)}", param="config")
     return {name.replace("-", "_"): value for name, value in (found or {}).items()}
