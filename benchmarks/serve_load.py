@@ -269,12 +269,15 @@ def engine_of(pid: int) -> int:
 
 
 def memory_mb(pid: int) -> float:
-    """Return the proportional set size (PSS) of a process: a page that n processes share counts 1/n."""
+    """Return the memory of a process without pages of files, whose share depends on what else runs the same libraries.
+
+    A page that n processes share counts 1/n.
+    """
     try:
         text = Path(f"/proc/{pid}/smaps_rollup").read_text()
     except OSError:
         return 0.0
-    return int(next(line for line in text.splitlines() if line.startswith("Pss:")).split()[1]) / 1024
+    return sum(int(line.split()[1]) for line in text.splitlines() if line.startswith(("Pss_Anon:", "Pss_Shmem:"))) / 1024
 
 
 def main(words: Sequence[str] | None = None) -> int:
