@@ -197,7 +197,7 @@ class MediaPolicy:
 def check_size(height: int, width: int, policy: MediaPolicy) -> None:
     """Raise InputError if an image or frame of this size is empty or over the limits of the policy."""
     if height < 1 or width < 1:
-        raise InputError("it has no pixels")
+        raise InputError("it has no pixels; it is empty, broken or cut off")
     if height * width > policy.max_pixels:
         text = f"{width}x{height} is over the limit of {policy.max_pixels:,} pixels (media: max_pixels); scale it down"
         raise InputError(text, param="max_pixels")
