@@ -91,7 +91,7 @@ class Decoding:
 
     Args:
         vectors: `[2 * layers + 1, width]`, hidden and cell state of each layer of the LSTM, and the prediction that follows.
-        tokens: (token, row, duration in rows, log probability) of those that were found.
+        tokens: (token, row, duration in rows, log probability) of each token found.
         given: number of rows so far. row: the next one to be decoded; a token may last longer than the rows so far.
         symbols: tokens of this row so far.
     """

@@ -161,7 +161,7 @@ def test_names_of_a_text_model_are_read_too(world: World, loaded: LoadedModels, 
 def test_several_layers_of_qwen_share_norms_and_projection(
     name: str, world: World, loaded: LoadedModels, tmp_path: Path
 ) -> None:
-    """As in vLLM's qwen3_next_mtp.py and qwen3_5_mtp.py."""
+    """Compute the drafts as vLLM's qwen3_next_mtp.py and qwen3_5_mtp.py do."""
     first, drafter = world(name)
     second = Drafter(loaded.oracle(*place(name))[0], STEMS[name], 8)
     for part in ("enorm", "hnorm", "norm", "eh_proj"):

@@ -58,7 +58,7 @@ def test_gemma3n(language: str | None, task: str, asked: str) -> None:
     [(2.6, "<|spk_bos|><|spk|><|spk_eos|><|tts_bos|>"), (4.5, "<think>\n\n</think>\n\n<|tts_bos|>")],
 )
 def test_minicpm_o(version: float, begins: str) -> None:
-    """As the publisher's `chat` writes them with `use_tts_template=True`."""
+    """The prompts equal those that the publisher's `chat` writes with `use_tts_template=True`."""
     info = object.__new__(MiniCPMOProcessingInfo)  # its files need a tokenizer with tags
     info.files = ProcessorFiles(config={"version": version})
     asked = {
