@@ -145,9 +145,10 @@ def _check_weights(folder: Path) -> None:
     """Check the headers of the weight files. A folder without any of them passes: see `missing_weights`.
 
     Raises:
+        ConfigError: the folder holds several GGUF models.
         CheckpointError: the index or a file is broken, or some files of the index are missing.
     """
-    if missing_weights(folder) is not None:
+    if find_gguf(folder) is not None or missing_weights(folder) is not None:  # `load_model_files` reads a GGUF file's header
         return
     files = weight_files(folder, lambda name: (folder / name).exists())
     missing = [file.name for file in files if not file.exists()]

@@ -84,12 +84,23 @@ MOST_ROWS = {
 }
 """Options that make as many rows as an item can have."""
 TOO_MANY_ROWS = "rows, the limit is 4,194,304"
+ONE_VIDEO = "this model takes images, or one video, per prompt"
+ONE_AUDIO = r"At most 1 audio\(s\) may be provided"
 OTHER_REASONS = {
     ("ClipProcessingInfo", "image"): "a text or one image",
     ("EagleVLProcessingInfo", "video"): "takes at most 10 per prompt",
     ("Ernie45VLProcessingInfo", "video"): TOO_MANY_ROWS,
     ("Keye15ProcessingInfo", "video"): TOO_MANY_ROWS,
     ("KeyeProcessingInfo", "video"): TOO_MANY_ROWS,
+    ("Molmo2ProcessingInfo", "video"): ONE_VIDEO,
+    ("Ovis25ProcessingInfo", "video"): ONE_VIDEO,
+    ("ParakeetProcessingInfo", "audio"): ONE_AUDIO,
+    ("ParakeetTransducerProcessingInfo", "audio"): ONE_AUDIO,
+    ("Qwen25OmniProcessingInfo", "video"): TOO_MANY_ROWS,
+    ("Qwen25VLProcessingInfo", "video"): TOO_MANY_ROWS,
+    ("Qwen2VLProcessingInfo", "video"): TOO_MANY_ROWS,
+    ("Qwen3OmniProcessingInfo", "video"): TOO_MANY_ROWS,
+    ("SiglipProcessingInfo", "image"): "a text or one image",
 }
 """Why many items are refused, if it is not the length of the prompt."""
 
