@@ -21,6 +21,7 @@ typedef int8_t v8b __attribute__((vector_size(8)));
 static const int64_t WIDTH = LANES * VECTORS;  // outputs of a panel
 static const int64_t ROW_BYTES = 3 << 16;  // bytes of converted rows that stay in the cache while panels are read
 static const int SETTLE = 4;               // steps after which sums in 16 bits are widened
+static const int64_t AHEAD = 4096;         // bytes between the codes that are multiplied with several rows and those that are prefetched
 
 enum ScaleType { SCALE_FLOAT32 = 0, SCALE_BFLOAT16 = 1, SCALE_FLOAT16 = 2 };
 
@@ -129,12 +130,12 @@ struct Int8Row {
     }
 };
 
-// Sums of codes in float32. ROWS: rows in registers.
+// Sums of codes in float32. ROWS: rows in registers. STREAMS: panels that a single row is multiplied with at once.
 struct Float32 {
     typedef FloatRow Row;
     typedef vf Sum;
     typedef vf Columns;
-    static const int ROWS = LANES == 16 ? 6 : 4;
+    static const int ROWS = LANES == 16 ? 6 : 4, STREAMS = LANES == 16 ? 1 : 2;
 
     INLINE vf unpack(vi codes, int word) { return __builtin_convertvector((vi)((vu)codes >> 4 * word & 15), vf); }
     INLINE void add(vf& sum, vi inputs, vf columns) { sum = multiply_add(sum, (vf)inputs, columns); }
@@ -147,7 +148,7 @@ struct Integers {
     typedef Int8Row Row;
     typedef vi Sum;
     typedef vi Columns;
-    static const int ROWS = LANES == 16 ? 6 : 4;
+    static const int ROWS = LANES == 16 ? 6 : 4, STREAMS = 1;
 
     INLINE vi unpack(vi codes, int word) { return (vi)((vu)codes >> 4 * word & 0x0f0f0f0f); }
     INLINE void settle(vi&) {}
@@ -215,7 +216,9 @@ static void product(const Weights& w, Rows rows, int64_t first, T* out) {
                 vi raw[C];
 #pragma GCC unroll 8
                 for (int c = 0; c < C; c++) {
-                    raw[c] = load_vector<vi>(codes + c / VECTORS * bytes + (k * VECTORS + c % VECTORS) * LANES * 4);
+                    const char* at = codes + c / VECTORS * bytes + (k * VECTORS + c % VECTORS) * LANES * 4;
+                    raw[c] = load_vector<vi>(at);
+                    if (WIDTH < 64 && R > 1 && c % VECTORS == 0) __builtin_prefetch(at + AHEAD, 0, 3);
                 }
 #pragma GCC unroll 8
                 for (int s = 0; s < WORDS; s++) {
@@ -264,11 +267,11 @@ static void product(const Weights& w, Rows rows, int64_t first, T* out) {
     }
 }
 
-// A single row of floats is multiplied with two narrow panels at once, so that there are enough independent sums. Otherwise
-// weights are read as one stream, which the hardware prefetches best.
+// A single row is multiplied with several narrow panels at once if one alone has too few independent sums, or if the CPU prefetches
+// several streams of weights better than one.
 template <class Kind, class T, int R>
 static void tile(const Weights& w, Rows rows, int64_t first, int64_t last, T* out) {
-    const int P = R == 1 && WIDTH < 64 && Kind::Row::WORDS == 8 ? 2 : 1;
+    const int P = R == 1 ? Kind::STREAMS : 1;
     int64_t p = first;
     for (; p + P <= last; p += P) product<Kind, T, R, P>(w, rows, p, out);
     for (; p < last; p++) product<Kind, T, R, 1>(w, rows, p, out);

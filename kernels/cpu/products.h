@@ -14,6 +14,8 @@ static const bool WIDE = VECTORS * LANES == 64;  // a panel fills the registers:
 static const int64_t CHUNK = 48;               // WIDE: rows multiplied with a panel while it is in the cache
 static const int64_t GROUP = 3 << 18;          // WIDE: bytes of panels that stay in the cache
 static const int64_t ROW_BYTES = 3 << 16;      // else: bytes of rows that stay in the cache while panels are read
+static const int64_t AHEAD = 4096;             // else: bytes between the weights that are multiplied and those that are prefetched,
+                                               // if there are several rows: the hardware then prefetches too little
 
 struct Weights {
     const char* panels;
@@ -46,12 +48,13 @@ INLINE Word read_word(const void* p) {
     return x;
 }
 
-// One struct for each type of weight: the type of converted rows, inputs and bytes per step, and the arithmetic of LANES outputs.
+// One struct for each type of weight: the type of converted rows, inputs and bytes per step, narrow panels that a single row is
+// multiplied with at once (STREAMS), and the arithmetic of LANES outputs.
 struct Float32 {
     typedef float Row;
     typedef vf Sum;
     typedef vf Column;
-    static const int INPUTS = 1, BYTES = 4 * WIDTH;
+    static const int INPUTS = 1, BYTES = 4 * WIDTH, STREAMS = 4;
 
     INLINE void columns(const char* step, vf* all) {
         for (int v = 0; v < VECTORS; v++) all[v] = load_vector<vf>(step + 4 * LANES * v);
@@ -84,6 +87,7 @@ struct Float16 : Float32 {
 // Base of the int8 types: integer sums, multiplied by the scales of row and output.
 struct Scaled {
     typedef vi Sum;
+    static const int STREAMS = 1;
 
     INLINE vf value(vi sum, const Weights& w, float scale, int64_t at) {
         if (w.shift) sum -= load_vector<vi>(w.shift + at);
@@ -152,6 +156,7 @@ static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int6
         for (int p = 0; p < P; p++) {
             typename Kind::Column columns[VECTORS];
             Kind::columns(panel + p * bytes, columns);
+            if (!WIDE && R > 1) __builtin_prefetch(panel + p * bytes + AHEAD, 0, 3);
 #pragma GCC unroll 8
             for (int r = 0; r < R; r++) {
                 auto inputs = Kind::spread(row + r * rows.stride);
@@ -180,10 +185,10 @@ static void product(const Weights& w, const Rows<typename Kind::Row>& rows, int6
 }
 
 // A few rows are multiplied with several narrow panels at once, so that there are enough independent sums. Weights of 8 bits are
-// read as one stream, which the hardware prefetches best.
+// read as one stream on CPUs that prefetch it better than several (STREAMS is 1).
 template <class Kind, class T, int R>
 static void tile(const Weights& w, const Rows<typename Kind::Row>& rows, int64_t i, int64_t first, int64_t last, T* out) {
-    const int P = WIDE || std::is_base_of<Scaled, Kind>::value ? 1 : R == 1 ? 4 : R <= 3 ? 2 : 1;
+    const int P = WIDE ? 1 : R == 1 ? Kind::STREAMS : R <= 3 && !std::is_base_of<Scaled, Kind>::value ? 2 : 1;
     int64_t p = first;
     for (; p + P <= last; p += P) product<Kind, T, R, P>(w, rows, i, p * WIDTH, out);
     for (; p < last; p++) product<Kind, T, R, 1>(w, rows, i, p * WIDTH, out);
