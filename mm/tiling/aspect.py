@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
+
+import numpy as np
 
 from ..errors import ConfigError, InputError
 from .plan import CropPad, CropPlan, Resize, Size, TiledView
@@ -92,12 +95,17 @@ class ScaleTiles(AspectTiles):
     """
 
     def arrangement(self, height: int, width: int) -> Size:
-        scales = {
-            (rows, columns): min(self.tile[0] * columns / width, self.tile[0] * rows / height)
-            for rows, columns in arrangements(1, self.max_tiles)
-        }
-        enough = [grid for grid, scale in scales.items() if scale >= 1]
-        return min(enough, key=lambda grid: scales[grid]) if enough else max(scales, key=lambda grid: scales[grid])
+        grids = _grids(self.max_tiles)
+        scales = (self.tile[0] * grids / np.array((height, width))).min(1)
+        best = np.where(scales >= 1, scales, np.inf).argmin() if scales.max() >= 1 else scales.argmax()
+        rows, columns = grids[best].tolist()
+        return rows, columns
+
+
+@functools.lru_cache(8)
+def _grids(max_tiles: int) -> np.ndarray:
+    """Return the grids of up to `max_tiles` tiles, by number of tiles, `[grids, 2]`."""
+    return np.array(arrangements(1, max_tiles))
 
 
 @dataclass(frozen=True)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import math
 from dataclasses import dataclass
 
@@ -122,11 +123,17 @@ class CanvasTiles:
 
     def arrangement(self, height: int, width: int) -> Size:
         """Return rows and columns of the best canvas."""
-        grids = grids_by_ratio(self.max_tiles) if self.by_ratio else grids_by_rows(self.max_tiles)
-        sides = np.array(grids, dtype=np.float32 if self.by_ratio else np.float64) * self.tile
+        grids = _grids(self.max_tiles, self.by_ratio)
+        sides = grids.astype(np.float32 if self.by_ratio else np.float64) * self.tile
         scales = (sides / np.array((height, width), dtype=sides.dtype)).min(1)
         larger = scales[scales >= 1]
         best = scales.max() if not len(larger) else larger.max() if self.enlarge else larger.min()
-        return min(
-            (grid for grid, scale in zip(grids, scales, strict=True) if scale == best), key=lambda grid: grid[0] * grid[1]
-        )
+        equal = grids[scales == best]
+        rows, columns = equal[equal.prod(1).argmin()].tolist()
+        return rows, columns
+
+
+@functools.lru_cache(8)
+def _grids(max_tiles: int, by_ratio: bool) -> np.ndarray:
+    """Return the canvases in the order in which they are compared, `[canvases, 2]`."""
+    return np.array(grids_by_ratio(max_tiles) if by_ratio else grids_by_rows(max_tiles))

@@ -82,9 +82,10 @@ def arrangements(min_tiles: int, max_tiles: int) -> tuple[Size, ...]:
 @functools.lru_cache(64)
 def grids_by_ratio(max_tiles: int) -> tuple[Size, ...]:
     """Return all (rows, columns) of at most `max_tiles` tiles, from most tiles on, each followed by those of equal ratio."""
-    every = [(rows, count // rows) for count in range(max_tiles, 0, -1) for rows in range(1, count + 1) if count % rows == 0]
-    ratios = {rows / columns: None for rows, columns in every}
-    return tuple(grid for ratio in ratios for grid in every if grid[0] / grid[1] == ratio)
+    groups: dict[float, list[Size]] = {}
+    for rows, columns in sorted(grids_by_rows(max_tiles), key=lambda grid: -grid[0] * grid[1]):
+        groups.setdefault(rows / columns, []).append((rows, columns))
+    return tuple(grid for group in groups.values() for grid in group)
 
 
 @functools.lru_cache(64)

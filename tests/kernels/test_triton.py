@@ -33,6 +33,7 @@ def interpret(op: str, marks: str) -> None:
     assert done.returncode == 0 or nothing_to_run, f"rc {done.returncode}\n{done.stdout[-4000:]}{done.stderr[-1000:]}"
 
 
+@pytest.mark.sampled
 @pytest.mark.parametrize("op", CHECKS)
 def test_equals_its_reference(op: str) -> None:
     interpret(op, "not full")

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 import torch
 from sensorium.mm.tiling.canvas import AnyResTiles, CanvasTiles
-from sensorium.mm.tiling.sizes import fit, grids_by_rows, unpad
+from sensorium.mm.tiling.sizes import fit, grids_by_ratio, grids_by_rows, unpad
 from tilings import GRID, NEXT, ONEVISION, check_plan, make_image
 
 
@@ -26,6 +28,14 @@ def test_best_canvas_of_llama4(most, enlarge):
         first, window = plan.views[0].steps
         assert (window.height, window.width) == target, size
         assert (first.height, first.width) == tuple(max(1, n) for n in published.get_max_res_without_distortion(size, room))
+
+
+def test_the_canvases_of_many_tiles_take_time_in_proportion():
+    grids = grids_by_ratio(4096)  # comparing all ratios with all grids took a minute
+    assert sorted(grids) == list(grids_by_rows(4096))
+    ratios = [rows / columns for rows, columns in grids]
+    assert sum(a != b for a, b in pairwise(ratios)) == len(set(ratios)) - 1  # equal ones follow each other
+    assert grids[0] == (1, 4096)
 
 
 @pytest.mark.parametrize("most", [1, 4, 6])
