@@ -11,10 +11,10 @@ from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ..mm.errors import ConfigError, ErrorInfo
-from .common import add_chat_template, add_model_arguments, engine_options, positive_int
+from .common import add_chat_template, add_model_arguments, check_chat_template, engine_options, new_file, positive_int
 from .draw import check_drawing, draw
 from .output import exit_code, exit_on_signals, print_error, printable, to_json, warn_truncated
-from .sources import Source, path_or_url, read_sources, read_stdin
+from .sources import Source, check_files, path_or_url, read_sources, read_stdin
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -43,7 +43,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-model-len", metavar="N", type=positive_int, help=help_text)
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer, one on each line")
     help_text = "write the image with the boxes and points that the answer names; needs one image and a question"
-    parser.add_argument("--draw", metavar="FILE", help=help_text)
+    parser.add_argument("--draw", metavar="FILE", type=new_file, help=help_text)
 
 
 def question_text(text: str) -> str:
@@ -55,6 +55,7 @@ def question_text(text: str) -> str:
 
 def run(args: argparse.Namespace) -> int:
     from ..engine.llm import LLM
+    from ..engine.sampling_params import SamplingParams
 
     words = [args.question, *(word for modality in MEDIA for word in getattr(args, modality))]
     if words.count("-") + (args.question is None and "-" in words) > 1:
@@ -63,7 +64,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("stdin is closed, so there are no lines of a conversation; give a question")
     question = read_stdin("question").decode("utf-8", "replace") if args.question == "-" else args.question
     sources = {modality: read_sources(getattr(args, modality), modality) for modality in MEDIA}
+    check_files([source for several in sources.values() for source in several], every=True)
     check_drawing(args.draw, len(sources["image"]), question is not None)
+    check_chat_template(args)
+    SamplingParams(**sampling_options(args))  # a wrong value is reported before the model is loaded
     llm = LLM(**engine_options(args), max_model_len=args.max_model_len)
     messages: list[dict[str, Any]] = [{"role": "system", "content": args.system}] if args.system else []
     if question is None:
@@ -122,7 +126,7 @@ def answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]], s
                 sys.stdout.flush()
                 printed = len(text)
     if args.json:
-        print(to_json(json_fields(output)), flush=True)
+        print(to_json(json_fields(output), args), flush=True)
     if output.error is not None:
         print_error(error_text(output.error, sources), args)
         return output

@@ -21,6 +21,13 @@ def positive_int(text: str) -> int:
     raise argparse.ArgumentTypeError(f"{text!r} is not an integer of 1 or above")
 
 
+def new_file(text: str) -> Path:
+    """Parse an argument that is a file to write, whose folder must exist."""
+    if not Path(text).absolute().parent.is_dir():
+        raise argparse.ArgumentTypeError(f"the folder of {text!r} does not exist; create it, or give another path")
+    return Path(text)
+
+
 def json_or_text(text: str) -> Any:
     """Parse an argument that is JSON or plain text."""
     from ..engine.engine_args import parse_value
@@ -77,7 +84,8 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
     names = [name for name in options if name not in taken]
     for name in names:
         flag, shown = f"--{name.replace('_', '-')}", texts.get(name, argparse.SUPPRESS)
-        engine.add_argument(flag, metavar="VALUE", type=parse_value, nargs="?", const=True, help=shown)
+        convert = template_or_path if name == "chat_template" else parse_value
+        engine.add_argument(flag, metavar="VALUE", type=convert, nargs="?", const=True, help=shown)
     parser.set_defaults(engine_names=names)
 
 
@@ -100,6 +108,14 @@ def add_file_arguments(parser: argparse.ArgumentParser, item: str, count: str = 
     help_text = f"{item}: a path, a folder, a pattern, a URL, or - for stdin; several files run as one batch"
     parser.add_argument("files", metavar="FILE", type=path_or_url, nargs=count, help=help_text)
     parser.add_argument("--json", action="store_true", help="print one JSON object per file, one on each line")
+
+
+def check_chat_template(args: argparse.Namespace) -> None:
+    """Raise InputError if the chat template that `add_chat_template` parsed cannot be read or compiled."""
+    from ..engine.frontend.arguments import read_chat_template
+
+    if args.chat_template is not None:
+        read_chat_template(args.chat_template)
 
 
 def add_chat_template(parser: argparse.ArgumentParser) -> None:

@@ -68,8 +68,8 @@ def run(args: argparse.Namespace) -> int:
 
         config = find_model(make_config(args.model, options), weights=False)
         folder, options["revision"], options["adapter"] = config.model, config.revision, config.adapter
-        if not Path(folder).is_dir():
-            load_model_files(folder)  # report a wrong path before the long output
+        if not Path(folder).is_dir() or not any(Path(folder).iterdir()):
+            load_model_files(folder)  # report a wrong path, or a folder that lacks every file, before the long output
     sections: list[Section] = [
         ("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")]),
         ("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()]),

@@ -14,17 +14,19 @@ _COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9
 _FORMATS = (".png", ".jpg", ".jpeg", ".webp")
 
 
-def check_drawing(path: str | None, images: int, has_question: bool) -> None:
+def check_drawing(path: Path | None, images: int, has_question: bool) -> None:
     """Raise ConfigError if the drawing cannot be made: it shows one image and one answer."""
     if path is None:
         return
-    if Path(path).suffix.lower() not in _FORMATS:
-        raise ConfigError(f"--draw {short_repr(path)} is not an image file; give a name that ends with {', '.join(_FORMATS)}")
+    if path.suffix.lower() not in _FORMATS:
+        raise ConfigError(
+            f"--draw {short_repr(str(path))} is not an image file; give a name that ends with {', '.join(_FORMATS)}"
+        )
     if images != 1 or not has_question:
         raise ConfigError("--draw needs one --image and a question; give both")
 
 
-def draw(source: str | bytes, output: RequestOutput, path: str) -> None:
+def draw(source: str | bytes, output: RequestOutput, path: Path) -> None:
     """Write the image with the elements of the first answer to a file. Each label has its own color.
 
     Raises:
@@ -59,5 +61,5 @@ def draw(source: str | bytes, output: RequestOutput, path: str) -> None:
         image.save(path)
     except OSError as error:
         raise ConfigError(
-            f"--draw: {short_repr(path)} cannot be written ({error.strerror or error}); give another path"
+            f"--draw: {short_repr(str(path))} cannot be written ({error.strerror or error}); give another path"
         ) from None

@@ -10,15 +10,17 @@ import threading
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict
 from importlib import import_module
 from typing import TYPE_CHECKING, Any
 
 from ..mm.errors import ConfigError, InputError
 from ..mm.media import gate
+from ..mm.media.audio import check_sample_rate
+from ..mm.media.policy import MediaPolicy
 from ..mm.parse import MediaSource
 from .common import engine_options
 from .output import print_error, to_json
+from .sources import Source, check_files
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -42,16 +44,18 @@ def run(args: argparse.Namespace) -> int:
     if given is not None or args.format not in ("text", "json"):
         name = "format" if given is None else given.replace("_", "-")
         raise ConfigError(f"--{name} is for files and has no effect with --live; leave it out (--format may be text or json)")
-    source = args.files[0] if args.files else None
-    llm = LLM(**engine_options(args))
-    rate = args.rate or PCM_RATE
-    blocks: Iterator[object]
+    source, rate = args.files[0] if args.files else None, args.rate or PCM_RATE
+    blocks: Iterator[object] | None = None
+    check_sample_rate(rate, MediaPolicy())
     if source is None:
         blocks = microphone(rate)
     elif source == "-":
         blocks = pipe(rate)
     else:
-        rate, blocks = file_rate(llm), file(llm, source)
+        check_files([Source(source, source)], every=True)
+    llm = LLM(**engine_options(args))
+    if blocks is None:
+        rate, blocks = file_rate(llm), file(llm, args.files[0])
     options = {"language": args.language, "task": args.task, "context": args.context, "vad": not args.no_vad}
     errors: list[Exception] = []
     with llm.live_audio(rate, **options) as session, _finish_on_interrupt(session) as stopped:
@@ -157,7 +161,7 @@ def _finish_on_interrupt(session: LiveAudio) -> Iterator[threading.Event]:
 def _show(args: argparse.Namespace, event: LiveEvent) -> None:
     on_terminal = sys.stdout.isatty()
     if args.json or args.format == "json":
-        print(to_json(asdict(event)), flush=True)
+        print(to_json(vars(event), args), flush=True)
     elif event.kind == "final" and event.error is None:
         times = f"[{event.start:.2f} - {event.end:.2f}] " if args.timestamps else ""
         print(f"{_CLEAR if on_terminal else ''}{times}{event.text}", flush=True)

@@ -10,6 +10,7 @@ import argparse
 import errno
 import logging
 import os
+import re
 import signal
 import sys
 from collections.abc import Iterator, Sequence
@@ -17,7 +18,7 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from ..mm.errors import SensoriumError, one_line
+from ..mm.errors import SensoriumError, one_line, suggestion
 from .output import exit_code, exit_on_signals, with_option_names
 
 COMMANDS = {
@@ -46,7 +47,8 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if "required: --model" in message:
             message += f", a folder or a name on the Hub. {self.epilog}. `sensorium list` shows the models in the cache"
-        self.exit(2, f"sensorium: error: {message}; see `{self.prog} --help`\n")
+        see = " See" if message.endswith("?") else "; see"
+        self.exit(2, f"sensorium: error: {message}{see} `{self.prog} --help`\n")
 
 
 class LogFormatter(logging.Formatter):
@@ -82,9 +84,12 @@ def main(argv: Sequence[str] | None = None) -> int:
         if getattr(sys, name) is None:  # the caller has closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
     words = list(sys.argv[1:] if argv is None else argv)
-    args, unknown = build_parser(next((word for word in words if word in COMMANDS), None)).parse_known_args(words)
+    parser = build_parser(next((word for word in words if word in COMMANDS), None))
+    args, unknown = parser.parse_known_args(words)
     if unknown:  # the command's own parser names the right --help
-        Parser(f"sensorium {args.command}").error(f"unrecognized arguments: {' '.join(unknown)}")
+        advice = next(filter(None, (nearest_option(word, [*options_of(parser)]) for word in unknown)), "")
+        reason = f"unrecognized arguments: {' '.join(unknown)}"
+        Parser(f"sensorium {args.command}").error(f"{reason}; {advice}" if advice else reason)
     try:
         with _log_to_stderr(args), exit_on_signals():  # an import that is interrupted may swallow KeyboardInterrupt
             code = int(_module(args.command).run(args))
@@ -109,6 +114,21 @@ def main(argv: Sequence[str] | None = None) -> int:
             message, code = f"{type(error).__name__}: {text} (--debug shows where)", 1
         print(f"sensorium: error: {message}", file=sys.stderr)
         return code
+
+
+def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
+    """Yield the names of a parser's options and of those of its commands, as LLM would have them."""
+    for action in parser._actions:
+        yield from (option[2:].replace("-", "_") for option in action.option_strings if option.startswith("--"))
+        if isinstance(action, argparse._SubParsersAction):
+            for sub in action.choices.values():
+                yield from options_of(sub)
+
+
+def nearest_option(word: str, known: Sequence[str]) -> str:
+    """Return a suggestion if an unknown word is an option that is similar to a known one, else ""."""
+    name = word.partition("=")[0].removeprefix("--").replace("-", "_") if word.startswith("--") else ""
+    return re.sub(r"(?<=did you mean )\w+", lambda near: f"--{near[0].replace('_', '-')}", suggestion(name, known))
 
 
 @contextmanager

@@ -10,9 +10,16 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from ..mm.errors import InputError
-from .common import add_chat_template, add_file_arguments, add_model_arguments, engine_options, positive_int
+from .common import (
+    add_chat_template,
+    add_file_arguments,
+    add_model_arguments,
+    check_chat_template,
+    engine_options,
+    positive_int,
+)
 from .output import Report, print_results
-from .sources import read_sources, split_pdfs
+from .sources import check_files, read_sources, split_pdfs
 
 if TYPE_CHECKING:
     from ..pipelines.ocr import Page
@@ -37,7 +44,11 @@ def run(args: argparse.Namespace) -> int:
     from ..pipelines.ocr import QUESTION, ocr_tasks
     from ..pipelines.tasks import as_completed
 
-    names, items = zip(*split_pdfs(read_sources(args.files, "image", ("pdf",))), strict=True)
+    sources = read_sources(args.files, "image", ("pdf",))
+    if not args.json:  # prints an object for each file
+        check_files(sources, every=False)
+    check_chat_template(args)
+    names, items = zip(*split_pdfs(sources), strict=True)
     llm = LLM(**engine_options(args))
     if args.model == str(SHIPPED_MODEL):
         print(f"sensorium: note: {SHIPPED_READS}", file=sys.stderr)

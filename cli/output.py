@@ -11,10 +11,11 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict
+from dataclasses import asdict, replace
 from typing import Any, TypeVar
 
 from ..mm.errors import ErrorInfo
+from ..mm.wordings import in_words_of
 
 T = TypeVar("T")
 Report = tuple[dict[str, Any], str]
@@ -44,7 +45,7 @@ def _print_report(args: argparse.Namespace, name: str, fields: dict[str, Any], t
     error, doubt = fields["error"], fields.get("doubt")
     shown = printable(name)
     if args.json:
-        print_line(to_json({"file": name, **fields}))
+        print_line(to_json({"file": name, **fields}, args))
     elif error is None or text:
         print_line(f"{shown}:\n{text}\n" if several and "\n" in text else f"{shown}: {text}" if several else text)
     if error is not None:
@@ -68,8 +69,12 @@ def print_line(text: str) -> None:
     sys.stdout.flush()
 
 
-def to_json(fields: dict[str, Any]) -> str:
-    return json.dumps(fields, ensure_ascii=False, default=asdict)
+def to_json(fields: dict[str, Any], args: argparse.Namespace) -> str:
+    def plain(value: Any) -> dict[str, Any]:
+        is_error = isinstance(value, ErrorInfo)
+        return asdict(replace(value, message=with_option_names(value.message, args)) if is_error else value)
+
+    return json.dumps(fields, ensure_ascii=False, default=plain)
 
 
 def print_error(message: str, args: argparse.Namespace) -> None:
@@ -89,7 +94,8 @@ def exit_code(errors: Iterable[ErrorInfo | None]) -> int:
 
 
 def with_option_names(text: str, args: argparse.Namespace) -> str:
-    """Replace LLM's argument names in a message by command-line options: "pass dtype= one of" gives "pass --dtype one of"."""
+    """Replace advice for Python, and LLM's argument names: "pass dtype= one of" gives "pass --dtype one of"."""
+    text = in_words_of("cli", text)
     for name in vars(args):
         option = f"--{name.replace('_', '-')}"
         text = re.sub(rf"(?<![\w/.-])(?<!--option ){name}= ?", f"{option} ", text)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import argparse
 
-from ..mm.errors import ConfigError, short_repr
+from ..mm.errors import ConfigError, HubError, short_repr
 from .common import add_revision
 
 EXAMPLE = "sensorium pull Qwen/Qwen2.5-VL-3B-Instruct"
@@ -25,7 +25,24 @@ def run(args: argparse.Namespace) -> int:
     if not is_name(args.name):
         reason = f"{short_repr(args.name)} is not the name of a model on the Hub"
         raise ConfigError(f"{reason}; give ORG/NAME, as in Qwen/Qwen2.5-VL-3B-Instruct", param="name")
-    folder = find_folder(args.name, args.revision, update=True, check=check_architecture)
+    try:
+        folder = find_folder(args.name, args.revision, update=True, check=check_architecture)
+    except HubError as error:
+        raise with_offline_advice(error, args) if error.info.code == "unreachable" else error from None
     find_model(make_config(str(folder), {}))  # also downloads an adapter's base model and parts in other repositories
     print(folder)
     return 0
+
+
+def with_offline_advice(error: HubError, args: argparse.Namespace) -> HubError:
+    """Return the error of a Hub that cannot be asked, with what can be done without it."""
+    from ..engine.setup.hub_cache import MAIN, CachedModel
+    from ..engine.setup.hub_download import GIVE
+
+    cached = CachedModel(args.name)
+    commit = cached.commit(args.revision or MAIN)
+    if commit is not None and cached.is_complete(commit):
+        reason = f"the Hub cannot be asked for a newer {args.name}; other commands use the cached commit {commit}"
+        return HubError(f"{reason}. To update it, check the network, HF_ENDPOINT, proxies and HF_HUB_OFFLINE")
+    how = f"copy the folder of {args.name} from another machine, and give its path as --model to other commands"
+    return HubError(str(error).replace(GIVE, how))

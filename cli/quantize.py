@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ..mm.errors import ConfigError
+from .common import positive_int
 
 EXAMPLE = "sensorium quantize Qwen/Qwen2.5-VL-3B-Instruct qwen-w4 --group-size 64"
 
@@ -22,7 +23,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--group-size", type=int, choices=[32, 64, 128], default=128, help=groups)
     method = "rtn rounds to nearest; awq first scales the weights by the activations of calibration prompts (default: rtn)"
     parser.add_argument("--method", choices=["rtn", "awq"], default="rtn", help=method)
-    parser.add_argument("--samples", metavar="N", type=int, default=128, help="awq: calibration prompts (default: 128)")
+    parser.add_argument(
+        "--samples", metavar="N", type=positive_int, default=128, help="awq: calibration prompts (default: 128)"
+    )
     prompts = (
         "awq: a file with a prompt per line: text, or JSON: a string or a list of chat messages; default: the model writes them"
     )

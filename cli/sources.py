@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import glob
+import os
 import re
 import sys
 from collections.abc import Iterable, Iterator, Sequence
@@ -56,6 +57,28 @@ def read_sources(words: Iterable[str], modality: str, suffixes: Sequence[str] = 
         else:
             found += [Source(_shown(path), path) for path in _expand(word, modality, (*SUFFIXES[modality], *suffixes))]
     return found
+
+
+def check_files(sources: Sequence[Source], every: bool) -> None:
+    """Raise ConfigError, before a model is loaded, if a file cannot be read. With `every`=False one that can is enough."""
+    wrong = [reason for source in sources if (reason := _why_unreadable(source.item))]
+    if wrong and (every or len(wrong) == len(sources)):
+        raise ConfigError(f"{wrong[0]}; give another path")
+
+
+def _why_unreadable(item: str | bytes) -> str:
+    """Return why a local file cannot be read, or "". A path that no file can have is left to the engine, as URLs are."""
+    if isinstance(item, bytes) or _URL.match(item):
+        return ""
+    path, reason = os.path.expanduser(item), ""
+    try:
+        os.stat(path)
+        reason = "" if os.access(path, os.R_OK) else "Permission denied"
+    except OSError as error:
+        reason = error.strerror or str(error)
+    except ValueError:
+        return ""
+    return reason and f"the file {short_repr(item, _MAX_PATH)} cannot be read ({reason})"
 
 
 def read_stdin(what: str) -> bytes:

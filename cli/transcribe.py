@@ -14,7 +14,7 @@ from .common import add_file_arguments, add_model_arguments, engine_options, pos
 from .output import Report, print_results, to_json
 from .output_folder import OutputFolder
 from .progress import AudioProgress
-from .sources import read_sources
+from .sources import check_files, read_sources
 
 if TYPE_CHECKING:
     from ..pipelines.transcribe import Segment, Transcript
@@ -34,7 +34,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file_arguments(parser, "an audio file", "*")
     add_model_arguments(parser, str(SHIPPED_MODEL))
     parser.add_argument("--language", metavar="NAME", help='the language spoken, as "en" or "English" (default: detected)')
-    parser.add_argument("--task", default="transcribe", help="transcribe, or translate into English (default: transcribe)")
+    help_text = "transcribe, or translate into English (default: transcribe)"
+    parser.add_argument("--task", choices=("transcribe", "translate"), default="transcribe", help=help_text)
     help_text = "format of the transcripts; srt, vtt and tsv need a model with timestamps (default: text)"
     parser.add_argument("--format", choices=FORMATS, default="text", help=help_text)
     help_text = "transcribe while it is spoken: the microphone, - for a pipe of s16le samples, or a file at its speed"
@@ -60,31 +61,41 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-tokens", metavar="N", type=positive_int, help=help_text)
 
 
-def run(args: argparse.Namespace) -> int:
-    """Return 2 if a file could not be transcribed; the other files are still transcribed."""
+def check_arguments(args: argparse.Namespace) -> None:
+    """Raise ConfigError for arguments that are wrong or contradict each other, before a model is loaded."""
     if not args.live and not args.files:
         raise ConfigError("there is nothing to transcribe; name an audio file, or give --live for the microphone")
     if args.rate is not None and not args.live:
         raise ConfigError("--rate is for --live; a file states its own rate")
     if args.aligner is not None and not args.word_timestamps:
         raise ConfigError("--aligner is for --word-timestamps; give both, or leave it out")
+    if args.aligner is not None and not Path(args.aligner).is_dir():
+        raise ConfigError(f"--aligner {args.aligner} is not a folder; give one with a CTC model", param="aligner")
+    if args.json and not args.live and args.format not in ("text", "json"):
+        raise ConfigError(f"--json and --format {args.format} exclude each other; give one of them")
+    if args.resume and not args.live and args.output_dir is None:
+        raise ConfigError("--resume needs --output-dir, where an earlier run wrote its files; give it")
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 2 if a file could not be transcribed; the other files are still transcribed."""
+    check_arguments(args)
     if args.model == str(SHIPPED_MODEL):
         print(f"sensorium: note: {SHIPPED_HEARS}", file=sys.stderr)
     if args.live:
         return live.run(args)
     from ..engine.llm import LLM
     from ..engine.sampling_params import SamplingParams
-    from ..pipelines.speech.arguments import TEMPERATURES
+    from ..pipelines.speech.arguments import TEMPERATURES, check_beam_size
     from ..pipelines.speech.subtitles import WRITERS, SubtitleLayout
     from ..pipelines.tasks import as_completed
     from ..pipelines.transcribe import transcribe_tasks
 
-    if args.json and args.format not in ("text", "json"):
-        raise ConfigError(f"--json and --format {args.format} exclude each other; give one of them")
-    if args.resume and args.output_dir is None:
-        raise ConfigError("--resume needs --output-dir, where an earlier run wrote its files; give it")
+    check_beam_size(args.beam_size)
     sources = read_sources(args.files, "audio")
     args.json = args.json or args.format == "json"
+    if not args.json and args.output_dir is None:  # these report each file
+        check_files(sources, every=False)
     folder = None if args.output_dir is None else OutputFolder(args, sources, "json" if args.json else args.format)
     if folder is None and args.format in ("srt", "vtt", "tsv") and len(sources) > 1:
         raise ConfigError(f"--format {args.format} takes one file, not {len(sources)}; give --output-dir")
@@ -110,7 +121,7 @@ def run(args: argparse.Namespace) -> int:
             return fields, write(transcript, layout)
         if transcript.error and not transcript.text:
             return fields, ""
-        shown = to_json({"file": sources[index].name, **fields}) if as_json else write(transcript, layout)
+        shown = to_json({"file": sources[index].name, **fields}, args) if as_json else write(transcript, layout)
         return fields, str(folder.write(sources[index], shown, transcript.error))
 
     with AudioProgress() as progress:

@@ -21,7 +21,7 @@ from ..mm.media.policy import MediaPolicy
 from ..models.quantization import METHODS, parse_quantization
 from .model_files import DTYPES
 from .sampling_params import SamplingLimits
-from .vllm_args import translate_options
+from .vllm_args import as_given, translate_options
 
 _DEFAULT_CACHE_BYTES = 4 << 30
 _MEMORY_LIMITS = tuple(map(Path, ("/sys/fs/cgroup/memory.max", "/sys/fs/cgroup/memory/memory.limit_in_bytes")))  # v2, v1
@@ -342,7 +342,10 @@ def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> En
     if isinstance(values.get("media"), Mapping):
         values["media"] = make_policy(values["media"])
     path = model if isinstance(model, str) else os.path.join(os.curdir, model)  # a Path is never a name on the Hub
-    config = EngineConfig(path, **values)
+    try:
+        config = EngineConfig(path, **values)
+    except ConfigError as error:
+        raise as_given(error, options) from None
     return replace(config, limit_mm_per_prompt=dict(config.limit_mm_per_prompt))
 
 

@@ -398,13 +398,13 @@ class EngineCore:
                 "this checkpoint has no classification head; use llm.embed, llm.score or PoolingParams(token_ids=...)"
             )
         if asked and asked[0] and self.info.labels_tokens:
-            raise InputError('this checkpoint classifies tokens; use llm.encode(..., pooling_task="token_classify")')
+            raise InputError('this checkpoint classifies tokens; use encode(..., pooling_task="token_classify")')
         if request.pooling is not None and request.pooling.cross_attention:
             self._check_cross_attention(request, request.pooling.cross_attention)
         if request.pooling is not None and (request.pooling.layer or 0) > self.info.captured_layers:
             limit = f"this model returns those after 1 to {self.info.captured_layers} layers"
             known = limit if self.info.captured_layers else "this model returns none"
-            raise InputError(f"layer={request.pooling.layer} asks for hidden states of a layer; {known}", param="pooling.layer")
+            raise InputError(f"layer={request.pooling.layer} asks for hidden states of a layer; {known}", param="layer")
         if not self.info.can_generate and (request.pooling is None or request.pooling.token_ids or request.pooling.candidates):
             raise InputError("this checkpoint has no head (lm_head.weight) and cannot generate or score; use llm.embed")
 
@@ -412,11 +412,11 @@ class EngineCore:
         layers, count = self.info.cross_attention
         if request.cross is None or not layers:
             reason = "cross_attention needs an encoder-decoder model and a prompt with audio; leave it out"
-            raise InputError(reason, param="pooling.cross_attention")
+            raise InputError(reason, param="cross_attention")
         wrong = next(((layer, head) for layer, head in heads if layer >= layers or head >= count), None)
         if wrong is not None:
             known = f"the layers 0 to {layers - 1} with the heads 0 to {count - 1}"
-            raise InputError(f"cross_attention holds {wrong}; this decoder has {known}", param="pooling.cross_attention")
+            raise InputError(f"cross_attention holds {wrong}; this decoder has {known}", param="cross_attention")
 
     def _check_adapter(self, name: str) -> None:
         known = self.info.adapters

@@ -7,6 +7,7 @@ import json
 from dataclasses import MISSING, dataclass, fields, make_dataclass
 from typing import TYPE_CHECKING, Any
 
+from ..mm.errors import short_repr
 from .config import EngineConfig
 from .vllm_args import NAMES
 
@@ -45,8 +46,10 @@ class AsyncEngineArgs(EngineArgs):
 
 
 def parse_value(text: str) -> Any:
-    """Parse the value of an option: JSON, or plain text."""
+    """Parse the value of an option: JSON, or plain text. A text that begins like an object or a list must be JSON."""
     try:
         return json.loads(text)
-    except ValueError:
+    except ValueError as error:
+        if text[:1] in ("{", "["):
+            raise argparse.ArgumentTypeError(f"{short_repr(text)} is not JSON ({error})") from None
         return text

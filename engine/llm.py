@@ -15,6 +15,7 @@ import torch
 from ..mm.cache import CacheStats
 from ..mm.errors import InputError, check_utf8, short_repr, typed
 from ..mm.pacing import releasing_gil
+from ..mm.parse import is_media_path
 from ..mm.plain import builtin_copy, builtin_list, check_classes, reading
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
@@ -74,6 +75,7 @@ class LLM(NotPicklable):
 
     Attributes:
         default_params: sampling parameters of requests that give none.
+        ocr_prompts: names of prompts that `ocr` takes as its question.
         speech: the model's interface for transcription, or None.
         talker: generates the codes and samples of `speak` with `load_talker=True`, else None.
 
@@ -116,8 +118,8 @@ class LLM(NotPicklable):
         info = load_processing(files, self.config.mm_processor_kwargs, self._tokenizer)
         self._template = read_chat_template(chat_template) if chat_template else info.chat_template or files.find_template()
         self._tokenizer.chat_template = self._template
-        self.takes_media, self.document_instruction = bool(info.modalities), info.document_instruction
-        self.takes_instruction, self.output_shape = info.takes_instruction, info.output_shape
+        self.takes_media, self.ocr_prompts, self.output_shape = bool(info.modalities), info.ocr_prompts, info.output_shape
+        self.takes_instruction, self.document_instruction = info.takes_instruction, info.document_instruction
         self.embeds_text = not self.takes_media and (self._template is None or (files.path / MODULES).is_file())
         core, self.config = load_core(self.config, files, info, self._tokenizer)
         self._load_talker = partial(load_talker, self.config, files) if self.config.load_talker else None
@@ -419,6 +421,9 @@ class LLM(NotPicklable):
             InputError: the prompt has another form.
             MediaError: an item would be refused.
         """
+        if is_media_path(prompt):
+            how = 'give {"multi_modal_data": {"image": path}}, or the modality of the file in place of image'
+            raise InputError(f"prompt={short_repr(prompt)} is a text to plan, but a file has this name; {how}", param="prompt")
         prompt = builtin_copy(prompt, "prompt", "the prompt")
         if isinstance(prompt, list) and prompt and all(isinstance(message, Mapping) for message in prompt):
             return self._inputs.plan_chat(prompt, mm_processor_kwargs, cache_salt)

@@ -64,8 +64,8 @@ class PoolingParams:
         return self.pooling not in (None, "last") and not other
 
     def __post_init__(self) -> None:
-        check_classes(**{f"pooling.{name}": value for name, value in vars(self).items()})
-        object.__setattr__(self, "token_ids", check_token_ids("pooling.token_ids", self.token_ids, _MAX_TOKENS))
+        check_classes(**vars(self))
+        object.__setattr__(self, "token_ids", check_token_ids("token_ids", self.token_ids, _MAX_TOKENS))
         _check_count("dimensions", self.dimensions, 1)
         _check_count("first_tokens", self.first_tokens, 0)
         _check_count("candidates", self.candidates, 1, _MAX_CANDIDATES)
@@ -77,37 +77,33 @@ class PoolingParams:
             self._pool_tokens()
         if self.pooling is not None and self.pooling not in POOLINGS:
             known = ", ".join(POOLINGS)
-            raise InputError(f"pooling={short_repr(self.pooling)} is unknown; give one of {known}", param="pooling.pooling")
+            raise InputError(f"pooling={short_repr(self.pooling)} is unknown; give one of {known}", param="pooling")
         if self.layer is not None and not (self.pooling == "tokens" and self.pools_rows):
-            raise InputError(
-                'layer is for hidden states of tokens; set pooling="tokens", or leave it out', param="pooling.layer"
-            )
+            raise InputError('layer is for hidden states of tokens; set pooling="tokens", or leave it out', param="layer")
         if self.layer is not None and (self.dimensions is not None or self.normalize):
             reason = "layer returns hidden states unchanged; leave out dimensions and normalize=True"
-            raise InputError(reason, param="pooling.layer")
+            raise InputError(reason, param="layer")
         if self.layer is not None and self.classifies_tokens:
-            raise InputError("layer and token_classify ask for different results; leave one out", param="pooling.layer")
+            raise InputError("layer and token_classify ask for different results; leave one out", param="layer")
         if self.pooling == "tokens" and self.classifies:
             reason = 'classes are those of a prompt; leave out pooling, or set task="token_classify" for those of its tokens'
-            raise InputError(reason, param="pooling.pooling")
+            raise InputError(reason, param="pooling")
         if not isinstance(self.task, str | None):
-            raise InputError(f"task={short_repr(self.task)} must be a string or None", param="pooling.task")
-        check_utf8(self.task or "", "pooling.task")
+            raise InputError(f"task={short_repr(self.task)} must be a string or None", param="task")
+        check_utf8(self.task or "", "task")
         for name in ("normalize", "use_activation"):
             if not isinstance(getattr(self, name), bool | None):
-                raise InputError(
-                    f"{name}={short_repr(getattr(self, name))} must be True, False or None", param=f"pooling.{name}"
-                )
+                raise InputError(f"{name}={short_repr(getattr(self, name))} must be True, False or None", param=name)
 
     def _pool_tokens(self) -> None:
         """Set the pooling of a task whose result is one for each token. Raise InputError if something else is asked for."""
         what = "classes" if self.classifies_tokens else "vectors"
         if self.token_ids or self.cross_attention:
             reason = f'task="{self.task}" returns {what} of tokens; leave out task, or token_ids and cross_attention'
-            raise InputError(reason, param="pooling.task")
+            raise InputError(reason, param="task")
         if self.pooling not in (None, "tokens"):
             reason = f'task="{self.task}" needs pooling="tokens", not {short_repr(self.pooling)}; leave one of them out'
-            raise InputError(reason, param="pooling.pooling")
+            raise InputError(reason, param="pooling")
         object.__setattr__(self, "pooling", "tokens")
 
     def _check_candidates(self) -> None:
@@ -115,24 +111,24 @@ class PoolingParams:
         others = ("token_ids", "dimensions", "task", "first_tokens", "cross_attention", "pooling")
         named = [name for name in others if getattr(self, name)]
         if self.candidates is not None and named:
-            raise InputError(f"candidates and {named[0]} ask for different results; leave one out", param="pooling.candidates")
+            raise InputError(f"candidates and {named[0]} ask for different results; leave one out", param="candidates")
         if self.answer_tokens and self.candidates is None:
-            raise InputError("answer_tokens is for candidates; give candidates, too", param="pooling.answer_tokens")
+            raise InputError("answer_tokens is for candidates; give candidates, too", param="answer_tokens")
 
 
 def _check_count(name: str, value: object, least: int, most: int = _MOST) -> None:
     valid = isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
     if value is not None and not valid:
         limits = f"{least} or above" if most == _MOST else f"from {least} to {most}"
-        raise InputError(f"{name}={short_repr(value)} must be an integer, {limits}", param=f"pooling.{name}")
+        raise InputError(f"{name}={short_repr(value)} must be an integer, {limits}", param=name)
 
 
 def _check_heads(given: object) -> tuple[tuple[int, int], ...]:
-    with reading(given, "pooling.cross_attention"):
+    with reading(given, "cross_attention"):
         valid = isinstance(given, list | tuple) and len(given) <= _MAX_HEADS and all(map(_is_head, given))
     if not valid:
         reason = f"cross_attention={short_repr(given)} must be a list of at most {_MAX_HEADS} pairs (layer, head), from 0"
-        raise InputError(reason, param="pooling.cross_attention")
+        raise InputError(reason, param="cross_attention")
     return tuple((layer, head) for layer, head in given)  # type: ignore[attr-defined]
 
 

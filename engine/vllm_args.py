@@ -205,6 +205,13 @@ def translate_options(model: object, options: Mapping[str, Any], known: Collecti
     return result
 
 
+def as_given(error: ConfigError, options: Mapping[str, Any]) -> ConfigError:
+    """Return the error about an option with the name that the caller has given it."""
+    own = error.info.param
+    given = next((name for name, (target, _) in RENAMED.items() if target == own and options.get(name) is not None), own)
+    return error if own is None or given in (None, own) else ConfigError(str(error).replace(own, given), param=given)
+
+
 def _set(result: dict[str, Any], name: str, value: Any, target: str, convert: Callable[[Any], Any]) -> None:
     """Set the option `target`; "a.b" sets the entry b of the option a, unless the caller has given that entry."""
     try:

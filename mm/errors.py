@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import difflib
 import reprlib
-from collections.abc import Collection, Iterable, Iterator
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from functools import wraps
@@ -179,12 +179,17 @@ def hint(name: object, known: Iterable[str], others: Iterable[str] = ()) -> str:
     names = list(known)
     if not names:
         return "none is known"
-    candidates, name = [*names, *others], name[:_MAX_NAME] if isinstance(name, str) else short_repr(name, _MAX_NAME)
-    advice = advice_about(name, candidates)
-    near = [] if advice else difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
-    advice = f"did you mean {near[0]}?" if near else advice
+    advice = suggestion(name, [*names, *others])
     start = "" if not advice else f"{advice} " if advice.endswith("?") else f"{advice}. "
     return f"{start}{'The' if start else 'the'} known ones are {', '.join(names)}"
+
+
+def suggestion(name: object, candidates: Sequence[str]) -> str:
+    """Return "did you mean ...?" with our name for another library's argument or the most similar one, advice, or ""."""
+    name = name[:_MAX_NAME] if isinstance(name, str) else short_repr(name, _MAX_NAME)
+    advice = advice_about(name, candidates)
+    near = [] if advice else difflib.get_close_matches(name, candidates, n=1, cutoff=0.6)
+    return f"did you mean {near[0]}?" if near else advice
 
 
 def hints_at_arguments(kind: type[T]) -> type[T]:

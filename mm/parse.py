@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import logging
 import math
+import mimetypes
+import os
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
@@ -33,6 +35,7 @@ from .plain import builtin_copy, reading
 from .raw_tensors import RawTensors
 from .types import EmbeddingItem, EncodedItem, Media
 
+_MAX_PATH = 1024  # characters; a longer text is no path
 _log = logging.getLogger(__name__)
 
 
@@ -231,6 +234,13 @@ def trusted_source(media: object) -> object:
         with suppress(InputError):
             return Path(path_of(media))
     return media if not media or "://" in media[:16] else Path(media)
+
+
+def is_media_path(text: object) -> bool:
+    """Return whether a text is the path of an image, a video or an audio file."""
+    if type(text) is not str or len(text) > _MAX_PATH:
+        return False
+    return str(mimetypes.guess_type(text)[0])[:6] in ("image/", "video/", "audio/") and os.path.isfile(text)
 
 
 def is_item_list(modality: str, value: object) -> bool:

@@ -3,20 +3,17 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, ClassVar
 
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
-from ..mm.errors import ErrorInfo, InputError
-from ..mm.parse import is_item_list
-from ..mm.plain import check_classes
+from ..mm.errors import ErrorInfo
 from .doubt import TextResult, with_logprobs
 from .message_parts import media_part
-from .ocr_prompts import PROMPTS, OcrPrompt
+from .ocr_prompts import OcrPrompt, find_prompt
 from .tasks import Task, error_of_task
-from .validation import check_type
+from .validation import as_items, check_type
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -54,7 +51,7 @@ def ocr_tasks(
     Args:
         images: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these.
         question: the prompt beside each image; models trained for OCR document the one that suits them best. A key of
-            `ocr_prompts.PROMPTS` stands for that prompt.
+            `ocr_prompts.PROMPTS` stands for that prompt, if models of the architecture know it (`llm.ocr_prompts`).
         max_tokens: maximum number of tokens per image; ignored if `sampling_params` are given.
         sampling_params: None for greedy sampling.
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
@@ -62,21 +59,18 @@ def ocr_tasks(
     Raises:
         InputError: an argument has a wrong type. The task raises it if the checkpoint has no chat template.
     """
-    if images is None:
-        raise InputError("images=None must be an image or a list of images", param="images")
-    check_classes(images=images)
+    items = as_items("images", images, "image")
     check_type("question", question, str)
     check_type("chat_template", chat_template, str, os.PathLike, type(None))
     check_type("sampling_params", sampling_params, SamplingParams, type(None))
-    items: Sequence[object] = list(images) if is_item_list("image", images) else [images]  # type: ignore[call-overload]
+    prompt = find_prompt(question, llm.ocr_prompts)
     params = with_logprobs(sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens))
-    return [_ocr_task(llm, i, image, question, params, chat_template) for i, image in enumerate(items)]
+    return [_ocr_task(llm, i, image, prompt, params, chat_template) for i, image in enumerate(items)]
 
 
 def _ocr_task(
-    llm: LLM, index: int, image: object, question: str, params: SamplingParams, template: str | os.PathLike[str] | None
+    llm: LLM, index: int, image: object, prompt: OcrPrompt, params: SamplingParams, template: str | os.PathLike[str] | None
 ) -> Task[Page]:
-    prompt = PROMPTS.get(question, OcrPrompt(question))
     messages = prompt.messages(media_part("image", image))
     output = yield llm.request(messages, params, chat_template=template, chat_template_kwargs=prompt.template_kwargs)
     error = error_of_task(output, index)

@@ -5,9 +5,11 @@ Sources: the publishers' toolkits (olmocr, mineru-vl-utils, dots.ocr) and model 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
+
+from ..mm.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -71,3 +73,19 @@ PROMPTS: Mapping[str, OcrPrompt] = {
     "mineru-text": OcrPrompt("\nText Recognition:", system=_SYSTEM),
     "olmocr": OcrPrompt(_OLMOCR, text_first=True),
 }
+
+
+def find_prompt(question: str, known: Sequence[str]) -> OcrPrompt:
+    """Return the prompt of a name, or the question itself.
+
+    Args:
+        known: names of the prompts that the model was trained with.
+
+    Raises:
+        InputError: the name is that of another prompt.
+    """
+    if question in PROMPTS and question not in known:
+        how = f"give one of {', '.join(known)}, or a question" if known else "give a question"
+        reason = f"question={question!r} names a prompt that models of this architecture were not trained with"
+        raise InputError(f"{reason}; {how}", param="question")
+    return PROMPTS.get(question, OcrPrompt(question))

@@ -7,7 +7,6 @@ Qwen3-VL-Reranker (the score is the probability of "yes" against "no" as the nex
 from __future__ import annotations
 
 import logging
-import mimetypes
 import os
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
@@ -20,7 +19,7 @@ from ..engine.pooling_params import PoolingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr, typed
 from ..mm.pacing import releasing_gil
-from ..mm.parse import is_item_list
+from ..mm.parse import is_item_list, is_media_path
 from ..mm.plain import builtin_copy, builtin_list, check_classes, reading
 from .classify import pair_prompt
 from .message_parts import media_part
@@ -32,7 +31,6 @@ if TYPE_CHECKING:
     from ..engine.llm import LLM
 
 _logger = logging.getLogger(__name__)
-_MAX_PATH = 1024  # characters; a longer text is no path
 EMBED_INSTRUCTION = "Represent the user's input."
 SCORE_INSTRUCTION = "Given a search query, retrieve relevant candidates that answer the query."
 SCORE_SYSTEM_PROMPT = (
@@ -125,7 +123,7 @@ def embed_tasks(
     params = params if pooling is None else replace(params, pooling=pooling)
     check_dimensions(llm, params)
     template, listed = _request_options(chat_template, cache_salt), _as_list(inputs)
-    if path := next((item for item in releasing_gil(listed) if llm.takes_media and _is_path(item)), None):
+    if path := next((item for item in releasing_gil(listed) if llm.takes_media and is_media_path(item)), None):
         _logger.warning(
             "embed: %s is embedded as a text, but a file of this name exists; give a pathlib.Path to embed the file",
             short_repr(path),
@@ -306,13 +304,6 @@ def _as_list(inputs: object) -> Sequence[object]:
         return builtin_list(inputs, "inputs")
     several = not isinstance(inputs, str | Mapping) and is_item_list("image", inputs)
     return list(inputs) if several else [inputs]  # type: ignore[call-overload]
-
-
-def _is_path(item: object) -> bool:
-    """Return whether a text is the path of an image or video."""
-    if type(item) is not str or len(item) > _MAX_PATH:
-        return False
-    return str(mimetypes.guess_type(item)[0])[:6] in ("image/", "video/") and os.path.isfile(item)
 
 
 def _request_options(chat_template: str | os.PathLike[str] | None, cache_salt: str | None) -> dict[str, Any]:

@@ -17,7 +17,6 @@ from ..engine.sampling_params import SamplingParams
 from ..engine.types import CompletionOutput, RequestOutput
 from ..mm.errors import ErrorInfo
 from ..mm.media import gate
-from ..mm.parse import is_item_list
 from ..mm.speech import SpeechRequest
 from ..mm.types import EmbeddingItem, MediaHeader
 from .speech.arguments import (
@@ -42,7 +41,7 @@ from .speech.windows import Window, WindowReader
 from .speech.word_times import AttentionAligner
 from .speech.words import put_in_order
 from .tasks import Task, WideTask, error_of_task, join
-from .validation import check_type
+from .validation import as_items, check_type
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -120,6 +119,7 @@ def transcribe_tasks(
     Raises:
         ConfigError: the model does not transcribe speech. InputError: an argument is invalid, or this model cannot honour it.
     """
+    items = as_items("audio", audio, "audio")
     rate = check_model(llm, task)
     times = check_mode(llm, timestamps, sequential, condition_on_previous_text, aligner)
     words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
@@ -129,7 +129,6 @@ def transcribe_tasks(
     align = _make_aligner(llm, task, aligner, cache_salt) if times == "word" else None
     rules = *check_sampling(llm, sampling_params, temperature), *gates, align, check_beams(llm, beam_size)
     decoding = Decoding(partial(make_request, llm, task, sequential or times != "none"), *rules, cache_salt)
-    items = list(audio) if is_item_list("audio", audio) else [audio]  # type: ignore[call-overload]
     windows = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
     mode = (vad, sequential, condition_on_previous_text, times, rate, window_size(llm), windows)
     reports = (on_progress, on_text, on_window, _end_finder(llm, task, cache_salt))

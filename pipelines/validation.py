@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from inspect import signature
 from typing import Any
 
 from ..engine.frontend.arguments import unknown_argument
 from ..mm.errors import InputError, short_repr
+from ..mm.parse import is_item_list
 from ..mm.plain import check_classes
 
 _TYPE_NAMES = {
@@ -35,3 +36,11 @@ def check_type(name: str, value: object, *types: type) -> None:
     if not isinstance(value, types) or (isinstance(value, bool) and bool not in types):
         expected = " or ".join(_TYPE_NAMES.get(kind, f"a {kind.__name__}") for kind in types)
         raise InputError(f"{name}={short_repr(value)} must be {expected}", param=name)
+
+
+def as_items(param: str, given: object, modality: str) -> Sequence[object]:
+    """Return one item or several as a list. Raise InputError for None, or for an object whose class cannot be asked."""
+    check_classes(**{param: given})
+    if given is None:
+        raise InputError(f"{param}=None must be an {modality} item or a list of them", param=param)
+    return list(given) if is_item_list(modality, given) else [given]  # type: ignore[call-overload]

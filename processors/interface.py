@@ -94,6 +94,7 @@ class ProcessingInfo(Protocol):
     document_instruction: str | None  # the instruction of `embed` for texts that `score` compares with a query
     takes_instruction: bool  # False: `embed` sends no system message, because the prompts of the model are fixed
     end_tokens: Sequence[str]  # texts of tokens that end an answer beside the published EOS tokens; absent ones are ignored
+    ocr_prompts: Sequence[str]  # names of the prompts of `ocr` that models of the family were trained with
     prunes_videos: bool  # `video_pruning_rate` of config.json is read
     adapters: Mapping[str, str]  # modality ("": every prompt) -> folder of the adapter for prompts with it; first match wins
 

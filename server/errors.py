@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import json
 import logging
-from collections.abc import Mapping
+import re
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from fastapi import Request
@@ -16,6 +17,7 @@ from starlette.requests import ClientDisconnect
 
 from ..engine.errors import error_info
 from ..mm.errors import ErrorInfo, SensoriumError, clip, one_line, short_repr
+from ..mm.wordings import field_of, in_words_of
 
 _STATUS = {
     "invalid_input": 400,
@@ -44,6 +46,23 @@ _CODES = {
 }
 _TYPES = {401: "authentication_error", 403: "permission_error", 404: "not_found_error", 429: "rate_limit_error"}
 _RETRY_SECONDS = "1"
+_FORMS = {
+    "dict_type": "an object",
+    "list_type": "a list",
+    **dict.fromkeys(("string_type", "string_unicode"), "a string"),
+    **dict.fromkeys(("int_type", "int_parsing", "int_from_float"), "an integer"),
+    **dict.fromkeys(("float_type", "float_parsing"), "a number"),
+    **dict.fromkeys(("bool_type", "bool_parsing"), "true or false"),
+    "finite_number": "a finite number",
+    "literal_error": "{expected}",
+    "none_required": "null",
+    "too_short": "a list with {min_length} or more entries",
+    "too_long": "a list with at most {max_length} entries",
+    "greater_than_equal": "{ge} or above",
+    "less_than_equal": "{le} or below",
+}
+"""What a value must be, by the type of pydantic's error."""
+_BRANCH = re.compile(r"str|int|bool|(list|dict)\[.*\]")  # a name of pydantic in the place of a value of several types
 _log = logging.getLogger(__name__)
 
 
@@ -63,9 +82,10 @@ class HttpError(Exception):
 def error_body(info: ErrorInfo) -> tuple[int, dict[str, Any]]:
     """Return the status and OpenAI's error object of an ErrorInfo. Details of internal errors are in the log only."""
     status = _STATUS.get(info.code, 500)
-    message = "internal error; the server's log has the details" if info.code == "internal" else info.message
+    internal = "internal error; the server's log has the details"
+    message = internal if info.code == "internal" else in_words_of("http", info.message)
     item = {} if info.modality is None else {"modality": info.modality, "index": info.index}
-    return status, _body(status, message, info.code, info.param, item)
+    return status, _body(status, message, info.code, field_of(info.param), item)
 
 
 def error_response(error: BaseException | ErrorInfo) -> JSONResponse:
@@ -114,22 +134,37 @@ def _body(status: int, message: str, code: str, param: str | None, item: Mapping
 
 
 def _invalid(error: RequestValidationError) -> tuple[int, dict[str, Any]]:
-    """Return status and body of the first thing that is wrong in a request's body."""
-    first: dict[str, Any] = error.errors()[0]
-    cause = first.get("ctx", {}).get("error")
-    if isinstance(cause, SensoriumError):
-        return error_body(cause.info)
-    place = [f"[{part}]" if isinstance(part, int) else f".{part}" for part in first["loc"][1:]]
-    param = "".join(place).removeprefix(".") or None
+    """Return status and body of what is wrong in a request's body: our own error, or the innermost value of a wrong form."""
+    errors: Sequence[dict[str, Any]] = error.errors()
+    causes = [one.get("ctx", {}).get("error") for one in errors]
+    own = next((cause for cause in causes if isinstance(cause, SensoriumError)), None)
+    if own is not None:
+        return error_body(own.info)
+    first = max(errors, key=lambda one: len(_place(one)))
+    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _place(first)).removeprefix(".") or None
+    name = param or "the body"
     if first["type"] == "json_invalid":
-        message, param = f"the body is not JSON: {cause} at character {first['loc'][-1]}", None
+        message, param = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}", None
     elif param is None and isinstance(first.get("input"), bytes):
         reason = "the body must be JSON with the header Content-Type: application/json"
         return 415, _body(415, reason, "unsupported_media_type", None)
     elif first["type"] == "extra_forbidden":
         message = f"unknown field {short_repr(param)}; remove it, or see /openapi.json for the fields of this endpoint"
     elif first["type"] == "missing":
-        message = f"{param or 'the body'} is missing; give it"
+        message = f"{name} is missing; give it"
     else:
-        message = f"{param or 'the body'} is {short_repr(first.get('input'))}: {first['msg']}"
+        forms = dict.fromkeys(filter(None, (_form(one) for one in errors if _place(one) == _place(first))))
+        how = f"it must be {' or '.join(forms)}" if forms else first["msg"]
+        message = f"{name} is {short_repr(first.get('input'))}; {how}"
     return 400, _body(400, message, "invalid_input", param)
+
+
+def _form(error: Mapping[str, Any]) -> str:
+    """Return what a value must be; "" if that is not known."""
+    kind = "dict_type" if error["type"].startswith("model_") else error["type"]  # of a body, or of an object within it
+    return _FORMS.get(kind, "").format(**error.get("ctx", {}))
+
+
+def _place(error: Mapping[str, Any]) -> tuple[str | int, ...]:
+    """Return the place of a value in the body, without the names that pydantic gives to the parts of `A | B`."""
+    return tuple(part for part in error["loc"][1:] if not (isinstance(part, str) and _BRANCH.fullmatch(part)))

@@ -7,7 +7,7 @@ from typing import Any
 
 from ..mm.errors import InputError, short_repr
 from ..mm.media.policy import MediaUrl
-from .protocol.body import check_fields
+from ..mm.message_fields import check_fields
 
 MAX_INPUTS = 2048
 _MEDIA = ("image", "video", "audio")

@@ -7,6 +7,7 @@ import logging
 import os
 import signal
 import socket
+import ssl
 import sys
 from collections.abc import Mapping
 from contextlib import closing, nullcontext
@@ -49,7 +50,10 @@ def serve(options: Mapping[str, Any]) -> None:
     config, engine_options = split_options({"api_key": key, **options} if key else options)
     model = engine_options.pop("model", None)
     if model is None:
-        raise ConfigError("there is no model to serve; give a folder or a name on the Hub", param="model")
+        raise ConfigError(
+            "there is no model to serve; give a folder or a name on the Hub, as in `sensorium serve MODEL`", param="model"
+        )
+    check_certificate(config)
     listener = bind(config)
     sys.setswitchinterval(_SWITCH_SECONDS)
     if not config.keys and not is_loopback(config.host):
@@ -96,6 +100,17 @@ async def _run(server: Any, listener: socket.socket, config: ServerConfig) -> No
     for number in (signal.SIGINT, signal.SIGTERM):
         loop.add_signal_handler(number, server.handle_exit, number, None)
     await server.serve(sockets=[listener])
+
+
+def check_certificate(config: ServerConfig) -> None:
+    """Raise ConfigError if the certificate cannot be used, before the model is loaded."""
+    if config.tls_cert is None:
+        return
+    try:
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key)
+    except OSError as error:  # ssl.SSLError is one
+        reason = f"tls_cert={config.tls_cert} and tls_key={config.tls_key} cannot be used ({error.strerror or error})"
+        raise ConfigError(f"{reason}; give a certificate chain and its key in PEM", param="tls_cert") from None
 
 
 def bind(config: ServerConfig) -> socket.socket:

@@ -18,13 +18,13 @@ from starlette.requests import ClientDisconnect
 from ..engine.model_files import load_model_files
 from ..engine.types import RequestOutput
 from ..mm.errors import short_repr
+from ..mm.message_fields import check_messages
 from ..mm.tenants import tenant_salt
 from ..pipelines.llm import AsyncLLM
 from .config import ServerConfig
 from .errors import HttpError
 from .guard import PRIORITY, TENANT, BodyBytes
 from .parsers.answer import AnswerFormat, answer_format
-from .protocol.messages import check_messages
 from .store import Store
 
 if TYPE_CHECKING:

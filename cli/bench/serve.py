@@ -11,11 +11,10 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
-from pathlib import Path
 from typing import Any
 
 from ...mm.errors import ConfigError
-from ..common import positive_int
+from ..common import new_file, positive_int
 from .client import Client, Reply
 from .report import Result, add_report_arguments, check_plot, latencies, plot, print_table, save
 from .workload import Sample, add_workload_arguments, count, make_samples
@@ -61,7 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     load.add_argument("--ignore-eos", action="store_true", help="generate the whole number of tokens")
     load.add_argument("--temperature", metavar="T", type=float, help="sampling temperature (default: the server's)")
     report = add_report_arguments(parser)
-    report.add_argument("--plot", metavar="FILE", type=Path, help="PNG of latencies and throughput by rate; needs matplotlib")
+    report.add_argument(
+        "--plot", metavar="FILE", type=new_file, help="PNG of latencies and throughput by rate; needs matplotlib"
+    )
 
 
 def run(args: argparse.Namespace) -> int:

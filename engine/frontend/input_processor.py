@@ -303,8 +303,8 @@ class InputProcessor:
     ) -> ProcessedPrompt | ParsedPrompt:
         sources = self.media.parse(prompt.media, prompt.uuids, prompt.options)
         if self._needs_item and not sources and not more:
-            known = " or ".join(f"{{{name!r}: ...}}" for name in self._info.modalities)
-            reason = f"this model answers from its encoder's input; give multi_modal_data={known} with the prompt"
+            known = " or ".join(self._info.modalities)
+            reason = f"this model answers from its encoder's input, which is {known}; give it in multi_modal_data"
             raise InputError(reason, param="multi_modal_data")
         if self._cross_attention and sources and more:
             raise InputError("a live session of this model takes an item with its first prompt only; start another session")

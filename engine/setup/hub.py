@@ -51,9 +51,11 @@ def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
     if adapter is None:
         return found
     if not is_adapter(Path(adapter)) or is_adapter(Path(found.model)):
-        wrong = found.model if is_adapter(Path(adapter)) else adapter
-        reason = "must be a model, not an adapter" if wrong is found.model else f"has no {ADAPTER}"
-        raise ConfigError(f"{wrong} {reason}; give LLM(base, adapter=folder)", param="adapter")
+        reason = f"{found.model} must be a model, not an adapter; give LLM(base, adapter=folder)"
+        if not is_adapter(Path(adapter)):
+            files = f"{ADAPTER} and its weights (adapter_model.safetensors)"
+            reason = f"the adapter {adapter} has no {ADAPTER}; give a folder as peft writes it, with {files}"
+        raise ConfigError(reason, param="adapter")
     return replace(found, adapter=adapter)
 
 
@@ -79,7 +81,7 @@ def _base_of(config: EngineConfig, adapter: Path, weights: bool) -> EngineConfig
     """
     raw = read_json(adapter / ADAPTER)
     name, revision = raw.get("base_model_name_or_path"), raw.get("revision")
-    how = f"give the base model, LLM(base, adapter={str(adapter)!r})"
+    how = "give the base model, LLM(base, adapter=folder)"
     if isinstance(name, str) and name and ((adapter / name).is_dir() or os.path.isdir(name)):
         return replace(config, model=str(adapter / name) if (adapter / name).is_dir() else name, revision=None)
     if not isinstance(name, str) or not is_name(name):

@@ -26,7 +26,7 @@ _CHUNK = 1 << 20
 _RETRIES = 5  # consecutive attempts that receive no byte
 _RETRY_SECONDS = 1.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-_GIVE = "give the path of a folder with the checkpoint; no folder of this name exists here"
+GIVE = "give the path of a folder with the checkpoint; no folder of this name exists here"
 
 
 def list_files(cached: CachedModel, revision: str) -> tuple[str, dict[str, RemoteFile]]:
@@ -50,7 +50,7 @@ def list_files(cached: CachedModel, revision: str) -> tuple[str, dict[str, Remot
             raise ValueError(f"{commit} is not the commit of {revision}")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"{constants.ENDPOINT} did not answer as the Hub does ({type(error).__name__}: {error})"
-        raise HubError(f"{reason}; check HF_ENDPOINT and proxies, or {_GIVE}") from None
+        raise HubError(f"{reason}; check HF_ENDPOINT and proxies, or {GIVE}") from None
     with suppress(OSError):  # a read-only cache may already hold all files
         cached.write_files(commit, entries)
     return commit, files
@@ -220,7 +220,7 @@ def hub_errors(cached: CachedModel, revision: str, offline: bool) -> Iterator[No
     here = f"the cache {cached.folder.parent} lacks {name}" + (f" at {revision}" if revision != MAIN else "")
     if offline or constants.HF_HUB_OFFLINE:
         switch = "offline" if offline else "HF_HUB_OFFLINE"
-        raise HubError(f"{here} or a part of it, and {switch} is set; unset it, or {_GIVE}")
+        raise HubError(f"{here} or a part of it, and {switch} is set; unset it, or {GIVE}")
     try:
         yield
     except SensoriumError:
@@ -230,9 +230,7 @@ def hub_errors(cached: CachedModel, revision: str, offline: bool) -> Iterator[No
         raise HubError(f"{name} is gated: {how}", code="gated") from None
     except errors.RepositoryNotFoundError:
         reason = f"{name} is neither a folder nor a model on the Hub that can be read{_near(name)}"
-        raise HubError(
-            f"{reason}; check the name, set HF_TOKEN if the model is private, or {_GIVE}", code="not_found"
-        ) from None
+        raise HubError(f"{reason}; check the name, set HF_TOKEN if the model is private, or {GIVE}", code="not_found") from None
     except errors.RevisionNotFoundError:
         reason = f"{name} has no revision {revision!r}; give a branch, a tag or a commit of {page}/commits"
         raise HubError(reason, code="not_found", param="revision") from None
@@ -244,7 +242,8 @@ def hub_errors(cached: CachedModel, revision: str, offline: bool) -> Iterator[No
         raise HubError(f"the Hub answers {status} for {name}; try again later, or run `hf download {name}`") from None
     except (ConnectionError, _broken_connection()) as error:
         reason = f"{type(error).__name__}: {one_line(str(error))}"
-        raise HubError(f"{here} or a part of it, and the Hub cannot be reached ({reason}); {_GIVE}") from None
+        how = f"check the network, HF_ENDPOINT and proxies, or {GIVE}"
+        raise HubError(f"{here} or a part of it, and the Hub cannot be reached ({reason}); {how}") from None
     except OSError as error:
         if error.errno in _FULL:
             raise _disk_full(cached) from None

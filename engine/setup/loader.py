@@ -5,9 +5,10 @@ from __future__ import annotations
 import logging
 from dataclasses import replace
 from functools import partial
+from pathlib import Path
 
 from ...kernels.dispatch import use_backends
-from ...mm.errors import ConfigError
+from ...mm.errors import ConfigError, short_repr
 from ...mm.hashing import digest
 from ...models.interface import Model, SupportsRowDecoding, SupportsSimilarity
 from ...processors.interface import ProcessingInfo
@@ -67,6 +68,8 @@ def load_engine(
         engine = resolve_engine(config, files, info, on_device=True)
         config, model = engine.config, engine.model
         folder, capacity = config.encoder_cache_dir, config.encoder_cache_dir_bytes
+        _make_folder("encoder_cache_dir", folder)
+        _make_folder("packed_cache_dir", config.packed_cache_dir)
         content = "" if folder is None else files.content_digest()  # rows on disk may outlive this checkpoint
         fingerprint = digest("sensorium.encoder", content, config.quantization, config.media_device)
         store = EncoderStore(folder, capacity, fingerprint, model.row_size, dtype, device)
@@ -86,6 +89,16 @@ def load_engine(
         if config.warm_up:
             encode_small_items(model, info, [name for name in info.modalities if config.encodes(name)], dtype, device)
         return core, config
+
+
+def _make_folder(option: str, path: str | None) -> None:
+    """Create the folder of an option. A disk that fails later is no error."""
+    try:
+        if path is not None:
+            Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
+    except (OSError, ValueError) as error:  # ValueError: a name that the file system cannot encode
+        reason = f"{option}={short_repr(path)} cannot be created ({getattr(error, 'strerror', None) or error})"
+        raise ConfigError(f"{reason}; give a folder that can be written, or leave {option} out", param=option) from None
 
 
 def build_core(

@@ -125,7 +125,7 @@ class SampleStream:
     """
 
     def __init__(self, own: float, rate: float, policy: MediaPolicy) -> None:
-        _check_rate(own, policy)
+        check_sample_rate(own, policy)
         self.own, self._rate = own, rate
         self._stream = _resampler(own, rate)
         self._odd = b""  # half a sample at the end of the last bytes
@@ -198,7 +198,7 @@ def _open(value: object, rate: float, policy: MediaPolicy, whole: bool = True) -
         given, own = _pair(value)
         samples = _channels_first(_array(given))
         audio = _AudioSource(rate if own is None else own, samples.shape[1], True, partial(_pieces, samples))
-    _check_rate(audio.rate, policy)
+    check_sample_rate(audio.rate, policy)
     if not audio.frames:
         raise InputError("it holds no samples")
     limit = "max_audio_seconds" if whole else "max_transcribed_seconds"
@@ -215,7 +215,8 @@ def _open(value: object, rate: float, policy: MediaPolicy, whole: bool = True) -
     return audio
 
 
-def _check_rate(rate: float, policy: MediaPolicy) -> None:
+def check_sample_rate(rate: float, policy: MediaPolicy) -> None:
+    """Raise InputError for a rate in hertz beyond the limits of a policy."""
     least, highest = policy.min_audio_rate, policy.max_audio_rate
     if not least <= rate <= highest:
         raise InputError(

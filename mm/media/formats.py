@@ -14,7 +14,7 @@ _FORMATS: tuple[tuple[str, str, str], ...] = (
     ("a Git LFS pointer", r"version https://git-lfs", "download the file itself, for example with git lfs pull"),
     ("a ZIP archive", r"PK\x03\x04", "unpack it first"),
     ("a gzip archive", r"\x1f\x8b", "unpack it first"),
-    ("an image", r"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*", "give it as an image"),
+    ("an image", r"\x89PNG|\xff\xd8\xff|GIF8|RIFF....WEBP|BM....\0\0\0\0|II\*\0|MM\0\*|....ftypavi[fs]", "give it as an image"),
     ("audio", r"RIFF....WAVE|fLaC|ID3|....ftypM4A", "give it as audio"),
     ("a video", r"....ftyp|\x1a\x45\xdf\xa3|RIFF....AVI ", "give it as a video"),
 )
@@ -28,9 +28,11 @@ _ADVICE = {
 
 
 def wrong_format_error(data: bytes, modality: str) -> str:
-    """Return the error of a file that is in no supported format of a modality: what it is, if known, and what to do."""
+    """Return the error of a file that cannot be opened as a modality: what it is, if known, and what to do."""
     for name, start, advice in _FORMATS:
-        found = re.match(start.encode("latin-1"), data[:_LOOKED_AT], re.DOTALL | re.IGNORECASE)
-        if found is not None and name not in _OWN[modality]:
-            return f"it is {name}, not in a supported {modality} format; {advice}"
+        if re.match(start.encode("latin-1"), data[:_LOOKED_AT], re.DOTALL | re.IGNORECASE) is None:
+            continue
+        if name in _OWN[modality]:
+            return f"it begins as {name}, but is broken or cut off; download or export it again"
+        return f"it is {name}, not in a supported {modality} format; {advice}"
     return f"it is not in a supported {modality} format; {_ADVICE[modality]}"

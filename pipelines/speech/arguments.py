@@ -44,8 +44,8 @@ def check_mode(llm: LLM, timestamps: object, sequential: object, condition: obje
     for name, flag in (("sequential", sequential), ("condition_on_previous_text", condition)):
         check_type(name, flag, bool)
     if not isinstance(timestamps, bool | str) or timestamps not in _TIMESTAMPS:
-        reason = f'timestamps={short_repr(timestamps)} must be True or False, "none", "segment" or "word"'
-        raise InputError(reason, param="timestamps")
+        known = hint(timestamps, [name for name in _TIMESTAMPS if isinstance(name, str)])
+        raise InputError(f"timestamps={short_repr(timestamps)} must be True or False, or a name; {known}", param="timestamps")
     times = _TIMESTAMPS[timestamps]
     if times == "word" and aligner is None and speech.alignment() is None and speech.frame_rule() is None:
         reason = "this model has no cross-attention to time words by; give aligner= the folder of a CTC model"
@@ -126,9 +126,14 @@ def _check_decoder(llm: LLM, name: str, given: bool) -> None:
         raise InputError(f"this model has no decoder, and its text is always the likeliest one; leave {name} out", param=name)
 
 
-def check_beams(llm: LLM, size: object) -> int:
+def check_beam_size(size: object) -> int:
     if not isinstance(size, int) or isinstance(size, bool) or not 1 <= size <= _MAX_BEAMS:
         raise InputError(f"beam_size={short_repr(size)} must be an integer from 1 to {_MAX_BEAMS}", param="beam_size")
+    return size
+
+
+def check_beams(llm: LLM, given: object) -> int:
+    size = check_beam_size(given)
     _check_decoder(llm, "beam_size", size > 1)
     return size
 

@@ -14,6 +14,7 @@ _UNSPACED = {"zh", "ja", "th", "lo", "my", "yue", "km"}  # languages that put no
 _BEFORE = "\"'“¿([{-"  # punctuation that belongs to the next word
 _AFTER = "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the previous word
 _SENTENCE_END = ".。!！?？"
+_SHORTEST = 0.1  # seconds that a word without a length gets at most
 _LONGEST = 0.7  # seconds; longest median duration of a word
 Decode = Callable[[Sequence[int]], str]
 
@@ -74,14 +75,22 @@ def shorten_long_words(words: Sequence[Word]) -> list[Word]:
 
 
 def put_in_order(parts: Sequence[Segment], duration: float) -> list[Segment]:
-    """Make the times of all words monotone and at most `duration`, and let segments begin and end with their words."""
-    last, found = 0.0, []
+    """Make the times of all words monotone and at most `duration`, and let segments begin and end with their words.
+
+    A word without a length gets one if there is room before the next word.
+    """
+    last, spans = 0.0, list[tuple[float, float]]()
+    for word in (word for part in parts for word in part.words or ()):
+        start = min(max(word.start, last), duration)
+        last = min(max(word.end, start), duration)
+        spans.append((round(start, 3), round(last, 3)))
+    for i, (start, end) in enumerate(spans):
+        if end <= start:
+            following = spans[i + 1][0] if i + 1 < len(spans) else round(duration, 3)
+            spans[i] = start, min(round(start + _SHORTEST, 3), following)
+    left, found = iter(spans), []
     for part in parts:
-        words = []
-        for word in part.words or ():
-            start = min(max(word.start, last), duration)
-            last = min(max(word.end, start), duration)
-            words.append(replace(word, start=round(start, 3), end=round(last, 3)))
+        words = [replace(word, start=start, end=end) for word, (start, end) in zip(part.words or (), left, strict=False)]
         found.append(replace(part, words=tuple(words), start=words[0].start, end=words[-1].end) if words else part)
     return found
 

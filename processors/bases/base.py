@@ -35,7 +35,7 @@ class BaseProcessingInfo(ABC):
     Class attributes:
 
         modalities, cross_token, prompt_attention, text_placeholders, adds_special_tokens, chat_template, takes_instruction,
-            output_shape, document_instruction, end_tokens, prunes_videos: as in ProcessingInfo.
+            output_shape, document_instruction, end_tokens, ocr_prompts, prunes_videos: as in ProcessingInfo.
         placeholders: modality -> keys of its placeholder token in config.json, the newest first, then the published id or text.
         valid_kwargs: names of the `mm_processor_kwargs` that each modality takes.
         default_kwargs: default options; the caller's options override them.
@@ -67,6 +67,7 @@ class BaseProcessingInfo(ABC):
     output_shape: tuple[int, ...] | None = None
     document_instruction: str | None = None
     end_tokens: Sequence[str] = ()
+    ocr_prompts: Sequence[str] = ()
     prunes_videos: bool = False
 
     def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:

@@ -89,6 +89,7 @@ class DeepseekOcr2ProcessingInfo(BaseProcessingInfo):
     """
 
     element_format = "ref_det"
+    ocr_prompts = ("deepseek-grounding",)
     row_layout: ClassVar[RowLayout] = V2
     chat_template = _TEMPLATE
     modalities = ("image",)

@@ -10,6 +10,7 @@ class DotsOcrProcessingInfo(NativeResolutionInfo):
     """ProcessingInfo of dots.ocr."""
 
     element_format = "resized_json"
+    ocr_prompts = ("dots-layout",)
     modalities = ("image",)
     valid_kwargs = {"image": IMAGE_KWARGS}
     placeholders = {"image": ("image_token_id", 151665)}

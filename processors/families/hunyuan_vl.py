@@ -17,6 +17,7 @@ class HunYuanVLProcessingInfo(NativeResolutionInfo):
 
     adds_special_tokens = False
     element_format = "pairs_in_text"
+    ocr_prompts = ("hunyuan-spotting",)
     modalities = ("image",)
     valid_kwargs = {"image": IMAGE_KWARGS}
     placeholders = {"image": ("image_token_id", 120120)}

@@ -30,6 +30,7 @@ class Idefics3ProcessingInfo(TiledInfo):
     """ProcessingInfo of Idefics3: each tile after a tag of its row and column, then the whole image."""
 
     element_format = "doctags"  # as SmolDocling and Granite-Docling write
+    ocr_prompts = ("docling",)
     modalities: tuple[str, ...] = ("image",)
     placeholders = {"image": ("image_token_id", 128257)}
     valid_kwargs = {"image": (*TILE_KWARGS, "do_image_splitting", "size")}

@@ -139,7 +139,7 @@ class InternVLChatProcessingInfo(InternVLProcessingInfo):
         own = find_template(self.files.folder) if self.files.folder else None
         if name in TEMPLATES or own is None or str(self.placeholders["image"][1]) in own:
             return TEMPLATES.get(name)
-        reason = f"template {name[:60]!r} of config.json is unknown for images; pass chat_template= or a rendered prompt"
+        reason = f"template {name[:60]!r} of config.json is unknown for images; pass chat_template= or give a rendered prompt"
         return TEXT_ONLY.format(json.dumps(reason)) + own
 
     def resolve_decode_spec(self) -> DecodeSpec:

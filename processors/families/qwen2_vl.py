@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 from ..bases.native import NativeResolutionInfo
 from ..patches import PatchSpec
 
@@ -10,6 +12,7 @@ class Qwen2VLProcessingInfo(NativeResolutionInfo):
     """ProcessingInfo of Qwen2-VL."""
 
     element_format = "box_tokens"
+    ocr_prompts: Sequence[str] = ("mineru-formula", "mineru-layout", "mineru-table", "mineru-text", "olmocr")
     placeholders = {
         "image": ("image_token_id", "image_token_index", 151655),
         "video": ("video_token_id", "video_token_index", 151656),
@@ -21,6 +24,7 @@ class Qwen25VLProcessingInfo(Qwen2VLProcessingInfo):
     """ProcessingInfo of Qwen2.5-VL: the temporal positions of a video follow its seconds."""
 
     element_format = "resized_json"
+    ocr_prompts = ("olmocr",)
 
     def time_step(self, fps: float) -> float:
         """Return `tokens_per_second` times the seconds that one temporal patch covers."""

@@ -12,6 +12,7 @@ import msgspec
 from ...mm.errors import InputError
 from ...mm.media.isolate import call_worker
 from ...mm.media.policy import DEFAULT_POLICY, MediaPolicy
+from ...mm.message_fields import check_messages
 from ...mm.pacing import releasing_gil
 from ...mm.plain import builtin_copy, reading
 from ...mm.tenants import tenant_of
@@ -70,8 +71,7 @@ def render_chat(
 
     The template sees the texts unchanged, so the prompt equals transformers'. It is split into segments that the template wrote
     and segments that come from a message, a tool or a variable, however the template changed them; see `TemplateText`.
-    Contents are converted to the form that the template reads, a string or a list of parts, and so are the arguments of
-    tool calls, JSON or an object.
+    Contents get the form that the template reads (a string or parts), as do the arguments of tool calls (JSON or an object).
 
     With `continue_final_message` the prompt ends with the text of the last message, which the model continues. With
     `max_model_len`, messages whose texts cannot fit are refused before they are rendered. `placeholders` are the texts that
@@ -93,6 +93,7 @@ def render_chat(
             _check_count(messages, tools, max_model_len)
     copied = [builtin_copy(one, f"messages[{i}]", f"message {i}") for i, one in enumerate(releasing_gil(messages))]
     plain, media, places = split_media(copied, policy, tenant_of(cache_salt))
+    check_messages(copied, template)
     if max_model_len is not None:
         _check_length(plain, tokenizer, max_model_len)
     inputs = RenderInputs(

@@ -12,7 +12,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from ...engine.sampling_params import SamplingParams
-from ...mm.errors import InputError
+from ...mm.errors import InputError, naming_param
 from ...pipelines.llm import AsyncLLM
 from ...pipelines.speech.arguments import TEMPERATURES
 from ...pipelines.speech.subtitles import WRITERS, SubtitleLayout
@@ -53,8 +53,10 @@ async def _respond(request: Request, form: AudioForm, audio: bytes, task: str, t
     """Transcribe and write the response. `times`: the requested ones of segments and words."""
     server = server_of(request)
     options = {**_options(request, form), "timestamps": _timestamps(server, form.response_format, times)}
-    transcript = _checked(await unless_disconnected(request, server.engine.transcribe(audio, form.language, task, **options)))
-    return _response(form.response_format, transcript, task, "word" in times)
+    with naming_param("file"):
+        work = server.engine.transcribe(audio, form.language, task, **options)
+        transcript = _checked(await unless_disconnected(request, work))
+    return _response(form.response_format, transcript, task, times)
 
 
 def _timestamps(server: Server, response_format: str, times: Sequence[str]) -> str:
@@ -106,7 +108,8 @@ async def _stream(request: Request, form: TranscriptionForm, audio: bytes) -> Re
         raise InputError("stream=true needs response_format=json; set it", param="response_format")
     server = server_of(request)
     events = transcript_events(server.engine, audio, form.language, _options(request, form), form.has_continuous_usage)
-    first = await unless_disconnected(request, first_output(events))
+    with naming_param("file"):
+        first = await unless_disconnected(request, first_output(events))
     whole = _resume(first, events)
     return event_stream(_vllm_chunks(whole, server.name, form) if form.as_vllm else whole, with_done=form.as_vllm)
 
@@ -169,7 +172,8 @@ def _token_usage(windows: Sequence[WindowResult]) -> dict[str, Any]:
     return {"type": "tokens", "input_tokens": prompt, "output_tokens": tokens, "total_tokens": prompt + tokens}
 
 
-def _response(form: str, transcript: Transcript, task: str, with_words: bool) -> Response:
+def _response(form: str, transcript: Transcript, task: str, times: Sequence[str]) -> Response:
+    """Write a transcript. As with OpenAI, "verbose_json" has segments unless only words were requested."""
     if form == "text":
         return PlainTextResponse(f"{transcript.text}\n")
     if form in WRITERS:
@@ -178,8 +182,9 @@ def _response(form: str, transcript: Transcript, task: str, with_words: bool) ->
     if form == "verbose_json":
         segments = transcript.segments or ()
         body = {"task": task, "language": transcript.language, "duration": transcript.duration, **body}
-        body["segments"] = [_segment(index, one, transcript.duration) for index, one in enumerate(segments)]
-        if with_words:
+        if "segment" in times or not times:
+            body["segments"] = [_segment(index, one, transcript.duration) for index, one in enumerate(segments)]
+        if "word" in times:
             words = [word for one in segments for word in one.words or ()]
             body["words"] = [{"word": one.word.strip(), "start": one.start, "end": one.end} for one in words]
     body["usage"] = {"type": "duration", "seconds": transcript.duration}

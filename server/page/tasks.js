@@ -73,7 +73,7 @@ async function transcribe(entry, { card, signal, update }) {
     form.append("file", file, file.name);
     form.append("model", card.id);
     form.append("response_format", segments ? "verbose_json" : "json");
-    if (segments && words && entry.task === "transcribe") form.append("timestamp_granularities[]", "word");
+    if (segments && words && entry.task === "transcribe") form.append("timestamp_granularities[]", "word"); // instead of segments
     if (entry.text) form.append("prompt", entry.text);
     const found = await sendJson(`/v1/audio/${entry.task === "translate" ? "translations" : "transcriptions"}`, form, signal);
     entry.answer += `${entry.answer && "\n"}${found.text.trim()}`;

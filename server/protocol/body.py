@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Collection, Mapping
+from collections.abc import Mapping
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, model_validator
@@ -51,7 +51,9 @@ class Body(BaseModel):
             elif name in cls.model_fields:
                 kept[name] = value
             elif name not in cls.ignored:
-                raise InputError(f"unknown field {short_repr(name, 100)}; {hint(name, cls.model_fields)}", param=name)
+                fixed = [field for field, (values, _) in cls.refused.items() if values]
+                known = hint(name, [*cls.model_fields, *fixed], cls.ignored)
+                raise InputError(f"unknown field {short_repr(name, 100)}; {known}", param=name)
         return kept
 
 
@@ -60,10 +62,3 @@ class Part(Body):
 
     ignored: ClassVar[tuple[str, ...]] = ()
     model: None = None
-
-
-def check_fields(given: Mapping[Any, object], known: Collection[str], where: str, param: str) -> None:
-    """Raise InputError for a field with a value that is not known. `where`: the object's place in the body."""
-    for name, value in given.items():
-        if value is not None and name not in known:
-            raise InputError(f"unknown field {short_repr(name, 100)} of {where}; {hint(name, known)}", param=param)

@@ -8,7 +8,8 @@ from pydantic import Field
 
 from ...engine.structured_outputs import StructuredOutputsParams
 from ...mm.errors import InputError, short_repr
-from .body import Many, Refused, check_fields
+from ...mm.message_fields import check_fields
+from .body import Many, Refused
 from .messages import read_functions
 from .sampling import OWNER, SamplingBody
 

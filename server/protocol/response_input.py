@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from ...mm.errors import InputError, hint, short_repr
-from .body import check_fields
+from ...mm.message_fields import check_fields
 
 _Item = Mapping[str, Any]
 

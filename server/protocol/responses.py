@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from pydantic import Field
 
 from ...mm.errors import InputError, hint, short_repr
-from .body import Many, Refused, check_fields
+from ...mm.message_fields import check_fields
+from .body import Many, Refused
 from .chat import ChatBody
 from .response_input import read_items
 from .sampling import OWNER, SamplingBody

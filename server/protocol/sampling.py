@@ -8,7 +8,8 @@ from typing import Any, ClassVar
 from ...engine.sampling_params import RepetitionDetectionParams, SamplingParams
 from ...engine.structured_outputs import StructuredOutputsParams
 from ...mm.errors import InputError, short_repr
-from .body import Body, Many, Part, Refused, check_fields
+from ...mm.message_fields import check_fields
+from .body import Body, Many, Part, Refused
 
 _PARAMS = (
     *("n", "temperature", "top_p", "top_k", "min_p", "min_tokens", "stop", "stop_token_ids", "ignore_eos", "seed"),

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import json
 from argparse import Namespace
 
 import pytest
-from sensorium.cli.output import with_option_names
+from sensorium.cli.output import to_json, with_option_names
+from sensorium.mm.errors import ErrorInfo
 
 ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None, max_tokens=8)
 
@@ -23,3 +25,8 @@ ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None
 )
 def test_with_option_names(text: str, expected: str) -> None:
     assert with_option_names(text, ARGS) == expected
+
+
+def test_errors_as_json_have_option_names_too() -> None:
+    error = ErrorInfo("invalid_input", "the checkpoint has no chat template; pass chat_template= or give a rendered prompt")
+    assert json.loads(to_json({"error": error}, ARGS))["error"]["message"].endswith("no chat template; give --chat-template")

@@ -222,6 +222,13 @@ def test_what_can_be_checked_beside_a_broken_config_is(
     assert "lacks 1 of its 2 weight files (model-2.safetensors); download them again" in found["weights"]
 
 
+def test_an_empty_folder_is_one_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["doctor", "--model", str(tmp_path)]) == 2
+    out, err = capsys.readouterr()
+    assert not out
+    assert err == f"sensorium: error: {tmp_path} has no config.json; it is not a checkpoint in the Hub's layout\n"
+
+
 def test_remote_code_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["X"], "auto_map": {"AutoModel": "x.X"}}))
     assert main(["doctor", "--model", str(tmp_path)]) == 2

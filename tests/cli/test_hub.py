@@ -66,6 +66,20 @@ def test_command_with_a_name(hub: FakeHub, capsys: pytest.CaptureFixture[str]) -
     assert len(hub.requests) == asked
 
 
+def test_pull_without_the_hub_says_what_can_be_done(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert main(["pull", NAME]) == 2
+    line = capsys.readouterr().err
+    assert "unset it, or copy the folder of org/tiny-vl from another machine, and give its path as --model" in line
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", False)
+    assert main(["pull", NAME]) == 0
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
+    assert main(["pull", NAME]) == 2
+    assert f"other commands use the cached commit {hub.commit}. To update it, check the network" in capsys.readouterr().err
+
+
 def test_what_is_no_name(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["pull", "./folder"]) == 2
     assert "give ORG/NAME" in capsys.readouterr().err

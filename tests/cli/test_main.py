@@ -19,6 +19,8 @@ from sensorium.engine.config import EngineConfig
 from sensorium.mm.errors import ConfigError
 from sensorium.server.config import ServerConfig
 
+TEXT_FILE = str(Path(__file__))
+
 
 def failure(capsys: pytest.CaptureFixture[str], *argv: str) -> tuple[int, str]:
     """Return the exit code and the one line on stderr."""
@@ -134,7 +136,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         ((), "COMMAND"),
         (("read",), "'read'"),
         (("doctor", "--colour"), "--colour; see `sensorium doctor --help`"),
-        (("ocr", "a.png", "--jsn"), "--jsn; see `sensorium ocr --help`"),
+        (("ocr", "a.png", "--jsn"), "--jsn; did you mean --json? See `sensorium ocr --help`"),
         (("chat", "--model", "x", ""), "the question is empty; give one, or leave it out for a conversation"),
         (("chat", "q"), "required: --model, a folder or a name on the Hub. example: sensorium chat --model Qwen/"),
         (("chat", "--model", "x", "--max-tokens", "many", "q"), "'many'"),
@@ -142,6 +144,22 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
         (("ocr", "a.png", "--max-tokens", "-3"), "--max-tokens: '-3' is not"),
         (("chat", "--model", "x", "--image", "", "q"), "--image: the path is empty"),
         (("ocr", ""), "FILE: the path is empty"),
+        (("chat", "--model", "x", "--max-tokns", "5", "q"), "did you mean --max-tokens?"),
+        (("chat", "--model", "x", "--max-new-tokens=5", "q"), "did you mean --max-tokens?"),
+        (("ocr", "a.png", "--cache-dir", "x"), "--cache-dir x; set the environment variable HF_HUB_CACHE"),
+        (("bench", "startup", "--model", "x", "--max-num-sequences", "5"), "did you mean --max-num-seqs?"),
+        (("transcribe", "a.flac", "--task", "sing"), "'sing'"),
+        (
+            ("chat", "--model", "x", "--image", "a.png", "--draw", "none/a.png", "q"),
+            "--draw: the folder of 'none/a.png' does not",
+        ),
+        (("bench", "serve", "--plot", "none/a.png"), "--plot: the folder of 'none/a.png' does not exist; create it, or give"),
+        (("quantize", "a", "b", "--samples", "0"), "--samples: '0' is not"),
+        (("serve", "m", "--media", "{bad"), "--media: '{bad' is not JSON (Expecting property name"),
+        (
+            ("chat", "--model", "x", "--quantization", "{'method': 'int4'}", "q"),
+            "--quantization: \"{'method': 'int4'}\" is not",
+        ),
     ],
 )
 def test_wrong_command_line(argv: tuple[str, ...], said: str, capsys: pytest.CaptureFixture[str]) -> None:
@@ -149,6 +167,43 @@ def test_wrong_command_line(argv: tuple[str, ...], said: str, capsys: pytest.Cap
     assert code == 2
     assert said in line
     assert "--help" in line
+
+
+@pytest.mark.parametrize(
+    ("argv", "said"),
+    [
+        (("chat", "q", "--temperature", "-1"), "--temperature -1.0 must be"),
+        (("chat", "q", "--image", "none.png"), "the file 'none.png' cannot be read (No such file or directory)"),
+        (("chat", "q", "--chat-template", "none.jinja"), "--chat-template 'none.jinja' cannot be read"),
+        (("ocr", TEXT_FILE, "--chat-template", "{% if"), "the chat template cannot be compiled"),
+        (("ocr", "none.png", "neither.png"), "the file 'none.png' cannot be read"),
+        (("transcribe", "none.flac"), "the file 'none.flac' cannot be read"),
+        (("transcribe", TEXT_FILE, "--beam-size", "99"), "--beam-size 99 must be an integer from 1 to 32"),
+        (("transcribe", TEXT_FILE, "--word-timestamps", "--aligner", "none"), "--aligner none is not a folder"),
+        (("transcribe", "--live", "none.flac"), "the file 'none.flac' cannot be read"),
+        (("transcribe", "--live", "--rate", "10"), "its sample rate is 10 Hz"),
+        (("transcribe", "--live"), "pip install sounddevice"),
+        (("serve", "--tls-cert", TEXT_FILE, "--tls-key", TEXT_FILE), "give a certificate chain and its key in PEM"),
+        (("serve", "--port", "0", "--chat-template", "none.jinja"), "--chat-template 'none.jinja' cannot be read"),
+    ],
+)
+def test_what_needs_no_model_is_checked_before_one_is_loaded(
+    argv: tuple[str, ...], said: str, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def load(*_: object) -> None:
+        raise AssertionError("weights are read")
+
+    monkeypatch.setattr("sensorium.engine.llm.load_core", load)
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    code, line = failure(capsys, *argv, "--model", str(Path(cli.__file__).parents[1] / "assets" / "tiny-vl"))
+    assert said in line
+    assert code == 2
+
+
+def test_serve_needs_a_model(capsys: pytest.CaptureFixture[str]) -> None:
+    code, line = failure(capsys, "serve")
+    assert code == 2
+    assert "there is no model to serve; give a folder or a name on the Hub, as in `sensorium serve MODEL`" in line
 
 
 @pytest.mark.parametrize("command", ["chat", "doctor"])

@@ -27,6 +27,7 @@ CPU = torch.device("cpu")
         ({"max_model_len": 2.5}, "max_model_len=2.5"),
         ({"limit_mm_per_prompt": {"image": -1}}, "limit_mm_per_prompt"),
         ({"gpu_memory_fraction": 0.0}, "gpu_memory_fraction"),
+        ({"gpu_memory_utilization": 1.5}, "^gpu_memory_utilization=1.5 must be a number above 0 and at most 1"),
         ({"gpu_memory_fraction": "half"}, "gpu_memory_fraction='half' must be a number"),
         ({"quarantine_seconds": "x"}, "quarantine_seconds='x' must be a number of seconds"),
         ({"quarantine_seconds": True}, "quarantine_seconds=True must be a number of seconds"),

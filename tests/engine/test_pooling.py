@@ -15,14 +15,14 @@ from sensorium.mm.errors import InputError
 def test_tokens_outside_the_vocabulary_are_refused_before_a_step(toy):
     core = toy.make_core()
     for token in (-1, core.runner.model.vocab_size):
-        with pytest.raises(InputError, match=rf"pooling(\.token_ids)? holds {token}; "):
+        with pytest.raises(InputError, match=rf"(pooling|token_ids) holds {token}; "):
             core.add(toy.request("bad", [5, 6], pooling=PoolingParams((5, token))))
     toy.assert_empty(core)
 
 
 def test_logits_of_a_whole_vocabulary():
     assert len(PoolingParams(range(300_000)).token_ids) == 300_000
-    with pytest.raises(InputError, match=r"pooling\.token_ids has 1048577 entries"):
+    with pytest.raises(InputError, match=r"^token_ids has 1048577 entries"):
         PoolingParams(range((1 << 20) + 1))
 
 

@@ -1,17 +1,25 @@
 """The messages of `ocr` for its named prompts."""
 
+import re
+
 import pytest
+from sensorium.engine.model_files import resolve
+from sensorium.mm.errors import InputError
+from sensorium.mm.registry import ARCHITECTURES
 from sensorium.pipelines.ocr import ocr_tasks
 from sensorium.pipelines.ocr_prompts import PROMPTS
 
 
 class Recorder:
+    def __init__(self, *names):
+        self.ocr_prompts = names
+
     def request(self, messages, params, chat_template=None, chat_template_kwargs=None):
         return messages, chat_template_kwargs
 
 
 def request_for(question):
-    (task,) = ocr_tasks(Recorder(), b"page", question)
+    (task,) = ocr_tasks(Recorder(*PROMPTS), b"page", question)
     return next(task)
 
 
@@ -39,3 +47,19 @@ def test_a_name_stands_for_its_prompt(name):
 def test_a_name_may_set_variables_of_the_template():
     assert request_for("deepseek-grounding")[1] == {"grounding": True}
     assert request_for("<|grounding|>Read the text.")[1] == {}
+
+
+@pytest.mark.parametrize(
+    ("names", "said"),
+    [(("olmocr", "mineru-text"), "give one of olmocr, mineru-text, or a question"), ((), "not trained with; give a question$")],
+)
+def test_a_name_of_another_models_prompt_is_refused(names, said):
+    with pytest.raises(InputError, match="question='docling' names a prompt that models of this architecture") as caught:
+        ocr_tasks(Recorder(*names), b"page", "docling")
+    assert re.search(said, str(caught.value))
+    assert caught.value.info.param == "question"
+
+
+def test_every_name_belongs_to_a_family():
+    names = {name for row in ARCHITECTURES.values() for name in resolve(row.processing).ocr_prompts}
+    assert names == set(PROMPTS)

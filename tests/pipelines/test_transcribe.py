@@ -227,6 +227,7 @@ def test_wrong_language_or_task(llm: LLM, options: dict[str, str], said: str) ->
         ({"context": 5}, "context=5 must be a string$"),
         ({"sampling_params": {"temperature": 0}}, "sampling_params=.* must be a SamplingParams or None"),
         ({"timestamps": "yes"}, "timestamps='yes' must be True or False"),
+        ({"timestamps": "words"}, "did you mean word\\?"),
         ({"langauge": "en"}, "unknown argument 'langauge'; did you mean language"),
         ({"word_timestamps": True}, "unknown argument 'word_timestamps'; timestamps=\"word\" gives"),
     ],

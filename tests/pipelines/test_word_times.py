@@ -203,6 +203,14 @@ def test_the_benchmark_compares_words_that_both_texts_have() -> None:
     assert found == [(0.1, 0.0), (0.0, 0.2)]
 
 
+def test_words_without_a_length_get_one_where_there_is_room() -> None:
+    words = [(0.5, 0.5), (0.55, 0.55), (0.55, 0.9), (2.0, 2.0), (3.0, 3.0)]
+    parts = [Segment(0.0, 3.0, "a", words=tuple(Word(start, end, " a", 1.0) for start, end in words))]
+    (part,) = put_in_order(parts, 3.0)
+    found = [(word.start, word.end) for word in part.words or ()]
+    assert found == [(0.5, 0.55), (0.55, 0.55), (0.55, 0.9), (2.0, 2.1), (3.0, 3.0)]
+
+
 def test_times_are_monotone_and_inside_the_file() -> None:
     parts = [Segment(0.0, 1.0, "a b", words=tuple(timed(" a", " b"))), Segment(0.9, 5, "c", words=(Word(0.8, 9, " c", 1.0),))]
     found = put_in_order(parts, 3.0)

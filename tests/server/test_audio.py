@@ -225,12 +225,35 @@ def test_wrong_bodies(url):
         found = post(files={"file": ("a.wav", data)}, data={"language": "en"})
         assert found.status_code == 400, found.text
         assert found.json()["error"]["code"] in ("invalid_media", "invalid_input")
+        assert found.json()["error"]["param"] == "file"
+        assert "np." not in found.json()["error"]["message"]
+    found = post(files={"file": ("a.wav", b"no audio")}, data={"language": "en", "stream": "true"})
+    assert (found.status_code, found.json()["error"]["param"]) == (400, "file")
 
 
 def test_a_model_without_speech(http, wav):
     response = http.post("/v1/audio/transcriptions", files={"file": ("a.wav", wav)})
     assert response.status_code == 400
-    assert "does not transcribe" in response.json()["error"]["message"]
+    assert "does not transcribe speech; use /v1/chat/completions" in response.json()["error"]["message"]
+
+
+def test_the_list_of_fields_has_those_with_one_value(url, wav):
+    response = httpx.post(
+        f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", wav)}, data={"chunking": "auto"}, timeout=240
+    )
+    message = response.json()["error"]["message"]
+    assert "did you mean chunking_strategy?" in message
+    assert "include" in message.partition("known ones are")[2]
+
+
+def test_a_speech_model_answers_no_chat(url):
+    body = {"messages": [{"role": "user", "content": "hello"}]}
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=240)
+    assert "this model transcribes speech: send audio to /v1/audio/transcriptions" in response.json()["error"]["message"]
+    response = httpx.post(f"{url}/v1/completions", json={"prompt": "hello"}, timeout=240)
+    found = response.json()["error"]
+    assert found["param"] == "prompt"
+    assert "which is audio; send it in messages to /v1/chat/completions, or audio to /v1/audio/transc" in found["message"]
 
 
 def test_each_key_has_its_own_cache(server, wav, monkeypatch):
@@ -286,7 +309,7 @@ def test_a_model_without_a_decoder(tmp_path, kind):
         assert create(**fields).text == expected.text
         *deltas, done = create(**fields, stream=True)
         assert ("".join(event.delta for event in deltas), done.text) == (expected.text, expected.text)
-        for times in ({}, {"timestamp_granularities": ["segment"]}, {"timestamp_granularities": ["word"]}):
+        for times in ({}, {"timestamp_granularities": ["segment"]}, {"timestamp_granularities": ["segment", "word"]}):
             verbose = create(**fields, response_format="verbose_json", **times)
             assert [(one.start, one.end, one.text, one.avg_logprob) for one in verbose.segments] == [
                 (one.start, one.end, one.text, one.avg_logprob) for one in expected.segments
@@ -320,15 +343,17 @@ def test_times_that_a_model_does_not_give_are_refused(tmp_path, wav):
             assert (response.status_code, response.json()["error"]["param"]) == (400, param), response.text
 
 
-def test_words(client, server, wav):
+@pytest.mark.parametrize("times", [["word"], ["segment", "word"]])
+def test_words(client, server, wav, times):
     expected = transcribe(server, wav, language="en", timestamps="word")
     found = client.audio.transcriptions.create(
         model="whisper",
         file=("a.wav", wav),
         language="en",
         response_format="verbose_json",
-        timestamp_granularities=["word"],
+        timestamp_granularities=times,
         extra_body={"vad": "false"},
     )
     words = [word for one in expected.segments for word in one.words]
     assert [(one.word, one.start, one.end) for one in found.words] == [(one.word.strip(), one.start, one.end) for one in words]
+    assert (found.segments is None) == (times == ["word"])

@@ -300,6 +300,25 @@ def test_bodies_that_are_no_json_object(http, body):
     assert found["type"] == "invalid_request_error"
 
 
+@pytest.mark.parametrize(
+    ("path", "body", "param", "said"),
+    [
+        ("/v1/chat/completions", [], None, "the body is []; it must be an object"),
+        ("/v1/chat/completions", {"messages": []}, "messages", "messages is []; it must be a list with 1 or more entries"),
+        ("/v1/chat/completions", {**PLAIN, "stop": 5}, "stop", "stop is 5; it must be a string or a list"),
+        ("/v1/chat/completions", {**PLAIN, "stop": ["a", 5]}, "stop[1]", "stop[1] is 5; it must be a string"),
+        ("/v1/chat/completions", {**PLAIN, "stream": "yes"}, "stream", "stream is 'yes'; it must be true or false"),
+        ("/v1/completions", {"prompt": [[1, "a"]]}, "prompt[0][1]", "prompt[0][1] is 'a'; it must be an integer"),
+        ("/v1/chat/completions", {**PLAIN, "max_new_tokens": 3}, "max_new_tokens", "did you mean max_tokens?"),
+    ],
+)
+def test_wrong_forms_are_said_in_plain_words(http, path, body, param, said):
+    found = error(http.post(path, json=body))
+    assert found["param"] == param
+    assert said in found["message"]
+    assert "Input should" not in found["message"]
+
+
 def test_another_content_type(http):
     for kind in ("text/plain", "application/x-www-form-urlencoded", ""):
         response = http.post("/v1/chat/completions", content=json.dumps(PLAIN), headers={"Content-Type": kind})

@@ -9,9 +9,9 @@ import time
 import pytest
 from http_server import image_url
 from sensorium.mm.errors import InputError
+from sensorium.mm.message_fields import check_messages
 from sensorium.server.protocol.chat import ChatBody
 from sensorium.server.protocol.completions import CompletionBody
-from sensorium.server.protocol.messages import check_messages
 from sensorium.server.protocol.pooling import ClassifyBody, EmbeddingBody, RerankBody, ScoreBody
 from sensorium.server.protocol.responses import ResponsesBody
 from sensorium.server.protocol.tokens import DetokenizeBody, PlanBody, TokenizeBody

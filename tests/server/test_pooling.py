@@ -120,6 +120,7 @@ def test_scores(http, tiny):
         ("/v1/embeddings", {"input": {"image": 3}}, "input"),
         ("/v1/embeddings", {"input": {"content": [{"type": "text"}]}}, "input"),
         ("/v1/embeddings", {"input": "a", "encoding_format": "hex"}, "encoding_format"),
+        ("/v1/embeddings", {"input": "a", "dimensions": 0}, "dimensions"),
         ("/v1/embeddings", {"input": "a", "chat_template": "{{ 1 }}"}, "chat_template"),
         ("/v1/embeddings", {"input": ["hello " * 4000]}, "input[0]"),
         ("/v1/embeddings", {"input": ["a"] * 3000}, "input"),
@@ -318,3 +319,14 @@ def test_classes(tmp_path):
         assert one["probs"] == pytest.approx(list(result.outputs.probs), abs=1e-5)
         assert one["label"] == names[max(range(3), key=one["probs"].__getitem__)]
         assert one["num_classes"] == 3
+
+
+def test_advice_names_endpoints(http):
+    for path, body, said in (
+        ("/classify", {"input": "a"}, "no classification head; use /score or /v1/embeddings"),
+        ("/v1/completions", {"prompt": "<|vision_start|><|image_pad|><|vision_end|>"}, "but the request holds 0"),
+    ):
+        message = error(http.post(path, json=body))["message"]
+        assert said in message
+        assert "PoolingParams" not in message
+        assert "multi_modal_data" not in message

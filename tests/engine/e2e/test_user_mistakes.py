@@ -10,9 +10,10 @@ import pytest
 from PIL import Image
 from sensorium import LLM, AsyncLLM, MediaError, SamplingParams
 from sensorium.engine.structured_outputs import StructuredOutputsParams
-from sensorium.mm.errors import InputError
+from sensorium.mm.errors import ConfigError, InputError
 
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
+PAGE = MODEL.parent / "media" / "line1.png"
 SHORT = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
 USER = {"role": "user", "content": "Hello"}
 IMAGE = Image.new("RGB", (40, 40))
@@ -85,7 +86,15 @@ def test_async_llm_closes_the_model_that_it_loaded():
         (lambda llm: llm.chat([USER, [USER]], SHORT), r"entry 1 is a conversation .*, but entry 0 is a dict; give one conv"),
         (lambda llm: llm.chat("hi"), r'not a str; give \[{"role": "user", "content": text}\]'),
         (lambda llm: llm.chat(USER), r"not a dict; give \[message\]"),
-        (lambda llm: llm.ocr(None), "images=None must be an image or a list of images"),
+        (lambda llm: llm.ocr(None), "images=None must be an image item or a list of them"),
+        (lambda llm: llm.transcribe(None), "audio=None must be an audio item or a list of them"),
+        (lambda llm: llm.ocr(IMAGE, question="docling"), "give one of olmocr, or a question"),
+        (lambda llm: llm.plan(str(PAGE)), "line1.png' is a text to plan, but a file has this name; give"),
+        (lambda llm: SamplingParams(stop=5), "stop=5 must be a list"),
+        (
+            lambda llm: llm.chat([{"role": "user", "contnet": "x"}], SHORT, on_error="raise"),
+            r"unknown field 'contnet' of messages\[0\]; did you mean content\?",
+        ),
         (lambda llm: llm.generate([USER], SHORT, on_error="raise"), "these are messages, which only `chat`"),
         (lambda llm: llm.chat([{"role": "user"}], SHORT, on_error="raise"), "message 0: content is missing; give a text"),
         (lambda llm: llm.chat([{"role": "user", "content": []}], SHORT, on_error="raise"), "content is an empty list"),
@@ -196,3 +205,16 @@ def test_a_tiff_with_several_pages_is_refused(llm, tmp_path):
             assert "it has several pages; give each page as an image" in found.error.message
         else:
             assert found.error is None
+
+
+@pytest.mark.parametrize("option", ["encoder_cache_dir", "packed_cache_dir"])
+def test_a_folder_that_cannot_be_created_is_an_error_at_the_start(tmp_path, option):
+    (tmp_path / "file").touch()
+    with pytest.raises(ConfigError, match=f"^{option}=.* cannot be created .*; give a folder that can be written") as caught:
+        LLM(MODEL, max_model_len=64, **{option: tmp_path / "file" / "rows"})
+    assert caught.value.info.param == option
+
+
+def test_an_adapter_without_its_files_names_them(tmp_path):
+    with pytest.raises(ConfigError, match=r"has no adapter_config.json; give a folder .* \(adapter_model.safetensors\)"):
+        LLM(MODEL, adapter=tmp_path)

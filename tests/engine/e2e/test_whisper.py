@@ -80,7 +80,7 @@ def test_encoder_and_decoder_prompts_are_one_prompt(llm: LLM) -> None:
 
 def test_a_prompt_takes_one_audio(llm: LLM) -> None:
     sound = asked()["multi_modal_data"]["audio"]
-    assert "give multi_modal_data={'audio': ...} with the prompt" in error(llm, START)
+    assert "which is audio; give it in multi_modal_data" in error(llm, START)
     assert "At most 1 audio" in error(llm, {"prompt": START, "multi_modal_data": {"audio": [sound, sound]}})
     assert "no tokens" in error(llm, {**asked(), "prompt": ""})
 

@@ -38,5 +38,5 @@ def test_time_of_other_processes_does_not_count(monkeypatch):
 
 
 def test_other_unreadable_headers_give_the_error_of_the_caller():
-    with pytest.raises(InputError, match="not in a supported video format"):
+    with pytest.raises(InputError, match="it begins as a video, but is broken or cut off"):
         probe_video(BOXES, FrameSampling(), MediaPolicy())

@@ -131,7 +131,7 @@ def test_a_truncated_video_gives_its_readable_frames_and_a_warning(caplog):
     assert 15 < header.frames.total < 40
     assert len(item.frames) in (header.frames.total, header.frames.total - 1)
     assert item.plan.timestamps == pytest.approx([0.1 * i for i in range(len(item.frames))])
-    with pytest.raises(InputError, match=r"not in a supported video format|no frames"):
+    with pytest.raises(InputError, match="it begins as a video, but is broken or cut off"):
         decode_video(clip("h264-mp4")[:2000], ALL, POLICY)  # the table of packets is at the end
 
 

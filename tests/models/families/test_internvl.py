@@ -173,7 +173,7 @@ def test_a_template_that_is_not_known_writes_no_images(folders: tuple[Path, Path
     messages = [{"role": "user", "content": [image, {"type": "text", "text": "What?"}]}]
     (output,) = llm.chat(messages, params, use_tqdm=False)
     assert f"template {str(name)!r} of config.json" in output.error.message
-    assert "pass chat_template= or a rendered prompt" in output.error.message
+    assert "pass chat_template= or give a rendered prompt" in output.error.message
     (output,) = llm.chat(messages, params, chat_template="<IMG_CONTEXT>{{ messages[0].content[1].text }}", use_tqdm=False)
     assert (output.error, output.prompt) == (None, "<IMG_CONTEXT>What?")
 

@@ -23,7 +23,7 @@ def prompt() -> dict[str, object]:
 def test_cross_attention_weights_are_refused(llm: LLM, prompt: dict[str, object]) -> None:
     (output,) = llm.encode(prompt, PoolingParams(cross_attention=((0, 0),)), use_tqdm=False)
     assert output.error is not None
-    assert (output.error.code, output.error.param) == ("invalid_input", "pooling.cross_attention")
+    assert (output.error.code, output.error.param) == ("invalid_input", "cross_attention")
     assert "leave it out" in output.error.message
 
 
