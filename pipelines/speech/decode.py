@@ -93,7 +93,7 @@ class WindowText:
     segments: tuple[Segment, ...] | None
     output: RequestOutput
     window: Window | None = field(default=None, repr=False)
-    token_times: Sequence[float] | None = field(default=None, repr=False)
+    token_times: list[float] | None = field(default=None, repr=False)
 
 
 Aligner = Callable[["LLM", object, WindowText, SpeechRequest, str | None, int], Task[WindowText]]
