@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
+from functools import partial
 from queue import SimpleQueue
 
 from ..mm.errors import InputError
@@ -54,7 +55,7 @@ class LiveSession(NotPicklable):
         if handle.params.n > 1:
             raise InputError(f"a live session has one answer per turn, not n={handle.params.n}; pass n=1")
         self._engine_loop, self._inputs = engine_loop, inputs
-        self._mail: SimpleQueue[list[RequestHandle]] = SimpleQueue()
+        self._mail: SimpleQueue[None] = SimpleQueue()  # an entry for each time that there is new output
         self._handle = handle
         handle.keep = True
         self._last: RequestOutput | None = None
@@ -62,7 +63,7 @@ class LiveSession(NotPicklable):
         self._no_answer = ""  # why the last answer is not one to the current tokens; "" if it is
         self._items: tuple[tuple[int, str], ...] | None = None  # offset and modality of each item; None in the first turn
         self._images: tuple[tuple[int, ImageScale], ...] = ()  # offset and scale of each image, for elements of answers
-        engine_loop.submit([handle], self._mail.put, stream=True)
+        engine_loop.submit([handle], partial(_post, self._mail), stream=True)
         engine_loop.drop_with(self, self._handle)
 
     @property
@@ -191,3 +192,8 @@ def _sequence(handle: RequestHandle) -> str:
         raise InputError("the live session has ended; begin a new one")
     (name,) = handle.builder.answers
     return name
+
+
+def _post(mail: SimpleQueue[None], handles: Sequence[RequestHandle]) -> None:
+    """The `post` of a session's request. The request itself is not in the mail, which its `post` refers to."""
+    mail.put(None)

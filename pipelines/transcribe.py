@@ -186,7 +186,7 @@ class _FinalTexts:
             self.finish()
         self.output, output = one.output, RequestOutput(one.output.request_id, None, [], [])
         window = one.window and replace(one.window, samples=torch.empty(0), pauses=())
-        return replace(one, window=window, output=one.output if one.output.error else output)
+        return replace(one, window=window, output=one.output if one.output.error else output, token_times=None)
 
     def finish(self) -> None:
         self._send(self._merger.finish())
@@ -211,9 +211,9 @@ def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTas
             return _transcript(index, found, text.output, language, options, None)
         with closing(gate.audio_blocks(source, options.rate, llm.config.media)) as blocks:
             detector = None if options.vad is False else make_detector(options.vad, options.rate)
-            faults = list[Exception]()
+            faults = list[ErrorInfo]()
             texts = _FinalTexts(partial(options.on_text, index), partial(options.on_window, index))
-            reader = WindowReader(_until_fault(blocks, faults), options.rate, options.size, detector)
+            reader = WindowReader(_until_fault(blocks, faults, index), options.rate, options.size, detector)
             if options.sequential:
                 found = yield from _read_sequentially(llm, reader, options, language, texts)
             else:
@@ -221,11 +221,10 @@ def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTas
                 found = yield from join(tasks, options.max_concurrent_windows, texts.add)
         texts.finish()
         if faults and not reader.length:
-            raise faults[0]
+            return _failed(faults[0], nothing, language)
         read = sum(one.result.end - one.result.start - one.result.overlap for one in found)
         options.on_progress(reader.length / options.rate - read)
-        error = _read_error(faults[0], index) if faults else None
-        return _transcript(index, found, texts.output or nothing, language, options, reader, error)
+        return _transcript(index, found, texts.output or nothing, language, options, reader, next(iter(faults), None))
     except Exception as error:  # this item fails, and the others go on
         return _failed(_read_error(error, index), nothing, language)
 
@@ -235,12 +234,15 @@ def _read_error(error: Exception, index: int) -> ErrorInfo:
     return info if info.modality is None else replace(info, message=info.reason, index=index)
 
 
-def _until_fault(blocks: Iterator[Tensor], faults: list[Exception]) -> Iterator[Tensor]:
-    """Yield the blocks before the first one that cannot be read, and append its error to `faults`."""
+def _until_fault(blocks: Iterator[Tensor], faults: list[ErrorInfo], index: int) -> Iterator[Tensor]:
+    """Yield the blocks before the first one that cannot be read, and append its error to `faults`.
+
+    The exception itself is not kept: its traceback and the list would form a reference cycle, which holds the audio.
+    """
     try:
         yield from blocks
     except Exception as error:
-        faults.append(error)
+        faults.append(_read_error(error, index))
 
 
 def _task_of(

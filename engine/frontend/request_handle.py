@@ -149,6 +149,8 @@ class RequestHandle:
             if not self.builder.changed:
                 return None
             self.builder.changed = False
+            if self.builder.finished and not self.keep:
+                self.post = _ignore  # another post would put the request into the mail that `post` holds: a reference cycle
             try:
                 return self.builder.output(delta)
             except Exception as error:  # text that cannot be decoded fails this request only
@@ -183,6 +185,10 @@ class RequestHandle:
         info = error_info(error, "writing an answer")
         self.builder.close("error", info)
         self.commands.put(lambda engine_loop: engine_loop.end([self], "error", info))
+
+
+def _ignore(handles: list[RequestHandle]) -> None:
+    """The `post` of a request whose caller has its last output."""
 
 
 def notify(handles: Iterable[RequestHandle]) -> list[RequestHandle]:

@@ -24,6 +24,7 @@ RATE_TOLERANCE = 1e-6  # hertz; closer rates are equal
 _SCALES = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # of PCM; uint8 has its zero at 128
 _LOUDEST = 1e10  # far above any scale of samples; its square is still a float32
 _BLOCK = 1 << 18  # samples mixed and resampled at a time
+_STEP = 1 << 15  # of a live stream's block
 
 
 @dataclass(frozen=True)
@@ -130,8 +131,10 @@ class SampleStream:
         self._stream = _resampler(own, rate)
         self._odd = b""  # half a sample at the end of the last bytes
 
-    def convert(self, block: object) -> Tensor:
+    def convert(self, block: object) -> Generator[None, None, Tensor]:
         """Return the samples that a block completes. Bytes are PCM: int16, little-endian, mono.
+
+        A long block is converted in steps. The generator yields between them, so that the caller can do other work.
 
         Raises:
             InputError: the block has another form, or values that are not finite. It has no effect then.
@@ -144,8 +147,18 @@ class SampleStream:
             samples = _channels_first(_array(block))
         if not samples.size:
             return torch.empty(0)
-        mono = np.ascontiguousarray(to_mono(samples))
-        return torch.from_numpy(mono.copy() if self._stream is None else self._stream.resample_chunk(mono))
+        mono, made = list[Array](), list[Array]()
+        for piece in _pieces(samples, _STEP):
+            if mono:
+                yield
+            mono.append(np.ascontiguousarray(to_mono(piece)))
+        if self._stream is None:
+            return torch.from_numpy(np.concatenate(mono))
+        for piece in mono:
+            if made:
+                yield
+            made.append(self._stream.resample_chunk(piece))
+        return torch.from_numpy(np.concatenate(made))
 
     def rest(self) -> Tensor:
         """Return the samples that the resampler still holds. The next block begins another stream."""
@@ -270,9 +283,9 @@ def _channels_first(samples: Array) -> Array:
     return samples.T if samples.shape[0] > samples.shape[1] else samples
 
 
-def _pieces(samples: Array) -> Iterator[Array]:
-    """Yield blocks of at most `_BLOCK` values, or of one sample if there are more channels than that."""
-    size = max(1, _BLOCK // max(1, len(samples)))
+def _pieces(samples: Array, values: int = _BLOCK) -> Iterator[Array]:
+    """Yield blocks of at most so many values, or of one sample if there are more channels than that."""
+    size = max(1, values // max(1, len(samples)))
     for start in range(0, samples.shape[1], size):
         yield samples[:, start : start + size]
 

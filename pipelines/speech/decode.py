@@ -84,12 +84,16 @@ class SpokenLanguage:
 
 @dataclass(frozen=True)
 class WindowText:
-    """The text of a window with its last output; `output.error` is set if there is none."""
+    """The text of a window with its last output; `output.error` is set if there is none.
+
+    `token_times`: start of each token of the segments, and end of the last one, in seconds; None if they are not known.
+    """
 
     result: WindowResult
     segments: tuple[Segment, ...] | None
     output: RequestOutput
     window: Window | None = field(default=None, repr=False)
+    token_times: list[float] | None = field(default=None, repr=False)
 
 
 Aligner = Callable[["LLM", object, WindowText, SpeechRequest, str | None, int], Task[WindowText]]

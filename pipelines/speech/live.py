@@ -29,7 +29,7 @@ from .arguments import (
     check_words,
 )
 from .decode import FATAL, Decoding, SpokenLanguage, WindowText, answer_start, window_task
-from .live_input import LiveInput
+from .live_input import STEP_SECONDS, LiveInput
 from .live_windows import Cut, LiveWindows
 from .results import Segment
 from .windows import Window
@@ -126,7 +126,11 @@ class LiveTranscriber(LiveInput):
         return self._windows.held
 
     def next_task(self) -> Task[None] | None:
+        stop = self._windows.length + round(STEP_SECONDS * self._rate)
         while not self.ended:
+            self.busy = self._windows.length >= stop
+            if self.busy:
+                return None
             at_break = bool(self._queue) and not isinstance(self._queue[0], Tensor)
             cut = self._windows.cut(last=False)
             if cut is None and (self._windows.classify(last=at_break) or self._take_samples(self._windows)):

@@ -6,6 +6,7 @@ import math
 import threading
 from abc import ABC, abstractmethod
 from collections import deque
+from collections.abc import Generator
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -24,6 +25,7 @@ from .results import Segment, WindowResult
 if TYPE_CHECKING:
     from ...engine.llm import LLM
 
+STEP_SECONDS = 0.5  # of audio that `next_task` classifies at a time, so that it does not hold an event loop
 EventKind = Literal["speech_started", "partial", "final", "speech_stopped", "turn_ended", "ended"]
 
 
@@ -82,6 +84,8 @@ class LiveInput(ABC):
     Attributes:
         events: events that the caller has not taken yet.
         ended: True if the stream is finished and has no open window.
+        busy: True if `next_task` returned None before it had looked at all samples. Events do not depend on such breaks, if
+            nothing is pushed in them.
         handle: the sequence that is held open between passes, if there is one.
     """
 
@@ -89,17 +93,17 @@ class LiveInput(ABC):
         check_type("turn_events", turn_events, bool)
         self._llm, self._rate, self._max_bytes = llm, model_rate, max_buffer_bytes
         self._stream = SampleStream(check_rate(rate, model_rate), model_rate, llm.config.media)
-        self._lock = threading.Lock()  # guards the stream and the counts of samples
+        self._lock = threading.RLock()  # guards the stream and the counts of samples
         self._received = self._queued = 0  # samples of the stream, and those in the queue
         self._queue: deque[Tensor | Gap | str] = deque()  # samples, gaps, and the reason of the end
         self.events: deque[LiveEvent] = deque()
-        self.ended = False
+        self.ended = self.busy = False
         self._turn_events, self._turn_ends = turn_events, False  # speech has stopped, and its text may not be final yet
         self.handle: RequestHandle | None = None
 
     @abstractmethod
     def next_task(self) -> Task[None] | None:
-        """Return the next pass, or None if it has to wait for samples. A pass adds to `events` when it ends."""
+        """Return the next pass, or None if it has to wait for samples or is `busy`. A pass adds to `events` when it ends."""
 
     @property
     @abstractmethod
@@ -132,14 +136,22 @@ class LiveInput(ABC):
                 not added, and the stream goes on.
         """
         with self._lock:
-            if not self.has_room(block):
-                held, limit = self.buffered_bytes, f"max_buffer_bytes={self._max_bytes:,}"
-                reason = (
-                    f"a block of {self._block_bytes(block):,} bytes does not fit beside {held:,} buffered bytes into {limit}"
-                )
-                how = "push it later" if self.fits(block) else "push blocks of at most half of it"
-                raise InputError(f"{reason}; {how}, or raise the limit", code="overloaded", param="max_buffer_bytes")
-            self._add(self._stream.convert(block))
+            for _ in self.push_in_steps(block):
+                pass
+
+    def push_in_steps(self, block: object) -> Generator[None, None, None]:
+        """Do the same as `push`. A long block is converted in steps, between which the generator yields.
+
+        Until it has ended, nothing else may be pushed.
+        """
+        if not self.has_room(block):
+            held, limit = self.buffered_bytes, f"max_buffer_bytes={self._max_bytes:,}"
+            reason = f"a block of {self._block_bytes(block):,} bytes does not fit beside {held:,} buffered bytes into {limit}"
+            how = "push it later" if self.fits(block) else "push blocks of at most half of it"
+            raise InputError(f"{reason}; {how}, or raise the limit", code="overloaded", param="max_buffer_bytes")
+        samples = yield from self._stream.convert(block)
+        with self._lock:
+            self._add(samples)
 
     def gap(self, gap: Gap) -> None:
         """End the open window. The next samples come `gap.seconds` later in the stream."""

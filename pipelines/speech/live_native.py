@@ -21,7 +21,7 @@ from ..tasks import Task
 from ..validation import check_type
 from .arguments import check_language, check_model, check_number, check_sampling, check_vad, check_words
 from .decode import FATAL
-from .live_input import LiveInput
+from .live_input import STEP_SECONDS, LiveInput
 from .live_windows import LiveWindows
 
 if TYPE_CHECKING:
@@ -113,7 +113,11 @@ class NativeTranscriber(LiveInput):
         return self._windows.held + len(self._buffer) - (0 if self._rows else self._rule.before)
 
     def next_task(self) -> Task[None] | None:
+        stop = self._windows.length + round(STEP_SECONDS * self._rate)
         while not self.ended:
+            self.busy = self._windows.length >= stop
+            if self.busy:
+                return None
             at_break = bool(self._queue) and not isinstance(self._queue[0], Tensor)
             is_open = self._taken > self._origin
             least = self._rule.max_rows if self._queue else self._chunk_rows if self._rows else len(self._rule.prompt) + 1

@@ -89,7 +89,7 @@ class LiveStream:
             if transcriber.ended:
                 return
             if task is None:
-                await self._wait()
+                await (asyncio.sleep(0) if transcriber.busy else self._wait())
                 continue
             step = advance(task)
             while isinstance(step, RequestHandle | Turn):
@@ -106,20 +106,24 @@ class LiveStream:
     async def _feed(self, blocks: AsyncIterable[object]) -> None:
         try:
             async for block in blocks:
-                while self.transcriber.fits(block) and not self.transcriber.has_room(block):
-                    self._taken.clear()
-                    await self._taken.wait()
-                self.push(block)
+                await self._wait_for_room(block)
+                if isinstance(block, Gap):
+                    self.transcriber.gap(block)
+                else:
+                    for _ in self.transcriber.push_in_steps(block):
+                        await asyncio.sleep(0)
                 self.arrived.set()
+            await self._wait_for_room()
         finally:
             self.transcriber.finish()
             self.arrived.set()
 
-    def push(self, block: object) -> None:
-        if isinstance(block, Gap):
-            self.transcriber.gap(block)
-        else:
-            self.transcriber.push(block)
+    async def _wait_for_room(self, block: object = b"") -> None:
+        """Wait until the block fits into the buffer and the transcriber is not busy: events must not depend on its breaks."""
+        transcriber = self.transcriber
+        while transcriber.busy or (transcriber.fits(block) and not transcriber.has_room(block)):
+            self._taken.clear()
+            await self._taken.wait()
 
 
 @contextmanager
@@ -179,7 +183,11 @@ class LiveAudio(NotPicklable):
         """
         if self._task.done():
             raise InputError("the live session has ended; begin a new one")
-        self._stream.push(samples)
+        transcriber = self._stream.transcriber
+        if isinstance(samples, Gap):
+            transcriber.gap(samples)
+        else:
+            transcriber.push(samples)
         _call(self._loop, self._stream.arrived.set)
 
     @property

@@ -115,15 +115,19 @@ class WindowTranscriber:
         if gained < 1 + _MIN_RATE * sum(skip.end - skip.start for skip in skips):
             return replace(text, result=replace(text.result, skip_error=inner))
         result = replace(text.result, text=merged, skip_error=inner)
-        return replace(text, result=result, segments=None if text.segments is None else tuple(segments))
+        parts = None if text.segments is None else tuple(segments)
+        return replace(text, result=result, segments=parts, token_times=None)
 
     def _times(self, text: WindowText, window: Window, tokens: Sequence[int]) -> Task[list[float] | RequestOutput | None]:
-        """Return the times of the tokens, None if they are not known or the window needs no check, or a failed output."""
+        """Return the times of the tokens, None if they are not known or the window needs no check, or a failed output.
+
+        They are not requested if `text` has them, which are those of the same tokens.
+        """
         seconds = len(window.samples) / self._rate
         is_sparse = seconds >= _MIN_SPARSE and len(split_words(text.result.text)) < self._speech(window, 0.0, seconds)
         if self._word_times is None or not (is_sparse or seconds >= _MIN_CHECKED):
             return None
-        return (yield from self._word_times(window, tokens))
+        return text.token_times or (yield from self._word_times(window, tokens))
 
     def _skips_of_words(self, text: WindowText, window: Window) -> Task[tuple[list[Part], list[_Skip]] | RequestOutput]:
         """Return the words of a text and the skipped speech inside words that seem to last too long, or a failed output."""
@@ -161,7 +165,11 @@ class WindowTranscriber:
         for index, (end, start) in enumerate(zip(ends, starts, strict=True)):
             least = _MIN_END if index == len(found) and self._checks_end else _LONGEST_WORD
             if end is not None and end < start and self._speech(window, end, start) > least:
-                skips.append(_Skip(end, start, index, index, sharp[index]))
+                skip = _Skip(end, start, index, index, sharp[index])
+                if skips and end < skips[-1].end + _MARGIN:  # the first one's window would reach into this one
+                    first = skips.pop()
+                    skip = replace(first, end=max(start, first.end), right=index)
+                skips.append(skip)
         return [(part.text, [part]) for part in found], skips
 
     def _cut_all(self, parts: Sequence[Segment], times: Sequence[float], window: Window) -> list[tuple[Segment, bool]]:
@@ -196,7 +204,7 @@ class WindowTranscriber:
             said, own = words[: i + is_sharp], words[first : i + is_sharp]
             if kept := _text(own):
                 start = words[first].start if first or late else part.start
-                end = part.end if i == len(words) else words[i].start + _SPOKEN * is_sharp
+                end = part.end and max(part.end, start) if i == len(words) else words[i].start + _SPOKEN * is_sharp
                 timed = part.words and drop_words(drop_words(part.words, _text(said), last=True), kept, last=False)
                 found.append((replace(part, start=start, end=end, text=kept, tokens=(), words=timed), is_sharp))
             first = i + 1

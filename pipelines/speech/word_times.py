@@ -51,7 +51,8 @@ class AttentionAligner:
         pairs = zip(answer.token_ids, answer.logprobs or (), strict=False)
         logprobs = [entry[token].logprob for token, entry in pairs if first is None or token < first]
         times = [*starts, *starts[-1:] * len(tokens)]  # of the tokens for which the prompt had no room, too
-        return replace(text, segments=_with_words(parts, times, logprobs, llm.get_tokenizer().decode, language))
+        timed = _with_words(parts, times, logprobs, llm.get_tokenizer().decode, language)
+        return replace(text, segments=timed, token_times=starts)
 
     def token_times(
         self, llm: LLM, item: object, tokens: Sequence[int], language: str | None, seconds: float | None

@@ -3,12 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
 from collections.abc import AsyncIterator, Sequence
 from typing import Any
 
 import numpy as np
-from sensorium import LLM, LiveEvent, SamplingParams
+import pytest
+from sensorium import LLM, AsyncLLM, LiveEvent, SamplingParams
+from sensorium.mm.media import audio
+from sensorium.pipelines.speech import live, live_native
 from sensorium.pipelines.speech.live import LiveTranscriber
+from sensorium.pipelines.speech.live_windows import LiveWindows
 from sensorium.pipelines.speech.merge import join_texts
 from sensorium.pipelines.tasks import advance
 
@@ -38,8 +43,8 @@ async def blocks(parts: Sequence[Any], hold: asyncio.Event | None = None) -> Asy
 def run_passes(llm: LLM, transcriber: LiveTranscriber) -> tuple[list[LiveEvent], int]:
     """Run all passes that are due. Return new events, and how many tokens were computed."""
     tokens = 0
-    while (task := transcriber.next_task()) is not None:
-        step = advance(task)
+    while (task := transcriber.next_task()) is not None or transcriber.busy:
+        step = None if task is None else advance(task)
         while step is not None:
             ((_, output),) = llm.serve([step], False)
             tokens += len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
@@ -58,6 +63,62 @@ def play(llm: LLM, samples: np.ndarray, block: float = 0.1, **options: Any) -> l
         found += run_passes(llm, transcriber)[0]
     transcriber.finish()
     return found + run_passes(llm, transcriber)[0]
+
+
+async def count_work(llm: LLM, block: np.ndarray, rate: float, **options: Any) -> tuple[list[LiveEvent], dict[str, int]]:
+    """Return the events of a stream of one block, and the most values of each kind of work between two turns of the loop."""
+    done: dict[str, Counter[int]] = {"mixed": Counter(), "resampled": Counter(), "classified": Counter()}
+    turn, to_mono, classify, make = 0, audio.to_mono, LiveWindows.classify, audio._resampler
+
+    async def count_turns() -> None:
+        nonlocal turn
+        while True:
+            turn += 1
+            await asyncio.sleep(0)
+
+    def mix(samples: np.ndarray) -> np.ndarray:
+        done["mixed"][turn] += samples.size
+        return to_mono(samples)
+
+    def find_speech(windows: LiveWindows, last: bool = False) -> bool:
+        before = windows.length
+        found = classify(windows, last)
+        done["classified"][turn] += windows.length - before
+        return found
+
+    class Resampler:
+        def __init__(self, source: float, target: float) -> None:
+            self.stream = make(source, target)
+
+        def resample_chunk(self, samples: np.ndarray, last: bool = False) -> np.ndarray:
+            done["resampled"][turn] += len(samples)
+            return self.stream.resample_chunk(samples, last)
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audio, "to_mono", mix)
+        patch.setattr(LiveWindows, "classify", find_speech)
+        patch.setattr(audio, "_resampler", lambda source, target: Resampler(source, target) if source != target else None)
+        counter = asyncio.ensure_future(count_turns())
+        events = [event async for event in AsyncLLM(llm).stream_transcribe(blocks([block]), rate, **options)]
+        counter.cancel()
+    return events, {kind: max(counts.values(), default=0) for kind, counts in done.items()}
+
+
+async def check_that_the_loop_is_not_held(llm: LLM, block: np.ndarray, rate: float, **options: Any) -> None:
+    """A long block is worked on in steps, between which the loop runs, with the events of one step."""
+    events, most = await count_work(llm, block, rate, **options)
+    assert most["mixed"] <= 1 << 15
+    assert most["resampled"] <= 1 << 15
+    assert most["classified"] <= 1.6 * RATE, "the first 1.5 s, or 0.5 s and what is left of 8 frames"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(audio, "_STEP", 1 << 30)
+        for module in (live, live_native):
+            patch.setattr(module, "STEP_SECONDS", 1e9)
+        whole, most = await count_work(llm, block, rate, **options)
+    assert most["mixed"] == block.size
+    assert most["classified"] > 5 * RATE, "the block has a long silence, in which no pass is made"
+    assert events == whole
+    assert finals(events)
 
 
 def finals(events: Sequence[LiveEvent]) -> list[str]:

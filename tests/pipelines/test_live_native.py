@@ -22,6 +22,7 @@ from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.fields import merge
 from sensorium.pipelines.speech import live_native
 from sensorium.processors.families import voxtral_realtime
+from streams import check_that_the_loop_is_not_held
 from waiting import assert_idle, wait_until
 
 RATE = 16_000
@@ -85,6 +86,12 @@ def test_the_streamed_text_is_the_text_of_the_whole(
     assert events[-1].kind == "ended"
     wait_until(lambda: not llm._engine_loop._names)
     assert_idle(llm)
+
+
+@pytest.mark.parametrize("rate", [RATE, 44_100])
+def test_a_long_block_does_not_hold_the_loop(llm: LLM, rate: int) -> None:
+    block = np.concatenate([clip(1.3), 1e-5 * clip(30), clip(2.1, 1)])
+    asyncio.run(check_that_the_loop_is_not_held(llm, block, rate))
 
 
 def test_streams_at_once_have_the_text_that_they_have_alone(llm: LLM) -> None:

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from sensorium import LLM, AsyncLLM, Gap, LiveEvent
 from sensorium.mm.errors import InputError
-from streams import OPTIONS, RATE, blocks, check_promises, finals, play, speech
+from streams import OPTIONS, RATE, blocks, check_promises, check_that_the_loop_is_not_held, finals, play, speech
 from waiting import assert_idle, wait_until
 
 
@@ -90,6 +90,30 @@ def test_a_source_that_is_too_fast_waits(llm: LLM) -> None:
     check_promises(events)
     assert events[-1].end == 12
     assert len(finals(events)) >= 6
+
+
+@pytest.mark.parametrize("rate", [RATE, 44_100])
+def test_a_long_block_does_not_hold_the_loop(llm: LLM, rate: int) -> None:
+    samples = speech(-0.5, 0.6, -30, 0.7, -1, 1.4, -2)
+    block = samples if rate == RATE else np.stack([samples, samples])
+    asyncio.run(check_that_the_loop_is_not_held(llm, block, rate, **OPTIONS))
+
+
+def test_a_broken_value_late_in_a_block_drops_the_block(llm: LLM) -> None:
+    """A long block is converted in steps, but it is added only if all of its values are finite."""
+    broken = speech(-1, 0.8, -10)
+    broken[-1] = np.nan
+
+    async def main() -> list[LiveEvent]:
+        found = list[LiveEvent]()
+        with pytest.raises(InputError, match="NaN"):
+            await collect(AsyncLLM(llm).stream_transcribe(blocks([speech(-1, 0.5), broken]), **OPTIONS, rate=44_100), found)
+        return found
+
+    assert [event.kind for event in asyncio.run(main()) if event.kind in ("speech_started", "final")] == [
+        "speech_started",
+        "final",
+    ]
 
 
 def test_a_session_of_threads(llm: LLM) -> None:

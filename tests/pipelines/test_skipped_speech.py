@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
@@ -107,6 +108,21 @@ def test_timestamps_may_hide_skipped_speech(skipped: Sequence[int], checks_end: 
     assert " ".join(part.text for part in found.segments) == found.result.text
     assert all(a.start <= a.end <= b.start for a, b in pairwise(found.segments))
     assert len(model.windows) <= 4 * (1 + (len(skipped) == 26))
+
+
+def test_skipped_speech_on_both_sides_of_a_word_is_one() -> None:
+    """A word after skipped speech is later than the end of its segment, after which speech is skipped, too."""
+
+    class Early(Model):
+        def segments(self, heard: list[int], begin: float, seconds: float) -> Iterator[Segment]:
+            *parts, last = super().segments(heard, begin, seconds)
+            return iter([*parts, replace(last, end=19.5) if len(heard) == 40 else last])
+
+    model = Early([*range(39, 44), *range(45, 60)], timed=True, late=True)
+    found = model.run()
+    assert found.result.text.split() == [word.strip() for word in WORDS]
+    assert all(a.start <= a.end <= b.start for a, b in pairwise(found.segments))
+    assert len(model.windows) == 2
 
 
 @pytest.mark.parametrize("timed", [False, True])

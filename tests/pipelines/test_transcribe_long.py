@@ -18,6 +18,7 @@ import soundfile
 import torch
 from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, Segment
 from sensorium.benchmarks import seams
+from sensorium.engine.frontend.request_handle import notify
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate
 from sensorium.mm.media.audio import decode_audio
@@ -28,6 +29,7 @@ from sensorium.pipelines.speech import words
 from sensorium.pipelines.speech.decode import SpokenLanguage, WindowText
 from sensorium.pipelines.speech.results import WindowResult
 from sensorium.pipelines.speech.windows import Window, WindowReader
+from waiting import wait_until
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=6)
 RATE = 16_000
@@ -148,6 +150,58 @@ def test_memory_does_not_grow_with_the_audio(llm: LLM, monkeypatch: pytest.Monke
     assert len(alive) <= 10  # the call holds its first eight requests
     assert one.output.outputs[0].token_ids
     assert not any(text.output.outputs for text in kept)
+
+
+PROMPT = "<|startoftranscript|><|de|><|transcribe|><|notimestamps|>"
+
+
+def asked(samples: np.ndarray) -> dict[str, Any]:
+    return {"prompt": PROMPT, "multi_modal_data": {"audio": (samples, RATE)}}
+
+
+def stream_with_a_late_post(llm: LLM, samples: np.ndarray) -> None:
+    """Read a streamed answer to its end; the loop posts once more, as it does if the end comes while output is taken."""
+    handle = llm.request(asked(samples), SHORT)
+    assert list(llm._engine_loop.serve([handle], stream=True))
+    notify([handle])
+
+
+def live_with_a_late_post(llm: LLM, samples: np.ndarray) -> None:
+    with llm.live(asked(samples), SHORT) as session:
+        session.answer()
+        notify([session._handle])
+
+
+def transcribe_broken(llm: LLM, samples: np.ndarray) -> None:
+    samples[-1] = np.nan
+    assert heard(llm, (samples, RATE))[0].error is not None
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda llm, samples: heard(llm, (samples, RATE)),
+        lambda llm, samples: heard(llm, (samples, RATE), sequential=True, timestamps="word"),
+        lambda llm, samples: llm.generate(asked(samples), SHORT, use_tqdm=False),
+        lambda llm, samples: asyncio.run(AsyncLLM(llm).transcribe((samples, RATE), "de", vad=False, sampling_params=SHORT)),
+        transcribe_broken,
+        stream_with_a_late_post,
+        live_with_a_late_post,
+    ],
+    ids=["transcribe", "sequential", "generate", "async", "broken", "stream", "live"],
+)
+def test_samples_are_freed_without_the_garbage_collector(llm: LLM, call: Any) -> None:
+    call(llm, make_audio(60, 1.8)[0])  # imports, which make cycles of their own
+    samples = make_audio(61, 1.8)[0]
+    alive = weakref.ref(samples)
+    gc.collect()
+    gc.disable()
+    try:
+        call(llm, samples)
+        del samples
+        wait_until(lambda: alive() is None)  # the loop's thread may still be about to leave the request
+    finally:
+        gc.enable()
 
 
 def test_audio_without_speech_makes_no_request(llm: LLM) -> None:

@@ -17,10 +17,11 @@ from sensorium import LLM, AsyncLLM, PoolingParams, SamplingParams, Segment, Tra
 from sensorium.benchmarks import word_times
 from sensorium.engine.types import CompletionOutput, RequestOutput
 from sensorium.mm.errors import ConfigError, EngineDeadError, ErrorInfo, InputError
-from sensorium.pipelines.speech import alignment_heads
+from sensorium.pipelines.speech import alignment_heads, skipped
 from sensorium.pipelines.speech.alignment import alignment_matrix, time_warp, token_starts
 from sensorium.pipelines.speech.alignment_heads import find_alignment_heads
 from sensorium.pipelines.speech.forced_alignment import CtcAligner, forced_align
+from sensorium.pipelines.speech.word_times import AttentionAligner
 from sensorium.pipelines.speech.words import (
     drop_segment_words,
     drop_words,
@@ -129,6 +130,26 @@ def test_words_have_times_in_every_mode(llm: LLM, options: dict[str, Any]) -> No
     assert [one.text for one in plain] == [one.text for one in together]
     del given["use_tqdm"]
     assert all_words(asyncio.run(AsyncLLM(llm).transcribe(items[0], "de", **given))[0]) == all_words(together[0])
+
+
+def test_a_text_is_aligned_once(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The search for skipped speech takes the times that the words have already."""
+    times, asked = AttentionAligner.token_times, list[tuple[bytes, tuple[int, ...]]]()
+
+    def record(self: AttentionAligner, model: LLM, item: Any, tokens: Any, *rest: Any) -> Any:
+        asked.append((item[0].numpy().tobytes(), tuple(tokens)))
+        return times(self, model, item, tokens, *rest)
+
+    monkeypatch.setattr(skipped, "_MIN_CHECKED", 0.3)
+    monkeypatch.setattr(AttentionAligner, "token_times", record)
+    stops = SamplingParams(temperature=0.0, max_tokens=40, stop=["ignor ignor ignor"])  # cut-off texts are not searched
+    given = {"vad": False, "sampling_params": stops, "use_tqdm": False}
+    (timed,) = llm.transcribe(make_audio(1, 4.3), "de", timestamps="word", **given)
+    assert len(timed.windows) <= len(asked) == len(set(asked))
+    asked.clear()
+    (plain,) = llm.transcribe(make_audio(1, 4.3), "de", timestamps="segment", **given)
+    assert len(plain.windows) <= len(asked), "else nothing was searched"
+    assert timed.text == plain.text
 
 
 def test_words_of_a_core_in_another_process(whisper: Path, llm: LLM) -> None:
