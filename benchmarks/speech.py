@@ -27,6 +27,7 @@ from typing import Any
 from .cpu import AVX2
 from .quality import words
 from .throughput import ROOT, machine, put
+from .whisper_peer import manifest
 
 RATE, WINDOW = 16_000, 30  # Hz; seconds
 SAME = 0.03  # share of words; a difference that counts as none
@@ -46,8 +47,7 @@ def audio(folder: Path, workload: str, round_: int, minutes: float = 0.0) -> tup
     """Return the samples of the files of a workload, and their texts."""
     import soundfile
 
-    entries = [json.loads(line) for line in (folder / "manifest.jsonl").read_text("utf-8").splitlines()]
-    entries = [entry for entry in entries if entry["lang"] == "en" and entry["text"]]
+    entries = [entry for entry in manifest(folder) if entry["lang"] == "en" and entry["text"]]
     files = [soundfile.read(folder / entry["file"], dtype="float32")[0] for entry in entries]
     texts = [entry["text"] for entry in entries]
     if workload.startswith("8"):

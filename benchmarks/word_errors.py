@@ -6,16 +6,14 @@ with faster-whisper. Both decode in float32 with their default options. Clips in
 
 from __future__ import annotations
 
-import argparse
 import json
-import os
-import subprocess
 from pathlib import Path
 
 from training.evaluate import edits
 
 from .quality import words
 from .throughput import machine, put
+from .whisper_peer import arguments, manifest, peer
 
 SECTION = "Word errors"
 NOTE = (
@@ -38,23 +36,12 @@ print(json.dumps(texts))
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--peer", type=Path, help="folder of the CTranslate2 model")
-    parser.add_argument(
-        "--peer-python", default=os.environ.get("SENSORIUM_PEER_PYTHON"), help="interpreter with faster-whisper"
-    )
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
-    args = parser.parse_args()
-    entries = [json.loads(line) for line in (args.folder / "manifest.jsonl").read_text("utf-8").splitlines()]
-    entries = [entry for entry in entries if entry["lang"] in ("", "en")]
+    args = arguments(__doc__)
+    entries = [entry for entry in manifest(args.folder) if entry["lang"] in ("", "en")]
     files = [str(args.folder / entry["file"]) for entry in entries]
     found = {"sensorium": ours(args.model, files)}
     if args.peer:
-        command = [args.peer_python, "-c", PEER, str(args.peer), json.dumps(BEAMS), *files]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        found["faster-whisper"] = json.loads(output.splitlines()[-1])
+        found["faster-whisper"] = peer(args, PEER, json.dumps(BEAMS), *files)
     lines = table(found, entries)
     print("\n".join(lines))
     if args.write:

@@ -7,10 +7,6 @@ texts have the same ones in the same order.
 
 from __future__ import annotations
 
-import argparse
-import json
-import os
-import subprocess
 import sys
 from difflib import SequenceMatcher
 from pathlib import Path
@@ -19,6 +15,7 @@ from typing import Any
 
 from .quality import words
 from .throughput import ROOT, machine, put
+from .whisper_peer import arguments, manifest, peer
 
 SECTION = "Times of words"
 NOTE = (
@@ -44,25 +41,14 @@ Times = list[tuple[float, float, str]]  # start, end and text of each word
 
 
 def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("model", type=Path)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--peer", type=Path, help="folder of the CTranslate2 model")
-    parser.add_argument(
-        "--peer-python", default=os.environ.get("SENSORIUM_PEER_PYTHON"), help="interpreter with faster-whisper"
-    )
-    parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
-    args = parser.parse_args()
-    entries = [json.loads(line) for line in (args.folder / "manifest.jsonl").read_text("utf-8").splitlines()]
-    entries = [entry for entry in entries if entry["lang"] == "en" and entry["text"]]
+    args = arguments(__doc__)
+    entries = [entry for entry in manifest(args.folder) if entry["lang"] == "en" and entry["text"]]
     files = [str(args.folder / entry["file"]) for entry in entries]
     found = ours(args.model, files)
     short = [file for file, entry in zip(files, entries, strict=True) if entry["duration"] <= WINDOW]
     references = {"transformers": transformers(args.model, short)}
     if args.peer:
-        command = [args.peer_python, "-c", PEER, str(args.peer), *files]
-        output = subprocess.run(command, check=True, capture_output=True, text=True).stdout
-        references["faster-whisper"] = dict(zip(files, json.loads(output.splitlines()[-1]), strict=True))
+        references["faster-whisper"] = dict(zip(files, peer(args, PEER, *files), strict=True))
     lines = table(found, references)
     print("\n".join(lines))
     if args.write:

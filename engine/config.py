@@ -34,6 +34,7 @@ MEDIA_BYTES = 512 << 20  # processed items of running requests; above this, no f
 _POSITIVE = (
     "max_num_seqs",
     "max_live_streams",
+    "max_speech_streams",
     "max_num_batched_tokens",
     "block_size",
     "media_workers",
@@ -75,6 +76,8 @@ class EngineConfig:
         max_num_seqs: maximum number of sequences per step.
         max_live_streams: maximum number of open live streams of a model whose encoder keeps a state for each, such as
             Voxtral-Realtime (268 MB); at most `max_num_seqs`. The memory plan has room for all of them.
+        max_speech_streams: maximum number of answers that the talker speaks at a time: streams of `stream_speak` that have not
+            ended, and answers of `speak`, which are spoken one by one. The memory plan has room for all of them.
         max_num_batched_tokens: maximum number of tokens per step. Longer prompts are prefilled in chunks.
         block_size: number of tokens per block of the KV cache.
         kv_cache_memory_bytes: size of the KV cache in bytes, at most the memory of the device. None sizes it automatically.
@@ -162,6 +165,7 @@ class EngineConfig:
     max_model_len: int | None = None
     max_num_seqs: int = 64
     max_live_streams: int = 16
+    max_speech_streams: int = 1
     max_num_batched_tokens: int = 2048
     block_size: int = 16
     kv_cache_memory_bytes: int | None = None

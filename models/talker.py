@@ -148,6 +148,12 @@ class Talker(Protocol):
         A model whose samples depend on few later frames may divide them in the same way always.
         """
 
+    def kept_bytes(self, longest: int) -> int:
+        """Return an upper bound of the bytes that an answer holds between two parts, besides its KV caches.
+
+        `longest`: tokens of prompt and speech together.
+        """
+
     def peak_bytes(self, limits: StepLimits, codes: int) -> int:
         """Return an upper bound of the bytes alive in a step, or while so many frames become samples."""
 

@@ -179,9 +179,10 @@ class AsyncLLM(async_llm.AsyncLLM):
         while (part := await in_thread(self._speakers, next, parts, None)) is not None:
             yield part
 
-    async def embed(self, inputs: object, **options: Any) -> list[Embedding]:
-        """`LLM.embed` as a coroutine."""
-        return await run_tasks_async(self, embed_tasks(self.llm, inputs, **check_names(embed_tasks, options)))
+    async def embed(self, inputs: object, priority: int = 0, **options: Any) -> list[Embedding]:
+        """`LLM.embed` as a coroutine. Requests of smaller priorities are served first."""
+        tasks = embed_tasks(self.llm, inputs, **check_names(embed_tasks, options))
+        return await run_tasks_async(self, tasks, priority=priority)
 
     async def classify(self, prompts: object, pooling_params: PoolingParams | None = None) -> list[ClassificationRequestOutput]:
         """`LLM.classify` as a coroutine."""

@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, ClassVar
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ErrorInfo
+from ..mm.media.pdf import share_files
 from .doubt import TextResult, with_logprobs
 from .message_parts import media_part
 from .ocr_prompts import OcrPrompt, find_prompt
@@ -49,7 +50,8 @@ def ocr_tasks(
     """Return one task per image, in order; they run as one batch. An image that fails gives a Page with `error`.
 
     Args:
-        images: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these.
+        images: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these. The
+            pages of a local PDF, one after the other, read the file once.
         question: the prompt beside each image; models trained for OCR document the one that suits them best. A key of
             `ocr_prompts.PROMPTS` stands for that prompt, if models of the architecture know it (`llm.ocr_prompts`).
         max_tokens: maximum number of tokens per image; ignored if `sampling_params` are given.
@@ -65,7 +67,7 @@ def ocr_tasks(
     check_type("sampling_params", sampling_params, SamplingParams, type(None))
     prompt = find_prompt(question, llm.ocr_prompts)
     params = with_logprobs(sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens))
-    return [_ocr_task(llm, i, image, prompt, params, chat_template) for i, image in enumerate(items)]
+    return [_ocr_task(llm, i, image, prompt, params, chat_template) for i, image in enumerate(share_files(items))]
 
 
 def _ocr_task(

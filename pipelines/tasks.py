@@ -107,19 +107,24 @@ def run_tasks(
 
 
 async def run_tasks_async(
-    engine: AsyncLLM, tasks: Sequence[WideTask[T]], max_concurrent: int = _MAX_TASKS, threads: Executor | None = None
+    engine: AsyncLLM,
+    tasks: Sequence[WideTask[T]],
+    max_concurrent: int = _MAX_TASKS,
+    threads: Executor | None = None,
+    priority: int = 0,
 ) -> list[T]:
     """`run_tasks` for coroutines. Cancelling it aborts the requests that still run.
 
     Args:
         max_concurrent: see `as_completed`.
         threads: for the tasks' own work, such as reading files; None: it runs in the event loop.
+        priority: of the requests; smaller values are served first.
     """
     limit = asyncio.Semaphore(max_concurrent)
     running: list[asyncio.Future[T]] = []
     try:
         async for task in _in_turns(tasks):
-            running.append(asyncio.ensure_future(_run_task(engine, task, limit, threads)))
+            running.append(asyncio.ensure_future(_run_task(engine, task, limit, threads, priority)))
         return list(await asyncio.gather(*running))
     finally:
         for future in running:
@@ -139,12 +144,14 @@ async def in_thread(threads: Executor, function: Callable[..., P], *args: object
     return await asyncio.get_running_loop().run_in_executor(threads, partial(copy_context().run, function, *args))
 
 
-async def _run_task(engine: AsyncLLM, task: WideTask[T], limit: asyncio.Semaphore, threads: Executor | None) -> T:
+async def _run_task(
+    engine: AsyncLLM, task: WideTask[T], limit: asyncio.Semaphore, threads: Executor | None, priority: int
+) -> T:
     async with limit:
-        return await _run_steps(engine, task, threads)
+        return await _run_steps(engine, task, threads, priority)
 
 
-async def _run_steps(engine: AsyncLLM, task: WideTask[T], threads: Executor | None) -> T:
+async def _run_steps(engine: AsyncLLM, task: WideTask[T], threads: Executor | None, priority: int) -> T:
     async def step_on(output: RequestOutput | None = None) -> Requests | T:
         return advance(task, output) if threads is None else await in_thread(threads, advance, task, output)
 
@@ -152,7 +159,9 @@ async def _run_steps(engine: AsyncLLM, task: WideTask[T], threads: Executor | No
     pending: set[asyncio.Future[RequestOutput]] = set()
     try:
         while is_request(step):
-            pending |= {asyncio.ensure_future(engine.answer(handle)) for handle in as_list(step)}
+            for handle in (handles := as_list(step)):
+                handle.priority += priority
+            pending |= {asyncio.ensure_future(engine.answer(handle)) for handle in handles}
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             finished = done.pop()
             pending |= done  # the other finished ones are taken in the next rounds

@@ -49,7 +49,7 @@ class BatchRunner:
 
     def __init__(self, store: Store, config: ServerConfig, app: App, body_bytes: BodyBytes | None = None) -> None:
         self._store, self._config, self._app, self._body_bytes = store, config, app, body_bytes or BodyBytes()
-        self._held = 0  # lines in memory
+        self._held = self._held_bytes = 0  # lines in memory
         self._free = asyncio.Semaphore(config.batch_requests)
         self._alone = asyncio.Lock()  # for further attempts of lines that may have killed the engine
         self._tasks: dict[str, asyncio.Task[None]] = {}
@@ -131,16 +131,23 @@ class BatchRunner:
 
     @asynccontextmanager
     async def _holding(self, size: int) -> AsyncIterator[None]:
-        """Count a line's bytes, once they fit beside the bodies of requests or no other line is held."""
-        while self._held and self._body_bytes.count + size > self._config.max_total_body_bytes:
+        """Count a line's bytes, once they fit beside the bodies of requests or no other line is held.
+
+        Lines take at most half of the bytes, so that they leave room for requests.
+        """
+        limit = self._config.max_total_body_bytes
+        while self._held and (self._held_bytes + size > limit // 2 or self._body_bytes.count + size > limit):
             await asyncio.sleep(_RETRY_SECONDS)
-        self._held += 1
-        self._body_bytes.count += size
+        self._count_line(1, size)
         try:
             yield
         finally:
-            self._held -= 1
-            self._body_bytes.count -= size
+            self._count_line(-1, -size)
+
+    def _count_line(self, count: int, size: int) -> None:
+        self._held += count
+        self._held_bytes += size
+        self._body_bytes.count += size
 
     async def _run_line(self, owner: str, batch: str, url: str, number: int, custom_id: str) -> None:
         """Store the response to a line. Only a storage error is raised; any other one becomes the line's result."""

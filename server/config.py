@@ -46,14 +46,13 @@ class ServerConfig:
             next request on an open connection; then the connection is closed.
         max_body_bytes: maximum size of a request's body.
         max_total_body_bytes: maximum size of the bodies of all requests in progress, lines of batches included; further
-            requests get the status 429, and further lines wait.
+            requests get the status 429. Lines take at most half of it, and further ones wait.
         body_seconds: maximum time until a request's body has arrived.
         send_seconds: how long a client may read nothing of its response; then it is disconnected.
         max_requests: maximum number of requests in progress; further ones get the status 429.
         drain_seconds: how long requests in progress may go on after SIGTERM.
         data_dir: folder of files and batches. With None, requests to /v1/files and /v1/batches are refused.
-        batch_requests: maximum number of requests of batches in progress. Those that generate have a lower priority than
-            requests of clients; embeddings do not.
+        batch_requests: maximum number of requests of batches in progress. They have a lower priority than requests of clients.
         max_file_bytes: maximum size of an uploaded file.
         max_files: maximum number of files of one key; a batch in progress counts as its two files.
         max_stored_bytes: maximum size of all files of one key and of the results of its batches.

@@ -4,9 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Awaitable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, TypeVar
@@ -25,6 +23,7 @@ from .config import ServerConfig
 from .errors import HttpError
 from .guard import PRIORITY, TENANT, BodyBytes
 from .parsers.answer import AnswerFormat, answer_format
+from .shared_threads import SharedThreads
 from .store import Store
 
 if TYPE_CHECKING:
@@ -55,27 +54,8 @@ class Server:
     batches: BatchRunner = field(init=False, repr=False)
     body_bytes: BodyBytes = field(default_factory=BodyBytes, repr=False)
     realtime_sessions: int = 0  # open ones
-    tokenisers: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_TOKENISERS, "tokenise"))
-    planners: ThreadPoolExecutor = field(default_factory=lambda: ThreadPoolExecutor(_PLANNERS, "plan"))  # may download
-    _plans: dict[str, asyncio.Semaphore] = field(default_factory=dict, repr=False)  # of each API key
-
-    async def take_plan_place(self, request: Request) -> Callable[[], object]:
-        """Wait until a request may use a planner: those of one API key use at most half of them.
-
-        Returns:
-            The function, for any thread, that frees the place.
-        """
-        tenant: str | None = request.scope[TENANT]
-        if tenant is None:
-            return lambda: None
-        places, loop = self._plans.setdefault(tenant, asyncio.Semaphore(_PLANNERS // 2)), asyncio.get_running_loop()
-        await places.acquire()
-
-        def free() -> None:
-            with suppress(RuntimeError):  # the server has stopped
-                loop.call_soon_threadsafe(places.release)
-
-        return free
+    tokenisers: SharedThreads = field(default_factory=lambda: SharedThreads(_TOKENISERS, "tokenise"), repr=False)
+    planners: SharedThreads = field(default_factory=lambda: SharedThreads(_PLANNERS, "plan"), repr=False)  # may download
 
     @cached_property
     def labels(self) -> dict[str, str]:

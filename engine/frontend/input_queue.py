@@ -302,6 +302,7 @@ class InputQueue:
                 self._finish(entry, error if isinstance(error, Exception) else RuntimeError(repr(error)))
             elif isinstance(result := future.result(), ParsedPrompt):
                 entry.parsed = result
+                result.ledger.background = entry.priority > 0
                 if result.remote:
                     self._move(entry, "to_fetch")
                     self._to_fetch.push(entry)

@@ -42,7 +42,7 @@ def load_talker(config: EngineConfig, files: ModelFiles) -> TalkerRunner:
             raise CheckpointError(f"{files.path} has no voices; download it again")
         if device.type == "cuda":
             torch.cuda.synchronize(device)
-    return TalkerRunner(talker, device, config.block_size, config.kernels)
+    return TalkerRunner(talker, device, config.block_size, config.kernels, config.max_speech_streams)
 
 
 def build_talker(config: EngineConfig, files: ModelFiles, device: torch.device) -> Talker:
@@ -60,7 +60,9 @@ def build_talker(config: EngineConfig, files: ModelFiles, device: torch.device) 
 
 
 def talker_bytes(config: EngineConfig, files: ModelFiles, max_model_len: int) -> int:
-    """Return the bytes of the talker's weights, of the longest KV cache, and of the largest step, for MAX_CODES codes.
+    """Return the bytes of the talker's weights, of what `max_speech_streams` answers hold, and of the largest step.
+
+    Each answer has the longest KV cache, for MAX_CODES codes. The step has room for what one answer holds besides.
 
     Raises:
         ConfigError: as `build_talker`.
@@ -77,4 +79,5 @@ def talker_bytes(config: EngineConfig, files: ModelFiles, max_model_len: int) ->
         cache += frame * sum(group.block_bytes(config.block_size) for group in group_layers(talker.predictor.cache_specs))
     step = StepLimits(min(STEP_ROWS, longest), longest, longest, device)
     weights = weight_bytes(cast(Any, talker), device)
-    return weights + cache + talker.peak_bytes(step, min(MAX_CODES, talker.max_codes))
+    others = (config.max_speech_streams - 1) * (cache + talker.kept_bytes(longest))
+    return weights + cache + talker.peak_bytes(step, min(MAX_CODES, talker.max_codes)) + others

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import numpy as np
 import torch
@@ -35,14 +36,23 @@ class TalkerRunner:
     """Generates speech. Thread-safe: one part is computed at a time, the others wait.
 
     The KV cache is as long as one answer needs, and lives while it is spoken. It is paged like the engine's, with one sequence.
+
+    Args:
+        max_streams: maximum number of answers that are spoken at a time, for which memory is planned.
     """
 
-    def __init__(self, model: Talker, device: torch.device, block_size: int, kernels: str = "") -> None:
+    def __init__(self, model: Talker, device: torch.device, block_size: int, kernels: str = "", max_streams: int = 1) -> None:
         self.model, self.device, self._block_size, self._kernels = model, device, block_size, kernels
         self._lock = threading.RLock()
+        self._max_streams, self._num_streams = max_streams, 0
+        self._streams_lock = threading.RLock()  # a stream may be garbage collected, and so ended, anywhere
 
     def speak(self, answer: SpokenAnswer, voice: str, params: SamplingParams, seed: int) -> tuple[list[Frame], Tensor]:
-        """Return the frames and the samples of an answer. No other answer is spoken meanwhile."""
+        """Return the frames and the samples of an answer. No part of another answer is computed meanwhile.
+
+        Raises:
+            InputError: as `stream`.
+        """
         with self._lock:
             parts = list(self.stream(answer, voice, params, seed, "whole"))
         return [frame for frames, _ in parts for frame in frames], torch.cat([torch.zeros(0), *(wave for _, wave in parts)])
@@ -52,15 +62,37 @@ class TalkerRunner:
     ) -> Iterator[tuple[list[Frame], Tensor]]:
         """Yield new frames and samples, float32 `[n]` on the CPU, of an answer of at least two tokens, as they are made.
 
-        Other answers may be spoken between two parts. Their number is that of the KV caches.
+        Other answers may be spoken between two parts. An answer holds its KV cache from its first part to its end.
 
         Args:
             seed: of the codes and of the noise.
             division: of the samples, see `models.talker.Division`.
 
         Raises:
-            InputError: the prompt leaves no room for speech or cannot be spoken after, or logits are not finite.
+            InputError: too many answers are being spoken, the prompt leaves no room for speech or cannot be spoken after, or
+                logits are not finite.
         """
+        with self._counted():
+            yield from self._parts(answer, voice, params, seed, division)
+
+    @contextmanager
+    def _counted(self) -> Iterator[None]:
+        """Count an answer as being spoken while the context lasts. Raise InputError if too many are."""
+        with self._streams_lock:
+            if self._num_streams >= self._max_streams:
+                reason = f"{self._num_streams} answers are being spoken, and max_speech_streams of the engine is"
+                how = "end one of the streams, or raise it"
+                raise InputError(f"{reason} {self._max_streams}; {how}", code="overloaded", param="max_speech_streams")
+            self._num_streams += 1
+        try:
+            yield
+        finally:
+            with self._streams_lock:
+                self._num_streams -= 1
+
+    def _parts(
+        self, answer: SpokenAnswer, voice: str, params: SamplingParams, seed: int, division: Division
+    ) -> Iterator[tuple[list[Frame], Tensor]]:
         frames = list[Frame]()
 
         def kept() -> Iterator[Frame]:

@@ -12,7 +12,7 @@ import ssl
 import string
 import threading
 import time
-from concurrent.futures import Future
+from concurrent.futures import CancelledError, Future, InvalidStateError
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -66,6 +66,7 @@ def fetch(url: str, policy: MediaPolicy, ledger: Ledger | None = None) -> bytes:
         except InputError:
             raise
         except (OSError, ValueError, http.client.HTTPException) as error:  # what sockets, TLS and HTTP parsing raise
+            ledger.check_open()
             if time.monotonic() >= last:
                 limit = f"{policy.max_request_seconds:g} s (media: max_request_seconds)"
                 raise InputError(f"fetching the media of its request took longer than {limit}") from None
@@ -170,25 +171,29 @@ def _seconds_left(policy: MediaPolicy, deadline: float) -> float:
 
 
 def _get(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> bytes | str:
-    """Return the body, or the target of a redirect."""
-    with _connect(target, policy, deadline) as raw:
+    """Return the body, or the target of a redirect. The end of the request ends each step at once."""
+    with _connect(target, policy, deadline, ledger) as raw:
         if target.scheme == "http":
             with ledger.watching(partial(_end, raw)):
                 return _exchange(raw, target, policy, deadline, ledger)
         raw.settimeout(_seconds_left(policy, deadline))
         context = ssl.create_default_context()
-        with context.wrap_socket(raw, server_hostname=target.host) as stream, ledger.watching(partial(_end, stream)):
+        with (
+            context.wrap_socket(raw, server_hostname=target.host, do_handshake_on_connect=False) as stream,
+            ledger.watching(partial(_end, stream)),
+        ):
+            stream.do_handshake()
             return _exchange(stream, target, policy, deadline, ledger)
 
 
 def _end(stream: socket.socket) -> None:
-    """End the connection, so that the thread that reads from it goes on at once."""
+    """End the connection, so that the thread that connects or reads goes on at once."""
     with suppress(OSError):  # it has ended already
         socket.socket.shutdown(stream, socket.SHUT_RDWR)  # not that of ssl, which changes what the other thread uses
 
 
-def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.socket:
-    found = _resolve(target, _seconds_left(policy, deadline))
+def _connect(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> socket.socket:
+    found = _resolve(target, _seconds_left(policy, deadline), ledger)
     for *_, place in found:
         if not policy.allow_private_hosts and not is_public(ipaddress.ip_address(str(place[0]))):
             raise PermissionError(f"{place[0]} is not public")
@@ -197,29 +202,40 @@ def _connect(target: _Target, policy: MediaPolicy, deadline: float) -> socket.so
         stream = socket.socket(family, kind, protocol)
         try:
             stream.settimeout(_seconds_left(policy, deadline))
-            stream.connect(place)
+            with ledger.watching(partial(_end, stream)):
+                stream.connect(place)
             return stream
         except OSError as error:
             stream.close()
             failure = error
+        except InputError:  # the request has ended
+            stream.close()
+            raise
     raise failure
 
 
-def _resolve(target: _Target, seconds: float) -> list[Any]:
+def _resolve(target: _Target, seconds: float, ledger: Ledger) -> list[Any]:
     """Call `getaddrinfo` in a thread, because it has no time limit. A slow call is abandoned."""
     found: Future[list[Any]] = Future()
 
     def look_up() -> None:
         try:
-            found.set_result(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
+            addresses = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
         except BaseException as error:  # raised in the waiting thread
-            found.set_exception(error)
+            finish = partial(found.set_exception, error)
+        else:
+            finish = partial(found.set_result, addresses)
+        with suppress(InvalidStateError):  # the request has ended
+            finish()
 
     threading.Thread(target=look_up, name="sensorium-resolve", daemon=True).start()
     try:
-        return found.result(seconds)
+        with ledger.watching(found.cancel):
+            return found.result(seconds)
     except TimeoutError:
         raise TimeoutError("its name was not resolved in time") from None
+    except CancelledError:
+        raise ConnectionAbortedError("its request has ended") from None
 
 
 def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> bytes | str:

@@ -6,9 +6,12 @@ import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any, TypeVar
 
 from ..errors import InputError
 from .policy import MediaPolicy
+
+T = TypeVar("T")
 
 
 class MediaBudget:
@@ -17,6 +20,7 @@ class MediaBudget:
     A download waits while its request, or all requests of its tenant together, would hold more bytes than remain free. One
     large request therefore takes at most half of `max_total_bytes`, and n of them n / (n + 1); the rest stays free for small
     ones. Downloads of the oldest request never wait (dynamic thresholds for shared buffers, Choudhury and Hahne, 1998).
+    All requests in the background together count as one: they take at most half.
     """
 
     def __init__(self, policy: MediaPolicy) -> None:
@@ -39,14 +43,17 @@ class MediaBudget:
 
 
 class Ledger:
-    """Bytes that one request holds. Equal files, texts and buffers are read once."""
+    """Bytes that one request holds. Equal files, texts and buffers are read once.
+
+    `background`: the request is served after others, such as a line of a batch.
+    """
 
     def __init__(self, budget: MediaBudget, tenant: str | None = None) -> None:
         self._budget, self._tenant, self._begun = budget, tenant, time.monotonic()
-        self._read: dict[object, bytes] = {}
+        self._read: dict[object, Any] = {}
         self.num_bytes = self._taken = 0  # _taken: without tensors
         self.deadline: float | None = None
-        self.closed = False
+        self.closed = self.background = False
         self._ends: list[Callable[[], object]] = []  # of running downloads
 
     def __enter__(self) -> Ledger:
@@ -125,12 +132,13 @@ class Ledger:
             self.num_bytes += size
         return time.monotonic() - start
 
-    def once(self, key: object, size: int, read: Callable[[], bytes]) -> bytes:
-        """Return `read()`, of `size` bytes. Later calls with the same key return the same bytes and count nothing."""
+    def once(self, key: object, size: int, read: Callable[[], T]) -> T:
+        """Return `read()`, of `size` bytes. Later calls with the same key return the same and count nothing."""
         if key not in self._read:
             self.take(size)
             self._read[key] = read()
-        return self._read[key]
+        found: T = self._read[key]
+        return found
 
     def _has_room(self, size: int, wait: bool) -> bool:
         """Return whether the bytes may be read now; InputError if they never may."""
@@ -142,6 +150,10 @@ class Ledger:
         budget.holders.add(self)
         if not wait or self is min(budget.holders, key=lambda ledger: ledger._begun):
             return True
-        mine = [one for one in budget.holders if one._tenant == self._tenant] if self._tenant is not None else [self]
-        held = sum(one.num_bytes for one in mine) + size
+        held = sum(one.num_bytes for one in budget.holders if self._shares_with(one)) + size
         return held <= budget.policy.max_total_bytes - budget.num_bytes - size
+
+    def _shares_with(self, other: Ledger) -> bool:
+        """Return whether the bytes of both count as those of one request."""
+        same = self._tenant is not None and self._tenant == other._tenant
+        return other is self or same or (self.background and other.background)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
@@ -14,10 +14,10 @@ from torch import Tensor
 
 from ..errors import InputError, typed
 from ..hashing import digest
-from ..types import MediaHeader
+from ..types import Media, MediaHeader
 from .isolate import CodecRunner, run_isolated
 from .ledger import MediaBudget
-from .policy import DEFAULT_POLICY, MediaPolicy, MediaUrl, PdfFile, PdfPage, check_size
+from .policy import DEFAULT_POLICY, MediaPolicy, MediaUrl, PdfFile, PdfFiles, PdfPage, check_size, page_of
 from .source import read
 
 MAX_PDFS = 16
@@ -111,10 +111,24 @@ def pdf_pages(file: object, policy: MediaPolicy = DEFAULT_POLICY) -> list[PdfPag
 
 
 def _pages(file: PdfFile) -> list[PdfPage]:
-    pages = [PdfPage(file.data, number) for number in range(1, len(file.sizes) + 1)]
-    for page in pages:
-        object.__setattr__(page, "opened", file)
-    return pages
+    return [page_of(file, number) for number in range(1, len(file.sizes) + 1)]
+
+
+def share_files(items: Iterable[object]) -> list[object]:
+    """Return items whose pages of local PDFs read each file once, see `PdfFiles`; other items are returned as they are."""
+    files = PdfFiles()
+    return [_with_files(item, files) for item in items]
+
+
+def _with_files(item: object, files: PdfFiles) -> object:
+    if isinstance(item, Media):
+        return replace(item, data=_with_files(item.data, files))
+    if not isinstance(item, PdfPage):
+        return item
+    page = replace(item)
+    object.__setattr__(page, "opened", item.opened)
+    object.__setattr__(page, "files", files)
+    return page
 
 
 def page_sizes(data: bytes, policy: MediaPolicy) -> tuple[int, list[tuple[float, float] | None], float]:
@@ -146,7 +160,7 @@ def hash_page(page: PdfPage, policy: MediaPolicy) -> str:
 
 def probe(page: PdfPage, policy: MediaPolicy, run: CodecRunner) -> MediaHeader:
     """Return the size of a page in pixels. Only a page whose size is not known yet is sent to a worker."""
-    points = None if page.opened is None else page.opened.sizes[page.number - 1]
+    points = page.opened.sizes[page.number - 1] if page.opened is not None and page.opened.sizes else None
     if points is None:
         return run(probe_page, page.file, page.number, policy)
     return MediaHeader("image", *_size(points, policy))

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import hashlib
 import os
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import cached_property
+from weakref import WeakValueDictionary
 
 from ..errors import ConfigError, InputError, short_repr, typed
 from ..geometry import FrameSampling
@@ -33,7 +35,7 @@ class FrameFiles:
 
 @dataclass(frozen=True, eq=False)
 class PdfFile:
-    """An opened PDF that its pages share. `sizes`: width and height of each page in points, None for a broken page."""
+    """A PDF that its pages share. `sizes`: width and height of each page in points, None for a broken page; () if unknown."""
 
     data: bytes = field(repr=False)
     sizes: tuple[tuple[float, float] | None, ...] = ()
@@ -44,11 +46,32 @@ class PdfFile:
         return hashlib.sha256(self.data).hexdigest()
 
 
+class PdfFiles:
+    """Local PDFs whose pages are used one after the other: each file is read once for them.
+
+    It holds the file that was read last, so that memory is bounded however many PDFs there are; pages in use hold theirs.
+    Thread-safe.
+    """
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._files = WeakValueDictionary[Hashable, PdfFile]()
+        self._last: PdfFile | None = None
+
+    def once(self, key: Hashable, read: Callable[[], bytes]) -> PdfFile:
+        """Return the file with this key, whose bytes are `read()`."""
+        with self._lock:
+            self._last = found = self._files.get(key) or PdfFile(read())
+            self._files[key] = found
+            return found
+
+
 @dataclass(frozen=True)
 class PdfPage:
-    """A page of a PDF as an image item. `number` counts from 1. `opened`: set by `pdf_pages`.
+    """A page of a PDF as an image item. `number` counts from 1.
 
-    `file`: path, open file, encoded bytes or http(s) URL.
+    `file`: path, open file, encoded bytes or http(s) URL. `opened`: set by `pdf_pages`, and when a page with `files` is read.
+    `files`: set by `ocr`, where local files are read for all their pages.
 
     Raises:
         InputError: `file` or `number` has another type, or the number is out of range.
@@ -57,6 +80,7 @@ class PdfPage:
     file: object
     number: int
     opened: PdfFile | None = field(default=None, init=False, repr=False, compare=False)
+    files: PdfFiles | None = field(default=None, init=False, repr=False, compare=False)
 
     def __post_init__(self) -> None:
         if type(self.number) is not int or not 1 <= self.number < 1 << 31:
@@ -64,6 +88,13 @@ class PdfPage:
         files = (str, os.PathLike, bytes, bytearray, memoryview, MediaUrl)
         if not isinstance(self.file, files) and not hasattr(self.file, "read"):
             raise InputError(f"file must be a path, an open file, bytes or a URL, not {typed(self.file)}", param="file")
+
+
+def page_of(file: PdfFile, number: int) -> PdfPage:
+    """Return a page of a PDF whose bytes are known."""
+    page = PdfPage(file.data, number)
+    object.__setattr__(page, "opened", file)
+    return page
 
 
 @dataclass(frozen=True)

@@ -11,8 +11,9 @@ import re
 import stat
 import threading
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any, BinaryIO
+from typing import Any, BinaryIO, TypeGuard
 from urllib.parse import unquote_to_bytes, urlsplit
 from weakref import WeakValueDictionary
 
@@ -20,7 +21,7 @@ from ..errors import InputError, typed
 from ..pacing import releasing_gil
 from .fetch import fetch
 from .ledger import Ledger, MediaBudget
-from .policy import FrameFiles, MediaPolicy, MediaUrl, PdfPage
+from .policy import FrameFiles, MediaPolicy, MediaUrl, PdfPage, page_of
 
 _LONGEST_PATH = 4096
 _BASE64_PIECE = 1 << 18  # characters decoded at once, a multiple of 4: less than 1 ms with the interpreter's lock
@@ -52,8 +53,7 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
         metadata = {"fps": value.fps, "do_sample_frames": False}
         return [read(file, modality, policy, ledger) for file in value.files], metadata
     if isinstance(value, PdfPage):
-        file = read(value.file, modality, policy, ledger)
-        return value if file is value.file else replace(value, file=file)
+        return _read_page(value, modality, policy, ledger)
     if hasattr(value, "read"):
         return _read_open_file(value, policy, ledger)
     text = value.url if isinstance(value, MediaUrl) else value
@@ -82,7 +82,7 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
 
 def open_local(value: object) -> BinaryIO | None:
     """Open a regular file at a path that the caller's own code gives. Return None for any other value; `read` handles it."""
-    if not isinstance(value, str | os.PathLike) or (isinstance(value, str) and _SCHEME.match(value)):
+    if not _is_path(value):
         return None
     try:
         handle = os.open(os.path.expanduser(value), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
@@ -92,6 +92,21 @@ def open_local(value: object) -> BinaryIO | None:
         return os.fdopen(handle, "rb")
     os.close(handle)
     return None
+
+
+def _is_path(value: object) -> TypeGuard[str | os.PathLike[str]]:
+    return isinstance(value, os.PathLike) or (isinstance(value, str) and not _SCHEME.match(value))
+
+
+def _read_page(page: PdfPage, modality: str, policy: MediaPolicy, ledger: Ledger) -> PdfPage:
+    """Return a page with the bytes of its file, which a page with `files` takes from there."""
+    files = page.files
+    if files is None or not _is_path(page.file):
+        data = read(page.file, modality, policy, ledger)
+        return page if data is page.file else replace(page, file=data)
+    with _opened(os.path.expanduser(page.file), policy) as (file, key, size):
+        opened = ledger.once(("pdf", key), size, lambda: files.once(key, lambda: file.read(size)))
+    return page_of(opened, page.number)
 
 
 def _read_open_file(file: Any, policy: MediaPolicy, ledger: Ledger) -> bytes:
@@ -210,10 +225,19 @@ def _open_beneath(base: str, path: str, flags: int) -> int:
 
 
 def _read_file(path: str | bytes, policy: MediaPolicy, ledger: Ledger, opener: Callable[[int], int] | None = None) -> bytes:
-    """Read a regular file. Pipes and devices could block forever, so the file is opened without waiting.
+    """Read a regular file; see `_opened`."""
+    with _opened(path, policy, opener) as (file, key, size):
+        return ledger.once(key, size, lambda: file.read(size))
 
-    With `opener`, which opens the file with the given flags, `path` is only shown in errors: the sender of a message must not
-    learn the root folder.
+
+@contextmanager
+def _opened(
+    path: str | bytes, policy: MediaPolicy, opener: Callable[[int], int] | None = None
+) -> Iterator[tuple[BinaryIO, tuple[int, ...], int]]:
+    """Yield a regular file, a key of its content, and its size. Errors inside become InputErrors that name the file.
+
+    Pipes and devices could block forever, so the file is opened without waiting. With `opener`, which opens the file with the
+    given flags, `path` is only shown in errors: the sender of a message must not learn the root folder.
     """
     name, flags = repr(str(path)[:200]), os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC
     try:
@@ -225,8 +249,7 @@ def _read_file(path: str | bytes, policy: MediaPolicy, ledger: Ledger, opener: C
                 raise InputError(f"{name} is {'a folder; give the files in it' if folder else 'not a regular file'}")
             _check_size(status.st_size, policy)
             with os.fdopen(handle, "rb", closefd=False) as file:
-                key = status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns
-                return ledger.once(key, status.st_size, lambda: file.read(status.st_size))
+                yield file, (status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns), status.st_size
         finally:
             os.close(handle)
     except InputError:

@@ -67,6 +67,11 @@ class BigVganSpec:
             widest = max(widest, rate * (self.channels >> number + 1))
         return (30 + 4 * len(self.kernels)) * (PART + 2 * self.around) * widest * 4
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that live between two parts: the last one, and the frames around the next one."""
+        return (PART + 2 * self.around) * (self.samples_per_frame + 2 * self.mels) * 4
+
 
 def bigvgan_spec(config: Mapping[str, Any]) -> BigVganSpec:
     """Read `bigvgan_config`. Raise ConfigError for lists that differ in length, and channels that cannot be halved."""

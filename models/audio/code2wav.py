@@ -71,6 +71,16 @@ class Code2WavSpec:
             widest = max(widest, rate * (self.channels >> number + 1))
         return 8 * (PART + _CONTEXT + self.window) * widest * 4
 
+    @property
+    def kept_bytes(self) -> int:
+        """Bytes that live between two parts: the last one, keys and values of the window, and last inputs of convolutions."""
+        keys = 2 * self.layers * (self.window - 1) * self.kv_heads * (self.width // self.heads)
+        ends = self.width * (1 + len(self.rates)) + (self.channels >> len(self.strides))
+        stages = range(len(self.strides))
+        units = sum((self.channels >> i + 1) for i in stages) * sum(_DILATIONS)
+        raised = sum(self.channels >> i for i in stages)
+        return (keys + (_ENDS - 1) * (ends + units) + raised + (PART + _CONTEXT) * self.samples_per_frame) * 4
+
 
 def code2wav_spec(config: Mapping[str, Any]) -> Code2WavSpec:
     """Read `code2wav_config`. Raise ConfigError for a rope type other than default and for sizes that do not fit together."""

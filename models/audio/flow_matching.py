@@ -188,6 +188,30 @@ def _normed(x: Tensor) -> Tensor:
     return F.layer_norm(x, x.shape[-1:], eps=_EPS)
 
 
+@dataclass(frozen=True, eq=False)
+class _Modulation:
+    """What layers make of one time: six vectors `[1, width]` for each block, and the scale and shift of the output."""
+
+    blocks: Sequence[Sequence[Tensor]]
+    last: Sequence[Tensor]
+
+
+@dataclass(frozen=True, eq=False)
+class Guide:
+    """What all frames of an answer share.
+
+    Args:
+        heard: the encoded reference, `[1, n]`. speaker: the speaker's vector, `[1, speaker_width]`.
+        free: a frame without conditions, `[1, n]`.
+        steps: size of each step of the integration, and the modulations of its evaluations.
+    """
+
+    heard: Tensor
+    speaker: Tensor
+    free: Tensor
+    steps: Sequence[tuple[Tensor, Sequence[_Modulation]]]
+
+
 class FlowDecoder(nn.Module):
     """Codes of speech `[n]` -> log-mel frames `[n * repeats, mels]`, float32."""
 
@@ -218,6 +242,14 @@ class FlowDecoder(nn.Module):
 
         Args:
             codes: parts of the codes, and whether a part is the last one. The others stand for whole blocks of frames.
+            speaker, reference: see `guide`.
+        """
+        yield from self.guided_parts(codes, self.guide(speaker, reference), noise)
+
+    def guide(self, speaker: Tensor, reference: Tensor) -> Guide:
+        """Compute what all frames of an answer share, and so all of its windows.
+
+        Args:
             speaker: the speaker's vector, `[1, speaker_width]`.
             reference: log-mel frames of the speaker, `[1, frames, mels]`.
         """
@@ -226,12 +258,21 @@ class FlowDecoder(nn.Module):
         free = torch.cat((unheard, embed(torch.zeros(1, dtype=torch.long, device=speaker.device)), speaker * 0), 1)
         times = torch.linspace(0, 1, STEPS)
         times = times - ((pi / 2 * times).cos() - 1 + times)  # denser towards the noise
-        steps = [_Step(self, start, end, free) for start, end in pairwise(times)]
+        sizes = [(start, end - start) for start, end in pairwise(times)]
+        steps = [(size, [self._modulate(start + size * part, free.device) for part, _ in _POINTS]) for start, size in sizes]
+        return Guide(heard, speaker, free, steps)
+
+    def guided_parts(
+        self, codes: Iterable[tuple[Sequence[int], bool]], guide: Guide, noise: Tensor
+    ) -> Iterator[tuple[Tensor, bool]]:
+        """Yield frames as `parts` does."""
+        (embed,), device = self.embed_codes, guide.speaker.device
+        steps = [_Step(self, size, modulations, guide.free) for size, modulations in guide.steps]
         start = 0
         for part, last in codes:
-            ids = torch.tensor(part, device=speaker.device).repeat_interleave(self.spec.repeats)
-            x = noise[start : start + len(ids)].to(speaker.device)
-            conditions = torch.cat((heard.expand(len(ids), -1), embed(ids), speaker.expand(len(ids), -1)), 1)
+            ids = torch.tensor(part, device=device).repeat_interleave(self.spec.repeats)
+            x = noise[start : start + len(ids)].to(device)
+            conditions = torch.cat((guide.heard.expand(len(ids), -1), embed(ids), guide.speaker.expand(len(ids), -1)), 1)
             for step in steps:
                 x, conditions = step(x, conditions, last)
             start += len(ids)
@@ -245,23 +286,21 @@ class FlowDecoder(nn.Module):
         angles = place / self.spec.theta**powers
         return angles.cos(), angles.sin()
 
-    def embed_time(self, time: Tensor, device: torch.device) -> Tensor:
-        """Return the vector `[1, width]` of a time, from which layers compute their modulation."""
+    def _modulate(self, time: Tensor, device: torch.device) -> _Modulation:
+        """Return the modulations of a time."""
         half = _TIME_WIDTH // 2
         rates = torch.exp(torch.arange(half).float() * -(log(10000) / (half - 1)))
         angles = (1000 * time * rates).to(device)
-        embedded = self.time_out(F.silu(self.time_in(torch.cat((angles.sin(), angles.cos()))[None])))
-        return F.silu(embedded)
+        embedded = F.silu(self.time_out(F.silu(self.time_in(torch.cat((angles.sin(), angles.cos()))[None]))))
+        blocks = [block.modulation(embedded).chunk(6, 1) for block in self.blocks]
+        return _Modulation(blocks, self.last_modulation(embedded).chunk(2, 1))
 
 
 class _Velocity:
     """The velocity of the flow at one time, for frames that come part by part. `free`: a frame without conditions, `[1, n]`."""
 
-    def __init__(self, decoder: FlowDecoder, time: Tensor, free: Tensor) -> None:
-        self.decoder, self.free, self.past, self.end = decoder, free, Past(), 0
-        embedded = decoder.embed_time(time, free.device)
-        self.modulations = [layer.modulation(embedded).chunk(6, 1) for layer in decoder.blocks]
-        self.last_modulation = decoder.last_modulation(embedded).chunk(2, 1)
+    def __init__(self, decoder: FlowDecoder, modulation: _Modulation, free: Tensor) -> None:
+        self.decoder, self.modulation, self.free, self.past, self.end = decoder, modulation, free, Past(), 0
         self.waiting = list[Tensor]()
 
     def __call__(self, x: Tensor, conditions: Tensor, last: bool, others: Sequence[Tensor]) -> list[Tensor]:
@@ -284,14 +323,14 @@ class _Velocity:
         self.end += len(x)
         end = self.end  # of the frames in `rows`
         rotation = decoder.rotation(end - len(x), end, x.device)
-        for layer, modulation in zip(decoder.blocks, self.modulations, strict=True):
+        for layer, modulation in zip(decoder.blocks, self.modulation.blocks, strict=True):
             rows = layer(rows, modulation, *rotation, self.past, last)
             if layer.after:
                 end -= 0 if last else layer.after
                 if not rows.shape[1]:
                     return x[:0]
                 rotation = decoder.rotation(end - rows.shape[1], end, x.device)
-        scale, shift = self.last_modulation
+        scale, shift = self.modulation.last
         guided, free = decoder.outputs((_normed(rows) * (1 + scale) + shift).flatten(0, 1)).chunk(2)
         return guided + (guided - free) * GUIDANCE
 
@@ -299,9 +338,8 @@ class _Velocity:
 class _Step:
     """A step of the integration, for frames that come part by part."""
 
-    def __init__(self, decoder: FlowDecoder, start: Tensor, end: Tensor, free: Tensor) -> None:
-        self.size = end - start
-        self.velocities = [_Velocity(decoder, start + self.size * part, free) for part, _ in _POINTS]
+    def __init__(self, decoder: FlowDecoder, size: Tensor, modulations: Sequence[_Modulation], free: Tensor) -> None:
+        self.size, self.velocities = size, [_Velocity(decoder, one, free) for one in modulations]
 
     def __call__(self, x: Tensor, conditions: Tensor, last: bool) -> tuple[Tensor, Tensor]:
         """Return the state after the step and the conditions of the frames that are complete after the next ones."""

@@ -171,7 +171,7 @@ class Qwen25Talker(nn.Module):
 
         Source: process_chunk in Qwen's and vLLM-Omni's servers. The last window is up to a block longer.
         """
-        spec = self.flow.spec
+        spec, guide = self.flow.spec, self.flow.guide(speaker, reference)
         before, after, size = (spec.block // spec.repeats * n for n in (len(spec.before), len(spec.after), WINDOW))
         found, heard = list[int](), 0
         for code, last in codes:
@@ -180,9 +180,13 @@ class Qwen25Talker(nn.Module):
                 continue
             first, end = max(0, heard - before), len(found) if last else heard + size
             noisy = start[first * spec.repeats :]
-            for mel, _ in self.flow.parts([(found[first:], True)], speaker, reference, noisy):
+            for mel, _ in self.flow.guided_parts([(found[first:], True)], guide, noisy):
                 yield mel[(heard - first) * spec.repeats : (end - first) * spec.repeats], last
             heard = end
+
+    def kept_bytes(self, longest: int) -> int:
+        rows = 4 * self.width + (self.width + self.spec.hidden_size) * self.dtype.itemsize  # of the thinker, and inputs
+        return longest * rows + self.flow.spec.kept_bytes + self.vocoder.spec.kept_bytes
 
     def peak_bytes(self, limits: StepLimits, codes: int) -> int:
         flow = self.flow.spec

@@ -208,6 +208,10 @@ class Qwen3Talker(nn.Module):
     def samples(self, frames: Iterable[Sequence[int]], voice: str, seed: int, division: Division = "exact") -> Iterator[Tensor]:
         return self.wave.parts(frames)
 
+    def kept_bytes(self, longest: int) -> int:
+        rows = 4 * self._thinker_width + 2 * self.spec.hidden_size * self.dtype.itemsize  # of the thinker, and inputs
+        return longest * rows + self.wave.spec.kept_bytes
+
     def peak_bytes(self, limits: StepLimits, codes: int) -> int:
         states = 4 * limits.longest * (self._thinker_width + self.spec.hidden_size) * self.dtype.itemsize
         step = decoder_bytes(self.spec, limits, self.dtype) + gathered_bytes(self.spec, limits, self.dtype)

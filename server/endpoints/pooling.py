@@ -18,7 +18,7 @@ from ...mm.errors import InputError
 from ...pipelines.pooling import PooledResult
 from ..inputs import read_input, read_inputs
 from ..protocol.pooling import ClassifyBody, EmbeddingBody, RerankBody, ScoreBody
-from ..state import Server, cache_salt, new_id, server_of, unless_disconnected
+from ..state import Server, cache_salt, new_id, priority_of, server_of, unless_disconnected
 
 MAX_NUMBERS = 1 << 24
 """Numbers of one response of /v1/embeddings: about 350 MB of JSON, or 90 MB of base64."""
@@ -31,12 +31,13 @@ async def embeddings(body: EmbeddingBody, request: Request) -> Response:
     _check_size(server, body, inputs)
     shape = {"dimensions": body.dimensions, "pooling": body.pooling}
     options = _options(body, request) | {name: value for name, value in shape.items() if value is not None}
-    results = _checked(await unless_disconnected(request, server.engine.embed(inputs, **options)), "input")
+    work = server.engine.embed(inputs, priority=priority_of(request), **options)
+    results = _checked(await unless_disconnected(request, work), "input")
     _check_numbers(sum(result.vector.numel() for result in results))
     head = {"object": "list", "model": server.name, "usage": _usage(results)}
     vectors = [result.vector for result in results]
-    work = asyncio.to_thread(_serialise, head, vectors, body.encoding_format == "base64")
-    return Response(await unless_disconnected(request, work), media_type="application/json")
+    written = asyncio.to_thread(_serialise, head, vectors, body.encoding_format == "base64")
+    return Response(await unless_disconnected(request, written), media_type="application/json")
 
 
 def _check_size(server: Server, body: EmbeddingBody, inputs: Sequence[Any]) -> None:

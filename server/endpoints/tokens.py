@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import Callable, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from typing import Any, TypeVar
@@ -14,8 +12,10 @@ from fastapi.responses import JSONResponse, Response
 
 from ...mm.errors import InputError, check_utf8
 from ...mm.media.isolate import Interrupt
+from ..guard import TENANT
 from ..protocol.messages import read_functions
 from ..protocol.tokens import DetokenizeBody, PlanBody, TokenizeBody
+from ..shared_threads import SharedThreads
 from ..state import cache_salt, server_of, unless_disconnected
 
 T = TypeVar("T")
@@ -93,20 +93,13 @@ def _holds_media(messages: Sequence[Mapping[str, Any]]) -> bool:
 
 async def _plan(request: Request, work: Callable[[], T]) -> T:
     """Return the result of work that may download media or open PDFs. If the client disconnects, both end."""
-    server, interrupt = server_of(request), Interrupt()
-
-    async def run() -> T:
-        free = await server.take_plan_place(request)
-        future = server.planners.submit(interrupt.run, work)
-        future.add_done_callback(lambda _: free())  # not before: the thread may go on after its client has left
-        return await asyncio.wrap_future(future)
-
+    interrupt = Interrupt()
     try:
-        return await unless_disconnected(request, run())
+        return await _in_thread(request, server_of(request).planners, partial(interrupt.run, work))
     finally:
         interrupt.stop()
 
 
-async def _in_thread(request: Request, threads: ThreadPoolExecutor, work: Callable[[], T]) -> T:
+async def _in_thread(request: Request, threads: SharedThreads, work: Callable[[], T]) -> T:
     """Return the result of work unless the client disconnects."""
-    return await unless_disconnected(request, asyncio.get_running_loop().run_in_executor(threads, work))
+    return await unless_disconnected(request, threads.run(request.scope[TENANT], work))

@@ -17,7 +17,7 @@ from PIL import Image, ImageDraw, ImageFont
 from sensorium.cli.main import main
 from sensorium.cli.ocr import SHIPPED_MODEL, SHIPPED_READS
 from sensorium.cli.sources import Source, read_sources, split_pdfs
-from sensorium.mm.media.policy import PdfPage
+from sensorium.mm.media.policy import PdfFiles, PdfPage
 from sensorium.pipelines import tasks
 
 MEDIA = SHIPPED_MODEL.parent / "media"
@@ -56,6 +56,16 @@ def test_pages_of_pdfs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> No
     assert sorted(out.splitlines()) == sorted(pages)
     assert f"sensorium: error: {tmp_path / 'zz.PDF'}: the PDF cannot be read: it is broken" in err
     assert f"sensorium: error: {tmp_path / 'long.pdf'}: the PDF has 513 pages, the limit is 512" in err
+
+
+def test_a_local_pdf_is_read_once_for_all_its_pages(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    first, *others = [Image.open(path).convert("RGB") for path in LINES]
+    first.save(tmp_path / "lines.pdf", save_all=True, append_images=others, resolution=144.0, quality=95)
+    files, once = list[object](), PdfFiles.once
+    monkeypatch.setattr(PdfFiles, "once", lambda *args: files.append(once(*args)) or files[-1])
+    assert main(["ocr", str(tmp_path / "lines.pdf"), "--max-tokens", "2"]) == 0
+    assert len(files) == 3
+    assert len(set(map(id, files))) == 1
 
 
 def test_pdfs_are_not_kept_in_memory(tmp_path: Path) -> None:

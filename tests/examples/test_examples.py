@@ -15,6 +15,7 @@ import family
 import pytest
 import soundfile
 from PIL import Image
+from sensorium import LLM
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "shared")
@@ -87,6 +88,26 @@ def test_async_stream_prints_whole_lines(empty: Path) -> None:
         assert lines[-1].startswith(f"{name}: TOTAL ")
 
 
+def test_tokens_are_joined_to_the_text(empty: Path) -> None:
+    *tokens, joined, conversation = start("openai_tokenize", empty).stdout.splitlines()
+    assert "".join(ast.literal_eval(line.partition(": ")[2]) for line in tokens) == "TOTAL 12.50"
+    assert joined == "joined: 'TOTAL 12.50'"
+    (count, limit) = map(int, re.fullmatch(r"as a conversation: (\d+) of (\d+) tokens", conversation).groups())
+    assert len(tokens) < count < limit
+
+
+def test_plans_of_images_are_those_of_python(empty: Path) -> None:
+    media = sorted((FOLDER.parent / "assets" / "media").glob("receipt*.png"))
+    llm = LLM(FOLDER.parent / "assets" / "tiny-vl", max_model_len=512)
+    items = llm.plan({"multi_modal_data": {"image": [str(path) for path in media]}})
+    expected = [
+        f"{path.name}: {item.size[1]}x{item.size[0]} pixels, {item.num_tokens} tokens"
+        for path, item in zip(media, items, strict=True)
+    ]
+    together = f"together: {sum(item.num_tokens for item in items)} tokens"
+    assert start("openai_media_plan", empty).stdout.splitlines() == [*expected, together]
+
+
 def test_folder_batch_with_a_broken_image(run: Run, tmp_path: Path) -> None:
     Image.new("RGB", (64, 32), "white").save(tmp_path / "a.png")
     (tmp_path / "b.png").write_bytes(b"broken")
@@ -112,6 +133,7 @@ def test_folder_batch_with_a_broken_image(run: Run, tmp_path: Path) -> None:
         ("transcribe", ["--model", "nowhere", "talk.flac"], "error: 'nowhere' is not a folder"),
         ("omni", ["--model", "nowhere"], "error: 'nowhere' is not a folder"),
         ("openai_responses", ["--image", "nothing.png"], "nothing.png cannot be read"),
+        ("openai_media_plan", ["nothing.png"], "nothing.png cannot be read"),
         ("openai_transcription", ["nothing.flac"], "nothing.flac cannot be read"),
         ("openai_realtime", ["nothing.flac"], "nothing.flac cannot be read"),
         ("embed_and_rank", ["text.png"], "text.png: image 0: it is not in a supported image format"),

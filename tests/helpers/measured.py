@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -47,6 +48,24 @@ def peak_bytes(call: Callable[[], Any]) -> int:
     events = [(e.start_ns(), e.nbytes()) for e in profile.profiler.kineto_results.events() if e.name() == "[memory]"]
     assert events
     return int(np.cumsum([size for _, size in sorted(events)]).max())
+
+
+def kept_bytes(call: Callable[[], Any]) -> int:
+    """Return the bytes of tensors that a call makes and its result holds; calls it twice."""
+    with torch.inference_mode():
+        call()
+        before = _storages()
+        kept = call()
+        found = _storages()
+    assert kept is not None
+    return sum(size for place, size in found.items() if place not in before)
+
+
+def _storages() -> dict[int, int]:
+    """Return the bytes of the storage of each tensor that is alive, by address."""
+    gc.collect()
+    storages = [one.untyped_storage() for one in gc.get_objects() if type(one) is torch.Tensor and one.device == CPU]
+    return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 
 @contextmanager

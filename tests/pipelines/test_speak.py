@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+from collections import Counter
+from dataclasses import replace
 
 import family
 import pytest
 import talkers
 import torch
-from measured import peak_bytes
+from measured import kept_bytes, peak_bytes
 from sensorium import LLM, AsyncLLM, ConfigError, InputError, SamplingParams
+from sensorium.engine.model_files import load_model_files
+from sensorium.engine.setup import talker as talker_setup
 from sensorium.mm.errors import CheckpointError
 from sensorium.models.memory_formulas import SMALL
 from sensorium.models.speaker_file import read_saved
@@ -215,6 +219,20 @@ def test_samples_of_windows_come_early(saved, llm, long, count, monkeypatch):
     torch.testing.assert_close(torch.cat(parts), theirs, rtol=0, atol=1e-4)
 
 
+@pytest.mark.parametrize("division", ["windows", "exact"])
+def test_windows_share_what_they_do_not_change(llm, long, division):
+    """The reference is encoded once, with and without sound, and each layer computes its modulations once per evaluation."""
+    flow, calls = llm.talker.model.flow, []
+    watched = {"encode": flow.encode_reference[0], "modulate": flow.blocks[0].modulation, "last": flow.last_modulation}
+    hooks = [one.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, one in watched.items()]
+    try:
+        spoken(llm, long[0], division)
+    finally:
+        for hook in hooks:
+            hook.remove()
+    assert Counter(calls) == {"encode": 2, "modulate": 36, "last": 36}
+
+
 @pytest.mark.parametrize("division", ["exact", *(pytest.param(one, marks=pytest.mark.full) for one in ("whole", "windows"))])
 def test_memory_of_samples_is_planned(llm, long, division):
     codes, _ = long
@@ -222,6 +240,24 @@ def test_memory_of_samples_is_planned(llm, long, division):
     flow, vocoder = model.flow.spec, model.vocoder.spec
     limit = flow.kept_bytes + max(flow.peak_bytes(2 * len(codes)), vocoder.peak_bytes()) + SMALL
     assert peak_bytes(lambda: spoken(llm, codes, division)) <= limit
+
+
+@pytest.mark.parametrize("exact", [True, False])
+def test_the_plan_counts_what_streams_hold(llm, exact, monkeypatch):
+    messages, _ = conversation("i")
+
+    def begun():
+        stream = llm.stream_speak(messages, TEXT, speech_params=GREEDY, voice="ada", exact=exact)
+        assert len(next(stream).output.prompt_token_ids) == length
+        assert len(next(stream).samples)
+        return stream
+
+    (speech,) = llm.speak(messages, TEXT, speech_params=GREEDY)
+    length = len(speech.output.prompt_token_ids)
+    monkeypatch.setattr(talker_setup, "MAX_CODES", GREEDY.max_tokens)
+    files, answer = load_model_files(llm.config.model), TEXT.max_tokens
+    plans = [talker_setup.talker_bytes(replace(llm.config, max_speech_streams=n), files, length + answer) for n in (1, 2)]
+    assert (plans[1] - plans[0]) / 4 < kept_bytes(begun) <= plans[1] - plans[0] + SMALL
 
 
 def test_parts_from_windows(llm):

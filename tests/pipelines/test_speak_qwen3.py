@@ -3,14 +3,20 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 
 import family
 import pytest
 import talkers
 import torch
+from measured import kept_bytes
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, AsyncLLM, ConfigError, InputError, PoolingParams, SamplingParams
+from sensorium.engine.model_files import load_model_files
+from sensorium.engine.setup import talker as talker_setup
+from sensorium.engine.setup.doctor import explain
 from sensorium.mm.errors import CheckpointError
+from sensorium.models.memory_formulas import SMALL
 from sensorium.models.talker import SpokenAnswer
 
 TEXT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
@@ -27,7 +33,7 @@ def saved(tmp_path_factory):
 @pytest.fixture(scope="module")
 def llm(saved):
     options = {"load_talker": True, "chat_template": talkers.QWEN3_TEMPLATE, "max_model_len": 1024, "max_num_seqs": 2}
-    with LLM(saved[0], device="cpu", max_num_batched_tokens=64, **options) as made:
+    with LLM(saved[0], device="cpu", max_num_batched_tokens=64, max_speech_streams=2, **options) as made:
         yield made
 
 
@@ -123,6 +129,54 @@ def test_streams_do_not_disturb_each_other(llm):
     streams = [llm.stream_speak(messages, TEXT, speech_params=GREEDY, voice=name) for name in whole]
     found = [torch.cat([part.samples for part in parts]) for parts in zip(*zip(*streams, strict=True), strict=True)]
     assert all(samples.equal(speech.samples) for samples, speech in zip(found, whole.values(), strict=True))
+
+
+def begun(llm, messages):
+    """Return a stream after its text and its first part."""
+    stream = llm.stream_speak(messages, TEXT, speech_params=GREEDY, voice="ada")
+    assert next(stream).error is None
+    assert len(next(stream).codes) == 12
+    return stream
+
+
+def test_the_number_of_answers_that_are_spoken_is_limited(llm):
+    """A stream counts from its first part to its end, also if it is left. `speak` counts, too."""
+    messages, _ = conversation("")
+
+    def speak():
+        return llm.speak(messages, TEXT, speech_params=GREEDY, voice="ada")[0].error
+
+    async def leave():
+        async for part in AsyncLLM(llm).stream_speak(messages, TEXT, speech_params=GREEDY, voice="ada"):
+            if part.codes:
+                return part.error
+
+    first, second = begun(llm, messages), begun(llm, messages)
+    _, refused = llm.stream_speak(messages, TEXT, speech_params=GREEDY, voice="ada")
+    for error in (refused.error, speak()):
+        assert (error.code, error.param) == ("overloaded", "max_speech_streams")
+        assert "2 answers are being spoken, and max_speech_streams of the engine is 2; end one of the streams" in str(error)
+    first.close()
+    assert speak() is None
+    assert sum(len(part.codes) for part in second) == GREEDY.max_tokens - 12
+    for _ in range(3):
+        assert asyncio.run(leave()) is None
+        begun(llm, messages)
+    assert speak() is None
+    assert llm.talker._num_streams == 0
+
+
+@pytest.mark.parametrize("letters", ["", "i"])
+def test_the_plan_counts_what_streams_hold(llm, letters, monkeypatch):
+    messages, _ = conversation(letters)
+    output = next(llm.stream_speak(messages, TEXT, speech_params=GREEDY, voice="ada")).output
+    length = len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
+    monkeypatch.setattr(talker_setup, "MAX_CODES", GREEDY.max_tokens)
+    config = replace(llm.config, max_speech_streams=3)
+    plans = [talker_setup.talker_bytes(one, load_model_files(config.model), length) for one in (llm.config, config)]
+    planned = plans[1] - plans[0]
+    assert planned / 2 < kept_bytes(lambda: begun(llm, messages)) <= planned + SMALL
+    assert explain(config).talker > llm.explain().talker
 
 
 def test_sampling_has_a_seed(llm):

@@ -30,9 +30,9 @@ def test_few_lines_are_in_progress(tmp_path):
     assert held(tmp_path, "abcdefgh", scenario, batch_requests=3)["request_counts"]["completed"] == 8
 
 
-@pytest.mark.parametrize(("limit", "most"), [(2.5, 2), (0.5, 1)])
+@pytest.mark.parametrize(("limit", "most"), [(5, 2), (3, 1), (0.5, 1)])
 def test_lines_count_as_bodies_while_they_are_held(tmp_path, monkeypatch, limit, most):
-    """Further lines wait until there is room. One line always has room."""
+    """Lines take at most half of the bytes; further ones wait until there is room. One line always has room."""
     monkeypatch.setattr("sensorium.server.batch_runner._RETRY_SECONDS", 0.001)
     size = len(line("a", messages="a")) + 1
 

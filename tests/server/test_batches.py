@@ -10,6 +10,7 @@ import openai
 import pytest
 from batch_files import BATCH, CHAT, ended, line, results, upload
 from http_server import listening
+from sensorium.engine.frontend.input_queue import InputQueue
 from sensorium.server.config import ServerConfig
 from sensorium.server.state import Server
 from sensorium.server.store import Store
@@ -55,8 +56,15 @@ def test_a_batch_is_answered(stored):
     ("url", "body"),
     [("/v1/completions", {"prompt": "a"}), ("/v1/embeddings", {"input": "a"}), ("/v1/responses", {"input": "a"})],
 )
-def test_other_endpoints(stored, url, body):
-    client = stored[0]
+def test_other_endpoints(stored, url, body, monkeypatch):
+    """A line has the same response as a request of a client, and a lower priority."""
+    client, priorities, add = stored[0], [], InputQueue.add
+
+    def noted(queue, entries, *rest):
+        priorities.extend(entry.priority for entry in entries)
+        return add(queue, entries, *rest)
+
+    monkeypatch.setattr(InputQueue, "add", noted)
     file = upload(client, line("a", url, **body))
     batch = ended(client, client.batches.create(input_file_id=file.id, endpoint=url, completion_window="24h"))
     (found,) = results(client, batch.output_file_id or batch.error_file_id)
@@ -64,6 +72,7 @@ def test_other_endpoints(stored, url, body):
         same = http.post(url, json=body, headers={"Authorization": "Bearer one"})
     assert found["response"]["status_code"] == same.status_code
     assert found["response"]["body"].keys() == same.json().keys()
+    assert priorities == [1, 0]
 
 
 def test_lists_have_pages(stored):

@@ -234,6 +234,35 @@ def test_slow_plans_of_a_key_delay_neither_other_keys_nor_tokens(tiny, monkeypat
         assert [one.result().status_code for one in plans] == [200] * 8
 
 
+@pytest.mark.parametrize("path", ["tokenize", "detokenize"])
+def test_slow_tokens_of_a_key_delay_no_other_key(tiny, monkeypatch, path):
+    server, go_on, running = make_server(tiny[1].engine.llm, "tiny-vl", ServerConfig(api_key=["one", "two"])), Event(), []
+    tokenizer, name = server.engine.llm.get_tokenizer(), {"tokenize": "encode", "detokenize": "decode"}[path]
+    fast = getattr(tokenizer, name)
+
+    def slow(given, **options):
+        if given in ("slow", [6]):
+            running.append(None)
+            go_on.wait(LONG)
+        return fast(given, **options)
+
+    def post_as(key, given):
+        body = {{"tokenize": "prompt", "detokenize": "tokens"}[path]: given}
+        headers = {"Authorization": f"Bearer {key}"}
+        return httpx.post(f"{url}/{path}", json=body, headers=headers, timeout=LONG).status_code
+
+    monkeypatch.setattr(tokenizer, name, slow)
+    with listening(server) as url, ThreadPoolExecutor(8) as clients:
+        try:
+            slow_ones = [clients.submit(post_as, "one", "slow" if path == "tokenize" else [6]) for _ in range(8)]
+            wait_until(lambda: len(running) == 2)
+            assert post_as("two", "a" if path == "tokenize" else [5]) == 200
+            assert len(running) == 2
+        finally:
+            go_on.set()
+        assert [one.result() for one in slow_ones] == [200] * 8
+
+
 def test_a_plan_keeps_its_place_after_its_client_has_left(tiny, monkeypatch):
     server, go_on, running = make_server(tiny[1].engine.llm, "tiny-vl", ServerConfig(api_key=["one", "two"])), Event(), []
     monkeypatch.setattr(server.engine.llm, "plan", lambda *_, **options: running.append(None) or (go_on.wait(LONG) and []))

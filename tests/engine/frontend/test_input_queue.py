@@ -181,6 +181,13 @@ def test_a_tenant_leaves_places_for_downloads_of_others():
     queue.input_queue.close()
 
 
+def test_downloads_of_a_low_priority_are_in_the_background(queue):
+    made = [Media(queue, fetches=(Future(),)) for _ in range(2)]
+    entries = queue.add(*(queue.entry(i, lambda i=i: made[i], priority=i) for i in range(2)))
+    wait_until(lambda: [entry.stage for entry in entries] == ["fetching"] * 2)
+    assert [one.ledger.background for one in made] == [False, True]
+
+
 def slow(queue, gate, name, salt=None, result=None):
     """Return an entry whose files take until `gate` to open."""
 

@@ -8,8 +8,10 @@ import shutil
 import socket
 import ssl
 import subprocess
+import sys
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
@@ -138,6 +140,59 @@ def test_a_download_ends_with_its_request(server, path):
     with pytest.raises(InputError, match="its request has ended"):
         fetch(f"http://127.0.0.1:{server.server_port}/{path}", LOCAL, ledger)
     closer.join()
+
+
+@contextlib.contextmanager
+def silent_server(full):
+    """Listen and never answer; with `full`, the queue of connections has no room, so that the next one waits."""
+    with contextlib.ExitStack() as stack:
+        listener = stack.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0 if full else 9))
+        while full:
+            waiting = stack.enter_context(socket.socket())
+            waiting.settimeout(0.2)
+            try:
+                waiting.connect(listener.getsockname())
+            except TimeoutError:
+                break
+        yield listener
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="elsewhere shutting a connecting socket down may not end the connect")
+@pytest.mark.parametrize(("scheme", "full"), [("http", True), ("https", True), ("https", False)])
+def test_a_connect_ends_with_its_request(monkeypatch, scheme, full):
+    """The thread of a request that is closed does not wait for a connection, nor for the answer to a TLS handshake."""
+    begun, connect, handshake = threading.Event(), socket.socket.connect, ssl.SSLSocket.do_handshake
+    started = MediaBudget(LOCAL).open()
+    with silent_server(full) as listener, ThreadPoolExecutor(1) as threads:
+        if full:
+            monkeypatch.setattr(socket.socket, "connect", lambda *args: begun.set() or connect(*args))
+        else:
+            monkeypatch.setattr(ssl.SSLSocket, "do_handshake", lambda *args: begun.set() or handshake(*args))
+        url = f"{scheme}://127.0.0.1:{listener.getsockname()[1]}/x"
+        download = threads.submit(fetch, url, replace(LOCAL, timeout=50), started)
+        assert begun.wait(30)
+        time.sleep(0.1)
+        assert not download.done()
+        start = time.monotonic()
+        started.close()
+        with pytest.raises(InputError, match="its request has ended"):
+            download.result()
+    assert time.monotonic() - start < 25  # of 50
+
+
+def test_the_resolution_of_a_name_ends_with_its_request(monkeypatch):
+    begun, release = threading.Event(), threading.Event()
+    monkeypatch.setattr(socket, "getaddrinfo", lambda *a, **k: begun.set() or (release.wait(60) and []))
+    ledger = MediaBudget(LOCAL).open()
+    with ThreadPoolExecutor(1) as threads:
+        download = threads.submit(fetch, "http://slow.example/x", LOCAL, ledger)
+        assert begun.wait(30)
+        start = time.monotonic()
+        ledger.close()
+        with pytest.raises(InputError, match="its request has ended"):
+            download.result()
+    assert time.monotonic() - start < 25  # of 60
+    release.set()
 
 
 def test_many_urls_of_one_request_share_its_limit(server):

@@ -112,6 +112,24 @@ def test_requests_of_a_tenant_have_one_share() -> None:
     assert result == [1]
 
 
+def test_requests_in_the_background_have_one_share() -> None:
+    budget = MediaBudget(replace(POLICY, max_request_bytes=1000, max_total_bytes=1000))
+    oldest, *many = (budget.open() for _ in range(4))
+    for ledger in (oldest, *many):
+        ledger.background = True
+    for ledger in (oldest, *many[:-1]):
+        ledger.take(160, wait=True)
+    blocked, result = waiting(many[-1], 160)
+    wait_until(lambda: many[-1].deadline is not None)
+    for _ in range(2):
+        budget.open().take(160, wait=True)
+    assert not result
+    oldest.close()
+    many[0].close()
+    blocked.join(LONG)
+    assert result == [1]
+
+
 def test_a_dropped_request_stops_waiting(budget: MediaBudget) -> None:
     oldest, second = budget.open(), budget.open()
     oldest.take(100)

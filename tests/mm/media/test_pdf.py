@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import hashlib
 import io
+import os
 from dataclasses import replace
 from functools import cache
 from pathlib import Path
@@ -17,9 +19,11 @@ from sensorium import PdfPage, pdf_pages
 from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate, isolate, policy
 from sensorium.mm.media import pdf as media_pdf
-from sensorium.mm.media.pdf import open_pdf
+from sensorium.mm.media.ledger import MediaBudget
+from sensorium.mm.media.pdf import open_pdf, share_files
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.parse import MediaSource, MultiModalDataParser
+from sensorium.mm.types import Media
 
 COLORS = [(200, 30, 40), (20, 180, 60), (10, 20, 220)]
 
@@ -148,6 +152,70 @@ def test_pages_are_probed_and_their_file_is_hashed_once(monkeypatch: pytest.Monk
     assert asked == ["page_sizes", *["decode_page"] * 6]
     with pytest.raises(MediaError, match="over the limit of 100 pixels"):
         gate.probe(MediaSource("image", 0, pages[0]), DecodeSpec(), MediaPolicy(max_pixels=100))
+
+
+@pytest.fixture
+def reads(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Sizes of the reads of local files."""
+    found: list[int] = []
+
+    class Counted(io.FileIO):
+        def read(self, size: int | None = -1) -> bytes:  # type: ignore[override]
+            found.append(size or 0)
+            return super().read(size)
+
+    monkeypatch.setattr(os, "fdopen", lambda handle, *_, **__: Counted(handle, closefd=False))
+    return found
+
+
+def test_pages_of_a_local_file_read_and_hash_it_once(tmp_path: Path, reads: list[int], monkeypatch: pytest.MonkeyPatch) -> None:
+    """Memory holds one file, and those of pages in use."""
+    hashed, sha256 = list[int](), hashlib.sha256
+    counted = SimpleNamespace(sha256=lambda data: hashed.append(len(data)) or sha256(data))
+    monkeypatch.setattr(policy, "hashlib", counted)
+    files = {tmp_path / "a.pdf": pdf(), tmp_path / "b.pdf": pdf(((72, 72), (30, 40)))}
+    for path, data in files.items():
+        path.write_bytes(data)
+    plain = [PdfPage(str(path) if number == 1 else path, number) for path in files for number in (1, 2)]
+    items = [Media(page, max_pixels=9) if page.number == 1 else page for page in plain]
+    shared = [item.data if isinstance(item, Media) else item for item in share_files(items)]
+    assert shared == plain
+    for page, data in zip(shared, [data for data in files.values() for _ in range(2)], strict=True):
+        loaded = gate.load(MediaSource("image", 0, page), MediaPolicy())
+        assert loaded.data == PdfPage(data, page.number)
+        alone = gate.load(MediaSource("image", 0, PdfPage(page.file, page.number)), MediaPolicy())
+        found = gate.content_hash(loaded, MediaPolicy())
+        assert found == gate.content_hash(alone, MediaPolicy())
+        assert gate.probe(loaded, DecodeSpec(), MediaPolicy()) == gate.probe(alone, DecodeSpec(), MediaPolicy())
+    sizes = [len(data) for data in files.values()]
+    assert sorted(reads) == sorted(hashed) == sorted(sizes * 3)  # once for shared pages, and for both that are alone
+    del loaded
+    gc.collect()
+    assert len(shared[0].files._files) == 1
+    path, data = tmp_path / "b.pdf", pdf(((9, 9),))
+    path.write_bytes(data)  # a file that has changed is read again
+    assert gate.load(MediaSource("image", 0, shared[-1]), MediaPolicy()).data == PdfPage(data, 2)
+
+
+def test_items_without_a_local_file_share_nothing() -> None:
+    pages = pdf_pages(pdf())
+    image, *shared = share_files(["a.png", *pages])
+    assert image == "a.png"
+    assert [gate.load(MediaSource("image", 0, page), MediaPolicy()).data.opened for page in shared] == [pages[0].opened] * 3
+
+
+def test_a_shared_file_counts_in_the_limits_of_a_request(tmp_path: Path) -> None:
+    (tmp_path / "a.pdf").write_bytes(pdf())
+    pages = share_files(PdfPage(tmp_path / "a.pdf", number) for number in (1, 2))
+    with MediaBudget(MediaPolicy()).open() as ledger:
+        for page in pages:
+            gate.load(MediaSource("image", 0, page), MediaPolicy(), ledger)
+        assert ledger.num_bytes == len(pdf())
+    for page, changes in zip(pages, ({"max_request_bytes": 9}, {"max_bytes": 9}), strict=True):
+        with pytest.raises(MediaError, match=next(iter(changes))):
+            gate.load(MediaSource("image", 0, page), MediaPolicy(**changes))
+    with pytest.raises(MediaError, match="cannot be read"):
+        gate.load(MediaSource("image", 0, share_files([PdfPage(tmp_path / "b.pdf", 1)])[0]), MediaPolicy())
 
 
 def test_a_page_with_another_file_knows_nothing_of_the_first() -> None:
