@@ -121,9 +121,9 @@ def share_files(items: Iterable[object]) -> list[object]:
 
 
 def _with_files(item: object, files: PdfFiles) -> object:
-    if isinstance(item, Media):
+    if type(item) is Media:  # not isinstance: the class of a broken item may not be readable
         return replace(item, data=_with_files(item.data, files))
-    if not isinstance(item, PdfPage):
+    if type(item) is not PdfPage:
         return item
     page = replace(item)
     object.__setattr__(page, "opened", item.opened)

@@ -87,7 +87,7 @@ def test_classes_of_tokens(kind: str, tmp_path: Path) -> None:
             llm.classify(TEXTS[0])
         with pytest.raises(ConfigError, match="classifies tokens, not prompts; use encode"):
             llm.reward(TEXTS[0])
-        with pytest.raises(InputError, match=r"classifies tokens; use llm\.encode"):
+        with pytest.raises(InputError, match=r"classifies tokens; use encode"):
             llm.encode(TEXTS[0], pooling_task="classify", use_tqdm=False)[0].outputs  # noqa: B018
         with pytest.raises(InputError, match=r"pooling_task='token_classify' and PoolingParams.* contradict"):
             llm.encode(TEXTS[0], PoolingParams(task="embed"), pooling_task=task)
