@@ -35,14 +35,15 @@ def run(args: argparse.Namespace) -> int:
 
 
 def with_offline_advice(error: HubError, args: argparse.Namespace) -> HubError:
-    """Return the error of a Hub that cannot be asked, with what can be done without it."""
+    """Return the error for an unreachable Hub, with advice that needs no network."""
     from ..engine.setup.hub_cache import MAIN, CachedModel
     from ..engine.setup.hub_download import GIVE
 
     cached = CachedModel(args.name)
     commit = cached.commit(args.revision or MAIN)
     if commit is not None and cached.is_complete(commit):
-        reason = f"the Hub cannot be asked for a newer {args.name}; other commands use the cached commit {commit}"
-        return HubError(f"{reason}. To update it, check the network, HF_ENDPOINT, proxies and HF_HUB_OFFLINE")
+        cause = str(error).rpartition(" or a part of it, and ")[2].partition("; ")[0]
+        how = "To update it, check the network, HF_ENDPOINT, proxies and HF_HUB_OFFLINE"
+        return HubError(f"{cause}; other commands use the cached commit {commit} of {args.name}. {how}")
     how = f"copy the folder of {args.name} from another machine, and give its path as --model to other commands"
     return HubError(str(error).replace(GIVE, how))

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 from functools import lru_cache
 from typing import Any
 
-from .errors import InputError, hint, short_repr
+from .errors import InputError, equals_one_of, hint, short_repr
 
 _MESSAGE = ("role", "content", "name", "tool_calls", "tool_call_id", "reasoning_content")
 _EMPTY = ("annotations", "refusal", "audio", "function_call")
@@ -35,8 +35,9 @@ def check_messages(messages: Sequence[Mapping[str, Any]], template: str | None) 
     read = _words(template or "")
     for index, message in enumerate(messages):
         where = f"messages[{index}]"
-        given = {name: value for name, value in message.items() if name not in _EMPTY or value not in (None, [], "")}
-        check_fields({name: value for name, value in given.items() if name not in read}, _MESSAGE, where, where)
+        empty = {name for name in _EMPTY if name in message and equals_one_of(message[name], (None, [], ""))}
+        given = {name: value for name, value in message.items() if name not in empty and name not in read}
+        check_fields(given, _MESSAGE, where, where)
         calls = message.get("tool_calls")
         for number, call in enumerate(calls if isinstance(calls, list) else ()):
             if isinstance(call, Mapping):

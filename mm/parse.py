@@ -240,7 +240,8 @@ def is_media_path(text: object) -> bool:
     """Return whether a text is the path of an image, a video or an audio file."""
     if type(text) is not str or len(text) > _MAX_PATH:
         return False
-    return str(mimetypes.guess_type(text)[0])[:6] in ("image/", "video/", "audio/") and os.path.isfile(text)
+    kind = mimetypes.guess_type("file" + os.path.splitext(text)[1])[0]  # of a whole text it raises errors on some versions
+    return str(kind)[:6] in ("image/", "video/", "audio/") and os.path.isfile(text)
 
 
 def is_item_list(modality: str, value: object) -> bool:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
+from contextvars import copy_context
 from dataclasses import asdict, dataclass
-from functools import cached_property
+from functools import cached_property, partial
 from typing import Any
 
 from ..engine import async_llm, llm
@@ -22,7 +24,7 @@ from .reward import reward_tasks
 from .speak import Speech, speak_tasks, stream_task
 from .speech.live_input import LiveEvent
 from .speech.live_session import LiveAudio, LiveStream, stream_events
-from .tasks import in_thread, run_tasks, run_tasks_async
+from .tasks import run_tasks, run_tasks_async
 from .transcribe import Transcript, transcribe_tasks
 from .validation import check_names
 
@@ -176,8 +178,16 @@ class AsyncLLM(async_llm.AsyncLLM):
         task, speak = stream_task(self.llm, messages, sampling_params, **options)
         (answer,) = await run_tasks_async(self, [task])
         parts = speak(answer)
-        while (part := await in_thread(self._speakers, next, parts, None)) is not None:
-            yield part
+        step = Future[Speech | None]()
+        step.set_result(None)
+        try:
+            while True:
+                step = self._speakers.submit(partial(copy_context().run, partial(next, parts, None)))
+                if (part := await asyncio.wrap_future(step)) is None:
+                    return
+                yield part
+        finally:
+            step.add_done_callback(lambda _: parts.close())  # at once, or when the part that is computed now has ended
 
     async def embed(self, inputs: object, priority: int = 0, **options: Any) -> list[Embedding]:
         """`LLM.embed` as a coroutine. Requests of smaller priorities are served first."""

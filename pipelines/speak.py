@@ -6,7 +6,7 @@ in Qwen3-Omni only if the prompt has images, videos or audio.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import TYPE_CHECKING, Any
@@ -147,7 +147,7 @@ def speak_tasks(llm: LLM, messages: Messages | Sequence[Messages], *args: Any, *
 
 def stream_task(
     llm: LLM, messages: Messages, *args: Any, exact: bool = True, **options: Any
-) -> tuple[Task[_Answer], Callable[[_Answer], Iterator[Speech]]]:
+) -> tuple[Task[_Answer], Callable[[_Answer], Generator[Speech, None, None]]]:
     """Return the task that answers one conversation in text, and the function that speaks its result part by part.
 
     The first part has the text and no samples. Each further one has the next samples and frames. If there is an error, the last
@@ -216,7 +216,7 @@ def _speak(request: _Request) -> Task[Speech]:
     return replace(answer.speech, samples=samples, codes=tuple(codes))
 
 
-def _parts(request: _Request, division: Division, answer: _Answer) -> Iterator[Speech]:
+def _parts(request: _Request, division: Division, answer: _Answer) -> Generator[Speech, None, None]:
     yield answer.speech
     if answer.spoken is None:
         return

@@ -32,7 +32,12 @@ class SharedThreads:
         """
         if tenant is not None:
             await self._take(tenant)
-        future = self._pool.submit(work)
+        try:
+            future = self._pool.submit(work)
+        except BaseException:  # no thread can be started
+            if tenant is not None:
+                self._free(tenant)
+            raise
         if tenant is not None:
             loop = asyncio.get_running_loop()
 

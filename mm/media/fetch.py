@@ -12,7 +12,7 @@ import ssl
 import string
 import threading
 import time
-from concurrent.futures import CancelledError, Future, InvalidStateError
+from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
@@ -171,7 +171,7 @@ def _seconds_left(policy: MediaPolicy, deadline: float) -> float:
 
 
 def _get(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> bytes | str:
-    """Return the body, or the target of a redirect. The end of the request ends each step at once."""
+    """Return the body, or the target of a redirect. The end of the request ends each step but the name's resolution at once."""
     with _connect(target, policy, deadline, ledger) as raw:
         if target.scheme == "http":
             with ledger.watching(partial(_end, raw)):
@@ -193,7 +193,7 @@ def _end(stream: socket.socket) -> None:
 
 
 def _connect(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> socket.socket:
-    found = _resolve(target, _seconds_left(policy, deadline), ledger)
+    found = _resolve(target, _seconds_left(policy, deadline))
     for *_, place in found:
         if not policy.allow_private_hosts and not is_public(ipaddress.ip_address(str(place[0]))):
             raise PermissionError(f"{place[0]} is not public")
@@ -214,28 +214,24 @@ def _connect(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledg
     raise failure
 
 
-def _resolve(target: _Target, seconds: float, ledger: Ledger) -> list[Any]:
-    """Call `getaddrinfo` in a thread, because it has no time limit. A slow call is abandoned."""
+def _resolve(target: _Target, seconds: float) -> list[Any]:
+    """Call `getaddrinfo` in a thread, because it has no time limit. A slow call is abandoned.
+
+    The end of the request does not end the wait: requests that come and go would leave any number of threads behind.
+    """
     found: Future[list[Any]] = Future()
 
     def look_up() -> None:
         try:
-            addresses = socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM)
+            found.set_result(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
         except BaseException as error:  # raised in the waiting thread
-            finish = partial(found.set_exception, error)
-        else:
-            finish = partial(found.set_result, addresses)
-        with suppress(InvalidStateError):  # the request has ended
-            finish()
+            found.set_exception(error)
 
     threading.Thread(target=look_up, name="sensorium-resolve", daemon=True).start()
     try:
-        with ledger.watching(found.cancel):
-            return found.result(seconds)
+        return found.result(seconds)
     except TimeoutError:
         raise TimeoutError("its name was not resolved in time") from None
-    except CancelledError:
-        raise ConnectionAbortedError("its request has ended") from None
 
 
 def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> bytes | str:

@@ -54,6 +54,7 @@ class LiveStream:
         self.engine, self._idle_timeout = engine, idle_timeout
         self.arrived = asyncio.Event()  # set after each change of the transcriber's input
         self._taken = asyncio.Event()  # set after samples were taken from the buffer
+        self._converts = False  # the block that has arrived last
 
     async def read(self, blocks: AsyncIterable[object]) -> AsyncGenerator[LiveEvent, None]:
         """Yield the events of a source of blocks. While the buffer is full, no block is taken from the source."""
@@ -97,11 +98,14 @@ class LiveStream:
                 step = advance(task, await answer)
 
     async def _wait(self) -> None:
-        try:
-            async with asyncio.timeout(self._idle_timeout):
-                await self.arrived.wait()
-        except TimeoutError:
-            self.transcriber.finish("idle")
+        while not self.arrived.is_set():
+            try:
+                async with asyncio.timeout(self._idle_timeout):
+                    await self.arrived.wait()
+            except TimeoutError:
+                if not self._converts:  # else samples have arrived, and a long block takes its time
+                    self.transcriber.finish("idle")
+                    return
 
     async def _feed(self, blocks: AsyncIterable[object]) -> None:
         try:
@@ -110,8 +114,10 @@ class LiveStream:
                 if isinstance(block, Gap):
                     self.transcriber.gap(block)
                 else:
+                    self._converts = True
                     for _ in self.transcriber.push_in_steps(block):
                         await asyncio.sleep(0)
+                    self._converts = False
                 self.arrived.set()
             await self._wait_for_room()
         finally:

@@ -99,7 +99,7 @@ def test_every_option_has_a_help_text() -> None:
 @pytest.mark.parametrize(
     ("words", "said"),
     [
-        (("--model", "nothing-here"), "'nothing-here' is not a folder"),
+        (("--model", "nothing-here", "--port", "0"), "'nothing-here' is not a folder"),
         (("a", "--model", "b"), "both a and --model b name the model; give one of them"),
     ],
 )

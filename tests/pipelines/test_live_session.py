@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncIterator
+import time
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 
 import numpy as np
 import pytest
 from sensorium import LLM, AsyncLLM, Gap, LiveEvent
 from sensorium.mm.errors import InputError
+from sensorium.pipelines.speech.live_input import LiveInput
 from streams import OPTIONS, RATE, blocks, check_promises, check_that_the_loop_is_not_held, finals, play, speech
 from waiting import assert_idle, wait_until
 
@@ -97,6 +99,23 @@ def test_a_long_block_does_not_hold_the_loop(llm: LLM, rate: int) -> None:
     samples = speech(-0.5, 0.6, -30, 0.7, -1, 1.4, -2)
     block = samples if rate == RATE else np.stack([samples, samples])
     asyncio.run(check_that_the_loop_is_not_held(llm, block, rate, **OPTIONS))
+
+
+def test_a_stream_is_not_idle_while_a_block_is_converted(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A loop with much other work."""
+    push = LiveInput.push_in_steps
+
+    def slowly(self: LiveInput, block: object) -> Iterator[None]:
+        end = time.monotonic() + 0.5
+        while time.monotonic() < end:
+            yield
+        yield from push(self, block)
+
+    monkeypatch.setattr(LiveInput, "push_in_steps", slowly)
+    events = list[LiveEvent]()
+    stream = AsyncLLM(llm).stream_transcribe(blocks([speech(-1, 0.8, -1)]), **OPTIONS, idle_timeout=0.1)
+    asyncio.run(collect(stream, events))
+    assert (len(finals(events)), events[-1].reason) == (1, "finished")
 
 
 def test_a_broken_value_late_in_a_block_drops_the_block(llm: LLM) -> None:

@@ -9,6 +9,7 @@ import family
 import pytest
 import talkers
 import torch
+from batch_files import until
 from measured import kept_bytes
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, AsyncLLM, ConfigError, InputError, PoolingParams, SamplingParams
@@ -164,6 +165,24 @@ def test_the_number_of_answers_that_are_spoken_is_limited(llm):
         begun(llm, messages)
     assert speak() is None
     assert llm.talker._num_streams == 0
+
+
+def test_a_stream_that_is_cancelled_ends_at_once(llm):
+    """Also if the exception, whose traceback holds the generator's frame, lives on."""
+    messages, _ = conversation("")
+
+    async def scenario():
+        stream = AsyncLLM(llm).stream_speak(messages, TEXT, speech_params=GREEDY, voice="ada")
+        assert (await anext(stream)).error is None
+        task = asyncio.ensure_future(anext(stream))
+        await until(lambda: llm.talker._num_streams == 1)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError) as caught:
+            await task
+        await until(lambda: llm.talker._num_streams == 0)
+        return caught
+
+    assert asyncio.run(scenario()).value.__traceback__ is not None
 
 
 @pytest.mark.parametrize("letters", ["", "i"])

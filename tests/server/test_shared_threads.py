@@ -95,6 +95,23 @@ def test_errors_free_the_thread():
     asyncio.run(scenario())
 
 
+def test_work_that_cannot_be_started_leaves_its_place(monkeypatch):
+    """A system without room for another thread."""
+
+    def refuse(work):
+        raise RuntimeError("can't start new thread")
+
+    async def scenario():
+        threads = SharedThreads(1, "test")
+        with monkeypatch.context() as patch:
+            patch.setattr(threads._pool, "submit", refuse)
+            with pytest.raises(RuntimeError, match="new thread"):
+                await threads.run("a", int)
+        assert await threads.run("a", lambda: 1) == 1
+
+    asyncio.run(scenario())
+
+
 @pytest.mark.parametrize("granted", [False, True])
 def test_a_request_that_ends_while_it_waits_leaves_its_place(granted):
     """Also if it has just got a thread, and not begun."""

@@ -6,6 +6,7 @@ import asyncio
 import logging
 from pathlib import Path
 
+import numpy as np
 import pytest
 from PIL import Image
 from sensorium import LLM, AsyncLLM, MediaError, SamplingParams
@@ -94,6 +95,10 @@ def test_async_llm_closes_the_model_that_it_loaded():
         (
             lambda llm: llm.chat([{"role": "user", "contnet": "x"}], SHORT, on_error="raise"),
             r"unknown field 'contnet' of messages\[0\]; did you mean content\?",
+        ),
+        (
+            lambda llm: llm.chat([{"role": "user", "content": "x", "audio": np.zeros(4)}], SHORT, on_error="raise"),
+            r"unknown field 'audio' of messages\[0\]",
         ),
         (lambda llm: llm.generate([USER], SHORT, on_error="raise"), "these are messages, which only `chat`"),
         (lambda llm: llm.chat([{"role": "user"}], SHORT, on_error="raise"), "message 0: content is missing; give a text"),
