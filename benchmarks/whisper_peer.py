@@ -1,4 +1,4 @@
-"""Shared by word_times.py and word_errors.py: their options, and the run of a program in the peer's interpreter."""
+"""Shared by word_times.py, word_errors.py and speech.py: their options, and the run of a program in the peer's interpreter."""
 
 from __future__ import annotations
 

@@ -33,7 +33,7 @@ _PHRASES: Mapping[str, Mapping[Interface, str]] = {
     "call wake_up() first": {"http": "send the request again when GET /ready answers 200"},
     'call encode_media, or load the model without parts="encoder"': {"http": "start the server without --parts encoder"},
     "give it in multi_modal_data": {
-        "http": "send it in messages to /v1/chat/completions, or audio to /v1/audio/transcriptions",
+        "http": "send sound to /v1/audio/transcriptions, or other media in messages to /v1/chat/completions",
         "cli": "give it with --image, --video or --audio",
     },
     "but multi_modal_data holds": {"http": "but the request holds"},

@@ -60,6 +60,8 @@ _FORMS = {
     "too_long": "a list with at most {max_length} entries",
     "greater_than_equal": "{ge} or above",
     "less_than_equal": "{le} or below",
+    "greater_than": "above {gt}",
+    "less_than": "below {lt}",
 }
 """What a value must be, by the type of pydantic's error."""
 _BRANCH = re.compile(r"str|int|bool|(list|dict)\[.*\]")  # a name of pydantic in the place of a value of several types

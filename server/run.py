@@ -107,10 +107,11 @@ def check_certificate(config: ServerConfig) -> None:
     if config.tls_cert is None:
         return
     try:
-        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key)
+        no_password = bytes  # else OpenSSL asks for one on the terminal
+        ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(config.tls_cert, config.tls_key, no_password)
     except OSError as error:  # ssl.SSLError is one
         reason = f"tls_cert={config.tls_cert} and tls_key={config.tls_key} cannot be used ({error.strerror or error})"
-        raise ConfigError(f"{reason}; give a certificate chain and its key in PEM", param="tls_cert") from None
+        raise ConfigError(f"{reason}; give a chain and its key in PEM, without a password", param="tls_cert") from None
 
 
 def bind(config: ServerConfig) -> socket.socket:

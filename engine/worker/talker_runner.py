@@ -80,9 +80,9 @@ class TalkerRunner:
         """Count an answer as being spoken while the context lasts. Raise InputError if too many are."""
         with self._streams_lock:
             if self._num_streams >= self._max_streams:
-                reason = f"{self._num_streams} answers are being spoken, and max_speech_streams of the engine is"
-                how = "end one of the streams, or raise it"
-                raise InputError(f"{reason} {self._max_streams}; {how}", code="overloaded", param="max_speech_streams")
+                reason = f"max_speech_streams={self._max_streams} answers are being spoken already"
+                how = "end one of the streams, or load the model with a higher max_speech_streams"
+                raise InputError(f"{reason}; {how}", code="overloaded", param="max_speech_streams")
             self._num_streams += 1
         try:
             yield

@@ -114,8 +114,8 @@ def read_blocks(data: bytes | BinaryIO, rate: int) -> Iterator[Array]:
             except (soundfile.LibsndfileError, RuntimeError) as error:
                 if file.tell() > start:
                     yield block[: file.tell() - start].T
-                reason = getattr(error, "error_string", None) or "it is cut off or damaged"
-                raise InputError(f"it cannot be decoded ({reason})") from None
+                reason = getattr(error, "error_string", None) or "libsndfile gives no reason"
+                raise InputError(f"it is broken or cut off ({reason}); download or export it again") from None
             if not len(block):
                 return
             yield block.T
@@ -176,7 +176,7 @@ def _packets(container: InputContainer, stream: AudioStream) -> Iterator[Packet[
             if packet.size:
                 yield packet
     except av.error.FFmpegError as error:
-        raise InputError(f"it cannot be decoded ({error.strerror})") from None
+        raise InputError(f"it is broken or cut off ({error.strerror}); download or export it again") from None
 
 
 def _container_blocks(data: bytes, rate: int) -> Iterator[Array]:
@@ -192,7 +192,7 @@ def _container_blocks(data: bytes, rate: int) -> Iterator[Array]:
                 block = frame.to_ndarray()
                 yield block if frame.format.is_planar else block.reshape(-1, len(frame.layout.channels)).T
         except av.error.FFmpegError as error:
-            raise InputError(f"it cannot be decoded ({error.strerror})") from None
+            raise InputError(f"it is broken or cut off ({error.strerror}); download or export it again") from None
 
 
 def _packet_frames(packet: Packet[AudioStream], stream: AudioStream) -> tuple[int, bool]:

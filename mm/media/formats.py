@@ -29,6 +29,8 @@ _ADVICE = {
 
 def wrong_format_error(data: bytes, modality: str) -> str:
     """Return the error of a file that cannot be opened as a modality: what it is, if known, and what to do."""
+    if not data:
+        return "it is empty; download or export it again"
     for name, start, advice in _FORMATS:
         if re.match(start.encode("latin-1"), data[:_LOOKED_AT], re.DOTALL | re.IGNORECASE) is None:
             continue

@@ -216,6 +216,8 @@ def _opened(data: bytes) -> Iterator[Any]:
         import pypdfium2
     except ImportError:
         raise InputError("PDFs need pypdfium2: pip install 'sensorium[pdf]'; or give the pages as images") from None
+    if not data:
+        raise InputError("the PDF is empty; download or export it again")
     try:
         document = pypdfium2.PdfDocument(data)
         try:
@@ -223,5 +225,6 @@ def _opened(data: bytes) -> Iterator[Any]:
         finally:
             document.close()
     except pypdfium2.PdfiumError as error:
-        reason = "it is encrypted; remove its password" if "assword" in str(error) else f"it is broken ({error})"
+        broken = f"it is broken or cut off ({error}); download or export it again"
+        reason = "it is encrypted; remove its password" if "assword" in str(error) else broken
         raise InputError(f"the PDF cannot be read: {reason}") from None

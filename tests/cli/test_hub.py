@@ -78,7 +78,7 @@ def test_pull_without_the_hub_says_what_can_be_done(
     monkeypatch.setattr("huggingface_hub.constants.HF_HUB_OFFLINE", True)
     assert main(["pull", NAME]) == 2
     line = capsys.readouterr().err
-    assert f"HF_HUB_OFFLINE is set; other commands use the cached commit {hub.commit} of org/tiny-vl. To update it, check" in line
+    assert f"HF_HUB_OFFLINE is set; other commands use the cached commit {hub.commit} of org/tiny-vl. To update it" in line
 
 
 def test_what_is_no_name(capsys: pytest.CaptureFixture[str]) -> None:

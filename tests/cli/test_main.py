@@ -183,7 +183,7 @@ def test_wrong_command_line(argv: tuple[str, ...], said: str, capsys: pytest.Cap
         (("transcribe", "--live", "none.flac"), "the file 'none.flac' cannot be read"),
         (("transcribe", "--live", "--rate", "10"), "its sample rate is 10 Hz"),
         (("transcribe", "--live"), "pip install sounddevice"),
-        (("serve", "--tls-cert", TEXT_FILE, "--tls-key", TEXT_FILE), "give a certificate chain and its key in PEM"),
+        (("serve", "--tls-cert", TEXT_FILE, "--tls-key", TEXT_FILE), "give a chain and its key in PEM"),
         (("serve", "--port", "0", "--chat-template", "none.jinja"), "--chat-template 'none.jinja' cannot be read"),
     ],
 )

@@ -64,7 +64,8 @@ def kept_bytes(call: Callable[[], Any]) -> int:
 def _storages() -> dict[int, int]:
     """Return the bytes of the storage of each tensor that is alive, by address."""
     gc.collect()
-    storages = [one.untyped_storage() for one in gc.get_objects() if type(one) is torch.Tensor and one.device == CPU]
+    dense = [one for one in gc.get_objects() if type(one) is torch.Tensor and one.device == CPU and one.layout == torch.strided]
+    storages = [one.untyped_storage() for one in dense]
     return {storage.data_ptr(): storage.nbytes() for storage in storages}
 
 

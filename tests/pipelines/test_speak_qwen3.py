@@ -156,7 +156,7 @@ def test_the_number_of_answers_that_are_spoken_is_limited(llm):
     _, refused = llm.stream_speak(messages, TEXT, speech_params=GREEDY, voice="ada")
     for error in (refused.error, speak()):
         assert (error.code, error.param) == ("overloaded", "max_speech_streams")
-        assert "2 answers are being spoken, and max_speech_streams of the engine is 2; end one of the streams" in str(error)
+        assert "max_speech_streams=2 answers are being spoken already; end one of the streams" in str(error)
     first.close()
     assert speak() is None
     assert sum(len(part.codes) for part in second) == GREEDY.max_tokens - 12

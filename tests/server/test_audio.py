@@ -253,7 +253,7 @@ def test_a_speech_model_answers_no_chat(url):
     response = httpx.post(f"{url}/v1/completions", json={"prompt": "hello"}, timeout=240)
     found = response.json()["error"]
     assert found["param"] == "prompt"
-    assert "which is audio; send it in messages to /v1/chat/completions, or audio to /v1/audio/transc" in found["message"]
+    assert "which is audio; send sound to /v1/audio/transcriptions" in found["message"]
 
 
 def test_each_key_has_its_own_cache(server, wav, monkeypatch):

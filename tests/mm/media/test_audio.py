@@ -343,7 +343,7 @@ def test_the_same_speech_in_every_format(shared_data: Path, name: str) -> None:
 def test_awkward_files(shared_data: Path) -> None:
     folder = shared_data / "speech" / "formats"
     assert len(decode_audio((folder / "tiny_20ms.wav").read_bytes(), 16_000, POLICY)) == 320
-    with pytest.raises(InputError, match="cannot be decoded"):
+    with pytest.raises(InputError, match="it is broken or cut off"):
         decode_audio((folder / "jfk_truncated.flac").read_bytes(), 16_000, POLICY)
     with pytest.raises(InputError):
         decode_audio((folder / "empty.wav").read_bytes(), 16_000, POLICY)
@@ -368,7 +368,7 @@ def test_samples_before_a_fault_are_yielded() -> None:
     file = io.BytesIO()
     soundfile.write(file, samples, 16_000, "PCM_16", format="FLAC")
     whole, found = file.getvalue(), []
-    with pytest.raises(InputError, match="cannot be decoded"):
+    with pytest.raises(InputError, match="it is broken or cut off"):
         found.extend(read_blocks(whole[: len(whole) * 2 // 3], 16_000))
     read = np.concatenate(found, 1)[0]
     assert 16_000 < len(read) < 48_000

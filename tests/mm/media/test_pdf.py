@@ -89,10 +89,15 @@ def test_limits() -> None:
         gate.decode(source(pdf(), 4), DecodeSpec(), MediaPolicy())
 
 
-@pytest.mark.parametrize("data", [b"%PDF-1.7 nothing", pdf()[:200], b"GIF89a", b""])
+@pytest.mark.parametrize("data", [b"%PDF-1.7 nothing", pdf()[:200], b"GIF89a"])
 def test_broken_files(data: bytes) -> None:
-    with pytest.raises(InputError, match="the PDF cannot be read: it is broken"):
+    with pytest.raises(InputError, match="the PDF cannot be read: it is broken or cut off"):
         open_pdf(data, MediaPolicy())
+
+
+def test_an_empty_file() -> None:
+    with pytest.raises(InputError, match="the PDF is empty; download or export it again"):
+        open_pdf(b"", MediaPolicy())
 
 
 def test_an_encrypted_file() -> None:

@@ -173,7 +173,7 @@ def test_limits_are_checked_before_decoding(monkeypatch):
     ("value", "text"),
     [
         (b"not a clip at all", "not in a supported video format"),
-        (b"", "not in a supported video format"),
+        (b"", "it is empty; download or export it again"),
     ],
 )
 def test_invalid_videos_are_refused_with_the_reason(value, text):
