@@ -34,6 +34,7 @@ OPTIONAL = {
 }
 """Optional distributions with the command that installs them."""
 Section = tuple[str, list[tuple[str, str]]]
+CHECKPOINT_FILES = (".json", ".gguf", ".safetensors")
 CPU_FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_tile", "amx_bf16", "asimd", "bf16")
 
 
@@ -68,8 +69,8 @@ def run(args: argparse.Namespace) -> int:
 
         config = find_model(make_config(args.model, options), weights=False)
         folder, options["revision"], options["adapter"] = config.model, config.revision, config.adapter
-        if not Path(folder).is_dir() or not any(Path(folder).iterdir()):
-            load_model_files(folder)  # report a wrong path, or a folder that lacks every file, before the long output
+        if not Path(folder).is_dir() or not any(file.suffix in CHECKPOINT_FILES for file in Path(folder).iterdir()):
+            load_model_files(folder)  # report a wrong path, or a folder without a checkpoint, before the long output
     sections: list[Section] = [
         ("python", [("python", platform.python_version()), ("sensorium", version("sensorium") or "not installed")]),
         ("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()]),

@@ -94,8 +94,15 @@ def exit_code(errors: Iterable[ErrorInfo | None]) -> int:
 
 
 def with_option_names(text: str, args: argparse.Namespace) -> str:
-    """Replace advice for Python, and LLM's argument names: "pass dtype= one of" gives "pass --dtype one of"."""
-    text = in_words_of("cli", text)
+    """Replace advice for Python, and LLM's argument names: "pass dtype= one of" gives "pass --dtype one of".
+
+    The names in a list of known ones stay as they are: they are those of a file or of JSON.
+    """
+    said, are, names = in_words_of("cli", text).partition(" known ones are ")
+    return f"{_with_flags(said, args)}{are}{names}"
+
+
+def _with_flags(text: str, args: argparse.Namespace) -> str:
     for name in vars(args):
         option = f"--{name.replace('_', '-')}"
         text = re.sub(rf"(?<![\w/.-])(?<!--option ){name}= ?", f"{option} ", text)

@@ -79,7 +79,7 @@ class AsyncLLM(NotPicklable):
             output_kind: "delta": each output holds the text and tokens since the last one, except those at the end that a
                 stop string or a repair may still remove. "cumulative": each output holds the answer so far. "final": one
                 output. None takes that of the sampling parameters, else the attribute `output_kind`.
-            priority: smaller values are served first.
+            priority: smaller values are served first. Requests above 0 share one part of `max_total_bytes`.
             chat: with messages, the options of `LLM.chat`: chat_template, tools, mm_processor_kwargs, cache_salt, ...
 
         Raises:

@@ -10,7 +10,7 @@ from ipaddress import ip_address
 from pathlib import Path
 from typing import Any
 
-from ..mm.errors import ConfigError, short_repr
+from ..mm.errors import ConfigError, hint, short_repr
 from .parsers.answer import PARSERS
 
 ENGINE_DEFAULTS: Mapping[str, Any] = {"engine_process": True, "media": {"decode_isolation": "process"}}
@@ -148,8 +148,15 @@ def read_config(path: str | Path) -> dict[str, Any]:
 
 
 def split_options(options: Mapping[str, Any]) -> tuple[ServerConfig, dict[str, Any]]:
-    """Return the server's options, and those of LLM with the server's own defaults."""
+    """Return the server's options, and those of LLM with the server's own defaults. Raise ConfigError for an unknown option."""
+    from ..engine.config import EngineConfig
+    from ..engine.vllm_args import NAMES
+
     names = {field.name for field in dataclasses.fields(ServerConfig)}
+    known = sorted(names | {field.name for field in dataclasses.fields(EngineConfig)})
+    for name in options:
+        if name not in known and name not in NAMES:
+            raise ConfigError(f"unknown option {short_repr(name)}; {hint(name, known, NAMES)}", param=name)
     engine = {name: value for name, value in options.items() if name not in names}
     for name, default in ENGINE_DEFAULTS.items():
         given = engine.setdefault(name, default)

@@ -5,12 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from types import ModuleType
 
 import pytest
 
 sys.path.insert(0, str(Path(__file__).parents[2]))
-from benchmarks import whisper_peer, word_errors, word_times
+from benchmarks import word_errors, word_times
 
 PEER = """
 from types import SimpleNamespace as Part
@@ -37,13 +36,6 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.setenv("PYTHONPATH", str(tmp_path))
     monkeypatch.setattr(sys, "argv", ["x", "model", str(tmp_path), "--peer", "ct2", "--peer-python", sys.executable])
     return tmp_path
-
-
-@pytest.mark.parametrize("module", [word_times, word_errors])
-def test_both_benchmarks_have_the_same_options(module: ModuleType) -> None:
-    assert module.arguments is whisper_peer.arguments
-    assert module.manifest is whisper_peer.manifest
-    assert module.peer is whisper_peer.peer
 
 
 def test_word_errors(folder: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]) -> None:

@@ -21,6 +21,7 @@ ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None
         ("shorten it or raise max_model_len", "shorten it or raise --max-model-len"),
         ("/a/dtype=5/max_tokens.png: no such file", "/a/dtype=5/max_tokens.png: no such file"),
         ("raise kv_cache_memory_bytes to 5", "raise kv_cache_memory_bytes to 5"),
+        ("raise max_tokens; the known ones are max_tokens, seed", "raise --max-tokens; the known ones are max_tokens, seed"),
     ],
 )
 def test_with_option_names(text: str, expected: str) -> None:

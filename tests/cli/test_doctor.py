@@ -222,7 +222,12 @@ def test_what_can_be_checked_beside_a_broken_config_is(
     assert "lacks 1 of its 2 weight files (model-2.safetensors); download them again" in found["weights"]
 
 
-def test_an_empty_folder_is_one_problem(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+@pytest.mark.parametrize("files", [(), ("README.md", "Makefile")])
+def test_a_folder_without_a_checkpoint_is_one_problem(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], files: tuple[str, ...]
+) -> None:
+    for name in files:
+        (tmp_path / name).touch()
     assert main(["doctor", "--model", str(tmp_path)]) == 2
     out, err = capsys.readouterr()
     assert not out
