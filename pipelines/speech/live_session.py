@@ -103,7 +103,7 @@ class LiveStream:
                 async with asyncio.timeout(self._idle_timeout):
                     await self.arrived.wait()
             except TimeoutError:
-                if not self._converts:  # else samples have arrived, and a long block takes its time
+                if not self._converts and not self.arrived.is_set():  # else a long block takes its time, or has just been added
                     self.transcriber.finish("idle")
                     return
 

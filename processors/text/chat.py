@@ -92,8 +92,8 @@ def render_chat(
         with reading(messages, "messages"):
             _check_count(messages, tools, max_model_len)
     copied = [builtin_copy(one, f"messages[{i}]", f"message {i}") for i, one in enumerate(releasing_gil(messages))]
-    check_messages(copied, template)
     plain, media, places = split_media(copied, policy, tenant_of(cache_salt))
+    check_messages(copied, template)
     if max_model_len is not None:
         _check_length(plain, tokenizer, max_model_len)
     inputs = RenderInputs(

@@ -106,14 +106,14 @@ def test_a_stream_is_not_idle_while_a_block_is_converted(llm: LLM, monkeypatch: 
     push = LiveInput.push_in_steps
 
     def slowly(self: LiveInput, block: object) -> Iterator[None]:
-        end = time.monotonic() + 0.5
+        end = time.monotonic() + 1.0
         while time.monotonic() < end:
             yield
         yield from push(self, block)
 
     monkeypatch.setattr(LiveInput, "push_in_steps", slowly)
     events = list[LiveEvent]()
-    stream = AsyncLLM(llm).stream_transcribe(blocks([speech(-1, 0.8, -1)]), **OPTIONS, idle_timeout=0.1)
+    stream = AsyncLLM(llm).stream_transcribe(blocks([speech(-1, 0.8, -1)]), **OPTIONS, idle_timeout=0.3)
     asyncio.run(collect(stream, events))
     assert events[-1].reason == "finished"
     assert finals(events)
