@@ -147,13 +147,17 @@ def read_config(path: str | Path) -> dict[str, Any]:
     return {name.replace("-", "_"): value for name, value in (found or {}).items()}
 
 
+_OF_LLM = {"chat_template", "metrics", "tracing"}
+"""Arguments of LLM beside the options of EngineConfig."""
+
+
 def split_options(options: Mapping[str, Any]) -> tuple[ServerConfig, dict[str, Any]]:
     """Return the server's options, and those of LLM with the server's own defaults. Raise ConfigError for an unknown option."""
     from ..engine.config import EngineConfig
     from ..engine.vllm_args import NAMES
 
     names = {field.name for field in dataclasses.fields(ServerConfig)}
-    known = sorted(names | {field.name for field in dataclasses.fields(EngineConfig)})
+    known = sorted(names | {field.name for field in dataclasses.fields(EngineConfig)} | _OF_LLM)
     for name in options:
         if name not in known and name not in NAMES:
             raise ConfigError(f"unknown option {short_repr(name)}; {hint(name, known, NAMES)}", param=name)

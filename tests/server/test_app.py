@@ -236,6 +236,7 @@ def test_the_file_of_options(tmp_path):
             read_config(path)
     with pytest.raises(ConfigError, match="--config"):
         read_config(tmp_path / "none.yaml")
+    assert split_options({"chat_template": "x", "metrics": True, "tracing": None})[1]["chat_template"] == "x"
     for name, meant in (("prot", "port"), ("max_model_length", "max_model_len")):
         with pytest.raises(ConfigError, match=rf"unknown option '{name}'; did you mean {meant}\?"):
             split_options({name: 80})
