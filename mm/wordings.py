@@ -1,4 +1,4 @@
-"""What error messages advise, in the words of the server and of the command line; the messages themselves address Python."""
+"""Replaces advice for Python in error messages by what a client of the server or a user of the command line can do."""
 
 from __future__ import annotations
 

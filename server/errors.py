@@ -63,7 +63,7 @@ _FORMS = {
     "greater_than": "above {gt}",
     "less_than": "below {lt}",
 }
-"""What a value must be, by the type of pydantic's error."""
+"""Maps the type of an error of pydantic to a description of the values that are accepted."""
 _BRANCH = re.compile(r"str|int|bool|(list|dict)\[.*\]")  # a name of pydantic in the place of a value of several types
 _log = logging.getLogger(__name__)
 

@@ -190,7 +190,7 @@ def _normed(x: Tensor) -> Tensor:
 
 @dataclass(frozen=True, eq=False)
 class _Modulation:
-    """What layers make of one time: six vectors `[1, width]` for each block, and the scale and shift of the output."""
+    """The modulations of one time step: six vectors `[1, width]` for each block, and the scale and shift of the output."""
 
     blocks: Sequence[Sequence[Tensor]]
     last: Sequence[Tensor]
@@ -198,7 +198,7 @@ class _Modulation:
 
 @dataclass(frozen=True, eq=False)
 class Guide:
-    """What all frames of an answer share.
+    """The inputs and modulations that are the same for all frames of an answer.
 
     Args:
         heard: the encoded reference, `[1, n]`. speaker: the speaker's vector, `[1, speaker_width]`.

@@ -34,7 +34,7 @@ async def started(work, **counts):
 
 
 def test_a_key_leaves_threads_to_others():
-    """Of four threads, the first key gets two and the next two keys one each."""
+    """Four threads: the first key gets two of them, and each of the next two keys gets one."""
 
     async def scenario():
         work = Work(4)
