@@ -353,7 +353,7 @@ class MultiModalFeature:
 
     @property
     def stream(self) -> int | None:
-        """Number of the live stream of which the item is a chunk; None for other items."""
+        """Number of the live stream of which the item is a chunk, or of its open window; None for other items."""
         chunk = self.kwargs.get("audio_stream")
         return None if chunk is None else int(chunk.data[0])  # type: ignore[index]
 

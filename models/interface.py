@@ -216,11 +216,15 @@ class SupportsSimilarity(Protocol):
 
 @runtime_checkable
 class SupportsStreams(Protocol):
-    """A model whose encoder keeps a state per live stream."""
+    """A model whose encoder keeps a state per live stream.
 
-    @property
-    def stream_bytes(self) -> int:
-        """Bytes of the state of a stream."""
+    `max_streams`: number of streams that memory is planned for. The engine sets it.
+    """
+
+    max_streams: int
+
+    def stream_bytes(self, rows: int) -> int:
+        """Return the bytes of the state of a stream. `rows`: those of the longest item."""
 
     def free_stream(self, stream: int) -> None:
         """Free the state of a stream. Unknown streams are ignored."""

@@ -13,7 +13,15 @@ from torch import Tensor
 from ..mm.media.policy import DecodeSpec
 from ..mm.parse import MultiModalDataParser
 from ..mm.speech import AlignmentRule, FrameRule, SpeechRequest, StreamRule
-from ..mm.types import EmbeddingItem, ItemGeometry, ItemPlan, MediaHeader, MediaItem, MultiModalKwargsItem
+from ..mm.types import (
+    EmbeddingItem,
+    ItemGeometry,
+    ItemPlan,
+    MediaHeader,
+    MediaItem,
+    MultiModalFeature,
+    MultiModalKwargsItem,
+)
 
 
 class TokenRun(NamedTuple):
@@ -185,6 +193,12 @@ class SupportsTranscription(Protocol):
 
     def frame_rule(self) -> FrameRule | None:
         """Return how the model's rows, `[rows, 2]` of token and log probability, become text; None: it has a decoder."""
+
+    def open_window(self, samples: Tensor, number: int, dtype: torch.dtype) -> MultiModalFeature | None:
+        """Return the encoder input of a live stream's open window, of which the model encodes only what is new.
+
+        None: the encoder is not local in time. `number`: of the window; its samples so far begin with those of earlier calls.
+        """
 
     def stream_rule(self) -> StreamRule | None:
         """Return how the model transcribes a stream chunk by chunk; None: it cannot."""

@@ -19,7 +19,7 @@ from ...models.memory_formulas import amx_bytes
 from ...models.quantization import parse_quantization
 from ...models.weights import weight_bytes
 from ...processors.device import MAX_TRANSFER_BYTES
-from ...processors.interface import ProcessingInfo
+from ...processors.interface import ProcessingInfo, SupportsTranscription
 from ..bidirectional_spans import BRACKETS
 from ..config import MAX_STREAM_ROWS, MEDIA_BYTES, EngineConfig, cache_budget, check_max_model_len, host_memory
 from ..kv_cache.groups import CacheGroup, group_layers
@@ -244,7 +244,8 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
     queued = QUEUE_BYTES if config.encoder_cache_dir is not None else 0
     processed = max((model.input_bytes(name, most) for name, most in encoded.items()), default=0)
     limits = _item_limits(config, model, sizes)
-    streams = config.max_streams if isinstance(model, SupportsStreams) and decodes else 0
+    streams = model.max_streams if isinstance(model, SupportsStreams) and decodes else 0
+    chunked = isinstance(info, SupportsTranscription) and info.stream_rule() is not None  # lost states need all chunks again
     decoding = {name: decoding_bytes(name, config.media, info.decode_spec) for name in encoded}
     worst = max(decoding, key=lambda name: decoding[name], default="")
     blocks_per_sequence = -(-sizes.keys // config.block_size)
@@ -263,7 +264,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
             (model.encoder_bytes(name, n, step) for name, most in call_rows.items() for n in _worst_counts(most)), default=0
         ),
         media_held=((MEDIA_BYTES + (1 + config.media_workers) * processed) if items or config.enable_prompt_embeds else 0)
-        + streams * sum(model.input_bytes(name, min(MAX_STREAM_ROWS, sizes.max_model_len)) for name in encoded),
+        + chunked * streams * sum(model.input_bytes(name, min(MAX_STREAM_ROWS, sizes.max_model_len)) for name in encoded),
         processor_cache=config.mm_processor_cache_bytes if items else 0,
         graphs=(decode_graphs.graph_bytes(model, config.max_num_seqs, len(blocks), blocks_per_sequence, step) if decodes else 0)
         + encoder_graphs.graph_bytes(model, call_rows, step),
@@ -274,7 +275,7 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         max_items=tuple(find_max_item(name, info, limits) for name in items),
         decoding_limits=f"max_bytes and {_DECODED_BY.get(worst, 'max_video_bytes')}",
         encode_beside=config.uses_async_scheduling and decodes,
-        streams=streams * model.stream_bytes if isinstance(model, SupportsStreams) else 0,
+        streams=streams * model.stream_bytes(max(encoded.values(), default=0)) if isinstance(model, SupportsStreams) else 0,
         kernels=amx_bytes(1 + config.uses_async_scheduling, dequantized) if device.type == "cpu" else 0,
         device=str(device),
         media_device="cpu" if config.media_device == "cpu" else str(config.torch_media_device),

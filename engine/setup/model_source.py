@@ -22,7 +22,7 @@ from ...models.decoder_model import TEXT_PREFIXES, DecoderModel, decoder_on_meta
 from ...models.fallback.fallback import Fallback
 from ...models.formats.assign import assign
 from ...models.formats.read import read_quantization
-from ...models.interface import CacheSpec, Model
+from ...models.interface import CacheSpec, Model, SupportsStreams
 from ...models.layers.linear import Linear, LmHead, deferred_weights
 from ...models.merged_adapter import MergedAdapter, tensors_of_task
 from ...models.packed_cache import restore_packed, save_packed
@@ -128,6 +128,8 @@ class ModelSource:
         self._check_quantization(model)
         if isinstance(model, DecoderModel) and (self.config.enable_prompt_embeds or self.config.parts == "decoder"):
             model.reads_encoder_rows = True
+        if isinstance(model, SupportsStreams):
+            model.max_streams = self.config.max_streams
         if self.config.quantization is not None:
             quantize(cast(nn.Module, model), self.config.quantization)
             self._check_int4(model, self.config.quantization)

@@ -191,7 +191,8 @@ class EncoderRunner:
         else:
             tensors, encode = merge([item.kwargs for item in items], self._device), model.embed_multimodal
             modality = items[0].modality
-            rows = self.graphs(encode, modality, tensors) if model.recordable else encode(modality, tensors)
+            is_recordable = model.recordable and items[0].stream is None  # the encoder keeps tensors of streams
+            rows = self.graphs(encode, modality, tensors) if is_recordable else encode(modality, tensors)
         for item, one in zip(items, rows, strict=True):
             if one.shape[0] != item.range.num_embeds:
                 raise InputError(f"the encoder returned {one.shape[0]} rows for {item.range.num_embeds} placeholder tokens")

@@ -1,6 +1,6 @@
 """Moonshine (arXiv 2410.15608) and Moonshine Streaming: encoders of waveforms, and a decoder with rotary positions.
 
-The streaming encoder has no positions: a row depends on near rows only. The decoder adds positions to the rows from a table.
+The streaming encoder's rows depend on near samples only, so that an open window of a live stream is encoded piece by piece.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ from torch.nn import functional as F
 
 from ...kernels.activation import activation
 from ...mm.errors import ConfigError
+from ..audio.local_encoder import LocalEncoder, OpenWindows
 from ..audio.mel_encoder import (
     EPS,
     MelEncoderLayer,
@@ -25,8 +26,7 @@ from ..audio.mel_encoder import (
 )
 from ..config import check_activation, positive_int
 from ..interface import StepLimits
-from ..layers.basic import Embedding, Norm
-from ..layers.builder import StoredTensor
+from ..layers.basic import Norm
 from ..layers.linear import Linear
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
 from ..text.attention_config import rope_spec
@@ -52,7 +52,6 @@ _STREAMING_ENCODER: dict[str, Any] = {
     "hidden_size": 320, "intermediate_size": 1280, "num_hidden_layers": 6, "num_attention_heads": 8, "hidden_act": "gelu",
     "sample_rate": 16_000, "frame_ms": 5.0, "sliding_windows": ((16, 4), (16, 4), (16, 0), (16, 0), (16, 4), (16, 4)),
 }  # fmt: skip
-_CMVN_EPS = 1e-6
 
 
 class MoonshineEncoder(nn.Module):
@@ -106,82 +105,11 @@ class MoonshineEncoder(nn.Module):
         return SMALL + max((64 * first + 126) * s + one, self.input_bytes(rows) + layers)
 
 
-class MoonshineStreamingEncoder(nn.Module):
-    """Samples of items, concatenated and padded to whole frames -> `[rows, out]` per item: a row per four frames.
-
-    An incomplete last frame counts as silence.
-    """
-
-    __call__: Callable[..., list[Tensor]]
-
-    def __init__(
-        self,
-        c: MelEncoderSpec,
-        frame: int,
-        near: Sequence[tuple[int, int]],
-        decoder: CrossDecoderSpec,
-        dtype: torch.dtype,
-        device: torch.device,
-    ) -> None:
-        super().__init__()
-        self.config, self.frame, self.dtype = c, frame, dtype
-        self.log_k = StoredTensor((), dtype, device)
-        self.linear = Linear(frame, {"embedder.linear": c.width}, False, dtype, device)
-        self.conv1 = Linear(5 * c.width, {"embedder.conv1": 2 * c.width}, True, dtype, device)
-        self.conv2 = Linear(5 * 2 * c.width, {"embedder.conv2": c.width}, True, dtype, device)
-        self.layers = nn.ModuleList(MelEncoderLayer(c, dtype, device, window) for window in near)
-        self.final_norm = encoder_norm(c, c.names.end, dtype, device)
-        self.pos_emb = Embedding(decoder.positions, c.width, dtype, device)
-        out = {"proj": decoder.hidden_size}
-        self.proj = Linear(c.width, out, False, dtype, device) if c.width != decoder.hidden_size else nn.Identity()
-
-    def forward(self, samples: Tensor, lengths: Sequence[int]) -> list[Tensor]:
-        counts = [-(-length // self.frame) for length in lengths]
-        frames = self._embed(samples.to(self.dtype).view(-1, self.frame)).split(counts)
-        items = [self._convolve(x, n // self.frame) for x, n in zip(frames, lengths, strict=True)]
-        rows = [len(item) for item in items]
-        x = torch.cat(items)
-        del frames, items
-        for layer in self.layers:
-            x = layer(x, rows)
-        places = torch.cat([torch.arange(n, device=x.device) for n in rows])
-        out: Tensor = self.proj(self.final_norm(x) + self.pos_emb(places))
-        return list(out.split(rows))
-
-    def _embed(self, frames: Tensor) -> Tensor:
-        frames = frames - frames.mean(1, keepdim=True)
-        frames = frames / (frames.square().mean(1, keepdim=True) + _CMVN_EPS).sqrt()
-        return activation("silu", self.linear((self.log_k.weight.exp() * frames).asinh()))
-
-    def _convolve(self, x: Tensor, whole: int) -> Tensor:
-        x[whole:] = 0
-        for conv in (self.conv1, self.conv2):
-            x = conv(F.pad(x, (0, 0, 4, 0)).unfold(0, 5, 2).flatten(1))
-            x = activation("silu", x) if conv is self.conv1 else x
-        return x
-
-    def input_bytes(self, rows: int) -> int:
-        return 4 * rows * self.frame * self.dtype.itemsize
-
-    def encoder_bytes(self, rows: int, limits: StepLimits) -> int:
-        c, ops, s = self.config, OpBytes(self.dtype, limits), self.dtype.itemsize
-        row = c.width * s
-        embed = 4 * (
-            self.frame * s + max(2 * self.frame * s, self.frame * s + ops.linear(self.frame, c.width, 4 * rows), 2 * row)
-        )
-        first = 4 * row + 10 * row + max(4 * row, 2 * ops.linear(5 * c.width, 2 * c.width, 2 * rows))
-        second = 4 * row + 2 * 2 * row + 10 * row + max(4 * row, ops.linear(10 * c.width, c.width, rows))
-        edge = 4 * 2 * row  # of zeros before an item
-        copies = 3 * c.attention_width * s if not ops.fused("varlen_attention") else 0
-        layers = mel_layer_bytes(c, rows, ops) + copies
-        return SMALL + self.input_bytes(rows) + edge + rows * max(embed, first, second, layers)
-
-
 class Moonshine(Whisper):
     """A model of waveforms. Its decoder has rotary positions, a gated MLP, and no biases in norms and attention."""
 
     defaults = _DEFAULTS
-    encoder: MoonshineEncoder | MoonshineStreamingEncoder  # type: ignore[assignment]
+    encoder: MoonshineEncoder | LocalEncoder  # type: ignore[assignment]
 
     def _build_encoder(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> CrossDecoderSpec:
         own, other = _side(config, "encoder"), _side(config, "decoder")
@@ -213,6 +141,8 @@ class MoonshineStreaming(Moonshine):
 
     prefixes = (("model.decoder.pos_emb.", "encoder.pos_emb."), ("model.decoder.proj.", "encoder.proj."), *PREFIXES)
     defaults = _STREAMING
+    encoder: LocalEncoder
+    max_streams = 1
 
     def _build_encoder(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> CrossDecoderSpec:
         audio = {**_STREAMING_ENCODER, **(config.get("encoder_config") or {})}
@@ -224,8 +154,24 @@ class MoonshineStreaming(Moonshine):
         head_dim = audio.get("head_dim") or width // own["heads"]
         spec = _encoder_spec(own, width, positive_int(audio, "intermediate_size"), head_dim, "final_norm", None)
         frame = round(positive_int(audio, "sample_rate") * audio["frame_ms"] / 1000)
-        self.encoder = MoonshineStreamingEncoder(spec, frame, near, decoder, dtype, device)
+        self.encoder = LocalEncoder(spec, frame, near, decoder, dtype, device)
+        self._windows = OpenWindows(self.encoder)
         return decoder
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        """Return the rows of items, or of open windows of live streams, which have `audio_stream` `[items, 1]`."""
+        if "audio_stream" not in tensors:
+            return super().embed_multimodal(modality, tensors)
+        lengths, streams = tensors["audio_samples"].tolist(), tensors["audio_stream"].flatten().tolist()
+        items = tensors["input_values"].split([-(-length // self.encoder.frame) * self.encoder.frame for length in lengths])
+        windows = zip(streams, items, lengths, strict=True)
+        return [self._windows.encode(*window, max_windows=self.max_streams) for window in windows]
+
+    def stream_bytes(self, rows: int) -> int:
+        return self.encoder.window_bytes(rows)
+
+    def free_stream(self, stream: int) -> None:
+        self._windows.drop(stream)
 
     def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
         """Rename the weights of norms and of the compression."""

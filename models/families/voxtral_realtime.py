@@ -46,6 +46,7 @@ class VoxtralRealtime(DecoderModel):
 
     prefixes = (*AUDIO_PREFIXES, *TEXT_PREFIXES)
     recordable = False  # the encoder keeps states of streams
+    max_streams = 1
 
     def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
         config = {"tie_word_embeddings": True, **config, "text_config": {**TEXT, **(config.get("text_config") or {})}}
@@ -74,8 +75,7 @@ class VoxtralRealtime(DecoderModel):
     def free_stream(self, stream: int) -> None:
         self._streams.drop(stream)
 
-    @property
-    def stream_bytes(self) -> int:
+    def stream_bytes(self, rows: int) -> int:
         return stream_state_bytes(self.audio_tower.spec, self.dtype)
 
     def forward_bytes(self, limits: StepLimits) -> int:

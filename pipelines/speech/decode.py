@@ -8,11 +8,13 @@ from math import exp, inf
 from typing import TYPE_CHECKING, Any
 
 from ...engine.builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, TIMESTAMPS
+from ...engine.frontend.processed_prompt import ProcessedPrompt
 from ...engine.frontend.request_handle import RequestHandle
 from ...engine.pooling_params import PoolingParams
 from ...engine.sampling_params import SamplingParams
 from ...engine.types import CompletionOutput, RequestOutput
 from ...mm.speech import SpeechRequest
+from ...mm.types import MultiModalFeature
 from ..doubt import compression_ratio, with_logprobs
 from ..pooling import pooling_request
 from ..tasks import Task, WideTask
@@ -112,7 +114,8 @@ def window_task(
 ) -> WideTask[WindowText]:
     """Detect the language if it is not known, then transcribe a window (None: `item` is the whole audio).
 
-    A list of items is consecutive parts of the window. `known`: start of the answer, which is not generated again.
+    A list of items is consecutive parts of the window; a MultiModalFeature is its encoder input. `known`: start of the answer,
+    which is not generated again.
     """
     assert llm.speech is not None
     start, end = (0.0, 0.0) if window is None else (window.start / rate, window.end / rate)
@@ -142,7 +145,8 @@ def window_task(
         if frames is not None:
             output = yield from frames_task(llm, item, request, frames, how.cache_salt)
         elif how.beam_size > 1 and not temperature:
-            given = {**_prompt(llm, request, ()), "multi_modal_data": {"audio": [item]}, "cache_salt": how.cache_salt}
+            ids = _token_ids(llm, request, None)
+            given = {"prompt_token_ids": ids, "multi_modal_data": {"audio": [item]}, "cache_salt": how.cache_salt}
             output = yield from beam_task(llm, given, _with_processors(llm, params, request), how.beam_size)
         else:
             output = yield _request(llm, item, request, params, how.cache_salt, known)
@@ -264,11 +268,12 @@ def _joined(known: CompletionOutput | None, output: RequestOutput) -> RequestOut
     return replace(output, outputs=[replace(answer, token_ids=tokens, logprobs=logprobs, cumulative_logprob=total)])
 
 
-def _prompt(llm: LLM, request: SpeechRequest, known: Sequence[int]) -> dict[str, object]:
+def _token_ids(llm: LLM, request: SpeechRequest, known: CompletionOutput | None) -> list[int]:
+    """Return the tokens of the prompt and of the start of the answer that is known."""
     speech = llm.speech
     assert speech is not None
     special = speech.adds_special_tokens and "audio" in speech.placeholder_ids  # an encoder-decoder model's prompt has none
-    return {"prompt_token_ids": [*llm.get_tokenizer().encode(request.prompt, special), *known]}
+    return [*llm.get_tokenizer().encode(request.prompt, special), *(known.token_ids if known is not None else ())]
 
 
 def _request(
@@ -284,13 +289,16 @@ def _request(
         assert llm.speech is not None
         mark = llm.get_tokenizer().decode([llm.speech.placeholder_ids["audio"]], False)
         request = replace(request, prompt=request.prompt.replace(mark, mark * len(items)))
-    prompt: dict[str, object] = {"prompt": request.prompt}
     if known is not None:
-        prompt, request = _prompt(llm, request, known.token_ids), replace(request, suppressed_first=())
+        request = replace(request, suppressed_first=())
         if params.max_tokens is not None:
             params = replace(params, max_tokens=max(1, params.max_tokens - len(known.token_ids)))
-    prompt |= {"multi_modal_data": {"audio": items}, "cache_salt": cache_salt}
-    return llm.request(prompt, _with_processors(llm, params, request))
+    params = _with_processors(llm, params, request)
+    if isinstance(item, MultiModalFeature):
+        made = ProcessedPrompt(None, tuple(_token_ids(llm, request, known)), cross=item, salt=cache_salt or "")
+        return RequestHandle(lambda: made, params)
+    prompt = {"prompt": request.prompt} if known is None else {"prompt_token_ids": _token_ids(llm, request, known)}
+    return llm.request({**prompt, "multi_modal_data": {"audio": items}, "cache_salt": cache_salt}, params)
 
 
 def _with_processors(llm: LLM, params: SamplingParams, request: SpeechRequest) -> SamplingParams:

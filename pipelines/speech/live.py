@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import secrets
 from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
@@ -120,6 +121,7 @@ class LiveTranscriber(LiveInput):
         self._known: CompletionOutput | None = None  # stable start of the open window's answer
         self._overlap = 0  # samples of the open window that are also in the previous one
         self._last_pass = self._last_speech = 0  # end of the last pass, and of the speech in it
+        self._number = secrets.randbits(62)  # of the open window, which begins at one sample as long as it is open
 
     @property
     def _held(self) -> int:
@@ -225,15 +227,21 @@ class LiveTranscriber(LiveInput):
         samples = self._windows.samples(start, end)
         window = Window(start, end, samples, end, self._overlap)
         context = f"{self._words} {self._before}".strip() if self._condition else self._words
-        parts = [samples] if decoding is not self._partial_decoding else self._closed_parts(samples)
-        items = [(part, self._rate) for part in parts]
-        item = items if len(items) > 1 else items[0]
+        item = self._item(samples, decoding is self._partial_decoding)
         task = window_task(self._llm, item, window, self._rate, decoding, language, context, known)
         found = yield from task  # type: ignore[misc]  # without beams, it makes one request at a time
         error = found.output.error
         if error is not None and error.code in FATAL:
             raise error.exception()
         return found, language
+
+    def _item(self, samples: Tensor, is_partial: bool) -> object:
+        """Return what the encoder gets: of a partial pass, or of any pass if the encoder is local, it computes what is new."""
+        assert self._llm.speech is not None
+        if (feature := self._llm.speech.open_window(samples, self._number, self._llm.dtype)) is not None:
+            return feature
+        items = [(part, self._rate) for part in (self._closed_parts(samples) if is_partial else [samples])]
+        return items if len(items) > 1 else items[0]
 
     def _closed_parts(self, samples: Tensor) -> list[Tensor]:
         """Split samples at the ends of encoder windows. Rows of complete windows do not change, so the cache has them."""
@@ -245,7 +253,7 @@ class LiveTranscriber(LiveInput):
     def _begin(self, at: int) -> None:
         self._windows.drop(at)
         self._last_pass = self._last_speech = at
-        self._overlap, self._known = 0, None
+        self._overlap, self._known, self._number = 0, None, secrets.randbits(62)
 
 
 def _whole_segments(found: Sequence[Segment], least: float) -> tuple[Sequence[Segment], int]:

@@ -112,7 +112,7 @@ class LiveWindows:
         for begin, end in pauses:
             min_pause = self._pause if begin - start < self.size // 2 else min(self._pause, int(_PAUSE * self.rate))
             if begin < limit and end - begin >= min_pause:
-                return Cut(begin + min(self._pad, (end - begin) // 2), "pause")
+                return Cut(min(limit, begin + min(self._pad, (end - begin) // 2)), "pause")
         if self.length >= limit:
             late = [(a, min(b, limit)) for a, b in pauses if start + self.size // 2 <= a < limit]
             begin, end = max(late, key=lambda one: one[1] - one[0], default=(0, 0))

@@ -5,10 +5,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from itertools import product
 
+import torch
+from torch import Tensor
+
 from ...mm.errors import ConfigError
 from ...mm.parse import MultiModalDataParser
 from ...mm.speech import LANGUAGES, AlignmentRule, FrameRule, SpeechRequest, StreamRule, strip_control_tokens
-from ...mm.types import ItemGeometry
+from ...mm.types import ItemGeometry, MultiModalFeature
 from ..interface import Span
 from ..spans import build_span
 from .audio import AudioInfo
@@ -41,6 +44,9 @@ class SpeechMixin:
         return None
 
     def frame_rule(self) -> FrameRule | None:
+        return None
+
+    def open_window(self, samples: Tensor, number: int, dtype: torch.dtype) -> MultiModalFeature | None:
         return None
 
     def stream_rule(self) -> StreamRule | None:

@@ -6,11 +6,12 @@ Sources: the published feature extractor; arXiv 2410.15608 (training on clips of
 from __future__ import annotations
 
 import torch
+from torch import Tensor
 from torch.nn import functional as F
 
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.speech import SpeechRequest
-from ...mm.types import ItemGeometry, MediaItem, MultiModalKwargsItem
+from ...mm.types import AudioItem, ItemGeometry, MediaItem, MultiModalFeature, MultiModalKwargsItem, PlaceholderRange
 from ..bases.audio import AudioInfo, audio_samples
 from ..bases.speech import CrossAttentionSpeechInfo
 from ..mel import MelSpec, read_mel_spec
@@ -70,6 +71,13 @@ class MoonshineStreamingProcessingInfo(SamplesInfo, CrossAttentionSpeechInfo):
     size_keys = ("num_hidden_layers", "num_attention_heads")
     row_seconds = 320 / 16_000
     frame = _FRAME
+
+    def open_window(self, samples: Tensor, number: int, dtype: torch.dtype) -> MultiModalFeature:
+        kwargs, geometry = self.process(AudioItem(samples, self.mel_spec.sampling_rate), dtype)
+        stream = FieldElem(torch.tensor([number]), BatchedField(keep_on_cpu=True))
+        key = f"{number:016x}{len(samples):016x}".ljust(64, "0")  # no other item has rows of the same samples and roundings
+        where = PlaceholderRange(0, geometry.num_embeds)
+        return MultiModalFeature("audio", {**kwargs, "audio_stream": stream}, where, geometry, key)
 
     def num_rows(self, frames: int) -> int:
         """Return a row per four frames, the last one incomplete; an item has at least one whole frame."""

@@ -38,6 +38,17 @@ def test_windows_hold_speech_and_forget_the_rest() -> None:
     assert most <= 7 * RATE
 
 
+def test_silence_after_the_speech_does_not_make_a_window_too_long() -> None:
+    lengths = list[int]()
+    for silence in np.arange(3, 3.25, 0.01):
+        windows = LiveWindows(RATE, 2 * RATE, RATE // 4, True)
+        windows.add(torch.from_numpy(speech(-silence, 1.66, -2)))
+        while (cut := windows.cut(last=False)) is None:
+            assert windows.classify()
+        lengths.append(cut.end - windows.start)
+    assert max(lengths) <= 2 * RATE
+
+
 def test_events_of_a_stream(llm: LLM) -> None:
     events = play(llm, speech(-1, 0.6, -1, 0.5, -1))
     check_promises(events)
