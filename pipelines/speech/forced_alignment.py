@@ -144,7 +144,7 @@ def forced_align(log_probs: np.ndarray, ids: Sequence[int], blank: int) -> np.nd
     path = np.empty(len(log_probs), dtype=np.int64)
     for frame in reversed(range(len(log_probs))):
         path[frame] = state // 2 if state % 2 else -1
-        state -= moves[frame, state]
+        state -= int(moves[frame, state])
     return path
 
 

@@ -253,6 +253,14 @@ def test_forced_alignment_is_the_best_of_all_paths(ids: list[int]) -> None:
     assert forced_align(scores[:2], [1, 2, 3], 0) is None
 
 
+def test_forced_alignment_of_a_long_text() -> None:
+    """Each of 300 characters has a frame of its own, and blanks lie between them."""
+    ids = [1 + i % 3 for i in range(300)]
+    scores = np.full((601, 4), -9.0, np.float32)
+    scores[range(601), [one for i in ids for one in (0, i)] + [0]] = -0.1
+    assert forced_align(scores, ids, 0).tolist() == [one for i in range(300) for one in (-1, i)] + [-1]
+
+
 @pytest.fixture(scope="module")
 def ctc(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Save a small random Wav2Vec2ForCTC."""
