@@ -45,12 +45,10 @@ class _CtcModel:
         return self.model(samples[None]).logits[0].float().log_softmax(-1).numpy()  # type: ignore[no-any-return]
 
     def encode(self, word: str) -> list[int]:
-        """Return the ids of the characters that the model knows, in the case that it knows."""
-        for form in (word, word.upper(), word.lower()):
-            found = [self.ids[char] for char in form.strip() if char in self.ids]
-            if found:
-                return found
-        return []
+        """Return the ids of the characters that the model knows, in the case of which it knows most."""
+        forms = [word.strip(), word.strip().upper(), word.strip().lower()]
+        best = min(forms, key=lambda form: sum(char not in self.ids for char in form))
+        return [self.ids[char] for char in best if char in self.ids]
 
 
 class CtcAligner:

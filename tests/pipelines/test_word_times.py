@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from dataclasses import replace
 from itertools import pairwise, product
 from pathlib import Path
 from types import SimpleNamespace
@@ -299,6 +300,14 @@ def test_aligner_times_the_words_of_any_model(llm: LLM, ctc: Path, monkeypatch: 
     assert [one.end for one in aligner.align(torch.zeros(2000), ["one", " two" * 9])] == [0.0625, 0.125]
     with pytest.raises(ConfigError, match="takes audio of 16000 Hz"):
         CtcAligner(ctc, 8000)
+
+
+def test_characters_are_those_of_the_case_that_the_model_knows(ctc: Path) -> None:
+    model = CtcAligner(ctc, RATE)._ctc
+    assert model.encode(" Hello,") == [model.ids[char] for char in "HELLO"]
+    lower = replace(model, ids={char: i for i, char in enumerate("abcdeß")})
+    assert lower.encode(" Aß") == [0, 5]
+    assert replace(model, ids={"A": 1, "ß": 2, "S": 3}).encode("Aß") == [1, 2]
 
 
 FASTER_WHISPER = "0.00 0.76 1.06 1.46 1.76 2.26 3.88 4.52 5.70 6.02 6.36 6.76 7.02 7.26 8.06 8.66 8.94 9.28 9.5 9.72 9.92 10.22"
