@@ -19,21 +19,29 @@ from ..tasks import Task
 from .decode import WindowText
 from .merge import split_words
 from .results import Segment, Word
+from .vad import FRAME_SECONDS, EnergyDetector
 
 if TYPE_CHECKING:
     from ...engine.llm import LLM
 
 _DELIMITER = "|"
+_EARLIER, _LATER = 0.1, 0.3  # seconds that a word may begin before, and end after, the frames of its characters
 
 
 @dataclass(frozen=True)
 class _CtcModel:
-    """A CTC model with its characters. `normalize`: samples are scaled to mean 0 and variance 1."""
+    """A CTC model with its characters.
+
+    Attributes:
+        stride: samples from one frame to the next, None if the config does not tell.
+        normalize: samples are scaled to mean 0 and variance 1.
+    """
 
     model: Any
     ids: Mapping[str, int]
     blank: int
     rate: int
+    stride: int | None
     normalize: bool
 
     @torch.inference_mode()
@@ -43,6 +51,11 @@ class _CtcModel:
             deviation, mean = torch.std_mean(samples, unbiased=False)
             samples = (samples - mean) / (deviation.square() + 1e-7).sqrt()
         return self.model(samples[None]).logits[0].float().log_softmax(-1).numpy()  # type: ignore[no-any-return]
+
+    def step(self, samples: int, frames: int) -> float:
+        """Return the seconds from one frame to the next. There may be no frame for the last two strides of samples."""
+        stride = self.stride or 0
+        return (stride if 0 <= samples - frames * stride < 2 * stride else samples / frames) / self.rate
 
     def encode(self, word: str) -> list[int]:
         """Return the ids of the characters that the model knows, in the case of which it knows most."""
@@ -82,39 +95,69 @@ class CtcAligner:
             if own and ids and delimiter is not None:
                 ids, owners = [*ids, delimiter], [*owners, -1]
             ids, owners = ids + own, owners + [number] * len(own)
-        path = forced_align(log_probs, ids, self._ctc.blank)
-        return _timed_words(words, owners, ids, path, log_probs, len(samples) / self._ctc.rate)
+        path, duration = forced_align(log_probs, ids, self._ctc.blank), len(samples) / self._ctc.rate
+        if path is None:  # more characters than frames
+            edges = np.linspace(0, duration, len(words) + 1).tolist()
+            return [Word(edges[i], edges[i + 1], word, 0.0) for i, word in enumerate(words)]
+        step, quiet = self._ctc.step(len(samples), len(path)), _quiet_times(samples, self._ctc.rate)
+        owner = np.where(path < 0, -1, np.asarray([*owners, -1])[path])
+        sure = np.exp(log_probs[range(len(path)), np.asarray([*ids, self._ctc.blank])[path]])
+        found: list[Word | None] = [None] * len(words)
+        for number, span in _word_spans(len(words), owners, path).items():
+            least, first, end, most = (step * frame for frame in span)
+            start, end = _extend(least, first, end, most, quiet)
+            found[number] = Word(start, end, words[number], float(sure[owner == number].mean()))
+        return _fill(words, found, duration)
 
 
-def _timed_words(
-    words: Sequence[str],
-    owners: Sequence[int],
-    ids: Sequence[int],
-    path: np.ndarray | None,
-    log_probs: np.ndarray,
-    duration: float,
-) -> list[Word]:
-    """Return the words. `owners`: number of each character's word. `path`: as of `forced_align`."""
-    if path is None:  # more characters than frames
-        edges = np.linspace(0, duration, len(words) + 1).tolist()
-        return [Word(edges[i], edges[i + 1], word, 0.0) for i, word in enumerate(words)]
-    step = duration / len(path)
-    owner = np.where(path < 0, -1, np.asarray([*owners, -1])[path])
-    found: list[Word] = []
-    for number, word in enumerate(words):
-        frames = np.flatnonzero(owner == number)
-        if len(frames):
-            sure = np.exp(log_probs[frames, np.asarray(ids)[path[frames]]])
-            found.append(Word(float(frames[0] * step), float((frames[-1] + 1) * step), word, float(sure.mean())))
-        else:
-            found.append(Word(-1.0, -1.0, word, 0.0))
-    following = duration
-    for i in reversed(range(len(found))):
-        if found[i].start < 0:
-            before = next((one.end for one in reversed(found[:i]) if one.start >= 0), 0.0)
-            found[i] = replace(found[i], start=before, end=max(before, following))
-        following = found[i].start
+def _word_spans(count: int, owners: Sequence[int], path: np.ndarray) -> dict[int, tuple[int, int, int, int]]:
+    """Return the frames of each of `count` words that has characters: `(least, first, end, most)`.
+
+    Its characters are in the frames from `first` to `end`. A CTC model names them in few of the frames in which they sound, and
+    the delimiter at the edge of two words: the frames from `least` to `most` may belong to the word, too.
+
+    Args:
+        owners: number of each character's word, -1 for a delimiter.
+        path: as of `forced_align`.
+    """
+    begins = [*(int(np.argmax(path == i)) for i in range(len(owners))), len(path)]
+    places: dict[int, list[int]] = {}
+    for place, number in enumerate(owners):
+        places.setdefault(number, []).append(place)
+    found = {}
+    for number in sorted(places.keys() - {-1}):
+        first, last = places[number][0], places[number][-1]
+        start, end = begins[first], int(np.flatnonzero(path == last)[-1]) + 1
+        delimited = number - 1 in places and owners[first - 1] < 0
+        least = 0 if number == 0 else begins[first - 1] if delimited else start
+        most = begins[last + 1] if number + 1 in places or number + 1 == count else end
+        found[number] = least, start, end, most
     return found
+
+
+def _quiet_times(samples: Tensor, rate: float) -> np.ndarray:
+    """Return the seconds at which frames of FRAME_SECONDS without speech begin."""
+    return FRAME_SECONDS * np.flatnonzero((EnergyDetector(rate)(samples) < 0.5).numpy())
+
+
+def _extend(least: float, start: float, end: float, most: float, quiet: np.ndarray) -> tuple[float, float]:
+    """Extend a word to the nearest frames without speech, within limits."""
+    before, after = quiet[quiet < start], quiet[quiet >= end]
+    if len(before):
+        least = max(least, float(before[-1]) + FRAME_SECONDS)
+    if len(after):
+        most = min(most, float(after[0]))
+    return min(start, max(least, start - _EARLIER)), max(end, min(most, end + _LATER))
+
+
+def _fill(words: Sequence[str], found: Sequence[Word | None], duration: float) -> list[Word]:
+    """Put the words without times between their neighbours."""
+    filled, last = list[Word](), 0.0
+    for i, (word, one) in enumerate(zip(words, found, strict=True)):
+        following = next((later.start for later in found[i:] if later), duration)
+        filled.append(one or Word(last, max(last, following), word, 0.0))
+        last = one.end if one else last
+    return filled
 
 
 def forced_align(log_probs: np.ndarray, ids: Sequence[int], blank: int) -> np.ndarray | None:
@@ -156,7 +199,8 @@ def _load(folder: Path) -> _CtcModel:
         given = loads(settings.read_text("utf-8")) if settings.exists() else {}
         model = AutoModelForCTC.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32).eval()
         blank = int(model.config.pad_token_id)
-        return _CtcModel(model, ids, blank, int(given.get("sampling_rate", 16_000)), bool(given.get("do_normalize", True)))
+        rate, normalize = int(given.get("sampling_rate", 16_000)), bool(given.get("do_normalize", True))
+        return _CtcModel(model, ids, blank, rate, getattr(model.config, "inputs_to_logits_ratio", None), normalize)
     except Exception as error:
         reason = f"{folder} cannot be loaded as a CTC model ({type(error).__name__}: {error}); give a folder like that of"
         raise ConfigError(f"{reason} Wav2Vec2ForCTC, with config.json, vocab.json and safetensors", param="aligner") from error

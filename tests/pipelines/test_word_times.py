@@ -22,6 +22,7 @@ from sensorium.pipelines.speech import alignment_heads, skipped
 from sensorium.pipelines.speech.alignment import alignment_matrix, time_warp, token_starts
 from sensorium.pipelines.speech.alignment_heads import find_alignment_heads
 from sensorium.pipelines.speech.forced_alignment import CtcAligner, forced_align
+from sensorium.pipelines.speech.merge import split_words
 from sensorium.pipelines.speech.word_times import AttentionAligner
 from sensorium.pipelines.speech.words import (
     drop_segment_words,
@@ -255,11 +256,21 @@ def test_forced_alignment_is_the_best_of_all_paths(ids: list[int]) -> None:
 
 
 def test_forced_alignment_of_a_long_text() -> None:
-    """Each of 300 characters has a frame of its own, and blanks lie between them."""
-    ids = [1 + i % 3 for i in range(300)]
-    scores = np.full((601, 4), -9.0, np.float32)
-    scores[range(601), [one for i in ids for one in (0, i)] + [0]] = -0.1
-    assert forced_align(scores, ids, 0).tolist() == [one for i in range(300) for one in (-1, i)] + [-1]
+    """The path names all 150 characters, and its score is that of the best walk through a matrix of transitions."""
+    rng = np.random.default_rng(0)
+    ids = rng.integers(1, 4, 150).tolist()
+    scores = torch.from_numpy(rng.standard_normal((600, 4))).log_softmax(-1).numpy()
+    labels = [0, *(label for one in ids for label in (one, 0))]
+    allowed = np.full((len(labels), len(labels)), -np.inf)
+    for i, label in enumerate(labels):
+        allowed[i, max(0, i - (2 if label and label != labels[i - 2] else 1)) : i + 1] = 0
+    best = np.where(np.arange(len(labels)) < 2, scores[0, labels], -np.inf)
+    for row in scores[1:]:
+        best = (allowed + best).max(1) + row[labels]
+    path = forced_align(scores, ids, 0)
+    found = [0 if one < 0 else ids[one] for one in path]
+    assert np.isclose(scores[range(600), found].sum(), max(best[-2:]), rtol=1e-12)
+    assert [b for a, b in pairwise([-1, *path]) if b not in (a, -1)] == list(range(150))
 
 
 @pytest.fixture(scope="module")
@@ -308,6 +319,45 @@ def test_characters_are_those_of_the_case_that_the_model_knows(ctc: Path) -> Non
     lower = replace(model, ids={char: i for i, char in enumerate("abcdeß")})
     assert lower.encode(" Aß") == [0, 5]
     assert replace(model, ids={"A": 1, "ß": 2, "S": 3}).encode("Aß") == [1, 2]
+
+
+def times_of(aligner: CtcAligner, loud: list[tuple[float, float]], seconds: float, named: dict[float, str], text: str) -> Any:
+    """Return starts and ends of the words of noise that is `loud`, if the model names characters at these seconds only."""
+    samples = torch.zeros(round(seconds * RATE))
+    for start, end in loud:
+        samples[round(start * RATE) : round(end * RATE)] = 0.1 * torch.randn(round(end * RATE) - round(start * RATE))
+    logits = torch.zeros(1, len(samples) // 320, len(aligner._ctc.ids))
+    logits[..., aligner._ctc.blank] = 9.0
+    for at, char in named.items():
+        logits[0, round(at * 50), aligner._ctc.ids[char]] = 18.0
+    aligner._ctc = replace(aligner._ctc, model=lambda _: SimpleNamespace(logits=logits))
+    return [(word.start, word.end) for word in aligner.align(samples, split_words(text))]
+
+
+def test_words_last_until_their_delimiter_or_a_pause(ctc: Path) -> None:
+    """The delimiter ends a word, not its last character. It may lie anywhere in a pause, and follows no last word."""
+    aligner, named = CtcAligner(ctc, RATE), {0.6: "A", 0.8: "|", 0.9: "B", 1.9: "|", 2.1: "C"}
+    torch.manual_seed(0)
+    found = times_of(aligner, [(0.5, 1.1), (2.0, 2.4)], 3.0, named, "a b c")
+    assert np.allclose(found, [(0.5, 0.8), (0.8, 1.1), (2.0, 2.4)], atol=0.05)
+    assert found[0][1] == found[1][0] == 0.8
+    assert found[1][1] < 1.9
+
+
+def test_words_are_not_extended_over_others_or_far(ctc: Path) -> None:
+    """What is heard between two words belongs to the word between them. Sound beside the words may be no speech."""
+    aligner = CtcAligner(ctc, RATE)
+    named = {0.4: "A", 0.5: "|", 0.8: "B"}
+    assert np.allclose(times_of(aligner, [(0, 1.4)], 1.4, named, "a 22 b"), [(0.3, 0.42), (0.42, 0.8), (0.8, 1.12)])
+    assert np.allclose(times_of(aligner, [(0, 1.4)], 1.4, named, "a b"), [(0.3, 0.5), (0.7, 1.12)])
+    assert np.allclose(times_of(aligner, [(0, 1.4)], 1.4, named, "中 a b 中"), [(0, 0.4), (0.4, 0.5), (0.7, 0.82), (0.82, 1.4)])
+
+
+def test_frames_are_a_stride_apart(ctc: Path) -> None:
+    """A model has no frame for samples at the end that do not fill one. Models that do not name their stride share the time."""
+    model = CtcAligner(ctc, RATE)._ctc
+    assert model.step(RATE + 300, 49) == 0.02
+    assert replace(model, stride=None).step(RATE, 40) == model.step(RATE, 40) == 0.025
 
 
 FASTER_WHISPER = "0.00 0.76 1.06 1.46 1.76 2.26 3.88 4.52 5.70 6.02 6.36 6.76 7.02 7.26 8.06 8.66 8.94 9.28 9.5 9.72 9.92 10.22"
