@@ -8,6 +8,7 @@ texts have the same ones in the same order.
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
 from difflib import SequenceMatcher
 from pathlib import Path
 from statistics import median
@@ -85,10 +86,15 @@ def transformers(model: Path, files: list[str]) -> dict[str, Times]:
 
 def pairs(own: Times, other: Times) -> list[tuple[float, float]]:
     """Return the differences of the starts and of the ends of words that both texts have, in seconds."""
-    left, right = (["".join(words(word)) for *_, word in one] for one in (own, other))
+    places = same_words(*([word for *_, word in one] for one in (own, other)))
+    return [(abs(own[a][0] - other[b][0]), abs(own[a][1] - other[b][1])) for a, b in places]
+
+
+def same_words(own: Sequence[str], other: Sequence[str]) -> list[tuple[int, int]]:
+    """Return the places of the words that both texts have in the same order, without capitals and punctuation."""
+    left, right = (["".join(words(word)) for word in one] for one in (own, other))
     blocks = SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks()
-    same = [(own[block.a + i], other[block.b + i]) for block in blocks for i in range(block.size)]
-    return [(abs(a[0] - b[0]), abs(a[1] - b[1])) for a, b in same]
+    return [(block.a + i, block.b + i) for block in blocks for i in range(block.size)]
 
 
 def table(found: dict[str, Times], references: dict[str, dict[str, Times]]) -> list[str]:

@@ -69,14 +69,20 @@ def load(folder: Path, model: nn.Module, opts: list[torch.optim.Optimizer]) -> S
     return dict(json.loads((folder / "state.json").read_text()))
 
 
-def fit(model: nn.Module, args: argparse.Namespace, state: State, step_loss: Callable[[State], Loss]) -> None:
+def fit(
+    model: nn.Module,
+    args: argparse.Namespace,
+    state: State,
+    step_loss: Callable[[State], Loss],
+    make: Callable[[nn.Module, float], list[torch.optim.Optimizer]] = optimizers,
+) -> None:
     """Train until `args.minutes` are used up, from the last checkpoint in `args.out` if there is one.
 
     `step_loss` computes the loss of the step `state["step"]`, and advances the curriculum in `state`.
     """
     torch.set_num_threads(args.threads)
     args.out.mkdir(parents=True, exist_ok=True)
-    opts = optimizers(model, args.lr)
+    opts = make(model, args.lr)
     state |= {"step": 0, "seconds": 0.0, "seen": 0}
     if (args.out / "state.json").exists():
         state |= load(args.out, model, opts)

@@ -10,11 +10,12 @@ import numpy as np
 import pytest
 import torch
 from sensorium import LLM
+from sensorium.pipelines.speech.forced_alignment import CtcAligner
 
 ROOT = Path(__file__).parents[2]
 sys.path.insert(0, str(ROOT))
 
-from training.asr import dataset, evaluate, export, grammar, speech, tokens, train  # noqa: E402
+from training.asr import ctc, dataset, evaluate, export, grammar, speech, tokens, train  # noqa: E402
 
 
 def hum(text: str, voice: speech.Voice) -> np.ndarray:
@@ -49,6 +50,19 @@ def test_resumes_and_exports(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     export.write(tmp_path / "last.safetensors", tmp_path / "model")
     (heard,) = LLM(tmp_path / "model").transcribe(np.zeros(16_000, np.float32), vad=False, temperature=0.0)
     assert heard.error is None
+
+
+def test_ctc_model_is_one_that_aligner_takes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    threads = torch.get_num_threads()
+    monkeypatch.setattr(ctc, "DRAWN", 4)
+    for minutes in ("0.01", "0.03"):
+        monkeypatch.setattr(sys, "argv", ["ctc", "--out", str(tmp_path), "--minutes", minutes, "--batch", "8"])
+        ctc.main()
+    torch.set_num_threads(threads)
+    assert json.loads((tmp_path / "state.json").read_text())["step"] > 1
+    model = CtcAligner(tmp_path / "model", speech.RATE)._ctc
+    assert model.log_probs(torch.randn(speech.RATE)).shape == (49, len(model.ids))  # as many frames as wav2vec 2.0
+    assert (model.blank, model.stride, model.encode("It's")) == (0, 320, tokens.letters("it's"))
 
 
 @pytest.mark.parametrize("stage", range(len(dataset.STAGES)))

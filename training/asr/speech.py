@@ -50,7 +50,8 @@ class Espeak:
 
     def __init__(self, library: str) -> None:
         self.library, self.blocks = ctypes.CDLL(library), list[bytes]()
-        self.rate = int(self.library.espeak_Initialize(2, 0, None, 0))  # 2: samples go to the callback, in this thread
+        # 2: samples go to the callback, in this thread; 1: so do the phonemes, as events
+        self.rate = int(self.library.espeak_Initialize(2, 0, None, 1))
         if self.rate <= 0:
             raise OSError(f"{library} does not start; reinstall espeak-ng with its voices")
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
