@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -19,12 +20,14 @@ from ..parse import MediaSource, item_errors
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
 from . import audio, chunks, image, pdf, video
 from .audio_files import has_audio, is_slow, is_streamable
+from .cut_off import cut_off
 from .isolate import CodecRunner, codec_runner, run_inline
 from .ledger import Ledger
 from .policy import DecodeSpec, FrameFiles, MediaPolicy, MediaUrl, PdfPage, slow_error
 from .source import open_local, read
 from .video_frames import attached_audio
 
+_log = logging.getLogger("sensorium")
 _IMAGE = (*(f"PIL.{name}" for name in _plugins), "PIL.ImageOps", "PIL.features", "encodings.unicode_escape")
 
 
@@ -141,15 +144,16 @@ def audio_blocks(source: MediaSource, rate: int, policy: MediaPolicy) -> Generat
     Other files are held as encoded bytes. If they must be decoded in a worker process, all samples are held, too.
 
     Raises:
-        MediaError: the source cannot be read, is broken, or exceeds a limit.
+        MediaError: the source cannot be read, is broken or cut off, or exceeds a limit. Samples before a fault were yielded.
     """
     with error_context(source), open_local(source.data) or nullcontext() as file:
-        data: object = file if file is not None and policy.decode_isolation == "thread" and is_streamable(file) else None
-        if data is None:
-            data = read(source.data, "audio", policy)
-            run = _runner(policy, None, data, "audio", decoding=True)
-            data = data if run is run_inline else run(audio.decode_audio, data, rate, policy)
+        streamed = file is not None and policy.decode_isolation == "thread" and is_streamable(file)
+        encoded: object = file if streamed else read(source.data, "audio", policy)
+        run = run_inline if streamed else _runner(policy, None, encoded, "audio", decoding=True)
+        data = encoded if run is run_inline else run(audio.decode_audio, encoded, rate, policy)
         yield from audio.audio_blocks(data, rate, policy)
+        if reason := cut_off(encoded):
+            raise InputError(reason)
 
 
 def _has_encoded_frames(data: object) -> TypeGuard[tuple[list[bytes], Any]]:
@@ -203,7 +207,10 @@ def _runner(policy: MediaPolicy, tenant: str | None, data: object, kind: str, de
 
 
 def _decode_audio(data: object, spec: DecodeSpec, policy: MediaPolicy, run: CodecRunner) -> AudioItem:
-    return AudioItem(run(audio.decode_audio, data, spec.rate, policy, spec.max_audio_samples), spec.rate)
+    item = AudioItem(run(audio.decode_audio, data, spec.rate, policy, spec.max_audio_samples), spec.rate)
+    if reason := cut_off(data):
+        _log.warning("audio: %s", reason)
+    return item
 
 
 def _samples_of_cut(spec: DecodeSpec) -> slice:

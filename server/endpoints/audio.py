@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from fastapi import Request
@@ -17,12 +18,14 @@ from ...pipelines.llm import AsyncLLM
 from ...pipelines.speech.arguments import TEMPERATURES
 from ...pipelines.speech.subtitles import WRITERS, SubtitleLayout
 from ...pipelines.transcribe import Segment, Transcript, WindowResult
+from ..errors import error_object
 from ..events import event_stream
 from ..forms import read_form
 from ..protocol.audio import LISTS, AudioForm, TranscriptionForm
 from ..state import Server, cache_salt, first_output, new_id, server_of, unless_disconnected
 
 _VLLM_USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
+_WITH_ERROR = ("json", "verbose_json")  # formats that have a place for the error of a file that ends early
 F = TypeVar("F", bound=AudioForm)
 
 
@@ -55,7 +58,9 @@ async def _respond(request: Request, form: AudioForm, audio: bytes, task: str, t
     options = {**_options(request, form), "timestamps": _timestamps(server, form.response_format, times)}
     with naming_param("file"):
         work = server.engine.transcribe(audio, form.language, task, **options)
-        transcript = _checked(await unless_disconnected(request, work))
+        (transcript,) = await unless_disconnected(request, work)
+        if transcript.error is not None and not (transcript.duration and form.response_format in _WITH_ERROR):
+            raise transcript.error.exception()
     return _response(form.response_format, transcript, task, times)
 
 
@@ -93,13 +98,6 @@ def _options(request: Request, form: AudioForm) -> dict[str, Any]:
         options["temperature"] = form.temperature or TEMPERATURES
         options["sampling_params"] = SamplingParams(temperature=0.0, max_tokens=form.max_completion_tokens)
     return options
-
-
-def _checked(found: list[Transcript]) -> Transcript:
-    (transcript,) = found
-    if transcript.error is not None:
-        raise transcript.error.exception()
-    return transcript
 
 
 async def _stream(request: Request, form: TranscriptionForm, audio: bytes) -> Response:
@@ -158,7 +156,9 @@ async def transcript_events(
     try:
         while (text := await texts.get()) is not None:
             yield text
-        transcript = _checked(await work)
+        (transcript,) = await work
+        if transcript.error is not None:
+            raise transcript.error.exception()
         yield {"type": "transcript.text.done", "text": transcript.text, "usage": _token_usage(transcript.windows)}
     finally:
         work.cancel()
@@ -173,7 +173,10 @@ def _token_usage(windows: Sequence[WindowResult]) -> dict[str, Any]:
 
 
 def _response(form: str, transcript: Transcript, task: str, times: Sequence[str]) -> Response:
-    """Write a transcript. As with OpenAI, "verbose_json" has segments unless only words were requested."""
+    """Write a transcript. As with OpenAI, "verbose_json" has segments unless only words were requested.
+
+    `error` is there if the file is broken or cut off after that text.
+    """
     if form == "text":
         return PlainTextResponse(f"{transcript.text}\n")
     if form in WRITERS:
@@ -188,6 +191,8 @@ def _response(form: str, transcript: Transcript, task: str, times: Sequence[str]
             words = [word for one in segments for word in one.words or ()]
             body["words"] = [{"word": one.word.strip(), "start": one.start, "end": one.end} for one in words]
     body["usage"] = {"type": "duration", "seconds": transcript.duration}
+    if transcript.error is not None:
+        body["error"] = error_object(replace(transcript.error, param="file"))
     return JSONResponse(body)
 
 

@@ -77,6 +77,7 @@ async function transcribe(entry, { card, signal, update }) {
     if (entry.text) form.append("prompt", entry.text);
     const found = await sendJson(`/v1/audio/${entry.task === "translate" ? "translations" : "transcriptions"}`, form, signal);
     entry.answer += `${entry.answer && "\n"}${found.text.trim()}`;
+    entry.error = found.error?.message ?? entry.error; // the file is broken or cut off after this text
     entry.usage = found.usage;
     const several = entry.files.length > 1; // times of several files would mix
     entry.words = several ? null : (found.words ?? found.segments?.map(({ text, start, end }) => ({ word: text.trim(), start, end })));

@@ -72,6 +72,17 @@ def test_json_is_one_object_per_line(whisper: Path, files: list[str], capsys: py
     assert f"sensorium: error: {files[3]}: it is not in a supported audio format" in err
 
 
+def test_a_file_that_is_cut_off_is_printed_with_an_error(
+    whisper: Path, files: list[str], capsys: pytest.CaptureFixture[str]
+) -> None:
+    whole = Path(files[0]).read_bytes()
+    Path(files[0]).write_bytes(whole[:16_044])
+    assert transcribe(whisper, files[0], "--language", "en") == 2
+    out, err = capsys.readouterr()
+    assert out.strip()
+    assert f"sensorium: error: {files[0]}: it is cut off (it has 16,044 of 24,044 bytes); download or export it again" in err
+
+
 def test_lines_begin_with_the_file_name(whisper: Path, files: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert transcribe(whisper, *files[:2], "--language", "en") == 0
     assert sorted(line.split(":")[0] for line in capsys.readouterr().out.splitlines()) == files[:2]

@@ -171,6 +171,27 @@ def test_streams_that_fail(client, url, server, wav, monkeypatch):
         next(events)
 
 
+def test_a_file_that_is_cut_off(url, client, server, wav):
+    """JSON has the text so far and the error, a stream ends with the error; formats without a place for it fail."""
+    data = wav[: len(wav) // 2]
+    fields = {"model": "whisper", "file": ("a.wav", data), "language": "en", "extra_body": {"vad": "false"}}
+    for form, times in ("verbose_json", "segment"), ("json", "none"):
+        (expected,) = asyncio.run(server.engine.transcribe(data, "en", vad=False, timestamps=times))
+        found = client.audio.transcriptions.create(**fields, response_format=form)
+        assert found.text == expected.text != ""
+        assert found.error["message"] == "it is cut off (it has 12,022 of 24,044 bytes); download or export it again"
+        assert (found.error["code"], found.error["param"]) == ("invalid_media", "file")
+    assert not hasattr(client.audio.transcriptions.create(**{**fields, "file": ("a.wav", wav)}), "error")
+    for form in "text", "srt":
+        with pytest.raises(openai.BadRequestError, match="it is cut off") as refused:
+            client.audio.transcriptions.create(**fields, response_format=form)
+        assert refused.value.param == "file"
+    events, texts = client.audio.transcriptions.create(**fields, stream=True), []
+    with pytest.raises(openai.APIError, match="it is cut off"):
+        texts.extend(event.delta for event in events)
+    assert "".join(texts) == expected.text
+
+
 def test_translations(client, server, wav):
     expected = transcribe(server, wav, "translate")
     found = client.audio.translations.create(model="whisper", file=("a.wav", wav), extra_body={"vad": "false"})

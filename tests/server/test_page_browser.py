@@ -262,6 +262,18 @@ def test_words_light_up_as_the_audio_plays(open_page, speech):
     page.locator(".word.now", has_text="seven").wait_for()
 
 
+def test_a_file_that_is_cut_off_has_its_text_and_the_error(open_page, speech, tmp_path):
+    page = open_page(speech)
+    page.get_by_text("tiny-asr").wait_for()
+    soundfile.write(tmp_path / "a.wav", *soundfile.read(TINY.parent / "speech" / "alarm.flac"))
+    whole = (tmp_path / "a.wav").read_bytes()
+    (tmp_path / "a.wav").write_bytes(whole[: len(whole) * 3 // 5])
+    page.set_input_files("#choose", tmp_path / "a.wav")
+    page.get_by_role("button", name="Send").click()
+    page.get_by_text("it is cut off").first.wait_for()
+    assert answer(page).startswith("Set an alarm")
+
+
 @pytest.mark.parametrize("realtime", [False, True])
 def test_live_audio(chromium, open_page, speech, tmp_path, realtime):
     served = httpx.get(f"{speech}/v1/models").json()
