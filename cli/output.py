@@ -11,7 +11,8 @@ import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, replace
+from dataclasses import fields as dataclass_fields
+from dataclasses import replace
 from typing import Any, TypeVar
 
 from ..mm.errors import ErrorInfo
@@ -53,7 +54,7 @@ def _print_report(args: argparse.Namespace, name: str, fields: dict[str, Any], t
     elif fields["finish_reason"] == "length":
         warn_truncated(args, f"the text of {shown}")
     if doubt is not None:
-        print(f"sensorium: warning: the text of {shown} is probably wrong: {doubt}", file=sys.stderr)
+        print(f"sensorium: warning: the text of {shown} is probably wrong: {with_option_names(doubt, args)}", file=sys.stderr)
 
 
 def printable(name: str) -> str:
@@ -71,9 +72,12 @@ def print_line(text: str) -> None:
 
 def to_json(fields: dict[str, Any], args: argparse.Namespace) -> str:
     def plain(value: Any) -> dict[str, Any]:
-        is_error = isinstance(value, ErrorInfo)
-        return asdict(replace(value, message=with_option_names(value.message, args)) if is_error else value)
+        if isinstance(value, ErrorInfo):
+            value = replace(value, message=with_option_names(value.message, args))
+        return {field.name: getattr(value, field.name) for field in dataclass_fields(value)}
 
+    if doubt := fields.get("doubt"):  # it may quote an error
+        fields = {**fields, "doubt": with_option_names(doubt, args)}
     return json.dumps(fields, ensure_ascii=False, default=plain)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import difflib
+import re
 import reprlib
 from collections.abc import Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -256,6 +257,18 @@ def naming_param(place: str, fields: Collection[str] = ()) -> Iterator[None]:
         own = error.info.param
         if own in fields or (own is None and error.info.code in _OF_INPUTS):
             error.info = replace(error.info, param=clip(place if own is None else f"{place}.{own}", _MAX_NAME))
+        raise
+
+
+@contextmanager
+def renaming_param(name: str, field: str) -> Iterator[None]:
+    """Name `field` in errors about the parameter `name` or a part of it: the caller gives its value there."""
+    try:
+        yield
+    except SensoriumError as error:
+        if (error.info.param or "").partition(".")[0] == name:
+            message = re.sub(rf"\b{name}\b(\.\w+)?", field, error.info.message)
+            error.info = replace(error.info, message=message, param=field)
         raise
 
 

@@ -36,6 +36,7 @@ _PHRASES: Mapping[str, Mapping[Interface, str]] = {
         "http": "send sound to /v1/audio/transcriptions, or other media in messages to /v1/chat/completions",
         "cli": "give it with --image, --video or --audio",
     },
+    "task='translate' is not supported": {"http": "translation is not supported"},
     "but multi_modal_data holds": {"http": "but the request holds"},
     'make it smaller (max_pixels, fps, num_frames) or pass fit="context"': {
         "http": 'make it smaller (max_pixels, fps, num_frames of mm_processor_kwargs) or send fit="context"',
@@ -74,7 +75,12 @@ _PHRASES: Mapping[str, Mapping[Interface, str]] = {
     "LLM(base, adapter=folder)": {"cli": "`sensorium serve BASE --adapter FOLDER`"},
 }
 """Phrase of a message -> the words in its place. A phrase stands before those that it contains."""
-_PARAMS = {"multi_modal_data": "prompt", "prompt_token_ids": "prompt", "limit_mm_per_prompt": "messages"}
+_PARAMS = {
+    "multi_modal_data": "prompt",
+    "prompt_token_ids": "prompt",
+    "limit_mm_per_prompt": "messages",
+    "task": "model",  # of /v1/audio/translations
+}
 """Parameters that a request over HTTP has in a field of another name."""
 
 

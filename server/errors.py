@@ -6,6 +6,7 @@ import json
 import logging
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from fastapi import Request
@@ -138,12 +139,13 @@ def _body(status: int, message: str, code: str, param: str | None, item: Mapping
 def _invalid(error: RequestValidationError) -> tuple[int, dict[str, Any]]:
     """Return status and body of what is wrong in a request's body: our own error, or the innermost value of a wrong form."""
     errors: Sequence[dict[str, Any]] = error.errors()
-    causes = [one.get("ctx", {}).get("error") for one in errors]
-    own = next((cause for cause in causes if isinstance(cause, SensoriumError)), None)
-    if own is not None:
-        return error_body(own.info)
+    for one in errors:
+        cause = one.get("ctx", {}).get("error")
+        if isinstance(cause, SensoriumError):
+            places = filter(None, (_field(one), cause.info.param))
+            return error_body(replace(cause.info, param=".".join(places) or None))
     first = max(errors, key=lambda one: len(_place(one)))
-    param = "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _place(first)).removeprefix(".") or None
+    param = _field(first) or None
     name = param or "the body"
     if first["type"] == "json_invalid":
         message, param = f"the body is not JSON: {first['ctx']['error']} at character {first['loc'][-1]}", None
@@ -165,6 +167,11 @@ def _form(error: Mapping[str, Any]) -> str:
     """Return what a value must be; "" if that is not known."""
     kind = "dict_type" if error["type"].startswith("model_") else error["type"]  # of a body, or of an object within it
     return _FORMS.get(kind, "").format(**error.get("ctx", {}))
+
+
+def _field(error: Mapping[str, Any]) -> str:
+    """Return the place of a value in the body as a name, such as "messages[0].content"."""
+    return "".join(f"[{part}]" if isinstance(part, int) else f".{part}" for part in _place(error)).removeprefix(".")
 
 
 def _place(error: Mapping[str, Any]) -> tuple[str | int, ...]:

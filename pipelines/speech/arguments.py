@@ -19,7 +19,6 @@ if TYPE_CHECKING:
 TEMPERATURES = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)
 NO_SPEECH = 0.6  # default of no_speech_threshold
 _MAX_BEAMS = 32
-_TASKS = ("transcribe", "translate")
 _TIMESTAMPS = {False: "none", True: "segment", "none": "none", "segment": "segment", "word": "word"}
 _GATES = {"no_speech": (0.0, 1.0), "log_prob": (-inf, 0.0), "compression_ratio": (0.0, inf)}  # least and largest threshold
 
@@ -29,8 +28,9 @@ def check_model(llm: LLM, task: str) -> int:
     speech = llm.speech
     if speech is None:
         raise ConfigError("the model does not transcribe speech; use generate or chat")
-    if task in _TASKS and task not in speech.tasks:
-        reason = f"task={task!r} is not supported by this model, which can only {', '.join(speech.tasks)}; use another model"
+    if task == "translate" and task not in speech.tasks:
+        known = ", ".join(speech.tasks)
+        reason = f"task='translate' is not supported by this model, which can only {known}; use another model"
         raise InputError(reason, param="task")
     if task not in speech.tasks:
         raise InputError(f"task={short_repr(task)} is unknown; {hint(task, speech.tasks)}", param="task")

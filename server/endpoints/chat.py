@@ -13,7 +13,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ...engine.sampling_params import SamplingParams
 from ...engine.types import CompletionOutput, RequestOutput
-from ...mm.errors import InputError
+from ...mm.errors import InputError, renaming_param
 from ..events import event_stream
 from ..outputs import chat_logprobs, finish_reason, usage
 from ..parsers.answer import AnswerParser
@@ -24,11 +24,11 @@ from ..state import Server, cache_salt, checked, first_output, new_id, priority_
 
 async def chat_completions(body: ChatBody, request: Request) -> Response:
     """Answer a conversation."""
-    chat = Chat(server_of(request), body)
-    salt = cache_salt(request, body.cache_salt)
-    kind = "delta" if body.stream else "final"
-    outputs = chat.server.engine.generate(body.messages, chat.params, chat.id, kind, priority_of(request), **chat.options(salt))
-    first = checked(await unless_disconnected(request, first_output(outputs)))
+    salt, priority, kind = cache_salt(request, body.cache_salt), priority_of(request), "delta" if body.stream else "final"
+    with renaming_param("structured_outputs", body.format_field):
+        chat = Chat(server_of(request), body)
+        outputs = chat.server.engine.generate(body.messages, chat.params, chat.id, kind, priority, **chat.options(salt))
+        first = checked(await unless_disconnected(request, first_output(outputs)))
     if body.stream:
         return event_stream(chat.chunks(first, outputs))
     return JSONResponse(await asyncio.to_thread(chat.response, first) if body.return_elements else chat.response(first))

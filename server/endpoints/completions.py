@@ -15,7 +15,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ...engine.sampling_params import SamplingParams
 from ...engine.types import CompletionOutput, RequestOutput
-from ...mm.errors import naming_param
+from ...mm.errors import naming_param, renaming_param
 from ..events import event_stream
 from ..outputs import completion_logprobs, finish_reason, total_usage
 from ..protocol.completions import CompletionBody
@@ -26,17 +26,18 @@ _DEFAULT_TOKENS = 16  # as in OpenAI's API
 
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue one prompt or several."""
-    completion = Completion(server_of(request), body, cache_salt(request, body.cache_salt), priority_of(request))
-    if not body.stream:
-        return JSONResponse(completion.response(await unless_disconnected(request, completion.outputs())))
-    stream = merged([completion.generate(index, "delta") for index in range(len(completion.prompts))])
-    first = await unless_disconnected(request, first_output(stream))
-    try:
-        completion.checked(*first)
-    except BaseException:
-        await stream.aclose()
-        raise
-    return event_stream(completion.chunks(first, stream))
+    with renaming_param("structured_outputs", body.format_field):
+        completion = Completion(server_of(request), body, cache_salt(request, body.cache_salt), priority_of(request))
+        if not body.stream:
+            return JSONResponse(completion.response(await unless_disconnected(request, completion.outputs())))
+        stream = merged([completion.generate(index, "delta") for index in range(len(completion.prompts))])
+        first = await unless_disconnected(request, first_output(stream))
+        try:
+            completion.checked(*first)
+        except BaseException:
+            await stream.aclose()
+            raise
+        return event_stream(completion.chunks(first, stream))
 
 
 @dataclass

@@ -13,7 +13,8 @@ from fastapi.responses import JSONResponse, Response
 
 from ...engine.errors import error_info
 from ...engine.types import CompletionOutput, RequestOutput
-from ...mm.errors import SensoriumError
+from ...mm.errors import SensoriumError, renaming_param
+from ...mm.wordings import field_of
 from ..errors import error_body
 from ..events import event_stream
 from ..outputs import finish_reason, usage
@@ -29,7 +30,8 @@ Event = dict[str, Any]
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """Answer an input of messages, tool calls and their outputs."""
     chat_body, places = body.chat_body()
-    with _renamed(places):
+    form = chat_body.format_field
+    with _renamed(places), renaming_param("structured_outputs", "text.format" if form == "response_format" else form):
         answer = ResponseWriter(server_of(request), body, chat_body)
         outputs = answer.outputs(cache_salt(request, body.cache_salt), priority_of(request))
         first = checked(await unless_disconnected(request, first_output(outputs)))
@@ -44,7 +46,7 @@ def _renamed(places: Mapping[str, str]) -> Iterator[None]:
     try:
         yield
     except SensoriumError as error:
-        given = error.info.param or ""
+        given = field_of(error.info.param) or ""
         place = max((one for one in places if given == one or given.startswith((f"{one}.", f"{one}["))), key=len, default=None)
         if place is not None:
             error.info = replace(error.info, param=places[place] + given.removeprefix(place))

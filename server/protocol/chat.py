@@ -95,6 +95,10 @@ class ChatBody(SamplingBody):
             check_fields(choice["function"], ("name",), "tool_choice.function", "tool_choice")
         return str(name)
 
+    @property
+    def format_field(self) -> str:
+        return super().format_field if self.tool_choice in (None, "none", "auto") else "tools"
+
     def forced_format(self) -> StructuredOutputsParams | None:
         """The format of an answer that must call a function: its arguments, or a list of calls of any function."""
         name, functions = self.forced_function, self.functions

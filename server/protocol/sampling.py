@@ -94,6 +94,11 @@ class SamplingBody(Body):
         options = self.stream_options or StreamOptions()
         return bool(options.include_usage), bool(options.continuous_usage_stats and options.include_usage)
 
+    @property
+    def format_field(self) -> str:
+        """The field that gives the format of the answer, if one does."""
+        return "response_format" if self.structured_outputs is None else "structured_outputs"
+
     def _structured_outputs(self) -> StructuredOutputsParams | None:
         given = self.structured_outputs
         return None if given is None else _make(StructuredOutputsParams, given, "structured_outputs")

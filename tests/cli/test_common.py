@@ -8,6 +8,7 @@ from argparse import Namespace
 import pytest
 from sensorium.cli.output import to_json, with_option_names
 from sensorium.mm.errors import ErrorInfo
+from sensorium.pipelines.transcribe import WindowResult
 
 ARGS = Namespace(command="chat", dtype="auto", device="auto", max_model_len=None, max_tokens=8)
 
@@ -30,4 +31,8 @@ def test_with_option_names(text: str, expected: str) -> None:
 
 def test_errors_as_json_have_option_names_too() -> None:
     error = ErrorInfo("invalid_input", "the checkpoint has no chat template; pass chat_template= or give a rendered prompt")
-    assert json.loads(to_json({"error": error}, ARGS))["error"]["message"].endswith("no chat template; give --chat-template")
+    window = WindowResult(0.0, 1.0, "", (), 0, skip_error=error)
+    found = json.loads(to_json({"error": error, "window": window, "doubt": f"it may skip speech: {error}"}, ARGS))
+    assert found["doubt"].endswith("no chat template; give --chat-template")
+    for one in found["error"], found["window"]["skip_error"]:
+        assert one["message"].endswith("no chat template; give --chat-template")

@@ -345,8 +345,10 @@ def test_a_model_without_a_decoder(tmp_path, kind):
             with pytest.raises(openai.BadRequestError) as refused:
                 create(**{**fields, "extra_body": {"vad": "false", name: value}})
             assert refused.value.param == name
-        with pytest.raises(openai.BadRequestError, match="can only transcribe"):
+        said = "translation is not supported by this model, which can only transcribe"
+        with pytest.raises(openai.BadRequestError, match=said) as refused:
             client.audio.translations.create(model="parakeet", file=file)
+        assert refused.value.param == "model"
         assert_idle(server.engine.llm)
 
 

@@ -178,6 +178,32 @@ def test_structured_outputs(http):
     assert "chioce" in error(ask(http, structured_outputs={"chioce": ["a"]}))["message"]
 
 
+WRONG = {"type": "json_schema", "name": "n", "schema": {"type": "colour"}}
+
+
+@pytest.mark.parametrize(
+    ("path", "fields", "field"),
+    [
+        ("chat/completions", {**PLAIN, "response_format": {"type": "json_schema", "json_schema": WRONG}}, "response_format"),
+        ("chat/completions", {**PLAIN, "structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ("completions", {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": WRONG}}, "response_format"),
+        ("responses", {"input": "a", "text": {"format": WRONG}}, "text.format"),
+    ],
+)
+@pytest.mark.parametrize("stream", [False, True])
+def test_a_wrong_format_is_that_of_the_field_that_gives_it(http, path, fields, field, stream):
+    found = error(http.post(f"/v1/{path}", json={**fields, "stream": stream}))
+    assert found["param"] == field
+    assert found["message"].startswith(f"{field} cannot be used: ")
+
+
+def test_a_wrong_format_of_a_forced_call_is_that_of_the_tools(tools):
+    given = [{"type": "function", "function": {"name": "look", "parameters": WRONG["schema"]}}]
+    with pytest.raises(openai.BadRequestError, match="tools cannot be used: ") as found:
+        tools[0].chat.completions.create(model="tiny-vl", messages=messages(), tools=given, tool_choice="required")
+    assert found.value.param == "tools"
+
+
 TOOLS = [
     {"type": "function", "function": {"name": "look", "parameters": {
         "type": "object", "properties": {"place": {"enum": ["here", "there"]}}, "required": ["place"],
@@ -254,7 +280,7 @@ def test_tools_that_cannot_be_called(http):
         ({"logit_bias": {"a": 1.0}}, "logit_bias"),
         ({"logit_bias": {"1": 1000.0}}, "logit_bias"),
         ({"stop": ["a"] * 2000}, "stop"),
-        ({"stream": True, "stream_options": {"all": True}}, "all"),
+        ({"stream": True, "stream_options": {"all": True}}, "stream_options.all"),
         ({"messages": None}, "messages"),
         ({"messages": []}, "messages"),
         ({"messages": "hello"}, "messages"),

@@ -9,10 +9,11 @@ import json
 from dataclasses import replace
 
 import family
+import httpx
 import openai
 import pytest
 import soundfile
-from http_server import CASES, IMAGE, MEDIA, image_url, listening, make_server, saying
+from http_server import CASES, IMAGE, MEDIA, TINY, image_url, listening, make_server, saying
 from openai.types.responses import Response, ResponseStreamEvent
 from oracle import build_checkpoint
 from PIL import Image
@@ -248,7 +249,7 @@ def test_files_are_input_parts(client):
         ({"tools": [{**LOOK, "parameters": {"maximum": float("inf")}}], "tool_choice": "none"}, "tools"),
         ({"text": {"format": {"type": "xml"}}}, "text"),
         ({"text": {"verbosity": "low"}}, "text"),
-        ({"stream_options": {"include_obfuscation": True}, "stream": True}, "include_obfuscation"),
+        ({"stream_options": {"include_obfuscation": True}, "stream": True}, "stream_options.include_obfuscation"),
     ],
 )
 def test_wrong_fields(http, tiny, fields, param):
@@ -258,6 +259,14 @@ def test_wrong_fields(http, tiny, fields, param):
     error = response.json()["error"]
     assert param is None or error["param"] == param, error
     assert_idle(tiny[1].engine.llm)
+
+
+def test_too_many_images_are_a_fault_of_the_input():
+    server = make_server(TINY, "tiny-vl", max_model_len=1024, warm_up=False, limit_mm_per_prompt={"image": 1})
+    with server.engine.llm, listening(server) as url:
+        found = httpx.post(f"{url}/v1/responses", json={**PLAIN, "input": question(IMAGE_PART, IMAGE_PART)}, timeout=240)
+    assert found.json()["error"]["message"] == "At most 1 image(s) may be provided in one prompt, not 2"
+    assert found.json()["error"]["param"] == "input"
 
 
 def test_media_that_cannot_be_read(http):
