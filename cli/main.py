@@ -47,6 +47,9 @@ class Parser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         if "required: --model" in message:
             message += f", a folder or a name on the Hub. {self.epilog}. `sensorium list` shows the models in the cache"
+        choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
+        near = suggestion(choice[1], re.findall(r"[\w-]+", choice[2])) if choice else ""
+        message += f"; {near}" if near else ""
         see = " See" if message.endswith("?") else "; see"
         self.exit(2, f"sensorium: error: {message}{see} `{self.prog} --help`\n")
 
@@ -67,7 +70,7 @@ def build_parser(command: str | None) -> Parser:
     parser = Parser("sensorium", description="Images, videos and audio in, text out.", epilog=_EXAMPLE)
     parser.add_argument("--version", action="version", version=_version())
     parser.add_argument("--debug", action="store_true", help="show the traceback of a failure")
-    commands = parser.add_subparsers(dest="command", metavar="COMMAND", required=True)
+    commands = parser.add_subparsers(dest="command", metavar="COMMAND")
     for name, text in COMMANDS.items():
         sub = commands.add_parser(name, help=text, description=f"{text[0].upper()}{text[1:]}.")
         sub.add_argument("--debug", action="store_true", default=argparse.SUPPRESS, help="show the traceback of a failure")
@@ -89,7 +92,9 @@ def main(argv: Sequence[str] | None = None) -> int:
     if unknown:  # the command's own parser names the right --help
         advice = next(filter(None, (nearest_option(word, [*options_of(parser)]) for word in unknown)), "")
         reason = f"unrecognized arguments: {' '.join(unknown)}"
-        Parser(f"sensorium {args.command}").error(f"{reason}; {advice}" if advice else reason)
+        Parser(f"sensorium {args.command or ''}".rstrip()).error(f"{reason}; {advice}" if advice else reason)
+    if args.command is None:
+        parser.error("the following arguments are required: COMMAND")
     try:
         with _log_to_stderr(args), exit_on_signals():  # an import that is interrupted may swallow KeyboardInterrupt
             code = int(_module(args.command).run(args))

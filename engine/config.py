@@ -349,9 +349,15 @@ def make_config(model: str | os.PathLike[str], options: Mapping[str, Any]) -> En
     path = model if isinstance(model, str) else os.path.join(os.curdir, model)  # a Path is never a name on the Hub
     try:
         config = EngineConfig(path, **values)
+        _check_media_folder(config.media.allowed_local_media_path)
     except ConfigError as error:
         raise as_given(error, options) from None
     return replace(config, limit_mm_per_prompt=dict(config.limit_mm_per_prompt))
+
+
+def _check_media_folder(folder: object) -> None:
+    if folder is not None and not (isinstance(folder, str | os.PathLike) and os.path.isdir(folder)):
+        raise _error("allowed_local_media_path", folder, "is not a folder; create it, or give another one")
 
 
 def make_policy(options: Mapping[str, Any]) -> MediaPolicy:

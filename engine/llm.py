@@ -15,7 +15,7 @@ import torch
 from ..mm.cache import CacheStats
 from ..mm.errors import InputError, check_utf8, short_repr, typed
 from ..mm.pacing import releasing_gil
-from ..mm.parse import is_media_path
+from ..mm.parse import modality_of_path
 from ..mm.plain import builtin_copy, builtin_list, check_classes, reading
 from ..mm.types import ItemPlan
 from ..processors.device import MediaDevice
@@ -421,8 +421,8 @@ class LLM(NotPicklable):
             InputError: the prompt has another form.
             MediaError: an item would be refused.
         """
-        if is_media_path(prompt):
-            how = 'give {"multi_modal_data": {"image": path}}, or the modality of the file in place of image'
+        if modality := modality_of_path(prompt):
+            how = f'give {{"multi_modal_data": {{"{modality}": path}}}}'
             raise InputError(f"prompt={short_repr(prompt)} is a text to plan, but a file has this name; {how}", param="prompt")
         prompt = builtin_copy(prompt, "prompt", "the prompt")
         if isinstance(prompt, list) and prompt and all(isinstance(message, Mapping) for message in prompt):

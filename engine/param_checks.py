@@ -26,10 +26,11 @@ def check_unused(unused: UnusedParams, name: str, value: object) -> None:
         raise param_error(name, value, f"cannot be honoured: {reason}")
 
 
-def as_tuple(name: str, value: Sequence[Any] | None, limit: int = _MAX_STRINGS) -> tuple[Any, ...]:
+def as_tuple(name: str, value: Sequence[Any] | None, limit: int = _MAX_STRINGS, form: str = "a list") -> tuple[Any, ...]:
+    """Return a collection as a tuple. `form`: what the error says that the value must be."""
     values = () if value is None else value
     if isinstance(values, str | bytes) or not isinstance(values, Collection):
-        raise param_error(name, value, "must be a list")
+        raise param_error(name, value, f"must be {form}")
     with reading(values, name):
         check_count(name, values, limit)
         return builtin_copy(tuple(values), name)  # type: ignore[no-any-return]

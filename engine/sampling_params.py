@@ -197,7 +197,7 @@ class SamplingParams:
             if not isinstance(getattr(self, name), bool):
                 raise param_error(name, getattr(self, name), "must be True or False")
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
-        self.stop = check_strings("stop", as_tuple("stop", stop))
+        self.stop = check_strings("stop", as_tuple("stop", stop, form="a string or a list of strings"))
         self.bad_words = check_strings("bad_words", as_tuple("bad_words", self.bad_words))
         self.stop_token_ids = check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:

@@ -236,12 +236,13 @@ def trusted_source(media: object) -> object:
     return media if not media or "://" in media[:16] else Path(media)
 
 
-def is_media_path(text: object) -> bool:
-    """Return whether a text is the path of an image, a video or an audio file."""
+def modality_of_path(text: object) -> str | None:
+    """Return "image", "video" or "audio" if a text is the path of such a file, judged by its suffix."""
     if type(text) is not str or len(text) > _MAX_PATH:
-        return False
+        return None
     kind = mimetypes.guess_type("file" + os.path.splitext(text)[1])[0]  # of a whole text it raises errors on some versions
-    return str(kind)[:6] in ("image/", "video/", "audio/") and os.path.isfile(text)
+    modality = str(kind).partition("/")[0]
+    return modality if modality in ("image", "video", "audio") and os.path.isfile(text) else None
 
 
 def is_item_list(modality: str, value: object) -> bool:

@@ -19,7 +19,7 @@ from ..engine.pooling_params import PoolingParams
 from ..engine.types import RequestOutput
 from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr, typed
 from ..mm.pacing import releasing_gil
-from ..mm.parse import is_item_list, is_media_path
+from ..mm.parse import is_item_list, modality_of_path
 from ..mm.plain import builtin_copy, builtin_list, check_classes, reading
 from .classify import pair_prompt
 from .message_parts import media_part
@@ -123,7 +123,7 @@ def embed_tasks(
     params = params if pooling is None else replace(params, pooling=pooling)
     check_dimensions(llm, params)
     template, listed = _request_options(chat_template, cache_salt), _as_list(inputs)
-    if path := next((item for item in releasing_gil(listed) if llm.takes_media and is_media_path(item)), None):
+    if path := next((item for item in releasing_gil(listed) if llm.takes_media and modality_of_path(item)), None):
         _logger.warning(
             "embed: %s is embedded as a text, but a file of this name exists; give a pathlib.Path to embed the file",
             short_repr(path),

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing
+from collections.abc import AsyncGenerator, Iterator, Sequence
+from contextlib import aclosing, contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
 
@@ -13,7 +13,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, PlainTextResponse, Response
 
 from ...engine.sampling_params import SamplingParams
-from ...mm.errors import InputError, naming_param
+from ...mm.errors import ErrorInfo, InputError, SensoriumError, naming_param
 from ...pipelines.llm import AsyncLLM
 from ...pipelines.speech.arguments import TEMPERATURES
 from ...pipelines.speech.subtitles import WRITERS, SubtitleLayout
@@ -56,12 +56,27 @@ async def _respond(request: Request, form: AudioForm, audio: bytes, task: str, t
     """Transcribe and write the response. `times`: the requested ones of segments and words."""
     server = server_of(request)
     options = {**_options(request, form), "timestamps": _timestamps(server, form.response_format, times)}
-    with naming_param("file"):
+    with _naming_file():
         work = server.engine.transcribe(audio, form.language, task, **options)
         (transcript,) = await unless_disconnected(request, work)
         if transcript.error is not None and not (transcript.duration and form.response_format in _WITH_ERROR):
             raise transcript.error.exception()
     return _response(form.response_format, transcript, task, times)
+
+
+@contextmanager
+def _naming_file() -> Iterator[None]:
+    """Name the field `file` in errors about the audio, and in those about an input that name no parameter."""
+    try:
+        with naming_param("file"):
+            yield
+    except SensoriumError as error:
+        error.info = _of_file(error.info)
+        raise
+
+
+def _of_file(error: ErrorInfo) -> ErrorInfo:
+    return error if error.modality is None else replace(error, message=f"file: {error.reason}", param=error.param or "file")
 
 
 def _timestamps(server: Server, response_format: str, times: Sequence[str]) -> str:
@@ -106,7 +121,7 @@ async def _stream(request: Request, form: TranscriptionForm, audio: bytes) -> Re
         raise InputError("stream=true needs response_format=json; set it", param="response_format")
     server = server_of(request)
     events = transcript_events(server.engine, audio, form.language, _options(request, form), form.has_continuous_usage)
-    with naming_param("file"):
+    with _naming_file():
         first = await unless_disconnected(request, first_output(events))
     whole = _resume(first, events)
     return event_stream(_vllm_chunks(whole, server.name, form) if form.as_vllm else whole, with_done=form.as_vllm)
@@ -131,8 +146,9 @@ async def _vllm_chunks(
 async def _resume(first: dict[str, Any], events: AsyncGenerator[dict[str, Any], None]) -> AsyncGenerator[dict[str, Any], None]:
     async with aclosing(events):
         yield first
-        async for event in events:
-            yield event
+        with _naming_file():
+            async for event in events:
+                yield event
 
 
 async def transcript_events(
@@ -192,7 +208,7 @@ def _response(form: str, transcript: Transcript, task: str, times: Sequence[str]
             body["words"] = [{"word": one.word.strip(), "start": one.start, "end": one.end} for one in words]
     body["usage"] = {"type": "duration", "seconds": transcript.duration}
     if transcript.error is not None:
-        body["error"] = error_object(replace(transcript.error, param="file"))
+        body["error"] = error_object(_of_file(transcript.error))
     return JSONResponse(body)
 
 

@@ -11,7 +11,7 @@ from .body import Body, Many
 
 class TokenizeBody(Body):
     prompt: str | None = None
-    messages: Many[dict[str, Any]] | None = None
+    messages: Many[dict[str, Any]] | None = Field(None, min_length=1)
     tools: Many[dict[str, Any]] | None = None
     add_special_tokens: bool = True
     add_generation_prompt: bool = True

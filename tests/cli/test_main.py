@@ -135,6 +135,9 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     [
         ((), "COMMAND"),
         (("read",), "'read'"),
+        (("chta", "--model", "x", "q"), "; did you mean chat? See `sensorium --help`"),
+        (("--hlep",), "--hlep; did you mean --help? See `sensorium --help`"),
+        (("transcribe", "a.flac", "--format", "srtt"), "; did you mean srt? See `sensorium transcribe --help`"),
         (("doctor", "--colour"), "--colour; see `sensorium doctor --help`"),
         (("ocr", "a.png", "--jsn"), "--jsn; did you mean --json? See `sensorium ocr --help`"),
         (("chat", "--model", "x", ""), "the question is empty; give one, or leave it out for a conversation"),
@@ -184,6 +187,7 @@ def test_wrong_command_line(argv: tuple[str, ...], said: str, capsys: pytest.Cap
         (("transcribe", "--live", "--rate", "10"), "its sample rate is 10 Hz"),
         (("transcribe", "--live"), "pip install sounddevice"),
         (("serve", "--tls-cert", TEXT_FILE, "--tls-key", TEXT_FILE), "give a chain and its key in PEM"),
+        (("serve", "--allowed-local-media-path", "none"), "--allowed-local-media-path 'none' is not a folder; create it"),
         (("serve", "--port", "0", "--chat-template", "none.jinja"), "--chat-template 'none.jinja' cannot be read"),
     ],
 )

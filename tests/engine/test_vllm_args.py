@@ -84,13 +84,17 @@ def test_a_pruning_rate_is_an_override_of_the_config(checkpoint):
         make_config("m", {"video_pruning_rate": 0.5, "hf_overrides": dict})
 
 
-def test_limits_of_media():
-    options = {"allowed_local_media_path": "/data", "allowed_media_domains": ["example.org"]}
+def test_limits_of_media(tmp_path):
+    options = {"allowed_local_media_path": str(tmp_path), "allowed_media_domains": ["example.org"]}
     background = {"image": {"rgba_background_color": [1, 2, 3, 255], "image_mode": "RGB"}}
     media = make_config("m", {**options, "media_io_kwargs": background, "media": {"max_bytes": 10}}).media
-    assert (media.allowed_local_media_path, media.allowed_media_domains) == ("/data", ("example.org",))
+    assert (media.allowed_local_media_path, media.allowed_media_domains) == (str(tmp_path), ("example.org",))
     assert (media.background, media.max_bytes) == ((1, 2, 3), 10)
     assert make_config("m", {"allowed_local_media_path": ""}).media.allowed_local_media_path is None
+    for name in tmp_path / "none", __file__, 5:
+        for given in {"allowed_local_media_path": name}, {"media": {"allowed_local_media_path": name}}:
+            with pytest.raises(ConfigError, match=r"^allowed_local_media_path=.* is not a folder; create it"):
+                make_config("m", given)
     assert not make_config("m", {"language_model_only": True}).takes("image")
 
 

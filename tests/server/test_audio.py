@@ -179,15 +179,15 @@ def test_a_file_that_is_cut_off(url, client, server, wav):
         (expected,) = asyncio.run(server.engine.transcribe(data, "en", vad=False, timestamps=times))
         found = client.audio.transcriptions.create(**fields, response_format=form)
         assert found.text == expected.text != ""
-        assert found.error["message"] == "it is cut off (it has 12,022 of 24,044 bytes); download or export it again"
+        assert found.error["message"] == "file: it is cut off (it has 12,022 of 24,044 bytes); download or export it again"
         assert (found.error["code"], found.error["param"]) == ("invalid_media", "file")
     assert not hasattr(client.audio.transcriptions.create(**{**fields, "file": ("a.wav", wav)}), "error")
     for form in "text", "srt":
-        with pytest.raises(openai.BadRequestError, match="it is cut off") as refused:
+        with pytest.raises(openai.BadRequestError, match="file: it is cut off") as refused:
             client.audio.transcriptions.create(**fields, response_format=form)
         assert refused.value.param == "file"
     events, texts = client.audio.transcriptions.create(**fields, stream=True), []
-    with pytest.raises(openai.APIError, match="it is cut off"):
+    with pytest.raises(openai.APIError, match="file: it is cut off"):
         texts.extend(event.delta for event in events)
     assert "".join(texts) == expected.text
 
@@ -247,6 +247,7 @@ def test_wrong_bodies(url):
         assert found.status_code == 400, found.text
         assert found.json()["error"]["code"] in ("invalid_media", "invalid_input")
         assert found.json()["error"]["param"] == "file"
+        assert found.json()["error"]["message"].startswith("file: ")
         assert "np." not in found.json()["error"]["message"]
     found = post(files={"file": ("a.wav", b"no audio")}, data={"language": "en", "stream": "true"})
     assert (found.status_code, found.json()["error"]["param"]) == (400, "file")

@@ -90,8 +90,12 @@ def test_async_llm_closes_the_model_that_it_loaded():
         (lambda llm: llm.ocr(None), "images=None must be an image item or a list of them"),
         (lambda llm: llm.transcribe(None), "audio=None must be an audio item or a list of them"),
         (lambda llm: llm.ocr(IMAGE, question="docling"), "give one of olmocr, or a question"),
-        (lambda llm: llm.plan(str(PAGE)), "line1.png' is a text to plan, but a file has this name; give"),
-        (lambda llm: SamplingParams(stop=5), "stop=5 must be a list"),
+        (
+            lambda llm: llm.plan(str(PAGE)),
+            r"line1.png' is a text to plan, but a file has this name; give .*: {\"image\": path}}",
+        ),
+        (lambda llm: llm.plan(str(PAGE.with_name("clip.mp4"))), r'give {"multi_modal_data": {"video": path}}'),
+        (lambda llm: SamplingParams(stop=5), "stop=5 must be a string or a list of strings"),
         (
             lambda llm: llm.chat([{"role": "user", "contnet": "x"}], SHORT, on_error="raise"),
             r"unknown field 'contnet' of messages\[0\]; did you mean content\?",
