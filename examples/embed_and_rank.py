@@ -32,11 +32,12 @@ def main() -> list[str]:
     scores = llm.score(args.query, [{"image": path} for path in args.images])
     if query.error:
         raise SensoriumError(str(query.error))
-    for path, one, ranked in zip(args.images, found, scores, strict=True):
-        if not one.error:
+    errors = [one.error or ranked.error for one, ranked in zip(found, scores, strict=True)]
+    for path, one, ranked, error in zip(args.images, found, scores, errors, strict=True):
+        if not error:
             similarity = "" if llm.pooling == "tokens" else f"similarity {float(query.vector @ one.vector):.3f}, "
             print(f"{path.name}: {similarity}score {ranked.score:.3f}")
-    return [f"{path.name}: {one.error}" for path, one in zip(args.images, found, strict=True) if one.error]
+    return [f"{path.name}: {error}" for path, error in zip(args.images, errors, strict=True) if error]
 
 
 if __name__ == "__main__":

@@ -5,7 +5,7 @@ import asyncio
 from pathlib import Path
 
 import soundfile
-from sensorium import AsyncLLM
+from sensorium import AsyncLLM, SensoriumError
 from shared import ASSETS, run
 
 
@@ -21,6 +21,8 @@ async def listen(args: argparse.Namespace) -> None:
     async with AsyncLLM(args.model) as engine:
         rate = soundfile.info(args.file).samplerate
         async for event in engine.stream_transcribe(play(args.file, args.speed), rate, language=args.language):
+            if event.error:
+                raise SensoriumError(str(event.error))
             if event.kind == "partial":
                 print(f"  {event.text[: event.stable_upto]} | {event.text[event.stable_upto :]}")
             elif event.kind == "final":

@@ -24,6 +24,8 @@ def main() -> list[str]:
         for event in client.responses.create(model=model, input=question, temperature=0, max_output_tokens=96, stream=True):
             if event.type == "response.output_text.delta":
                 print(event.delta, end="", flush=True)
+            if event.type == "response.failed":
+                return [event.response.error.message]
         print()
     return []
 

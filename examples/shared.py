@@ -16,16 +16,22 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"
 def run(main: Callable[[], list[str] | None]) -> None:
     """Run an example; print errors as one line each on stderr and exit with 2, like the `sensorium` command.
 
-    `main` raises a SensoriumError, or returns one line for each input that failed.
+    `main` raises a SensoriumError or an OSError, or returns one line for each input that failed. After an error of the packages
+    openai (what the server answers) and soundfile, the exit code is 1.
     """
+    code = 2
     try:
         failed = main() or []
-    except SensoriumError as error:
+    except (SensoriumError, OSError) as error:
         failed = [str(error)]
+    except Exception as error:
+        if type(error).__module__.partition(".")[0] not in ("openai", "soundfile"):  # which few examples import
+            raise
+        failed, code = [str(error)], 1
     for line in failed:
         print(f"error: {line}", file=sys.stderr)
     if failed:
-        sys.exit(2)
+        sys.exit(code)
 
 
 def server_arguments(doc: str | None, model: str) -> argparse.ArgumentParser:

@@ -8,7 +8,9 @@ import re
 import runpy
 import subprocess
 import sys
+import threading
 from collections.abc import Callable
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import family
@@ -132,6 +134,7 @@ def test_folder_batch_with_a_broken_image(run: Run, tmp_path: Path) -> None:
         ("transcribe", ["nothing.flac"], "'nothing.flac' cannot be read"),
         ("transcribe", ["--model", "nowhere", "talk.flac"], "error: 'nowhere' is not a folder"),
         ("omni", ["--model", "nowhere"], "error: 'nowhere' is not a folder"),
+        ("openai_chat", ["--image", "nothing.png"], "No such file or directory: 'nothing.png'"),
         ("openai_responses", ["--image", "nothing.png"], "nothing.png cannot be read"),
         ("openai_media_plan", ["nothing.png"], "nothing.png cannot be read"),
         ("openai_transcription", ["nothing.flac"], "nothing.flac cannot be read"),
@@ -147,6 +150,45 @@ def test_missing_or_broken_files(name: str, words: list[str], said: str, run: Ru
     assert not out
     assert said in err
     assert "Traceback" not in err
+
+
+class Refusing(BaseHTTPRequestHandler):
+    """Answers every request with an error."""
+
+    def do_GET(self) -> None:
+        body = b'{"error": {"message": "nothing is served here", "code": "invalid_input"}}'
+        self.send_response(400)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        self.do_GET()
+
+    def log_message(self, *_: object) -> None:
+        pass
+
+
+@pytest.mark.parametrize("name", [name for name in EXAMPLES if name.startswith("openai_")])
+def test_an_error_of_the_server_is_one_line(name: str, run: Run) -> None:
+    with ThreadingHTTPServer(("127.0.0.1", 0), Refusing) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        code, out, err = run(name, "--url", f"http://127.0.0.1:{server.server_port}")
+        server.shutdown()
+    assert (code, out) == (1, "")
+    assert "nothing is served here" in err
+    assert err.startswith("error: ")
+    assert err.count("\n") == 1
+
+
+def test_audio_that_soundfile_cannot_read(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "a.wav").write_text("no audio")
+    code, _, err = run("live_transcribe", "a.wav")
+    assert code == 1
+    assert err.startswith("error: Error opening ")
+    assert err.count("\n") == 1
 
 
 @pytest.mark.parametrize("name", ["ocr", "embed_and_rank"])
