@@ -19,12 +19,13 @@ from .windows import Window
 from .words import drop_segment_words, drop_words, merge_punctuation, separate_segments, split_tokens
 
 _LONGEST_WORD = 2.0  # seconds of speech
-_MIN_END = 1.0  # seconds of speech after the last timestamp that are skipped speech
+_MIN_END = 1.0  # seconds of speech in the last word, or after the last timestamp, that are skipped speech
 _MARGIN, _SHARP = 1.5, 0.1  # seconds transcribed before and after skipped speech; _SHARP: before, if a sentence ends there
+_CUT_PAUSE = 0.3  # minimum seconds of a pause at which skipped speech is cut
 _SPOKEN = 0.5  # seconds; assumed length of a word before skipped speech
 _MIN_RATE = 0.5  # words per second of skipped speech; fewer are no reason to change the text
 _MIN_WORDS = 3  # two skips with fewer words between them are one skip
-_MIN_CHECKED, _MIN_SPARSE = 10.0, 3.0  # seconds; shorter windows are not checked, unless they have less than a word per second
+_MIN_CHECKED, _MIN_SPARSE = 5.0, 3.0  # seconds; shorter windows are not checked, unless they have less than a word per second
 _MAX_DEPTH = 2  # levels of shorter windows inside a window
 
 WordTimes = Callable[[Window, Sequence[int]], Task[list[float] | RequestOutput]]
@@ -100,7 +101,7 @@ class WindowTranscriber:
         chain, at, overlap, inner = list[Merged](), 0, 0.0, None
         for skip in skips:
             chain.append(_group(whole[at : skip.left], overlap, text.segments is None))
-            ranges = _ranges(skip, len(window.samples) / self._rate)
+            ranges = _ranges(skip, len(window.samples) / self._rate, self._pauses(window))
             for index, (start, end) in enumerate(ranges):
                 part = yield from self(self._part(window, start, end), depth - 1)
                 if part.output.error:
@@ -141,7 +142,7 @@ class WindowTranscriber:
             starts.append(times[min(at, len(times) - 1)])
             at += count
         for index, (start, end) in enumerate(pairwise([*starts, seconds])):
-            if self._speech(window, start, end) <= _LONGEST_WORD:
+            if self._speech(window, start, end) <= (_MIN_END if index + 1 == len(words) else _LONGEST_WORD):
                 continue
             ends = not words[index][-1:].isalnum()  # the word, or the punctuation after it, ends before the skipped speech
             start += _SPOKEN if ends and any(map(str.isalnum, words[index])) else 0.0
@@ -219,6 +220,11 @@ class WindowTranscriber:
         pauses = sum(max(0, min(last, b) - max(first, a)) for a, b in window.pauses)
         return (last - first - pauses) / self._rate
 
+    def _pauses(self, window: Window) -> list[tuple[float, float]]:
+        """Return the pauses at which skipped speech may be cut, in seconds of the window."""
+        times = [((a - window.start) / self._rate, (b - window.start) / self._rate) for a, b in window.pauses]
+        return [(start, end) for start, end in times if end - start >= _CUT_PAUSE]
+
     def _part(self, window: Window, start: float, end: float) -> Window:
         first, last = round(start * self._rate), round(end * self._rate)
         begin, stop = window.start + first, min(window.start + last, window.end)
@@ -232,16 +238,21 @@ def _unchecked(text: WindowText, failed: RequestOutput) -> WindowText:
     return replace(text, result=replace(text.result, skip_error=failed.error))
 
 
-def _ranges(skip: _Skip, seconds: float) -> list[tuple[float, float]]:
-    """Return the start and end of the windows that skipped speech is transcribed in. Each is at most about half as long."""
+def _ranges(skip: _Skip, seconds: float, pauses: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Return the start and end of the windows that skipped speech is transcribed in. Each is at most about half as long.
+
+    Two windows meet in the longest pause near the middle. If there is none, they overlap.
+    """
     margin = _SHARP if skip.after_sentence else _MARGIN
     start, end = max(0.0, skip.start - margin), min(seconds, skip.end + _MARGIN)
-    count = 1 if end - start <= 0.6 * seconds else 2
-    size = (end - start) / count
-    return [
-        (max(start, start + i * size - _MARGIN * (i > 0)), min(end, start + (i + 1) * size + _MARGIN * (i + 1 < count)))
-        for i in range(count)
-    ]
+    if end - start <= 0.6 * seconds:
+        return [(start, end)]
+    third, middle = (end - start) / 3, (start + end) / 2
+    cuts = [pause for pause in pauses if start + third <= sum(pause) / 2 <= end - third]
+    if cuts:
+        at = sum(max(cuts, key=lambda pause: pause[1] - pause[0])) / 2
+        return [(start, at), (at, end)]
+    return [(start, middle + _MARGIN), (middle - _MARGIN, end)]
 
 
 def _text(words: Sequence[Word]) -> str:

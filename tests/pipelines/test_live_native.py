@@ -144,13 +144,13 @@ def test_states_of_streams_are_in_the_memory_plan(llm: LLM) -> None:
             model.embed_multimodal("audio", merge([rule.item(samples, 1, row, torch.float32)], torch.device("cpu")))
     state = model._streams._states[1]
     tensors = [*state.caches, *(one for pair in state.tails.values() for one in pair)]
-    assert model.stream_bytes == sum(one.nbytes for one in tensors)
+    assert model.stream_bytes(1) == sum(one.nbytes for one in tensors)
     model.free_stream(1)
     plan = explain(llm.config)
-    assert plan.streams == 16 * model.stream_bytes
+    assert plan.streams == 16 * model.stream_bytes(1)
     rows = min(config.MAX_STREAM_ROWS, llm.max_model_len)
     alone = explain(replace(llm.config, max_live_streams=1))
-    assert plan.streams - alone.streams == 15 * model.stream_bytes
+    assert plan.streams - alone.streams == 15 * model.stream_bytes(1)
     assert plan.media_held - alone.media_held == 15 * model.input_bytes("audio", rows)
     assert plan.total - replace(plan, streams=0).total == plan.streams
     assert ("states of live streams", f"{plan.streams / 2**20:10,.1f} MiB") in plan.rows()

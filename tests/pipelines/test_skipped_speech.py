@@ -126,6 +126,41 @@ def test_skipped_speech_on_both_sides_of_a_word_is_one() -> None:
 
 
 @pytest.mark.parametrize("timed", [False, True])
+def test_long_skipped_speech_is_cut_in_a_pause(timed: bool) -> None:
+    """Of the pauses near the middle the longest one is the place; without any, the parts overlap."""
+    pauses = [(10.0, 10.5), (13.0, 13.3), (14.8, 15.2), (16.0, 16.1)]
+    places = tuple((WINDOW.start + round(start * RATE), WINDOW.start + round(end * RATE)) for start, end in pauses)
+    model = Model(range(10, 50), timed)
+    found = model.run(replace(WINDOW, pauses=places))
+    assert found.result.text.split() == [word.strip() for word in WORDS]
+    (_, at), (start, _) = model.windows[1:]
+    assert at == start == 15 * RATE
+    model = Model(range(10, 50), timed)
+    assert model.run().result.text.split() == [word.strip() for word in WORDS]
+    (_, at), (start, _) = model.windows[1:]
+    assert at - start == 3 * RATE
+
+
+def test_shorter_windows_are_checked_too() -> None:
+    """A window of 10 s skips its second half, and has more than a word per second."""
+
+    class Halves(Model):
+        def heard(self, window: Window) -> list[int]:
+            short = len(window.samples) < 20 * RATE
+            return [n for n in super().heard(window) if not (short and len(window.samples) > 8 * RATE and 26 <= n <= 32)]
+
+    model = Halves(range(20, 33))
+    assert model.run().result.text.split() == [word.strip() for word in WORDS]
+    assert [(end - start) / RATE for start, end in model.windows] == [30.0, 10.0, 5.0, 5.0]
+
+
+def test_speech_after_the_last_word_is_transcribed() -> None:
+    model = Model(range(57, 60))
+    assert model.run().result.text.split() == [word.strip() for word in WORDS]
+    assert len(model.windows) == 2
+
+
+@pytest.mark.parametrize("timed", [False, True])
 def test_pauses_are_not_skipped_speech(timed: bool) -> None:
     pause = (WINDOW.start + 10 * RATE, WINDOW.start + 20 * RATE)
     window = Window(WINDOW.start, WINDOW.end, WINDOW.samples, WINDOW.end, pauses=(pause,))
