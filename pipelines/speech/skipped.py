@@ -250,7 +250,8 @@ def _ranges(skip: _Skip, seconds: float, pauses: Sequence[tuple[float, float]]) 
     third, middle = (end - start) / 3, (start + end) / 2
     cuts = [pause for pause in pauses if start + third <= sum(pause) / 2 <= end - third]
     if cuts:
-        at = sum(max(cuts, key=lambda pause: pause[1] - pause[0])) / 2
+        first, last = max(cuts, key=lambda pause: pause[1] - pause[0])
+        at = (first + last) / 2
         return [(start, at), (at, end)]
     return [(start, middle + _MARGIN), (middle - _MARGIN, end)]
 
