@@ -1,8 +1,8 @@
-"""Times of words of `aligner=` compared with those that espeak-ng reports: `python -m benchmarks.ctc_alignment MODEL --write`.
+"""Compare times of words with those that espeak-ng reports: `python -m benchmarks.ctc_alignment MODEL --write`.
 
-MODEL is the folder of a CTC model that knows espeak-ng's English, as `python -m training.asr.ctc` trains it in 42 minutes.
-tiny-asr writes the text, and only words that it wrote correctly are compared. The last rows show the times from its own
-alignment heads.
+MODEL is the folder of a CTC model trained on espeak-ng's English; `python -m training.asr.ctc` trains one in 42 minutes.
+tiny-asr writes the text, and only words that it wrote correctly are compared. The first rows of the table have the times from
+MODEL (as `aligner=`), the last ones those from tiny-asr's alignment heads.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ NOTE = (
 )
 CLEAN, NOISE, PAUSES = SETS = ("clean", "noise and rooms", "pauses between words")
 COUNT = 100  # clips of a set
-SEED = 10_000_019  # training has others
+SEED = 10_000_019  # training uses other seeds
 WORD, PHONEME = 1, 7  # kinds of events
-COMMAS = 0.3  # share of words before a pause in the third set
+COMMAS = 0.3  # share of words in the third set that get a comma, which espeak-ng speaks as a pause
 
 
 class Event(ctypes.Structure):
@@ -57,7 +57,10 @@ class Event(ctypes.Structure):
 
 @dataclass(frozen=True)
 class Spoken:
-    """A word of a clip. It ends where a pause (`paused`) or the next word begins; None: espeak-ng does not tell the seconds."""
+    """A word of a clip. It ends where a pause (then `paused`) or the next word begins.
+
+    `start` or `end` is None where espeak-ng reports one event for several words.
+    """
 
     word: str
     start: float | None
@@ -98,7 +101,7 @@ class Speaker(Espeak):
         """
         self.events = list[tuple[int, int, int, float, bytes]]()
         samples = soxr.resample(self.speak(text, voice), self.rate, RATE)
-        marks = list[tuple[float, int]]()  # beginnings of words, with their numbers, and of pauses, with -1
+        marks = list[tuple[float, int]]()  # start in seconds, and index of the word; -1: a pause
         for kind, place, length, seconds, name in self.events:
             if kind == WORD and length:
                 marks.append((seconds, text.count(" ", 0, place)))
@@ -116,7 +119,7 @@ class Speaker(Espeak):
 
 
 def make_clips(name: str, speaker: Speaker, count: int) -> list[Clip]:
-    """Return a fixed set of clips for one version of espeak-ng."""
+    """Return the clips of a set. They are the same in every run with the same version of espeak-ng."""
     rng, found = np.random.default_rng([SEED, SETS.index(name)]), list[Clip]()
     shares = np.array(list(SPOKEN.values()))
     while len(found) < count:
@@ -178,7 +181,9 @@ def main() -> None:
     from sensorium import LLM
 
     speaker = Speaker(str(ctypes.util.find_library("espeak-ng")))
-    head = " | ".join(f"{name}, median | 90 % within | late by" for name in ("starts", "ends", "ends before pauses"))
+    head = " | ".join(
+        f"{name}, median | 90 % within | late (+) or early (-)" for name in ("starts", "ends", "ends before pauses")
+    )
     lines = [f"| times from | speech | clips | words | compared | {head} |", "|---" * 14 + "|"]
     sets = {name: make_clips(name, speaker, args.count) for name in SETS}
     with LLM(ROOT / "assets" / "tiny-asr", device="cpu", dtype="float32") as llm:

@@ -74,9 +74,9 @@ class EngineConfig:
         max_model_len: maximum number of tokens of prompt and answer together. None uses the model's maximum, or less if the KV
             cache cannot hold it. LLM also takes -1 for None, and "32k" (32,000) or "32K" (32,768).
         max_num_seqs: maximum number of sequences per step.
-        max_live_streams: number of live streams for which the model's encoder keeps a state; at most `max_num_seqs`. The memory
-            plan has room for all of them. Voxtral-Realtime (268 MB each) refuses further streams; Moonshine Streaming (2 MB
-            each) encodes the open windows of further streams from their start in each pass.
+        max_live_streams: maximum number of live streams for which the encoder keeps a state; at most `max_num_seqs`. The memory
+            plan has room for all of them. With more streams, Voxtral-Realtime (268 MB each) refuses the new one. Moonshine
+            Streaming (2 MB each) drops the state used least recently, and encodes that window from its start in its next pass.
         max_speech_streams: maximum number of answers that the talker speaks at a time: streams of `stream_speak` that have not
             ended, and answers of `speak`, which are spoken one by one. The memory plan has room for all of them.
         max_num_batched_tokens: maximum number of tokens per step. Longer prompts are prefilled in chunks.

@@ -14,10 +14,10 @@ ASSETS = Path(__file__).resolve().parents[1] / "assets"
 
 
 def run(main: Callable[[], list[str] | None]) -> None:
-    """Run an example; print errors as one line each on stderr and exit with 2, like the `sensorium` command.
+    """Run an example, and print each error as one line on stderr.
 
-    `main` raises a SensoriumError or an OSError, or returns one line for each input that failed. After an error of the packages
-    openai (what the server answers) and soundfile, the exit code is 1.
+    `main` returns one line for each input that failed. These, a SensoriumError and an OSError exit with 2, like the `sensorium`
+    command. An error of the package openai (from the server) or soundfile exits with 1. Any other exception is raised.
     """
     code = 2
     try:
@@ -25,7 +25,7 @@ def run(main: Callable[[], list[str] | None]) -> None:
     except (SensoriumError, OSError) as error:
         failed = [str(error)]
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("openai", "soundfile"):  # which few examples import
+        if type(error).__module__.partition(".")[0] not in ("openai", "soundfile"):  # by name: most examples import neither
             raise
         failed, code = [str(error)], 1
     for line in failed:

@@ -195,9 +195,10 @@ class SupportsTranscription(Protocol):
         """Return how the model's rows, `[rows, 2]` of token and log probability, become text; None: it has a decoder."""
 
     def open_window(self, samples: Tensor, number: int, dtype: torch.dtype) -> MultiModalFeature | None:
-        """Return the encoder input of a live stream's open window, of which the model encodes only what is new.
+        """Return a live stream's open window as encoder input, or None if the encoder is not local in time.
 
-        None: the encoder is not local in time. `number`: of the window; its samples so far begin with those of earlier calls.
+        The model encodes only what is new since the last call with the same `number`, which identifies the window. `samples`
+        are all samples of the window so far, so they begin with those of earlier calls.
         """
 
     def stream_rule(self) -> StreamRule | None:

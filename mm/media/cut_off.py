@@ -22,16 +22,16 @@ _HAS_FRAMES, _HAS_BYTES = 1, 2  # flags of "Xing"
 def cut_off(data: object) -> str | None:
     """Return how an encoded audio file (bytes or an open file) is cut off, without decoding it; None if it is not.
 
-    Samples and files of other formats are not checked. An Ogg file that ends after a whole page is not cut off: a recorder that
-    was stopped leaves such a file.
+    Samples and files of other formats are not checked. An Ogg file that ends after a whole page is cut off only if its last
+    packet goes on in the next page: a recorder that was stopped leaves whole packets.
     """
     if not isinstance(data, bytes | io.BufferedReader):
         return None
     size = len(data) if isinstance(data, bytes) else os.fstat(data.fileno()).st_size
     head = _part(data, 0, 12)
     if head[:4] == b"OggS":
-        inside = _ends_in_page(_part(data, max(0, size - _LONGEST_PAGE), _LONGEST_PAGE))
-        return "it is cut off (it ends inside a page of Ogg); download or export it again" if inside else None
+        incomplete = _is_last_page_incomplete(_part(data, max(0, size - _LONGEST_PAGE), _LONGEST_PAGE))
+        return "it is cut off (its last Ogg page or packet is incomplete); download or export it again" if incomplete else None
     announced = _chunk_end(data, *_CHUNKS[head[:4]]) if head[:4] in _CHUNKS else _mp3_end(data, head)
     if announced <= size + _SLACK:
         return None
@@ -57,7 +57,7 @@ def _chunk_end(data: _File, order: str, name: bytes) -> int:
 
 
 def _mp3_end(data: _File, head: bytes) -> int:
-    """Return where an mp3 ends by its first frame, "Xing" or "Info"; 0 if that gives no length or it is no mp3."""
+    """Return where an mp3 ends by its first frame ("Xing" or "Info"); 0 if that has no length or the file is no mp3."""
     start = 0
     if head[:3] == b"ID3" and len(head) >= 10:
         start = 10 + sum((part & 127) << shift for part, shift in zip(head[6:10], (21, 14, 7, 0), strict=True))
@@ -68,7 +68,7 @@ def _mp3_end(data: _File, head: bytes) -> int:
     return start + found.start() + length if length else 0
 
 
-def _ends_in_page(tail: bytes) -> bool:
+def _is_last_page_incomplete(tail: bytes) -> bool:
     """Return whether the last page of an Ogg file is incomplete, or its last packet goes on in a page that is missing."""
     at = tail.rfind(b"OggS\0")
     if at < 0:  # something else follows the last page

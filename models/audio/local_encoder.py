@@ -1,7 +1,7 @@
 """Moonshine Streaming's encoder: frames of 5 ms, two causal convolutions, and layers that attend to near rows only.
 
-It has no positions; the decoder's table adds them to the rows at the end. A row depends on samples of a limited time before and
-after it. Of a window of audio that grows, only rows near its end are therefore computed again.
+The layers use no positions: at the end, position embeddings from the decoder's table are added to the rows. A row depends on
+samples a limited time before and after it. When a window grows, only the rows near its end are therefore computed again.
 """
 
 from __future__ import annotations
@@ -25,17 +25,18 @@ from .mel_encoder import MelEncoderLayer, MelEncoderSpec, encoder_norm, mel_laye
 
 _CMVN_EPS = 1e-6
 _GROUP = 4  # frames per row
-_TAPS = 5  # of each of both convolutions, with a stride of 2
-_BEFORE = 3  # rows before a row whose frames its convolutions read
+_TAPS = 5  # kernel size of both convolutions; their stride is 2
+_BEFORE = 3  # the convolutions of a row also read the frames of so many rows before it
 
 
 @dataclass(frozen=True)
 class WindowState:
-    """What is kept of an open window of `frames` whole frames.
+    """State of an open window, from which `LocalEncoder.extend` goes on.
 
     Args:
-        inputs: for each layer, the last rows of its input that do not depend on later samples and that later rows attend to.
-        rows: the encoder's rows `[n, out]` that do not depend on later samples.
+        frames: whole frames of the window so far.
+        inputs: for each layer, the final rows of its input (later samples cannot change them) to which later rows attend.
+        rows: final rows of the output, `[n, out]`.
     """
 
     frames: int
@@ -50,7 +51,8 @@ class LocalEncoder(nn.Module):
 
     Args:
         frame: samples per frame.
-        near: for each layer (a, b): a row attends to the last a rows up to its own and to fewer than b rows after it.
+        sliding_windows: for each layer (a, b): a row attends to itself, the a - 1 rows before it and the b - 1 rows after it
+            (none if b is 0).
     """
 
     __call__: Callable[..., list[Tensor]]
@@ -59,18 +61,18 @@ class LocalEncoder(nn.Module):
         self,
         c: MelEncoderSpec,
         frame: int,
-        near: Sequence[tuple[int, int]],
+        sliding_windows: Sequence[tuple[int, int]],
         decoder: CrossDecoderSpec,
         dtype: torch.dtype,
         device: torch.device,
     ) -> None:
         super().__init__()
-        self.config, self.frame, self.near, self.dtype = c, frame, near, dtype
+        self.config, self.frame, self.sliding_windows, self.dtype = c, frame, sliding_windows, dtype
         self.log_k = StoredTensor((), dtype, device)
         self.linear = Linear(frame, {"embedder.linear": c.width}, False, dtype, device)
         self.conv1 = Linear(_TAPS * c.width, {"embedder.conv1": 2 * c.width}, True, dtype, device)
         self.conv2 = Linear(_TAPS * 2 * c.width, {"embedder.conv2": c.width}, True, dtype, device)
-        self.layers = nn.ModuleList(MelEncoderLayer(c, dtype, device, window) for window in near)
+        self.layers = nn.ModuleList(MelEncoderLayer(c, dtype, device, window) for window in sliding_windows)
         self.final_norm = encoder_norm(c, c.names.end, dtype, device)
         self.pos_emb = Embedding(decoder.positions, c.width, dtype, device)
         self.out_width = decoder.hidden_size
@@ -90,11 +92,14 @@ class LocalEncoder(nn.Module):
         return list(self._finish(x, places).split(rows))
 
     def extend(self, samples: Tensor, length: int, known: WindowState | None) -> tuple[Tensor, WindowState]:
-        """Encode an item of `length` samples that begins with those of `known`. Return its rows and its state."""
-        old = [0] * (len(self.near) + 1) if known is None else self._closed_rows(known.frames)
-        new = self._closed_rows(length // self.frame)
+        """Encode a window of `length` samples, and return all its rows and its new state.
+
+        `known`: the state of the window when it was shorter, or None.
+        """
+        old = [0] * (len(self.sliding_windows) + 1) if known is None else self._final_rows(known.frames)
+        new = self._final_rows(length // self.frame)
         x, kept = self._embed_from(samples, length, old[0]), list[Tensor]()
-        for index, (layer, (before, _)) in enumerate(zip(self.layers, self.near, strict=True)):
+        for index, (layer, (before, _)) in enumerate(zip(self.layers, self.sliding_windows, strict=True)):
             if known is not None:
                 x = torch.cat((known.inputs[index], x))
             start = max(0, old[index + 1] - before + 1) if known is not None else 0
@@ -105,10 +110,13 @@ class LocalEncoder(nn.Module):
         rows = out if known is None else torch.cat((known.rows, out))
         return rows, WindowState(length // self.frame, tuple(kept), rows[: new[-1]].clone())
 
-    def _closed_rows(self, frames: int) -> list[int]:
-        """Return how many rows of each layer's input, and of the output, later frames do not change; never the last row."""
+    def _final_rows(self, frames: int) -> list[int]:
+        """Return the number of final rows of each layer's input, and of the output: rows that later frames cannot change.
+
+        The last row never counts as final.
+        """
         found = [max(0, -(-frames // _GROUP) - 1)]
-        for _, after in self.near:
+        for _, after in self.sliding_windows:
             found.append(max(0, found[-1] - max(0, after - 1)))
         return found
 
@@ -125,7 +133,10 @@ class LocalEncoder(nn.Module):
         return activation("silu", self.linear((self.log_k.weight.exp() * frames).asinh()))
 
     def _convolve(self, x: Tensor, whole: int, pad: bool = True) -> Tensor:
-        """Return rows of frames, of which `whole` are whole. Without `pad`, the first `_BEFORE` rows are left out."""
+        """Return the rows of embedded frames `x`. The frames from `whole` on, which are incomplete, are set to 0 in place.
+
+        Without `pad`, there are no zeros before `x`, and it gives `_BEFORE` rows fewer.
+        """
         x[whole:] = 0
         for conv in (self.conv1, self.conv2):
             x = conv(F.pad(x, (0, 0, (_TAPS - 1) * pad, 0)).unfold(0, _TAPS, 2).flatten(1))
@@ -138,7 +149,7 @@ class LocalEncoder(nn.Module):
 
     def window_bytes(self, rows: int) -> int:
         """Return the bytes of the WindowState of an item of `rows` rows."""
-        inputs = sum(before - 1 + max(0, after - 1) for before, after in self.near)
+        inputs = sum(before - 1 + max(0, after - 1) for before, after in self.sliding_windows)
         return (inputs * self.config.width + rows * self.out_width) * self.dtype.itemsize
 
     def input_bytes(self, rows: int) -> int:
@@ -158,7 +169,7 @@ class LocalEncoder(nn.Module):
         return SMALL + self.input_bytes(rows) + edge + rows * max(embed, first, second, layers)
 
 
-class OpenWindows:
+class WindowStates:
     """States of the open windows of live streams, by the window's number. The one used least recently is dropped first.
 
     A window whose state was dropped, or that has become shorter, is encoded from its start.

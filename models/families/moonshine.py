@@ -1,6 +1,6 @@
 """Moonshine (arXiv 2410.15608) and Moonshine Streaming: encoders of waveforms, and a decoder with rotary positions.
 
-The streaming encoder's rows depend on near samples only, so that an open window of a live stream is encoded piece by piece.
+Each row of the streaming encoder depends on nearby samples only, so the open window of a live stream is encoded piece by piece.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch.nn import functional as F
 
 from ...kernels.activation import activation
 from ...mm.errors import ConfigError
-from ..audio.local_encoder import LocalEncoder, OpenWindows
+from ..audio.local_encoder import LocalEncoder, WindowStates
 from ..audio.mel_encoder import (
     EPS,
     MelEncoderLayer,
@@ -155,11 +155,11 @@ class MoonshineStreaming(Moonshine):
         spec = _encoder_spec(own, width, positive_int(audio, "intermediate_size"), head_dim, "final_norm", None)
         frame = round(positive_int(audio, "sample_rate") * audio["frame_ms"] / 1000)
         self.encoder = LocalEncoder(spec, frame, near, decoder, dtype, device)
-        self._windows = OpenWindows(self.encoder)
+        self._windows = WindowStates(self.encoder)
         return decoder
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        """Return the rows of items, or of open windows of live streams, which have `audio_stream` `[items, 1]`."""
+        """Return the rows of each item. With `audio_stream` (`[items, 1]`), the items are open windows of these numbers."""
         if "audio_stream" not in tensors:
             return super().embed_multimodal(modality, tensors)
         lengths, streams = tensors["audio_samples"].tolist(), tensors["audio_stream"].flatten().tolist()

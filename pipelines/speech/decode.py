@@ -269,7 +269,7 @@ def _joined(known: CompletionOutput | None, output: RequestOutput) -> RequestOut
 
 
 def _token_ids(llm: LLM, request: SpeechRequest, known: CompletionOutput | None) -> list[int]:
-    """Return the tokens of the prompt and of the start of the answer that is known."""
+    """Return the prompt's tokens, followed by those of the known start of the answer."""
     speech = llm.speech
     assert speech is not None
     special = speech.adds_special_tokens and "audio" in speech.placeholder_ids  # an encoder-decoder model's prompt has none

@@ -33,7 +33,7 @@ class _CtcModel:
     """A CTC model with its characters.
 
     Attributes:
-        stride: samples from one frame to the next, None if the config does not tell.
+        stride: samples from one frame to the next, None if the config does not give it.
         normalize: samples are scaled to mean 0 and variance 1.
     """
 
@@ -53,12 +53,15 @@ class _CtcModel:
         return self.model(samples[None]).logits[0].float().log_softmax(-1).numpy()  # type: ignore[no-any-return]
 
     def step(self, samples: int, frames: int) -> float:
-        """Return the seconds from one frame to the next. There may be no frame for the last two strides of samples."""
+        """Return the seconds from one frame to the next: the stride, or the mean of the audio if the stride does not fit.
+
+        The stride fits if it leaves fewer than two strides of samples after the last frame.
+        """
         stride = self.stride or 0
         return (stride if 0 <= samples - frames * stride < 2 * stride else samples / frames) / self.rate
 
     def encode(self, word: str) -> list[int]:
-        """Return the ids of the characters that the model knows, in the case of which it knows most."""
+        """Return the ids of a word's known characters: as written, in upper or in lower case, whichever has most of them."""
         forms = [word.strip(), word.strip().upper(), word.strip().lower()]
         best = min(forms, key=lambda form: sum(char not in self.ids for char in form))
         return [self.ids[char] for char in best if char in self.ids]
@@ -104,21 +107,23 @@ class CtcAligner:
         sure = np.exp(log_probs[range(len(path)), np.asarray([*ids, self._ctc.blank])[path]])
         found: list[Word | None] = [None] * len(words)
         for number, span in _word_spans(len(words), owners, path).items():
-            least, first, end, most = (step * frame for frame in span)
-            start, end = _extend(least, first, end, most, quiet)
+            earliest, first, end, latest = (step * frame for frame in span)
+            start, end = _extend(earliest, first, end, latest, quiet)
             found[number] = Word(start, end, words[number], float(sure[owner == number].mean()))
         return _fill(words, found, duration)
 
 
 def _word_spans(count: int, owners: Sequence[int], path: np.ndarray) -> dict[int, tuple[int, int, int, int]]:
-    """Return the frames of each of `count` words that has characters: `(least, first, end, most)`.
+    """Return `(earliest, first, end, latest)`, in frames, for each of `count` words that has known characters.
 
-    Its characters are in the frames from `first` to `end`. A CTC model names them in few of the frames in which they sound, and
-    the delimiter at the edge of two words: the frames from `least` to `most` may belong to the word, too.
+    The characters are named in the frames from `first` up to `end`. A CTC model names a character in only a few of the frames
+    in which it sounds, so the word may reach from `earliest` to `latest`: from the start of the delimiter before it (0 for the
+    first word) to the start of the delimiter or word after it (the last frame for the last word). Next to a word without
+    known characters, it does not reach further.
 
     Args:
         owners: number of each character's word, -1 for a delimiter.
-        path: as of `forced_align`.
+        path: result of `forced_align`.
     """
     begins = [*(int(np.argmax(path == i)) for i in range(len(owners))), len(path)]
     places: dict[int, list[int]] = {}
@@ -129,25 +134,25 @@ def _word_spans(count: int, owners: Sequence[int], path: np.ndarray) -> dict[int
         first, last = places[number][0], places[number][-1]
         start, end = begins[first], int(np.flatnonzero(path == last)[-1]) + 1
         delimited = number - 1 in places and owners[first - 1] < 0
-        least = 0 if number == 0 else begins[first - 1] if delimited else start
-        most = begins[last + 1] if number + 1 in places or number + 1 == count else end
-        found[number] = least, start, end, most
+        earliest = 0 if number == 0 else begins[first - 1] if delimited else start
+        latest = begins[last + 1] if number + 1 in places or number + 1 == count else end
+        found[number] = earliest, start, end, latest
     return found
 
 
 def _quiet_times(samples: Tensor, rate: float) -> np.ndarray:
-    """Return the seconds at which frames of FRAME_SECONDS without speech begin."""
+    """Return the start times of the frames without speech. Each is FRAME_SECONDS long."""
     return FRAME_SECONDS * np.flatnonzero((EnergyDetector(rate)(samples) < 0.5).numpy())
 
 
-def _extend(least: float, start: float, end: float, most: float, quiet: np.ndarray) -> tuple[float, float]:
-    """Extend a word to the nearest frames without speech, within limits."""
+def _extend(earliest: float, start: float, end: float, latest: float, quiet: np.ndarray) -> tuple[float, float]:
+    """Extend a word towards `earliest` and `latest`, by at most _EARLIER and _LATER, and not into frames without speech."""
     before, after = quiet[quiet < start], quiet[quiet >= end]
     if len(before):
-        least = max(least, float(before[-1]) + FRAME_SECONDS)
+        earliest = max(earliest, float(before[-1]) + FRAME_SECONDS)
     if len(after):
-        most = min(most, float(after[0]))
-    return min(start, max(least, start - _EARLIER)), max(end, min(most, end + _LATER))
+        latest = min(latest, float(after[0]))
+    return min(start, max(earliest, start - _EARLIER)), max(end, min(latest, end + _LATER))
 
 
 def _fill(words: Sequence[str], found: Sequence[Word | None], duration: float) -> list[Word]:

@@ -121,7 +121,7 @@ class LiveTranscriber(LiveInput):
         self._known: CompletionOutput | None = None  # stable start of the open window's answer
         self._overlap = 0  # samples of the open window that are also in the previous one
         self._last_pass = self._last_speech = 0  # end of the last pass, and of the speech in it
-        self._number = secrets.randbits(62)  # of the open window, which begins at one sample as long as it is open
+        self._window_id = secrets.randbits(62)  # of the open window, whose start does not move while it is open
 
     @property
     def _held(self) -> int:
@@ -236,9 +236,13 @@ class LiveTranscriber(LiveInput):
         return found, language
 
     def _item(self, samples: Tensor, is_partial: bool) -> object:
-        """Return what the encoder gets: of a partial pass, or of any pass if the encoder is local, it computes what is new."""
+        """Return the audio of a pass as the encoder's input.
+
+        A local encoder gets the open window as one feature, and computes only what is new. For other models, a partial pass is
+        split where encoder windows end, so that the encoder cache has the rows of complete ones; a final pass is one item.
+        """
         assert self._llm.speech is not None
-        if (feature := self._llm.speech.open_window(samples, self._number, self._llm.dtype)) is not None:
+        if (feature := self._llm.speech.open_window(samples, self._window_id, self._llm.dtype)) is not None:
             return feature
         items = [(part, self._rate) for part in (self._closed_parts(samples) if is_partial else [samples])]
         return items if len(items) > 1 else items[0]
@@ -253,7 +257,7 @@ class LiveTranscriber(LiveInput):
     def _begin(self, at: int) -> None:
         self._windows.drop(at)
         self._last_pass = self._last_speech = at
-        self._overlap, self._known, self._number = 0, None, secrets.randbits(62)
+        self._overlap, self._known, self._window_id = 0, None, secrets.randbits(62)
 
 
 def _whole_segments(found: Sequence[Segment], least: float) -> tuple[Sequence[Segment], int]:

@@ -19,13 +19,14 @@ from .windows import Window
 from .words import drop_segment_words, drop_words, merge_punctuation, separate_segments, split_tokens
 
 _LONGEST_WORD = 2.0  # seconds of speech
-_MIN_END = 1.0  # seconds of speech in the last word, or after the last timestamp, that are skipped speech
+_MIN_END = 1.0  # seconds; more speech than this in the last word, or after the last timestamp, counts as skipped
 _MARGIN, _SHARP = 1.5, 0.1  # seconds transcribed before and after skipped speech; _SHARP: before, if a sentence ends there
 _CUT_PAUSE = 0.3  # minimum seconds of a pause at which skipped speech is cut
 _SPOKEN = 0.5  # seconds; assumed length of a word before skipped speech
 _MIN_RATE = 0.5  # words per second of skipped speech; fewer are no reason to change the text
 _MIN_WORDS = 3  # two skips with fewer words between them are one skip
-_MIN_CHECKED, _MIN_SPARSE = 5.0, 3.0  # seconds; shorter windows are not checked, unless they have less than a word per second
+_MIN_CHECKED = 5.0  # seconds; shorter windows are not checked
+_MIN_SPARSE = 3.0  # seconds; the same for windows with less than a word per second of speech
 _MAX_DEPTH = 2  # levels of shorter windows inside a window
 
 WordTimes = Callable[[Window, Sequence[int]], Task[list[float] | RequestOutput]]
@@ -239,9 +240,10 @@ def _unchecked(text: WindowText, failed: RequestOutput) -> WindowText:
 
 
 def _ranges(skip: _Skip, seconds: float, pauses: Sequence[tuple[float, float]]) -> list[tuple[float, float]]:
-    """Return the start and end of the windows that skipped speech is transcribed in. Each is at most about half as long.
+    """Return the start and end of the one or two windows in which skipped speech is transcribed, in seconds of the window.
 
-    Two windows meet in the longest pause near the middle. If there is none, they overlap.
+    There are two if the speech and its margins are longer than 0.6 of the window. They meet in the longest pause whose middle
+    is in the middle third. Without such a pause, they overlap by 2 * _MARGIN around the middle.
     """
     margin = _SHARP if skip.after_sentence else _MARGIN
     start, end = max(0.0, skip.start - margin), min(seconds, skip.end + _MARGIN)
@@ -253,7 +255,7 @@ def _ranges(skip: _Skip, seconds: float, pauses: Sequence[tuple[float, float]]) 
         first, last = max(cuts, key=lambda pause: pause[1] - pause[0])
         at = (first + last) / 2
         return [(start, at), (at, end)]
-    return [(start, middle + _MARGIN), (middle - _MARGIN, end)]
+    return [(start, min(end, middle + _MARGIN)), (max(start, middle - _MARGIN), end)]
 
 
 def _text(words: Sequence[Word]) -> str:

@@ -75,7 +75,9 @@ class MoonshineStreamingProcessingInfo(SamplesInfo, CrossAttentionSpeechInfo):
     def open_window(self, samples: Tensor, number: int, dtype: torch.dtype) -> MultiModalFeature:
         kwargs, geometry = self.process(AudioItem(samples, self.mel_spec.sampling_rate), dtype)
         stream = FieldElem(torch.tensor([number]), BatchedField(keep_on_cpu=True))
-        key = f"{number:016x}{len(samples):016x}".ljust(64, "0")  # no other item has rows of the same samples and roundings
+        key = f"{number:016x}{len(samples):016x}".ljust(
+            64, "0"
+        )  # rows that are encoded piece by piece have roundings of their own
         where = PlaceholderRange(0, geometry.num_embeds)
         return MultiModalFeature("audio", {**kwargs, "audio_stream": stream}, where, geometry, key)
 

@@ -25,7 +25,7 @@ from ..protocol.audio import LISTS, AudioForm, TranscriptionForm
 from ..state import Server, cache_salt, first_output, new_id, server_of, unless_disconnected
 
 _VLLM_USAGE = {"input_tokens": "prompt_tokens", "output_tokens": "completion_tokens", "total_tokens": "total_tokens"}
-_WITH_ERROR = ("json", "verbose_json")  # formats that have a place for the error of a file that ends early
+_WITH_ERROR = ("json", "verbose_json")  # formats that can hold an error beside the text
 F = TypeVar("F", bound=AudioForm)
 
 
@@ -66,16 +66,17 @@ async def _respond(request: Request, form: AudioForm, audio: bytes, task: str, t
 
 @contextmanager
 def _naming_file() -> Iterator[None]:
-    """Name the field `file` in errors about the audio, and in those about an input that name no parameter."""
+    """Name the form field `file` in errors: in messages about media, and as `param` of input errors that have none."""
     try:
         with naming_param("file"):
             yield
     except SensoriumError as error:
-        error.info = _of_file(error.info)
+        error.info = _with_file_name(error.info)
         raise
 
 
-def _of_file(error: ErrorInfo) -> ErrorInfo:
+def _with_file_name(error: ErrorInfo) -> ErrorInfo:
+    """Return an error about media with "file: " before its message; others unchanged."""
     return error if error.modality is None else replace(error, message=f"file: {error.reason}", param=error.param or "file")
 
 
@@ -191,7 +192,7 @@ def _token_usage(windows: Sequence[WindowResult]) -> dict[str, Any]:
 def _response(form: str, transcript: Transcript, task: str, times: Sequence[str]) -> Response:
     """Write a transcript. As with OpenAI, "verbose_json" has segments unless only words were requested.
 
-    `error` is there if the file is broken or cut off after that text.
+    It has `error` if the file is broken or cut off; the text is then that of the audio before the fault.
     """
     if form == "text":
         return PlainTextResponse(f"{transcript.text}\n")
@@ -208,7 +209,7 @@ def _response(form: str, transcript: Transcript, task: str, times: Sequence[str]
             body["words"] = [{"word": one.word.strip(), "start": one.start, "end": one.end} for one in words]
     body["usage"] = {"type": "duration", "seconds": transcript.duration}
     if transcript.error is not None:
-        body["error"] = error_object(_of_file(transcript.error))
+        body["error"] = error_object(_with_file_name(transcript.error))
     return JSONResponse(body)
 
 

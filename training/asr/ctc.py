@@ -42,7 +42,7 @@ SIZES: dict[str, Any] = {
 
 
 def model() -> Any:
-    """Return the model, whose first convolution begins as mel bands in four phases."""
+    """Return the model. The first convolution is initialised with the filters of `mel_filters`."""
     choices = {"feat_extract_norm": "layer", "do_stable_layer_norm": True, "conv_bias": True, "apply_spec_augment": False}
     dropouts = ("hidden", "attention", "activation", "feat_proj", "final")
     none = {f"{name}_dropout": 0.0 for name in dropouts} | {"layerdrop": 0.0}
@@ -56,7 +56,10 @@ def model() -> Any:
 
 
 def mel_filters() -> Tensor:
-    """Return `[4 * BANDS, TAPS]`: windowed cosines and sines of both signs, so that sums of what is positive have no phase."""
+    """Return `[4 * BANDS, TAPS]`: for each mel band a windowed cosine, a sine, and the negatives of both.
+
+    An activation keeps the positive part of each, so that their sum hardly depends on the phase of the samples.
+    """
     mel = torch.linspace(2595 * np.log10(1 + 80 / 700), 2595 * np.log10(1 + 7600 / 700), BANDS)
     angle = 2 * torch.pi / RATE * (700 * (10 ** (mel / 2595) - 1))[:, None] * (torch.arange(TAPS) - TAPS / 2)
     waves = torch.stack([angle.cos(), angle.sin(), -angle.cos(), -angle.sin()]) * torch.hann_window(TAPS)
@@ -64,7 +67,7 @@ def mel_filters() -> Tensor:
 
 
 def batches(state: State, seconds: float) -> Iterator[list[Clip]]:
-    """Yield new clips of the stage. A padded batch lasts about `seconds`."""
+    """Yield batches of new clips of the current stage. A padded batch has about `seconds` of audio."""
     while True:
         rng, stage = np.random.default_rng([4, int(state["step"])]), int(state["stage"])
         clips = sorted((draw_clip(rng, STAGES[stage]) for _ in range(DRAWN)), key=lambda clip: len(clip.samples))
@@ -97,7 +100,7 @@ def share_missed(scores: Tensor, wanted: Tensor, counts: Tensor) -> float:
 
 
 def adamw(net: torch.nn.Module, lr: float) -> list[torch.optim.Optimizer]:
-    """Make the optimiser. A step of Muon takes twice as long as all else of a batch here if the CPU has no bfloat16."""
+    """Return AdamW. On a CPU without bfloat16, a step of Muon takes twice as long as the rest of the training step."""
     return [torch.optim.AdamW(net.parameters(), lr=lr, betas=(0.9, 0.98), weight_decay=0.01)]
 
 
