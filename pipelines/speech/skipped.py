@@ -223,8 +223,7 @@ class WindowTranscriber:
 
     def _pauses(self, window: Window) -> list[tuple[float, float]]:
         """Return the pauses at which skipped speech may be cut, in seconds of the window."""
-        times = [((a - window.start) / self._rate, (b - window.start) / self._rate) for a, b in window.pauses]
-        return [(start, end) for start, end in times if end - start >= _CUT_PAUSE]
+        return [(start, end) for start, end in window.pause_times(self._rate) if end - start >= _CUT_PAUSE]
 
     def _part(self, window: Window, start: float, end: float) -> Window:
         first, last = round(start * self._rate), round(end * self._rate)

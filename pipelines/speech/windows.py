@@ -37,6 +37,10 @@ class Window:
     overlap: int = 0
     pauses: tuple[tuple[int, int], ...] = ()
 
+    def pause_times(self, rate: int) -> list[tuple[float, float]]:
+        """Return the pauses in seconds since the window's start."""
+        return [((first - self.start) / rate, (last - self.start) / rate) for first, last in self.pauses]
+
 
 class WindowReader:
     """Reads windows from blocks of samples. Holds the samples of one window and one block.

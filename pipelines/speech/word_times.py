@@ -16,7 +16,7 @@ from ..tasks import Task
 from .alignment import token_starts
 from .decode import WindowText, answer_tokens
 from .results import Segment, Word
-from .words import merge_punctuation, shorten_long_words, split_tokens
+from .words import end_at_pauses, merge_punctuation, shorten_long_words, split_tokens
 
 if TYPE_CHECKING:
     from ...engine.llm import LLM
@@ -51,7 +51,8 @@ class AttentionAligner:
         pairs = zip(answer.token_ids, answer.logprobs or (), strict=False)
         logprobs = [entry[token].logprob for token, entry in pairs if first is None or token < first]
         times = [*starts, *starts[-1:] * len(tokens)]  # of the tokens for which the prompt had no room, too
-        timed = _with_words(parts, times, logprobs, llm.get_tokenizer().decode, language)
+        pauses = [] if text.window is None else text.window.pause_times(rate)
+        timed = _with_words(parts, times, logprobs, llm.get_tokenizer().decode, language, pauses)
         return replace(text, segments=timed, token_times=starts)
 
     def token_times(
@@ -83,8 +84,9 @@ def _with_words(
     logprobs: Sequence[float],
     decode: Callable[[Sequence[int]], str],
     language: str | None,
+    pauses: Sequence[tuple[float, float]],
 ) -> tuple[Segment, ...]:
-    """Return the segments with their words. `times`: start of each token; logprobs: of each token."""
+    """Return the segments with their words. `times`: start of each token; logprobs: of each token; pauses: in seconds."""
     at, found = 0, []
     for part in parts:
         words = []
@@ -93,5 +95,5 @@ def _with_words(
             words.append(Word(times[at], times[at + count], word, probability))
             at += count
         found.append(merge_punctuation(words))
-    shortened = iter(shorten_long_words([word for words in found for word in words]))
+    shortened = iter(shorten_long_words(end_at_pauses([word for words in found for word in words], pauses)))
     return tuple(replace(part, words=tuple(next(shortened) for _ in words)) for part, words in zip(parts, found, strict=True))

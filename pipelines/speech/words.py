@@ -5,6 +5,7 @@ from __future__ import annotations
 import string
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from math import inf
 from statistics import median
 
 from .merge import split_words
@@ -16,6 +17,7 @@ _AFTER = "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the p
 _SENTENCE_END = ".。!！?？"
 _SHORTEST = 0.1  # seconds that a word without a length gets at most
 _LONGEST = 0.7  # seconds; longest median duration of a word
+_BEFORE_PAUSE, _TAIL = 0.15, 0.5  # seconds before a pause that belong to the previous word, if any other word begins in them
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -57,6 +59,23 @@ def merge_punctuation(words: Sequence[Word]) -> list[Word]:
         else:
             merged.append(word)
     return merged
+
+
+def end_at_pauses(words: Sequence[Word], pauses: Sequence[tuple[float, float]]) -> list[Word]:
+    """Let words begin and end at the pauses next to them. Cross-attention does not tell silence from the words beside it.
+
+    A word that begins in a pause, or shortly before one that it goes on after, begins at its end. A word that ends in a pause, or
+    shortly before one that no other word begins before, ends at its start.
+    """
+    found = list(words)
+    for first, last in pauses:
+        for i, word in enumerate(found):
+            if first - _BEFORE_PAUSE <= word.start < last < word.end:
+                word = found[i] = replace(word, start=last)
+            following = found[i + 1].start if i + 1 < len(found) else inf
+            if word.start < first < word.end <= last or (word.end <= first <= following and first - word.end <= _TAIL):
+                found[i] = replace(word, end=first)
+    return found
 
 
 def shorten_long_words(words: Sequence[Word]) -> list[Word]:
