@@ -17,7 +17,7 @@ _AFTER = "\"'.。,，!！?？:：”)]}、"  # punctuation that belongs to the p
 _SENTENCE_END = ".。!！?？"
 _SHORTEST = 0.1  # seconds that a word without a length gets at most
 _LONGEST = 0.7  # seconds; longest median duration of a word
-_BEFORE_PAUSE, _TAIL = 0.15, 0.5  # seconds before a pause that belong to the previous word, if any other word begins in them
+_BEFORE_PAUSE, _TAIL = 0.15, 0.5  # seconds before a pause, in which the next word begins or the last one ends too early
 Decode = Callable[[Sequence[int]], str]
 
 
@@ -64,14 +64,15 @@ def merge_punctuation(words: Sequence[Word]) -> list[Word]:
 def end_at_pauses(words: Sequence[Word], pauses: Sequence[tuple[float, float]]) -> list[Word]:
     """Let words begin and end at the pauses next to them. Cross-attention does not tell silence from the words beside it.
 
-    A word that begins in a pause, or shortly before one that it goes on after, begins at its end. A word that ends in a pause, or
-    shortly before one that no other word begins before, ends at its start.
+    A word that begins in a pause, or shortly before a pause that it outlasts, then begins at the end of the pause. A word that
+    ends in a pause, or shortly before a pause that comes before the next word, then ends at the start of the pause.
     """
     found = list(words)
     for first, last in pauses:
         for i, word in enumerate(found):
             if first - _BEFORE_PAUSE <= word.start < last < word.end:
-                word = found[i] = replace(word, start=last)
+                found[i] = replace(word, start=last)
+        for i, word in enumerate(found):
             following = found[i + 1].start if i + 1 < len(found) else inf
             if word.start < first < word.end <= last or (word.end <= first <= following and first - word.end <= _TAIL):
                 found[i] = replace(word, end=first)
