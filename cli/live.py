@@ -11,7 +11,7 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, BinaryIO
 
 from ..mm.errors import ConfigError, InputError
 from ..mm.media import gate
@@ -29,6 +29,7 @@ if TYPE_CHECKING:
 
 PCM_RATE = 16_000  # hertz of a pipe and of the microphone without --rate
 _BLOCK = 0.1  # seconds
+_ENCODED = {b"fLaC": "FLAC", b"OggS": "Ogg", b"RIFF": "WAV", b"ID3": "MP3", b"\x1aE\xdf\xa3": "Matroska"}  # first bytes
 _CLEAR = "\r\x1b[K"  # go to the start of the terminal's line, and empty it
 _REFUSED = ("output_dir", "resume", "aligner", "word_timestamps", "max_tokens", "max_line_count")  # options for files only
 
@@ -37,6 +38,8 @@ def run(args: argparse.Namespace) -> int:
     """Print final texts as lines. On a terminal, the open text is shown below them. Ctrl-C ends the stream."""
     from ..pipelines.llm import LLM
 
+    if args.rate is not None and args.files and args.files[0] != "-":
+        raise ConfigError("--rate is for a pipe and the microphone; a file states its own rate")
     if len(args.files) > 1:
         raise ConfigError(f"--live takes one source, not {len(args.files)}; run the command once for each")
     given = next((name for name in _REFUSED if getattr(args, name)), None)
@@ -97,8 +100,25 @@ def pipe(rate: int) -> Iterator[bytes]:
     """Yield blocks of PCM (int16, little-endian, mono) from stdin until it ends."""
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigError("- reads samples from stdin, which is a terminal; pipe s16le samples into the command")
-    stdin, size = sys.stdin.buffer, 2 * round(_BLOCK * rate)
-    return iter(lambda: stdin.read(size), b"")
+    return _read_pcm(sys.stdin.buffer, 2 * round(_BLOCK * rate))
+
+
+def _read_pcm(stdin: BinaryIO, size: int) -> Iterator[bytes]:
+    """Yield blocks of whole samples. Raise InputError if they begin as an encoded file does."""
+    raw: BinaryIO = getattr(stdin, "raw", stdin)  # a buffered reader's lock, held by this thread, would abort Python's exit
+    rest, is_first = b"", True
+    while read := raw.read(size):
+        block = rest + read
+        encoded = next((name for start, name in _ENCODED.items() if block.startswith(start)), None)
+        if is_first and encoded is not None:
+            how = "decode it (ffmpeg -i ... -f s16le -), or give it without --live"
+            raise InputError(f"stdin begins as {encoded}, but --live - takes raw samples (16 bits, little-endian, mono); {how}")
+        whole, is_first = len(block) // 2 * 2, False
+        rest = block[whole:]
+        if whole:
+            yield block[:whole]
+    if rest:
+        yield rest
 
 
 def file(llm: LLM, path: str) -> Iterator[object]:
@@ -120,7 +140,8 @@ def _feed(session: LiveAudio, blocks: Iterator[object], stopped: threading.Event
             if stopped.is_set():
                 return
     except Exception as error:
-        errors.append(error)
+        if not stopped.is_set():  # else the session was finished while a block was pushed
+            errors.append(error)
     finally:
         session.finish()
 

@@ -38,6 +38,8 @@ def main() -> list[str]:
     parser.add_argument("--speed", type=float, default=1.0, help="how many times faster than real time")
     parser.add_argument("file", nargs="?", type=Path, default=min((ASSETS / "speech").glob("*.flac")))
     args = parser.parse_args()
+    if args.speed <= 0:
+        return [f"--speed {args.speed} must be above 0"]
     if not args.file.is_file():
         return [f"{args.file} cannot be read: there is no such file"]
     asyncio.run(listen(args))

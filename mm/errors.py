@@ -266,7 +266,7 @@ def renaming_param(name: str, field: str) -> Iterator[None]:
     try:
         yield
     except SensoriumError as error:
-        if (error.info.param or "").partition(".")[0] == name:
+        if name != field and (error.info.param or "").partition(".")[0] == name:
             message = re.sub(rf"\b{name}\b(\.\w+)?", field, error.info.message)
             error.info = replace(error.info, message=message, param=field)
         raise

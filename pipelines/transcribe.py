@@ -15,7 +15,7 @@ from torch import Tensor
 from ..engine.errors import error_info
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import CompletionOutput, RequestOutput
-from ..mm.errors import ErrorInfo
+from ..mm.errors import ErrorInfo, InputError, short_repr
 from ..mm.media import gate
 from ..mm.speech import SpeechRequest
 from ..mm.types import EmbeddingItem, MediaHeader
@@ -125,6 +125,10 @@ def transcribe_tasks(
     words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
     check_vad(vad, rate)
     check_type("cache_salt", cache_salt, str, type(None))
+    check_type("aligner", aligner, str, Path, type(None))
+    for name, report in (("on_progress", on_progress), ("on_text", on_text), ("on_window", on_window)):
+        if not callable(report):
+            raise InputError(f"{name}={short_repr(report)} must be a function", param=name)
     gates = check_gates(llm, no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
     align = _make_aligner(llm, task, aligner, cache_salt) if times == "word" else None
     rules = *check_sampling(llm, sampling_params, temperature), *gates, align, check_beams(llm, beam_size)

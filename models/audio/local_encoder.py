@@ -179,13 +179,18 @@ class WindowStates:
         self._encoder, self._states = encoder, OrderedDict[int, WindowState]()
 
     def encode(self, window: int, samples: Tensor, length: int, max_windows: int) -> Tensor:
-        """Return the rows of a window of `length` samples, and keep the state of up to `max_windows` windows."""
+        """Return the rows of a window of `length` samples, and keep the states of at most `max_windows`, this one first.
+
+        Rows that are not finite leave no state, so that the next pass encodes the window from its start.
+        """
         known = self._states.pop(window, None)
         if known is not None and known.frames > length // self._encoder.frame:
             known = None
-        while len(self._states) >= max_windows:
-            self._states.popitem(last=False)
-        rows, self._states[window] = self._encoder.extend(samples, length, known)
+        rows, state = self._encoder.extend(samples, length, known)
+        if max_windows and bool(rows.isfinite().all()):
+            while len(self._states) >= max_windows:
+                self._states.popitem(last=False)
+            self._states[window] = state
         return rows
 
     def drop(self, window: int) -> None:

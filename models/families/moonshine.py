@@ -159,13 +159,16 @@ class MoonshineStreaming(Moonshine):
         return decoder
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        """Return the rows of each item. With `audio_stream` (`[items, 1]`), the items are open windows of these numbers."""
+        """Return the rows of each item.
+
+        With `audio_stream`, int64 `[items, 2]`, items are windows of live streams: the number of each, and 1 if it is closed.
+        """
         if "audio_stream" not in tensors:
             return super().embed_multimodal(modality, tensors)
-        lengths, streams = tensors["audio_samples"].tolist(), tensors["audio_stream"].flatten().tolist()
-        items = tensors["input_values"].split([-(-length // self.encoder.frame) * self.encoder.frame for length in lengths])
-        windows = zip(streams, items, lengths, strict=True)
-        return [self._windows.encode(*window, max_windows=self.max_streams) for window in windows]
+        lengths, frame = tensors["audio_samples"].tolist(), self.encoder.frame
+        items = tensors["input_values"].split([-(-length // frame) * frame for length in lengths])
+        windows = zip(tensors["audio_stream"].tolist(), items, lengths, strict=True)
+        return [self._windows.encode(int(one), item, n, 0 if last else self.max_streams) for (one, last), item, n in windows]
 
     def stream_bytes(self, rows: int) -> int:
         return self.encoder.window_bytes(rows)

@@ -114,8 +114,7 @@ def window_task(
 ) -> WideTask[WindowText]:
     """Detect the language if it is not known, then transcribe a window (None: `item` is the whole audio).
 
-    A list of items is consecutive parts of the window; a MultiModalFeature is its encoder input. `known`: start of the answer,
-    which is not generated again.
+    A list of items is consecutive parts of the window. `known`: start of the answer, which is not generated again.
     """
     assert llm.speech is not None
     start, end = (0.0, 0.0) if window is None else (window.start / rate, window.end / rate)
@@ -145,8 +144,8 @@ def window_task(
         if frames is not None:
             output = yield from frames_task(llm, item, request, frames, how.cache_salt)
         elif how.beam_size > 1 and not temperature:
-            ids = _token_ids(llm, request, None)
-            given = {"prompt_token_ids": ids, "multi_modal_data": {"audio": [item]}, "cache_salt": how.cache_salt}
+            ids, data = _token_ids(llm, request, None), {"audio": [item]}
+            given = {"prompt_token_ids": ids, "multi_modal_data": data, "cache_salt": how.cache_salt}
             output = yield from beam_task(llm, given, _with_processors(llm, params, request), how.beam_size)
         else:
             output = yield _request(llm, item, request, params, how.cache_salt, known)
@@ -284,6 +283,7 @@ def _request(
     cache_salt: str | None,
     known: CompletionOutput | None = None,
 ) -> RequestHandle:
+    """Return the request for an answer about an item, a list of parts of one, or the encoder input of an open window."""
     items = item if isinstance(item, list) else [item]
     if len(items) > 1:
         assert llm.speech is not None

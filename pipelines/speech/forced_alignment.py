@@ -156,12 +156,15 @@ def _extend(earliest: float, start: float, end: float, latest: float, quiet: np.
 
 
 def _fill(words: Sequence[str], found: Sequence[Word | None], duration: float) -> list[Word]:
-    """Put the words without times between their neighbours."""
+    """Put the words without times between their neighbours. Several in a row share the time evenly."""
     filled, last = list[Word](), 0.0
     for i, (word, one) in enumerate(zip(words, found, strict=True)):
-        following = next((later.start for later in found[i:] if later), duration)
-        filled.append(one or Word(last, max(last, following), word, 0.0))
-        last = one.end if one else last
+        if one is None:
+            after = next((j for j in range(i, len(found)) if found[j]), len(found))
+            following = duration if after == len(found) else found[after].start  # type: ignore[union-attr]
+            one = Word(last, last + max(0.0, following - last) / (after - i), word, 0.0)
+        filled.append(one)
+        last = one.end
     return filled
 
 
@@ -203,7 +206,9 @@ def _load(folder: Path) -> _CtcModel:
         settings = folder / "preprocessor_config.json"
         given = loads(settings.read_text("utf-8")) if settings.exists() else {}
         model = AutoModelForCTC.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32).eval()
-        blank = int(model.config.pad_token_id)
+        blank, count = int(model.config.pad_token_id), int(model.config.vocab_size)
+        if not isinstance(ids, dict) or not all(type(number) is int and 0 <= number < count for number in ids.values()):
+            raise ValueError(f"vocab.json must give each character a number below the model's {count}")
         rate, normalize = int(given.get("sampling_rate", 16_000)), bool(given.get("do_normalize", True))
         return _CtcModel(model, ids, blank, rate, getattr(model.config, "inputs_to_logits_ratio", None), normalize)
     except Exception as error:

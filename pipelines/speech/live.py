@@ -241,8 +241,10 @@ class LiveTranscriber(LiveInput):
         A local encoder gets the open window as one feature, and computes only what is new. For other models, a partial pass is
         split where encoder windows end, so that the encoder cache has the rows of complete ones; a final pass is one item.
         """
-        assert self._llm.speech is not None
-        if (feature := self._llm.speech.open_window(samples, self._window_id, self._llm.dtype)) is not None:
+        speech, is_encoded = self._llm.speech, self._llm.config.encodes("audio")
+        assert speech is not None
+        feature = speech.open_window(samples, self._window_id, not is_partial, self._llm.dtype) if is_encoded else None
+        if feature is not None:
             return feature
         items = [(part, self._rate) for part in (self._closed_parts(samples) if is_partial else [samples])]
         return items if len(items) > 1 else items[0]

@@ -166,6 +166,7 @@ class LiveAudio(NotPicklable):
 
     def __init__(self, stream: LiveStream) -> None:
         self._stream, self._queue = stream, SimpleQueue[LiveEvent | Exception | None]()
+        self._finished = False  # `finish` was called
         slot = count_session(stream)
         slot.__enter__()
         self._loop = asyncio.new_event_loop()
@@ -185,10 +186,11 @@ class LiveAudio(NotPicklable):
         """Add samples, bytes of PCM (int16, little-endian, mono), or a `Gap`. It does not wait.
 
         Raises:
-            InputError: see `LiveTranscriber.push`; or the session has ended.
+            InputError: see `LiveTranscriber.push`; or the session has ended or was finished.
         """
-        if self._task.done():
-            raise InputError("the live session has ended; begin a new one")
+        if self._task.done() or self._finished:
+            state = "has ended" if self._task.done() else "was finished and takes no more samples"
+            raise InputError(f"the live session {state}; begin a new one")
         transcriber = self._stream.transcriber
         if isinstance(samples, Gap):
             transcriber.gap(samples)
@@ -221,6 +223,7 @@ class LiveAudio(NotPicklable):
 
     def finish(self) -> None:
         """End the stream. `events` yields the rest, and then "ended"."""
+        self._finished = True
         self._stream.transcriber.finish()
         _call(self._loop, self._stream.arrived.set)
 

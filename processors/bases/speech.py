@@ -46,7 +46,7 @@ class SpeechMixin:
     def frame_rule(self) -> FrameRule | None:
         return None
 
-    def open_window(self, samples: Tensor, number: int, dtype: torch.dtype) -> MultiModalFeature | None:
+    def open_window(self, samples: Tensor, number: int, is_last: bool, dtype: torch.dtype) -> MultiModalFeature | None:
         return None
 
     def stream_rule(self) -> StreamRule | None:

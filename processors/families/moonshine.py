@@ -72,10 +72,12 @@ class MoonshineStreamingProcessingInfo(SamplesInfo, CrossAttentionSpeechInfo):
     row_seconds = 320 / 16_000
     frame = _FRAME
 
-    def open_window(self, samples: Tensor, number: int, dtype: torch.dtype) -> MultiModalFeature:
+    def open_window(self, samples: Tensor, number: int, is_last: bool, dtype: torch.dtype) -> MultiModalFeature | None:
+        if self.files.audio.get("do_normalize", True):  # all samples change when the window grows
+            return None
         kwargs, geometry = self.process(AudioItem(samples, self.mel_spec.sampling_rate), dtype)
-        stream = FieldElem(torch.tensor([number]), BatchedField(keep_on_cpu=True))
-        key = f"{number:016x}{len(samples):016x}".ljust(
+        stream = FieldElem(torch.tensor([number, is_last]), BatchedField(keep_on_cpu=True))
+        key = f"{number:016x}{len(samples):016x}{is_last:x}".ljust(
             64, "0"
         )  # rows that are encoded piece by piece have roundings of their own
         where = PlaceholderRange(0, geometry.num_embeds)

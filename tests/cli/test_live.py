@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import io
 import json
+import signal
+import subprocess
 import sys
 import types
 from pathlib import Path
@@ -100,6 +102,7 @@ def test_the_microphone(whisper: Path, pcm: bytes, monkeypatch: pytest.MonkeyPat
         (["-", "--max-line-count", "2"], "--max-line-count is for files"),
         (["nothing.wav"], "cannot be read"),
         (["-", "--rate", "10"], "sample rate is 10 Hz"),
+        (["nothing.wav", "--rate", "8000"], "a file states its own rate"),
     ],
 )
 def test_refused(
@@ -108,6 +111,38 @@ def test_refused(
     monkeypatch.setattr(sys, "stdin", Pipe(b""))
     assert transcribe(whisper, *words) == 2
     assert said in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("start", [b"fLaC", b"OggS", b"RIFF", b"ID3\4"])
+def test_an_encoded_pipe(
+    whisper: Path, start: bytes, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    monkeypatch.setattr(sys, "stdin", Pipe(start + bytes(20_000)))
+    assert transcribe(whisper, "-") == 2
+    assert "takes raw samples" in capsys.readouterr().err
+
+
+def test_a_pipe_may_break_samples() -> None:
+    parts = iter([b"a", b"bc", b""])
+    raw = types.SimpleNamespace(read=lambda size: next(parts))
+    assert list(live._read_pcm(types.SimpleNamespace(raw=raw), 4)) == [b"ab", b"c"]
+
+
+def test_interrupt_with_an_open_pipe() -> None:
+    """The thread that reads stdin is still waiting when the command ends."""
+    root = Path(live.__file__).parents[1]
+    samples = soundfile.read(root / "assets" / "speech" / "alarm.flac", dtype="int16")[0]
+    command = [sys.executable, "-m", "sensorium", "transcribe", "--live", "-", "--json", "--device", "cpu"]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE, cwd=root) as running:
+        running.stdin.write(samples.astype("<i2").tobytes() + bytes(2 * RATE))
+        running.stdin.flush()
+        assert b"speech_started" in running.stdout.readline()
+        running.send_signal(signal.SIGINT)
+        lines, said = running.stdout.read().splitlines(), running.stderr.read()
+        assert running.wait(60) == 0
+    assert json.loads(lines[-1])["kind"] == "ended"
+    assert any(json.loads(line)["kind"] == "final" for line in lines)
+    assert b"Fatal" not in said
 
 
 def test_files_are_needed_without_live(whisper: Path, capsys: pytest.CaptureFixture[str]) -> None:

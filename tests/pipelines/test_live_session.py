@@ -152,6 +152,14 @@ def test_a_session_of_threads(llm: LLM) -> None:
     assert_idle(llm)
 
 
+def test_a_finished_session_takes_no_samples(llm: LLM) -> None:
+    with llm.live_audio(RATE) as session:
+        session.finish()
+        with pytest.raises(InputError, match="the live session .*; begin a new one"):
+            session.push(speech(0.5))
+        assert [event.kind for event in session.events()] == ["ended"]
+
+
 def test_closing_a_session_frees_everything(llm: LLM) -> None:
     session = llm.live_audio(**OPTIONS, max_sessions=1)
     session.push(speech(-1, 0.8))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
 from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise, product
@@ -331,6 +332,14 @@ def test_aligner_times_the_words_of_any_model(llm: LLM, ctc: Path, monkeypatch: 
         CtcAligner(ctc, 8000)
 
 
+@pytest.mark.parametrize("content", ["[1, 2]", '{"a": 999}', '{"a": "b"}'])
+def test_a_vocabulary_that_does_not_fit(ctc: Path, content: str, tmp_path: Path) -> None:
+    shutil.copytree(ctc, tmp_path / "ctc")
+    (tmp_path / "ctc" / "vocab.json").write_text(content)
+    with pytest.raises(ConfigError, match=r"vocab\.json must give each character a number below"):
+        CtcAligner(tmp_path / "ctc", RATE)
+
+
 def test_characters_are_those_of_the_case_that_the_model_knows(ctc: Path) -> None:
     model = CtcAligner(ctc, RATE)._ctc
     assert model.encode(" Hello,") == [model.ids[char] for char in "HELLO"]
@@ -369,6 +378,14 @@ def test_words_are_not_extended_over_others_or_far(ctc: Path) -> None:
     assert np.allclose(times_of(aligner, [(0, 1.4)], 1.4, named, "a 22 b"), [(0.3, 0.42), (0.42, 0.8), (0.8, 1.12)])
     assert np.allclose(times_of(aligner, [(0, 1.4)], 1.4, named, "a b"), [(0.3, 0.5), (0.7, 1.12)])
     assert np.allclose(times_of(aligner, [(0, 1.4)], 1.4, named, "中 a b 中"), [(0, 0.4), (0.4, 0.5), (0.7, 0.82), (0.82, 1.4)])
+
+
+def test_unknown_words_share_the_time_between_their_neighbours(ctc: Path) -> None:
+    words = CtcAligner(ctc, RATE).align(torch.from_numpy(make_audio(1, 2.0)[0]), ["a", "19", "85", "86", "b"])
+    spans = [(word.start, word.end) for word in words]
+    assert all(a[0] <= a[1] <= b[0] for a, b in pairwise(spans))
+    lengths = [end - start for start, end in spans[1:4]]
+    assert lengths == pytest.approx([lengths[0]] * 3)
 
 
 def test_frames_are_a_stride_apart(ctc: Path) -> None:
