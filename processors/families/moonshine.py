@@ -77,9 +77,8 @@ class MoonshineStreamingProcessingInfo(SamplesInfo, CrossAttentionSpeechInfo):
             return None
         kwargs, geometry = self.process(AudioItem(samples, self.mel_spec.sampling_rate), dtype)
         stream = FieldElem(torch.tensor([number, is_last]), BatchedField(keep_on_cpu=True))
-        key = f"{number:016x}{len(samples):016x}{is_last:x}".ljust(
-            64, "0"
-        )  # rows that are encoded piece by piece have roundings of their own
+        # not a hash of the samples: rows that are encoded piece by piece have roundings of their own
+        key = f"{number:016x}{len(samples):016x}{is_last:x}".ljust(64, "0")
         where = PlaceholderRange(0, geometry.num_embeds)
         return MultiModalFeature("audio", {**kwargs, "audio_stream": stream}, where, geometry, key)
 

@@ -155,7 +155,7 @@ def test_a_session_of_threads(llm: LLM) -> None:
 def test_a_finished_session_takes_no_samples(llm: LLM) -> None:
     with llm.live_audio(RATE) as session:
         session.finish()
-        with pytest.raises(InputError, match="the live session .*; begin a new one"):
+        with pytest.raises(InputError, match=r"the live session .*; begin a new one"):
             session.push(speech(0.5))
         assert [event.kind for event in session.events()] == ["ended"]
 
