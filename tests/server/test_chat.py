@@ -185,7 +185,7 @@ WRONG = {"type": "json_schema", "name": "n", "schema": {"type": "colour"}}
     ("path", "fields", "field"),
     [
         ("chat/completions", {**PLAIN, "response_format": {"type": "json_schema", "json_schema": WRONG}}, "response_format"),
-        ("chat/completions", {**PLAIN, "structured_outputs": {"regex": "("}}, "structured_outputs"),
+        ("chat/completions", {**PLAIN, "structured_outputs": {"regex": "("}}, "structured_outputs.regex"),
         ("completions", {"prompt": "a", "response_format": {"type": "json_schema", "json_schema": WRONG}}, "response_format"),
         ("responses", {"input": "a", "text": {"format": WRONG}}, "text.format"),
     ],
