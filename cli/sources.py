@@ -12,7 +12,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ..mm.errors import ConfigError, InputError, short_repr
-from ..mm.media.policy import MediaPolicy
 
 SUFFIXES = {
     "image": ("png", "jpg", "jpeg", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif", "jp2", "qoi"),
@@ -86,6 +85,8 @@ def read_stdin(what: str) -> bytes:
     """Return all bytes of stdin. Raise ConfigError if it is a terminal, or has more bytes than the media policy allows."""
     if sys.stdin is None or sys.stdin.isatty():
         raise ConfigError(f"- reads the {what} from stdin, which is a terminal; pipe something into the command")
+    from ..mm.media.policy import MediaPolicy
+
     limit = MediaPolicy().max_bytes
     data = sys.stdin.buffer.read(limit + 1)
     if len(data) > limit:
