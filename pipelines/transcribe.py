@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
@@ -124,11 +125,7 @@ def transcribe_tasks(
     times = check_mode(llm, timestamps, sequential, condition_on_previous_text, aligner)
     words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
     check_vad(vad, rate)
-    check_type("cache_salt", cache_salt, str, type(None))
-    check_type("aligner", aligner, str, Path, type(None))
-    for name, report in (("on_progress", on_progress), ("on_text", on_text), ("on_window", on_window)):
-        if not callable(report):
-            raise InputError(f"{name}={short_repr(report)} must be a function", param=name)
+    _check_types(cache_salt, aligner, on_progress=on_progress, on_text=on_text, on_window=on_window)
     gates = check_gates(llm, no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
     align = _make_aligner(llm, task, aligner, cache_salt) if times == "word" else None
     rules = *check_sampling(llm, sampling_params, temperature), *gates, align, check_beams(llm, beam_size)
@@ -138,6 +135,14 @@ def transcribe_tasks(
     reports = (on_progress, on_text, on_window, _end_finder(llm, task, cache_salt))
     options = _Options(decoding, check_language(llm, language, task), words, *mode, *reports)
     return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
+
+
+def _check_types(cache_salt: object, aligner: object, **functions: object) -> None:
+    check_type("cache_salt", cache_salt, str, type(None))
+    check_type("aligner", aligner, str, os.PathLike, type(None))
+    for name, function in functions.items():
+        if not callable(function):
+            raise InputError(f"{name}={short_repr(function)} must be a function", param=name)
 
 
 def _make_aligner(llm: LLM, task: str, folder: str | Path | None, cache_salt: str | None) -> Aligner:

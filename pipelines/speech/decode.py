@@ -144,8 +144,7 @@ def window_task(
         if frames is not None:
             output = yield from frames_task(llm, item, request, frames, how.cache_salt)
         elif how.beam_size > 1 and not temperature:
-            ids, data = _token_ids(llm, request, None), {"audio": [item]}
-            given = {"prompt_token_ids": ids, "multi_modal_data": data, "cache_salt": how.cache_salt}
+            given = _beam_prompt(llm, item, request, how.cache_salt)
             output = yield from beam_task(llm, given, _with_processors(llm, params, request), how.beam_size)
         else:
             output = yield _request(llm, item, request, params, how.cache_salt, known)
@@ -273,6 +272,11 @@ def _token_ids(llm: LLM, request: SpeechRequest, known: CompletionOutput | None)
     assert speech is not None
     special = speech.adds_special_tokens and "audio" in speech.placeholder_ids  # an encoder-decoder model's prompt has none
     return [*llm.get_tokenizer().encode(request.prompt, special), *(known.token_ids if known is not None else ())]
+
+
+def _beam_prompt(llm: LLM, item: object, request: SpeechRequest, cache_salt: str | None) -> dict[str, object]:
+    ids = _token_ids(llm, request, None)
+    return {"prompt_token_ids": ids, "multi_modal_data": {"audio": [item]}, "cache_salt": cache_salt}
 
 
 def _request(

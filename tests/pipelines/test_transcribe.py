@@ -228,6 +228,8 @@ def test_wrong_language_or_task(llm: LLM, options: dict[str, str], said: str) ->
         ({"sampling_params": {"temperature": 0}}, "sampling_params=.* must be a SamplingParams or None"),
         ({"timestamps": "yes"}, "timestamps='yes' must be True or False"),
         ({"timestamps": "words"}, "did you mean word\\?"),
+        ({"aligner": 5, "timestamps": "word"}, "aligner=5 must be a string or a path or None$"),
+        ({"on_text": 5}, "on_text=5 must be a function$"),
         ({"langauge": "en"}, "unknown argument 'langauge'; did you mean language"),
         ({"word_timestamps": True}, "unknown argument 'word_timestamps'; timestamps=\"word\" gives"),
     ],

@@ -56,7 +56,6 @@ class Espeak:
             raise OSError(f"{library} does not start; reinstall espeak-ng with its voices")
         kind = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_int, ctypes.c_void_p)
         self.callback = kind(self._receive)
-        self.library.espeak_SetSynthCallback(self.callback)
 
     def _receive(self, samples: int | None, count: int, events: int | None) -> int:
         if samples:
@@ -66,6 +65,7 @@ class Espeak:
     def speak(self, text: str, voice: Voice) -> np.ndarray:
         """Return the samples at `rate`."""
         self.blocks = []
+        self.library.espeak_SetSynthCallback(self.callback)  # the library has one, which may be that of another object
         if self.library.espeak_SetVoiceByName(voice.name.encode()):
             raise ValueError(f"espeak-ng has no voice {voice.name}; install espeak-ng-data")
         for parameter, value in ((1, voice.speed), (3, voice.pitch)):

@@ -46,7 +46,7 @@ def test_cut_off_files_are_recognised(kind: str, cut: float, tmp_path: Path) -> 
     data = whole[: int(len(whole) * cut)]
     reason = cut_off(data)
     ogg = kind in ("vorbis", "opus")
-    said = "it ends inside a page of Ogg" if ogg else f"it has {len(data):,} of {len(whole):,} bytes"
+    said = "its last Ogg page or packet is incomplete" if ogg else f"it has {len(data):,} of {len(whole):,} bytes"
     assert reason == f"it is cut off ({said}); download or export it again"
     (tmp_path / "file").write_bytes(data)
     with open(tmp_path / "file", "rb") as file:
