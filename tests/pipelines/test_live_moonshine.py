@@ -72,7 +72,7 @@ def test_events_are_those_of_windows_encoded_as_a_whole(llm: LLM, seed: int, mon
 
 
 def test_a_pass_encodes_only_what_is_new(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each pass over 50 rows of a second, the first layer computes those that are new and those that near rows change."""
+    """In each pass, the first layer computes the new rows, the few rows that they change, and the rows that these attend to."""
     rows = count_rows(llm, monkeypatch)
     events = play(llm, speech(-1.7, 0.85, -0.5), **{**OPTIONS, "min_chunk": 0.1, "max_window": 1.0})
     assert len([event for event in events if event.kind == "partial"]) >= 4

@@ -127,7 +127,7 @@ def test_skipped_speech_on_both_sides_of_a_word_is_one() -> None:
 
 @pytest.mark.parametrize("timed", [False, True])
 def test_long_skipped_speech_is_cut_in_a_pause(timed: bool) -> None:
-    """Of the pauses near the middle the longest one is the place; without any, the parts overlap."""
+    """Two windows meet in the longest pause near the middle. Without such a pause, they overlap."""
     pauses = [(10.0, 10.5), (13.0, 13.3), (14.8, 15.2), (16.0, 16.1)]
     places = tuple((WINDOW.start + round(start * RATE), WINDOW.start + round(end * RATE)) for start, end in pauses)
     model = Model(range(10, 50), timed)

@@ -372,7 +372,7 @@ def test_words_last_until_their_delimiter_or_a_pause(ctc: Path) -> None:
 
 
 def test_words_are_not_extended_over_others_or_far(ctc: Path) -> None:
-    """What is heard between two words belongs to the word between them. Sound beside the words may be no speech."""
+    """A word does not reach over a word without known characters next to it, and is extended by a limited time only."""
     aligner = CtcAligner(ctc, RATE)
     named = {0.4: "A", 0.5: "|", 0.8: "B"}
     assert np.allclose(times_of(aligner, [(0, 1.4)], 1.4, named, "a 22 b"), [(0.3, 0.42), (0.42, 0.8), (0.8, 1.12)])
