@@ -11,7 +11,7 @@ RUN /opt/venv/bin/pip install --no-cache-dir -c constraints.txt setuptools torch
 RUN /opt/venv/bin/pip install --no-cache-dir -c constraints.txt --no-build-isolation ".[serve]"
 
 FROM python:3.11-slim
-RUN useradd --create-home --uid 1000 sensorium && install -d -o sensorium /home/sensorium/.cache/huggingface
+RUN useradd --create-home --uid 1000 sensorium && install -d -o sensorium /home/sensorium/.cache/huggingface /home/sensorium/data
 COPY --from=build /opt/venv /opt/venv
 ENV PATH=/opt/venv/bin:$PATH
 USER sensorium

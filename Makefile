@@ -6,7 +6,7 @@ ARGS ?=
 ONLY ?=
 
 .DEFAULT_GOAL := help
-.PHONY: help setup setup-test setup-clients demo test test-all lint eval-tiny train-asr fuzz bench published abridged aot gpu site clean
+.PHONY: help setup setup-test setup-clients demo test test-all smoke lint eval-tiny train-asr fuzz bench published abridged aot gpu site clean
 
 help:  ## list the commands
 	@grep -hE '^[a-z-]+:.*## ' $(MAKEFILE_LIST) | awk -F ':.*## ' '{printf "  make %-13s %s\n", $$1, $$2}'
@@ -17,20 +17,24 @@ help:  ## list the commands
 	test -x $(BIN)/python || $(PYTHON) -m venv .venv
 	touch $@
 
-.venv/.runtime: .venv/.made constraints.txt pyproject.toml $(wildcard kernels/cpu/*)
+INSTALLED := .venv/.made constraints.txt pyproject.toml $(wildcard kernels/cpu/*)
+
+.venv/.runtime: $(INSTALLED)
 	$(PIP) -q setuptools torch
 	$(PIP) -q --no-build-isolation -e .
 	touch $@
 
 # Only transformers' processors, with which the tests compare, need torchvision.
-.venv/.test: .venv/.runtime
+# It does not depend on .runtime, because that would compile the kernels twice.
+.venv/.test: $(INSTALLED)
+	$(PIP) -q setuptools torch
 	$(PIP) -q --no-build-isolation -e '.[test]'
 	$(PIP) -q --no-deps torchvision==0.28.0
-	touch $@
+	touch .venv/.runtime $@
 
 # The extras clients and docs, without which some tests are skipped.
 .venv/.clients: .venv/.test
-	$(PIP) -q litellm langchain-openai schemathesis mkdocs-material
+	$(PIP) -q litellm langchain-openai schemathesis basedpyright mkdocs-material
 	touch $@
 
 setup: .venv/.runtime  ## install what it needs to run, into .venv
@@ -45,6 +49,9 @@ test: .venv/.test  ## run the usual tests and print the slowest files
 
 test-all: .venv/.test  ## run every test and write tests/RESULTS.md: ONLY="tests/kernels tests/mm"
 	$(BIN)/python tests/helpers/report.py --all $(ONLY)
+
+smoke: .venv/.made  ## install as the README says with the newest Python of the machine, and try it (about 5 minutes, 9 GiB)
+	$(BIN)/python tests/helpers/smoke.py
 
 lint: .venv/.test  ## check style, import rules and types
 	$(BIN)/ruff check .

@@ -6,15 +6,8 @@ from importlib import import_module
 from typing import TYPE_CHECKING
 
 if TYPE_CHECKING:
-    from .engine.engine_args import AsyncEngineArgs, EngineArgs
-    from .engine.frontend.prompts import TextPrompt, TokensPrompt
-    from .engine.logits_processors import register_logits_processor
-    from .engine.pooling_params import PoolingParams
-    from .engine.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
-    from .engine.session import LiveSession
-    from .engine.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
-    from .engine.types import CompletionOutput, ItemTrace, RequestOutput
-    from .mm.errors import (
+    from .callers.errors import (
+        BusyError,
         CheckpointError,
         ConfigError,
         EngineDeadError,
@@ -24,11 +17,21 @@ if TYPE_CHECKING:
         MediaError,
         SensoriumError,
     )
+    from .engine.engine_args import AsyncEngineArgs, EngineArgs
+    from .engine.frontend.prompts import TextPrompt, TokensPrompt
+    from .engine.logits_processors import register_logits_processor
+    from .engine.lora_request import LoRARequest
+    from .engine.pooling_params import PoolingParams
+    from .engine.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
+    from .engine.session import LiveSession
+    from .engine.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
+    from .engine.types import CompletionOutput, ItemTrace, RequestOutput
     from .mm.media.pdf import pdf_pages
     from .mm.media.policy import PdfPage
-    from .mm.registry import register_model
     from .mm.types import EncodedItem, ItemPlan, Media
+    from .models.registry import register_model
     from .pipelines.beam_search import BeamSearchOutput, BeamSearchParams
+    from .pipelines.documents.blocks import Document
     from .pipelines.llm import LLM, AsyncLLM, AsyncLLMEngine
     from .pipelines.ocr import Page
     from .pipelines.pooling import PoolingRequestOutput
@@ -45,9 +48,11 @@ __all__ = [
     "AsyncLLMEngine",
     "BeamSearchOutput",
     "BeamSearchParams",
+    "BusyError",
     "CheckpointError",
     "CompletionOutput",
     "ConfigError",
+    "Document",
     "EncodedItem",
     "EngineArgs",
     "EngineDeadError",
@@ -61,6 +66,7 @@ __all__ = [
     "LiveAudio",
     "LiveEvent",
     "LiveSession",
+    "LoRARequest",
     "Media",
     "MediaError",
     "Page",
@@ -88,6 +94,7 @@ __all__ = [
 _HOME = {
     "LLM": "pipelines.llm",
     "AsyncLLM": "pipelines.llm",
+    "Document": "pipelines.documents.blocks",
     "AsyncLLMEngine": "pipelines.llm",
     "GuidedDecodingParams": "engine.structured_outputs",
     "TextPrompt": "engine.frontend.prompts",
@@ -95,23 +102,25 @@ _HOME = {
     "EngineArgs": "engine.engine_args",
     "AsyncEngineArgs": "engine.engine_args",
     "LiveSession": "engine.session",
+    "LoRARequest": "engine.lora_request",
     "SamplingParams": "engine.sampling_params",
     "RequestOutputKind": "engine.sampling_params",
     "StructuredOutputsParams": "engine.structured_outputs",
     "RepetitionDetectionParams": "engine.sampling_params",
     "register_logits_processor": "engine.logits_processors",
-    "register_model": "mm.registry",
+    "register_model": "models.registry",
     "CompletionOutput": "engine.types",
     "ItemTrace": "engine.types",
     "RequestOutput": "engine.types",
-    "CheckpointError": "mm.errors",
-    "ConfigError": "mm.errors",
-    "EngineDeadError": "mm.errors",
-    "ErrorInfo": "mm.errors",
-    "HubError": "mm.errors",
-    "InputError": "mm.errors",
-    "MediaError": "mm.errors",
-    "SensoriumError": "mm.errors",
+    "BusyError": "callers.errors",
+    "CheckpointError": "callers.errors",
+    "ConfigError": "callers.errors",
+    "EngineDeadError": "callers.errors",
+    "ErrorInfo": "callers.errors",
+    "HubError": "callers.errors",
+    "InputError": "callers.errors",
+    "MediaError": "callers.errors",
+    "SensoriumError": "callers.errors",
     "EncodedItem": "mm.types",
     "ItemPlan": "mm.types",
     "Media": "mm.types",

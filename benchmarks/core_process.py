@@ -46,7 +46,7 @@ def start(engine_process: bool) -> dict[str, float]:
     with llm(engine_process) as engine:
         seconds = time.perf_counter() - began
         answer(engine, 1, 0, 4)
-        pids = ["self", *([str(engine._engine_loop.core.pid)] if engine_process else [])]
+        pids = ["self", *([str(engine.engine.loop.core.pid)] if engine_process else [])]
         return {"seconds": seconds, "mb": sum(proportional_mb(pid) for pid in pids)}
 
 

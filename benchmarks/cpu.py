@@ -6,7 +6,8 @@ can be split with `--part` and `--engine`; tables show the best results of that 
 out. OpenVINO reads exports of the model (folders fp32, int8 and int4 of `--openvino-models`), llama.cpp GGUF files, written
 when it first runs.
 
-Rates are those of the fastest of many calls, with one thread. Workloads run with two threads, engines in turn, in processes of
+Rates are those of the fastest of many calls, with one thread. `--part ops` puts every op of ours beside torch's and names those
+that torch computes faster. Workloads run with two threads, engines in turn, in processes of
 their own.
 """
 
@@ -41,7 +42,7 @@ SEGMENTS = (([64] * 16, 4, 64), ([196] * 4, 4, 64), ([1024], 4, 80))  # lengths,
 FORMATS = ("float32", "bfloat16", "int8", "int4")
 TEXTS = "16 texts, 128 tokens"
 GGUF = ROOT / "out" / "bench-gguf"
-RATES, FLOOR = ("products", "one row", "attention"), "floor"
+RATES, FLOOR = ("products", "one row", "attention", "ops"), "floor"
 ENGINES = {  # engine and precision -> workloads, all if empty
     "transformers float32": (*WORKLOADS,),
     "transformers bfloat16": (*WORKLOADS,),
@@ -87,8 +88,8 @@ def best(call: Callable[[], object], seconds: float = 0.5) -> float:
 def packed(name: str, size: int = SIZE) -> Any:
     """Return a square random weight in one of FORMATS; float32 rows are for "float32" only. int4: with int8 activations."""
     import torch
-    from sensorium.kernels.int4 import Int4Options
     from sensorium.kernels.linear import pack
+    from sensorium.kernels.linear.int4 import Int4Options
 
     weight = torch.randn(size, size)
     quantization = Int4Options(int8_rows=True) if name == "int4" else "int8" if name == "int8" else None
@@ -163,7 +164,9 @@ def in_process(part: str) -> Any:
 
         return least()
     torch.set_num_threads(1)
-    tables = {"products": products, "one row": one_row, "attention": attention}
+    from . import cpu_ops
+
+    tables = {"products": products, "one row": one_row, "attention": attention, "ops": cpu_ops.tables}
     return {"machine": machine(), "lines": tables[part]()}
 
 

@@ -36,7 +36,7 @@ def photo(width: int, height: int, seed: int) -> Any:
 def own(dtype: Any, max_pixels: int) -> Callable[[Sequence[Any]], Any]:
     from sensorium.mm.fields import merge
     from sensorium.mm.types import ImageItem
-    from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
+    from sensorium.models.families.qwen2_vl.processing import Qwen2VLProcessingInfo
     from sensorium.processors.files import ProcessorFiles
 
     info = Qwen2VLProcessingInfo(ProcessorFiles(), {"max_pixels": max_pixels})
@@ -72,7 +72,7 @@ def video_engines() -> Engines:
     import numpy as np
     import torch
     from sensorium.mm.types import FramePlan, VideoItem
-    from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
+    from sensorium.models.families.qwen2_vl.processing import Qwen2VLProcessingInfo
     from sensorium.processors.files import ProcessorFiles
     from transformers.models.qwen2_vl.video_processing_qwen2_vl import Qwen2VLVideoProcessor
 

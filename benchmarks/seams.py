@@ -215,26 +215,26 @@ def by_frames(shifts: Sequence[float], frame: int) -> list[float]:
     return sorted(shifts, key=lambda shift: (round(shift * RATE) % frame, shift))
 
 
-def remember_windows(make_task: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:
-    """Return `make_task` with a store of the answers that passed at once, which depend on the samples alone.
+def remember_windows(transcribe: Callable[..., Any], counts: Counter[str]) -> Callable[..., Any]:
+    """Return `transcribe` with a store of the answers that passed at once, which depend on the samples alone.
 
     `counts` counts windows by "computed" and "stored".
     """
     store: dict[tuple[Any, ...], Any] = {}
 
-    def task(llm: Any, window: Any, options: Any, *rest: Any) -> Any:
+    async def remembered(llm: Any, window: Any, job: Any, *rest: Any) -> Any:
         pauses = tuple((a - window.start, b - window.start) for a, b in window.pauses)
         samples = hashlib.sha256(window.samples.numpy().tobytes()).digest()
-        key = samples, pauses, options.timestamps, options.sequential, window.next_start >= window.end
+        key = samples, pauses, job.options.times, job.options.sequential, window.next_start >= window.end
         counts["stored" if key in store else "computed"] += 1
-        found = store.get(key) or (yield from make_task(llm, window, options, *rest))
+        found = store.get(key) or await transcribe(llm, window, job, *rest)
         if len(found.result.attempts) == 1 and not found.output.error:
             store[key] = found
-        times = [value / options.rate for value in (window.start, window.end, window.overlap)]
+        times = [value / job.rate for value in (window.start, window.end, window.overlap)]
         result = replace(found.result, start=times[0], end=times[1], overlap=times[2])
         return replace(found, result=result, window=window)
 
-    return task
+    return remembered
 
 
 def run(args: argparse.Namespace, clips: list[np.ndarray], order: list[int], whole: np.ndarray, rows: list[Any]) -> None:
@@ -243,7 +243,7 @@ def run(args: argparse.Namespace, clips: list[np.ndarray], order: list[int], who
     from sensorium.pipelines.speech.vad import frame_size
 
     counts = Counter[str]()
-    transcribe._task_of = remember_windows(transcribe._task_of, counts)
+    transcribe._transcribe_part = remember_windows(transcribe._transcribe_part, counts)
     done = {(row["mode"], row["shift"]) for row in rows}
     shifts = by_frames(args.shifts, frame_size(RATE))
     wanted = [(mode, shift) for shift in shifts for mode in args.modes if (mode, shift) not in done]

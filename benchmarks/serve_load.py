@@ -263,9 +263,8 @@ def tree(pid: int) -> list[int]:
 
 
 def engine_of(pid: int) -> int:
-    """Return the engine's process of a server."""
-    (engine,) = (one for one in tree(pid) if b"core_server" in Path(f"/proc/{one}/cmdline").read_bytes())
-    return engine
+    """Return the engine's process of a server. One in reserve is younger."""
+    return min(one for one in tree(pid) if b"engine.core.server" in Path(f"/proc/{one}/cmdline").read_bytes())
 
 
 def memory_mb(pid: int) -> float:

@@ -10,11 +10,12 @@ from contextlib import suppress
 from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
-from ..mm.errors import ConfigError, ErrorInfo
+from ..callers.errors import ConfigError, ErrorInfo
 from .common import add_chat_template, add_model_arguments, check_chat_template, engine_options, new_file, positive_int
 from .draw import check_drawing, draw
 from .output import exit_code, exit_on_signals, print_error, printable, to_json, warn_truncated
 from .sources import Source, check_files, path_or_url, read_sources, read_stdin
+from .wording import message_of
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -42,6 +43,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     help_text = "maximum number of tokens of prompt and answer together"
     parser.add_argument("--max-model-len", metavar="N", type=positive_int, help=help_text)
     parser.add_argument("--json", action="store_true", help="print one JSON object per answer, one on each line")
+    help_text = "also print on stderr how each answer was made: tokens, seconds, and drafted tokens by proposer and position"
+    parser.add_argument("--explain", action="store_true", help=help_text)
     help_text = "write the image with the boxes and points that the answer names; needs one image and a question"
     parser.add_argument("--draw", metavar="FILE", type=new_file, help=help_text)
 
@@ -128,22 +131,25 @@ def answer(llm: LLM, args: argparse.Namespace, messages: list[dict[str, Any]], s
     if args.json:
         print(to_json(json_fields(output), args), flush=True)
     if output.error is not None:
-        print_error(error_text(output.error, sources), args)
+        print_error(error_text(output.error, sources, args))
         return output
     if not args.json:
         print(flush=True)
+    if args.explain:
+        print(llm.explain(output), file=sys.stderr)
     if output.outputs[0].finish_reason == "length":
         warn_truncated(args, "the answer")
     return output
 
 
-def error_text(error: ErrorInfo, sources: Sources) -> str:
+def error_text(error: ErrorInfo, sources: Sources, args: argparse.Namespace) -> str:
     """Return the error with the name of the file that it is about."""
     files = sources.get(error.modality or "", ())
     if error.index is None or error.index >= len(files):
-        return error.message
+        return message_of(error, args)
     name = printable(files[error.index].name)
-    return error.reason if name in error.reason else f"{name}: {error.reason}"
+    reason = message_of(error.without_item(), args)
+    return reason if name in reason else f"{name}: {reason}"
 
 
 def json_fields(output: RequestOutput) -> dict[str, Any]:
@@ -155,6 +161,7 @@ def json_fields(output: RequestOutput) -> dict[str, Any]:
         "cached_tokens": output.num_cached_tokens,
         "completion_tokens": len(answer.token_ids),
         **({"elements": answer.elements} if answer.elements else {}),
+        **({"drafts": output.drafts} if output.drafts else {}),
         "error": output.error,
     }
 

@@ -55,8 +55,8 @@ def add_revision(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--revision", metavar="NAME", help=help_text)
 
 
-def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = None) -> None:
-    add_model_name(parser, default, required=default is None)
+def add_model_arguments(parser: argparse.ArgumentParser, default: str | None = None, use: str = "") -> None:
+    add_model_name(parser, default, required=default is None, use=use)
     parser.add_argument("--dtype", default="auto", help="auto, float32, bfloat16 or float16 (default: auto)")
     parser.add_argument("--device", default="auto", help="auto, cpu, cuda or cuda:N (default: auto)")
     help_text = "int8, fp8, int4, or JSON with options: quantise weights while they are loaded (default: as stored)"
@@ -92,11 +92,11 @@ def add_engine_arguments(parser: argparse.ArgumentParser) -> None:
 def option_help(options: type) -> dict[str, str]:
     """Return the first sentence about each option in the docstring of a class of options, for argparse."""
     args = inspect.cleandoc(options.__doc__ or "").partition("Args:\n")[2].partition("\n\n")[0]
-    found: dict[str, str] = {}
+    sentences: dict[str, str] = {}
     for names, text in re.findall(r"^    ([a-z][\w, ]*): (.*(?:\n {8}.*)*)", args, re.MULTILINE):
         sentence = re.split(r"(?<=\.) (?=[A-Z`])", " ".join(text.split()))[0].replace("%", "%%")
-        found |= dict.fromkeys(names.split(", "), sentence)
-    return found
+        sentences |= dict.fromkeys(names.split(", "), sentence)
+    return sentences
 
 
 def engine_arguments(args: argparse.Namespace) -> dict[str, Any]:

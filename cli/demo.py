@@ -39,8 +39,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Return 0 if every file was answered, right or wrong; the table says which answers are right."""
+    from ..callers.errors import SensoriumError
     from ..engine.sampling_params import SamplingParams
-    from ..mm.errors import SensoriumError
     from ..pipelines.llm import LLM
 
     expected = read_answers(args.media)
@@ -72,20 +72,20 @@ def read_answers(folder: Path) -> dict[str, dict[str, str]]:
     Raises:
         ConfigError: there is no answers.json, or it names no image.
     """
-    from ..mm.errors import ConfigError
+    from ..callers.errors import ConfigError
 
     path = folder / "answers.json"
     if not path.is_file():
         raise ConfigError(f"{path} does not exist; --media needs a folder with images, videos and answers.json", param="media")
-    found: dict[str, dict[str, str]] = json.loads(path.read_text("utf-8"))
-    if all(Path(name).suffix in VIDEO_SUFFIXES for name in found):
+    answers: dict[str, dict[str, str]] = json.loads(path.read_text("utf-8"))
+    if all(Path(name).suffix in VIDEO_SUFFIXES for name in answers):
         raise ConfigError(f"{path} names no image to draw on; add one", param="media")
-    return found
+    return answers
 
 
 def make_folder(path: Path) -> None:
     """Create the output folder. Raise ConfigError if that fails."""
-    from ..mm.errors import ConfigError
+    from ..callers.errors import ConfigError
 
     try:
         path.mkdir(parents=True, exist_ok=True)
@@ -145,7 +145,7 @@ def save_annotated(
             with Image.open(path) as file:
                 grid = embedding_grid(model, (file.height, file.width))
                 images.append(annotated(file.convert("RGB"), grid, answer_text(output)))
-    sheet = Image.new("RGB", (max(one.width for one in images), sum(one.height for one in images)), "white")
+    sheet = Image.new("RGB", (max(picture.width for picture in images), sum(picture.height for picture in images)), "white")
     top = 0
     for image in images:
         sheet.paste(image, (0, top))

@@ -1,4 +1,7 @@
-"""`sensorium doctor`: print what is wrong, then packages, device, kernels in use and the checkpoint. It changes nothing."""
+"""`sensorium doctor`: print what is wrong, then packages, device, kernels in use and the checkpoint.
+
+It changes nothing, except that it measures and keeps the rates of the CPU's kernels if none are kept, as a first start does.
+"""
 
 from __future__ import annotations
 
@@ -11,9 +14,11 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
-from ..mm.errors import ConfigError, ErrorInfo, SensoriumError, one_line
+from ..callers.errors import ConfigError, ErrorInfo, SensoriumError
 from .common import add_model_name
+from .decoding import decoding_problems
 from .output import exit_code, print_error
+from .wording import message_of
 
 EXAMPLE = "sensorium doctor --model Qwen/Qwen2.5-VL-3B-Instruct --option max_model_len=8192"
 OPTIONAL = {
@@ -26,11 +31,15 @@ OPTIONAL = {
     "pyyaml": "pip install 'sensorium[serve]'",
     "websockets": "pip install 'sensorium[serve]'",
     "pypdfium2": "pip install 'sensorium[pdf]'",
+    "rapidocr": "pip install 'sensorium[documents]'",
+    "onnxruntime": "pip install 'sensorium[documents]'",
+    "pillow-heif": "pip install 'sensorium[heif]'",
     "sounddevice": "pip install 'sensorium[live]'",
     "matplotlib": "pip install 'sensorium[bench]'",
     "librosa": "pip install 'sensorium[test]'",
     "prometheus-client": "pip install 'sensorium[observe]'",
     "opentelemetry-sdk": "pip install 'sensorium[observe]'",
+    "opentelemetry-exporter-otlp-proto-http": "pip install 'sensorium[otlp]'",
 }
 """Optional distributions with the command that installs them."""
 Section = tuple[str, list[tuple[str, str]]]
@@ -51,15 +60,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    """Return 1 if a required package is missing, else 0. Raise ConfigError for options without a model."""
-    given = dict(map(parse_option, args.option))
-    for name, flag in (("model", args.model), ("revision", args.revision), ("device", args.device)):
-        if flag is not None and name in given:
-            raise ConfigError(f"--{name} {flag} and --option {name}={given[name]} set the same option; give one of them")
-    options = {"revision": args.revision, "offline": args.offline, "device": args.device or "auto"} | given
+    """Return 1 if a package is missing or a shipped file is not decoded. Raise ConfigError for options without a model."""
+    options = engine_options(args)
     device = str(options["device"])
-    if args.option and not args.model:
-        raise ConfigError(f"--option {args.option[0]} is for the memory plan of a checkpoint; give --model as well")
     missing = [name for name in required() if version(name) is None]
     folder = args.model
     if args.model and "torch" not in missing:
@@ -76,12 +79,24 @@ def run(args: argparse.Namespace) -> int:
         ("packages", [(name, version(name) or f"MISSING: pip install {name}") for name in required()]),
         ("optional", [(name, version(name) or f"not installed: {how}") for name, how in OPTIONAL.items()]),
     ]
+    broken_media: list[tuple[str, str]] = []
     problems, failures = [("package", f"{name} is missing: pip install {name}") for name in missing], list[ErrorInfo]()
     if "torch" not in missing:
-        from ..engine.setup.doctor import active_backends, describe_device, find_problems, missing_weights
+        from ..engine.setup.doctor import (
+            active_backends,
+            describe_bodies,
+            describe_device,
+            find_problems,
+            installation_problems,
+            missing_weights,
+        )
 
+        broken_media = decoding_problems()
+        problems += [*broken_media, *installation_problems(device)]
         features = ("cpu features", " ".join(cpu_flags()) or "unknown")
         sections.append(("device", [*describe_device(device).items(), features]))
+        if rates := describe_bodies(device):
+            sections.append(("measured rates", rates))
         for dtype, table in active_backends(device, str(options.get("kernels", ""))).items():
             sections.append((f"kernels, {dtype}", list(table.items())))
         broken = find_problems(config) if args.model else []
@@ -98,10 +113,21 @@ def run(args: argparse.Namespace) -> int:
             if args.debug:
                 raise problem
             failures.append(problem.info)
-            problems.append((part, one_line(str(problem))))
-            print_error(one_line(str(problem)), args)
+            problems.append((part, str(problem)))
+            print_error(message_of(problem.info, args))
     print_sections([("problems", problems or [("none", "")]), *sections])
-    return exit_code(failures) if failures else int(bool(missing))
+    return exit_code(failures) if failures else int(bool(missing or broken_media))
+
+
+def engine_options(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the options of LLM that the flags set. Raise ConfigError if two set the same one, or if --option lacks a model."""
+    options = dict(map(parse_option, args.option))
+    for name, flag in (("model", args.model), ("revision", args.revision), ("device", args.device)):
+        if flag is not None and name in options:
+            raise ConfigError(f"--{name} {flag} and --option {name}={options[name]} set the same option; give one of them")
+    if args.option and not args.model:
+        raise ConfigError(f"--option {args.option[0]} is for the memory plan of a checkpoint; give --model as well")
+    return {"revision": args.revision, "offline": args.offline, "device": args.device or "auto"} | options
 
 
 def checkpoint_sections(
@@ -110,16 +136,16 @@ def checkpoint_sections(
     """Return the sections about a checkpoint, and add to `problems` what is wrong with it."""
     from ..engine.setup.doctor import describe_checkpoint, lacking_memory, plan_of
 
-    found = describe_checkpoint(folder, str(options.get("dtype", "auto")), str(options["device"]))
+    sections = describe_checkpoint(folder, str(options.get("dtype", "auto")), str(options["device"]))
     if revision is not None:
-        found["revision"] = revision
-    found = {name: text.replace("dtype=", "--option dtype=") for name, text in found.items()}
-    if found["chat template"].endswith("chat_template="):
-        problems.append(("chat template", found["chat template"]))
+        sections["revision"] = revision
+    sections = {name: text.replace("dtype=", "--option dtype=") for name, text in sections.items()}
+    if sections["chat template"].endswith("chat_template="):
+        problems.append(("chat template", sections["chat template"]))
     plan = plan_of(folder, options)
     if lacking := lacking_memory(plan):
         problems.append(("memory", lacking))
-    return [("checkpoint", list(found.items())), ("memory", plan.rows())]
+    return [("checkpoint", list(sections.items())), ("memory", plan.rows())]
 
 
 def parse_option(text: str) -> tuple[str, Any]:

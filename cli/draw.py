@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..mm.errors import ConfigError, short_repr
+from ..callers.errors import ConfigError, short_repr
 
 if TYPE_CHECKING:
     from ..engine.types import RequestOutput
@@ -44,19 +44,19 @@ def draw(source: str | bytes, output: RequestOutput, path: Path) -> None:
     (item,) = gate.decode(loaded, DecodeSpec(), policy)
     assert isinstance(item, ImageItem)
     image = Image.fromarray(item.pixels.numpy())
-    pen, labels = ImageDraw.Draw(image), list(dict.fromkeys(one.label for one in elements))
+    pen, labels = ImageDraw.Draw(image), list(dict.fromkeys(element.label for element in elements))
     width = max(2, max(image.size) // 400)
-    for one in elements:
-        color = _COLORS[labels.index(one.label) % len(_COLORS)]
-        if len(one.points) > 1:
-            pen.polygon(one.points, outline=color, width=width)
-        elif one.box is not None:
-            pen.rectangle(one.box, outline=color, width=width)
-        for x, y in one.points[: one.box is None]:
+    for element in elements:
+        color = _COLORS[labels.index(element.label) % len(_COLORS)]
+        if len(element.points) > 1:
+            pen.polygon(element.points, outline=color, width=width)
+        elif element.box is not None:
+            pen.rectangle(element.box, outline=color, width=width)
+        for x, y in element.points[: element.box is None]:
             pen.ellipse((x - 2 * width, y - 2 * width, x + 2 * width, y + 2 * width), fill=color)
-        if one.label and (one.box or one.points):
-            place = one.points[0] if one.box is None else (one.box[0] + width, one.box[1] + width)
-            pen.text(place, one.label.encode("latin-1", "replace").decode("latin-1"), fill=color)
+        if element.label and (element.box or element.points):
+            corner = element.points[0] if element.box is None else (element.box[0] + width, element.box[1] + width)
+            pen.text(corner, element.label.encode("latin-1", "replace").decode("latin-1"), fill=color)
     try:
         image.save(path)
     except OSError as error:

@@ -19,22 +19,22 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     from ..engine.setup.hub_cache import cache_folder, cached_models
 
-    found = [describe(model, revision, commit) for model in cached_models() for revision, commit in model.revisions()]
+    rows = [describe(model, revision, commit) for model in cached_models() for revision, commit in model.revisions()]
     if args.json:
-        for row in found:
+        for row in rows:
             print(json.dumps(row, ensure_ascii=False))
-    elif not found:
+    elif not rows:
         print(f"{cache_folder()} holds no models; `sensorium pull ORG/NAME` downloads one")
     else:
-        _print_table([("name", "revision", "commit", "size", "kind", "state"), *map(cells, found)])
+        _print_table([("name", "revision", "commit", "size", "kind", "state"), *map(cells, rows)])
     return 0
 
 
 def describe(model: CachedModel, revision: str, commit: str) -> dict[str, Any]:
     """Return the facts about a snapshot. `kind`: its architecture, "adapter", "unsupported", or "unknown" without a config."""
+    from ..callers.errors import SensoriumError
     from ..engine.model_files import load_model_files
     from ..engine.setup.hub_cache import is_adapter
-    from ..mm.errors import SensoriumError
 
     folder = model.snapshot(commit)
     try:

@@ -13,7 +13,7 @@ from contextlib import contextmanager
 from importlib import import_module
 from typing import TYPE_CHECKING, Any, BinaryIO
 
-from ..mm.errors import ConfigError, InputError
+from ..callers.errors import ConfigError, InputError
 from ..mm.media import gate
 from ..mm.media.audio import check_sample_rate
 from ..mm.media.policy import MediaPolicy
@@ -21,6 +21,7 @@ from ..mm.parse import MediaSource
 from .common import engine_options
 from .output import print_error, to_json
 from .sources import Source, check_files
+from .wording import message_of
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
@@ -42,10 +43,10 @@ def run(args: argparse.Namespace) -> int:
         raise ConfigError("--rate is for a pipe and the microphone; a file states its own rate")
     if len(args.files) > 1:
         raise ConfigError(f"--live takes one source, not {len(args.files)}; run the command once for each")
-    given = next((name for name in _REFUSED if getattr(args, name)), None)
-    given = "beam_size" if args.beam_size > 1 else given
-    if given is not None or args.format not in ("text", "json"):
-        name = "format" if given is None else given.replace("_", "-")
+    option = next((name for name in _REFUSED if getattr(args, name)), None)
+    option = "beam_size" if args.beam_size > 1 else option
+    if option is not None or args.format not in ("text", "json"):
+        name = "format" if option is None else option.replace("_", "-")
         raise ConfigError(f"--{name} is for files and has no effect with --live; leave it out (--format may be text or json)")
     source, rate = args.files[0] if args.files else None, args.rate or PCM_RATE
     blocks: Iterator[object] | None = None
@@ -74,7 +75,7 @@ def run(args: argparse.Namespace) -> int:
 def file_rate(llm: LLM) -> int:
     from ..pipelines.speech.arguments import check_model
 
-    return check_model(llm, "transcribe")
+    return check_model(llm.engine, "transcribe")
 
 
 def microphone(rate: int) -> Iterator[bytes]:
@@ -190,4 +191,4 @@ def _show(args: argparse.Namespace, event: LiveEvent) -> None:
         width = shutil.get_terminal_size().columns - 1
         print(f"{_CLEAR}{event.text[-width:]}", end="", flush=True)
     if event.error is not None:
-        print_error(event.error.message, args)
+        print_error(message_of(event.error, args))

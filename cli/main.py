@@ -18,8 +18,10 @@ from contextlib import contextmanager, suppress
 from importlib import import_module
 from typing import Any, NoReturn
 
-from ..mm.errors import SensoriumError, one_line, suggestion
-from .output import exit_code, exit_on_signals, with_option_names
+from ..callers.errors import SensoriumError, one_line, suggestion
+from ..callers.wording import in_python
+from .output import exit_code, exit_on_signals
+from .wording import message_of
 
 COMMANDS = {
     "bench": "measure a server, a model in this process, or the start of a model",
@@ -30,6 +32,7 @@ COMMANDS = {
     "ocr": "read the text in images and PDFs",
     "pull": "download a model from the Hugging Face Hub into its cache, or update it to the newest commit",
     "quantize": "write a checkpoint with the weights of the decoder in 4 bits",
+    "read": "read PDFs and pictures, each page in the cheapest way that is enough, into Markdown, JSON and other formats",
     "serve": "serve a model over HTTP, with the endpoints of the OpenAI API",
     "transcribe": "transcribe audio files",
     "tune": "find the fastest launch configurations of the kernels on this GPU (takes minutes)",
@@ -48,21 +51,10 @@ class Parser(argparse.ArgumentParser):
         if "required: --model" in message:
             message += f", a folder or a name on the Hub. {self.epilog}. `sensorium list` shows the models in the cache"
         choice = re.search(r"invalid choice: '(.*)' \(choose from (.*)\)", message)
-        near = suggestion(choice[1], re.findall(r"[\w-]+", choice[2])) if choice else ""
+        near = in_python(suggestion(choice[1], re.findall(r"[\w-]+", choice[2]))) if choice else ""
         message += f"; {near}" if near else ""
         see = " See" if message.endswith("?") else "; see"
         self.exit(2, f"sensorium: error: {message}{see} `{self.prog} --help`\n")
-
-
-class LogFormatter(logging.Formatter):
-    """Formats log records with command-line options in place of LLM's argument names."""
-
-    def __init__(self, args: argparse.Namespace) -> None:
-        super().__init__("sensorium: %(message)s")
-        self._args = args
-
-    def formatMessage(self, record: logging.LogRecord) -> str:
-        return with_option_names(super().formatMessage(record), self._args)
 
 
 def build_parser(command: str | None) -> Parser:
@@ -86,7 +78,12 @@ def main(argv: Sequence[str] | None = None) -> int:
     for name in ("stdout", "stderr"):
         if getattr(sys, name) is None:  # the caller has closed it
             setattr(sys, name, open(os.devnull, "w"))  # noqa: SIM115
-    words = list(sys.argv[1:] if argv is None else argv)
+    with exit_on_signals():  # a module that is interrupted while it is imported may swallow KeyboardInterrupt
+        return _run(_parse(list(sys.argv[1:] if argv is None else argv)))
+
+
+def _parse(words: Sequence[str]) -> argparse.Namespace:
+    """Parse the command line. A wrong one exits with 2."""
     parser = build_parser(next((word for word in words if word in COMMANDS), None))
     args, unknown = parser.parse_known_args(words)
     if unknown:  # the command's own parser names the right --help
@@ -95,8 +92,13 @@ def main(argv: Sequence[str] | None = None) -> int:
         Parser(f"sensorium {args.command or ''}".rstrip()).error(f"{reason}; {advice}" if advice else reason)
     if args.command is None:
         parser.error("the following arguments are required: COMMAND")
+    return args
+
+
+def _run(args: argparse.Namespace) -> int:
+    """Run the command and return the exit code."""
     try:
-        with _log_to_stderr(args), exit_on_signals():  # an import that is interrupted may swallow KeyboardInterrupt
+        with _log_to_stderr(args):
             code = int(_module(args.command).run(args))
         sys.stdout.flush()
         return code
@@ -114,7 +116,7 @@ def main(argv: Sequence[str] | None = None) -> int:
                 os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())  # what it still holds cannot be written
             message, code = f"the disk is full: {text}; free some space and run the command again", 2
         elif isinstance(error, SensoriumError):
-            message, code = with_option_names(text, args), exit_code([error.info])
+            message, code = message_of(error.info, args), exit_code([error.info])
         else:
             message, code = f"{type(error).__name__}: {text} (--debug shows where)", 1
         print(f"sensorium: error: {message}", file=sys.stderr)
@@ -130,10 +132,10 @@ def options_of(parser: argparse.ArgumentParser) -> Iterator[str]:
                 yield from options_of(sub)
 
 
-def nearest_option(word: str, known: Sequence[str]) -> str:
+def nearest_option(word: str, options: Sequence[str]) -> str:
     """Return a suggestion if an unknown word is an option that is similar to a known one, else ""."""
     name = word.partition("=")[0].removeprefix("--").replace("-", "_") if word.startswith("--") else ""
-    return re.sub(r"(?<=did you mean )\w+", lambda near: f"--{near[0].replace('_', '-')}", suggestion(name, known))
+    return re.sub(r"(?<=did you mean )\w+", lambda near: f"--{near[0].replace('_', '-')}", in_python(suggestion(name, options)))
 
 
 @contextmanager
@@ -143,7 +145,7 @@ def _log_to_stderr(args: argparse.Namespace) -> Iterator[None]:
     Without --debug, records with a traceback are left out: the result reports the same error on one line.
     """
     handler, logger = logging.StreamHandler(), logging.getLogger(__name__.partition(".")[0])
-    handler.setFormatter(LogFormatter(args))
+    handler.setFormatter(logging.Formatter("sensorium: %(message)s"))
     if not args.debug:
         handler.addFilter(lambda record: not record.exc_info)
     logger.addHandler(handler)

@@ -4,12 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from collections.abc import Iterable
-from itertools import chain
+from collections.abc import Iterable, Iterator, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, TypeVar
 
-from ..mm.errors import InputError
 from .common import (
     add_chat_template,
     add_file_arguments,
@@ -18,12 +16,13 @@ from .common import (
     engine_options,
     positive_int,
 )
-from .output import Report, print_results
-from .sources import check_files, read_sources, split_pdfs
+from .output import print_results
+from .sources import check_files, read_sources
 
 if TYPE_CHECKING:
     from ..pipelines.ocr import Page
 
+T = TypeVar("T")
 EXAMPLE = "sensorium ocr receipt.png invoice.jpg --model Qwen/Qwen2.5-VL-3B-Instruct --json"
 SHIPPED_READS = "the shipped model reads only printed capitals and digits in a few short lines; pass --model for other images"
 SHIPPED_MODEL = Path(__file__).resolve().parents[1] / "assets" / "tiny-vl"
@@ -41,31 +40,44 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     """Return 2 if an image or PDF could not be read; the others are still read."""
     from ..engine.llm import LLM
-    from ..pipelines.ocr import QUESTION, ocr_tasks
-    from ..pipelines.tasks import as_completed
+    from ..pipelines.files import NamedItem, images_and_pages
+    from ..pipelines.ocr import QUESTION, OcrOptions, ocr_tasks
+    from ..pipelines.run import as_completed
 
     sources = read_sources(args.files, "image", ("pdf",))
     if not args.json:  # prints an object for each file
         check_files(sources, every=False)
     check_chat_template(args)
-    names, items = zip(*split_pdfs(sources), strict=True)
+    items = list(images_and_pages(NamedItem(source.name, source.item) for source in sources))
     llm = LLM(**engine_options(args))
     if args.model == str(SHIPPED_MODEL):
         print(f"sensorium: note: {SHIPPED_READS}", file=sys.stderr)
-    options = {"question": args.question or QUESTION, "max_tokens": args.max_tokens, "chat_template": args.chat_template}
-    failed = [(i, item) for i, item in enumerate(items) if isinstance(item, InputError)]
-    read = [i for i, item in enumerate(items) if not isinstance(item, InputError)]
-    tasks = ocr_tasks(llm, [items[i] for i in read], **options)
-    done = ((read[i], page) for i, page in as_completed(llm, tasks))
-    results: Iterable[tuple[int, Page | InputError]] = chain(failed, done)
-    return print_results(args, names, results, _report)
+    options = OcrOptions(args.question or QUESTION, args.max_tokens, chat_template=args.chat_template)
+    names = [item.source for item in items]
+    pages = in_page_order(names, as_completed(llm.engine, ocr_tasks(llm.engine, items, options)))
+    return print_results(args, names, pages, lambda page: (json_fields(page), page.text))
 
 
-def _report(result: Page | InputError) -> Report:
-    if isinstance(result, InputError):
-        none = {"text": "", "finish_reason": "error", "avg_logprob": None, "doubt": None}
-        return {**none, "error": result.info}, ""
-    return json_fields(result), result.text
+def in_page_order(names: Sequence[str], results: Iterable[tuple[int, T]]) -> Iterator[tuple[int, T]]:
+    """Yield results of pages in the order of the pages of their document; documents and images when they are done.
+
+    Args:
+        names: of all results; those of a document's pages follow each other and end with "#page=N".
+        results: (index of the name, result), in any order.
+    """
+    waiting, yielded = dict[int, T](), set[int]()
+    for index, result in results:
+        waiting[index] = result
+        while index in waiting and (_starts(names, index) or index - 1 in yielded):
+            yield index, waiting.pop(index)
+            yielded.add(index)
+            index += 1
+
+
+def _starts(names: Sequence[str], index: int) -> bool:
+    """Return whether a name is that of an image or of the first page of a document."""
+    document, page, _ = names[index].rpartition("#page=")
+    return not (page and index and names[index - 1].rpartition("#page=")[:2] == (document, page))
 
 
 def json_fields(page: Page) -> dict[str, object]:

@@ -5,18 +5,16 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import re
 import signal
 import sys
 import threading
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import fields as dataclass_fields
-from dataclasses import replace
 from typing import Any, TypeVar
 
-from ..mm.errors import ErrorInfo
-from ..mm.wordings import in_words_of
+from ..callers.errors import ErrorInfo
+from .wording import message_of
 
 T = TypeVar("T")
 Report = tuple[dict[str, Any], str]
@@ -50,11 +48,11 @@ def _print_report(args: argparse.Namespace, name: str, fields: dict[str, Any], t
     elif error is None or text:
         print_line(f"{shown}:\n{text}\n" if several and "\n" in text else f"{shown}: {text}" if several else text)
     if error is not None:
-        print_error(f"{shown}: {error.message}", args)
+        print_error(f"{shown}: {message_of(error, args)}")
     elif fields["finish_reason"] == "length":
         warn_truncated(args, f"the text of {shown}")
     if doubt is not None:
-        print(f"sensorium: warning: the text of {shown} is probably wrong: {with_option_names(doubt, args)}", file=sys.stderr)
+        print(f"sensorium: warning: the text of {shown} is probably wrong: {doubt}", file=sys.stderr)
 
 
 def printable(name: str) -> str:
@@ -63,26 +61,26 @@ def printable(name: str) -> str:
 
 
 def print_line(text: str) -> None:
-    """Print a line at once, above a progress bar."""
+    """Print a line at once, above a progress bar. Bytes of a file's name that are not UTF-8 are escaped, as JSON does it."""
     from tqdm import tqdm
 
-    tqdm.write(text)
+    tqdm.write(text.encode("utf-8", "backslashreplace").decode())
     sys.stdout.flush()
 
 
 def to_json(fields: dict[str, Any], args: argparse.Namespace) -> str:
     def plain(value: Any) -> dict[str, Any]:
+        values = {field.name: getattr(value, field.name) for field in dataclass_fields(value)}
         if isinstance(value, ErrorInfo):
-            value = replace(value, message=with_option_names(value.message, args))
-        return {field.name: getattr(value, field.name) for field in dataclass_fields(value)}
+            values = {"code": values["code"], "message": message_of(value, args), **values}
+            del values["text"]
+        return values
 
-    if doubt := fields.get("doubt"):  # it may quote an error
-        fields = {**fields, "doubt": with_option_names(doubt, args)}
     return json.dumps(fields, ensure_ascii=False, default=plain)
 
 
-def print_error(message: str, args: argparse.Namespace) -> None:
-    print(f"sensorium: error: {with_option_names(message, args)}", file=sys.stderr)
+def print_error(message: str) -> None:
+    print(f"sensorium: error: {message}", file=sys.stderr)
 
 
 def warn_truncated(args: argparse.Namespace, what: str) -> None:
@@ -95,24 +93,6 @@ def exit_code(errors: Iterable[ErrorInfo | None]) -> int:
     """Return 0 if there is no error, 1 if an error is sensorium's fault, else 2."""
     codes = {error.code for error in errors if error is not None}
     return 1 if codes & _INTERNAL else 2 if codes else 0
-
-
-def with_option_names(text: str, args: argparse.Namespace) -> str:
-    """Replace advice for Python, and LLM's argument names: "pass dtype= one of" gives "pass --dtype one of".
-
-    The names in a list of known ones stay as they are: they are those of a file or of JSON.
-    """
-    said, are, names = in_words_of("cli", text).partition(" known ones are ")
-    return f"{_with_flags(said, args)}{are}{names}"
-
-
-def _with_flags(text: str, args: argparse.Namespace) -> str:
-    for name in vars(args):
-        option = f"--{name.replace('_', '-')}"
-        text = re.sub(rf"(?<![\w/.-])(?<!--option ){name}= ?", f"{option} ", text)
-        if "_" in name:  # a name without underscores may be an English word
-            text = re.sub(rf"(?<![\w/.-]){name}\b", option, text)
-    return text
 
 
 @contextmanager

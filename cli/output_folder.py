@@ -10,7 +10,7 @@ import re
 from collections.abc import Sequence
 from pathlib import Path
 
-from ..mm.errors import ConfigError, ErrorInfo
+from ..callers.errors import ConfigError, ErrorInfo
 from .sources import Source
 
 RECORD = ".sensorium-transcribe.json"
@@ -23,7 +23,7 @@ _BLOCK = 1 << 20
 class OutputFolder:
     """Writes transcripts into a folder, named after their inputs."""
 
-    def __init__(self, args: argparse.Namespace, sources: Sequence[Source], form: str) -> None:
+    def __init__(self, args: argparse.Namespace, sources: Sequence[Source], output_format: str) -> None:
         """Create the folder. Raise ConfigError if that fails, or if two inputs would have the same output file."""
         self._path: Path = args.output_dir
         self._sources = sources
@@ -32,7 +32,7 @@ class OutputFolder:
         self._names: dict[int, str] = {}
         owners: dict[str, Source] = {}
         for source in sources:
-            name = f"{_stem(source.name)}.{_SUFFIXES.get(form, form)}"
+            name = f"{_stem(source.name)}.{_SUFFIXES.get(output_format, output_format)}"
             other = owners.setdefault(name, source)
             if other is not source:
                 reason = f"{other.name} and {source.name} would both be written to {name}; rename one, or run the command twice"
@@ -66,23 +66,23 @@ class OutputFolder:
 
     def _hash(self, source: Source) -> str:
         """Return a hash of content and options. The content of a URL is its address."""
-        found = hashlib.sha256(self._options.encode("utf-8", "surrogateescape"))
+        sha256 = hashlib.sha256(self._options.encode("utf-8", "surrogateescape"))
         if isinstance(source.item, bytes):
-            found.update(source.item)
+            sha256.update(source.item)
         elif os.path.isfile(source.item):
             with open(source.item, "rb") as file:
                 while block := file.read(_BLOCK):
-                    found.update(block)
+                    sha256.update(block)
         else:
-            found.update(source.item.encode("utf-8", "surrogateescape"))
-        return found.hexdigest()
+            sha256.update(source.item.encode("utf-8", "surrogateescape"))
+        return sha256.hexdigest()
 
     def _read_record(self) -> dict[str, str]:
         try:
-            found = json.loads((self._path / RECORD).read_text("utf-8"))
+            record = json.loads((self._path / RECORD).read_text("utf-8"))
         except (OSError, ValueError):
             return {}
-        return found if isinstance(found, dict) else {}
+        return record if isinstance(record, dict) else {}
 
 
 def _stem(name: str) -> str:

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import argparse
 
-from ..mm.errors import ConfigError, HubError, short_repr
+from ..callers.errors import ConfigError, HubError, short_repr
+from ..callers.wording import worded
 from .common import add_revision
 
 EXAMPLE = "sensorium pull Qwen/Qwen2.5-VL-3B-Instruct"
@@ -37,13 +38,11 @@ def run(args: argparse.Namespace) -> int:
 def with_offline_advice(error: HubError, args: argparse.Namespace) -> HubError:
     """Return the error for an unreachable Hub, with advice that needs no network."""
     from ..engine.setup.hub_cache import MAIN, CachedModel
-    from ..engine.setup.hub_download import GIVE
 
     cached = CachedModel(args.name)
     commit = cached.commit(args.revision or MAIN)
     if commit is not None and cached.is_complete(commit):
-        cause = str(error).rpartition(" or a part of it, and ")[2].partition("; ")[0]
         how = "To update it, check the network, HF_ENDPOINT, proxies and HF_HUB_OFFLINE"
-        return HubError(f"{cause}; other commands use the cached commit {commit} of {args.name}. {how}")
+        return HubError(f"{error.info.value}; other commands use the cached commit {commit} of {args.name}. {how}")
     how = f"copy the folder of {args.name} from another machine, and give its path as --model to other commands"
-    return HubError(str(error).replace(GIVE, how))
+    return HubError(worded(error.info.text, {"give_folder": how}))

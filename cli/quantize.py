@@ -9,7 +9,7 @@ from functools import partial
 from pathlib import Path
 from typing import Any
 
-from ..mm.errors import ConfigError
+from ..callers.errors import ConfigError
 from .common import positive_int
 
 EXAMPLE = "sensorium quantize Qwen/Qwen2.5-VL-3B-Instruct qwen-w4 --group-size 64"
@@ -54,10 +54,10 @@ def _read_text(path: Path) -> str:
 
 def read_prompts(text: str) -> list[Any]:
     """Parse one prompt per line: JSON after a quote or a bracket, otherwise plain text. Empty lines are left out."""
-    found = []
+    prompts = []
     for number, line in enumerate(map(str.strip, text.splitlines()), 1):
         try:
-            found += [json.loads(line) if line[0] in '"[' else line] if line else []
+            prompts += [json.loads(line) if line[0] in '"[' else line] if line else []
         except ValueError as error:
             raise ConfigError(f"line {number} of the calibration file is not JSON: {error}", param="calibration") from None
-    return found
+    return prompts

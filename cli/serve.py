@@ -6,7 +6,7 @@ import argparse
 import dataclasses
 from typing import Any
 
-from ..mm.errors import ConfigError
+from ..callers.errors import ConfigError
 from .common import add_engine_arguments, engine_arguments, option_help
 
 EXAMPLE = "sensorium serve Qwen/Qwen2.5-VL-3B-Instruct --port 8000 --max-model-len 8192"
@@ -25,7 +25,9 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts = option_help(ServerConfig)
     for field in dataclasses.fields(ServerConfig):
         convert = str if "str" in str(field.type) else parse_value
-        several: dict[str, Any] = {"action": "append"} if field.name == "api_key" else {}
+        several: dict[str, Any] = (
+            {"action": "append"} if field.name in ("api_key", "allowed_origins", "served_model_name") else {}
+        )
         flag = f"--{field.name.replace('_', '-')}"
         server.add_argument(flag, metavar="VALUE", type=convert, help=texts.get(field.name), **several)
     add_engine_arguments(parser)
@@ -39,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     if args.model is not None and args.named_model is not None:
         raise ConfigError(f"both {args.model} and --model {args.named_model} name the model; give one of them")
     options = {} if args.config is None else read_config(args.config)
-    own = {field.name: getattr(args, field.name) for field in dataclasses.fields(ServerConfig)}
-    given = {name: value for name, value in {"model": args.model or args.named_model, **own}.items() if value is not None}
-    serve(options | given | engine_arguments(args))
+    server_options = {field.name: getattr(args, field.name) for field in dataclasses.fields(ServerConfig)}
+    named = {
+        name: value for name, value in {"model": args.model or args.named_model, **server_options}.items() if value is not None
+    }
+    serve(options | named | engine_arguments(args))
     return 0

@@ -4,11 +4,10 @@ from __future__ import annotations
 
 import argparse
 import sys
-from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..mm.errors import ConfigError
+from ..callers.errors import ConfigError
 from . import live
 from .common import add_file_arguments, add_model_arguments, engine_options, positive_int
 from .output import Report, print_results, to_json
@@ -17,6 +16,9 @@ from .progress import AudioProgress
 from .sources import check_files, read_sources
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
+    from ..pipelines.speech.options import FileOptions
     from ..pipelines.transcribe import Segment, Transcript
 
 EXAMPLE = "sensorium transcribe talk.flac --model DIR --timestamps"
@@ -33,7 +35,8 @@ FORMATS = ("text", "json", "srt", "vtt", "tsv", "md")
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     add_file_arguments(parser, "an audio file", "*")
     add_model_arguments(parser, str(SHIPPED_MODEL))
-    parser.add_argument("--language", metavar="NAME", help='the language spoken, as "en" or "English" (default: detected)')
+    language_help = 'the language spoken, as "en", "en-US" or "English" (default: detected)'
+    parser.add_argument("--language", metavar="NAME", help=language_help)
     help_text = "transcribe, or translate into English (default: transcribe)"
     parser.add_argument("--task", choices=("transcribe", "translate"), default="transcribe", help=help_text)
     help_text = "format of the transcripts; srt, vtt and tsv need a model with timestamps (default: text)"
@@ -56,6 +59,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--max-line-width", metavar="N", type=positive_int, default=LINE_LENGTH, help=help_text)
     help_text = "lines of a subtitle; longer ones are cut, at the end of a sentence if possible (default: not cut)"
     parser.add_argument("--max-line-count", metavar="N", type=positive_int, help=help_text)
+    help_text = 'audio track of each file: its number from 0, its language, or "default" (the default)'
+    parser.add_argument("--track", metavar="N", default="default", help=help_text)
+    help_text = 'channel: its number from 0, "left", "right", or "mix" (the default)'
+    parser.add_argument("--channel", metavar="N", default="mix", help=help_text)
     parser.add_argument("--context", metavar="TEXT", default="", help="names and words to expect")
     help_text = "maximum number of tokens per file (default: as many as the model takes)"
     parser.add_argument("--max-tokens", metavar="N", type=positive_int, help=help_text)
@@ -67,6 +74,12 @@ def check_arguments(args: argparse.Namespace) -> None:
         raise ConfigError("there is nothing to transcribe; name an audio file, or give --live for the microphone")
     if args.rate is not None and not args.live:
         raise ConfigError("--rate is for --live; a file states its own rate")
+    if args.live and (args.track, args.channel) != ("default", "mix"):
+        raise ConfigError("--track and --channel are for files; leave them out with --live")
+    if (args.track, args.channel) != ("default", "mix"):
+        from ..mm.media.policy import AudioSelection
+
+        AudioSelection(args.track, args.channel)
     if args.aligner is not None and not args.word_timestamps:
         raise ConfigError("--aligner is for --word-timestamps; give both, or leave it out")
     if args.aligner is not None and not Path(args.aligner).is_dir():
@@ -85,10 +98,9 @@ def run(args: argparse.Namespace) -> int:
     if args.live:
         return live.run(args)
     from ..engine.llm import LLM
-    from ..engine.sampling_params import SamplingParams
-    from ..pipelines.speech.arguments import TEMPERATURES, check_beam_size
+    from ..pipelines.run import as_completed
+    from ..pipelines.speech.options import check_beam_size
     from ..pipelines.speech.subtitles import WRITERS, SubtitleLayout
-    from ..pipelines.tasks import as_completed
     from ..pipelines.transcribe import transcribe_tasks
 
     check_beam_size(args.beam_size)
@@ -105,12 +117,7 @@ def run(args: argparse.Namespace) -> int:
             print("sensorium: note: an earlier run has finished all files with these options", file=sys.stderr)
             return 0
     llm = LLM(**engine_options(args))
-    params = SamplingParams(temperature=0.0, max_tokens=args.max_tokens)
     items = [source.item for source in sources]
-    timed = args.timestamps or args.format in ("srt", "vtt", "tsv")
-    times = "word" if args.word_timestamps else "segment" if timed else "none"
-    given = (items, args.language, args.task, times, args.context, params)
-    options = {"vad": not args.no_vad, "temperature": TEMPERATURES, "aligner": args.aligner, "beam_size": args.beam_size}
     layout = SubtitleLayout(args.max_line_width, args.max_line_count)
     write = WRITERS.get(args.format, text)
     as_json, args.json = args.json, args.json and folder is None
@@ -125,29 +132,35 @@ def run(args: argparse.Namespace) -> int:
         return fields, str(folder.write(sources[index], shown, transcript.error))
 
     with AudioProgress() as progress:
-        tasks = transcribe_tasks(llm, *given, **options, on_progress=progress.add)
-        done = as_completed(llm, tasks, use_tqdm=False, max_concurrent=2 * llm.config.max_num_seqs)
-        pairs = ((index, (index, one)) for index, one in done)
+        tasks = transcribe_tasks(llm.engine, items, speech_options(args, progress.add))
+        done = as_completed(llm.engine, tasks, use_tqdm=False, limit=2 * llm.config.max_num_seqs)
+        pairs = ((index, (index, result)) for index, result in done)
         return print_results(args, [source.name for source in sources], pairs, lambda pair: report(*pair))
 
 
+def speech_options(args: argparse.Namespace, on_progress: Callable[[float], None]) -> FileOptions:
+    from ..engine.sampling_params import SamplingParams
+    from ..pipelines.speech.options import TEMPERATURES, FileOptions
+
+    timed = args.timestamps or args.format in ("srt", "vtt", "tsv")
+    return FileOptions(
+        language=args.language,
+        task=args.task,
+        timestamps="word" if args.word_timestamps else "segment" if timed else "none",
+        context=args.context,
+        sampling_params=SamplingParams(temperature=0.0, max_tokens=args.max_tokens),
+        vad=not args.no_vad,
+        temperature=TEMPERATURES,
+        aligner=args.aligner,
+        beam_size=args.beam_size,
+        track=args.track,
+        channel=args.channel,
+        on_progress=on_progress,
+    )
+
+
 def json_fields(transcript: Transcript) -> dict[str, object]:
-    segments = transcript.segments
-    return {
-        "text": transcript.text,
-        "language": transcript.language,
-        "segments": None
-        if segments is None
-        else [asdict(one) | {"compression_ratio": one.compression_ratio} for one in segments],
-        "finish_reason": transcript.finish_reason,
-        "avg_logprob": transcript.avg_logprob,
-        "compression_ratio": transcript.compression_ratio,
-        "duration": transcript.duration,
-        "speech_spans": transcript.speech_spans,
-        "skipped": transcript.skipped,
-        "doubt": transcript.doubt,
-        "error": transcript.error,
-    }
+    return {**transcript.to_dict(), "error": transcript.error}
 
 
 def text(transcript: Transcript, layout: object = None) -> str:

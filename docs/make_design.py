@@ -15,33 +15,34 @@ PAGE = ROOT / "docs" / "design.md"
 BEGIN, END = "<!-- components: written by docs/make_design.py -->\n", "<!-- end of components -->\n"
 COMPONENTS = {
     "cli": "cli<br>commands",
-    "server": "server<br>HTTP endpoints of the OpenAI API",
+    "server": "server<br>HTTP endpoints of OpenAI's and Anthropic's APIs",
     "pipelines": "pipelines<br>transcribe, ocr, embed, score",
     "api": "engine<br>LLM, AsyncLLM, LiveSession",
-    "core_server": "engine/core_server<br>program of the core's own process",
+    "engine": "engine/engine<br>Engine: a loaded model and its loop",
+    "core_server": "engine/core/server<br>program of the core's own process",
     "setup": "engine/setup<br>loading, memory plan, doctor",
     "frontend": "engine/frontend<br>prompts and media in, text out, engine loop",
-    "core": "engine/core*, channel<br>EngineCore and its clients",
+    "core": "engine/core<br>EngineCore, its clients, messages as bytes",
+    "executor": "engine/executor<br>steps, in this process",
     "scheduler": "engine/scheduler<br>which requests compute how many tokens",
+    "drafts": "engine/drafts<br>tokens that an answer may hold next",
     "worker": "engine/worker<br>batch, forward, sampling",
     "kv_cache": "engine/kv_cache<br>blocks and their hashes",
-    "messages": "engine/*.py<br>plain data: types, config, parameters, codec",
+    "messages": "engine/*.py<br>plain data: types, config, parameters",
     "models": "models<br>what a model computes",
     "processors": "processors<br>what a model takes as input",
+    "checkpoints": "checkpoints<br>weights, configs and tokenizers as files hold them",
     "mm": "mm<br>media, geometry, positions, registry",
     "kernels": "kernels<br>C++, Triton and torch",
+    "callers": "callers<br>errors, copies of arguments, reprs",
 }
 """Component -> its label, from callers to what they call."""
 ENGINE_FILES = {
+    "engine": "engine",
     "llm": "api",
     "async_llm": "api",
     "session": "api",
-    "core_server": "core_server",
-    "core": "core",
-    "core_client": "core",
-    "encoder_core": "core",
-    "core_process": "core",
-    "channel": "core",
+    "executor": "executor",
 }
 """Component of a module in engine/ itself; the others are plain data, the component "messages"."""
 
@@ -50,6 +51,8 @@ def component_of(module: tuple[str, ...]) -> str | None:
     """Return the component of a module such as ("engine", "worker", "batch"), or None if it is in no component."""
     if module[0] == "engine":
         name = module[1] if len(module) > 1 else ""
+        if module[1:3] == ("core", "server"):
+            return "core_server"
         return name if name and (ROOT / "engine" / name).is_dir() else ENGINE_FILES.get(name, "messages")
     return module[0] if module[0] in COMPONENTS else None
 
@@ -66,7 +69,7 @@ def imported(path: Path) -> Iterator[tuple[str, ...]]:
 def arrows() -> dict[str, set[str]]:
     """Return component -> the components that it imports."""
     found: dict[str, set[str]] = {component: set() for component in COMPONENTS}
-    for folder in ("cli", "server", "pipelines", "engine", "models", "processors", "mm", "kernels"):
+    for folder in ("cli", "server", "pipelines", "engine", "models", "processors", "checkpoints", "mm", "kernels", "callers"):
         for path in (ROOT / folder).rglob("*.py"):
             component = component_of(path.relative_to(ROOT).with_suffix("").parts)
             assert component is not None

@@ -1,4 +1,4 @@
-"""Write docs/models.md from the registry and the notes on families: `python docs/make_models.py`.
+"""Write docs/models.md from the registry and the families' own folders: `python docs/make_models.py`.
 
 tests/packaging/test_docs.py fails when the page is out of date.
 """
@@ -9,13 +9,13 @@ from collections.abc import Collection, Sequence
 from pathlib import Path
 
 from sensorium.engine.model_files import resolve
-from sensorium.mm.family_notes import NOTES, FamilyNote
-from sensorium.mm.registry import ARCHITECTURES
+from sensorium.models.registry import Family, load_family, native_architectures
 
 ROOT = Path(__file__).resolve().parents[1]
 HEAD = """# Models
 
-This page is written by `docs/make_models.py` from `mm/registry.py` and `mm/family_notes.py`; do not edit it. One parity suite
+This page is written by `docs/make_models.py` from `models/registry.py` and the folders in `models/families/`; do not edit it.
+One parity suite
 (`tests/models/families/test_parity.py`) compares every family with transformers: processor tensors, token counts,
 positions, logits, greedy tokens with any batching and chunking, weights in every layout, memory. The last column links
 the family's file of the suite in `tests/families/`, and names other tests. [quantisation.md](quantisation.md) lists
@@ -23,14 +23,14 @@ the stored formats that all of them load.
 
 An architecture is the name in `architectures` of config.json; a name with a slash also depends on a `model_type`. In long
 lists, `...` stands for each of the names after the colon. "Prompt attention" says which tokens of a prompt see each other
-beside those before them: those of one item, of all images and videos, or all of them (`engine/bidirectional_spans.py`).
+beside those before them: those of one item, of all images and videos, or all of them (`mm/rules.py`).
 
 Any other architecture of transformers, with or without an encoder, runs through transformers' class, and so does a
 checkpoint whose decoder is not in `models/text/stacks.py`. `sensorium doctor --model DIR` prints which class runs a checkpoint.
 
 Where a row has `load_mtp`, `LLM(..., load_mtp=True)` also loads the layers for multi-token prediction, in the same formats,
-and the memory plan counts their weights. `DecoderModel.draft` runs them over a paged cache of their own; `generate` does not
-use them yet. Without the option, their tensors are ignored.
+and the memory plan counts their weights. `DecoderModel.draft` runs them over a paged cache of their own;
+`speculative_config={"method": "mtp"}` lets them draft. Without the option, their tensors are ignored.
 """
 GROUPS = {
     "images": "Images and videos",
@@ -55,7 +55,7 @@ def row_file(family: str) -> Path | None:
     return next((path for path in files if path.stem == family or f'"{family}"' in path.read_text("utf-8")), None)
 
 
-def group(note: FamilyNote, modalities: Collection[str]) -> str:
+def group(note: Family, modalities: Collection[str]) -> str:
     """Return the key of GROUPS of a family."""
     if note.use or not modalities:
         return note.use or "text"
@@ -86,16 +86,17 @@ def architectures(names: Sequence[str]) -> str:
 
 def write() -> str:
     rows: dict[str, list[str]] = {name: [] for name in GROUPS}
-    for family in sorted({row.family for row in ARCHITECTURES.values()}):
-        names = [name for name, row in ARCHITECTURES.items() if row.family == family]
-        infos, note = [resolve(ARCHITECTURES[name].processing) for name in names], NOTES[family]
+    known = native_architectures()
+    for family in sorted({row.family for row in known.values()}):
+        names = [name for name, row in known.items() if row.family == family]
+        infos, note = [resolve(known[name].processing) for name in names], load_family(family)
         modalities = dict.fromkeys(name for info in infos for name in info.modalities)
         suite = row_file(family)
         tests = [] if suite is None else [f"[suite](../tests/families/{suite.name})"]
         cells = (
             architectures(names),
             ", ".join(name.replace("_", " ") for name in modalities),
-            infos[0].prompt_attention.replace("_", " "),
+            infos[0].prompt_attention.name.replace("_", " "),
             note.features,
             note.limits,
             ", ".join((*tests, *([note.other_tests] if note.other_tests else []))),

@@ -10,18 +10,23 @@ from collections.abc import AsyncGenerator, Sequence
 from concurrent.futures import Future
 from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, Self
+from typing import TYPE_CHECKING, Self, Unpack
 
-from ..mm.errors import ConfigError, InputError, short_repr, typed
-from ..mm.plain import check_classes, reading
+from ..callers.errors import ConfigError, InputError, short_repr, typed
 from ..processors.text.tokenizer import Tokenizer
+from .engine import make_engine
 from .engine_args import EngineArgs
 from .errors import NotPicklable
-from .frontend.request_handle import RequestHandle
+from .frontend.adapters import AdapterInfo
+from .frontend.request_handle import Abort, RequestHandle
+from .frontend.trace import on_request_end
 from .llm import LLM
 from .sampling_params import RequestOutputKind, SamplingParams
 from .session import Turn
 from .types import RequestOutput
+
+if TYPE_CHECKING:
+    from .option_types import ChatOptions, LLMOptions
 
 _KINDS = {RequestOutputKind.CUMULATIVE: "cumulative", RequestOutputKind.DELTA: "delta", RequestOutputKind.FINAL_ONLY: "final"}
 
@@ -41,16 +46,23 @@ class AsyncLLM(NotPicklable):
         ConfigError, CheckpointError: see `LLM`.
     """
 
-    def __init__(self, model: str | os.PathLike[str] | LLM, max_waiting: int = 1024, **options: Any) -> None:
+    def __init__(self, model: str | os.PathLike[str] | LLM, max_waiting: int = 1024, **options: Unpack[LLMOptions]) -> None:
         if isinstance(max_waiting, bool) or not isinstance(max_waiting, int) or max_waiting < 1:
             raise ConfigError(f"max_waiting={max_waiting!r} must be an integer, 1 or above")
         if isinstance(model, LLM) and options:
             raise ConfigError(f"{next(iter(options))} is an option of the LLM that you pass; set it when you make that LLM")
         self._shared = isinstance(model, LLM)
-        self.llm = model if isinstance(model, LLM) else LLM(model, **options)
-        self._engine_loop = self.llm._engine_loop
+        self.engine = model.engine if isinstance(model, LLM) else make_engine(model, options)
         self.output_kind = "delta"
         self._slots = _FairSemaphore(max_waiting)
+
+    @property
+    def llm(self) -> LLM:
+        """The synchronous interface of the same engine."""
+        return LLM.of(self.engine)
+
+    def __repr__(self) -> str:
+        return self.engine.describe(type(self).__name__)
 
     @classmethod
     def from_engine_args(cls, engine_args: EngineArgs) -> Self:
@@ -66,7 +78,7 @@ class AsyncLLM(NotPicklable):
         request_id: str | None = None,
         output_kind: str | RequestOutputKind | None = None,
         priority: int = 0,
-        **chat: Any,
+        **chat: Unpack[ChatOptions],
     ) -> AsyncGenerator[RequestOutput, None]:
         """Answer one prompt or one conversation, and yield outputs as the answer grows.
 
@@ -85,24 +97,24 @@ class AsyncLLM(NotPicklable):
         Raises:
             InputError: an argument has a wrong type, the request_id is in use, or the engine sleeps or was closed.
         """
-        handle = self.llm.request(prompt, sampling_params, priority, request_id, **chat)
+        handle = self.engine.request(prompt, sampling_params, priority, request_id, **chat)
         if output_kind is None:
-            output_kind = self.output_kind if handle.params.output_kind is None else handle.params.output_kind
-        with reading(output_kind, "output_kind"):
-            kind = output_kind if isinstance(output_kind, str) else _KINDS.get(output_kind)
+            output_kind = self.output_kind if handle.input.params.output_kind is None else handle.input.params.output_kind
+        kind = output_kind if isinstance(output_kind, str) else _KINDS.get(output_kind)
         if kind is None or kind not in _KINDS.values():
             raise InputError(f"output_kind={short_repr(output_kind)} must be one of {', '.join(_KINDS.values())}")
         return self._outputs(handle, kind)
 
     async def encode_media(self, prompt: object) -> RequestOutput:
         """`LLM.encode_media` of one prompt as a coroutine. Cancelling the task aborts the request."""
-        return await self.answer(self.llm.media_request(prompt))
+        return await self.answer(self.engine.media_request(prompt))
 
     async def answer(self, handle: RequestHandle) -> RequestOutput:
         """Return the whole answer to a request of `LLM.request`. Cancelling the task aborts the request."""
-        check_classes(handle=handle)
         if not isinstance(handle, RequestHandle):
-            raise InputError(f"handle must be what `LLM.request` returns, not {short_repr(handle)}", param="handle")
+            raise InputError(
+                f"handle must be what `LLM.request` returns, not {short_repr(handle)}", code="invalid_value", param="handle"
+            )
         async with aclosing(self._outputs(handle, "final")) as outputs:
             return await anext(outputs)
 
@@ -111,27 +123,28 @@ class AsyncLLM(NotPicklable):
         has_output, handle = asyncio.Event(), turn.handle
         handle.wake = has_output.set
         try:
-            await asyncio.wrap_future(self._engine_loop.call(turn.begin))
+            await asyncio.wrap_future(self.engine.loop.call(turn.message(self.engine.tokenizer)))
             while True:
                 await has_output.wait()
                 has_output.clear()
                 output = handle.take()
                 if output is not None and output.finished:
+                    _report(handle)
                     return output
         except BaseException:
-            self._engine_loop.drop(handle)
+            self.engine.loop.drop(handle)
             raise
 
     def drop(self, handle: RequestHandle) -> None:
         """Abort a request, or end a sequence that is held open, without further output."""
-        self._engine_loop.drop(handle)
+        self.engine.loop.drop(handle)
 
     async def _outputs(self, handle: RequestHandle, kind: str) -> AsyncGenerator[RequestOutput, None]:
         has_output = asyncio.Event()
         await self._slots.acquire()
         try:
             handle.wake = has_output.set
-            self._engine_loop.submit([handle], _LoopPost(asyncio.get_running_loop()), stream=kind != "final")
+            self.engine.loop.submit([handle], _LoopPost(asyncio.get_running_loop()), stream=kind != "final")
             try:
                 finished = False
                 while not finished:
@@ -140,51 +153,66 @@ class AsyncLLM(NotPicklable):
                     output = handle.take(delta=kind == "delta")
                     if output is not None:
                         finished = output.finished
+                        if finished:
+                            _report(handle)
                         yield output
             finally:
-                if not handle.builder.finished:
-                    self._engine_loop.drop(handle)
+                if not handle.answer.builder.finished:
+                    self.engine.loop.drop(handle)
+                if not finished:
+                    _report(handle)
         finally:
             self._slots.release()
 
     async def abort(self, request_id: str) -> None:
         """End a request; its last output has the finish reason "abort". Unknown and finished ids are ignored."""
-        check_classes(request_id=request_id)
         if not isinstance(request_id, str):
-            raise InputError(f"request_id must be a string, not {typed(request_id)}", param="request_id")
-        await asyncio.wrap_future(self._engine_loop.call(lambda engine_loop: engine_loop.abort(request_id)))
+            raise InputError(f"<<param>> must be a string, not {typed(request_id)}", code="invalid_value", param="request_id")
+        await asyncio.wrap_future(self.engine.loop.call(Abort(request_id)))
+
+    async def load_adapter(self, name: str, path: str | os.PathLike[str], pin: bool = False) -> AdapterInfo:
+        """Do the same as `LLM.load_adapter` without blocking the event loop."""
+        return await asyncio.to_thread(self.engine.adapters.load, name, path, pin)
+
+    async def unload_adapter(self, name: str) -> None:
+        """Do the same as `LLM.unload_adapter`."""
+        await asyncio.to_thread(self.engine.adapters.unload, name)
+
+    async def list_adapters(self) -> Sequence[AdapterInfo]:
+        """Return the adapters that requests may choose, in the order of their names."""
+        return await asyncio.to_thread(self.engine.adapters.list)
 
     async def sleep(self, level: int = 1) -> None:
         """Do the same as `LLM.sleep` without blocking the event loop."""
-        await asyncio.to_thread(self.llm.sleep, level)
+        await asyncio.to_thread(self.engine.sleep, level)
 
     async def wake_up(self, tags: Sequence[str] | None = None) -> None:
         """Do the same as `LLM.wake_up` without blocking the event loop."""
-        await asyncio.to_thread(self.llm.wake_up, tags)
+        await asyncio.to_thread(self.engine.wake_up, tags)
 
     async def get_tokenizer(self) -> Tokenizer:
-        return self.llm.get_tokenizer()
+        return self.engine.tokenizer
 
     async def reset_prefix_cache(self) -> bool:
         """Do the same as `LLM.reset_prefix_cache`."""
-        return await asyncio.to_thread(self.llm.reset_prefix_cache)
+        return await asyncio.to_thread(self.engine.reset_prefix_cache)
 
     async def is_sleeping(self) -> bool:
-        return self.llm.asleep
+        return self.engine.asleep
 
     async def check_health(self) -> None:
         """Raise InputError if the engine was closed, EngineDeadError if its process died and was not restarted."""
-        self._engine_loop.check_open()
+        self.engine.loop.check_open()
 
     @property
     def errored(self) -> bool:
         """True if the engine's process died and was not restarted."""
-        return self._engine_loop.is_dead
+        return self.engine.loop.is_dead
 
     @property
     def is_running(self) -> bool:
         """True if the engine takes requests."""
-        return not (self._engine_loop.closed or self.errored)
+        return not (self.engine.loop.closed or self.errored)
 
     def close(self) -> None:
         """Wait for the running step, then end every request with an error and the engine's threads.
@@ -192,11 +220,11 @@ class AsyncLLM(NotPicklable):
         An `LLM` that was passed belongs to the caller: it goes on, with the requests of this AsyncLLM.
         """
         if not self._shared:
-            self.llm.close()
+            self.engine.close()
 
     shutdown = close
 
-    async def __aenter__(self) -> AsyncLLM:
+    async def __aenter__(self) -> Self:
         return self
 
     async def __aexit__(self, *_: object) -> None:
@@ -211,6 +239,15 @@ class _LoopPost:
 
     def __call__(self, handles: list[RequestHandle]) -> None:
         self.loop.call_soon_threadsafe(_wake, handles)
+
+
+def _report(handle: RequestHandle) -> None:
+    """Tell the caller's context what the request has computed."""
+    report = on_request_end.get()
+    if report is not None:
+        with handle.lock:  # the output thread may add to it
+            summary = handle.answer.builder.summary()
+        report(summary)
 
 
 def _wake(handles: list[RequestHandle]) -> None:

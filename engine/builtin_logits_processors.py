@@ -12,7 +12,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..mm.errors import InputError, short_repr
+from ..callers.errors import InputError, short_repr
 from .logits_processors import register_logits_processor
 
 SUPPRESS_TOKENS, ALLOWED_TOKENS = "suppress_tokens", "allowed_tokens"
@@ -174,7 +174,12 @@ def _as_tuple(name: str, tokens: Collection[int], limit: int) -> tuple[int, ...]
     if isinstance(tokens, str | bytes | Mapping | Tensor) or not isinstance(tokens, Collection):
         raise InputError(f"{name} is {short_repr(tokens)}; it must be a list of token ids")
     if len(tokens) > limit:
-        raise InputError(f"{name} has {len(tokens)} tokens, the limit is {limit}")
+        raise InputError(
+            f"{name} has {len(tokens)} tokens, the limit is {limit}; give fewer",
+            code="over_limit",
+            limit=limit,
+            value=len(tokens),
+        )
     kinds = set(map(type, tokens))
     if not all(issubclass(kind, int | np.integer) and kind is not bool for kind in kinds):
         raise InputError(f"{name} holds values that are not token ids: {short_repr(tokens)}")

@@ -13,14 +13,15 @@ from typing import Any
 
 import torch
 
-from ..kernels import native
+from ..callers.errors import ConfigError, hint, short_repr
+from ..kernels.bodies import requested
 from ..kernels.dispatch import parse_overrides
 from ..kernels.kv_quant import CACHE_DTYPES
-from ..mm.errors import ConfigError, hint, short_repr
 from ..mm.media.policy import MediaPolicy
 from ..models.quantization import METHODS, parse_quantization
 from .model_files import DTYPES
 from .sampling_params import SamplingLimits
+from .speculative_config import read_speculative_config, with_paths
 from .vllm_args import as_given, translate_options
 
 _DEFAULT_CACHE_BYTES = 4 << 30
@@ -29,6 +30,7 @@ PUBLISHED_FORMATS = (  # config.json names the format, and weights are read in i
     *("awq", "awq_marlin", "gptq", "gptq_marlin", "compressed-tensors", "modelopt", "modelopt_fp4", "mxfp4", "torchao", "gguf"),
     "bitsandbytes",
 )
+SCHEDULING_POLICIES = ("fcfs", "priority", "shortest_prompt_first")
 MAX_STREAM_ROWS = 7500  # 10 minutes of a live stream: a sequence with more rows ends at the next pause
 MEDIA_BYTES = 512 << 20  # processed items of running requests; above this, no further media are processed
 _POSITIVE = (
@@ -46,6 +48,8 @@ _POSITIVE = (
     "max_sampling_chars",
     "max_uuids",
     "max_grammar_chars",
+    "max_loras",
+    "max_lora_rank",
 )
 _FLAGS = (
     "offline",
@@ -54,9 +58,11 @@ _FLAGS = (
     "enable_prefix_caching",
     "batch_invariant",
     "engine_process",
+    "engine_standby",
     "warm_up",
     "load_talker",
     "load_mtp",
+    "enable_lora",
 )
 
 
@@ -66,7 +72,8 @@ class EngineConfig:
 
     Args:
         model: path of a checkpoint's folder in the layout of the Hugging Face Hub, or a model's name there (ORG/NAME), which
-            is downloaded unless the Hub's cache holds it. An existing folder takes precedence. After loading, it is the folder.
+            is downloaded unless the Hub's cache holds it, or "tiny-vl" or "tiny-asr", the shipped models. An existing folder
+            takes precedence. Loading replaces it with the path of the folder.
         dtype: data type of weights and activations: "auto" (the checkpoint's, but float32 on a CPU without fast kernels for
             it; no CPU has them for float16), "float32", "bfloat16" or "float16". LLM also takes torch's dtypes, "half" and
             "float".
@@ -108,7 +115,7 @@ class EngineConfig:
         prefix_cache_bytes: maximum size of KV blocks that are kept only for reuse. None: the whole KV cache.
         max_encoder_tokens: maximum number of encoder rows per step. A larger item is encoded alone.
         encoder_cache_bytes: size of the encoder cache in bytes. None makes room for four items of the model's maximum size,
-            at least 128 MiB.
+            for all items of a prompt that is read by cross-attention, and for at least 128 MiB.
         encoder_cache_dir: folder where encoder rows are kept across restarts; `~` is expanded. None keeps them in memory only.
             All weight files are hashed at start, so that rows of one checkpoint are never served for another.
         encoder_cache_dir_bytes: maximum size of that folder. The least recently used rows are deleted first.
@@ -129,10 +136,15 @@ class EngineConfig:
             backend. Other ops choose by device, dtype and shape; `sensorium doctor` prints the choice.
         async_scheduling: start a decode step before the tokens of the previous step are on the host, and run the encoder beside
             steps that do not need its results. None enables it on GPUs, where it hides the host's work between two steps.
+        scheduling_policy: which requests come first among those of equal priority (smaller priorities always do): "fcfs" or, in
+            vLLM's other word, "priority" takes them in order of arrival; "shortest_prompt_first" takes the one with the fewest
+            prompt tokens left, so that a long prompt waits while shorter ones arrive.
         engine_process: load and run the model in a separate process. Tokenizing, media and text stay in this process and no
             longer delay the steps, but each step takes more memory and time (benchmarks/README.md).
-        engine_restarts: how often in 10 minutes the engine's process is restarted after it has died. Requests in flight end
-            with an error, and items that were being encoded are refused for `quarantine_seconds`.
+        engine_restarts: how often in 10 minutes the engine's process is restarted after it has died. Requests that it
+            computes end with an error, and items that were being encoded are refused for `quarantine_seconds`.
+        engine_standby: keep a second process, which has imported its modules and no model (160 MB), to take the place of an
+            engine's process that has died. It saves the seconds of the imports.
         max_logprobs: maximum of `logprobs` and `prompt_logprobs` of a request. All answers of a request together may have 64
             times as many per step.
         max_sampling_chars: maximum number of characters in `stop`, and in `bad_words`, of a request.
@@ -149,12 +161,20 @@ class EngineConfig:
         offline: take a model that is given by name from the cache only, as with HF_HUB_OFFLINE=1.
         adapter: folder of a LoRA adapter in the layout of peft, or its name on the Hub. It is merged into the weights of
             `model`. If `model` is itself such an adapter, it becomes this option, and `model` its base model.
+        enable_lora: requests may choose adapters of the decoder (docs/adapters.md).
+        max_loras: adapters of the largest rank for which memory is planned. Smaller ones take less, so that more of them fit.
+        max_lora_rank: largest rank of an adapter of requests.
         warm_up: after loading, run a small item of each modality through the encoder (on a CPU if it has few patches). A thread
             also imports and runs the media processing, so that the first item of a request delays no other request.
         load_talker: also load the part of the model that speaks, for `LLM.speak`. It stays in this process.
-        load_mtp: also load the layers for multi-token prediction (`DecoderModel.draft`), which `generate` does not use yet.
-            Their weights are ignored otherwise.
+        load_mtp: also load the layers for multi-token prediction (`DecoderModel.draft`), which
+            `speculative_config={"method": "mtp"}` drafts with. Their weights are ignored otherwise.
         batch_invariant: give a request bit-identical results regardless of the other requests in a batch. This is slower.
+        speculative_config: what drafts tokens, as in vLLM: {"method": "suffix"} or {"method": "ngram"}, and limits such as
+            "num_speculative_tokens" (the most per sequence and step; 0 drafts nothing). {"method": "mtp"} runs
+            the model's layers for multi-token prediction, {"model": PATH} a smaller model, {"method": "eagle3", "model": PATH}
+            an EAGLE-3 head. With "custom_class", "model" is a class of proposers or its path "module:name". None: only the
+            `draft_text` of requests. Answers do not depend on it; see docs/speculation.md.
 
     Raises:
         ConfigError: a value is out of range.
@@ -194,12 +214,15 @@ class EngineConfig:
     kv_cache_dtype: str = "auto"
     kernels: str = ""
     async_scheduling: bool | None = None
+    scheduling_policy: str = "fcfs"
     warm_up: bool = True
     load_talker: bool = False
     load_mtp: bool = False
     batch_invariant: bool = False
+    speculative_config: Mapping[str, Any] | None = None
     engine_process: bool = False
     engine_restarts: int = 3
+    engine_standby: bool = False
     max_logprobs: int = 20
     max_sampling_chars: int = 1 << 14
     max_uuids: int = 1 << 16
@@ -210,6 +233,9 @@ class EngineConfig:
     revision: str | None = None
     offline: bool = False
     adapter: str | None = None
+    enable_lora: bool = False
+    max_loras: int = 8
+    max_lora_rank: int = 16
     hf_overrides: Mapping[str, Any] = field(default_factory=dict)
     override_generation_config: Mapping[str, Any] = field(default_factory=dict)
 
@@ -220,10 +246,15 @@ class EngineConfig:
             parse_quantization(self.quantization)
         else:
             _check_choice("quantization", self.quantization, (None, *METHODS, *PUBLISHED_FORMATS))
+        _check_choice("scheduling_policy", self.scheduling_policy, SCHEDULING_POLICIES)
         _check_choice("parts", self.parts, ("all", "encoder", "decoder"))
         if isinstance(self.kv_cache_dtype, str) and self.kv_cache_dtype == "fp8_e4m3":  # vLLM's other name for it
             object.__setattr__(self, "kv_cache_dtype", "fp8")
         _check_choice("kv_cache_dtype", self.kv_cache_dtype, ("auto", *CACHE_DTYPES))
+        object.__setattr__(self, "speculative_config", with_paths(self.speculative_config))
+        limits = read_speculative_config(self.speculative_config)
+        if limits.predicted and limits.method == "mtp":
+            object.__setattr__(self, "load_mtp", True)
         for name in _POSITIVE:
             _check_positive(name, getattr(self, name))
         if not isinstance(self.media, MediaPolicy):
@@ -311,11 +342,11 @@ def _find_device(option: str, name: str) -> torch.device:
     if name == "cpu":
         return torch.device(name)
     if not torch.cuda.is_available():
-        reason = f"{option}={name!r}: torch sees no GPU; use {option}='cpu' or install a CUDA build of torch"
+        reason = f"<<param=>>{name!r}: torch sees no GPU; use <<param=>>'cpu' or install a CUDA build of torch"
         raise ConfigError(reason, param=option)
     device = torch.device("cuda:0" if name == "cuda" else name)
     if device.index >= torch.cuda.device_count():
-        reason = f"{option}={name!r}: torch sees {torch.cuda.device_count()} GPUs; the first is cuda:0"
+        reason = f"<<param=>>{name!r}: torch sees {torch.cuda.device_count()} GPUs; the first is cuda:0"
         raise ConfigError(reason, param=option)
     return device
 
@@ -328,7 +359,7 @@ def _check_kernels(kernels: str) -> None:
     except ValueError as error:
         raise ConfigError(f"kernels: {error}", param="kernels") from None
     try:
-        native.restriction()
+        requested()
     except ValueError as error:
         raise ConfigError(str(error)) from None
 
@@ -362,17 +393,17 @@ def _check_media_folder(folder: object) -> None:
 
 def make_policy(options: Mapping[str, Any]) -> MediaPolicy:
     """Make a MediaPolicy from a mapping. Raise ConfigError for an unknown field; it names the nearest known one."""
-    known = [f.name for f in fields(MediaPolicy)]
+    names = [f.name for f in fields(MediaPolicy)]
     for name in options:
-        if name not in known:
-            raise ConfigError(f"unknown option {short_repr(name)} of media; {hint(name, known)}", param="media")
+        if name not in names:
+            raise ConfigError(f"unknown option {short_repr(name)} of media; {hint(name, names)}", param="media")
     return MediaPolicy(**options)
 
 
 def check_max_model_len(max_model_len: int | None, limit: int) -> int:
     """Return `max_model_len`, or the model's limit if it is None. Raise ConfigError if it is above the limit."""
     if max_model_len is not None and max_model_len > limit:
-        reason = f"max_model_len={max_model_len} is above the model's max_position_embeddings={limit}; lower it"
+        reason = f"<<param=>>{max_model_len} is above the model's max_position_embeddings={limit}; lower it"
         raise ConfigError(reason, param="max_model_len")
     return max_model_len or limit
 
@@ -387,16 +418,18 @@ def cache_budget(config: EngineConfig, device: torch.device) -> int:
 
 def host_memory() -> int:
     """Return the bytes of this machine's memory, or of the limit of the container that this process runs in."""
-    found = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    num_bytes = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     for limit in _MEMORY_LIMITS:
         with suppress(OSError, ValueError):  # no control groups of this version, or "max"
-            found = min(found, int(limit.read_text("ascii")))
-    return found
+            num_bytes = min(num_bytes, int(limit.read_text("ascii")))
+    return num_bytes
 
 
 def _error(name: str, value: object, reason: str) -> ConfigError:
     """Return an error about an option, or about one of its entries as in "limit_mm_per_prompt['image']"."""
-    return ConfigError(f"{name}={short_repr(value)} {reason}", param=name.partition("[")[0])
+    param, bracket, entry = name.partition("[")
+    option = f"<<param>>[{entry}=" if bracket else "<<param=>>"
+    return ConfigError(f"{option}{short_repr(value)} {reason}", param=param, value=short_repr(value))
 
 
 def _check_choice(name: str, value: object, known: tuple[str | None, ...]) -> None:

@@ -4,18 +4,20 @@ from __future__ import annotations
 
 import argparse
 import json
+import os
 from dataclasses import MISSING, dataclass, fields, make_dataclass
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Unpack
 
-from ..mm.errors import short_repr
+from ..callers.errors import short_repr
 from .config import EngineConfig
 from .vllm_args import NAMES
 
 if TYPE_CHECKING:
+    from .option_types import ConfigOptions
 
     @dataclass(init=False)
     class _Options:
-        def __init__(self, model: str, **options: Any) -> None: ...
+        def __init__(self, model: str | os.PathLike[str], **options: Unpack[ConfigOptions]) -> None: ...
 
 else:
     _own = [option.name for option in fields(EngineConfig)]

@@ -6,7 +6,7 @@ import logging
 from collections.abc import Sequence
 from typing import NoReturn
 
-from ..mm.errors import ErrorInfo, InputError, SensoriumError, error_reason, is_out_of_memory
+from ..callers.errors import ErrorInfo, InputError, SensoriumError, error_reason, is_disk_full, is_out_of_memory
 
 _log = logging.getLogger(__name__)
 
@@ -14,7 +14,8 @@ _log = logging.getLogger(__name__)
 def error_info(error: BaseException, action: str) -> ErrorInfo:
     """Return the ErrorInfo of an exception that failed a request.
 
-    A SensoriumError carries its own. Any other exception is a lack of memory or a bug, and is logged with its traceback.
+    A SensoriumError carries its own. Any other exception is a lack of memory or of space on a disk, or a bug, and is
+    logged with its traceback.
 
     Args:
         action: what failed, as in "a step" or "reading a prompt".
@@ -25,6 +26,8 @@ def error_info(error: BaseException, action: str) -> ErrorInfo:
     text = error_text(error)
     if is_out_of_memory(error):
         return ErrorInfo("out_of_memory", f"{action} failed: {text}; ask for fewer or smaller requests at once")
+    if is_disk_full(error):
+        return ErrorInfo("disk_full", f"{action} failed: the disk is full; free space on it, or send the request again later")
     reason = f"internal error in {action}: {text}"
     return ErrorInfo("internal", f"{reason}; report it with its traceback (in the log, or with --debug)")
 

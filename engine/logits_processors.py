@@ -10,8 +10,8 @@ from typing import Any, Protocol, TypeVar
 
 from torch import Tensor
 
-from ..mm.errors import InputError, hint, short_repr
-from ..mm.plain import builtin_copy
+from ..callers.errors import InputError, hint, short_repr
+from ..callers.plain import builtin_copy
 
 _FACTORIES: dict[str, Callable[..., LogitsProcessor]] = {}
 
@@ -86,10 +86,10 @@ def import_path(name: str) -> str:
     """
     factory = _FACTORIES[name]
     module, names = getattr(factory, "__module__", ""), getattr(factory, "__qualname__", "")
-    found: Any = sys.modules.get(module)
+    target: Any = sys.modules.get(module)
     for part in names.split("."):
-        found = getattr(found, part, None)
-    if module == "__main__" or found is not factory:
+        target = getattr(target, part, None)
+    if module == "__main__" or target is not factory:
         reason = "the engine's process cannot import it; define it at the top level of a module other than the main program"
         raise _error(f"logits processor {name!r}: {reason}")
     return f"{module}:{names}"
@@ -103,7 +103,7 @@ def make_processors(arguments_of: Mapping[str, Mapping[str, Any]]) -> list[Logit
             _check_arguments(_FACTORIES[name], arguments)
             processors.append(_FACTORIES[name](**arguments))
         except (Exception, SystemExit) as error:  # raised by the caller's code
-            reason = str(error) if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
+            reason = error.info.text if isinstance(error, InputError) else f"{type(error).__name__}: {error}"
             raise _error(f"logits processor {name!r} cannot be made from {short_repr(dict(arguments))}: {reason}") from error
     return processors
 

@@ -14,18 +14,30 @@ from typing import Any
 
 import torch
 
+from ..callers.errors import MAX_DEPTH, CheckpointError, ConfigError, SensoriumError, short_repr, suggestion, typed
+from ..checkpoints.config import SECTIONS, check_parts, get_text_config, unnest
+from ..checkpoints.external import ExternalPart, ExternalWeights, external_parts, find_part_folder, lacks_weights
+from ..checkpoints.files import open_regular, read_json
+from ..checkpoints.folder import WEIGHTS_END, CheckpointFolder
+from ..checkpoints.gguf.reader import SUFFIX
+from ..checkpoints.gguf.tensors import hub_config
+from ..checkpoints.weight_files import ADAPTER_WEIGHTS, read_headers
 from ..kernels.dispatch import multiplies_fast
-from ..mm.errors import MAX_DEPTH, CheckpointError, ConfigError, SensoriumError, short_repr, typed
-from ..mm.files import open_regular
-from ..mm.gguf import SUFFIX
 from ..mm.hashing import digest
-from ..mm.registry import CHECKPOINT_LAYOUTS, architecture_key, architectures_of, find_architecture
-from ..models.config import SECTIONS, check_parts, get_text_config, unnest
-from ..models.external import ExternalWeights, external_parts, find_part_folder, lacks_weights
-from ..models.gguf import hub_config, open_model
-from ..models.weight_files import ADAPTER_WEIGHTS, read_headers
-from ..processors.files import ADAPTER, POOLING, ProcessorFiles, find_template, read_json, read_preprocessors
+from ..models.layers.vector_head import VECTOR_HEAD
+from ..models.registry import CHECKPOINT_LAYOUTS, architecture_key, architectures_of, find_architecture
+from ..models.vllm_architectures import translate_architecture
+from ..processors.files import ADAPTER, POOLING, ProcessorFiles, find_template, read_preprocessors
+from ..processors.sentence_transformers import (
+    SETTINGS,
+    SentenceTransformersConfig,
+    read_pooling_modes,
+    read_sentence_transformer,
+    weights_of,
+)
 
+SHIPPED = ("tiny-vl", "tiny-asr")
+"""Names of the models in the package's assets."""
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16, "float16": torch.float16}
 TASK_ADAPTERS = "adapters"  # folder of jina-embeddings-v4
 JSON_FILES = (
@@ -39,6 +51,7 @@ JSON_FILES = (
 SECTION_FILES = ("llm_config", "vit_config")
 """Sections that a checkpoint may keep in a file of their own instead of config.json."""
 
+_LEVELS_ABOVE = 3  # folders above a path in which its checkpoint is looked for
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "tekken.json")
 _PREPROCESSORS = ("preprocessor_config.json", "processor_config.json")
 _QUANTIZATION = ("quantization_config", "compression_config", "quantization")  # the last one is MLX's
@@ -54,6 +67,7 @@ class ModelFiles:
         remote_code: names the file that asks for code of the checkpoint, which is never run; empty if none does.
         adapter: folder of an adapter that is merged into the weights.
         external: parts whose weights are in other folders.
+        sentence_transformers: settings of a folder in the layout of sentence-transformers, else None.
     """
 
     path: Path
@@ -64,6 +78,17 @@ class ModelFiles:
     remote_code: str = ""
     adapter: Path | None = None
     external: tuple[ExternalWeights, ...] = ()
+    sentence_transformers: SentenceTransformersConfig | None = None
+
+    @property
+    def root(self) -> Path:
+        """The folder that a caller gives: `path`, or the one whose modules.json names it."""
+        return self.path if self.sentence_transformers is None else self.sentence_transformers.folder
+
+    @property
+    def is_cross_encoder(self) -> bool:
+        """True if sentence-transformers wrote the checkpoint of a classification head."""
+        return "sentence_transformers" in self.config or (self.root / SETTINGS).is_file()
 
     @property
     def text_config(self) -> dict[str, Any]:
@@ -74,16 +99,17 @@ class ModelFiles:
     def quantization_config(self) -> dict[str, Any] | None:
         """The quantization_config of config.json or of one of its sections, None for a checkpoint that is not quantised."""
         sections, keys = [self.config, *(part for part in self.config.values() if isinstance(part, Mapping))], _QUANTIZATION
-        found = (part.get(key) for part in sections for key in keys)
-        return next((one for one in found if one and isinstance(one, dict)), None)
+        values = (part.get(key) for part in sections for key in keys)
+        return next((section for section in values if section and isinstance(section, dict)), None)
 
     @property
     def architecture(self) -> str:
         names = self.config.get("architectures") or architectures_of(self.config)
         if not (isinstance(names, list) and names and isinstance(names[0], str)):
-            found = f'"architectures" is {short_repr(names)}' if "architectures" in self.config else 'it lacks "architectures"'
-            reason = f"{self.path / 'config.json'} names no architecture: {found}"
-            raise CheckpointError(f"{reason}; it must be a list with the name of the model's class")
+            what = f'"architectures" is {short_repr(names)}' if "architectures" in self.config else 'it lacks "architectures"'
+            reason = f"{self.path / 'config.json'} names no architecture: {what}"
+            how = _checkpoint_near(self.path) or "it must be a list with the name of the model's class"
+            raise CheckpointError(f"{reason}; {how}")
         return architecture_key(names[0], self.config)
 
     @property
@@ -98,13 +124,13 @@ class ModelFiles:
     @property
     def tokenizer_folder(self) -> Path:
         """The folder with the tokenizer: the adapter's if it ships one."""
-        own = self.adapter is not None and any((self.adapter / name).is_file() for name in _TOKENIZERS)
-        return self.adapter if own and self.adapter is not None else self.path
+        in_adapter = self.adapter is not None and any((self.adapter / name).is_file() for name in _TOKENIZERS)
+        return self.adapter if in_adapter and self.adapter is not None else self.path
 
     def find_template(self) -> str | None:
         """Return the chat template of the adapter or, if it ships none, of the checkpoint."""
-        own = None if self.adapter is None else find_template(self.adapter)
-        return find_template(self.path) if own is None else own
+        template = None if self.adapter is None else find_template(self.adapter)
+        return find_template(self.path) if template is None else template
 
     def content_digest(self) -> str:
         """Return a hash of config.json and of all bytes of the weight files, which takes about 1 s per 2 GB.
@@ -123,18 +149,18 @@ class ModelFiles:
         Unlike the time of modification, the time of change cannot be set.
         """
         stats = [file.stat() for file in self._weights()[0]]
-        keys = [(one.st_dev, one.st_ino, one.st_size, one.st_mtime_ns, one.st_ctime_ns) for one in stats]
+        keys = [(status.st_dev, status.st_ino, status.st_size, status.st_mtime_ns, status.st_ctime_ns) for status in stats]
         return digest("sensorium.stat", self.config, keys)
 
     def _weights(self) -> tuple[list[Path], list[str]]:
         """Return all weight files, and the names of those in the checkpoint's folder."""
-        model = open_model(self.path)
-        found = self.path.glob("**/*.safetensors") if model is None else model.files
-        files = sorted(file for file in found if file.is_file())
+        model = CheckpointFolder(self.path).gguf
+        paths = self.path.glob(f"**/*{WEIGHTS_END}") if model is None else model.files
+        files = sorted(file for file in paths if file.is_file())
         names = [str(file.relative_to(self.path if model is None else model.path.parent)) for file in files]
         if self.adapter is not None:
             files += [self.adapter / name for name in (ADAPTER, ADAPTER_WEIGHTS)]
-        return files + [file for _, folder in self.external for file in sorted(folder.glob("*.safetensors"))], names
+        return files + [file for _, folder in self.external for file in sorted(folder.glob(f"*{WEIGHTS_END}"))], names
 
     def dtype(self, name: str, device: torch.device | None = None) -> torch.dtype:
         """Return the named dtype, or for "auto" the checkpoint's, which any section may state; float32 if none does.
@@ -148,7 +174,7 @@ class ModelFiles:
         if name == "auto":
             name = next((str(n).removeprefix("torch.") for n in names if n), "float32")
         if name not in DTYPES:
-            reason = f"the checkpoint's dtype {short_repr(name)} is not supported; pass dtype= one of {', '.join(DTYPES)}"
+            reason = f"the checkpoint's dtype {short_repr(name)} is not supported; pass <<dtype=>> one of {', '.join(DTYPES)}"
             raise ConfigError(reason, param="dtype")
         slow = requested == "auto" and device is not None and device.type == "cpu" and not multiplies_fast(DTYPES[name])
         return torch.float32 if slow else DTYPES[name]
@@ -167,12 +193,18 @@ def load_model_files(
     if path.suffix != SUFFIX and not os.path.isdir(path):  # False for a name that no folder can have
         if os.path.isfile(path):
             how = "give a checkpoint's folder or a GGUF file; `sensorium pull ORG/NAME` downloads a model from the Hub"
+            how = _checkpoint_near(path) or how
             raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is a file, not a checkpoint; {how}")
         how = "give a checkpoint's folder, or a name that `hf download` takes, as in Qwen/Qwen2.5-VL-3B-Instruct"
+        near = suggestion(os.fspath(folder), SHIPPED)
+        how = f"{near} Or {how}" if near else how
         raise ConfigError(f"{short_repr(os.fspath(folder), 200)} is not a folder; {how}")
-    contents = {name: read_json(path / name) for name in JSON_FILES}
-    model = open_model(path)
-    config = _read_config(path, contents["config.json"]) if model is None else hub_config(model)
+    vector_settings = None if path.suffix == SUFFIX else read_sentence_transformer(path)
+    if vector_settings is not None:
+        path = path / vector_settings.transformer if vector_settings.transformer else path
+    checkpoint = CheckpointFolder(path)
+    contents, model = {name: checkpoint.json(name) for name in JSON_FILES}, checkpoint.gguf
+    config = _read_config(checkpoint) if model is None else hub_config(model)
     remote_code = [
         f"{name} asks for remote code ({key})"
         for name, content in contents.items()
@@ -181,27 +213,60 @@ def load_model_files(
         if part.get(key)
     ]
     if not config:
-        found = "an empty config.json" if (path / "config.json").is_file() else "no config.json"
-        raise ConfigError(f"{path} has {found}; it is not a checkpoint in the Hub's layout")
-    config, external = _find_parts(path, unnest(_override(config, hf_overrides)))
+        what = "an empty config.json" if (path / "config.json").is_file() else "no config.json"
+        near = _checkpoint_near(path)
+        raise ConfigError(f"{path} has {what}; it is not a checkpoint in the Hub's layout{near and f'; {near}'}")
+    overridden = translate_architecture(_override(config, hf_overrides), config)
+    config, external = _find_parts(path, unnest(overridden))
     check_parts(config)
-    pooling = [key.split("_")[2] for key, on in read_json(path / POOLING).items() if key.startswith("pooling_mode_") and on]
-    if pooling:
-        config = {**config, "pooling_mode": " and ".join(pooling)}
+    modes = read_pooling_modes(checkpoint.json(POOLING)) if vector_settings is None else vector_settings.pooling
+    if modes:
+        config = {**config, "pooling_mode": "+".join(modes)}
+    external = (*external, *(() if vector_settings is None else _vector_weights(vector_settings)))
     if adapter is None and "task_names" in config and (path / TASK_ADAPTERS / ADAPTER).is_file():
         adapter = str(path / TASK_ADAPTERS)
-    own = adapter is not None and any(Path(adapter, name).is_file() for name in _PREPROCESSORS)
+    in_adapter = adapter is not None and any(Path(adapter, name).is_file() for name in _PREPROCESSORS)
     generation = contents["generation_config.json"]
-    processors = read_preprocessors(Path(adapter) if adapter is not None and own else path)
+    processors = read_preprocessors(adapter if adapter is not None and in_adapter else checkpoint)
     processors = replace(processors, config=config, generation=generation, folder=path)
-    stored = path.glob("*.safetensors") if model is None else model.files
-    others = [*([] if adapter is None else [Path(adapter)]), *(place for _, place in external)]
-    files = sorted([*stored, *(file for place in others for file in place.glob("*.safetensors"))])
+    stored = path.glob(f"*{WEIGHTS_END}") if model is None else model.files
+    others = [*([] if adapter is None else [Path(adapter)]), *(subfolder for _, subfolder in external)]
+    files = sorted([*stored, *(file for subfolder in others for file in subfolder.glob(f"*{WEIGHTS_END}"))])
     weights = [(file.name, file.stat().st_size, file.stat().st_mtime_ns) for file in files]
     fingerprint = digest("sensorium.model", config, weights)
     code = next(iter(remote_code), "")
     merged = None if adapter is None else Path(adapter)
-    return ModelFiles(path, config, generation, processors, fingerprint, code, merged, external)
+    return ModelFiles(path, config, generation, processors, fingerprint, code, merged, external, vector_settings)
+
+
+def _vector_weights(settings: SentenceTransformersConfig) -> Iterator[ExternalWeights]:
+    """Yield the parts of `VectorHead` with the folders of their weights."""
+    for index, step in enumerate(settings.head):
+        folder = weights_of(step)
+        if folder is not None:
+            yield ExternalPart("", "", f"{VECTOR_HEAD}.layers.{index}."), folder
+
+
+def _checkpoint_near(path: Path) -> str:
+    """Return advice that names the checkpoint that a file or a part of it belongs to, or that a folder contains; "" if none.
+
+    The folders of a model in the Hub's cache hold it below "snapshots".
+    """
+    path = Path(os.path.abspath(path))
+    above = next((folder for folder in list(path.parents)[:_LEVELS_ABOVE] if _names_architecture(folder)), None)
+    if above is not None:
+        return f"{path.name} is in the checkpoint {above}; give that folder"
+    below = (file.parent for pattern in ("*/config.json", "snapshots/*/config.json") for file in sorted(path.glob(pattern)))
+    inner = next((folder for folder in below if _names_architecture(folder)), None)
+    return "" if inner is None else f"it contains the checkpoint {inner}; give that folder"
+
+
+def _names_architecture(folder: Path) -> bool:
+    try:
+        config = read_json(folder / "config.json")
+        return bool(config.get("architectures") or architectures_of(config))
+    except SensoriumError:
+        return False
 
 
 @dataclass(frozen=True)
@@ -265,9 +330,9 @@ def call_overrides(folder: str, function: Callable[[Any], Any]) -> WholeConfig:
     result = function(config)
     result = config if result is None else result
     if not isinstance(result, Mapping):
-        raise ConfigError(f"hf_overrides must return the config or None, not {typed(result)}", param="hf_overrides")
+        raise ConfigError(f"<<param>> must return the config or None, not {typed(result)}", param="hf_overrides")
     if named and "architectures" not in result:
-        raise ConfigError("hf_overrides returns a config without architectures; return all of the config", param="hf_overrides")
+        raise ConfigError("<<param>> returns a config without architectures; return all of the config", param="hf_overrides")
     return WholeConfig(dict(result))
 
 
@@ -279,10 +344,10 @@ def local_folder(path: Path, name: str) -> Path | None:
     if (folder := find_part_folder(path, name)) is not None:
         return folder
     try:
-        found = try_to_load_from_cache(name, "config.json")
+        cached = try_to_load_from_cache(name, "config.json")
     except HFValidationError:
         return None
-    return Path(found).parent if isinstance(found, str) else None
+    return Path(cached).parent if isinstance(cached, str) else None
 
 
 def _find_parts(path: Path, config: dict[str, Any]) -> tuple[dict[str, Any], tuple[ExternalWeights, ...]]:
@@ -307,21 +372,22 @@ def _file_digest(file: Path) -> str:
         raise CheckpointError(f"{file} cannot be read ({error.strerror or error})") from None
 
 
-def _read_config(path: Path, hub: dict[str, Any]) -> dict[str, Any]:
+def _read_config(checkpoint: CheckpointFolder) -> dict[str, Any]:
     """Return config.json, or the config of a publisher's layout converted to the Hub's; an empty one if there is none.
 
     If both exist, the weight files decide: a folder with `consolidated*` and without `model*` has the publisher's layout.
     """
-    names = {file.name.partition(".")[0] for file in path.glob("*.safetensors*")}
+    hub = checkpoint.json("config.json")
+    names = {file.name.partition(".")[0] for file in checkpoint.path.glob(f"*{WEIGHTS_END}*")}
     if hub and not (
         any(name.startswith("consolidated") for name in names) and not any(name.startswith("model") for name in names)
     ):
-        beside = {name: read_json(path / f"{name}.json") for name in SECTION_FILES if not hub.get(name)}
+        beside = {name: checkpoint.json(f"{name}.json") for name in SECTION_FILES if not hub.get(name)}
         return {**hub, **{name: section for name, section in beside.items() if section}}
     for name, layout in CHECKPOINT_LAYOUTS.items():
-        content = read_json(path / name)
+        content = checkpoint.json(name)
         if content:
-            kind, config = resolve(layout.reader)(content)
+            kind, config = resolve(layout.reader)(content, checkpoint.json(layout.tokenizer_file))
             return {**config, "architectures": [layout.architectures[kind]]}
     return hub
 
@@ -336,7 +402,7 @@ def nested_adapters(folder: Path) -> list[str]:
         info = resolve(find_architecture(files.architecture).processing)
     except SensoriumError:
         return []
-    places = [place for place in getattr(info, "adapter_folders", {}).values() if place != "."]
+    places = [subfolder for subfolder in getattr(info, "adapter_folders", {}).values() if subfolder != "."]
     return places if files.adapter is None else [files.adapter.name, *places]
 
 
@@ -353,8 +419,8 @@ def _objects(name: str, content: Mapping[str, Any]) -> Iterator[Mapping[str, Any
     level: list[Any] = [content]
     for _ in range(MAX_DEPTH):
         yield from (part for part in level if isinstance(part, dict))
-        inner = (one for part in level for one in (part.values() if isinstance(part, dict) else part))
-        level = [one for one in inner if isinstance(one, dict | list)]
+        inner = (nested for part in level for nested in (part.values() if isinstance(part, dict) else part))
+        level = [nested for nested in inner if isinstance(nested, dict | list)]
         if not level:
             return
     raise CheckpointError(f"{name} nests objects and lists more than {MAX_DEPTH} deep; download it again")

@@ -7,12 +7,11 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from ..mm.errors import InputError, short_repr
-from ..mm.plain import check_classes
+from ..callers.errors import InputError, short_repr
 
-ShowProgress = bool | str | Callable[..., Any]
-"""True: a bar on terminals and in notebooks. False: nothing. "log": an INFO line in the log every 10 seconds. A callable such
-as `tqdm.tqdm`: it is called with `total`, `desc` and `unit`, and returns the bar."""
+ShowProgress = bool | str | Callable[..., Any] | None
+"""True or None: a bar on terminals and in notebooks. False: nothing. "log": an INFO line in the log every 10 seconds. A
+callable such as `tqdm.tqdm`: it is called with `total`, `desc` and `unit`, and returns the bar."""
 _log = logging.getLogger("sensorium")
 _SECONDS = 10.0  # between two lines of the log
 
@@ -20,13 +19,17 @@ _SECONDS = 10.0  # between two lines of the log
 def make_progress(total: int, show: ShowProgress) -> Any:
     """Return a context manager with `update(n)`."""
     options = {"total": total, "desc": "Answered prompts", "unit": "prompt"}
-    check_classes(use_tqdm=show)
+    show = True if show is None else show
     if callable(show):
         return show(**options)
     if isinstance(show, str) and show == "log":
         return _LogProgress(total)
     if not isinstance(show, bool):
-        raise InputError(f'use_tqdm={short_repr(show)} must be True, False, "log" or a class like tqdm', param="use_tqdm")
+        raise InputError(
+            f'<<param=>>{short_repr(show)} must be True, False, "log" or a class like tqdm',
+            code="invalid_value",
+            param="use_tqdm",
+        )
     from tqdm.auto import tqdm
 
     return tqdm(**options, disable=None if show else True)

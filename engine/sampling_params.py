@@ -9,9 +9,10 @@ from dataclasses import InitVar, dataclass, fields, replace
 from enum import IntEnum
 from typing import Any
 
-from ..mm.errors import InputError, equals_one_of, hint, hints_at_arguments, short_repr, typed
-from ..mm.plain import builtin_copy, check_classes, reading
-from .builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, pack_tokens
+from ..callers.errors import InputError, check_utf8, equals_one_of, hint, hints_at_arguments, short_repr, typed
+from ..callers.plain import builtin_copy
+from ..callers.wording import in_python
+from .builtin_logits_processors import ALLOWED_TOKENS, NO_REPEAT_NGRAMS, SUPPRESS_TOKENS, NoRepeatNGrams, pack_tokens
 from .logits_processors import normalize_processors
 from .param_checks import (
     MAX_INT32,
@@ -30,20 +31,22 @@ _GREEDY_BELOW = 1e-5  # dividing logits by a lower temperature overflows float32
 _MAX_LOOKBACK = 4096  # tokens that a check for repetition may read; it runs after every token
 _MAX_INT64 = 2**63 - 1
 _MAX_ANSWERS = 64  # answers of a request that may have the maximum number of log probabilities
+_LOGPROBS_MODES = "raw_logprobs", "processed_logprobs"
+_MAX_DRAFT_CHARS = 1 << 20
 _MAX_BIASES, _MAX_ALLOWED = 1 << 14, 1 << 20  # entries
 
-_UNUSED: UnusedParams = {
+UNUSED_PARAMS: UnusedParams = {
     "best_of": ((None, 1), "ask for n answers and choose among them"),
     "spaces_between_special_tokens": ((True, False), ""),
     "skip_clone": ((True, False), ""),
     "truncate_prompt_tokens": ((None,), "cut the prompt's tokens and give prompt_token_ids"),
     "flat_logprobs": ((False,), "log probabilities are one mapping per token"),
     "logprob_token_ids": ((None,), "give logprobs, the number of the likeliest tokens"),
-    "extra_args": ((None, {}), "register a logits processor; it takes arguments"),
     "skip_reading_prefix_cache": ((None, False), "give the prompt its own cache_salt"),
-    "thinking_token_budget": ((None,), "give max_tokens"),
+    "thinking_token_budget": ((None,), "give <<max_tokens>>"),
     "routed_experts_prompt_start": ((0,), "outputs do not name the experts"),
 }
+"""vLLM's parameters that have no meaning here: the accepted values, and why others are refused."""
 
 
 class RequestOutputKind(IntEnum):
@@ -82,7 +85,6 @@ class RepetitionDetectionParams:
     max_repairs: int = 3
 
     def __post_init__(self) -> None:
-        check_classes(**{f"repetition_detection.{name}": value for name, value in vars(self).items()})
         for name, least in {"max_cycle": 1, "min_repeats": 2, "min_tokens": 1, "max_repairs": 1}.items():
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, numbers.Integral) or not least <= int(value) <= MAX_INT32:
@@ -91,7 +93,7 @@ class RepetitionDetectionParams:
         if not isinstance(self.repair, bool):
             raise param_error("repetition_detection.repair", self.repair, "must be True or False")
         if max(self.max_cycle * self.min_repeats, self.min_tokens) > _MAX_LOOKBACK:
-            reason = f"repetition_detection looks at {_MAX_LOOKBACK} tokens at most; lower max_cycle or min_tokens"
+            reason = f"<<param>> looks at {_MAX_LOOKBACK} tokens at most; lower max_cycle or min_tokens"
             raise InputError(reason, param="repetition_detection")
 
 
@@ -116,6 +118,8 @@ class SamplingParams:
         logprobs: number of log probabilities to return per generated token: those of the most likely tokens and of the sampled
             token. None returns none.
         prompt_logprobs: number of log probabilities to return per prompt token.
+        logprobs_mode: "raw_logprobs": of the model's distribution; "processed_logprobs": of the distribution after logits
+            processors, penalties and biases, and before the temperature, among the tokens that these allow.
         repetition_penalty: penalises tokens that appear in the prompt or the answer so far: positive logits are divided by it,
             negative ones multiplied. 1 means no penalty.
         presence_penalty: subtracted from the logits of tokens that appear in the answer so far, in [-2, 2].
@@ -130,7 +134,11 @@ class SamplingParams:
         allowed_token_ids: the only tokens that may be generated.
         detokenize: if False, outputs have no text.
         output_kind: what each output of `AsyncLLM.generate` holds. None takes that call's argument.
+        draft_text: what the answer will probably be, as a text or as token ids: a page's own text, an earlier output of the
+            same job. Tokens that the answer shares with it take fewer steps; the answer is the same with any text and without.
         guided_decoding: older name of structured_outputs.
+        extra_args: arguments of vLLM's processor against repeated n-grams: `ngram_size`, `window_size` (default: 100) and
+            `whitelist_token_ids`, those of the logits processor "no_repeat_ngrams". Other keys are refused.
 
     The other parameters exist in vLLM; values that cannot be honoured are refused. An engine uses a copy of the parameters, so
     changing them later affects new requests only.
@@ -153,6 +161,7 @@ class SamplingParams:
     seed: int | None = None
     logprobs: int | None = None
     prompt_logprobs: int | None = None
+    logprobs_mode: str = "raw_logprobs"
     repetition_penalty: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
@@ -166,45 +175,53 @@ class SamplingParams:
     allowed_token_ids: Sequence[int] | None = None
     detokenize: bool = True
     output_kind: RequestOutputKind | None = None
+    draft_text: str | Sequence[int] | None = None
     guided_decoding: InitVar[StructuredOutputsParams | None] = None
+    extra_args: InitVar[Mapping[str, Any] | None] = None
     best_of: InitVar[int | None] = None
     spaces_between_special_tokens: InitVar[bool] = True
     skip_clone: InitVar[bool] = False
     truncate_prompt_tokens: InitVar[int | None] = None
     flat_logprobs: InitVar[bool] = False
     logprob_token_ids: InitVar[Sequence[int] | None] = None
-    extra_args: InitVar[Mapping[str, Any] | None] = None
     skip_reading_prefix_cache: InitVar[bool | None] = None
     thinking_token_budget: InitVar[int | None] = None
     routed_experts_prompt_start: InitVar[int] = 0
 
     def __setattr__(self, name: str, value: object) -> None:
         if name not in self.__dataclass_fields__:
-            raise AttributeError(f"unknown sampling parameter {short_repr(name)}; {hint(name, self.__dataclass_fields__)}")
-        if name in _UNUSED:
-            check_unused(_UNUSED, name, value)
+            reason = f"unknown sampling parameter {short_repr(name)}; {hint(name, self.__dataclass_fields__)}"
+            raise AttributeError(in_python(reason))
+        if name in UNUSED_PARAMS:
+            check_unused(UNUSED_PARAMS, name, value)
+        elif name == "extra_args":
+            object.__setattr__(self, "logits_processors", _with_extra_args(self.logits_processors, value))
         else:
             object.__setattr__(self, "structured_outputs" if name == "guided_decoding" else name, value)
 
-    def __post_init__(self, guided_decoding: StructuredOutputsParams | None, *unused: object) -> None:
-        for name, value in zip(_UNUSED, unused, strict=True):
-            check_unused(_UNUSED, name, value)
+    def __post_init__(self, guided_decoding: StructuredOutputsParams | None, extra_args: object, *unused: object) -> None:
+        for name, value in zip(UNUSED_PARAMS, unused, strict=True):
+            check_unused(UNUSED_PARAMS, name, value)
         if guided_decoding is not None:
             self.structured_outputs = guided_decoding
-        check_classes(**vars(self))
+        if extra_args is not None:
+            self.logits_processors = _with_extra_args(self.logits_processors, extra_args)
         _check_numbers(self)
         for name in ("ignore_eos", "skip_special_tokens", "include_stop_str_in_output", "detokenize"):
             if not isinstance(getattr(self, name), bool):
                 raise param_error(name, getattr(self, name), "must be True or False")
+        if not equals_one_of(self.logprobs_mode, _LOGPROBS_MODES):
+            raise param_error("logprobs_mode", self.logprobs_mode, f"must be {' or '.join(_LOGPROBS_MODES)}")
         stop: Any = (self.stop,) if isinstance(self.stop, str) else self.stop
-        self.stop = check_strings("stop", as_tuple("stop", stop, form="a string or a list of strings"))
+        self.stop = check_strings("stop", as_tuple("stop", stop, expected="a string or a list of strings"))
         self.bad_words = check_strings("bad_words", as_tuple("bad_words", self.bad_words))
         self.stop_token_ids = check_token_ids("stop_token_ids", self.stop_token_ids)
         if self.allowed_token_ids is not None:
             self.allowed_token_ids = check_token_ids("allowed_token_ids", self.allowed_token_ids, _MAX_ALLOWED)
             if not self.allowed_token_ids:
-                raise InputError("allowed_token_ids is empty; give the allowed tokens, or None", param="allowed_token_ids")
+                raise InputError("<<param>> is empty; give the allowed tokens, or None", param="allowed_token_ids")
             self.__dict__["packed"] = self.allowed_token_ids, pack_tokens({"tokens": self.allowed_token_ids})
+        self.draft_text = _check_draft(self.draft_text)
         if self.output_kind is not None:
             if not equals_one_of(self.output_kind, RequestOutputKind):
                 raise param_error("output_kind", self.output_kind, "must be a RequestOutputKind")
@@ -214,9 +231,8 @@ class SamplingParams:
         biases: Any = {} if self.logit_bias is None else self.logit_bias
         if not isinstance(biases, Mapping):
             raise param_error("logit_bias", biases, "must map token ids to numbers")
-        with reading(biases, "logit_bias"):
-            check_count("logit_bias", biases, _MAX_BIASES)
-            biases = dict(biases.items())
+        check_count("logit_bias", biases, _MAX_BIASES)
+        biases = dict(biases.items())
         self.logit_bias = {check_token("logit_bias", k): _check_bias(v) for k, v in biases.items()}
         for name, kind in (
             ("structured_outputs", StructuredOutputsParams),
@@ -228,14 +244,14 @@ class SamplingParams:
         normalized = normalize_processors(processors)
         if ALLOWED_TOKENS in normalized:
             if self.allowed_token_ids is not None:
-                reason = f"allowed_token_ids is the logits processor {ALLOWED_TOKENS}; give one of them"
-                raise InputError(reason, param="allowed_token_ids")
+                reason = f"<<param>> is the logits processor {ALLOWED_TOKENS}; give one of them"
+                raise InputError(reason, code="invalid_value", param="allowed_token_ids")
             normalized[ALLOWED_TOKENS] = pack_tokens(normalized[ALLOWED_TOKENS])
         self.logits_processors = normalized
         if self.n > 1 and self.greedy:
-            raise InputError(f"n={self.n} needs a temperature above 0; greedy answers would all be the same", param="n")
+            raise InputError(f"<<param=>>{self.n} needs a temperature above 0; greedy answers would all be the same", param="n")
         if self.max_tokens is not None and self.min_tokens > self.max_tokens:
-            reason = f"min_tokens={self.min_tokens} is above max_tokens={self.max_tokens}; lower it or raise max_tokens"
+            reason = f"<<param=>>{self.min_tokens} is above <<max_tokens=>>{self.max_tokens}; lower it or raise <<max_tokens>>"
             raise InputError(reason, param="min_tokens")
 
     @classmethod
@@ -267,8 +283,8 @@ class SamplingParams:
     @property
     def changes_logits(self) -> bool:
         """True if penalties, biases, a format or logits processors change the logits."""
-        own = self.structured_outputs or self.logits_processors or self.allowed_token_ids
-        return bool(self.penalised or self.min_tokens or self.bad_words or self.logit_bias or own)
+        changes = self.structured_outputs or self.logits_processors or self.allowed_token_ids
+        return bool(self.penalised or self.min_tokens or self.bad_words or self.logit_bias or changes)
 
     @property
     def penalised(self) -> bool:
@@ -277,11 +293,11 @@ class SamplingParams:
     @property
     def processors(self) -> dict[str, Mapping[str, Any]]:
         """The arguments of each logits processor, with that of allowed_token_ids."""
-        own: dict[str, Mapping[str, Any]] = dict(self.logits_processors or {})  # type: ignore[arg-type]
+        chosen: dict[str, Mapping[str, Any]] = dict(self.logits_processors or {})  # type: ignore[arg-type]
         if not self.allowed_token_ids:
-            return own
-        given, packed = self.__dict__["packed"]  # of `__post_init__`
-        return {ALLOWED_TOKENS: packed if given is self.allowed_token_ids else {"tokens": self.allowed_token_ids}} | own
+            return chosen
+        allowed, packed = self.__dict__["packed"]  # of `__post_init__`
+        return {ALLOWED_TOKENS: packed if allowed is self.allowed_token_ids else {"tokens": self.allowed_token_ids}} | chosen
 
 
 @dataclass(frozen=True)
@@ -298,18 +314,24 @@ class SamplingLimits:
             count = getattr(params, name) or 0
             if count > self.max_logprobs or count * answers > _MAX_ANSWERS * self.max_logprobs:
                 limit = f"{self.max_logprobs}, and {_MAX_ANSWERS} times as many for all answers of a request"
-                reason = f"with n={answers} is over the limit of {limit}; ask for fewer, or raise max_logprobs"
-                raise param_error(name, count, reason)
+                reason = f"with n={answers} is over the limit of {limit}; ask for fewer, or raise <<max_logprobs>>"
+                raise param_error(name, count, reason, code="over_limit", limit=self.max_logprobs)
+        draft = params.draft_text
+        if isinstance(draft, str) and len(draft) > _MAX_DRAFT_CHARS:
+            reason = f"<<param>> has {len(draft):,} characters, but the limit is {_MAX_DRAFT_CHARS:,}; give a part of it"
+            raise InputError(reason, code="over_limit", param="draft_text", limit=_MAX_DRAFT_CHARS, value=len(draft))
         for name, strings in ("stop", params.stop_strings), ("bad_words", tuple(params.bad_words or ())):
             chars = sum(map(len, strings))
             if chars > self.max_sampling_chars:
-                reason = f"{name} has {chars:,} characters, but the limit is {self.max_sampling_chars:,}"
-                raise InputError(f"{reason}; give fewer, or raise max_sampling_chars", param=name)
-        form = params.structured_outputs
-        size = 0 if form is None else form.num_chars
+                reason = f"<<param>> has {chars:,} characters, but the limit is {self.max_sampling_chars:,}"
+                reason = f"{reason}; give fewer, or raise <<max_sampling_chars>>"
+                raise InputError(reason, code="over_limit", param=name, limit=self.max_sampling_chars, value=chars)
+        grammar = params.structured_outputs
+        size = 0 if grammar is None else grammar.num_chars
         if size > self.max_grammar_chars:
-            reason = f"structured_outputs has {size:,} characters, but the limit is {self.max_grammar_chars:,}"
-            raise InputError(f"{reason}; give a smaller form, or raise max_grammar_chars", param="structured_outputs")
+            reason = f"<<param>> has {size:,} characters, but the limit is {self.max_grammar_chars:,}"
+            reason = f"{reason}; give a smaller form, or raise <<max_grammar_chars>>"
+            raise InputError(reason, code="over_limit", param="structured_outputs", limit=self.max_grammar_chars, value=size)
 
 
 _LIMITS: dict[str, tuple[float, float, str]] = {
@@ -337,8 +359,8 @@ def from_generation_config(config: Mapping[str, object]) -> SamplingParams:
     Source: the keys of generation_config.json: do_sample, temperature, top_p, top_k, min_p, repetition_penalty, max_new_tokens,
     suppress_tokens and begin_suppress_tokens.
     """
-    known = {field.name for field in fields(SamplingParams)}
-    names = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & known
+    names_of_fields = {field.name for field in fields(SamplingParams)}
+    names = {"temperature", "top_p", "top_k", "min_p", "repetition_penalty"} & names_of_fields
     values = {name: config[name] for name in names if config.get(name) is not None}
     if config.get("max_new_tokens") is not None:
         values["max_tokens"] = config["max_new_tokens"]
@@ -359,14 +381,53 @@ def _check_numbers(params: SamplingParams) -> None:
         if isinstance(value, bool) or not isinstance(value, kind):
             expected = "an integer" if name in _INTEGERS else "a number"
             raise param_error(name, value, f"must be {expected}, {limits}, not {typed(value)}")
-        with reading(value, name):
-            if not low <= value <= high:
-                raise param_error(name, value, f"must be {'an integer, ' if name in _INTEGERS else ''}{limits}")
-            setattr(params, name, int(value) if name in _INTEGERS else float(value))
+        if not low <= value <= high:
+            raise param_error(name, value, f"must be {'an integer, ' if name in _INTEGERS else ''}{limits}")
+        setattr(params, name, int(value) if name in _INTEGERS else float(value))
+
+
+def _check_draft(value: Any) -> str | tuple[int, ...] | None:
+    if value is None:
+        return None
+    if isinstance(value, str):
+        return check_utf8(str.__str__(value), "draft_text")
+    if isinstance(value, bytes | Mapping):
+        raise param_error("draft_text", value, "must be a text or a list of token ids")
+    return check_token_ids("draft_text", value, _MAX_ALLOWED)
+
+
+def _with_extra_args(processors: Any, extra_args: object) -> Any:
+    """Return logits processors, with the one that vLLM's `extra_args` ask for.
+
+    Raises:
+        InputError: there is no such processor, or its arguments are wrong.
+    """
+    extra_args = builtin_copy(extra_args, "extra_args")
+    if extra_args is None or equals_one_of(extra_args, ({},)):
+        return processors
+    if not isinstance(extra_args, Mapping):
+        raise param_error("extra_args", extra_args, "must map names to values")
+    names = [field.name for field in fields(NoRepeatNGrams)]
+    unknown = next((name for name in extra_args if name not in names), None)
+    if unknown is not None or "ngram_size" not in extra_args:
+        reason = f"ngram_size is missing beside {next(iter(extra_args))}" if unknown is None else f"nothing reads {unknown!r}"
+        reason = f"cannot be honoured: {reason}; give {', '.join(names)}, or register a logits processor, which takes arguments"
+        raise param_error("extra_args", extra_args, reason, code="unsupported")
+    try:
+        NoRepeatNGrams(**extra_args)
+    except InputError as error:
+        raise InputError(f"<<param>>: {error.info.text}", code="invalid_value", param="extra_args") from None
+    chosen = normalize_processors({} if processors is None else processors)
+    whitelist = {name: tuple(value) for name, value in extra_args.items() if name == "whitelist_token_ids"}
+    return {**chosen, NO_REPEAT_NGRAMS: {**extra_args, **whitelist}}
 
 
 def _check_bias(value: object) -> float:
     value = builtin_copy(value, "logit_bias")
     if isinstance(value, bool) or not isinstance(value, int | float) or not -100 <= value <= 100:
-        raise InputError(f"logit_bias holds {short_repr(value)}; a bias is a number from -100 to 100", param="logit_bias")
+        raise InputError(
+            f"<<param>> holds {short_repr(value)}; a bias is a number from -100 to 100",
+            code="invalid_value",
+            param="logit_bias",
+        )
     return float(value)

@@ -7,20 +7,21 @@ from dataclasses import dataclass, replace
 from functools import partial
 from queue import SimpleQueue
 
-from ..mm.errors import InputError
+from ..callers.errors import InputError
 from ..mm.types import MultiModalFeature
 from ..processors.elements.element import ImageScale
 from ..processors.elements.formats import located_modalities
+from ..processors.text.tokenizer import Tokenizer
+from .engine import Engine
 from .errors import NotPicklable
-from .frontend.engine_loop import EngineLoop
-from .frontend.input_processor import InputProcessor, ParsedPrompt
+from .frontend.input_processor import ParsedPrompt
 from .frontend.output_processor import OutputBuilder
 from .frontend.processed_prompt import ProcessedPrompt
-from .frontend.request_handle import RequestHandle
+from .frontend.request_handle import Append, End, RequestHandle, Truncate
 from .types import RequestOutput
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Turn:
     """Items whose rows go with the next generated tokens of a sequence that is held open, for `AsyncLLM.append`.
 
@@ -31,17 +32,13 @@ class Turn:
     features: tuple[MultiModalFeature, ...]
     close: bool
 
-    def begin(self, engine_loop: EngineLoop) -> None:
-        """Append the items and begin the answer. Runs in the loop's thread."""
-        name = _sequence(self.handle)
-        turn = OutputBuilder(self.handle.name, self.handle.params, engine_loop.tokenizer)
+    def message(self, tokenizer: Tokenizer) -> Append:
+        """Return the message that appends the items and begins the answer."""
+        builder = OutputBuilder(self.handle.name, self.handle.input.params, tokenizer)
         has_image = any(feature.modality == "image" for feature in self.features)  # whose size is not known here
-        form = None if has_image else self.handle.builder.prepared.answer_format
-        turn.start(ProcessedPrompt(None, (), answer_format=form))
-        engine_loop.core.append(name, (), self.features, self.close)
-        self.handle.begin_turn(turn)
-        engine_loop.follow(name, self.handle)
-        self.handle.keep = not self.close
+        answer_format = None if has_image else self.handle.answer.builder.prepared.answer_format
+        builder.start(ProcessedPrompt(None, (), answer_format=answer_format))
+        return Append(self.handle, builder, (), self.features, close=self.close)
 
 
 class LiveSession(NotPicklable):
@@ -51,20 +48,20 @@ class LiveSession(NotPicklable):
     sampling parameters. A stop string ends a turn; its tokens stay in the sequence. Use it from one thread at a time.
     """
 
-    def __init__(self, engine_loop: EngineLoop, inputs: InputProcessor, handle: RequestHandle) -> None:
-        if handle.params.n > 1:
-            raise InputError(f"a live session has one answer per turn, not n={handle.params.n}; pass n=1")
-        self._engine_loop, self._inputs = engine_loop, inputs
+    def __init__(self, engine: Engine, handle: RequestHandle) -> None:
+        if (num_answers := handle.input.params.n) > 1:
+            raise InputError(f"a live session has one answer per turn, not n={num_answers}; pass n=1")
+        self._engine = engine
         self._mail: SimpleQueue[None] = SimpleQueue()  # an entry for each time that there is new output
         self._handle = handle
-        handle.keep = True
+        handle.input = replace(handle.input, hold_open=True)
         self._last: RequestOutput | None = None
         self._kept: tuple[int, ...] = ()  # tokens of the sequence after the last turn
         self._no_answer = ""  # why the last answer is not one to the current tokens; "" if it is
         self._items: tuple[tuple[int, str], ...] | None = None  # offset and modality of each item; None in the first turn
         self._images: tuple[tuple[int, ImageScale], ...] = ()  # offset and scale of each image, for elements of answers
-        engine_loop.submit([handle], partial(_post, self._mail), stream=True)
-        engine_loop.drop_with(self, self._handle)
+        engine.loop.submit([handle], partial(_post, self._mail), stream=True)
+        engine.loop.drop_with(self, self._handle)
 
     @property
     def token_ids(self) -> tuple[int, ...]:
@@ -87,8 +84,8 @@ class LiveSession(NotPicklable):
                     self._last = output
                     self._kept = (*output.prompt_token_ids, *output.outputs[0].token_ids)
                     if self._items is None:
-                        self._items = _item_offsets(self._handle.builder.prepared.features)
-                        self._images = _image_scales(self._handle.builder.prepared)
+                        self._items = _item_offsets(self._handle.answer.builder.prepared.features)
+                        self._images = _image_scales(self._handle.answer.builder.prepared)
                 yield output
 
     def answer(self) -> RequestOutput:
@@ -123,28 +120,22 @@ class LiveSession(NotPicklable):
             self.answer()
 
     def _append(self, part: object) -> None:
-        parsed = self._inputs.parse(part, more=True)
+        parsed = self._engine.inputs.parse(part, more=True)
         prepared = parsed.finish() if isinstance(parsed, ParsedPrompt) else parsed
         features = tuple(
             replace(feature, range=replace(feature.range, offset=feature.range.offset + len(self._kept)))
             for feature in prepared.features
         )
         items = (*(self._items or ()), *_item_offsets(features))
-        adapter = self._inputs.adapter(modality for _, modality in items)
-        turn = OutputBuilder(self._handle.name, self._handle.params, self._engine_loop.tokenizer)
+        chosen = self._handle.input.adapter is not None  # by the request, for all turns
+        adapter = None if chosen else self._engine.inputs.adapter(modality for _, modality in items)
+        turn = OutputBuilder(self._handle.name, self._handle.input.params, self._engine.tokenizer)
         prompt = replace(prepared, token_ids=(*self._kept, *prepared.token_ids), features=features)
         images = (*self._images, *_image_scales(prompt))
-        form = prompt.answer_format and replace(prompt.answer_format, images=tuple(scale for _, scale in images))
-        turn.start(replace(prompt, answer_format=form))
+        answer_format = prompt.answer_format and replace(prompt.answer_format, images=tuple(scale for _, scale in images))
+        turn.start(replace(prompt, answer_format=answer_format))
 
-        handle = self._handle  # a command that refers to the session would keep it alive
-
-        def append(engine_loop: EngineLoop) -> None:
-            engine_loop.core.append(_sequence(handle), prepared.token_ids, features, adapter=adapter)
-            handle.begin_turn(turn)
-            engine_loop.follow(_sequence(handle), handle)
-
-        self._engine_loop.call(append).result()
+        self._engine.loop.call(Append(self._handle, turn, prepared.token_ids, features, adapter)).result()
         self._items, self._images = items, images
 
     def truncate(self, num_tokens: int) -> None:
@@ -152,16 +143,14 @@ class LiveSession(NotPicklable):
         if isinstance(num_tokens, bool) or not isinstance(num_tokens, int):
             raise InputError(f"num_tokens must be an integer, not {str(num_tokens)[:40]!r}")
         self._wait()
-        handle = self._handle
-        self._engine_loop.call(lambda engine_loop: engine_loop.core.truncate(_sequence(handle), num_tokens)).result()
+        self._engine.loop.call(Truncate(self._handle, num_tokens)).result()
         self._kept, self._no_answer = self._kept[:num_tokens], "the session was truncated"
         self._items = tuple((offset, modality) for offset, modality in self._items or () if offset < num_tokens)
         self._images = tuple((offset, scale) for offset, scale in self._images if offset < num_tokens)
 
     def close(self) -> None:
         """End the session and free its memory. A running answer ends with the finish reason "abort"."""
-        handle = self._handle
-        self._engine_loop.send(lambda engine_loop: engine_loop.end([handle], "abort"))
+        self._engine.loop.send(End(self._handle, "abort"))
 
     def __enter__(self) -> LiveSession:
         return self
@@ -184,14 +173,6 @@ def _image_scales(prepared: ProcessedPrompt) -> tuple[tuple[int, ImageScale], ..
     images = [i for i, item in enumerate(prepared.items) if item.modality in located]
     offsets = [prepared.features[owners.index(i)].range.offset if i in owners else 0 for i in images]
     return tuple(zip(offsets, prepared.answer_format.images, strict=True))
-
-
-def _sequence(handle: RequestHandle) -> str:
-    """Return the id of the session's sequence. Runs in the loop's thread."""
-    if not handle.keep:
-        raise InputError("the live session has ended; begin a new one")
-    (name,) = handle.builder.answers
-    return name
 
 
 def _post(mail: SimpleQueue[None], handles: Sequence[RequestHandle]) -> None:

@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import InitVar, dataclass
 from typing import Any
 
-from ..mm.errors import InputError, check_utf8, error_reason, hints_at_arguments
-from ..mm.plain import builtin_copy, check_classes, reading
+from ..callers.errors import InputError, check_utf8, error_reason, hints_at_arguments
+from ..callers.plain import builtin_copy
 from .param_checks import UnusedParams, check_strings, check_unused, param_error
 
 _FORMATS = ("json", "regex", "choice", "grammar", "json_object")
@@ -55,15 +55,14 @@ class StructuredOutputsParams:
     def __post_init__(self, disable_any_whitespace: bool | None, *unused: object) -> None:
         for name, value in zip(_UNUSED_FORMATS, unused, strict=True):
             check_unused(_UNUSED_FORMATS, name, value)
-        check_classes(**{"structured_outputs.json_object": self.json_object})
         for name in ("regex", "choice", "grammar", "whitespace"):
             object.__setattr__(self, name, builtin_copy(getattr(self, name), f"structured_outputs.{name}"))
         if disable_any_whitespace is not None:
             object.__setattr__(self, "whitespace", "compact" if disable_any_whitespace else "flexible")
         formats = self._given()
         if len(formats) != 1:
-            found = ", ".join(formats) or "none"
-            reason = f"structured_outputs takes exactly one of {', '.join(_FORMATS)}; found {found}"
+            given_formats = ", ".join(formats) or "none"
+            reason = f"<<param>> takes exactly one of {', '.join(_FORMATS)}; found {given_formats}"
             raise InputError(reason, param="structured_outputs")
         if not isinstance(self.whitespace, str) or self.whitespace not in _WHITESPACES:
             raise param_error("structured_outputs.whitespace", self.whitespace, 'must be "compact" or "flexible"')
@@ -87,8 +86,8 @@ class StructuredOutputsParams:
     @property
     def num_chars(self) -> int:
         """Number of characters of the format."""
-        form = getattr(self, self.form)
-        return sum(map(len, form)) + len(form) if isinstance(form, tuple) else len(str(form))
+        grammar = getattr(self, self.form)
+        return sum(map(len, grammar)) + len(grammar) if isinstance(grammar, tuple) else len(str(grammar))
 
     def _given(self) -> list[str]:
         return [name for name in _FORMATS if getattr(self, name) is not None and getattr(self, name) is not False]
@@ -98,10 +97,11 @@ GuidedDecodingParams = StructuredOutputsParams  # vLLM's older name
 
 
 def _check_choices(value: object) -> tuple[str, ...]:
-    if isinstance(value, str | bytes) or not isinstance(value, Sequence) or not len(value):
+    if isinstance(value, str | bytes) or not isinstance(value, Sequence):
         raise param_error("structured_outputs.choice", value, "must be a list of strings")
-    with reading(value, "structured_outputs.choice"):
-        return check_strings("structured_outputs.choice", builtin_copy(tuple(value), "structured_outputs.choice"))
+    if not len(value):
+        raise param_error("structured_outputs.choice", value, "is empty; give one string or more")
+    return check_strings("structured_outputs.choice", builtin_copy(tuple(value), "structured_outputs.choice"))
 
 
 def _schema_text(schema: Any) -> str:
@@ -113,14 +113,14 @@ def _schema_text(schema: Any) -> str:
         if isinstance(schema, Mapping):
             return json.dumps(schema)
     except Exception as error:  # raised by the caller's class, too
-        raise InputError(f"{param} is not a JSON schema: {error_reason(error)}", param=param) from None
+        raise InputError(f"<<param>> is not a JSON schema: {error_reason(error)}", param=param) from None
     if not isinstance(schema, str):
         raise param_error(param, schema, "must be a schema, its text, or a pydantic model class")
     check_utf8(schema, param)
     try:
         parsed = json.loads(schema)
     except (ValueError, RecursionError) as error:
-        raise InputError(f"{param} is not JSON: {error}", param=param) from None
+        raise InputError(f"<<param>> is not JSON: {error}", code="invalid_value", param=param) from None
     if not isinstance(parsed, dict):
         raise param_error(param, schema, "must be a JSON object")
     return schema

@@ -1,19 +1,22 @@
-"""Requests, steps and outputs of the engine: plain data that codec.py encodes as bytes."""
+"""Requests, steps and outputs of the engine: plain data that core/codec.py encodes as bytes."""
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from functools import cached_property
+from itertools import zip_longest
 
 from torch import Tensor
 
-from ..mm.errors import ErrorInfo
-from ..mm.repr_mixin import ReprMixin
+from ..callers.errors import ErrorInfo
+from ..callers.repr_mixin import ReprMixin
 from ..mm.types import EncodedItem, ItemPlan, MultiModalFeature
 from ..processors.elements.element import Element
 from ..processors.elements.formats import MarkedText
-from .pooling_params import PoolingParams
+from .pooling_requests import PoolingRequest
 from .sampling_params import SamplingParams
+from .structured_outputs import StructuredOutputsParams
 
 
 @dataclass(frozen=True)
@@ -29,9 +32,13 @@ class EngineRequest:
         hold_open: keep the sequence and its KV cache after the answer, for `append` and `truncate`, until
             `append(close=True)` or `abort`.
         salt: KV blocks are shared only with sequences of the same salt.
-        adapter: name of the adapter that computes the sequence, "" for none. KV blocks are shared only with the same adapter.
-        cross: the input of cross-attention. Its range has the length of its rows, and begins at its token if it has one.
-        pooling: what to compute from the prompt's last hidden state instead of generating tokens.
+        adapter: name or identity (`LoadedAdapter`) of the adapter that computes the sequence, "" for none. KV blocks are
+            shared only with the same adapter.
+        cross: the items that cross-attention reads, in order. Their ranges have the length of their rows, and begin at their
+            tokens if they have one.
+        pooling: what to compute from the prompt's hidden states instead of generating tokens.
+        first_tokens: number of tokens of a pair's first text; the others have token type 1. None: all have type 0.
+        draft_token_ids: the tokens of `params.draft_text`.
     """
 
     request_id: str
@@ -45,8 +52,10 @@ class EngineRequest:
     hold_open: bool = False
     salt: str = ""
     adapter: str = ""
-    cross: MultiModalFeature | None = None
-    pooling: PoolingParams | None = None
+    cross: tuple[MultiModalFeature, ...] = ()
+    pooling: PoolingRequest | None = None
+    first_tokens: int | None = None
+    draft_token_ids: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -76,6 +85,10 @@ class ScheduledRequest:
         block_ids: blocks of the sequence, per KV-cache group.
         sample: False for a chunk that does not reach the end of the known tokens.
         write_cross: also compute the keys and values of the encoder input in this step.
+        epoch: number of the sequence's history: no other sequence has it, and it changes when results in flight become stale.
+        draft_token_ids: guesses of the tokens after the known ones. They are the last input tokens of this part, and the row of
+            each is sampled too; the worker returns the tokens up to the first one that differs from its guess.
+        predict: False if what the worker drafts is no longer wanted.
     """
 
     request_id: str
@@ -84,14 +97,23 @@ class ScheduledRequest:
     block_ids: tuple[tuple[int, ...], ...]
     sample: bool = True
     write_cross: bool = False
+    epoch: int = 0
+    draft_token_ids: tuple[int, ...] = ()
+    predict: bool = True
+
+    @property
+    def num_sampled(self) -> int:
+        """Rows at the end of this part whose tokens are sampled."""
+        return 1 + len(self.draft_token_ids) if self.sample else 0
 
 
-CROSS = -1  # index of the encoder input of an encoder-decoder model among a request's items
+CROSS = -1
+"""Index of the first item that cross-attention reads among a request's items; the second one's is CROSS - 1."""
 
 
 @dataclass(frozen=True)
 class EncodeTask:
-    """Encode item `index` of the request (CROSS: its encoder input), before this step's forward or beside it."""
+    """Encode item `index` of the request (CROSS or less: of its encoder input), before this step's forward or beside it."""
 
     request_id: str
     index: int
@@ -107,6 +129,7 @@ class SchedulerOutput:
         finished: requests whose state the worker may drop.
         free_encoder: hashes of items whose encoder rows are no longer needed.
         zero_blocks: (cache group, block) to fill with zeros, because they may hold NaN and 0 x NaN is NaN.
+        ahead: the tokens of the step before are not known to the scheduler: they are the input of this one.
     """
 
     step: int
@@ -117,6 +140,59 @@ class SchedulerOutput:
     finished: tuple[str, ...] = ()
     free_encoder: tuple[str, ...] = ()
     zero_blocks: tuple[tuple[int, int], ...] = ()
+    ahead: bool = False
+
+
+@dataclass(frozen=True)
+class StepHandle:
+    """A step that an executor has started.
+
+    Args:
+        can_follow: the step's tokens are where the next step reads them, so that this may start before they are polled.
+    """
+
+    number: int
+    can_follow: bool = False
+
+
+@dataclass(frozen=True)
+class GrammarTask:
+    """Compile the grammar of a request, and keep it until it is released. `tenant`: see `GrammarFactory.begin`."""
+
+    request_id: str
+    params: StructuredOutputsParams
+    tenant: str = ""
+
+
+@dataclass(frozen=True)
+class WorkerUpdate:
+    """A change of what workers keep beside steps. `release`: requests whose grammar is no longer needed."""
+
+    compile: tuple[GrammarTask, ...] = ()
+    release: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
+class LoadedAdapter:
+    """An adapter that requests may choose.
+
+    Args:
+        identity: `EngineRequest.adapter` of these requests: a digest of what it adds to which weights.
+        num_bytes: of its tensors in the engine.
+        rank: its largest rank.
+    """
+
+    identity: str
+    num_bytes: int
+    rank: int
+
+
+@dataclass(frozen=True)
+class GrammarResult:
+    """A GrammarTask has ended; `error` says why there is no grammar."""
+
+    request_id: str
+    error: ErrorInfo | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +205,52 @@ class Logprob:
 
 
 @dataclass(frozen=True)
+class DraftStats:
+    """Counts of one proposer of drafted tokens. Each accepted token saves a step.
+
+    Args:
+        proposer: "text" (`draft_text`), "hypothesis" (token ids as `draft_text`), "suffix", "corpus", "mtp", "draft_model",
+            "eagle3", or its own name.
+        num_drafts: drafts that were verified.
+        drafted, accepted: tokens verified and accepted, by position in their draft.
+        switched_off: sequences for which its drafts cost more than they saved, so that it was switched off.
+        failed: sequences for which it raised an error, so that it was dropped.
+    """
+
+    proposer: str
+    num_drafts: int = 0
+    drafted: tuple[int, ...] = ()
+    accepted: tuple[int, ...] = ()
+    switched_off: int = 0
+    failed: int = 0
+
+    @property
+    def num_drafted(self) -> int:
+        return sum(self.drafted)
+
+    @property
+    def num_accepted(self) -> int:
+        return sum(self.accepted)
+
+    def __add__(self, other: DraftStats) -> DraftStats:
+        """Return the sum of both; the proposer is this one."""
+        drafted, accepted = (
+            tuple(map(sum, zip_longest(ours, theirs, fillvalue=0)))
+            for ours, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted))
+        )
+        switched_off, failed = self.switched_off + other.switched_off, self.failed + other.failed
+        return DraftStats(self.proposer, self.num_drafts + other.num_drafts, drafted, accepted, switched_off, failed)
+
+
+def add_stats(parts: Iterable[Iterable[DraftStats]]) -> tuple[DraftStats, ...]:
+    """Return the sums by proposer."""
+    sums: dict[str, DraftStats] = {}
+    for stats in (stats_of_part for part in parts for stats_of_part in part):
+        sums[stats.proposer] = sums[stats.proposer] + stats if stats.proposer in sums else stats
+    return tuple(sums.values())
+
+
+@dataclass(frozen=True)
 class SequenceStats:
     """Use of the caches and preemptions of a sequence.
 
@@ -137,11 +259,13 @@ class SequenceStats:
         preemptions: how many times the sequence was preempted.
         items: how each item's encoder rows were obtained, in order: "encoded", "cache" (encoder cache), "disk", or "prefix"
             (not needed, because the prefix cache had the tokens).
+        drafts: what its proposers of drafted tokens achieved.
     """
 
     cached_tokens: int = 0
     preemptions: int = 0
     items: tuple[str, ...] = ()
+    drafts: tuple[DraftStats, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -149,12 +273,14 @@ class TokenOutput:
     """Result of one step for one sequence.
 
     Args:
+        token_ids: the tokens of its sampled rows, in order. logprobs: those of each token.
         finish_reason: None, "stop", "length", "repetition", "abort" or "error".
         num_removed: number of tokens to remove from the end of the answer (repair of a loop); then there are no new tokens.
         timings: seconds of queue, encode, prefill and decode_steps; with the last output of an answer only.
         stats: with the last output of an answer only.
         pooled: float32, the result of `EngineRequest.pooling`.
         encoder_rows: `[rows, width]` of each item, from an engine that has only the encoder.
+        predicted: tokens that the worker's drafter expects next; the scheduler keeps them.
     """
 
     request_id: str
@@ -169,6 +295,7 @@ class TokenOutput:
     stats: SequenceStats | None = None
     pooled: Tensor | None = field(default=None, compare=False)
     encoder_rows: tuple[Tensor, ...] = field(default=(), compare=False)
+    predicted: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -196,10 +323,12 @@ class StepOutput:
     Args:
         tokens: one TokenOutput per scheduled request, in order.
         encoded: results of encoder calls that have finished; they may be of earlier steps.
+        predict_seconds: seconds that drafting for the next step took.
     """
 
     tokens: tuple[TokenOutput, ...]
     encoded: tuple[EncodeResult, ...] = ()
+    predict_seconds: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -219,6 +348,9 @@ class EngineStats:
         encoder_bytes, encoder_capacity: bytes of the encoder cache in use now, and its size.
         preemptions: preempted sequences. cut_items: items that were computed in more than one step.
         quarantined: items that are refused now.
+        drafts: what each proposer of drafted tokens achieved.
+        no_drafts: why no sequence of this engine gets drafts: "off", "rows" (a row's bits may depend on the other rows of its
+            step, see `batch_invariant`) or "" (sequences do).
     """
 
     running: int = 0
@@ -242,6 +374,8 @@ class EngineStats:
     preemptions: int = 0
     cut_items: int = 0
     quarantined: int = 0
+    drafts: tuple[DraftStats, ...] = ()
+    no_drafts: str = ""
 
 
 @dataclass(frozen=True)
@@ -266,8 +400,11 @@ class CoreInfo:
         cross_attention: number of decoder layers whose cross-attention weights a request can return, and of heads in each.
         captured_layers: largest `PoolingParams.layer` of a request, 0 if the model has none.
         pooling: the `PoolingParams.pooling` of requests that name none.
+        normalizes: vectors have length 1 unless a request says otherwise.
         vector_size, token_size: length of a prompt's vector, and of the vectors of its tokens.
         logit_scale, logit_bias: as in `SupportsSimilarity`; None for other models.
+        scheduling_policy: as in EngineConfig.
+        bodies: which body computes the products and the attention on this CPU, as `op=body`.
     """
 
     max_model_len: int
@@ -287,10 +424,26 @@ class CoreInfo:
     cross_attention: tuple[int, int] = (0, 0)
     captured_layers: int = 0
     pooling: str = "last"
+    normalizes: bool = True
     vector_size: int = 0
     token_size: int = 0
     logit_scale: float | None = None
     logit_bias: float | None = None
+    scheduling_policy: str = "fcfs"
+    bodies: tuple[str, ...] = ()
+
+
+def task_without_head(info: CoreInfo) -> str | None:
+    """Return what a checkpoint without a language model head does, and the call for it; None if it has a head."""
+    if info.can_generate:
+        return None
+    if info.labels_tokens:
+        return "it classifies tokens; <<use_token_classify>>"
+    if info.num_labels == 1:
+        return "it scores pairs of a query and a document; <<use_score>>"
+    if info.num_labels:
+        return "it classifies prompts; <<use_classify>>"
+    return "it computes vectors; <<use_embed>>"
 
 
 @dataclass(frozen=True)
@@ -375,6 +528,8 @@ class RequestOutput(ReprMixin):
         num_preemptions: how many times a sequence of the request was preempted.
         pooled: float32 `[n]`, the result of a request with `PoolingParams`.
         encoded: the result of `LLM.encode_media`, in the order of `items`.
+        truncated: True if tokens of the prompt were left out, as `truncate_prompt_tokens` or the checkpoint says.
+        drafts: what each proposer of drafted tokens achieved, over all answers.
     """
 
     request_id: str
@@ -391,6 +546,8 @@ class RequestOutput(ReprMixin):
     num_preemptions: int = 0
     pooled: Tensor | None = field(default=None, compare=False)
     encoded: tuple[EncodedItem, ...] = field(default=(), compare=False)
+    truncated: bool = False
+    drafts: tuple[DraftStats, ...] = field(default=(), repr=False, compare=False)
 
     @property
     def elements(self) -> tuple[Element, ...]:

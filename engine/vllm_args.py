@@ -5,15 +5,16 @@ from __future__ import annotations
 import re
 import warnings
 from collections.abc import Callable, Collection, Mapping
+from dataclasses import replace
 from decimal import Decimal
 from typing import Any
 
 import torch
 
-from ..mm.errors import ConfigError, equals_one_of, hint, short_repr
+from ..callers.errors import ConfigError, equals_one_of, hint, short_repr
 
 _ONE_DEVICE = "an engine runs on one device; start one per GPU and divide the prompts"
-_POOLING = "PoolingParams of a request decide: vectors (pooling=...), or logits (token_ids=...)"
+_POOLING = "each request chooses: PoolingParams(pooling=...) for vectors, PoolingParams(token_ids=...) for logits"
 
 # (reason, accepted values, names): the accepted values ask for what the engine does anyway
 _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
@@ -23,15 +24,14 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     (_ONE_DEVICE, (False,), "enable_dbo enable_eplb enable_elastic_ep ray_workers_use_nsight"),
     (_ONE_DEVICE, ("uni", "mp"), "distributed_executor_backend"),
     ('give device="cuda:N"', (), "device_ids"),
-    ("there is no speculative decoding; leave it out", (), "speculative_config speculative_model num_speculative_tokens"),
-    ("there is no speculative decoding; leave it out", (), "spec_method spec_model spec_tokens"),
+    ("give speculative_config", (), "speculative_model num_speculative_tokens spec_method spec_model spec_tokens"),
     ("weights and KV cache stay on the device; choose quantization or a smaller max_model_len", (0,), "cpu_offload_gb"),
     ("the KV cache stays on the device; choose kv_cache_dtype or a smaller max_model_len", (0,), "kv_offloading_size"),
     ("engines share encoder rows only, through encoder_cache_dir", (), "kv_transfer_config kv_events_config"),
     ("engines share encoder rows only, through encoder_cache_dir", (), "ec_transfer_config"),
     ("weights are read from the checkpoint's folder only", (), "weight_transfer_config"),
-    ("give adapter= the folder of one adapter; it is merged into the weights", (False,), "enable_lora"),
-    ("give adapter= the folder of one adapter; it is merged into the weights", (), "default_mm_loras lora_target_modules"),
+    ("each request chooses its adapter: give lora_request or adapter=", (), "default_mm_loras"),
+    ("an adapter's own files say which layers it changes", (), "lora_target_modules"),
     (_POOLING, (), "pooler_config override_pooler_config"),
     (_POOLING, ("auto", "generate", "embed", "embedding", "score", "classify"), "task"),
     (_POOLING, ("auto", "generate", "pooling"), "runner"),
@@ -55,13 +55,11 @@ _ONLY: tuple[tuple[str, tuple[Any, ...], str], ...] = (
     ("the window is part of the model; give max_model_len", (False,), "disable_sliding_window"),
     ("give kv_cache_memory_bytes", (), "num_gpu_blocks_override"),
     ("give max_waiting to AsyncLLM", (), "max_num_queued_reqs max_num_queued_tokens"),
-    ("log probabilities are computed before penalties and temperature", ("raw_logprobs",), "logprobs_mode"),
+    ("give logprobs_mode in SamplingParams", ("raw_logprobs",), "logprobs_mode"),
     ("register them with sensorium.register_logits_processor", ([],), "logits_processors"),
     ("give tracing= a TracerProvider", (), "otlp_traces_endpoint"),
-    ("requests run by priority, then in order of arrival", ("fcfs", "priority"), "scheduling_policy"),
     ("this class cannot be replaced", (), "scheduler_cls"),
     ("this class cannot be replaced", ("auto", ""), "worker_cls worker_extension_cls"),
-    ('give parts="encoder" and call encode_media', (False,), "mm_encoder_only"),
     ("outputs do not have this field", (False,), "enable_return_routed_experts return_sampling_mask"),
     ("requests are not recorded", (False,), "enable_trace_replay"),
     ("diffusion models do not run", (), "diffusion_config"),
@@ -92,7 +90,7 @@ _IGNORED = (
         "mm_processor_cache_type mm_shm_cache_max_object_size_mb mm_hasher_algorithm mm_tensor_ipc",
     ),
     ("media_workers is the number of threads", "renderer_num_workers tokenizer_pool_size"),
-    ("one adapter is merged into the weights", "max_loras max_lora_rank max_cpu_loras lora_dtype fully_sharded_loras"),
+    ("max_loras adapters are kept on the model's device, in its dtype", "max_cpu_loras lora_dtype fully_sharded_loras"),
     ("llguidance compiles every format", "structured_outputs_config guided_decoding_backend"),
     ("answers are returned with their reasoning", "reasoning_parser reasoning_parser_plugin reasoning_config"),
     ("weights are mapped from safetensors files", "model_loader_extra_config ignore_patterns pt_load_map_location"),
@@ -105,7 +103,7 @@ _EMPTY: tuple[object, ...] = (False, "", (), [], {})
 IGNORED = {name: reason for reason, names in _IGNORED for name in names.split()}
 _SILENT = (
     "served_model_name disable_log_stats disable_log_requests enable_log_requests use_tqdm_on_load enable_sleep_mode",
-    "enable_cumem_allocator enable_mm_embeds aggregate_engine_logging",
+    "enable_cumem_allocator enable_mm_embeds aggregate_engine_logging enable_auto_tool_choice",
 )
 SILENT = frozenset(name for names in _SILENT for name in names.split())  # ignored without a warning
 
@@ -118,7 +116,7 @@ def _limits(value: Any) -> Any:
     """Return limits with {"count": n, ...} as n. The other options describe the items of vLLM's memory profiling."""
     if not isinstance(value, Mapping):
         return value
-    counts = {name: one.get("count") if isinstance(one, Mapping) else one for name, one in value.items()}
+    counts = {name: limit.get("count") if isinstance(limit, Mapping) else limit for name, limit in value.items()}
     return {name: count for name, count in counts.items() if count is not None}
 
 
@@ -143,6 +141,17 @@ def _no_media(only_text: object) -> dict[str, int] | None:
     return dict.fromkeys(("image", "video", "audio", "vision_chunk"), 0) if only_text else None
 
 
+def _flag(value: Any) -> bool:
+    if not isinstance(value, bool):
+        raise TypeError
+    return value
+
+
+def _video_backend(value: Any) -> Any:
+    """Return the decoder of one of vLLM's video loaders. Which frames a loader chooses is the model family's own rule here."""
+    return {"opencv_dynamic": "opencv"}.get(value, value) if isinstance(value, str) else value
+
+
 # name -> an option of the engine or an entry of one that is a mapping, and how the value is converted
 RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "dtype": ("dtype", _dtype),
@@ -156,18 +165,22 @@ RENAMED: dict[str, tuple[str, Callable[[Any], Any]]] = {
     "generation_config": ("generation_config", lambda value: "none" if value == "vllm" else value),
     "allowed_local_media_path": ("media.allowed_local_media_path", lambda value: value or None),
     "allowed_media_domains": ("media.allowed_media_domains", lambda value: tuple(value) or None),
+    "mm_encoder_only": ("parts", lambda value: "encoder" if value else None),
     "video_pruning_rate": ("hf_overrides.video_pruning_rate", lambda value: value or None),
 }
 _MEDIA_IO: dict[tuple[str, str], tuple[str, Callable[[Any], Any]]] = {  # (modality, key) of media_io_kwargs
     ("video", "num_frames"): ("mm_processor_kwargs.num_frames", lambda value: value),
-    ("video", "fps"): ("mm_processor_kwargs.fps", lambda value: value),
+    ("video", "fps"): ("mm_processor_kwargs.fps", lambda value: None if value == -1 else value),
+    ("video", "max_duration"): ("mm_processor_kwargs.max_duration", lambda value: value),
+    ("video", "frame_recovery"): ("media.frame_recovery", _flag),
+    ("video", "video_backend"): ("media.video_backend", _video_backend),
     ("image", "rgba_background_color"): ("media.background", lambda value: tuple(value)[:3]),
 }
 _SAME_AS = {"tokenizer": "model", "hf_config_path": "model", "tokenizer_revision": "revision"}
 NAMES = frozenset((*ONLY, *IGNORED, *SILENT, *RENAMED, *_SAME_AS, "media_io_kwargs"))
 
 
-def translate_options(model: object, options: Mapping[str, Any], known: Collection[str]) -> dict[str, Any]:
+def translate_options(model: object, options: Mapping[str, Any], names: Collection[str]) -> dict[str, Any]:
     """Return options of the engine from options and engine arguments of vLLM. None means the default.
 
     Warns once about all arguments that have no effect.
@@ -178,13 +191,13 @@ def translate_options(model: object, options: Mapping[str, Any], known: Collecti
     Raises:
         ConfigError: an argument cannot be honoured, or is neither an option nor an argument of vLLM.
     """
-    given = {name: value for name, value in options.items() if value is not None}
-    result: dict[str, Any] = {name: value for name, value in given.items() if name in known and name not in RENAMED}
+    set_options = {name: value for name, value in options.items() if value is not None}
+    result: dict[str, Any] = {name: value for name, value in set_options.items() if name in names and name not in RENAMED}
     without_effect: list[str] = []
-    for name, value in given.items():
+    for name, value in set_options.items():
         if name in RENAMED:
             _set(result, name, value, *RENAMED[name])
-        elif name in known or name in SILENT:
+        elif name in names or name in SILENT:
             continue
         elif name == "media_io_kwargs":
             _set_media_io(result, value)
@@ -195,21 +208,22 @@ def translate_options(model: object, options: Mapping[str, Any], known: Collecti
         elif name in IGNORED:
             without_effect += [f"{name} ({IGNORED[name]})"] if not equals_one_of(value, _EMPTY) else []
         elif name in _SAME_AS:
-            if str(value) != str({"model": model, **given}.get(_SAME_AS[name])):
+            if str(value) != str({"model": model, **set_options}.get(_SAME_AS[name])):
                 raise _refusal(name, value, f"all files come from {_SAME_AS[name]}")
         else:
-            meant = hint(name, known, ["model", *NAMES])
+            meant = hint(name, names, ["model", *NAMES])
             raise ConfigError(f"unknown option {short_repr(name)}; {meant}", param=str(name))
     if without_effect:
-        warnings.warn(f"options without effect here: {'; '.join(without_effect)}", UserWarning, stacklevel=4)
+        warnings.warn(f"options without effect here: {'; '.join(without_effect)}", UserWarning, stacklevel=5)
     return result
 
 
 def as_given(error: ConfigError, options: Mapping[str, Any]) -> ConfigError:
     """Return the error about an option with the name that the caller has given it."""
-    own = error.info.param
-    given = next((name for name, (target, _) in RENAMED.items() if target == own and options.get(name) is not None), own)
-    return error if own is None or given in (None, own) else ConfigError(str(error).replace(own, given), param=given)
+    param = error.info.param
+    written = next((name for name, (target, _) in RENAMED.items() if target == param and options.get(name) is not None), param)
+    error.info = replace(error.info, param=written)
+    return error
 
 
 def _set(result: dict[str, Any], name: str, value: Any, target: str, convert: Callable[[Any], Any]) -> None:
@@ -233,18 +247,24 @@ def _set_media_io(result: dict[str, Any], value: Any) -> None:
     if not isinstance(value, Mapping) or not all(isinstance(options, Mapping) for options in value.values()):
         raise _refusal("media_io_kwargs", value, "it must map modalities to options")
     for modality, options in value.items():
+        both = modality == "video" and None not in (options.get("fps"), options.get("num_frames"))
+        if both and -1 not in (options["fps"], options["num_frames"]):  # num_frames is then the most that fps may give
+            _set(result, "media_io_kwargs", options["num_frames"], "mm_processor_kwargs.max_frames", lambda value: value)
+            options = {key: option for key, option in options.items() if key != "num_frames"}
         for key, option in options.items():
+            if option is None:
+                continue
             if (modality, key) in _MEDIA_IO:
                 _set(result, "media_io_kwargs", option, *_MEDIA_IO[modality, key])
             elif (modality, key) != ("image", "image_mode") or not equals_one_of(option, ("RGB",)):
-                known = ", ".join(f"{key} of {modality}" for modality, key in _MEDIA_IO)
-                raise _refusal("media_io_kwargs", value, f"the known options are {known}")
+                options_known = ", ".join(f"{key} of {modality}" for modality, key in _MEDIA_IO)
+                raise _refusal("media_io_kwargs", value, f"the known options are {options_known}")
 
 
 def _is_one_of(value: object, accepted: Collection[object]) -> bool:
     """Return whether a value is among these; True is not 1."""
-    return equals_one_of(value, [one for one in accepted if isinstance(value, bool) == isinstance(one, bool)])
+    return equals_one_of(value, [choice for choice in accepted if isinstance(value, bool) == isinstance(choice, bool)])
 
 
 def _refusal(name: str, value: object, reason: str) -> ConfigError:
-    return ConfigError(f"{name}={short_repr(value)} cannot be honoured: {reason}", param=name)
+    return ConfigError(f"<<param=>>{short_repr(value)} cannot be honoured: {reason}", param=name)

@@ -1,6 +1,6 @@
 """Find things in an image: `python examples/boxes.py [--model DIR] [--image FILE] [QUESTION]`.
 
-The shipped model names no places. Models that do, and a question that they were trained on:
+The shipped model does not locate things. Models that do, and a question that they were trained on:
 
 | model | question |
 |---|---|

@@ -1,4 +1,7 @@
-"""Transcribe an audio file as if it were spoken now: `python examples/live_transcribe.py [--model DIR] [AUDIO]`."""
+"""Transcribe an audio file as if it were spoken now: `python examples/live_transcribe.py [--model DIR] [AUDIO]`.
+
+Each pass over a window drafts the text of the previous pass, so most of its tokens are verified instead of decoded one by one.
+"""
 
 import argparse
 import asyncio
@@ -27,6 +30,9 @@ async def listen(args: argparse.Namespace) -> None:
                 print(f"  {event.text[: event.stable_upto]} | {event.text[event.stable_upto :]}")
             elif event.kind == "final":
                 print(f"{event.start:6.2f} - {event.end:.2f} s, {event.lag:.2f} s behind: {event.text}")
+        stats = engine.engine.stats
+        drafted, accepted = (sum(getattr(one, name) for one in stats.drafts) for name in ("num_drafted", "num_accepted"))
+        print(f"{stats.steps} steps; {accepted} of {drafted} drafted tokens were accepted, each of which saved one")
 
 
 def main() -> list[str]:

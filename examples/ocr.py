@@ -9,11 +9,11 @@ The shipped model reads short printed lines. Models for documents, and the promp
 | deepseek-ai/DeepSeek-OCR | `Free OCR. ` (with the space) |
 | stepfun-ai/GOT-OCR-2.0-hf | `OCR: ` (with the space) |
 | zai-org/GLM-OCR | `Text Recognition:` |
-| allenai/olmOCR-2-7B-1025 | `olmocr`, a name of its prompt |
-| ibm-granite/granite-docling-258M | `docling`, a name of its prompt |
-| rednote-hilab/dots.ocr | `dots-layout`, a name of its prompt |
+| allenai/olmOCR-2-7B-1025 | `olmocr`, the name of its prompt |
+| ibm-granite/granite-docling-258M | `docling`, the name of its prompt |
+| rednote-hilab/dots.ocr | `dots-layout`, the name of its prompt |
 | opendatalab/MinerU2.5-2509-1.2B | `mineru-layout` and other names, for pages of 1036 x 1036 pixels |
-| tencent/HunyuanOCR | `hunyuan-spotting`, a name of its prompt |
+| tencent/HunyuanOCR | `hunyuan-spotting`, the name of its prompt |
 """
 
 import argparse

@@ -1,6 +1,6 @@
 """Read several images in the background, through /v1/files and /v1/batches: `python examples/openai_batch.py [IMAGE ...]`.
 
-A running server that is given by `--url` needs `--data-dir`.
+If you give a running server by `--url`, start it with `--data-dir`.
 """
 
 import json

@@ -1,4 +1,4 @@
-"""Continue a text, with the likeliest tokens of each place, through /v1/completions: `python examples/openai_completion.py`."""
+"""Continue a text and print the likeliest tokens, through /v1/completions: `python examples/openai_completion.py`."""
 
 from openai import OpenAI
 from shared import run, server_arguments, serving

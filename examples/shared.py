@@ -17,7 +17,8 @@ def run(main: Callable[[], list[str] | None]) -> None:
     """Run an example, and print each error as one line on stderr.
 
     `main` returns one line for each input that failed. These, a SensoriumError and an OSError exit with 2, like the `sensorium`
-    command. An error of the package openai (from the server) or soundfile exits with 1. Any other exception is raised.
+    command. An error of the packages openai and anthropic (from the server) or soundfile exits with 1. Other exceptions are
+    raised.
     """
     code = 2
     try:
@@ -25,7 +26,11 @@ def run(main: Callable[[], list[str] | None]) -> None:
     except (SensoriumError, OSError) as error:
         failed = [str(error)]
     except Exception as error:
-        if type(error).__module__.partition(".")[0] not in ("openai", "soundfile"):  # by name: most examples import neither
+        if type(error).__module__.partition(".")[0] not in (
+            "openai",
+            "anthropic",
+            "soundfile",
+        ):  # by name: most examples import neither
             raise
         failed, code = [str(error)], 1
     for line in failed:
@@ -35,7 +40,7 @@ def run(main: Callable[[], list[str] | None]) -> None:
 
 
 def server_arguments(doc: str | None, model: str) -> argparse.ArgumentParser:
-    """Return a parser with the arguments of `serving`. `model`: the shipped model that is the default."""
+    """Return a parser with the options --model and --url. `model`: the shipped model that is the default."""
     parser = argparse.ArgumentParser(description=doc)
     parser.add_argument("--model", default=str(ASSETS / model))
     parser.add_argument("--url", help="URL of a running server, such as http://127.0.0.1:8000 (default: starts one)")
@@ -44,7 +49,7 @@ def server_arguments(doc: str | None, model: str) -> argparse.ArgumentParser:
 
 @contextmanager
 def serving(model: str, url: str | None = None, *options: str) -> Iterator[str]:
-    """Yield the URL of a server: the given one, or one of the model, with these options, that ends with the block."""
+    """Yield `url`, or the URL of a new server for `model` with these options, which stops at the end of the block."""
     if url is not None:
         yield url
         return

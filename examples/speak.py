@@ -11,7 +11,7 @@ SYSTEM = (
     "You are Qwen, a virtual human developed by the Qwen Team, Alibaba Group, capable of perceiving auditory and visual "
     "inputs, as well as generating text and speech."
 )
-"""The prompt that the published models were trained to speak after."""
+"""The system prompt with which the published models were trained to speak."""
 
 
 def main() -> None:

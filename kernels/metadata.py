@@ -38,12 +38,13 @@ class AttentionMetadata:
         block_tables: int32 `[num_requests, max_blocks]`, physical block of each logical block; unused entries are 0.
         slot_mapping: int64 `[rows]`, physical slot (`block * block_size + offset`) of each row's key and value.
         block_size: tokens per block.
-        causal: False if every row attends to all keys of its request (cross-attention). Keys are then not rows of the
-            batch, and `slot_mapping` has one slot per key that this step writes.
+        causal: False in cross-attention, where keys are not rows of the batch and `slot_mapping` has one slot per key that this
+            step writes. A row attends to all keys of its request, or to those of its `key_range`.
         batch_invariant: a row's bits must not depend on the rest of the batch or on where its prompt is chunked, at any cost.
         window: a row attends to this many keys up to its own (sliding window); earlier keys are not read. None: no window.
         key_range: int64 `[2, rows]`, first key and end of keys of each row, for batches where some rows attend to later keys
-            (bidirectional items and prompts). None: `causal` and `window` decide.
+            (bidirectional items and prompts), or in cross-attention to the keys of some items only. None: `causal` and `window`
+            decide.
         reordered: the keys of some requests are not in the order of their rows, and key ranges count places in the cache.
     """
 
@@ -140,13 +141,15 @@ class AttentionMetadata:
         all_rows = len(requests) == self.num_rows
         tables = self.block_tables if all_rows else self.block_tables[torch.tensor(requests, device=device)]
         if self.window is None:
-            blocks, start = tables[:, :width], None
+            blocks, start = tables[:, :width], torch.zeros_like(stop)
         else:  # unused entries of a table name block 0
             columns = (first[:, None] + torch.arange(width, device=device)).clamp(max=tables.shape[1] - 1)
             blocks, start = tables.gather(1, columns), stop - self.window
         key = first[:, None] * size + torch.arange(width * size, device=device)
-        whole = self.window is None and all(self.seq_lens[i] == width * size for i in requests)
-        mask = key < stop[:, None] if start is None else (key < stop[:, None]) & (key >= start[:, None])
+        whole = self.full_attention and all(self.seq_lens[i] == width * size for i in requests)
+        if self.key_range is not None:
+            start, stop = self.key_range[:, torch.tensor([self.query_start_loc[i] for i in requests], device=device)]
+        mask = (key < stop[:, None]) & (key >= start[:, None])
         return DecodeGroup(
             rows=None if all_rows else torch.tensor([self.query_start_loc[i] for i in requests], device=device),
             blocks=blocks.long().flatten(),

@@ -18,10 +18,12 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from .installation import build_command
+
 _TYPES = {torch.float32: 0, torch.bfloat16: 1}
 _P, _N, _I, _F = ctypes.c_void_p, ctypes.c_int64, ctypes.c_int, ctypes.c_float
 _LINEAR = ("avx2", "avx_vnni", "avx512", "avx512_vnni", "avx512_bf16", "neon", "neon_dot", "neon_bf16", "neon_i8mm", "amx")
-_INT4 = ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "neon", "neon_dot", "amx")
+_GROUPS = ("avx2", "avx_vnni", "avx512_vnni", "avx512_bf16", "neon", "neon_dot", "amx")
 _SEQUENCES = (_P, _P, _P, _N, _N, _P, _N)
 _SIGNATURES = {
     "paged_attention": (
@@ -36,13 +38,18 @@ _SIGNATURES = {
     "gated": (_I, _I, _P, _P, _N, _N, _I),
     "causal_conv": (_I, _P, _N, _P, _P, _P, _N, _N, *_SEQUENCES, _I),
     "linear_recurrence": (_I, _P, _P, _P, _P, _P, _P, _N, _N, _N, _N, *_SEQUENCES, _I),
-    **{f"int4_linear_{name}": (_I, _P, _N, _N, _P, _P, _P, _N, _P, _P, _N, _N, _N, _N, _N, _P, _P, _I) for name in _INT4},
+    **{
+        f"group_linear_{name}": (
+            *(_I, _P, _N, _N, _P, _N, _P, _P, _N, _P, _P, _N, _P, _P, _N, _P, _N, _P, _P),
+            *(_N, _N, _N, _N, _N, _P, _P, _I),
+        )
+        for name in _GROUPS
+    },
     **{f"linear_{name}": (_I, _I, _P, _N, _N, _P, _P, _P, _P, _N, _N, _P, _P, _I) for name in _LINEAR},
 }
 """Argument types of each function of kernels/cpu."""
-ABI = 4
+ABI = 5
 """Version of these functions and their data layouts. A library with another version (cpu/instructions.cpp) is not used."""
-REBUILD = "pip install --no-build-isolation --no-deps -e ."
 LEVELS = {
     "base": 0,
     "avx2": 1,
@@ -58,75 +65,89 @@ LEVELS = {
 }
 """Instruction sets of linear layers, in the order of `Products` in cpu/common.h, with the `Level` of all other kernels."""
 
+NEWEST = "newest"
+"""Value of SENSORIUM_CPU for the newest instruction set in every op, without measuring which is the fastest."""
+
 
 @functools.cache
 def library() -> ctypes.CDLL | None:
     """Return the compiled kernels, or None if there are none that this system can load."""
     for path in sorted(Path(__file__).parent.glob("_native*.so")):
         try:
-            found = ctypes.CDLL(str(path))
+            kernels = ctypes.CDLL(str(path))
         except OSError:  # built for another system
             continue
         try:
-            stale = _abi(found) != ABI
+            stale = _abi(kernels) != ABI
             for name, types in _SIGNATURES.items():
-                function = getattr(found, f"sensorium_{name}")
+                function = getattr(kernels, f"sensorium_{name}")
                 function.argtypes, function.restype = types, None
         except AttributeError:
             stale = True
         if stale:
             reason = "was built from other sources and is not used; torch runs in its place, several times slower"
-            warnings.warn(f"{path} {reason}. Rebuild it: {REBUILD}", RuntimeWarning, stacklevel=2)
+            warnings.warn(f"{path} {reason}. Rebuild it: {build_command()}", RuntimeWarning, stacklevel=2)
             continue
-        if (wanted := restriction()) in (has := supported(found)):
-            use(found, str(wanted))
+        if (wanted := restriction()) in (has := supported(kernels)):
+            use(kernels, str(wanted))
         elif wanted is not None:
             warnings.warn(f"SENSORIUM_CPU={wanted} is ignored: this CPU has {', '.join(has)}", RuntimeWarning, stacklevel=2)
-        return found
+        return kernels
     return None
 
 
-def _abi(found: ctypes.CDLL) -> int:
+def _abi(library: ctypes.CDLL) -> int:
     """Return the library's version, or 0 if it states none."""
     try:
-        return ctypes.c_int.in_dll(found, "sensorium_abi").value
+        return ctypes.c_int.in_dll(library, "sensorium_abi").value
     except ValueError:
         return 0
 
 
-def _variable(found: ctypes.CDLL, name: str) -> ctypes.c_int:
-    return ctypes.c_int.in_dll(found, f"sensorium_{name}")
+def _variable(library: ctypes.CDLL, name: str) -> ctypes.c_int:
+    return ctypes.c_int.in_dll(library, f"sensorium_{name}")
 
 
-def supported(found: ctypes.CDLL) -> list[str]:
+def supported(library: ctypes.CDLL) -> list[str]:
     """Return the names of LEVELS that this CPU has, the best one last."""
-    bits = _variable(found, "found").value
+    bits = _variable(library, "found").value
     return [name for at, name in enumerate(LEVELS) if bits >> at & 1]
 
 
-def use(found: ctypes.CDLL, name: str) -> None:
+def use(library: ctypes.CDLL, name: str) -> None:
     """Make the kernels use this instruction set of LEVELS."""
-    _variable(found, "products").value, _variable(found, "level").value = list(LEVELS).index(name), LEVELS[name]
+    _variable(library, "products").value = list(LEVELS).index(name)
+    set_level(library, LEVELS[name])
+
+
+def set_level(library: ctypes.CDLL, level: int) -> int:
+    """Set the level of all kernels but products (`Level` in cpu/common.h); return the level before."""
+    variable = _variable(library, "level")
+    before, variable.value = variable.value, level
+    return before
 
 
 def instructions() -> str:
     """Return the instruction set that the C++ kernels use on this CPU, one of LEVELS, or "not built"."""
-    found = library()
-    return "not built" if found is None else list(LEVELS)[_variable(found, "products").value]
+    kernels = library()
+    return "not built" if kernels is None else list(LEVELS)[_variable(kernels, "products").value]
 
 
 def restriction() -> str | None:
     """Return the instruction set that replaces the best one, or None (SENSORIUM_CPU=avx2, for debugging).
 
-    The variable is read when the kernels are loaded and has to be set before the process starts. torch has its own switches:
+    The variable is read when the kernels are loaded and has to be set before the process starts. Every op then runs with this
+    set; "newest" is that of the CPU, and `op=body,...` sets single ops (bodies.py). torch has its own switches:
     ATEN_CPU_CAPABILITY=avx2, ONEDNN_MAX_CPU_ISA=AVX2.
 
     Raises:
         ValueError: the variable has another value.
     """
     wanted = os.environ.get("SENSORIUM_CPU", "")
+    if wanted == NEWEST or "=" in wanted:
+        return None
     if wanted and wanted not in LEVELS:
-        how = f"leave it unset, or set it to one of {', '.join(LEVELS)} that the CPU has"
+        how = f"leave it unset, or set it to one of {', '.join(LEVELS)} that the CPU has, {NEWEST}, or op=body"
         raise ValueError(f"SENSORIUM_CPU={wanted[:40]!r} is unknown; {how}")
     return wanted or None
 
@@ -148,8 +169,13 @@ def products() -> str | None:
     return None if name in ("base", "not built") else name
 
 
-def available(device: torch.device, dtype: torch.dtype) -> bool:
-    return device.type == "cpu" and dtype in _TYPES and library() is not None
+def obstacle(device: torch.device, dtype: torch.dtype) -> str | None:
+    """Return why the C++ kernels cannot run, or None."""
+    if device.type != "cpu":
+        return "the C++ kernels run on a CPU"
+    if dtype not in _TYPES:
+        return "the C++ kernels take float32 and bfloat16"
+    return None if library() is not None else "the C++ kernels are not built"
 
 
 @functools.cache

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
-from .errors import InputError
+from ..callers.errors import InputError
 from .hashing import digest
 from .tenants import tenant_of
 

@@ -9,7 +9,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import MediaError, short_repr, typed
+from ..callers.errors import MediaError, short_repr, typed
 from .raw_tensors import RawTensors, read_tensor_items
 from .types import EmbeddingItem, EncodedItem, ItemGeometry
 
@@ -51,10 +51,10 @@ def read_embeddings(modality: str, value: object, spec: EmbeddingSpec | RawTenso
     if isinstance(spec, RawTensors):
         return read_tensor_items(modality, value, spec)
     if isinstance(value, Mapping) and spec.name in value:
-        known = [name for name in (spec.name, spec.grid) if name is not None]
-        if set(value) != set(known):
+        keys = [name for name in (spec.name, spec.grid) if name is not None]
+        if set(value) != set(keys):
             raise MediaError(
-                modality, 0, f"embeddings need exactly the keys {' and '.join(known)}, not {', '.join(map(str, value))}"
+                modality, 0, f"embeddings need exactly the keys {' and '.join(keys)}, not {', '.join(map(str, value))}"
             )
         rows = value[spec.name]
         if not isinstance(rows, Tensor | np.ndarray | list | tuple):
@@ -65,10 +65,10 @@ def read_embeddings(modality: str, value: object, spec: EmbeddingSpec | RawTenso
     elif modality == "audio" or not _looks_like_rows(value):
         return None
     elif spec.grid is not None:
-        form = f'{{"{spec.name}": rows, "{spec.grid}": [[t, h, w]]}}'
-        raise MediaError(modality, 0, f"embeddings of this model need their grids: {form} (pixels must be uint8)")
+        layout = f'{{"{spec.name}": rows, "{spec.grid}": [[t, h, w]]}}'
+        raise MediaError(modality, 0, f"embeddings of this model need their grids: {layout} (pixels must be uint8)")
     several = _split(modality, value, spec)
-    return [EmbeddingItem(modality, {ROWS: check_rows(modality, i, one, spec.width)}) for i, one in enumerate(several)]
+    return [EmbeddingItem(modality, {ROWS: check_rows(modality, i, embeds, spec.width)}) for i, embeds in enumerate(several)]
 
 
 def read_encoded(modality: str, index: int, item: EncodedItem, width: int) -> EmbeddingItem:
@@ -142,12 +142,12 @@ def _with_grids(
     flat = _flat(modality, rows, counts, spec) if isinstance(rows, Tensor | np.ndarray) else rows
     if len(flat) != len(grids):
         raise MediaError(modality, 0, f"{spec.name} holds {len(flat)} items but {spec.grid} holds {len(grids)} grids")
-    items = [check_rows(modality, i, one, spec.width) for i, one in enumerate(flat)]
-    for index, (one, count) in enumerate(zip(items, counts, strict=True)):
-        if len(one) != count:
-            raise MediaError(modality, index, f"it has {len(one)} rows but its grid {grids[index]} needs {count}")
+    items = [check_rows(modality, i, embeds, spec.width) for i, embeds in enumerate(flat)]
+    for index, (embeds, count) in enumerate(zip(items, counts, strict=True)):
+        if len(embeds) != count:
+            raise MediaError(modality, index, f"it has {len(embeds)} rows but its grid {grids[index]} needs {count}")
     pairs = zip(items, grids, strict=True)
-    return [EmbeddingItem(modality, {ROWS: one, "grid": torch.tensor(grid)}) for one, grid in pairs]
+    return [EmbeddingItem(modality, {ROWS: embeds, "grid": torch.tensor(grid)}) for embeds, grid in pairs]
 
 
 def _flat(modality: str, rows: Tensor | np.ndarray, counts: list[int], spec: EmbeddingSpec) -> list[object]:

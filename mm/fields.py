@@ -8,8 +8,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from ..callers.errors import InputError
 from .buffers import BUFFERS
-from .errors import InputError
 
 Value = Tensor | int | float | str
 
@@ -99,11 +99,11 @@ def group_mergeable(items: Sequence[Mapping[str, FieldElem]], modalities: Sequen
     """
     groups: list[list[int]] = []
     for index, item in enumerate(items):
-        for known in groups:
-            first = items[known[0]]
-            same_modality = modalities is None or modalities[index] == modalities[known[0]]
+        for group in groups:
+            first = items[group[0]]
+            same_modality = modalities is None or modalities[index] == modalities[group[0]]
             if same_modality and item.keys() == first.keys() and all(_mergeable(item[name], first[name]) for name in item):
-                known.append(index)
+                group.append(index)
                 break
         else:
             groups.append([index])

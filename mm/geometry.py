@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import torch
 
-from .errors import ConfigError, InputError
+from ..callers.errors import ConfigError, InputError
 from .types import ItemGeometry
 
 _BOTH_ENDS = ("ends", "last", "nearest")
@@ -82,7 +82,8 @@ class FrameSampling:
 
     Args:
         fps: frames per second of source; excludes `num_frames`.
-        num_frames: number of frames; -1 means all. If neither is given, all frames up to `max_frames`.
+        num_frames: largest number of frames; -1 means all. A shorter video is used whole. If neither is given, all frames up to
+            `max_frames`.
         min_frames, max_frames: bounds of the number of frames that `fps` gives.
         start, end: seconds of the source between which frames are used, both included; `end` None: up to its end.
         max_duration: seconds that are used, from `start`; None: all.
@@ -133,7 +134,11 @@ def smart_resize(height: int, width: int, policy: ResizePolicy) -> tuple[int, in
     if policy.squeeze:
         height, width = _squeezed(height, width, policy)
     elif max(height, width) / min(height, width) > policy.max_ratio:
-        raise InputError(f"its sides {width}x{height} differ by more than {policy.max_ratio}:1; crop it first")
+        raise InputError(
+            f"its sides {width}x{height} differ by more than {policy.max_ratio}:1; crop it first",
+            code="over_limit",
+            limit=policy.max_ratio,
+        )
     tall, wide = round(height / factor) * factor, round(width / factor) * factor
     if policy.counted * tall * wide > most:
         shrink = math.sqrt(policy.frames * height * width / most)
@@ -167,7 +172,12 @@ def patch_grid(
     patch = policy.factor // merge
     grid = ItemGeometry(-(-frames // per_step), tall // patch, wide // patch, merge, time_step)
     if grid.num_embeds > MAX_ITEM_ROWS:  # check before any tensor of this length is allocated
-        raise InputError(f"it makes {grid.num_embeds:,} rows, the limit is {MAX_ITEM_ROWS:,}; lower min_pixels or num_frames")
+        raise InputError(
+            f"it makes {grid.num_embeds:,} rows, the limit is {MAX_ITEM_ROWS:,}; lower min_pixels or num_frames",
+            code="over_limit",
+            limit=MAX_ITEM_ROWS,
+            value=grid.num_embeds,
+        )
     return grid
 
 
@@ -177,23 +187,21 @@ def sample_indices(
     """Return the numbers of the frames to use, out of `total`, in ascending order; at least one.
 
     `fps` gives `total / source_fps * fps` frames within the bounds; `num_frames` gives that many. Both are rounded to
-    `policy.multiple`, but a video with fewer frames than that is used whole. `times` are the seconds of every frame, from 0. If
-    they show a variable frame rate, `fps` takes the frames that are on screen at equal time steps, each once.
+    `policy.multiple`, but a video with fewer frames than that is used whole, as by vLLM's loaders. `times`
+    are the seconds of every frame, from 0. If they show a variable frame rate, `fps` takes the frames that are on screen at
+    equal time steps, each once.
 
     Raises:
-        InputError: the video is empty, `fps` and `num_frames` are both given, more frames are requested than there are, or
-            `fps` or a bound in seconds is given and the video's rate is unknown.
+        InputError: the video is empty, `fps` and `num_frames` are both given, or `fps` or a bound in seconds is given and the
+            video's rate is unknown.
     """
-    usable, seconds = usable_span(total, source_fps, policy, times)
+    usable, seconds = usable_range(total, source_fps, policy, times)
     frames, first = len(usable), usable.start
     fps_of_duration = next(
         (fps for longest, fps in policy.fps_by_duration if seconds is not None and seconds <= longest), policy.fps
     )
     policy = replace(policy, fps=fps_of_duration)
     count = _num_frames(frames, seconds, policy)
-    if count > frames:
-        where = "" if frames == total else f" in {'the' if first else 'its first'} {seconds:g} s that are used"
-        raise InputError(f"{count} frames are requested but the video has {frames}{where}; lower num_frames or fps")
     if policy.fps is not None and times is not None and seconds and _varies(times, source_fps):
         chosen = _on_screen([time - times[first] for time in times[first : usable.stop]], seconds, count, policy)
     else:
@@ -221,7 +229,7 @@ def _spread(frames: int, source_fps: float | None, seconds: float | None, count:
     return [min(int(i), frames - 1) for i in torch.arange(start, frames, frames / count)[:count].int()]
 
 
-def usable_span(
+def usable_range(
     total: int, source_fps: float | None, policy: FrameSampling, times: Sequence[float] | None = None
 ) -> tuple[range, float | None]:
     """Return the numbers of the frames from `start` to `end` or `max_duration`, and their seconds (None: rate unknown).
@@ -244,7 +252,7 @@ def usable_span(
         name = "video_start or video_end" if limit is None else "max_duration"
         raise InputError(f"{name} is set but the video's own frame rate is unknown; give metadata with fps")
     if policy.start or policy.end is not None:
-        usable, seconds = _cut(total, seconds, policy, times if varies else None)
+        usable, seconds = _cut(total, seconds, source_fps, policy, times if varies else None)
     if limit is None or limit >= seconds:
         return usable, seconds
     first, frames = usable.start, len(usable)
@@ -252,18 +260,20 @@ def usable_span(
     return usable[:inside], limit if varies else _seconds(inside, source_fps, None)
 
 
-def _cut(total: int, seconds: float, policy: FrameSampling, times: Sequence[float] | None) -> tuple[range, float]:
+def _cut(
+    total: int, seconds: float, source_fps: float | None, policy: FrameSampling, times: Sequence[float] | None
+) -> tuple[range, float]:
     """Return the frames from `start` to `end`, both included as in qwen-vl-utils, and their seconds.
 
     `times`: of all frames, if the rate varies.
     """
     start, end = policy.start, seconds if policy.end is None else min(policy.end, seconds)
+    rate = source_fps or total / seconds  # not rounded twice, as fps -> seconds -> fps would be
     if start >= seconds:
         raise InputError(f"video_start is {start:g} s, but the video lasts only {seconds:.2f} s", param="video_start")
     if times is not None:
         usable = range(bisect_left(times, start), bisect_right(times, end))
     else:  # a time that is a frame's own up to rounding includes that frame
-        rate = total / seconds
         usable = range(math.ceil(start * rate - 1e-6), min(math.floor(end * rate + 1e-6) + 1, total))
     if not usable:
         reason = f"no frame lies from {start:g} s to {end:g} s"
@@ -317,8 +327,8 @@ def _at_or_after(frames: int, source_fps: float | None, seconds: float | None, c
             return list(range(frames))
         places = [i * source_fps / policy.fps for i in range(max(1, math.floor(seconds * policy.fps)))]
     else:
-        places = [float(place) for place in np.linspace(0, frames, policy.max_frames)]
-    return sorted({min(math.ceil(place), frames - 1) for place in places})
+        places = [float(position) for position in np.linspace(0, frames, policy.max_frames)]
+    return sorted({min(math.ceil(position), frames - 1) for position in places})
 
 
 def _at_or_before(frames: int, source_fps: float, seconds: float, fps: float, most: int) -> list[int]:
@@ -339,7 +349,9 @@ def _num_frames(total: int, seconds: float | None, policy: FrameSampling) -> int
     if policy.num_frames is not None:
         if policy.num_frames == 0 or policy.num_frames < -1:
             raise InputError(f"num_frames is {policy.num_frames}; give a positive number, or -1 for all frames")
-        return total if policy.num_frames == -1 else _at_least(round(policy.num_frames / multiple), multiple, total)
+        if policy.num_frames == -1:
+            return total
+        return min(total, _at_least(round(policy.num_frames / multiple), multiple, total))
     if policy.fps is None:
         return min(total, policy.max_frames)
     if not policy.fps > 0:

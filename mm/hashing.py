@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import MAX_DEPTH, InputError, typed
+from ..callers.errors import MAX_DEPTH, InputError, typed
 
 _ARRAY_KINDS = "biufcSU"  # numpy kinds whose bytes are their value, unlike arrays of objects
 
@@ -37,7 +37,11 @@ def digest(domain: str, *values: object) -> str:
 
 def _feed(sink: _Sink, value: object, depth: int) -> None:
     if depth > MAX_DEPTH:
-        raise InputError(f"lists and mappings are nested more than {MAX_DEPTH} deep, or contain themselves; give flatter data")
+        raise InputError(
+            f"lists and mappings are nested more than {MAX_DEPTH} deep, or contain themselves; give flatter data",
+            code="over_limit",
+            limit=MAX_DEPTH,
+        )
     if isinstance(value, Mapping):
         _write_tag(sink, b"map", len(value))
         for key in sorted(value, key=_key_order):

@@ -10,13 +10,13 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from PIL import Image
 from torch import Tensor
 
-from .embeddings import EmbeddingSpec, read_embeddings, read_encoded
-from .errors import (
+from ..callers.errors import (
     InputError,
     MediaError,
     SensoriumError,
@@ -27,11 +27,13 @@ from .errors import (
     short_repr,
     typed,
 )
+from ..callers.pacing import releasing_gil
+from ..callers.plain import builtin_copy
+from .embeddings import EmbeddingSpec, read_embeddings, read_encoded
 from .media.chunks import read_entry
+from .media.data_url import is_data_url
 from .media.policy import PdfPage
 from .media.source import path_of
-from .pacing import releasing_gil
-from .plain import builtin_copy, reading
 from .raw_tensors import RawTensors
 from .types import EmbeddingItem, EncodedItem, Media
 
@@ -118,26 +120,25 @@ class MultiModalDataParser:
                 raise self._unknown_modality(name)
         sources = dict[str, list[MediaSource]]()
         for name in dict.fromkeys((*data, *uuids)):
-            with reading(data.get(name), "multi_modal_data"):
-                given = _with_uuids(name, self._listed(name, data.get(name)), uuids.get(name))
+            several = _with_uuids(name, self._listed(name, data.get(name)), uuids.get(name))
             left = limit = min(bounds[name] for bounds in (limits or {}, self.limits, {name: math.inf}) if name in bounds)
             sources[name] = []
-            for index, media in enumerate(releasing_gil(given)):
+            for index, media in enumerate(releasing_gil(several)):
                 with item_errors(name, index):
                     sources[name].append(self._source(name, index, media))
                 left -= not isinstance(sources[name][-1].data, EmbeddingItem)
                 if left < 0:
-                    reason = f"At most {limit} {name}(s) may be provided in one prompt, not {len(given)}"
+                    reason = f"At most {limit} {name}(s) may be provided in one prompt, not {len(several)}"
                     raise InputError(reason, param="limit_mm_per_prompt")
         return sources
 
     def _unknown_modality(self, name: str) -> InputError:
         """Return the error of the first item of a modality that the model does not take."""
-        known = ", ".join(self.modalities)
-        reason = f"unknown modality {short_repr(name, 40)}; this model takes {known}"
-        if not known:
+        modalities = ", ".join(self.modalities)
+        reason = f"unknown modality {short_repr(name, 40)}; this model takes {modalities}"
+        if not modalities:
             reason = f"this model takes text only; leave out {short_repr(name, 40)}"
-        error = InputError(reason, param="multi_modal_data")
+        error = InputError(reason, code="unsupported", param="multi_modal_data")
         error.info = replace(error.info, modality=str(name), index=0)
         return error
 
@@ -147,8 +148,7 @@ class MultiModalDataParser:
         rows = None if spec is None else read_embeddings(modality, value, spec)
         if rows is not None:
             return [Media(item) for item in rows]
-        values = list(value) if is_item_list(modality, value) else [value]  # type: ignore[call-overload]
-        return [entry if isinstance(entry, Media) else Media(entry) for entry in releasing_gil(values)]
+        return [entry if isinstance(entry, Media) else Media(entry) for entry in releasing_gil(item_list(modality, value))]
 
     def _source(self, modality: str, index: int, media: Media) -> MediaSource:
         kind = modality
@@ -174,28 +174,31 @@ class MultiModalDataParser:
         return MediaSource(modality, index, data, media.uuid, media.options, kind)
 
 
-def _with_uuids(modality: str, given: list[Media], uuids: object) -> list[Media]:
+def _with_uuids(modality: str, items: list[Media], uuids: object) -> list[Media]:
     """Return the items with the uuids of `multi_modal_uuids`."""
     if uuids is None:
-        return given
+        return items
     names = [uuids] if isinstance(uuids, str) else uuids
     if not isinstance(names, list | tuple) or not all(name is None or (isinstance(name, str) and name) for name in names):
         raise InputError(
-            f'multi_modal_uuids["{modality}"] must be a list of strings or None, one per item', param="multi_modal_uuids"
-        )
-    if len(given) == 1 and given[0].data is None and given[0].uuid is None:
-        given *= len(names) or 1  # only uuids were given
-    if len(names) != len(given):
-        raise InputError(
-            f'multi_modal_uuids["{modality}"] must have the same length as multi_modal_data["{modality}"]: '
-            f"{len(names)} and {len(given)}",
+            f'multi_modal_uuids["{modality}"] must be a list of strings or None, one per item',
+            code="invalid_value",
             param="multi_modal_uuids",
         )
-    for index, (media, name) in enumerate(zip(given, names, strict=True)):
+    if len(items) == 1 and items[0].data is None and items[0].uuid is None:
+        items *= len(names) or 1  # only uuids were given
+    if len(names) != len(items):
+        raise InputError(
+            f'multi_modal_uuids["{modality}"] must have the same length as multi_modal_data["{modality}"]: '
+            f"{len(names)} and {len(items)}",
+            code="invalid_value",
+            param="multi_modal_uuids",
+        )
+    for index, (media, name) in enumerate(zip(items, names, strict=True)):
         if name is not None and isinstance(media.uuid, str) and media.uuid != name:
             also = f'multi_modal_uuids["{modality}"] says {name[:40]!r}'
             raise MediaError(modality, index, f"its uuid is {media.uuid[:40]!r}, and {also}; give one of them")
-    return [replace(media, uuid=name) if media.uuid is None else media for media, name in zip(given, names, strict=True)]
+    return [replace(media, uuid=name) if media.uuid is None else media for media, name in zip(items, names, strict=True)]
 
 
 def plain_data(value: object) -> object:
@@ -228,7 +231,7 @@ def trusted_source(media: object) -> object:
     empty text, and invalid file: URLs, are returned unchanged; reading the last two raises an error.
     """
     media = plain_data(media)
-    if not isinstance(media, str) or media[:5].lower() == "data:":
+    if not isinstance(media, str) or is_data_url(media):
         return media
     if media[:7].lower() == "file://":
         with suppress(InputError):
@@ -245,7 +248,12 @@ def modality_of_path(text: object) -> str | None:
     return modality if modality in ("image", "video", "audio") and os.path.isfile(text) else None
 
 
-def is_item_list(modality: str, value: object) -> bool:
+def item_list(modality: str, value: Any) -> list[Any]:
+    """Return the items of a list or an iterator of items; `[value]` for one item, which may itself be a list."""
+    return list(value) if _is_item_list(modality, value) else [value]
+
+
+def _is_item_list(modality: str, value: object) -> bool:
     """Return whether a value is a list or an iterator of items, as opposed to one item that is itself a list."""
     if isinstance(value, Iterator) and not hasattr(value, "read"):
         return True

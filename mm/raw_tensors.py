@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from .errors import ConfigError, MediaError, short_repr, typed
+from ..callers.errors import ConfigError, MediaError, short_repr, typed
 from .types import EmbeddingItem
 
 
@@ -58,13 +58,13 @@ class RawTensors:
 
 def read_raw_tensors(config: Mapping[str, Any]) -> RawTensors:
     """Read the format from config.json. Raise ConfigError if config.json does not describe it."""
-    settings = config.get("pretrained_cfg")
+    settings: Any = config.get("pretrained_cfg")
     try:
-        data = dict(settings["input"]["data"])  # type: ignore[index]
-        specs = {name: TensorSpec(tuple(map(int, one["shape"])), bool(one.get("shared"))) for name, one in data.items()}
-        if "output" in settings:  # type: ignore[operator]
-            return RawTensors(specs, tuple(map(int, settings["output"]["shape"])))  # type: ignore[index]
-        classes = int(settings["model"]["init_args"]["model_args"]["num_classes"])  # type: ignore[index]
+        data = dict(settings["input"]["data"])
+        specs = {name: TensorSpec(tuple(map(int, entry["shape"])), bool(entry.get("shared"))) for name, entry in data.items()}
+        if "output" in settings:
+            return RawTensors(specs, tuple(map(int, settings["output"]["shape"])))
+        classes = int(settings["model"]["init_args"]["model_args"]["num_classes"])
         return RawTensors(specs, (classes, *next(iter(specs.values())).shape[-2:]))
     except (KeyError, TypeError, ValueError, AttributeError, StopIteration) as error:
         reason = f"pretrained_cfg in config.json does not describe the model's tensors ({type(error).__name__}: {error})"
@@ -78,17 +78,17 @@ def read_tensor_items(modality: str, value: object, spec: RawTensors) -> list[Em
         MediaError: a tensor is missing or unknown, has another shape, or is not finite.
     """
     several = value if isinstance(value, list | tuple) else [value]
-    return [EmbeddingItem(modality, _read_item(modality, index, one, spec)) for index, one in enumerate(several)]
+    return [EmbeddingItem(modality, _read_item(modality, index, tensors, spec)) for index, tensors in enumerate(several)]
 
 
 def _read_item(modality: str, index: int, value: object, spec: RawTensors) -> dict[str, Tensor]:
-    known = ", ".join(spec.tensors)
+    names = ", ".join(spec.tensors)
     if not isinstance(value, Mapping):
-        raise MediaError(modality, index, f"it must be a mapping with the tensors {known}, not {typed(value)}")
+        raise MediaError(modality, index, f"it must be a mapping with the tensors {names}, not {typed(value)}")
     wrong = [name for name in {**value, **spec.tensors} if name not in value or name not in spec.tensors]
     if wrong:
-        raise MediaError(modality, index, f"{short_repr(wrong[0], 40)} is missing or unknown; the model's tensors are {known}")
-    return {name: _read_tensor(modality, index, name, value[name], one) for name, one in spec.tensors.items()}
+        raise MediaError(modality, index, f"{short_repr(wrong[0], 40)} is missing or unknown; the model's tensors are {names}")
+    return {name: _read_tensor(modality, index, name, value[name], tensor_spec) for name, tensor_spec in spec.tensors.items()}
 
 
 def _read_tensor(modality: str, index: int, name: str, value: object, spec: TensorSpec) -> Tensor:

@@ -1,4 +1,4 @@
-"""Speech requests as plain data, names of languages, and the removal of control tokens."""
+"""Speech requests as plain data, and the removal of control tokens."""
 
 from __future__ import annotations
 
@@ -9,23 +9,7 @@ from dataclasses import dataclass, field
 import torch
 from torch import Tensor
 
-from .errors import InputError, hint
 from .types import MultiModalKwargsItem
-
-_NAMES = (
-    "en=english zh=chinese de=german es=spanish ru=russian ko=korean fr=french ja=japanese pt=portuguese tr=turkish pl=polish "
-    "ca=catalan nl=dutch ar=arabic sv=swedish it=italian id=indonesian hi=hindi fi=finnish vi=vietnamese he=hebrew "
-    "uk=ukrainian el=greek ms=malay cs=czech ro=romanian da=danish hu=hungarian ta=tamil no=norwegian th=thai ur=urdu "
-    "hr=croatian bg=bulgarian lt=lithuanian la=latin mi=maori ml=malayalam cy=welsh sk=slovak te=telugu fa=persian "
-    "lv=latvian bn=bengali sr=serbian az=azerbaijani sl=slovenian kn=kannada et=estonian mk=macedonian br=breton eu=basque "
-    "is=icelandic hy=armenian ne=nepali mn=mongolian bs=bosnian kk=kazakh sq=albanian sw=swahili gl=galician mr=marathi "
-    "pa=punjabi si=sinhala km=khmer sn=shona yo=yoruba so=somali af=afrikaans oc=occitan ka=georgian be=belarusian tg=tajik "
-    "sd=sindhi gu=gujarati am=amharic yi=yiddish lo=lao uz=uzbek fo=faroese ht=haitian_creole ps=pashto tk=turkmen "
-    "nn=nynorsk mt=maltese sa=sanskrit lb=luxembourgish my=myanmar bo=tibetan tl=tagalog mg=malagasy as=assamese tt=tatar "
-    "haw=hawaiian ln=lingala ha=hausa ba=bashkir jw=javanese su=sundanese yue=cantonese fil=filipino"
-)
-LANGUAGES: Mapping[str, str] = {code: name.replace("_", " ") for code, name in (entry.split("=") for entry in _NAMES.split())}
-"""Language code -> English name in lower case. Codes are those of speech models: ISO 639-1 if there is one."""
 
 _CONTROL = re.compile(r"<\|[^<|>]*\|>")
 
@@ -122,27 +106,6 @@ class SpeechRequest:
     suppressed: tuple[int, ...] = ()
     suppressed_first: tuple[int, ...] = ()
     times: TimestampRule | None = None
-
-
-def language_code(language: str, known: Mapping[str, str]) -> str:
-    """Return the code of a language given as code or English name, in any case: "EN" and "English" are "en".
-
-    Args:
-        known: code -> name of the languages that the model transcribes.
-
-    Raises:
-        InputError: the language is unknown; the message lists the known ones.
-    """
-    wanted = language.strip().lower() if isinstance(language, str) else ""
-    for code, name in known.items():
-        if wanted in (code.lower(), name.lower()):
-            return code
-    if len(known) == 1:
-        (name,) = known.values()
-        raise InputError(
-            f"language={language!r}, but this model transcribes only {name.title()}; use a multilingual one", param="language"
-        )
-    raise InputError(f"language={language!r} is unknown to this model; {hint(wanted, known, known.values())}", param="language")
 
 
 def strip_control_tokens(answer: str) -> str:

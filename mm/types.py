@@ -3,16 +3,17 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields
 from functools import cached_property
 from math import prod
 
 import torch
 from torch import Tensor
 
-from .errors import hints_at_arguments
+from ..callers.errors import hints_at_arguments
+from ..callers.repr_mixin import ReprMixin
 from .fields import FieldElem
-from .repr_mixin import ReprMixin
+from .rules import Rule
 
 MultiModalKwargsItem = Mapping[str, FieldElem]
 """Tensors that the encoder needs for one item, by name."""
@@ -35,6 +36,8 @@ class Media(ReprMixin):
         total_pixels: bound of the area of all frames, divided by the frames of a temporal patch.
         frame_types: for each used frame of a video 0 (slow) or 1 (fast), or "auto": frames that resemble the last slow one are
             fast. Fast frames get fewer rows in Keye-VL-1.5.
+        track: audio track of a file: its number from 0, its language, or "default".
+        channel: channel of an audio: its number from 0, "left", "right", or "mix".
     """
 
     data: object
@@ -52,11 +55,13 @@ class Media(ReprMixin):
     video_start: float | None = None
     video_end: float | None = None
     frame_types: Sequence[int] | str | None = None
+    track: int | str | None = None
+    channel: int | str | None = None
 
     @property
     def options(self) -> dict[str, object]:
         """The options that were given, by name."""
-        names = [one.name for one in fields(self) if one.name not in ("data", "uuid")]
+        names = [f.name for f in fields(self) if f.name not in ("data", "uuid")]
         return {name: getattr(self, name) for name in names if getattr(self, name) is not None}
 
 
@@ -90,7 +95,7 @@ class MediaHeader:
         height, width: pixels, after EXIF orientation; 0 for audio.
         frames: the frames of a video that are used, else None.
         samples: mono samples at the model's sample rate; 0 except for audio.
-        exact: False if the container does not give exact counts; they are upper bounds then.
+        exact: False if the container does not give exact counts; they are estimates then, mostly upper bounds.
     """
 
     modality: str
@@ -192,17 +197,10 @@ class ItemGeometry:
         extra: encoder rows besides those of the grid (thumbnail, line breaks, separators).
         tiles: rows and columns of the tiles of an image; (0, 0): not tiled.
         linear: rows advance on all position axes together, as text does.
-        folded: the tokens of the range before and after the rows repeat the positions of the text outside the range.
-        absolute: the first and the last row have the positions of their tokens. Those between are lines of `w` and a row at the
-            line's end; on the last three axes their positions are column, line and index of the item, counted from 0.
-        timed: rows lie at their temporal grid step, in lines and columns counted from 0. Only time starts at the position of
-            the item; the text after the item continues after its last step.
-        still: all tokens of the range, those before and after the rows included, have one position.
-        hidden: the last rows, which only tokens before the item's own token cross-attend to (padding).
         ahead: the last rows, which belong to tokens that are not in the prompt but generated. The answer ends with the rows.
-        canvas: rows high and wide of the whole image, and of each of its `tiles`, which lie on one canvas (`mm.positions`).
-        sides: patches high and wide of each temporal grid step, if steps differ in size; `h` and `w` are those of the first.
-            Text separates the rows of two steps.
+        positions: the family's own rule of the positions of the item's tokens (`mm.positions`); None: that of the grid.
+        visible: `(rows)` -> how many rows, the first ones, tokens from the item's own token on cross-attend to; tokens before
+            it attend to all. None: all.
     """
 
     t: int
@@ -215,19 +213,9 @@ class ItemGeometry:
     extra: int = 0
     tiles: tuple[int, int] = (0, 0)
     linear: bool = False
-    folded: bool = False
     ahead: int = 0
-    absolute: bool = False
-    timed: bool = False
-    still: bool = False
-    canvas: tuple[tuple[int, int], tuple[int, int]] | None = None
-    hidden: int = 0
-    sides: tuple[tuple[int, int], ...] = ()
-
-    @property
-    def steps(self) -> Sequence[ItemGeometry]:
-        """The grid of each temporal step, for steps that differ in size."""
-        return [replace(self, t=1, h=h, w=w, sides=()) for h, w in self.sides]
+    positions: Rule | None = None
+    visible: Rule | None = None
 
     @property
     def merged(self) -> tuple[int, int, int]:
@@ -237,8 +225,7 @@ class ItemGeometry:
     @property
     def num_embeds(self) -> int:
         """Number of rows that the encoder returns for this item."""
-        rows = sum(h // self.merge * (w // self.merge) for h, w in self.sides) if self.sides else prod(self.merged)
-        return rows + self.extra
+        return prod(self.merged) + self.extra
 
 
 @dataclass(frozen=True, eq=False)
@@ -272,7 +259,7 @@ class ItemPlan(ReprMixin):
         num_tokens: its tokens in the prompt; an upper bound if not `exact`.
         num_embeds: encoder rows of the item; its other tokens are text.
         bytes: memory of the rows in the encoder cache.
-        exact: False if the container does not give exact counts; they are upper bounds then.
+        exact: False if the container does not give exact counts; they are estimates then, mostly upper bounds.
         frames: the frames of a video that will be used.
         shrunk_from: number of tokens before `fit` shrank the item; None: it was not shrunk.
         seconds: length of the audio, 0 for other items.
@@ -367,11 +354,11 @@ def true_runs(mask: Tensor, offset: int = 0) -> tuple[tuple[int, int], ...]:
 
 def find_item(features: Sequence[MultiModalFeature], key: str) -> tuple[str, int]:
     """Return the modality of the first item with this hash, and its index among the items of that modality."""
-    place = next(i for i, feature in enumerate(features) if feature.hash == key)
-    return item_index(features, place)
+    index = next(i for i, feature in enumerate(features) if feature.hash == key)
+    return item_index(features, index)
 
 
-def item_index(features: Sequence[MultiModalFeature], place: int) -> tuple[str, int]:
+def item_index(features: Sequence[MultiModalFeature], index: int) -> tuple[str, int]:
     """Return the modality of `features[place]` and how many items before it have the same one."""
-    modality = features[place].modality
-    return modality, sum(feature.modality == modality for feature in features[:place])
+    modality = features[index].modality
+    return modality, sum(feature.modality == modality for feature in features[:index])

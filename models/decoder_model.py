@@ -11,12 +11,14 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor, nn
 
-from ..mm.errors import ConfigError
-from .formats.assign import Formats
+from ..callers.errors import ConfigError
+from ..checkpoints.weight_files import rename
 from .interface import CacheSpec, ForwardBatch, StepLimits
 from .layers.adapter import AdapterMask, LowRank, adapter_bytes
-from .layers.basic import WeightedLayer, rename
+from .layers.basic import WeightedLayer
 from .layers.linear import LmHead
+from .layers.vector_head import VECTOR_HEAD, VectorHead
+from .stored_formats import Formats
 from .talker import Talker
 from .text.altup import AltUpDecoder
 from .text.attention import gathered_bytes
@@ -62,6 +64,7 @@ class DecoderModel(nn.Module):
         ignored: canonical prefixes of stored tensors that are not used. All other unknown tensors are refused.
         head: None in a checkpoint for embeddings, which stores no head.
         mtp_layers: layers for multi-token prediction, if `add_mtp` was called. mtp_cache_specs: formats of their KV caches.
+        request_adapters: see `request_adapters.adapted_layers`.
         talker: class of the part that speaks (`models.talker.Talker`), if there is one; `LLM(load_talker=True)` builds it.
     """
 
@@ -81,6 +84,7 @@ class DecoderModel(nn.Module):
     mtp_cache_specs: Sequence[CacheSpec] = ()
     text_parts: ClassVar[Sequence[str]] = ("language_model", "head")
     formats: Formats | None = None  # of a quantised checkpoint
+    request_adapters: object | None = None
 
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device, decoder: Decoder | None = None) -> None:
         super().__init__()
@@ -93,6 +97,7 @@ class DecoderModel(nn.Module):
         self.cache_specs = self.language_model.cache_specs
         self.head: LmHead | None = self._build_head(spec.tied)
         self.mtp_layers: nn.ModuleList
+        self.vector_head: VectorHead | None = None
 
     def _build_head(self, tied: bool) -> LmHead:
         spec, embedding = self.spec, self.language_model.embed_tokens
@@ -153,7 +158,7 @@ class DecoderModel(nn.Module):
         decoder, spec, count = self.language_model, self.spec.mtp, len(self.mtp_cache_specs)
         if spec is None or not 0 <= layer < count:
             reason = f"layer {layer} for multi-token prediction was asked for, and {count} are loaded"
-            raise ConfigError(f"{reason}; load the model with load_mtp=True, or give a lower number", param="load_mtp")
+            raise ConfigError(f"{reason}; load the model with <<param=>>True, or give a lower number", param="load_mtp")
         x = decoder.embed(batch)
         decoder.put_encoder_rows(x, batch)
         if spec.zeroes_first:
@@ -169,8 +174,8 @@ class DecoderModel(nn.Module):
         mixers = [adapter for adapter in adapters if ".mlp." not in adapter.stem]
         mlps = [adapter for adapter in adapters if ".mlp." in adapter.stem or ".mixer." in adapter.stem]
         in_mixers, in_mlps = (adapter_bytes(some, self.hidden_size, limits, self.dtype) for some in (mixers, mlps))
-        own = decoder_bytes(self.spec, limits, self.dtype, (in_mixers, in_mlps), self.reads_encoder_rows)
-        return own + gathered_bytes(self.spec, limits, self.dtype)
+        decoder = decoder_bytes(self.spec, limits, self.dtype, (in_mixers, in_mlps), self.reads_encoder_rows)
+        return decoder + gathered_bytes(self.spec, limits, self.dtype)
 
     def choose_head(self, headers: Mapping[str, Tensor]) -> None:
         """See Model. A head that is stored is used even if config.json says that it is tied to the token embeddings."""
@@ -203,6 +208,13 @@ class DecoderModel(nn.Module):
         layers = build_mtp(self.spec, self.dtype, device)
         self.mtp_layers, self.mtp_cache_specs = nn.ModuleList(layers), [layer.cache_spec for layer in layers]
         self.ignored = (*self.ignored, *(f"{MTP}.{i}.{copy}" for i in range(mtp.count) for copy in COPIES))
+
+    def add_vector_head(self, steps: Sequence[tuple[str, Mapping[str, Any]]]) -> None:
+        """Add the layers on the pooled vector (`VectorHead`). Call it after `keep_encoders` and before `check_weights`."""
+        pooled = self.vector_size * (self.pooling.count("+") + 1)
+        self.vector_head = VectorHead(steps, pooled, self.language_model.embed_tokens.weight.device)
+        self.vector_size = self.vector_head.size
+        self.prefixes = ((f"{VECTOR_HEAD}.", f"{VECTOR_HEAD}."), *self.prefixes)
 
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
         check(self, self.convert_weights(headers.items()), self.prefixes, self._unused)
@@ -250,4 +262,4 @@ class DecoderModel(nn.Module):
 
 
 def _no_mtp(reason: str, how: str = "") -> ConfigError:
-    return ConfigError(f"load_mtp=True, but {reason}; {how}leave load_mtp out", param="load_mtp")
+    return ConfigError(f"<<param=>>True, but {reason}; {how}leave <<param>> out", param="load_mtp")

@@ -7,7 +7,7 @@ from collections.abc import Collection, Mapping, Sequence
 import torch
 from torch import Tensor, nn
 
-from ..mm.errors import InputError
+from ..callers.errors import InputError
 from .interface import CacheSpec, ForwardBatch, StepLimits
 
 
@@ -22,6 +22,7 @@ class EncoderOnlyModel(nn.Module):
     adapters: Sequence[str] = ()
     can_generate = recordable = normalizes = pools_items = False
     pooling = "tokens"
+    vector_head = None
 
     def __init__(self, row_size: int, vocab_size: int, max_positions: int, dtype: torch.dtype) -> None:
         super().__init__()
@@ -39,7 +40,7 @@ class EncoderOnlyModel(nn.Module):
         return hidden
 
     def compute_logits(self, hidden: Tensor) -> Tensor:
-        raise InputError("this model has no vocabulary; use llm.encode")
+        raise InputError("this model has no vocabulary; <<use_encode>>", code="unsupported")
 
     def forward_bytes(self, limits: StepLimits) -> int:
         return 3 * limits.rows * self.row_size * self.dtype.itemsize

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Protocol, runtime_checkable
 
@@ -171,11 +171,13 @@ class SupportsPooling(Protocol):
         vector_size, token_size: length of a prompt's vector, and of the vectors of its tokens.
         normalizes: vectors are scaled to length 1 unless a request says otherwise.
         pools_items: mean pooling of a prompt with items takes only the items' tokens, start and end token included.
+        vector_head: layers on the vector of a prompt, or None.
     """
 
     pooling: str
     normalizes: bool
     pools_items: bool
+    vector_head: Callable[[Tensor], Tensor] | None
     vector_size: int
     token_size: int
 
@@ -212,6 +214,24 @@ class SupportsSimilarity(Protocol):
 
     def similarity(self) -> tuple[float, float | None]:
         """Return scale and bias of the cosine in the logit of a pair. No bias: logits are compared over several texts only."""
+
+
+@runtime_checkable
+class SupportsLargeViews(Protocol):
+    """A model whose number of rows does not tell how large an image is.
+
+    `most_patches`: patches of the largest view that memory is planned for. The engine sets it.
+    """
+
+    most_patches: int
+
+
+@runtime_checkable
+class SupportsEncoderRemoval(Protocol):
+    """A model with cross-attention whose decoder can run on the encoder rows of another model."""
+
+    def remove_encoder(self) -> None:
+        """Remove the encoder; its weights are not loaded. Only `forward` and `compute_logits` can be called then."""
 
 
 @runtime_checkable

@@ -24,12 +24,12 @@ NAMES = {
 def internlm2_weights(weights: Iterable[tuple[str, Tensor]], spec: DecoderSpec) -> Iterator[tuple[str, Tensor]]:
     """Rename tensors below `language_model.`. Their q, k and v are one matrix: for each key head, its query heads, k and v."""
     for name, tensor in weights:
-        stem, own, rest = name.partition("language_model.")
-        for old, new in NAMES.items() if own and not stem else ():
+        stem, prefix, rest = name.partition("language_model.")
+        for old, new in NAMES.items() if prefix and not stem else ():
             rest = rest.replace(old, new, 1) if old.startswith(".") or rest.startswith(old) else rest
         head, joined, kind = rest.partition(".attention.wqkv.")
         if not joined:
-            yield stem + own + rest, tensor
+            yield stem + prefix + rest, tensor
             continue
         parts = (tensor, tensor, tensor)
         if tensor.numel():
@@ -38,4 +38,4 @@ def internlm2_weights(weights: Iterable[tuple[str, Tensor]], spec: DecoderSpec) 
             groups = tensor.unflatten(0, (attention.kv_heads, -1, attention.head_dim))
             parts = groups[:, :-2].flatten(0, 2), groups[:, -2].flatten(0, 1), groups[:, -1].flatten(0, 1)
         for part, value in zip("qkv", parts, strict=True):
-            yield f"{own}{head}.self_attn.{part}_proj.{kind}", value
+            yield f"{prefix}{head}.self_attn.{part}_proj.{kind}", value

@@ -10,13 +10,14 @@ from dataclasses import dataclass
 
 import torch
 
-from ..kernels import native
+from ..kernels import bodies
 from ..kernels.dispatch import backend, fused
-from ..kernels.grouped import PANEL_BYTES, panel_rows
-from ..kernels.int4 import Int4Options, int4_bytes
-from ..kernels.linear import computed_rows, keeps_float16
-from ..kernels.mkl import PIECE_ROWS, multiplied_rows, needs_pieces
-from ..kernels.panels import layout
+from ..kernels.linear import keeps_float16
+from ..kernels.linear.dense import computed_rows
+from ..kernels.linear.grouped import PANEL_BYTES, panel_rows
+from ..kernels.linear.int4 import Int4Options, int4_bytes
+from ..kernels.linear.mkl import PIECE_ROWS, multiplied_rows, needs_pieces
+from ..kernels.linear.panels import layout
 from .interface import StepLimits
 
 FLOAT32 = 4  # bytes
@@ -64,17 +65,19 @@ class OpBytes:
 
         If the weights of some layers are dequantised by panels, return the larger of both ways.
         """
-        found = self._int8_linear(inner, outer) if self.limits.int8 else 0
+        largest = self._int8_linear(inner, outer) if self.limits.int8 else 0
         if self.limits.dequantized or not self.limits.int8:
-            found = max(found, self._linear(inner, outer, rows))
-        return max(found, self._dequantized_linear(inner, outer, rows)) if self.limits.dequantized else found
+            largest = max(largest, self._linear(inner, outer, rows))
+        return max(largest, self._dequantized_linear(inner, outer, rows)) if self.limits.dequantized else largest
 
     def _dequantized_linear(self, inner: int, outer: int, rows: int) -> int:
-        """Return the bytes of `kernels.grouped.grouped_linear`: result, input in float32 twice, a panel and its result."""
+        """Return the bytes of `kernels.linear.grouped_linear`: result, input in float32 twice, a panel and its result."""
         each = min(outer, panel_rows(inner))
-        held = multiplied_rows(rows)
-        panel = held * each * FLOAT32 + (PIECE_ROWS * each * FLOAT32 if needs_pieces() else 0) + each * inner * PANEL_BYTES
-        return outer * self.dtype.itemsize + inner * FLOAT32 - (-(held * inner * FLOAT32 + panel) // rows)
+        multiplied = multiplied_rows(rows)
+        panel = (
+            multiplied * each * FLOAT32 + (PIECE_ROWS * each * FLOAT32 if needs_pieces() else 0) + each * inner * PANEL_BYTES
+        )
+        return outer * self.dtype.itemsize + inner * FLOAT32 - (-(multiplied * inner * FLOAT32 + panel) // rows)
 
     def _linear(self, inner: int, outer: int, rows: int) -> int:
         s, result = self.dtype.itemsize, self.linear_result(outer, rows)
@@ -125,7 +128,7 @@ def amx_bytes(callers: int, int4: bool) -> int:
         callers: threads that run steps or encoder calls.
         int4: some layers have 4-bit weights.
     """
-    if native.products() != "amx":
+    if not bodies.uses_tiles():
         return 0
     return (1 + int4) * (callers * AMX_ROWS + torch.get_num_threads() * AMX_SUMS)
 
@@ -144,18 +147,18 @@ def packed_weight_bytes(
     device: torch.device,
     quantization: str | Int4Options | None = None,
 ) -> int:
-    """Return the bytes of a packed Linear. C++ pads panels and adds a float32 bias, in 8 bits also scale and shift."""
+    """Return the bytes of a packed Linear. C++ pads panels and adds a float32 bias, with int8 also scale and shift."""
     if isinstance(quantization, Int4Options):
         return int4_bytes(inner, outer, dtype, device, quantization) + outer * bias * dtype.itemsize
     if quantization == "float16" and keeps_float16(device, dtype):
         return panel_bytes(inner, outer, torch.float16) + outer * bias * dtype.itemsize
-    int8 = quantization not in (None, "float16")
-    original, form = outer * bias * dtype.itemsize, layout(torch.int8 if int8 else dtype)
-    padded: int = -(-outer // form.width) * form.width
+    int8 = quantization == "int8"
+    original, panels = outer * bias * dtype.itemsize, layout(torch.int8 if int8 else dtype)
+    padded: int = -(-outer // panels.width) * panels.width
     if int8 and backend("int8_linear", device, dtype) == "native":
-        return padded * (-(-inner // form.inputs) * form.inputs + (2 + form.shifted) * FLOAT32) + original
-    if int8:
+        return padded * (-(-inner // panels.inputs) * panels.inputs + (2 + panels.shifted) * FLOAT32) + original
+    if quantization in ("int8", "fp8"):
         return outer * (inner + FLOAT32) + original
-    if backend("linear", device, dtype) == "native" and inner % form.inputs == 0:
+    if backend("linear", device, dtype) == "native" and inner % panels.inputs == 0:
         return panel_bytes(inner, outer, dtype) + original
     return outer * inner * dtype.itemsize + original

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ..mm.errors import ConfigError
+from ..callers.errors import ConfigError
+from ..checkpoints.config import positive_int
 from .audio.aut import AutEncoder
 from .audio.chunked_encoder import ChunkedEncoder
-from .config import positive_int
 from .decoder_model import DecoderModel
 from .interface import StepLimits
 from .layers.connectors import Projector, ProjectorSpec, projector_bytes
@@ -33,11 +33,12 @@ class NativeModel(DecoderModel):
     """A family passes the specs of its decoder, its tower and its mergers.
 
     The first merger projects the tower's last state to the rows that replace token embeddings. Each further merger projects
-    one of the tower's earlier states to a deepstack level.
+    one of the tower's states to a deepstack level.
 
     Audio items have `input_features` and `audio_frames`; their deepstack levels are zeros.
 
-    `merger_class`: class of the first merger.
+    `merger_class`: class of the first merger. `level_mergers`: for each deepstack level, in the order of the tower's states,
+    the number of its merger; empty: that of the level.
     """
 
     merger_class: ClassVar[type[Projector]] = Projector
@@ -50,6 +51,7 @@ class NativeModel(DecoderModel):
         dtype: torch.dtype,
         device: torch.device,
         audio_tower: AudioTower | None = None,
+        level_mergers: Sequence[int] = (),
     ) -> None:
         super().__init__(decoder, dtype, device)
         for spec in mergers:
@@ -58,6 +60,7 @@ class NativeModel(DecoderModel):
         self.visual = VisionTower(tower, dtype, device)
         self.merger = self.merger_class(mergers[0], dtype, device)
         self.deepstack_mergers = nn.ModuleList(Projector(spec, dtype, device) for spec in mergers[1:])
+        self.level_mergers = tuple(level_mergers) or tuple(range(len(mergers) - 1))
         self.audio_tower = audio_tower
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
@@ -68,10 +71,10 @@ class NativeModel(DecoderModel):
         pixels, grid = (tensors[name] for name in TENSORS[modality])
         grids = [(int(t), int(h), int(w)) for t, h, w in grid.tolist()]
         counts = [t * h * w // self.merger.spec.group for t, h, w in grids]
-        *states, last = self.visual(pixels, grids)
-        rows = self.merger(last)
-        if states:
-            levels = [merger(state) for merger, state in zip(self.deepstack_mergers, states, strict=True)]
+        states = self.visual(pixels, grids)
+        rows = self.merger(states[-1])
+        if self.level_mergers:  # the last state may also be a level
+            levels = [self.deepstack_mergers[number](state) for number, state in zip(self.level_mergers, states, strict=False)]
             rows = torch.cat([rows, *levels], 1)
         return list(rows.split(self.item_rows(tensors, counts)))
 
@@ -98,14 +101,14 @@ class NativeModel(DecoderModel):
             result = rows * (self.hidden_size + self.row_size) * self.dtype.itemsize
             return max(self.audio_tower.encoder_bytes(rows, limits), result)
         tower, merger, size = self.visual.spec, self.merger.spec, self.dtype.itemsize
-        levels, patches, level_bytes = len(self.deepstack_mergers), rows * merger.group, rows * self.hidden_size * size
+        levels, patches, level_bytes = len(self.level_mergers), rows * merger.group, rows * self.hidden_size * size
         peak = max(tower_bytes(tower, patches, merger, self.dtype, limits), self.merger.extra_bytes(rows))
         if not levels:
             return peak
-        held = patches * (tower.patch_dim + (1 + levels) * tower.width) * size  # pixels, states
+        base = patches * (tower.patch_dim + (1 + levels) * tower.width) * size  # pixels, states
         last = patches * (projector_bytes(merger, 1, patches, self.dtype, limits) - tower.width * size)
         # the last projection beside the other levels, or all levels and their concatenation
-        return max(peak, held + max(levels * level_bytes + last, 2 * (1 + levels) * level_bytes))
+        return max(peak, base + max(levels * level_bytes + last, 2 * (1 + levels) * level_bytes))
 
 
 def patch_numbers(vision: Mapping[str, Any]) -> int:
@@ -118,5 +121,5 @@ def axial_theta(vision: Mapping[str, Any]) -> float:
     """Return the base of the tower's rotary frequencies; ConfigError if its rope type is not axial."""
     rope = vision.get("rope_parameters") or {}
     if rope.get("rope_type", "axial") not in ("axial", "default"):
-        raise ConfigError(f"vision rope type {rope['rope_type']!r} is not supported; known is axial")
+        raise ConfigError(f"rope_type of vision_config is {rope['rope_type']!r}; only axial is defined for images")
     return float(rope.get("rope_theta", 10000.0))

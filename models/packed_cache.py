@@ -14,11 +14,11 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.int4 import Int4Panels, Int4PanelWeight
-from ..kernels.panels import Panels, layout
-from ..mm.errors import CheckpointError
+from ..callers.errors import CheckpointError
+from ..checkpoints.weight_files import DTYPE_NAMES, file_headers, file_metadata, read_file
+from ..kernels.linear.groups import GroupPanels, GroupPanelWeight
+from ..kernels.linear.panels import Panels, layout
 from .layers.linear import Linear
-from .weight_files import DTYPE_NAMES, file_headers, file_metadata, read_file
 
 _ALIGNMENT = 64  # bytes; the first tensor begins at a multiple of it
 _KEY = "sensorium"
@@ -46,21 +46,21 @@ def restore_packed(root: nn.Module, file: Path) -> set[str]:
     return set(made)
 
 
-def save_packed(root: nn.Module, file: Path, known: set[str]) -> None:
-    """Write the packed weights of all layers, unless all of them are `known`. The file appears when it is complete.
+def save_packed(root: nn.Module, file: Path, saved: set[str]) -> None:
+    """Write the packed weights of all layers, unless all of them are `saved`. The file appears when it is complete.
 
     Weights without C++ kernels are left out. If the folder cannot be written, that is logged.
     """
-    found = {path: _split(packed) for path, packed in _packed_layers(root)}
-    if found.keys() <= known:
+    layers = {path: _split(packed) for path, packed in _packed_layers(root)}
+    if layers.keys() <= saved:
         return
-    tensors = {f"{path}:{name}": tensor for path, (_, parts) in found.items() for name, tensor in parts.items()}
+    tensors = {f"{path}:{name}": tensor for path, (_, parts) in layers.items() for name, tensor in parts.items()}
     partial = None
     try:
         file.parent.mkdir(parents=True, exist_ok=True)
         handle, partial = tempfile.mkstemp(prefix=f".{file.name}.", dir=file.parent)
         with open(handle, "wb") as opened:
-            opened.write(_header(tensors, {path: numbers for path, (numbers, _) in found.items()}))
+            opened.write(_header(tensors, {path: numbers for path, (numbers, _) in layers.items()}))
             for tensor in tensors.values():
                 opened.write(tensor.contiguous().view(-1).view(torch.uint8).numpy().data)
         os.replace(partial, file)
@@ -70,10 +70,10 @@ def save_packed(root: nn.Module, file: Path, known: set[str]) -> None:
             Path(partial).unlink(missing_ok=True)
 
 
-def _packed_layers(root: nn.Module) -> Iterator[tuple[str, Panels | Int4PanelWeight]]:
+def _packed_layers(root: nn.Module) -> Iterator[tuple[str, Panels | GroupPanelWeight]]:
     for path, module in root.named_modules():
         packed = getattr(module, "packed", None) if isinstance(module, Linear) else None
-        if isinstance(packed, Panels | Int4PanelWeight):
+        if isinstance(packed, Panels | GroupPanelWeight):
             yield path, packed
 
 
@@ -90,9 +90,9 @@ def _header(tensors: Mapping[str, Tensor], numbers: Mapping[str, Any]) -> bytes:
     return len(text).to_bytes(8, "little") + text
 
 
-def _split(packed: Panels | Int4PanelWeight) -> tuple[dict[str, Any], dict[str, Tensor]]:
+def _split(packed: Panels | GroupPanelWeight) -> tuple[dict[str, Any], dict[str, Tensor]]:
     """Return the numbers and the tensors of a packed weight."""
-    parts: list[Any] = list(packed.panels) if isinstance(packed, Int4PanelWeight) else [packed]
+    parts: list[Any] = list(packed.panels) if isinstance(packed, GroupPanelWeight) else [packed]
     tensors, numbers = dict[str, Tensor](), list[dict[str, int]]()
     for i, part in enumerate(parts):
         values = {field.name: getattr(part, field.name) for field in fields(part)}
@@ -105,17 +105,17 @@ def _fits(path: str, layer: Linear, stored: Mapping[str, Any], sizes: Mapping[st
     """Return whether a stored weight has the outputs and the bytes that the layer will have."""
     start = f"{path}:"
     size = sum(count for name, count in sizes.items() if name.startswith(start))
-    own = layer.packed_bytes(torch.device("cpu")) - (0 if layer.bias is None else layer.bias.nbytes)
-    return size == own and sum(part["outputs"] for part in stored["parts"]) == layer.outputs
+    weight_bytes = layer.packed_bytes(torch.device("cpu")) - (0 if layer.bias is None else layer.bias.nbytes)
+    return size == weight_bytes and sum(part["outputs"] for part in stored["parts"]) == layer.outputs
 
 
-def _join(path: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Panels | Int4PanelWeight:
+def _join(path: str, stored: Mapping[str, Any], tensors: Mapping[str, Tensor]) -> Panels | GroupPanelWeight:
     """Put a packed weight together again."""
     parts = list[Any]()
     for i, numbers in enumerate(stored["parts"]):
-        kind: Any = Panels if stored["int8_rows"] is None else Int4Panels
+        kind: Any = Panels if stored["int8_rows"] is None else GroupPanels
         values = {field.name: tensors.get(f"{path}:{i}.{field.name}") for field in fields(kind)} | numbers
         if kind is Panels:
             values["form"] = layout(values["weight"].dtype)
         parts.append(kind(**values))
-    return parts[0] if stored["int8_rows"] is None else Int4PanelWeight(parts, stored["int8_rows"])
+    return parts[0] if stored["int8_rows"] is None else GroupPanelWeight(parts, stored["int8_rows"])

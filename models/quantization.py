@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ..kernels.int4 import Int4Options
-from ..mm.errors import ConfigError, short_repr
+from ..callers.errors import ConfigError, short_repr
+from ..kernels.linear.int4 import Int4Options
 
 METHODS = ("int8", "fp8", "int4")
 _GROUP_SIZES = (32, 64, 128)
@@ -29,11 +29,11 @@ class Quantization:
 
     @property
     def uses_int4(self) -> bool:
-        return any(isinstance(form, Int4Options) for form in (self.text, self.towers))
+        return any(isinstance(options, Int4Options) for options in (self.text, self.towers))
 
     @property
     def uses_8_bits(self) -> bool:
-        return any(isinstance(form, str) for form in (self.text, self.towers))
+        return any(isinstance(options, str) for options in (self.text, self.towers))
 
 
 def parse_quantization(value: str | Mapping[str, Any]) -> Quantization:
@@ -47,17 +47,17 @@ def parse_quantization(value: str | Mapping[str, Any]) -> Quantization:
     _check("method", method, (*METHODS, None) if "towers" in options else METHODS)
     towers = options.get("towers", None if method == "int4" else method)
     _check("towers", towers, (*METHODS, None))
-    for key, known in (("group_size", _GROUP_SIZES), ("symmetric", (True, False)), ("activations", _ACTIVATIONS)):
+    for key, values in (("group_size", _GROUP_SIZES), ("symmetric", (True, False)), ("activations", _ACTIVATIONS)):
         if key in options:
-            _check(key, options[key], known)
+            _check(key, options[key], values)
             if "int4" not in (method, towers):
                 raise ConfigError(f"quantization has {key}, which is for the method int4; leave it out", param="quantization")
     symmetric, int8_rows = bool(options.get("symmetric", True)), options.get("activations") == "int8"
     int4 = Int4Options(options.get("group_size", 128), symmetric, int8_rows)
-    return Quantization(*(int4 if name == "int4" else name for name in (method, towers)))
+    return Quantization(text=int4 if method == "int4" else method, towers=int4 if towers == "int4" else towers)
 
 
-def _check(key: str, value: object, known: tuple[object, ...]) -> None:
-    if not isinstance(value, str | int | None) or value not in known:
-        choice = ", ".join(map(repr, known))
+def _check(key: str, value: object, values: tuple[object, ...]) -> None:
+    if not isinstance(value, str | int | None) or value not in values:
+        choice = ", ".join(map(repr, values))
         raise ConfigError(f"quantization has {key}={short_repr(value)}; it must be one of {choice}", param="quantization")

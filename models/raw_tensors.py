@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..mm.errors import CheckpointError, InputError
+from ..callers.errors import CheckpointError, InputError
 from ..mm.raw_tensors import read_raw_tensors
 from .encoder_only import EncoderOnlyModel
 from .interface import StepLimits
@@ -34,12 +34,12 @@ class RawTensorModel(EncoderOnlyModel):
         return result
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
-        own = {name: value.to(self.dtype) for name, value in tensors.items()}
-        batched = [name for name in own if not self.raw.tensors[name].shared]
-        count = len(own[batched[0]]) if batched else 1
+        inputs = {name: value.to(self.dtype) for name, value in tensors.items()}
+        batched = [name for name in inputs if not self.raw.tensors[name].shared]
+        count = len(inputs[batched[0]]) if batched else 1
         rows = []
         for i in range(count):
-            result = self.run({name: value[i : i + 1] if name in batched else value[None] for name, value in own.items()})[0]
+            result = self.run({name: value[i : i + 1] if name in batched else value[None] for name, value in inputs.items()})[0]
             if tuple(result.shape) != self.raw.output:
                 raise InputError(f"the model's result has the shape {list(result.shape)}, config.json says {self.raw.output}")
             rows.append(result.reshape(self.raw.rows, -1))
@@ -50,8 +50,8 @@ class RawTensorModel(EncoderOnlyModel):
 
     def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
         """Return an estimate, because the network is unknown. Items are computed one by one."""
-        held = self.input_bytes(modality, rows) + 2 * rows * self.row_size * self.dtype.itemsize
-        return held + _ACTIVATIONS * (self.raw.numbers + self.raw.rows * self.row_size) * self.dtype.itemsize
+        base = self.input_bytes(modality, rows) + 2 * rows * self.row_size * self.dtype.itemsize
+        return base + _ACTIVATIONS * (self.raw.numbers + self.raw.rows * self.row_size) * self.dtype.itemsize
 
     def _items(self, rows: int) -> int:
         return -(-rows // self.raw.rows)
@@ -62,11 +62,11 @@ class RawTensorModel(EncoderOnlyModel):
 
     def check_weights(self, headers: Mapping[str, Tensor]) -> None:
         expected = self.network.state_dict()
-        found = {self.own_name(name): tensor for name, tensor in headers.items()}
-        for verb, names in (("lacks", expected.keys() - found.keys()), ("holds unknown", found.keys() - expected.keys())):
+        stored = {self.own_name(name): tensor for name, tensor in headers.items()}
+        for verb, names in (("lacks", expected.keys() - stored.keys()), ("holds unknown", stored.keys() - expected.keys())):
             if names:
                 raise CheckpointError(f"the checkpoint {verb} {', '.join(sorted(names)[:3])}; it does not fit its config.json")
-        for name, tensor in found.items():
+        for name, tensor in stored.items():
             if tensor.shape != expected[name].shape:
                 needed = list(expected[name].shape)
                 raise CheckpointError(f"{name} has shape {list(tensor.shape)}, the config needs {needed}")

@@ -41,10 +41,10 @@ class SpokenAnswer:
     @property
     def is_embed(self) -> Tensor:
         """Tokens of the prompt whose embeddings are encoder rows, bool `[prompt]`."""
-        found = torch.zeros(len(self.prompt_ids), dtype=torch.bool)
+        mask = torch.zeros(len(self.prompt_ids), dtype=torch.bool)
         for feature in self.features:
-            found[feature.range.offset : feature.range.end] |= feature.range.mask()
-        return found
+            mask[feature.range.offset : feature.range.end] |= feature.range.mask()
+        return mask
 
 
 @dataclass(frozen=True, eq=False)
@@ -172,8 +172,8 @@ class InputDecoder(Decoder):
 
 def section(config: Mapping[str, Any], key: str, defaults: Mapping[str, Any]) -> dict[str, Any]:
     """Return an object of config.json with the defaults of its keys; a key whose value is null has the default, too."""
-    found = config.get(key)
-    return {**defaults, **{name: value for name, value in (found or {}).items() if value is not None}}
+    stated = config.get(key)
+    return {**defaults, **{name: value for name, value in (stated or {}).items() if value is not None}}
 
 
 def with_last(items: Iterable[T]) -> Iterator[tuple[T, bool]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ..mm.errors import ConfigError
+from ..callers.errors import ConfigError
 
 TALKER_PREFIXES = ("talker.", "token2wav.", "code2wav.")
 """Prefixes of the tensors that generate speech, which the thinker ignores."""

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from ..mm.errors import ConfigError
+from ..callers.errors import ConfigError
 from .decoder_model import TEXT_PREFIXES, DecoderModel
 from .interface import StepLimits
 from .layers.connectors import Projector, ProjectorSpec
@@ -30,11 +30,12 @@ TOWER_PREFIXES = (
 
 
 class TowerModel(DecoderModel):
-    """A model that joins the rows of its tower's last state in squares of patches and projects them.
+    """A model that joins the rows of its tower's state in squares of patches and projects them.
 
     Reads `pixel_values` and `grid` as `processors.bases.tiles` creates them, for every modality.
 
-    `merger`: an optional projector that merges the squares; `projector` then projects each merged row.
+    `merger`: an optional projector that merges the squares; `projector` then projects each merged row. `states`: numbers of
+    the tower's states that are concatenated, in this order; empty: its last state alone.
     """
 
     def __init__(
@@ -47,15 +48,19 @@ class TowerModel(DecoderModel):
         *,
         merger: ProjectorSpec | None = None,
         decoder: Decoder | None = None,
+        states: Sequence[int] = (),
     ) -> None:
         super().__init__(text, dtype, device, decoder)
         self.tower, self.projector = VisionTower(tower, dtype, device), Projector(projector, dtype, device)
+        self.state_order = [tower.states.index(state) for state in states] or [-1]
         self.merger = None if merger is None else Projector(merger, dtype, device)
         self.ignored = (*self.ignored, *(f"tower.{name}" for name in tower.unbuilt))
 
     def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
         grids = [(int(t), int(h), int(w)) for t, h, w in tensors["grid"].tolist()]
-        rows = self.project(self.tower(tensors["pixel_values"], grids)[-1])
+        states = self.tower(tensors["pixel_values"], grids)
+        used = [states[i] for i in self.state_order]
+        rows = self.project(used[0] if len(used) == 1 else torch.cat(used, 1))
         return list(rows.split([t * h * w // self.tower.spec.merge**2 for t, h, w in grids]))
 
     def project(self, rows: Tensor) -> Tensor:
@@ -80,3 +85,15 @@ def feature_states(layer: object, depth: int) -> tuple[int, ...]:
         raise ConfigError(f"vision_feature_layer is {layer!r}; it must be one of the tower's {depth} layers")
     number = layer if layer >= 0 else depth + 1 + layer
     return () if number == depth else (number,)
+
+
+def numbers_of_states(layers: object, depth: int) -> tuple[int, ...]:
+    """Return the numbers of the states (0: before the first layer) that a `vision_feature_layer` names, in its order.
+
+    Raises:
+        ConfigError: no layer, or one that the tower does not have.
+    """
+    numbers = layers if isinstance(layers, list | tuple) else [layers]
+    if not numbers:
+        raise ConfigError("vision_feature_layer is an empty list; give at least one of the tower's layers")
+    return tuple((feature_states(number, depth) or (depth,))[0] for number in numbers)

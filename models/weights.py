@@ -11,25 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ..kernels.blocks import BlockWeight
-from ..kernels.grouped import QuantizedWeight, panel_rows
-from ..kernels.int4 import Int4Options
-from ..kernels.int8 import supported
-from ..mm.errors import CheckpointError, ConfigError, short_repr
-from .external import ExternalWeights
-from .formats.assign import Formats, Joiner
+from ..callers.errors import CheckpointError, ConfigError, short_repr
+from ..checkpoints.external import ExternalWeights
+from ..checkpoints.folder import CheckpointFolder
+from ..checkpoints.heap import trim_heap
+from ..checkpoints.weight_files import drop_pages, read_adapter, read_checkpoint, rename
+from ..kernels.linear.blocks import BlockWeight
+from ..kernels.linear.grouped import QuantizedWeight, panel_rows
+from ..kernels.linear.int4 import Int4Options
+from ..kernels.linear.int8 import supported
 from .interface import Model
-from .layers.basic import Converter, Convertible, Embedding, WeightedLayer, rename
+from .layers.basic import Converter, Convertible, EmbeddingTable, WeightedLayer
 from .layers.linear import Linear, LmHead
 from .layers.moe import Mixture
 from .quantization import parse_quantization
+from .stored_formats import Formats, Joiner
 from .upload import Copy, copier
-from .weight_files import drop_pages, read_adapter, read_checkpoint, stored_files
 
 Merge = Callable[[Iterable[tuple[str, Tensor]]], Iterable[tuple[str, Tensor]]]
 
 _CPU = torch.device("cpu")
 _PROGRESS_DELAY = 2.0  # seconds before a progress bar is shown
+_TRIM_BYTES = 16 << 20  # bytes of packed layers after which the heap is trimmed
 _BUFFER = "rotary_emb.inv_freq"  # end of the name of a buffer that old checkpoints store
 
 
@@ -50,8 +53,9 @@ def load(
     """
     stored = getattr(model, "stored_adapters", {})
     adapters = (read_adapter(folder, name) for name in model.adapters if name not in stored)
-    others = (part.rename(read_checkpoint(place)) for part, place in external)
-    files = [file for place in (folder, *(place for _, place in external)) for file in stored_files(place)]
+    others = (part.rename(read_checkpoint(part_folder)) for part, part_folder in external)
+    folders = (folder, *(part_folder for _, part_folder in external))
+    files = [file for part_folder in folders for file in CheckpointFolder(part_folder).weight_files()]
     weights = _with_progress(chain(read_checkpoint(folder, model.is_unused), *others, *adapters), files)
     model.load_weights(weights if merge is None else merge(weights))
 
@@ -79,16 +83,19 @@ def quantize(root: nn.Module, quantization: str | Mapping[str, Any]) -> None:
     for path, module in root.named_modules():
         if isinstance(module, Mixture) and module.stacked is not None and isinstance(formats.format_of(path), Int4Options):
             raise ConfigError(
-                f"quantization={short_repr(quantization)}: experts in 4 bits run on a CPU only; use 'int8' or device='cpu'",
+                f"<<param=>>{short_repr(quantization)}: experts in 4 bits run on a CPU only; use 'int8' or <<device=>>'cpu'",
                 param="quantization",
             )
         if isinstance(module, Linear) and not module.exact and (not stored or module.stores(str(formats.format_of(path)))):
             module.quantization = formats.format_of(path)
             device = module.device
+            wider = bool(module.stored_dtypes & {torch.float32, torch.float16}) and module.dtype == torch.bfloat16
+            if module.quantization == "int8" and wider and not module.formats and device.type == "cpu":
+                module.keep_float32()  # not on a GPU, where weights of experts are views of one tensor
             if module.quantization == "int8" and device.type != "meta" and not supported(device):
                 raise ConfigError(
-                    f"quantization={short_repr(quantization)} needs a CPU with AVX2 or AVX-512 VNNI, or a GPU and Triton, not "
-                    f"this {device.type}: leave it out, or use device='cpu' on such a machine",
+                    f"<<param=>>{short_repr(quantization)} needs a CPU with AVX2 or AVX-512 VNNI, or a GPU and Triton, not "
+                    f"this {device.type}: leave it out, or use <<device=>>'cpu' on such a machine",
                     param="quantization",
                 )
 
@@ -96,30 +103,35 @@ def quantize(root: nn.Module, quantization: str | Mapping[str, Any]) -> None:
 def keep_float16(root: nn.Module) -> None:
     """Keep stored float16 weights in float16, in layers that compute in float32 and are not quantised."""
     for module in root.modules():
-        if isinstance(module, Embedding):
-            module.float16 = module.stored_dtypes == {torch.float16}
+        if isinstance(module, EmbeddingTable):
+            module.float16 = module.stored_dtypes <= {torch.float16}
         if isinstance(module, Linear) and module.quantization is None and not module.formats:
             module.quantization = "float16" if module.stored_dtypes <= {torch.float16} else None
 
 
 def weight_bytes(model: Model, device: torch.device) -> int:
-    """Return the bytes of all layers as `pack` lays them out on `device`, and of parameters of torch's own layers."""
+    """Return the bytes of all layers as `pack` lays them out on `device`, and of the tensors of all other modules.
+
+    The latter are constants that are computed, such as rotary frequencies, and what torch's own layers hold.
+    """
     assert isinstance(model, nn.Module)
-    total = sum(parameter.nbytes for parameter in model.parameters())
+    total = sum(tensor.nbytes for tensor in chain(model.parameters(), model.buffers()))
     for module in model.modules():
         if isinstance(module, WeightedLayer | LmHead):
             total += module.packed_bytes(device)
+        else:
+            total += sum(value.nbytes for value in vars(module).values() if isinstance(value, Tensor))
     return total
 
 
 def named_layers(root: nn.Module) -> dict[str, tuple[WeightedLayer, dict[str, Tensor]]]:
     """Map each canonical tensor name to its layer and to all tensors of that layer by name (shards are views)."""
-    found: dict[str, tuple[WeightedLayer, dict[str, Tensor]]] = {}
+    layers: dict[str, tuple[WeightedLayer, dict[str, Tensor]]] = {}
     for path, module in root.named_modules():
         if isinstance(module, WeightedLayer):
             views = dict(module.tensors(path))
-            found.update(dict.fromkeys(views, (module, views)))
-    return found
+            layers.update(dict.fromkeys(views, (module, views)))
+    return layers
 
 
 def fill(
@@ -145,12 +157,15 @@ def fill(
     heads: dict[WeightedLayer, LmHead] = {embedding: head for head in tied for embedding in head.tied_to}
     restored = {name for module in root.modules() if isinstance(module, Linear) for name in module.restored}
     copy = copier(next((view.device for _, views in layers.values() for view in views.values() if not view.is_meta), _CPU))
+    filled = 0  # bytes since the heap was trimmed
     for stored, name, whole in _joined(root, weights, prefixes, ignored):
         for part, tensor in _convert(stored, whole, converters[name][1]) if name in converters else [(name, whole)]:
             if part in layers:
+                filled += layers[part][1][part].nbytes if part in layers[part][1] else 0
                 _put(tensor, stored, part, *layers[part], copy)
                 if not layers[part][1]:
                     _pack(layers[part][0], heads)
+                    filled = _trimmed(filled)
             elif not part.endswith(_BUFFER) and part not in restored:
                 surplus.append(stored)
     _check_empty("lacks", {name for _, views in layers.values() for name in views})
@@ -185,8 +200,8 @@ def check(
         else:
             wide.append((stored, header))
     for stored, name, whole in _joined(root, wide, prefixes, ignored):
-        known = bool(prod(whole.shape))  # without a shape it cannot be said what a converter splits the tensor into
-        if name in converters and not known:
+        has_shape = bool(prod(whole.shape))  # without a shape it cannot be said what a converter splits the tensor into
+        if name in converters and not has_shape:
             path = converters[name][0]
             split.add(f"{path}.")
             if isinstance(module := root.get_submodule(path), WeightedLayer):
@@ -195,13 +210,26 @@ def check(
         for part, tensor in _convert(stored, whole, converters[name][1]) if name in converters else [(name, whole)]:
             if part in views:
                 missing.discard(part)
-                if known:
+                if has_shape:
                     _check_shape(stored, tensor.shape, views[part])
                     _note_dtype(part, tensor, layers[part][0])
             elif not part.endswith(_BUFFER):
                 surplus.append(stored)
     _check_empty("lacks", (name for name in missing if not name.startswith(tuple(split))))
     _check_empty("holds unknown", surplus)
+
+
+def _trimmed(filled: int) -> int:
+    """Trim the heap if `filled` bytes, those filled since the last trim, are enough. Return the bytes filled since then.
+
+    The originals of packed layers and the temporary buffers of packing leave holes between blocks in use. Later blocks may be
+    larger than the holes, so without this the heap grows by several times the bytes of each layer; how much depends on the
+    layout of the weights, and so on the CPU, and on the addresses, which differ in each process.
+    """
+    if filled < _TRIM_BYTES:
+        return filled
+    trim_heap()
+    return 0
 
 
 def _converters(root: nn.Module) -> dict[str, tuple[str, Converter]]:
@@ -218,8 +246,8 @@ def _joined(
     for stored, tensor in weights:
         name = rename(stored, prefixes)
         if not name.startswith(ignored):
-            for own, weight in joiner.join(name, tensor):
-                yield stored, own, weight
+            for canonical, weight in joiner.join(name, tensor):
+                yield stored, canonical, weight
                 del weight
         del tensor
 
@@ -279,14 +307,14 @@ def _check_shape(stored: str, shape: Sequence[int], target: Tensor) -> None:
 
 
 def _note_dtype(name: str, tensor: Tensor | QuantizedWeight, layer: WeightedLayer) -> None:
-    """Record the stored dtype of a weight in its Linear or Embedding."""
-    if isinstance(layer, Linear | Embedding) and isinstance(tensor, Tensor) and name.endswith(".weight"):
+    """Record the stored dtype of a weight in its Linear or EmbeddingTable."""
+    if isinstance(layer, Linear | EmbeddingTable) and isinstance(tensor, Tensor) and name.endswith(".weight"):
         layer.stored_dtypes.add(tensor.dtype)
 
 
 def _check_empty(verb: str, names: Iterable[str]) -> None:
     """Raise CheckpointError if there are any names."""
-    found = sorted(names)
-    if found:
-        more = f" and {len(found) - 3} more" if len(found) > 3 else ""
-        raise CheckpointError(f"the checkpoint {verb} {', '.join(found[:3])}{more}; it does not fit its config.json")
+    ordered = sorted(names)
+    if ordered:
+        more = f" and {len(ordered) - 3} more" if len(ordered) > 3 else ""
+        raise CheckpointError(f"the checkpoint {verb} {', '.join(ordered[:3])}{more}; it does not fit its config.json")

@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from ..mm.errors import ConfigError
+from ..callers.errors import ConfigError
 from .audio.mel_encoder import LARGE, MelEncoder, MelEncoderSpec, mel_encoder_bytes
 from .decoder_model import DecoderModel
 from .interface import StepLimits

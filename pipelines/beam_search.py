@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any
+from collections.abc import Sequence
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING
 
+from ..callers.errors import InputError, hints_at_arguments, short_repr
+from ..engine.frontend.output_processor import CompletionBuilder
+from ..engine.frontend.processed_prompt import ProcessedPrompt
+from ..engine.frontend.request_handle import RequestHandle
 from ..engine.sampling_params import SamplingParams
-from ..engine.types import Logprob, RequestOutput
-from ..mm.errors import InputError, hints_at_arguments, short_repr
+from ..engine.types import CompletionOutput, Logprob, RequestOutput, TokenOutput
+from .run import Task, answer, gather
 from .validation import check_type
 
 if TYPE_CHECKING:
-    from ..engine.llm import LLM
+    from ..engine.engine import Engine
 
 _MAX_PENALTY = 10  # powers of a length remain finite
 
@@ -40,11 +45,11 @@ class BeamSearchParams:
         for name in ("beam_width", "max_tokens"):
             value = getattr(self, name)
             if isinstance(value, bool) or not isinstance(value, int) or value < 1:
-                raise InputError(f"{name}={value!r} must be an integer, 1 or above", param=name)
+                raise InputError(f"<<param=>>{value!r} must be an integer, 1 or above", code="invalid_value", param=name)
         penalty = self.length_penalty
         if isinstance(penalty, bool) or not isinstance(penalty, int | float) or not abs(penalty) <= _MAX_PENALTY:
-            reason = f"length_penalty={short_repr(penalty)} must be a number, at most {_MAX_PENALTY} from 0"
-            raise InputError(reason, param="length_penalty")
+            reason = f"<<param=>>{short_repr(penalty)} must be a number, at most {_MAX_PENALTY} from 0"
+            raise InputError(reason, code="invalid_value", param="length_penalty")
 
 
 @dataclass
@@ -65,65 +70,124 @@ class BeamSearchOutput:
     sequences: list[BeamSearchSequence]
 
 
+@dataclass(frozen=True)
+class _Path:
+    """An answer so far: its tokens, the likeliest tokens at the place of each, and the sum of its log probabilities."""
+
+    tokens: tuple[int, ...] = ()
+    logprobs: tuple[dict[int, Logprob], ...] = ()
+    total: float = 0.0
+    is_finished: bool = False
+
+
 class _Search:
     """The beams of one prompt."""
 
-    def __init__(self, prompt: object, output: RequestOutput, params: BeamSearchParams, eos: Sequence[int]) -> None:
-        media = {key: value for key, value in prompt.items() if key != "prompt"} if isinstance(prompt, Mapping) else {}
-        self._media, self._params, self._eos = media, params, eos
-        self.beams = [BeamSearchSequence(list(output.prompt_token_ids))]
-        self.finished: list[BeamSearchSequence] = []
-        self.advance([output])
-
-    def prompts(self) -> list[dict[str, Any]]:
-        return [{**self._media, "prompt_token_ids": beam.tokens} for beam in self.beams]
+    def __init__(self, params: BeamSearchParams, prompt_length: int, eos_token_ids: Sequence[int]) -> None:
+        self._params, self._prompt_length = params, prompt_length
+        self._ends = () if params.ignore_eos else eos_token_ids
+        self.beams, self._finished = [_Path()], list[_Path]()
 
     def advance(self, outputs: Sequence[RequestOutput]) -> None:
         """Extend each beam by the likeliest next tokens, and keep the best."""
-        candidates: list[BeamSearchSequence] = []
+        candidates: list[tuple[float, _Path, int, dict[int, Logprob]]] = []
         for beam, output in zip(self.beams, outputs, strict=True):
-            if output.error is not None:
-                raise InputError(output.error.message, code=output.error.code, param=output.error.param)
             (logprobs,) = output.outputs[0].logprobs or [{}]
-            for token, entry in logprobs.items():
-                total = beam.cum_logprob + entry.logprob
-                longer = BeamSearchSequence([*beam.tokens, token], [*beam.logprobs, logprobs], total)
-                ends = token in self._eos and not self._params.ignore_eos
-                longer.finish_reason = "stop" if ends else None
-                (self.finished if ends else candidates).append(longer)
-        self.beams = self._best(candidates)
+            candidates += [(beam.total + entry.logprob, beam, token, logprobs) for token, entry in logprobs.items()]
+        ended = [self._longer(*candidate, True) for candidate in candidates if candidate[2] in self._ends]
+        self._finished = self._best([*self._finished, *ended])
+        running = sorted((entry for entry in candidates if entry[2] not in self._ends), key=lambda entry: -entry[0])
+        self.beams = [self._longer(*entry) for entry in running[: self._params.beam_width]]
 
-    def result(self, llm: LLM) -> BeamSearchOutput:
-        for beam in self.beams:
-            beam.finish_reason = "length"
-        best = self._best(self.finished + self.beams)
-        for sequence in best:
-            sequence.text = llm.get_tokenizer().decode(sequence.tokens)
-        return BeamSearchOutput(best)
+    def best(self) -> list[_Path]:
+        """Return the answers at the end of the search, the best first."""
+        return self._best([*self._finished, *self.beams])
 
-    def _best(self, sequences: list[BeamSearchSequence]) -> list[BeamSearchSequence]:
-        def score(one: BeamSearchSequence) -> float:
-            length = len(one.tokens) - (one.finish_reason == "stop")
-            return one.cum_logprob / float(length**self._params.length_penalty)
+    def _longer(self, total: float, beam: _Path, token: int, logprobs: dict[int, Logprob], ends: bool = False) -> _Path:
+        return _Path((*beam.tokens, token), (*beam.logprobs, logprobs), total, ends)
 
-        return sorted(sequences, key=score, reverse=True)[: self._params.beam_width]
+    def _best(self, beams: Sequence[_Path]) -> list[_Path]:
+        """Return the beams with the highest scores. As in vLLM, the length is that of prompt and answer without EOS."""
+
+        def score(beam: _Path) -> float:
+            length = self._prompt_length + len(beam.tokens) - beam.is_finished
+            return beam.total / float(length**self._params.length_penalty)
+
+        return sorted(beams, key=score, reverse=True)[: self._params.beam_width]
 
 
-def beam_search(llm: LLM, prompts: Sequence[object], params: BeamSearchParams) -> list[BeamSearchOutput]:
-    """Return the best answers to each prompt. Every step is a batch of all beams, which share cached prefixes.
+async def search_beams(engine: Engine, handle: RequestHandle, params: BeamSearchParams) -> RequestOutput:
+    """Return the best answers to a request, in order. All beams of a step run at once and share cached prefixes.
+
+    Args:
+        handle: a request that is not submitted yet. Of its sampling parameters, those of the output apply: `logprobs`,
+            `prompt_logprobs` and `skip_special_tokens`.
 
     Raises:
-        InputError: a prompt cannot be served, or twice the beam width is above `max_logprobs`.
+        InputError: twice the beam width is above `max_logprobs`.
+        SensoriumError: the request's error.
+    """
+    most = engine.config.max_logprobs // 2
+    if params.beam_width > most:
+        reason = f"<<param=>>{params.beam_width} is over the limit of {most}, half of max_logprobs"
+        reason = f"{reason}; ask for fewer, or raise <<max_logprobs>>"
+        raise InputError(reason, code="over_limit", param="beam_width", limit=most, value=params.beam_width)
+    request, sampling = handle.input, handle.input.params
+    count = max(2 * params.beam_width, sampling.logprobs or 0)
+    one_token = SamplingParams(max_tokens=1, logprobs=count, temperature=params.temperature, ignore_eos=True, detokenize=False)
+    handle.input = replace(request, params=replace(one_token, prompt_logprobs=sampling.prompt_logprobs))
+    first = _checked(await answer(handle))
+    prompt = handle.answer.builder.prepared
+    search = _Search(params, len(prompt.token_ids), engine.eos_token_ids)
+    search.advance([first])
+    request = replace(request, params=one_token, request_id=None, has_files=False)
+    for _ in range(min(params.max_tokens, engine.max_model_len - len(prompt.token_ids)) - 1):
+        if not search.beams:
+            break
+        handles = [RequestHandle(replace(request, prepare=_continued(prompt, beam.tokens))) for beam in search.beams]
+        outputs = await gather([partial(answer, one) for one in handles], len(handles))
+        search.advance([_checked(output) for output in outputs])
+    answers = [_answer(engine, index, beam, sampling, prompt) for index, beam in enumerate(search.best())]
+    return replace(first, outputs=answers)
+
+
+def _continued(prompt: ProcessedPrompt, tokens: Sequence[int]) -> partial[ProcessedPrompt]:
+    """Return a call that gives the prompt with tokens of an answer. Its items are not read or processed again."""
+    return partial(replace, prompt, token_ids=(*prompt.token_ids, *tokens))
+
+
+def _answer(engine: Engine, index: int, beam: _Path, sampling: SamplingParams, prompt: ProcessedPrompt) -> CompletionOutput:
+    """Return an answer as the engine writes those of requests: the text has no EOS."""
+    builder = CompletionBuilder(index, sampling, engine.tokenizer)
+    builder.answer_format = prompt.answer_format
+    reason = "stop" if beam.is_finished else "length"
+    builder.add(TokenOutput("", beam.tokens, beam.logprobs, finish_reason=reason))
+    return builder.output()
+
+
+def _checked(output: RequestOutput) -> RequestOutput:
+    if output.error is not None:
+        raise output.error.exception()
+    return output
+
+
+def beam_search_tasks(engine: Engine, prompts: Sequence[object], params: BeamSearchParams) -> list[Task[RequestOutput]]:
+    """Return a task for each prompt, whose result has the best answers to it.
+
+    Raises:
+        InputError: `params` are none of beam search, or a prompt has an unknown form.
     """
     check_type("params", params, BeamSearchParams)
-    one_token = SamplingParams(max_tokens=1, logprobs=2 * params.beam_width, temperature=params.temperature, ignore_eos=True)
-    first = llm.generate(prompts, one_token, use_tqdm=False)
-    searches = [_Search(prompt, output, params, llm.eos_token_ids) for prompt, output in zip(prompts, first, strict=True)]
-    for _ in range(params.max_tokens - 1):
-        beam_prompts = [prompt for search in searches for prompt in search.prompts()]
-        if not beam_prompts or max(len(prompt["prompt_token_ids"]) for prompt in beam_prompts) >= llm.max_model_len:
-            break
-        outputs = iter(llm.generate(beam_prompts, one_token, use_tqdm=False))
-        for search in searches:
-            search.advance([next(outputs) for _ in search.beams])
-    return [search.result(llm) for search in searches]
+    sampling = SamplingParams(max_tokens=params.max_tokens, logprobs=0)
+    return [partial(search_beams, engine, engine.request(prompt, sampling), params) for prompt in prompts]
+
+
+def as_sequences(engine: Engine, output: RequestOutput) -> BeamSearchOutput:
+    """Return the answers of a task, each with the prompt before it."""
+    sequences = []
+    for one in output.outputs:
+        tokens = [*output.prompt_token_ids, *one.token_ids]
+        text = engine.tokenizer.decode(tokens)
+        total = one.cumulative_logprob or 0.0
+        sequences.append(BeamSearchSequence(tokens, list(one.logprobs or ()), total, text, one.finish_reason))
+    return BeamSearchOutput(sequences)

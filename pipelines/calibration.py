@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
+from ..callers.errors import ConfigError
 from ..engine.llm import LLM
 from ..engine.sampling_params import SamplingParams
-from ..mm.errors import ConfigError
 
 _TOKENS = 64  # of each sample that the model writes itself
 _MAX_SAMPLES = 65536
@@ -25,7 +25,7 @@ def run_prompts(model: str, samples: int = 128, prompts: Sequence[Any] | None = 
         SensoriumError: as LLM, and a prompt that the model cannot take.
     """
     if not 1 <= samples <= _MAX_SAMPLES:
-        raise ConfigError(f"samples={samples} must be from 1 to {_MAX_SAMPLES}", param="samples")
+        raise ConfigError(f"<<param=>>{samples} must be from 1 to {_MAX_SAMPLES}", param="samples")
     if prompts is not None and not prompts:
         raise ConfigError("there are no calibration prompts; give at least one, or leave them out", param="prompts")
     with LLM(model, max_num_seqs=16, enable_prefix_caching=False) as llm:

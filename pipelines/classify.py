@@ -4,19 +4,21 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any
 
 from torch import Tensor
 
+from ..callers.errors import ConfigError, ErrorInfo, InputError, short_repr
 from ..engine.pooling_params import PoolingParams
 from ..engine.types import RequestOutput
-from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr
+from ..mm.truncation import Truncation
 from .pooling import PooledResult, pooling_request
-from .tasks import Task
+from .run import Task, answer
 from .validation import check_type
 
 if TYPE_CHECKING:
-    from ..engine.llm import LLM
+    from ..engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -49,7 +51,7 @@ class ClassificationRequestOutput(PooledResult):
 
 
 def classify_tasks(
-    llm: LLM, prompts: Sequence[object], pooling_params: PoolingParams | None = None
+    engine: Engine, prompts: Sequence[object], pooling_params: PoolingParams | None = None
 ) -> list[Task[ClassificationRequestOutput]]:
     """Return one task per prompt. Prompts are those of `LLM.generate` and are used unchanged.
 
@@ -60,40 +62,44 @@ def classify_tasks(
         ConfigError: the checkpoint has no classification head.
     """
     check_type("pooling_params", pooling_params, PoolingParams, type(None))
-    if not llm.num_labels:
-        how = "use score, or encode with PoolingParams(token_ids=...) for the logits of single tokens"
+    if not engine.info.num_labels:
+        how = "<<use_score_or_logits>>"
         raise ConfigError(f"the model has no classification head; {how}")
-    check_labels_prompts(llm)
+    check_labels_prompts(engine)
     params = replace(pooling_params or PoolingParams(), task="classify")
-    return [_classify_task(llm, prompt, params) for prompt in prompts]
+    return [partial(_classify, engine, prompt, params) for prompt in prompts]
 
 
-def check_labels_prompts(llm: LLM) -> None:
+def check_labels_prompts(engine: Engine) -> None:
     """Raise ConfigError if the checkpoint classifies tokens."""
-    if llm.labels_tokens:
-        raise ConfigError('the checkpoint classifies tokens, not prompts; use encode(..., pooling_task="token_classify")')
+    if engine.info.labels_tokens:
+        raise ConfigError("the checkpoint classifies tokens, not prompts; <<use_token_classify>>")
 
 
-def _classify_task(llm: LLM, prompt: object, params: PoolingParams) -> Task[ClassificationRequestOutput]:
-    output = yield pooling_request(llm, prompt, params, {})
+async def _classify(engine: Engine, prompt: object, params: PoolingParams) -> ClassificationRequestOutput:
+    output = await answer(pooling_request(engine, prompt, params, {}))
     return ClassificationRequestOutput(output.pooled, output.error, output)
 
 
-def pair_prompt(llm: LLM, query: object, document: object) -> tuple[dict[str, Any], PoolingParams]:
+def pair_prompt(
+    engine: Engine, query: object, document: object, cut: Truncation | None = None
+) -> tuple[dict[str, Any], PoolingParams, bool]:
     """Return the prompt of a query and a document, as the checkpoint's tokenizer joins two texts, and its parameters.
+
+    The third value is True if `cut` left out tokens.
 
     Raises:
         ConfigError: the checkpoint has several classes, or its tokenizer cannot join two texts.
         InputError: query or document is not a text.
     """
-    check_labels_prompts(llm)
-    if llm.num_labels != 1:
-        raise ConfigError(f"the model has {llm.num_labels} classes, and score needs one; use classify")
+    check_labels_prompts(engine)
+    if engine.info.num_labels != 1:
+        raise ConfigError(f"the model has {engine.info.num_labels} classes, and <<score_needs_one_class>>")
     texts: list[Any] = [
         item.get("text") if isinstance(item, Mapping) and list(item) == ["text"] else item for item in (query, document)
     ]
     for text in texts:
         if not isinstance(text, str):
-            raise InputError(f"{short_repr(text)} is not a string; this checkpoint scores pairs of texts")
-    ids, first_tokens = llm.get_tokenizer().encode_pair(*texts)
-    return {"prompt_token_ids": ids}, PoolingParams(task="score", first_tokens=first_tokens)
+            raise InputError(f"{short_repr(text)} is not a string; this checkpoint scores pairs of texts", code="unsupported")
+    ids, first_tokens, is_cut = engine.tokenizer.encode_pair(texts[0], texts[1], cut)
+    return {"prompt_token_ids": ids}, PoolingParams(task="score", first_tokens=first_tokens), is_cut

@@ -6,9 +6,9 @@ import zlib
 from dataclasses import replace
 from typing import ClassVar
 
+from ..callers.repr_mixin import ReprMixin
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
-from ..mm.repr_mixin import ReprMixin
 
 
 class TextResult(ReprMixin):

@@ -3,30 +3,47 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import AsyncGenerator, AsyncIterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextvars import copy_context
 from dataclasses import asdict, dataclass
 from functools import cached_property, partial
-from typing import Any
+from typing import TYPE_CHECKING, Unpack
 
 from ..engine import async_llm, llm
 from ..engine.frontend.arguments import Messages, as_prompts
 from ..engine.pooling_params import PoolingParams
 from ..engine.progress import ShowProgress
 from ..engine.sampling_params import SamplingParams
-from .beam_search import BeamSearchOutput, BeamSearchParams, beam_search
+from .beam_search import BeamSearchOutput, BeamSearchParams, as_sequences, beam_search_tasks
 from .classify import ClassificationRequestOutput, classify_tasks
-from .ocr import Page, ocr_tasks
+from .embed import Embedding, EmbedOptions, embed_tasks
+from .ocr import OcrOptions, Page, ocr_tasks
 from .pooling import PoolingRequestOutput, encode_tasks
-from .rank import Embedding, Score, embed_tasks, score_tasks
+from .rank import ScoreOptions, score_tasks
 from .reward import reward_tasks
+from .run import in_thread, run_all, run_all_async, run_async
+from .similarity import Score
 from .speak import Speech, speak_tasks, stream_task
 from .speech.live_input import LiveEvent
 from .speech.live_session import LiveAudio, LiveStream, stream_events
-from .tasks import run_tasks, run_tasks_async
+from .speech.options import FileOptions, LiveOptions
 from .transcribe import Transcript, transcribe_tasks
-from .validation import check_names
+from .validation import read_options
+
+if TYPE_CHECKING:
+    from .documents.blocks import Document
+    from .option_types import (
+        EmbedKeywords,
+        LiveKeywords,
+        OcrKeywords,
+        ReadKeywords,
+        ScoreKeywords,
+        SpeakKeywords,
+        SpeechTask,
+        TranscribeKeywords,
+    )
 
 
 @dataclass(frozen=True)
@@ -50,7 +67,8 @@ class LLM(llm.LLM):
 
     def beam_search(self, prompts: object, params: BeamSearchParams) -> list[BeamSearchOutput]:
         """Return the likeliest answers to each prompt; see `pipelines.beam_search`."""
-        return beam_search(self, as_prompts(prompts), params)
+        tasks = beam_search_tasks(self.engine, as_prompts(prompts), params)
+        return [as_sequences(self.engine, output) for output in run_all(self.engine, tasks, False)]
 
     def encode(
         self,
@@ -60,13 +78,13 @@ class LLM(llm.LLM):
         pooling_task: str | None = None,
     ) -> list[PoolingRequestOutput]:
         """Return vectors or logits of prompts, which are used unchanged; see `pipelines.pooling.encode_tasks`."""
-        return run_tasks(self, encode_tasks(self, as_prompts(prompts), pooling_params, pooling_task), use_tqdm)
+        return run_all(self.engine, encode_tasks(self.engine, as_prompts(prompts), pooling_params, pooling_task), use_tqdm)
 
     def classify(
         self, prompts: object, pooling_params: PoolingParams | None = None, use_tqdm: ShowProgress = True
     ) -> list[ClassificationRequestOutput]:
         """Return the class probabilities of prompts; see `pipelines.classify.classify_tasks`."""
-        return run_tasks(self, classify_tasks(self, as_prompts(prompts), pooling_params), use_tqdm)
+        return run_all(self.engine, classify_tasks(self.engine, as_prompts(prompts), pooling_params), use_tqdm)
 
     def reward(
         self,
@@ -76,64 +94,100 @@ class LLM(llm.LLM):
         step_token: str | int | None = None,
     ) -> list[PoolingRequestOutput]:
         """Return the rewards of prompts or of their steps; see `pipelines.reward.reward_tasks`."""
-        return run_tasks(self, reward_tasks(self, as_prompts(prompts), pooling_params, step_token), use_tqdm)
+        return run_all(self.engine, reward_tasks(self.engine, as_prompts(prompts), pooling_params, step_token), use_tqdm)
 
     def transcribe(
         self,
         audio: object,
         language: str | None = None,
-        task: str = "transcribe",
+        task: SpeechTask = "transcribe",
         use_tqdm: ShowProgress = True,
-        **options: Any,
+        **options: Unpack[TranscribeKeywords],
     ) -> list[Transcript]:
-        """Transcribe one audio item or a list of them; see `pipelines.transcribe.transcribe_tasks` for the arguments."""
-        tasks = transcribe_tasks(self, audio, language, task, **check_names(transcribe_tasks, options))
-        return run_tasks(self, tasks, use_tqdm, 2 * self.config.max_num_seqs)
+        """Transcribe one audio item or a list of them; see `pipelines.speech.options.FileOptions` for the options."""
+        tasks = transcribe_tasks(self.engine, audio, file_options(language, task, options))
+        return run_all(self.engine, tasks, use_tqdm, 2 * self.engine.config.max_num_seqs)
 
     def speak(
         self,
         messages: Messages | Sequence[Messages],
         sampling_params: SamplingParams | None = None,
         use_tqdm: ShowProgress = True,
-        **options: Any,
+        **options: Unpack[SpeakKeywords],
     ) -> list[Speech]:
         """Answer one conversation or a list of them as text and speech; see `pipelines.speak.speech_requests`."""
-        return run_tasks(self, speak_tasks(self, messages, sampling_params, **options), use_tqdm)
+        return run_all(self.engine, speak_tasks(self.engine, messages, sampling_params, **options), use_tqdm)
 
     def stream_speak(
-        self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        exact: bool = True,
+        **options: Unpack[SpeakKeywords],
     ) -> Iterator[Speech]:
         """Answer one conversation as text, then yield its speech part by part; see `pipelines.speak.stream_task`."""
-        task, speak = stream_task(self, messages, sampling_params, **options)
-        (answer,) = run_tasks(self, [task], False)
+        task, speak = stream_task(self.engine, messages, sampling_params, exact=exact, **options)
+        (answer,) = run_all(self.engine, [task], False)
         return speak(answer)
 
-    def live_audio(self, rate: float | None = None, **options: Any) -> LiveAudio:
+    def live_audio(self, rate: float | None = None, **options: Unpack[LiveKeywords]) -> LiveAudio:
         """Open a session that transcribes samples while they arrive.
 
         Args:
             rate: hertz of the samples; None: the model's.
-            options: see `pipelines.speech.live.LiveTranscriber`, and idle_timeout and max_sessions of `LiveStream`.
+            options: see `pipelines.speech.options.LiveOptions`.
         """
-        return LiveAudio(LiveStream(AsyncLLM(self), rate=rate, **options))
+        return LiveAudio(LiveStream(AsyncLLM(self), read_options(LiveOptions, {"rate": rate, **options})))
 
-    def embed(self, inputs: object, use_tqdm: ShowProgress = True, **options: Any) -> list[Embedding]:
-        """Embed one text, image or video, or a list of them; see `pipelines.rank.embed_tasks` for the arguments."""
-        return run_tasks(self, embed_tasks(self, inputs, **check_names(embed_tasks, options)), use_tqdm)
+    def embed(self, inputs: object, use_tqdm: ShowProgress = True, **options: Unpack[EmbedKeywords]) -> list[Embedding]:
+        """Embed one text, image or video, or a list of them; see `pipelines.embed.EmbedOptions` for the options."""
+        return run_all(self.engine, embed_tasks(self.engine, inputs, read_options(EmbedOptions, options)), use_tqdm)
 
-    def score(self, query: object, documents: object, use_tqdm: ShowProgress = True, **options: Any) -> list[Score]:
-        """Score how well documents answer a query; see `pipelines.rank.score_tasks` for the arguments."""
-        queries, tasks = score_tasks(self, query, documents, **check_names(score_tasks, options))
-        run_tasks(self, queries, False)
-        return run_tasks(self, tasks, use_tqdm)
+    def score(
+        self, query: object, documents: object, use_tqdm: ShowProgress = True, **options: Unpack[ScoreKeywords]
+    ) -> list[Score]:
+        """Score how well documents answer a query; see `pipelines.rank.score_tasks` and `ScoreOptions`."""
+        queries, tasks = score_tasks(self.engine, query, documents, read_options(ScoreOptions, options))
+        run_all(self.engine, queries, False)
+        return run_all(self.engine, tasks, use_tqdm)
 
-    def ocr(self, images: object, use_tqdm: ShowProgress = True, **options: Any) -> list[Page]:
-        """Read the text of one image or a list of images; see `pipelines.ocr.ocr_tasks` for the arguments."""
-        return run_tasks(self, ocr_tasks(self, images, **check_names(ocr_tasks, options)), use_tqdm)
+    def read(
+        self,
+        files: object,
+        output_dir: str | os.PathLike[str] | None = None,
+        output_format: str = "md",
+        resume: bool = False,
+        use_tqdm: ShowProgress = True,
+        **options: Unpack[ReadKeywords],
+    ) -> list[Document]:
+        """Read documents page by page: a PDF, picture or folder, or a list of them.
+
+        The model reads the pages whose text layer is not enough.
+
+        Args:
+            output_dir: folder in which the pages' records are kept, and a file for each document is written.
+            output_format: of these files: "md", "json", "txt", "html", "hocr" or "alto".
+            resume: go on with the records in `output_dir`.
+            options: see `pipelines.documents.options.ReadOptions`.
+        """
+        from .documents.api import read_files
+        from .documents.options import ReadOptions
+
+        settings = read_options(ReadOptions, options, "files", "output_dir", "output_format", "resume")
+        return read_files(self.engine, files, settings, output_dir, output_format, resume, use_tqdm)
+
+    def ocr(self, images: object, use_tqdm: ShowProgress = True, **options: Unpack[OcrKeywords]) -> list[Page]:
+        """Read the text of one image, PDF or folder, or a list of them; see `pipelines.ocr.OcrOptions` for the options."""
+        return run_all(self.engine, ocr_tasks(self.engine, images, read_options(OcrOptions, options)), use_tqdm)
 
 
 class AsyncLLM(async_llm.AsyncLLM):
     __doc__ = async_llm.AsyncLLM.__doc__
+
+    @property
+    def llm(self) -> LLM:
+        """The synchronous interface of the same engine."""
+        return LLM.of(self.engine)
 
     @cached_property
     def _readers(self) -> ThreadPoolExecutor:
@@ -143,17 +197,31 @@ class AsyncLLM(async_llm.AsyncLLM):
     @cached_property
     def _speakers(self) -> ThreadPoolExecutor:
         """Threads that speak: a step may take as long as a spoken answer. There is one for each answer in progress."""
-        return ThreadPoolExecutor(self.llm.config.max_num_seqs, "sensorium-speak")
+        return ThreadPoolExecutor(self.engine.config.max_num_seqs, "sensorium-speak")
+
+    async def beam_search(self, prompts: object, params: BeamSearchParams) -> list[BeamSearchOutput]:
+        """`LLM.beam_search` as a coroutine.
+
+        Cancelling this or any of the coroutines below aborts its unfinished requests.
+        """
+        tasks = beam_search_tasks(self.engine, as_prompts(prompts), params)
+        return [as_sequences(self.engine, output) for output in await run_all_async(self, tasks)]
 
     async def transcribe(
-        self, audio: object, language: str | None = None, task: str = "transcribe", **options: Any
+        self,
+        audio: object,
+        language: str | None = None,
+        task: SpeechTask = "transcribe",
+        priority: int = 0,
+        **options: Unpack[TranscribeKeywords],
     ) -> list[Transcript]:
-        """`LLM.transcribe` as a coroutine. Cancelling this or any of the coroutines below aborts its unfinished requests."""
-        tasks = transcribe_tasks(self.llm, audio, language, task, **check_names(transcribe_tasks, options))
-        return await run_tasks_async(self, tasks, 2 * self.llm.config.max_num_seqs, self._readers)
+        """`LLM.transcribe` as a coroutine. Requests of smaller priorities are served first."""
+        tasks = partial(transcribe_tasks, self.engine, audio, file_options(language, task, options))
+        concurrent = 2 * self.engine.config.max_num_seqs
+        return await run_all_async(self, await in_thread(self._readers, tasks), concurrent, self._readers, priority)
 
     def stream_transcribe(
-        self, samples: AsyncIterable[object], rate: float | None = None, **options: Any
+        self, samples: AsyncIterable[object], rate: float | None = None, **options: Unpack[LiveKeywords]
     ) -> AsyncGenerator[LiveEvent, None]:
         """Transcribe an async iterator of samples while they arrive, and yield events.
 
@@ -162,22 +230,28 @@ class AsyncLLM(async_llm.AsyncLLM):
         Args:
             samples, rate, options: blocks as in `LiveAudio.push`, and the arguments of `LLM.live_audio`.
         """
-        return stream_events(self, samples, {"rate": rate, **options})
+        return stream_events(self, samples, read_options(LiveOptions, {"rate": rate, **options}))
 
     async def speak(
-        self, messages: Messages | Sequence[Messages], sampling_params: SamplingParams | None = None, **options: Any
+        self,
+        messages: Messages | Sequence[Messages],
+        sampling_params: SamplingParams | None = None,
+        **options: Unpack[SpeakKeywords],
     ) -> list[Speech]:
         """`LLM.speak` as a coroutine. The talker runs in a thread."""
-        tasks = speak_tasks(self.llm, messages, sampling_params, **options)
-        return await run_tasks_async(self, tasks, self.llm.config.max_num_seqs, self._speakers)
+        tasks = speak_tasks(self.engine, messages, sampling_params, **options)
+        return await run_all_async(self, tasks, self.engine.config.max_num_seqs, self._speakers)
 
     async def stream_speak(
-        self, messages: Messages, sampling_params: SamplingParams | None = None, **options: Any
+        self,
+        messages: Messages,
+        sampling_params: SamplingParams | None = None,
+        exact: bool = True,
+        **options: Unpack[SpeakKeywords],
     ) -> AsyncGenerator[Speech, None]:
         """`LLM.stream_speak` as an async generator. The talker runs in a thread, and stops when the generator is closed."""
-        task, speak = stream_task(self.llm, messages, sampling_params, **options)
-        (answer,) = await run_tasks_async(self, [task])
-        parts = speak(answer)
+        task, speak = stream_task(self.engine, messages, sampling_params, exact=exact, **options)
+        parts = speak(await run_async(self, task))
         step = Future[Speech | None]()
         step.set_result(None)
         try:
@@ -189,30 +263,35 @@ class AsyncLLM(async_llm.AsyncLLM):
         finally:
             step.add_done_callback(lambda _: parts.close())  # at once, or when the part that is computed now has ended
 
-    async def embed(self, inputs: object, priority: int = 0, **options: Any) -> list[Embedding]:
+    async def embed(self, inputs: object, priority: int = 0, **options: Unpack[EmbedKeywords]) -> list[Embedding]:
         """`LLM.embed` as a coroutine. Requests of smaller priorities are served first."""
-        tasks = embed_tasks(self.llm, inputs, **check_names(embed_tasks, options))
-        return await run_tasks_async(self, tasks, priority=priority)
+        tasks = embed_tasks(self.engine, inputs, read_options(EmbedOptions, options))
+        return await run_all_async(self, tasks, priority=priority)
 
     async def classify(self, prompts: object, pooling_params: PoolingParams | None = None) -> list[ClassificationRequestOutput]:
         """`LLM.classify` as a coroutine."""
-        return await run_tasks_async(self, classify_tasks(self.llm, as_prompts(prompts), pooling_params))
+        return await run_all_async(self, classify_tasks(self.engine, as_prompts(prompts), pooling_params))
 
     async def reward(
         self, prompts: object, pooling_params: PoolingParams | None = None, step_token: str | int | None = None
     ) -> list[PoolingRequestOutput]:
         """`LLM.reward` as a coroutine."""
-        return await run_tasks_async(self, reward_tasks(self.llm, as_prompts(prompts), pooling_params, step_token))
+        return await run_all_async(self, reward_tasks(self.engine, as_prompts(prompts), pooling_params, step_token))
 
-    async def score(self, query: object, documents: object, **options: Any) -> list[Score]:
+    async def score(self, query: object, documents: object, **options: Unpack[ScoreKeywords]) -> list[Score]:
         """`LLM.score` as a coroutine."""
-        queries, tasks = score_tasks(self.llm, query, documents, **check_names(score_tasks, options))
-        await run_tasks_async(self, queries)
-        return await run_tasks_async(self, tasks)
+        queries, tasks = score_tasks(self.engine, query, documents, read_options(ScoreOptions, options))
+        await run_all_async(self, queries)
+        return await run_all_async(self, tasks)
 
-    async def ocr(self, images: object, **options: Any) -> list[Page]:
-        """`LLM.ocr` as a coroutine."""
-        return await run_tasks_async(self, ocr_tasks(self.llm, images, **check_names(ocr_tasks, options)))
+    async def ocr(self, images: object, **options: Unpack[OcrKeywords]) -> list[Page]:
+        """`LLM.ocr` as a coroutine. Folders are listed and PDFs are opened in a thread."""
+        tasks = partial(ocr_tasks, self.engine, images, read_options(OcrOptions, options))
+        return await run_all_async(self, await in_thread(self._readers, tasks))
+
+
+def file_options(language: str | None, task: str | None, options: TranscribeKeywords) -> FileOptions:
+    return read_options(FileOptions, {"language": language, "task": task, **options}, "audio")
 
 
 AsyncLLMEngine = AsyncLLM  # vLLM's older name

@@ -3,21 +3,27 @@
 from __future__ import annotations
 
 import os
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, ClassVar
+from dataclasses import dataclass, field, replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 
+from ..callers.errors import ErrorInfo, InputError, media_error
+from ..engine.frontend.request import RequestInput
+from ..engine.frontend.request_handle import RequestHandle
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
-from ..mm.errors import ErrorInfo
-from ..mm.media.pdf import share_files
+from ..mm.media.pdf import share_files, text_layer
+from ..mm.media.policy import PdfPage
+from ..mm.types import Media
 from .doubt import TextResult, with_logprobs
+from .files import NamedItem, images_and_pages
 from .message_parts import media_part
 from .ocr_prompts import OcrPrompt, find_prompt
-from .tasks import Task, error_of_task
+from .run import Task, answer, error_of_task
 from .validation import as_items, check_type
 
 if TYPE_CHECKING:
-    from ..engine.llm import LLM
+    from ..engine.engine import Engine
 
 QUESTION = "Read the text."
 
@@ -30,28 +36,22 @@ class Page(TextResult):
         text: empty if there is an error.
         error: why there is no text, or None.
         output: the request's output, with tokens and timings.
+        source: the path or URL of the image, with "#page=N" for a page of a PDF. Bytes and pixels have no path.
     """
 
     text: str
     error: ErrorInfo | None
     output: RequestOutput = field(repr=False)
+    source: str = ""
 
     min_avg_logprob: ClassVar[float] = -0.5
 
 
-def ocr_tasks(
-    llm: LLM,
-    images: object,
-    question: str = QUESTION,
-    max_tokens: int | None = 1024,
-    sampling_params: SamplingParams | None = None,
-    chat_template: str | os.PathLike[str] | None = None,
-) -> list[Task[Page]]:
-    """Return one task per image, in order; they run as one batch. An image that fails gives a Page with `error`.
+@dataclass(frozen=True)
+class OcrOptions:
+    """Options of `ocr`.
 
     Args:
-        images: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these. The
-            pages of a local PDF, one after the other, read the file once.
         question: the prompt beside each image; models trained for OCR document the one that suits them best. A key of
             `ocr_prompts.PROMPTS` stands for that prompt, if models of the architecture know it (`llm.ocr_prompts`).
         max_tokens: maximum number of tokens per image; ignored if `sampling_params` are given.
@@ -59,21 +59,64 @@ def ocr_tasks(
         chat_template: replaces the checkpoint's, as in `LLM.chat`.
 
     Raises:
-        InputError: an argument has a wrong type. The task raises it if the checkpoint has no chat template.
+        InputError: an option has a wrong type.
+    """
+
+    question: str = QUESTION
+    max_tokens: int | None = 1024
+    sampling_params: SamplingParams | None = None
+    chat_template: str | os.PathLike[str] | None = None
+
+    def __post_init__(self) -> None:
+        check_type("question", self.question, str)
+        check_type("chat_template", self.chat_template, str, os.PathLike, type(None))
+        check_type("sampling_params", self.sampling_params, SamplingParams, type(None))
+
+    @property
+    def params(self) -> SamplingParams:
+        return with_logprobs(self.sampling_params or SamplingParams(temperature=0.0, max_tokens=self.max_tokens))
+
+
+def ocr_tasks(engine: Engine, images: object, options: OcrOptions) -> list[Task[Page]]:
+    """Return one task per image or page, in order; they run as one batch. One that fails gives a Page with `error`.
+
+    Args:
+        images: an image or a list of images: paths, URLs, encoded bytes, PIL images, pixels, or `Media` of one of these. A
+            PDF gives each of its pages; a folder or a pattern such as "scans/*.png" gives its images and the pages of its
+            PDFs, by name. The pages of a local PDF, one after the other, read the file once.
+
+    Raises:
+        InputError: there is no image, or the question names another model's prompt. The task raises it if the checkpoint has
+            no chat template.
     """
     items = as_items("images", images, "image")
-    check_type("question", question, str)
-    check_type("chat_template", chat_template, str, os.PathLike, type(None))
-    check_type("sampling_params", sampling_params, SamplingParams, type(None))
-    prompt = find_prompt(question, llm.ocr_prompts)
-    params = with_logprobs(sampling_params or SamplingParams(temperature=0.0, max_tokens=max_tokens))
-    return [_ocr_task(llm, i, image, prompt, params, chat_template) for i, image in enumerate(share_files(items))]
+    prompt, params = find_prompt(options.question, engine.ocr_prompts), options.params
+    named = list(images_and_pages(items, engine.config.media))
+    shared = share_files(item.item for item in named)
+    pages = (NamedItem(item.source, image) for item, image in zip(named, shared, strict=True))
+    return [partial(_read_page, engine, i, page, prompt, params, options.chat_template) for i, page in enumerate(pages)]
 
 
-def _ocr_task(
-    llm: LLM, index: int, image: object, prompt: OcrPrompt, params: SamplingParams, template: str | os.PathLike[str] | None
-) -> Task[Page]:
-    messages = prompt.messages(media_part("image", image))
-    output = yield llm.request(messages, params, chat_template=template, chat_template_kwargs=prompt.template_kwargs)
+async def _read_page(
+    engine: Engine,
+    index: int,
+    item: NamedItem,
+    prompt: OcrPrompt,
+    params: SamplingParams,
+    template: str | os.PathLike[str] | None,
+) -> Page:
+    if issubclass(type(item.item), InputError):  # not isinstance: the class of a broken item may not be readable
+        request = RequestHandle(RequestInput(partial(_raise, media_error(item.item, "image", index)), params))  # type: ignore[arg-type]
+    else:
+        messages = prompt.messages(media_part("image", item.item))
+        request = engine.request(messages, params, chat_template=template, chat_template_kwargs=prompt.template_kwargs)
+        page = item.item.data if isinstance(item.item, Media) else item.item
+        if isinstance(page, PdfPage) and not engine.stats.no_drafts:  # what the page itself says is read in fewer steps
+            request.input = replace(request.input, read_draft=partial(text_layer, page, engine.config.media))
+    output = await answer(request)
     error = error_of_task(output, index)
-    return Page("" if error else output.outputs[0].text.strip(), error, output)
+    return Page("" if error else output.outputs[0].text.strip(), error, output, item.source)
+
+
+def _raise(error: Any) -> NoReturn:
+    raise error

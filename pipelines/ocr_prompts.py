@@ -9,7 +9,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from ..mm.errors import InputError
+from ..callers.errors import InputError
 
 
 @dataclass(frozen=True)
@@ -75,17 +75,17 @@ PROMPTS: Mapping[str, OcrPrompt] = {
 }
 
 
-def find_prompt(question: str, known: Sequence[str]) -> OcrPrompt:
+def find_prompt(question: str, trained: Sequence[str]) -> OcrPrompt:
     """Return the prompt of a name, or the question itself.
 
     Args:
-        known: names of the prompts that the model was trained with.
+        trained: names of the prompts that the model was trained with.
 
     Raises:
         InputError: the name is that of another prompt.
     """
-    if question in PROMPTS and question not in known:
-        how = f"give one of {', '.join(known)}, or a question" if known else "give a question"
-        reason = f"question={question!r} names a prompt that models of this architecture were not trained with"
+    if question in PROMPTS and question not in trained:
+        how = f"give one of {', '.join(trained)}, or a question" if trained else "give a question"
+        reason = f"<<param=>>{question!r} names a prompt that models of this architecture were not trained with"
         raise InputError(f"{reason}; {how}", param="question")
     return PROMPTS.get(question, OcrPrompt(question))

@@ -2,25 +2,26 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from functools import partial
 from typing import TYPE_CHECKING, Any, NoReturn, TypeVar
 
 import torch
 from torch import Tensor
 
+from ..callers.errors import ConfigError, ErrorInfo, InputError, short_repr
+from ..callers.repr_mixin import ReprMixin
+from ..engine.frontend.request import RequestInput
 from ..engine.frontend.request_handle import RequestHandle
 from ..engine.pooling_params import PoolingParams
 from ..engine.sampling_params import SamplingParams
 from ..engine.types import RequestOutput
-from ..mm.errors import ConfigError, ErrorInfo, InputError, short_repr
-from ..mm.plain import check_classes, reading
-from ..mm.repr_mixin import ReprMixin
-from .tasks import Task
+from .run import Task, answer
 from .validation import check_type
 
 if TYPE_CHECKING:
-    from ..engine.llm import LLM
+    from ..engine.engine import Engine
 
 T = TypeVar("T")
 _NOTHING_SAMPLED = SamplingParams(max_tokens=1)
@@ -70,12 +71,17 @@ class PooledResult(ReprMixin):
         return self.output.num_cached_tokens
 
     @property
+    def truncated(self) -> bool:
+        """True if tokens of the prompt were left out; `prompt_token_ids` are those that were computed."""
+        return self.output.truncated
+
+    @property
     def finished(self) -> bool:
         return self.output.finished
 
     def _checked(self, value: T | None) -> T:
         if self.error is not None:
-            raise InputError(self.error.message, code=self.error.code, param=self.error.param)
+            raise InputError(**self.error.fields())
         assert value is not None
         return value
 
@@ -102,7 +108,7 @@ class PoolingRequestOutput(PooledResult):
 
 
 def encode_tasks(
-    llm: LLM,
+    engine: Engine,
     prompts: Sequence[object],
     pooling_params: PoolingParams | Sequence[PoolingParams] | None = None,
     pooling_task: str | None = None,
@@ -121,15 +127,13 @@ def encode_tasks(
         InputError: an argument has a wrong type or length.
     """
     check_type("pooling_task", pooling_task, str, type(None))
-    check_classes(pooling_params=pooling_params)
     several: Sequence[Any] = (
         pooling_params if isinstance(pooling_params, list | tuple) else [pooling_params or PoolingParams()] * len(prompts)
     )
-    with reading(several, "pooling_params"):
-        valid = len(several) == len(prompts) and all(isinstance(one, PoolingParams) for one in several)
+    valid = len(several) == len(prompts) and all(isinstance(entry, PoolingParams) for entry in several)
     if not valid:
-        reason = f"pooling_params={short_repr(pooling_params)} must be a PoolingParams, or one per prompt ({len(prompts)} here)"
-        raise InputError(reason, param="pooling_params")
+        reason = f"<<param=>>{short_repr(pooling_params)} must be a PoolingParams, or one per prompt ({len(prompts)} here)"
+        raise InputError(reason, code="invalid_value", param="pooling_params")
     for params in several:
         both = (pooling_task, params.task)
         if any(task in _OF_TOKENS for task in both) and None not in both and pooling_task != params.task:
@@ -138,29 +142,51 @@ def encode_tasks(
     several = [replace(params, task=pooling_task or params.task or "embed") for params in several]
     for params in several:
         classifies = params.classifies or params.classifies_tokens
-        if params.task not in _TASKS or (classifies and not llm.num_labels):
+        if params.task not in _TASKS or (classifies and not engine.info.num_labels):
             how = "use embed, score, or PoolingParams(token_ids=...) for the logits of these tokens"
-            reason = f"pooling_task={short_repr(params.task)}: this checkpoint has no such head; {how}"
+            reason = f"<<param=>>{short_repr(params.task)}: this checkpoint has no such head; {how}"
             raise ConfigError(reason, param="pooling_task")
-        check_dimensions(llm, params)
-    return [_encode_task(llm, prompt, params) for prompt, params in zip(prompts, several, strict=True)]
+        check_dimensions(engine, params)
+    return [partial(_encode, engine, prompt, params) for prompt, params in zip(prompts, several, strict=True)]
 
 
-def _encode_task(llm: LLM, prompt: object, params: PoolingParams) -> Task[PoolingRequestOutput]:
-    output = yield pooling_request(llm, prompt, params, {})
-    dimensions = None if params.classifies or params.classifies_tokens else params.dimensions
-    if llm.output_shape is not None and output.pooled is not None and params.pooling in (None, "tokens"):
-        return PoolingRequestOutput(output.pooled.view(llm.output_shape), None, output)
-    return PoolingRequestOutput(truncate(output.pooled, dimensions, params.normalize), output.error, output)
+async def _encode(engine: Engine, prompt: object, params: PoolingParams) -> PoolingRequestOutput:
+    output = await answer(pooling_request(engine, prompt, params, {}))
+    if params.classifies or params.classifies_tokens:
+        return PoolingRequestOutput(output.pooled, output.error, output)
+    if engine.output_shape is not None and output.pooled is not None and params.pooling in (None, "tokens"):
+        return PoolingRequestOutput(output.pooled.view(engine.output_shape), None, output)
+    return PoolingRequestOutput(shorten(engine, output.pooled, params.dimensions, params.normalize), output.error, output)
 
 
 def pooling_request(
-    llm: LLM, prompt: object, pooling: PoolingParams, options: dict[str, Any], params: SamplingParams = _NOTHING_SAMPLED
+    engine: Engine, prompt: object, pooling: PoolingParams, options: dict[str, Any], params: SamplingParams = _NOTHING_SAMPLED
 ) -> RequestHandle:
     """Return a request that computes a vector. `options`: further arguments of `LLM.request`."""
-    handle = llm.request(prompt, params, **options)
-    handle.pooling = pooling
+    prompt, options = with_truncation(prompt, options, pooling.truncate_prompt_tokens, pooling.truncation_side)
+    try:
+        request = pooling.request(engine.info.pooling)
+    except InputError as error:
+        return failed_request(error)
+    handle = engine.request(prompt, params, **options)
+    handle.input = replace(handle.input, pooling=request, first_tokens=pooling.first_tokens)
     return handle
+
+
+def with_truncation(
+    prompt: object, options: dict[str, Any], tokens: int | None, side: str | None = None
+) -> tuple[object, dict[str, Any]]:
+    """Return the arguments of `LLM.request` for a prompt that is cut, unless the prompt itself says how it is cut."""
+    if tokens is None:
+        return prompt, options
+    cut = {"truncate_prompt_tokens": tokens, "truncation_side": side}
+    if isinstance(prompt, str):
+        return {"prompt": prompt, **cut}, options
+    if isinstance(prompt, Mapping):
+        return {**cut, **prompt}, options
+    if isinstance(prompt, list | tuple) and all(isinstance(token, int) for token in prompt):
+        return {"prompt_token_ids": prompt, **cut}, options
+    return prompt, {**cut, **options}
 
 
 def failed_request(error: InputError) -> RequestHandle:
@@ -169,21 +195,26 @@ def failed_request(error: InputError) -> RequestHandle:
     def fail() -> NoReturn:
         raise error
 
-    return RequestHandle(fail, _NOTHING_SAMPLED)
+    return RequestHandle(RequestInput(fail, _NOTHING_SAMPLED))
 
 
-def check_dimensions(llm: LLM, params: PoolingParams) -> None:
+def check_dimensions(engine: Engine, params: PoolingParams) -> None:
     """Raise InputError for `dimensions` beyond the length of the model's vectors."""
-    size = llm.embedding_size(params.pooling)
+    size = engine.embedding_size(params.pooling)
     if params.dimensions is not None and params.dimensions > size:
-        reason = f"dimensions={params.dimensions} must be between 1 and {size}, the width of this model's vectors"
-        raise InputError(reason, param="dimensions")
+        reason = f"<<param=>>{params.dimensions} must be between 1 and {size}, the width of this model's vectors"
+        raise InputError(reason, code="invalid_value", param="dimensions")
 
 
-def truncate(vector: Tensor | None, dimensions: int | None, normalize: bool | None = None) -> Tensor | None:
-    """Return the first `dimensions` values of vectors (None: all), scaled to length 1 again unless `normalize` is False."""
-    if vector is None or dimensions is None:
+def shorten(engine: Engine, vector: Tensor | None, dimensions: int | None, normalize: bool | None = None) -> Tensor | None:
+    """Return the first `dimensions` values of vectors, scaled to length 1 again if the whole vectors have it.
+
+    Without `dimensions`, a vector is cut to the checkpoint's `truncate_dim`, and scaled again only if the call asks for it.
+    """
+    settings = engine.sentence_transformers
+    if dimensions is None and vector is not None and vector.ndim == 1 and settings is not None:
+        dimensions, normalize = settings.truncate_dim, bool(normalize)
+    if vector is None or dimensions is None or dimensions >= vector.shape[-1]:
         return vector
-    if normalize is False:
-        return vector[..., :dimensions]
-    return torch.nn.functional.normalize(vector[..., :dimensions], dim=-1)
+    normalizes = engine.info.normalizes if normalize is None else normalize
+    return torch.nn.functional.normalize(vector[..., :dimensions], dim=-1) if normalizes else vector[..., :dimensions].clone()

@@ -14,24 +14,24 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ..callers.errors import ConfigError, ErrorInfo, InputError, SensoriumError, short_repr
+from ..callers.repr_mixin import ReprMixin
 from ..engine.frontend.arguments import Messages, as_conversations
 from ..engine.frontend.input_processor import ParsedPrompt
 from ..engine.frontend.processed_prompt import ProcessedPrompt
+from ..engine.frontend.request import RequestInput
 from ..engine.frontend.request_handle import RequestHandle
-from ..engine.pooling_params import PoolingParams
+from ..engine.pooling_requests import LayerStates, TokenVectors
 from ..engine.sampling_params import SamplingParams
 from ..engine.seeds import splitmix64
 from ..engine.types import RequestOutput
 from ..engine.worker.talker_runner import MAX_CODES, Division, Frame, SpokenAnswer, TalkerRunner
-from ..mm.errors import ConfigError, ErrorInfo, InputError, SensoriumError, short_repr
-from ..mm.repr_mixin import ReprMixin
-from .tasks import Task
+from .run import Task, answer
 from .validation import check_type
 
 if TYPE_CHECKING:
-    from ..engine.llm import LLM
+    from ..engine.engine import Engine
 
-_STATES = PoolingParams(pooling="tokens", normalize=False)
 _NOTHING_SAMPLED = SamplingParams(max_tokens=1)
 _UNUSED = (
     "n", "stop", "logprobs", "prompt_logprobs", "structured_outputs", "logits_processors", "repetition_detection", "bad_words",
@@ -65,7 +65,7 @@ class Speech(ReprMixin):
 
 
 @dataclass(frozen=True)
-class _Request:
+class _SpeechRequest:
     """A conversation whose answer is spoken. `params`: of the codes of speech. `seed`: of codes and noise."""
 
     handle: RequestHandle
@@ -76,13 +76,13 @@ class _Request:
 
 
 def speech_requests(
-    llm: LLM,
+    engine: Engine,
     messages: Messages | Sequence[Messages],
     sampling_params: SamplingParams | None = None,
     speech_params: SamplingParams | None = None,
     voice: str | None = None,
     **chat: Any,
-) -> list[_Request]:
+) -> list[_SpeechRequest]:
     """Return one request per conversation. Conversations are those of `LLM.chat`.
 
     The published models speak well only after their own system prompt ("You are Qwen, a virtual human ..."), which their model
@@ -102,52 +102,56 @@ def speech_requests(
         InputError: an argument has a wrong type or value, or the voice is unknown.
         ConfigError: the model was loaded without its talker.
     """
-    talker = llm.talker
+    talker = engine.talker
     if talker is None:
-        how = "wake the engine first" if llm.config.load_talker else "load the model with load_talker=True"
+        how = "wake the engine first" if engine.config.load_talker else "load the model with <<param=>>True"
         raise ConfigError(f"this engine has no talker; {how}", param="load_talker")
     check_type("sampling_params", sampling_params, SamplingParams, type(None))
     check_type("speech_params", speech_params, SamplingParams, type(None))
     check_type("voice", voice, str, type(None))
-    text, sound = (sampling_params or llm.default_params).clone(), _speech_params(talker, speech_params)
+    text, sound = (sampling_params or engine.default_params).clone(), _speech_params(talker, speech_params)
     if text.n > 1:
-        raise InputError(f"n={text.n} is not supported by speak, which speaks one answer; leave n out", param="n")
+        raise InputError(
+            f"<<param=>>{text.n} is not supported by speak, which speaks one answer; leave n out", code="unsupported", param="n"
+        )
     speaker = _find_voice(talker.model.voices, voice)
     conversations = as_conversations(messages)
-    own = splitmix64(llm.config.seed)
-    seeds = [own + i if sound.seed is None else sound.seed for i in range(len(conversations))]
+    engine_seed = splitmix64(engine.config.seed)
+    seeds = [engine_seed + i if sound.seed is None else sound.seed for i in range(len(conversations))]
     return [
-        _Request(llm.request(one, text, **chat), talker, sound, speaker, seed)
-        for one, seed in zip(conversations, seeds, strict=True)
+        _SpeechRequest(engine.request(conversation, text, **chat), talker, sound, speaker, seed)
+        for conversation, seed in zip(conversations, seeds, strict=True)
     ]
 
 
-def _speech_params(talker: TalkerRunner, given: SamplingParams | None) -> SamplingParams:
+def _speech_params(talker: TalkerRunner, params: SamplingParams | None) -> SamplingParams:
     """Return a copy of the parameters, or how the published model samples. Raise InputError for those without a meaning."""
-    if given is None:
+    if params is None:
         return SamplingParams.from_optional(**talker.model.sampling, max_tokens=MAX_CODES)
     plain = SamplingParams()
-    unused = next((name for name in _UNUSED if getattr(given, name) != getattr(plain, name)), None)
+    unused = next((name for name in _UNUSED if getattr(params, name) != getattr(plain, name)), None)
     if unused is not None:
-        raise InputError(f"speech_params: {unused} has no meaning for codes of speech; leave it out", param="speech_params")
-    return given.clone()
+        raise InputError(f"<<param>>: {unused} has no meaning for codes of speech; leave it out", param="speech_params")
+    return params.clone()
 
 
 def _find_voice(voices: Sequence[str], name: str | None) -> str:
-    found = voices[0] if name is None else next((one for one in voices if one.lower() == name.lower()), None)
-    if found is None:
-        raise InputError(f"voice={short_repr(name)} is unknown; this model has {', '.join(voices)}", param="voice")
-    return found
+    voice = voices[0] if name is None else next((v for v in voices if v.lower() == name.lower()), None)
+    if voice is None:
+        raise InputError(
+            f"<<param=>>{short_repr(name)} is unknown; this model has {', '.join(voices)}", code="unsupported", param="voice"
+        )
+    return voice
 
 
-def speak_tasks(llm: LLM, messages: Messages | Sequence[Messages], *args: Any, **options: Any) -> list[Task[Speech]]:
+def speak_tasks(engine: Engine, messages: Messages | Sequence[Messages], *args: Any, **options: Any) -> list[Task[Speech]]:
     """Return one task per conversation; see `speech_requests` for the arguments and errors."""
-    return [_speak(request) for request in speech_requests(llm, messages, *args, **options)]
+    return [partial(_speak, request) for request in speech_requests(engine, messages, *args, **options)]
 
 
 def stream_task(
-    llm: LLM, messages: Messages, *args: Any, exact: bool = True, **options: Any
-) -> tuple[Task[_Answer], Callable[[_Answer], Generator[Speech, None, None]]]:
+    engine: Engine, messages: Messages, *args: Any, exact: bool = True, **options: Any
+) -> tuple[Task[_SpokenAnswer], Callable[[_SpokenAnswer], Generator[Speech, None, None]]]:
     """Return the task that answers one conversation in text, and the function that speaks its result part by part.
 
     The first part has the text and no samples. Each further one has the next samples and frames. If there is an error, the last
@@ -161,16 +165,16 @@ def stream_task(
         InputError, ConfigError: as `speech_requests`, and for several conversations.
     """
     check_type("exact", exact, bool)
-    requests = speech_requests(llm, messages, *args, **options)
+    requests = speech_requests(engine, messages, *args, **options)
     if len(requests) != 1:
         reason = f"messages holds {len(requests)} conversations; one answer is streamed, so call it for each of them"
         raise InputError(reason, param="messages")
     (request,) = requests
-    return _answer(request), partial(_parts, request, "exact" if exact else "windows")
+    return partial(_answer, request), partial(_parts, request, "exact" if exact else "windows")
 
 
 @dataclass(frozen=True)
-class _Answer:
+class _SpokenAnswer:
     """An answer in text. `spoken`: what the talker reads; None if there is an error, or nothing to say."""
 
     speech: Speech
@@ -181,50 +185,52 @@ class _Answer:
         return self.speech.error
 
 
-def _answer(request: _Request) -> Task[_Answer]:
+async def _answer(request: _SpeechRequest) -> _SpokenAnswer:
     """Generate text, and compute the hidden states that the talker reads."""
     handle, talker = request.handle, request.talker
     prompts = list[ProcessedPrompt]()
-    handle.prepare = _keeping(handle.prepare, prompts)
-    output = yield handle
+    handle.input = replace(handle.input, prepare=_keeping(handle.input.prepare, prompts))
+    output = await answer(handle)
     nothing = Speech("", torch.zeros(0), talker.model.rate, output.error, output)
     if output.error is not None:
-        return _Answer(nothing)
-    answer, speech = output.outputs[0].token_ids, replace(nothing, text=output.outputs[0].text)
-    if len(answer) < 2:
-        return _Answer(speech)
+        return _SpokenAnswer(nothing)
+    tokens, speech = output.outputs[0].token_ids, replace(nothing, text=output.outputs[0].text)
+    if len(tokens) < 2:
+        return _SpokenAnswer(speech)
     (prompt,) = prompts
     layer, hidden = talker.model.layer, torch.zeros(0)
     if layer is None or prompt.features:
-        whole = prompt if layer else replace(prompt, token_ids=(*prompt.token_ids, *answer[:-1]))
-        states = yield RequestHandle(lambda: whole, _NOTHING_SAMPLED, pooling=replace(_STATES, layer=layer))
+        whole = prompt if layer else replace(prompt, token_ids=(*prompt.token_ids, *tokens[:-1]))
+        wanted = TokenVectors(normalize=False) if layer is None else LayerStates(layer)
+        hidden_states = RequestInput(lambda: whole, _NOTHING_SAMPLED, pooling=wanted)
+        states = await answer(RequestHandle(hidden_states))
         if states.error is not None or states.pooled is None:
-            return _Answer(replace(speech, error=states.error))
+            return _SpokenAnswer(replace(speech, error=states.error))
         hidden = states.pooled
-    return _Answer(speech, SpokenAnswer(prompt.token_ids, answer, hidden, prompt.features))
+    return _SpokenAnswer(speech, SpokenAnswer(prompt.token_ids, tokens, hidden, prompt.features))
 
 
-def _speak(request: _Request) -> Task[Speech]:
+async def _speak(request: _SpeechRequest) -> Speech:
     """Answer in text, and speak the answer."""
-    answer = yield from _answer(request)
-    if answer.spoken is None:
-        return answer.speech
+    written = await _answer(request)
+    if written.spoken is None:
+        return written.speech
     try:
-        codes, samples = request.talker.speak(answer.spoken, request.voice, request.params, request.seed)
+        codes, samples = request.talker.speak(written.spoken, request.voice, request.params, request.seed)
     except SensoriumError as error:
-        return replace(answer.speech, error=error.info)
-    return replace(answer.speech, samples=samples, codes=tuple(codes))
+        return replace(written.speech, error=error.info)
+    return replace(written.speech, samples=samples, codes=tuple(codes))
 
 
-def _parts(request: _Request, division: Division, answer: _Answer) -> Generator[Speech, None, None]:
-    yield answer.speech
-    if answer.spoken is None:
+def _parts(request: _SpeechRequest, division: Division, written: _SpokenAnswer) -> Generator[Speech, None, None]:
+    yield written.speech
+    if written.spoken is None:
         return
     try:
-        for codes, samples in request.talker.stream(answer.spoken, request.voice, request.params, request.seed, division):
-            yield replace(answer.speech, samples=samples, codes=tuple(codes))
+        for codes, samples in request.talker.stream(written.spoken, request.voice, request.params, request.seed, division):
+            yield replace(written.speech, samples=samples, codes=tuple(codes))
     except SensoriumError as error:
-        yield replace(answer.speech, error=error.info)
+        yield replace(written.speech, error=error.info)
 
 
 def _keeping(
@@ -233,8 +239,8 @@ def _keeping(
     """Return a function that prepares a prompt with its media, and appends it to `prompts`."""
 
     def prepared() -> ProcessedPrompt:
-        found = prepare()
-        prompt = found.finish() if isinstance(found, ParsedPrompt) else found
+        prepared_prompt = prepare()
+        prompt = prepared_prompt.finish() if isinstance(prepared_prompt, ParsedPrompt) else prepared_prompt
         prompts[:] = [prompt]
         return prompt
 

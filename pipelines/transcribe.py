@@ -2,52 +2,47 @@
 
 from __future__ import annotations
 
-import os
+import logging
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, fields, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from ..callers.errors import ErrorInfo, InputError, media_error
 from ..engine.errors import error_info
-from ..engine.sampling_params import SamplingParams
 from ..engine.types import CompletionOutput, RequestOutput
-from ..mm.errors import ErrorInfo, InputError, short_repr
 from ..mm.media import gate
+from ..mm.media.policy import AudioSelection
+from ..mm.parse import MediaSource, item_errors
 from ..mm.speech import SpeechRequest
 from ..mm.types import EmbeddingItem, MediaHeader
-from .speech.arguments import (
-    NO_SPEECH,
-    check_beams,
-    check_gates,
-    check_language,
-    check_mode,
-    check_model,
-    check_sampling,
-    check_vad,
-    check_words,
-)
-from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowText, window_task
+from .files import NamedItem, named_items
+from .run import Task, error_of_task, gather
+from .speech.arguments import check_file_options, expected_words, known_language
+from .speech.decode import Aligner, Decoding, SpokenLanguage, WindowInput, transcribe_window
 from .speech.forced_alignment import CtcAligner
 from .speech.frames import FrameAligner
-from .speech.merge import TextMerger, merge_overlap
-from .speech.results import Attempt, Segment, Transcript, TranscriptionInfo, WindowResult, Word, segments
-from .speech.skipped import WindowTranscriber, merge_texts
+from .speech.merge import TextMerger, join_texts, merge_overlap
+from .speech.options import FileOptions, SpeechOptions
+from .speech.results import Transcript, TranscriptionInfo
+from .speech.segments import Attempt, Segment, WindowResult, WindowText, Word, segments
+from .speech.skipped import SegmentMerger, WindowTranscriber
 from .speech.vad import make_detector
 from .speech.windows import Window, WindowReader
 from .speech.word_times import AttentionAligner
 from .speech.words import put_in_order
-from .tasks import Task, WideTask, error_of_task, join
-from .validation import as_items, check_type
+from .validation import as_items, check_functions
 
 if TYPE_CHECKING:
-    from ..engine.llm import LLM
+    from ..engine.engine import Engine
 
 __all__ = ["Attempt", "Segment", "Transcript", "TranscriptionInfo", "WindowResult", "Word", "segments", "transcribe_tasks"]
+_log = logging.getLogger("sensorium")
 _MAX_WINDOW = 60  # seconds; many windows are in memory at a time
 _MAX_CONTEXT = 800  # characters of preceding text in a prompt
 _OVERLAP = 2.0  # seconds that two sequential windows share if they are cut inside speech
@@ -56,191 +51,237 @@ _EARLY, _LATE = 0.6, 0.2  # seconds before and after a place inside speech in wh
 
 
 @dataclass(frozen=True)
-class _Options:
-    """Options of one call. `size`: samples of the longest window. `max_concurrent_windows`: limit for one file."""
+class _Job:
+    """Values that the items of one call share.
 
+    Args:
+        words: to expect.
+        size: samples of the longest window.
+        max_concurrent_windows: limit for one file.
+        find_end: finds when the words of a window were spoken, and with them the speech that a text skips; None: it cannot.
+    """
+
+    options: FileOptions
     decoding: Decoding
     language: str | None
-    context: str
-    vad: object
-    sequential: bool
-    condition: bool
-    timestamps: str
+    words: str
     rate: int
     size: int
     max_concurrent_windows: int
-    on_progress: Callable[[float], None]
-    on_text: Callable[[int, str], None]
-    on_window: Callable[[int, WindowResult], None]
     find_end: AttentionAligner | None
 
 
-def transcribe_tasks(
-    llm: LLM,
-    audio: object,
-    language: str | None = None,
-    task: str = "transcribe",
-    timestamps: bool | str = False,
-    context: str = "",
-    sampling_params: SamplingParams | None = None,
-    prompt: str = "",
-    hotwords: str = "",
-    vad: object = True,
-    temperature: float | Sequence[float] | None = None,
-    no_speech_threshold: float | None = NO_SPEECH,
-    log_prob_threshold: float | None = -1.0,
-    compression_ratio_threshold: float | None = 2.4,
-    sequential: bool = False,
-    condition_on_previous_text: bool = False,
-    aligner: str | Path | None = None,
-    beam_size: int = 1,
-    cache_salt: str | None = None,
-    on_progress: Callable[[float], None] = lambda seconds: None,
-    on_text: Callable[[int, str], None] = lambda index, text: None,
-    on_window: Callable[[int, WindowResult], None] = lambda index, window: None,
-) -> list[WideTask[Transcript]]:
+def transcribe_tasks(engine: Engine, audio: object, options: FileOptions) -> list[Task[Transcript]]:
     """Return one task per audio item, in order; they run as one batch. A failed item gives a Transcript with `error`.
 
     Args:
-        audio: an item or a list of items: paths, URLs, encoded bytes, samples at the model's rate, or `(samples, rate)`.
-        language: the language spoken in all items, as a code or an English name; None detects it if the model can.
-        task: "transcribe", or "translate" into English if the model can.
-        timestamps: "segment" (or True): also when each segment was spoken; "word": also each word; "none" (or False).
-        context, prompt, hotwords: names and words to expect, or the preceding text; control tokens in them are removed.
-        sampling_params: None for greedy sampling. beam_size: beams at temperature 0.
-        vad: transcribe only speech, found by energy (True), "silero" or a function (see `pipelines.speech.vad`). False: all.
-        temperature: one or several, tried in order until an answer passes. None: of `sampling_params`, or 0, 0.2, ... 1.
-        no_speech_threshold, log_prob_threshold, compression_ratio_threshold: see `Decoding`; None: not checked.
-        sequential: begin each window at the end of the last whole segment (arXiv 2212.04356, section 4.5), and with
-            condition_on_previous_text, prompt it with the text before it.
-        on_progress: called with the seconds of each finished window, and with the seconds of silence that were skipped.
-        on_text, on_window: called with an item's number and more of its final text, or each of its windows before that text.
-        aligner: folder of a CTC model that times words; None: the model does. cache_salt: different salts share no cache.
+        audio: an item or a list: paths, folders, patterns, URLs, encoded bytes, samples at the model's rate, `(samples, rate)`.
 
     Raises:
-        ConfigError: the model does not transcribe speech. InputError: an argument is invalid, or this model cannot honour it.
+        ConfigError: the model does not transcribe speech.
+        InputError: this model cannot honour an option.
     """
-    items = as_items("audio", audio, "audio")
-    rate = check_model(llm, task)
-    times = check_mode(llm, timestamps, sequential, condition_on_previous_text, aligner)
-    words = check_words(llm, {"hotwords": hotwords, "context": context, "prompt": prompt})
-    check_vad(vad, rate)
-    _check_types(cache_salt, aligner, on_progress=on_progress, on_text=on_text, on_window=on_window)
-    gates = check_gates(llm, no_speech_threshold, log_prob_threshold, compression_ratio_threshold)
-    align = _make_aligner(llm, task, aligner, cache_salt) if times == "word" else None
-    rules = *check_sampling(llm, sampling_params, temperature), *gates, align, check_beams(llm, beam_size)
-    decoding = Decoding(partial(make_request, llm, task, sequential or times != "none"), *rules, cache_salt)
-    windows = max(1, -(-2 * llm.config.max_num_seqs // max(1, len(items))))
-    mode = (vad, sequential, condition_on_previous_text, times, rate, window_size(llm), windows)
-    reports = (on_progress, on_text, on_window, _end_finder(llm, task, cache_salt))
-    options = _Options(decoding, check_language(llm, language, task), words, *mode, *reports)
-    return [_file_task(llm, i, item, options) for i, item in enumerate(items)]
+    items = list(named_items(as_items("audio", audio, "audio"), "audio"))
+    check_file_options(engine, options)
+    reports = {name: getattr(options, name) for name in ("on_progress", "on_text", "on_window", "on_segments")}
+    on_progress, on_text, on_window, on_segments = check_functions(**reports)
+    options = replace(options, on_progress=on_progress, on_text=on_text, on_window=on_window, on_segments=on_segments)
+    assert engine.speech is not None
+    is_timed = options.sequential or options.times != "none"
+    make = partial(make_request, engine, options.task, is_timed)
+    decoding = Decoding(make, options, _make_aligner(engine, options), options.beam_size, timestamped_request(engine, options))
+    words, rate = expected_words(engine, options), engine.speech.decode_spec.rate
+    limits = window_size(engine), _windows_per_file(engine, len(items))
+    job = _Job(options, decoding, known_language(engine, options), words, rate, *limits, _end_finder(engine, options))
+    return [partial(_transcribe_named, engine, i, item, job) for i, item in enumerate(items)]
 
 
-def _check_types(cache_salt: object, aligner: object, **functions: object) -> None:
-    check_type("cache_salt", cache_salt, str, type(None))
-    check_type("aligner", aligner, str, os.PathLike, type(None))
-    for name, function in functions.items():
-        if not callable(function):
-            raise InputError(f"{name}={short_repr(function)} must be a function", param=name)
+def _windows_per_file(engine: Engine, num_files: int) -> int:
+    """Return how many windows of a file may run at a time, so that all files together run 2 * `max_num_seqs` windows."""
+    return max(1, -(-2 * engine.config.max_num_seqs // max(1, num_files)))
 
 
-def _make_aligner(llm: LLM, task: str, folder: str | Path | None, cache_salt: str | None) -> Aligner:
-    assert llm.speech is not None
-    frames = llm.speech.frame_rule()
-    if folder is None and frames is not None:
-        return FrameAligner(frames)
-    own = _end_finder(llm, task, cache_salt) if folder is None else None
-    return own or CtcAligner(Path(folder or ""), llm.speech.decode_spec.rate)
+def _make_aligner(engine: Engine, options: FileOptions) -> Aligner | None:
+    if options.times != "word":
+        return None
+    assert engine.speech is not None
+    if options.aligner is not None:
+        return CtcAligner(Path(options.aligner), engine.speech.decode_spec.rate)
+    frames = engine.speech.frame_rule()
+    return _end_finder(engine, options) if frames is None else FrameAligner(frames)
 
 
-def _end_finder(llm: LLM, task: str, cache_salt: str | None) -> AttentionAligner | None:
-    assert llm.speech is not None
-    rule = llm.speech.alignment()
-    return None if rule is None else AttentionAligner(rule, partial(make_request, llm, task, False), cache_salt)
+def _end_finder(engine: Engine, options: FileOptions) -> AttentionAligner | None:
+    assert engine.speech is not None
+    rule = engine.speech.alignment()
+    if rule is None:
+        return None
+    return AttentionAligner(rule, partial(make_request, engine, options.task, False), options.cache_salt)
 
 
-def make_request(llm: LLM, task: str, timed: bool, language: str | None, context: str) -> SpeechRequest:
-    assert llm.speech is not None
-    return llm.speech.transcription_request(language, task, timed and llm.speech.has_timestamps, context)
+def make_request(engine: Engine, task: str, timed: bool, language: str | None, context: str) -> SpeechRequest:
+    assert engine.speech is not None
+    return engine.speech.transcription_request(language, task, timed and engine.speech.has_timestamps, context)
 
 
-def window_size(llm: LLM) -> int:
+def timestamped_request(engine: Engine, options: SpeechOptions) -> Callable[[str | None, str], SpeechRequest] | None:
+    """Return the request with timestamps that is tried, before sampling, if the greedy answer repeats itself.
+
+    None if there are no further temperatures, or if the model has no timestamps.
+    """
+    assert engine.speech is not None
+    samples_later = len(options.temperatures) > 1 and options.temperatures[0] == 0
+    return partial(make_request, engine, options.task, True) if samples_later and engine.speech.has_timestamps else None
+
+
+def window_size(engine: Engine) -> int:
     """Return the samples of the longest window: the model's limit or `_MAX_WINDOW`, or less to leave room for the answer."""
-    assert llm.speech is not None
-    spec = llm.speech.decode_spec
+    assert engine.speech is not None
+    spec = engine.speech.decode_spec
     size = min(spec.max_audio_samples or _MAX_WINDOW * spec.rate, _MAX_WINDOW * spec.rate)
-    if "audio" in llm.speech.placeholder_ids:
-        while llm.speech.geometry(MediaHeader("audio", samples=size)).num_embeds > llm.max_model_len // 2 and size > spec.rate:
+    if "audio" in engine.speech.placeholder_ids:
+        while (
+            engine.speech.geometry(MediaHeader("audio", samples=size)).num_embeds > engine.max_model_len // 2
+            and size > spec.rate
+        ):
             size //= 2
     return size
 
 
+class _FinalSegments:
+    """Merges the segments of an item's windows, which come in order, and returns those that are final."""
+
+    def __init__(self, rate: int, times: str) -> None:
+        self._rate, self._times, self._merger = rate, times, SegmentMerger()
+        self._window_end = self._word_end = 0.0
+        self._number = 0
+
+    def add(self, text: WindowText, end: float) -> list[Segment]:
+        """Add a window that ends at this second."""
+        placed = [place_segment(part, text, self._rate) for part in text.segments or ()]
+        _, parts, following = self._merger.add(text.result.text, placed, text.result.overlap)
+        final, self._window_end = self._ordered(parts, following), end
+        return final
+
+    def finish(self) -> list[Segment]:
+        return self._ordered(self._merger.add("", [], 0.0)[1], None)
+
+    def _ordered(self, parts: list[Segment], following: float | None) -> list[Segment]:
+        if self._times == "none":
+            return []
+        if self._times == "word":
+            parts = put_in_order(parts, self._window_end, self._word_end, following)
+            self._word_end = max([self._word_end, *(word.end for part in parts for word in part.words or ())])
+        first, self._number = self._number + 1, self._number + len(parts)
+        return [replace(part, id=number) for number, part in enumerate(parts, first)]
+
+
 class _FinalTexts:
-    """Reports an item's windows, which come in order, and their text as soon as it is final.
+    """Reports an item's windows, which come in order, and their text and segments as soon as these are final.
 
     Attributes:
         output: the output of the last window, or None if there is none yet.
     """
 
-    def __init__(self, report: Callable[[str], None], report_window: Callable[[WindowResult], None]) -> None:
-        self._report, self._report_window, self._merger = report, report_window, TextMerger()
+    def __init__(self, index: int, options: FileOptions, rate: int) -> None:
+        self._report, self._report_window = partial(options.on_text, index), partial(options.on_window, index)
+        self._report_segments = partial(options.on_segments, index)
+        self._merger, self._segments = TextMerger(), _FinalSegments(rate, options.times)
+        self._rate = rate
         self.output: RequestOutput | None = None
 
-    def add(self, one: WindowText) -> WindowText:
+    def add(self, part: WindowText) -> WindowText:
         """Report a window. Return its text without samples and tokens, so that memory does not grow with the audio."""
-        self._report_window(one.result)
-        self._send(self._merger.add(one.result.text, one.result.overlap))
-        if one.window is None or one.window.next_start >= one.window.end:
+        self._report_window(part.result)
+        segments = self._segments.add(part, _window_end(part, self._rate))
+        self._send(self._merger.add(part.result.text, part.result.overlap), segments)
+        if part.window is None or part.window.next_start >= part.window.end:
             self.finish()
-        self.output, output = one.output, RequestOutput(one.output.request_id, None, [], [])
-        window = one.window and replace(one.window, samples=torch.empty(0), pauses=())
-        return replace(one, window=window, output=one.output if one.output.error else output, token_times=None)
+        self.output, output = part.output, RequestOutput(part.output.request_id, None, [], [])
+        window = part.window and replace(part.window, samples=torch.empty(0), pauses=())
+        return replace(part, window=window, output=part.output if part.output.error else output, token_times=None)
 
     def finish(self) -> None:
-        self._send(self._merger.finish())
+        self._send(self._merger.finish(), self._segments.finish())
 
-    def _send(self, text: str) -> None:
+    def _send(self, text: str, segments: Sequence[Segment]) -> None:
+        if segments:
+            self._report_segments(tuple(segments))
         if text:
             self._report(text)
 
 
-def _file_task(llm: LLM, index: int, item: object, options: _Options) -> WideTask[Transcript]:
+def _window_end(text: WindowText, rate: int) -> float:
+    return text.result.end if text.window is None else text.window.end / rate
+
+
+async def _transcribe_named(engine: Engine, index: int, item: NamedItem, job: _Job) -> Transcript:
+    transcript = await _transcribe_item(engine, index, item.item, job)
+    for warning in transcript.warnings:
+        _log.warning("%s: %s", item.source or f"audio {index}", warning)
+    return replace(transcript, source=item.source)
+
+
+def _sound_of(source: MediaSource, default: AudioSelection) -> AudioSelection:
+    """Return which sound of an item is transcribed: its own options take precedence over those of the call.
+
+    Raises:
+        MediaError: an option is not one of sound, or has a wrong value.
+    """
+    names, chosen = [field.name for field in fields(AudioSelection)], dict[str, Any](source.options)
+    with item_errors("audio", source.index):
+        for name in chosen:
+            if name not in names:
+                reason = f"transcribe takes the options {' and '.join(names)} of a Media, not <<param>>; leave it out"
+                raise InputError(reason, param=name)
+        return replace(default, **chosen)
+
+
+async def _transcribe_item(engine: Engine, index: int, item: object, job: _Job) -> Transcript:
     """Transcribe an item. Windows run while the item is read, so a fault may be found after some of them have run."""
-    assert llm.speech is not None
-    language = SpokenLanguage(options.language, None if options.language is None else 1.0)
-    nothing = RequestOutput(str(index), None, [], [CompletionOutput(0, "", [], finish_reason="stop")])
+    assert engine.speech is not None
+    (only,) = engine.speech.languages if len(engine.speech.languages) == 1 else (None,)
+    language = SpokenLanguage(job.language, None if job.language is None else 1.0, spoken=only)
+    nothing, options = RequestOutput(str(index), None, [], [CompletionOutput(0, "", [], finish_reason="stop")]), job.options
     try:
-        (source,) = llm.speech.parser().parse({"audio": [item]})["audio"]
+        if isinstance(item, InputError):
+            raise media_error(item, "audio", index)
+        (source,) = engine.speech.parser().parse({"audio": [item]})["audio"]
+        sound = _sound_of(source, AudioSelection(options.track, options.channel))
         if source.data is None or isinstance(source.data, EmbeddingItem):
-            text = yield from window_task(llm, item, None, options.rate, options.decoding, language, options.context)
-            found = [text]
+            text = await transcribe_window(engine, WindowInput(item, None, job.words), job.decoding, language)
+            transcript = _transcript(index, [text], text.output, language, job)
             options.on_window(index, text.result)
+            options.on_segments(index, transcript.segments or ())
             options.on_text(index, text.result.text)
-            return _transcript(index, found, text.output, language, options, None)
-        with closing(gate.audio_blocks(source, options.rate, llm.config.media)) as blocks:
-            detector = None if options.vad is False else make_detector(options.vad, options.rate)
+            return transcript
+        warnings = list[str]()
+        with closing(gate.audio_blocks(source, job.rate, engine.config.media, sound, warnings.append)) as blocks:
+            detector = None if options.vad is False else make_detector(options.vad, job.rate)
             faults = list[ErrorInfo]()
-            texts = _FinalTexts(partial(options.on_text, index), partial(options.on_window, index))
-            reader = WindowReader(_until_fault(blocks, faults, index), options.rate, options.size, detector)
+            texts = _FinalTexts(index, options, job.rate)
+            reader = WindowReader(_until_fault(blocks, faults, index), job.rate, job.size, detector)
             if options.sequential:
-                found = yield from _read_sequentially(llm, reader, options, language, texts)
+                read_windows = await _read_sequentially(engine, reader, job, language, texts)
             else:
-                tasks = (_task_of(llm, window, options, language) for window in reader.windows())
-                found = yield from join(tasks, options.max_concurrent_windows, texts.add)
+                tasks = (partial(_transcribe_part, engine, window, job, language) for window in reader.windows())
+                read_windows = await gather(tasks, job.max_concurrent_windows, texts.add)
         texts.finish()
         if faults and not reader.length:
             return _failed(faults[0], nothing, language)
-        read = sum(one.result.end - one.result.start - one.result.overlap for one in found)
-        options.on_progress(reader.length / options.rate - read)
-        return _transcript(index, found, texts.output or nothing, language, options, reader, next(iter(faults), None))
+        read = sum(part.result.end - part.result.start - part.result.overlap for part in read_windows)
+        options.on_progress(reader.length / job.rate - read)
+        if warning := reader.quiet_warning():
+            warnings.append(warning)
+        transcript = _transcript(index, read_windows, texts.output or nothing, language, job, reader)
+        return replace(transcript, warnings=tuple(warnings), error=transcript.error or next(iter(faults), None))
     except Exception as error:  # this item fails, and the others go on
         return _failed(_read_error(error, index), nothing, language)
 
 
 def _read_error(error: Exception, index: int) -> ErrorInfo:
     info = error_info(error, "reading an audio")
-    return info if info.modality is None else replace(info, message=info.reason, index=index)
+    return info if info.modality is None else replace(info.without_item(), index=index)
 
 
 def _until_fault(blocks: Iterator[Tensor], faults: list[ErrorInfo], index: int) -> Iterator[Tensor]:
@@ -254,51 +295,51 @@ def _until_fault(blocks: Iterator[Tensor], faults: list[ErrorInfo], index: int) 
         faults.append(_read_error(error, index))
 
 
-def _task_of(
-    llm: LLM, window: Window, options: _Options, language: SpokenLanguage, context: str | None = None
-) -> WideTask[WindowText]:
-    words = options.context if context is None else context
+async def _transcribe_part(
+    engine: Engine, window: Window, job: _Job, language: SpokenLanguage, context: str | None = None
+) -> WindowText:
+    words, options = job.words if context is None else context, job.options
 
-    def once(part: Window) -> WideTask[WindowText]:
-        item = (part.samples, options.rate)
-        return window_task(llm, item, part, options.rate, options.decoding, language, words)
+    async def once(part: Window) -> WindowText:
+        return await transcribe_window(engine, WindowInput((part.samples, job.rate), part, words), job.decoding, language)
 
-    def word_times(part: Window, tokens: Sequence[int]) -> Task[list[float] | RequestOutput]:
-        assert options.find_end is not None
-        item, seconds = (part.samples, options.rate), len(part.samples) / options.rate
-        return options.find_end.token_times(llm, item, tokens, language.code, seconds)
+    async def word_times(part: Window, tokens: Sequence[int]) -> list[float] | RequestOutput:
+        assert job.find_end is not None
+        item, seconds = (part.samples, job.rate), len(part.samples) / job.rate
+        return await job.find_end.token_times(engine, item, tokens, language.code, seconds)
 
-    decode = llm.get_tokenizer().decode
-    times = None if options.find_end is None else word_times
+    decode = engine.tokenizer.decode
+    times = None if job.find_end is None else word_times
     checks_end = not options.sequential or window.next_start >= window.end
-    transcriber = WindowTranscriber(options.rate, once, times, decode, lambda: language.code, checks_end)
-    text = yield from transcriber(window)
+    transcriber = WindowTranscriber(job.rate, once, times, decode, lambda: language.code, checks_end)
+    text = await transcriber(window)
     if not options.sequential:
-        options.on_progress((window.end - window.start - window.overlap) / options.rate)
+        options.on_progress((window.end - window.start - window.overlap) / job.rate)
     return text
 
 
-def _read_sequentially(
-    llm: LLM, reader: WindowReader, options: _Options, language: SpokenLanguage, texts: _FinalTexts
-) -> WideTask[list[WindowText]]:
+async def _read_sequentially(
+    engine: Engine, reader: WindowReader, job: _Job, language: SpokenLanguage, texts: _FinalTexts
+) -> list[WindowText]:
     """Begin each window where the last whole segment of the previous window ended: in the pause there, or before its end.
 
     The windows then overlap. If their texts have no words in common there, the window is read again from the quietest place
     near that end, since the end may be inside a word. If it ends before it has new text, it is read without an overlap.
     """
-    found: list[WindowText] = []
+    read_windows: list[WindowText] = []
     before, at, overlap, is_retry = "", 0, 0, False
     while (window := reader.read(at - overlap, overlap)) is not None:
-        context = f"{options.context} {before[-_MAX_CONTEXT:]}".strip() if options.condition else options.context
-        text = yield from _task_of(llm, window, options, language, context)
+        is_conditioned = job.options.condition_on_previous_text
+        context = join_texts([job.words, before[-_MAX_CONTEXT:]]) if is_conditioned else job.words
+        text = await _transcribe_part(engine, window, job, language, context)
         if text.output.error:
-            return [*found, text]
-        whole = _whole_segments(text, window, options.rate)
+            return [*read_windows, text]
+        whole = _whole_segments(text, window, job.rate)
         is_last = window.next_start >= window.end  # silence or the end of the audio comes next
-        end = window.end if is_last or not whole else window.start + round((whole[-1].end or 0.0) * options.rate)
+        end = window.end if is_last or not whole else window.start + round((whole[-1].end or 0.0) * job.rate)
         goes_on = is_last or end >= at + window.overlap // 2
-        if window.overlap and not (goes_on and (is_retry or _share_words(found[-1], text))):
-            overlap = 0 if is_retry else max(0, at - _quietest(window, at, options.rate))
+        if window.overlap and not (goes_on and (is_retry or _share_words(read_windows[-1], text))):
+            overlap = 0 if is_retry else max(0, at - _quietest(window, at, job.rate))
             is_retry = True
             continue
         is_retry = False
@@ -306,35 +347,35 @@ def _read_sequentially(
             overlap = 0 if is_last or not text.result.text else window.end - window.next_start
             at = max(window.next_start, window.end)
         else:
-            place, overlap = _next_start(window, end, options)
-            at = max(at, place)
-            text = _with_segments(text, whole, at / options.rate)
+            restart, overlap = _next_start(window, end, job)
+            at = max(at, restart)
+            text = _with_segments(text, whole, at / job.rate)
         answer = text.result.attempts[text.result.accepted]
-        before = "" if answer.temperature > 0.5 else f"{before} {text.result.text}"
-        options.on_progress(text.result.end - text.result.start - text.result.overlap)
-        found.append(texts.add(text))
-    return found
+        before = "" if answer.temperature > 0.5 else join_texts([before, text.result.text])
+        job.options.on_progress(text.result.end - text.result.start - text.result.overlap)
+        read_windows.append(texts.add(text))
+    return read_windows
 
 
 def _whole_segments(text: WindowText, window: Window, rate: int) -> tuple[Segment, ...]:
     """Return the segments up to the last one that has an end."""
-    found = list(text.segments or ())
-    while found and (found[-1].end is None or found[-1].end <= 0):
-        found.pop()
-    return tuple(found)
+    whole = list(text.segments or ())
+    while whole and (whole[-1].end is None or whole[-1].end <= 0):
+        whole.pop()
+    return tuple(whole)
 
 
-def _next_start(window: Window, end: int, options: _Options) -> tuple[int, int]:
+def _next_start(window: Window, end: int, job: _Job) -> tuple[int, int]:
     """Return the sample after which the next window brings new text, and how many samples before it this window begins.
 
     If a segment ends in a pause, this is the quietest place of the pause: the time of the end may be late, and the pause may
     include the soft beginning of the next word.
     """
-    rate = options.rate
+    rate = job.rate
     for first, last in window.pauses:
         if first <= end <= last and last - first >= _PAUSE * rate:
             return _quietest_between(window, first, last, rate), 0
-    return end, end - _quietest(window, end - min(round(_OVERLAP * rate), options.size // 8), rate)
+    return end, end - _quietest(window, end - min(round(_OVERLAP * rate), job.size // 8), rate)
 
 
 def _quietest(window: Window, at: int, rate: int) -> int:
@@ -364,7 +405,7 @@ def _share_words(before: WindowText, text: WindowText) -> bool:
 
 
 def _with_segments(text: WindowText, segments: tuple[Segment, ...], end: float) -> WindowText:
-    joined = " ".join(part.text for part in segments if part.text)
+    joined = join_texts([part.text for part in segments])
     return replace(text, segments=segments, result=replace(text.result, end=end, text=joined))
 
 
@@ -376,39 +417,38 @@ def _failed(error: ErrorInfo | None, output: RequestOutput, language: SpokenLang
 
 def _transcript(
     index: int,
-    found: Sequence[WindowText],
+    read_windows: Sequence[WindowText],
     last: RequestOutput,
     language: SpokenLanguage,
-    options: _Options,
-    reader: WindowReader | None,
-    error: ErrorInfo | None = None,
+    job: _Job,
+    reader: WindowReader | None = None,
 ) -> Transcript:
     """Merge the windows of an item.
 
     Args:
         last: the output of the last window, or an empty one.
         reader: None if the item was transcribed as a whole.
-        error: why the item could not be read to its end.
     """
-    failed = next((one.output for one in found if one.output.error), None)
+    failed = next((window_text.output for window_text in read_windows if window_text.output.error), None)
     if failed is not None:
         return _failed(error_of_task(failed, index), failed, language)
-    rate = options.rate
-    placed = [[place_segment(part, one, rate) for part in one.segments or ()] for one in found]
-    texts = [(one.result.text, own, one.result.overlap) for one, own in zip(found, placed, strict=True)]
-    merged, parts = merge_texts(texts)
+    rate, options = job.rate, job.options
     seconds = sum(item.seconds for item in last.items) if reader is None else reader.length / rate
-    if options.timestamps == "word":
-        parts = put_in_order(parts, seconds)
+    merged, final = TextMerger(), _FinalSegments(rate, options.times)
+    text, parts = "", list[Segment]()
+    for one in read_windows:
+        text += merged.add(one.result.text, one.result.overlap)
+        parts += final.add(one, seconds if reader is None else _window_end(one, rate))
+    text, parts = text + merged.finish(), parts + final.finish()
     spans = None if reader is None or options.vad is False else tuple((a / rate, b / rate) for a, b in reader.spans)
     return Transcript(
-        merged,
+        text,
         language.code or language.spoken,
-        tuple(replace(part, id=number) for number, part in enumerate(parts, 1)) if options.timestamps != "none" else None,
-        error,
+        tuple(parts) if options.times != "none" else None,
+        None,
         last,
         language.probability,
-        tuple(one.result for one in found),
+        tuple(window_text.result for window_text in read_windows),
         spans,
         seconds,
         language.all_probabilities,

@@ -10,7 +10,7 @@ from contextvars import ContextVar
 import torch
 from torch import Tensor
 
-from ..mm.errors import InputError
+from ..callers.errors import InputError
 
 MAX_TRANSFER_BYTES = 64 << 20
 """Size limit of one copy to a device, and of one copy back."""
@@ -40,7 +40,7 @@ class MediaDevice:
             for source, out in parts:
                 out.copy_(work(source.to(self.device)).view(out.shape))  # waits for this thread's stream
         except torch.OutOfMemoryError as error:
-            less = "lower gpu_memory_fraction, max_num_seqs or media_workers, or leave media_device out"
+            less = "lower <<gpu_memory_fraction>>, <<max_num_seqs>> or <<media_workers>>, or leave <<media_device>> out"
             raise InputError(f"{self.device} has too little memory to process it: {less}", code="out_of_memory") from error
 
     def stream(self) -> AbstractContextManager[object]:

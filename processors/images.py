@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeVar
+from typing import Any, Self, TypeVar
 
 import numpy as np
 import torch
@@ -13,10 +13,10 @@ from PIL import Image
 from torch import Tensor
 from torch.nn import functional as F
 
+from ..callers.errors import ConfigError, short_repr
 from ..kernels import pixels as kernel
-from ..kernels.pixels import Normalization, PatchLayout
+from ..kernels.pixels.layout import Normalization, PatchLayout
 from ..mm.buffers import BUFFERS
-from ..mm.errors import ConfigError
 from ..mm.tiling.plan import CropPlan, Resize, Step, TiledView
 from .device import MAX_TRANSFER_BYTES, media_device
 from .options import check_value
@@ -25,7 +25,10 @@ OPENAI_CLIP_MEAN = (0.48145466, 0.4578275, 0.40821073)  # of RGB values in 0..1
 OPENAI_CLIP_STD = (0.26862954, 0.26130258, 0.27577711)
 IMAGENET_STANDARD_MEAN = (0.5, 0.5, 0.5)  # SigLIP
 IMAGENET_STANDARD_STD = (0.5, 0.5, 0.5)
-FILTERS = {1: "lanczos", 2: "bilinear", 3: "bicubic"}  # Pillow's numbers
+FILTERS = {0: "nearest", 1: "lanczos", 2: "bilinear", 3: "bicubic", 4: "box", 5: "hamming"}  # Pillow's numbers
+_PILLOW_ONLY = ("box", "hamming")  # torch has no such filter
+_WIDENED = ("lanczos", "bilinear", "bicubic")  # filters of the kernel
+_NOT_WIDENED = ("bilinear", "bicubic")  # filters that torch computes without antialiasing
 _STRIP_PIXELS = 1 << 17  # normalized at a time
 _PILLOW = {name: Image.Resampling(number) for number, name in FILTERS.items()}
 
@@ -36,7 +39,7 @@ class PixelSpec:
 
     Args:
         mean, std: per channel. A normalized value is `(pixel * rescale - mean) / std`.
-        filter: resizing filter: "bilinear", "bicubic" or "lanczos".
+        filter: resizing filter: "nearest", "bilinear", "bicubic", "lanczos", "box" or "hamming". Pillow computes the last two.
         resample: library whose resizing is reproduced bit by bit: "torch" (as in today's published processors), "pillow" or,
             for the bilinear filter, "opencv", which does not antialias.
         bfloat16: pixels are rescaled and normalized in bfloat16, always on the CPU.
@@ -55,6 +58,12 @@ class PixelSpec:
     filters_uint8: bool = False
     unrounded: bool = False
 
+    def unresized(self) -> Self:
+        """Return the spec for images that keep their size (do_resize=false); ConfigError if the model needs resized ones."""
+        raise ConfigError(
+            "do_resize is false in the preprocessor JSON, but this model cuts resized images only; set it to true"
+        )
+
 
 Spec = TypeVar("Spec", bound=PixelSpec)
 
@@ -63,28 +72,44 @@ def read_pixel_spec(json: Mapping[str, Any], default: Spec, options: Mapping[str
     """Return the spec with the values of a preprocessor's JSON and the caller's `resample`; missing keys keep the default.
 
     Raises:
-        ConfigError: resizing is switched off, the filter or `resample` is unknown, there are not three means, or a factor or
-            deviation is not a number above zero.
+        ConfigError: the filter or `resample` is unknown, or they do not go together; there are neither one nor three means; a
+            mean is not a number, or a factor or deviation is not a number above zero.
     """
     filter_numbers = {name: number for number, name in FILTERS.items()}
     number = json.get("resample", filter_numbers[default.filter])
-    if not json.get("do_resize", True) or number not in FILTERS:
-        offered = "lanczos (1), bilinear (2) and bicubic (3)"
-        raise ConfigError(f"the preprocessor JSON asks for do_resize=false or for a filter other than {offered}")
+    if isinstance(number, bool) or number not in FILTERS:
+        offered = ", ".join(f"{name} ({meaning})" for meaning, name in FILTERS.items())
+        raise ConfigError(f"resample in the preprocessor JSON is {short_repr(number)}; known are {offered}")
+    if (FILTERS[number] not in _WIDENED and default.unrounded) or (
+        FILTERS[number] not in _NOT_WIDENED and not default.antialias
+    ):
+        raise ConfigError(
+            f"resample in the preprocessor JSON is {number}, which torch does not compute for this model; give 2 or 3"
+        )
+    spec = default if json.get("do_resize", True) else default.unresized()
+    spec = replace(
+        spec,
+        filter=FILTERS[number],
+        resample="pillow" if FILTERS[number] in _PILLOW_ONLY else spec.resample,
+    )
     normalise, factor = json.get("do_normalize", True), json.get("rescale_factor", default.rescale)
     return replace(
-        apply_resample(default, options),
+        apply_resample(spec, options),
         mean=_channels(json, "image_mean", default.mean) if normalise else (0.0, 0.0, 0.0),
         std=_divisors("image_std", _channels(json, "image_std", default.std)) if normalise else (1.0, 1.0, 1.0),
         rescale=_divisors("rescale_factor", (factor,))[0] if json.get("do_rescale", True) else 1.0,
-        filter=FILTERS[number],
     )
 
 
 def apply_resample(spec: Spec, options: Mapping[str, Any]) -> Spec:
-    """Return the spec with the caller's `resample`; ConfigError unless it is torch or pillow."""
-    resample = options.get("resample", spec.resample)
+    """Return the spec with the caller's `resample`; ConfigError unless it is torch or pillow, and has the spec's filter."""
+    if "resample" not in options:
+        return spec
+    resample = options["resample"]
     check_value("resample", resample)
+    if resample != "pillow" and spec.filter in _PILLOW_ONLY:
+        reason = f"resample is {resample!r}, which has no {spec.filter} filter, but the preprocessor JSON asks for it"
+        raise ConfigError(f"{reason}; give 'pillow', or leave it out", param="resample")
     return replace(spec, resample=resample)
 
 
@@ -108,26 +133,28 @@ def patchify_crops(
     frames: Tensor,
     plan: CropPlan,
     spec: PixelSpec,
-    patch: int,
-    merge: int = 1,
+    layout: PatchLayout,
     dtype: torch.dtype = torch.float32,
-    temporal: int = 1,
 ) -> Tensor:
     """Return the normalized patches of all crops of uint8 `[n, h, w, 3]`: `[patches, 3 * temporal * patch * patch]` in `dtype`.
 
-    `temporal` frames make one patch; the last frame is repeated to fill the last group. Patches are ordered by group of
+    `layout.temporal` frames make one patch; the last frame is repeated to fill the last group. Patches are ordered by group of
     frames, by crop, by merge x merge square in row-major order, and within a square. The numbers of a patch are in the order
     of a convolution's weight (channel, frame, row, column). Pixels right of and below the last full square are not used.
     Images that Pillow resizes, and images that are too large for a transfer, are processed on the CPU even if there is a
     media device.
     """
+    patch, merge, temporal = layout.patch, layout.merge, layout.temporal
     side, device = patch * merge, media_device()
     tall, wide = (edge // side for edge in plan.views[0].tile_size)
     groups = -(-len(frames) // temporal)
     out = BUFFERS.take((groups, plan.num_tiles, tall, wide, merge, merge, 3, temporal, patch, patch), dtype)
     small = max(frames[:temporal].nbytes, out[:1].nbytes) <= MAX_TRANSFER_BYTES
-    if device is not None and small and spec.resample == "torch" and spec.antialias and not (spec.bfloat16 or spec.unrounded):
-        layout, used = PatchLayout(patch, merge, temporal), (tall * side, wide * side)
+    on_device = (
+        spec.resample == "torch" and spec.antialias and spec.filter in _WIDENED and not (spec.bfloat16 or spec.unrounded)
+    )
+    if device is not None and small and on_device:
+        used = (tall * side, wide * side)
         groups_at_once = max(1, MAX_TRANSFER_BYTES // max(1, frames[:temporal].nbytes, out[:1].nbytes))
         parts = zip(frames.split(groups_at_once * temporal), out.split(groups_at_once), strict=True)
         device.fill(parts, lambda part: _process_on_device(part, plan, spec, used, layout, dtype))
@@ -160,13 +187,17 @@ def resize(pixels: Tensor, target: tuple[int, int], spec: PixelSpec) -> Tensor:
     if not spec.antialias:
         if spec.filters_uint8:
             return F.interpolate(pixels, target, mode=spec.filter, align_corners=False)
-        return torch.cat([_resize_exactly(one, target, spec.filter) for one in pixels.split(1)])
+        return torch.cat([_resize_exactly(image, target, spec.filter) for image in pixels.split(1)])
+    if spec.resample == "torch" and spec.filter == "nearest":
+        return F.interpolate(pixels, target, mode="nearest-exact")
     if spec.resample == "torch":
         return kernel.resize(pixels.permute(0, 2, 3, 1), target, spec.filter)
     if spec.resample == "opencv":
         return _resize_as_opencv(pixels, target)
     kind, size = _PILLOW[spec.filter], (target[1], target[0])
-    images = [np.asarray(Image.fromarray(one.numpy()).resize(size, kind)) for one in pixels.permute(0, 2, 3, 1).contiguous()]
+    images = [
+        np.asarray(Image.fromarray(image.numpy()).resize(size, kind)) for image in pixels.permute(0, 2, 3, 1).contiguous()
+    ]
     return torch.from_numpy(np.stack(images)).permute(0, 3, 1, 2)
 
 
@@ -187,10 +218,10 @@ def _resize_as_opencv(pixels: Tensor, target: tuple[int, int]) -> Tensor:
 def _normalizer(spec: PixelSpec) -> Callable[[Tensor], Tensor]:
     """Return the function that normalizes pixels 0..255 `[n, 3, h, w]` to float32 (or bfloat16)."""
     scaling = _scaling(spec)
-    mean, std = (torch.tensor(one).view(1, 3, 1, 1) for one in (scaling.mean, scaling.std))
+    mean, std = (torch.tensor(values).view(1, 3, 1, 1) for values in (scaling.mean, scaling.std))
     if not spec.bfloat16:
         return lambda pixels: pixels.to(torch.float32, copy=True).sub_(mean).div_(std)
-    rounded = [torch.tensor(one, dtype=torch.bfloat16).view(1, 3, 1, 1) for one in (spec.mean, spec.std)]
+    rounded = [torch.tensor(values, dtype=torch.bfloat16).view(1, 3, 1, 1) for values in (spec.mean, spec.std)]
     return lambda pixels: (pixels.to(torch.bfloat16) * spec.rescale).sub_(rounded[0]).div_(rounded[1])
 
 
@@ -215,7 +246,7 @@ def _process_on_device(
 ) -> Tensor:
     """Do `patchify_crops` on a device. The result may have any shape. `used`: (height, width) of a crop that patches cover."""
     scaling = _scaling(spec)
-    if plan.views == (TiledView((Resize(*used),)),):  # one kernel resizes and lays out
+    if plan.views == (TiledView((Resize.to(used),)),):  # one kernel resizes and lays out
         return kernel.preprocess_frames(frames, used, spec.filter, scaling, layout, dtype)
     pieces = [piece[:, :, : used[0], : used[1]].permute(0, 2, 3, 1) for piece in crops(frames, plan, spec)]
     groups = -(-len(frames) // layout.temporal)
@@ -225,7 +256,7 @@ def _process_on_device(
 
 def _scaling(spec: PixelSpec) -> Normalization:
     """Return mean and deviation in units of a pixel, rounded to float32 as in the published processors."""
-    mean, std = ((torch.tensor(one) * (1.0 / spec.rescale)).tolist() for one in (spec.mean, spec.std))
+    mean, std = ((torch.tensor(values) * (1.0 / spec.rescale)).tolist() for values in (spec.mean, spec.std))
     return Normalization(tuple(mean), tuple(std))
 
 
@@ -251,14 +282,25 @@ def _overlap(start: int, length: int, side: int) -> tuple[slice, slice]:
 
 
 def _channels(json: Mapping[str, Any], key: str, default: tuple[float, ...]) -> tuple[float, ...]:
-    given = json.get(key) or default
-    values = (given,) * 3 if isinstance(given, int | float) else tuple(given)
+    stated = json.get(key)
+    if stated is None or stated == []:
+        return default
+    values = tuple(stated) if isinstance(stated, list | tuple) else (stated,)
+    _check_numbers(key, values)
+    values = values * 3 if len(values) == 1 else values
     if len(values) != 3:
         raise ConfigError(f"{key} in the preprocessor JSON has {len(values)} numbers; images have 3 channels")
     return values
 
 
 def _divisors(key: str, values: tuple[float, ...]) -> tuple[float, ...]:
-    if not all(0 < value < math.inf for value in values):
+    _check_numbers(key, values)
+    if not all(value > 0 for value in values):
         raise ConfigError(f"{key} in the preprocessor JSON is {', '.join(map(str, values))}; it must be above zero")
     return values
+
+
+def _check_numbers(key: str, values: tuple[Any, ...]) -> None:
+    for value in values:
+        if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
+            raise ConfigError(f"{key} in the preprocessor JSON is {short_repr(value)}; give numbers")

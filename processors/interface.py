@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import chain
 from typing import Any, NamedTuple, Protocol, Self, runtime_checkable
@@ -12,6 +12,7 @@ from torch import Tensor
 
 from ..mm.media.policy import DecodeSpec
 from ..mm.parse import MultiModalDataParser
+from ..mm.rules import PromptAttention
 from ..mm.speech import AlignmentRule, FrameRule, SpeechRequest, StreamRule
 from ..mm.types import (
     EmbeddingItem,
@@ -22,6 +23,20 @@ from ..mm.types import (
     MultiModalFeature,
     MultiModalKwargsItem,
 )
+
+
+class TextTokens(tuple[int, ...]):
+    """Tokens of a text, with the text. Tokens do not tell it where added tokens absorb whitespace.
+
+    The text is empty if it is part of the prompt's.
+    """
+
+    text: str
+
+    def __new__(cls, ids: Iterable[int], text: str) -> Self:
+        tokens = super().__new__(cls, ids)
+        tokens.text = text
+        return tokens
 
 
 class TokenRun(NamedTuple):
@@ -50,7 +65,7 @@ class Span:
         modality: modality of the rows, if it differs from the placeholder's.
         shared: the span adds no tokens. Its rows are those tokens of the previous span that are not rows of that span.
         ahead: rows after these, for tokens that are generated.
-        swallows: tokens that belong to the range if they follow it in the prompt.
+        trailing: tokens that belong to the range if they follow it in the prompt.
     """
 
     num_tokens: int
@@ -62,7 +77,7 @@ class Span:
     modality: str | None = None
     shared: bool = False
     ahead: int = 0
-    swallows: frozenset[int] = frozenset()
+    trailing: frozenset[int] = frozenset()
 
     @property
     def max_added_tokens(self) -> int:
@@ -91,10 +106,9 @@ class ProcessingInfo(Protocol):
     """
 
     modalities: tuple[str, ...]
-    text_placeholders: Mapping[str, int]  # placeholders that prompts spell as plain text -> their token
     placeholder_ids: Mapping[str, int]  # modality -> its placeholder token; absent: the decoder cross-attends to the items
     cross_token: int | None  # stands for a cross-attention item in the prompt, which is then optional; None: there is no token
-    prompt_attention: str  # "causal", or one of the forms in `engine.bidirectional_spans`
+    prompt_attention: PromptAttention
     decode_spec: DecodeSpec  # how its items are decoded
     adds_special_tokens: bool  # rendered chats and prompts get the tokens that the tokenizer adds to texts, such as BOS
     chat_template: str | None  # Jinja source, if the checkpoint's own template does not support its items
@@ -105,6 +119,10 @@ class ProcessingInfo(Protocol):
     ocr_prompts: Sequence[str]  # names of the prompts of `ocr` that models of the family were trained with
     prunes_videos: bool  # `video_pruning_rate` of config.json is read
     adapters: Mapping[str, str]  # modality ("": every prompt) -> folder of the adapter for prompts with it; first match wins
+
+    @property
+    def text_placeholders(self) -> Mapping[str, int]:
+        """Placeholders that prompts spell as plain text -> their token."""
 
     def parser(self) -> MultiModalDataParser:
         """Return the parser of the forms of input that the family takes, with their limits."""
@@ -118,10 +136,16 @@ class ProcessingInfo(Protocol):
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Return grid and counts from the header alone; InputError if the family refuses the item."""
 
-    def is_exact(self, header: MediaHeader) -> bool:
-        """Return False if `geometry(header)` has upper bounds, and only the decoded item tells its rows (`settle`)."""
+    def kept_size(self, modality: str, size: tuple[int, int]) -> tuple[int, int]:
+        """Return the largest `(height, width)` within `size` that an item which keeps its size may have; `size` if none may.
 
-    def settle(self, item: MediaItem) -> Self:
+        Families that resize items return `size`.
+        """
+
+    def is_exact(self, header: MediaHeader) -> bool:
+        """Return False if `geometry(header)` has upper bounds, and only the decoded item tells its rows (`for_item`)."""
+
+    def for_item(self, item: MediaItem) -> Self:
         """Return the info that processes a decoded item: one whose `geometry` of the item's header is exact."""
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
@@ -133,7 +157,7 @@ class ProcessingInfo(Protocol):
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         """Return the encoder's tensors of a decoded item, floating ones in `dtype`. Releases the GIL; thread-safe.
 
-        The geometry is that of the item's header. Where `is_exact` is False, call it on what `settle` returns.
+        The geometry is that of the item's header. Where `is_exact` is False, call it on what `for_item` returns.
         """
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
@@ -166,6 +190,26 @@ class SupportsElements(Protocol):
 
     def resized(self, plan: ItemPlan) -> tuple[int, int]:
         """Return `(height, width)` of the image that the encoder gets; `plan.size` if the format does not need it."""
+
+
+@runtime_checkable
+class SupportsWholeText(Protocol):
+    """Additional interface of a ProcessingInfo whose prompts are tokenised together with the text of their items."""
+
+    rewrites_prompts: bool  # `preprocess_prompt` changes more than placeholders, and more than it inserts around them
+    inserted: Mapping[str, tuple[str, str]]  # modality -> text that `preprocess_prompt` inserts before and after a placeholder
+    plain_tokens: Sequence[str]  # added tokens that the published processor adds again, as special ones without other flags
+    placeholder_texts: Mapping[str, str]  # modality -> text of its placeholder in prompts, if that is not the text of its token
+
+    def preprocess_text(self, text: str, bos: str | None) -> str:
+        """Return the text of a prompt as the published processor tokenises it. `bos`: the tokenizer's first token, if any."""
+
+
+@runtime_checkable
+class LimitsViews(Protocol):
+    """Additional interface of a ProcessingInfo whose family has views of any size with the same number of rows."""
+
+    most_patches: int  # of a view, for any options
 
 
 @runtime_checkable

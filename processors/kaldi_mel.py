@@ -16,7 +16,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ..mm.errors import ConfigError
+from ..callers.errors import ConfigError
 from .mel import MelSpec, read_mel_spec
 
 

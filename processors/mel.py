@@ -17,8 +17,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..kernels.mel import MelFilterBank, log_mel_energies, make_mel_filter_bank
-from ..mm.errors import ConfigError, InputError
+from ..callers.errors import ConfigError, InputError
+from ..kernels.mel import log_mel_energies
+from ..kernels.mel.filters import MelFilterBank, make_mel_filter_bank
 from .device import media_device
 
 _FRAMES_PER_TRANSFER = 1 << 13  # to a device
@@ -70,8 +71,8 @@ def read_mel_spec(audio: Mapping[str, Any], default: MelSpec) -> MelSpec:
             raise ConfigError(
                 f"{names.get(name, 'chunk_length')} of the feature extractor is {value!r}; give a positive integer"
             )
-    if audio.get("dither") or audio.get("do_normalize"):
-        raise ConfigError("dither and do_normalize of the feature extractor are not supported; remove them")
+    if audio.get("dither"):  # `do_normalize` is an argument of calls, which the published class does not read from its JSON
+        raise ConfigError("dither of the feature extractor adds random noise to every input; set it to 0")
     max_samples = values.pop("seconds") * values["sampling_rate"]
     return replace(default, **values, max_samples=max_samples)
 

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ..mm.errors import ConfigError
+from ..callers.errors import ConfigError
 from .mel import MelSpec, filter_bank, read_mel_spec
 
 _GUARD = 2.0**-24  # added to energies

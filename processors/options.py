@@ -6,8 +6,9 @@ from collections.abc import Collection, Mapping, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
-from ..mm.errors import ConfigError, hint, short_repr, typed
+from ..callers.errors import ConfigError, hint, short_repr, typed
 from ..mm.geometry import FrameSampling
+from ..mm.media.policy import AudioSelection
 from ..mm.tiling.slices import MAX_PACKED_FRAMES
 
 ValidKwargs = Mapping[str, Collection[str]]
@@ -36,11 +37,14 @@ class ListOf(NamedTuple):
 _AREA = Range(1, 1 << 48)  # pixels; the limit on the rows of an item is lower
 _FLAG = (True, False)
 _SECONDS = Range(1e-3, 1e9, float)
+SOUND_KWARGS = ("track", "channel")  # which sound of a file is used, for every model that takes audio; see `AudioSelection`
 TIME_KWARGS = ("max_duration", "video_end", "video_start")  # the seconds of a video that are used
-VALUES: Mapping[str, Range | ListOf | tuple[object, ...]] = {
+Values = Mapping[str, Range | ListOf | tuple[object, ...]]
+"""The values of options by name: a range of numbers, lists of choices, or the choices."""
+VALUES: Values = {
     "beside_image": _FLAG,
     "crop_to_patches": _FLAG,
-    "detail": ("auto", "high", "low"),
+    "detail": ("auto", "high", "low", "original"),
     "do_image_splitting": _FLAG,
     "do_pan_and_scan": _FLAG,
     "downsample_mode": ("16x", "4x"),
@@ -88,36 +92,50 @@ VALUES: Mapping[str, Range | ListOf | tuple[object, ...]] = {
     "video_end": _SECONDS,
     "video_start": Range(0, 1e9, float),
 }
-"""The values of every option of the native families: a range of numbers, lists of choices, or the choices."""
+"""The values of the options of the native families. A family adds those of its own with `option_values`."""
 
 
-def check_value(name: str, value: Any) -> None:
-    """Raise ConfigError for a value outside `VALUES`. A mapping or list of sides is checked number by number."""
-    allowed = VALUES.get(name)
+def with_sound(valid: ValidKwargs) -> dict[str, tuple[str, ...]]:
+    """Return the option names with those of sound, for audio and for videos whose audio may be used."""
+    has_sound = {name: name == "audio" or "use_audio_in_video" in options for name, options in valid.items()}
+    return {name: (*options, *(SOUND_KWARGS if has_sound[name] else ())) for name, options in valid.items()}
+
+
+def read_sound(options: Mapping[str, Any]) -> AudioSelection:
+    """Return the sound that the options of a modality choose."""
+    return AudioSelection(**{name: options[name] for name in SOUND_KWARGS if name in options})
+
+
+def check_value(name: str, value: Any, values: Values = VALUES) -> None:
+    """Raise ConfigError for a value outside `values`. A mapping or list of sides is checked number by number."""
+    allowed = values.get(name)
     if isinstance(allowed, Range):
         is_sides = name == "size" and isinstance(value, Mapping | list | tuple)
         for number in ([*value.values()] if isinstance(value, Mapping) else value) if is_sides else [value]:
             if not (is_sides and number is None) and not (name == "num_frames" and type(number) is int and number == -1):
                 _check_number(name, number, allowed)
     elif isinstance(allowed, ListOf):
-        known_ones = isinstance(value, list | tuple) and all(type(one) is int and one in allowed.choices for one in value)
+        known_ones = isinstance(value, list | tuple) and all(
+            type(choice) is int and choice in allowed.choices for choice in value
+        )
         if not (known_ones and value) and not (isinstance(value, str) and value == allowed.word):
             raise ConfigError(f"{name} is {short_repr(value)}; give {allowed.form}", param=name)
-    elif allowed is not None and not any(type(value) is type(one) and value == one for one in allowed):
-        known = f"{', '.join(map(str, allowed[:-1]))} and {allowed[-1]}"
-        raise ConfigError(f"{name} is {short_repr(value)}; the known ones are {known}", param=name)
+    elif allowed is not None and not any(type(value) is type(choice) and value == choice for choice in allowed):
+        choices = f"{', '.join(map(str, allowed[:-1]))} and {allowed[-1]}"
+        raise ConfigError(f"{name} is {short_repr(value)}; the known ones are {choices}", param=name)
 
 
 def _check_number(name: str, value: object, allowed: Range) -> None:
-    if isinstance(value, bool) or not isinstance(value, (int, allowed.kind)) or not value >= allowed.minimum:  # type: ignore[operator]
+    is_number = isinstance(value, int if allowed.kind is int else int | float) and not isinstance(value, bool)
+    if not isinstance(value, int | float) or not is_number or not value >= allowed.minimum:
         least = "a positive integer" if allowed.kind is int else f"a number of at least {allowed.minimum:g}"
         also = ", or -1 for all frames" if name == "num_frames" else ""
         raise ConfigError(f"{name} is {short_repr(value)}; give {least}{also}", param=name)
-    if value > allowed.maximum:  # type: ignore[operator]
+    if value > allowed.maximum:
         raise ConfigError(f"{name} is over the limit of {int(allowed.maximum):,}; give less", param=name)
 
 
-def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) -> dict[str, Any]:
+def for_modality(options: Mapping[str, Any], modality: str, valid: ValidKwargs, values: Values = VALUES) -> dict[str, Any]:
     """Return the options of one modality: the flat ones that apply to it, overridden by those under `<modality>s_kwargs`.
 
     `{"size": {"shortest_edge": 64}, "images_kwargs": {"size": {"longest_edge": 1024}}}` gives images both edges and videos
@@ -128,29 +146,29 @@ def for_modality(options: Mapping[str, Any], modality: str, known: ValidKwargs) 
     """
     if not isinstance(options, Mapping):
         raise ConfigError(f"processing options must be a mapping by name, not {typed(options)}", param="mm_processor_kwargs")
-    nests = {f"{name}s_kwargs": name for name in known} | {name: owner for name, owner in _ALIASES.items() if owner in known}
-    names = sorted({name for several in known.values() for name in several})
+    nests = {f"{name}s_kwargs": name for name in valid} | {name: owner for name, owner in _ALIASES.items() if owner in valid}
+    names = sorted({name for several in valid.values() for name in several})
     merged: dict[str, Any] = {}
     for key, value in options.items():
         if key in nests and not isinstance(value, Mapping | None):
-            form = "options by name, e.g. {'max_pixels': 1003520}"
-            raise ConfigError(f"{key} holds {form}, not {typed(value)}", param=str(key))
+            expected = "options by name, e.g. {'max_pixels': 1003520}"
+            raise ConfigError(f"{key} holds {expected}, not {typed(value)}", param=str(key))
         if key not in nests:
             _check(key, names, [*names, *nests])
-            if key in known[modality] and value is not None:
+            if key in valid[modality] and value is not None:
                 merged[key] = value
     for nest, owner in nests.items():
         for key, value in (options.get(nest) or {}).items():
-            others = " and ".join(f"{name}s_kwargs" for name in known if key in known[name])
-            if key not in known[owner] and others:
+            others = " and ".join(f"{name}s_kwargs" for name in valid if key in valid[name])
+            if key not in valid[owner] and others:
                 reason = f"unknown processing option {key!r} for {owner}s; it is one of {others}"
                 raise ConfigError(reason, param=str(key))
-            _check(key, known[owner], sorted(known[owner]), f" for {owner}s")
+            _check(key, valid[owner], sorted(valid[owner]), f" for {owner}s")
             if owner == modality and value is not None:
                 both = isinstance(merged.get(key), Mapping) and isinstance(value, Mapping)
                 merged[key] = {**merged[key], **value} if both else value
     for key, value in merged.items():
-        check_value(key, value)
+        check_value(key, value, values)
     return merged
 
 
@@ -193,10 +211,18 @@ def is_low_detail(options: Mapping[str, Any]) -> bool:
     return bool(detail == "low")
 
 
-def _check(key: str, known: Collection[str], near_to: Sequence[str], where: str = "") -> None:
-    if key in known:
+def check_keeps_size(options: Mapping[str, Any], names: Sequence[str]) -> None:
+    """Raise ConfigError for an option of these names that resizes, which a model that keeps sizes does not do."""
+    for name in names:
+        if options.get(name) is not None and (name != "detail" or is_low_detail(options)):
+            reason = f"{name} resizes images and frames, but this model keeps their size (do_resize=false)"
+            raise ConfigError(f"{reason}; leave it out", param=name)
+
+
+def _check(key: str, allowed: Collection[str], near_to: Sequence[str], where: str = "") -> None:
+    if key in allowed:
         return
     if key == "device":
-        raise ConfigError("device is not an option of items; LLM(..., media_device='cuda') processes them on a GPU", param=key)
+        raise ConfigError("device is not an option of items; <<media_on_gpu>>", param=key)
     reason = hint(key, near_to) if near_to else f"this model has no options{where}, leave it out"
     raise ConfigError(f"unknown processing option {key!r}{where}; {reason}", param=str(key))

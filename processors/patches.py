@@ -4,12 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
-from typing import Any
+from typing import Any, Self
 
 import torch
 from torch import Tensor
 
-from ..mm.errors import ConfigError
+from ..callers.errors import ConfigError
+from ..kernels.pixels.layout import PatchLayout
 from ..mm.geometry import ResizePolicy
 from ..mm.tiling.plan import CropPlan, Resize, TiledView
 from ..mm.types import ItemGeometry
@@ -30,6 +31,8 @@ class PatchSpec(PixelSpec):
     `max_video_pixels` to one frame. `upscale_short_sides`: enlarge sides shorter than a merged patch to one.
     `squeeze`: as in ResizePolicy.
     `resized`: (height, width) that takes the place of an item's own size.
+    `can_keep_size`: do_resize may be false in the preprocessor's JSON. Then `keeps_size`: images and frames are not resized, so
+    their sides must be multiples of a merged patch.
     """
 
     patch: int = 14
@@ -42,9 +45,16 @@ class PatchSpec(PixelSpec):
     upscale_short_sides: bool = False
     squeeze: bool = False
     resized: tuple[int, int] | None = None
+    can_keep_size: bool = False
+    keeps_size: bool = False
+
+    def unresized(self) -> Self:
+        return replace(self, keeps_size=True) if self.can_keep_size else super().unresized()
 
     def policy(self, frames: int = 1) -> ResizePolicy:
         """Return the resize policy of an item with this many frames."""
+        if self.keeps_size:
+            return ResizePolicy(self.patch * self.merge, 1, _MAX_AREA)
         most = self.max_pixels
         if self.bounds_all_frames:
             frames = max(frames, self.temporal)
@@ -65,7 +75,7 @@ def read_patch_spec(json: Mapping[str, Any], default: PatchSpec) -> PatchSpec:
     `max_pixels`) inside `size`, as in the published processors.
 
     Raises:
-        ConfigError: a step is switched off or the filter is not supported.
+        ConfigError: resizing is switched off and the model needs it, or the filter is not supported.
     """
     options = {key: value for key, value in json.items() if key != "resample"}  # in the JSON, `resample` is the filter
     spec = replace(
@@ -122,7 +132,7 @@ def apply_size(spec: PatchSpec, options: Mapping[str, Any]) -> PatchSpec:
 def patchify(frames: Tensor, geometry: ItemGeometry, spec: PatchSpec, dtype: torch.dtype = torch.float32) -> Tensor:
     """Cut uint8 `[n, h, w, 3]` into `[patches, 3 * temporal * patch * patch]` in `dtype`; merged patches are adjacent."""
     whole = TiledView((Resize(geometry.h * spec.patch, geometry.w * spec.patch),))
-    return patchify_crops(frames, CropPlan((whole,)), spec, spec.patch, spec.merge, dtype, spec.temporal)
+    return patchify_crops(frames, CropPlan((whole,)), spec, PatchLayout(spec.patch, spec.merge, spec.temporal), dtype)
 
 
 def _first(*values: Any) -> Any:

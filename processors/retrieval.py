@@ -3,10 +3,6 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
-from typing import Any
-
-from .files import ProcessorFiles, read_json
 
 _TEMPLATE = (
     "{%% for m in messages if m.role != 'system' %%}"
@@ -21,8 +17,3 @@ def retrieval_template(image: str, before: str = "", after: str = "") -> str:
     It has no place for a system message, so a call with an instruction is refused.
     """
     return _TEMPLATE % tuple(map(json.dumps, (before, after, image)))
-
-
-def processor_settings(files: ProcessorFiles) -> Mapping[str, Any]:
-    """Return processor_config.json, whose top level holds the prompts of some embedders."""
-    return {} if files.folder is None else read_json(files.folder / "processor_config.json")

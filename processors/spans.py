@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
-from ..mm.errors import InputError
+from ..callers.errors import InputError
 from ..mm.types import PlaceholderRange
-from .interface import Span, TokenRun
+from .interface import Span, TextTokens, TokenRun
 
 Piece = tuple[int, ...] | int
 """A part of a span: token ids of text, or a number of encoder rows."""
@@ -20,6 +20,14 @@ def build_span(pieces: Sequence[Piece], embed_token: int) -> Span:
     """
     runs = [TokenRun((embed_token,), piece, True) if isinstance(piece, int) else TokenRun(piece) for piece in pieces]
     return Span(sum(run.num_tokens for run in runs), sum(run.repeat for run in runs if run.is_embed), lambda: runs)
+
+
+class MissingPlaceholderError(InputError):
+    """An item has no placeholder in the prompt. `modality`: that of the item."""
+
+    def __init__(self, message: str, modality: str) -> None:
+        super().__init__(message)
+        self.modality = modality
 
 
 @dataclass
@@ -40,17 +48,17 @@ class PromptLayout:
     def expand(self) -> tuple[tuple[int, ...], dict[str, list[list[PlaceholderRange]]]]:
         """Return the token ids and, per modality and input, a range per span."""
         tokens: list[int] = []
-        found: list[PlaceholderRange] = []  # one per part; those of text are not used
+        ranges_of_parts: list[PlaceholderRange] = []  # one per part; those of text are not used
         for part in self.parts:
             if not isinstance(part, Span):
-                found.append(PlaceholderRange(len(tokens), len(part)))
+                ranges_of_parts.append(PlaceholderRange(len(tokens), len(part)))
                 tokens.extend(part)
                 continue
-            offset = found[-1].offset if part.shared else len(tokens)
-            found.append(PlaceholderRange(offset, part.num_tokens + part.ahead, part.is_embed))
+            offset = ranges_of_parts[-1].offset if part.shared else len(tokens)
+            ranges_of_parts.append(PlaceholderRange(offset, part.num_tokens + part.ahead, part.is_embed))
             if not part.shared:
                 tokens.extend(part.token_ids)
-        ranges = {name: [[found[i] for i in indices] for indices in inputs] for name, inputs in self.inputs.items()}
+        ranges = {name: [[ranges_of_parts[i] for i in indices] for indices in inputs] for name, inputs in self.inputs.items()}
         return tuple(tokens), ranges
 
     def add_text(self, token_ids: Sequence[int], merges: Mapping[tuple[int, int], int]) -> None:
@@ -107,48 +115,46 @@ def lay_out(
         if modality is None:
             position += 1
             continue
-        own = _next_input(modality, len(layout.inputs.get(modality, ())), spans)
-        start = _start_of_expanded(prompt_ids, position, end, own)
+        parts = _next_input(modality, len(layout.inputs.get(modality, ())), spans)
+        start = _start_of_expanded(prompt_ids, position, end, parts)
         text = prompt_ids[end : position if start is None else start]
         layout.add_text(text, merges)
-        stop = position + 1 if start is None else start + sum(map(_length, own))
-        position = end = _end_of_swallowed(prompt_ids, stop, own[-1])
-        layout.add_spans(modality, [*own[:-1], _lengthened(own[-1], prompt_ids[stop:end])], expanded=start is not None)
-        merges = own[-1].merges if start is None else {}
+        stop = position + 1 if start is None else start + sum(map(_length, parts))
+        position = end = _end_of_trailing(prompt_ids, stop, parts[-1])
+        layout.add_spans(modality, [*parts[:-1], _lengthened(parts[-1], prompt_ids[stop:end])], expanded=start is not None)
+        merges = parts[-1].merges if start is None else {}
     layout.add_text(prompt_ids[end:], merges)
-    for modality, given in spans.items():
+    for modality, item_spans in spans.items():
         used = len(layout.inputs[modality])
-        if used < len(given):
-            raise InputError(
-                f"{modality} {used}: the prompt has no placeholder for it; "
-                f"write {text_of(placeholder_ids[modality])} once for each item ({len(given)} here), or ask with chat"
-            )
+        if used < len(item_spans):
+            how = f"write {text_of(placeholder_ids[modality])} once for each item ({len(item_spans)} here), or ask with chat"
+            raise MissingPlaceholderError(f"{modality} {used}: the prompt has no placeholder for it; {how}", modality)
     return layout
 
 
-def _end_of_swallowed(prompt_ids: Sequence[int], start: int, span: Span) -> int:
-    """Return the end of the tokens from `start` on that a span swallows."""
-    while start < len(prompt_ids) and prompt_ids[start] in span.swallows:
+def _end_of_trailing(prompt_ids: Sequence[int], start: int, span: Span) -> int:
+    """Return the end of the trailing tokens of a span that begin at `start`."""
+    while start < len(prompt_ids) and prompt_ids[start] in span.trailing:
         start += 1
     return start
 
 
 def _lengthened(span: Span, token_ids: Sequence[int]) -> Span:
-    """Return the span with tokens at its end, which are not rows."""
+    """Return the span with tokens of the prompt at its end, which are not rows. The span's own text stays as it is."""
     if not token_ids:
         return span
-    more = TokenRun(tuple(token_ids))
+    more = TokenRun(TextTokens(token_ids, ""))
     return replace(span, num_tokens=span.num_tokens + len(token_ids), runs=lambda: [*span.runs(), more])
 
 
 def _next_input(modality: str, index: int, spans: Mapping[str, Sequence[Sequence[Span]]]) -> Sequence[Span]:
-    given = spans.get(modality, ())
-    if index >= len(given):
+    inputs = spans.get(modality, ())
+    if index >= len(inputs):
         raise InputError(
-            f"{modality} {index}: the prompt has a placeholder for it but multi_modal_data holds {len(given)}; "
+            f"{modality} {index}: the prompt has a placeholder for it but <<multi_modal_data>> holds {len(inputs)}; "
             "give one item per placeholder, or write the placeholder once for each item"
         )
-    return given[index]
+    return inputs[index]
 
 
 def _start_of_expanded(prompt_ids: Sequence[int], position: int, end: int, spans: Sequence[Span]) -> int | None:

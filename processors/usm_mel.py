@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ..mm.errors import ConfigError
+from ..callers.errors import ConfigError
 from .mel import MelSpec, read_mel_spec
 
 

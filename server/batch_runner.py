@@ -11,14 +11,21 @@ from functools import partial
 from typing import Any
 from uuid import uuid4
 
-from ..mm.errors import SensoriumError, check_utf8, short_repr
+from ..callers.errors import SensoriumError, check_utf8, short_repr
 from .config import ServerConfig
-from .errors import HttpError, error_response
-from .guard import MAX_VALUES, PRIORITY, TENANT, App, BodyBytes
+from .errors import HttpError, error_object, error_response
+from .guard import HELD_BYTES, MAX_VALUES, PRIORITY, TENANT, App, BodyBytes, Scope
 from .large_json import LARGE, loads, member
 from .store import CheckedLines, Store
 
-ENDPOINTS = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/embeddings")
+ENDPOINTS = (
+    "/v1/chat/completions",
+    "/v1/completions",
+    "/v1/responses",
+    "/v1/embeddings",
+    "/v1/audio/transcriptions",
+    "/v1/audio/translations",
+)
 """Endpoints that the lines of a batch may name."""
 _FIELDS = ("custom_id", "method", "url", "body")
 _MAX_CUSTOM_ID = 512
@@ -28,6 +35,7 @@ _ATTEMPTS, _RETRY_SECONDS = 5, 1.0  # of a line that gets the status 429 or 503;
 _CLEAN_SECONDS = 3600.0  # between removals of expired files
 _UNAVAILABLE = (429, 503)
 _GONE = ("engine_dead", "engine_closed", "engine_asleep")  # error codes of an engine that may take no more requests
+_NOT_LOADED = ("model_load_failed", "overloaded")  # error codes, with the status 503, of a model that may be loaded later
 _DEATHS = ("engine_dead", "interrupted")  # error codes that a line may have caused; it is tried once more
 _REASONS = {
     "cancelled": ("batch_cancelled", "the batch was cancelled before this request was finished"),
@@ -49,10 +57,13 @@ class BatchRunner:
 
     def __init__(self, store: Store, config: ServerConfig, app: App, body_bytes: BodyBytes | None = None) -> None:
         self._store, self._config, self._app, self._body_bytes = store, config, app, body_bytes or BodyBytes()
-        self._held = self._held_bytes = 0  # lines in memory
+        self._held = self._held_bytes = 0  # lines in memory, and bytes of these and of their files
+        self._with_files = self._for_more = 0  # lines that hold files; those of them that wait for room for more
         self._free = asyncio.Semaphore(config.batch_requests)
         self._alone = asyncio.Lock()  # for further attempts of lines that may have killed the engine
         self._tasks: dict[str, asyncio.Task[None]] = {}
+        self.interrupted: dict[str, dict[str, Any]] = {}
+        """Batch that waits for its next attempt -> error object of the last one."""
 
     @asynccontextmanager
     async def running(self) -> AsyncIterator[None]:
@@ -88,9 +99,11 @@ class BatchRunner:
         while True:
             try:
                 await self._run_once(owner, batch)
+                self.interrupted.pop(batch, None)
                 return
-            except Exception:  # such as a full disk
-                _log.exception("the batch %s is interrupted; it continues in a while", batch)
+            except Exception as error:
+                entry = self.interrupted[batch] = error_object(_cause(error))
+                _log.exception("the batch %s is interrupted (%s); it continues in a while", batch, entry["message"])
                 await asyncio.sleep(10 * _RETRY_SECONDS)
 
     async def _run_once(self, owner: str, batch: str) -> None:
@@ -144,6 +157,29 @@ class BatchRunner:
         finally:
             self._count_line(-1, -size)
 
+    async def hold_files(self, scope: Scope, size: int) -> None:
+        """Count further bytes of a line's files until its response, once they fit or no other line holds files.
+
+        A line with files does not wait for those that wait for more as it does: none of them would ever go on.
+        """
+        limit, has_files = self._config.max_total_body_bytes, HELD_BYTES in scope
+        self._for_more += has_files
+        try:
+            while self._with_files > (self._for_more if has_files else 0) and (
+                self._held_bytes + size > limit // 2 or self._body_bytes.count + size > limit
+            ):
+                await asyncio.sleep(_RETRY_SECONDS)
+        finally:
+            self._for_more -= has_files
+        self._with_files += not has_files
+        scope[HELD_BYTES] = scope.get(HELD_BYTES, 0) + size
+        self._count_line(0, size)
+
+    def _release_files(self, scope: Scope) -> None:
+        if HELD_BYTES in scope:
+            self._with_files -= 1
+            self._count_line(0, -scope[HELD_BYTES])
+
     def _count_line(self, count: int, size: int) -> None:
         self._held += count
         self._held_bytes += size
@@ -155,7 +191,9 @@ class BatchRunner:
             status, response = await self._response(owner, batch, url, number)
         head = json.dumps({"status_code": status, "request_id": f"req-{uuid4().hex}"})
         result = _result(custom_id, b'%s, "body": %s}' % (head[:-1].encode(), response))
-        await self._store.call(self._store.finish_line, batch, number, result, status == 200)
+        counts = status == 200 and response.startswith(b"{")
+        usage = None if not counts else await asyncio.to_thread(_usage, response) if len(response) > LARGE else _usage(response)
+        await self._store.call(self._store.finish_line, batch, number, result, status == 200, usage)
 
     async def _response(self, owner: str, batch: str, url: str, number: int) -> tuple[int, bytes]:
         """Return status and body of the response to a line, or of the error that it ends with."""
@@ -170,8 +208,11 @@ class BatchRunner:
             return failed.status_code, bytes(failed.body)
 
     async def _answer(self, url: str, body: bytes, owner: str) -> tuple[int, bytes]:
-        """Return status and body of the response, after further attempts if the engine is busy or has died."""
-        pause, attempts, deaths = _RETRY_SECONDS, 0, 0
+        """Return status and body of the response, after further attempts if the engine is busy or has died.
+
+        A line waits for a model that cannot be loaded now until the batch expires, as for an engine that takes no requests.
+        """
+        pause, attempts, deaths, is_told = _RETRY_SECONDS, 0, 0, False
         while True:
             async with self._alone if deaths else nullcontext():
                 status, response = await self._send("POST", url, body, owner)
@@ -179,6 +220,12 @@ class BatchRunner:
                 return status, response
             code = _error_code(response)
             if code in _GONE and await self._was_away(owner):
+                continue
+            if status == 503 and code in _NOT_LOADED:
+                if not is_told:
+                    _log.warning("a model cannot be loaded (%s); the lines of batches that need it wait until it can", code)
+                is_told = True
+                await asyncio.sleep(10 * _RETRY_SECONDS)
                 continue
             attempts += 1
             deaths += code in _DEATHS
@@ -197,20 +244,21 @@ class BatchRunner:
             await asyncio.sleep(10 * _RETRY_SECONDS)
         return away
 
-    async def _send(self, method: str, path: str, body: bytes, owner: str) -> tuple[int, bytes]:
-        """Return status and body of the response to a request of this owner."""
-        sent, status, parts = False, 500, list[bytes]()
+    async def _send(self, method: str, path: str, content: bytes, owner: str) -> tuple[int, bytes]:
+        """Return status and body of the response to a request of this owner. A plain text becomes a string of JSON."""
+        sent, status, is_text, parts = False, 500, False, list[bytes]()
 
         async def receive() -> dict[str, Any]:
             nonlocal sent
             if sent:
                 await asyncio.Event().wait()  # no disconnect ever comes; the task may be cancelled
             sent = True
-            return {"type": "http.request", "body": body}
+            return {"type": "http.request", "body": content}
 
         async def send(message: Mapping[str, Any]) -> None:
-            nonlocal status
+            nonlocal status, is_text
             status = message.get("status", status)
+            is_text |= any(value.startswith(b"text/") for name, value in message.get("headers", ()) if name == b"content-type")
             parts.append(message.get("body", b""))
 
         headers = [(b"content-type", b"application/json")]
@@ -227,8 +275,17 @@ class BatchRunner:
             TENANT: owner or None,
             PRIORITY: 1,
         }
-        await self._app(scope, receive, send)
-        return status, b"".join(parts)
+        try:
+            await self._app(scope, receive, send)
+        finally:
+            self._release_files(scope)
+        body = b"".join(parts)
+        return status, json.dumps(body.decode()).encode() if is_text else body
+
+
+def _cause(error: Exception) -> Exception:
+    """Return the first exception of a group, or an exception that is none."""
+    return _cause(error.exceptions[0]) if isinstance(error, ExceptionGroup) else error
 
 
 async def _cancelled(*tasks: asyncio.Task[None]) -> None:
@@ -241,6 +298,22 @@ def _result(custom_id: str, response: bytes, error: Mapping[str, Any] | None = N
     """Return a line of an output or error file. `response` is JSON, which is copied as it is."""
     head = json.dumps({"id": f"batch_req_{uuid4().hex}", "custom_id": custom_id, "error": error})
     return b'%s, "response": %s}\n' % (head[:-1].encode(), response.replace(b"\n", b" "))
+
+
+def _usage(response: bytes) -> dict[str, Any] | None:
+    """Return the tokens of a response in the form of a batch's usage; None if it counts no tokens."""
+    usage = json.loads(member(response, "usage") or b"null")
+    if not isinstance(usage, dict) or "total_tokens" not in usage:
+        return None
+    inputs = usage.get("input_tokens_details") or usage.get("prompt_tokens_details") or {}
+    outputs = usage.get("output_tokens_details") or usage.get("completion_tokens_details") or {}
+    return {
+        "input_tokens": usage.get("input_tokens", usage.get("prompt_tokens", 0)),
+        "input_tokens_details": {"cached_tokens": inputs.get("cached_tokens") or 0},
+        "output_tokens": usage.get("output_tokens", usage.get("completion_tokens", 0)),
+        "output_tokens_details": {"reasoning_tokens": outputs.get("reasoning_tokens") or 0},
+        "total_tokens": usage["total_tokens"],
+    }
 
 
 def _unfinished(status: str, custom_id: str) -> bytes:
@@ -294,6 +367,10 @@ def _check_line(config: ServerConfig, line: bytes, request: Mapping[str, Any]) -
     if entry["url"] != request["endpoint"]:
         reason = f"url={short_repr(entry['url'])} must be the batch's endpoint, {request['endpoint']}"
         raise HttpError(400, reason, "mismatched_endpoint", "url")
-    if not isinstance(body, dict) or body.get("stream") not in (None, False):
-        raise HttpError(400, "body must be an object, in which stream is not true", "invalid_request", "body")
+    if not isinstance(body, dict):
+        raise HttpError(400, "body must be an object", "invalid_request", "body")
+    for name in ("stream", "background"):
+        if body.get(name) not in (None, False):
+            reason = f"body.{name} must not be true in a batch, which stores complete responses; leave it out"
+            raise HttpError(400, reason, "invalid_request", f"body.{name}")
     return custom_id

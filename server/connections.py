@@ -3,17 +3,21 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from typing import Any
 
+import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .config import ServerConfig
+from .errors import HttpError, error_response
+from .guard import has_two_lengths
 
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
 
-def connection_class(limits: ServerConfig) -> type[asyncio.Protocol]:
-    """Return uvicorn's protocol of HTTP/1.1 with limits on connections."""
+def connection_class(limits: ServerConfig, on_malformed: Callable[[], object] = lambda: None) -> type[asyncio.Protocol]:
+    """Return uvicorn's protocol of HTTP/1.1 with limits on connections. `on_malformed`: called for what is not HTTP."""
 
     class Connection(H11Protocol):  # type: ignore[misc]
         _timer: asyncio.TimerHandle | None = None
@@ -26,6 +30,11 @@ def connection_class(limits: ServerConfig) -> type[asyncio.Protocol]:
             else:
                 self._limit_header()
 
+        def handle_events(self) -> None:
+            super().handle_events()
+            if self.cycle is not None and has_two_lengths(self.cycle.scope["headers"]):
+                self.cycle.keep_alive = False  # a proxy may have read other bytes as the next request
+
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             self._limit_header()
@@ -33,6 +42,20 @@ def connection_class(limits: ServerConfig) -> type[asyncio.Protocol]:
         def connection_lost(self, error: Exception | None) -> None:
             self._stop_timer()
             super().connection_lost(error)
+
+        def send_400_response(self, msg: str) -> None:
+            """Answer what is not HTTP with an error object, and close the connection."""
+            on_malformed()
+            reason = "the request is not valid HTTP/1.1; send it again with a correct header and body"
+            response = error_response(HttpError(400, reason, "invalid_http"))
+            headers = [*response.raw_headers, (b"connection", b"close")]
+            for event in (
+                h11.Response(status_code=400, headers=headers),
+                h11.Data(data=bytes(response.body)),
+                h11.EndOfMessage(),
+            ):
+                self.transport.write(self.conn.send(event))
+            self.transport.close()
 
         def _limit_header(self) -> None:
             """Start the timer at the first byte after a response, and stop it while a request is in progress.

@@ -5,7 +5,8 @@ from __future__ import annotations
 import json
 import logging
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -16,12 +17,17 @@ from pydantic import ValidationError
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
+from ..callers.errors import ErrorInfo, SensoriumError, clip, one_line, short_repr
 from ..engine.errors import error_info
-from ..mm.errors import ErrorInfo, SensoriumError, clip, one_line, short_repr
-from ..mm.wordings import field_of, in_words_of
+from .error_shapes import in_shape_of
+from .wording import field_of, in_json, message_of
 
 _STATUS = {
     "invalid_input": 400,
+    "invalid_value": 400,
+    "unknown_name": 400,
+    "unsupported": 400,
+    "over_limit": 400,
     "invalid_media": 400,
     "too_long": 400,
     "invalid_config": 400,
@@ -29,11 +35,13 @@ _STATUS = {
     "gated": 403,
     "encoder_failed": 422,
     "overloaded": 429,
+    "busy": 503,
     "out_of_memory": 503,
     "interrupted": 503,
     "engine_asleep": 503,
     "engine_closed": 503,
     "engine_dead": 503,
+    "disk_full": 507,
 }
 """Status by `ErrorCode`; the others are 500."""
 _CODES = {
@@ -86,7 +94,7 @@ def error_body(info: ErrorInfo) -> tuple[int, dict[str, Any]]:
     """Return the status and OpenAI's error object of an ErrorInfo. Details of internal errors are in the log only."""
     status = _STATUS.get(info.code, 500)
     internal = "internal error; the server's log has the details"
-    message = internal if info.code == "internal" else in_words_of("http", info.message)
+    message = internal if info.code == "internal" else message_of(info)
     item = {} if info.modality is None else {"modality": info.modality, "index": info.index}
     return status, _body(status, message, info.code, field_of(info.param), item)
 
@@ -109,13 +117,28 @@ def error_response(error: BaseException | ErrorInfo) -> JSONResponse:
 
 def error_object(error: BaseException | ErrorInfo) -> dict[str, Any]:
     """Return the error object of any error's response."""
-    found: dict[str, Any] = json.loads(bytes(error_response(error).body))["error"]
-    return found
+    body: dict[str, Any] = json.loads(bytes(error_response(error).body))["error"]
+    return body
 
 
 def validation_error(error: ValidationError) -> RequestValidationError:
     """Convert the validation error of a body that FastAPI does not read itself."""
-    return RequestValidationError([{**one, "loc": ("body", *one["loc"])} for one in error.errors()])
+    return RequestValidationError([{**detail, "loc": ("body", *detail["loc"])} for detail in error.errors()])
+
+
+@contextmanager
+def naming_places(places: Mapping[str, str]) -> Iterator[None]:
+    """Name the field of the request, such as "input[0].content[1]", in errors that name the chat's "messages[1].content[1]"."""
+    try:
+        yield
+    except SensoriumError as error:
+        param = field_of(error.info.param) or ""
+        longest = max(
+            (name for name in places if param == name or param.startswith((f"{name}.", f"{name}["))), key=len, default=None
+        )
+        if longest is not None:
+            error.info = replace(error.info, param=places[longest] + param.removeprefix(longest))
+        raise
 
 
 async def on_error(request: Request, error: Exception) -> JSONResponse:
@@ -123,7 +146,7 @@ async def on_error(request: Request, error: Exception) -> JSONResponse:
     if isinstance(error, HTTPException) and error.detail in ("Not Found", "Method Not Allowed"):
         path = short_repr(request.scope["path"], 100)
         error.detail = f"there is no {request.scope.get('method', '')} {path}; see /openapi.json for the paths and methods"
-    return error_response(error)
+    return in_shape_of(request.scope, error_response(error))
 
 
 def _response(status: int, body: dict[str, Any]) -> JSONResponse:
@@ -133,18 +156,18 @@ def _response(status: int, body: dict[str, Any]) -> JSONResponse:
 def _body(status: int, message: str, code: str, param: str | None, item: Mapping[str, object] | None = None) -> dict[str, Any]:
     kind = _TYPES.get(status, "invalid_request_error" if status < 500 else "server_error")
     param = None if param is None else clip(param)
-    return {"error": {"message": one_line(clip(message)), "type": kind, "param": param, "code": code, **(item or {})}}
+    return {"error": {"message": one_line(clip(in_json(message))), "type": kind, "param": param, "code": code, **(item or {})}}
 
 
 def _invalid(error: RequestValidationError) -> tuple[int, dict[str, Any]]:
     """Return status and body of what is wrong in a request's body: our own error, or the innermost value of a wrong form."""
     errors: Sequence[dict[str, Any]] = error.errors()
-    for one in errors:
-        cause = one.get("ctx", {}).get("error")
+    for detail in errors:
+        cause = detail.get("ctx", {}).get("error")
         if isinstance(cause, SensoriumError):
-            places = filter(None, (_field(one), cause.info.param))
+            places = filter(None, (_field(detail), cause.info.param))
             return error_body(replace(cause.info, param=".".join(places) or None))
-    first = max(errors, key=lambda one: len(_place(one)))
+    first = max(errors, key=lambda detail: len(_place(detail)))
     param = _field(first) or None
     name = param or "the body"
     if first["type"] == "json_invalid":
@@ -157,7 +180,7 @@ def _invalid(error: RequestValidationError) -> tuple[int, dict[str, Any]]:
     elif first["type"] == "missing":
         message = f"{name} is missing; give it"
     else:
-        forms = dict.fromkeys(filter(None, (_form(one) for one in errors if _place(one) == _place(first))))
+        forms = dict.fromkeys(filter(None, (_form(detail) for detail in errors if _place(detail) == _place(first))))
         how = f"it must be {' or '.join(forms)}" if forms else first["msg"]
         message = f"{name} is {short_repr(first.get('input'))}; {how}"
     return 400, _body(400, message, "invalid_input", param)

@@ -1,4 +1,4 @@
-"""Server-sent events in the form of OpenAI's streams."""
+"""Streams: server-sent events in the form of OpenAI's, and lines of JSON in the form of Ollama's."""
 
 from __future__ import annotations
 
@@ -9,31 +9,45 @@ from typing import Any
 
 from fastapi.responses import StreamingResponse
 
-from ..engine.errors import error_info
+from .error_shapes import ollama_body
 from .errors import error_body
+from .request_record import stream_error
 
-_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy may hold events back
-
-
-def event_stream(chunks: AsyncGenerator[Mapping[str, Any], None], with_done: bool = True) -> StreamingResponse:
-    """Return a response with one event per chunk, which closes the generator if the client leaves.
-
-    Args:
-        with_done: `[DONE]` ends the stream.
-    """
-    return StreamingResponse(_events(chunks, with_done), media_type="text/event-stream", headers=_HEADERS)
+WAIT_SECONDS = 3.0
+"""Time between comments: proxies end connections on which nothing is sent for 30 to 60 seconds."""
+COMMENT = ": waiting\n\n"
+STREAM_HEADERS = {"Cache-Control": "no-cache", "X-Accel-Buffering": "no"}  # no proxy may hold events back
 
 
-async def _events(chunks: AsyncGenerator[Mapping[str, Any], None], with_done: bool) -> AsyncGenerator[str, None]:
+async def events_of(chunks: AsyncGenerator[Mapping[str, Any], None], with_done: bool) -> AsyncGenerator[str, None]:
+    """Yield one event per chunk, and close the chunks at the end. `with_done`: `[DONE]` ends the stream."""
     async with aclosing(chunks):
         try:
             async for chunk in chunks:
                 yield to_event(chunk)
         except Exception as error:  # the status was sent already
-            yield to_event(error_body(error_info(error, "a request"))[1])
+            yield to_event(error_body(stream_error(error))[1])
         else:
             if with_done:
                 yield "data: [DONE]\n\n"
+
+
+def json_lines(chunks: AsyncGenerator[Mapping[str, Any], None]) -> StreamingResponse:
+    """Return a response with one line of JSON per chunk, which closes the generator if the client leaves."""
+    return StreamingResponse(_lines(chunks), media_type="application/x-ndjson", headers=STREAM_HEADERS)
+
+
+async def _lines(chunks: AsyncGenerator[Mapping[str, Any], None]) -> AsyncGenerator[str, None]:
+    async with aclosing(chunks):
+        try:
+            async for chunk in chunks:
+                yield _line(chunk)
+        except Exception as error:  # the status was sent already
+            yield _line(ollama_body(error_body(stream_error(error))[1]))
+
+
+def _line(chunk: Mapping[str, Any]) -> str:
+    return f"{json.dumps(chunk, ensure_ascii=False, separators=(',', ':'))}\n"
 
 
 def to_event(chunk: Mapping[str, Any]) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 import hmac
+import re
 from base64 import urlsafe_b64decode
-from collections.abc import Awaitable, Callable, MutableMapping
+from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from dataclasses import dataclass
 from hashlib import sha256
 from typing import Any
@@ -13,9 +14,10 @@ from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 
-from ..mm.errors import short_repr
+from ..callers.errors import short_repr
 from .config import ServerConfig, is_loopback
 from .endpoints.page import PAGE_FILES
+from .error_shapes import in_shape_of
 from .errors import HttpError, error_response
 from .openapi import FORMS
 
@@ -27,15 +29,21 @@ TENANT = "sensorium.tenant"
 """Key of a scope: a text that stands for the request's API key in cache salts, or None without keys."""
 PRIORITY = "sensorium.priority"
 """Key of a scope: the request's priority in the engine. The smallest is served first; requests from clients have 0."""
+HELD_BYTES = "sensorium.held_bytes"
+"""Key of a scope: bytes of the request's body and of the uploaded files that it has loaded; of a line of a batch, of the files
+alone. They count until its end; whoever keeps them longer sets this to 0 and subtracts them later."""
 MAX_VALUES = 1 << 20
 """Most commas and opening brackets of a JSON body: parsing 256 MiB of `[],[],` takes many seconds."""
 _KEY_PROTOCOL, _BASE64_PROTOCOL = "openai-insecure-api-key.", "sensorium-api-key-base64url."
+_SINGLE = (b"host", b"origin", b"authorization", b"x-api-key", b"content-length")
+"""Headers that no request may have twice: whoever reads the first and whoever reads the last would disagree."""
+_CANCEL = re.compile(r"/v1/(responses|batches)/[^/]+/cancel")
 _OPEN = {"/health", "/ready", *PAGE_FILES}  # for load balancers and the page, which have no key
 
 
 @dataclass
 class BodyBytes:
-    """Bytes of the bodies of all requests in progress, and of the lines of batches that are held."""
+    """Bytes of the bodies of all requests and responses in the background in progress, and of the held lines of batches."""
 
     count: int = 0
 
@@ -46,13 +54,21 @@ class Guard:
     Args:
         is_full: True while the engine takes no more media.
         body_bytes: counts the bodies, together with the lines of batches.
+        admin_paths: paths that need `admin_key` instead of an API key.
     """
 
     def __init__(
-        self, app: App, config: ServerConfig, is_full: Callable[[], bool] = lambda: False, body_bytes: BodyBytes | None = None
+        self,
+        app: App,
+        config: ServerConfig,
+        is_full: Callable[[], bool] = lambda: False,
+        body_bytes: BodyBytes | None = None,
+        admin_paths: Collection[str] = (),
     ) -> None:
         self._app, self.config, self._is_full = app, config, is_full
-        self._digests = [sha256(key.encode("utf-8", "surrogatepass")).digest() for key in config.keys]
+        self._digests = [_digest(key) for key in config.keys]
+        self._admin_paths = admin_paths
+        self._admin_digests = [] if config.admin_key is None else [_digest(config.admin_key)]
         self._in_progress = 0
         self.body_bytes = body_bytes or BodyBytes()
 
@@ -63,11 +79,12 @@ class Guard:
         config = self.config
         try:
             headers = dict(scope["headers"])
+            _check_headers(scope)
             scope[TENANT] = None if scope["path"] in _OPEN else self._tenant(scope, headers)
             if scope["type"] == "http":
                 self._check_room(scope, headers)
         except HttpError as error:
-            await error_response(error)(scope, receive, send)
+            await in_shape_of(scope, error_response(error))(scope, receive, send)
             return
         if scope["type"] == "websocket":
             await self._app(scope, receive, send)
@@ -77,36 +94,44 @@ class Guard:
             async with asyncio.timeout(config.send_seconds):
                 await send(message)
 
-        body = _Body(self, receive, scope["path"] in FORMS)
-        self._in_progress += scope["method"] == "POST"
+        scope[HELD_BYTES] = 0
+        body = _Body(self, scope, receive)
+        takes_room = self._takes_room(scope)
+        self._in_progress += takes_room
         try:
             await self._app(scope, body.receive, limited_send)
         finally:
-            self._in_progress -= scope["method"] == "POST"
-            self.body_bytes.count -= body.size
+            self._in_progress -= takes_room
+            self.body_bytes.count -= scope[HELD_BYTES]
 
     def _tenant(self, scope: Scope, headers: dict[bytes, bytes]) -> str | None:
         """Check host, origin and key, the key in constant time. Return its tenant, or None if the server has no keys."""
         host, origin = headers.get(b"host", b"").decode("latin-1"), headers.get(b"origin")
-        if not self._digests and is_loopback(self.config.host) and not is_loopback(_url_part("hostname", f"//{host}")):
+        is_local = is_loopback(self.config.host) and self.config.uds is None  # a proxy before a Unix socket passes its own name
+        if not self._digests and is_local and not is_loopback(_url_part("hostname", f"//{host}")):
             reason = (
                 f"the header Host names {short_repr(host)}, not this machine; use localhost, or start the server with api_key"
             )
             raise HttpError(403, reason, "wrong_host")
         writes = scope["type"] == "websocket" or scope["method"] in ("POST", "DELETE")
         page = None if origin is None else _url_part("netloc", origin.decode("latin-1"))
-        if writes and page is not None and (not page or page != host):
-            reason = (
-                "pages of other origins may not use this server; serve the page from it, or keep the header Host in a proxy"
-            )
+        is_allowed = origin is not None and origin.decode("latin-1") in self.config.origins
+        if writes and page is not None and (not page or page != host) and not is_allowed:
+            reason = "pages of other origins may not use this server; serve the page from it, keep the header Host in a proxy, "
+            reason += "or start the server with allowed_origins"
             raise HttpError(403, reason, "wrong_origin")
-        if not self._digests:
+        is_admin = scope["path"] in self._admin_paths
+        digests = self._admin_digests if is_admin else self._digests
+        if not digests and not is_admin:
             return None
         digest = sha256(_key(scope, headers)).digest()
-        known = [hmac.compare_digest(digest, one) for one in self._digests]
-        if not any(known):
-            reason = "the API key is missing or wrong; give the header Authorization: Bearer KEY"
+        matches = [hmac.compare_digest(digest, tenant_digest) for tenant_digest in digests]
+        if not any(matches):
+            name = "admin key" if is_admin else "API key"
+            reason = f"the {name} is missing or wrong; give the header Authorization: Bearer KEY (or x-api-key: KEY)"
             raise HttpError(401, reason, "invalid_api_key")
+        if is_admin:
+            return None
         return sha256(b"tenant:" + digest).hexdigest()
 
     def _check_room(self, scope: Scope, headers: dict[bytes, bytes]) -> None:
@@ -115,12 +140,21 @@ class Guard:
         if not length.isdigit() or len(length) > 20:
             raise _too_large(self.config.max_body_bytes)
         self.check_size(int(length), int(length))
-        if scope["method"] == "POST" and self._in_progress >= self.config.max_requests:
+        takes_room = self._takes_room(scope)
+        if takes_room and self._in_progress >= self.config.max_requests:
             reason = f"the server has {self.config.max_requests} requests in progress (max_requests); try again later"
             raise HttpError(429, reason, "overloaded")
-        if scope["method"] == "POST" and self._is_full():
+        if takes_room and self._is_full():
             reason = "the media of the requests in progress are larger than max_total_bytes; try again later"
             raise HttpError(429, reason, "overloaded")
+
+    def _takes_room(self, scope: Scope) -> bool:
+        """Return whether a request counts against `max_requests`. One that cancels makes room, also on a full server.
+
+        Administrators act when a server is full, and what they ask for computes nothing.
+        """
+        path = scope["path"]
+        return scope["method"] == "POST" and path not in self._admin_paths and not _CANCEL.fullmatch(path)
 
     def check_size(self, size: int, further: int) -> None:
         """Raise HttpError if a body of this size, of which `further` bytes are not counted yet, is too large."""
@@ -134,11 +168,34 @@ class Guard:
             raise HttpError(429, reason, "overloaded")
 
 
+def _digest(key: str) -> bytes:
+    return sha256(key.encode("utf-8", "surrogatepass")).digest()
+
+
+def _check_headers(scope: Scope) -> None:
+    """Raise HttpError for headers that a proxy may read in another way than this server, and for compressed bodies."""
+    names = [name for name, _ in scope["headers"]]
+    for name in _SINGLE:
+        if names.count(name) > 1:
+            raise HttpError(
+                400, f"the header {name.decode().title()} is given more than once; give it once", "duplicate_header"
+            )
+    if has_two_lengths(scope["headers"]):
+        reason = "the request has both Content-Length and Transfer-Encoding; give one of them"
+        raise HttpError(400, reason, "invalid_http")
+    encodings = [value.strip().lower() for name, value in scope["headers"] if name == b"content-encoding"]
+    if any(encoding not in (b"", b"identity") for encoding in encodings):
+        reason = "the header Content-Encoding is set, but bodies are not decompressed; send the body without compression"
+        raise HttpError(415, reason, "unsupported_media_type")
+
+
 def _key(scope: Scope, headers: dict[bytes, bytes]) -> bytes:
     """Return a request's key: in the header, or for pages, which cannot set a header, in a subprotocol of the WebSocket."""
     scheme, _, key = headers.get(b"authorization", b"").partition(b" ")
     if scheme.lower() == b"bearer":
         return key.strip()
+    if b"x-api-key" in headers:  # Anthropic's
+        return headers[b"x-api-key"]
     for name in scope.get("subprotocols", ()):
         if name.startswith(_KEY_PROTOCOL):
             return str(name).removeprefix(_KEY_PROTOCOL).encode("utf-8", "surrogateescape")
@@ -159,13 +216,18 @@ def _url_part(name: str, url: str) -> str:
         return ""
 
 
+def has_two_lengths(headers: Iterable[tuple[bytes, bytes]]) -> bool:
+    """Return whether a request has both Content-Length and Transfer-Encoding, after which RFC 9112 closes the connection."""
+    return {b"content-length", b"transfer-encoding"} <= {name for name, _ in headers}
+
+
 class _Body:
     """Receives one request's body within the limits on its size, time and values."""
 
-    def __init__(self, guard: Guard, receive: Receive, is_form: bool) -> None:
-        self._guard, self._receive, self._is_form = guard, receive, is_form
+    def __init__(self, guard: Guard, scope: Scope, receive: Receive) -> None:
+        self._guard, self._scope, self._receive, self._is_form = guard, scope, receive, scope["path"] in FORMS
         self._end = asyncio.get_running_loop().time() + guard.config.body_seconds
-        self.size = self._values = 0
+        self._size = self._values = 0
         self._complete = False
 
     async def receive(self) -> MutableMapping[str, Any]:
@@ -181,10 +243,11 @@ class _Body:
         block = message.get("body", b"")
         self._complete = not message.get("more_body", False)
         try:
-            self._guard.check_size(self.size + len(block), len(block))
+            self._guard.check_size(self._size + len(block), len(block))
         except HttpError as error:  # FastAPI passes no other class on
             raise HTTPException(error.status, error.message) from None
-        self.size += len(block)
+        self._size += len(block)
+        self._scope[HELD_BYTES] += len(block)
         self._guard.body_bytes.count += len(block)
         self._values += 0 if self._is_form else sum(map(block.count, (b",", b"[", b"{")))
         if self._values > MAX_VALUES:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ..mm.errors import InputError, short_repr
+from ..callers.errors import InputError, short_repr
+from ..callers.message_fields import check_fields
 from ..mm.media.policy import MediaUrl
-from ..mm.message_fields import check_fields
 
 MAX_INPUTS = 2048
 _MEDIA = ("image", "video", "audio")
@@ -23,7 +23,7 @@ def read_inputs(value: object, param: str) -> list[Any]:
     several = isinstance(value, list) and not (value and all(isinstance(token, int) for token in value))
     listed: list[Any] = value if several else [value]  # type: ignore[assignment]
     if not 1 <= len(listed) <= MAX_INPUTS:
-        raise InputError(f"{param} has {len(listed)} entries; give from 1 to {MAX_INPUTS}", param=param)
+        raise InputError(f"<<param>> has {len(listed)} entries; give from 1 to {MAX_INPUTS}", param=param)
     return [read_input(entry, f"{param}[{index}]" if several else param) for index, entry in enumerate(listed)]
 
 
@@ -34,19 +34,19 @@ def read_input(value: object, where: str) -> Any:
         return {"prompt_token_ids": value}
     if not isinstance(value, Mapping):
         raise _error(where, value)
-    given: Mapping[str, Any] = value
+    parts: Mapping[str, Any] = value
     if "content" in value:
         check_fields(value, ("content",), where, where)
-        given = _of_parts(value["content"], where)
-    for name in given:
+        parts = _of_parts(value["content"], where)
+    for name in parts:
         if name not in ("text", *_MEDIA):
-            raise InputError(f"{where} has the key {short_repr(name, 40)}; {_FORM}", param=where)
-    return {name: one if name == "text" else _urls(one, where) for name, one in given.items()}
+            raise InputError(f"<<param>> has the key {short_repr(name, 40)}; {_FORM}", param=where)
+    return {name: content if name == "text" else _urls(content, where) for name, content in parts.items()}
 
 
 def _of_parts(parts: object, where: str) -> dict[str, list[Any]]:
     """Return content parts of a message as lists of texts and media."""
-    found: dict[str, list[Any]] = {}
+    by_kind: dict[str, list[Any]] = {}
     if isinstance(parts, str):
         return {"text": [parts]}
     listed: list[Any] = parts if isinstance(parts, list) else [parts]
@@ -55,13 +55,13 @@ def _of_parts(parts: object, where: str) -> dict[str, list[Any]]:
         if not isinstance(kind, str) or kind not in part or kind.removesuffix("_url") not in ("text", *_MEDIA):
             raise _error(where, part)
         check_fields(part, ("type", kind), f"a part of {where}", where)
-        found.setdefault(kind.removesuffix("_url"), []).append(part[kind])
-    return found
+        by_kind.setdefault(kind.removesuffix("_url"), []).append(part[kind])
+    return by_kind
 
 
 def _urls(value: object, where: str) -> Any:
     if isinstance(value, list):
-        return [_urls(one, where) for one in value]
+        return [_urls(item, where) for item in value]
     if isinstance(value, Mapping):
         check_fields(value, ("url",), f"a medium of {where}", where)
     url = value.get("url") if isinstance(value, Mapping) else value
@@ -71,4 +71,4 @@ def _urls(value: object, where: str) -> Any:
 
 
 def _error(where: str, value: object) -> InputError:
-    return InputError(f"{where} is {short_repr(value)}; {_FORM}", param=where)
+    return InputError(f"<<param>> is {short_repr(value)}; {_FORM}", param=where)

@@ -43,7 +43,21 @@ class _Request(Request):
 
     async def json(self) -> Any:
         body = await self.body()
-        return loads(body) if len(body) <= LARGE else await asyncio.to_thread(loads, body)
+        try:
+            return loads(body) if len(body) <= LARGE else await asyncio.to_thread(loads, body)
+        except json.JSONDecodeError:
+            raise
+        except (RecursionError, ValueError) as error:
+            raise HTTPException(400, _reason(error)) from None
+
+
+def _reason(error: RecursionError | ValueError) -> str:
+    """Return what is wrong with a body that Python's JSON decoder refuses without a JSONDecodeError."""
+    if isinstance(error, RecursionError):
+        return "the body is nested too deeply; send lists and objects of fewer levels"
+    if isinstance(error, UnicodeDecodeError):
+        return f"the body is not JSON: byte {error.start} is not valid {error.encoding.upper()}; encode it as UTF-8"
+    return "the body has an integer of too many digits; send a smaller one"
 
 
 class _Decoder(json.JSONDecoder):
@@ -63,14 +77,16 @@ def loads(body: bytes) -> Any:
 def member(body: bytes, name: str) -> bytes:
     """Return the JSON of a member of an object, as it is written there. The object must be valid JSON."""
     text, decode = _text(body), (_Decoder() if len(body) > LARGE else json.JSONDecoder()).raw_decode
-    found, end = "", _after_space(text, 0)
+    member_text, end = "", _after_space(text, 0)
+    if text[_after_space(text, end + 1)] == "}":
+        return b""  # an empty object
     while text[end] != "}":
         key, end = decode(text, _after_space(text, end + 1))
         start = _after_space(text, _after_space(text, end) + 1)
         end = decode(text, start)[1]
-        found = text[start:end] if key == name else found
+        member_text = text[start:end] if key == name else member_text
         end = _after_space(text, end)
-    return found.encode("utf-8", "surrogatepass")
+    return member_text.encode("utf-8", "surrogatepass")
 
 
 def _text(body: bytes) -> str:
@@ -78,17 +94,17 @@ def _text(body: bytes) -> str:
 
 
 def _after_space(text: str, start: int) -> int:
-    found = _SPACE.match(text, start)
-    assert found is not None
-    return found.end()
+    match = _SPACE.match(text, start)
+    assert match is not None
+    return match.end()
 
 
 def _parse_string(text: str, start: int, strict: bool = True) -> tuple[str, int]:
     """Do the same as `scanstring`, in chunks if the string is long and has no escapes."""
     end = start
-    while (found := _PLAIN.match(text, end, end + _CHUNK)) is not None and found.end() == end + _CHUNK:
-        end = found.end()
-    end = end if found is None else found.end()
+    while (match := _PLAIN.match(text, end, end + _CHUNK)) is not None and match.end() == end + _CHUNK:
+        end = match.end()
+    end = end if match is None else match.end()
     if text[end : end + 1] == '"':
         return text[start:end], end + 1
     parsed: tuple[str, int] = decoder.scanstring(text, start, strict)  # type: ignore[attr-defined]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, Literal
 
 from pydantic import BaseModel
 
@@ -10,7 +10,7 @@ from .protocol.audio import AudioForm, TranscriptionForm
 from .protocol.batches import FileForm
 from .protocol.body import Body
 
-_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses")
+_STREAMED = ("/v1/chat/completions", "/v1/completions", "/v1/responses", "/v1/messages")
 _TYPES = {"/metrics": "text/plain", "/v1/files/{file_id}/content": "application/octet-stream"}
 FORMS: dict[str, type[Body]] = {
     "/v1/audio/transcriptions": TranscriptionForm,
@@ -35,26 +35,47 @@ class ErrorBody(BaseModel):
     error: ErrorObject
 
 
+class AnthropicErrorObject(BaseModel):
+    type: str
+    message: str
+    code: str
+
+
+class AnthropicErrorBody(BaseModel):
+    """Anthropic's error object, with our code."""
+
+    type: Literal["error"]
+    error: AnthropicErrorObject
+    request_id: str | None
+
+
+class OllamaErrorBody(BaseModel):
+    error: str
+
+
 def route_options(method: str, path: str) -> dict[str, Any]:
     """Return the arguments of `add_api_route` that describe an endpoint."""
     types = [_TYPES.get(path, "application/json")]
     types += ["text/event-stream"] if path in _STREAMED or "/audio/" in path else []
+    types += ["application/x-ndjson"] if path in ("/api/chat", "/api/generate") else []
     types += ["text/plain"] if "/audio/" in path else []
-    errors = {"4XX": {"model": ErrorBody, "description": "an error of the request"}}
-    errors["5XX"] = {"model": ErrorBody, "description": "an error of the server"}
-    found: dict[str, Any] = {"response_model": None}
-    found["responses"] = {200: {"content": {name: {"schema": {}} for name in types}}, **errors}
+    model: type[BaseModel] = AnthropicErrorBody if path.startswith("/v1/messages") else ErrorBody
+    model = OllamaErrorBody if path.startswith("/api/") else model
+    errors: dict[str, Any] = {"4XX": {"model": model, "description": "an error of the request"}}
+    errors["5XX"] = {"model": model, "description": "an error of the server"}
+    options: dict[str, Any] = {"response_model": None}
+    options["responses"] = {200: {"content": {name: {"schema": {}} for name in types}}, **errors}
     if method == "POST" and path in FORMS:
         content = {"multipart/form-data": {"schema": _form_schema(path)}}
-        found["openapi_extra"] = {"requestBody": {"required": True, "content": content}}
-    return found
+        options["openapi_extra"] = {"requestBody": {"required": True, "content": content}}
+    return options
 
 
 def _form_schema(path: str) -> dict[str, Any]:
     schema: dict[str, Any] = FORMS[path].model_json_schema()
     if schema.pop("$defs", None):  # objects within forms
-        for name, one in schema["properties"].items():
-            if "$ref" in str(one):
+        for name, field in schema["properties"].items():
+            if "$ref" in str(field):
                 schema["properties"][name] = {"type": "object"}
     schema["properties"]["file"] = {"type": "string", "format": "binary"}
     schema["required"] = ["file", *schema.get("required", ())]

@@ -9,7 +9,7 @@ from ..engine.types import CompletionOutput, Logprob, RequestOutput
 
 _FINISH_REASONS = {"repetition": "stop", "abort": "stop"}
 """Our finish reasons that OpenAI does not have; the others have the same names."""
-_LEAST = -9999.0  # log probability of a token that cannot be drawn: JSON has no infinity
+_MIN_LOGPROB = -9999.0  # log probability of a token that cannot be drawn: JSON has no infinity
 
 
 def usage(output: RequestOutput, completion_tokens: int) -> dict[str, Any]:
@@ -24,12 +24,27 @@ def total_usage(outputs: Sequence[RequestOutput], completion_tokens: int) -> dic
         media[f"{item.modality}_tokens"] = media.get(f"{item.modality}_tokens", 0) + item.num_tokens
     prompt_tokens = sum(len(output.prompt_token_ids) for output in outputs)
     cached = sum(output.num_cached_tokens for output in outputs)
+    drafts = draft_details(outputs)
     return {
         "prompt_tokens": prompt_tokens,
         "completion_tokens": completion_tokens,
         "total_tokens": prompt_tokens + completion_tokens,
         "prompt_tokens_details": {"cached_tokens": cached, **media},
+        **({"completion_tokens_details": drafts} if drafts else {}),
     }
+
+
+def draft_details(outputs: Sequence[RequestOutput]) -> dict[str, int]:
+    """Return OpenAI's counts of drafted tokens, of all sources; {} if none were verified."""
+    drafts = [one for output in outputs for one in output.drafts]
+    drafted, accepted = sum(one.num_drafted for one in drafts), sum(one.num_accepted for one in drafts)
+    return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted} if drafts else {}
+
+
+def with_reasoning(found: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+    """Return a usage object with the tokens of reasoning."""
+    details = found.get("completion_tokens_details", {})
+    return {**found, "completion_tokens_details": {"reasoning_tokens": num_tokens, **details}}
 
 
 def finish_reason(answer: CompletionOutput) -> str | None:
@@ -37,11 +52,13 @@ def finish_reason(answer: CompletionOutput) -> str | None:
     return reason if reason is None else _FINISH_REASONS.get(reason, reason)
 
 
-def chat_logprobs(answer: CompletionOutput, count: int, token_bytes: Callable[[int], bytes]) -> list[dict[str, Any]]:
-    """Return the entries of `logprobs.content`, with the `count` likeliest tokens each."""
+def chat_logprobs(
+    answer: CompletionOutput, count: int, token_bytes: Callable[[int], bytes], as_ids: bool = False
+) -> list[dict[str, Any]]:
+    """Return the entries of `logprobs.content`, with the `count` likeliest tokens each; `as_ids`: see `id_text`."""
 
     def describe(token: int, one: Logprob) -> dict[str, Any]:
-        return {"token": _text(one), "logprob": _clamped(one), "bytes": list(token_bytes(token))}
+        return {"token": id_text(token) if as_ids else _text(one), "logprob": _clamped(one), "bytes": list(token_bytes(token))}
 
     found = []
     for token, entry in zip(answer.token_ids, answer.logprobs or (), strict=False):
@@ -57,16 +74,28 @@ def completion_logprobs(
     count: int,
     decode: Callable[[int], str],
     start: int,
+    as_ids: bool = False,
 ) -> dict[str, Any]:
-    """Return the logprobs object of /v1/completions: the first token of a prompt has none. `start`: characters before."""
+    """Return the logprobs object of /v1/completions: the first token of a prompt has none.
+
+    Args:
+        start: characters before.
+        as_ids: see `id_text`.
+    """
     texts, offsets = [], []
     for token in token_ids:
         texts.append(decode(token))
         offsets.append(start)
         start += len(texts[-1])
-    top = [None if one is None else {_text(value): _clamped(value) for value in _ranked(one)[:count]} for one in entries]
+    names = [*map(id_text, token_ids)] if as_ids else texts
+    top = [
+        None
+        if one is None
+        else {id_text(token) if as_ids else _text(value): _clamped(value) for token, value in _ranked(one)[:count]}
+        for one in entries
+    ]
     return {
-        "tokens": texts,
+        "tokens": names,
         "token_logprobs": [
             None if entry is None else _clamped(entry[token]) for token, entry in zip(token_ids, entries, strict=True)
         ],
@@ -75,13 +104,18 @@ def completion_logprobs(
     }
 
 
+def id_text(token: int) -> str:
+    """Return vLLM's text of a token for `return_tokens_as_token_ids`, which tells tokens of half a character apart."""
+    return f"token_id:{token}"
+
+
 def _text(entry: Logprob) -> str:
     return entry.decoded_token or ""
 
 
-def _ranked(entry: Mapping[int, Logprob]) -> list[Logprob]:
-    return sorted(entry.values(), key=lambda one: -one.logprob)
+def _ranked(entry: Mapping[int, Logprob]) -> list[tuple[int, Logprob]]:
+    return sorted(entry.items(), key=lambda pair: -pair[1].logprob)
 
 
 def _clamped(entry: Logprob) -> float:
-    return max(entry.logprob, _LEAST)
+    return max(entry.logprob, _MIN_LOGPROB)

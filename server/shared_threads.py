@@ -49,13 +49,13 @@ class SharedThreads:
         return await asyncio.wrap_future(future)
 
     async def _take(self, tenant: str) -> None:
-        place = asyncio.get_running_loop().create_future()
-        self._waiting[place] = tenant
+        turn = asyncio.get_running_loop().create_future()
+        self._waiting[turn] = tenant
         self._give()
         try:
-            await place
+            await turn
         except asyncio.CancelledError:
-            if self._waiting.pop(place, None) is None:  # it had got its thread
+            if self._waiting.pop(turn, None) is None:  # it had got its thread
                 self._free(tenant)
             raise
 
@@ -65,8 +65,8 @@ class SharedThreads:
 
     def _give(self) -> None:
         """Give free threads to those that wait, in their order."""
-        for place, tenant in list(self._waiting.items()):
-            if not place.cancelled() and self._busy[tenant] < self._count - self._busy.total():
-                del self._waiting[place]
+        for turn, tenant in list(self._waiting.items()):
+            if not turn.cancelled() and self._busy[tenant] < self._count - self._busy.total():
+                del self._waiting[turn]
                 self._busy[tenant] += 1
-                place.set_result(None)
+                turn.set_result(None)

@@ -1,53 +1,25 @@
-"""Files and batches in one SQLite database. A file is kept by lines, so that each line can be read alone."""
+"""Files and batches in the database. A file is kept by lines, so that each line can be read alone."""
 
 from __future__ import annotations
 
-import asyncio
 import json
-import os
-import sqlite3
-import time
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 from uuid import uuid4
 
-from ..mm.errors import ConfigError
-from .config import ServerConfig
 from .errors import HttpError
+from .response_store import KEPT_SECONDS, StoredResponses
 
-T = TypeVar("T")
 MAX_LINES = 50_000
 """Most lines of an uploaded file, as in OpenAI's API."""
-KEPT_SECONDS = 30 * 24 * 3600
-"""How long files are kept by default; batches are kept for one more WINDOW_SECONDS."""
 WINDOW_SECONDS = 24 * 3600
 _ENDED = ("failed", "completed", "expired", "cancelled")
 _MAX_ERRORS = 20
 _MIB = 1 << 20
-_VACUUM_PAGES = 4096
-_FIELDS: tuple[str, ...] = ("errors", "output_file_id", "error_file_id", "metadata")
+_FIELDS: tuple[str, ...] = ("errors", "output_file_id", "error_file_id", "metadata", "model", "usage")
 _FIELDS += tuple(f"{status}_at" for status in ("in_progress", "finalizing", "cancelling", *_ENDED))
 """Fields of a batch that are null until they have a value."""
-_VERSION = 2
-_SCHEMA = """
-CREATE TABLE IF NOT EXISTS files(number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL,
-    filename TEXT NOT NULL, purpose TEXT NOT NULL, bytes INTEGER NOT NULL, created_at INTEGER NOT NULL, expires_at INTEGER);
-CREATE TABLE IF NOT EXISTS pieces(file TEXT NOT NULL, number INTEGER NOT NULL, data BLOB NOT NULL, PRIMARY KEY(file, number));
-CREATE TABLE IF NOT EXISTS batches(number INTEGER PRIMARY KEY AUTOINCREMENT, id TEXT UNIQUE NOT NULL, owner TEXT NOT NULL,
-    created_at INTEGER NOT NULL, status TEXT NOT NULL, input TEXT NOT NULL,
-    output TEXT NOT NULL, errors TEXT NOT NULL, kept_seconds INTEGER NOT NULL,
-    total INTEGER NOT NULL, completed INTEGER NOT NULL, failed INTEGER NOT NULL, fields TEXT NOT NULL,
-    bytes INTEGER NOT NULL DEFAULT 0);
-CREATE TABLE IF NOT EXISTS unfinished(batch TEXT NOT NULL, number INTEGER NOT NULL, custom_id TEXT NOT NULL,
-    PRIMARY KEY(batch, number));
-"""
-"""`pieces`: lines of uploaded files, and results of finished lines under the number of their input line, from the moment
-they finish. `batches.output` and `batches.errors` are the ids that their files get when the batch ends, and `batches.bytes`
-is the size of its results until then."""
 
 
 @dataclass
@@ -59,80 +31,15 @@ class CheckedLines:
     after: int = -1
 
 
-class Store:
-    """The database in the folder `data_dir`, which one server at a time may open. Owners are tenants of API keys.
-
-    Methods run in the thread of `call`; each is one transaction, so a killed process leaves either all or none of its changes.
-
-    Args:
-        clock: the time in seconds since 1970.
-
-    Raises:
-        ConfigError: the folder cannot be used.
-    """
-
-    def __init__(self, config: ServerConfig, clock: Callable[[], float] = time.time) -> None:
-        assert config.data_dir is not None
-        self._config, self._clock = config, clock
-        folder = Path(config.data_dir)
-        try:
-            folder.mkdir(mode=0o700, parents=True, exist_ok=True)
-            options: dict[str, Any] = {"isolation_level": None, "check_same_thread": False, "timeout": 1.0}
-            path = folder / "batches.sqlite"
-            path.touch(mode=0o600)  # the folder may be readable by others; files beside the database get its mode
-            self._database = sqlite3.connect(path, **options)
-            for pragma in ("locking_mode=EXCLUSIVE", "auto_vacuum=INCREMENTAL", "journal_mode=WAL", "synchronous=FULL"):
-                self._database.execute(f"PRAGMA {pragma}")
-            (version,) = self._database.execute("PRAGMA user_version").fetchone()
-            if version not in (0, 1, _VERSION):
-                raise OSError("it was written by another version of sensorium")
-            if version == 1:
-                column = "ALTER TABLE batches ADD COLUMN bytes INTEGER NOT NULL DEFAULT 0"
-                self._database.executescript(f"BEGIN; {column}; PRAGMA user_version={_VERSION}; COMMIT;")
-            self._database.executescript(f"{_SCHEMA} PRAGMA user_version={_VERSION};")
-        except (OSError, sqlite3.Error) as error:
-            reason = f"data_dir={os.fspath(folder)} cannot be used: {error}; choose a folder that no other server uses"
-            raise ConfigError(reason, param="data_dir") from None
-        self._thread = ThreadPoolExecutor(1, "sensorium-store")
-
-    async def call(self, method: Callable[..., T], *args: Any) -> T:
-        """Run a method in the store's thread.
-
-        Raises:
-            HttpError: the database cannot be read or written, for instance because the disk is full.
-        """
-        try:
-            return await asyncio.get_running_loop().run_in_executor(self._thread, method, *args)
-        except sqlite3.Error as error:
-            reason = f"the folder of data_dir cannot be read or written ({error}); free some disk space and try again"
-            raise HttpError(503, reason, "storage_failed") from None
-
-    def close(self) -> None:
-        self._thread.shutdown()
-        self._database.close()
-
-    @property
-    def now(self) -> int:
-        return int(self._clock())
-
-    @contextmanager
-    def _transaction(self) -> Iterator[None]:
-        self._database.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._database.commit()
-        except BaseException:
-            self._database.rollback()
-            raise
-
-    def _rows(self, sql: str, *values: Any) -> list[tuple[Any, ...]]:
-        found: list[tuple[Any, ...]] = self._database.execute(sql, values).fetchall()
-        return found
+class Store(StoredResponses):
+    """Files, batches and responses."""
 
     # Files
 
-    def add_file(self, owner: str, filename: str, lines: Iterable[bytes], kept_seconds: int) -> dict[str, Any]:
-        """Store the lines of an uploaded file, and return its object.
+    def add_file(
+        self, owner: str, filename: str, lines: Iterable[bytes], kept_seconds: int, purpose: str = "batch"
+    ) -> dict[str, Any]:
+        """Store the lines of an uploaded file, or blocks of it if it is no file of requests, and return its object.
 
         Raises:
             HttpError: the owner has too many files or bytes.
@@ -146,19 +53,8 @@ class Store:
                 if size > room:
                     raise self._full()
                 self._database.execute("INSERT INTO pieces VALUES (?, ?, ?)", (file, number, line))
-            self._insert_file(file, owner, filename, "batch", size, kept_seconds)
+            self._insert_file(file, owner, filename, purpose, size, kept_seconds)
         return self.file(owner, file)
-
-    def _room(self, owner: str) -> int:
-        """Return how many bytes an owner may still store."""
-        used = " + ".join(f"(SELECT coalesce(sum(bytes), 0) FROM {table} WHERE owner = ?1)" for table in ("files", "batches"))
-        ((stored,),) = self._rows(f"SELECT {used}", owner)
-        return max(0, self._config.max_stored_bytes - int(stored))
-
-    def _full(self) -> HttpError:
-        limit = f"{self._config.max_stored_bytes} bytes (max_stored_bytes)"
-        reason = f"the files of this key, with the results of its batches, would have more than {limit}"
-        return HttpError(403, f"{reason}; delete files that are not needed any more", "storage_full", "file")
 
     def _check_count(self, owner: str, new: int) -> None:
         ((files,),) = self._rows("SELECT count(*) FROM files WHERE owner = ?", owner)
@@ -174,12 +70,12 @@ class Store:
         columns = "id, owner, filename, purpose, bytes, created_at, expires_at"
         self._database.execute(f"INSERT INTO files({columns}) VALUES (?, ?, ?, ?, ?, ?, ?)", values)
 
-    def file(self, owner: str, file: str) -> dict[str, Any]:
+    def file(self, owner: str, file: str, param: str = "file_id") -> dict[str, Any]:
         """Return a file's object; HttpError if the owner has no such file."""
         columns = "id, filename, purpose, bytes, created_at, expires_at"
         rows = self._rows(f"SELECT {columns} FROM files WHERE id = ? AND owner = ? AND expires_at > ?", file, owner, self.now)
         if not rows:
-            raise HttpError(404, f"there is no file {file!r} of this key; see /v1/files", "not_found", "file_id")
+            raise HttpError(404, f"there is no file {file!r} of this key; see /v1/files", "not_found", param)
         return _file_object(rows[0])
 
     def files(self, owner: str, after: str | None, limit: int, descending: bool, purpose: str | None) -> list[dict[str, Any]]:
@@ -231,20 +127,19 @@ class Store:
         with self._transaction():
             for (file,) in self._rows(f"SELECT id FROM files WHERE expires_at <= ? AND id NOT IN ({used})", now):
                 self._remove(file)
+            self._remove_old_responses()
             oldest = now - KEPT_SECONDS - WINDOW_SECONDS
             self._database.execute(f"DELETE FROM batches WHERE status IN {_ENDED} AND created_at <= ?", (oldest,))
-
-    def vacuum(self) -> bool:
-        """Give some free pages of the database back to the disk. Return whether there are more."""
-        self._rows(f"PRAGMA incremental_vacuum({_VACUUM_PAGES})")
-        return bool(self._rows("PRAGMA freelist_count")[0][0])
 
     # Batches
 
     def add_batch(self, owner: str, request: Mapping[str, Any], kept_seconds: int) -> dict[str, Any]:
         """Store a new batch, and return its object. `request`: the fields of OpenAI's request."""
         self.remove_expired()
-        self.file(owner, request["input_file_id"])
+        purpose = self.file(owner, request["input_file_id"])["purpose"]
+        if purpose not in ("batch", "batch_output"):
+            reason = f"the file has the purpose {purpose}; upload it with the purpose batch"
+            raise HttpError(400, reason, "invalid_value", "input_file_id")
         self._check_count(owner, 2)
         if not self._room(owner):
             raise self._full()
@@ -347,8 +242,11 @@ class Store:
         sql = "SELECT data FROM pieces JOIN batches ON file = input WHERE batches.id = ? AND pieces.number = ?"
         return bytes(self._rows(sql, batch, number)[0][0])
 
-    def finish_line(self, batch: str, number: int, result: bytes, ok: bool) -> None:
-        """Store the result of a line, unless the line has one or the batch has ended. End the batch if it has no room."""
+    def finish_line(self, batch: str, number: int, result: bytes, ok: bool, usage: Mapping[str, Any] | None = None) -> None:
+        """Store the result of a line, unless the line has one or the batch has ended. End the batch if it has no room.
+
+        `usage`: the line's tokens, which are added to those of the batch.
+        """
         with self._transaction():
             sql = "DELETE FROM unfinished WHERE batch = ? AND number = ?"
             if self._database.execute(sql, (batch, number)).rowcount:
@@ -356,6 +254,14 @@ class Store:
                 if not self._add_results(batch, [(number, result)], *kind):
                     self._database.execute("UPDATE batches SET failed = failed + 1 WHERE id = ?", (batch,))
                     self._end(batch, "failed", None)
+                elif usage is not None:
+                    self._add_usage(batch, usage)
+
+    def _add_usage(self, batch: str, usage: Mapping[str, Any]) -> None:
+        ((fields,),) = self._rows("SELECT fields FROM batches WHERE id = ?", batch)
+        found = json.loads(fields)
+        found["usage"] = _sum(found.get("usage") or {}, usage)
+        self._database.execute("UPDATE batches SET fields = ? WHERE id = ?", (json.dumps(found), batch))
 
     def _add_results(self, batch: str, results: Sequence[tuple[int, bytes]], file: str, count: str) -> bool:
         """Store results. Return False if there is no room for them."""
@@ -400,6 +306,14 @@ class Store:
         ((fields,),) = self._rows("SELECT fields FROM batches WHERE id = ?", batch)
         new = json.dumps({**json.loads(fields), f"{status}_at": self.now, **more})
         self._database.execute("UPDATE batches SET status = ?, fields = ? WHERE id = ?", (status, new, batch))
+
+
+def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the numbers of two objects of the same form; `one` may lack some."""
+    return {
+        name: _sum(one.get(name, {}), value) if isinstance(value, Mapping) else one.get(name, 0) + value
+        for name, value in other.items()
+    }
 
 
 def _file_object(row: tuple[Any, ...]) -> dict[str, Any]:

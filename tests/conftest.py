@@ -10,6 +10,8 @@ os.environ["HF_HUB_OFFLINE"] = "1"
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 # several test processes run at once, so waiting threads must not occupy the cores
 os.environ.setdefault("OMP_WAIT_POLICY", "passive")
+# rates that are measured beside other tests could choose other kernels from run to run
+os.environ.setdefault("SENSORIUM_CPU", "newest")
 sys.path.insert(0, str(Path(__file__).parent / "helpers"))
 if os.environ.get("SENSORIUM_CPU") == "avx2":
     from older_cpu import hide_avx512_from_torch
@@ -22,7 +24,8 @@ from family import load_rows, save
 from hub_fixtures import hub  # noqa: F401
 from hypothesis import HealthCheck, settings
 from oracle import build_checkpoint, ensure_torchvision
-from sampled import is_in_part
+from sampled import left_out, part_of_today
+from scheduling import keep_scheduling, pytest_sessionfinish  # noqa: F401
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
 
@@ -32,11 +35,11 @@ settings.load_profile("suite")
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
-    """Leave out the other parts of sampled tests; skip tests marked `shared` if the folder beside the checkout is missing."""
+    """Leave out cases of the other parts; skip tests marked `shared` if the folder beside the checkout is missing."""
     if config.option.markexpr == "not full":
-        left_out = {item for item in items if "sampled" in item.keywords and not is_in_part(item.name)}
-        config.hook.pytest_deselected(items=list(left_out))
-        items[:] = [item for item in items if item not in left_out]
+        others = left_out(items, part_of_today())
+        config.hook.pytest_deselected(items=list(others))
+        items[:] = [item for item in items if item not in others]
     row_by_row(items)
     if SHARED.is_dir():
         return

@@ -106,7 +106,7 @@ class Transformers:
 
     def __init__(self, model_dir: Path) -> None:
         from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
-        from sensorium.processors.families.qwen2_vl import Qwen25VLProcessingInfo
+        from sensorium.models.families.qwen2_vl.processing import Qwen25VLProcessingInfo
         from sensorium.processors.files import read_preprocessors
 
         self.model = transformers().Qwen2_5_VLForConditionalGeneration.from_pretrained(model_dir).eval()

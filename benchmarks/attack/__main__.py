@@ -132,7 +132,7 @@ def _resident(pid: str) -> int:
 
 def attack(case: Case, target: Target) -> str:
     """Run a case; return "refused: code" or "served". Any other end is an untyped error."""
-    from sensorium.mm.errors import SensoriumError
+    from sensorium.callers.errors import SensoriumError
 
     try:
         outputs = case.run(target)
@@ -150,11 +150,18 @@ def _refused(code: str) -> str:
     return f"UNTYPED {code}" if code in ("internal", "engine_dead") else f"refused: {code}"
 
 
+_NOTHING = Case("", "none, for 3 s", lambda _: time.sleep(3) or "-")
+
+
 def main() -> int:
-    parser = argparse.ArgumentParser(description=__doc__)
+    parser = argparse.ArgumentParser(prog="python -m benchmarks.attack", description=__doc__)
     parser.add_argument("--only", default="", help="cases whose name or area holds this")
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     args = parser.parse_args()
+    cases = [case for case in (_NOTHING, *CASES, *API_CASES) if args.only in f"{case.area} {case.name}"]
+    if not cases:
+        areas = ", ".join(sorted({case.area for case in (*CASES, *API_CASES)}))
+        parser.error(f"no case's name or area holds {args.only!r}; areas are {areas}")
     from sensorium import LLM
     from waiting import assert_idle  # from tests/helpers, which .fuzz makes importable
 
@@ -163,9 +170,7 @@ def main() -> int:
         target, memory = Target(llm, Path(folder)), Memory()
         streams = Streams(llm)
         time.sleep(3)
-        for case in (Case("", "none, for 3 s", lambda _: time.sleep(3) or "-"), *CASES, *API_CASES):
-            if args.only not in f"{case.area} {case.name}":
-                continue
+        for case in cases:
             case.prepare()
             streams.reset()
             before, start = memory.reset(), time.perf_counter()

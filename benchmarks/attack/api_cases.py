@@ -71,10 +71,12 @@ def png_with(kind: bytes, content: bytes, count: int) -> bytes:
 
 def embed_in_part(target: Target) -> list[Any]:
     """Queue 20,000 inputs of `embed` and stop after the first result."""
-    from sensorium.pipelines.rank import embed_tasks
-    from sensorium.pipelines.tasks import as_completed
+    from sensorium.pipelines.embed import EmbedOptions, embed_tasks
+    from sensorium.pipelines.run import as_completed
 
-    with closing(as_completed(target.llm, embed_tasks(target.llm, ["a"] * 20_000), use_tqdm=False)) as results:
+    with closing(
+        as_completed(target.llm.engine, embed_tasks(target.llm.engine, ["a"] * 20_000, EmbedOptions()), use_tqdm=False)
+    ) as results:
         return [next(results)[1]]
 
 

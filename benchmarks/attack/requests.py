@@ -12,13 +12,14 @@ from typing import Any
 
 from PIL import Image
 from sensorium import AsyncLLM, Media, RepetitionDetectionParams, SamplingParams, StructuredOutputsParams
+from sensorium.callers.errors import short_repr
 from sensorium.engine.frontend.arguments import _RENDERING, REQUEST_KEYS
 from sensorium.engine.frontend.prompts import _PROMPT_KEYS
 from sensorium.engine.logits_processors import _FACTORIES
-from sensorium.mm.errors import short_repr
-from sensorium.pipelines.ocr import ocr_tasks
-from sensorium.pipelines.rank import embed_tasks, score_tasks
-from sensorium.pipelines.transcribe import transcribe_tasks
+from sensorium.pipelines.embed import EmbedOptions
+from sensorium.pipelines.ocr import OcrOptions
+from sensorium.pipelines.rank import ScoreOptions
+from sensorium.pipelines.speech.options import FileOptions
 from sensorium.processors.text import message_parts
 
 from . import files
@@ -34,7 +35,7 @@ _PROCESSORS = {
     "no_repeat_ngrams": {"ngram_size": 2},
     "timestamps": {"first": 300, "none": 2, "end": 3},
 }
-_PIPELINES = {"ocr": ocr_tasks, "embed": embed_tasks, "score": score_tasks, "transcribe": transcribe_tasks}
+_OPTIONS = {"ocr": OcrOptions, "embed": EmbedOptions, "score": ScoreOptions, "transcribe": FileOptions}
 _MESSAGES = [
     {"role": "system", "content": "x"},
     {"role": "assistant", "content": "", "tool_calls": [{"function": {"name": "f", "arguments": {"a": 1}}}]},
@@ -143,7 +144,7 @@ def requests(llm: Any) -> dict[str, list[Call]]:
     given = {
         "tools": _TOOLS,
         "chat_template_kwargs": {"enable_thinking": True, "x": [1]},
-        "mm_processor_kwargs": options(llm._inputs._info),
+        "mm_processor_kwargs": options(llm.engine.inputs._info),
         **dict.fromkeys(set(REQUEST_KEYS) - {"mm_processor_kwargs"}),
     }
     own = {"sampling_params": params(), "use_tqdm": False}
@@ -178,12 +179,12 @@ def requests(llm: Any) -> dict[str, list[Call]]:
         "plan": [call(llm.plan, prompt=full)],
         "embed": [call(llm.embed, inputs=["a", {"text": "b", "image": media}], use_tqdm=False)],
         "score": [call(llm.score, query="a", documents=["b", {"image": media}], use_tqdm=False)],
+        "sleep": [Call(partial(sleep, llm), call(llm.sleep).fields)],
         "ocr": [call(llm.ocr, images=[media], use_tqdm=False, sampling_params=params())],
         "transcribe": [call(llm.transcribe, audio=[[0.0] * 1600], use_tqdm=False, sampling_params=params())],
     }
-    for name, pipeline in _PIPELINES.items():
-        further = {key: value for key, value in call(pipeline).fields.items() if key != "llm"}
-        known[name] = [Call(one.make, further | one.fields) for one in known[name]]
+    for name, kind in _OPTIONS.items():
+        known[name] = [Call(one.make, call(kind).fields | one.fields) for one in known[name]]
     methods = [name for name in dir(type(llm)) if not name.startswith("_") and inspect.isfunction(getattr(type(llm), name))]
     return {
         name: known.get(name, [call(getattr(llm, name))])
@@ -201,6 +202,12 @@ def live(llm: Any, part: object, num_tokens: Any, **fields: Any) -> list[Any]:
             session.append(part)
             outputs.append(session.answer())
         return outputs
+
+
+def sleep(llm: Any, **fields: Any) -> None:
+    """Put the engine to sleep, and wake it up for the calls after this one."""
+    llm.sleep(**fields)
+    llm.wake_up()
 
 
 def answer(llm: Any, **fields: Any) -> list[Any]:

@@ -12,7 +12,7 @@ from typing import Any, cast
 
 import torch
 from sensorium.engine.config import EngineConfig
-from sensorium.engine.core import EngineCore
+from sensorium.engine.core.engine_core import EngineCore
 from sensorium.engine.model_files import resolve
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.engine.setup.loader import build_core
@@ -20,8 +20,9 @@ from sensorium.engine.setup.memory import MaxSizes
 from sensorium.engine.types import EngineRequest
 from sensorium.engine.worker.encoder_graphs import EncoderGraphs
 from sensorium.engine.worker.encoder_store import EncoderStore
-from sensorium.mm.registry import find_architecture
+from sensorium.mm.rules import CAUSAL
 from sensorium.models.decoder_model import DecoderModel
+from sensorium.models.registry import find_architecture
 from sensorium.models.weights import named_layers
 
 from . import shapes
@@ -106,16 +107,16 @@ def engine(bench: Bench, model: DecoderModel, seqs: int, length: int, rows: int,
         async_scheduling=overlaps,
     )
     store = EncoderStore(None, 0, "random", model.row_size, bench.dtype, bench.device)
-    core = build_core(model, config, MaxSizes(length, length, rows, 1 << 20), "causal", store)
+    core = build_core(model, config, MaxSizes(length, rows, 1 << 20), CAUSAL, store)
     if not graphs:
-        core.runner.decode_graphs = lambda forward, batch: forward(batch)  # type: ignore[assignment]
+        core.executor.runner.decode_graphs = lambda forward, batch: forward(batch)  # type: ignore[assignment]
     return core
 
 
 def ask(core: EngineCore, name: str, rows: int, tokens: int) -> None:
     """Make a greedy request with a new prompt."""
     generator = torch.Generator().manual_seed(zlib.crc32(name.encode()))
-    vocab = core.runner.model.vocab_size
+    vocab = core.executor.runner.model.vocab_size
     prompt = torch.randint(0, min(vocab, 280), (rows,), generator=generator).tolist()
     core.add(EngineRequest(name, tuple(prompt), SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True), ()))
 
@@ -211,7 +212,7 @@ def _pixels(bench: Bench, config: Mapping[str, Any], side: int, count: int) -> d
 
 def recorded(core: EngineCore) -> int:
     """Return the recorded decode steps, which are replayed from now on."""
-    return sum(graph is not None for graph in getattr(core.runner.decode_graphs, "_graphs", {}).values())
+    return sum(graph is not None for graph in getattr(core.executor.runner.decode_graphs, "_graphs", {}).values())
 
 
 def finish(core: EngineCore) -> None:

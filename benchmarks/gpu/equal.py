@@ -42,9 +42,9 @@ def answers(device: str, overlaps: bool, graphs: bool, tiny: bool) -> tuple[Answ
     from sensorium import LLM, SamplingParams
 
     with LLM(str(ASSETS / "tiny-vl"), dtype="float32", device=device, max_model_len=1024, async_scheduling=overlaps) as llm:
-        core = llm._engine_loop.core
+        core = llm.engine.loop.core
         if not graphs:
-            core.runner.decode_graphs = lambda forward, batch: forward(batch)  # type: ignore[assignment]
+            core.executor.runner.decode_graphs = lambda forward, batch: forward(batch)  # type: ignore[assignment]
         params = SamplingParams(temperature=0.0, max_tokens=12 if tiny else 64, ignore_eos=True)
         chats = _chats()
         outputs = [*llm.chat(chats, params, use_tqdm=False), *llm.chat([chats[0]], params, use_tqdm=False)]

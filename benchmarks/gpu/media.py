@@ -6,8 +6,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 
 import torch
-from sensorium.kernels.mel import log_mel_energies, make_mel_filter_bank
-from sensorium.kernels.pixels import Normalization, PatchLayout, preprocess_frames, preprocess_frames_reference
+from sensorium.kernels.mel import log_mel_energies
+from sensorium.kernels.mel.filters import make_mel_filter_bank
+from sensorium.kernels.pixels import preprocess_frames, reference
+from sensorium.kernels.pixels.layout import Normalization, PatchLayout
 from sensorium.mm.tiling.plan import CropPlan, Resize, TiledView
 from sensorium.processors.device import MediaDevice, processing_on
 from sensorium.processors.images import PixelSpec, patchify_crops
@@ -37,15 +39,13 @@ def _picture(bench: Bench, count: int, size: tuple[int, int], target: tuple[int,
     frames = torch.randint(256, (count, *size, 3), dtype=torch.uint8, device=bench.device)
     name = f"{count} x {size[1]} x {size[0]} to {target[1]} x {target[0]}, {filter}"
     made = preprocess_frames(frames, target, filter, _SCALING, layout, torch.float32)
-    wanted = preprocess_frames_reference(frames.cpu(), target, filter, _SCALING, layout, torch.float32)
+    wanted = reference.preprocess_frames(frames.cpu(), target, filter, _SCALING, layout, torch.float32)
     most = (made.cpu() - wanted).abs().max().item()
     yield Figure(f"{name}, largest difference", most, "of a scaled value", most=1e-5)
     moved = frames.nbytes + made.numel() * bench.dtype.itemsize
     yield timed(bench, name, moved, lambda: preprocess_frames(frames, target, filter, _SCALING, layout, bench.dtype))
     plan, spec, host = CropPlan((TiledView((Resize(*target),)),)), PixelSpec(filter=filter), frames.cpu()
-    yield _there_and_back(
-        bench, name, lambda: patchify_crops(host, plan, spec, layout.patch, layout.merge, bench.dtype, layout.temporal)
-    )
+    yield _there_and_back(bench, name, lambda: patchify_crops(host, plan, spec, layout, bench.dtype))
 
 
 def _there_and_back(bench: Bench, name: str, process: Callable[[], object]) -> Figure:

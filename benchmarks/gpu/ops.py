@@ -7,7 +7,8 @@ from functools import partial
 
 import torch
 from sensorium.kernels.activation import act_and_mul, activation
-from sensorium.kernels.dispatch import active_backends, has_triton
+from sensorium.kernels.backends import has_triton
+from sensorium.kernels.dispatch import active_backends
 from sensorium.kernels.norm import layer_norm, rms_norm
 from sensorium.kernels.qkv_prepare import prepare_qkv
 from sensorium.kernels.rope import rotary_cos_sin, rotate_

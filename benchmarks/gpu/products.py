@@ -7,9 +7,12 @@ from functools import partial
 
 import torch
 from sensorium.kernels.dispatch import backend
-from sensorium.kernels.fp8 import fp8_linear, pack_fp8, quantize_rows_fp8
-from sensorium.kernels.int8 import Int8Weight, int8_linear, quantize_rows
-from sensorium.kernels.moe import RoutingConfig, StackedExperts, StackedWeight, fused_experts, route, route_reference
+from sensorium.kernels.linear.eight_bit import Int8Weight
+from sensorium.kernels.linear.fp8 import fp8_linear, pack_fp8, quantize_rows_fp8
+from sensorium.kernels.linear.int8 import int8_linear, quantize_rows
+from sensorium.kernels.moe import fused_experts, route
+from sensorium.kernels.moe.experts import RoutingConfig, StackedExperts, StackedWeight
+from sensorium.kernels.moe.reference import route as route_reference
 from torch import Tensor
 
 from . import exact

@@ -6,7 +6,9 @@ from collections.abc import Iterator
 from functools import partial
 
 import torch
-from sensorium.kernels.sampling import apply_penalties_, apply_penalties_reference_, log_probs, sample, sample_reference
+from sensorium.kernels.sampling import apply_penalties_, log_probs, sample
+from sensorium.kernels.sampling.reference import apply_penalties_ as apply_penalties_reference_
+from sensorium.kernels.sampling.reference import sample as sample_reference
 from torch import Tensor
 
 from . import exact

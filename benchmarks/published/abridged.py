@@ -212,7 +212,7 @@ def prompt_ids(sides: Any, target: Path) -> list[int]:
 
 def check_folder(folder: Path, root: Path) -> list[tuple[list[str], int]]:
     """Return the rows of the table of one folder, one per modality, each with its number of differences."""
-    from sensorium.mm.errors import SensoriumError
+    from sensorium.callers.errors import SensoriumError
 
     from .checks import items, question
     from .sides import Missing, Sides, complete

@@ -10,16 +10,16 @@ from typing import Any, cast
 import numpy as np
 import torch
 from PIL import Image
+from sensorium.checkpoints.weight_files import read_headers
 from sensorium.engine.config import make_config
 from sensorium.engine.frontend.input_processor import InputProcessor, ParsedPrompt
 from sensorium.engine.frontend.media import MultiModalSettings
 from sensorium.engine.model_files import ModelFiles
 from sensorium.engine.setup.doctor import explain
 from sensorium.engine.setup.implementation import is_fallback, resolve_architecture
-from sensorium.engine.setup.model_source import build_model
+from sensorium.engine.setup.model_source import ModelParts, build_model
 from sensorium.engine.setup.resolve import load_processing
 from sensorium.models.layers.linear import LmHead
-from sensorium.models.weight_files import read_headers
 from sensorium.processors.text.chat import render_chat
 from sensorium.processors.text.template import load_template
 from tokenizers import Tokenizer as fast
@@ -308,7 +308,7 @@ def _build(files: ModelFiles, sides: Sides) -> Any:
         info = load_processing(files, {})  # the adapters that it names need no tokenizer
     elif isinstance(info, Exception):
         raise info
-    return build_model(files, info, files.dtype("auto"), torch.device("meta"), info.modalities)
+    return build_model(files, info, files.dtype("auto"), torch.device("meta"), ModelParts(info.modalities))
 
 
 def _wide(files: ModelFiles) -> ModelFiles:

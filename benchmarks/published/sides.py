@@ -8,12 +8,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import Any
 
+from sensorium.callers.errors import ConfigError, SensoriumError
+from sensorium.checkpoints.config import SECTIONS
+from sensorium.checkpoints.files import read_json
 from sensorium.engine.model_files import ModelFiles, load_model_files
 from sensorium.engine.setup.resolve import load_processing
-from sensorium.mm.errors import ConfigError, SensoriumError
-from sensorium.models.config import SECTIONS
 from sensorium.models.fallback.borrowed import class_of
-from sensorium.processors.files import find_template, read_json
+from sensorium.processors.files import find_template
 from sensorium.processors.interface import ProcessingInfo
 from sensorium.processors.text.tokenizer import Tokenizer
 

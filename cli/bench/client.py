@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import urlsplit
 
-from ...mm.errors import ConfigError, clip, one_line
+from ...callers.errors import ConfigError, clip, one_line
 
 _MAX_LINE = 1 << 24
-_METRIC = re.compile(r"sensorium_(\w+) (\S+)")
+_METRIC = re.compile(r'sensorium_(\w+)(?:\{model_name="[^"]*"\})? (\S+)')
 
 
 @dataclass
@@ -32,6 +32,8 @@ class Reply:
     prompt_tokens: int = 0
     output_tokens: int = 0
     cached_tokens: int = 0
+    drafted_tokens: int = 0
+    accepted_tokens: int = 0  # of the drafted ones
     text: str = ""
     error: str | None = None
 
@@ -57,6 +59,9 @@ class Reply:
         if usage := chunk.get("usage"):
             self.prompt_tokens, self.output_tokens = usage["prompt_tokens"], usage["completion_tokens"]
             self.cached_tokens = (usage.get("prompt_tokens_details") or {}).get("cached_tokens") or 0
+            details = usage.get("completion_tokens_details") or {}
+            self.accepted_tokens = details.get("accepted_prediction_tokens") or 0
+            self.drafted_tokens = self.accepted_tokens + (details.get("rejected_prediction_tokens") or 0)
 
 
 class Client:
@@ -125,10 +130,10 @@ class Client:
         return reply
 
     async def metrics(self) -> dict[str, float]:
-        """Return sensorium's metrics without labels; empty for other servers and for one without metrics."""
+        """Return sensorium's metrics without other labels than the model's name; empty for servers without such metrics."""
         try:
             async with aclosing(self.lines("/metrics")) as lines:
-                found = [_METRIC.fullmatch(line) async for line in lines]
+                matches = [_METRIC.fullmatch(line) async for line in lines]
         except ConfigError:
             return {}
-        return {match[1]: float(match[2]) for match in found if match}
+        return {match[1]: float(match[2]) for match in matches if match}

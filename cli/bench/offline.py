@@ -37,18 +37,18 @@ def measure(llm: Any, args: argparse.Namespace) -> Result:
 
     tokenizer = llm.get_tokenizer()
     samples = make_samples(args, lambda text: tokenizer.encode(text, add_special_tokens=False), args.seed, args.num_prompts)
-    params = [SamplingParams(temperature=0.0, max_tokens=one.output_len, ignore_eos=True) for one in samples]
+    params = [SamplingParams(temperature=0.0, max_tokens=entry.output_len, ignore_eos=True) for entry in samples]
     before, start = llm.stats, time.perf_counter()
     if args.dataset_name == "random":
-        outputs = llm.generate([{"prompt_token_ids": one.token_ids} for one in samples], params)
+        outputs = llm.generate([{"prompt_token_ids": entry.token_ids} for entry in samples], params)
     else:
-        outputs = llm.chat([_messages(tokenizer, one) for one in samples], params)
+        outputs = llm.chat([_messages(tokenizer, entry) for entry in samples], params)
     seconds, after = time.perf_counter() - start, llm.stats
     done = [output for output in outputs if output.error is None]
     prompt = sum(len(output.prompt_token_ids) for output in done)
     generated = sum(len(output.outputs[0].token_ids) for output in done)
-    firsts = [sum(value for stage, value in one.timings.items() if stage != "decode_steps") for one in done]
-    each = [one.timings.get("decode_steps", 0.0) / max(1, len(one.outputs[0].token_ids) - 1) for one in done]
+    firsts = [sum(value for stage, value in entry.timings.items() if stage != "decode_steps") for entry in done]
+    each = [entry.timings.get("decode_steps", 0.0) / max(1, len(entry.outputs[0].token_ids) - 1) for entry in done]
     return {
         "elapsed_time": seconds,
         "num_requests": len(samples),
@@ -57,12 +57,26 @@ def measure(llm: Any, args: argparse.Namespace) -> Result:
         "requests_per_second": len(done) / seconds,
         "tokens_per_second": (prompt + generated) / seconds,
         "output_tokens_per_second": generated / seconds,
-        "encoder_seconds": sum(one.timings.get("encode", 0.0) for one in done),
+        "encoder_seconds": sum(entry.timings.get("encode", 0.0) for entry in done),
         "encoder_cache_hits": after.encoder_hits - before.encoder_hits,
         "encoder_cache_misses": after.encoder_calls - before.encoder_calls,
         "prefix_cache_queries": after.prefix_queries - before.prefix_queries,
         "prefix_cache_hits": after.prefix_hits - before.prefix_hits,
+        **_drafts(done),
         **latencies({"ttft": firsts, "tpot": each}, args.metric_percentiles),
+    }
+
+
+def _drafts(outputs: list[Any]) -> Result:
+    """Return the counts of drafted tokens, by proposer and position."""
+    from ...engine.types import add_stats
+
+    drafts = add_stats(output.drafts for output in outputs)
+    return {
+        "drafted_tokens": sum(one.num_drafted for one in drafts),
+        "accepted_draft_tokens": sum(one.num_accepted for one in drafts),
+        "accepted_by_position": {one.proposer: list(one.accepted) for one in drafts},
+        "drafted_by_position": {one.proposer: list(one.drafted) for one in drafts},
     }
 
 

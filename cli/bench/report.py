@@ -10,7 +10,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
-from ...mm.errors import ConfigError
+from ...callers.errors import ConfigError
 from ..output import print_line
 
 Result = dict[str, Any]
@@ -46,13 +46,13 @@ def latencies(seconds: Mapping[str, Sequence[float]], wanted: Sequence[float]) -
     """Return mean, median, standard deviation and percentiles of each latency in milliseconds, with vLLM's names."""
     import numpy as np
 
-    found: Result = {}
+    result: Result = {}
     for name, values in seconds.items():
         times = 1000 * np.array(values or [math.nan])
         numbers = {"mean": times.mean(), "median": np.median(times), "std": times.std()}
         numbers |= {f"p{value:g}": np.percentile(times, value) for value in wanted}
-        found |= {f"{key}_{name}_ms": None if math.isnan(number) else float(number) for key, number in numbers.items()}
-    return found
+        result |= {f"{key}_{name}_ms": None if math.isnan(number) else float(number) for key, number in numbers.items()}
+    return result
 
 
 def print_table(result: Mapping[str, Any]) -> None:

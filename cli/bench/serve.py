@@ -13,7 +13,7 @@ from collections.abc import Sequence
 from contextlib import AbstractAsyncContextManager, nullcontext
 from typing import Any
 
-from ...mm.errors import ConfigError
+from ...callers.errors import ConfigError
 from ..common import new_file, positive_int
 from .client import Client, Reply
 from .report import Result, add_report_arguments, check_plot, latencies, plot, print_table, save
@@ -89,12 +89,12 @@ async def sweep(client: Client, args: argparse.Namespace) -> list[Result]:
     model = args.model or (await client.json("/v1/models"))["data"][0]["id"]
     path = args.endpoint or PATHS[args.backend]
     results = []
-    for number, one in enumerate(args.request_rate):
+    for number, rate in enumerate(args.request_rate):
         bodies = await make_bodies(client, args, model, args.seed + number)  # prompts that no cache holds yet
         for body in bodies[args.num_prompts :]:  # the warm-ups
             await client.stream(path, body)
         result = {"date": time.strftime("%Y%m%d-%H%M%S"), "backend": args.backend, "model_id": model}
-        result |= await measure(client, path, bodies[: args.num_prompts], one, args)
+        result |= await measure(client, path, bodies[: args.num_prompts], rate, args)
         print_table(result)
         save(args, result, f"{args.backend}-{model.replace('/', '_')}", number if len(args.request_rate) > 1 else None)
         results.append(result)
@@ -106,8 +106,8 @@ async def make_bodies(client: Client, args: argparse.Namespace, model: str, seed
 
     def tokenize(text: str) -> list[int]:
         body = {"model": model, "prompt": text, "add_special_tokens": False}
-        found: list[int] = asyncio.run(client.json("/tokenize", body))["tokens"]
-        return found
+        tokens: list[int] = asyncio.run(client.json("/tokenize", body))["tokens"]
+        return tokens
 
     samples = await asyncio.to_thread(make_samples, args, tokenize, seed, args.num_prompts + args.num_warmups)
     return [await _body(client, args, model, sample) for sample in samples]
@@ -155,16 +155,21 @@ async def measure(client: Client, path: str, bodies: Sequence[Any], rate: float,
 def summary(replies: Sequence[Reply], seconds: float, wanted: Sequence[float]) -> Result:
     """Return counts, throughput and latencies of requests that took `seconds` together."""
     done = [reply for reply in replies if reply.error is None]
-    prompt, output = sum(one.prompt_tokens for one in done), sum(one.output_tokens for one in done)
-    times = {"ttft": [one.ttft for one in done], "tpot": [one.tpot for one in done if one.tpot is not None]}
-    times |= {"itl": [gap for one in done for gap in one.itl], "e2el": [one.e2el for one in done]}
+    prompt, output = sum(reply.prompt_tokens for reply in done), sum(reply.output_tokens for reply in done)
+    times = {
+        "ttft": [reply.ttft for reply in done],
+        "tpot": [reply.tpot for reply in done if reply.tpot is not None],
+    }
+    times |= {"itl": [gap for reply in done for gap in reply.itl], "e2el": [reply.e2el for reply in done]}
     return {
         "duration": seconds,
         "completed": len(done),
         "failed": len(replies) - len(done),
         "total_input_tokens": prompt,
         "total_output_tokens": output,
-        "total_cached_tokens": sum(one.cached_tokens for one in done),
+        "total_cached_tokens": sum(reply.cached_tokens for reply in done),
+        "drafted_tokens": sum(reply.drafted_tokens for reply in done),
+        "accepted_draft_tokens": sum(reply.accepted_tokens for reply in done),
         "request_throughput": len(done) / seconds,
         "output_throughput": output / seconds,
         "total_token_throughput": (prompt + output) / seconds,

@@ -10,7 +10,7 @@ import sys
 import time
 from typing import Any
 
-from ...mm.errors import ConfigError, one_line
+from ...callers.errors import ConfigError, one_line
 from ..common import add_engine_arguments, add_model_arguments, engine_arguments, engine_options, positive_int
 from .report import Result, add_report_arguments, print_table, save
 
@@ -41,10 +41,10 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    found = [_measure(engine_options(args) | engine_arguments(args)) for _ in range(args.num_iters)]
+    seconds = [_measure(engine_options(args) | engine_arguments(args)) for _ in range(args.num_iters)]
     result: Result = {"model": args.model, "num_iters": args.num_iters}
-    for name in found[0]:
-        values = [one[name] for one in found]
+    for name in seconds[0]:
+        values = [times[name] for times in seconds]
         result |= {f"median_{name}": statistics.median(values), f"min_{name}": min(values), f"max_{name}": max(values)}
     print_table(result)
     save(args, result, "startup")
@@ -58,5 +58,5 @@ def _measure(options: dict[str, Any]) -> dict[str, float]:
     if done.returncode:
         reason = one_line((done.stderr.strip().splitlines() or ["no message"])[-1])
         raise ConfigError(f"a process could not generate a token: {reason}")
-    found: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
-    return found
+    result: dict[str, float] = json.loads(done.stdout.splitlines()[-1])
+    return result

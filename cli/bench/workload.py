@@ -10,7 +10,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from ...mm.errors import ConfigError
+from ...callers.errors import ConfigError
 from ..common import positive_int
 
 _BUCKETS = "{(256, 256, 1): 0.5, (720, 1280, 1): 0.5}"
@@ -41,17 +41,17 @@ def fraction(text: str) -> float:
 def buckets(text: str) -> Mapping[tuple[int, int], float]:
     """Parse `{(height, width, 1): probability}` as (height, width) -> probability."""
     try:
-        found = {(int(height), int(width)): float(share) for (height, width, frames), share in _pairs(text) if frames == 1}
+        shares = {(int(height), int(width)): float(share) for (height, width, frames), share in _pairs(text) if frames == 1}
     except (ValueError, TypeError, SyntaxError, MemoryError, RecursionError):
-        found = {}
+        shares = {}
     if (
-        not found
-        or len(found) != len(_pairs(text))
-        or min(min(size) for size in found) < 1
-        or not _shares(list(found.values()))
+        not shares
+        or len(shares) != len(_pairs(text))
+        or min(min(size) for size in shares) < 1
+        or not _shares(list(shares.values()))
     ):
         raise argparse.ArgumentTypeError(f"{text!r} is not a mapping of images, like {_BUCKETS}")
-    return found
+    return shares
 
 
 def _pairs(text: str) -> Any:
@@ -100,12 +100,12 @@ def make_samples(args: argparse.Namespace, tokenize: Tokenize, seed: int, number
         low, high = math.floor(mean * (1 - args.random_range_ratio)), math.ceil(mean * (1 + args.random_range_ratio))
         return int(rng.integers(max(1, low), high + 1))
 
-    found = []
+    samples = []
     for _ in range(number):
         token_ids = prefix + _tokens(rng, length(args.random_input_len), tokenize)
         chosen = rng.choice(len(sizes), num_images, p=shares / shares.sum())
-        found.append(Sample(token_ids, [_png(rng, *sizes[index]) for index in chosen], length(args.random_output_len)))
-    return found
+        samples.append(Sample(token_ids, [_png(rng, *sizes[index]) for index in chosen], length(args.random_output_len)))
+    return samples
 
 
 def _tokens(rng: Any, number: int, tokenize: Tokenize) -> list[int]:

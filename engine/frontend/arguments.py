@@ -11,25 +11,30 @@ from typing import Any
 import numpy as np
 import torch
 
-from ...mm.errors import CheckpointError, InputError, check_utf8, equals_one_of, hint, short_repr, typed
-from ...mm.pacing import releasing_gil
-from ...mm.plain import builtin_copy, builtin_list, check_classes, reading
+from ...callers.errors import CheckpointError, InputError, check_utf8, equals_one_of, hint, short_repr, typed
+from ...callers.other_names import advice_about
+from ...callers.pacing import releasing_gil
+from ...callers.plain import builtin_copy
+from ...mm.columns import column_values
 from ...processors.files import read_template
 from ...processors.text.template import load_template
-from ..sampling_params import SamplingParams
+from ..sampling_params import UNUSED_PARAMS, SamplingParams
 
 Messages = Sequence[Mapping[str, Any]]
 _RENDERING = ("add_generation_prompt", "chat_template", "continue_final_message", "tools", "chat_template_kwargs")
 _VARIABLES = ("tools", "chat_template_kwargs")
 _MAX_COMPILED = 4096  # characters; shorter templates of requests are compiled at once, to report errors early
-REQUEST_KEYS = ("mm_processor_kwargs", "cache_salt", "fit")  # keys of a prompt that `chat` takes as arguments
+REQUEST_KEYS = ("mm_processor_kwargs", "cache_salt", "fit", "truncate_prompt_tokens", "truncation_side")
+"""Keys of a prompt that `chat` takes as arguments."""
 _UNUSED = {  # argument of vLLM -> its only accepted value besides None, and why others are refused
-    "lora_request": (None, "give LLM the adapter's folder as adapter="),
+    "lora_request": (None, "adapters are for generate, chat, stream and live"),
     "prompt_adapter_request": (None, "there are no prompt adapters"),
     "guided_options_request": (None, "give SamplingParams structured_outputs"),
     "tokenization_kwargs": (None, "encode the prompt and give prompt_token_ids"),
     "chat_template_content_format": ("auto", "the template's syntax tree decides"),
 }
+_ONE_ANSWER = frozenset({"beam_size", "voice"})  # arguments of transcribe and speak, which take sampling_params without n
+_TEXT_KINDS = "OSTU"  # of numpy's dtypes
 _FORMS: tuple[tuple[str, type | UnionType, str], ...] = (
     ("add_generation_prompt", bool, "True or False"),
     ("chat_template", str | os.PathLike, "Jinja source, or a pathlib.Path"),
@@ -41,43 +46,43 @@ _FORMS: tuple[tuple[str, type | UnionType, str], ...] = (
 
 def check_sleep_level(level: int) -> None:
     if level not in (1, 2):
-        raise InputError(f"level={short_repr(level)} must be 1 or 2; both do the same", param="level")
+        raise InputError(f"<<param=>>{short_repr(level)} must be 1 or 2; both do the same", code="invalid_value", param="level")
 
 
 def as_prompts(prompts: object) -> Sequence[object]:
     """Return one prompt or several as a list. Raise InputError for anything else."""
-    check_classes(prompts=prompts)
+    column = column_values(prompts, "prompts")
+    prompts = prompts if column is None else column
+    if isinstance(prompts, np.ndarray) and prompts.ndim != 1 and prompts.dtype.kind in _TEXT_KINDS:
+        reason = f"prompts must be an array of one dimension, not {prompts.ndim}; give prompts.reshape(-1)"
+        raise InputError(reason, code="invalid_value", param="prompts")
     if not isinstance(prompts, Iterable) or isinstance(prompts, bytes | np.ndarray | torch.Tensor):
         raise InputError(f"prompts must be a string, a mapping or a list of them, not {typed(prompts)}")
-    if isinstance(prompts, list | tuple):
-        prompts = builtin_list(prompts, "prompts")
     listed = [prompts] if isinstance(prompts, str | Mapping) else list(prompts)
-    with reading(listed, "prompts"):
-        is_one = bool(listed) and all(isinstance(entry, int) for entry in releasing_gil(listed))  # a list of token ids
+    is_one = bool(listed) and all(isinstance(entry, int) for entry in releasing_gil(listed))  # a list of token ids
     return [listed] if is_one else listed
 
 
-def as_priorities(given: int | Sequence[int], count: int) -> Sequence[int]:
-    given = builtin_copy(given, "priority")
-    several: list[Any] = list(given) if isinstance(given, Sequence) else [given] * count
-    if len(several) != count or not all(isinstance(one, int) and not isinstance(one, bool) for one in several):
-        raise InputError(f"priority={short_repr(given)} must be an integer, or one per prompt ({count} here)")
+def as_priorities(priority: int | Sequence[int], count: int) -> Sequence[int]:
+    priority = builtin_copy(priority, "priority")
+    several: list[Any] = list(priority) if isinstance(priority, Sequence) else [priority] * count
+    if len(several) != count or not all(isinstance(value, int) and not isinstance(value, bool) for value in several):
+        raise InputError(f"priority={short_repr(priority)} must be an integer, or one per prompt ({count} here)")
     return several
 
 
 def as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messages]:
-    check_classes(messages=messages)
+    if (column := column_values(messages, "messages")) is not None:
+        messages = column
     if isinstance(messages, Iterator):
         return list(messages)  # type: ignore[arg-type]
     if not isinstance(messages, list | tuple):
         how = "; give [message]" if isinstance(messages, Mapping) else ""
         how = '; give [{"role": "user", "content": text}]' if isinstance(messages, str) else how
         raise InputError(f"messages must be a list of messages or of conversations, not {typed(messages)}{how}")
-    messages = builtin_list(messages, "messages")
-    with reading(messages, "messages"):
-        nested = [isinstance(entry, list | tuple) for entry in releasing_gil(messages)]
+    nested = [isinstance(entry, list | tuple) for entry in releasing_gil(messages)]
     if nested and all(nested):
-        return [builtin_list(entry, "messages") for entry in messages]  # type: ignore[arg-type]
+        return list(messages)  # type: ignore[arg-type]
     if any(nested):
         other = nested.index(False)
         reason = f"entry {nested.index(True)} is a conversation (a list of messages), but entry {other} is"
@@ -86,27 +91,22 @@ def as_conversations(messages: Messages | Sequence[Messages]) -> Sequence[Messag
     return [messages]  # type: ignore[list-item]
 
 
-def request_template(given: str | os.PathLike[str]) -> str:
+def request_template(template: str | os.PathLike[str]) -> str:
     """Return a request's chat template. Only a path object is read as a file: texts of requests may come from clients."""
-    with reading(given, "chat_template"):
-        return _request_template(given)
-
-
-def _request_template(given: str | os.PathLike[str]) -> str:
-    if isinstance(given, str) and {"{", "}", "\n"}.isdisjoint(check_utf8(given, "chat_template")):
-        reason = f"chat_template={short_repr(given)} is not Jinja source; give Jinja source, or the path as pathlib.Path"
+    if isinstance(template, str) and {"{", "}", "\n"}.isdisjoint(check_utf8(template, "chat_template")):
+        reason = f"<<param=>>{short_repr(template)} is not Jinja source; give Jinja source, or the path as pathlib.Path"
         raise InputError(reason, param="chat_template")
-    return read_chat_template(given, _MAX_COMPILED)
+    return read_chat_template(template, _MAX_COMPILED)
 
 
-def read_chat_template(given: str | os.PathLike[str], max_compiled: float = math.inf) -> str:
+def read_chat_template(template: str | os.PathLike[str], max_compiled: float = math.inf) -> str:
     """Return a chat template. Raise InputError if it cannot be read or, up to `max_compiled` characters, compiled."""
     try:
-        source = read_template(given)
+        source = read_template(template)
         if len(source) <= max_compiled:
             load_template(source)
     except CheckpointError as error:
-        raise InputError(str(error), param="chat_template") from None
+        raise InputError(error.info.text, param="chat_template") from None
     return source
 
 
@@ -114,21 +114,28 @@ def drop_vllm_arguments(options: Mapping[str, Any]) -> dict[str, Any]:
     """Return the options without vLLM's arguments that have no meaning here. Raise InputError if one asks for something."""
     for name, (default, reason) in _UNUSED.items():
         if not equals_one_of(options.get(name), (None, default)):
-            raise InputError(f"{name}={short_repr(options[name])} cannot be honoured: {reason}", param=name)
+            raise InputError(
+                f"<<param=>>{short_repr(options[name])} cannot be honoured: {reason}", code="unsupported", param=name
+            )
     return {name: value for name, value in options.items() if name not in _UNUSED}
 
 
-def unknown_argument(name: str, known: Collection[str], where: str = "") -> InputError:
+def unknown_argument(name: str, allowed: Collection[str], where: str = "") -> InputError:
     """Return the error about an unknown argument of a call that may take sampling_params."""
-    if "sampling_params" in known and name in SamplingParams.__dataclass_fields__:
+    is_sampling = "sampling_params" in allowed and name in SamplingParams.__dataclass_fields__
+    if is_sampling and name == "n" and not _ONE_ANSWER.isdisjoint(allowed):
+        how = "there is one answer for each input; leave it out"
+    elif is_sampling and name not in UNUSED_PARAMS:
         how = f"give sampling_params=SamplingParams({name}=...)"
-    elif "prompts" in known and name in REQUEST_KEYS:
+    elif "prompts" in allowed and name in REQUEST_KEYS:
         how = 'give it as a key of the prompt: {"prompt": ..., "' + name + '": ...}'
-    elif "prompts" in known and name in ("prompt_token_ids", "prompt_embeds"):
+    elif "prompts" in allowed and name in ("prompt_token_ids", "prompt_embeds"):
         how = 'give it as a prompt: {"' + name + '": ...}'
+    elif is_sampling and not advice_about(name, allowed) and UNUSED_PARAMS[name][1]:
+        how = UNUSED_PARAMS[name][1]
     else:
-        how = hint(name, known)
-    return InputError(f"unknown argument {short_repr(name, 40)}{where}; {how}", param=name)
+        how = hint(name, allowed)
+    return InputError(f"unknown argument {short_repr(name, 40)}{where}; {how}", code="unknown_name", value=name, param=name)
 
 
 def read_chat_options(options: Mapping[str, Any], max_template_chars: int) -> dict[str, Any]:
@@ -136,15 +143,14 @@ def read_chat_options(options: Mapping[str, Any], max_template_chars: int) -> di
     for name in options:
         if name not in (*_RENDERING, *REQUEST_KEYS):
             raise unknown_argument(name, ("sampling_params", *_RENDERING, *REQUEST_KEYS), " for messages")
-    check_classes(**options)
-    for name, kind, form in _FORMS:
+    for name, kind, expected in _FORMS:
         if not isinstance(options.get(name), kind | None):
-            raise InputError(f"{name} must be {form}, not {typed(options[name])}", param=name)
+            raise InputError(f"<<param>> must be {expected}, not {typed(options[name])}", code="invalid_value", param=name)
     limits = dict.fromkeys(_VARIABLES, max_template_chars)
     copied = {
         name: builtin_copy(value, name, max_chars=limits.get(name, math.inf), option="max_template_chars")
         for name, value in options.items()
     }
     if not all(isinstance(name, str) for name in copied.get("chat_template_kwargs") or ()):
-        raise InputError("chat_template_kwargs must be a mapping from names to values", param="chat_template_kwargs")
+        raise InputError("<<param>> must be a mapping from names to values", code="invalid_value", param="chat_template_kwargs")
     return copied

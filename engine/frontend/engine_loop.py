@@ -12,24 +12,27 @@ from collections.abc import Callable, Collection, Generator, Iterable, Iterator,
 from concurrent.futures import Future, wait
 from functools import partial
 from itertools import count
+from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any
 
 import torch
 
-from ...mm.errors import EngineDeadError, ErrorInfo, InputError
-from ...mm.pacing import releasing_gil
+from ...callers.errors import EngineDeadError, ErrorInfo, InputError
+from ...callers.pacing import releasing_gil
 from ...processors.text.tokenizer import Tokenizer
 from ..config import MEDIA_BYTES
-from ..core_client import ASLEEP, CoreClient
+from ..core.client import ASLEEP, CoreClient
 from ..errors import error_info, error_text
 from ..sampling_params import SamplingLimits
+from ..scheduler.policy import Submitted, make_policy
 from ..types import RequestOutput, TokenOutput
 from .input_queue import InputQueue, QueueEntry
 from .loop_thread import start_loop
 from .output_thread import OutputThread
 from .processed_prompt import ProcessedPrompt
-from .request_handle import Closing, RequestHandle, drop_command, notify
+from .request import Answer
+from .request_handle import Append, AwaitedMessage, CheckCore, Drop, Message, RequestHandle, Sleep, WakeUp, notify
 from .trace import Observer
 
 _IDLE_STEP = 0.005  # seconds to sleep after a step that had nothing to compute
@@ -56,24 +59,28 @@ class EngineLoop:
     ) -> None:
         self.core, self.tokenizer, self._eos, self._seed = core, tokenizer, eos_token_ids, seed
         self._limits = limits or SamplingLimits()
-        self.input_queue = InputQueue(2 * core.info.max_num_seqs, workers, MEDIA_BYTES)
+        self._policy = make_policy(core.info.scheduling_policy)
+        self.input_queue = InputQueue(2 * core.info.max_num_seqs, workers, MEDIA_BYTES, self._policy)
         self.observers: list[Observer] = []
         self.stats = core.stats  # the last snapshot
         self.asleep = False  # requests are refused until `wake_up`
         self._owners: dict[str, RequestHandle] = {}  # the request of each sequence that is being computed, by sequence id
         self._names: dict[str, RequestHandle] = {}  # unfinished requests by id
         self._numbers = count()
-        self._commands: SimpleQueue[Callable[[EngineLoop], None] | None] = SimpleQueue()
+        self._messages: SimpleQueue[Message | None] = SimpleQueue()
         self._lock = threading.RLock()  # guards names, numbers and the thread
         self._thread: threading.Thread | None = None
-        self._output = OutputThread(self.observers, self._commands)
+        self._output = OutputThread(self.observers, self._messages)
         self.closed, self.process, self._num_threads = False, os.getpid(), torch.get_num_threads()
         self._dead: EngineDeadError | None = None  # for good
         self._core_died = False  # and was not restarted yet
+        self.num_deaths = self.num_restarts = 0  # of the core's process
+        self._when_dead: Callable[[], object] = lambda: None
         self._to_notify: set[RequestHandle] = set()  # requests with new output
         self._unread: list[RequestHandle] = []
-        weakref.finalize(self, self._commands.put, None).atexit = False
+        weakref.finalize(self, self._messages.put, None).atexit = False
         weakref.finalize(self, self._output.stop).atexit = False
+        core.watch(partial(_check_core, weakref.ref(self)))
 
     # called from any thread
 
@@ -85,8 +92,8 @@ class EngineLoop:
         Requests that the caller sends after an output get that output's index. A failed request yields an output with `error`;
         the others go on. Closing the generator, or an exception in it, aborts the unfinished requests and frees their memory.
 
-        Many requests are submitted in blocks, those of a sequence by priority: garbage collection stops all threads for a time
-        in proportion to the objects of the requests that are in the engine.
+        Many requests are submitted in blocks, those of a sequence in the policy's order: garbage collection stops all threads
+        for a time in proportion to the objects of the requests that are in the engine.
         """
         mail: SimpleQueue[list[RequestHandle]] = SimpleQueue()
         left: dict[RequestHandle, int] = {}
@@ -100,11 +107,11 @@ class EngineLoop:
                     turn = self.submit(list(more), mail.put, stream, turn)
                 if not left:
                     return
-                for handle in sorted(mail.get(), key=lambda one: one.number):
+                for handle in sorted(mail.get(), key=attrgetter("number")):
                     output = handle.take() if handle in left else None
                     if output is not None:
                         index = left.pop(handle) if output.finished else left[handle]
-                        room += handle.params.n * output.finished
+                        room += handle.input.params.n * output.finished
                         following = yield index, output
                         if following is not None:
                             more = dict.fromkeys([following] if isinstance(following, RequestHandle) else following, index)
@@ -114,7 +121,7 @@ class EngineLoop:
         finally:
             left = {handle: index for handle, index in left.items() if handle.number >= 0}
             if left:
-                freed = self.call(lambda engine_loop: engine_loop.drop_now(*left))
+                freed = self.call(Drop(tuple(left)))
                 if threading.current_thread() is not self._thread:  # the garbage collector may run this in any thread
                     wait([freed], _FREE_SECONDS)
 
@@ -138,73 +145,62 @@ class EngineLoop:
             self._check_ready(handles)
         for handle in releasing_gil(handles):  # without the lock, because 20,000 requests take seconds
             number = next(self._numbers)
-            handle.register(number, handle.request_id or str(number), self.tokenizer, post, stream, self._commands)
+            handle.register(number, handle.input.request_id or str(number), self.tokenizer, post, stream, self._messages)
         with self._lock:
             self._check_ready(handles)
             self._start()
             for handle in handles:
                 if handle.name in self._names:  # a caller has given this number as a request_id
                     name = f"{handle.name}-{time.time_ns()}"
-                    handle.register(handle.number, name, self.tokenizer, post, stream, self._commands)
-                read = partial(handle.read_prompt, self.tokenizer, self._limits)
-                done = _admission(self._commands, handle)
-                handle.entry = QueueEntry(read, done, handle.priority, handle.has_files, handle.salt)
+                    handle.register(handle.number, name, self.tokenizer, post, stream, self._messages)
+                read, submitted = partial(handle.read_prompt, self.tokenizer, self._limits), handle.input
+                handle.entry = QueueEntry(read, handle.admit, submitted.priority, submitted.has_files, submitted.salt)
                 self._names[handle.name] = handle
             return self.input_queue.add([handle.entry for handle in handles if handle.entry is not None], after)
 
     def drop(self, handle: RequestHandle) -> None:
         """Abort a request without further output."""
-        self.send(drop_command(handle))
+        self.send(Drop((handle,)))
 
     def drop_with(self, holder: object, handle: RequestHandle) -> None:
         """Drop the request when `holder` is garbage collected. This may happen in any thread, so no lock is taken."""
-        weakref.finalize(holder, self._commands.put, drop_command(handle)).atexit = False
+        self.send_after(holder, Drop((handle,)))
 
-    def send(self, command: Callable[[EngineLoop], None]) -> None:
-        """Run a command in the loop's thread, between steps; after `close`, in this thread."""
+    def send_after(self, holder: object, message: Message) -> None:
+        """Send a message when `holder` is garbage collected, as `drop_with` does."""
+        weakref.finalize(holder, self._messages.put, message).atexit = False
+
+    def send(self, message: Message) -> None:
+        """Give the loop's thread a message, which it reads between steps; after `close`, this thread reads it."""
         with self._lock:
             if not self.closed:
                 self._start()
-                self._commands.put(command)
+                self._messages.put(message)
                 return
         self.close()
-        command(self)
+        message(self)
 
-    def call(self, command: Callable[[EngineLoop], Any]) -> Future[Any]:
-        """Run a command in the loop's thread and return its result as a future. Updates `stats`."""
-        future: Future[Any] = Future()
-
-        def run(engine_loop: EngineLoop) -> None:
-            if not future.set_running_or_notify_cancel():
-                return
-            try:
-                result = command(engine_loop)
-                engine_loop.stats = engine_loop.stats if engine_loop._core_died else engine_loop.core.stats
-                future.set_result(result)
-            except EngineDeadError as error:
-                future.set_exception(error)
-                raise
-            except Exception as error:
-                future.set_exception(error)
-
-        self.send(run)
-        return future
+    def call(self, message: Message) -> Future[Any]:
+        """Send a message and return its result as a future. Updates `stats`."""
+        result: Future[Any] = Future()
+        self.send(AwaitedMessage(message, result))
+        return result
 
     def sleep(self) -> Future[None]:
         """Call `EngineCore.sleep`. The future raises InputError while there are requests or live sessions."""
         self.check_open()
-        return self.call(EngineLoop._sleep)
+        return self.call(Sleep())
 
     def wake_up(self) -> Future[None]:
         """Call `EngineCore.wake_up`."""
         self.check_open()
-        return self.call(EngineLoop._wake_up)
+        return self.call(WakeUp())
 
     def close(self) -> None:
         """End every request with an error, then the threads and the core."""
         with self._lock:
             self.closed, thread = True, self._thread
-        self._commands.put(None)
+        self._messages.put(None)
         if thread is not None and thread is not threading.current_thread():
             thread.join()
         self._output.stop()
@@ -214,8 +210,19 @@ class EngineLoop:
 
     @property
     def is_dead(self) -> bool:
-        """True if the core's process has died and was not restarted."""
+        """True if the core's process has died and will not be restarted."""
         return self._dead is not None
+
+    @property
+    def is_restarting(self) -> bool:
+        """True from the death of the core's process until the next one takes requests."""
+        return self._core_died and not self.is_dead
+
+    def when_dead(self, call: Callable[[], object]) -> None:
+        """Call this, in any thread, once the core's process has died for good."""
+        self._when_dead = call
+        if self.is_dead:
+            call()
 
     def check_open(self) -> None:
         """Raise InputError if the engine was closed or belongs to another process, EngineDeadError if it is dead."""
@@ -226,22 +233,22 @@ class EngineLoop:
             raise EngineDeadError(str(self._dead))
 
     def _numbered(self, handles: Iterable[RequestHandle], room: int) -> Iterator[tuple[int, RequestHandle]]:
-        """Return all requests with their indices, by priority if they are a sequence that is larger than `room`."""
+        """Return all requests with their indices, in the policy's order if they are a sequence that is larger than `room`."""
         if not isinstance(handles, Sequence) or len(handles) <= room:
             return enumerate(handles)
         self.check_open()
         with self._lock:
             self._check_ready(handles)  # names that are used twice may be in different blocks
-        return iter(sorted(enumerate(handles), key=lambda pair: pair[1].priority))
+        return iter(sorted(enumerate(handles), key=lambda pair: self._policy.order(Submitted(pair[1].input.priority, pair[0]))))
 
     def _check_ready(self, handles: Sequence[RequestHandle]) -> None:
         """Raise InputError or EngineDeadError as `submit` does. The caller holds the lock."""
         self.check_open()
         if self.asleep:
             raise InputError(ASLEEP, code="engine_asleep")
-        for name, times in Counter(handle.request_id for handle in handles).items():
+        for name, times in Counter(handle.input.request_id for handle in handles).items():
             if name is not None and (times > 1 or name in self._names):
-                reason = f"request_id {name[:80]!r} is in use; give another one, or wait until it is finished"
+                reason = f"<<param>> {name[:80]!r} is in use; give another one, or wait until it is finished"
                 raise InputError(reason, param="request_id")
 
     def _start(self) -> None:
@@ -249,7 +256,7 @@ class EngineLoop:
         if self.closed:
             raise InputError("the engine was closed; make a new one", code="engine_closed")
         if self._thread is None:
-            self._thread = start_loop(self, self._commands, self._num_threads)
+            self._thread = start_loop(self, self._messages, self._num_threads)
 
     # called in the loop's thread
 
@@ -272,18 +279,27 @@ class EngineLoop:
             last = self.core.abort(name)
         if running:
             if last is not None:
-                handle.inbox.append(last)
+                handle.answer.inbox.append(last)
             del self._owners[name]
-            handle.open.discard(name)
-            if not handle.open:
+            handle.answer.open.discard(name)
+            if not handle.answer.open:
                 self._close(handle, "stop")
             self._sweep()
 
-    def follow(self, name: str, handle: RequestHandle) -> None:
-        """Deliver outputs of this sequence to the request."""
+    def append(self, message: Append) -> None:
+        """Continue a sequence that is held open. Raise InputError if it has ended."""
+        handle, name = message.handle, message.handle.open_sequence
+        self.core.append(name, message.token_ids, message.features, message.close, message.adapter)
+        handle.answer = Answer(message.builder)
+        handle.keep = not message.close
         self._owners[name] = handle
 
-    def _sleep(self) -> None:
+    def read_stats(self) -> None:
+        if not self._core_died:
+            self.stats = self.core.stats
+
+    def fall_asleep(self) -> None:
+        """Put the core to sleep. Raise InputError while there are requests or live sessions."""
         with self._lock:  # no request may be submitted meanwhile
             live = sum(handle.keep for handle in self._names.values())
             if self._names:
@@ -296,19 +312,15 @@ class EngineLoop:
             self.asleep = False
             raise
 
-    def _wake_up(self) -> None:
-        self.core.wake_up()
-        self.asleep = False
-
     @property
     def busy(self) -> bool:
         """True if there is something to compute or the loop is closed."""
         return bool(self._owners) or self.closed
 
-    def turn(self, command: Callable[[EngineLoop], None] | None) -> None:
-        """Run waiting commands, compute one step, and notify callers. No exception ends the loop."""
+    def turn(self, message: Message | None) -> None:
+        """Read waiting messages, compute one step, and notify callers. No exception ends the loop."""
         try:
-            self._run_commands(command)
+            self._read_messages(message)
             if self._owners:
                 self._step()
         except EngineDeadError as error:
@@ -319,59 +331,83 @@ class EngineLoop:
             self.end(set(self._owners.values()), "error", ErrorInfo("interrupted", reason))
         self._notify()
 
-    def _run_commands(self, command: Callable[[EngineLoop], None] | None) -> None:
+    def _read_messages(self, message: Message | None) -> None:
         while True:
-            if command is not None:
-                command(self)
-            if self._commands.empty():
+            if message is not None:
+                message(self)
+            if self._messages.empty():
                 return
-            command = self._commands.get()
+            message = self._messages.get()
 
     def _die(self, error: EngineDeadError) -> None:
-        """End every request after the core has died. Restart it, again if it dies while it loads, or refuse new requests."""
-        self._core_died = True
+        """End the requests that the dead core held. Restart it, again if it dies while it loads, or refuse new requests.
+
+        Requests whose prompts are being prepared go on, and are admitted after the restart.
+        """
+        lost = set(self._owners.values()) | {handle for handle in self._names.values() if handle.is_idle_session}
+        self._report_death(error, len(lost))
         self._dead = None if not self.closed and self.core.restart else error
-        self.end(tuple(self._names.values()), "error", error.info)
+        self.end(lost, "error", error.info)
         while not self.closed and (restart := self.core.restart):
             self._notify()
+            started = time.monotonic()
             try:
                 restart()
+                if self.asleep:
+                    self.core.sleep()
             except EngineDeadError as died:
                 error = died
+                self._report_death(error, 0)
             except Exception as failure:
                 _log.exception("the engine's process could not be restarted")
                 error = EngineDeadError(f"{error}; that failed: {error_text(failure)}")
                 break
             else:
-                self._core_died = self.asleep = False
+                self._core_died = False
+                self.num_restarts += 1
+                _log.warning("the engine's process was restarted in %.1f s", time.monotonic() - started)
                 return
         self._dead = error
         self.end(tuple(self._names.values()), "error", error.info)
+        self._when_dead()
+
+    def _report_death(self, error: EngineDeadError, num_lost: int) -> None:
+        """Count a death of the core's process, and log it with the number of requests that are lost."""
+        self._core_died = True
+        self.num_deaths += 1
+        if not self.closed:
+            _log.error("%s (requests lost: %d)", error, num_lost)
 
     def shut(self) -> None:
         """End every request before the loop ends."""
         closed = ErrorInfo("engine_closed", "the engine was closed; make a new one")
         self.end(tuple(self._names.values()), "error", closed)
         try:
-            self._run_commands(None)
+            self._read_messages(None)
         except EngineDeadError as error:
             self._die(error)
         self._notify()
 
-    def _admit(self, handle: RequestHandle, result: ProcessedPrompt | Exception) -> None:
-        """Hand a processed prompt to the core. An error ends the request."""
-        if handle.closed:
+    def admit(self, handle: RequestHandle, result: ProcessedPrompt | Exception) -> None:
+        """Hand a processed prompt to the core. An error ends the request; a core that has died is restarted first."""
+        if handle.answer.closed:
             return
+        try:
+            self.core.check_alive()
+        except EngineDeadError:
+            handle.admit(result)
+            raise
         if isinstance(result, Exception):  # not raised here: the traceback and this frame would form a reference cycle
             self.end([handle], "error", error_info(result, "reading a prompt"))
             return
         try:
-            handle.inbox.append(result)
-            handle.times.admitted = time.perf_counter()
+            handle.answer.inbox.append(result)
+            handle.answer.times.admitted = time.perf_counter()
             for request in handle.sequences(result, self._eos, self._seed):
                 self.core.add(request)
                 self._owners[request.request_id] = handle
-        except EngineDeadError:
+        except EngineDeadError:  # this request may be the reason
+            self._owners |= dict.fromkeys(handle.answer.builder.answers, handle)
             raise
         except Exception as error:
             self.end([handle], "error", error_info(error, "beginning an answer"))
@@ -403,20 +439,20 @@ class EngineLoop:
 
     def _deliver(self, handle: RequestHandle, output: TokenOutput, now: float) -> None:
         name = output.request_id
-        handle.inbox.append(output)
+        handle.answer.inbox.append(output)
         if output.token_ids:
-            handle.times.record_token(name, now, bool(self.observers))
+            handle.answer.times.record_token(name, now, bool(self.observers))
         if output.finish_reason is not None:
             del self._owners[name]
-            handle.open.discard(name)
+            handle.answer.open.discard(name)
             if output.error is not None:
                 handle.keep = False  # the core has dropped the sequence
-            if not handle.open:
+            if not handle.answer.open:
                 self._close(handle, output.finish_reason)
-        elif handle.keep and handle.stops_and_repairs:  # find stop strings now: a later repair may remove the tokens
+        elif handle.keep and handle.input.stops_and_repairs:  # find stop strings now: a later repair may remove the tokens
             handle.read()
-        elif not handle.unread and (handle.params.stop or len(handle.inbox) >= _MAX_UNREAD):
-            handle.unread = True
+        elif not handle.answer.unread and (handle.input.params.stop or len(handle.answer.inbox) >= _MAX_UNREAD):
+            handle.answer.unread = True
             self._unread.append(handle)
         if handle.stream and not handle.posted:
             self._to_notify.add(handle)
@@ -433,24 +469,21 @@ class EngineLoop:
             self._sweep()
 
     def _end(self, handle: RequestHandle, reason: str, error: ErrorInfo | None) -> None:
-        for name in handle.builder.answers:
+        for name in handle.answer.builder.answers:
             running = self._owners.get(name) is handle
             if running:
                 del self._owners[name]
             if (running or handle.keep) and not self._core_died:
                 self.core.abort(name)
         handle.keep = False
-        if handle.closed:
+        if handle.answer.closed:
             self._free_name(handle)
         else:
             self._close(handle, reason, error)
 
     def _close(self, handle: RequestHandle, reason: str, error: ErrorInfo | None = None) -> None:
         """Finish the answer: free the prompt's place in the queue, and the request's name unless its sequence is kept."""
-        handle.times.ended = time.perf_counter()
-        handle.inbox.append(Closing(reason, error))
-        handle.closed = True
-        handle.open.clear()
+        handle.answer.close(reason, error)
         if handle.entry is not None:
             self.input_queue.drop(handle.entry)
             handle.entry = None  # the entry refers to the handle: the cycle would keep media until the next collection
@@ -458,13 +491,15 @@ class EngineLoop:
             self._free_name(handle)
         if self.observers:
             self._to_notify.discard(handle)
-            self._output.put((), ((handle, handle.builder, handle.times),))
+            self._output.put((), ((handle, handle.answer),))
         else:
             self._to_notify.add(handle)
 
     def _free_name(self, handle: RequestHandle) -> None:
         if self._names.get(handle.name) is handle:  # a later request may have the same id
             del self._names[handle.name]
+            if handle.input.adapter is not None:
+                handle.input.adapter.release()
 
     def drop_now(self, *handles: RequestHandle) -> None:
         """Abort requests without further output."""
@@ -477,21 +512,23 @@ class EngineLoop:
             self.drop_now(*notify(updated))
 
 
+def _check_core(ref: weakref.ref[EngineLoop]) -> None:
+    """Let the loop notice that its core's process has ended. It holds no reference to the loop while it waits."""
+    engine_loop = ref()
+    if engine_loop is not None and not engine_loop.closed:
+        engine_loop.send(CheckCore())
+
+
 def _take_block(waiting: Iterator[tuple[int, RequestHandle]], room: int) -> dict[RequestHandle, int]:
     """Return the next requests and their indices, with about `room` answers."""
     block = dict[RequestHandle, int]()
     for index, handle in waiting:
         block[handle] = index
-        room -= handle.params.n
+        room -= handle.input.params.n
         if room <= 0:
             break
     return block
 
 
 def _num_answers(handles: Iterable[RequestHandle]) -> int:
-    return sum(handle.params.n for handle in handles)
-
-
-def _admission(commands: SimpleQueue[Any], handle: RequestHandle) -> Callable[[ProcessedPrompt | Exception], None]:
-    """Return the callback of the input queue for a processed prompt. It holds no reference to the loop."""
-    return lambda result: commands.put(lambda engine_loop: engine_loop._admit(handle, result))
+    return sum(handle.input.params.n for handle in handles)

@@ -14,6 +14,7 @@ from typing import Any
 
 from ...mm.media.isolate import Interrupt
 from ...mm.tenants import tenant_of
+from ..scheduler.policy import Order, SchedulingPolicy
 from ..threads import use_threads
 from .input_processor import ParsedPrompt
 from .processed_prompt import ProcessedPrompt
@@ -23,9 +24,6 @@ _NUM_OPENERS = 2  # threads that do the same for prompts with files, and open th
 _MAX_FETCHING = 32  # prompts whose media are being downloaded or wait for a media worker
 _MAX_REMOTE = 1024  # prompts that wait for downloads
 _MEDIA_STAGES = ("awaiting_uuids", "to_process", "processing")
-
-
-Order = tuple[int, int, int]  # priority, turn, arrival
 
 
 class TenantHeaps:
@@ -52,8 +50,8 @@ class TenantHeaps:
 
     def pop(self, may_start: Callable[[str | None], bool]) -> QueueEntry | None:
         """Remove and return the first entry of the tenants that may start one; None if there is none."""
-        passed, found = list[tuple[Order, str | None]](), None
-        while self._firsts and found is None:
+        passed, chosen = list[tuple[Order, str | None]](), None
+        while self._firsts and chosen is None:
             first = order, owner = heapq.heappop(self._firsts)
             heap = self._heaps.get(owner)
             if not heap or heap[0][0] != order:
@@ -67,10 +65,10 @@ class TenantHeaps:
                 heapq.heappush(self._firsts, (heap[0][0], owner))
             else:
                 del self._heaps[owner]
-            found = entry if entry.stage == self._stage else None
+            chosen = entry if entry.stage == self._stage else None
         for first in passed:
             heapq.heappush(self._firsts, first)
-        return found
+        return chosen
 
 
 @dataclass(eq=False)
@@ -85,6 +83,8 @@ class QueueEntry:
         stage: waiting, parsing, opening (parsing of a prompt with files), to_fetch, fetching, awaiting_uuids (other prompts
             have to provide its content), to_process, processing, held (by the engine), gone.
         num_bytes: bytes of the processed items while the entry is held.
+        arrival: its turn, and its number among all entries. remaining: see `Work`.
+        order: the policy's key.
         parsed: the prompt after parsing, if it has media.
         interrupt: ends the parsing of a prompt that was dropped.
         downloads: its running downloads.
@@ -97,7 +97,9 @@ class QueueEntry:
     salt: str | None = None
     stage: str = "waiting"
     num_bytes: int = 0
-    order: Order = (0, 0, 0)
+    arrival: tuple[int, int] = (0, 0)
+    remaining: int = 0
+    order: Order = ()
     parsed: ParsedPrompt | None = None
     interrupt: Interrupt = field(default_factory=Interrupt)
     downloads: Sequence[Future[Any]] = ()
@@ -112,10 +114,10 @@ class InputQueue:
     """Queue of prompts, with thread pools that parse, download, and decode and process. Thread-safe.
 
     Entries of one `add` keep their order. Several large batches take turns entry by entry, so a small batch does not wait for
-    a large one. Smaller priorities go first. A prompt that is ready overtakes slower ones: text overtakes a slow video, and
-    local media overtake downloads. Prompts with files have threads of their own, so that slow PDFs delay no other prompt, and
-    one that is dropped while its PDFs are opened frees its thread. A prompt that gives uuids without data waits for earlier
-    prompts of its `cache_salt` that provide the data, or that are not parsed yet and may do so.
+    a large one. The policy orders entries by their priority and these turns. A prompt that is ready overtakes slower ones:
+    text overtakes a slow video, and local media overtake downloads. Prompts with files have threads of their own, so that slow
+    PDFs delay no other prompt, and one that is dropped while its PDFs are opened frees its thread. A prompt with uuids
+    waits for earlier prompts of its `cache_salt` that give the same uuids with data, or that are not parsed yet and may do so.
 
     Args:
         window: limit on the prompts being parsed, plus the larger of two numbers: prompts that are held, and prompts whose
@@ -125,8 +127,8 @@ class InputQueue:
             processed. While `prompt_embeds` are held, no prompt is parsed that may go over it.
     """
 
-    def __init__(self, window: int, workers: int, capacity: int) -> None:
-        self._window, self._num_workers, self._capacity = window, workers, capacity
+    def __init__(self, window: int, workers: int, capacity: int, policy: SchedulingPolicy) -> None:
+        self._window, self._num_workers, self._capacity, self._policy = window, workers, capacity, policy
         one_thread: dict[str, Any] = {"initializer": use_threads, "initargs": (1,)}
         self._parsers = ThreadPoolExecutor(_NUM_PARSERS, "sensorium-parse", **one_thread)
         self._openers = ThreadPoolExecutor(_NUM_OPENERS, "sensorium-open", **one_thread)
@@ -159,7 +161,8 @@ class InputQueue:
                 turn += 1
                 self._arrivals += 1
                 self._count["waiting"] += 1
-                entry.order = (entry.priority, turn, self._arrivals)
+                entry.arrival = (turn, self._arrivals)
+                entry.order = self._policy.order(entry)
                 if entry.has_files:
                     self._to_open.push(entry)
                 else:
@@ -238,7 +241,7 @@ class InputQueue:
 
     def _pop_fairly(self, waiting: TenantHeaps, next_stages: Sequence[str], places: int) -> QueueEntry | None:
         """Remove and return the next entry. A tenant gets another place if more places are free than it holds."""
-        busy = Counter(one.owner for one in self._in_progress if one.stage in next_stages)
+        busy = Counter(entry.owner for entry in self._in_progress if entry.stage in next_stages)
         left = places - busy.total()
         return waiting.pop(lambda owner: owner is None or busy[owner] < left) if left > 0 else None
 
@@ -255,7 +258,7 @@ class InputQueue:
         """Return True if an earlier prompt provides data of the entry's uuids, or has its salt and is not parsed yet."""
         required = entry.parsed.required_uuids if entry.parsed is not None else frozenset()
         return bool(required) and any(
-            other.order[2] < entry.order[2]
+            other.arrival[1] < entry.arrival[1]
             and (other.salt == entry.salt if other.parsed is None else not required.isdisjoint(other.parsed.provided_uuids))
             for other in chain(self._in_progress, self._to_open.entries_of(entry.owner))
         )
@@ -273,7 +276,7 @@ class InputQueue:
         return not full and parsing + max(media, self._count["held"]) < self._window
 
     def _parse(self, entry: QueueEntry, stage: str, pool: ThreadPoolExecutor) -> None:
-        self._turn = max(self._turn, entry.order[1])
+        self._turn = max(self._turn, entry.arrival[0])
         self._run(entry, stage, pool, partial(entry.interrupt.run, entry.prepare))
 
     def _room_to_process(self) -> bool:
@@ -302,7 +305,7 @@ class InputQueue:
                 self._finish(entry, error if isinstance(error, Exception) else RuntimeError(repr(error)))
             elif isinstance(result := future.result(), ParsedPrompt):
                 entry.parsed = result
-                result.ledger.background = entry.priority > 0
+                result.ledger.background = self._policy.is_background(entry)
                 if result.remote:
                     self._move(entry, "to_fetch")
                     self._to_fetch.push(entry)

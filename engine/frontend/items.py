@@ -123,13 +123,13 @@ def num_bytes(kwargs: MultiModalKwargsItem) -> int:
 
 def merge_frame_plans(plans: Iterable[FramePlan | None]) -> FramePlan | None:
     """Merge the frame plans of all pieces into one."""
-    known = [plan for plan in plans if plan is not None]
-    if len(known) < 2:
-        return known[0] if known else None
-    indices = tuple(index for plan in known for index in plan.indices)
-    times = tuple(seconds for plan in known for seconds in plan.timestamps)
-    replaced = tuple(pair for plan in known for pair in plan.replaced)
-    return replace(known[0], indices=indices, timestamps=times, replaced=replaced)
+    planned = [plan for plan in plans if plan is not None]
+    if len(planned) < 2:
+        return planned[0] if planned else None
+    indices = tuple(index for plan in planned for index in plan.indices)
+    times = tuple(seconds for plan in planned for seconds in plan.timestamps)
+    replaced = tuple(pair for plan in planned for pair in plan.replaced)
+    return replace(planned[0], indices=indices, timestamps=times, replaced=replaced)
 
 
 def item_features(
@@ -150,8 +150,8 @@ def item_features(
             ),
             i,
         )
-        for i, (item, done, own, places) in enumerate(zip(items, processed, spans, ranges, strict=True))
-        for part, ((kwargs, grid), span, where) in enumerate(zip(done.pieces, own, places, strict=True))
+        for i, (item, done, item_spans, places) in enumerate(zip(items, processed, spans, ranges, strict=True))
+        for part, ((kwargs, grid), span, where) in enumerate(zip(done.pieces, item_spans, places, strict=True))
     ]
     pieces.sort(key=lambda piece: piece[0].range.offset)
     return tuple(feature for feature, _ in pieces), tuple(i for _, i in pieces)

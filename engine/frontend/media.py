@@ -16,10 +16,10 @@ from typing import Any
 
 import torch
 
+from ...callers.errors import ConfigError, ErrorCode, InputError, MediaError, SensoriumError, is_out_of_memory, media_error
 from ...kernels.dispatch import use_backends
 from ...mm.cache import ByteCache, CacheStats, UuidTable
 from ...mm.embeddings import ROWS
-from ...mm.errors import ConfigError, ErrorCode, InputError, MediaError, SensoriumError, is_out_of_memory, media_error
 from ...mm.fields import FieldElem, FlatField
 from ...mm.geometry import MAX_ITEM_ROWS
 from ...mm.hashing import digest
@@ -147,7 +147,7 @@ class MultiModalProcessor:
     def fetch(self, sources: Sequence[MediaSource], ledger: Ledger) -> dict[int, Future[LoadedSource]]:
         """Part 2 of `open`: start all downloads, by index of the source. Equal URLs share a download; a few run at a time."""
         futures: dict[object, Future[LoadedSource]] = {}
-        found: dict[int, Future[LoadedSource]] = {}
+        fetches: dict[int, Future[LoadedSource]] = {}
         waiting: deque[tuple[Future[LoadedSource], MediaSource]] = deque()
         for i, source in enumerate(sources):
             if gate.is_remote(source):
@@ -156,7 +156,7 @@ class MultiModalProcessor:
                 if url not in futures:
                     futures[url] = Future()
                     waiting.append((futures[url], replace(source, data=data)))
-                found[i] = futures[url]
+                fetches[i] = futures[url]
 
         def download() -> None:
             while waiting:
@@ -173,7 +173,7 @@ class MultiModalProcessor:
 
         for _ in range(min(_DOWNLOADS, len(waiting))):
             self._fetchers.submit(download)
-        return found
+        return fetches
 
     def admit(
         self,
@@ -214,7 +214,7 @@ class MultiModalProcessor:
         taken = sum(item.plan.num_tokens for item in shrunk)
         if taken > room:
             reason = f"the media cannot be made to fit: they take at least {taken} tokens, but there is room for {room}"
-            raise InputError(f"{reason}; send fewer items or a shorter text", code="too_long")
+            raise InputError(f"{reason}; send fewer items or a shorter text", code="too_long", limit=room, value=taken)
         return shrunk
 
     def process(self, item: PlannedItem, salt: str | None, timings: dict[str, float]) -> ProcessedItem:
@@ -239,7 +239,7 @@ class MultiModalProcessor:
         """Return `info` with these options on top. Variants of the model's own `info` are cached."""
         if not options:
             return info
-        return self._info_with(_Options(options)) if info is self._info else info.with_kwargs(options)
+        return self._info_with(_ProcessorOptions(options)) if info is self._info else info.with_kwargs(options)
 
     def _load(self, source: MediaSource, ledger: Ledger) -> LoadedSource:
         start = time.perf_counter()
@@ -250,7 +250,7 @@ class MultiModalProcessor:
             try:
                 item_info = self._with_options(info, {f"{source.modality}s_kwargs": source.options} if source.options else {})
             except ConfigError as error:
-                raise InputError(str(error), param=error.info.param) from None
+                raise InputError(error.info.text, param=error.info.param) from None
             identify = identify or source.data is None
             content = self._content(source, salt) if identify else ""
             key = self._key(source.modality, content, item_info, salt) if identify else ""
@@ -258,7 +258,9 @@ class MultiModalProcessor:
             if isinstance(source.data, EmbeddingItem):
                 processed = _from_embeddings(source.data, item_info)
             elif not self.settings.encodes and processed is None:
-                raise InputError('this engine has no encoder (parts="decoder"); give encoder rows in place of the media')
+                raise InputError(
+                    'this engine has no encoder (parts="decoder"); give encoder rows in place of the media', code="unsupported"
+                )
             if processed is None and source.data is None:
                 raise _cache_miss(source)
             policy = self.settings.policy
@@ -303,8 +305,8 @@ class MultiModalProcessor:
         return item.info.shrink_kwargs(item.source.modality, item.plan.grid, item.plan.num_embeds) is not None
 
     def _shrink(self, item: PlannedItem, share: float, salt: str | None) -> PlannedItem:
-        own = item.plan.num_tokens - sum(span.num_embeds for span in item.spans if not span.shared)
-        options = item.info.shrink_kwargs(item.source.modality, item.plan.grid, int(item.plan.num_tokens * share) - own)
+        num_markers = item.plan.num_tokens - sum(span.num_embeds for span in item.spans if not span.shared)
+        options = item.info.shrink_kwargs(item.source.modality, item.plan.grid, int(item.plan.num_tokens * share) - num_markers)
         source = replace(item.source, options=options or {})  # item.info has the item's own options
         small = self._open(source, item.info, salt, bool(item.key))
         return replace(small, plan=replace(small.plan, shrunk_from=item.plan.num_tokens), seconds=item.seconds)
@@ -316,14 +318,14 @@ class MultiModalProcessor:
                 decoded = gate.decode(source, item.info.decode_spec, self.settings.policy, tenant_of(salt))
             infos = [item.info] * len(decoded)
             if not item.plan.exact:
-                infos = [item.info.settle(one) for one in decoded]
-                self._check_rows(info.geometry(one.header).num_embeds for info, one in zip(infos, decoded, strict=True))
+                infos = [item.info.for_item(media) for media in decoded]
+                self._check_rows(info.geometry(media.header).num_embeds for info, media in zip(infos, decoded, strict=True))
             middle = time.perf_counter()
             with _stage("processing"), use_backends(self.settings.kernels), processing_on(self.settings.device):
-                pieces = tuple(info.process(one, self.settings.dtype) for info, one in zip(infos, decoded, strict=True))
+                pieces = tuple(info.process(media, self.settings.dtype) for info, media in zip(infos, decoded, strict=True))
         timings["decode"] = timings.get("decode", 0.0) + middle - start
         timings["process"] = timings.get("process", 0.0) + time.perf_counter() - middle
-        headers = [one.header for one in decoded]
+        headers = [media.header for media in decoded]
         frames = merge_frame_plans([header.frames for header in headers])
         return ProcessedItem(pieces, headers[0].size, frames, _seconds(headers, item.info))
 
@@ -331,8 +333,8 @@ class MultiModalProcessor:
         """Check the number of rows before tensors are made, for items whose header did not tell it exactly."""
         total, limit = sum(rows), self.settings.max_rows
         if total > limit:
-            reason = f"it makes {total} rows, but max_model_len is {limit}; make it smaller (max_pixels, fps, num_frames)"
-            raise InputError(reason, code="too_long")
+            reason = f"it makes {total} rows, but <<max_model_len>> is {limit}; make it smaller (max_pixels, fps, num_frames)"
+            raise InputError(reason, code="too_long", limit=limit, value=total)
 
 
 def _seconds(headers: Sequence[MediaHeader], info: ProcessingInfo) -> float:
@@ -371,7 +373,7 @@ def _cache_miss(source: MediaSource) -> MediaError:
     return MediaError(source.modality, source.index, f"{reason}; give the data along with the uuid {source.uuid!r}")
 
 
-class _Options:
+class _ProcessorOptions:
     """Processor options as a cache key; options that mean the same are equal."""
 
     def __init__(self, values: Mapping[str, Any]) -> None:
@@ -379,10 +381,10 @@ class _Options:
             self._key = digest("options", values)
             self.values = deepcopy(values)  # the caller may change its own later
         except (InputError, TypeError) as error:  # TypeError: a value that cannot be copied, such as a memoryview
-            raise InputError(f"mm_processor_kwargs: {error}", param="mm_processor_kwargs") from None
+            raise InputError(f"<<param>>: {error}", param="mm_processor_kwargs") from None
 
     def __eq__(self, other: object) -> bool:
-        return isinstance(other, _Options) and self._key == other._key
+        return isinstance(other, _ProcessorOptions) and self._key == other._key
 
     def __hash__(self) -> int:
         return hash(self._key)

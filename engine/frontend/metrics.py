@@ -6,14 +6,19 @@ import weakref
 from collections.abc import Callable, Iterator
 from typing import Any
 
+from ...callers.errors import ConfigError
 from ...mm.cache import CacheStats
-from ...mm.errors import ConfigError
-from ..types import EngineStats, RequestOutput
+from ..types import DraftStats, EngineStats, RequestOutput
 from .engine_loop import EngineLoop
 from .media import MultiModalProcessor
 from .trace import Observer, RequestTimes
 
 _SECONDS = (0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1.0, 2.5, 5.0, 10.0, 30.0, 60.0, 120.0)
+_TOKENS = (1, 2, 5, 10, 20, 50, 100, 200, 500, 1000, 2000, 5000, 10_000, 20_000, 50_000, 100_000, 200_000, 500_000, 1_000_000)
+_LENGTHS = {
+    "request_prompt_tokens": "tokens of a prompt",
+    "request_generation_tokens": "tokens of an answer",
+}
 _HISTOGRAMS = {
     "request_seconds": "from the call to the last token",
     "time_to_first_token_seconds": "from the call to the first token",
@@ -24,6 +29,7 @@ _HISTOGRAMS = {
     "process_seconds": "preprocessing media",
     "encode_seconds": "in the encoder",
     "prefill_seconds": "computing the prompt",
+    "decode_steps_seconds": "from the first token to the last",
 }
 _STATES: dict[str, tuple[str, Callable[[EngineStats], float]]] = {
     "requests_running": ("sequences that are computed", lambda stats: stats.running),
@@ -58,11 +64,11 @@ def register(registry: Any, engine_loop: EngineLoop, media: MultiModalProcessor)
         import prometheus_client as prometheus
     except ImportError:
         raise ConfigError("metrics need the package prometheus_client; install it, or leave metrics off") from None
-    place = prometheus.REGISTRY if registry is True else registry
-    if not isinstance(place, prometheus.CollectorRegistry):
+    target = prometheus.REGISTRY if registry is True else registry
+    if not isinstance(target, prometheus.CollectorRegistry):
         raise ConfigError(f"metrics={registry!r} must be True, False or a prometheus_client.CollectorRegistry")
     try:
-        return _observer(prometheus, place, _Collector(weakref.ref(engine_loop), weakref.ref(media)))
+        return _observer(prometheus, target, _Collector(weakref.ref(engine_loop), weakref.ref(media)))
     except ValueError:
         raise ConfigError("the registry has the metrics of another engine; give each engine a CollectorRegistry") from None
 
@@ -83,11 +89,17 @@ def _observer(prometheus: Any, registry: Any, collector: _Collector) -> Observer
         for name, text in _HISTOGRAMS.items()
     }
 
+    prompt_length, answer_length = (
+        prometheus.Histogram(f"sensorium_{name}", text, buckets=_TOKENS, registry=registry) for name, text in _LENGTHS.items()
+    )
+
     def observe(output: RequestOutput, times: RequestTimes) -> None:
         prompt_tokens.inc(len(output.prompt_token_ids))
+        prompt_length.observe(len(output.prompt_token_ids))
         for answer in output.outputs:
             requests.labels(answer.finish_reason or "").inc()
             generated_tokens.inc(len(answer.token_ids))
+            answer_length.observe(len(answer.token_ids))
         for item in output.trace:
             items.labels(item.modality, item.encoder or "none").inc()
         seconds["request_seconds"].observe(times.seconds)
@@ -124,10 +136,39 @@ class _Collector:
         states["requests_preparing"] = ("prompts in the input queue", preparing)
         states["processor_cache_bytes"] = ("bytes of processed items in the cache", processed.bytes)
         counts = {name: (text, read(stats)) for name, (text, read) in _COUNTS.items()}
+        counts["processor_cache_queries"] = ("processed items looked up in the cache", processed.hits + processed.misses)
         counts["processor_cache_hits"] = ("processed items found in the cache", processed.hits)
         counts["processor_cache_misses"] = ("processed items not found in the cache", processed.misses)
         counts["processor_cache_evictions"] = ("processed items evicted from the cache", processed.evictions)
+        yield from _draft_families(stats)
         for name, (text, value) in states.items():
             yield GaugeMetricFamily(f"sensorium_{name}", text, value=value)
         for name, (text, value) in counts.items():
             yield CounterMetricFamily(f"sensorium_{name}", text, value=value)
+
+
+def _draft_families(stats: EngineStats) -> Iterator[Any]:
+    """Yield the counters of drafted tokens: ours by proposer, and vLLM's under its names."""
+    from prometheus_client.core import CounterMetricFamily
+
+    of_all: dict[str, tuple[str, Callable[[DraftStats], int]]] = {
+        "num_drafts": ("drafts that were verified", lambda proposer: proposer.num_drafts),
+        "num_draft_tokens": ("drafted tokens that were verified", lambda proposer: proposer.num_drafted),
+        "num_accepted_tokens": ("drafted tokens that were accepted; each saves a step", lambda proposer: proposer.num_accepted),
+    }
+    for name, (text, read) in of_all.items():
+        ours = CounterMetricFamily(f"sensorium_draft_{name.removeprefix('num_')}", text, labels=["proposer"])
+        for proposer in stats.drafts:
+            ours.add_metric([proposer.proposer], read(proposer))
+        yield ours
+        yield CounterMetricFamily(f"vllm:spec_decode_{name}", text, value=sum(map(read, stats.drafts)))
+    text = "drafted tokens that were accepted, by position in their draft"
+    positions = CounterMetricFamily("vllm:spec_decode_num_accepted_tokens_per_pos", text, labels=["position"])
+    for position in range(max((len(proposer.accepted) for proposer in stats.drafts), default=0)):
+        count = sum(proposer.accepted[position] for proposer in stats.drafts if position < len(proposer.accepted))
+        positions.add_metric([str(position)], count)
+    yield positions
+    off = CounterMetricFamily("sensorium_draft_switched_off", "proposers switched off for a sequence", labels=["proposer"])
+    for proposer in stats.drafts:
+        off.add_metric([proposer.proposer], proposer.switched_off)
+    yield off

@@ -9,13 +9,13 @@ from functools import partial
 import torch
 from torch import Tensor
 
-from ...mm.errors import ErrorInfo, InputError
+from ...callers.errors import ErrorInfo, InputError
 from ...mm.types import EncodedItem
 from ...processors.elements.formats import MarkedText
 from ...processors.text.tokenizer import StreamDecoder, Tokenizer
 from ..errors import error_text
 from ..sampling_params import SamplingParams
-from ..types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput
+from ..types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput, add_stats
 from .processed_prompt import ProcessedPrompt, named_item
 
 Logprobs = dict[int, Logprob]
@@ -44,7 +44,18 @@ class CompletionBuilder:
         self._decoder = StreamDecoder(tokenizer, params.skip_special_tokens)
 
     def add(self, output: TokenOutput) -> bool:
-        """Add a step's output. Return True if a stop string ends an answer that the core is still computing."""
+        """Add a step's output. Return True if a stop string ends the answer, and the core has more tokens or computes them.
+
+        Tokens after a stop string are dropped.
+        """
+        parts = _one_by_one(output) if self.params.stop_strings and len(output.token_ids) > 1 else [output]
+        for number, part in enumerate(parts, start=1):
+            self._add(part)
+            if self.cut:
+                return number < len(parts) or output.finish_reason is None
+        return False
+
+    def _add(self, output: TokenOutput) -> None:
         if output.num_removed:
             self._remove(output.num_removed)
         self.finish_reason, self.stop_reason = output.finish_reason, output.stop_reason
@@ -55,7 +66,7 @@ class CompletionBuilder:
         self._undecoded += output.token_ids
         if output.finish_reason == "stop" and not self.params.include_stop_str_in_output:
             self._undecoded.pop()  # the stop token is not part of the text
-        return self._check_stop_strings() and output.finish_reason is None
+        self._check_stop_strings()
 
     @property
     def text(self) -> str:
@@ -99,13 +110,13 @@ class CompletionBuilder:
 
     def _marked_text(self) -> MarkedText | None:
         """Return the finished answer with its special tokens, if the model names elements in it. Nothing is decoded yet."""
-        form = self.answer_format
-        if form is None or len(form.images) != 1 or not self.params.detokenize or self.finish_reason in (None, "error"):
+        marks = self.answer_format
+        if marks is None or len(marks.images) != 1 or not self.params.detokenize or self.finish_reason in (None, "error"):
             return None
         if not self.params.skip_special_tokens:
-            return replace(form, source=self.text)
+            return replace(marks, source=self.text)
         stop = self.stop_reason if self.cut and isinstance(self.stop_reason, str) else None
-        return replace(form, source=partial(_decode_specials, self._tokenizer, self.token_ids, stop))
+        return replace(marks, source=partial(_decode_specials, self._tokenizer, self.token_ids, stop))
 
     def _find_stable(self) -> tuple[int, int]:
         """Return how many tokens and characters no repair can remove any more."""
@@ -126,22 +137,21 @@ class CompletionBuilder:
         self._decoder = StreamDecoder(self._tokenizer, self.params.skip_special_tokens)
         self._searched = min(self._searched, len(self.text))
 
-    def _check_stop_strings(self) -> bool:
-        """Search the new text for stop strings. If one is found, cut the text there and return True."""
+    def _check_stop_strings(self) -> None:
+        """Search the new text for stop strings. If one is found, cut the text there."""
         if not self.params.stop_strings:
-            return False
+            return
         text, searched = self.text, self._searched
         self._searched = len(text)
         if len(self.token_ids) <= self.params.min_tokens:
-            return False
-        found = find_stop(text, self.params.stop_strings, searched)
-        if found is None:
-            return False
-        start, stop = found
+            return
+        match = find_stop(text, self.params.stop_strings, searched)
+        if match is None:
+            return
+        start, stop = match
         self._text = text[: start + len(stop) * self.params.include_stop_str_in_output]
         self.cut = True
         self.finish_reason, self.stop_reason = "stop", stop
-        return True
 
 
 class OutputBuilder:
@@ -173,10 +183,7 @@ class OutputBuilder:
             answer.answer_format = prepared.answer_format
 
     def add(self, output: TokenOutput) -> bool:
-        """Add a step's output to its answer. Return True if a stop string ends an answer that the core is still computing.
-
-        Tokens after a stop string are dropped.
-        """
+        """Add a step's output to its answer. Return as `CompletionBuilder.add` does."""
         answer, stopped = self.answers[output.request_id], False
         if output.stats is not None:
             self.stats[output.request_id] = output.stats
@@ -231,6 +238,8 @@ class OutputBuilder:
             sum(stats.preemptions for stats in self.stats.values()),
             self.pooled,
             self.encoded,
+            self.prepared.truncated,
+            add_stats(stats.drafts for stats in self.stats.values()),
         )
 
     def _encoded_item(self, index: int, rows: Sequence[Tensor]) -> EncodedItem:
@@ -254,8 +263,7 @@ class OutputBuilder:
         features = [i for i, feature in enumerate(prepared.features) if feature.modality == error.modality]
         if prepared.item_of and error.index is not None and error.index < len(features):
             item = prepared.items[prepared.item_of[features[error.index]]]
-            reason = error.message.removeprefix(f"{error.modality} {error.index}: ")
-            error = replace(error, message=reason).for_item(item.modality, item.index)
+            error = error.without_item().for_item(item.modality, item.index)
         return error if prepared.places is None else named_item(error, prepared.places)
 
     def _encoder(self, item: int) -> str:
@@ -263,6 +271,15 @@ class OutputBuilder:
         pieces = [i for i, owner in enumerate(self.prepared.item_of) if owner == item]
         ways = {stats.items[i] for stats in self.stats.values() for i in pieces if i < len(stats.items)}
         return next((way for way in ("encoded", "disk", "cache", "prefix") if way in ways), "")
+
+
+def _one_by_one(output: TokenOutput) -> list[TokenOutput]:
+    """Return an output with several tokens as outputs with one token each. The last one has everything else."""
+    *before, last = (
+        replace(output, token_ids=(token,), logprobs=output.logprobs and output.logprobs[i : i + 1])
+        for i, token in enumerate(output.token_ids)
+    )
+    return [*(replace(part, finish_reason=None, stop_reason=None) for part in before), last]
 
 
 def _decode_specials(tokenizer: Tokenizer, token_ids: Sequence[int], stop: str | None) -> str:

@@ -6,15 +6,14 @@ import logging
 import threading
 from collections.abc import Sequence
 from queue import SimpleQueue
-from typing import Any
 
-from .output_processor import OutputBuilder
-from .request_handle import RequestHandle, drop_command, notify
-from .trace import Observer, RequestTimes
+from .request import Answer
+from .request_handle import Drop, Message, RequestHandle, notify
+from .trace import Observer
 
 _log = logging.getLogger(__name__)
-Finished = tuple[RequestHandle, OutputBuilder, RequestTimes]
-"""A finished answer. A live session may begin its next turn, with another builder and other times, before it is observed."""
+Finished = tuple[RequestHandle, Answer]
+"""A finished answer. A live session may begin its next turn, with another answer, before it is observed."""
 _Work = tuple[Sequence[RequestHandle], Sequence[Finished]]
 
 
@@ -23,18 +22,18 @@ class OutputThread:
 
     Args:
         observers: called once with each finished answer.
-        commands: as in `RequestHandle.register`.
+        messages: as in `RequestHandle.register`.
     """
 
-    def __init__(self, observers: list[Observer], commands: SimpleQueue[Any]) -> None:
-        self.observers, self._commands = observers, commands
+    def __init__(self, observers: list[Observer], messages: SimpleQueue[Message | None]) -> None:
+        self.observers, self._messages = observers, messages
         self._queue: SimpleQueue[_Work | None] = SimpleQueue()
         self._thread: threading.Thread | None = None
 
     def put(self, unread: Sequence[RequestHandle], finished: Sequence[Finished] = ()) -> None:
         """Read inboxes; call the observers of finished requests, and notify their callers."""
         if self._thread is None:
-            arguments = (self._queue, self.observers, self._commands)
+            arguments = (self._queue, self.observers, self._messages)
             self._thread = threading.Thread(target=_work, args=arguments, name="sensorium-output", daemon=True)
             self._thread.start()
         self._queue.put((unread, finished))
@@ -49,28 +48,28 @@ class OutputThread:
             self._thread.join()
 
 
-def _work(queue: SimpleQueue[_Work | None], observers: list[Observer], commands: SimpleQueue[Any]) -> None:
+def _work(queue: SimpleQueue[_Work | None], observers: list[Observer], messages: SimpleQueue[Message | None]) -> None:
     while True:
         work = queue.get()
         if work is None:
             return
         try:
-            _do(work, observers, commands)
+            _do(work, observers, messages)
         except Exception:
             _log.exception("work on outputs failed")
         del work  # keep no request alive while waiting
 
 
-def _do(work: _Work, observers: list[Observer], commands: SimpleQueue[Any]) -> None:
+def _do(work: _Work, observers: list[Observer], messages: SimpleQueue[Message | None]) -> None:
     unread, finished = work
     for handle in unread:
         handle.read()
-    for handle, builder, times in finished:
+    for handle, answer in finished:
         handle.read()
         for observe in observers:
             try:
-                observe(builder.summary(), times)
+                observe(answer.builder.summary(), answer.times)
             except Exception:
                 _log.exception("an observer of requests failed")
-    for handle in notify([handle for handle, _, _ in finished]):
-        commands.put(drop_command(handle))
+    for handle in notify([handle for handle, _ in finished]):
+        messages.put(Drop((handle,)))

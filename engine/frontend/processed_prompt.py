@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 
-from ...mm.errors import ErrorInfo
+from ...callers.errors import OF_PROMPTS, ErrorInfo
 from ...mm.types import ItemPlan, MultiModalFeature
 from ...processors.elements.formats import MarkedText
 from ..types import ItemTrace
@@ -21,10 +21,11 @@ class ProcessedPrompt:
         items: size, tokens, rows and bytes of each item.
         timings: seconds of fetch, plan, decode and process.
         item_of: for each feature, the index in `items` of the item that it is a piece of.
-        cross: the encoder input of an encoder-decoder model; it has no placeholder among the tokens.
+        cross: the items that cross-attention reads; they have no placeholder among the tokens.
         salt, adapter: as in EngineRequest.
         answer_format: what `CompletionOutput.elements` needs besides the answer's text, or None.
         places: as in ParsedPrompt.
+        truncated: True if `truncate_prompt_tokens` cut the prompt.
     """
 
     prompt: str | None
@@ -35,10 +36,11 @@ class ProcessedPrompt:
     trace: tuple[ItemTrace, ...] = ()
     item_of: tuple[int, ...] = ()
     salt: str = ""
-    cross: MultiModalFeature | None = None
+    cross: tuple[MultiModalFeature, ...] = ()
     adapter: str = ""
     answer_format: MarkedText | None = None
     places: Mapping[tuple[str, int], str] | None = None
+    truncated: bool = False
 
     @property
     def num_bytes(self) -> int:
@@ -48,13 +50,13 @@ class ProcessedPrompt:
     @property
     def encoded(self) -> tuple[MultiModalFeature, ...]:
         """All features, `cross` included."""
-        return self.features if self.cross is None else (*self.features, self.cross)
+        return (*self.features, *self.cross)
 
 
 def named_item(error: ErrorInfo, places: Mapping[tuple[str, int], str]) -> ErrorInfo:
     """Return an error of a conversation with its `param`: the place of the item at fault, or "messages"."""
-    place = None if error.modality is None or error.index is None else places.get((error.modality, error.index))
-    if place is None and error.code in ("invalid_input", "too_long"):
-        place = "messages"
-    own = error.param not in (None, "multi_modal_data")  # a conversation has no field of this name
-    return error if own else replace(error, param=place)
+    param = None if error.modality is None or error.index is None else places.get((error.modality, error.index))
+    if param is None and error.code in OF_PROMPTS:
+        param = "messages"
+    is_named = error.param not in (None, "multi_modal_data")  # a conversation has no field of this name
+    return error if is_named else replace(error, param=param)

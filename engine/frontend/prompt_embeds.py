@@ -6,8 +6,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...callers.errors import InputError, MediaError
 from ...mm.embeddings import PROMPT_EMBEDS, PROMPT_EMBEDS_ROWS, ROWS, check_rows
-from ...mm.errors import InputError, MediaError
 from ...mm.fields import FieldElem, FlatField
 from ...mm.hashing import digest
 from ...mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
@@ -23,15 +23,15 @@ def read_prompt_embeds(value: object, width: int, max_tokens: int, dtype: torch.
     if isinstance(value, Tensor) and value.ndim == 3 and value.shape[0] == 1:
         value = value[0]  # as transformers' embedding layer returns one prompt
     if isinstance(value, Tensor) and value.ndim == 2 and value.shape[0] > max_tokens:
-        reason = f"the prompt has {value.shape[0]} embeddings, but max_model_len is {max_tokens + 1}; shorten it"
-        raise InputError(reason, code="too_long", param="prompt_embeds")
+        reason = f"the prompt has {value.shape[0]} embeddings, but <<max_model_len>> is {max_tokens + 1}; shorten it"
+        raise InputError(reason, code="too_long", param="prompt_embeds", limit=max_tokens, value=value.shape[0])
     try:
         rows = check_rows(PROMPT_EMBEDS, 0, value, width).to("cpu", dtype)
     except MediaError as error:
-        raise InputError(f"prompt_embeds: {error.reason}", param="prompt_embeds") from None
+        raise InputError(f"<<param>>: {error.info.without_item().text}", param="prompt_embeds") from None
     if not bool(rows.isfinite().all()):
         kind = str(dtype).removeprefix("torch.")
-        raise InputError(f"prompt_embeds: a value is too large for {kind}, the model's dtype", param="prompt_embeds")
+        raise InputError(f"<<param>>: a value is too large for {kind}, the model's dtype", param="prompt_embeds")
     return rows
 
 

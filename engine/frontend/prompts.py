@@ -10,8 +10,9 @@ from typing import Any, TypedDict
 import numpy as np
 from torch import Tensor
 
-from ...mm.errors import InputError, check_utf8, hint, short_repr, typed
-from ...mm.plain import builtin_copy, reading
+from ...callers.errors import InputError, check_utf8, hint, short_repr, typed
+from ...callers.plain import builtin_copy
+from ..param_checks import read_truncation
 
 _MAX_NAME = 4096  # characters of a cache_salt
 _PROMPT_KEYS = (
@@ -23,6 +24,8 @@ _PROMPT_KEYS = (
     "mm_processor_kwargs",
     "cache_salt",
     "fit",
+    "truncate_prompt_tokens",
+    "truncation_side",
 )
 _ENCODER_DECODER_KEYS = ("encoder_prompt", "decoder_prompt")
 
@@ -33,6 +36,8 @@ class _PromptOptions(TypedDict, total=False):
     mm_processor_kwargs: Mapping[str, Any]
     cache_salt: str
     fit: str
+    truncate_prompt_tokens: int
+    truncation_side: str
 
 
 class TextPrompt(_PromptOptions):
@@ -58,6 +63,8 @@ class Prompt:
         salt: `cache_salt`; requests with different salts share no uuids and no caches.
         fit: None, or "context" to shrink media until the prompt fits.
         embeds: `prompt_embeds`, not checked yet.
+        truncate_prompt_tokens: -1 cuts the prompt to the model's maximum, a number above 0 to that many tokens.
+        truncation_side: see `Truncation`; None: the tokenizer's.
     """
 
     text: str | None = None
@@ -68,6 +75,8 @@ class Prompt:
     salt: str | None = None
     fit: str | None = None
     embeds: object = None
+    truncate_prompt_tokens: int | None = None
+    truncation_side: str | None = None
 
 
 @dataclass(frozen=True)
@@ -78,53 +87,60 @@ class EncoderDecoderPrompt:
     decoder: Prompt | None = None
 
 
-def read_prompt(prompt: object, max_model_len: float = math.inf) -> Prompt | EncoderDecoderPrompt:
+def read_prompt(prompt: object, max_model_len: float = math.inf, reserved_tokens: int = 1) -> Prompt | EncoderDecoderPrompt:
     """Read a prompt in any form.
 
     Args:
         prompt: a string, a list of token ids, `{"prompt" or "prompt_token_ids": ..., "multi_modal_data": ...}`,
             `{"prompt_embeds": ...}`, or `{"encoder_prompt": ..., "decoder_prompt": ...}` whose values have one of the other
             forms.
+        reserved_tokens: tokens that a prompt leaves of `max_model_len`.
 
     Raises:
         InputError: any other form, or too many token ids. The error about an unknown key suggests a known one.
     """
-    with reading(prompt, "prompt", "the prompt"):
-        ids = dict(prompt).get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
-        _check_count(ids if isinstance(ids, list | tuple) else (), max_model_len)  # before each of them is looked at
+    max_tokens = max_model_len - reserved_tokens
+    if isinstance(prompt, Mapping) and dict(prompt).get("truncate_prompt_tokens") is not None:
+        max_tokens = math.inf  # its caller cuts the prompt
+    ids = dict(prompt).get("prompt_token_ids") if isinstance(prompt, Mapping) else prompt
+    if isinstance(ids, list | tuple):  # before each of them is looked at
+        _check_count(ids, max_tokens, reserved_tokens)
     prompt = builtin_copy(prompt, "prompt", "the prompt")
     if not isinstance(prompt, Mapping) or not any(key in prompt for key in _ENCODER_DECODER_KEYS):
-        return _read_single(prompt, max_model_len)
+        return _read_single(prompt, max_tokens, reserved_tokens)
     _check_keys(prompt, _ENCODER_DECODER_KEYS)
     if prompt.get("encoder_prompt") is None:
-        reason = '"encoder_prompt" is missing; give it, or "prompt" for a model without an encoder'
+        reason = '"<<param>>" is missing; give it, or "prompt" for a model without an encoder'
         raise InputError(reason, param="encoder_prompt")
     encoder, decoder = (prompt.get(key) for key in _ENCODER_DECODER_KEYS)
-    read_decoder = None if decoder is None else _read_single(decoder, max_model_len)
-    return EncoderDecoderPrompt(_read_single(encoder, max_model_len), read_decoder)
+    read_decoder = None if decoder is None else _read_single(decoder, max_tokens, reserved_tokens)
+    return EncoderDecoderPrompt(_read_single(encoder, max_tokens, reserved_tokens), read_decoder)
 
 
 def find_salt(prompt: object) -> str | None:
     """Return the `cache_salt` of a prompt that is not read yet. None if it has none, or one that `read_prompt` refuses."""
-    try:
-        given = prompt.get("encoder_prompt", prompt) if isinstance(prompt, Mapping) else None
-        found = given.get("cache_salt") if isinstance(given, Mapping) else None
-        return str.__str__(found) if isinstance(found, str) else None
-    except Exception:  # raised by the caller's class, and reported when the prompt is read
-        return None
+    fields = prompt.get("encoder_prompt", prompt) if isinstance(prompt, Mapping) else None
+    salt = fields.get("cache_salt") if isinstance(fields, Mapping) else None
+    return str.__str__(salt) if isinstance(salt, str) else None
 
 
-def _read_single(prompt: object, max_model_len: float) -> Prompt:
+def _read_single(prompt: object, max_tokens: float, reserved_tokens: int) -> Prompt:
     if isinstance(prompt, str):
         return Prompt(prompt)
     messages = [prompt] if isinstance(prompt, Mapping) else prompt[:1024] if isinstance(prompt, list | tuple) else []
-    if any(isinstance(one, Mapping) and "role" in one for one in messages):
+    if any(isinstance(message, Mapping) and "role" in message for message in messages):
         reason = "these are messages, which only `chat`, `stream`, `live` and `request` take"
-        raise InputError(f'{reason}; give a prompt here: a string, token ids or {{"prompt": ...}}', param="prompt")
+        raise InputError(
+            f'{reason}; give a prompt here: a string, token ids or {{"prompt": ...}}', code="invalid_value", param="prompt"
+        )
     if isinstance(prompt, Sequence | np.ndarray | Tensor) and not isinstance(prompt, bytes):
-        return Prompt(token_ids=read_token_ids(prompt, max_model_len))
+        return Prompt(token_ids=read_token_ids(prompt, max_tokens, reserved_tokens))
     if not isinstance(prompt, Mapping):
-        raise InputError(f'a prompt must be a string, token ids or {{"prompt": ...}}, not {typed(prompt)}', param="prompt")
+        raise InputError(
+            f'a prompt must be a string, token ids or {{"prompt": ...}}, not {typed(prompt)}',
+            code="invalid_value",
+            param="prompt",
+        )
     _check_keys(prompt, _PROMPT_KEYS)
     text, ids, embeds = prompt.get("prompt"), prompt.get("prompt_token_ids"), prompt.get("prompt_embeds")
     if embeds is not None:
@@ -132,79 +148,90 @@ def _read_single(prompt: object, max_model_len: float) -> Prompt:
         if others:
             raise InputError(f'"prompt_embeds" is a whole prompt; leave out {others[0]}', param=others[0])
     elif (text is None) == (ids is None):
-        found = "neither" if text is None else "both"
-        raise InputError(f'a prompt needs either "prompt" or "prompt_token_ids"; it has {found}', param="prompt")
+        which = "neither" if text is None else "both"
+        raise InputError(f'a prompt needs either "prompt" or "prompt_token_ids"; it has {which}', param="prompt")
     if text is not None and not isinstance(text, str):
-        raise InputError(f'"prompt" must be a string, not {typed(text)}', param="prompt")
+        raise InputError(f'"prompt" must be a string, not {typed(text)}', code="invalid_value", param="prompt")
     return Prompt(
         text,
-        None if ids is None else read_token_ids(ids, max_model_len),
+        None if ids is None else read_token_ids(ids, max_tokens, reserved_tokens),
         _read_mapping(prompt, "multi_modal_data", 'must map modalities to items, e.g. {"image": image}'),
         _read_mapping(prompt, "multi_modal_uuids", 'must map modalities to uuids, e.g. {"image": ["my-cat"]}'),
         _read_mapping(prompt, "mm_processor_kwargs", 'must map options to values, e.g. {"max_pixels": 1003520}'),
         _read_text(prompt, "cache_salt"),
         _read_fit(prompt),
         embeds,
+        *read_truncation(prompt.get("truncate_prompt_tokens"), prompt.get("truncation_side")),
     )
 
 
-def read_token_ids(ids: object, max_model_len: float = math.inf) -> list[int]:
+def read_token_ids(ids: object, max_tokens: float = math.inf, reserved_tokens: int = 1) -> list[int]:
     """Return token ids `[n]` as a list. Raise InputError for other forms; the range of the ids is not checked."""
-    with reading(ids, "prompt_token_ids"):
-        return _token_ids(ids, max_model_len)
-
-
-def _token_ids(ids: object, max_model_len: float) -> list[int]:
     values: Any = ids.item() if isinstance(ids, np.ndarray | Tensor) and not ids.ndim else ids
     if not isinstance(values, Sequence | np.ndarray | Tensor) or isinstance(values, str | bytes):
-        raise InputError(f'"prompt_token_ids" must be a list of integers, not {typed(values)}', param="prompt_token_ids")
-    _check_count(values, max_model_len)
+        raise InputError(
+            f'"<<param>>" must be a list of integers, not {typed(values)}', code="invalid_value", param="prompt_token_ids"
+        )
+    _check_count(values, max_tokens, reserved_tokens)
     if not isinstance(values, Sequence):
         values = values.tolist()  # an array of more axes gives lists, which are refused below
     return [token if type(token) is int else _read_integer(token, index) for index, token in enumerate(values)]
 
 
-def _check_count(ids: Sized, max_model_len: float) -> None:
-    if len(ids) >= max_model_len:
-        reason = f"the prompt takes {len(ids)} tokens, but max_model_len is {max_model_len}; shorten it"
-        raise InputError(reason, code="too_long")
+def _check_count(ids: Sized, max_tokens: float, reserved_tokens: int) -> None:
+    if len(ids) > max_tokens:
+        reason = f"the prompt takes {len(ids)} tokens, but <<max_model_len>> is {max_tokens + reserved_tokens}; shorten it"
+        raise InputError(reason, code="too_long", limit=max_tokens, value=len(ids))
 
 
 def _read_integer(token: object, index: int) -> int:
     """Return an integer of Python, numpy or torch as an int."""
     value = token.item() if isinstance(token, np.generic) or (isinstance(token, Tensor) and token.ndim == 0) else token
     if not isinstance(value, int) or isinstance(value, bool):
-        reason = f'"prompt_token_ids" must be a list of integers, but entry {index} is {short_repr(token, 40)}'
-        raise InputError(reason, param="prompt_token_ids")
+        reason = f'"<<param>>" must be a list of integers, but entry {index} is {short_repr(token, 40)}'
+        raise InputError(reason, code="invalid_value", param="prompt_token_ids")
     return int(value)
 
 
-def _check_keys(prompt: Mapping[Any, object], known: Sequence[str]) -> None:
+def _check_keys(prompt: Mapping[Any, object], allowed: Sequence[str]) -> None:
     for key in prompt:
-        if key not in known:
-            raise InputError(f"unknown key {short_repr(key, 40)} in a prompt; {hint(key, known)}", param=str(key)[:40])
+        if key not in allowed:
+            raise InputError(
+                f"unknown key {short_repr(key, 40)} in a prompt; {hint(key, allowed)}",
+                code="unknown_name",
+                value=key,
+                param=str(key)[:40],
+            )
 
 
-def _read_mapping(prompt: Mapping[Any, object], key: str, form: str) -> Mapping[str, Any]:
+def _read_mapping(prompt: Mapping[Any, object], key: str, expected: str) -> Mapping[str, Any]:
     value = prompt.get(key)
     if value is None:
         return {}
     if not isinstance(value, Mapping):
-        raise InputError(f'"{key}" {form}, not {typed(value)}', param=key)
+        raise InputError(f'"<<param>>" {expected}, not {typed(value)}', param=key)
     return value
 
 
 def _read_text(prompt: Mapping[Any, object], key: str) -> str | None:
     value = prompt.get(key)
     if value is not None and not (isinstance(value, str) and value):
-        raise InputError(f'"{key}" must be a non-empty string, not {short_repr(value, 40)}', param=key)
+        raise InputError(
+            f'"<<param>>" must be a non-empty string, not {short_repr(value, 40)}', code="invalid_value", param=key
+        )
     if value is not None and len(value) > _MAX_NAME:
-        raise InputError(f'"{key}" has {len(value)} characters; give at most {_MAX_NAME}', param=key)
+        raise InputError(
+            f'"<<param>>" has {len(value)} characters; give at most {_MAX_NAME}',
+            code="over_limit",
+            param=key,
+            limit=_MAX_NAME,
+            value=len(value),
+        )
     return value if value is None else check_utf8(value, key)
 
 
 def _read_fit(prompt: Mapping[Any, object]) -> str | None:
     value = _read_text(prompt, "fit")
     if value not in (None, "context"):
-        raise InputError(f'"fit" must be "context" or left out, not {short_repr(value, 40)}', param="fit")
+        raise InputError(f'"fit" must be "context" or left out, not {short_repr(value, 40)}', code="invalid_value", param="fit")
     return value

@@ -3,14 +3,19 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from dataclasses import dataclass, field
 from typing import Any
 
-from ...mm.errors import ConfigError, short_repr
+from ...callers.errors import ConfigError, short_repr
 from ..types import RequestOutput
 
 STAGES = ("fetch", "plan", "decode", "process", "queue", "encode", "prefill", "decode_steps")
+
+
+trace_context: ContextVar[Mapping[str, str] | None] = ContextVar("trace_context", default=None)
+"""The headers `traceparent` and `tracestate` (W3C) of the caller's trace, whose span is the parent of the request's span."""
 
 
 @dataclass(eq=False)
@@ -25,6 +30,7 @@ class RequestTimes:
         first_token: when the first token was sampled.
         last_token: when each sequence got its last token.
         inter_token_latencies: seconds between successive tokens.
+        context: of the caller's trace, see `trace_context`.
     """
 
     started: int = field(default_factory=time.time_ns)
@@ -34,6 +40,7 @@ class RequestTimes:
     first_token: float | None = None
     last_token: dict[str, float] = field(default_factory=dict)
     inter_token_latencies: list[float] = field(default_factory=list)
+    context: Mapping[str, str] | None = field(default_factory=trace_context.get)
 
     def record_token(self, sequence: str, now: float, latencies: bool) -> None:
         """Record that a sequence got a token. `latencies`: also record the time since its last token."""
@@ -64,6 +71,10 @@ Observer = Callable[[RequestOutput, RequestTimes], None]
 """Called with the summary of each finished request, see `OutputBuilder.summary`, and its times."""
 
 
+on_request_end: ContextVar[Callable[[RequestOutput], object] | None] = ContextVar("on_request_end", default=None)
+"""Called with the summary of each request that a task with this context has awaited, at its end or when it is given up."""
+
+
 def span_observer(provider: Any) -> Observer:
     """Return an observer that exports each request as an OpenTelemetry span with one child span per stage.
 
@@ -81,12 +92,16 @@ def span_observer(provider: Any) -> Observer:
     if provider is True:
         provider = api.get_tracer_provider()
     if not isinstance(provider, api.TracerProvider):
-        reason = f"tracing={short_repr(provider)} must be True, False or an opentelemetry TracerProvider"
+        reason = f"<<param=>>{short_repr(provider)} must be True, False or an opentelemetry TracerProvider"
         raise ConfigError(reason, param="tracing")
-    tracer = provider.get_tracer("sensorium")
+    from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
+
+    tracer, propagator = provider.get_tracer("sensorium"), TraceContextTextMapPropagator()
 
     def observe(output: RequestOutput, times: RequestTimes) -> None:
-        span = tracer.start_span("sensorium.request", start_time=times.started, attributes=_attributes(output, times))
+        parent = None if times.context is None else propagator.extract(times.context)
+        attributes = _attributes(output, times)
+        span = tracer.start_span("sensorium.request", parent, start_time=times.started, attributes=attributes)
         if output.error is not None:
             span.set_status(api.StatusCode.ERROR, output.error.message)
         context, start = api.set_span_in_context(span), times.started
@@ -110,12 +125,15 @@ def _attributes(output: RequestOutput, times: RequestTimes) -> dict[str, Any]:
         "sensorium.cached_tokens": output.num_cached_tokens,
         "sensorium.preemptions": output.num_preemptions,
     }
+    for drafts in output.drafts:
+        attributes[f"sensorium.drafts.{drafts.proposer}.drafted"] = drafts.num_drafted
+        attributes[f"sensorium.drafts.{drafts.proposer}.accepted"] = drafts.num_accepted
     if times.time_to_first_token is not None:
         attributes["sensorium.seconds_to_first_token"] = times.time_to_first_token
     if output.error is not None:
         attributes["error.type"] = output.error.code
     for i, item in enumerate(output.trace):
-        own = {"bytes": item.source_bytes, "tokens": item.num_tokens, "cached": item.cached, "encoder": item.encoder}
-        values = {"modality": item.modality, **own}
+        counts = {"bytes": item.source_bytes, "tokens": item.num_tokens, "cached": item.cached, "encoder": item.encoder}
+        values = {"modality": item.modality, **counts}
         attributes |= {f"sensorium.item.{i}.{name}": value for name, value in values.items()}
     return attributes

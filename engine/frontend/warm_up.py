@@ -27,7 +27,7 @@ def start_warm_up(modalities: Sequence[str], policy: MediaPolicy, process: Calla
     It gives way to other threads between the modules. It is no daemon, because torch must not run while Python ends.
     """
     isolated = policy.decode_isolation == "process"  # the workers import what they need
-    names = [] if isolated else [name for one in modalities for name in gate.modules(one, policy)]
+    names = [] if isolated else [name for modality in modalities for name in gate.modules(modality, policy)]
 
     def run() -> None:
         use_threads(1)
@@ -35,11 +35,11 @@ def start_warm_up(modalities: Sequence[str], policy: MediaPolicy, process: Calla
             with suppress(ImportError):  # the first item that needs it names what to install
                 import_module(name)
             time.sleep(0.001)
-        for one in modalities:
+        for modality in modalities:
             try:
-                process(one, _small_item(one, isolated))
+                process(modality, _small_item(modality, isolated))
             except Exception:
-                _log.debug("processing a small %s failed", one, exc_info=True)
+                _log.debug("processing a small %s failed", modality, exc_info=True)
 
     thread = threading.Thread(target=run, name="sensorium-warm-up")
     thread.start()

@@ -16,9 +16,13 @@ from ...mm.types import MultiModalFeature
 _BYTES = 32
 
 
-def hash_root(salt: str, adapter: str, cross: str) -> bytes:
-    """Return the start of a chain. Sequences share blocks only if salt, adapter and encoder input (`cross`) are equal."""
-    return _digest(b"root", *(part.encode() for part in (salt, adapter, cross)))
+def hash_root(salt: str, adapter: str, cross: Sequence[str]) -> bytes:
+    """Return the start of a chain. Sequences share blocks only if salt, adapter and encoder input are equal.
+
+    Args:
+        cross: hashes of the items of the encoder input.
+    """
+    return _digest(b"root", *(part.encode() for part in (salt, adapter, *cross)))
 
 
 def hash_cross_blocks(root: bytes, count: int) -> list[bytes]:

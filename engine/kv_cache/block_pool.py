@@ -140,9 +140,11 @@ class BlockPools:
         """All arguments but `block_size` are per group. `max_cached`: maximum of cached blocks, None for no limit."""
         self.specs, self.block_size = tuple(specs), block_size
         self._block_bytes = block_bytes or [1] * len(self.specs)
-        per_token = [spec.window is None and spec.kind != "state" for spec in specs]
-        unbounded = [count for count, grows in zip(num_blocks, per_token, strict=True) if grows]
+        sized = list(zip(specs, num_blocks, strict=True))
+        unbounded = [count for spec, count in sized if spec.window is None and spec.kind not in ("cross", "state")]
         self.capacity = min(unbounded, default=1 << 40) * block_size  # tokens one sequence could hold
+        cross = [count for spec, count in sized if spec.kind == "cross"]
+        self.cross_capacity = min(cross, default=1 << 40) * block_size  # encoder rows one sequence could read
         self.pools = tuple(map(BlockPool, num_blocks, max_cached or num_blocks))
         self.empty: BlockIds = ((),) * len(self.specs)
 
@@ -159,18 +161,18 @@ class BlockPools:
 
     def grow(self, blocks: BlockIds, lengths: Sequence[int]) -> BlockIds | None:
         """Append blocks until each group has `lengths` slots. Return None and change nothing if a pool has too few."""
-        need = [-(-length // self.block_size) - len(held) for held, length in zip(blocks, lengths, strict=True)]
+        need = [-(-length // self.block_size) - len(group) for group, length in zip(blocks, lengths, strict=True)]
         if all(count <= 0 for count in need):
             return blocks
         if any(count > pool.num_free for count, pool in zip(need, self.pools, strict=True)):
             return None
-        return tuple(held + pool.allocate(max(0, count)) for held, count, pool in zip(blocks, need, self.pools, strict=True))
+        return tuple(group + pool.allocate(max(0, count)) for group, count, pool in zip(blocks, need, self.pools, strict=True))
 
     def shrink(self, blocks: BlockIds, lengths: Sequence[int]) -> BlockIds:
         """Keep the blocks of the first `lengths` slots and free the rest."""
         kept = []
-        for held, length, pool in zip(blocks, lengths, self.pools, strict=True):
+        for group, length, pool in zip(blocks, lengths, self.pools, strict=True):
             keep = -(-length // self.block_size)
-            pool.free(held[keep:])
-            kept.append(held[:keep])
+            pool.free(group[keep:])
+            kept.append(group[:keep])
         return tuple(kept)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from sys import maxsize
 from typing import Protocol
 
 from ...models.interface import CacheSpec
@@ -56,7 +57,8 @@ class BlockTables:
     prefix needs only the blocks of its last window, and a rollback beyond the blocks held recomputes the sequence.
 
     A group of kind "state" has a block per state: first that of the tokens computed, then those that the steps in flight write.
-    A step never overwrites the state that it reads, so a failed step can run again. The prefix cache keeps states at block
+    A step never overwrites the state that it reads, so a failed step can run again, and so do the accepted tokens of a step
+    with wrong guesses: their rows are computed again from that state. The prefix cache keeps states at block
     boundaries: of each sequence the newest, and a few that are far from each other, where chunks of prompts and answers ended.
     A cached prefix ends at a cached state.
 
@@ -74,8 +76,8 @@ class BlockTables:
         """Allocate blocks for all tokens of a sequence without any, reusing cached ones. Return False if there are too few."""
         cached, full = self._find_cached(seq, spans)
         specs = self.block_pools.specs
-        for held, pool in zip(cached, self.block_pools.pools, strict=True):
-            pool.touch(held)
+        for group, pool in zip(cached, self.block_pools.pools, strict=True):
+            pool.touch(group)
         blocks = self.block_pools.grow(cached, self._slots(seq, full * self.block_pools.block_size))
         if blocks is None:
             self.block_pools.shrink(cached, [0] * len(cached))
@@ -83,16 +85,19 @@ class BlockTables:
         seq.block_ids = blocks
         seq.rewind(full * self.block_pools.block_size)
         seq.num_hashed_blocks, seq.state_tokens = full, seq.num_computed
-        cross = [held for held, spec in zip(cached, specs, strict=True) if spec.kind == "cross"]
+        cross = [group for group, spec in zip(cached, specs, strict=True) if spec.kind == "cross"]
         seq.cross_written = not seq.cross_rows or all(cross)
         self.queries += len(seq.token_ids)
         self.hits += seq.num_computed
         return True
 
-    def grow(self, seq: CachedSequence, ahead: bool = False) -> bool:
-        """Extend a sequence's blocks to all its tokens, and one more if `ahead`. Return False if there are too few blocks."""
-        length = len(seq.token_ids)
-        start, tokens = (length, length + 1) if ahead else (seq.num_computed, length)
+    def grow(self, seq: CachedSequence, more: int = 0, ahead: bool = False) -> bool:
+        """Extend a sequence's blocks to all its tokens and `more`. Return False if there are too few blocks.
+
+        `ahead`: for the step after the one in flight, which begins at the last of these tokens.
+        """
+        tokens = len(seq.token_ids) + more
+        start = tokens - 1 if ahead else seq.num_computed
         blocks = self.block_pools.grow(seq.block_ids, self._slots(seq, start, tokens, states=2 + ahead))
         seq.block_ids = blocks or seq.block_ids
         return blocks is not None
@@ -112,7 +117,7 @@ class BlockTables:
         size, first = self.block_pools.block_size, seq.num_computed // self.block_pools.block_size
         seq.block_ids = self.block_pools.shrink(seq.block_ids, self._slots(seq, seq.num_computed))
         rewritten = [
-            (pool, block) for held, pool, _ in self._token_groups(seq) for block in held[first:] if block != NULL_BLOCK
+            (pool, block) for blocks, pool, _ in self._token_groups(seq) for block in blocks[first:] if block != NULL_BLOCK
         ]
         if any(pool.is_shared(block) for pool, block in rewritten):
             start = round_down(first * size, size, spans)
@@ -123,24 +128,40 @@ class BlockTables:
             for pool, block in rewritten:
                 pool.remove_hash(block)
         seq.num_hashed_blocks = min(seq.num_hashed_blocks, first)
-        visible = [held[self._first_visible(spec, seq.num_computed) :] for held, _, spec in self._token_groups(seq)]
-        if any(NULL_BLOCK in held for held in visible) or (self.has_states and seq.state_tokens != seq.num_computed):
+        visible = [blocks[self._first_visible(spec, seq.num_computed) :] for blocks, _, spec in self._token_groups(seq)]
+        if any(NULL_BLOCK in blocks for blocks in visible) or (self.has_states and seq.state_tokens != seq.num_computed):
             self.free(seq)
             self.allocate(seq, spans)  # on failure, it gets blocks when it is scheduled
 
+    def free_rejected(self, seq: CachedSequence) -> None:
+        """Free blocks that only hold tokens after those computed, which were guessed wrongly."""
+        seq.block_ids = self.block_pools.shrink(seq.block_ids, self._slots(seq, seq.num_computed))
+
+    def keep_states(self, seq: CachedSequence) -> None:
+        """Go on from the states that the last step has read: those it wrote include tokens that were guessed wrongly."""
+        if self.has_states:
+            seq.rewind(seq.state_tokens)
+
+    def room_to_state(self, seq: CachedSequence) -> int:
+        """Return how many guesses a step may verify: with states, as many as end where the next one is cached."""
+        size = self.block_pools.block_size
+        if not (self.has_states and self.prefix_caching):
+            return maxsize
+        return (seq.num_computed // size + 1) * size - len(seq.token_ids)
+
     def advance_states(self, seq: CachedSequence) -> None:
         """Replace the states of a sequence by those that its last step wrote; cache them if its tokens end a block."""
-        if not self.has_states:
+        if not self.has_states or seq.state_tokens == seq.num_computed:
             return
-        for held, pool in self._states(seq.block_ids):
-            pool.free(held[:1])
+        for group, pool in self._states(seq.block_ids):
+            pool.free(group[:1])
         seq.block_ids = self.skip_state(seq.block_ids)
         seq.state_tokens = seq.num_computed
         blocks, rest = divmod(seq.num_computed, self.block_pools.block_size)
         if rest or not self.prefix_caching:
             return
         state_hash = seq.block_hashes(self.block_pools.block_size)[blocks - 1]
-        is_new = [pool.cache_block(held[0], state_hash) for held, pool in self._states(seq.block_ids)]
+        is_new = [pool.cache_block(group[0], state_hash) for group, pool in self._states(seq.block_ids)]
         if all(is_new):
             self._drop_states(seq, blocks)
             seq.saved_states.append((blocks, state_hash))
@@ -148,18 +169,18 @@ class BlockTables:
     def _drop_states(self, seq: CachedSequence, blocks: int) -> None:
         """Remove states of a sequence from the prefix cache before one after `blocks` blocks is added.
 
-        Earlier ones of the same answer go, and the one nearest to its neighbours if there are too many. The newest stays, which
-        may be the last of the prompt.
+        Of the answer, earlier states are removed. Of the prompt, the state nearest to its neighbours is removed if there are
+        too many; the newest one stays.
         """
         prompt, saved = len(seq.token_ids) - seq.num_generated, seq.saved_states
-        kept = [one for one in saved if one[0] * self.block_pools.block_size <= prompt and one[0] < blocks]
+        kept = [state for state in saved if state[0] * self.block_pools.block_size <= prompt and state[0] < blocks]
         if len(kept) > _SAVED_STATES:
             places = [0, *(place for place, _ in kept)]
             kept.pop(min(range(_SAVED_STATES), key=lambda index: places[index + 2] - places[index]))
         for _, pool in self._states(seq.block_ids):
-            for one in saved:
-                if one not in kept:
-                    pool.drop(one[1])
+            for state in saved:
+                if state not in kept:
+                    pool.drop(state[1])
             for _, state_hash in kept[-CACHED_STATES : 1 - CACHED_STATES]:
                 pool.evict_next(state_hash)
         seq.saved_states = kept
@@ -167,7 +188,7 @@ class BlockTables:
     def skip_state(self, block_ids: BlockIds) -> BlockIds:
         """Return the blocks without the first state of each group, for the step that follows the one in flight."""
         specs = self.block_pools.specs
-        return tuple(held[1:] if spec.kind == "state" else held for held, spec in zip(block_ids, specs, strict=True))
+        return tuple(group[1:] if spec.kind == "state" else group for group, spec in zip(block_ids, specs, strict=True))
 
     def end_at_state(self, seq: CachedSequence, count: int) -> int:
         """Return how many of the next `count` tokens to compute: fewer if a chunk can then end where its state is cached."""
@@ -181,13 +202,13 @@ class BlockTables:
         """Free blocks that no later token sees, in groups with a window."""
         groups = list(seq.block_ids)
         for number, (pool, spec) in enumerate(zip(self.block_pools.pools, self.block_pools.specs, strict=True)):
-            held, stop = groups[number], self._first_visible(spec, seq.num_computed)
+            group, stop = groups[number], self._first_visible(spec, seq.num_computed)
             first = stop
-            while first and held[first - 1] != NULL_BLOCK:
+            while first and group[first - 1] != NULL_BLOCK:
                 first -= 1
             if first < stop:
-                pool.free(held[first:stop])
-                groups[number] = (NULL_BLOCK,) * stop + held[stop:]
+                pool.free(group[first:stop])
+                groups[number] = (NULL_BLOCK,) * stop + group[stop:]
         seq.block_ids = tuple(groups)
 
     def cache_full_blocks(self, seq: CachedSequence) -> None:
@@ -196,17 +217,17 @@ class BlockTables:
         if not self.prefix_caching or done <= seq.num_hashed_blocks:
             return
         hashes = seq.block_hashes(self.block_pools.block_size)
-        for held, pool, _ in self._token_groups(seq):
+        for group, pool, _ in self._token_groups(seq):
             for index in range(seq.num_hashed_blocks, done):
-                pool.cache_block(held[index], hashes[index])
+                pool.cache_block(group[index], hashes[index])
         seq.num_hashed_blocks = done
 
     def cache_cross_blocks(self, seq: CachedSequence) -> None:
         """Make the blocks of the encoder input findable in the prefix cache. One step writes all of them."""
         seq.cross_written = True
-        for held, pool, spec in zip(seq.block_ids, self.block_pools.pools, self.block_pools.specs, strict=True):
+        for group, pool, spec in zip(seq.block_ids, self.block_pools.pools, self.block_pools.specs, strict=True):
             if spec.kind == "cross" and self.prefix_caching:
-                for block, block_hash in zip(held, self._cross_hashes(seq), strict=True):
+                for block, block_hash in zip(group, self._cross_hashes(seq), strict=True):
                     pool.cache_block(block, block_hash)
 
     def unhashed_blocks(self, seq: CachedSequence) -> tuple[tuple[int, int], ...]:
@@ -214,8 +235,8 @@ class BlockTables:
         cross = len(self._cross_hashes(seq)) if seq.cross_written else 0
         groups = enumerate(zip(seq.block_ids, self.block_pools.specs, strict=True))
         unhashed = [
-            (group, held[cross if spec.kind == "cross" else seq.num_hashed_blocks :])
-            for group, (held, spec) in groups
+            (group, ids[cross if spec.kind == "cross" else seq.num_hashed_blocks :])
+            for group, (ids, spec) in groups
             if spec.kind != "state"  # a state is written whole before it is read
         ]
         return tuple((group, block) for group, blocks in unhashed for block in blocks if block != NULL_BLOCK)
@@ -238,28 +259,28 @@ class BlockTables:
                 cached.append(tuple(pool.find_cached_prefix(cross if spec.kind == "cross" else hashes)))
         keep = self._usable_prefix(cached, spans)
         blocks = []
-        for held, spec in zip(cached, self.block_pools.specs, strict=True):
+        for group, spec in zip(cached, self.block_pools.specs, strict=True):
             if spec.kind == "cross":
-                blocks.append(held if len(held) == len(cross) else ())
+                blocks.append(group if len(group) == len(cross) else ())
             elif spec.kind == "state":
-                blocks.append(held[keep - 1 : keep] if keep else ())
+                blocks.append(group[keep - 1 : keep] if keep else ())
             else:
                 first = self._first_visible(spec, keep * size)
-                blocks.append((NULL_BLOCK,) * first + held[first:keep])
+                blocks.append((NULL_BLOCK,) * first + group[first:keep])
         return tuple(blocks), keep
 
     def _usable_prefix(self, cached: BlockIds | list[tuple[int, ...]], spans: Sequence[BidirectionalSpan]) -> int:
         """Return the size in blocks of the longest prefix that cuts no span and whose last window or state is cached."""
         size, specs = self.block_pools.block_size, self.block_pools.specs
-        keep = min((len(held) for held, spec in zip(cached, specs, strict=True) if spec.kind != "cross"), default=0)
+        keep = min((len(blocks) for blocks, spec in zip(cached, specs, strict=True) if spec.kind != "cross"), default=0)
         groups = [pair for pair in zip(cached, specs, strict=True) if pair[1].window is not None or pair[1].kind == "state"]
         while keep:
             keep = round_down(keep * size, size, spans) // size
             missing = [
                 index
-                for held, spec in groups  # with gaps; of the states, the last one sums up the others
+                for blocks, spec in groups  # with gaps; of the states, the last one sums up the others
                 for index in range(max(0, keep - 1) if spec.kind == "state" else self._first_visible(spec, keep * size), keep)
-                if held[index] == NULL_BLOCK
+                if blocks[index] == NULL_BLOCK
             ]
             if not missing:
                 return keep
@@ -286,9 +307,9 @@ class BlockTables:
     def _token_groups(self, seq: CachedSequence) -> list[tuple[tuple[int, ...], BlockPool, CacheSpec]]:
         """Return (blocks, pool, spec) of every group with a slot per token."""
         groups = zip(seq.block_ids, self.block_pools.pools, self.block_pools.specs, strict=True)
-        return [(held, pool, spec) for held, pool, spec in groups if spec.kind not in ("cross", "state")]
+        return [(blocks, pool, spec) for blocks, pool, spec in groups if spec.kind not in ("cross", "state")]
 
     def _states(self, block_ids: BlockIds) -> list[tuple[tuple[int, ...], BlockPool]]:
         """Return (blocks, pool) of every group of states."""
         groups = zip(block_ids, self.block_pools.pools, self.block_pools.specs, strict=True)
-        return [(held, pool) for held, pool, spec in groups if spec.kind == "state"]
+        return [(blocks, pool) for blocks, pool, spec in groups if spec.kind == "state"]

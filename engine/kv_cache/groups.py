@@ -35,12 +35,12 @@ class CacheGroup:
 
     def max_blocks_of_batch(self, num_seqs: int, length: int, rows: int, block_size: int) -> int:
         """Return the maximum number of blocks of `num_seqs` such sequences if a step computes at most `rows` rows in all."""
-        one = self.max_blocks(length, rows, block_size)
+        longest = self.max_blocks(length, rows, block_size)
         if self.spec.kind == "state":
-            return num_seqs * (one + CACHED_STATES)
+            return num_seqs * (longest + CACHED_STATES)
         if self.spec.window is None:
-            return num_seqs * one
-        return min(num_seqs * one, num_seqs * self.max_blocks(length, 1, block_size) + 2 * -(-rows // block_size))
+            return num_seqs * longest
+        return min(num_seqs * longest, num_seqs * self.max_blocks(length, 1, block_size) + 2 * -(-rows // block_size))
 
 
 def group_layers(specs: Sequence[CacheSpec]) -> tuple[CacheGroup, ...]:

@@ -12,7 +12,7 @@ from collections import OrderedDict
 from dataclasses import dataclass, field
 from enum import Enum
 
-from ...mm.errors import InputError
+from ...callers.errors import InputError
 
 ItemUser = tuple[str, int]  # request id, index of the item in the request
 
@@ -59,12 +59,12 @@ class EncoderCache:
         """
         if num_rows * self.row_bytes > self.capacity:
             size = f"its {num_rows} encoder rows take {num_rows * self.row_bytes} bytes"
-            reason = f"{size}, but encoder_cache_bytes is {self.capacity}; raise it or make the item smaller"
-            raise InputError(reason, code="too_long")
+            reason = f"{size}, but <<encoder_cache_bytes>> is {self.capacity}; raise it or make the item smaller"
+            raise InputError(reason, code="too_long", limit=self.capacity, value=num_rows * self.row_bytes)
         entry = self._entries.setdefault(key, _Entry(num_rows))
         if entry.num_rows != num_rows:
-            own = f"its hash belongs to an item of {entry.num_rows} encoder rows, but this item has {num_rows}"
-            raise InputError(f"{own}; give it another uuid")
+            mismatch = f"its uuid belongs to another item, of {entry.num_rows} encoder rows where this one has {num_rows}"
+            raise InputError(f"{mismatch}; give it another uuid")
         entry.users.add(user)
 
     def unregister(self, key: str, user: ItemUser) -> None:

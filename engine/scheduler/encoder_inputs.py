@@ -1,13 +1,14 @@
-"""Finds the encoder rows that a sequence needs in a step, and the items that have to be encoded for it."""
+"""Finds the encoder rows that a sequence needs in a step, and follows the items that are encoded for it."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping, Sequence
 
-from ...mm.errors import InputError, media_error
+from ...callers.errors import InputError, media_error
 from ...mm.types import MultiModalFeature, item_index
-from ..types import CROSS, EncodeTask
+from ..types import CROSS, EncodeResult, EncodeTask
 from .encoder_cache import EncoderCache, ItemUser, PinResult
+from .quarantine import Quarantine
 from .request import Request
 
 
@@ -15,12 +16,56 @@ class EncoderInputs:
     """Matches the items of sequences against the encoder cache.
 
     Args:
+        quarantine: gets the items that make the encoder fail.
         all_at_once: all items of a prompt must be resident in one step (a bidirectional prompt, or bidirectional media).
         beside: encoder calls run beside steps; rows are read in a later step than the one that requests them.
     """
 
-    def __init__(self, cache: EncoderCache, all_at_once: bool, beside: bool = False) -> None:
-        self.cache, self._all_at_once, self._beside = cache, all_at_once, beside
+    def __init__(self, cache: EncoderCache, quarantine: Quarantine, all_at_once: bool, beside: bool = False) -> None:
+        self.cache, self.quarantine, self._all_at_once, self._beside = cache, quarantine, all_at_once, beside
+        self._tasks: dict[str, EncodeTask] = {}  # items that workers encode, by hash
+        self.calls = self.disk_hits = 0  # items encoded, and items read from disk
+
+    @property
+    def encoding(self) -> list[str]:
+        """Hashes of the items that workers encode and that are still needed."""
+        return [key for key in self._tasks if key in self.cache.pending or not self._beside]
+
+    def start(self, tasks: Iterable[EncodeTask]) -> None:
+        """Record that workers encode these items. Earlier ones whose rows were dropped are forgotten: they get no result."""
+        pending = {key: task for key, task in self._tasks.items() if key in self.cache.pending}
+        self._tasks = pending | {task.hash: task for task in tasks}
+
+    def record(self, results: Sequence[EncodeResult], requests: Mapping[str, Request]) -> list[tuple[EncodeTask, EncodeResult]]:
+        """Record encoder results. Return those of items that failed, with their tasks."""
+        failed = []
+        for result in results:
+            task = None if result.source == "dropped" else self._tasks.pop(result.hash, None)
+            if task is None:  # its requests have ended meanwhile
+                self.calls += result.source != "disk" and result.error is None
+                continue
+            request = requests.get(task.request_id)
+            if request is not None:
+                request.encode_seconds += result.seconds
+            self.cache.pending.discard(result.hash)
+            if result.error is not None:
+                failed.append((task, result))
+                self.cache.discard(result.hash)
+                if result.item_failed:
+                    self.quarantine.add(result.hash)
+            elif result.source == "disk":
+                self.disk_hits += 1
+                if request is not None:
+                    request.item_sources[task.index] = "disk"
+            else:
+                self.calls += 1
+        return failed
+
+    def undo(self, tasks: Iterable[EncodeTask]) -> None:
+        """Mark items as not encoded, because their step was interrupted."""
+        for task in tasks:
+            self._tasks.pop(task.hash, None)
+            self.cache.discard(task.hash)
 
     def register(self, request: Request, items: Iterable[tuple[int, MultiModalFeature]]) -> None:
         """Register items of a sequence with the cache. On an InputError, none is registered."""
@@ -31,8 +76,8 @@ class EncoderInputs:
             except InputError as error:
                 for key, user in done:
                     self.cache.unregister(key, user)
-                place = item_index(request.features, index) if index != CROSS else (feature.modality, 0)
-                raise media_error(error, *place) from None
+                place = (request.message.cross, CROSS - index) if index <= CROSS else (request.features, index)
+                raise media_error(error, *item_index(*place)) from None
             done.append((feature.hash, request.item_user(index)))
 
     def unregister(self, request: Request) -> None:
@@ -61,7 +106,7 @@ class EncoderInputs:
         stop = count
         for index, feature in self._needed(request, count):
             rows = feature.range.num_embeds
-            before = max(0, feature.range.offset - request.num_computed) if index != CROSS else 0
+            before = max(0, feature.range.offset - request.num_computed) if index > CROSS else 0
             required = before == 0 or self._all_at_once  # without this item the sequence can compute nothing
             over_budget = rows > budget and not (first and (required or not tasks))
             if over_budget and feature.hash not in self.cache:
@@ -108,8 +153,9 @@ class EncoderInputs:
         while request.next_feature < len(features) and features[request.next_feature].range.end <= request.num_computed:
             self.cache.mark_computed(features[request.next_feature].hash, request.item_user(request.next_feature))
             request.next_feature += 1
-        if request.cross_written and request.message.cross is not None:
-            self.cache.mark_computed(request.message.cross.hash, request.item_user(CROSS))
+        if request.cross_written:
+            for index, item in request.cross_items():
+                self.cache.mark_computed(item.hash, request.item_user(index))
 
     def _unpin_shared(self, request: Request, index: int, tasks: list[EncodeTask]) -> list[EncodeTask]:
         """Unpin the item before `index` if they share a range, since neither can be computed. Return the remaining tasks."""
@@ -123,8 +169,8 @@ class EncoderInputs:
 
     def _needed(self, request: Request, count: int) -> Iterable[tuple[int, MultiModalFeature]]:
         """Yield the items whose rows the next `count` tokens need."""
-        if count and not request.cross_written and request.message.cross is not None:
-            yield CROSS, request.message.cross
+        if count and not request.cross_written:
+            yield from request.cross_items()
         for index in range(request.next_feature, len(request.features)):
             feature = request.features[index]
             if feature.range.offset >= request.num_computed + count:

@@ -7,7 +7,7 @@ import time
 from collections import OrderedDict
 from collections.abc import Callable, Sequence
 
-from ...mm.errors import MediaError
+from ...callers.errors import MediaError
 from ...mm.types import MultiModalFeature, find_item
 
 _MAX_ITEMS = 4096  # beyond it, the oldest item is admitted again

@@ -8,10 +8,13 @@ from dataclasses import replace
 from enum import Enum
 from sys import maxsize
 
-from ...mm.errors import InputError
+from ...callers.errors import InputError
 from ...mm.types import MultiModalFeature, item_index
+from ..drafts.drafter import SequenceDrafts
 from ..kv_cache.block_hash import extend_block_hashes, hash_root, hash_span, items_in_block
 from ..kv_cache.block_pool import BlockIds
+from ..pooling_requests import CrossAttentionWeights, keeps_rows
+from ..sequence_data import SequenceData
 from ..types import CROSS, EngineRequest, ScheduledRequest, SequenceStats, TokenOutput
 from .encoder_cache import ItemUser
 from .limits import check_features
@@ -23,42 +26,38 @@ class State(Enum):
     IDLE = "idle"  # answered and held open
 
 
-class Request:
-    """Tokens and items of a sequence, how many of the tokens are computed, and in which blocks.
+class Request(SequenceData):
+    """A sequence: how many of the tokens are computed, and in which blocks.
 
     `num_computed <= len(token_ids)`; a waiting or running sequence has at least one token to compute.
     """
 
     def __init__(self, message: EngineRequest, arrival: int, block_ids: BlockIds) -> None:
-        self.message = message
-        self.order = (message.priority, arrival)
+        super().__init__(message)
+        self.priority, self.arrival = message.priority, arrival
         self.block_ids = block_ids
-        self.token_ids = list(message.prompt_token_ids)
-        self.features = list(message.features)
         self.root_hash = _root_hash(message, message.adapter)  # start of its chain of block hashes
         self.hold_open = message.hold_open
         self.state = State.WAITING
         self.num_computed = 0
         self.num_hashed_blocks = 0  # blocks whose hash the prefix cache has
-        self.cross_written = message.cross is None  # the keys and values of the encoder input are in the cache
+        self.cross_written = not message.cross  # the keys and values of the encoder input are in the cache
         self.state_tokens = 0  # number of tokens that its states cover
         self.saved_states: list[tuple[int, bytes]] = []  # (blocks before it, hash) of the states that it cached, ascending
-        self.prompt_length = len(self.token_ids)  # tokens that it began with, less those rolled back
         self.turn_start = len(self.token_ids)  # tokens before the answer being generated
         self.next_feature = 0  # items before this one are computed and need no encoder rows any more
         self.times = {"arrival": time.perf_counter()}
         self.encode_seconds = 0.0
         self.cached_tokens: int | None = None  # prompt tokens found in the prefix cache when first admitted
-        self.epoch = 0  # incremented whenever results in flight for this request become stale
+        self.epoch = 0  # see ScheduledRequest
         self.preemptions = 0
         self.repairs = 0  # repetition loops rolled back in this answer
+        self.may_draft = True  # False after a step with guesses failed
+        self.predicted: tuple[int, tuple[int, ...]] = (0, ())  # see `DraftedSequence`
+        self.drafts: SequenceDrafts | None = None  # its proposers, see `Drafter`
         self.item_sources: dict[int, str] = {}  # item -> where its rows came from, as in SequenceStats
         self._block_hashes: list[bytes] = []  # of full blocks; extended by `block_hashes`
         self._span_hash = b""  # see `bind_hashes`
-
-    @property
-    def request_id(self) -> str:
-        return self.message.request_id
 
     @property
     def remaining(self) -> int:
@@ -76,11 +75,6 @@ class Request:
         return len(self.token_ids) - self.turn_start
 
     @property
-    def cross_rows(self) -> int:
-        """Encoder rows that the sequence reads through cross-attention."""
-        return 0 if self.message.cross is None else self.message.cross.range.num_embeds
-
-    @property
     def needs_all_rows(self) -> bool:
         """True if every prompt token has to be computed, cached or not.
 
@@ -90,20 +84,18 @@ class Request:
         if self.features and self.features[0].stream is not None:
             return True
         pooling = self.message.pooling
-        if pooling is not None and (pooling.pools_rows or pooling.cross_attention):
+        if keeps_rows(pooling) or isinstance(pooling, CrossAttentionWeights):
             return True
         return self.message.params.prompt_logprobs is not None
 
-    def item(self, index: int) -> MultiModalFeature:
-        """Return the item with this index; CROSS is the encoder input."""
-        cross = self.message.cross
-        return cross if index == CROSS and cross is not None else self.features[index]
-
     def items(self) -> Iterator[tuple[int, MultiModalFeature]]:
         """Yield (index, item) of all items, the encoder input first."""
-        if self.message.cross is not None:
-            yield CROSS, self.message.cross
+        yield from self.cross_items()
         yield from enumerate(self.features)
+
+    def cross_items(self) -> Iterator[tuple[int, MultiModalFeature]]:
+        """Yield (index, item) of the encoder input."""
+        yield from ((CROSS - place, item) for place, item in enumerate(self.message.cross))
 
     def item_user(self, index: int) -> ItemUser:
         return self.request_id, index
@@ -146,10 +138,11 @@ class Request:
             raise InputError(
                 f"cannot truncate to {num_tokens} tokens; the sequence has {len(self.token_ids)} and must keep 1 or more"
             )
-        cross = self.message.cross
-        if cross is not None and num_tokens <= cross.range.offset:
-            least = f"truncate to {cross.range.offset + 1} or more, or begin a new session"
-            raise InputError(f"cannot truncate to {num_tokens} tokens: that removes the {cross.modality}; {least}")
+        last = self.message.cross[-1] if self.message.cross else None
+        if last is not None and num_tokens <= last.range.offset:
+            removed = "the " if len(self.message.cross) == 1 else "an "
+            least = f"truncate to {last.range.offset + 1} or more, or begin a new session"
+            raise InputError(f"cannot truncate to {num_tokens} tokens: that removes {removed}{last.modality}; {least}")
         kept = [feature for feature in self.features if feature.range.offset < num_tokens]
         for index, feature in enumerate(kept):
             start, end = feature.range.offset, feature.range.end - feature.geometry.ahead  # rows ahead go with generated tokens
@@ -157,12 +150,9 @@ class Request:
                 modality, number = item_index(kept, index)
                 valid = f"truncate to {start} or fewer, or to {end} or more" if start else f"truncate to {end} or more"
                 raise InputError(f"cannot truncate to {num_tokens} tokens: that is inside {modality} {number}; {valid}")
-        self.epoch += 1
-        del self.token_ids[num_tokens:]
+        self.cut(num_tokens)
         del self._block_hashes[num_tokens // block_size :]
-        self.features = kept
         self.turn_start = min(self.turn_start, num_tokens)
-        self.prompt_length = min(self.prompt_length, num_tokens)
         self.rewind(min(self.num_computed, num_tokens - 1))
 
     def rewind(self, num_computed: int) -> None:
@@ -186,16 +176,24 @@ class Request:
             return "length", None
         return None
 
-    def has_room_after_next(self, limit: int) -> bool:
-        """Return whether the answer has room for another token after its next one. `limit` as in `finish_reason`."""
-        max_tokens = self.message.params.max_tokens
-        limit = min(limit, self.last_row + self.hold_open)
-        return len(self.token_ids) + 1 < limit and (max_tokens is None or self.num_generated + 1 < max_tokens)
+    def room(self, limit: int) -> int:
+        """Return how many more tokens the answer has room for. `limit` as in `finish_reason`."""
+        max_tokens, room = self.message.params.max_tokens, min(limit, self.last_row + self.hold_open) - len(self.token_ids)
+        return room if max_tokens is None else min(room, max_tokens - self.num_generated)
 
-    def schedule(self, count: int) -> ScheduledRequest:
-        """Return the message that computes the next `count` tokens."""
-        sample, write_cross = count == self.remaining, not self.cross_written
-        return ScheduledRequest(self.request_id, self.num_computed, count, self.block_ids, sample, write_cross)
+    def schedule(self, count: int, drafts: tuple[int, ...] = (), predict: bool = True) -> ScheduledRequest:
+        """Return the message that computes the next `count` tokens, of which the last ones are `drafts`."""
+        return ScheduledRequest(
+            self.request_id,
+            self.num_computed,
+            count,
+            self.block_ids,
+            sample=count == self.remaining + len(drafts),
+            write_cross=not self.cross_written,
+            epoch=self.epoch,
+            draft_token_ids=drafts,
+            predict=predict,
+        )
 
     def final_output(self, output: TokenOutput) -> TokenOutput:
         """Add the seconds of each stage and the statistics to the last output of an answer."""
@@ -209,8 +207,10 @@ class Request:
             "decode_steps": now - first,
         }
         sources = tuple(self.item_sources.get(index, "prefix") for index in range(len(self.features)))
-        return replace(output, timings=timings, stats=SequenceStats(self.cached_tokens or 0, self.preemptions, sources))
+        drafts = () if self.drafts is None else self.drafts.stats()
+        stats = SequenceStats(self.cached_tokens or 0, self.preemptions, sources, drafts)
+        return replace(output, timings=timings, stats=stats)
 
 
 def _root_hash(message: EngineRequest, adapter: str) -> bytes:
-    return hash_root(message.salt, adapter, message.cross.hash if message.cross else "")
+    return hash_root(message.salt, adapter, [item.hash for item in message.cross])

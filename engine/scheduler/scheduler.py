@@ -4,24 +4,38 @@ from __future__ import annotations
 
 import time
 from bisect import insort
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
-from operator import attrgetter
+from itertools import count
 from typing import Any
 
-from ...mm.errors import InputError
-from ...mm.types import MultiModalFeature
+from ...callers.errors import ErrorInfo, InputError
+from ...mm.types import MultiModalFeature, find_item
 from ..bidirectional_spans import BidirectionalSpan, find_spans, fit_chunk
+from ..drafts.drafter import Drafter
 from ..kv_cache.block_pool import BlockPools
 from ..kv_cache.block_tables import BlockTables
-from ..types import EncodeTask, EngineRequest, EngineStats, RequestUpdate, ScheduledRequest, SchedulerOutput, TokenOutput
+from ..types import (
+    EncodeResult,
+    EncodeTask,
+    EngineRequest,
+    EngineStats,
+    RequestUpdate,
+    ScheduledRequest,
+    SchedulerOutput,
+    StepOutput,
+    TokenOutput,
+)
 from .encoder_cache import EncoderCache
 from .encoder_inputs import EncoderInputs
-from .limits import SchedulerLimits, check_cross, check_features, check_length, check_spans
-from .repetition import find_loop
+from .limits import SchedulerLimits, check_cross, check_cross_items, check_features, check_length, check_spans
+from .policy import Order, SchedulingPolicy
+from .quarantine import Quarantine
+from .repetition import Loop, find_loop
 from .request import Request, State
 
-_ORDER = attrgetter("order")
+Propose = Callable[[Request, int], Sequence[int]]
+"""Returns guesses of the next tokens of a sequence, at most as many as the second argument."""
 _NO_MESSAGES = SchedulerOutput(step=0, scheduled=())
 
 
@@ -31,6 +45,7 @@ class _Step:
 
     budget: int  # tokens it still has room for
     encoder_budget: int  # rows that encoders may still make
+    cross_budget: int  # rows that may still be written to the caches of cross-attention
     scheduled: list[ScheduledRequest] = field(default_factory=list)
     encode: list[EncodeTask] = field(default_factory=list)
     has_waiter: bool = False  # a sequence waits for pending rows and keeps those it has pinned
@@ -39,28 +54,57 @@ class _Step:
 class Scheduler:
     """Continuous batching with chunked prefill.
 
-    A step takes sequences with one token to compute first, then started prompts, then waiting ones in order of (priority,
-    arrival), until the token budget is spent. A prompt is cut into chunks outside its bidirectional spans, and before an item
+    A step takes sequences with one token to compute first, then started prompts, then waiting ones in the order of its policy,
+    until the token budget is spent. A prompt is cut into chunks outside its bidirectional spans, and before an item
     that cannot be encoded in this step. A sequence is admitted if the pools have blocks for all its tokens except shared
-    prefixes. When blocks run out, idle and waiting sequences lose theirs first, then the running one that is last in order.
+    prefixes. When blocks run out, the policy says which sequence loses them.
 
     Why one sequence can always go on: only running sequences pin encoder rows, each until it has computed the item. A sequence
-    that cannot go on pins nothing, except the first one that waits for pending rows. Every single item fits into the encoder
-    cache.
+    that cannot go on pins nothing, except the first one that waits for pending rows. Any single item fits into the encoder
+    cache, and so do all items that the first step of a sequence reads by cross-attention.
+
+    Args:
+        quarantine: refuses items that made the encoder fail.
+        drafter: guesses the next tokens of sequences; None guesses nothing.
     """
 
-    def __init__(self, block_pools: BlockPools, encoder_cache: EncoderCache, limits: SchedulerLimits) -> None:
+    def __init__(
+        self,
+        block_pools: BlockPools,
+        encoder_cache: EncoderCache,
+        limits: SchedulerLimits,
+        quarantine: Quarantine,
+        policy: SchedulingPolicy,
+        drafter: Drafter | None = None,
+    ) -> None:
+        self._policy = policy
         self.block_pools, self.encoder_cache, self.limits = block_pools, encoder_cache, limits
-        bidirectional = limits.prompt_attention == "bidirectional_prompt"
-        all_at_once = limits.prompt_attention in ("bidirectional_prompt", "bidirectional_media")
-        self.block_tables = BlockTables(block_pools, limits.prefix_caching and not bidirectional, limits.max_num_batched_tokens)
-        self.encoder_inputs = EncoderInputs(encoder_cache, all_at_once, beside=limits.encode_beside)
+        attention = limits.prompt_attention
+        prefix_caching = limits.prefix_caching and not attention.whole_prompt
+        self.block_tables = BlockTables(block_pools, prefix_caching, limits.max_num_batched_tokens)
+        self.encoder_inputs = EncoderInputs(encoder_cache, quarantine, attention.is_at_once, beside=limits.encode_beside)
         self.limit = min(limits.max_model_len, block_pools.capacity)  # tokens of the longest sequence
         self.requests: dict[str, Request] = {}
-        self.waiting: list[Request] = []  # by order
+        self.waiting: list[Request] = []  # in the policy's order
         self.running: list[Request] = []
         self._arrivals = self._steps = self._steps_ahead = self._preemptions = self._cut_items = 0
+        self._epochs = count()
+        self.drafter = drafter
+        # guesses tokens for steps that verify several at once
+        self.propose: Propose | None = None if drafter is None else drafter.take
+        self.no_drafts = "off"  # why there is no drafter, as in EngineStats
         self._pending = _NO_MESSAGES  # messages that the worker gets with the next step
+
+    def __len__(self) -> int:
+        """Return the number of sequences, those that are held open included."""
+        return len(self.requests)
+
+    def __contains__(self, request_id: str) -> bool:
+        return request_id in self.requests
+
+    def check_items(self, features: Sequence[MultiModalFeature]) -> None:
+        """Raise MediaError if one of the items is in quarantine."""
+        self.encoder_inputs.quarantine.check_items(features)
 
     def add(self, message: EngineRequest) -> None:
         """Queue a sequence. Raise InputError, and change nothing, for a prompt that could never run."""
@@ -70,14 +114,15 @@ class Scheduler:
         request = Request(message, self._arrivals, self.block_pools.empty)
         has_cross_attention = any(spec.kind == "cross" for spec in self.block_pools.specs)
         optional = any(spec.optional for spec in self.block_pools.specs)
-        check_cross(request.cross_rows, self.block_pools.capacity, has_cross_attention, optional)
+        check_cross(request.cross_rows, self.block_pools.cross_capacity, has_cross_attention, optional)
         self._check(request)
         self._renew_spans(request, ())
         self.encoder_inputs.register(request, request.items())
         self._arrivals += 1
+        request.epoch = next(self._epochs)
         self.requests[message.request_id] = request
         self._send(new_requests=(message,))
-        insort(self.waiting, request, key=_ORDER)
+        self._enqueue(request)
 
     def append(
         self,
@@ -116,7 +161,7 @@ class Scheduler:
             request.turn_start = turn
             raise
         request.repairs = 0
-        request.epoch += 1
+        request.epoch = next(self._epochs)
         update = RequestUpdate(request.request_id, length, tuple(token_ids), tuple(features), restart=True, adapter=adapter)
         self._send(updates=(update,))
         has_new_adapter = adapter is not None and request.set_adapter(adapter)
@@ -124,6 +169,8 @@ class Scheduler:
             self._free_blocks(request)
         if request.state is State.IDLE:  # it keeps its blocks while it waits, unless another sequence needs them
             self._enqueue(request)
+        else:
+            self._reorder(request)
 
     def truncate(self, request_id: str, num_tokens: int, forbid: tuple[tuple[int, ...], ...] = ()) -> None:
         """Roll a sequence back to its first `num_tokens` tokens. Computed blocks of these tokens are kept where possible."""
@@ -131,31 +178,35 @@ class Scheduler:
         dropped = [(f.hash, request.item_user(i)) for i, f in enumerate(request.features) if f.range.offset >= num_tokens]
         spans = self._spans(request)
         request.truncate(num_tokens, self.block_pools.block_size)
+        request.epoch = next(self._epochs)
         if self._renew_spans(request, spans):
             request.rewind(0)  # the remaining tokens attended to the removed ones
         for key, user in dropped:
             self.encoder_cache.unregister(key, user)
         self.block_tables.roll_back(request, self._spans(request))
         self._send(updates=(RequestUpdate(request_id, num_tokens, forbid=forbid),))
+        self._reorder(request)
 
-    def pause(self, request_id: str) -> None:
-        """End the current answer of a sequence that is held open."""
+    def pause(self, request_id: str) -> TokenOutput:
+        """End the current answer of a sequence that is held open. Return its timings and statistics."""
         request = self._get_live(request_id)
         if request.state is State.WAITING:  # it was preempted
             self.waiting.remove(request)
             request.state = State.IDLE
         elif request.state is State.RUNNING:
             self._end_answer(request)
+        return request.final_output(TokenOutput(request_id, ()))
 
-    def abort(self, request_id: str) -> None:
-        """Free everything a sequence holds. Unknown ids are ignored."""
+    def abort(self, request_id: str) -> TokenOutput | None:
+        """Free everything a sequence holds. Return its timings and statistics, or None if it is unknown."""
         request = self.requests.pop(request_id, None)
         if request is None:
-            return
+            return None
         if request.state is State.RUNNING:
             self.running.remove(request)
         elif request.state is State.WAITING:
             self.waiting.remove(request)
+        self._keep_answer(request)
         self.encoder_inputs.unregister(request)
         self.block_tables.free(request)
         self._pending = replace(  # drops unsent messages about the sequence
@@ -164,13 +215,16 @@ class Scheduler:
             updates=tuple(update for update in self._pending.updates if update.request_id != request_id),
             finished=(*self._pending.finished, request_id),
         )
+        return request.final_output(TokenOutput(request_id, ()))
 
-    def schedule(self) -> SchedulerOutput:
-        """Return the next step. `update_from_output` records it once it has run."""
-        step = _Step(self.limits.max_num_batched_tokens, self.limits.max_encoder_tokens)
+    def schedule(self) -> SchedulerOutput | None:
+        """Return the next step, or None if there is nothing to do. `update_from_output` records it once it has run."""
+        limits = self.limits
+        step = _Step(limits.max_num_batched_tokens, limits.max_encoder_tokens, limits.max_step_cross_rows)
         self._grow_running()
         self._preempt_for_priority()
-        for request in sorted(self.running, key=lambda request: (request.remaining > 1, request.order)):
+        self._plan_drafts()
+        for request in sorted(self.running, key=self._step_order):
             self._schedule_request(request, step)
         while self.waiting and step.budget > 0 and len(self.running) < self.limits.max_num_seqs:
             if not self._try_admit(self.waiting[0]):
@@ -178,33 +232,43 @@ class Scheduler:
             self._schedule_request(self.running[-1], step)
         progress = step.scheduled or step.encode or self.encoder_cache.pending
         assert progress or not (self.waiting or self.running), "sequences wait and none can run"
-        return self._output(step.scheduled, step.encode)
+        output = self._output(step.scheduled, step.encode)
+        if self.drafter is not None:
+            decodes = not step.encode and all(task.num_tokens == task.num_sampled for task in step.scheduled)
+            self.drafter.start_step(sum(task.num_tokens for task in step.scheduled) * decodes)
+        has_work = self.encoder_cache.pending or output != replace(_NO_MESSAGES, step=output.step)
+        return output if has_work else None
 
     def schedule_ahead(self, output: SchedulerOutput) -> SchedulerOutput | None:
         """Return the step after `output` while the tokens of `output` are not known: one more token per sequence.
 
-        None if a waiting sequence or a message for the worker has to go first, or if a running sequence that does not wait for
-        pending rows was not sampled in `output`. A sequence that ends with its unknown token computes one token too many, into
-        its own blocks.
+        None if a sequence has guesses or may get some from those tokens, if a waiting sequence or a message for the worker
+        has to go first, or if a running sequence that does not wait for pending rows was not sampled in `output`. A sequence
+        that ends with its unknown token computes one token too many, into its own blocks.
         """
+        if any(task.draft_token_ids for task in output.scheduled) or any(map(self._has_proposers, self.running)):
+            return None
         sampled = {task.request_id for task in output.scheduled if task.sample}
         pending = self._pending
         if pending.new_requests or pending.updates or pending.zero_blocks or self._can_start_another():
             return None
         if not all(request.request_id in sampled or self.encoder_inputs.is_pending(request) for request in self.running):
             return None
-        batch = [request for request in sorted(self.running, key=_ORDER) if request.request_id in sampled]
-        batch = [request for request in batch if request.has_room_after_next(self.limit)]
-        if not batch or not all(self.block_tables.grow(request, ahead=True) for request in batch):
+        batch = [request for request in sorted(self.running, key=self._policy.order) if request.request_id in sampled]
+        batch = [request for request in batch if request.room(self.limit) > 1]
+        if not batch or not all(self.block_tables.grow(request, 1, ahead=True) for request in batch):
             return None
         self._steps_ahead += 1
         skip = self.block_tables.skip_state
-        return self._output([ScheduledRequest(r.request_id, len(r.token_ids), 1, skip(r.block_ids)) for r in batch])
+        tasks = [ScheduledRequest(r.request_id, len(r.token_ids), 1, skip(r.block_ids), epoch=r.epoch) for r in batch]
+        return replace(self._output(tasks), ahead=True)
 
     def _output(self, scheduled: Sequence[ScheduledRequest], encode: Sequence[EncodeTask] = ()) -> SchedulerOutput:
         freed = self.encoder_cache.take_freed()
         messages, self._pending = self._pending, _NO_MESSAGES
         output = replace(messages, step=self._steps, scheduled=tuple(scheduled), encode=tuple(encode), free_encoder=freed)
+        if encode:
+            self.encoder_inputs.start(encode)
         self._steps += bool(scheduled)
         return output
 
@@ -212,38 +276,122 @@ class Scheduler:
         """Send messages to the worker with the next step. `messages`: fields of SchedulerOutput."""
         self._pending = replace(self._pending, **{name: getattr(self._pending, name) + new for name, new in messages.items()})
 
-    def requeue_messages(self, output: SchedulerOutput) -> None:
+    def is_wanted(self, output: SchedulerOutput) -> bool:
+        """Return whether any result of a step is still needed."""
+        return any(map(self._is_wanted, output.scheduled))
+
+    def _is_wanted(self, task: ScheduledRequest) -> bool:
+        """Return True if the sequence still runs and the computed row is still its next one."""
+        request = self.requests.get(task.request_id)
+        return request is not None and request.state is State.RUNNING and request.epoch == task.epoch
+
+    def update_from_output(self, output: SchedulerOutput, done: StepOutput) -> tuple[TokenOutput, ...]:
+        """Record what a step computed. Return an output for each sequence that got tokens or ended.
+
+        An output has a finish reason, timings and statistics if the answer is complete, and `num_removed` if a repetition loop
+        was rolled back.
+        """
+        if self.drafter is not None:
+            self.drafter.end_step(done.predict_seconds, sum(bool(result.predicted) for result in done.tokens))
+        failed_items = self.encoder_inputs.record(done.encoded, self.requests)
+        wanted = [self._is_wanted(task) for task in output.scheduled]  # recording a result changes what is still needed
+        pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
+        outputs = [part for is_wanted, task, result in pairs if is_wanted for part in self._update(task, result)]
+        return (*outputs, *self._fail_users(failed_items))
+
+    def fail_step(self, output: SchedulerOutput, error: ErrorInfo) -> tuple[TokenOutput, ...]:
+        """Record that a step failed: end its sequences and those that wait for its items. Return their outputs."""
+        self._requeue_messages(output)
+        encoded = tuple(EncodeResult(task.hash, "", error) for task in output.encode)
+        tokens = tuple(TokenOutput(task.request_id, (), error=error) for task in output.scheduled)
+        return self.update_from_output(output, StepOutput(tokens, encoded))
+
+    def undo(self, output: SchedulerOutput) -> None:
+        """Undo an interrupted step: its items are not encoded, and its messages are sent again."""
+        self.encoder_inputs.undo(output.encode)
+        self._requeue_messages(output)
+
+    def _requeue_messages(self, output: SchedulerOutput) -> None:
         """Send the messages of a failed step again with the next step; receiving them twice is harmless."""
         names = ("new_requests", "updates", "finished", "zero_blocks")
         self._pending = replace(self._pending, **{name: getattr(output, name) + getattr(self._pending, name) for name in names})
         self.encoder_cache.requeue_freed(output.free_encoder)
 
-    def update_from_output(self, scheduled: ScheduledRequest, output: TokenOutput) -> TokenOutput:
-        """Record what a step computed for one sequence.
-
-        Returns the output with its finish reason, timings and statistics if the answer is complete, or with `num_removed` if
-        a repetition loop was rolled back.
-        """
+    def _update(self, scheduled: ScheduledRequest, output: TokenOutput) -> Sequence[TokenOutput]:
+        """Record what a step computed for one sequence, and return its outputs."""
         if output.error is not None:
-            return self.fail(output, zero_blocks=True)
+            return self._fail_or_repeat(scheduled, output)
         request = self.requests[scheduled.request_id]
         request.num_computed += scheduled.num_tokens
+        if scheduled.draft_token_ids:
+            request.num_computed -= scheduled.num_sampled - len(output.token_ids)
+        finish, loop, num_kept = self._append_tokens(request, output.token_ids)
+        if output.predicted:
+            request.predicted = (len(request.token_ids), output.predicted if num_kept == len(output.token_ids) else ())
+            output = replace(output, predicted=())
+        if num_kept < len(output.token_ids):
+            output = _first_tokens(output, num_kept)
+            request.num_computed = len(request.token_ids) - 1
+        if scheduled.draft_token_ids and num_kept < scheduled.num_sampled:
+            self.block_tables.keep_states(request)
+        if self.drafter is not None:
+            self.drafter.settle(request, len(scheduled.draft_token_ids))
         if scheduled.write_cross:
             self.block_tables.cache_cross_blocks(request)
         self.block_tables.cache_full_blocks(request)
         self.block_tables.advance_states(request)
         self.block_tables.free_behind_windows(request)
+        if scheduled.draft_token_ids and num_kept < scheduled.num_sampled:
+            self.block_tables.free_rejected(request)
         self.encoder_inputs.mark_computed(request)
         if output.pooled is not None:
-            return self._finish(request, output, "length")
-        if not output.token_ids:
-            return output
-        request.times.setdefault("first_token", time.perf_counter())
-        request.token_ids += output.token_ids
-        finish = request.finish_reason(self.limit)
-        return self._check_loop(request, output) if finish is None else self._finish(request, output, *finish)
+            return (self._finish(request, output, "length"),)
+        if finish is not None:
+            return (self._finish(request, output, *finish),)
+        return (output,) if loop is None else self._end_loop(request, output, loop)
 
-    def fail(self, output: TokenOutput, zero_blocks: bool = False) -> TokenOutput:
+    def _append_tokens(
+        self, request: Request, token_ids: Sequence[int]
+    ) -> tuple[tuple[str, int | None] | None, Loop | None, int]:
+        """Append sampled tokens up to the one that ends the answer or completes a repetition loop.
+
+        Return the finish reason, the loop, and the number of tokens appended.
+        """
+        if token_ids:
+            request.times.setdefault("first_token", time.perf_counter())
+        detection = request.message.params.repetition_detection
+        for number, token in enumerate(token_ids, start=1):
+            request.token_ids.append(token)
+            finish = request.finish_reason(self.limit)
+            if finish is not None:
+                return finish, None, number
+            loop = None if detection is None else find_loop(request.token_ids, request.turn_start, detection)
+            if loop is not None:
+                return None, loop, number
+        return None, None, len(token_ids)
+
+    def _fail_or_repeat(self, scheduled: ScheduledRequest, output: TokenOutput) -> Sequence[TokenOutput]:
+        """End a sequence whose part of a step failed. If it had guesses, which may be at fault, compute it again without."""
+        if not scheduled.draft_token_ids:
+            return (self._fail(output, zero_blocks=True),)
+        request = self.requests[scheduled.request_id]
+        request.may_draft = False
+        self._send(zero_blocks=self.block_tables.unhashed_blocks(request))
+        self._preempt(request)
+        return ()
+
+    def _fail_users(self, failed: Sequence[tuple[EncodeTask, EncodeResult]]) -> list[TokenOutput]:
+        """End the sequences that asked for a failed item and, if the item itself makes the encoder fail, all that have it."""
+        outputs = []
+        for task, result in failed:
+            assert result.error is not None
+            names = self.encoder_cache.users_of(result.hash) if result.item_failed else [task.request_id]
+            for request in [self.requests[name] for name in names if name in self.requests]:
+                error = result.error.for_item(*find_item([item for _, item in request.items()], result.hash))
+                outputs.append(self._fail(TokenOutput(request.request_id, (), error=error)))
+        return outputs
+
+    def _fail(self, output: TokenOutput, zero_blocks: bool = False) -> TokenOutput:
         """End a sequence with the error in `output` and return its last output.
 
         `zero_blocks`: zero its blocks, which may hold NaN, except those that earlier steps have completed.
@@ -265,7 +413,18 @@ class Scheduler:
         self._output(())
 
     @property
+    def encoding(self) -> list[str]:
+        """Hashes of the items that workers encode and that are still needed."""
+        return self.encoder_inputs.encoding
+
+    @property
+    def counts(self) -> tuple[int, int, int]:
+        """Numbers of all, running and waiting sequences."""
+        return len(self.requests), len(self.running), len(self.waiting)
+
+    @property
     def stats(self) -> EngineStats:
+        """Counters since the start, and current values."""
         return EngineStats(
             running=len(self.running),
             waiting=len(self.waiting),
@@ -279,19 +438,28 @@ class Scheduler:
             prefix_queries=self.block_tables.queries,
             prefix_hits=self.block_tables.hits,
             prefix_evictions=sum(pool.evictions for pool in self.block_pools.pools),
+            encoder_calls=self.encoder_inputs.calls,
+            encoder_disk_hits=self.encoder_inputs.disk_hits,
             encoder_hits=self.encoder_cache.hits,
             encoder_evictions=self.encoder_cache.evictions,
             encoder_bytes=self.encoder_cache.bytes,
             encoder_capacity=self.encoder_cache.capacity,
             preemptions=self._preemptions,
             cut_items=self._cut_items,
+            quarantined=len(self.encoder_inputs.quarantine),
+            drafts=() if self.drafter is None else self.drafter.stats,
+            no_drafts="" if self.drafter is not None else self.no_drafts,
         )
 
     def _can_start_another(self) -> bool:
         """Return whether the batch has a place for the first waiting sequence, or a sequence of lower priority."""
         if not self.waiting or len(self.running) < self.limits.max_num_seqs:
             return bool(self.waiting)
-        return any(self.waiting[0].message.priority < request.message.priority for request in self.running)
+        return any(self._policy.preempts(self.waiting[0], request) for request in self.running)
+
+    def _step_order(self, request: Request) -> tuple[bool, Order]:
+        """Return the key that sorts the running sequences in a step: those with one token to compute come first."""
+        return len(request.token_ids) - request.num_computed > 1, self._policy.order(request)
 
     def _grow_running(self) -> None:
         """Allocate a block for each running sequence that needs one for its next token; preempt if there is none."""
@@ -299,14 +467,16 @@ class Scheduler:
             while request.state is State.RUNNING:
                 if self.block_tables.grow(request):
                     break
-                self._preempt(self._pick_victim(request) or max(self.running, key=_ORDER))
+                victim = self._pick_victim(request, self.running)
+                assert victim is not None
+                self._preempt(victim)
 
     def _preempt_for_priority(self) -> None:
         """Preempt running sequences while one with a more urgent priority waits and cannot be admitted."""
         while self.waiting and self.running:
-            first, last = self.waiting[0], max(self.running, key=_ORDER)
+            first, last = self.waiting[0], max(self.running, key=self._policy.order)
             has_place = len(self.running) < self.limits.max_num_seqs
-            if last.message.priority <= first.message.priority or (has_place and self._try_admit(first)):
+            if not self._policy.preempts(first, last) or (has_place and self._try_admit(first)):
                 return
             self._preempt(last)
 
@@ -328,11 +498,11 @@ class Scheduler:
         request.times.setdefault("scheduled", time.perf_counter())
         return True
 
-    def _pick_victim(self, keep: Request) -> Request | None:
-        """Return a sequence that holds blocks but does not run: an idle one, else the last of the waiting ones."""
-        idle = (request for request in self.requests.values() if request.state is State.IDLE)
-        candidates = (request for request in (*idle, *reversed(self.waiting)) if request is not keep and any(request.block_ids))
-        return next(candidates, None)
+    def _pick_victim(self, keep: Request, running: Sequence[Request] = ()) -> Request | None:
+        """Return a sequence that loses its blocks for `keep`: one that does not run, or one of `running`."""
+        idle = [request for request in self.requests.values() if request.state is State.IDLE and any(request.block_ids)]
+        waiting = [request for request in self.waiting if request is not keep and any(request.block_ids)]
+        return self._policy.victim(idle, waiting, running)
 
     def _preempt(self, request: Request) -> None:
         request.preemptions += 1
@@ -344,19 +514,32 @@ class Scheduler:
         self.block_tables.free(request)
         self.encoder_inputs.unpin(request)
         self.encoder_inputs.discard_chunks(request)  # the encoder's state is that of the last chunk: it begins again, too
-        request.epoch += 1
+        request.epoch = next(self._epochs)
         if request.state is State.RUNNING:
             self.running.remove(request)
             self._enqueue(request)
+        else:
+            self._reorder(request)
 
     def _enqueue(self, request: Request) -> None:
         request.state = State.WAITING
-        insort(self.waiting, request, key=_ORDER)
+        insort(self.waiting, request, key=self._policy.order)
+
+    def _reorder(self, request: Request) -> None:
+        """Move a waiting sequence whose tokens have changed to its place."""
+        if request.state is State.WAITING:
+            self.waiting.remove(request)
+            self._enqueue(request)
 
     def _schedule_request(self, request: Request, step: _Step) -> None:
         """Add a running sequence to the step, with as many tokens as budgets, spans and encoder rows allow."""
+        cross_rows = 0 if request.cross_written else request.cross_rows
+        if cross_rows > step.cross_budget and step.cross_budget < self.limits.max_step_cross_rows:
+            return  # the first one may exceed the budget
         start, spans = request.num_computed, self._spans(request)
-        count = self.block_tables.end_at_state(request, min(request.remaining, step.budget, self.limits.max_chunk))
+        drafts = self._draft(request, step.budget) if self.propose is not None else ()
+        wanted = min(request.remaining + len(drafts), step.budget, self.limits.max_chunk)
+        count = self.block_tables.end_at_state(request, wanted)
         count = fit_chunk(start, count, step.budget, spans)
         ready, tasks = self.encoder_inputs.schedule(request, count, step.encoder_budget, first=not step.encode)
         count = fit_chunk(start, ready, ready, spans)
@@ -368,11 +551,42 @@ class Scheduler:
         step.encoder_budget -= sum(request.item(task.index).range.num_embeds for task in tasks)
         if count == 0:
             return
-        step.scheduled.append(request.schedule(count))
+        predict = self.drafter is None or self.drafter.predicts(request)
+        step.scheduled.append(request.schedule(count, drafts and drafts[: max(0, count - request.remaining)], predict))
         step.budget -= count
+        step.cross_budget -= cross_rows
         stop = start + count
         left = request.features[request.next_feature :]
         self._cut_items += any(f.range.offset < stop < f.range.end - f.geometry.ahead for f in left)
+
+    def _may_draft(self, request: Request) -> bool:
+        """Return whether a step may guess tokens of a running sequence: not of a prompt's rest, and not if it only pools."""
+        decodes = request.remaining == 1 or (self.block_tables.has_states and request.num_computed >= request.turn_start)
+        return decodes and request.may_draft and request.message.pooling is None
+
+    def _has_proposers(self, request: Request) -> bool:
+        """Return whether a sequence that decodes may get guesses."""
+        return self.drafter is not None and self._may_draft(request) and self.drafter.drafts_for(request)
+
+    def _plan_drafts(self) -> None:
+        if self.drafter is None or self.propose is None:
+            return
+        decoding = [request for request in self.running if self._may_draft(request)]
+        if decoding:
+            rows = min(sum(request.remaining for request in self.running), self.limits.max_num_batched_tokens)
+            self.drafter.plan(decoding, rows)
+
+    def _draft(self, request: Request, budget: int) -> tuple[int, ...]:
+        """Return guesses of a sequence's next tokens, as many as the step, its blocks and the rest of its answer have room for.
+
+        Every running sequence keeps a token of the budget.
+        """
+        if self.propose is None or not self._may_draft(request):
+            return ()
+        room = min(budget - len(self.running) + 1, self.limits.max_chunk) - request.remaining
+        room = min(room, request.room(self.limit) - 1, self.block_tables.room_to_state(request))
+        drafts = tuple(self.propose(request, room))[:room] if room > 0 else ()
+        return drafts if drafts and self.block_tables.grow(request, len(drafts)) else ()
 
     def _spans(self, request: Request) -> Sequence[BidirectionalSpan]:
         return find_spans(self.limits.prompt_attention, request.prompt_length, request.features)
@@ -380,25 +594,30 @@ class Scheduler:
     def _renew_spans(self, request: Request, before: Sequence[BidirectionalSpan]) -> bool:
         """Update what depends on a sequence's spans, which were `before`. Return True if computed tokens are stale."""
         spans = self._spans(request)
-        if self.limits.prompt_attention == "bidirectional_media":  # whole prompts whose items see each other
+        if self.limits.prompt_attention.key_order is not None:  # whole prompts whose items see each other
             request.bind_hashes(spans[0][1] if spans and spans[0][0] == 0 else 0)
         return any(first < request.num_computed for first, _ in {*before} ^ {*spans})
 
-    def _check_loop(self, request: Request, output: TokenOutput) -> TokenOutput:
-        """End an answer that is in a repetition loop, or roll it back to the loop's start and forbid the loop."""
+    def _end_loop(self, request: Request, output: TokenOutput, loop: Loop) -> Sequence[TokenOutput]:
+        """End an answer that is in a repetition loop, or roll it back to the loop's start and forbid the loop.
+
+        `output` has the tokens up to the one that completes the loop.
+        """
         detection = request.message.params.repetition_detection
-        loop = None if detection is None else find_loop(request.token_ids, request.turn_start, detection)
-        if detection is None or loop is None:
-            return output
+        assert detection is not None
         if not detection.repair or request.repairs >= detection.max_repairs:
-            return self._finish(request, output, "repetition")
+            return (self._finish(request, output, "repetition"),)
         removed = len(request.token_ids) - loop.start
         request.repairs += 1
         try:
             self.truncate(request.request_id, loop.start, forbid=(loop.forbidden,))
         except InputError as error:
-            return self.fail(replace(output, error=error.info))
-        return replace(output, token_ids=(), logprobs=None, num_removed=removed - 1)  # the newest was never returned
+            return (self._fail(replace(output, error=error.info)),)
+        # the token that completes the loop is never returned; those before it were, or are returned now
+        before = len(output.token_ids) - 1
+        if not before:
+            return (replace(output, token_ids=(), logprobs=None, num_removed=removed - 1),)
+        return _first_tokens(output, before), TokenOutput(request.request_id, (), num_removed=removed - 1)
 
     def _finish(self, request: Request, output: TokenOutput, reason: str, stop_token: int | None = None) -> TokenOutput:
         self._end_answer(request)
@@ -408,8 +627,13 @@ class Scheduler:
         if request.hold_open:
             self.running.remove(request)
             request.state = State.IDLE
+            self._keep_answer(request)
         else:
             self.abort(request.request_id)
+
+    def _keep_answer(self, request: Request) -> None:
+        if self.drafter is not None:
+            self.drafter.end_answer(request)
 
     def _get_live(self, request_id: str) -> Request:
         if request_id not in self.requests:
@@ -417,7 +641,13 @@ class Scheduler:
         return self.requests[request_id]
 
     def _check(self, request: Request) -> None:
-        check_length(len(request.token_ids), self.limit)
+        check_length(len(request.token_ids), self.limit, answer=int(request.message.pooling is None))
         max_tokens = self.limits.max_num_batched_tokens - self.limits.max_num_seqs + 1  # a token for each of the others
         max_rows = self.encoder_cache.capacity // max(1, self.encoder_cache.row_bytes)
+        check_cross_items(request.message.cross, self.limits.max_cross_rows, max_rows)
         check_spans(self._spans(request), request.features, request.cross_rows, max_tokens, max_rows)
+
+
+def _first_tokens(output: TokenOutput, count: int) -> TokenOutput:
+    """Return an output with the first of its tokens only."""
+    return replace(output, token_ids=output.token_ids[:count], logprobs=output.logprobs and output.logprobs[:count])

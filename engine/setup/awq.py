@@ -10,7 +10,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn.modules.module import register_module_forward_pre_hook
 
-from ...kernels.int4 import Int4Options, quantize_int4
+from ...kernels.linear.int4 import Int4Options, quantize_int4
 from ...models.text.decoder import DecoderLayer
 from ...models.text.scaling import Folding, ScalingGroup, decoder_layers, foldings, scaling_groups
 
@@ -82,7 +82,7 @@ def search_foldings(
     for i, (group, _) in enumerate(pairs):
         waiting[i] = {name for linear in group.linears for name in linear.weight_names(paths[linear])}
         group_of.update(dict.fromkeys(waiting[i], i))
-    held, scaled, stored = defaultdict[int, list[Tensor]](list), list[tuple[ScalingGroup, Tensor]](), set[str]()
+    kept, scaled, stored = defaultdict[int, list[Tensor]](list), list[tuple[ScalingGroup, Tensor]](), set[str]()
     for name, tensor in weights:
         stored.add(name)
         i = group_of.get(name, -1)
@@ -90,8 +90,8 @@ def search_foldings(
             continue
         waiting[i].discard(name)
         if name in quantised:
-            held[i].append(tensor)
-        if not waiting[i] and (parts := held.pop(i, [])):
+            kept[i].append(tensor)
+        if not waiting[i] and (parts := kept.pop(i, [])):
             group, inputs_of_group = pairs[i]
             scaled.append((group, _best_scales(group, inputs_of_group, parts, group_size)))
     complete = [(group, scales) for group, scales in scaled if _names(group.source, paths) <= stored]

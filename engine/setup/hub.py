@@ -8,13 +8,16 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-from ...mm.errors import ConfigError, HubError, short_repr
-from ...mm.gguf import SUFFIX
-from ...models.external import external_parts, find_part_folder, lacks_weights
-from ...models.weight_files import read_headers
-from ...processors.files import ADAPTER, read_json
+from ...callers.errors import ConfigError, HubError, short_repr
+from ...checkpoints.external import external_parts, find_part_folder, lacks_weights
+from ...checkpoints.files import read_json
+from ...checkpoints.gguf.reader import SUFFIX
+from ...checkpoints.weight_files import read_headers
+from ...processors.files import ADAPTER
 from ..config import EngineConfig
-from ..model_files import call_overrides, load_model_files
+from ..model_files import SHIPPED, call_overrides, load_model_files
+from ..speculative_config import MODEL_METHODS, read_speculative_config
+from .eagle3 import with_draft_folder
 from .hub_cache import (
     MAIN,
     CachedModel,
@@ -28,6 +31,13 @@ from .hub_download import fetch_files, hub_errors, list_files
 from .implementation import resolve_architecture
 
 _log = logging.getLogger(__name__)
+ASSETS = Path(__file__).resolve().parents[2] / "assets"
+
+
+def check_architecture(folder: Path) -> None:
+    """Raise ConfigError or CheckpointError for a checkpoint whose JSON files show that it cannot be served."""
+    if not is_adapter(folder):
+        resolve_architecture(load_model_files(folder))
 
 
 def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
@@ -40,36 +50,51 @@ def find_model(config: EngineConfig, weights: bool = True) -> EngineConfig:
         ConfigError: a revision of a folder, or an architecture that is not supported, before its weights are downloaded.
         HubError, CheckpointError: see `find_folder`.
     """
-    found, adapter = _with_folder(config, weights), config.adapter
-    if adapter is None and is_adapter(Path(found.model)):
-        adapter, found = _with_folder(config, True).model, _base_of(config, Path(found.model), weights)
+    resolved, adapter = _with_folder(config, weights), config.adapter
+    if adapter is None and is_adapter(Path(resolved.model)):
+        adapter, resolved = _with_folder(config, True).model, _base_of(config, Path(resolved.model), weights)
     elif adapter is not None:
         adapter = _with_folder(replace(config, model=adapter, revision=None), True).model
-    find_external_parts(Path(found.model), config.offline, weights)
-    if callable(found.hf_overrides):
-        found = replace(found, hf_overrides=call_overrides(found.model, found.hf_overrides))
+    find_external_parts(Path(resolved.model), config.offline, weights)
+    resolved = _with_draft_folder(resolved, weights)
+    if callable(resolved.hf_overrides):
+        resolved = replace(resolved, hf_overrides=call_overrides(resolved.model, resolved.hf_overrides))
     if adapter is None:
-        return found
-    if not is_adapter(Path(adapter)) or is_adapter(Path(found.model)):
-        reason = f"{found.model} must be a model, not an adapter; give LLM(base, adapter=folder)"
+        return resolved
+    if not is_adapter(Path(adapter)) or is_adapter(Path(resolved.model)):
+        reason = f"{resolved.model} must be a model, not an adapter; give <<base_with_adapter>>"
         if not is_adapter(Path(adapter)):
             files = f"{ADAPTER} and its weights (adapter_model.safetensors)"
             reason = f"the adapter {adapter} has no {ADAPTER}; give a folder as peft writes it, with {files}"
         raise ConfigError(reason, param="adapter")
-    return replace(found, adapter=adapter)
+    return replace(resolved, adapter=adapter)
 
 
-def _with_folder(config: EngineConfig, weights: bool) -> EngineConfig:
-    """Return the config with `model` as a folder."""
+def _with_folder(
+    config: EngineConfig, weights: bool, check: Callable[[Path], None] | None = check_architecture
+) -> EngineConfig:
+    """Return the config with `model` as a folder. An existing folder comes before a shipped model of that name."""
+    if config.model in SHIPPED and not os.path.exists(config.model):
+        config = replace(config, model=str(ASSETS / config.model))
     if os.path.isdir(config.model) or config.model.endswith(SUFFIX) or not is_name(config.model):
         if config.revision not in (None, Path(config.model).name):
             reason = (
-                f"revision={config.revision!r} is for a model's name on the Hub, and {config.model} is a path; leave it out"
+                f"<<param=>>{config.revision!r} is for a model's name on the Hub, and {config.model} is a path; leave it out"
             )
             raise ConfigError(reason, param="revision")
         return config
-    folder = find_folder(config.model, config.revision, config.offline, weights=weights, check=check_architecture)
+    folder = find_folder(config.model, config.revision, config.offline, weights=weights, check=check)
     return replace(config, model=str(folder), revision=folder.name)
+
+
+def _with_draft_folder(config: EngineConfig, weights: bool) -> EngineConfig:
+    """Return the config with the model that drafts, if there is one, as a folder."""
+    limits = read_speculative_config(config.speculative_config)
+    if not limits.model or limits.method not in MODEL_METHODS or not limits.predicted:
+        return config
+    draft = EngineConfig(limits.model, offline=config.offline)
+    folder = _with_folder(draft, weights, check=None).model
+    return replace(config, speculative_config=with_draft_folder(config.speculative_config or {}, folder))
 
 
 def _base_of(config: EngineConfig, adapter: Path, weights: bool) -> EngineConfig:
@@ -81,7 +106,7 @@ def _base_of(config: EngineConfig, adapter: Path, weights: bool) -> EngineConfig
     """
     raw = read_json(adapter / ADAPTER)
     name, revision = raw.get("base_model_name_or_path"), raw.get("revision")
-    how = "give the base model, LLM(base, adapter=folder)"
+    how = "give the base model, <<base_with_adapter>>"
     if isinstance(name, str) and name and ((adapter / name).is_dir() or os.path.isdir(name)):
         return replace(config, model=str(adapter / name) if (adapter / name).is_dir() else name, revision=None)
     if not isinstance(name, str) or not is_name(name):
@@ -90,7 +115,7 @@ def _base_of(config: EngineConfig, adapter: Path, weights: bool) -> EngineConfig
     try:
         return _with_folder(replace(config, model=name, revision=revision if isinstance(revision, str) else None), weights)
     except HubError as error:
-        raise HubError(f"the base model of {adapter}: {error}, or {how}", code=error.info.code) from None
+        raise HubError(f"the base model of {adapter}: {error.info.text}, or {how}", code=error.info.code) from None
 
 
 def find_external_parts(folder: Path, offline: bool = False, weights: bool = True) -> None:
@@ -100,12 +125,6 @@ def find_external_parts(folder: Path, offline: bool = False, weights: bool = Tru
         needs_weights = weights and lacks_weights(read_headers(folder), part)
         if is_name(name) and find_part_folder(folder, name) is None and (needs_weights or not config.get(part.section)):
             find_folder(name, offline=offline, weights=needs_weights)
-
-
-def check_architecture(folder: Path) -> None:
-    """Raise ConfigError or CheckpointError for a checkpoint whose JSON files show that it cannot be served."""
-    if not is_adapter(folder):
-        resolve_architecture(load_model_files(folder))
 
 
 def find_folder(

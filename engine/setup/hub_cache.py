@@ -18,11 +18,13 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Any
 
-from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
-from ...mm.gguf import SUFFIX
-from ...models.external import PARTS, external_parts
-from ...models.weight_files import ADAPTER_WEIGHTS, has_weights, weight_files
-from ...processors.files import ADAPTER, MODULES, POOLING, read_json
+from ...callers.errors import CheckpointError, ConfigError, SensoriumError, short_repr
+from ...checkpoints.external import PARTS, external_parts
+from ...checkpoints.folder import INDEX_END, WEIGHTS_END, CheckpointFolder
+from ...checkpoints.gguf.reader import SUFFIX
+from ...checkpoints.weight_files import ADAPTER_WEIGHTS
+from ...processors.files import ADAPTER, MODULES
+from ...processors.sentence_transformers import SETTINGS
 from ..model_files import nested_adapters
 
 COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -33,11 +35,14 @@ _NAME = re.compile(f"{_PART}/{_PART}")
 _NESTED = re.compile(rf"\w[\w.-]*/{re.escape(ADAPTER)}")
 _FOLDERS = "|".join(re.escape(part.folder) for part in PARTS if part.folder)
 _IN_FOLDER = re.compile(rf"({_FOLDERS})/((preprocessor_)?config|model\.safetensors\.index)\.json")
+_MODULE = re.compile(r"\d+_\w+/config\.json")  # of sentence-transformers; _MODULE_WEIGHTS: of the modules that have weights
+_MODULE_WEIGHTS = re.compile(r"\d+_(Dense|LayerNorm)/model\.safetensors")
 _MAX_NAME = 96  # characters of a name on the Hub
 _FILES = (
     "*config.json",
     "params.json",
     MODULES,
+    SETTINGS,
     "tokenizer.json",
     "special_tokens_map.json",
     "added_tokens.json",
@@ -54,7 +59,7 @@ _FILES = (
     "chat_template.jinja",
     "model.safetensors.index.json",
     "consolidated.safetensors.index.json",
-    "spk_dict.pt",  # voices of Qwen2.5-Omni; `models.speaker_file` reads it without unpickling
+    "spk_dict.pt",  # voices of Qwen2.5-Omni; `checkpoints.speaker_file` reads it without unpickling
     "*.ttf",  # draws timestamps onto the frames of Ernie-4.5-VL
 )
 """Patterns of the files that are read beside the weights. Code and pickled weights match none."""
@@ -85,7 +90,7 @@ def cache_folder() -> Path:
 def check_revision(revision: str) -> str:
     """Return the revision. Raise ConfigError if it is no name of a branch, a tag or a commit."""
     if not re.fullmatch(r"\w[\w./+@-]*", revision) or ".." in revision or "//" in revision or revision.endswith("/"):
-        reason = f"revision={short_repr(revision)} is not the name of a branch, a tag or a commit"
+        reason = f"<<param=>>{short_repr(revision)} is not the name of a branch, a tag or a commit"
         raise ConfigError(f"{reason}; leave it out for the branch main", param="revision")
     return revision
 
@@ -112,9 +117,9 @@ class CachedModel:
         """Yield (revision, commit) of each snapshot: its branches and tags, or the commit if it has none."""
         refs = self.folder / "refs"
         named = [str(path.relative_to(refs)) for path in sorted(refs.rglob("*")) if path.is_file()]
-        known = [(ref, commit) for ref in named if (commit := self.commit(ref)) and self.snapshot(commit).is_dir()]
-        yield from known
-        commits = {commit for _, commit in known}
+        named_commits = [(ref, commit) for ref in named if (commit := self.commit(ref)) and self.snapshot(commit).is_dir()]
+        yield from named_commits
+        commits = {commit for _, commit in named_commits}
         for path in sorted((self.folder / "snapshots").glob("*")):
             if COMMIT.fullmatch(path.name) and path.name not in commits:
                 yield path.name, path.name
@@ -140,7 +145,7 @@ class CachedModel:
             if is_adapter(folder):
                 return [] if (folder / ADAPTER_WEIGHTS).is_file() or not weights else [ADAPTER_WEIGHTS]
             names = [one for one in ("config.json", "params.json") if (folder / one).is_file()][:1] or ["config.json"]
-            names += [file.name for file in weight_files(folder, lambda name: (folder / name).exists())] if weights else []
+            names += [file.name for file in CheckpointFolder(folder).safetensors()] if weights else []
             return [name for name in names if not (folder / name).is_file()]
         absent = [name for name in small_files(files) if not self.has(commit, files[name])]
         if absent or not weights:
@@ -187,9 +192,9 @@ def remote_file(name: str, entry: Mapping[str, Any]) -> RemoteFile:
 
 
 def small_files(files: Mapping[str, RemoteFile]) -> list[str]:
-    """Return the names of the files beside the weights. Of folders: settings of adapters, encoders and pooling only."""
+    """Return the names of the files beside the weights. Of folders: settings of adapters, encoders and modules only."""
     plain = [name for name in files if "/" not in name and any(fnmatchcase(name, pattern) for pattern in _FILES)]
-    return plain + [name for name in files if name == POOLING or _NESTED.fullmatch(name) or _IN_FOLDER.fullmatch(name)]
+    return plain + [name for name in files if any(pattern.fullmatch(name) for pattern in (_MODULE, _NESTED, _IN_FOLDER))]
 
 
 def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> list[RemoteFile]:
@@ -198,7 +203,7 @@ def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> 
     Raises:
         CheckpointError: there are no safetensors, or the index names files that are not there.
     """
-    if not any(file.endswith((".safetensors", ".safetensors.index.json")) and "/" not in file for file in files):
+    if not any(file.endswith((WEIGHTS_END, INDEX_END)) and "/" not in file for file in files):
         gguf = next((file for file in files if file.endswith(SUFFIX)), None)
         if gguf is not None:
             raise CheckpointError(
@@ -207,15 +212,17 @@ def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> 
         reason = f"{name} has no safetensors weights on the Hub, and no others are read, since they may hold code"
         raise CheckpointError(f"{reason}; use a model or a revision with safetensors")
     names = [ADAPTER_WEIGHTS] if ADAPTER in files and ADAPTER_WEIGHTS in files else []
-    if not names or has_weights(files.__contains__):
-        names = [path.name for path in weight_files(folder, files.__contains__)] + names
+    checkpoint = CheckpointFolder(folder, files)
+    if not names or checkpoint.has_safetensors:
+        names = [path.name for path in checkpoint.safetensors()] + names
     if any(map(_NESTED.fullmatch, files)):
-        nested = (f"{place}/{ADAPTER_WEIGHTS}" for place in nested_adapters(folder))
+        nested = (f"{subfolder}/{ADAPTER_WEIGHTS}" for subfolder in nested_adapters(folder))
         names += [one for one in nested if one in files]
-    for _, place in external_parts(read_json(folder / "config.json")):
-        inside = {one.removeprefix(f"{place}/") for one in files if one.startswith(f"{place}/")}
-        if has_weights(inside.__contains__):
-            names += [f"{place}/{path.name}" for path in weight_files(folder / place, inside.__contains__)]
+    for _, subfolder in external_parts(checkpoint.json("config.json")):
+        inside = {file.removeprefix(f"{subfolder}/") for file in files if file.startswith(f"{subfolder}/")}
+        part = CheckpointFolder(folder / subfolder, inside)
+        names += [f"{subfolder}/{path.name}" for path in part.safetensors()] if part.has_safetensors else []
+    names += [one for one in files if _MODULE_WEIGHTS.fullmatch(one)]
     absent = [one for one in names if one not in files]
     if absent:
         raise CheckpointError(
@@ -228,7 +235,7 @@ def is_adapter(folder: Path) -> bool:
     """Return whether a folder holds an adapter without the weights of its base model."""
     if not os.path.isfile(folder / ADAPTER):  # False for a path that is too long
         return False
-    has_model = has_weights(lambda name: (folder / name).exists())
+    has_model = CheckpointFolder(folder).has_safetensors
     return not (folder / "config.json").is_file() or ((folder / ADAPTER_WEIGHTS).is_file() and not has_model)
 
 

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import quote
 
-from ...mm.errors import CheckpointError, HubError, SensoriumError, one_line
+from ...callers.errors import CheckpointError, HubError, SensoriumError, one_line
 from .hub_cache import COMMIT, MAIN, CachedModel, RemoteFile, remote_file, size_of
 
 _log = logging.getLogger(__name__)
@@ -26,7 +26,6 @@ _CHUNK = 1 << 20
 _RETRIES = 5  # consecutive attempts that receive no byte
 _RETRY_SECONDS = 1.0
 _FULL = (errno.ENOSPC, errno.EDQUOT)
-GIVE = "give the path of a folder with the checkpoint; no folder of this name exists here"
 
 
 def list_files(cached: CachedModel, revision: str) -> tuple[str, dict[str, RemoteFile]]:
@@ -40,17 +39,17 @@ def list_files(cached: CachedModel, revision: str) -> tuple[str, dict[str, Remot
     try:
         info: dict[str, Any] = response.json()
         commit, entries = info["sha"], {}
-        for one in info["siblings"]:
-            entry = {"size": one["size"], "blob_id": one["blobId"]}
-            if one.get("lfs"):
-                entry |= {"lfs_sha256": one["lfs"]["sha256"], "lfs_size": one["lfs"]["size"]}
-            entries[one["rfilename"]] = entry
+        for file in info["siblings"]:
+            entry = {"size": file["size"], "blob_id": file["blobId"]}
+            if file.get("lfs"):
+                entry |= {"lfs_sha256": file["lfs"]["sha256"], "lfs_size": file["lfs"]["size"]}
+            entries[file["rfilename"]] = entry
         files = {name: remote_file(name, entry) for name, entry in entries.items()}
         if not COMMIT.fullmatch(commit) or (COMMIT.fullmatch(revision) and commit != revision):
             raise ValueError(f"{commit} is not the commit of {revision}")
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         reason = f"{constants.ENDPOINT} did not answer as the Hub does ({type(error).__name__}: {error})"
-        raise HubError(f"{reason}; check HF_ENDPOINT and proxies, or {GIVE}") from None
+        raise HubError(f"{reason}; check HF_ENDPOINT and proxies, or <<give_folder>>") from None
     with suppress(OSError):  # a read-only cache may already hold all files
         cached.write_files(commit, entries)
     return commit, files
@@ -220,7 +219,7 @@ def hub_errors(cached: CachedModel, revision: str, offline: bool) -> Iterator[No
     here = f"the cache {cached.folder.parent} lacks {name}" + (f" at {revision}" if revision != MAIN else "")
     if offline or constants.HF_HUB_OFFLINE:
         switch = "offline" if offline else "HF_HUB_OFFLINE"
-        raise HubError(f"{here} or a part of it, and {switch} is set; unset it, or {GIVE}")
+        raise HubError(f"{here} or a part of it, and {switch} is set; unset it, or <<give_folder>>", value=f"{switch} is set")
     try:
         yield
     except SensoriumError:
@@ -230,7 +229,9 @@ def hub_errors(cached: CachedModel, revision: str, offline: bool) -> Iterator[No
         raise HubError(f"{name} is gated: {how}", code="gated") from None
     except errors.RepositoryNotFoundError:
         reason = f"{name} is neither a folder nor a model on the Hub that can be read{_near(name)}"
-        raise HubError(f"{reason}; check the name, set HF_TOKEN if the model is private, or {GIVE}", code="not_found") from None
+        raise HubError(
+            f"{reason}; check the name, set HF_TOKEN if the model is private, or <<give_folder>>", code="not_found"
+        ) from None
     except errors.RevisionNotFoundError:
         reason = f"{name} has no revision {revision!r}; give a branch, a tag or a commit of {page}/commits"
         raise HubError(reason, code="not_found", param="revision") from None
@@ -241,9 +242,9 @@ def hub_errors(cached: CachedModel, revision: str, offline: bool) -> Iterator[No
             raise HubError(f"the Hub refuses access to {name} ({status}); {how}", code="gated") from None
         raise HubError(f"the Hub answers {status} for {name}; try again later, or run `hf download {name}`") from None
     except (ConnectionError, _broken_connection()) as error:
-        reason = f"{type(error).__name__}: {one_line(str(error))}"
-        how = f"check the network, HF_ENDPOINT and proxies, or {GIVE}"
-        raise HubError(f"{here} or a part of it, and the Hub cannot be reached ({reason}); {how}") from None
+        cause = f"the Hub cannot be reached ({type(error).__name__}: {one_line(str(error))})"
+        how = "check the network, HF_ENDPOINT and proxies, or <<give_folder>>"
+        raise HubError(f"{here} or a part of it, and {cause}; {how}", value=cause) from None
     except OSError as error:
         if error.errno in _FULL:
             raise _disk_full(cached) from None
@@ -254,9 +255,10 @@ def hub_errors(cached: CachedModel, revision: str, offline: bool) -> Iterator[No
 def _near(name: str) -> str:
     """Return " (did you mean ...?)" if a local folder has a name similar to `name`, else ""."""
     parent, last = os.path.split(name)
-    folders = [one for one in os.listdir(parent) if os.path.isdir(os.path.join(parent, one))] if os.path.isdir(parent) else []
-    near = get_close_matches(last, folders, n=1)
-    return f" (did you mean the folder {os.path.join(parent, near[0])}?)" if near else ""
+    names = os.listdir(parent) if os.path.isdir(parent) else []
+    folders = {folder.casefold(): folder for folder in names if os.path.isdir(os.path.join(parent, folder))}
+    near = get_close_matches(last.casefold(), folders, n=1)
+    return f" (did you mean the folder {os.path.join(parent, folders[near[0]])}?)" if near else ""
 
 
 def _disk_full(cached: CachedModel, needed: int | None = None) -> HubError:

@@ -9,13 +9,13 @@ from typing import Any, cast
 
 import torch
 
-from ...mm.errors import ConfigError
+from ...callers.errors import ConfigError
+from ...checkpoints.config import get_text_config
 from ...mm.fields import merge
-from ...mm.registry import TEXT_PROCESSING, Architecture, find_architecture, is_registered, native
-from ...models.config import get_text_config
 from ...models.fallback.borrowed import check_decoder_only, class_of
 from ...models.fallback.fallback import Fallback
 from ...models.interface import Model
+from ...models.registry import TEXT_PROCESSING, Architecture, find_architecture, is_registered
 from ...models.text.stacks import stack_of
 from ...processors.fallback.fallback import FallbackProcessingInfo
 from ...processors.interface import ProcessingInfo
@@ -23,7 +23,9 @@ from ..config import EngineConfig
 from ..model_files import ModelFiles
 
 _log = logging.getLogger(__name__)
-FALLBACK = native("fallback", "Fallback", "FallbackProcessingInfo", folder="fallback")
+FALLBACK = Architecture(
+    "sensorium.models.fallback.fallback:Fallback", "sensorium.processors.fallback.fallback:FallbackProcessingInfo"
+)
 TEXT_FALLBACK = Architecture(FALLBACK.model, TEXT_PROCESSING)
 
 
@@ -45,7 +47,7 @@ def resolve_architecture(files: ModelFiles) -> Architecture:
         how = "use a checkpoint with an architecture of docs/models.md or of transformers, or register a model of your own"
         if files.remote_code and not is_registered(architecture):
             raise ConfigError(f"{architecture}: {files.remote_code}, which is never run; {how}") from None
-        raise ConfigError(f"{unsupported}; {error}; {how}") from None
+        raise ConfigError(f"{unsupported}; {error.info.text}; {how}") from None
     row = FALLBACK if kind.config_class.sub_configs else TEXT_FALLBACK
     with explain_fallback(row, files):
         check_decoder_only(kind, files.config)
@@ -75,7 +77,9 @@ def explain_fallback(row: Architecture, files: ModelFiles) -> Iterator[None]:
     except ConfigError as error:
         if not is_fallback(row):
             raise
-        raise ConfigError(f"{_unsupported(files)}; and through transformers: {error}", param=error.info.param) from None
+        raise ConfigError(
+            f"{_unsupported(files)}; and through transformers: {error.info.text}", param=error.info.param
+        ) from None
 
 
 def describe_implementation(row: Architecture, files: ModelFiles) -> str:
@@ -96,7 +100,8 @@ def check_options(row: Architecture, config: EngineConfig) -> None:
     for name in defaults:
         if (value := getattr(config, name)) != defaults[name]:
             raise ConfigError(
-                f"{name}={value!r} is not supported for this model, which runs through transformers; leave it out", param=name
+                f"<<param=>>{value!r} is not supported for this model, which runs through transformers; leave it out",
+                param=name,
             )
 
 

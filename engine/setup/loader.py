@@ -7,29 +7,35 @@ from dataclasses import replace
 from functools import partial
 from pathlib import Path
 
+from ...callers.errors import ConfigError, short_repr
 from ...kernels.dispatch import use_backends
-from ...mm.errors import ConfigError, short_repr
 from ...mm.hashing import digest
+from ...mm.rules import PromptAttention
 from ...models.interface import Model, SupportsRowDecoding, SupportsSimilarity
 from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig
-from ..core import EngineCore
-from ..core_client import CoreClient
-from ..core_process import ProcessCore
-from ..encoder_core import EncoderCore
+from ..core.client import CoreClient
+from ..core.encoder_core import EncoderCore
+from ..core.engine_core import EngineCore
+from ..core.process import ProcessCore
+from ..executor import LocalExecutor
 from ..kv_cache.block_pool import BlockPools
 from ..kv_cache.groups import group_layers
 from ..model_files import ModelFiles
 from ..scheduler.encoder_cache import EncoderCache
 from ..scheduler.limits import SchedulerLimits
+from ..scheduler.policy import make_policy
 from ..scheduler.quarantine import Quarantine
 from ..scheduler.scheduler import Scheduler
 from ..threads import computing_on, run_in_thread
+from ..worker.adapter_store import AdapterStore
 from ..worker.encoder_store import EncoderStore
 from ..worker.grammar import GrammarFactory
-from ..worker.model_runner import ModelRunner
-from .memory import MaxSizes, max_cached_blocks, num_cache_blocks
+from ..worker.model_runner import ModelRunner, RunnerOptions
+from .draft_model import check_vocabulary, find_draft
+from .drafts import make_drafter, make_predictor
+from .memory import MaxSizes, adapter_bytes, max_cached_blocks, num_cache_blocks
 from .model_source import ModelSource, computing_dtype
 from .resolve import describe_dtype, resolve_engine
 from .warm_up import encode_small_items
@@ -67,6 +73,9 @@ def load_engine(
             _log.info("%s", describe_dtype(files, dtype))
         engine = resolve_engine(config, files, info, on_device=True)
         config, model = engine.config, engine.model
+        draft = find_draft(config, model)
+        if draft is not None:
+            check_vocabulary(draft, tokenizer)
         folder, capacity = config.encoder_cache_dir, config.encoder_cache_dir_bytes
         _make_folder("encoder_cache_dir", folder)
         _make_folder("packed_cache_dir", config.packed_cache_dir)
@@ -83,6 +92,8 @@ def load_engine(
             )
             core = build_core(model, config, engine.sizes, info.prompt_attention, store, grammars, engine.source)
         engine.source.load_weights(model)
+        if isinstance(core, EngineCore):
+            _load_predictor(core)
         if isinstance(model, SupportsSimilarity):
             scale, bias = model.similarity()
             core.info = replace(core.info, logit_scale=scale, logit_bias=bias)
@@ -91,33 +102,41 @@ def load_engine(
         return core, config
 
 
+def _load_predictor(core: EngineCore) -> None:
+    """Read the weights of a model that drafts."""
+    assert isinstance(core.executor, LocalExecutor)
+    runner = core.executor.runner
+    if runner.predictor is not None:
+        runner.predictor.load(runner.model)
+
+
 def _make_folder(option: str, path: str | None) -> None:
     """Create the folder of an option. A disk that fails later is no error."""
     try:
         if path is not None:
             Path(path).mkdir(mode=0o700, parents=True, exist_ok=True)
     except (OSError, ValueError) as error:  # ValueError: a name that the file system cannot encode
-        reason = f"{option}={short_repr(path)} cannot be created ({getattr(error, 'strerror', None) or error})"
-        raise ConfigError(f"{reason}; give a folder that can be written, or leave {option} out", param=option) from None
+        reason = f"<<param=>>{short_repr(path)} cannot be created ({getattr(error, 'strerror', None) or error})"
+        raise ConfigError(f"{reason}; give a folder that can be written, or leave <<param>> out", param=option) from None
 
 
 def build_core(
     model: Model,
     config: EngineConfig,
     sizes: MaxSizes,
-    prompt_attention: str,
+    prompt_attention: PromptAttention,
     store: EncoderStore,
     grammars: GrammarFactory | None = None,
     source: ModelSource | None = None,
 ) -> EngineCore:
-    """Join scheduler, caches and runner around a model on its device.
+    """Join scheduler, caches and executor around a model on its device.
 
     Args:
         prompt_attention: how the tokens of a prompt attend to each other, see `SchedulerLimits`.
         grammars: for structured outputs; None refuses them.
         source: builds the model again after sleep; with None, the engine cannot sleep.
     """
-    if prompt_attention == "bidirectional_media" and any(spec.window is not None for spec in model.cache_specs):
+    if prompt_attention.key_order is not None and any(spec.window is not None for spec in model.cache_specs):
         raise ConfigError("sliding windows are not supported for a model whose items see each other across text")
     blocks = num_cache_blocks(config, model.cache_specs, sizes, config.torch_device)
     max_cached = max_cached_blocks(config, model.cache_specs, blocks)
@@ -131,22 +150,26 @@ def build_core(
         config.enable_prefix_caching,
         encode_beside=config.uses_async_scheduling,
         max_chunk=model.step_rows if isinstance(model, SupportsRowDecoding) else SchedulerLimits.max_chunk,
+        max_cross_rows=sizes.cross_rows,
+        max_step_cross_rows=sizes.step_cross_rows,
     )
     encoder = EncoderCache(sizes.encoder_cache_bytes, store.row_bytes)
     specs, block_bytes = zip(*((group.spec, group.block_bytes(config.block_size)) for group in groups), strict=True)
     pools = BlockPools(specs, blocks, config.block_size, max_cached, block_bytes)
-    scheduler = Scheduler(pools, encoder, limits)
-    invariant, device = config.batch_invariant, config.torch_device
-    runner = ModelRunner(
-        model,
-        blocks,
-        config.block_size,
-        device,
-        store,
+    drafter, no_drafts = make_drafter(config, model, store.dtype)
+    policy = make_policy(config.scheduling_policy)
+    scheduler = Scheduler(pools, encoder, limits, Quarantine(config.quarantine_seconds), policy, drafter)
+    scheduler.no_drafts = no_drafts
+    options = RunnerOptions(
         grammars,
-        invariant=invariant,
-        prompt_attention=prompt_attention,
-        kernels=config.kernels,
+        config.batch_invariant,
+        prompt_attention,
+        config.kernels,
         async_scheduling=config.uses_async_scheduling,
+        predictor=None if drafter is None else make_predictor(config, model, sizes, store, source),
+        adapters=AdapterStore(adapter_bytes(config, model), config.max_lora_rank) if config.enable_lora else None,
     )
-    return EngineCore(scheduler, runner, Quarantine(config.quarantine_seconds), source)
+    runner = ModelRunner(model, blocks, config.block_size, config.torch_device, store, options)
+    executor = LocalExecutor(runner, source)
+    info = executor.describe(limits.max_model_len, limits.max_num_seqs)
+    return EngineCore(scheduler, executor, replace(info, scheduling_policy=config.scheduling_policy))

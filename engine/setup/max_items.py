@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import partial
 
-from ...mm.errors import ConfigError, InputError
+from ...callers.errors import ConfigError, InputError
 from ...mm.media.policy import MediaPolicy
 from ...mm.types import FramePlan, MediaHeader
 from ...processors.interface import ProcessingInfo
@@ -87,6 +87,11 @@ def num_rows(info: ProcessingInfo, header: MediaHeader) -> int:
         return 0
 
 
+def header_of(info: ProcessingInfo, modality: str, size: tuple[int, int], frames: FramePlan | None = None) -> MediaHeader:
+    """Return the header of the largest item that a model takes without resizing; it is at most `size` (height, width)."""
+    return MediaHeader(modality, *info.kept_size(modality, size), frames)
+
+
 def max_rows(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int) -> int:
     """Return the encoder rows of the largest item of a modality over all shapes, at most `cap`.
 
@@ -96,7 +101,7 @@ def max_rows(info: ProcessingInfo, modality: str, policy: MediaPolicy, cap: int)
         return min(cap, num_rows(info, MediaHeader(modality, samples=max_samples(info, policy, cap))))
     for frames in _frame_plans(info, modality, policy, cap):
         side = math.isqrt(_max_pixels(frames, policy))
-        if num_rows(info, MediaHeader(modality, side, side, frames)) >= cap:
+        if num_rows(info, header_of(info, modality, (side, side), frames)) >= cap:
             return cap  # as for most videos
     best = 0
     for frames in _frame_plans(info, modality, policy, cap):
@@ -132,7 +137,7 @@ def find_max_item(modality: str, info: ProcessingInfo, limits: ItemLimits) -> Ma
 
 def _max_image(modality: str, info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
     def header(side: int) -> MediaHeader:
-        return MediaHeader(modality, side, side)
+        return header_of(info, modality, (side, side))
 
     most, least = math.isqrt(limits.policy.max_pixels), 1
     while least < most and not num_rows(info, header(least)):  # an image may be too small for one encoder row
@@ -141,10 +146,10 @@ def _max_image(modality: str, info: ProcessingInfo, limits: ItemLimits) -> MaxIt
     rows = num_rows(info, header(side)) if side else 0
     if side < most:
         limit = limits.exceeded_setting(info, header(side + 1 if side else least)) or ""
-        return MaxItem(modality, rows, limit, size=(side, side))
+        return MaxItem(modality, rows, limit, size=header(side).size if side else (0, 0))
     option = next((name for name in _SIZE_OPTIONS if _rows_without_limit(info, modality, name, header(side)) > rows), None)
     if option is None:
-        return MaxItem(modality, rows, "media.max_pixels", size=(side, side))
+        return MaxItem(modality, rows, "media.max_pixels", size=header(side).size)
     side = 1 + last_true(lambda n: num_rows(info, header(n)) < rows, 1, most)  # the smallest that makes as many rows
     return MaxItem(modality, rows, f"mm_processor_kwargs {option}", refused=False, size=(side, side))
 
@@ -179,14 +184,14 @@ def _max_video(info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
     bound = min(bounds, key=lambda name: bounds[name])
 
     def header(count: int) -> MediaHeader:
-        return MediaHeader("video", height, width, frame_plan(count, fps))
+        return header_of(info, "video", (height, width), frame_plan(count, fps))
 
     count = last_true(lambda n: limits.exceeded_setting(info, header(n)) is None, 1, bounds[bound])
     rows = num_rows(info, header(count)) if count else 0
     fits = count == bounds[bound]
     limit = bound if fits else limits.exceeded_setting(info, header(count + 1)) or ""
     refused = not fits or bound.startswith("media")
-    return MaxItem("video", rows, limit, refused, (height, width), count, round(count / fps, 2))
+    return MaxItem("video", rows, limit, refused, header(max(count, 1)).size, count, round(count / fps, 2))
 
 
 def _max_audio(info: ProcessingInfo, limits: ItemLimits) -> MaxItem:
@@ -250,7 +255,7 @@ def _is_taken(info: ProcessingInfo, modality: str, frames: FramePlan, policy: Me
     """Return whether the processor accepts that many frames at any size."""
     longest = math.isqrt(_max_pixels(frames, policy))
     sides = [1 << power for power in range(longest.bit_length())]
-    return any(num_rows(info, MediaHeader(modality, side, side, frames)) for side in sides)
+    return any(num_rows(info, header_of(info, modality, (side, side), frames)) for side in sides)
 
 
 def _max_pixels(frames: FramePlan | None, policy: MediaPolicy) -> int:
@@ -261,7 +266,7 @@ def _max_pixels(frames: FramePlan | None, policy: MediaPolicy) -> int:
 
 
 def _num_rows_of_size(info: ProcessingInfo, modality: str, frames: FramePlan | None, height: int, width: int) -> int:
-    return num_rows(info, MediaHeader(modality, height, width, frames))
+    return num_rows(info, header_of(info, modality, (height, width), frames))
 
 
 def _max_of_shapes(rows: Callable[[int, int], int], max_pixels: int, cap: int) -> int:
@@ -273,9 +278,9 @@ def _max_of_shapes(rows: Callable[[int, int], int], max_pixels: int, cap: int) -
             short = max(1, int((area / ratio) ** 0.5))
             long = int(short * ratio)
             for size in {(short, long), (long, short)} if short * long <= max_pixels else ():
-                found = rows(*size)
-                if found > best:
-                    best, where = found, size
+                count = rows(*size)
+                if count > best:
+                    best, where = count, size
             if best >= cap:
                 return best
             area /= _AREA_STEP
@@ -287,7 +292,7 @@ def _climb(rows: Callable[[int, int], int], where: tuple[int, int], best: int, m
     steps = [(dh, dw) for dh in (-32, -8, 0, 8, 32) for dw in (-32, -8, 0, 8, 32)]
     while True:
         near = [(max(1, where[0] + dh), max(1, where[1] + dw)) for dh, dw in steps]
-        found = max(((rows(h, w), (h, w)) for h, w in near if h * w <= max_pixels), default=(0, where))
-        if found[0] <= best:
+        nearby = max(((rows(h, w), (h, w)) for h, w in near if h * w <= max_pixels), default=(0, where))
+        if nearby[0] <= best:
             return best
-        best, where = found
+        best, where = nearby

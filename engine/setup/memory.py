@@ -11,21 +11,22 @@ from operator import mul
 
 import torch
 
+from ...callers.errors import ConfigError
 from ...mm.embeddings import PROMPT_EMBEDS, PROMPT_EMBEDS_ROWS
-from ...mm.errors import ConfigError
 from ...mm.media.policy import DecodeSpec, MediaPolicy
 from ...models.interface import CacheSpec, Model, StepLimits, SupportsPooling, SupportsStreams
 from ...models.memory_formulas import amx_bytes
 from ...models.quantization import parse_quantization
+from ...models.request_adapters import adapted_layers
 from ...models.weights import weight_bytes
 from ...processors.device import MAX_TRANSFER_BYTES
 from ...processors.interface import ProcessingInfo, SupportsTranscription
-from ..bidirectional_spans import BRACKETS
 from ..config import MAX_STREAM_ROWS, MEDIA_BYTES, EngineConfig, cache_budget, check_max_model_len, host_memory
 from ..kv_cache.groups import CacheGroup, group_layers
 from ..worker import decode_graphs, encoder_graphs
 from ..worker.encoder_store import QUEUE_BYTES
 from ..worker.model_runner import LOGITS_ROWS
+from .draft_cache import draft_cache_bytes
 from .max_items import ItemLimits, find_max_item, max_rows
 from .memory_plan import MemoryPlan
 
@@ -60,17 +61,28 @@ class MaxSizes:
 
     Args:
         max_model_len: tokens of a sequence.
-        keys: cached keys of a sequence: its tokens, or the encoder rows that it reads through cross-attention.
         step_rows: rows of a step. The largest bidirectional span fits beside a row of every other sequence.
         encoder_cache_bytes: capacity of the encoder cache.
         item_rows: modality -> encoder rows of its largest item.
+        cross_rows: encoder rows that a sequence reads by cross-attention.
+        step_cross_rows: encoder rows that a step writes to the caches of cross-attention.
     """
 
     max_model_len: int
-    keys: int
     step_rows: int
     encoder_cache_bytes: int = 0
     item_rows: Mapping[str, int] = field(default_factory=dict)
+    cross_rows: int = 0
+    step_cross_rows: int = 0
+
+    @property
+    def keys(self) -> int:
+        """Cached keys of a sequence in one layer: its tokens, or the encoder rows that it reads by cross-attention."""
+        return max(self.max_model_len, self.cross_rows)
+
+    def keys_of_group(self, group: CacheGroup) -> int:
+        """Return the keys that the longest sequence has in the layers of a cache group."""
+        return self.cross_rows if group.spec.kind == "cross" else self.max_model_len
 
 
 def max_sizes(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_model_len: int) -> MaxSizes:
@@ -80,20 +92,47 @@ def max_sizes(config: EngineConfig, info: ProcessingInfo, row_bytes: int, max_mo
         ConfigError: `max_model_len` leaves no room for a prompt and an answer, or `encoder_cache_budget` fails.
     """
     if max_model_len < 2:
-        raise ConfigError(f"max_model_len={max_model_len} leaves no room for a prompt and an answer", param="max_model_len")
+        raise ConfigError(f"<<param=>>{max_model_len} leaves no room for a prompt and an answer", param="max_model_len")
     items = max_item_rows(config, info, max_model_len)
-    cross = [rows for name, rows in items.items() if name not in info.placeholder_ids]
+    crossing = {name: rows for name, rows in items.items() if name not in info.placeholder_ids}
+    cross_rows = max((_cross_rows(config, info, name, rows, max_model_len) for name, rows in crossing.items()), default=0)
+    step_cross_rows = max([cross_rows, *(config.max_num_seqs * rows for rows in crossing.values())])
     inside = [rows for name, rows in items.items() if name in info.placeholder_ids]
     largest = max(inside, default=1)
-    spans = {"causal": 1, "bidirectional_prompt": max_model_len, "bidirectional_media": max_model_len}
-    span = spans.get(info.prompt_attention, largest + BRACKETS * (info.prompt_attention == "bidirectional_ranges"))
+    attention = info.prompt_attention
+    span = max_model_len if attention.is_at_once else 1 if attention.spans is None else largest + attention.brackets
     step_rows = max(config.max_num_batched_tokens, span + config.max_num_seqs - 1)
     embeds = {PROMPT_EMBEDS: min(PROMPT_EMBEDS_ROWS, max_model_len)} if config.enable_prompt_embeds else {}
     cached = items | embeds if info.modalities or embeds else None
-    encoder_cache_bytes = 0 if cached is None else encoder_cache_budget(config, cached, row_bytes)
+    # a prompt needs its cross-attention items at once, and beside them any one item that has a place in the prompt
+    together = cross_rows + max((rows for name, rows in (cached or {}).items() if name not in crossing), default=0)
+    encoder_cache_bytes = 0 if cached is None else encoder_cache_budget(config, cached, row_bytes, together)
     if config.parts == "encoder":  # rows of one step (its budget, or one larger request) and their copies on the host
-        encoder_cache_bytes = 2 * max(*items.values(), config.max_encoder_tokens, max_model_len) * row_bytes
-    return MaxSizes(max_model_len, max([max_model_len, *cross]), step_rows, encoder_cache_bytes, items)
+        encoder_cache_bytes = 2 * max(*items.values(), config.max_encoder_tokens, max_model_len, cross_rows) * row_bytes
+    return MaxSizes(max_model_len, step_rows, encoder_cache_bytes, items, cross_rows, step_cross_rows)
+
+
+def max_cross_rows(config: EngineConfig, info: ProcessingInfo, max_model_len: int) -> int:
+    """Return how many encoder rows a prompt may have in all in the modality that is read by cross-attention."""
+    items = {
+        name: rows for name, rows in max_item_rows(config, info, max_model_len).items() if name not in info.placeholder_ids
+    }
+    return max((_cross_rows(config, info, name, rows, max_model_len) for name, rows in items.items()), default=0)
+
+
+def _cross_rows(config: EngineConfig, info: ProcessingInfo, modality: str, rows: int, max_model_len: int) -> int:
+    """Return how many encoder rows a prompt may have in all in a modality that is read by cross-attention.
+
+    Only a model with a token for each item takes several: as many as `limit_mm_per_prompt` allows or, without this limit, as
+    many as have `max_model_len` rows.
+
+    Args:
+        rows: of its largest item.
+    """
+    if info.cross_token is None:
+        return rows
+    limit = config.limit_mm_per_prompt.get(modality)
+    return max(rows, max_model_len) if limit is None else limit * rows
 
 
 def num_cache_blocks(
@@ -109,17 +148,20 @@ def num_cache_blocks(
     budget, groups, size = cache_budget(config, device), group_layers(specs), config.block_size
     _check_chunks(groups, size)
     is_state = [group.spec.kind == "state" for group in groups]
-    fewest = [group.max_blocks(sizes.keys, sizes.step_rows, size) for group in groups]
-    most = [group.max_blocks_of_batch(config.max_num_seqs, sizes.keys, sizes.step_rows, size) for group in groups]
-    one = sequence_cache_bytes(specs, sizes, size)
+    keys = [sizes.keys_of_group(group) for group in groups]
+    fewest = [group.max_blocks(count, sizes.step_rows, size) for count, group in zip(keys, groups, strict=True)]
+    most = [
+        group.max_blocks_of_batch(config.max_num_seqs, count, sizes.step_rows, size)
+        for count, group in zip(keys, groups, strict=True)
+    ]
+    per_sequence = sequence_cache_bytes(specs, sizes, size)
     all_seqs = sum(count * group.block_bytes(size) for count, group in zip(most, groups, strict=True))
-    if one > budget:
-        sequence, shorter = f"a sequence of max_model_len={sizes.max_model_len} tokens", "lower max_model_len or "
-        if sizes.keys > sizes.max_model_len:  # lowering max_model_len does not help
-            sequence, shorter = f"a sequence whose encoder input has {sizes.keys} rows", ""
+    if per_sequence > budget:
+        sequence, settings = _name_sequence(specs, sizes, size, budget)
+        lower = f"lower {' or '.join(settings)}, or " if len(settings) > 1 else f"lower {settings[0]} or " if settings else ""
         raise ConfigError(
-            f"{sequence} needs {one:,} bytes of key/value cache, but {budget:,} are allowed: "
-            f"{_advise_block_size(specs, sizes, size, budget)}{shorter}raise kv_cache_memory_bytes to {one}",
+            f"{sequence} needs {per_sequence:,} bytes of key/value cache, but {budget:,} are allowed: "
+            f"{_advise_block_size(specs, sizes, size, budget)}{lower}raise <<param>> to {per_sequence}",
             param="kv_cache_memory_bytes",
         )
     if all_seqs <= budget:
@@ -128,7 +170,7 @@ def num_cache_blocks(
     extra_bytes = {True: 0, False: 0}
     for few, many, group, state in zip(fewest, most, groups, is_state, strict=True):
         extra_bytes[state] += (many - few) * group.block_bytes(size)
-    left = budget - one
+    left = budget - per_sequence
     states = min(extra_bytes[True], max(left // 2, left - extra_bytes[False]))
     shares = {True: states, False: min(left - states, extra_bytes[False])}
     return tuple(
@@ -141,7 +183,7 @@ def _check_chunks(groups: Sequence[CacheGroup], block_size: int) -> None:
     for chunk in (group.spec.window for group in groups if group.spec.kind == "chunk"):
         if chunk is not None and chunk % block_size:
             raise ConfigError(
-                f"block_size={block_size} does not divide {chunk}, the tokens of a chunk of this model's attention; "
+                f"<<param=>>{block_size} does not divide {chunk}, the tokens of a chunk of this model's attention; "
                 f"give a divisor of {chunk}, such as {math.gcd(chunk, EngineConfig.block_size)}",
                 param="block_size",
             )
@@ -169,52 +211,80 @@ def max_cached_blocks(config: EngineConfig, specs: Sequence[CacheSpec], blocks: 
 def sequence_cache_bytes(specs: Sequence[CacheSpec], sizes: MaxSizes, block_size: int) -> int:
     """Return the KV-cache bytes of the longest sequence."""
     groups = group_layers(specs)
-    return sum(g.max_blocks(sizes.keys, sizes.step_rows, block_size) * g.block_bytes(block_size) for g in groups)
+    return sum(
+        group.max_blocks(sizes.keys_of_group(group), sizes.step_rows, block_size) * group.block_bytes(block_size)
+        for group in groups
+    )
+
+
+def _name_sequence(specs: Sequence[CacheSpec], sizes: MaxSizes, block_size: int, budget: int) -> tuple[str, list[str]]:
+    """Describe the longest sequence, which does not fit into the budget, and return it with the settings to lower."""
+    several = sizes.cross_rows > max(sizes.item_rows.values(), default=0)
+    settings = ["<<limit_mm_per_prompt>>"] if several else []
+    shortest = replace(sizes, max_model_len=1)
+    if sizes.cross_rows > sizes.max_model_len and sequence_cache_bytes(specs, shortest, block_size) > budget:
+        return f"a sequence whose encoder input has {sizes.cross_rows} rows", settings
+    return f"a sequence of <<max_model_len=>>{sizes.max_model_len} tokens", ["<<max_model_len>>", *settings]
 
 
 def _advise_block_size(specs: Sequence[CacheSpec], sizes: MaxSizes, block_size: int, budget: int) -> str:
     """Return advice to lower `block_size` if a sequence would fit with the default size, else ""."""
     default = EngineConfig.block_size
     fits = block_size > default and sequence_cache_bytes(specs, sizes, default) <= budget
-    return f"lower block_size={block_size}, where {default} would fit, or " if fits else ""
+    return f"lower <<block_size=>>{block_size}, where {default} would fit, or " if fits else ""
 
 
-def max_len_in_cache(config: EngineConfig, specs: Sequence[CacheSpec], device: torch.device) -> int:
+def max_len_in_cache(
+    config: EngineConfig, specs: Sequence[CacheSpec], device: torch.device, cross_rows: int = _UNLIMITED_ROWS
+) -> int:
     """Return the tokens, in whole blocks, of the longest single sequence that the budget of the KV cache holds.
+
+    Args:
+        cross_rows: encoder rows that it may read by cross-attention; it has room for no more of them than for tokens.
 
     Raises:
         ConfigError: the budget does not hold one block.
     """
-    budget, groups, size = cache_budget(config, device), group_layers(specs), config.block_size
+    budget, size = cache_budget(config, device), config.block_size
 
     def taken(blocks: int) -> int:
-        return sum(g.max_blocks(blocks * size, config.max_num_batched_tokens, size) * g.block_bytes(size) for g in groups)
+        sizes = MaxSizes(blocks * size, config.max_num_batched_tokens, cross_rows=min(blocks * size, cross_rows))
+        return sequence_cache_bytes(specs, sizes, size)
 
     if budget < taken(1):
         block = EngineConfig.block_size
-        advice = _advise_block_size(specs, MaxSizes(block, block, config.max_num_batched_tokens), size, budget)
+        sizes = MaxSizes(block, config.max_num_batched_tokens, cross_rows=min(block, cross_rows))
+        advice = _advise_block_size(specs, sizes, size, budget)
         raise ConfigError(
             f"{budget:,} bytes of key/value cache hold no block of {size} tokens, which takes {taken(1):,}: "
-            f"{advice}raise kv_cache_memory_bytes to {taken(1)} for each {size} tokens of a sequence",
+            f"{advice}raise <<param>> to {taken(1)} for each {size} tokens of a sequence",
             param="kv_cache_memory_bytes",
         )
     return (bisect_right(range(1, _MAX_BLOCKS), budget, key=taken)) * size
 
 
-def encoder_cache_budget(config: EngineConfig, item_rows: Mapping[str, int], row_bytes: int) -> int:
-    """Return the capacity of the encoder cache in bytes. `item_rows`: from `max_item_rows`. `row_bytes`: bytes of one row.
+def encoder_cache_budget(config: EngineConfig, item_rows: Mapping[str, int], row_bytes: int, together: int = 0) -> int:
+    """Return the capacity of the encoder cache in bytes.
+
+    The default holds all rows that one prompt needs at once. If `encoder_cache_bytes` holds fewer, the scheduler refuses
+    prompts that need more.
+
+    Args:
+        item_rows: from `max_item_rows`.
+        row_bytes: bytes of one row.
+        together: rows of several items that a prompt needs at once.
 
     Raises:
         ConfigError: `encoder_cache_bytes` does not hold the largest item.
     """
     rows, modality = max(((rows, name) for name, rows in item_rows.items()), default=(0, ""))
     if config.encoder_cache_bytes is None:
-        return max(_MIN_ENCODER_CACHE, _ITEMS_IN_ENCODER_CACHE * rows * row_bytes)
+        return max(_MIN_ENCODER_CACHE, max(_ITEMS_IN_ENCODER_CACHE * rows, together) * row_bytes)
     if config.encoder_cache_bytes < rows * row_bytes:
         item = f"the largest {modality} has {rows} encoder rows, {rows * row_bytes} bytes"
         raise ConfigError(
-            f"encoder_cache_bytes={config.encoder_cache_bytes} is too small: {item}; raise it, or lower max_model_len or "
-            "the sizes in mm_processor_kwargs",
+            f"<<param=>>{config.encoder_cache_bytes} is too small: {item}; raise it, or lower <<max_model_len>> or "
+            "the sizes in <<mm_processor_kwargs>>",
             param="encoder_cache_bytes",
         )
     return config.encoder_cache_bytes
@@ -236,12 +306,10 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
     quantized_kv, formats = config.kv_cache_dtype != "auto", config.quantization and parse_quantization(config.quantization)
     dequantized = getattr(model, "formats", None) is not None or bool(formats and formats.uses_int4)
     step = StepLimits(rows, keys, sizes.keys, device, bool(formats and formats.uses_8_bits), quantized_kv, dequantized)
-    crossing = max((most for name, most in items.items() if name not in info.placeholder_ids), default=0)
-    step = replace(step, cross_keys=config.max_num_seqs * crossing)
+    step = replace(step, cross_keys=sizes.step_cross_rows)
     hidden, sampled = rows * model.hidden_size * dtype.itemsize, min(rows, config.max_num_seqs)
     encoded = {name: most for name, most in items.items() if config.encodes(name)}
     call_rows = {name: max(most, config.max_encoder_tokens) for name, most in encoded.items()}  # maximum rows of a call
-    queued = QUEUE_BYTES if config.encoder_cache_dir is not None else 0
     processed = max((model.input_bytes(name, most) for name, most in encoded.items()), default=0)
     limits = _item_limits(config, model, sizes)
     streams = model.max_streams if isinstance(model, SupportsStreams) and decodes else 0
@@ -252,14 +320,14 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
     return MemoryPlan(
         weights=weight_bytes(model, device),
         kv_cache=sum(map(mul, blocks, block_bytes)),
-        encoder_cache=sizes.encoder_cache_bytes + queued,
-        decoder_step=max(model.forward_bytes(replace(step, rows=n)) for n in _worst_counts(rows)) if decodes else 0,
+        encoder_cache=sizes.encoder_cache_bytes + (QUEUE_BYTES if config.encoder_cache_dir is not None else 0),
+        decoder_step=max(_forward_bytes(config, model, replace(step, rows=n)) for n in _worst_counts(rows)) if decodes else 0,
         logits_step=hidden
         + max(
             sampling_bytes(model.vocab_size, sampled, min(rows, LOGITS_ROWS), dtype, device),
             _pooling_bytes(model, rows, dtype),
         )
-        + config.max_num_seqs * 2 * model.hidden_size * 4,  # sums of mean poolings, before and after a step
+        + config.max_num_seqs * 2 * _pooled_rows(model) * model.hidden_size * 4,  # states of poolings before and after a step
         encoder_step=max(
             (model.encoder_bytes(name, n, step) for name, most in call_rows.items() for n in _worst_counts(most)), default=0
         ),
@@ -276,10 +344,23 @@ def plan_memory(config: EngineConfig, model: Model, info: ProcessingInfo, sizes:
         decoding_limits=f"max_bytes and {_DECODED_BY.get(worst, 'max_video_bytes')}",
         encode_beside=config.uses_async_scheduling and decodes,
         streams=streams * model.stream_bytes(max(encoded.values(), default=0)) if isinstance(model, SupportsStreams) else 0,
+        adapters=adapter_bytes(config, model),
+        draft_cache=draft_cache_bytes(config, model, sizes.max_model_len) if decodes else 0,
         kernels=amx_bytes(1 + config.uses_async_scheduling, dequantized) if device.type == "cpu" else 0,
         device=str(device),
         media_device="cpu" if config.media_device == "cpu" else str(config.torch_media_device),
     )
+
+
+def adapter_bytes(config: EngineConfig, model: Model) -> int:
+    """Return the bytes of all adapters that requests choose."""
+    layers = adapted_layers(model)
+    return 0 if layers is None else layers.capacity(config.max_loras, config.max_lora_rank)
+
+
+def _forward_bytes(config: EngineConfig, model: Model, step: StepLimits) -> int:
+    layers = adapted_layers(model)
+    return model.forward_bytes(step) + (0 if layers is None else layers.step_bytes(step, config.max_lora_rank))
 
 
 def resolve_cache_memory(
@@ -302,38 +383,50 @@ def resolve_cache_memory(
         return config
     allowed, model = int(torch.cuda.mem_get_info(device)[0] * config.gpu_memory_fraction), build()
     length = check_max_model_len(config.max_model_len, model.max_positions)
-    while True:
+    shortest = length
+    while config.max_model_len is None and shortest >= 2 * max(2, config.block_size):
+        shortest //= 2
+
+    def plan(length: int) -> tuple[MaxSizes, int, int]:
+        """Return the sizes, the KV-cache bytes of one sequence, and the bytes that everything else leaves."""
         unlimited = replace(config, kv_cache_memory_bytes=_UNLIMITED_BYTES, max_model_len=length)
         sizes = max_sizes(unlimited, info, row_bytes(model), length)
-        plan = plan_memory(unlimited, model, info, sizes)
-        left = allowed - reserved(length) - plan.total + plan.kv_cache
-        one = sequence_cache_bytes(model.cache_specs, sizes, config.block_size)
-        if left >= one:
-            if length < model.max_positions and config.max_model_len is None:
-                _log.warning("max_model_len is lowered to %d to fit; the model has %d positions", length, model.max_positions)
-                return replace(unlimited, kv_cache_memory_bytes=left)
-            return replace(config, kv_cache_memory_bytes=left)
-        if config.max_model_len is not None or length < 2 * max(2, config.block_size):
-            raise ConfigError(
-                f"a sequence of max_model_len={length} tokens needs {one:,} bytes of key/value cache, and everything else "
-                f"leaves {max(0, left):,} of {allowed:,} on {device}: "
-                f"{_advise_block_size(model.cache_specs, sizes, config.block_size, left)}lower max_model_len, max_num_seqs, "
-                "max_num_batched_tokens or max_encoder_tokens, or raise gpu_memory_fraction",
-                param="max_model_len",
-            )
+        memory = plan_memory(unlimited, model, info, sizes)
+        left = allowed - reserved(length) - memory.total + memory.kv_cache
+        return sizes, sequence_cache_bytes(model.cache_specs, sizes, config.block_size), left
+
+    sizes, per_sequence, left = plan(length)
+    if left < per_sequence:
+        sizes, per_sequence, left = plan(shortest)
+    if left < per_sequence:
+        sequence, settings = _name_sequence(model.cache_specs, sizes, config.block_size, left)
+        lower = ", ".join((*settings, "<<max_num_seqs>>", "<<max_num_batched_tokens>>"))
+        raise ConfigError(
+            f"{sequence} needs {per_sequence:,} bytes of key/value cache, and everything else leaves {max(0, left):,} of "
+            f"{allowed:,} on {device}: {_advise_block_size(model.cache_specs, sizes, config.block_size, left)}lower {lower} or "
+            "<<max_encoder_tokens>>, or raise <<gpu_memory_fraction>>",
+            param="max_model_len",
+        )
+    sizes, per_sequence, left = plan(length)
+    while left < per_sequence:
         length //= 2
+        sizes, per_sequence, left = plan(length)
+    if length < model.max_positions and config.max_model_len is None:
+        _log.warning("max_model_len is lowered to %d to fit; the model has %d positions", length, model.max_positions)
+        return replace(config, kv_cache_memory_bytes=left, max_model_len=length)
+    return replace(config, kv_cache_memory_bytes=left)
 
 
 def check_cache_memory(config: EngineConfig) -> None:
     """Raise ConfigError if `kv_cache_memory_bytes` is more than the memory of the device."""
-    given, device = config.kv_cache_memory_bytes, config.torch_device
-    if given is None:
+    size, device = config.kv_cache_memory_bytes, config.torch_device
+    if size is None:
         return
     has = host_memory() if device.type == "cpu" else torch.cuda.mem_get_info(device)[1]
-    if given > has:
+    if size > has:
         where = "this machine" if device.type == "cpu" else str(device)
         raise ConfigError(
-            f"kv_cache_memory_bytes={given} is above the {has:,} bytes of memory of {where}; lower it, or leave it out",
+            f"<<param=>>{size} is above the {has:,} bytes of memory of {where}; lower it, or leave it out",
             param="kv_cache_memory_bytes",
         )
 
@@ -372,6 +465,11 @@ def _pooling_bytes(model: Model, rows: int, dtype: torch.dtype) -> int:
     """Return the bytes of the vectors of a step's tokens: in the model's dtype, in float32, and scaled to length 1."""
     size = model.token_size if isinstance(model, SupportsPooling) else model.hidden_size
     return rows * size * (dtype.itemsize + 8)
+
+
+def _pooled_rows(model: Model) -> int:
+    """Return how many rows the checkpoint's pooling keeps of a prompt."""
+    return model.pooling.count("+") + 1 if isinstance(model, SupportsPooling) else 1
 
 
 def _token_vector_bytes(model: Model, tokens: int) -> int:

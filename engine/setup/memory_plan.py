@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from ...mm.repr_mixin import ReprMixin
+from ...callers.repr_mixin import ReprMixin
 from .max_items import MaxItem
 
 _MIB = 1 << 20
@@ -23,6 +23,9 @@ class MemoryPlan(ReprMixin):
         media_held: processed media of running requests, and input of live streams from which lost states are computed again.
         streams: encoder states of live streams.
         talker: weights, KV cache and largest step of the part that speaks (`load_talker`).
+        adapters: those that requests choose (`max_loras` of `max_lora_rank`).
+        draft_model: weights and largest step of a model that drafts.
+        draft_cache: KV cache of what drafts tokens in the worker.
         kernels: buffers that threads of the C++ kernels keep on a CPU with AMX tiles.
         graphs: recorded decode steps and encoder calls of a GPU.
         media_step: media that workers process on `media_device`; part of the total if the model is on the same device.
@@ -55,6 +58,9 @@ class MemoryPlan(ReprMixin):
     streams: int = 0
     talker: int = 0
     kernels: int = 0
+    draft_model: int = 0
+    draft_cache: int = 0
+    adapters: int = 0
 
     @property
     def activations(self) -> int:
@@ -73,6 +79,9 @@ class MemoryPlan(ReprMixin):
             self.graphs,
             self.streams,
             self.talker,
+            self.draft_model,
+            self.draft_cache,
+            self.adapters,
             self.kernels,
             media,
         )
@@ -103,6 +112,12 @@ class MemoryPlan(ReprMixin):
         if self.device != "cpu":
             sizes.insert(6 + bool(self.streams), ("recorded steps", self.graphs))
             sizes.append(("total on the host", self.on_host))
+        if self.draft_cache:
+            sizes.insert(2, ("cache of drafts", self.draft_cache))
+        if self.adapters:
+            sizes.insert(1, ("adapters of requests", self.adapters))
+        if self.draft_model:
+            sizes.insert(1, ("draft model", self.draft_model))
         if self.talker:
             sizes.insert(1, ("talker", self.talker))
         sizes.append(("total" if self.device == "cpu" else f"total on {self.device}", self.total))

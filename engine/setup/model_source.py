@@ -11,27 +11,32 @@ from typing import Any, cast
 import torch
 from torch import Tensor, nn
 
+from ...callers.errors import CheckpointError, ConfigError, SensoriumError, short_repr
+from ...checkpoints.adapters import adapter_spec
+from ...checkpoints.files import read_json
+from ...checkpoints.formats.read import read_quantization
+from ...checkpoints.merged_adapter import MergedAdapter, tensors_of_task
+from ...checkpoints.weight_files import ADAPTER_WEIGHTS, file_headers, read_file, read_headers
 from ...kernels import native
+from ...kernels.bodies import bodies_in_use
 from ...kernels.dispatch import multiplies_pairs, use_backends
-from ...kernels.int4 import Int4Options
 from ...kernels.kv_quant import CACHE_DTYPES
-from ...mm.errors import CheckpointError, ConfigError, SensoriumError, short_repr
+from ...kernels.linear.int4 import Int4Options
 from ...mm.hashing import digest
-from ...models.adapters import adapter_spec, attach
+from ...models.adapters import attach
 from ...models.decoder_model import TEXT_PREFIXES, DecoderModel, decoder_on_meta
 from ...models.fallback.fallback import Fallback
-from ...models.formats.assign import assign
-from ...models.formats.read import read_quantization
-from ...models.interface import CacheSpec, Model, SupportsStreams
+from ...models.interface import CacheSpec, Model, SupportsLargeViews, SupportsStreams
 from ...models.layers.linear import Linear, LmHead, deferred_weights
-from ...models.merged_adapter import MergedAdapter, tensors_of_task
 from ...models.packed_cache import restore_packed, save_packed
 from ...models.quantization import parse_quantization
-from ...models.weight_files import ADAPTER_WEIGHTS, file_headers, read_file, read_headers
+from ...models.request_adapters import AdaptedLayers
+from ...models.stored_formats import assign
 from ...models.weights import keep_float16, quantize
 from ...models.weights import load as load_weights
-from ...processors.files import ADAPTER, read_json
-from ...processors.interface import ProcessingInfo
+from ...processors.files import ADAPTER, MODULES
+from ...processors.interface import LimitsViews, ProcessingInfo
+from ...processors.sentence_transformers import SentenceTransformersConfig
 from ..config import EngineConfig
 from ..model_files import ModelFiles, load_model_files, resolve
 from .implementation import explain_fallback, is_fallback, resolve_architecture, verify_fallback
@@ -91,10 +96,10 @@ class ModelSource:
         adapter = read_merged_adapter(self.files.adapter, model, read_file)
         merge, external = None if adapter is None else adapter.merge, self.files.external
         packed = self._packed_file()
-        known = set() if packed is None else restore_packed(cast(nn.Module, model), packed)
+        names = set() if packed is None else restore_packed(cast(nn.Module, model), packed)
         load_weights(self.files.path, model, merge, external)
         if packed is not None:
-            save_packed(cast(nn.Module, model), packed, known)
+            save_packed(cast(nn.Module, model), packed, names)
         if self.config.torch_device.type == "cuda":
             torch.cuda.synchronize(self.config.torch_device)  # steps read weights on other streams than the copies
         verify_fallback(model, self.info, self.dtype)
@@ -104,7 +109,7 @@ class ModelSource:
         config = self.config
         if config.packed_cache_dir is None or config.torch_device.type != "cpu" or self.files.adapter is not None:
             return None
-        kernels = (native.ABI, native.products(), config.kernels, config.dtype == "auto", str(self.dtype))
+        kernels = (native.ABI, bodies_in_use(), config.kernels, config.dtype == "auto", str(self.dtype))
         name = digest("sensorium.packed", self.files.stat_digest(), config.quantization, kernels)
         return Path(config.packed_cache_dir) / f"{name}.safetensors"
 
@@ -114,20 +119,30 @@ class ModelSource:
         Raises:
             CheckpointError: the checkpoint was changed since it was loaded, or cannot be read.
         """
-        files = load_model_files(self.files.path, self.config.adapter, self.config.hf_overrides)
-        if files.fingerprint != self.files.fingerprint:
-            raise CheckpointError(f"{self.files.path} was changed since it was loaded; make a new engine from it")
+        self.check_unchanged()
         with use_backends(self.config.kernels):
             model = self.build_on_device()
             self.load_weights(model)
         return model
 
+    def check_unchanged(self) -> None:
+        """Raise CheckpointError if the checkpoint was changed since its files were read."""
+        files = load_model_files(self.files.root, self.config.adapter, self.config.hf_overrides)
+        if files.fingerprint != self.files.fingerprint:
+            raise CheckpointError(f"{self.files.path} was changed since it was loaded; make a new engine from it")
+
     def _build(self, device: torch.device) -> Model:
         modalities = [name for name in self.modalities if self.config.encodes(name)]
-        model = build_model(self.files, self.info, self.dtype, device, modalities, self.config.parts, self.config.load_mtp)
+        wanted = ModelParts(modalities, self.config.parts, self.config.load_mtp)
+        model = build_model(self.files, self.info, self.dtype, device, wanted)
         self._check_quantization(model)
         if isinstance(model, DecoderModel) and (self.config.enable_prompt_embeds or self.config.parts == "decoder"):
             model.reads_encoder_rows = True
+        if self.config.enable_lora:
+            adapters = AdaptedLayers(model, read_headers(self.files.path))
+            cast(DecoderModel, model).request_adapters = adapters
+        if isinstance(model, SupportsLargeViews) and isinstance(self.info, LimitsViews):
+            model.most_patches = self.info.most_patches
         if isinstance(model, SupportsStreams):
             model.max_streams = self.config.max_streams
         if self.config.quantization is not None:
@@ -145,9 +160,9 @@ class ModelSource:
         """Raise ConfigError if 4 bits are given and no layer has them, except for parts="encoder", which has no decoder."""
         if self.config.parts == "encoder" or not parse_quantization(quantization).uses_int4:
             return
-        layers = (one for one in cast(nn.Module, model).modules() if isinstance(one, Linear))
+        layers = (module for module in cast(nn.Module, model).modules() if isinstance(module, Linear))
         if not any(isinstance(layer.quantization, Int4Options) for layer in layers):
-            reason = f"quantization={short_repr(quantization)}, but {self.files.architecture} has no layer for 4 bits"
+            reason = f"<<param=>>{short_repr(quantization)}, but {self.files.architecture} has no layer for 4 bits"
             raise ConfigError(f"{reason}; use 'int8', or leave it out", param="quantization")
 
     def _check_quantization(self, model: Model) -> None:
@@ -156,12 +171,12 @@ class ModelSource:
         if quantization is None or getattr(model, "formats", None) is None:
             return
         method = parse_quantization(quantization).text
-        layers = (one for one in cast(nn.Module, model).modules() if isinstance(one, Linear))
+        layers = (module for module in cast(nn.Module, model).modules() if isinstance(module, Linear))
         if not any(layer.stores(str(method)) for layer in layers):
             reason = "is for checkpoints that are not quantised yet" + (
                 f", or that store {method} with one scale per output" if method in ("int8", "fp8") else ""
             )
-            raise ConfigError(f"quantization={short_repr(quantization)} {reason}; leave it out", param="quantization")
+            raise ConfigError(f"<<param=>>{short_repr(quantization)} {reason}; leave it out", param="quantization")
 
 
 def with_cache_dtype(name: str, specs: Sequence[CacheSpec]) -> Sequence[CacheSpec]:
@@ -170,11 +185,25 @@ def with_cache_dtype(name: str, specs: Sequence[CacheSpec]) -> Sequence[CacheSpe
         return specs
     if any(spec.kind == "latent" for spec in specs):
         raise ConfigError(
-            f"kv_cache_dtype={name!r} is for keys and values, but this model caches latent rows, which are small already; "
+            f"<<param=>>{name!r} is for keys and values, but this model caches latent rows, which are small already; "
             "leave it out",
             param="kv_cache_dtype",
         )
     return [spec if spec.kind == "state" else replace(spec, quant_dtype=CACHE_DTYPES[name]) for spec in specs]
+
+
+@dataclass(frozen=True)
+class ModelParts:
+    """The parts of a model that are built.
+
+    Args:
+        modalities: those whose encoders are needed.
+        parts, load_mtp: as in EngineConfig.
+    """
+
+    modalities: Sequence[str]
+    parts: str = "all"
+    load_mtp: bool = False
 
 
 def build_model(
@@ -182,21 +211,15 @@ def build_model(
     info: ProcessingInfo,
     dtype: torch.dtype,
     device: torch.device,
-    modalities: Sequence[str],
-    parts: str = "all",
-    load_mtp: bool = False,
+    wanted: ModelParts,
 ) -> Model:
     """Build a checkpoint's model and its adapters, without weights.
-
-    Args:
-        modalities: those whose encoders are needed.
-        parts, load_mtp: as in EngineConfig.
 
     Raises:
         ConfigError: config.json describes no model, or the model cannot be built in parts or with `load_mtp`.
         CheckpointError: a scheme of a quantised checkpoint is not supported, or the stored tensors do not fit the model.
     """
-    row, quantization = resolve_architecture(files), read_quantization(files.quantization_config)
+    row, quantization, parts = resolve_architecture(files), read_quantization(files.quantization_config), wanted.parts
     headers = read_headers(files.path)
     for part, folder in files.external:
         headers |= dict(part.rename(read_headers(folder).items()))
@@ -216,9 +239,11 @@ def build_model(
         if adapter is not None and adapter.changes_embeddings and _has_tied_head(model):
             reason = "changes the token embeddings, to which the model's head is tied; merge it into the model"
             raise CheckpointError(f"the adapter {files.adapter} {reason}")
-        _keep_parts(model, parts, modalities)
-        if load_mtp:
+        _keep_parts(model, parts, wanted.modalities)
+        if wanted.load_mtp:
             _add_mtp(model, parts, headers)
+        if files.sentence_transformers is not None and parts != "encoder":
+            _add_vector_head(model, files.sentence_transformers)
     if quantization is not None:
         assign(cast(nn.Module, model), quantization, headers or None)
     adapters = dict.fromkeys(() if parts == "encoder" else info.adapters.values())
@@ -241,21 +266,32 @@ def _keep_parts(model: Model, parts: str, modalities: Sequence[str]) -> None:
         model.keep_encoders(modalities)
     elif parts != "all":
         reason = "needs a decoder-only model that does not run through transformers"
-        raise ConfigError(f"parts={parts!r} {reason}; leave it out", param="parts")
+        raise ConfigError(f"<<param=>>{parts!r} {reason}; leave it out", param="parts")
     if parts == "encoder" and isinstance(model, DecoderModel):
         if not modalities:
-            reason = "parts='encoder', but no encoder is left; leave it out, or raise limit_mm_per_prompt"
+            reason = "<<param=>>'encoder', but no encoder is left; leave it out, or raise <<limit_mm_per_prompt>>"
             raise ConfigError(reason, param="parts")
         model.remove_decoder()
+
+
+def _add_vector_head(model: Model, settings: SentenceTransformersConfig) -> None:
+    """Add what sentence-transformers computes from a pooled vector. It says whether vectors have length 1."""
+    if isinstance(model, DecoderModel):
+        model.normalizes = settings.normalizes
+        if settings.head:
+            model.add_vector_head([(step.layer_type, step.config) for step in settings.head])
+    elif settings.head:
+        reason = "are supported in models of a decoder or an encoder that do not run through transformers"
+        raise ConfigError(f"the layers after the pooling in {settings.folder / MODULES} {reason}")
 
 
 def _add_mtp(model: Model, parts: str, headers: Mapping[str, Tensor]) -> None:
     """Add the layers for multi-token prediction."""
     if not isinstance(model, DecoderModel):
-        reason = "needs a decoder-only model that does not run through transformers; leave load_mtp out"
-        raise ConfigError(f"load_mtp=True {reason}", param="load_mtp")
+        reason = "needs a decoder-only model that does not run through transformers; leave <<param>> out"
+        raise ConfigError(f"<<param=>>True {reason}", param="load_mtp")
     if parts == "encoder":
-        raise ConfigError("load_mtp=True needs the decoder, not parts='encoder'; leave one of them out", param="load_mtp")
+        raise ConfigError("<<param=>>True needs the decoder, not <<parts=>>'encoder'; leave one of them out", param="load_mtp")
     model.add_mtp(headers)
 
 

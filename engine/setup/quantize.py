@@ -15,12 +15,12 @@ import torch
 from safetensors.torch import save_file
 from torch import Tensor
 
-from ...kernels.int4 import Int4Options, quantize_int4
-from ...mm.errors import ConfigError
-from ...models.layers.basic import rename
+from ...callers.errors import ConfigError
+from ...checkpoints.folder import INDEX_END, WEIGHTS_END, CheckpointFolder
+from ...checkpoints.weight_files import ADAPTER_WEIGHTS, read_checkpoint, rename
+from ...kernels.linear.int4 import Int4Options, quantize_int4
 from ...models.layers.linear import Linear
 from ...models.text.scaling import Folding, decoder_layers
-from ...models.weight_files import ADAPTER_WEIGHTS, read_checkpoint
 from ...models.weights import named_layers
 from ..config import make_config
 from ..model_files import load_model_files
@@ -30,9 +30,7 @@ from .model_source import ModelSource
 from .resolve import load_processing
 
 _SHARD_BYTES = 4 << 30
-_INDEX_END = ".safetensors.index.json"
-_INDEX = f"model{_INDEX_END}"
-_WEIGHTS = (".safetensors", ".bin", ".pt", ".pth", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack")
+_WEIGHTS = (WEIGHTS_END, ".bin", ".pt", ".pth", ".gguf", ".onnx", ".onnx_data", ".h5", ".msgpack")
 
 
 def quantize_checkpoint(
@@ -69,8 +67,7 @@ def quantize_checkpoint(
     try:
         _copy_files(folder, partial)
         wide = _write_weights(folder, partial, names, changes, group_size, report)
-        settings = json.loads((folder / "config.json").read_text("utf-8"))
-        settings["quantization_config"] = _config(group_size, wide)
+        settings = {**CheckpointFolder(folder).json("config.json"), "quantization_config": _config(group_size, wide)}
         (partial / "config.json").write_text(json.dumps(settings, indent=2) + "\n", "utf-8")
         partial.chmod(0o755)
         partial.rename(target)
@@ -93,18 +90,18 @@ def _quantised_names(config: Any, group_size: int) -> tuple[Any, set[str]]:
     if prefixes is None:
         raise ConfigError(f"{files.architecture} runs through transformers, whose layers are not quantised", param="model")
     layers = {name: layer for name, (layer, _) in named_layers(model).items() if name.endswith(".weight")}
-    found = set()
+    names = set()
     for name, tensor in read_checkpoint(Path(config.model)):
         layer = layers.get(rename(name, prefixes))
         fits = isinstance(layer, Linear) and isinstance(layer.quantization, Int4Options)
         if fits and tensor.ndim == 2 and tensor.shape[1] % group_size == 0:
-            found.add(name)
-    if not found:
+            names.add(name)
+    if not names:
         raise ConfigError(
             f"{config.model} has no layer of the decoder with a multiple of {group_size} inputs; give a smaller group size",
             param="group_size",
         )
-    return model, found
+    return model, names
 
 
 def _search(model: str, root: Any, names: set[str], group_size: int, calibrate: Callable[[], object]) -> dict[str, Folding]:
@@ -116,10 +113,10 @@ def _search(model: str, root: Any, names: set[str], group_size: int, calibrate: 
     canonical = {name: rename(name, root.prefixes) for name, _ in read_checkpoint(Path(model))}
     weights = ((canonical[name], tensor) for name, tensor in read_checkpoint(Path(model)))
     changes = search_foldings(root, inputs, weights, {canonical[name] for name in names}, group_size)
-    found = {name: changes[other] for name, other in canonical.items() if other in changes}
-    if not found:
+    scales = {name: changes[other] for name, other in canonical.items() if other in changes}
+    if not scales:
         raise ConfigError(f"{model} has no layer that AWQ can scale; round to nearest instead", param="method")
-    return found
+    return scales
 
 
 def _copy_files(folder: Path, partial: Path) -> None:
@@ -127,7 +124,7 @@ def _copy_files(folder: Path, partial: Path) -> None:
     for file in folder.rglob("*"):
         name = file.relative_to(folder)
         is_weight = file.suffix in _WEIGHTS and file.name != ADAPTER_WEIGHTS
-        if not file.is_file() or is_weight or file.name.endswith(_INDEX_END) or any(p[0] == "." for p in name.parent.parts):
+        if not file.is_file() or is_weight or file.name.endswith(INDEX_END) or any(p[0] == "." for p in name.parent.parts):
             continue
         (partial / name).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(file, partial / name)
@@ -142,13 +139,13 @@ def _write_weights(
     report: Callable[[str], object],
 ) -> list[str]:
     """Write the weights and their index. Return the modules, by stored name, whose matrices are not quantised."""
-    wide, shards, held, used = list[str](), list[list[str]](), dict[str, Tensor](), 0
+    wide, shards, tensors, used = list[str](), list[list[str]](), dict[str, Tensor](), 0
 
     def flush() -> None:
-        save_file(held, partial / f"part-{len(shards)}", {"format": "pt"})
-        shards.append(list(held))
-        report(f"file {len(shards)} of the weights: {len(held)} tensors, {used / 1e9:.2f} GB")
-        held.clear()
+        save_file(tensors, partial / f"part-{len(shards)}", {"format": "pt"})
+        shards.append(list(tensors))
+        report(f"file {len(shards)} of the weights: {len(tensors)} tensors, {used / 1e9:.2f} GB")
+        tensors.clear()
 
     total = 0
     for name, tensor in read_checkpoint(folder):
@@ -161,10 +158,10 @@ def _write_weights(
             if tensor.ndim == 2 and name.endswith(".weight"):
                 wide.append(name.removesuffix(".weight"))
         size = sum(part.nbytes for part in parts.values())
-        if held and used + size > _SHARD_BYTES:
+        if tensors and used + size > _SHARD_BYTES:
             flush()
             used = 0
-        held.update(parts)
+        tensors.update(parts)
         used, total = used + size, total + size
     flush()
     files = [f"model-{i + 1:05}-of-{len(shards):05}.safetensors" for i in range(len(shards))]
@@ -172,7 +169,7 @@ def _write_weights(
         (partial / f"part-{i}").rename(partial / file)
     places = {name: file for file, shard in zip(files, shards, strict=True) for name in shard}
     index = {"metadata": {"total_size": total}, "weight_map": places}
-    (partial / _INDEX).write_text(json.dumps(index, indent=2) + "\n", "utf-8")
+    (partial / f"model{INDEX_END}").write_text(json.dumps(index, indent=2) + "\n", "utf-8")
     with suppress(ValueError):
         wide.remove("lm_head")
     return ["lm_head", *wide]

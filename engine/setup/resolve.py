@@ -10,17 +10,18 @@ from typing import Any, cast
 
 import torch
 
-from ...kernels.dispatch import BACKENDS, MEDIA_OPS, can_run, has_triton, parse_overrides
+from ...callers.errors import ConfigError, short_repr
+from ...checkpoints.gguf.reader import SUFFIX
+from ...kernels.backends import BACKENDS, MEDIA_OPS, has_triton
+from ...kernels.dispatch import can_run, parse_overrides
 from ...kernels.linear import keeps_float16
-from ...mm.errors import ConfigError, short_repr
-from ...mm.gguf import SUFFIX
 from ...models.interface import Model
 from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
 from ..config import PUBLISHED_FORMATS, EngineConfig, check_max_model_len
 from ..model_files import ModelFiles, WholeConfig, resolve
 from .implementation import check_options, describe_implementation, explain_fallback, is_fallback, resolve_architecture
-from .memory import MaxSizes, check_cache_memory, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
+from .memory import MaxSizes, check_cache_memory, max_cross_rows, max_len_in_cache, max_sizes, resolve_cache_memory, row_bytes
 from .model_source import ModelSource, build_from_json, computing_dtype
 from .talker import build_talker, talker_bytes
 
@@ -56,6 +57,7 @@ def load_processing(files: ModelFiles, options: Mapping[str, Any], tokenizer: To
     processor_files = replace(
         files.processors,
         encode=lambda text: get_tokenizer().encode_ordinary(text),
+        encode_trusted=lambda text: get_tokenizer().encode(text, add_special_tokens=False),
         decode=lambda ids: get_tokenizer().decode(ids),
         token_to_id=lambda text: get_tokenizer().token_to_id(text),
     )
@@ -69,7 +71,7 @@ def check_pruning(config: EngineConfig, info: ProcessingInfo) -> None:
     overrides = config.hf_overrides
     rate = None if isinstance(overrides, WholeConfig) else overrides.get("video_pruning_rate")  # a whole config is the model's
     if rate and not info.prunes_videos:
-        reason = f"video_pruning_rate={short_repr(rate)} cannot be honoured: this model keeps all rows of a video; leave it out"
+        reason = f"<<param=>>{short_repr(rate)} cannot be honoured: this model keeps all rows of a video; leave it out"
         raise ConfigError(reason, param="video_pruning_rate")
 
 
@@ -91,7 +93,7 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
         if files.quantization_config is None and files.path.suffix != SUFFIX:
             how = "leave it out, give a quantised one, or quantise while loading with 'int4', 'int8' or 'fp8'"
             raise ConfigError(
-                f"quantization={config.quantization!r}, but the checkpoint is not quantised; {how}", param="quantization"
+                f"<<param=>>{config.quantization!r}, but the checkpoint is not quantised; {how}", param="quantization"
             )
         config = replace(config, quantization=None)
     check_modalities(config, info)
@@ -100,7 +102,7 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
     check_cache_memory(config)
     if config.batch_invariant and (config.torch_device.type != "cpu" or dtype == torch.float16):
         raise ConfigError(
-            "batch_invariant=True needs a CPU and float32 or bfloat16; pass device='cpu' and dtype='float32' or 'bfloat16'",
+            "<<param=>>True needs a CPU and float32 or bfloat16; pass <<device=>>'cpu' and <<dtype=>>'float32' or 'bfloat16'",
             param="batch_invariant",
         )
     if config.load_talker:
@@ -110,7 +112,7 @@ def resolve_engine(config: EngineConfig, files: ModelFiles, info: ProcessingInfo
     if config.parts != "encoder":
         config = resolve_cache_memory(config, plan_model, info, partial(talker_bytes, config, files))
     model = source.build_on_device() if on_device else plan_model()
-    sizes = max_sizes(config, info, row_bytes(model), resolve_max_model_len(config, model))
+    sizes = max_sizes(config, info, row_bytes(model), resolve_max_model_len(config, model, info))
     return ResolvedEngine(config, source, model, sizes)
 
 
@@ -118,8 +120,8 @@ def check_modalities(config: EngineConfig, info: ProcessingInfo) -> None:
     """Raise ConfigError for a limit on items that the model does not take; 0 is the limit of every known modality."""
     for modality, limit in config.limit_mm_per_prompt.items():
         if modality not in info.modalities and (limit or modality not in _MODALITIES):
-            known = ", ".join(info.modalities) or "text only"
-            raise ConfigError(f"limit_mm_per_prompt names {modality!r}; this model takes {known}", param="limit_mm_per_prompt")
+            modalities = ", ".join(info.modalities) or "text only"
+            raise ConfigError(f"<<param>> names {modality!r}; this model takes {modalities}", param="limit_mm_per_prompt")
 
 
 def check_kernels(config: EngineConfig, dtype: torch.dtype) -> None:
@@ -150,12 +152,13 @@ def describe_dtype(files: ModelFiles, dtype: torch.dtype) -> str:
     return f"the checkpoint is {stored}, in which this CPU is slow; it runs in float32, {memory}"
 
 
-def resolve_max_model_len(config: EngineConfig, model: Model) -> int:
+def resolve_max_model_len(config: EngineConfig, model: Model, info: ProcessingInfo) -> int:
     """Return `max_model_len`. If it is None, return the model's positions, or fewer if the KV cache cannot hold as many."""
     longest = check_max_model_len(config.max_model_len, model.max_positions)
     if config.max_model_len is not None or config.parts == "encoder":
         return longest
-    room = max_len_in_cache(config, model.cache_specs, config.torch_device)
+    cross_rows = max_cross_rows(config, info, longest)
+    room = max_len_in_cache(config, model.cache_specs, config.torch_device, cross_rows)
     if room < longest:
         _log.warning("max_model_len is lowered to %d to fit the KV cache; the model has %d positions", room, longest)
     return min(longest, room)

@@ -6,13 +6,12 @@ from typing import Any, cast
 
 import torch
 
+from ...callers.errors import CheckpointError, ConfigError
+from ...checkpoints.stored_rows import StoredRows
+from ...checkpoints.weight_files import read_checkpoint, rename
 from ...kernels.dispatch import use_backends
-from ...mm.errors import CheckpointError, ConfigError
 from ...models.interface import StepLimits
-from ...models.layers.basic import rename
-from ...models.stored_rows import StoredRows
 from ...models.talker import Talker
-from ...models.weight_files import read_checkpoint
 from ...models.weights import weight_bytes
 from ..config import EngineConfig
 from ..kv_cache.groups import group_layers
@@ -49,12 +48,12 @@ def build_talker(config: EngineConfig, files: ModelFiles, device: torch.device) 
     """Build the talker without weights. Raise ConfigError if the checkpoint has none, or parts="encoder" is set."""
     name, kind = files.architecture, getattr(resolve(resolve_architecture(files).model), "talker", None)
     if kind is None:
-        raise ConfigError(f"load_talker=True, but {name} does not speak here; leave it out", param="load_talker")
+        raise ConfigError(f"<<param=>>True, but {name} does not speak here; leave it out", param="load_talker")
     if not files.config.get("enable_audio_output", True) or "talker_config" not in files.config:
         reason = "enable_audio_output in config.json is false" if "talker_config" in files.config else "it is a thinker alone"
-        raise ConfigError(f"load_talker=True, but this checkpoint has no talker ({reason}); leave it out", param="load_talker")
+        raise ConfigError(f"<<param=>>True, but this checkpoint has no talker ({reason}); leave it out", param="load_talker")
     if config.parts != "all":
-        reason = f"load_talker=True needs the whole model, not parts={config.parts!r}; leave one of them out"
+        reason = f"<<param=>>True needs the whole model, not <<parts=>>{config.parts!r}; leave one of them out"
         raise ConfigError(reason, param="load_talker")
     return cast(Talker, build_from_json("talker", kind, files.config, computing_dtype(config, files), device))
 

@@ -7,8 +7,8 @@ from pathlib import Path
 
 import torch
 
-from ...kernels.dispatch import has_triton
-from ...mm.errors import ConfigError
+from ...callers.errors import ConfigError
+from ...kernels.backends import has_triton
 from ..config import EngineConfig
 
 
@@ -31,8 +31,8 @@ def tune(name: str, report: Callable[[str], None]) -> Path | None:
     path, card = None, torch.cuda.get_device_name(device)
     try:
         with torch.cuda.device(device):
-            found = autotune.search(lambda run: float(do_bench(run)), report, device)
-        for (op, shape), config in found.items():
+            settings = autotune.search(lambda run: float(do_bench(run)), report, device)
+        for (op, shape), config in settings.items():
             path = save_config(card, op, shape, config)
     except ValueError as error:
         raise ConfigError(str(error)) from error

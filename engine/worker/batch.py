@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import accumulate
 
@@ -11,15 +11,16 @@ import torch
 from torch import Tensor
 
 from ...kernels.metadata import AttentionMetadata
-from ...mm.types import PlaceholderRange
+from ...mm.rules import KeyOrder
+from ...mm.types import MultiModalFeature, PlaceholderRange
 from ...models.interface import AttentionCapture, CacheSpec, ForwardBatch, HiddenCapture
 from ..bidirectional_spans import BidirectionalSpan
-from ..types import CROSS, ScheduledRequest
-from .key_order import KeyOrder
-from .sequence_state import SequenceState
+from ..pooling_requests import CrossAttentionWeights, LayerStates
+from ..types import ScheduledRequest
+from .sequence_state import PlacedSequence
 from .staging import ToDevice
 
-ScheduledSequence = tuple[SequenceState, ScheduledRequest]
+ScheduledSequence = tuple[PlacedSequence, ScheduledRequest]
 
 
 @dataclass(frozen=True, eq=False)
@@ -36,32 +37,39 @@ class KVCaches:
     invariant: bool = False
 
 
+@dataclass(frozen=True)
+class ModelRows:
+    """Sizes and rules of a model by which batches are built. The names are those of Model.
+
+    Args:
+        routes: `routes_by_modality`.
+    """
+
+    routes: Mapping[str, int] | None = None
+    adapters: Sequence[str] = ()
+    hidden_size: int = 0
+
+
 def build_batch(
     scheduled: Sequence[ScheduledSequence],
     encoder_rows: Mapping[str, Tensor],
     caches: KVCaches,
     to_device: ToDevice,
-    routes: Mapping[str, int] | None = None,
-    adapters: Sequence[str] = (),
-    hidden_size: int = 0,
+    model: ModelRows = ModelRows(),
 ) -> ForwardBatch:
-    """Pack the rows of all sequences, in order.
-
-    Args:
-        encoder_rows: by the hash of their item.
-        routes, adapters, hidden_size: the model's `routes_by_modality`, `adapters` and `hidden_size`.
-    """
+    """Pack the rows of all sequences, in order. `encoder_rows`: by the hash of their item."""
     counts = [task.num_tokens for _, task in scheduled]
     starts = [0, *accumulate(counts)]
     ids: list[int] = []
     positions = np.empty((len(scheduled[0][0].positions), starts[-1]), dtype=np.int64)
     for (sequence, task), start in zip(scheduled, starts, strict=False):
-        known = sequence.token_ids[task.num_computed : task.num_computed + task.num_tokens]
-        ids += known + [0] * (task.num_tokens - len(known))  # tokens after the known ones are still on the device
+        tokens = sequence.token_ids[task.num_computed : task.num_computed + task.num_tokens]
+        tokens += task.draft_token_ids
+        ids += tokens + [0] * (task.num_tokens - len(tokens))  # tokens after the known ones are still on the device
         sequence.fill_positions(positions[:, start : start + task.num_tokens], task.num_computed)
     embed_index, embed_rows = _encoder_rows(scheduled, starts, encoder_rows)
     attn = [_build_attention(scheduled, tuple(starts), caches, group, to_device) for group in range(len(caches.specs))]
-    cross_rows = [encoder_rows[sequence.item(CROSS).hash] for sequence, task in scheduled if task.write_cross]
+    cross_rows = [part for sequence, task in scheduled if task.write_cross for part in _ordered_rows(sequence, encoder_rows)]
     return ForwardBatch(
         input_ids=to_device(np.array(ids)),
         positions=to_device(positions),
@@ -71,37 +79,50 @@ def build_batch(
         embed_rows=torch.cat(embed_rows) if embed_rows else None,
         cross_rows=torch.cat(cross_rows) if cross_rows else None,
         cross_mask=_cross_mask(scheduled, starts, to_device) if any(spec.optional for spec in caches.specs) else None,
-        modality_ids=_modality_ids(scheduled, starts, routes, to_device) if routes else None,
-        adapters=_adapter_ids(scheduled, counts, adapters, to_device) if adapters else None,
+        modality_ids=_modality_ids(scheduled, starts, model.routes, to_device) if model.routes else None,
+        adapters=_adapter_ids(scheduled, counts, model.adapters, to_device) if model.adapters else None,
         token_types=_token_types(scheduled, starts, to_device),
         captures=_captures(scheduled),
-        hidden_captures=_hidden_captures(scheduled, starts, hidden_size),
+        hidden_captures=_hidden_captures(scheduled, starts, model.hidden_size),
     )
 
 
+def _ordered_rows(sequence: PlacedSequence, encoder_rows: Mapping[str, Tensor]) -> Iterator[Tensor]:
+    """Yield the encoder rows that cross-attention reads, in the order of its keys: the hidden ones of all items come last."""
+    items = [(encoder_rows[item.hash], _visible_rows(item)) for item in sequence.message.cross]
+    yield from (rows[:visible] for rows, visible in items)
+    yield from (rows[visible:] for rows, visible in items if visible < len(rows))
+
+
+def _visible_rows(item: MultiModalFeature) -> int:
+    """Return how many rows of a cross-attention item the tokens from the item on attend to."""
+    rows, rule = item.range.num_embeds, item.geometry.visible
+    return rows if rule is None else int(rule(rows))
+
+
 def _captures(scheduled: Sequence[ScheduledSequence]) -> tuple[AttentionCapture, ...]:
-    found = []
+    captures = []
     for index, (sequence, task) in enumerate(scheduled):
         if sequence.cross_weights is not None:
-            assert sequence.request.pooling is not None
+            assert isinstance(sequence.message.pooling, CrossAttentionWeights)
             rows = sequence.cross_weights[:, task.num_computed : task.num_computed + task.num_tokens]
-            found.append(AttentionCapture(index, sequence.request.pooling.cross_attention, rows))
-    return tuple(found)
+            captures.append(AttentionCapture(index, sequence.message.pooling.heads, rows))
+    return tuple(captures)
 
 
 def _hidden_captures(
     scheduled: Sequence[ScheduledSequence], starts: Sequence[int], hidden_size: int
 ) -> tuple[HiddenCapture, ...]:
     """Return where each sequence that returns hidden states of a layer keeps those of this step."""
-    found = []
+    captures = []
     for (sequence, task), start in zip(scheduled, starts, strict=False):
-        pooling = sequence.request.pooling
-        if pooling is not None and pooling.layer is not None:
+        pooling = sequence.message.pooling
+        if isinstance(pooling, LayerStates):
             if sequence.kept_rows is None:
                 sequence.kept_rows = torch.zeros(sequence.prompt_length, hidden_size)
             rows = sequence.kept_rows[task.num_computed : task.num_computed + task.num_tokens]
-            found.append(HiddenCapture(start, pooling.layer, rows))
-    return tuple(found)
+            captures.append(HiddenCapture(start, pooling.layer, rows))
+    return tuple(captures)
 
 
 def _build_attention(
@@ -115,9 +136,9 @@ def _build_attention(
     """
     spec, tasks = caches.specs[group], [task for _, task in scheduled]
     if spec.kind == "cross":
-        lengths = [0 if s.request.cross is None else s.request.cross.range.num_embeds for s, _ in scheduled]
+        lengths = [sequence.cross_rows for sequence, _ in scheduled]
         written = [(0, length if task.write_cross else 0) for task, length in zip(tasks, lengths, strict=True)]
-        key_range = None
+        key_range = _cross_key_range(scheduled)
     else:
         lengths = [task.num_computed + task.num_tokens for task in tasks]
         written = [(task.num_computed, length) for task, length in zip(tasks, lengths, strict=True)]
@@ -164,25 +185,24 @@ def _split_chunks(
     ]
     lengths = [stop - first for _, first, _, stop in parts]
     split = np.zeros((len(parts), -(-max(lengths) // block_size)), dtype=np.int32)
-    for own, (row, first, _, stop) in zip(split, parts, strict=True):
+    for row_blocks, (row, first, _, stop) in zip(split, parts, strict=True):
         blocks = tables[row, first // block_size : -(-stop // block_size)]
-        own[: len(blocks)] = blocks
+        row_blocks[: len(blocks)] = blocks
     return (0, *accumulate(stop - start for _, _, start, stop in parts)), lengths, split
 
 
 def _split_at_items(
     scheduled: Sequence[ScheduledSequence], lengths: Sequence[int], tables: np.ndarray
 ) -> tuple[tuple[int, ...], list[int], np.ndarray]:
-    """Return first rows, lengths and block tables of the parts of sequences before and from their cross-attention item on.
+    """Return first rows, lengths and block tables of the parts of sequences before and from their first cross-attention item.
 
-    Each part is a request of the metadata: the second does not attend to the item's last rows (`ItemGeometry.hidden`). The rows
-    of sequences without an item attend to one key of any other; the model masks the result (`ForwardBatch.cross_mask`).
+    Each part is a request of the metadata: the second attends to `ItemGeometry.visible` rows of each item. The rows of
+    sequences without an item attend to one key of any other; the model masks the result (`ForwardBatch.cross_mask`).
     """
     parts = []
     for row, ((sequence, task), length) in enumerate(zip(scheduled, lengths, strict=True)):
-        cross = sequence.request.cross
-        before = task.num_tokens if cross is None else min(max(cross.range.offset - task.num_computed, 0), task.num_tokens)
-        hidden = 0 if cross is None else cross.geometry.hidden
+        before = _rows_before_items(sequence, task)
+        hidden = sum(item.range.num_embeds - _visible_rows(item) for item in sequence.message.cross)
         both = (row, before, max(1, length)), (row, task.num_tokens - before, length - hidden)
         parts += [part for part in both if part[1]]
     width = tables if tables.shape[1] else np.zeros((len(tables), 1), dtype=tables.dtype)
@@ -192,14 +212,43 @@ def _split_at_items(
 
 def _cross_mask(scheduled: Sequence[ScheduledSequence], starts: Sequence[int], to_device: ToDevice) -> Tensor | None:
     """Return `ForwardBatch.cross_mask`."""
-    if all(sequence.request.cross is None for sequence, _ in scheduled):
+    if not any(sequence.message.cross for sequence, _ in scheduled):
         return None
     mask = np.zeros((2, starts[-1]), dtype=bool)
     for (sequence, task), start in zip(scheduled, starts, strict=False):
-        if sequence.request.cross is not None:
-            first = min(max(sequence.request.cross.range.offset - task.num_computed, 0), task.num_tokens)
+        if sequence.message.cross:
+            first = _rows_before_items(sequence, task)
             mask[0, start : start + task.num_tokens] = mask[1, start + first : start + task.num_tokens] = True
     return to_device(mask)
+
+
+def _rows_before_items(sequence: PlacedSequence, task: ScheduledRequest) -> int:
+    """Return how many rows of a step come before the sequence's first cross-attention item; all of them if it has none."""
+    items = sequence.message.cross
+    return min(max(items[0].range.offset - task.num_computed, 0), task.num_tokens) if items else task.num_tokens
+
+
+def _cross_key_range(scheduled: Sequence[ScheduledSequence]) -> np.ndarray | None:
+    """Return the range of cross-attention keys of each row, int64 `[2, rows]`; None if no sequence has several items.
+
+    Items whose tokens are adjacent form a group. A row attends to the items of the last group that has begun, as far as their
+    tokens have come. Rows before all items attend to all keys, hidden ones included. Source: transformers' MllamaProcessor.
+    """
+    if all(len(sequence.message.cross) < 2 for sequence, _ in scheduled):
+        return None
+    parts = []
+    for sequence, task in scheduled:
+        offsets, total = [item.range.offset for item in sequence.message.cross], 0
+        ranges = [(0, max(1, sequence.cross_rows))]
+        for number, item in enumerate(sequence.message.cross):
+            joins = number and offsets[number] == offsets[number - 1] + 1
+            first = ranges[-1][0] if joins else total
+            total += _visible_rows(item)
+            ranges.append((first, total))
+        row = np.arange(task.num_computed, task.num_computed + task.num_tokens)
+        parts.append(np.array(ranges)[np.searchsorted(offsets, row, side="right")])
+    key_range: np.ndarray = np.concatenate(parts).T.copy()  # contiguous, because kernels take its address
+    return key_range
 
 
 def _block_tables(tasks: Sequence[ScheduledRequest], group: int) -> np.ndarray:
@@ -223,29 +272,32 @@ def _slots(table: np.ndarray, start: int, stop: int, block_size: int, order: Key
 def _key_range(scheduled: Sequence[ScheduledSequence], starts: Sequence[int], window: int | None) -> np.ndarray | None:
     """Return the key range of each row, int64 `[2, rows]`; None if no row is in a bidirectional span.
 
-    Rows of a span attend up to its end. Those of an item keep their window; those of a bidirectional prompt see all of it.
+    Rows of a span attend up to its end. Those of an item keep their window; those of a bidirectional prompt see all of it, or
+    as many rows ahead as behind.
     """
     wide = [
         (sequence, task, start)
         for (sequence, task), start in zip(scheduled, starts, strict=False)
-        if _spans_in_step(sequence, task) and (window is not None or sequence.prompt_attention != "bidirectional_windows")
+        if _spans_in_step(sequence, task) and (window is not None or not sequence.prompt_attention.windows_only)
     ]
     if not wide:
         return None
-    own = np.concatenate([np.arange(task.num_computed, task.num_computed + task.num_tokens) for _, task in scheduled])
-    key_range = np.stack((np.zeros_like(own) if window is None else (own + 1 - window).clip(min=0), own + 1))
+    positions = np.concatenate([np.arange(task.num_computed, task.num_computed + task.num_tokens) for _, task in scheduled])
+    key_range = np.stack((np.zeros_like(positions) if window is None else (positions + 1 - window).clip(min=0), positions + 1))
     for sequence, task, start in wide:
         for first, last in _spans_in_step(sequence, task):
             inside = slice(start + first - task.num_computed, start + last - task.num_computed)
             key_range[1, inside] = last
-            if sequence.prompt_attention == "bidirectional_prompt":
+            if sequence.prompt_attention.two_sided_windows and window is not None:
+                key_range[1, inside] = np.minimum(last, positions[inside] + window)
+            elif sequence.prompt_attention.whole_prompt:
                 key_range[0, inside] = first
             if sequence.key_order is not None:
                 key_range[:, inside] = sequence.key_order.key_range
     return key_range
 
 
-def _spans_in_step(sequence: SequenceState, task: ScheduledRequest) -> list[BidirectionalSpan]:
+def _spans_in_step(sequence: PlacedSequence, task: ScheduledRequest) -> list[BidirectionalSpan]:
     """Return the bidirectional spans that this step computes."""
     if not sequence.spans or task.num_computed >= sequence.spans[-1][1]:
         return []
@@ -271,10 +323,10 @@ def _token_types(scheduled: Sequence[ScheduledSequence], starts: Sequence[int], 
     """Return each row's token type, int64 `[rows]`: 1 for the second text of a pair. Return None if there is no pair."""
     types = None
     for (sequence, task), start in zip(scheduled, starts, strict=False):
-        pooling = sequence.request.pooling
-        if pooling is not None and pooling.first_tokens is not None:
+        first_tokens = sequence.message.first_tokens
+        if first_tokens is not None:
             types = np.zeros(starts[-1], dtype=np.int64) if types is None else types
-            first = min(max(pooling.first_tokens - task.num_computed, 0), task.num_tokens)
+            first = min(max(first_tokens - task.num_computed, 0), task.num_tokens)
             types[start + first : start + task.num_tokens] = 1
     return None if types is None else to_device(types)
 
@@ -284,8 +336,8 @@ def _adapter_ids(
 ) -> Tensor | None:
     """Return each row's adapter id, int64 `[rows]`: 0 for none, then from 1 on. Return None if no row has an adapter."""
     numbers = {name: number for number, name in enumerate(("", *adapters))}
-    own = [numbers[sequence.adapter] for sequence, _ in scheduled]
-    return to_device(np.repeat(own, counts)) if any(own) else None
+    row_adapters = [numbers[sequence.adapter] for sequence, _ in scheduled]
+    return to_device(np.repeat(row_adapters, counts)) if any(row_adapters) else None
 
 
 def _encoder_rows(
@@ -298,9 +350,9 @@ def _encoder_rows(
         if task.num_computed >= sequence.media_end:
             continue
         for feature in sequence.features:
-            found = embeds_in_range(feature.range, task.num_computed, task.num_computed + task.num_tokens)
-            if found is not None:
-                tokens, first, last = found
+            in_range = embeds_in_range(feature.range, task.num_computed, task.num_computed + task.num_tokens)
+            if in_range is not None:
+                tokens, first, last = in_range
                 index.append(tokens + (start - task.num_computed))
                 replacements.append(encoder_rows[feature.hash][first:last])
     return index, replacements

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...kernels.dispatch import interpreted
+from ...kernels.backends import interpreted
 from ...kernels.graph import CallGraph, CaptureFailed, WatchedInts, capture, capture_cuda, capture_pool
 from ...kernels.metadata import AttentionMetadata
 from ...models.interface import ForwardBatch, Model, StepLimits
@@ -66,8 +66,8 @@ def graph_bytes(model: Model, seqs: int, groups: int, blocks: int, work: StepLim
     sizes = [size for size, smaller in zip(_BATCH_SIZES, (0, *_BATCH_SIZES), strict=False) if smaller < seqs]
     widths = [1 << power for power in range((blocks - 1).bit_length() + 1)]
     row = model.hidden_size * model.cache_specs[0].dtype.itemsize + _ROW_INPUT_BYTES
-    own: list[int] = sorted((size * (4 * groups * width + row) for size in sizes for width in widths), reverse=True)
-    return sum(own[:_MAX_GRAPHS]) + model.forward_bytes(replace(work, rows=min(work.rows, sizes[-1])))
+    sizes_of_graphs: list[int] = sorted((size * (4 * groups * width + row) for size in sizes for width in widths), reverse=True)
+    return sum(sizes_of_graphs[:_MAX_GRAPHS]) + model.forward_bytes(replace(work, rows=min(work.rows, sizes[-1])))
 
 
 class DecodeGraphs:

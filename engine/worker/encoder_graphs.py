@@ -13,9 +13,9 @@ import torch
 from torch import Tensor
 from torch.utils._pytree import tree_leaves, tree_map
 
-from ...kernels.dispatch import interpreted
+from ...callers.errors import is_out_of_memory
+from ...kernels.backends import interpreted
 from ...kernels.graph import CallGraph, CaptureFailed, capture_cuda, capture_pool
-from ...mm.errors import is_out_of_memory
 from ...models.interface import Model, StepLimits
 
 Rows = list[Tensor]
@@ -39,8 +39,8 @@ def graph_bytes(model: Model, called: Mapping[str, int], work: StepLimits) -> in
         return 0
     size = model.row_size * model.cache_specs[0].dtype.itemsize
     rows = {modality: min(most, MAX_ROWS) for modality, most in called.items()}
-    own = max((model.input_bytes(modality, n) + n * size for modality, n in rows.items()), default=0)
-    return MAX_GRAPHS * own + max((model.encoder_bytes(modality, n, work) for modality, n in rows.items()), default=0)
+    input_bytes = max((model.input_bytes(modality, n) + n * size for modality, n in rows.items()), default=0)
+    return MAX_GRAPHS * input_bytes + max((model.encoder_bytes(modality, n, work) for modality, n in rows.items()), default=0)
 
 
 class EncoderGraphs:
@@ -92,10 +92,11 @@ class EncoderGraphs:
 
     def _record_call(self, key: Hashable, encode: Encode, modality: str, tensors: Mapping[str, Any]) -> Rows:
         assert self._record is not None
-        own = tree_map(lambda leaf: leaf.clone() if self._is_input(leaf) else leaf, dict(tensors))  # written before each replay
-        fixed = [leaf for leaf in tree_leaves(own) if isinstance(leaf, Tensor) and not self._is_input(leaf)]
+        # inputs are written before each replay
+        copied = tree_map(lambda leaf: leaf.clone() if self._is_input(leaf) else leaf, dict(tensors))
+        fixed = [leaf for leaf in tree_leaves(copied) if isinstance(leaf, Tensor) and not self._is_input(leaf)]
         try:
-            rows, graph = self._record(partial(encode, modality, own), fixed)
+            rows, graph = self._record(partial(encode, modality, copied), fixed)
         except CaptureFailed as failed:
             if is_out_of_memory(failed):
                 self._recent.clear()  # so that not every call tries again
@@ -111,7 +112,7 @@ class EncoderGraphs:
             )
             self._eager.add(modality)
             return rows
-        self._graphs[key] = _EncoderGraph(graph, tuple(self._inputs(own)))
+        self._graphs[key] = _EncoderGraph(graph, tuple(self._inputs(copied)))
         return [part.clone() for part in rows]
 
     def _signature(self, value: Any) -> Hashable:

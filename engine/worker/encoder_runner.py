@@ -11,9 +11,9 @@ from functools import partial
 import torch
 from torch import Tensor
 
+from ...callers.errors import ErrorCode, ErrorInfo, InputError, is_out_of_memory
 from ...kernels.streams import Event, copy_to_host, new_event
 from ...mm.embeddings import ROWS
-from ...mm.errors import ErrorCode, ErrorInfo, InputError, is_out_of_memory
 from ...mm.fields import group_mergeable, merge
 from ...mm.types import MultiModalFeature
 from ...models.interface import Model
@@ -66,7 +66,7 @@ class EncoderRunner:
         poll_seconds: float = _POLL_SECONDS,
     ) -> None:
         self.store, self.graphs, self._device = store, EncoderGraphs(device), device
-        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None  # type: ignore[no-untyped-call]
+        self._stream = torch.cuda.Stream(device) if device.type == "cuda" else None
         self._event = event or partial(new_event, device)
         self._poll_seconds = poll_seconds
         self._queue: list[list[MultiModalFeature]] = []  # calls that wait to be launched
@@ -140,9 +140,9 @@ class EncoderRunner:
         while self._queue and self._inflight is None:
             items, start = self._queue.pop(0), time.perf_counter()
             try:
-                with torch.cuda.stream(self._stream):  # type: ignore[arg-type]
+                with torch.cuda.stream(self._stream):
                     rows = isolate_failures(items, partial(self._embed, model))
-                    finite = [is_finite(one).all() for one in rows if isinstance(one, Tensor)]
+                    finite = [is_finite(item_rows).all() for item_rows in rows if isinstance(item_rows, Tensor)]
                     if finite:
                         event, read_finite = self._event(), copy_to_host(torch.stack(finite))
                         event.record()
@@ -155,32 +155,32 @@ class EncoderRunner:
     def _finish(self, model: Model, call: _InflightCall) -> list[EncodeResult]:
         """Store the rows of a call that is done. Items whose rows are not finite are encoded again, one by one."""
         finite, rows = iter(call.finite()), list(call.rows)
-        not_finite = [i for i, one in enumerate(rows) if isinstance(one, Tensor) and not next(finite)]
+        not_finite = [i for i, item_rows in enumerate(rows) if isinstance(item_rows, Tensor) and not next(finite)]
         for i in [i for i in not_finite if call.items[i].hash not in call.discarded]:
-            with torch.cuda.stream(self._stream):  # type: ignore[arg-type]
+            with torch.cuda.stream(self._stream):
                 rows[i] = isolate_failures([call.items[i]], partial(self._encode_finite, model))[0]
         pairs = list(zip(call.items, rows, strict=True))
-        needed = [(item, one) for item, one in pairs if item.hash not in call.discarded]
+        needed = [(item, item_rows) for item, item_rows in pairs if item.hash not in call.discarded]
         dropped = [EncodeResult(item.hash, "dropped") for item, _ in pairs if item.hash in call.discarded]
-        return dropped + self._store_rows([item for item, _ in needed], [one for _, one in needed], call.started)
+        return dropped + self._store_rows([item for item, _ in needed], [item_rows for _, item_rows in needed], call.started)
 
     def _store_rows(self, items: Items, rows: Sequence[Tensor | Exception], start: float) -> list[EncodeResult]:
         """Store each item's rows, and return its result with its share of the seconds since `start`."""
         seconds, results = (time.perf_counter() - start) / max(1, len(items)), []
-        for item, one in zip(items, rows, strict=True):
-            if isinstance(one, Exception):
-                results.append(_failed(item, one))
+        for item, item_rows in zip(items, rows, strict=True):
+            if isinstance(item_rows, Exception):
+                results.append(_failed(item, item_rows))
                 continue
-            if one.is_cuda:
-                one.record_stream(torch.cuda.current_stream())  # its memory stays until this stream has read it
-            self.store.put(item.hash, one, write=ROWS not in item.kwargs and item.stream is None)
+            if item_rows.is_cuda:
+                item_rows.record_stream(torch.cuda.current_stream())  # its memory stays until this stream has read it
+            self.store.put(item.hash, item_rows, write=ROWS not in item.kwargs and item.stream is None)
             results.append(EncodeResult(item.hash, seconds=seconds))
         return results
 
     def _encode_finite(self, model: Model, items: Items) -> list[Tensor]:
         """Encode items as `_embed` does. Raise InputError if a value is not finite."""
         rows = self._embed(model, items)
-        if not all(bool(is_finite(one).all()) for one in rows):
+        if not all(bool(is_finite(item_rows).all()) for item_rows in rows):
             raise InputError("the encoder returned values that are not finite", code="not_finite")
         return rows
 
@@ -193,10 +193,10 @@ class EncoderRunner:
             modality = items[0].modality
             is_recordable = model.recordable and items[0].stream is None  # the encoder keeps tensors of streams
             rows = self.graphs(encode, modality, tensors) if is_recordable else encode(modality, tensors)
-        for item, one in zip(items, rows, strict=True):
-            if one.shape[0] != item.range.num_embeds:
-                raise InputError(f"the encoder returned {one.shape[0]} rows for {item.range.num_embeds} placeholder tokens")
-        return [one.clone() for one in rows] if len(items) > 1 else rows  # a view would keep the rows of all items alive
+        for item, made in zip(items, rows, strict=True):
+            if made.shape[0] != item.range.num_embeds:
+                raise InputError(f"the encoder returned {made.shape[0]} rows for {item.range.num_embeds} placeholder tokens")
+        return [made.clone() for made in rows] if len(items) > 1 else rows  # a view would keep the rows of all items alive
 
 
 def is_finite(rows: Tensor) -> Tensor:

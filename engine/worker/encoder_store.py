@@ -20,14 +20,14 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from ...kernels import native
+from ...checkpoints.files import open_regular
+from ...kernels import bodies, native
 from ...kernels.dispatch import active_backends
-from ...mm.files import open_regular
 from ...mm.hashing import digest
 
 QUEUE_BYTES = 256 << 20  # rows that may wait to be written to disk
 _FORMAT = 2
-_ROOT, _CODE = Path(__file__).parents[2], ("kernels", "mm", "models", "processors")  # code that computes rows
+_ROOT, _CODE = Path(__file__).parents[2], ("checkpoints", "kernels", "mm", "models", "processors")  # code that computes rows
 _HASH = re.compile(r"[0-9a-f]{64}")
 _KEY = re.compile(r"[0-9a-f]{64}(\.\d{1,9})?")  # hash of an item, or of one piece of it
 _MAX_HEADER = 4096  # bytes of a file beside its rows
@@ -60,8 +60,12 @@ class EncoderStore:
         fingerprint: hash of the weights and their quantisation. The folder's name also depends on sensorium's code and the
             backend of every op.
         width, dtype: width and dtype of a row; files with another width or dtype count as damaged.
-        queue_bytes: rows that may wait to be written; further rows are not written.
+
+    Attributes:
+        queue_bytes: bytes of rows that may wait to be written; further rows are not written.
     """
+
+    queue_bytes = QUEUE_BYTES
 
     def __init__(
         self,
@@ -71,11 +75,10 @@ class EncoderStore:
         width: int,
         dtype: torch.dtype,
         device: torch.device,
-        queue_bytes: int = QUEUE_BYTES,
     ) -> None:
         self.rows: dict[str, Tensor] = {}  # hash -> [rows, width]
         self.dtype = dtype
-        self._width, self._device, self._queue_bytes = width, device, queue_bytes
+        self._width, self._device = width, device
         self.stats = StoreStats()
         self._pending: dict[str, Tensor] = {}  # rows that wait to be written
         self._lock = threading.Lock()
@@ -99,7 +102,7 @@ class EncoderStore:
             pending = sum(other.nbytes for other in self._pending.values())
             if key in self._pending:
                 return
-            if self._pending and pending + rows.nbytes > self._queue_bytes:
+            if self._pending and pending + rows.nbytes > self.queue_bytes:
                 self.stats.skipped += 1
                 return
             self._pending[key] = rows
@@ -112,10 +115,10 @@ class EncoderStore:
         rows = self._pending.get(key)
         if rows is None:
             rows = self._read(key, num_rows, self._folder)
-        found = rows is not None and rows.shape[0] == num_rows
-        self.stats.disk_hits += found
-        self.stats.disk_misses += not found
-        if rows is None or not found:
+        is_whole = rows is not None and rows.shape[0] == num_rows
+        self.stats.disk_hits += is_whole
+        self.stats.disk_misses += not is_whole
+        if rows is None or not is_whole:
             return None
         self.rows[key] = rows.to(self._device)
         return self.rows[key]
@@ -289,7 +292,7 @@ def _hardware(device: torch.device) -> str:
     """Return the kind of processor: rows differ in their last bits between kinds."""
     if device.type == "cuda":
         return torch.cuda.get_device_name(device)
-    return f"{torch.backends.cpu.get_cpu_capability()} {native.instructions()}"
+    return f"{torch.backends.cpu.get_cpu_capability()} {native.instructions()} {' '.join(bodies.bodies_in_use())}"
 
 
 def _to_bytes(key: str, rows: Tensor) -> bytes:

@@ -20,7 +20,7 @@ from weakref import WeakValueDictionary
 
 import numpy as np
 
-from ...mm.errors import InputError
+from ...callers.errors import InputError, clip
 from ...mm.media.isolate import call_worker, keep_workers
 from ...processors.text.tokenizer import Tokenizer
 from ..structured_outputs import StructuredOutputsParams
@@ -35,6 +35,11 @@ _COMPILERS = 2  # threads
 _WORKER_MEMORY = 1 << 30
 _WORD = 32  # tokens in one word of a mask
 _REGEX_ERROR = re.compile(r"regex parse error:.*?\berror: ([^\n]*)", re.S)
+_UNKNOWN_TOKEN = re.compile(
+    r'unknown special token: "([^"]*)"; following special tokens are available: \u27e6(.*?)\u27e7', re.S
+)
+_SHOWN_TOKENS = 16
+_MAX_PROBLEM = 400  # characters of llguidance's message
 _STACK_SIZE = Lock()  # held while the stack size of new threads is changed
 
 
@@ -69,9 +74,12 @@ class Grammar:
         """Return the tokens that may come next, bool `[vocab]`, and whether the answer must end here, regardless of `may_end`.
 
         Args:
-            end_ids: tokens that end the answer. They are allowed if the grammar is complete and `may_end` is True, or if the
-                grammar allows nothing else.
+            end_ids: tokens that end the answer. They are allowed if the grammar is complete, or if they complete it, and
+                `may_end` is True, or if the grammar allows nothing else.
             vocab: number of logits in a row. It may exceed the tokenizer's vocabulary; tokens beyond that are never allowed.
+
+        Raises:
+            InputError: the grammar cannot continue, or only with an end token that does not complete it.
         """
         words = np.zeros(self._num_words, dtype=np.int32)
         self._matcher.unsafe_compute_mask_ptr(words.ctypes.data, words.nbytes)
@@ -80,14 +88,24 @@ class Grammar:
         allowed = np.zeros(vocab, dtype=bool)
         known = min(vocab, self._vocab_size)
         allowed[:known] = np.unpackbits(words.view(np.uint8), count=known, bitorder="little").view(bool)
+        ends, named = list(end_ids), list[int]()
+        if not self.complete:  # the grammar itself may have an end token
+            named = [token for token in end_ids if token < known and allowed[token]]
+            ends = list(filter(self._completes, named))
         allowed[list(end_ids)] = False
-        complete = self.complete
-        must_end = complete and not allowed.any()
-        allowed[list(end_ids)] = must_end or (complete and may_end)
+        must_end = not allowed.any() and bool(ends)
+        if named and not ends and not allowed.any():
+            where = "in the middle of its answers, which would end there; leave it out, or put it last"
+            raise InputError(f"the grammar has the end token {named[0]} {where}", param="structured_outputs.grammar")
+        allowed[ends] = must_end or may_end
         return allowed, must_end
 
+    def _completes(self, token: int) -> bool:
+        copy = self._matcher.deep_copy()
+        return bool(copy.consume_token(token) and copy.is_accepting())
+
     def _error(self) -> InputError:
-        return InputError(f"the grammar cannot continue: {_line(self._matcher.get_error())}")
+        return InputError(f"the grammar cannot continue: {_line(self._matcher.get_error())}; make it simpler")
 
 
 class GrammarFactory:
@@ -174,7 +192,7 @@ class GrammarFactory:
         while True:
             with self._lock:
                 entry = next((entry for entry in self._waiting if entry[0] not in self._busy), None)
-                if entry is None:  # the thread of a busy tenant takes its next one
+                if entry is None:  # the rest belongs to tenants with a running thread, which compiles it
                     return
                 self._waiting.remove(entry)
                 tenant, params, future = entry
@@ -229,7 +247,7 @@ class GrammarFactory:
             if len(self._refused) > _MAX_COMPILED:
                 self._refused.popitem(last=False)
         reason = f"compiling it crashed, needed more than {_WORKER_MEMORY:,} bytes, or took more than {self._seconds:g} s"
-        raise _error(params, f"{reason}; nest it less, make it smaller, or raise grammar_seconds")
+        raise _error(params, f"{reason}; nest it less, make it smaller, or raise <<grammar_seconds>>")
 
     @cached_property
     def _vocabulary(self) -> Any:
@@ -238,12 +256,14 @@ class GrammarFactory:
         try:
             return LLTokenizer(*self._tokenizer.grammar_vocabulary())
         except ValueError as error:
-            raise InputError(f"structured_outputs cannot be used with this checkpoint's tokenizer: {error}") from None
+            raise InputError(
+                f"structured_outputs cannot be used with this checkpoint's tokenizer: {error}", code="unsupported"
+            ) from None
 
 
 def _error(params: StructuredOutputsParams, reason: str) -> InputError:
     param = f"structured_outputs.{params.form}"
-    return InputError(f"{param} cannot be used: {reason}", param=param)
+    return InputError(f"<<param>> cannot be used: {reason}", param=param)
 
 
 def _source(params: StructuredOutputsParams) -> str:
@@ -268,7 +288,11 @@ def _line(text: str) -> str:
     parsed = _REGEX_ERROR.search(text)
     if parsed is not None:  # without the lines of llguidance's own grammar around the expression
         return f"{' '.join(parsed[1].split())}; this engine's expressions have no look-around and no back-references"
-    words = " ".join(text.split())
+    if (unknown := _UNKNOWN_TOKEN.search(text)) is not None:
+        names = [name for name in unknown[2].split("\u2027") if name.startswith("<")]
+        more = f" and {len(names) - _SHOWN_TOKENS} others" if len(names) > _SHOWN_TOKENS else ""
+        return f"the tokenizer has no special token {clip(unknown[1], 80)}; it has {', '.join(names[:_SHOWN_TOKENS])}{more}"
+    words = clip(" ".join(text.split()), _MAX_PROBLEM)
     if words.startswith("lexer error"):
         return f"{words}; make it smaller, for example with smaller repetition counts"
     return "no answer has this form" if words == "NoExtensionBias" else words

@@ -4,36 +4,45 @@ from __future__ import annotations
 
 import gc
 import logging
+import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
+from operator import attrgetter
+from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...callers.errors import ErrorInfo, InputError, is_out_of_memory
+from ...checkpoints.heap import trim_heap
 from ...kernels.dispatch import use_backends
 from ...kernels.streams import copy_to_host
-from ...mm.errors import ErrorInfo, InputError, is_out_of_memory
-from ...mm.heap import trim_heap
+from ...mm.rules import CAUSAL, PromptAttention
 from ...mm.types import find_item
 from ...models.interface import Model, SupportsStreams
 from ..errors import error_text
 from ..kv_cache.groups import group_layers, group_of_layer
-from ..pooling_params import PoolingParams
-from ..types import EncodeResult, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
-from .batch import KVCaches, ScheduledSequence, build_batch
+from ..pooling_requests import LikelyTokens, PoolingRequest, keeps_rows
+from ..types import EncodeResult, LoadedAdapter, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
+from .adapter_store import AdapterStore, layers_of
+from .batch import KVCaches, ModelRows, build_batch
 from .cache_tensors import allocate_caches
 from .decode_graphs import DecodeGraphs
 from .encoder_runner import EncoderRunner, is_finite
 from .encoder_store import EncoderStore
 from .grammar import GrammarFactory
 from .isolate import isolate_failures
-from .pooling import keep_rows, kept_rows, likely_tokens, pool
-from .sampler import NOT_FINITE, SampledToken, gather_logprobs, sample, sample_async
+from .pooling import as_result, keep_rows, kept_rows, likely_tokens, pool
+from .predictor import Predictor, StepPart
+from .sampler import NOT_FINITE, SampledToken, gather_logprobs, sample_async, verify
 from .sequence_state import SequenceState
 from .staging import StagingBuffers
 
+ScheduledSequence = tuple[SequenceState, ScheduledRequest]
+_SampledRows = tuple[SequenceState, range, tuple[int, ...]]  # sequence, its rows of the step that are sampled, its drafts
+_GET_TOKEN, _GET_LOGPROBS = attrgetter("token"), attrgetter("logprobs")
 LOGITS_ROWS = 256  # rows of a prompt whose logits are computed at once
 _log = logging.getLogger(__name__)
 
@@ -53,6 +62,30 @@ class AsyncStepOutput:
     sampled_token_ids: Tensor | None = None
 
 
+@dataclass(frozen=True)
+class RunnerOptions:
+    """Options of a ModelRunner.
+
+    Args:
+        grammars: compiles structured outputs; None without a tokenizer.
+        invariant: as in KVCaches.
+        prompt_attention: as in SchedulerLimits.
+        kernels: as in EngineConfig.
+        async_scheduling: a step may start before the tokens of the last one are on the host, and items are encoded
+            beside steps that do not read them.
+        predictor: drafts tokens after each step.
+        adapters: those that requests may choose; None if the model takes none.
+    """
+
+    grammars: GrammarFactory | None = None
+    invariant: bool = False
+    prompt_attention: PromptAttention = CAUSAL
+    kernels: str = ""
+    async_scheduling: bool = False
+    predictor: Predictor | None = None
+    adapters: AdapterStore | None = None
+
+
 class ModelRunner:
     """Runs the prompt and decode rows of all sequences, in one batch per step.
 
@@ -66,49 +99,55 @@ class ModelRunner:
         block_size: int,
         device: torch.device,
         store: EncoderStore,
-        grammars: GrammarFactory | None = None,
-        invariant: bool = False,
-        prompt_attention: str = "causal",
-        kernels: str = "",
-        async_scheduling: bool = False,
+        options: RunnerOptions = RunnerOptions(),
     ) -> None:
-        """Allocate the KV caches.
-
-        Args:
-            num_blocks: number of blocks of each cache group.
-            grammars: compiles structured outputs; None without a tokenizer.
-            prompt_attention: as in SchedulerLimits. kernels: as in EngineConfig.
-            async_scheduling: a step may start before the tokens of the last one are on the host, and items are encoded
-                beside steps that do not read them.
-        """
-        self.model, self.device, self.store, self.grammars = model, device, store, grammars
+        """Allocate the KV caches. `num_blocks`: number of blocks of each cache group."""
+        self.model, self.device, self.store, self.grammars = model, device, store, options.grammars
         groups = group_layers(model.cache_specs)
         self._specs, self._num_blocks = model.cache_specs, num_blocks
         specs = [group.spec for group in groups]
-        self.caches = KVCaches(self._allocate(block_size), group_of_layer(groups), specs, block_size, invariant)
-        self.prompt_attention, self.kernels = prompt_attention, kernels
+        self.caches = KVCaches(self._allocate(block_size), group_of_layer(groups), specs, block_size, options.invariant)
+        self.prompt_attention, self.kernels = options.prompt_attention, options.kernels
         self.sequences: dict[str, SequenceState] = {}
-        self.decode_graphs, self.staging, self.async_scheduling = DecodeGraphs(device), StagingBuffers(device), async_scheduling
+        self.decode_graphs, self.staging = DecodeGraphs(device), StagingBuffers(device)
+        self.async_scheduling = options.async_scheduling
         self.encoder_runner = EncoderRunner(store, device)
+        self.predictor, self.adapters, self._predict_seconds = options.predictor, options.adapters, 0.0
 
     def sleep(self, empty: Model) -> None:
         """Free weights, caches and all state of sequences. `empty`: the model without weights."""
         self.model, self.caches = empty, replace(self.caches, tensors=())
         self.sequences.clear()
+        if self.predictor is not None:
+            self.predictor.sleep()
+        if self.adapters is not None:
+            self.adapters.clear()
         self.encoder_runner.clear()
         self.decode_graphs, self.staging = DecodeGraphs(self.device), StagingBuffers(self.device)
         gc.collect()
         _release_free_memory(self.device)
 
     def wake_up(self, make: Callable[[], Model]) -> None:
-        """Allocate the caches and make the model again. If `make` raises, the runner stays asleep."""
+        """Allocate the caches, and make the model and what drafts for it again.
+
+        On failure the runner keeps its model without weights; `sleep` frees what the attempt has left.
+        """
         tensors = self._allocate(self.caches.block_size)
-        self.model = make()
-        self.caches = replace(self.caches, tensors=tensors)
+        model = make()
+        if self.predictor is not None:
+            self.predictor.wake_up(model)
+        self.model, self.caches = model, replace(self.caches, tensors=tensors)
         _release_free_memory(self.device)
 
     def _allocate(self, block_size: int) -> Sequence[Tensor]:
         return allocate_caches(self._specs, self._num_blocks, block_size, self.device)
+
+    def load_adapter(self, folder: Path) -> LoadedAdapter:
+        """Read an adapter for requests. Errors: see `AdapterStore.load`."""
+        layers = layers_of(self.model)
+        assert self.adapters is not None
+        with use_backends(self.kernels):
+            return self.adapters.load(layers, folder)
 
     @torch.inference_mode()
     def execute_model(self, output: SchedulerOutput, previous: AsyncStepOutput | None = None) -> AsyncStepOutput:
@@ -122,6 +161,7 @@ class ModelRunner:
 
     def _execute_model(self, output: SchedulerOutput, previous: AsyncStepOutput | None) -> AsyncStepOutput:
         self._update_states(output)
+        self._predict_seconds = 0.0
         items = [self.sequences[task.request_id].item(task.index) for task in output.encode]
         encoded = () if self.async_scheduling else self.encoder_runner.encode(self.model, items)
         scheduled, results = self._split_failed(output.scheduled, encoded)
@@ -129,11 +169,12 @@ class ModelRunner:
         if self.async_scheduling:  # after the forward was launched, which reads none of these items: both run at once
             self.encoder_runner.submit(self.model, items)
         if hidden is not None:
-            if self.async_scheduling and all(_can_sample_async(*one) for one in scheduled):
+            if self.async_scheduling and self.predictor is None and all(_can_sample_async(*one) for one in scheduled):
                 return self._sample_async(scheduled, hidden, starts)
             results.update((result.request_id, result) for result in self._sample_and_pool(scheduled, hidden, starts))
         tokens = tuple(results[task.request_id] for task in output.scheduled)
-        return AsyncStepOutput(lambda: StepOutput(tokens, encoded or self._poll_encoder(wait=not tokens)))
+        seconds = self._predict_seconds
+        return AsyncStepOutput(lambda: StepOutput(tokens, encoded or self._poll_encoder(wait=not tokens), seconds))
 
     def _update_states(self, output: SchedulerOutput) -> None:
         for request_id in output.finished:
@@ -141,6 +182,8 @@ class ModelRunner:
             stream = sequence.features[0].stream if sequence is not None and sequence.features else None
             if stream is not None and isinstance(self.model, SupportsStreams):
                 self.model.free_stream(stream)
+            if self.predictor is not None:
+                self.predictor.free(request_id)
         self.encoder_runner.discard(output.free_encoder)
         if output.zero_blocks:
             for tensor, own in zip(self.caches.tensors, self.caches.group_of, strict=True):
@@ -152,8 +195,10 @@ class ModelRunner:
         for change in output.updates:
             self.sequences[change.request_id].update(change)
         for task in output.scheduled:
-            if task.sample:  # an interrupted step may have left a token that was never returned
-                del self.sequences[task.request_id].token_ids[task.num_computed + task.num_tokens :]
+            if task.sample:  # an interrupted step may have left tokens that were never returned
+                sequence, num_known = self.sequences[task.request_id], task.num_computed + task.num_tokens
+                if len(sequence.token_ids) > num_known - len(task.draft_token_ids):
+                    sequence.forget(num_known - len(task.draft_token_ids))
 
     def _split_failed(
         self, tasks: Sequence[ScheduledRequest], encoded: Sequence[EncodeResult]
@@ -170,8 +215,8 @@ class ModelRunner:
             if failed is None:
                 good.append((sequence, task))
             else:
-                cross = sequence.request.cross
-                error = errors[failed].for_item(*find_item(sequence.features if cross is None else [cross], failed))
+                items = [*sequence.message.cross, *sequence.features]
+                error = errors[failed].for_item(*find_item(items, failed))
                 results[task.request_id] = TokenOutput(task.request_id, (), error=error)
         return good, results
 
@@ -184,13 +229,20 @@ class ModelRunner:
     def _forward(self, scheduled: list[ScheduledSequence], previous: AsyncStepOutput | None) -> tuple[Tensor, Sequence[int]]:
         """Run the model. Return hidden states `[rows, hidden]`, and the first row of each sequence."""
         model = self.model
-        of_model = model.routes_by_modality, model.adapters, model.hidden_size
-        batch = build_batch(scheduled, self.store.rows, self.caches, self.staging, *of_model)
+        rows = ModelRows(model.routes_by_modality, model.adapters, model.hidden_size)
+        batch = build_batch(scheduled, self.store.rows, self.caches, self.staging, rows)
         if previous is not None:
             assert previous.sampled_token_ids is not None, "the previous step has no tokens on the device"
             index = self.staging(np.array([previous.request_index[task.request_id] for _, task in scheduled]))
             batch = replace(batch, input_ids=previous.sampled_token_ids.index_select(0, index))
-        return self.decode_graphs(model.forward, batch), [0, *accumulate(task.num_tokens for _, task in scheduled)]
+        if self.predictor is not None:
+            batch = self.predictor.watch(batch)
+        starts = [0, *accumulate(task.num_tokens for _, task in scheduled)]
+        groups = [] if self.adapters is None else self.adapters.groups(scheduled, starts, self.staging)
+        if groups:  # which are not recorded
+            with layers_of(model).applied(groups, starts[-1]):
+                return model.forward(batch), starts
+        return self.decode_graphs(model.forward, batch), starts
 
     def _sample_async(self, scheduled: Sequence[ScheduledSequence], hidden: Tensor, starts: Sequence[int]) -> AsyncStepOutput:
         """Sample a token for every sequence on the device; `get_output` reads them later."""
@@ -203,8 +255,13 @@ class ModelRunner:
         def get_output() -> StepOutput:
             row_is_finite, results = read_finite(), []
             for (sequence, task), found, start, stop in zip(scheduled, sampled.get(), starts, starts[1:], strict=False):
-                good = all(row_is_finite[start:stop])
-                results.append(_append_token(sequence, found) if good else TokenOutput(task.request_id, (), error=NOT_FINITE))
+                if not all(row_is_finite[start:stop]):
+                    results.append(TokenOutput(task.request_id, (), error=NOT_FINITE))
+                elif isinstance(found, Exception):
+                    results.append(_token_output(sequence, found))
+                else:
+                    sequence.token_ids.append(found.token)
+                    results.append(_token_output(sequence, [found]))
             return StepOutput(tuple(results), self._poll_encoder(wait=False))
 
         index = {task.request_id: i for i, (_, task) in enumerate(scheduled)}
@@ -213,57 +270,89 @@ class ModelRunner:
     def _sample_and_pool(self, scheduled: list[ScheduledSequence], hidden: Tensor, starts: Sequence[int]) -> list[TokenOutput]:
         """Return each sequence's token, pooled output or prompt log probabilities."""
         # hidden states need no check in a step that samples every row, because the sampler checks the logits
-        decode = all(task.sample and task.num_tokens == 1 and sequence.request.pooling is None for sequence, task in scheduled)
+        decode = all(task.sample and task.num_tokens == 1 and sequence.message.pooling is None for sequence, task in scheduled)
         row_is_finite = [True] * starts[-1] if decode else is_finite(hidden).tolist()
         finite = [all(row_is_finite[start:stop]) for start, stop in pairwise(starts)]
         kept = [
             (sequence, hidden[start:stop], task.num_computed)
             for (sequence, task), start, stop, good in zip(scheduled, starts, starts[1:], finite, strict=False)
-            if good and sequence.request.pooling is not None and sequence.request.pooling.pools_rows
+            if good and keeps_rows(sequence.message.pooling)
         ]
         keep_rows(kept, self.model)
-        last_rows = [
-            (sequence, stop - 1)
+        sampled = [
+            (sequence, range(stop - 1 - len(task.draft_token_ids), stop), task.draft_token_ids)
             for (sequence, task), stop, good in zip(scheduled, starts[1:], finite, strict=True)
             if task.sample and good
         ]
+        last_rows = [(sequence, rows[-1]) for sequence, rows, _ in sampled]
         prompt_logprobs = [
             self._prompt_logprobs(sequence, task, hidden, start) if good else None
             for (sequence, task), start, good in zip(scheduled, starts, finite, strict=False)
         ]
-        pooling = [(one, one[0].request.pooling) for one in last_rows]
-        results = self._pool([one for one, params in pooling if params is not None and not params.candidates], hidden)
-        results |= self._find_candidates([one for one, params in pooling if params is not None and params.candidates], hidden)
-        results |= self._sample([one for one, params in pooling if params is None], hidden)
+        pooled = [row for row in last_rows if row[0].message.pooling is not None]
+        results = self._pool([row for row in pooled if not isinstance(row[0].message.pooling, LikelyTokens)], hidden)
+        results |= self._find_candidates([row for row in pooled if isinstance(row[0].message.pooling, LikelyTokens)], hidden)
+        results |= self._sample([entry for entry in sampled if entry[0].message.pooling is None], hidden)
         outputs = []
         for (_, task), found, good in zip(scheduled, prompt_logprobs, finite, strict=True):
             output = results.get(task.request_id) or TokenOutput(task.request_id, (), error=None if good else NOT_FINITE)
             outputs.append(output if found is None else replace(output, prompt_logprobs=found))
+        return outputs if self.predictor is None else self._predict(self.predictor, scheduled, outputs, hidden, starts)
+
+    def _predict(
+        self,
+        predictor: Predictor,
+        scheduled: Sequence[ScheduledSequence],
+        outputs: list[TokenOutput],
+        hidden: Tensor,
+        starts: Sequence[int],
+    ) -> list[TokenOutput]:
+        """Add what the predictor drafts; a failure is logged, and it stops for these sequences."""
+        states = predictor.states(hidden).tensor_split(starts[1:-1])
+        places, parts = list[int](), list[StepPart]()
+        for place, ((sequence, task), output, rows) in enumerate(zip(scheduled, outputs, states, strict=True)):
+            if not task.predict:
+                predictor.free(sequence.request_id)
+            elif sequence.predicts and output.error is None and sequence.message.pooling is None:
+                places.append(place)
+                parts.append((sequence, task, rows))
+        started = time.perf_counter()
+        try:
+            predicted = predictor.predict(self.model, parts) if parts else []
+        except Exception:
+            _log.exception("drafting failed; it stops for the sequences of this step")
+            for sequence, _, _ in parts:
+                predictor.free(sequence.request_id)
+                sequence.predicts = False
+            return outputs
+        self._predict_seconds = time.perf_counter() - started
+        for place, tokens in zip(places, predicted, strict=True):
+            outputs[place] = replace(outputs[place], predicted=tokens)
         return outputs
 
-    def _sample(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
-        """Sample a token for each sequence from its last row. A sequence that cannot be sampled fails alone."""
+    def _sample(self, sampled: Sequence[_SampledRows], hidden: Tensor) -> dict[str, TokenOutput]:
+        """Sample the tokens of each sequence. A sequence that cannot be sampled fails alone."""
 
-        def attempt(part: Sequence[tuple[SequenceState, int]]) -> list[SampledToken | Exception]:
-            logits = self.model.compute_logits(self._select_rows(hidden, [row for _, row in part]))
-            return sample(logits, [sequence.sampling for sequence, _ in part], self.staging)
+        def attempt(part: Sequence[_SampledRows]) -> list[list[SampledToken] | Exception]:
+            logits = self.model.compute_logits(self._select_rows(hidden, [row for _, rows, _ in part for row in rows]))
+            return verify(logits, [sequence.sampling for sequence, _, _ in part], [drafts for *_, drafts in part], self.staging)
 
-        found = isolate_failures(last_rows, attempt)
-        return {
-            sequence.request.request_id: _append_token(sequence, one)
-            for (sequence, _), one in zip(last_rows, found, strict=True)
-        }
+        results = zip(sampled, isolate_failures(sampled, attempt), strict=True)
+        return {sequence.request_id: _token_output(sequence, tokens) for (sequence, *_), tokens in results}
 
     def _pool(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
         """Pool the last rows, or the kept ones, of sequences that ask for it instead of an answer."""
-        if not last_rows:
-            return {}
-        params = {sequence.request.request_id: sequence.request.pooling or PoolingParams() for sequence, _ in last_rows}
-        own_rows = [kept_rows(one, hidden[row : row + 1], self.model) for one, row in last_rows]
-        pooled = pool(own_rows, list(params.values()), self.model)
-        weights = [sequence.cross_weights for sequence, _ in last_rows]
-        found = [vector if own is None else own for vector, own in zip(pooled, weights, strict=True)]
-        return {name: _pooled(name, vector) for name, vector in zip(params, found, strict=True)}
+        results, names, rows, poolings = dict[str, TokenOutput](), list[str](), list[Tensor](), list[PoolingRequest]()
+        for sequence, row in last_rows:
+            pooling = sequence.message.pooling
+            if sequence.cross_weights is not None:
+                results[sequence.request_id] = _pooled(sequence.request_id, sequence.cross_weights)
+            elif pooling is not None:
+                names.append(sequence.request_id)
+                rows.append(kept_rows(sequence, hidden[row : row + 1], self.model))
+                poolings.append(pooling)
+        vectors = pool(rows, poolings, self.model)
+        return results | {name: _pooled(name, vector) for name, vector in zip(names, vectors, strict=True)}
 
     def _find_candidates(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
         """Return the likeliest next tokens of each sequence. A sequence whose logits processors fail fails alone."""
@@ -272,7 +361,7 @@ class ModelRunner:
             return likely_tokens(hidden[[row for _, row in part]], [sequence for sequence, _ in part], self.model)
 
         found = zip(last_rows, isolate_failures(last_rows, attempt), strict=True)
-        return {sequence.request.request_id: _pooled(sequence.request.request_id, one) for (sequence, _), one in found}
+        return {sequence.request_id: _pooled(sequence.request_id, one) for (sequence, _), one in found}
 
     def _select_rows(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Return `rows` of `hidden`. They must be distinct and in order."""
@@ -285,10 +374,10 @@ class ModelRunner:
 
         After a rollback into the prompt, the log probabilities of the remaining tokens are kept.
         """
-        count, found = sequence.request.params.prompt_logprobs, sequence.prompt_logprobs
+        count, found = sequence.message.params.prompt_logprobs, sequence.prompt_logprobs
         if count is None or found is None:
             return None
-        prompt = sequence.request.prompt_token_ids[: sequence.prompt_length]
+        prompt = sequence.message.prompt_token_ids[: sequence.prompt_length]
         del found[len(prompt) :]
         if not found:
             found.append(None)  # nothing predicts the first token
@@ -311,21 +400,23 @@ def _release_free_memory(device: torch.device) -> None:
     trim_heap()
 
 
-def _append_token(sequence: SequenceState, found: SampledToken | Exception) -> TokenOutput:
-    """Append a sampled token to its sequence, and return its output."""
-    name = sequence.request.request_id
-    if isinstance(found, Exception):
-        explained = isinstance(found, InputError) and found.__cause__ is None
-        _log.warning("sampling failed", exc_info=None if explained else found)
-        return TokenOutput(name, (), error=_sampling_error(found))
-    sequence.token_ids.append(found.token)
-    return TokenOutput(name, (found.token,), None if found.logprobs is None else (found.logprobs,))
+def _token_output(sequence: SequenceState, result: list[SampledToken] | Exception) -> TokenOutput:
+    """Return the output of a sequence: its tokens, which the sequence has already, or why there are none."""
+    name = sequence.request_id
+    if isinstance(result, Exception):
+        explained = isinstance(result, InputError) and result.__cause__ is None
+        _log.warning("sampling failed", exc_info=None if explained else result)
+        return TokenOutput(name, (), error=_sampling_error(result))
+    logprobs = None if result[0].logprobs is None else tuple(map(_GET_LOGPROBS, result))
+    return TokenOutput(name, tuple(map(_GET_TOKEN, result)), logprobs)
 
 
-def _pooled(name: str, found: Tensor | Exception) -> TokenOutput:
-    if isinstance(found, Exception):
-        return TokenOutput(name, (), error=_sampling_error(found))
-    return TokenOutput(name, (), pooled=found) if found.isfinite().all() else TokenOutput(name, (), error=NOT_FINITE)
+def _pooled(name: str, rows: Tensor | Exception) -> TokenOutput:
+    if isinstance(rows, Exception):
+        return TokenOutput(name, (), error=_sampling_error(rows))
+    if not rows.isfinite().all():
+        return TokenOutput(name, (), error=NOT_FINITE)
+    return TokenOutput(name, (), pooled=as_result(rows) if rows.is_inference() else rows)
 
 
 def _sampling_error(error: Exception) -> ErrorInfo:
@@ -335,10 +426,10 @@ def _sampling_error(error: Exception) -> ErrorInfo:
         info = ErrorInfo("out_of_memory" if is_out_of_memory(error) else "internal", error_text(error))
     if info.code == "not_finite":
         return info
-    return replace(info, message=f"sampling failed: {info.message}; send the request again with other parameters")
+    return replace(info, text=f"sampling failed: {info.text}; send the request again with other parameters")
 
 
 def _can_sample_async(sequence: SequenceState, task: ScheduledRequest) -> bool:
     """True if the step does nothing for this sequence but sample a token from unchanged logits."""
-    more = sequence.request.pooling is not None or sequence.request.params.prompt_logprobs is not None
-    return task.sample and not sequence.sampling.changes_logits and not more
+    more = sequence.message.pooling is not None or sequence.message.params.prompt_logprobs is not None
+    return task.num_sampled == 1 and not sequence.sampling.changes_logits and not more

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -10,23 +11,37 @@ from torch import Tensor
 
 from ...models.interface import Model, SupportsClassification, SupportsPooling, SupportsRowDecoding
 from ..logits_processors import apply_processors
-from ..pooling_params import PoolingParams
+from ..pooling_requests import (
+    LayerStates,
+    LikelyTokens,
+    PooledPrompt,
+    PooledTokens,
+    PoolingRequest,
+    PromptClasses,
+    PromptVector,
+    TokenClasses,
+    TokenLogits,
+    TokenVectors,
+    keeps_rows,
+)
 from .sequence_state import SequenceState
 
 
-def pool(rows: Sequence[Tensor], params: Sequence[PoolingParams], model: Model) -> list[Tensor]:
-    """Return float32 `[n]`, or `[tokens, n]` with the pooling "tokens", for the `kept_rows` of each prompt, on the CPU."""
-    with_logits = [i for i, one in enumerate(params) if one.token_ids]
-    logits = (
-        dict(zip(with_logits, model.compute_logits(torch.cat([rows[i] for i in with_logits])), strict=True))
-        if with_logits
-        else {}
-    )
-    found = [
-        _result(hidden, one, model) if (own := logits.get(i)) is None else own[list(one.token_ids)]
-        for i, (hidden, one) in enumerate(zip(rows, params, strict=True))
+def pool(rows: Sequence[Tensor], poolings: Sequence[PoolingRequest], model: Model) -> list[Tensor]:
+    """Return float32 `[n]`, or `[tokens, n]` for results of tokens, for the `kept_rows` of each prompt, on the CPU."""
+    last_rows = [hidden for hidden, pooling in zip(rows, poolings, strict=True) if isinstance(pooling, TokenLogits)]
+    logits = iter(model.compute_logits(torch.cat(last_rows)) if last_rows else ())
+    results = [
+        next(logits)[list(pooling.token_ids)] if isinstance(pooling, TokenLogits) else _result(hidden, pooling, model)
+        for hidden, pooling in zip(rows, poolings, strict=True)
     ]
-    return [one.float().cpu().clone() for one in found]
+    return [as_result(result.float()) for result in results]
+
+
+def as_result(tensor: Tensor) -> Tensor:
+    """Return a copy on the CPU that callers can use in autograd, unlike tensors that are made in inference mode."""
+    with torch.inference_mode(False):
+        return tensor.cpu().clone()
 
 
 def keep_rows(parts: Sequence[tuple[SequenceState, Tensor, int]], model: Model) -> None:
@@ -43,96 +58,135 @@ def keep_rows(parts: Sequence[tuple[SequenceState, Tensor, int]], model: Model) 
 
 
 def _decodes(sequence: SequenceState) -> bool:
-    return sequence.request.pooling is not None and sequence.request.pooling.pooling == "tokens"
+    return isinstance(sequence.message.pooling, PooledTokens)
 
 
 def _keep(sequence: SequenceState, hidden: Tensor, start: int, model: Model) -> None:
     """Keep what a pooling over all tokens needs of the hidden states of a step, those from token `start` on.
 
-    The pooling "mean" keeps a sum, "cls" the first row, "tokens" the vectors, on the host. A step may be repeated. Hidden
+    Results of tokens are kept on the host; poolings keep a row for each mode (`_pool_part`). A step may be repeated. Hidden
     states of a layer were kept by the model's forward pass (`HiddenCapture`).
     """
-    pooling = sequence.request.pooling
-    assert pooling is not None
+    pooling = sequence.message.pooling
     stop = start + len(hidden)
-    if pooling.pooling == "mean":
-        first, end = _mean_range(sequence, model)
-        part = hidden[max(0, first - start) : max(0, end - start)].sum(0, keepdim=True, dtype=torch.float32)
-        if start == 0:
-            sequence.hidden_sums = {0: torch.zeros_like(part)}
-        before = sequence.hidden_sums[start]
-        sequence.hidden_sums = {start: before, stop: before + part}
-    elif pooling.layer is not None:
+    if isinstance(pooling, LayerStates):
         return
-    elif pooling.pooling == "tokens":
+    if isinstance(pooling, TokenVectors | TokenClasses):
         vectors = _vectors(hidden, pooling, model)
         if start == 0:
             sequence.kept_rows = torch.zeros(sequence.prompt_length, vectors.shape[1])
         assert sequence.kept_rows is not None
         sequence.kept_rows[start:stop] = vectors
-    elif start == 0:
-        sequence.kept_rows = hidden[:1].clone()
+        return
+    assert isinstance(pooling, PooledPrompt)
+    first, end = _pooled_range(sequence, pooling, model)
+    if start == 0:
+        sequence.pooled_rows = {0: torch.zeros(len(pooling.modes), hidden.shape[1], device=hidden.device)}
+    before = sequence.pooled_rows[start]
+    part = hidden[max(0, first - start) : max(0, end - start)]
+    if len(part):
+        begin = max(first, start)
+        after = torch.stack([_pool_part(*one, part, begin, first) for one in zip(pooling.modes, before, strict=True)])
+    else:
+        after = before
+    sequence.pooled_rows = {start: before, stop: after}
+
+
+def _pool_part(mode: str, before: Tensor, part: Tensor, begin: int, first: int) -> Tensor:
+    """Return the float32 state `[hidden]` of a pooling after more hidden states `[n, hidden]`.
+
+    Args:
+        before: the state before them.
+        begin: number of their first token. first: number of the first token that is pooled.
+    """
+    if mode == "cls":
+        return part[0].float() if begin == first else before
+    if mode == "last":
+        return part[-1].float()
+    if mode == "max":
+        largest = part.amax(0).float()
+        return largest if begin == first else torch.maximum(before, largest)
+    if mode == "weightedmean":
+        weights = torch.arange(begin + 1, begin + len(part) + 1, device=part.device, dtype=torch.float32)
+        return before + (part.float() * weights[:, None]).sum(0)
+    return before + part.sum(0, dtype=torch.float32)
+
+
+def _pooled_vector(mode: str, state: Tensor, first: int, end: int) -> Tensor:
+    """Return the vector `[hidden]` for the state after the tokens from `first` to `end`."""
+    if mode == "mean":
+        return state / (end - first)
+    if mode == "mean_sqrt_len_tokens":
+        return state / math.sqrt(end - first)
+    if mode == "weightedmean":
+        return state / ((first + 1 + end) * (end - first) / 2)  # the sum of the weights first + 1 to end
+    return state
 
 
 def kept_rows(sequence: SequenceState, last: Tensor, model: Model) -> Tensor:
-    """Return the row `[1, hidden]` that a prompt is pooled from, or the result for its tokens. `last`: its last row."""
-    pooling = sequence.request.pooling
-    if pooling is None or not pooling.pools_rows:
+    """Return the row `[1, modes * hidden]` that a prompt is pooled from, or the result for its tokens. `last`: its last row."""
+    pooling = sequence.message.pooling
+    if not keeps_rows(pooling):
         return last
     if isinstance(model, SupportsRowDecoding) and _decodes(sequence):
         return model.decoded(sequence.decodings[sequence.prompt_length])
-    if pooling.pooling == "mean":
-        first, end = _mean_range(sequence, model)
-        return (sequence.hidden_sums[sequence.prompt_length] / (end - first)).to(last.dtype)
+    if isinstance(pooling, PooledPrompt):
+        tokens, states = _pooled_range(sequence, pooling, model), sequence.pooled_rows[sequence.prompt_length]
+        vectors = [_pooled_vector(mode, state, *tokens) for mode, state in zip(pooling.modes, states, strict=True)]
+        return torch.cat(vectors)[None].to(last.dtype)
     assert sequence.kept_rows is not None
     return sequence.kept_rows
 
 
 def likely_tokens(hidden: Tensor, sequences: Sequence[SequenceState], model: Model) -> list[Tensor | Exception]:
     """Return `PoolingParams.candidates` for each of the last rows `[n, hidden]`, on the CPU, or why its processors failed."""
-    raw = model.compute_logits(hidden).float().log_softmax(-1)
-    scores = raw.clone()
+    scores = model.compute_logits(hidden).float().log_softmax(-1)
     answers = [_answer(sequence) for sequence in sequences]
     errors = apply_processors([sequence.sampling.processors for sequence in sequences], answers, scores)
     found = list[Tensor | Exception]()
     for i, sequence in enumerate(sequences):
-        assert sequence.request.pooling is not None
-        best = scores[i].topk(min(sequence.request.pooling.candidates or 0, scores.shape[1]))
+        assert isinstance(sequence.message.pooling, LikelyTokens)
+        best = scores[i].topk(min(sequence.message.pooling.count, scores.shape[1]))
         least = torch.finfo(torch.float32).min  # instead of -inf, since results must be finite
-        numbers = torch.stack((best.indices.float(), raw[i, best.indices], best.values.clamp(min=least)))
-        found.append(errors.get(i, numbers.cpu()))
+        values = best.values.clamp(min=least)
+        numbers = torch.stack((best.indices.float(), values - scores[i].logsumexp(-1).clamp(min=least), values))
+        found.append(errors.get(i, as_result(numbers)))
     return found
 
 
 def _answer(sequence: SequenceState) -> list[int]:
     """Return the last tokens of the prompt that logits processors see as the answer."""
-    assert sequence.request.pooling is not None
-    return sequence.token_ids[max(0, len(sequence.token_ids) - sequence.request.pooling.answer_tokens) :]
+    assert isinstance(sequence.message.pooling, LikelyTokens)
+    return sequence.token_ids[max(0, len(sequence.token_ids) - sequence.message.pooling.answer_tokens) :]
 
 
-def _mean_range(sequence: SequenceState, model: Model) -> tuple[int, int]:
-    """Return the first token of a mean, and the end: all tokens, or those of the items if the model pools these."""
+def _pooled_range(sequence: SequenceState, pooling: PooledPrompt, model: Model) -> tuple[int, int]:
+    """Return the first token of a pooling, and the end: all tokens, or those of the items for a mean if the model says so."""
     items = sequence.features
-    if not (items and isinstance(model, SupportsPooling) and model.pools_items):
-        return 0, sequence.prompt_length
-    return max(0, items[0].range.offset - 1), min(items[-1].range.end + 1, sequence.prompt_length)
+    if pooling.modes == ("mean",) and items and isinstance(model, SupportsPooling) and model.pools_items:
+        return max(0, items[0].range.offset - 1), min(items[-1].range.end + 1, sequence.prompt_length)
+    return min(pooling.skip_tokens, sequence.prompt_length - 1), sequence.prompt_length
 
 
-def _result(hidden: Tensor, params: PoolingParams, model: Model) -> Tensor:
-    if params.classifies:
+def _result(hidden: Tensor, pooling: PoolingRequest, model: Model) -> Tensor:
+    if isinstance(pooling, PromptClasses):
         assert isinstance(model, SupportsClassification)
-        return model.classify(hidden, params.use_activation is not False)[0]
-    if params.pools_rows and params.pooling == "tokens":
+        return model.classify(hidden, pooling.activates)[0]
+    if isinstance(pooling, PooledTokens):
         return hidden
-    return _vectors(hidden, params, model)[0]
+    assert isinstance(pooling, PromptVector)
+    return _vectors(hidden, pooling, model)[0]
 
 
-def _vectors(hidden: Tensor, params: PoolingParams, model: Model) -> Tensor:
-    if params.classifies_tokens:
+def _vectors(hidden: Tensor, pooling: PromptVector | TokenVectors | TokenClasses, model: Model) -> Tensor:
+    if isinstance(pooling, TokenClasses):
         assert isinstance(model, SupportsClassification)
-        return model.classify(hidden, params.use_activation is not False)
+        return model.classify(hidden, pooling.activates)
     vectors, normalizes = hidden, True
     if isinstance(model, SupportsPooling):
-        vectors, normalizes = model.project_hidden(hidden, params.pooling == "tokens"), model.normalizes
-    normalizes = normalizes if params.normalize is None else params.normalize
+        of_tokens = isinstance(pooling, TokenVectors)
+        vectors, normalizes = model.project_hidden(hidden, of_tokens), model.normalizes
+        if model.vector_head is not None and not of_tokens:
+            vectors = model.vector_head(vectors)
+    normalizes = normalizes if pooling.normalize is None else pooling.normalize
     return F.normalize(vectors.float(), dim=-1) if normalizes else vectors

@@ -9,14 +9,15 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import accumulate
 
 import numpy as np
 import torch
 from torch import Tensor
 
+from ...callers.errors import ErrorInfo, InputError
 from ...kernels import sampling as kernels
 from ...kernels.streams import copy_to_host
-from ...mm.errors import ErrorInfo, InputError
 from ..logits_processors import apply_processors
 from ..seeds import splitmix64
 from ..types import Logprob
@@ -98,6 +99,46 @@ def sample(
     return sample_async(logits, states, to_device).get()
 
 
+def verify(
+    logits: Tensor, states: Sequence[SamplingState], drafts: Sequence[Sequence[int]], to_device: ToDevice = torch.from_numpy
+) -> list[list[SampledToken] | Exception]:
+    """Sample the rows of sequences that have one row, and one more for each draft, and append the tokens to `states`.
+
+    A row was computed after the drafts before it. So it is sampled only if the tokens before it equal them, and with the
+    counts, the grammar and the random number of its place: the tokens are those of steps with one row.
+
+    Args:
+        logits: float32 `[rows, vocab]`, the rows of each sequence one after the other; may be overwritten.
+        drafts: guessed tokens of each sequence.
+
+    Returns:
+        The tokens of each sequence, at least one, or why its first row could not be sampled. The next step meets the errors of
+        further rows again.
+    """
+    starts, left, num_done = [0, *accumulate(1 + len(guessed) for guessed in drafts)], list(range(len(states))), 0
+    tokens: list[list[SampledToken]] = [[] for _ in states]
+    failed: dict[int, Exception] = {}
+    while left:
+        part = logits if len(left) == len(logits) else logits[[starts[i] + num_done for i in left]]
+        try:
+            sampled = sample(part, [states[i] for i in left], to_device)
+        except Exception:
+            if not num_done:
+                raise
+            break
+        following = []
+        for i, one in zip(left, sampled, strict=True):
+            if isinstance(one, Exception):
+                failed |= {} if num_done else {i: one}
+                continue
+            tokens[i].append(one)
+            states[i].token_ids.append(one.token)
+            if drafts[i] and list(drafts[i][num_done : num_done + 1]) == [one.token]:
+                following.append(i)
+        left, num_done = following, num_done + 1
+    return [failed.get(i, sampled) for i, sampled in enumerate(tokens)]
+
+
 def sample_async(
     logits: Tensor, states: Sequence[SamplingState], to_device: ToDevice = torch.from_numpy, ahead: int = 0
 ) -> SamplerOutput:
@@ -114,6 +155,9 @@ def sample_async(
         changed = [i for i in changed if good[i]]
     raw = logits.clone() if num_logprobs and changed else logits
     errors, allowed = _change_logits(logits, states, changed)
+    processed = [i for i in num_logprobs if i in changed and states[i].params.logprobs_mode == "processed_logprobs"]
+    if processed:
+        raw[processed] = logits[processed] if allowed is None else _without(logits[processed], allowed[processed])
     rules = to_device(np.array([_sampling_rules(state, ahead) for state in states]))
     tokens, wrong = kernels.sample(logits, rules, allowed)
     numbers = [tokens, torch.where(finite, wrong, _RAW_NOT_FINITE)]
@@ -124,9 +168,16 @@ def sample_async(
     return SamplerOutput(tokens, copy_to_host(*numbers), errors, num_logprobs)
 
 
+def _without(logits: Tensor, allowed: Tensor) -> Tensor:
+    """Return logits `[rows, tokens]` without the tokens that `allowed` forbids: bits in int32 `[rows, words]`."""
+    tokens = torch.arange(logits.shape[1], device=logits.device)
+    bits = allowed[:, tokens // 32] >> (tokens % 32) & 1
+    return logits.masked_fill(bits == 0, -torch.inf)
+
+
 def _error(number: int) -> InputError:
     info = _ERRORS[number]
-    return InputError(info.message, code=info.code, param=info.param)
+    return InputError(**info.fields())
 
 
 def _sampling_rules(state: SamplingState, ahead: int) -> tuple[float, ...]:

@@ -7,7 +7,7 @@ from functools import cached_property, lru_cache
 
 import numpy as np
 
-from ...mm.errors import InputError
+from ...callers.errors import InputError
 from ..logits_processors import LogitsProcessor, make_processors
 from ..sampling_params import SamplingParams
 from .grammar import Grammar, GrammarFactory
@@ -44,7 +44,7 @@ class TokenCounts:
 
 
 class SamplingState:
-    """The sampler's state of one sequence. `token_ids` is the caller's list; between calls of `rollback` it may only grow.
+    """The sampler's state of one sequence. `token_ids` is the sequence's list; between calls of `rollback` it may only grow.
 
     Args:
         token_ids: all tokens; the answer begins at `turn_start`.

@@ -10,9 +10,9 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...callers.errors import InputError
 from ...kernels.dispatch import use_backends
 from ...kernels.metadata import AttentionMetadata
-from ...mm.errors import InputError
 from ...mm.positions import mrope_positions
 from ...models.interface import CacheSpec, ForwardBatch
 from ...models.talker import Division as Division  # `pipelines` imports it from here
@@ -80,8 +80,8 @@ class TalkerRunner:
         """Count an answer as being spoken while the context lasts. Raise InputError if too many are."""
         with self._streams_lock:
             if self._num_streams >= self._max_streams:
-                reason = f"max_speech_streams={self._max_streams} answers are being spoken already"
-                how = "end one of the streams, or load the model with a higher max_speech_streams"
+                reason = f"<<param=>>{self._max_streams} answers are being spoken already"
+                how = "end one of the streams, or load the model with a higher <<param>>"
                 raise InputError(f"{reason}; {how}", code="overloaded", param="max_speech_streams")
             self._num_streams += 1
         try:
@@ -107,7 +107,7 @@ class TalkerRunner:
                 part = None if part is None else part.cpu()
             if part is None:
                 return
-            yield frames.copy(), part
+            yield frames.copy(), part.clone() if part.is_inference() else part  # which callers can use in autograd
             frames.clear()
 
     def _frames(self, answer: SpokenAnswer, voice: str, params: SamplingParams, seed: int) -> Iterator[Frame]:
@@ -142,7 +142,7 @@ class TalkerRunner:
                 hidden = sequence.step(model.next_row(frame, following))
 
     def _completion(self, params: SamplingParams, seed: int) -> Callable[[Tensor, int], Frame]:
-        """Return a function that makes a frame of the talker's hidden state `[1, hidden]` and its code."""
+        """Return a function from the talker's hidden state `[1, hidden]` and its code to a frame."""
         predictor = self.model.predictor
         if predictor is None:
             return lambda hidden, code: (code,)

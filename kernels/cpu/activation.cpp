@@ -3,21 +3,24 @@
 
 enum Kind { SILU = 0, GELU = 1, QUICK_GELU = 2, TANH_GELU = 3, CLAMPED_SWIGLU = 4 };
 
-// 1 + exp(-x)
-INLINE v16 divisor(v16 x) {
-    v16 power = x * -1.44269504f;
-    return exp2(power > 126.f ? splat(126.f) : power) + 1.f;
+// 2^x for x up to 126, and 2^126 beyond; 0 below the smallest normal number. For NaN it is any of these.
+INLINE v16 bounded_exp2(v16 x) {
+    const v16 most = where_negative(126.f - x, splat(126.f), x);
+    return where_negative(x + 126.f, v16{}, normal_exp2(most));
 }
+
+// 1 + exp(-x); the caller divides x by it, so that NaN stays NaN.
+INLINE v16 divisor(v16 x) { return bounded_exp2(x * -1.44269504f) + 1.f; }
 
 // x times the normal CDF of x, by the complementary error function of Abramowitz and Stegun 7.1.26.
 INLINE v16 gelu(v16 x) {
-    v16 z = (x < 0.f ? -x : x) * 0.70710678f, t = 1.f / (z * 0.3275911f + 1.f);
+    v16 z = (v16)((v16i)x & 0x7fffffff) * 0.70710678f, t = 1.f / (z * 0.3275911f + 1.f);
     v16 y = t * 1.061405429f - 1.453152027f;
     y = y * t + 1.421413741f;
     y = y * t - 0.284496736f;
     y = y * t + 0.254829592f;
-    v16 beyond = y * t * exp2(z * z * -1.44269504f) * x * 0.5f;
-    return x < 0.f ? beyond : x - beyond;
+    v16 beyond = y * t * bounded_exp2(z * z * -1.44269504f) * x * 0.5f;
+    return where_negative(x + 0.f, beyond, x - beyond);  // -0 is not negative
 }
 
 // x * (1 + tanh(u)) / 2 = x / (1 + exp(-2u)), with u = sqrt(2 / pi) (x + 0.044715 x^3).

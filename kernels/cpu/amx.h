@@ -1,4 +1,4 @@
-// Tiles of linear_amx.cpp and linear_int4_amx.cpp: rows packed as tiles, and the products of tiles. Included between target_begin.h and
+// Tiles of linear_amx.cpp and linear_groups_amx.cpp: rows packed as tiles, and the products of tiles. Included between target_begin.h and
 // target_end.h.
 #include "tile_shape.h"
 

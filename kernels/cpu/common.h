@@ -6,6 +6,7 @@
 
 // Hot loops are inlined into functions that are compiled per instruction set, so all of them are INLINE.
 #define INLINE static inline __attribute__((always_inline))
+#define MEMBER inline __attribute__((always_inline))
 
 #ifdef __x86_64__
 #define AVX2 "avx2,fma"
@@ -85,11 +86,18 @@ INLINE v16 load(const bf16* p) {
 
 INLINE void store(float* p, v16 x) { memcpy(p, &x, sizeof x); }
 
+// Return a where the sign bit is set, else b. gcc compiles comparisons of v16 for AVX2 to scalar code, other operations to vectors.
+INLINE v16 where_negative(v16 sign, v16 a, v16 b) {
+    const v16i mask = (v16i)sign >> 31;
+    return (v16)(((v16i)a & mask) | ((v16i)b & ~mask));
+}
+
 // Round to nearest, ties to even; NaN stays NaN.
 INLINE void store(bf16* p, v16 x) {
     v16u bits = (v16u)x;
+    const v16i is_nan = (0x7f800000 - (v16i)(bits & 0x7fffffff)) >> 31;
     v16u rounded = (bits + 0x7fff + ((bits >> 16) & 1)) >> 16;
-    rounded = x == x ? rounded : (v16u)(v16i{} + 0x7fc0);
+    rounded = (rounded & ~(v16u)is_nan) | ((v16u)is_nan & 0x7fc0);
     v16h out = __builtin_convertvector(rounded, v16h);
     memcpy(p, &out, sizeof out);
 }
@@ -153,9 +161,9 @@ INLINE float largest(V x) {
     return part[0];
 }
 
-// 2^x with an error of about 2e-7 for x <= 127; 0 below the smallest normal number, NaN for NaN. V is a vector of floats.
+// 2^x with an error of about 2e-7 for -126 <= x <= 127. V is a vector of floats.
 template <class V>
-INLINE V exp2(V x) {
+INLINE V normal_exp2(V x) {
     typedef decltype(x < x) Integers;
     const float magic = 12582912.f;  // 1.5 * 2^23: adding it rounds to an integer in the low bits
     V shifted = x + magic, f = x - (shifted - magic);
@@ -165,8 +173,13 @@ INLINE V exp2(V x) {
     y = y * f + 2.4022651e-1f;
     y = y * f + 6.9314718e-1f;
     y = y * f + 1.f;
-    V scaled = (V)((Integers)y + ((Integers)shifted << 23));
-    return x < -126.f ? V{} : scaled;
+    return (V)((Integers)y + ((Integers)shifted << 23));
+}
+
+// The same for x <= 127: 0 below the smallest normal number, NaN for NaN.
+template <class V>
+INLINE V exp2(V x) {
+    return x < -126.f ? V{} : normal_exp2(x);
 }
 
 // Use the threads of the OpenMP runtime that torch has loaded, so that the process has one pool only. Weak symbols: without a

@@ -72,7 +72,7 @@ static int best_level(unsigned found) {
 
 extern "C" {
 // Increase this number, and ABI in kernels/native.py, when a function's arguments or the layout of its data change.
-int sensorium_abi = 4;
+int sensorium_abi = 5;
 
 int sensorium_found = (int)find_products();
 int sensorium_level = best_level((unsigned)sensorium_found);

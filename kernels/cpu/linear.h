@@ -12,13 +12,20 @@
 
 enum WeightType { WEIGHT_FLOAT32 = 0, WEIGHT_BFLOAT16 = 1, WEIGHT_FLOAT16 = 2, WEIGHT_INT8 = 3 };
 
-// Arguments of the linear layers with 4-bit weights (linear_int4_*.cpp).
+// Arguments of the linear layers with a scale per group of inputs (linear_groups_*.cpp; linear_groups_body.h says what they are).
 // x [rows, inputs] -> out [rows, outputs] in x's type, with `stride` numbers from row to row.
 // order: the input of each column, or null. scratch: rows * (bytes of a converted row).
-#define INT4_ARGUMENTS                                                                                                            \
-    int type, const char *x, int64_t rows, int64_t inputs, const int32_t *order, const char *codes, const char *scale,             \
-        int64_t scale_type, const uint8_t *zero, const float *bias, int64_t steps, int64_t group_steps, int64_t outputs,           \
-        int64_t stride, int64_t int8_rows, char *scratch, char *out, int threads
-#define INT4_VALUES                                                                                                               \
-    type, x, rows, inputs, order, codes, scale, scale_type, zero, bias, steps, group_steps, outputs, stride, int8_rows, scratch,  \
-        out, threads
+#define GROUP_ARGUMENTS                                                                                                           \
+    int type, const char *x, int64_t rows, int64_t inputs, const int32_t *order, int64_t code_type, const char *codes,             \
+        const float *table, int64_t offset, const uint8_t *zero, const char *scale, int64_t scale_type, const int8_t *fine_scale, \
+        const char *low, int64_t low_type, const int8_t *fine_low, int64_t span, const float *factor, const float *bias,          \
+        int64_t steps, int64_t group_steps, int64_t outputs, int64_t stride, int64_t int8_rows, char *scratch, char *out,          \
+        int threads
+#define GROUP_VALUES                                                                                                              \
+    type, x, rows, inputs, order, code_type, codes, table, offset, zero, scale, scale_type, fine_scale, low, low_type, fine_low,  \
+        span, factor, bias, steps, group_steps, outputs, stride, int8_rows, scratch, out, threads
+#define GROUP_WEIGHTS                                                                                                             \
+    {                                                                                                                             \
+        (int)code_type, (int)offset, codes, table, zero, {scale, fine_scale, (int)scale_type, span},                              \
+            {low, fine_low, (int)low_type, span}, factor, bias, steps, group_steps, outputs, stride                               \
+    }

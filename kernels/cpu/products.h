@@ -1,7 +1,7 @@
 // Linear layers with packed weights, compiled once per instruction set. A file linear_*.cpp includes target_begin.h, defines LANES
 // (floats per register), VECTORS (registers per panel), `multiply_add` and `widen_half`, and includes this file.
 // A weight [out, in] is packed as [panel of outputs][step of inputs][outputs of the panel][inputs of the step], padded with zeros;
-// kernels/panels.py has the sizes. A step is one input, or several that share a 32-bit word. Sums add steps in order, so
+// kernels/linear/panels.py has the sizes. A step is one input, or several that share a 32-bit word. Sums add steps in order, so
 // the result of a row does not depend on the rest of the batch.
 
 typedef float vf __attribute__((vector_size(4 * LANES)));

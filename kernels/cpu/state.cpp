@@ -35,16 +35,23 @@ INLINE void convolve(const T* x, int64_t x_stride, const float* weight, const fl
     for (int64_t tap = 0; tap + 1 < taps; tap++) store_part(next + tap * channels + at, input(rows - taps + 1 + tap), n);
 }
 
+template <class T>
+INLINE void convolve_part(const T* x, int64_t x_stride, const float* weight, const float* bias, T* out, int64_t rows, int64_t channels,
+                          int64_t taps, const float* past, float* next, int64_t at, int64_t n) {
+    if (n == 16) return convolve(x, x_stride, weight, bias, out, rows, channels, taps, past, next, at, 16);  // constant: whole vectors
+    convolve(x, x_stride, weight, bias, out, rows, channels, taps, past, next, at, n);
+}
+
 INLINE void convolve_piece(int type, const char* x, int64_t x_stride, const float* weight, const float* bias, char* out,
                            int64_t channels, int64_t taps, const Sequences* all, int64_t i, int64_t at) {
     int64_t n = channels - at < 16 ? channels - at : 16, first = all->starts[i], rows = all->starts[i + 1] - first;
     const float* past = all->read(i);
     if (type == FLOAT32)
-        convolve((const float*)x + first * x_stride, x_stride, weight, bias, (float*)out + first * channels, rows, channels, taps,
-                 past, all->write(i), at, n);
+        convolve_part((const float*)x + first * x_stride, x_stride, weight, bias, (float*)out + first * channels, rows, channels,
+                      taps, past, all->write(i), at, n);
     else
-        convolve((const bf16*)x + first * x_stride, x_stride, weight, bias, (bf16*)out + first * channels, rows, channels, taps,
-                 past, all->write(i), at, n);
+        convolve_part((const bf16*)x + first * x_stride, x_stride, weight, bias, (bf16*)out + first * channels, rows, channels,
+                      taps, past, all->write(i), at, n);
 }
 
 // x [rows, channels] with row stride x_stride, weight [taps, channels], bias [channels] or null, out [rows, channels].

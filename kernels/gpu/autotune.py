@@ -3,11 +3,18 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator
+from functools import partial
 
 import torch
 
+from ..activation import triton as activation
+from ..attention import triton as attention
 from ..metadata import AttentionMetadata
-from . import activation, attention, launch_config, norm, rope, varlen
+from ..norm import triton as norm
+from ..qkv_prepare.triton import prepare_qkv_
+from ..rope import triton as rope
+from ..varlen import triton as varlen
+from . import launch_config
 from .launch_config import Config
 
 Run = Callable[[], object]
@@ -18,15 +25,15 @@ _PAGE = 16
 
 def search(measure: Measure, report: Callable[[str], None], device: torch.device) -> dict[tuple[str, str], Config]:
     """Return the configurations that are faster than the current ones, by (op, shape class). Takes minutes."""
-    found: dict[tuple[str, str], Config] = {}
+    faster: dict[tuple[str, str], Config] = {}
     for run in workloads(device):
         for op, shape in launch_config.requested_configs(run):
             current = launch_config.get_config(op, shape)
             chosen = descend(op, current, run, measure)
             report(f"{op} {shape or 'any'}: " + ", ".join(f"{name}={value}" for name, value in chosen.items()))
             if chosen != current:
-                found[op, shape] = chosen
-    return found
+                faster[op, shape] = chosen
+    return faster
 
 
 def descend(op: str, config: Config, run: Run, measure: Measure) -> Config:
@@ -54,22 +61,22 @@ def workloads(device: torch.device) -> Iterator[Run]:
 
     for dim in (1280, 3584):
         x, weight = noise(_ROWS, dim), noise(dim)
-        yield lambda x=x, weight=weight: norm.rms_norm(x, weight, 1e-6, x)  # type: ignore[misc]
+        yield partial(norm.rms_norm, x, weight, 1e-6, x)
     x = noise(_ROWS, 2 * 18944)
     yield lambda: activation.act_and_mul("silu", x)
     for q_heads, kv_heads, dim in ((28, 4, 128), (14, 2, 64)):
         qkv, weight = noise(_ROWS, q_heads + 2 * kv_heads, dim), noise(dim)
-        cos_sin = torch.rand(2, _ROWS, dim // 2, device=device).unbind()
+        cos, sin = torch.rand(2, _ROWS, dim // 2, device=device).unbind()
         cache = noise(2, 8 * _ROWS // _PAGE, _PAGE, kv_heads, dim)
         for meta in (_step([_ROWS], 1, device), _step([_ROWS] * 8, _ROWS, device)):  # a prompt, decode rows
             part = qkv[: meta.num_rows, :q_heads]
-            yield lambda part=part, cache=cache, meta=meta: attention.attend(part, cache, meta, 0.1)  # type: ignore[misc]
+            yield partial(attention.attend, part, cache, meta, 0.1)
         slots = torch.arange(_ROWS, device=device)
-        yield lambda a=qkv, c=cache, w=weight, t=cos_sin, s=slots: rope.prepare_qkv_(a, c, s, t, False, (w, w, 1e-6, 0.0))  # type: ignore[misc]
-        yield lambda qkv=qkv, cos_sin=cos_sin: rope.rotate_(qkv, *cos_sin)  # type: ignore[misc]
+        yield partial(prepare_qkv_, qkv, cache, slots, (cos, sin), False, (weight, weight, 1e-6, 0.0))
+        yield partial(rope.rotate_, qkv, cos, sin)
     for dim in (72, 80, 128):
         q, k, v = noise(_ROWS, 3, 16, dim).unbind(1)
-        yield lambda q=q, k=k, v=v: varlen.varlen_attention(q, k, v, [_ROWS], 0.1)  # type: ignore[misc]
+        yield partial(varlen.varlen_attention, q, k, v, [_ROWS], 0.1)
 
 
 def _step(lengths: list[int], first: int, device: torch.device) -> AttentionMetadata:

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ..kept import cache_folder
 from .launch_table import TABLE
 
 Config = dict[str, int]
@@ -89,8 +90,7 @@ def override_config(op: str, config: Mapping[str, int]) -> Iterator[None]:
 
 def user_config_path(name: str) -> Path:
     """Return the file of the GPU of this name, below XDG_CACHE_HOME, or ~/.cache."""
-    folder = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
-    return Path(folder) / "sensorium" / "kernels" / (re.sub(r"[^\w.-]+", "-", name) + ".json")
+    return cache_folder() / (re.sub(r"[^\w.-]+", "-", name) + ".json")
 
 
 @functools.cache
@@ -106,22 +106,22 @@ def read_configs(path: Path) -> dict[str, dict[str, Config]]:
     if not path.is_file():
         return {}
     try:
-        found = json.loads(path.read_text("utf-8"))["launches"]
-        for op, shapes in found.items():
+        configs = json.loads(path.read_text("utf-8"))["launches"]
+        for op, shapes in configs.items():
             for shape, config in shapes.items():
                 _check(op, shape, config)
     except (ValueError, LookupError, TypeError, AttributeError) as error:
         raise ValueError(f"{path} is not a file of launch configurations ({error!r}); fix or delete it") from error
-    return found  # type: ignore[no-any-return]
+    return configs  # type: ignore[no-any-return]
 
 
 def _check(op: str, shape: str, config: Any) -> None:
     if op not in TABLE:
         raise ValueError(f"unknown op {op!r}; known are {', '.join(TABLE)}")
-    known = (TABLE[op].get(shape) or TABLE[op][""])["any"]
+    default = (TABLE[op].get(shape) or TABLE[op][""])["any"]
     for name, value in config.items():
-        if name not in known:
-            raise ValueError(f"{op} has no {name!r}; it has {', '.join(known)}")
+        if name not in default:
+            raise ValueError(f"{op} has no {name!r}; it has {', '.join(default)}")
         if isinstance(value, bool) or not isinstance(value, int) or not 1 <= value <= 65536:
             raise ValueError(f"{name} of {op} is {value!r}; it must be an integer from 1 to 65536")
         if name == "num_warps" and value not in (1, 2, 4, 8, 16, 32):
@@ -142,7 +142,7 @@ def fastest_config(
     for config in candidates:
         with override_config(op, config), contextlib.suppress(CompilationError, OutOfResources, PTXASError):
             timed.append((measure(run), config))
-    return min(timed, key=lambda one: one[0])[1]
+    return min(timed, key=lambda timing: timing[0])[1]
 
 
 def save_config(name: str, op: str, shape: str, config: Config) -> Path:

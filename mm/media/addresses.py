@@ -67,16 +67,16 @@ def _translated(bits: int) -> list[ipaddress.IPv4Address]:
     """
     if bits >> 56 & 0xFF:
         return []
-    found = []
+    inner_addresses = []
     for prefix in _NAT64_PREFIXES:
         if prefix == 96:
-            found.append(_low_bits(bits))
+            inner_addresses.append(_low_bits(bits))
             continue
         joined = (bits >> 64 << 56) | (bits & (1 << 56) - 1)  # without bits 64 to 71
         after = 120 - prefix - 32
         if not joined & (1 << after) - 1:
-            found.append(_low_bits(joined >> after))
-    return [inner for inner in found if inner not in _NULL_NETWORK]
+            inner_addresses.append(_low_bits(joined >> after))
+    return [inner for inner in inner_addresses if inner not in _NULL_NETWORK]
 
 
 def _low_bits(bits: int) -> ipaddress.IPv4Address:

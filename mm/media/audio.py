@@ -3,73 +3,131 @@
 from __future__ import annotations
 
 import io
+import logging
 import math
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ..errors import InputError, short_repr
+from ...callers.errors import InputError, short_repr
 from ..hashing import digest
 from ..types import MediaHeader
-from .audio_files import read_blocks, read_header
-from .policy import DecodeClock, MediaPolicy
+from .audio_container import AudioBlock, AudioHeader, Warn, is_silent
+from .audio_files import open_audio
+from .mixing import Mixer
+from .policy import WHOLE_SOUND, AudioSelection, DecodeClock, MediaPolicy
 
 Array = np.ndarray[Any, Any]
+_log = logging.getLogger("sensorium")
 RATE_TOLERANCE = 1e-6  # hertz; closer rates are equal
-_SCALES = {"int16": 1 << 15, "int32": 1 << 31, "uint8": 1 << 7}  # of PCM; uint8 has its zero at 128
-_LOUDEST = 1e10  # far above any scale of samples; its square is still a float32
 _BLOCK = 1 << 18  # samples mixed and resampled at a time
 _STEP = 1 << 15  # of a live stream's block
 
 
 @dataclass(frozen=True)
+class DecodedAudio:
+    """Mono float32 `[samples]`, and what the user should know about how they were read."""
+
+    samples: Tensor
+    warnings: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True)
 class _AudioSource:
-    """Samples at `rate` hertz in blocks `[channels, n]`; `frames` is their number, or an upper bound if not `exact`."""
+    """An audio in blocks. `headers` are rates and lengths of its parts, one after the other."""
 
-    rate: float
-    frames: int
-    exact: bool
-    blocks: Callable[[], Iterator[Array]]
+    headers: Sequence[AudioHeader]
+    blocks: Callable[[], Iterator[AudioBlock]]
+    channel: int | str = "mix"
+    other_sound: Callable[[DecodeClock], str | None] = lambda clock: None
+
+    @property
+    def exact(self) -> bool:
+        return all(header.exact for header in self.headers)
+
+    @property
+    def seconds(self) -> float:
+        return sum(header.num_samples / header.rate for header in self.headers)
+
+    def count(self, rate: float) -> int:
+        """Return the number of samples at `rate`. Parts of one rate are resampled together."""
+        total, last = 0, list[AudioHeader]()
+        for header in (*self.headers, None):
+            if last and (header is None or header.rate != last[0].rate):
+                total += _count(sum(part.num_samples for part in last), last[0].rate, rate)
+                last = []
+            if header is not None:
+                last.append(header)
+        return total
 
 
-def probe_audio(value: object, rate: float, policy: MediaPolicy) -> MediaHeader:
+def probe_audio(
+    value: object, rate: float, policy: MediaPolicy, sound: AudioSelection = WHOLE_SOUND, from_first_frame: bool = False
+) -> MediaHeader:
     """Return a header with the number of samples that `decode_audio` will give. Packets are counted if the file has no length.
 
     Raises:
         InputError: an error of `decode_audio` that shows in the header.
     """
-    audio = _open(value, rate, policy)
-    return MediaHeader("audio", samples=_count(audio.frames, audio.rate, rate), exact=audio.exact)
+    audio = _open_held(value, rate, policy, sound, from_first_frame=from_first_frame)
+    return MediaHeader("audio", samples=audio.count(rate), exact=audio.exact)
 
 
-def decode_audio(value: object, rate: float, policy: MediaPolicy, longest: int | None = None) -> Tensor:
-    """Return mono float32 `[samples]` at `rate` hertz.
+def decode_audio(
+    value: object, rate: float, policy: MediaPolicy, longest: int | None = None, sound: AudioSelection = WHOLE_SOUND
+) -> Tensor:
+    """Return mono float32 `[samples]` at `rate` hertz, and log what the user should know.
 
     `value` is an encoded file, `(samples, their rate)`, or samples at `rate`: floats are used as they are, PCM (int16, int32,
     uint8) is scaled to -1..1. If there are two axes, the longer is time (the second if equal); channels are averaged. `n`
     samples at `s` hertz become `ceil(n * rate / s)` by soxr's high quality resampler; equal rates are not resampled.
+    Times in a container decide where its sound is: see `Timeline`.
     `longest`: largest number of samples; None: no limit.
 
     Raises:
         InputError: another form, a file that cannot be decoded, no samples, values that are not finite, or audio longer
             than the policy or `longest` allows.
     """
-    audio, made = _open(value, rate, policy), 0
-    samples = np.empty(_count(audio.frames, audio.rate, rate), np.float32)  # pages that stay unused cost nothing
-    for piece in _resampled(audio, rate, DecodeClock(policy)):
-        end = made + len(piece)
-        if longest is not None and end > longest:
+    decoded = decode_with_warnings(value, rate, policy, longest, sound)
+    for text in decoded.warnings:
+        _log.warning("audio: %s", text)
+    return decoded.samples
+
+
+def decode_with_warnings(
+    value: object,
+    rate: float,
+    policy: MediaPolicy,
+    longest: int | None = None,
+    sound: AudioSelection = WHOLE_SOUND,
+    from_first_frame: bool = False,
+) -> DecodedAudio:
+    """Do the same as `decode_audio`, and return the warnings.
+
+    `from_first_frame`: the audio of a video begins at its first frame.
+    """
+    warnings = dict[str, None]()
+    audio, made = _open_held(value, rate, policy, sound, warnings.setdefault, from_first_frame), 0
+    samples: Array = np.empty(audio.count(rate), np.float32)  # pages that stay unused cost nothing
+
+    def check_count(count: int) -> None:
+        if longest is not None and count > longest:
             raise InputError(f"it lasts longer than the {longest / rate:g} s that the model takes; cut it into several items")
+        _check_length(count / rate, 4 * count, rate, policy)
+
+    for piece in _resampled(audio, rate, policy, check_count, DecodeClock(policy), warnings.setdefault):
+        end = made + len(piece)
+        if end > len(samples):  # the header gives an estimate
+            samples = np.concatenate([samples[:made], np.empty(max(end - made, made // 2), np.float32)])
         samples[made:end] = piece
         made = end
     if not made:
         raise InputError("it holds no samples")
-    return torch.from_numpy(samples[:made])
+    return DecodedAudio(torch.from_numpy(samples[:made]), tuple(warnings))
 
 
 def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolicy) -> Iterator[Tensor]:
@@ -86,7 +144,11 @@ def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolic
     kept: list[Array] = []
     filled = 0
     clock = DecodeClock(policy)
-    for piece in _resampled(_open(value, rate, policy), rate, clock):
+
+    def check_count(count: int) -> None:
+        _check_length(count / rate, 4 * count, rate, policy)
+
+    for piece in _resampled(_open_held(value, rate, policy), rate, policy, check_count, clock):
         while filled + len(piece) >= size:
             head, piece = piece[: size - filled], piece[size - filled :]
             with clock.paused():
@@ -98,37 +160,66 @@ def audio_windows(value: object, rate: float, seconds: float, policy: MediaPolic
         yield torch.from_numpy(np.concatenate(kept))
 
 
-def audio_blocks(value: object, rate: float, policy: MediaPolicy) -> Generator[Tensor, None, None]:
+def audio_blocks(
+    value: object, rate: float, policy: MediaPolicy, sound: AudioSelection = WHOLE_SOUND, warn: Warn | None = None
+) -> Generator[Tensor, None, None]:
     """Yield the samples of `decode_audio` in blocks of any length, in constant memory.
 
     `value` may also be an open file that `is_streamable`. `max_decoded_bytes` and `worker_seconds` do not
-    apply: the caller may stop at any block. The length is limited by `max_transcribed_seconds`.
+    apply: the caller may stop at any block. The length is limited by `max_transcribed_seconds`. `warn` is called with what the
+    user should know; the default writes it to the log.
 
     Raises:
         InputError: as in `decode_audio`, when the block with the fault is reached.
     """
-    empty = True
-    for piece in _resampled(_open(value, rate, policy, whole=False), rate):
-        empty = empty and not len(piece)
-        yield torch.from_numpy(piece)
-    if empty:
+    warn_once, made, limit = _once(warn or _log_warning), 0, policy.max_transcribed_seconds
+
+    def check_count(count: int) -> None:
+        if count / rate > limit + 1:
+            raise _too_long(count / rate, "max_transcribed_seconds", limit)
+
+    audio = _open(value, rate, policy, sound, warn_once)
+    if audio.seconds > limit:
+        raise _too_long(audio.seconds, "max_transcribed_seconds", limit)
+    for piece in _resampled(audio, rate, policy, check_count, warn=warn_once):
+        made += len(piece)
+        if len(piece):
+            yield torch.from_numpy(piece)
+    if not made:
         raise InputError("it holds no samples")
+
+
+def _log_warning(text: str) -> None:
+    _log.warning("audio: %s", text)
+
+
+def _once(warn: Warn) -> Warn:
+    """Return a function that gives each text to `warn` once."""
+    texts = set[str]()
+
+    def warn_once(text: str) -> None:
+        if text not in texts:
+            texts.add(text)
+            warn(text)
+
+    return warn_once
 
 
 class SampleStream:
     """Converts the blocks of one audio stream to mono float32 samples at `rate` hertz.
 
     Args:
-        own: the rate of the blocks in hertz.
+        source_rate: the rate of the blocks in hertz.
 
     Raises:
-        InputError: `own` is outside the policy's limits.
+        InputError: `source_rate` is outside the policy's limits.
     """
 
-    def __init__(self, own: float, rate: float, policy: MediaPolicy) -> None:
-        check_sample_rate(own, policy)
-        self.own, self._rate = own, rate
-        self._stream = _resampler(own, rate)
+    def __init__(self, source_rate: float, rate: float, policy: MediaPolicy) -> None:
+        check_sample_rate(source_rate, policy)
+        self.source_rate, self._rate = source_rate, rate
+        self._stream = _resampler(source_rate, rate)
+        self._mixer = Mixer(source_rate, warn=_once(_log_warning))
         self._odd = b""  # half a sample at the end of the last bytes
 
     def convert(self, block: object) -> Generator[None, None, Tensor]:
@@ -151,7 +242,7 @@ class SampleStream:
         for piece in _pieces(samples, _STEP):
             if mono:
                 yield
-            mono.append(np.ascontiguousarray(to_mono(piece)))
+            mono.append(np.ascontiguousarray(self._mixer.mix(piece)))
         if self._stream is None:
             return torch.from_numpy(np.concatenate(mono))
         for piece in mono:
@@ -160,13 +251,13 @@ class SampleStream:
             made.append(self._stream.resample_chunk(piece))
         return torch.from_numpy(np.concatenate(made))
 
-    def rest(self) -> Tensor:
+    def flush(self) -> Tensor:
         """Return the samples that the resampler still holds. The next block begins another stream."""
         self._odd = b""
         if self._stream is None:
             return torch.empty(0)
         rest = self._stream.resample_chunk(np.zeros(0, np.float32), last=True)
-        self._stream = _resampler(self.own, self._rate)
+        self._stream = _resampler(self.source_rate, self._rate)
         return torch.from_numpy(rest)
 
 
@@ -178,54 +269,66 @@ def hash_audio(value: object) -> str:
     return digest("sound", "samples", samples if isinstance(samples, Tensor) else _array(samples), rate)
 
 
-def to_mono(samples: Array) -> Array:
-    """Average `[channels, n]` to float32 `[n]`; PCM integers are scaled to -1..1.
-
-    Raises:
-        InputError: another dtype, or values that are not finite.
-    """
-    scale = _SCALES.get(samples.dtype.name)
-    if scale is None and samples.dtype.kind != "f":
-        known = ", ".join(_SCALES)
-        raise InputError(f"samples must be floating point in -1..1 or PCM ({known}), not {samples.dtype}; convert them")
-    with np.errstate(over="ignore", invalid="ignore"):  # infinities are refused below
-        channels = samples.astype(np.float32, copy=False)
-        mono: Array = channels[0] if len(channels) == 1 else sum(channels[1:], start=channels[0]) / np.float32(len(channels))
-        if scale is not None:
-            mono = (mono - np.float32(128 if samples.dtype == np.uint8 else 0)) / np.float32(scale)
-        loudest = np.abs(mono).max(initial=0)
-    if not loudest <= _LOUDEST:
-        raise InputError("its samples hold NaN, infinite or far too large values; give numbers in about -1..1")
-    return mono
-
-
-def _open(value: object, rate: float, policy: MediaPolicy, whole: bool = True) -> _AudioSource:
-    """Read the header and check it against the policy. `whole`: all samples will be held, so `max_decoded_bytes` applies."""
+def _open(
+    value: object,
+    rate: float,
+    policy: MediaPolicy,
+    sound: AudioSelection,
+    warn: Callable[[str], object],
+    from_first_frame: bool = False,
+) -> _AudioSource:
+    """Read the header and check its rates against the policy."""
     if isinstance(value, bytes | bytearray | memoryview | io.BufferedReader):
         data = value if isinstance(value, io.BufferedReader) else bytes(value)
         if not data:
             raise InputError("it is empty")
-        header = read_header(data)
-        audio = _AudioSource(header.rate, header.frames, header.exact, partial(read_blocks, data, header.rate))
+        file = open_audio(data, sound, policy, warn, from_first_frame)
+        audio = _AudioSource(file.headers, file.blocks, sound.channel, file.other_sound)
     else:
-        given, own = _pair(value)
-        samples = _channels_first(_array(given))
-        audio = _AudioSource(rate if own is None else own, samples.shape[1], True, partial(_pieces, samples))
-    check_sample_rate(audio.rate, policy)
-    if not audio.frames:
+        array, own_rate = _pair(value)
+        samples = _channels_first(_array(array))
+        hertz = rate if own_rate is None else own_rate
+        header = AudioHeader(hertz, samples.shape[1], True)
+        audio = _AudioSource((header,), lambda: (AudioBlock(piece, hertz) for piece in _pieces(samples)), sound.channel)
+    for header in audio.headers:
+        check_sample_rate(header.rate, policy)
+    if not any(header.num_samples for header in audio.headers):
         raise InputError("it holds no samples")
-    limit = "max_audio_seconds" if whole else "max_transcribed_seconds"
-    seconds, most = audio.frames / audio.rate, getattr(policy, limit)
-    if seconds > most:
-        raise InputError(f"it lasts {seconds:.1f} s, the limit {limit} is {most:g} s; cut it or raise the limit", param=limit)
-    needed = 4 * _count(audio.frames, audio.rate, rate)
-    if whole and needed > policy.max_decoded_bytes:
+    return audio
+
+
+def _open_held(
+    value: object,
+    rate: float,
+    policy: MediaPolicy,
+    sound: AudioSelection = WHOLE_SOUND,
+    warn: Callable[[str], object] = lambda text: None,
+    from_first_frame: bool = False,
+) -> _AudioSource:
+    """Open an audio whose samples will all be held, so `max_audio_seconds` and `max_decoded_bytes` apply."""
+    audio = _open(value, rate, policy, sound, warn, from_first_frame)
+    _check_length(audio.seconds, 4 * audio.count(rate), rate, policy)
+    return audio
+
+
+def _check_length(seconds: float, needed: int, rate: float, policy: MediaPolicy) -> None:
+    """Raise InputError for an audio of so many seconds and bytes beyond the limits."""
+    if seconds > policy.max_audio_seconds:
+        raise _too_long(seconds, "max_audio_seconds", policy.max_audio_seconds)
+    if needed > policy.max_decoded_bytes:
         raise InputError(
             f"its samples at {rate:g} Hz are {needed:,} bytes, the limit max_decoded_bytes is {policy.max_decoded_bytes:,}; "
             "cut it or raise the limit",
+            code="over_limit",
             param="max_decoded_bytes",
+            limit=policy.max_decoded_bytes,
+            value=needed,
         )
-    return audio
+
+
+def _too_long(seconds: float, limit: str, most: float) -> InputError:
+    reason = f"it lasts {seconds:.1f} s, the limit {limit} is {most:g} s; cut it or raise the limit"
+    return InputError(reason, code="over_limit", param=limit, limit=most, value=seconds)
 
 
 def check_sample_rate(rate: float, policy: MediaPolicy) -> None:
@@ -235,6 +338,7 @@ def check_sample_rate(rate: float, policy: MediaPolicy) -> None:
         raise InputError(
             f"its sample rate is {rate:g} Hz; it must be from {least:g} to {highest:g} Hz; "
             "resample it, or change min_audio_rate and max_audio_rate",
+            code="invalid_value",
             param="min_audio_rate" if rate < least else "max_audio_rate",
         )
 
@@ -264,9 +368,9 @@ def _array(samples: object) -> Array:
         return plain.float().numpy() if plain.is_floating_point() else plain.resolve_conj().numpy()
     alone = isinstance(samples, list | tuple) and len(samples) == 1 and isinstance(samples[0], int | float | np.number)
     if alone or not isinstance(samples, np.ndarray | list | tuple):
-        form = "give bytes, samples, or (samples, rate)"
+        advice = "give bytes, samples, or (samples, rate)"
         what = "single number" if alone else f"value of type {type(samples).__name__}"
-        raise InputError(f"a {what} is not a known form of audio; {form}")
+        raise InputError(f"a {what} is not a known form of audio; {advice}")
     try:
         array = np.asarray(samples)
     except (ValueError, TypeError, RuntimeError):
@@ -290,22 +394,69 @@ def _pieces(samples: Array, values: int = _BLOCK) -> Iterator[Array]:
         yield samples[:, start : start + size]
 
 
-def _resampled(audio: _AudioSource, rate: float, clock: DecodeClock | None = None) -> Iterator[Array]:
-    """Yield mono float32 pieces at `rate`, `ceil(n * rate / source)` samples in all."""
-    stream, taken, made = _resampler(audio.rate, rate), 0, 0
+class _Resampling:
+    """Resamples the mono pieces of one rate, `ceil(n * rate / source)` samples in all."""
+
+    def __init__(self, source: float, rate: float) -> None:
+        self.source, self._rate = source, rate
+        self._stream = _resampler(source, rate)
+        self._taken = self._made = 0
+
+    def add(self, piece: Array) -> Array:
+        self._taken += len(piece)
+        if self._stream is not None:
+            piece = self._stream.resample_chunk(np.ascontiguousarray(piece))
+        self._made += len(piece)
+        return piece
+
+    def flush(self) -> Array:
+        """Return the samples that the resampler still holds."""
+        if self._stream is None:
+            return np.empty(0, np.float32)
+        rest = self._stream.resample_chunk(np.zeros(0, np.float32), last=True)
+        due = _count(self._taken, self.source, self._rate) - self._made
+        padded: Array = np.pad(rest[:due], (0, max(0, due - len(rest))))
+        return padded
+
+
+def _resampled(
+    audio: _AudioSource,
+    rate: float,
+    policy: MediaPolicy,
+    check_count: Callable[[int], None],
+    clock: DecodeClock | None = None,
+    warn: Callable[[str], object] = lambda text: None,
+) -> Iterator[Array]:
+    """Yield mono float32 pieces at `rate`. The rate of the source may change at any block.
+
+    Args:
+        check_count: called before a block is resampled, with the number of samples up to its end; raises if it is too large.
+        clock: None: the time of decoding is not limited.
+    """
+    source = audio.headers[0].rate
+    mixer, resampling = Mixer(source, audio.channel, warn), _Resampling(source, rate)
+    announced, taken, loudest = sum(header.num_samples for header in audio.headers), 0, 0.0
+    before = in_stretch = 0  # samples at `rate` of the stretches before; samples of this one, which has one rate
     for block in audio.blocks():
         if clock is not None:
             clock.check()
-        piece = to_mono(block)
-        taken += len(piece)
-        if taken > audio.frames:
-            raise InputError(f"it holds more samples than the {audio.frames} that its header or index announces; save it again")
-        piece = piece if stream is None else stream.resample_chunk(np.ascontiguousarray(piece))
-        made += len(piece)
-        yield piece
-    if stream is not None:
-        rest, due = stream.resample_chunk(np.zeros(0, np.float32), last=True), _count(taken, audio.rate, rate) - made
-        yield np.pad(rest[:due], (0, max(0, due - len(rest))))
+        taken += block.samples.shape[1]
+        if audio.exact and taken > announced:
+            raise InputError(f"it holds more samples than the {announced} that its header or index announces; save it again")
+        if block.rate != resampling.source:
+            check_sample_rate(block.rate, policy)
+            before, in_stretch = before + _count(in_stretch, resampling.source, rate), 0
+            yield from (resampling.add(piece) for piece in mixer.flush())
+            yield resampling.flush()
+            loudest = max(loudest, mixer.loudest)
+            mixer, resampling = Mixer(block.rate, audio.channel, warn), _Resampling(block.rate, rate)
+        in_stretch += block.samples.shape[1]
+        check_count(before + _count(in_stretch, block.rate, rate))
+        yield from (resampling.add(piece) for piece in mixer.add(block.samples))
+    yield from (resampling.add(piece) for piece in mixer.flush())
+    yield resampling.flush()
+    if is_silent(max(loudest, mixer.loudest)) and (text := audio.other_sound(clock or DecodeClock(policy))):
+        warn(text)
 
 
 def _resampler(source: float, target: float) -> Any:

@@ -11,7 +11,7 @@ from numbers import Real
 import numpy as np
 from torch import Tensor
 
-from ..errors import InputError, hint, typed
+from ...callers.errors import InputError, hint, typed
 from ..types import FramePlan, ImageItem, Media, MediaHeader, MediaItem, VideoItem, VisionChunk
 from .policy import DecodeSpec
 
@@ -46,8 +46,8 @@ def read_entry(entry: object) -> tuple[str, Media]:
         if isinstance(entry.data, Media):
             raise InputError("a Media holds data, not another Media")
         kind, inner = read_entry(entry.data)
-        given = {f.name: getattr(entry, f.name) for f in fields(Media) if f.name != "data"}
-        return kind, replace(inner, **{name: value for name, value in given.items() if value is not None})
+        outer = {f.name: getattr(entry, f.name) for f in fields(Media) if f.name != "data"}
+        return kind, replace(inner, **{name: value for name, value in outer.items() if value is not None})
     if not isinstance(entry, Mapping):
         return "image", Media(entry)
     kind = _kind(entry)
@@ -116,16 +116,25 @@ def _split_plan(plan: FramePlan, frames_per_chunk: int) -> Iterator[tuple[slice,
 def _check_num_frames(kind: str, frames: int, spec: DecodeSpec) -> None:
     if kind == "video_chunk" and frames > spec.frames_per_chunk:
         most = spec.frames_per_chunk
-        raise InputError(f"a video_chunk of {frames} frames is over the limit of {most}; cut it, or give it as type video")
+        raise InputError(
+            f"a video_chunk of {frames} frames is over the limit of {most}; cut it, or give it as type video",
+            code="over_limit",
+            limit=most,
+            value=frames,
+        )
 
 
 def _kind(entry: Mapping[object, object]) -> str:
     kind = entry.get("type")
     if not isinstance(kind, str) or kind not in _KEYS:
-        raise InputError(f"an entry of vision_chunk has the unknown type {kind!r}; {hint(kind, _KEYS)}")
+        raise InputError(
+            f"an entry of vision_chunk has the unknown type {kind!r}; {hint(kind, _KEYS)}", code="unknown_name", value=kind
+        )
     for key in entry:
         if key != "type" and key not in _KEYS[kind]:
-            raise InputError(f"unknown key {key!r} of an entry of type {kind}; {hint(key, _KEYS[kind])}")
+            raise InputError(
+                f"unknown key {key!r} of an entry of type {kind}; {hint(key, _KEYS[kind])}", code="unknown_name", value=key
+            )
     return kind
 
 

@@ -5,9 +5,9 @@ from __future__ import annotations
 import io
 import math
 import time
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-from ..errors import InputError
+from ...callers.errors import InputError
 from .policy import MediaPolicy
 from .sample_tables import check_tables
 
@@ -21,12 +21,21 @@ HEADER_SECONDS = 5.0
 _NAMES = (
     "h264 hevc vvc av1 libdav1d libaom-av1 vp6 vp6f vp8 vp9 libvpx libvpx-vp9 theora mpegvideo mpeg1video mpeg2video mpeg4 "
     "msmpeg4 msmpeg4v1 msmpeg4v2 h263 h263i h263p flv wmv1 wmv2 wmv3 vc1 mjpeg gif apng ffv1 ffvhuff huffyuv utvideo rawvideo "
+    "h261 vp5 cfhd qtrle rpza smc msrle msvideo1 8bps indeo2 indeo3 indeo4 indeo5 zmbv flashsv flashsv2 asv1 asv2 magicyuv hap "
+    "speedhq r210 r10k v308 v408 snow fraps lagarith roqvideo "
     "prores dnxhd dvvideo svq1 svq3 cinepak rv10 rv20 rv30 rv40 v210 "
-    "aac aac_fixed aac_latm ac3 ac3_fixed eac3 alac amrnb amrwb dca flac gsm gsm_ms mlp mp1 mp1float mp2 mp2float mp3 mp3float "
-    "opus libopus libopencore_amrnb libopencore_amrwb libspeex speex truehd vorbis libvorbis wmalossless wmapro wmav1 wmav2 "
-    "wavpack adpcm_ima_qt adpcm_ima_wav adpcm_ms adpcm_swf adpcm_yamaha pcm_alaw pcm_mulaw pcm_bluray pcm_dvd pcm_s8 pcm_u8 "
-    "pcm_s16be pcm_s16le pcm_s24be pcm_s24le pcm_s32be pcm_s32le pcm_s64be pcm_s64le pcm_u16be pcm_u16le pcm_u24be pcm_u24le "
-    "pcm_u32be pcm_u32le pcm_f16le pcm_f24le pcm_f32be pcm_f32le pcm_f64be pcm_f64le"
+    "aac aac_fixed aac_latm ac3 ac3_fixed acelp.kelvin adpcm_adx adpcm_argo adpcm_ima_alp adpcm_ima_apm adpcm_ima_oki "
+    "adpcm_ima_qt adpcm_ima_smjpeg adpcm_ima_ssi adpcm_ima_wav adpcm_ima_ws adpcm_ms adpcm_sbpro_2 adpcm_sbpro_3 "
+    "adpcm_sbpro_4 adpcm_swf adpcm_yamaha alac als amrnb amrwb ape aptx aptx_hd atrac1 atrac3 atrac3al atrac3plus "
+    "atrac3plusal cook dca dsd_lsbf dsd_lsbf_planar dsd_msbf dsd_msbf_planar dss_sp dst dvaudio eac3 evrc flac g722 g723_1 "
+    "g726 g726le g728 g729 gsm gsm_ms hcom iac ilbc imc libopencore_amrnb libopencore_amrwb libopus libspeex libvorbis "
+    "mace3 mace6 metasound mlp mp1 mp1float mp2 mp2float mp3 mp3adu mp3adufloat mp3float mp3on4 mp3on4float mpc7 mpc8 "
+    "msnsiren nellymoser on2avc opus osq pcm_alaw pcm_bluray pcm_dvd pcm_f16le pcm_f24le pcm_f32be pcm_f32le pcm_f64be "
+    "pcm_f64le pcm_mulaw pcm_s16be pcm_s16be_planar pcm_s16le pcm_s16le_planar pcm_s24be pcm_s24le pcm_s24le_planar "
+    "pcm_s32be pcm_s32le pcm_s32le_planar pcm_s64be pcm_s64le pcm_s8 pcm_s8_planar pcm_u16be pcm_u16le pcm_u24be pcm_u24le "
+    "pcm_u32be pcm_u32le pcm_u8 pcm_vidc qcelp qdm2 qdmc qoa ra_144 ra_288 real_144 real_288 roq_dpcm s302m sbc shorten "
+    "sipr sonic speex tak truehd truespeech tta twinvq vorbis wavpack wmalossless wmapro wmav1 wmav2 wmavoice ws_snd1 xma1 "
+    "xma2"
 )
 CODECS = frozenset(_NAMES.split())
 """FFmpeg names of the decoders that are used. Codecs of still images are not among them: their probing decodes pixels."""
@@ -37,16 +46,19 @@ _PROBED = 5_000_000  # bytes that FFmpeg reads at most to find the streams; its 
 def check_codec(name: str) -> None:
     """Raise InputError for a decoder that is not used."""
     if name not in CODECS:
-        raise InputError(f"its codec {name} is not supported for video and audio; convert it")
+        raise InputError(f"its codec {name} is not supported for video and audio; convert it", code="unsupported")
 
 
-def open_container(data: bytes, formats: str, unknown: str, policy: MediaPolicy | None = None) -> InputContainer:
+def open_container(
+    data: bytes, formats: str, unknown: str, policy: MediaPolicy | None = None, kind: str | None = None
+) -> InputContainer:
     """Open the container and read its header.
 
     Args:
         formats: FFmpeg names of the accepted formats, without playlists, which would open files and URLs.
         unknown: error message for data that FFmpeg cannot open.
         policy: limits of the frames that FFmpeg decodes for missing parameters.
+        kind: the format, if FFmpeg cannot tell it from the first bytes.
 
     Raises:
         InputError: the format is unknown, sample tables are forged, or the header takes longer than HEADER_SECONDS.
@@ -56,7 +68,8 @@ def open_container(data: bytes, formats: str, unknown: str, policy: MediaPolicy 
     check_tables(data)
     source = _Timed(data)
     try:
-        container = av.open(source, "r", options=open_options(formats, policy or MediaPolicy()), metadata_errors="ignore")
+        options = open_options(formats, policy or MediaPolicy())
+        container: InputContainer | None = av.open(source, "r", kind, options=options, **_lenient_tags(av.__version__))
     except av.error.FFmpegError:
         container = None
     if source.late:
@@ -65,6 +78,11 @@ def open_container(data: bytes, formats: str, unknown: str, policy: MediaPolicy 
         raise InputError(unknown)
     source.deadline = math.inf
     return container
+
+
+def _lenient_tags(version: str) -> dict[str, Any]:
+    """Return the arguments of `av.open` with which tags that are not UTF-8 raise nothing. PyAV 19 needs none."""
+    return {"metadata_errors": "ignore"} if int(version.partition(".")[0]) < 19 else {}
 
 
 def open_options(formats: str, policy: MediaPolicy) -> dict[str, str]:

@@ -61,11 +61,11 @@ def _mp3_end(data: _File, head: bytes) -> int:
     start = 0
     if head[:3] == b"ID3" and len(head) >= 10:
         start = 10 + sum((part & 127) << shift for part, shift in zip(head[6:10], (21, 14, 7, 0), strict=True))
-    found = _XING.search(_part(data, start, _XING_WITHIN))
-    if found is None or not found[1][0] & _HAS_BYTES:
+    header = _XING.search(_part(data, start, _XING_WITHIN))
+    if header is None or not header[1][0] & _HAS_BYTES:
         return 0
-    length: int = struct.unpack_from(">I", found[2], 4 if found[1][0] & _HAS_FRAMES else 0)[0]
-    return start + found.start() + length if length else 0
+    length: int = struct.unpack_from(">I", header[2], 4 if header[1][0] & _HAS_FRAMES else 0)[0]
+    return start + header.start() + length if length else 0
 
 
 def _is_last_page_incomplete(tail: bytes) -> bool:

@@ -19,7 +19,7 @@ from functools import partial
 from typing import Any
 from urllib.parse import quote, urljoin, urlsplit
 
-from ..errors import InputError
+from ...callers.errors import InputError
 from .addresses import is_public
 from .ledger import Ledger, MediaBudget
 from .policy import MediaPolicy
@@ -28,6 +28,7 @@ _log = logging.getLogger(__name__)
 _PORTS = {"http": 80, "https": 443}
 _REDIRECTS = (301, 302, 303, 307, 308)
 _CHUNK = 1 << 16
+_SLOW = "try again, send fewer URLs at once, or give the file itself"
 _LONGEST_URL = 8192
 _IN_PATH = "/%:@!$&'()*+,;=~-._"
 _LONGEST_HEAD = 1 << 20
@@ -46,11 +47,13 @@ class _Target:
     path: str
 
 
-def fetch(url: str, policy: MediaPolicy, ledger: Ledger | None = None) -> bytes:
+def fetch(url: str, policy: MediaPolicy, ledger: Ledger | None = None, most: int | None = None) -> bytes:
     """Return the body of a GET request. Its bytes are counted by the request's ledger before they are read.
 
     The host is resolved once and all its addresses are checked. The connection goes to a checked address, so that DNS cannot
     change the host in between. Every redirect is checked again. Proxies of the environment are not used.
+
+    `most`: no more than these first bytes of the body are read.
 
     Raises:
         InputError: a URL, host, address, port, size or answer is refused, or the server fails or takes too long. Unless private
@@ -62,16 +65,17 @@ def fetch(url: str, policy: MediaPolicy, ledger: Ledger | None = None) -> bytes:
     target = _read_url(url, policy)
     for _ in range(policy.max_redirects + 1):
         try:
-            answer = _get(target, policy, deadline, ledger)
+            answer = _get(target, policy, deadline, ledger, most)
         except InputError:
             raise
         except (OSError, ValueError, http.client.HTTPException) as error:  # what sockets, TLS and HTTP parsing raise
             ledger.check_open()
             if time.monotonic() >= last:
                 limit = f"{policy.max_request_seconds:g} s (media: max_request_seconds)"
-                raise InputError(f"fetching the media of its request took longer than {limit}") from None
+                raise InputError(f"fetching the media of its request took longer than {limit}; {_SLOW}") from None
             if time.monotonic() >= deadline:
-                raise InputError(f"fetching it took longer than {policy.max_seconds:g} s (media: max_seconds)") from None
+                limit = f"{policy.max_seconds:g} s (media: max_seconds)"
+                raise InputError(f"fetching it took longer than {limit}; {_SLOW}") from None
             raise _failure(target, policy, error) from None
         if isinstance(answer, bytes):
             return answer
@@ -80,7 +84,9 @@ def fetch(url: str, policy: MediaPolicy, ledger: Ledger | None = None) -> bytes:
             raise InputError(f"{target.host} redirects from https to {following.scheme}; give the final URL")
         target = following
     raise InputError(
-        f"{target.host} redirects more than {policy.max_redirects} times (media: max_redirects); give the final URL"
+        f"{target.host} redirects more than {policy.max_redirects} times (media: max_redirects); give the final URL",
+        code="over_limit",
+        limit=policy.max_redirects,
     )
 
 
@@ -89,13 +95,15 @@ def _failure(target: _Target, policy: MediaPolicy, error: Exception) -> InputErr
     reason = " ".join((str(error) or type(error).__name__).split())[:200]
     if not policy.allow_private_hosts:
         _log.info("fetching from %s failed: %s", target.host, reason)
-        reason = "it does not answer, or its address is not public; give bytes, or see media: allow_private_hosts"
-    return InputError(f"{target.host} cannot be fetched from ({reason})")
+        reason = "it does not answer, or its address is not public; <<give_bytes_or_allow>>"
+        return InputError(f"{target.host} cannot be fetched from ({reason})")
+    return InputError(f"{target.host} cannot be fetched from ({reason}); check the URL, or give the file itself")
 
 
 def _read_url(url: str, policy: MediaPolicy, base: str = "") -> _Target:
     if len(url) > _LONGEST_URL:
-        raise InputError(f"the URL has {len(url)} characters, the limit is {_LONGEST_URL}; fetch it yourself and give bytes")
+        reason = f"the URL has {len(url)} characters, the limit is {_LONGEST_URL}; <<fetch_yourself>>"
+        raise InputError(reason, code="over_limit", limit=_LONGEST_URL, value=len(url))
     try:
         full = urljoin(base, url)
         parts = urlsplit(full)
@@ -106,13 +114,13 @@ def _read_url(url: str, policy: MediaPolicy, base: str = "") -> _Target:
     if _UNSAFE.search(url):
         raise InputError(f"{url[:200]!r} holds a space, a backslash or a control character; write them as %20 and so on")
     if scheme not in _PORTS or not 0 < len(host) <= _LONGEST_HOST:
-        raise InputError(f"{url[:200]!r} is not an http or https URL with a host; give one, or bytes")
+        raise InputError(f"{url[:200]!r} is not an http or https URL with a host; <<give_url>>")
     if parts.username is not None or parts.password is not None:
-        raise InputError("a URL with a user name or password is refused; fetch it yourself and give bytes")
+        raise InputError("a URL with a user name or password is refused; <<fetch_yourself>>")
     port = port or _PORTS[scheme]
     if policy.allowed_media_ports is not None and port not in policy.allowed_media_ports:
-        known = ", ".join(map(str, policy.allowed_media_ports))
-        raise InputError(f"port {port} may not be fetched from; the allowed ones are {known} (media: allowed_media_ports)")
+        ports = ", ".join(map(str, policy.allowed_media_ports))
+        raise InputError(f"port {port} may not be fetched from; the allowed ones are {ports} (media: allowed_media_ports)")
     allowed = policy.allowed_media_domains
     if allowed is not None and host not in {_plain_name(name) for name in allowed}:
         raise InputError(f"{host} is not one of the domains that may be fetched from (media: allowed_media_domains)")
@@ -141,7 +149,8 @@ class _LimitedStream(io.RawIOBase):
         self.left -= count
         self.ledger.check_open()
         if self.left < 0:
-            raise InputError(f"the server sends more than {self.policy.max_bytes:,} bytes, the limit (media: max_bytes)")
+            reason = f"the server sends more than {self.policy.max_bytes:,} bytes, the limit (media: max_bytes)"
+            raise InputError(reason, code="over_limit", limit=self.policy.max_bytes)
         return count
 
 
@@ -170,12 +179,12 @@ def _seconds_left(policy: MediaPolicy, deadline: float) -> float:
     return min(policy.timeout, seconds)
 
 
-def _get(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> bytes | str:
+def _get(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger, most: int | None) -> bytes | str:
     """Return the body, or the target of a redirect. The end of the request ends each step but the name's resolution at once."""
     with _connect(target, policy, deadline, ledger) as raw:
         if target.scheme == "http":
             with ledger.watching(partial(_end, raw)):
-                return _exchange(raw, target, policy, deadline, ledger)
+                return _exchange(target, most, _LimitedStream(raw, policy, deadline, ledger))
         raw.settimeout(_seconds_left(policy, deadline))
         context = ssl.create_default_context()
         with (
@@ -183,7 +192,7 @@ def _get(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) 
             ledger.watching(partial(_end, stream)),
         ):
             stream.do_handshake()
-            return _exchange(stream, target, policy, deadline, ledger)
+            return _exchange(target, most, _LimitedStream(stream, policy, deadline, ledger))
 
 
 def _end(stream: socket.socket) -> None:
@@ -193,17 +202,17 @@ def _end(stream: socket.socket) -> None:
 
 
 def _connect(target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> socket.socket:
-    found = _resolve(target, _seconds_left(policy, deadline))
-    for *_, place in found:
-        if not policy.allow_private_hosts and not is_public(ipaddress.ip_address(str(place[0]))):
-            raise PermissionError(f"{place[0]} is not public")
+    infos = _resolve(target, _seconds_left(policy, deadline))
+    for *_, address in infos:
+        if not policy.allow_private_hosts and not is_public(ipaddress.ip_address(str(address[0]))):
+            raise PermissionError(f"{address[0]} is not public")
     failure = OSError("the name has no address")
-    for family, kind, protocol, _, place in found:
+    for family, kind, protocol, _, address in infos:
         stream = socket.socket(family, kind, protocol)
         try:
             stream.settimeout(_seconds_left(policy, deadline))
             with ledger.watching(partial(_end, stream)):
-                stream.connect(place)
+                stream.connect(address)
             return stream
         except OSError as error:
             stream.close()
@@ -219,25 +228,24 @@ def _resolve(target: _Target, seconds: float) -> list[Any]:
 
     The end of the request does not end the wait: requests that come and go would leave any number of threads behind.
     """
-    found: Future[list[Any]] = Future()
+    future: Future[list[Any]] = Future()
 
     def look_up() -> None:
         try:
-            found.set_result(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
+            future.set_result(socket.getaddrinfo(target.host, target.port, type=socket.SOCK_STREAM))
         except BaseException as error:  # raised in the waiting thread
-            found.set_exception(error)
+            future.set_exception(error)
 
     threading.Thread(target=look_up, name="sensorium-resolve", daemon=True).start()
     try:
-        return found.result(seconds)
+        return future.result(seconds)
     except TimeoutError:
         raise TimeoutError("its name was not resolved in time") from None
 
 
-def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadline: float, ledger: Ledger) -> bytes | str:
+def _exchange(target: _Target, most: int | None, wire: _LimitedStream) -> bytes | str:
     connection = http.client.HTTPConnection(target.host, target.port)
-    wire = _LimitedStream(stream, policy, deadline, ledger)
-    connection.sock = _HttpSocket(wire)  # type: ignore[assignment]
+    connection.sock = _HttpSocket(wire)
     name = f"[{target.host}]" if ":" in target.host else target.host
     host = name if target.port == _PORTS[target.scheme] else f"{name}:{target.port}"
     headers = {"Host": host, "User-Agent": "sensorium", "Accept": "*/*", "Accept-Encoding": "identity", "Connection": "close"}
@@ -249,19 +257,23 @@ def _exchange(stream: socket.socket, target: _Target, policy: MediaPolicy, deadl
             raise InputError(f"{target.host} redirects without a target; give the final URL")
         return quote(location.strip(), safe=string.punctuation, encoding="latin-1")  # http.client decodes headers as latin-1
     if response.status != 200:
-        raise InputError(f"{target.host} answers with status {response.status}; check the URL, or give bytes")
+        raise InputError(f"{target.host} answers with status {response.status}; <<check_url>>")
     if (response.getheader("Content-Encoding") or "identity").lower() != "identity":
-        raise InputError(f"{target.host} sends it compressed although it was asked not to; fetch it yourself and give bytes")
-    return _body(response, target, wire)
+        raise InputError(f"{target.host} sends it compressed although it was asked not to; <<fetch_yourself>>")
+    return _body(response, target, most, wire)
 
 
-def _body(response: http.client.HTTPResponse, target: _Target, wire: _LimitedStream) -> bytes:
+def _body(response: http.client.HTTPResponse, target: _Target, most: int | None, wire: _LimitedStream) -> bytes:
     """Read the body. The time that it waits for other requests' memory does not count against `max_seconds`."""
     policy, ledger = wire.policy, wire.ledger
     expected = response.length  # None without a Content-Length
-    too_large = InputError(f"{target.host} sends more than {policy.max_bytes:,} bytes, the limit (media: max_bytes)")
+    reason = f"{target.host} sends more than {policy.max_bytes:,} bytes, the limit (media: max_bytes)"
+    too_large = InputError(reason, code="over_limit", limit=policy.max_bytes)
     if expected is not None and expected > policy.max_bytes:
         raise too_large
+    if most is not None:
+        wire.deadline += ledger.take(most, wait=True)
+        return response.read(most)
     if expected is not None:
         wire.deadline += ledger.take(expected, wait=True)
     body = bytearray()

@@ -6,10 +6,10 @@ import re
 
 # what the file is, its start, and what to do with it
 _FORMATS: tuple[tuple[str, str, str], ...] = (
-    ("a PDF", r"%PDF-", "give sensorium.pdf_pages(file) in Python, or the file in a part of type file"),
+    ("a PDF", r"%PDF-", "<<give_pdf>>"),
     ("an SVG", r"\s*(<\?xml[^>]*>\s*)?(<!--.*?-->\s*)?(<!DOCTYPE svg[^>]*>\s*)?<svg", "render it as PNG first"),
     ("an HTML page", r"\s*(<!doctype html|<html)", "give the address of the file itself, or log in and download it"),
-    ("a HEIC image", r"....ftyp(heic|heix|hevc|mif1|msf1)", "convert it to JPEG or PNG"),
+    ("a HEIC image", r"....ftyp(heic|heix|heim|heis|hevc|hevx|mif1|msf1)", "give it as an image"),
     ("PostScript", r"%!PS", "render it as PNG first"),
     ("a Git LFS pointer", r"version https://git-lfs", "download the file itself, for example with git lfs pull"),
     ("a ZIP archive", r"PK\x03\x04", "unpack it first"),
@@ -18,12 +18,16 @@ _FORMATS: tuple[tuple[str, str, str], ...] = (
     ("audio", r"RIFF....WAVE|fLaC|ID3|....ftypM4A", "give it as audio"),
     ("a video", r"....ftyp|\x1a\x45\xdf\xa3|RIFF....AVI ", "give it as a video"),
 )
-_OWN = {"image": ("an image",), "video": ("a video",), "audio": ("audio", "a video")}  # broken files of the right kind
+_OWN = {
+    "image": ("an image", "a HEIC image"),
+    "video": ("a video",),
+    "audio": ("audio", "a video"),
+}  # broken files of the right kind
 _LOOKED_AT = 512  # bytes
 _ADVICE = {
     "image": "convert it to PNG or JPEG",
     "video": "convert it to MP4",
-    "audio": "convert it to WAV or FLAC, or give raw PCM as (np.frombuffer(data, np.int16), rate)",
+    "audio": "<<convert_audio>>",
 }
 
 

@@ -14,18 +14,22 @@ import numpy as np
 import torch
 from PIL import _plugins
 
-from ..errors import InputError
+from ...callers.errors import InputError
 from ..hashing import digest
 from ..parse import MediaSource, item_errors
 from ..types import AudioItem, EmbeddingItem, ImageItem, MediaHeader, MediaItem
 from . import audio, chunks, image, pdf, video
-from .audio_files import has_audio, is_slow, is_streamable
+from .audio_container import has_audio
+from .audio_files import is_slow, is_streamable
 from .cut_off import cut_off
+from .image_pages import is_heif
 from .isolate import CodecRunner, codec_runner, run_inline
 from .ledger import Ledger
-from .policy import DecodeSpec, FrameFiles, MediaPolicy, MediaUrl, PdfPage, slow_error
-from .source import open_local, read
+from .policy import WHOLE_SOUND, AudioSelection, DecodeSpec, FrameFiles, MediaPolicy, MediaUrl, PdfPage, slow_error
+from .source import is_http, open_local, read
+from .trailing import unread_data
 from .video_frames import attached_audio
+from .video_webp import is_animated_webp
 
 _log = logging.getLogger("sensorium")
 _IMAGE = (*(f"PIL.{name}" for name in _plugins), "PIL.ImageOps", "PIL.features", "encodings.unicode_escape")
@@ -42,7 +46,7 @@ def is_remote(source: MediaSource) -> bool:
     data = source.data.file if isinstance(source.data, PdfPage) else source.data
     files = data.files if isinstance(data, FrameFiles) else [data]
     urls = [file.url if isinstance(file, MediaUrl) else file for file in files]
-    return any(isinstance(url, str) and url[:8].lower().startswith(("http:", "https:")) for url in urls)
+    return any(isinstance(url, str) and is_http(url) for url in urls)
 
 
 def load(source: MediaSource, policy: MediaPolicy, ledger: Ledger | None = None) -> MediaSource:
@@ -94,7 +98,7 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: st
         elif source.kind == "image":
             header = run(image.probe_image, source.data, policy)
         elif source.kind == "audio":
-            header = run(audio.probe_audio, source.data, spec.rate, policy)
+            header = run(audio.probe_audio, source.data, spec.rate, policy, spec.sound)
         else:
             header = run(video.probe_video, _blank_frames(source.data, policy, runner), spec.sampling, policy)
         if source.modality == "vision_chunk":
@@ -102,7 +106,7 @@ def probe(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: st
         track = _audio_of(source, spec, policy, run)
         if track is None:
             return [header]
-        sound = runner(track, "audio")(audio.probe_audio, track, spec.rate, policy)
+        sound = runner(track, "audio")(audio.probe_audio, track, spec.rate, policy, spec.video_sound, True)
         return [header, replace(sound, samples=len(range(sound.samples)[_samples_of_cut(spec)]))]
 
 
@@ -117,7 +121,7 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
     item: MediaItem
     with error_context(source):
         if isinstance(source.data, PdfPage) and source.kind == "image":
-            item = ImageItem(run(pdf.decode_page, source.data.file, source.data.number, policy))
+            item = ImageItem(pdf.decode(source.data, policy, run))
         elif source.kind == "image":
             item = ImageItem(run(image.decode_image, source.data, policy))
         elif source.kind == "audio":
@@ -127,6 +131,7 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
             item = video.decode_video(frames, spec.sampling, policy, _frame_reader(source.data[0], policy, runner))
         else:
             item = run(video.decode_video, source.data, spec.sampling, policy)
+            _warn_of_rest(source.data, "video")
         if source.modality == "vision_chunk":
             return [*chunks.split(item, source.kind, spec)]
         track = _audio_of(source, spec, policy, run)
@@ -134,24 +139,40 @@ def decode(source: MediaSource, spec: DecodeSpec, policy: MediaPolicy, tenant: s
             return [item]
         cut = _samples_of_cut(spec)
         whole = spec if cut == slice(0, None) else replace(spec, max_audio_samples=None)
-        sound = _decode_audio(track, whole, policy, runner(track, "audio"))
+        sound = _decode_audio(track, whole, policy, runner(track, "audio"), True)
         return [item, replace(sound, samples=sound.samples[cut])]
 
 
-def audio_blocks(source: MediaSource, rate: int, policy: MediaPolicy) -> Generator[torch.Tensor, None, None]:
+def audio_blocks(
+    source: MediaSource,
+    rate: int,
+    policy: MediaPolicy,
+    sound: AudioSelection = WHOLE_SOUND,
+    warn: Callable[[str], object] | None = None,
+) -> Generator[torch.Tensor, None, None]:
     """Yield the mono samples of an audio source at `rate` in blocks, in constant memory if it is a file that soundfile reads.
 
-    Other files are held as encoded bytes. If they must be decoded in a worker process, all samples are held, too.
+    Other files are held as encoded bytes. If they must be decoded in a worker process, all samples are held, too. `warn` is
+    called with what the user should know; the default writes it to the log.
 
     Raises:
         MediaError: the source cannot be read, is broken or cut off, or exceeds a limit. Samples before a fault were yielded.
     """
     with error_context(source), open_local(source.data) or nullcontext() as file:
-        streamed = file is not None and policy.decode_isolation == "thread" and is_streamable(file)
+        is_first = sound.track in ("default", 0)
+        streamed = file is not None and policy.decode_isolation == "thread" and is_first and is_streamable(file, policy)
         encoded: object = file if streamed else read(source.data, "audio", policy)
         run = run_inline if streamed else _runner(policy, None, encoded, "audio", decoding=True)
-        data = encoded if run is run_inline else run(audio.decode_audio, encoded, rate, policy)
-        yield from audio.audio_blocks(data, rate, policy)
+        report = warn or partial(_log.warning, "audio: %s")
+        data = encoded
+        if run is not run_inline:
+            decoded = run(audio.decode_with_warnings, encoded, rate, policy, None, sound)
+            data, sound = decoded.samples, WHOLE_SOUND
+            for text in decoded.warnings:
+                report(text)
+        yield from audio.audio_blocks(data, rate, policy, sound, report)
+        if rest := unread_data(encoded):
+            report(rest)
         if reason := cut_off(encoded):
             raise InputError(reason)
 
@@ -183,17 +204,22 @@ def _frame_reader(
         run = runner(frame, "image", True)
         if run is run_inline:
             return run(image.decode_image, frame, policy)
-        began = time.monotonic()
         try:
-            pixels = run(image.decode_image, frame, replace(policy, worker_seconds=left))
+            pixels, seconds = run(decode_timed, frame, replace(policy, worker_seconds=left))
         except InputError as error:
             raise slow_error(policy.worker_seconds) if error.info.param == "worker_seconds" else error from None
-        left -= time.monotonic() - began
+        left -= seconds
         if left <= 0:
             raise slow_error(policy.worker_seconds)
         return pixels
 
     return read_frame
+
+
+def decode_timed(data: bytes, policy: MediaPolicy) -> tuple[torch.Tensor, float]:
+    """Return the pixels of an image and the seconds of CPU time that decoding it took."""
+    began = time.thread_time()
+    return image.decode_image(data, policy), time.thread_time() - began
 
 
 def _runner(policy: MediaPolicy, tenant: str | None, data: object, kind: str, decoding: bool = False) -> CodecRunner:
@@ -202,15 +228,32 @@ def _runner(policy: MediaPolicy, tenant: str | None, data: object, kind: str, de
         return codec_runner(policy, data.file, True, tenant)
     slow = False
     if isinstance(data, bytes) and policy.decode_isolation != "process":
-        slow = decoding and image.is_slow(data, policy) if kind == "image" else is_slow(data, kind)
+        slow = is_heif(data) if kind == "image" else is_slow(data, kind)
+        if kind == "image" and decoding:
+            slow = slow or image.is_slow(data, policy)
+        slow = slow or (kind == "video" and is_animated_webp(data))  # Pillow's decoder holds the interpreter's lock
     return codec_runner(policy, data, slow, tenant)
 
 
-def _decode_audio(data: object, spec: DecodeSpec, policy: MediaPolicy, run: CodecRunner) -> AudioItem:
-    item = AudioItem(run(audio.decode_audio, data, spec.rate, policy, spec.max_audio_samples), spec.rate)
+def _decode_audio(
+    data: object, spec: DecodeSpec, policy: MediaPolicy, run: CodecRunner, from_first_frame: bool = False
+) -> AudioItem:
+    """Decode an audio, or that of a video `from_first_frame` on. Warnings are written to the log."""
+    sound = spec.video_sound if from_first_frame else spec.sound
+    limits = (spec.rate, policy, spec.max_audio_samples, sound, from_first_frame)
+    decoded = run(audio.decode_with_warnings, data, *limits)
+    for text in decoded.warnings:
+        _log.warning("audio: %s", text)
+    if not from_first_frame:
+        _warn_of_rest(data, "audio")
     if reason := cut_off(data):
         _log.warning("audio: %s", reason)
-    return item
+    return AudioItem(decoded.samples, spec.rate)
+
+
+def _warn_of_rest(data: object, modality: str) -> None:
+    if text := unread_data(data):
+        _log.warning("%s: %s", modality, text)
 
 
 def _samples_of_cut(spec: DecodeSpec) -> slice:

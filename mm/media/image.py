@@ -7,48 +7,36 @@ import math
 import re
 import struct
 import threading
+import time
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from functools import partial
-from typing import Any
 
 import numpy as np
-import torch
 from PIL import Image, UnidentifiedImageError
 from torch import Tensor
 
-from ..errors import InputError
+from ...callers.errors import InputError
 from ..hashing import digest
 from ..types import MediaHeader
+from .animations import Animation, is_animation, opened_animation
 from .formats import wrong_format_error
+from .image_pages import is_heif, is_tiff, pieces_error, tiff_pages
+from .orientation import has_swapped_sides
+from .pixels import channels_last, upright_rgb
 from .policy import MediaPolicy, check_size
 
 _EXIF_ORIENTATION = 0x0112
-_UPRIGHT: dict[int, Callable[[Any], Any]] = {  # EXIF orientation -> view of an upright array in the order of the file's pixels
-    2: lambda a: a[:, ::-1],
-    3: lambda a: a[::-1, ::-1],
-    4: lambda a: a[::-1],
-    5: lambda a: a.swapaxes(0, 1),
-    6: lambda a: np.rot90(a, 1),
-    7: lambda a: a[::-1, ::-1].swapaxes(0, 1),
-    8: lambda a: np.rot90(a, -1),
-}
 _PNG_START = 8
 _MAX_CHUNKS = 1 << 18  # chunks of a PNG that are searched: two gigabytes of the usual size
 _MAX_READS = 1 << 16  # reads of a header: Pillow needs a few dozen, and minutes for an endless header
-_MOST_EXIF = 1 << 20  # bytes
-_MOST_INLINE = 32 << 20  # pixels; the slowest image of these takes a second, and a WebP holds the lock for 0.2 s
-_STRIP_PIXELS = 1 << 18  # converted at a time
-_CODEC_BYTES = {"WEBP": 10, "AVIF": 10, "JPEG2000": 18, "GIF": 1, "TIFF": 8}  # bytes per pixel in the codec
+_MAX_EXIF = 1 << 20  # bytes
+_MAX_INLINE = 32 << 20  # pixels; the slowest image of these takes a second, and a WebP holds the lock for 0.2 s
+_CODEC_BYTES = {"WEBP": 10, "AVIF": 10, "HEIF": 10, "JPEG2000": 18, "GIF": 1, "TIFF": 8}  # bytes per pixel in the codec
 _MODE_BYTES = {"1": 1, "L": 1, "P": 1, "I;16": 2, "I;16B": 2, "I;16L": 2, "I;16N": 2}  # bytes per pixel in Pillow; others: 4
 _MARKER = re.compile(rb"\xff+([^\x00\xff\xd0-\xd7])")  # a JPEG marker outside a scan
-_STRIP_TAGS = (273, 279, 324, 325)  # TIFF tags: places and sizes of strips and tiles
-_SUBFILE_TAG, _REDUCED = 254, 1  # TIFF tag of a page's kind, and its bit of a thumbnail
-_SUBFILE_BYTES = {3: 2, 4: 4}  # bytes of its value by type, SHORT or LONG
-_MAX_THUMBNAILS = 64  # pages of a TIFF that are looked at
-_PLAIN_TYPES = (1, 2, 6, 7)  # types of TIFF values that Pillow keeps as bytes
-_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI")
+_FORMATS = ("PNG", "JPEG", "WEBP", "GIF", "BMP", "TIFF", "PPM", "AVIF", "JPEG2000", "QOI", "HEIF")
 _LOADING = threading.Lock()  # a caller's lazy image may be in several prompts; Pillow loads it without a lock
 # Exceptions of Pillow's readers on broken files, besides UnidentifiedImageError (an OSError).
 _BROKEN = (
@@ -70,7 +58,7 @@ _BROKEN = (
 )
 
 
-def probe_image(value: object, policy: MediaPolicy) -> MediaHeader:
+def probe_image(value: object, policy: MediaPolicy, page: int | None = None) -> MediaHeader:
     """Return the size after EXIF orientation, from the header alone. It equals the size of `decode_image`.
 
     The only exception is a lazy PIL image of a PNG whose orientation is stored after its pixels.
@@ -79,15 +67,22 @@ def probe_image(value: object, policy: MediaPolicy) -> MediaHeader:
         InputError: an error of `decode_image` that shows in the header.
     """
     if isinstance(value, np.ndarray | Tensor):
-        height, width = _channels_last(value, policy).shape[:2]
+        height, width = channels_last(value, policy).shape[:2]
         return MediaHeader("image", int(height), int(width))
-    with _opened(value, policy, load=False) as (image, orientation):
-        width, height = image.size if orientation < 5 else image.size[::-1]
-        return MediaHeader("image", height, width)
+    if page is not None and isinstance(value, bytes) and is_animation(value):
+        with _readable(value), opened_animation(value, policy, None, partial(_open_first, value, policy)) as animation:
+            size, orientation = _size_of_page(animation, page, policy), animation.orientation
+    else:
+        with opened_image(value, policy, load=False, page=page) as (image, orientation):
+            size = image.size
+    width, height = size[::-1] if has_swapped_sides(orientation) else size
+    return MediaHeader("image", height, width)
 
 
-def decode_image(value: object, policy: MediaPolicy) -> Tensor:
+def decode_image(value: object, policy: MediaPolicy, page: int | None = None) -> Tensor:
     """Return uint8 `[height, width, 3]` of encoded bytes, a PIL image, or a uint8 array or tensor (HWC, CHW or HW).
+
+    `page`: number of a page of encoded bytes, from 1: of a TIFF without its thumbnails, or a frame of an animation.
 
     EXIF orientation is applied, transparency is blended with the policy's background, every mode becomes RGB (16-bit grey
     keeps its upper byte), color profiles are ignored, and animations give their first frame.
@@ -95,7 +90,7 @@ def decode_image(value: object, policy: MediaPolicy) -> Tensor:
     Raises:
         InputError: another form, a broken or truncated file, or more than `policy.max_pixels` pixels.
     """
-    return _decode(value, policy)[1]
+    return _decode(value, policy, page)[1]
 
 
 def hash_image(value: object, policy: MediaPolicy) -> str:
@@ -105,20 +100,34 @@ def hash_image(value: object, policy: MediaPolicy) -> str:
     return digest("pixels", *_decode(value, policy))
 
 
-def _decode(value: object, policy: MediaPolicy) -> tuple[str, Tensor]:
+def _decode(value: object, policy: MediaPolicy, page: int | None = None) -> tuple[str, Tensor]:
     """Return `(mode of the source, pixels)`."""
     if isinstance(value, np.ndarray | Tensor):
-        pixels = _channels_last(value, policy)
+        pixels = channels_last(value, policy)
         if pixels.shape[2] == 4:
-            return "RGBA", _to_rgb(Image.fromarray(pixels.contiguous().numpy(), "RGBA"), 1, policy)
+            return "RGBA", upright_rgb(Image.fromarray(pixels.contiguous().numpy(), "RGBA"), 1, policy)
         return ("RGB", pixels) if pixels.shape[2] == 3 else ("L", pixels.expand(-1, -1, 3))
-    with _opened(value, policy) as (image, orientation):
+    with opened_image(value, policy, page=page) as (image, orientation):
         mode = image.mode
         size = image.size
         image.load()
         if image.size != size:
             raise InputError(f"it is broken (its header says {size[0]}x{size[1]}, its pixels {image.width}x{image.height})")
-        return mode, _to_rgb(image, orientation, policy)
+        return mode, upright_rgb(image, orientation, policy)
+
+
+def count_pages(data: bytes, policy: MediaPolicy) -> tuple[int, float]:
+    """Return the number of pages of a file, without thumbnails, and the seconds of CPU time that this took.
+
+    A TIFF is counted up to one page above `policy.max_pdf_pages`.
+    """
+    began = time.thread_time()
+    if is_animation(data):
+        with _readable(data), opened_animation(data, policy, None, partial(_open_first, data, policy)) as animation:
+            return len(animation.sizes), time.thread_time() - began
+    with opened_image(data, policy, page=1) as (image, _):
+        count = len(tiff_pages(data, policy, policy.max_pdf_pages + 1)) if is_tiff(data) else getattr(image, "n_frames", 1)
+    return count, time.thread_time() - began
 
 
 def is_slow(data: bytes, policy: MediaPolicy) -> bool:
@@ -128,15 +137,19 @@ def is_slow(data: bytes, policy: MediaPolicy) -> bool:
     """
     with suppress(InputError, *_BROKEN), _open(data, policy) as image:  # a broken header is refused later
         in_python = any(tile[0] in Image.DECODERS for tile in getattr(image, "tile", ()))
-        return image.format == "JPEG2000" or in_python or image.width * image.height > _MOST_INLINE
+        return image.format == "JPEG2000" or in_python or image.width * image.height > _MAX_INLINE
     return False
 
 
 @contextmanager
-def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[tuple[Image.Image, int]]:
+def opened_image(
+    value: object, policy: MediaPolicy, load: bool = True, page: int | None = None
+) -> Iterator[tuple[Image.Image, int]]:
     """Yield a PIL image within the limits, and its EXIF orientation. Errors inside become InputErrors about the image.
 
-    `load`: decode a caller's lazy image. A TIFF is always decoded, because Pillow orients it then.
+    Args:
+        load: decode a caller's lazy image. A TIFF is always decoded, because Pillow orients it then.
+        page: number of a page of encoded bytes, from 1; None: the first, and a TIFF must have no other.
     """
     if not isinstance(value, bytes | Image.Image):
         raise InputError(
@@ -145,7 +158,7 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
         )
     if isinstance(value, bytes) and not value:
         raise InputError("it is empty")
-    try:
+    with _readable(value):
         if isinstance(value, Image.Image):
             check_size(value.height, value.width, policy)
             with _LOADING:
@@ -153,25 +166,65 @@ def _opened(value: object, policy: MediaPolicy, load: bool = True) -> Iterator[t
                     value.load()
                 orientation = _orientation(partial(Image.Image.getexif, value))  # a PNG's own method would load the pixels
             yield value, orientation
+        elif page is not None and is_animation(value):
+            with opened_animation(value, policy, page, partial(_open_first, value, policy)) as animation:
+                _size_of_page(animation, page, policy)
+                animation.image.seek(page - 1)
+                _check_limits(animation.image, value, policy)
+                yield animation.image, animation.orientation
         else:
-            with _open(value, policy) as image:
-                check_size(image.height, image.width, policy)
-                _check_cost(image, value, policy)
+            with _open(value, policy, page) as image:
+                _check_limits(image, value, policy)
+                if page is not None:
+                    _seek(image, value, page, policy)
+                    _check_limits(image, value, policy)  # pages of a TIFF differ in size
                 # Pillow orients a TIFF itself and swaps its size
                 yield image, 1 if image.format == "TIFF" else _orientation(partial(_header_exif, image, value))
+
+
+@contextmanager
+def _readable(value: object) -> Iterator[None]:
+    """Turn exceptions of Pillow inside the context into InputErrors about the image."""
+    try:
+        yield
     except InputError:
         raise
     except UnidentifiedImageError:
         raise InputError(wrong_format_error(value if isinstance(value, bytes) else b"", "image")) from None
     except _BROKEN as error:
-        raise InputError(f"it is broken or cut off ({' '.join(str(error).split())[:200] or type(error).__name__})") from None
+        text = " ".join(str(error).split())[:200] or type(error).__name__
+        if "MAX_TEXT" in text:  # the name of a limit in Pillow
+            raise InputError("its texts or its color profile are too large; save it again without them") from None
+        raise InputError(f"it is broken or cut off ({text}); download or save it again") from None
 
 
-def _open(data: bytes, policy: MediaPolicy) -> Image.Image:
+def _open_first(data: bytes, policy: MediaPolicy) -> tuple[Image.Image, int]:
+    """Open an animation at its first frame. Return it with its orientation."""
+    image = _open(data, policy, 1)
+    _check_limits(image, data, policy)
+    return image, _orientation(partial(_header_exif, image, data))
+
+
+def _size_of_page(animation: Animation, page: int, policy: MediaPolicy) -> tuple[int, int]:
+    """Return width and height of a frame, within the limits."""
+    _check_page(page, len(animation.sizes))
+    width, height = animation.sizes[page - 1]
+    check_size(height, width, policy)
+    return width, height
+
+
+def _check_page(page: int, count: int) -> None:
+    if page > count:
+        raise InputError(f"it has {count:,} pages, so it has no page {page}; pages count from 1")
+
+
+def _open(data: bytes, policy: MediaPolicy, page: int | None = None) -> Image.Image:
     """Open with Pillow's readers of pixel formats, which start no program, and without its global size limit."""
     Image.init()
-    if data[:4] in (b"II*\0", b"MM\0*", b"II+\0", b"MM\0+"):
-        _check_tiff(data, policy)
+    if is_tiff(data) and page is None and len(tiff_pages(data, policy, 2)) > 1:
+        raise InputError("it has several pages; give its pages: sensorium.pdf_pages(file)")
+    if is_heif(data):
+        _register_heif()
     for name in _FORMATS:
         reader, accepts = Image.OPEN.get(name, (None, None))
         if reader is not None and accepts is not None and accepts(data[:16]) is True:
@@ -199,6 +252,11 @@ class _Counted(io.BytesIO):
         return super().read(size)
 
 
+def _check_limits(image: Image.Image, data: bytes, policy: MediaPolicy) -> None:
+    check_size(image.height, image.width, policy)
+    _check_cost(image, data, policy)
+
+
 def _check_cost(image: Image.Image, data: bytes, policy: MediaPolicy) -> None:
     """Refuse an image whose decoding would hold too many bytes: the codec's buffers, Pillow's pixels and ours."""
     each = 3 + _MODE_BYTES.get(image.mode, 4) + _CODEC_BYTES.get(image.format or "", 0)
@@ -210,7 +268,12 @@ def _check_cost(image: Image.Image, data: bytes, policy: MediaPolicy) -> None:
     if needed > policy.max_decoded_bytes:
         text = f"decoding its {image.width}x{image.height} pixels holds {needed:,} bytes"
         limit = f"the limit max_decoded_bytes is {policy.max_decoded_bytes:,}"
-        raise InputError(f"{text}, {limit}; scale it down or raise the limit", param="max_decoded_bytes")
+        raise InputError(
+            f"{text}, {limit}; scale it down or raise the limit",
+            code="over_limit",
+            param="max_decoded_bytes",
+            limit=policy.max_decoded_bytes,
+        )
 
 
 def _count_scans(data: bytes, policy: MediaPolicy) -> int:
@@ -226,47 +289,27 @@ def _count_scans(data: bytes, policy: MediaPolicy) -> int:
             scans += 1
             if scans > policy.max_jpeg_scans:
                 text = f"it has more than {policy.max_jpeg_scans} scans (media: max_jpeg_scans); save it again with fewer"
-                raise InputError(text, param="max_jpeg_scans")
+                raise InputError(text, code="over_limit", param="max_jpeg_scans", limit=policy.max_jpeg_scans)
         if match[1] not in (b"\x01", b"\xd8"):
             position += int.from_bytes(data[position : position + 2], "big")
-    raise _pieces_error(policy)
+    raise pieces_error(policy)
 
 
-def _check_tiff(data: bytes, policy: MediaPolicy) -> None:
-    """Refuse a TIFF of several pages, with very many strips, or with other lists of numbers that Pillow would read whole."""
-    order, big = "<" if data[:2] == b"II" else ">", b"+" in data[2:4]
-    offset, count, entry, pointer = ("8xQ", "Q", "HHQQ", "Q") if big else ("4xI", "H", "HHII", "I")
+def _register_heif() -> None:
     try:
-        (start,) = struct.unpack_from(order + offset, data)
-        visited = {0}
-        for number in range(_MAX_THUMBNAILS):
-            if start in visited:  # the end, or a page that points back
-                return
-            visited.add(start)
-            (entries,) = struct.unpack_from(order + count, data, start)
-            start += struct.calcsize(order + count)
-            end = start + min(entries, 1 << 16) * struct.calcsize(order + entry)
-            subfile = 0
-            for tag, kind, values, value in struct.iter_unpack(order + entry, data[start:end]):
-                most = policy.max_image_pieces if tag in _STRIP_TAGS else max(policy.max_image_pieces, 3 << 16)
-                if values > most and kind not in _PLAIN_TYPES:
-                    raise _pieces_error(policy)
-                if tag == _SUBFILE_TAG:  # stored in the first bytes of the field
-                    unused = struct.calcsize(pointer) - _SUBFILE_BYTES.get(kind, 4)
-                    subfile = value >> 8 * unused if order == ">" else value
-            if number and not subfile & _REDUCED:
-                how = "[page.copy() for page in PIL.ImageSequence.Iterator(image)]"
-                raise InputError(f"it has several pages; give each page as an image, as in {how}")
-            (start,) = struct.unpack_from(order + pointer, data, end)
-    except struct.error:
-        return  # cut off: Pillow raises the error
+        from pillow_heif import register_heif_opener
+    except ImportError:
+        text = "it is a HEIC image, which needs pillow-heif: pip install 'sensorium[heif]'; or convert it to JPEG or PNG"
+        raise InputError(text) from None
+    register_heif_opener(thumbnails=False)
 
 
-def _pieces_error(policy: MediaPolicy) -> InputError:
-    text = (
-        f"it has more than {policy.max_image_pieces:,} strips or segments (media: max_image_pieces); save it again with fewer"
-    )
-    return InputError(text, param="max_image_pieces")
+def _seek(image: Image.Image, data: bytes, page: int, policy: MediaPolicy) -> None:
+    """Go to a page, counted from 1 without thumbnails."""
+    frames = tiff_pages(data, policy, page) if is_tiff(data) else range(getattr(image, "n_frames", 1))
+    _check_page(page, len(frames))
+    if frames[page - 1]:
+        image.seek(frames[page - 1])
 
 
 def _reduce_transparent_color(image: Image.Image) -> None:
@@ -278,8 +321,10 @@ def _reduce_transparent_color(image: Image.Image) -> None:
 
 def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:
     """Return EXIF without decoding pixels. Pillow would decode a PNG to find EXIF that is stored after its pixels."""
-    if len(image.info.get("exif", b"")) > _MOST_EXIF:
-        raise InputError(f"its EXIF is over the limit of {_MOST_EXIF:,} bytes; save it without")
+    if len(image.info.get("exif", b"")) > _MAX_EXIF:
+        raise InputError(
+            f"its EXIF is over the limit of {_MAX_EXIF:,} bytes; save it without", code="over_limit", limit=_MAX_EXIF
+        )
     if image.format != "PNG":
         return image.getexif()
     position = _PNG_START if "exif" not in image.info and b"eXIf" in data else len(data)
@@ -287,7 +332,7 @@ def _header_exif(image: Image.Image, data: bytes) -> Image.Exif:
         if position + 8 > len(data):
             break
         length, kind = struct.unpack(">I4s", data[position : position + 8])
-        if kind == b"eXIf" and length <= _MOST_EXIF:
+        if kind == b"eXIf" and length <= _MAX_EXIF:
             image.info["exif"] = data[position + 8 : position + 8 + length]
         position += length + 12
     return Image.Image.getexif(image)
@@ -301,71 +346,4 @@ def _orientation(exif: Callable[[], Image.Exif]) -> int:
         raise
     except _BROKEN:
         return 1
-    return value if isinstance(value, int) and value in _UPRIGHT else 1
-
-
-def to_hwc(array: np.ndarray[Any, Any] | Tensor) -> Tensor:
-    """Return a uint8 array with 1, 3 or 4 channels last, or third from last, as `[..., h, w, c]` without copying."""
-    dtype = str(array.dtype).removeprefix("torch.")
-    if dtype != "uint8":
-        raise InputError(f"pixels must be uint8 (0-255), not {dtype}; convert them first; multiply fractions by 255")
-    if isinstance(array, np.ndarray):
-        tensor = torch.from_numpy(np.require(array, requirements=["C", "W"]))
-    else:
-        if array.layout is not torch.strided or array.is_meta:
-            raise InputError(f"pixels must be a dense tensor, not {array.layout} on {array.device}")
-        tensor = array.detach().cpu()
-    if tensor.shape[-1] not in (1, 3, 4):
-        if tensor.shape[-3] not in (1, 3, 4):
-            raise InputError(f"shape {tuple(tensor.shape)} has no axis of 1, 3 or 4 channels, last or first")
-        tensor = tensor.movedim(-3, -1)
-    if 0 in tensor.shape:
-        raise InputError(f"shape {tuple(tensor.shape)} has no pixels")
-    return tensor
-
-
-def _channels_last(value: np.ndarray[Any, Any] | Tensor, policy: MediaPolicy) -> Tensor:
-    if value.ndim == 2:
-        value = value[..., None]
-    if value.ndim != 3:
-        raise InputError(f"an image must have 2 or 3 axes, not {value.ndim}; give several images as a list")
-    pixels = to_hwc(value)
-    check_size(pixels.shape[0], pixels.shape[1], policy)
-    return pixels
-
-
-def _to_rgb(image: Image.Image, orientation: int, policy: MediaPolicy) -> Tensor:
-    """Return upright RGB. Strips of the image are converted one after another, so that only the result is a copy."""
-    width, height = image.size
-    upright = np.empty((width, height, 3) if orientation >= 5 else (height, width, 3), np.uint8)
-    stored = _UPRIGHT[orientation](upright) if orientation in _UPRIGHT else upright
-    deep = image.mode == "I" and image.getextrema()[1] > 255  # type: ignore[operator]  # one band
-    lines = max(1, _STRIP_PIXELS // width)
-    for top in range(0, height, lines):
-        strip = image.crop((0, top, width, min(height, top + lines)))
-        stored[top : top + lines] = _strip_to_rgb(strip, deep, policy)
-    return torch.from_numpy(upright)
-
-
-def _strip_to_rgb(image: Image.Image, deep: bool, policy: MediaPolicy) -> np.ndarray[Any, Any]:
-    clear = image.info.get("transparency")
-    if image.mode.startswith("I") or image.mode == "F":
-        grey = np.asarray(image)
-        pixels = np.repeat(_upper_byte(grey, deep)[..., None], 3, 2)
-        if isinstance(clear, int):
-            pixels[grey == clear] = policy.background
-        return pixels
-    if image.mode in ("RGBA", "LA", "PA", "RGBa", "La") or clear is not None:
-        image = (image.convert("LA") if image.mode == "La" else image).convert("RGBA")
-        ground = Image.new("RGBA", image.size, (*policy.background, 255))
-        image = Image.alpha_composite(ground, image)
-    return np.asarray(image if image.mode == "RGB" else image.convert("RGB"))
-
-
-def _upper_byte(grey: np.ndarray[Any, Any], deep: bool) -> np.ndarray[Any, Any]:
-    """Convert 16-bit grey by its upper byte. 32-bit values are kept unless some of the image are `deep`: over 8 bits."""
-    if grey.dtype.kind == "f" or (not deep and grey.dtype.itemsize > 2):
-        grey = np.nan_to_num(grey).clip(0, 255)
-    else:
-        grey = grey.clip(0, 65535) >> 8
-    return grey.astype(np.uint8)
+    return value if isinstance(value, int) and 1 <= value <= 8 else 1

@@ -8,6 +8,7 @@ back is ever executed.
 from __future__ import annotations
 
 import atexit
+import errno
 import logging
 import os
 import resource
@@ -20,7 +21,7 @@ import time
 import typing
 import weakref
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from contextvars import ContextVar
 from functools import partial
 from typing import Any, Protocol, TypeVar
@@ -29,7 +30,7 @@ import msgspec
 import torch
 from torch import Tensor
 
-from ..errors import InputError
+from ...callers.errors import BusyError, InputError
 from .policy import MediaPolicy, slow_error
 from .worker_messages import WorkerReply, WorkerRequest, receive, send
 
@@ -37,16 +38,20 @@ _log = logging.getLogger("sensorium")
 START_SECONDS = 120.0  # time limit of a new worker's imports, on a busy machine
 FOREVER = 365 * 86400.0  # seconds: system timers do not take infinity
 LEAK = 512 << 20  # bytes of address space that a worker may keep after its items
-_MOST_OTHERS = 4  # idle workers of other tenants
+_LACKS = (errno.EAGAIN, errno.ENOMEM, errno.EMFILE, errno.ENFILE)  # the machine or a process has reached a limit
+_KILLED = (signal.SIGKILL, signal.SIGTERM)  # sent from outside: a worker cannot send signals
+_END_SECONDS = 1.0  # time limit from when a worker's socket is closed until its process has ended
+_COUNTED_SECONDS = 1.0  # in a shorter time, the start of an item counts too much
+_MAX_OTHERS = 4  # idle workers of other tenants
 _INHERITED = ("LD_LIBRARY_PATH", "LANG", "LC_ALL", "PATH", "SYSTEMROOT", "TMPDIR", "TZ")  # variables of the worker; no secrets
 _THREADS = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "OPENBLAS_NUM_THREADS")
 T = TypeVar("T")
 
 
 class CodecRunner(Protocol):
-    """Calls a function with arguments, in this process or in a worker."""
+    """Calls a function with arguments, in this process or in a worker, there for `seconds` at most (the policy's if None)."""
 
-    def __call__(self, function: Callable[..., T], data: Any, /, *args: object) -> T: ...
+    def __call__(self, function: Callable[..., T], data: Any, /, *args: object, seconds: float | None = None) -> T: ...
 
 
 def codec_runner(policy: MediaPolicy, data: object, slow: bool = False, tenant: str | None = None) -> CodecRunner:
@@ -55,38 +60,44 @@ def codec_runner(policy: MediaPolicy, data: object, slow: bool = False, tenant: 
     return partial(run_isolated, tenant=tenant) if isolated else run_inline
 
 
-def run_inline(function: Callable[..., T], data: Any, /, *args: object) -> T:
+def run_inline(function: Callable[..., T], data: Any, /, *args: object, seconds: float | None = None) -> T:
     return function(data, *args)
 
 
-def run_isolated(function: Callable[..., T], data: bytes, /, *args: object, tenant: str | None = None) -> T:
+def run_isolated(
+    function: Callable[..., T], data: bytes, /, *args: object, tenant: str | None = None, seconds: float | None = None
+) -> T:
     """Run `function(data, *args)` in a worker, within the limits of the MediaPolicy among its arguments.
 
     The function must be a module's function with type hints. Arguments and result are numbers, strings, tensors, and
     dataclasses of these. `worker_memory_bytes` is address space for the item, on top of what an idle worker has with its
-    libraries (0.9 GB). `worker_seconds` starts when `data` is sent; a worker's start (about a second) is not included. A worker
-    that has served one tenant serves no other.
+    libraries (0.9 GB). `worker_seconds`, or `seconds` if given, starts when `data` is sent; a worker's start (about a second)
+    is not included. A worker that has served one tenant serves no other.
 
     Raises:
         InputError: raised by the function, with the same text, or the function crashed, took too long or needed too much.
+        BusyError: the worker got too little processor time to start, or to use its seconds.
         RuntimeError: no worker can be started, or the function raised another error (a bug, with its traceback).
     """
     policy = next((arg for arg in args if isinstance(arg, MediaPolicy)), None)
     if policy is None:
         raise TypeError(f"{function.__name__} is called without a MediaPolicy")
-    seconds, memory = min(float(policy.worker_seconds), FOREVER), int(min(policy.worker_memory_bytes, 1 << 62))
-    request = WorkerRequest(function.__module__, function.__name__, list(args), seconds)
+    limit = min(float(policy.worker_seconds if seconds is None else seconds), FOREVER)
+    memory = int(min(policy.worker_memory_bytes, 1 << 62))
+    request = WorkerRequest(function.__module__, function.__name__, list(args), limit)
     reply, buffers = _ask(request, data, memory, tenant, policy.worker_sandbox == "require")
     if reply.kind == "value":
         hint = typing.get_type_hints(function)["return"]
-        result: T = msgspec.convert(reply.value, hint, dec_hook=lambda _, form: _shaped(buffers, form))
+        result: T = msgspec.convert(reply.value, hint, dec_hook=lambda _, header: _shaped(buffers, header))
         return result
     if reply.kind == "memory":
         raise InputError(
-            f"decoding it needed more than {memory:,} bytes of memory; give a smaller one, or raise worker_memory_bytes"
+            f"decoding it needed more than {memory:,} bytes of memory; give a smaller one, or raise worker_memory_bytes",
+            code="over_limit",
+            limit=memory,
         )
     if reply.kind == "input":
-        raise InputError(reply.text)
+        raise InputError(**msgspec.convert(reply.value, dict[str, Any]))
     raise RuntimeError(f"{function.__name__} failed in the codec worker:\n{reply.text}")
 
 
@@ -98,7 +109,9 @@ def call_worker(
     tenant: str | None = None,
     require_sandbox: bool = False,
 ) -> WorkerReply:
-    """Call a module's function in a worker and return its reply. Raise InputError if it crashed or took too long.
+    """Call a module's function in a worker and return its reply.
+
+    Raise InputError if it crashed or took too long, BusyError if the machine gave it too little time.
 
     `require_sandbox`: raise RuntimeError if the worker's system calls cannot be filtered.
     """
@@ -148,7 +161,6 @@ class CodecWorker:
 
     def __init__(self, module: str, tenant: str | None) -> None:
         self.pool = _pool(module, tenant)
-        self._channel, child_end = socket.socketpair()
         # the import paths of this process, without the worker's current folder
         paths = os.pathsep.join(os.path.abspath(path) for path in sys.path)
         command = [sys.executable, "-P", "-m", f"{__package__}.worker", module]
@@ -157,12 +169,26 @@ class CodecWorker:
             | dict.fromkeys(_THREADS, "1")
             | {"PYTHONPATH": paths, "MALLOC_ARENA_MAX": "2"}
         )
-        with child_end:
-            self._process = subprocess.Popen(command, env=env, stdin=child_end.fileno(), stdout=subprocess.DEVNULL)
+        try:
+            with ExitStack() as opened:
+                self._channel, child_end = map(opened.enter_context, socket.socketpair())
+                self._process = subprocess.Popen(command, env=env, stdin=child_end.fileno(), stdout=subprocess.DEVNULL)
+                child_end.close()
+                opened.pop_all()  # the channel stays open with the process
+        except OSError as error:
+            if error.errno in _LACKS:
+                raise _busy_error(f"no codec worker can be started ({error.strerror})") from None
+            raise
         try:
             message, _ = receive(self._channel, time.monotonic() + START_SECONDS)
-        except (OSError, EOFError):
+        except TimeoutError:
             self.stop()
+            raise _busy_error(f"a codec worker did not start within {START_SECONDS:g} s") from None
+        except (OSError, EOFError):
+            killed = self.is_killed()
+            self.stop()
+            if killed:
+                raise _killed_error() from None
             raise RuntimeError(f"the codec worker did not start (exit status {self._process.returncode})") from None
         self.problem = msgspec.msgpack.decode(message, type=str)
         self._most_idle = self.address_space() + LEAK
@@ -185,8 +211,39 @@ class CodecWorker:
         with open(f"/proc/{self.pid}/statm") as file:
             return int(file.read().split()[0]) * os.sysconf("SC_PAGE_SIZE")
 
+    def processor_time(self) -> tuple[float, float]:
+        """Return the seconds for which the main thread has run, and has waited for a processor (proc_pid_schedstat(5))."""
+        try:
+            with open(f"/proc/{self.pid}/schedstat") as file:
+                ran, waited, _ = file.read().split()
+        except OSError:  # a kernel that does not count them
+            return 0.0, 0.0
+        return int(ran) / 1e9, int(waited) / 1e9
+
+    def is_starved(self, seconds: float) -> bool:
+        """Return whether the last request has not ended after its `seconds` because of the machine, not because of the item.
+
+        So it is if the worker is stopped, waits for the disk, or has waited for a processor for more than half of the time.
+        The kernel counts a wait only when it ends; a worker that is ready to run has therefore waited since it last ran. A
+        worker that sleeps is not starved: its codec waits for something that does not come.
+        """
+        with open(f"/proc/{self.pid}/stat") as file:
+            state = file.read().rpartition(")")[2].split()[0]
+        ran, waited = (now - before for now, before in zip(self.processor_time(), self._time_before, strict=True))
+        if state == "R" and seconds >= _COUNTED_SECONDS:
+            waited = max(waited, seconds - ran)
+        return state in "TtD" or waited > seconds / 2
+
+    def is_killed(self) -> bool:
+        """Return whether a process that has closed its socket was ended from outside."""
+        try:
+            return -self._process.wait(_END_SECONDS) in _KILLED
+        except subprocess.TimeoutExpired:  # it lives on
+            return False
+
     def ask(self, request: WorkerRequest, data: bytes, memory: int) -> tuple[WorkerReply, list[memoryview]]:
         """Return the reply and its buffers. TimeoutError if it is late, EOFError or OSError if the worker died."""
+        self._time_before = self.processor_time()
         deadline = time.monotonic() + request.seconds
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
         allowed = self.address_space() + 2 * len(data) + memory  # it holds the data twice when it receives them
@@ -250,7 +307,7 @@ class Interrupt:
 
 
 def watching(end: Callable[[], object]) -> AbstractContextManager[None]:
-    """Do the same as `watching` of the Interrupt whose function this is. Other functions are not interrupted."""
+    """Return a context in which the current Interrupt calls `end`; without an Interrupt it does nothing."""
     interrupt = _interrupt.get()
     return nullcontext() if interrupt is None else interrupt.watching(end)
 
@@ -267,17 +324,26 @@ def _ask(
 ) -> tuple[WorkerReply, list[memoryview]]:
     began = _closes
     worker, interrupt = _take(request.module, tenant, require), _interrupt.get()
+    asked = time.monotonic()
     try:
         with watching(worker.kill):
             reply, buffers = worker.ask(request, data, memory)
     except TimeoutError:
+        starved = worker.is_starved(request.seconds)
         worker.stop()
+        if starved:
+            raise _busy_error(f"a codec worker got too little processor time in its {request.seconds:g} s") from None
         raise slow_error(request.seconds) from None
     except (OSError, EOFError, msgspec.MsgspecError):
+        killed = worker.is_killed()
         status = worker.stop()
         if interrupt is not None:
             interrupt.check()
-        if status == -signal.SIGALRM:  # the worker's own timer fired first
+        if killed:
+            raise _killed_error() from None
+        if status == -signal.SIGALRM and time.monotonic() - asked > request.seconds:  # this thread got no processor in time
+            raise _busy_error(f"a codec worker's reply was not read within its {request.seconds:g} s") from None
+        if status == -signal.SIGALRM:
             raise slow_error(request.seconds) from None
         name = signal.Signals(-status).name if status < 0 else f"exit status {status}"
         raise InputError(f"decoding it crashed the codec ({name}); the file is broken or hostile") from None
@@ -288,11 +354,20 @@ def _ask(
         ended = [worker] if worker.leaks or _closes != began else []
         if not ended:
             _idle.append(worker)
-            ended = [one for one in _idle if one.pool != worker.pool][:-_MOST_OTHERS]
-            _idle[:] = [one for one in _idle if one not in ended]
-    for one in ended:
-        one.stop()
+            ended = [other for other in _idle if other.pool != worker.pool][:-_MAX_OTHERS]
+            _idle[:] = [other for other in _idle if other not in ended]
+    for other in ended:
+        other.stop()
     return reply, buffers
+
+
+def _busy_error(reason: str) -> BusyError:
+    return BusyError(f"the machine is busy: {reason}; send the request again later, or send fewer at once")
+
+
+def _killed_error() -> InputError:
+    reason = "its codec worker was killed from outside, probably because the machine has too little memory"
+    return InputError(f"{reason}; send it again later, or send a smaller one", code="out_of_memory")
 
 
 def _take(module: str, tenant: str | None, require: bool) -> CodecWorker:
@@ -300,7 +375,7 @@ def _take(module: str, tenant: str | None, require: bool) -> CodecWorker:
     global _warned
     while True:
         with _lock:
-            worker = next((one for one in reversed(_idle) if one.pool == _pool(module, tenant)), None)
+            worker = next((idle for idle in reversed(_idle) if idle.pool == _pool(module, tenant)), None)
             if worker is not None:
                 _idle.remove(worker)
         worker = worker or CodecWorker(module, tenant)
@@ -323,11 +398,11 @@ def _pool(module: str, tenant: str | None) -> tuple[str, str | None]:
     return module.rpartition(".")[0], tenant
 
 
-def _shaped(buffers: list[memoryview], form: Any) -> Tensor:
-    """Return the tensor whose buffer `form` refers to by number, with its dtype and shape."""
-    buffer, dtype = buffers[form["at"]], getattr(torch, form["dtype"])
+def _shaped(buffers: list[memoryview], header: Any) -> Tensor:
+    """Return the tensor whose buffer `header` refers to by number, with its dtype and shape."""
+    buffer, dtype = buffers[header["at"]], getattr(torch, header["dtype"])
     flat = torch.frombuffer(buffer, dtype=dtype) if len(buffer) else torch.empty(0, dtype=dtype)
-    return flat.view(form["shape"])
+    return flat.view(header["shape"])
 
 
 def _forget() -> None:

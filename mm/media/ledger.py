@@ -8,7 +8,7 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-from ..errors import InputError
+from ...callers.errors import InputError
 from .policy import MediaPolicy
 
 T = TypeVar("T")
@@ -137,8 +137,8 @@ class Ledger:
         if key not in self._read:
             self.take(size)
             self._read[key] = read()
-        found: T = self._read[key]
-        return found
+        result: T = self._read[key]
+        return result
 
     def _has_room(self, size: int, wait: bool) -> bool:
         """Return whether the bytes may be read now; InputError if they never may."""
@@ -146,12 +146,12 @@ class Ledger:
         self.check_open()
         if self._taken + size > most:
             reason = f"the media of its request are more than {most:,} bytes (media: max_request_bytes)"
-            raise InputError(f"{reason}; send fewer or smaller items")
+            raise InputError(f"{reason}; send fewer or smaller items", code="over_limit", limit=most, value=self._taken + size)
         budget.holders.add(self)
         if not wait or self is min(budget.holders, key=lambda ledger: ledger._begun):
             return True
-        held = sum(one.num_bytes for one in budget.holders if self._shares_with(one)) + size
-        return held <= budget.policy.max_total_bytes - budget.num_bytes - size
+        num_bytes = sum(holder.num_bytes for holder in budget.holders if self._shares_with(holder)) + size
+        return num_bytes <= budget.policy.max_total_bytes - budget.num_bytes - size
 
     def _shares_with(self, other: Ledger) -> bool:
         """Return whether the bytes of both count as those of one request."""

@@ -10,12 +10,12 @@ import re
 import struct
 from dataclasses import dataclass
 
-from ..errors import InputError
+from ...callers.errors import InputError
 
 MOST_SAMPLES = 1 << 22  # of a track, times its edits: 39 hours at 30 frames a second
-_MOST_BOXES = 200_000
-_MOST_NESTED = 16
-_MOST_TAGS = 4096  # boxes of tags
+_MAX_BOXES = 200_000
+_MAX_NESTED = 16
+_MAX_TAGS = 4096  # boxes of tags
 _PCM_SAMPLES = 1024  # samples of one tick each that FFmpeg puts into one index entry
 _BRANCHES = b"moov trak mdia minf stbl edts dinf udta mvex moof traf tref wave meta ilst sinf schi gmhd iprp ipco ----"
 _CONTAINERS = frozenset(_BRANCHES.split())
@@ -42,7 +42,7 @@ class _Walk:
         """Check the boxes between two places."""
         while start + 8 <= stop:
             self.boxes += 1
-            _check(self.boxes <= _MOST_BOXES and depth <= _MOST_NESTED, "it has too many boxes")
+            _check(self.boxes <= _MAX_BOXES and depth <= _MAX_NESTED, "it has too many boxes")
             size, head = int.from_bytes(self.data[start : start + 4], "big"), 8
             if size == 1:
                 size, head = int.from_bytes(self.data[start + 8 : start + 16], "big"), 16
@@ -56,17 +56,17 @@ class _Walk:
                 before = self.boxes
                 self.box(self.first_of_meta(body, end) if kind == b"meta" else body, end, depth + 1)
                 self.tags += (self.boxes - before) * (kind == b"ilst")
-                _check(self.tags <= _MOST_TAGS, "it has too many tags")
+                _check(self.tags <= _MAX_TAGS, "it has too many tags")
             else:
                 self.table(kind, body, end)
             start += size
 
     def first_of_meta(self, body: int, end: int) -> int:
         """Return the start of the boxes in a meta box: FFmpeg looks for "hdlr" in steps of four bytes."""
-        place = self.data.find(b"hdlr", body, end)
-        while place >= 0 and (place - body) % 4:
-            place = self.data.find(b"hdlr", place + 1, end)
-        return place - 4 if place > body else body + 4
+        handler = self.data.find(b"hdlr", body, end)
+        while handler >= 0 and (handler - body) % 4:
+            handler = self.data.find(b"hdlr", handler + 1, end)
+        return handler - 4 if handler > body else body + 4
 
     def table(self, kind: bytes, body: int, end: int) -> None:
         track, room = self.tracks[-1], end - body - 8

@@ -38,7 +38,9 @@ def cut_off() -> str:
     Afterwards the process computes, allocates memory, starts threads, and reads and writes descriptors that are open. Other
     system calls fail with EPERM. Without the filter it still opens no file and no socket, because descriptors are limited.
     """
-    for limit, value in ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 3)):
+    limits = ((resource.RLIMIT_CORE, 0), (resource.RLIMIT_FSIZE, 0), (resource.RLIMIT_NOFILE, 3))
+    real_time = ((resource.RLIMIT_RTPRIO, 0),) if hasattr(resource, "RLIMIT_RTPRIO") else ()  # no codec may raise its priority
+    for limit, value in (*limits, *real_time):
         resource.setrlimit(limit, (value, value))
     if sys.platform != "linux" or platform.machine() not in _MACHINES:
         return f"unknown on {sys.platform} {platform.machine()}"

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 import hashlib
 import io
 import os
@@ -13,22 +11,27 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from pathlib import Path
 from typing import Any, BinaryIO, TypeGuard
 from urllib.parse import unquote_to_bytes, urlsplit
 from weakref import WeakValueDictionary
 
-from ..errors import InputError, typed
-from ..pacing import releasing_gil
+from ...callers.errors import InputError, typed
+from .data_url import base64_pieces, body_pieces, decoded, is_data_url, split_data_url
 from .fetch import fetch
 from .ledger import Ledger, MediaBudget
 from .policy import FrameFiles, MediaPolicy, MediaUrl, PdfPage, page_of
 
 _LONGEST_PATH = 4096
-_BASE64_PIECE = 1 << 18  # characters decoded at once, a multiple of 4: less than 1 ms with the interpreter's lock
+_HEAD_OF_URL = 1 << 16  # bytes that are fetched to look at a file
 _locks: WeakValueDictionary[int, Any] = WeakValueDictionary()  # id of an open file that is being read -> its lock
 _locks_guard = threading.Lock()
 _BASE64 = re.compile(r"[A-Za-z0-9+/]{120}")
+_FILE_URL = re.compile("(?i)file://")
 _SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]{1,40}):")
+_AROUND = "".join(map(chr, range(33)))  # what a URL loses at its ends (URL Standard, 4.4)
+_HTTP = re.compile("(?i)https?:")
+_PADDED_URL = re.compile(rf"(?i)[{_AROUND}]*(https?|file)://")
 
 
 def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | None = None) -> object:
@@ -44,8 +47,8 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
         InputError: a file or URL is refused, too large or cannot be read, or the request holds too many bytes.
     """
     if ledger is None:
-        with MediaBudget(policy).open() as own:  # closed, it no longer holds the bytes
-            return read(value, modality, policy, own)
+        with MediaBudget(policy).open() as call_budget:  # closed, it no longer holds the bytes
+            return read(value, modality, policy, call_budget)
     if isinstance(value, bytes | bytearray | memoryview):
         _check_size(size := memoryview(value).nbytes, policy)
         return ledger.once(id(value), size, lambda: bytes(value))
@@ -61,16 +64,17 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
         raise InputError(f"a URL in a message must be a string, not {typed(text)}")
     if isinstance(text, str) and not text:
         raise InputError("the path is empty; give a file or URL")
+    if isinstance(text, str) and is_data_url(text):
+        return _from_data_url(text, policy, ledger)
     if isinstance(text, str):
+        text = trimmed(text)
         match = _SCHEME.match(text)
         scheme = match[1].lower() if match else ""
-        if scheme == "data":
-            return _from_data_url(text, policy, ledger)
         if scheme in ("http", "https"):
             return fetch(text, policy, ledger)
         written = text.startswith("://", len(scheme))
         if scheme not in ("", "file") and (written or isinstance(value, MediaUrl)):
-            raise InputError(f"{scheme}: URLs are not known; give http, https, data or file URLs, bytes or a path")
+            raise InputError(f"{scheme}: URLs are not known; <<give_url_or_path>>")
         if isinstance(value, MediaUrl):
             return _under_root(path_of(text), modality, policy, ledger)
         if scheme == "file" and written:
@@ -78,6 +82,16 @@ def read(value: object, modality: str, policy: MediaPolicy, ledger: Ledger | Non
     if isinstance(text, str | os.PathLike):
         return _read_file(os.path.expanduser(text), policy, ledger)
     return value
+
+
+def trimmed(text: str) -> str:
+    """Return a URL without spaces and control characters at its ends, which may be parts of a path; a path as it is."""
+    return text.strip(_AROUND) if _PADDED_URL.match(text) else text
+
+
+def is_http(text: str) -> bool:
+    """Return whether a text is an http or https URL."""
+    return _HTTP.match(trimmed(text)) is not None
 
 
 def open_local(value: object) -> BinaryIO | None:
@@ -94,8 +108,58 @@ def open_local(value: object) -> BinaryIO | None:
     return None
 
 
+def read_head(value: object, size: int, policy: MediaPolicy) -> bytes:
+    """Return the first bytes of encoded bytes, an open file that can seek, a local file, or a data: or http(s) URL.
+
+    There are none for other values and if they cannot be read; `read` raises the error then.
+    """
+    try:
+        if isinstance(value, bytes | bytearray | memoryview):
+            head = bytes(memoryview(value).cast("B")[:size])
+        elif hasattr(value, "read"):
+            head = _head_of_open_file(value, size)
+        elif isinstance(value, str) and is_data_url(value):
+            head = _head_of_data_url(value, size)
+        elif isinstance(value, str) and is_http(value):
+            head = fetch(trimmed(value), policy, most=min(size, _HEAD_OF_URL))
+        else:
+            with open_local(local_path(value)) or io.BytesIO() as file:
+                head = file.read(size)
+    except Exception:  # of the caller's object
+        return b""
+    return head if isinstance(head, bytes) else b""
+
+
+def local_path(value: object) -> object:
+    """Return the path of a file:// URL that the caller's own code gives; other values are returned as they are."""
+    return Path(path_of(trimmed(value))) if isinstance(value, str) and _FILE_URL.match(trimmed(value)) else value
+
+
+def _head_of_open_file(file: Any, size: int) -> Any:
+    if not file.seekable():
+        return b""
+    with _alone(file):
+        position = file.tell()
+        file.seek(0)
+        head = _read_to_end(file, size)
+        file.seek(position)
+    return head
+
+
+def _head_of_data_url(url: str, size: int) -> bytes:
+    parts = split_data_url(url)
+    if parts is None:
+        return b""
+    body, head = body_pieces(url, parts), b""
+    for piece in decoded(base64_pieces(body)) if parts.is_base64 else body:
+        head += piece
+        if len(head) >= size:
+            break
+    return head[:size]
+
+
 def _is_path(value: object) -> TypeGuard[str | os.PathLike[str]]:
-    return isinstance(value, os.PathLike) or (isinstance(value, str) and not _SCHEME.match(value))
+    return isinstance(value, os.PathLike) or (isinstance(value, str) and not _SCHEME.match(trimmed(value)))
 
 
 def _read_page(page: PdfPage, modality: str, policy: MediaPolicy, ledger: Ledger) -> PdfPage:
@@ -112,9 +176,7 @@ def _read_page(page: PdfPage, modality: str, policy: MediaPolicy, ledger: Ledger
 def _read_open_file(file: Any, policy: MediaPolicy, ledger: Ledger) -> bytes:
     """Return all bytes of a file that the caller has opened, from its start if it can seek. Its position is kept."""
     try:
-        with _locks_guard:  # several items may be the same file
-            lock = _locks.setdefault(id(file), threading.Lock())
-        with lock:
+        with _alone(file):
             position = file.tell() if hasattr(file, "seekable") and file.seekable() else None
             if position is not None:
                 file.seek(0)
@@ -127,6 +189,15 @@ def _read_open_file(file: Any, policy: MediaPolicy, ledger: Ledger) -> bytes:
         raise InputError(f"reading the open file gives {typed(data)}; open it in binary mode, as in open(path, 'rb')")
     _check_size(len(data), policy)
     return ledger.once(id(file), len(data), lambda: data)
+
+
+@contextmanager
+def _alone(file: object) -> Iterator[None]:
+    """Keep other threads from reading an open file: several items may be the same file."""
+    with _locks_guard:
+        lock = _locks.setdefault(id(file), threading.Lock())
+    with lock:
+        yield
 
 
 def _read_to_end(file: Any, size: int) -> Any:
@@ -145,36 +216,35 @@ def _read_to_end(file: Any, size: int) -> Any:
 
 def _check_size(size: int, policy: MediaPolicy) -> None:
     if size > policy.max_bytes:
-        raise InputError(f"it is {size:,} bytes, the limit is {policy.max_bytes:,} (media: max_bytes)")
+        reason = f"it is {size:,} bytes, the limit is {policy.max_bytes:,} (media: max_bytes)"
+        raise InputError(reason, code="over_limit", limit=policy.max_bytes, value=size)
 
 
 def _from_data_url(url: str, policy: MediaPolicy, ledger: Ledger) -> bytes:
-    comma = url.find(",", 0, 1024)
-    if comma < 0 or not url[:comma].lower().endswith(";base64"):
+    parts = split_data_url(url)
+    if parts is None:
         raise InputError("the data: URL has another form than data:<type>;base64,<data>; encode the file as base64")
-    _check_size(size := (len(url) - comma - 1) * 3 // 4 - 2, policy)  # before it is copied
 
     def pieces() -> Iterator[bytes]:
-        starts = range(comma + 1, len(url), _BASE64_PIECE)
-        return (url[start : start + _BASE64_PIECE].encode("ascii") for start in releasing_gil(starts))
+        return base64_pieces(body_pieces(url, parts)) if parts.is_base64 else body_pieces(url, parts)
 
     def decode() -> bytes:
-        out, ended = io.BytesIO(), False
-        for piece in pieces():
-            if ended:
-                raise ValueError
-            out.write(base64.b64decode(piece, validate=True))
-            ended = piece.endswith(b"=")
+        out = io.BytesIO()
+        for piece in decoded(pieces()) if parts.is_base64 else pieces():
+            out.write(piece)
         return out.getvalue()
 
     try:
-        key = hashlib.sha256()  # the text itself would be hashed in one call, which holds the lock
+        key, length, size = hashlib.sha256(), 0, 0  # the text itself would be hashed in one call, which holds the lock
         for piece in pieces():
             key.update(piece)
-        return ledger.once(("data", key.digest()), max(0, size), decode)
+            length += len(piece)
+            size = max(0, length * 3 // 4 - 2) if parts.is_base64 else length
+            _check_size(size, policy)
+        return ledger.once(("data", parts.is_base64, key.digest()), size, decode)
     except InputError:  # a ValueError, too
         raise
-    except (binascii.Error, ValueError):
+    except ValueError:
         raise InputError("the data: URL does not hold valid base64; encode it again") from None
 
 
@@ -196,11 +266,12 @@ def _under_root(path: str, modality: str, policy: MediaPolicy, ledger: Ledger) -
     root = policy.allowed_local_media_path
     if root is None:
         raise InputError(
-            f"files named in messages are refused; give the {modality} as bytes, a Path or a data: URL, "
+            f"files named in messages are refused; give the {modality} <<give_data>>, "
             f"or allow a folder (media: allowed_local_media_path){_base64_hint(path)}"
         )
     if len(path) > _LONGEST_PATH:
-        raise InputError(f"a path of {len(path):,} characters is over the limit of {_LONGEST_PATH:,}; give a shorter one")
+        reason = f"a path of {len(path):,} characters is over the limit of {_LONGEST_PATH:,}; give a shorter one"
+        raise InputError(reason, code="over_limit", limit=_LONGEST_PATH, value=len(path))
     try:
         real, base = os.path.realpath(os.path.join(root, path)), os.path.realpath(root)
     except ValueError as error:  # a null byte

@@ -6,16 +6,17 @@ import logging
 from bisect import bisect_right
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
 import torch
 
-from ..errors import InputError
-from ..geometry import FrameSampling, sample_indices, usable_span
+from ...callers.errors import InputError
+from ..geometry import FrameSampling, sample_indices, usable_range
 from ..hashing import digest
 from ..types import FramePlan, MediaHeader, VideoItem
-from . import video_opencv, video_pyav
+from . import video_opencv, video_pyav, video_webp
 from .policy import DecodeClock, MediaPolicy, check_size
 from .video_frames import read_decoded_frames
 from .video_pyav import VideoIndex, index_video
@@ -42,10 +43,10 @@ def probe_video(value: object, sampling: FrameSampling, policy: MediaPolicy) -> 
         a keyframe.
 
     Raises:
-        InputError: another form, no frames, more frames requested than there are, or a limit is exceeded.
+        InputError: another form, no frames, or a limit is exceeded.
     """
     if isinstance(value, bytes | bytearray | memoryview):
-        index = index_video(bytes(value), policy)
+        index = _index(bytes(value), policy)
         return _checked(index.height, index.width, _plan(index, sampling), index.exact, policy)
     video = read_decoded_frames(value, policy)
     return _checked(video.height, video.width, video.plan(sampling)[1], True, policy)
@@ -69,11 +70,14 @@ def decode_video(
         _checked(video.height, video.width, plan, True, policy)
         return VideoItem(video.pixels(used, policy, read_frame), plan)
     data = bytes(value)
-    index = index_video(data, policy)
+    index = _index(data, policy)
     plan = _plan(index, sampling)
     _checked(index.height, index.width, plan, index.exact, policy)
-    rows, reader, clock = _SampledFrames(index, plan.indices), READERS[policy.video_backend], DecodeClock(policy)
+    rows, reader, clock = _SampledFrames(index, plan.indices), _reader(data, policy), DecodeClock(policy)
     rows.fill(reader(data, index, rows, clock))
+    if policy.video_backend != "pyav" and all(number is None for number in rows.used):  # PyAV knows more formats
+        reader = _reader(data, replace(policy, video_backend="pyav"))
+        rows.fill(reader(data, index, rows, clock))
     if policy.frame_recovery and None in rows.used:
         rows.stand_ins = True
         rows.fill(reader(data, index, rows, clock))
@@ -83,17 +87,28 @@ def decode_video(
 def hash_video(value: object, policy: MediaPolicy) -> str:
     """Return 64 hex digits of the source: encoded bytes, or frames with the rate and numbers of their metadata.
 
-    Equal frames have the same hash in any form.
+    Equal frames have the same hash in any form. An animated WebP is hashed with the background that it is decoded on.
 
     Raises:
         InputError: the value is not a video.
     """
     if isinstance(value, bytes | bytearray | memoryview):
-        return digest("video", bytes(value))
+        data = bytes(value)
+        return digest("video", data, *((policy.background,) if video_webp.is_animated_webp(data) else ()))
     video = read_decoded_frames(value, policy)
     return digest(
         "frames", video.pixels(range(len(video.numbers)), policy), video.fps, video.total, video.numbers, video.sampled
     )
+
+
+def _index(data: bytes, policy: MediaPolicy) -> VideoIndex:
+    return video_webp.index_webp(data, policy) if video_webp.is_animated_webp(data) else index_video(data, policy)
+
+
+def _reader(data: bytes, policy: MediaPolicy) -> _Reader:
+    if video_webp.is_animated_webp(data):
+        return partial(video_webp.read_frames, policy=policy)
+    return READERS[policy.video_backend]
 
 
 def _plan(index: VideoIndex, sampling: FrameSampling) -> FramePlan:
@@ -101,7 +116,7 @@ def _plan(index: VideoIndex, sampling: FrameSampling) -> FramePlan:
         raise InputError("it holds no frames; the file is broken or cut off")
     times = None if index.numbers is None else index.times
     chosen = sample_indices(index.total, index.fps, sampling, times)
-    seconds = usable_span(index.total, index.fps, sampling, times)[1]
+    seconds = usable_range(index.total, index.fps, sampling, times)[1]
     rate = len(chosen) / seconds if seconds else index.fps
     return FramePlan(tuple(chosen), tuple(index.times[i] for i in chosen), index.total, rate)
 
@@ -112,7 +127,10 @@ def _checked(height: int, width: int, plan: FramePlan, exact: bool, policy: Medi
     needed = count * height * width * 3
     if needed > policy.max_video_bytes:
         raise InputError(
-            f"{count} frames are {needed:,} bytes, the limit is {policy.max_video_bytes:,}; lower num_frames or fps"
+            f"{count} frames are {needed:,} bytes, the limit is {policy.max_video_bytes:,}; lower num_frames or fps",
+            code="over_limit",
+            limit=policy.max_video_bytes,
+            value=needed,
         )
     return MediaHeader("video", height, width, plan, exact=exact)
 

@@ -13,10 +13,11 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ..errors import InputError, hint, typed
-from ..geometry import FrameSampling, sample_indices, usable_span
+from ...callers.errors import InputError, hint, typed
+from ..geometry import FrameSampling, sample_indices, usable_range
 from ..types import FramePlan
-from .image import decode_image, probe_image, to_hwc
+from .image import decode_image, probe_image
+from .pixels import to_hwc
 from .policy import DecodeClock, MediaPolicy
 from .video_pyav import DEFAULT_FPS
 
@@ -47,17 +48,17 @@ class DecodedFrames:
     def plan(self, sampling: FrameSampling) -> tuple[list[int], FramePlan]:
         """Return positions of the used frames among the given ones, and the plan in numbers of the source."""
         count, rate = len(self.numbers), self.fps or DEFAULT_FPS
-        usable, found = usable_span(self.total, self.fps, replace(sampling, max_duration=None))
-        used, seconds = [i for i, number in enumerate(self.numbers) if number in usable], found or self.total / rate
+        usable, duration = usable_range(self.total, self.fps, replace(sampling, max_duration=None))
+        used, seconds = [i for i, number in enumerate(self.numbers) if number in usable], duration or self.total / rate
         if not used:
             start, end = usable.start / rate, usable.stop / rate
             raise InputError(f"none of its {count} frames lies from {start:g} to {end:g} s; change video_start or video_end")
         if not self.sampled and (self.fps or sampling.num_frames is not None):
             if not self.fps:
                 sampling = replace(sampling, max_duration=None)
-            given = rate * (count / self.total)
-            used = sample_indices(count, given, sampling)
-            seconds = usable_span(count, given, sampling)[1] or seconds
+            stored_fps = rate * (count / self.total)
+            used = sample_indices(count, stored_fps, sampling)
+            seconds = usable_range(count, stored_fps, sampling)[1] or seconds
         indices = tuple(self.numbers[i] for i in used)
         return used, FramePlan(indices, tuple(i / rate for i in indices), self.total, len(used) / seconds)
 
@@ -134,29 +135,34 @@ def _fields(metadata: object) -> Mapping[str, object]:
         return {name: getattr(metadata, name, None) for name in _FIELDS}
     for name in metadata:
         if name not in (*_FIELDS, _AUDIO):
-            raise InputError(f"unknown key {str(name)[:100]!r} in metadata of frames; {hint(name, (*_FIELDS, _AUDIO))}")
+            raise InputError(
+                f"unknown key {str(name)[:100]!r} in metadata of frames; {hint(name, (*_FIELDS, _AUDIO))}",
+                code="unknown_name",
+                value=name,
+            )
     return {name: metadata[name] for name in metadata}
 
 
 def _decoded_frames(frames: Tensor | Sequence[object], size: tuple[int, int], metadata: Mapping[str, object]) -> DecodedFrames:
-    count, known, do_sample = len(frames), metadata.get("frames_indices"), metadata.get("do_sample_frames")
-    numbers = tuple(range(count)) if known is None else _numbers(known, count)
+    count, indices, do_sample = len(frames), metadata.get("frames_indices"), metadata.get("do_sample_frames")
+    numbers = tuple(range(count)) if indices is None else _numbers(indices, count)
     total = _number(metadata, "total_num_frames")
     if total is None:
         total = max(count, numbers[-1] + 1)
     elif total != int(total) or numbers[-1] >= total:
         raise InputError(f"frames_indices holds {numbers[-1]}, but total_num_frames is {total:g}; correct the metadata")
-    elif known is None and total != count:
+    elif indices is None and total != count:
         raise InputError(f"total_num_frames is {total:g} but {count} frames were given; give frames_indices too")
     fps, seconds = _number(metadata, "fps"), _number(metadata, "duration")
     if not fps and seconds:
         fps = total / seconds
-    sampled = known is not None if do_sample is None else not do_sample
-    return DecodedFrames(frames, *size, fps or None, int(total), numbers, sampled)
+    sampled = indices is not None if do_sample is None else not do_sample
+    height, width = size
+    return DecodedFrames(frames, height, width, fps=fps or None, total=int(total), numbers=numbers, sampled=sampled)
 
 
-def _numbers(known: object, count: int) -> tuple[int, ...]:
-    entries = known.tolist() if isinstance(known, np.ndarray | Tensor) else known
+def _numbers(indices: object, count: int) -> tuple[int, ...]:
+    entries = indices.tolist() if isinstance(indices, np.ndarray | Tensor) else indices
     if not isinstance(entries, Sequence) or not all(isinstance(i, Integral) for i in entries):
         raise InputError("frames_indices must be a list of whole numbers")
     numbers = tuple(int(i) for i in entries)

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 
-from ..errors import InputError
 from .container import open_options
+from .orientation import upright
 from .policy import DecodeClock, MediaPolicy
 from .video_pyav import FORMATS, VideoIndex
 
@@ -26,7 +26,8 @@ def read_frames(
 ) -> Iterator[tuple[int, np.ndarray[Any, Any]]]:
     """Yield the requested frames that can be decoded, in decoding order: number, and upright RGB uint8 `[height, width, 3]`.
 
-    Decodes from the start, because OpenCV cannot seek by timestamp, and converts only requested frames.
+    Decodes from the start, because OpenCV cannot seek by timestamp, and converts only requested frames. A format that OpenCV
+    cannot open gives none.
     """
     import cv2
 
@@ -35,7 +36,8 @@ def read_frames(
         capture = cv2.VideoCapture(stream, cv2.CAP_FFMPEG, [cv2.CAP_PROP_N_THREADS, 1])  # type: ignore[call-overload]
     try:
         if not capture.isOpened():
-            raise InputError("it is not in a video format that OpenCV can read; set video_backend to pyav")
+            return
+        capture.set(cv2.CAP_PROP_ORIENTATION_AUTO, 0)  # OpenCV turns frames, but does not flip them
         last = max((number for number in range(index.total) if number in wanted), default=-1)
         number = -1
         for _ in index.packets:
@@ -50,7 +52,7 @@ def read_frames(
             if number in wanted:
                 read, frame = capture.retrieve()
                 if read:
-                    yield number, cv2.cvtColor(frame, cv2.COLOR_BGR2RGB)
+                    yield number, upright(cv2.cvtColor(frame, cv2.COLOR_BGR2RGB), index.orientation)
     finally:
         capture.release()
 
@@ -60,15 +62,15 @@ def _options() -> Iterator[None]:
     """Restrict what OpenCV's FFmpeg opens, with the lists that PyAV's gets. The caller's own options are kept for its files."""
     pairs = open_options(FORMATS, MediaPolicy()).items()
     with _OPENING:
-        own = os.environ.get(_VARIABLE)
+        variable = os.environ.get(_VARIABLE)
         os.environ[_VARIABLE] = "|".join(f"{name};{value}" for name, value in pairs)
         try:
             yield
         finally:
-            if own is None:
+            if variable is None:
                 del os.environ[_VARIABLE]
             else:
-                os.environ[_VARIABLE] = own
+                os.environ[_VARIABLE] = variable
 
 
 class _Stream(io.BytesIO):

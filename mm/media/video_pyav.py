@@ -10,11 +10,12 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
-from ..errors import InputError
+from ...callers.errors import InputError
 from .container import check_codec, open_container
 from .formats import wrong_format_error
+from .orientation import has_swapped_sides, upright
 from .policy import DecodeClock, MediaPolicy, check_size
-from .video_rotation import quarter_turns
+from .video_orientation import orientation_of_track
 
 if TYPE_CHECKING:
     from av import Packet
@@ -28,10 +29,10 @@ DEFAULT_FPS = 24.0  # frame rate if a video has none
 # Playlists, concatenations and image sequences are excluded: they make FFmpeg open other files.
 FORMATS = (
     "mov,mp4,m4a,3gp,3g2,mj2,matroska,webm,avi,mpegts,mpeg,mpegvideo,m4v,flv,asf,ogg,gif,apng,h264,hevc,obu,ivf,mjpeg,"
-    "dv,mxf,nut,rm,yuv4mpegpipe"
+    "dv,mxf,nut,rm,yuv4mpegpipe,wtv,vc1,roq"
 )
 
-_MOST_PACKETS = 1 << 20  # nearly ten hours at 30 per second
+_MAX_PACKETS = 1 << 20  # nearly ten hours at 30 per second
 
 # Decoders that reliably know which frames no other frame refers to: such frames are skipped unless they are requested.
 _NONREF_DECODERS = ("h264", "mpeg4", "mpeg1video", "mpeg2video")
@@ -46,7 +47,7 @@ class VideoIndex:
 
     Args:
         height, width: of the frames, upright.
-        turns: quarter turns counterclockwise that make a decoded frame upright.
+        orientation: EXIF orientation of the decoded frames.
         times: seconds of every frame from the first one, by number.
         fps: average frames per second.
         packets: `(number or -1, is keyframe)` of every packet, in decoding order.
@@ -60,7 +61,7 @@ class VideoIndex:
 
     height: int
     width: int
-    turns: int
+    orientation: int
     times: tuple[float, ...]
     fps: float
     packets: tuple[tuple[int, bool], ...]
@@ -89,7 +90,7 @@ def index_video(data: bytes, policy: MediaPolicy) -> VideoIndex:
             packets, or reading them takes too long.
     """
     with _opened(data, policy) as (container, stream):
-        turns = quarter_turns(data, container.format.name, stream.id, container.streams.video.index(stream))
+        orientation = orientation_of_track(data, container.format.name, stream.id, container.streams.video.index(stream))
         height, width = stream.codec_context.height, stream.codec_context.width
         check_size(height, width, policy)
         vp8 = stream.codec_context.codec.canonical_name == "vp8"
@@ -106,13 +107,13 @@ def index_video(data: bytes, policy: MediaPolicy) -> VideoIndex:
         stated = stream.frames
         if avi and packets and (packets[-1].dts or 0) + 1 >= stated:
             stated = 0  # AVI counts gaps as frames; its decoding times are numbers of frames
-    if turns % 2:
+    if has_swapped_sides(orientation):
         height, width = width, height
     fps = float(rate) if rate and rate > 0 else DEFAULT_FPS
     if not stamps or unit <= 0:
         times = tuple(i / fps for i in range(len(packets)))
         plain = tuple((i, packet.key) for i, packet in enumerate(packets))
-        return VideoIndex(height, width, turns, times, fps, plain, None, 0.0, False, stated)
+        return VideoIndex(height, width, orientation, times, fps, plain, None, 0.0, False, stated)
     order = sorted(set(stamps.values()))
     numbers: dict[int | None, int] = {pts: number for number, pts in enumerate(order)}
     times = tuple((pts - order[0]) * unit for pts in order)
@@ -121,7 +122,7 @@ def index_video(data: bytes, policy: MediaPolicy) -> VideoIndex:
     marked = tuple((numbers[stamps[i]] if i in stamps else -1, packet.key) for i, packet in enumerate(packets))
     delay = 0.0 if start is None else (order[0] - start) * unit
     exact = any(p.key for p in packets) and len(order) == len(stamps) and all(p.pts is not None for p in packets)
-    return VideoIndex(height, width, turns, times, fps, marked, numbers, delay, exact, stated)
+    return VideoIndex(height, width, orientation, times, fps, marked, numbers, delay, exact, stated)
 
 
 def _is_hidden(packet: Packet[VideoStream]) -> bool:
@@ -154,7 +155,7 @@ def _read(
     for number, frame in _decoded(data, index, wanted, parts, clock):
         if number in wanted:
             pixels = reformatter.reformat(frame, format="rgb24", threads=1).to_ndarray()
-            yield number, np.rot90(pixels, index.turns)
+            yield number, upright(pixels, index.orientation)
 
 
 def decode_ranges(packets: Sequence[tuple[int, bool]], wanted: Container[int]) -> list[range]:
@@ -243,12 +244,14 @@ def _stamps(packets: Sequence[_Packet]) -> dict[int, int]:
 def _opened(data: bytes, policy: MediaPolicy | None = None) -> Iterator[tuple[InputContainer, VideoStream]]:
     import av
 
-    with open_container(data, FORMATS, wrong_format_error(data, "video"), policy) as container:
+    # the first bytes of a raw stream of JPEGs are those of an image
+    kind = "mjpeg" if data.startswith(b"\xff\xd8") and b"\xff\xd9\xff\xd8" in data else None
+    with open_container(data, FORMATS, wrong_format_error(data, "video"), policy, kind) as container:
         streams = [s for s in container.streams.video if not s.disposition & av.stream.Disposition.attached_pic]
         if not streams:
             raise InputError("it holds no video")
         if streams[0].codec_context is None:
-            raise InputError("its codec is not supported; convert it to H.264")
+            raise InputError("its codec is not supported; convert it to H.264", code="unsupported")
         check_codec(streams[0].codec_context.name)
         yield container, streams[0]
 
@@ -259,8 +262,12 @@ def _packets(container: InputContainer, stream: VideoStream, clock: DecodeClock)
 
     try:
         for count, packet in enumerate(container.demux(stream)):
-            if count > _MOST_PACKETS:
-                raise InputError(f"it has more than {_MOST_PACKETS:,} video packets; cut it into shorter videos")
+            if count > _MAX_PACKETS:
+                raise InputError(
+                    f"it has more than {_MAX_PACKETS:,} video packets; cut it into shorter videos",
+                    code="over_limit",
+                    limit=_MAX_PACKETS,
+                )
             clock.check()
             if packet.size:
                 yield packet

@@ -13,7 +13,7 @@ from importlib import import_module
 
 import msgspec
 
-from ..errors import InputError, typed
+from ...callers.errors import InputError, typed
 from .sandbox import cut_off
 from .worker_messages import WorkerReply, WorkerRequest, receive, send
 
@@ -50,7 +50,8 @@ def _codecs() -> list[str]:
     torch.set_num_threads(1)
     torch.backends.cpu.get_cpu_capability()  # reads /proc/cpuinfo once
     policy = MediaPolicy(video_backend="opencv")
-    return ["pypdfium2", *(name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy))]
+    codecs = (name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy))
+    return [f"{__package__}.page_facts", "pypdfium2", "pillow_heif", *codecs]
 
 
 def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[memoryview]]:
@@ -72,7 +73,7 @@ def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[memory
         if _out_of_memory(error):
             return WorkerReply("memory"), []
         if isinstance(error, InputError):
-            return WorkerReply("input", str(error)), []
+            return WorkerReply("input", value=error.info.fields()), []
         return WorkerReply("bug", traceback.format_exc()), []
     finally:
         signal.setitimer(signal.ITIMER_REAL, 0)

@@ -15,7 +15,7 @@ _MAPPED = 1 << 16  # bytes from which a buffer is mapped: a bytearray would be f
 
 
 class WorkerReply(msgspec.Struct):
-    """Outcome of an item: "value", "input" (`text` is that of an InputError), "memory" or "bug" (`text` is a traceback)."""
+    """Outcome of an item: "value", "input" (`value` has the fields of an InputError), "memory" or "bug" (`text`: traceback)."""
 
     kind: str
     text: str = ""

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
 
-from ..errors import ConfigError, InputError
+from ...callers.errors import ConfigError, InputError
 from .plan import CropPad, CropPlan, Resize, Size, TiledView
 from .sizes import arrangements, check_size
 from .whole import FixedSize
@@ -42,7 +42,7 @@ class AspectTiles:
         if rows * columns == 1:
             return FixedSize(self.tile).plan(height, width)
         cut = TiledView((Resize(self.tile[0] * rows, self.tile[1] * columns),), rows, columns)
-        whole = (TiledView((Resize(*self.tile),)),) if self.thumbnail else ()
+        whole = (TiledView((Resize.to(self.tile),)),) if self.thumbnail else ()
         return CropPlan((cut, *whole), (rows, columns))
 
     def arrangement(self, height: int, width: int) -> Size:
@@ -50,15 +50,22 @@ class AspectTiles:
         return self._nearest(height, width, self.max_tiles)
 
     def _nearest(self, height: int, width: int, most: int) -> Size:
-        best, nearest = (1, 1), math.inf
-        for rows, columns in arrangements(self.min_tiles, most):
-            if max(rows, columns) > self.max_side:
-                continue
-            distance = abs(width / height - columns / rows)
-            room = self.tile[0] * self.tile[1] * rows * columns
-            if distance < nearest or (distance == nearest and height * width > 0.5 * room):
-                best, nearest = (rows, columns), distance
-        return best
+        grids = (grid for grid in arrangements(self.min_tiles, most) if max(grid) <= self.max_side)
+        return nearest_grid(grids, height, width, self.tile)
+
+
+def nearest_grid(grids: Iterable[Size], height: int, width: int, tile: Size) -> Size:
+    """Return the grid (rows, columns) whose aspect ratio is nearest to the image's; (1, 1) if there are no grids.
+
+    Of equally near ones the later grid wins if its area is less than twice the image's.
+    """
+    best, nearest = (1, 1), math.inf
+    for rows, columns in grids:
+        distance = abs(width / height - columns / rows)
+        room = tile[0] * tile[1] * rows * columns
+        if distance < nearest or (distance == nearest and height * width > 0.5 * room):
+            best, nearest = (rows, columns), distance
+    return best
 
 
 @dataclass(frozen=True)
@@ -143,7 +150,7 @@ class PaddedAspectTiles(AspectTiles):
         if min(tall, wide) < _MIN_SIDE:
             size = f"an image of {width}x{height} would become {wide}x{tall}"
             raise InputError(f"{size} pixels, the model takes at least {_MIN_SIDE} a side; crop it")
-        view = TiledView((Resize(tall, wide), CropPad(0, 0, *canvas, self.fill)), rows, columns)
+        view = TiledView((Resize(tall, wide), CropPad.window(canvas, fill=self.fill)), rows, columns)
         return CropPlan((view,), (rows, columns))
 
     def arrangement(self, height: int, width: int) -> Size:
@@ -169,7 +176,7 @@ class LargeImageTiles:
         check_size(height, width)
         side = self.patch * self.merge
         near = [round(edge / side) * side for edge in (height, width)]
-        whole = CropPlan((TiledView((Resize(*self._fit(height, width, near)),)),))
+        whole = CropPlan((TiledView((Resize.to(self._fit(height, width, near)),)),))
         if self.tiles is None or math.prod(max(self.patch, edge) for edge in near) <= self.max_area * self.tolerance:
             return whole
         cut = replace(self.tiles, thumbnail=False).plan(height, width)

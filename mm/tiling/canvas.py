@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import ConfigError, InputError
+from ...callers.errors import ConfigError, InputError
 from .plan import CropPad, CropPlan, Resize, Size, Step, TiledView
 from .sizes import anyres_score, check_size, fit, grids_by_ratio, grids_by_rows, middle
 
@@ -41,9 +41,9 @@ class AnyResTiles:
         best = self.best(height, width)
         rows, columns = best[0] // self.tile[0], best[1] // self.tile[1]
         tall, wide = best if self.stretch else fit(height, width, best, self.floor)
-        window = CropPad(middle(tall, best[0]), middle(wide, best[1]), *best)
+        window = CropPad.window(best, middle(tall, best[0]), middle(wide, best[1]))
         cut = TiledView((Resize(tall, wide), window), rows, columns)
-        return CropPlan((TiledView((Resize(*self.base),)), cut), (rows, columns))
+        return CropPlan((TiledView((Resize.to(self.base),)), cut), (rows, columns))
 
     def best(self, height: int, width: int) -> Size:
         """Return the best of `sizes` for an image of this size."""
@@ -81,7 +81,7 @@ class PaddedTiles:
             wide = round(width / height * size[0])
         if min(tall, wide) < 1:
             raise InputError(f"an image of {width}x{height} would be less than a pixel wide at {size[1]}x{size[0]}; crop it")
-        window = CropPad(-round((size[0] - tall) * 0.5), -round((size[1] - wide) * 0.5), *size, self.fill)
+        window = CropPad.window(size, -round((size[0] - tall) * 0.5), -round((size[1] - wide) * 0.5), self.fill)
         return Resize(tall, wide), window
 
 
@@ -117,7 +117,7 @@ class CanvasTiles:
             tall = max(1, min(math.floor(height * along), tall))
         else:
             wide = max(1, min(math.floor(width * down), wide))
-        cut = TiledView((Resize(tall, wide), CropPad(0, 0, *canvas)), rows, columns)
+        cut = TiledView((Resize(tall, wide), CropPad.window(canvas)), rows, columns)
         whole = (TiledView((Resize(self.tile, self.tile),)),) if self.thumbnail and rows * columns > 1 else ()
         return CropPlan((cut, *whole), (rows, columns))
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ..errors import ConfigError, InputError
+from ...callers.errors import ConfigError, InputError
 from .plan import CropPad, CropPlan, Resize, Size, Step, TiledView
 from .sizes import anyres_score, check_size, fit, middle, round_up, shrink
 
@@ -14,28 +14,38 @@ from .sizes import anyres_score, check_size, fit, middle, round_up, shrink
 class EdgeTiles:
     """Resize the longer side to `longest` (at most `limit`), then both up to multiples of `tile`; cut; append a thumbnail.
 
-    `split` False: only the thumbnail. Every step resizes the result of the step before. Rule: Idefics3.
+    Every step resizes the result of the step before. Rule: Idefics3.
+
+    Args:
+        longest: None: the first step keeps the size.
+        split: False: only the thumbnail.
+        first: height and width after the first step, whatever `longest` is.
     """
 
-    longest: int
+    longest: int | None
     tile: int
     split: bool = True
     limit: int = 4096
+    first: Size | None = None
 
     def plan(self, height: int, width: int) -> CropPlan:
         check_size(height, width)
-        first = Resize(*self.edge(height, width))
+        first = Resize.to(self.first_size(height, width))
         whole = Resize(self.tile, self.tile)
         if not self.split:
             return CropPlan((TiledView((first, whole)),))
-        second = Resize(*self._multiples(first.height, first.width))
+        second = Resize.to(self._multiples(first.height, first.width))
         rows, columns = second.height // self.tile, second.width // self.tile
         if rows * columns == 1:
             return CropPlan((TiledView((first, second)),))
         return CropPlan((TiledView((first, second), rows, columns), TiledView((first, second, whole))), (rows, columns))
 
-    def edge(self, height: int, width: int) -> Size:
+    def first_size(self, height: int, width: int) -> Size:
         """Return the size after the first step. The shorter side is made even before the limit is applied."""
+        if self.first is not None:
+            return self.first
+        if self.longest is None:
+            return height, width
         ratio = width / height
         if width >= height:
             tall, wide = int(self.longest / ratio), self.longest
@@ -59,12 +69,14 @@ class EdgeTiles:
 class QuarterTiles:
     """Shrink the longer side to at most `longest`, keeping the aspect ratio, then stretch sides below `shortest` to it.
 
+    `size`: the height and width of every view instead.
     `split`: the four quarters of the image come first, each resized in the same way, so views differ in size. Rule: Idefics2.
     """
 
     shortest: int
     longest: int
     split: bool = True
+    size: Size | None = None
 
     def plan(self, height: int, width: int) -> CropPlan:
         check_size(height, width)
@@ -73,14 +85,38 @@ class QuarterTiles:
             return CropPlan((whole,))
         if min(height, width) < 2:
             raise InputError(f"an image of {width}x{height} pixels cannot be cut into quarters; pass do_image_splitting=False")
-        bands, columns = (((0, side // 2), (side // 2, side - side // 2)) for side in (height, width))
-        boxes = [(top, left, tall, wide) for top, tall in bands for left, wide in columns]
-        quarters = (TiledView((CropPad(*box), self._resize(*box[2:]))) for box in boxes)
-        return CropPlan((*quarters, whole), (2, 2))
+        cut = (TiledView((crop, self._resize(crop.height, crop.width))) for crop in quarters(height, width))
+        return CropPlan((*cut, whole), (2, 2))
 
     def _resize(self, height: int, width: int) -> Resize:
+        if self.size is not None:
+            return Resize.to(self.size)
         height, width = shrink(height, width, self.longest)
         return Resize(max(height, self.shortest), max(width, self.shortest))
+
+
+@dataclass(frozen=True)
+class KeptQuarters:
+    """Keep the size of the image and, if `split`, of its four quarters, which come first. Rule: Idefics2 without do_resize.
+
+    Sides of more than `longest` pixels, and views that have less than a patch of `patch` pixels along a side, are refused.
+    """
+
+    patch: int
+    longest: int
+    split: bool = True
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        least = self.patch * (1 + self.split)
+        if min(height, width) < least or max(height, width) > self.longest:
+            sides = f"at least {least} and at most {self.longest} pixels"
+            raise InputError(
+                f"this model does not resize images (do_resize=false); give sides of {sides}, not {width}x{height}"
+            )
+        crops = quarters(height, width) if self.split else []
+        views = tuple(TiledView((crop,)) for crop in [*crops, CropPad.window((height, width))])
+        return CropPlan(views, (2, 2)) if self.split else CropPlan(views)
 
 
 @dataclass(frozen=True)
@@ -105,7 +141,7 @@ class LongEdge:
         if not self.sizes:
             return CropPlan((TiledView(self._fit(height, width)),))
         tall, wide = max(self.sizes, key=lambda size: anyres_score(height, width, size))
-        first, side = Resize(*fit(height, width, (tall, wide))), self.longest
+        first, side = Resize.to(fit(height, width, (tall, wide))), self.longest
         window = CropPad(middle(first.height, tall), middle(first.width, wide), tall, wide)
         tops, lefts = range(0, tall, side), range(0, wide, side)
         crops = [CropPad(top, left, min(side, tall - top), min(side, wide - left)) for top in tops for left in lefts]
@@ -176,7 +212,7 @@ class PanAndScan:
 
     def plan(self, height: int, width: int) -> CropPlan:
         check_size(height, width)
-        whole = TiledView((Resize(*self.size),))
+        whole = TiledView((Resize.to(self.size),))
         long, short = max(height, width), min(height, width)
         count = min(self.max_crops, max(2, min(long // self.min_crop, math.floor(long / short + 0.5))))
         step = math.ceil(long / count)
@@ -188,7 +224,7 @@ class PanAndScan:
         else:
             crops = [CropPad(start, 0, side, width) for start, side in pieces]
         tiles = (1, len(crops)) if width >= height else (len(crops), 1)
-        return CropPlan((whole, *(TiledView((crop, Resize(*self.size))) for crop in crops)), tiles)
+        return CropPlan((whole, *(TiledView((crop, Resize.to(self.size))) for crop in crops)), tiles)
 
 
 @dataclass(frozen=True)
@@ -216,7 +252,7 @@ class WindowTiles:
         size = self._window(max(tall, wide), min(tall, wide)) if self.cut else 0
         if not size:
             return CropPlan((TiledView(steps),))
-        resized = Resize(*(_whole_windows(side, size) for side in (tall, wide)))
+        resized = Resize(_whole_windows(tall, size), _whole_windows(wide, size))
         rows, columns = max(1, resized.height // size), max(1, resized.width // size)
         padded = CropPad(0, 0, rows * size, columns * size)
         return CropPlan((TiledView((*steps, resized, padded), rows, columns), TiledView(steps)), (rows, columns))
@@ -243,3 +279,9 @@ def _whole_windows(side: int, window: int) -> int:
         return side
     count = side // window
     return window * (count + (side / window - count > 0.2))
+
+
+def quarters(height: int, width: int) -> list[CropPad]:
+    """Return the four quarters of an image."""
+    bands, columns = (((0, side // 2), (side // 2, side - side // 2)) for side in (height, width))
+    return [CropPad(top, left, height=tall, width=wide) for top, tall in bands for left, wide in columns]

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from ..errors import ConfigError, InputError
+from ...callers.errors import ConfigError, InputError
 from .plan import CropPad, CropPlan, Resize, Size, TiledView
 from .sizes import arrangements, check_size
 
@@ -70,7 +70,7 @@ class OverlappedTiles:
 
     def fit(self, size: Size, canvas: Size) -> tuple[Resize, int, int]:
         """Return the resize of an image for a canvas in pixels, and the pixels above it and left of it there."""
-        return Resize(*canvas), 0, 0
+        return Resize.to(canvas), 0, 0
 
     @property
     def patches_per_row(self) -> float:

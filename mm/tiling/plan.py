@@ -3,8 +3,13 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Protocol, Self
 
+from ...callers.errors import InputError
+
+MAX_RESIZED_PIXELS = 64 << 20
+"""Pixels of a resized view with sides that differ by more than 200:1: some policies enlarge them before they crop."""
+_SLIVER = 200
 Size = tuple[int, int]
 """`(height, width)` in pixels."""
 
@@ -15,6 +20,10 @@ class Resize:
 
     height: int
     width: int
+
+    @classmethod
+    def to(cls, size: Size) -> Self:
+        return cls(height=size[0], width=size[1])
 
 
 @dataclass(frozen=True)
@@ -27,6 +36,10 @@ class CropPad:
     width: int
     fill: tuple[int, int, int] = (0, 0, 0)
 
+    @classmethod
+    def window(cls, size: Size, top: int = 0, left: int = 0, fill: tuple[int, int, int] = (0, 0, 0)) -> Self:
+        return cls(top, left, height=size[0], width=size[1], fill=fill)
+
 
 Step = Resize | CropPad
 
@@ -38,6 +51,15 @@ class TiledView:
     steps: tuple[Step, ...]
     rows: int = 1
     columns: int = 1
+
+    def __post_init__(self) -> None:
+        for step in self.steps:
+            is_sliver = max(step.height, step.width) > _SLIVER * min(step.height, step.width)
+            if isinstance(step, Resize) and is_sliver and step.height * step.width > MAX_RESIZED_PIXELS:
+                raise InputError(
+                    f"this model resizes it to {step.width}x{step.height}, which is over the limit of {MAX_RESIZED_PIXELS:,} "
+                    "pixels; crop it first"
+                )
 
     @property
     def tile_size(self) -> Size:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import math
 
-from ..errors import InputError
+from ...callers.errors import InputError
 from .plan import Size
 
 
@@ -76,7 +76,7 @@ def anyres_score(height: int, width: int, size: Size) -> tuple[int, int]:
 def arrangements(min_tiles: int, max_tiles: int) -> tuple[Size, ...]:
     """Return all `(rows, columns)` of `min_tiles` to `max_tiles` tiles, by number of tiles and then by columns."""
     each = ((rows, columns) for columns in range(1, max_tiles + 1) for rows in range(1, max_tiles // columns + 1))
-    return tuple(sorted((one for one in each if one[0] * one[1] >= min_tiles), key=lambda one: one[0] * one[1]))
+    return tuple(sorted((grid for grid in each if grid[0] * grid[1] >= min_tiles), key=lambda grid: grid[0] * grid[1]))
 
 
 @functools.lru_cache(64)
@@ -92,3 +92,9 @@ def grids_by_ratio(max_tiles: int) -> tuple[Size, ...]:
 def grids_by_rows(max_tiles: int) -> tuple[Size, ...]:
     """Return all (rows, columns) of at most `max_tiles` tiles, by rows and then by columns."""
     return tuple((rows, columns) for rows in range(1, max_tiles + 1) for columns in range(1, max_tiles // rows + 1))
+
+
+def whole_multiples(size: Size, step: int) -> Size:
+    """Return both sides rounded down to multiples of `step`; the size itself if a side is shorter than that."""
+    tall, wide = (side // step * step for side in size)
+    return (tall, wide) if tall and wide else size

@@ -6,7 +6,8 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ..errors import InputError
+from ...callers.errors import InputError
+from .aspect import AspectTiles
 from .plan import CropPad, CropPlan, Resize, Size, TiledView
 from .sizes import arrangements, check_size, grids_by_rows, nearest_multiple
 
@@ -30,11 +31,11 @@ class SliceTiles:
         check_size(height, width)
         grid = self.arrangement(height, width)
         if grid is None:
-            return CropPlan((TiledView((Resize(*self._resized(height, width, self.enlarges)),)),))
-        whole = TiledView((Resize(*self._resized(height, width, False)),))
+            return CropPlan((TiledView((Resize.to(self._resized(height, width, self.enlarges)),)),))
+        whole = TiledView((Resize.to(self._resized(height, width, False)),))
         tall, wide = (nearest_multiple(side, parts) / parts for side, parts in zip((height, width), grid, strict=True))
         slice_size = self._resized(tall, wide, True)
-        cut = TiledView((Resize(slice_size[0] * grid[0], slice_size[1] * grid[1]),), *grid)
+        cut = TiledView((Resize(slice_size[0] * grid[0], slice_size[1] * grid[1]),), rows=grid[0], columns=grid[1])
         return CropPlan((whole, cut), grid)
 
     def arrangement(self, height: int, width: int) -> Size | None:
@@ -42,8 +43,8 @@ class SliceTiles:
         count = min(math.ceil(width * height / self.side**2), self.max_slices)
         if count <= 1:
             return None
-        counts = [one for one in (count - 1, count, count + 1) if 1 < one <= self.max_slices]
-        grids = [(rows, one // rows) for one in counts for rows in range(1, one + 1) if one % rows == 0]
+        counts = [slices for slices in (count - 1, count, count + 1) if 1 < slices <= self.max_slices]
+        grids = [(rows, slices // rows) for slices in counts for rows in range(1, slices + 1) if slices % rows == 0]
         ratio = math.log(width / height)
         return min(grids, key=lambda grid: (abs(ratio - math.log(grid[1] / grid[0])), -grid[0]))
 
@@ -65,14 +66,20 @@ class CoveringTiles:
 
     All are squares of `side` pixels. If no arrangement shows as much, the one that shows most is taken. As in transformers,
     rows and columns are exchanged when arrangements are compared.
+
+    `nearest`: this policy's arrangement of at most `max_tiles` tiles is taken instead.
     """
 
     side: int
     max_tiles: int
+    nearest: AspectTiles | None = None
 
     def plan(self, height: int, width: int) -> CropPlan:
         check_size(height, width)
-        rows, columns = self._arrangement(height, width, [grid[::-1] for grid in arrangements(1, self.max_tiles)])[::-1]
+        if self.nearest is not None:
+            rows, columns = self.nearest.arrangement(height, width)
+        else:
+            rows, columns = self._arrangement(height, width, [grid[::-1] for grid in arrangements(1, self.max_tiles)])[::-1]
         whole = TiledView((Resize(self.side, self.side),))
         if rows * columns == 1:
             return CropPlan((whole,))
@@ -83,7 +90,7 @@ class CoveringTiles:
         shares = [(self._shown(height, width, grid), grid) for grid in grids]
         enough = [(grid[0] * grid[1], -shown, grid) for shown, grid in shares if shown > 0.9]
         most = [(-shown, grid[0] * grid[1], grid) for shown, grid in shares]
-        return min(enough or most, key=lambda one: one[:2])[2]
+        return min(enough or most, key=lambda candidate: candidate[:2])[2]
 
     def _shown(self, height: int, width: int, grid: Size) -> float:
         """Return the part of the image's area that is left if each tile's longer side is shrunk to `side`."""

@@ -6,7 +6,7 @@ import math
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ..errors import ConfigError, InputError
+from ...callers.errors import ConfigError, InputError
 from .plan import CropPad, CropPlan, Resize, Size, Step, TiledView, TilingPolicy
 from .sizes import check_size, fit, middle, nearest_multiple, round_up
 
@@ -21,22 +21,53 @@ class FixedSize:
 
     def plan(self, height: int, width: int) -> CropPlan:
         check_size(height, width)
-        return CropPlan((TiledView((Resize(*self.size),)),))
+        return CropPlan((TiledView((Resize.to(self.size),)),))
+
+
+@dataclass(frozen=True)
+class KeptSize:
+    """Keep the image as it is, and leave out what is right of and below the last whole patch. Rule: Pixtral without do_resize.
+
+    Sides of more than `longest` pixels, and sides whose number of whole patches is no multiple of `merge`, are refused.
+    """
+
+    patch: int
+    merge: int
+    longest: int
+
+    def plan(self, height: int, width: int) -> CropPlan:
+        check_size(height, width)
+        tall, wide = (side // self.patch for side in (height, width))
+        if not tall * wide or tall % self.merge or wide % self.merge or max(height, width) > self.longest:
+            sides = f"at least {self.patch * self.merge} and at most {self.longest} pixels"
+            counts = f", with a multiple of {self.merge} patches of {self.patch} pixels" if self.merge > 1 else ""
+            raise InputError(
+                f"this model does not resize images (do_resize=false); give sides of {sides}{counts}, not {width}x{height}. "
+                f"Pixels beyond the last whole patch are cut off",
+                code="unsupported",
+            )
+        return CropPlan((TiledView((CropPad(0, 0, tall * self.patch, wide * self.patch),)),))
 
 
 @dataclass(frozen=True)
 class CenterCrop:
-    """Resize the shorter side to `shortest`, keeping the aspect ratio, then crop the center to `crop`. Rule: CLIP."""
+    """Resize the shorter side to `shortest`, keeping the aspect ratio, then crop the center to `crop`. Rule: CLIP.
 
-    shortest: int
+    `shortest` None: crop without resizing; what is outside a smaller image is black.
+    """
+
+    shortest: int | None
     crop: Size
 
     def plan(self, height: int, width: int) -> CropPlan:
         check_size(height, width)
+        if self.shortest is None:
+            window = CropPad.window(self.crop, middle(height, self.crop[0]), middle(width, self.crop[1]))
+            return CropPlan((TiledView((window,)),))
         tall, wide = self.shortest, int(self.shortest * width / height)
         if width <= height:
             tall, wide = int(self.shortest * height / width), self.shortest
-        window = CropPad(middle(tall, self.crop[0]), middle(wide, self.crop[1]), *self.crop)
+        window = CropPad.window(self.crop, middle(tall, self.crop[0]), middle(wide, self.crop[1]))
         return CropPlan((TiledView((Resize(tall, wide), window)),))
 
 
@@ -44,21 +75,26 @@ class CenterCrop:
 class PaddedSquare:
     """Pad to a square in color `fill`, then resize. Rule: LLaVA ("pad").
 
-    An image whose square would have more than `_MAX_SQUARE` pixels is resized before it is padded.
+    An image whose square would have more than `_MAX_SQUARE` pixels is resized before it is padded. `size` None: do not resize.
     """
 
-    size: Size
+    size: Size | None
     fill: tuple[int, int, int]
 
     def plan(self, height: int, width: int) -> CropPlan:
         check_size(height, width)
-        first, (tall, wide) = Resize(*fit(height, width, self.size)), self.size
-        if max(height, width) ** 2 > _MAX_SQUARE:
+        side = max(height, width)
+        if self.size is None and side**2 > _MAX_SQUARE:
+            raise InputError(
+                f"its sides {width}x{height} make a square of more than {_MAX_SQUARE:,} pixels, and this model does not resize "
+                f"images (do_resize=false); make it smaller"
+            )
+        first, (tall, wide) = Resize.to(fit(height, width, self.size or (side, side))), self.size or (side, side)
+        if side**2 > _MAX_SQUARE:
             window = CropPad(-((tall - first.height) // 2), -((wide - first.width) // 2), tall, wide, self.fill)
             return CropPlan((TiledView((first, window)),))
-        side = max(height, width)
         window = CropPad(-((side - height) // 2), -((side - width) // 2), side, side, self.fill)
-        return CropPlan((TiledView((window, Resize(tall, wide))),))
+        return CropPlan((TiledView((window, Resize(tall, wide)) if self.size else (window,)),))
 
 
 @dataclass(frozen=True)
@@ -80,7 +116,7 @@ class PaddedPage:
             tall, wide = int(self.size[1] / ratio), self.size[1]
         if not tall * wide:
             raise InputError(f"its sides {width}x{height} differ too much for a page; crop it first")
-        window = CropPad(-((self.size[0] - tall) // 2), -((self.size[1] - wide) // 2), *self.size, self.fill)
+        window = CropPad.window(self.size, -((self.size[0] - tall) // 2), -((self.size[1] - wide) // 2), self.fill)
         return CropPlan((TiledView((Resize(tall, wide), window)),))
 
 
@@ -182,9 +218,9 @@ class BoundedPatches:
         check_size(height, width)
         scale, count = 1.0, self._patches(height, width, 1.0)
         if count < self.min_patches:
-            scale = self._search(1.0, 100.0, lambda one: self._patches(height, width, one) < self.min_patches)[1]
+            scale = self._search(1.0, 100.0, lambda factor: self._patches(height, width, factor) < self.min_patches)[1]
         elif count > self.max_patches:
-            scale = self._search(1e-6, 1.0, lambda one: self._patches(height, width, one) <= self.max_patches)[0]
+            scale = self._search(1e-6, 1.0, lambda factor: self._patches(height, width, factor) <= self.max_patches)[0]
         tall, wide = (round_up(side * scale, self.multiple) for side in (height, width))
         return CropPlan((TiledView((Resize(tall, wide),)),))
 

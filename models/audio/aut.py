@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...callers.errors import ConfigError
+from ...checkpoints.config import positive_int
 from ...kernels.activation import activation
-from ...mm.errors import ConfigError
-from ..config import positive_int
 from ..interface import StepLimits
 from ..layers.basic import Norm
 from ..layers.linear import Linear
@@ -150,5 +150,5 @@ def aut_bytes(c: AutSpec, frames: int, dtype: torch.dtype, limits: StepLimits) -
     second = channels * s * (outputs + unfolded)
     second += outputs // 4 * (ops.linear(9 * channels, channels, outputs // 4) + channels * s)
     layers, end = mel_layer_bytes(layer, rows, ops), 3 * row + 2 * c.out * s
-    held = SMALL + frames * mels + attention_tiles(c.layer, rows, ops)
-    return held + max(padded * mels + rows * row + max(first, second), rows * max(layers, end))
+    base = SMALL + frames * mels + attention_tiles(c.layer, rows, ops)
+    return base + max(padded * mels + rows * row + max(first, second), rows * max(layers, end))

@@ -16,9 +16,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...callers.errors import ConfigError
+from ...checkpoints.config import check_activation, positive_int
 from ...kernels.activation import activation
-from ...mm.errors import ConfigError
-from ..config import check_activation, positive_int
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
@@ -37,7 +37,9 @@ class BiasedConformerSpec:
     Args:
         bands: mel bands of a frame. channels: of the convolutions. halvings: number of convolutions, each of stride 2.
         inner: width of the MLPs. taps: rows that the convolution over time sees, the row's own included.
-        distances: the table has a bias for distances from -distances to distances - 1; farther ones count as these.
+        distances: the table has a bias for distances from -distances to distances - 1; farther ones count as these. symmetric:
+            only for those from 0 on, in both directions.
+        multiplier: channels of the convolution over time for each of its inputs.
         act, gate_act, conv_act: activations of the MLPs' gates, of the convolution's gates, and after the convolution.
     """
 
@@ -54,6 +56,8 @@ class BiasedConformerSpec:
     gate_act: str
     conv_act: str
     first_act: str
+    symmetric: bool = False
+    multiplier: int = 1
 
     @property
     def head_dim(self) -> int:
@@ -75,16 +79,19 @@ def biased_conformer_spec(audio: Mapping[str, Any]) -> BiasedConformerSpec:
     """Read the raw `audio_config`; ConfigError for a missing key, or a feature that is not supported."""
     width, heads = positive_int(audio, "hidden_size"), positive_int(audio, "num_attention_heads")
     reduction = positive_int(audio, "time_reduction")
-    fixed = {"chunk_size": -1, "depthwise_multiplier": 1, "downsample_rate": 1, "ext_pw_out_channel": width}
-    fixed |= {"depthwise_separable_out_channel": width, "bias_symmetric": False}
-    for key, value in fixed.items():
+    if audio.get("chunk_size", -1) > 0:
+        raise ConfigError(
+            f"chunk_size of audio_config is {audio['chunk_size']!r}; only -1 is supported, because the published model masks "
+            "rows of other chunks and transformers does not"
+        )
+    for key, value in {"downsample_rate": 1, "ext_pw_out_channel": width, "depthwise_separable_out_channel": width}.items():
         if audio.get(key, value) != value:
-            raise ConfigError(f"{key} of audio_config is {audio[key]!r}; only {value} is supported")
+            raise ConfigError(f"{key} of audio_config is {audio[key]!r}; the layers after it need {value}")
     if width % heads or reduction & (reduction - 1) or reduction < 2:
         sizes = f"hidden_size {width}, {heads} heads and time_reduction {reduction}"
         raise ConfigError(f"audio_config has {sizes}; heads must divide hidden_size, time_reduction must be a power of 2")
     acts = [
-        check_activation(f"{key} of audio_config", audio[key], gated=False)
+        check_activation(f"{key} of audio_config", audio[key])
         for key in ("activation", "conv_glu_type", "conv_activation", "nemo_activation")
     ]
     return BiasedConformerSpec(
@@ -101,11 +108,13 @@ def biased_conformer_spec(audio: Mapping[str, Any]) -> BiasedConformerSpec:
         gate_act=acts[1],
         conv_act=acts[2],
         first_act=acts[3],
+        symmetric=bool(audio.get("bias_symmetric", False)),
+        multiplier=positive_int({"depthwise_multiplier": 1, **audio}, "depthwise_multiplier"),
     )
 
 
 class Subsampling:
-    """`[frames, bands]` of one item -> `[rows, width]`: convolutions of stride 2, the first over all, others per channel."""
+    """`[frames, bands]` of one item -> `[rows, width]` by convolutions of stride 2; all but the first are depthwise."""
 
     def __init__(self, s: BiasedConformerSpec, build: Builder) -> None:
         self.spec, c = s, s.channels
@@ -189,13 +198,13 @@ class CausalConvolution:
     """A causal depthwise convolution over time between gated and plain linear layers."""
 
     def __init__(self, s: BiasedConformerSpec, build: Builder) -> None:
-        self.spec, w = s, s.width
+        self.spec, w, wide = s, s.width, s.multiplier * s.width
         self.norm = build.norm("layer_norm", w, _EPS, True)
         self.first = build.linear(["glu.ext_pw_conv_1d"], w, [2 * w], True)
         self.offsets = [build.stored(f"glu.{name}", 1, w, 1) for name in ("b1", "b2")]
-        self.kernel = build.stored("dw_sep_conv_1d.dw_conv.weight", w, 1, s.taps)
-        self.bias = build.stored("dw_sep_conv_1d.dw_conv.bias", w)
-        self.join = build.linear(["dw_sep_conv_1d.pw_conv"], w, [w], True)
+        self.kernel = build.stored("dw_sep_conv_1d.dw_conv.weight", wide, 1, s.taps)
+        self.bias = build.stored("dw_sep_conv_1d.dw_conv.bias", wide)
+        self.join = build.linear(["dw_sep_conv_1d.pw_conv"], wide, [w], True)
         self.last = build.linear(["ext_pw_conv_1d"], w, [w], True)
 
     def __call__(self, x: Tensor, segments: Sequence[int]) -> Tensor:
@@ -204,6 +213,7 @@ class CausalConvolution:
         x = activation(self.spec.gate_act, gate + gate_offset).mul_(x + offset)
         del gate
         out = self.bias.weight.repeat(len(x), 1)
+        x = x if self.spec.multiplier == 1 else x.repeat_interleave(self.spec.multiplier, 1)
         add_depthwise_(out, x, self.kernel.weight, segments, self.spec.taps - 1)
         del x
         return self.last(activation(self.spec.conv_act, self.join(out)))
@@ -233,7 +243,9 @@ class BiasedConformer(TensorModule):
         self.spec, self.dtype, build = spec, dtype, Builder(self, dtype, device)
         self.moments = [build.stored(f"encoder_embedding.global_{name}", spec.bands) for name in ("mean", "invstd")]
         self.subsampling = Subsampling(spec, build.scope("embed"))
-        self.table = build.stored("relative_attention_bias_layer.bias_values.weight", 2 * spec.distances, spec.heads)
+        self.table = build.stored(
+            "relative_attention_bias_layer.bias_values.weight", spec.distances * (2 - spec.symmetric), spec.heads
+        )
         self.blocks = [BiasedConformerLayer(spec, build.scope(f"encoders.{i}")) for i in range(spec.layers)]
 
     def forward(self, features: Tensor, frames: Sequence[int]) -> Tensor:
@@ -258,8 +270,12 @@ class BiasedConformer(TensorModule):
     def _bias(self, rows: int) -> Tensor:
         """Return what is added to the scores of `rows` queries and keys: `[heads, queries, keys]`."""
         s, position = self.spec, torch.arange(rows, device=self.table.weight.device)
-        distance = (position - position[:, None]).clamp(-s.distances, s.distances - 1)
-        return self.table.weight[distance + s.distances].permute(2, 0, 1).contiguous()
+        distance = position - position[:, None]
+        if s.symmetric:
+            number = distance.abs_().clamp_(max=s.distances - 1)
+        else:
+            number = distance.clamp_(-s.distances, s.distances - 1).add_(s.distances)
+        return self.table.weight[number].permute(2, 0, 1).contiguous()
 
 
 def biased_conformer_bytes(c: BiasedConformerSpec, rows: int, dtype: torch.dtype, limits: StepLimits) -> int:
@@ -271,7 +287,7 @@ def biased_conformer_bytes(c: BiasedConformerSpec, rows: int, dtype: torch.dtype
     table, distances = c.heads * segment**2 * s, segment**2 * 8
     mlp = 2 * w * s + max(ops.linear(w, 2 * c.inner, padded), 4 * c.inner * s, 3 * c.inner * s + ops.linear(c.inner, w, padded))
     attention = 2 * w * s + max(ops.linear(w, 3 * w, padded) + w * s, 4 * w * s + ops.linear(w, w, padded))
-    convolution = 2 * w * s + 5 * w * s
+    convolution = 2 * w * s + (3 + 2 * c.multiplier) * w * s
     layers = padded * max(mlp, attention, convolution) + table + ops.torch_attention_tiles(segment, c.head_dim)
     biases = table + distances + max(table, distances)
     subsampled = features + max(rows * w * s + _subsampling_bytes(c, min(rows, _BLOCK), ops), 2 * padded * w * s)
@@ -284,11 +300,11 @@ def _subsampling_bytes(c: BiasedConformerSpec, rows: int, ops: OpBytes) -> int:
     for level in range(1, c.halvings + 1):
         tall = (rows + 1) * (1 << (c.halvings - level)) - 1
         places = tall * c.bands_after(level)
-        own, product = places * c.channels * s, places * ops.linear(9 if level == 1 else c.channels, c.channels, places)
+        result, product = places * c.channels * s, places * ops.linear(9 if level == 1 else c.channels, c.channels, places)
         if level == 1:
             frames = (2 * tall + 1) * (c.bands + 2) * s
-            held = frames + max(places * 9 * s + product, 2 * own)
+            alive = frames + max(places * 9 * s + product, 2 * result)
         else:
-            held = max(raw + padded, padded + own, own + max(product, 2 * own))
-        most, raw, padded = max(most, held), own, (tall + 2) * (c.bands_after(level) + 2) * c.channels * s
+            alive = max(raw + padded, padded + result, result + max(product, 2 * result))
+        most, raw, padded = max(most, alive), result, (tall + 2) * (c.bands_after(level) + 2) * c.channels * s
     return most + rows * c.width * s

@@ -15,15 +15,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
-from ...mm.errors import ConfigError
-from ..config import positive_int, require
+from ...callers.errors import ConfigError
+from ...checkpoints.config import positive_int, require
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
 from ..layers.convolution import Conv1d, Upsample1d
 
 PART = 256  # frames that are computed at once, without those around them
 _TAPS, _ENDS = 12, 7  # taps of the filters around an activation; taps of the first and last convolution
-_ACTIVATION = 7  # samples on each side that an activation sees: 3 in the filter that doubles the rate, 3 in the other
+_ACTIVATION = 7  # samples that an activation reads on each side, through the filters that double and halve the rate
 _DECIBELS, _REFERENCE = -115.0, 20.0
 _NOT_ZERO = 1e-9
 
@@ -110,7 +110,7 @@ class SnakeBeta(TensorModule):
         self.factors = [build.stored(name, channels) for name in ("alpha", "beta")]
 
     def forward(self, x: Tensor) -> Tensor:
-        a, b = (one.weight.exp()[:, None] for one in self.factors)
+        a, b = (factor.weight.exp()[:, None] for factor in self.factors)
         return x + (x * a).sin_().square_().mul_(1.0 / (b + _NOT_ZERO))
 
 
@@ -129,12 +129,12 @@ class _Activation(TensorModule):
         return F.conv1d(F.pad(wide, (edge, edge + 1), "replicate"), kernel, stride=2, groups=channels)
 
 
-class _Block(TensorModule):
+class _ResidualBlock(TensorModule):
     """Pairs of convolutions, the first dilated, each after an activation, with residuals."""
 
     def __init__(self, channels: int, taps: int, dilations: Sequence[int], device: torch.device) -> None:
         super().__init__()
-        self.convs1 = nn.ModuleList(Conv1d(channels, channels, taps, device, dilation=one) for one in dilations)
+        self.convs1 = nn.ModuleList(Conv1d(channels, channels, taps, device, dilation=dilation) for dilation in dilations)
         self.convs2 = nn.ModuleList(Conv1d(channels, channels, taps, device) for _ in dilations)
         self.activations = nn.ModuleList(_Activation(channels, device) for _ in range(2 * len(dilations)))
 
@@ -153,11 +153,11 @@ class BigVgan(nn.Module):
         self.spec, channels = spec, spec.channels
         self.conv_pre = Conv1d(spec.mels, channels, _ENDS, device)
         self.ups, self.resblocks = nn.ModuleList(), nn.ModuleList()
-        self.stages = list[tuple[Upsample1d, list[_Block]]]()  # the layers of both
+        self.stages = list[tuple[Upsample1d, list[_ResidualBlock]]]()  # the layers of both
         for stride, taps in zip(spec.strides, spec.taps, strict=True):
             up = Upsample1d(channels, channels // 2, taps, stride, device)
             channels //= 2
-            blocks = [_Block(channels, own, dilations, device) for own, dilations in spec.kernels]
+            blocks = [_ResidualBlock(channels, kernel, dilations, device) for kernel, dilations in spec.kernels]
             self.stages.append((up, blocks))
             self.ups.append(nn.ModuleList([up]))
             self.resblocks.extend(blocks)
@@ -171,9 +171,10 @@ class BigVgan(nn.Module):
             spectrograms: `[frames, mels]`, and whether it is the last one.
         """
         around, rate, start = self.spec.around, self.spec.samples_per_frame, 0
-        mel: Tensor | None = None  # frames from `around` before the frame `start` in it, which is the next to be heard
-        for given, last in spectrograms:
-            mel = given if mel is None else torch.cat((mel, given))
+        # frames whose samples are still needed. Frame `start` is the next to become sound; up to `around` frames before it stay
+        mel: Tensor | None = None
+        for frames, last in spectrograms:
+            mel = frames if mel is None else torch.cat((mel, frames))
             while start < (end := len(mel) - (0 if last else around)):
                 stop = min(start + PART, end)
                 wave = self._synthesize(mel[: stop + around])

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...callers.errors import ConfigError, InputError
+from ...checkpoints.config import positive_int
 from ...kernels.activation import activation
 from ...kernels.metadata import AttentionMetadata
-from ...mm.errors import ConfigError, InputError
-from ..config import positive_int
 from ..interface import StepLimits
 from ..layers.basic import Norm
 from ..layers.linear import Linear
@@ -59,15 +59,19 @@ class CausalEncoderSpec:
 
     @property
     def attention(self) -> AttentionSpec:
-        found = self.stack.attentions[0]
-        assert isinstance(found, AttentionSpec)
-        return found
+        spec = self.stack.attentions[0]
+        assert isinstance(spec, AttentionSpec)
+        return spec
 
 
-def encoder_spec(audio: Mapping[str, Any]) -> CausalEncoderSpec:
-    """Read the raw `audio_config`. Raise ConfigError for a missing key or an unsupported feature."""
+def encoder_spec(audio: Mapping[str, Any], interleaved: bool = False) -> CausalEncoderSpec:
+    """Read the raw `audio_config`. Raise ConfigError for a missing key or an unsupported feature.
+
+    `interleaved`: rotated pairs are adjacent numbers, as in RopeSpec.
+    """
     audio = {_ALIASES.get(key, key): value for key, value in audio.items()}
-    spec = CausalEncoderSpec(positive_int({"num_mel_bins": 128, **audio}, "num_mel_bins"), decoder_spec(audio, _STACK))
+    mels, stack = positive_int({"num_mel_bins": 128, **audio}, "num_mel_bins"), replace(_STACK, interleaved=interleaved)
+    spec = CausalEncoderSpec(mels, decoder_spec(audio, stack))
     if spec.attention.window is None or spec.attention.rope is None:
         raise ConfigError("audio_config has no sliding_window; only encoders with a window are supported")
     return spec
@@ -180,9 +184,9 @@ def with_zero_biases(weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[st
     """Add zero biases for the key, gate and up projections, which are merged with projections that have biases."""
     for name, tensor in weights:
         yield name, tensor
-        found = _WITHOUT_BIAS.fullmatch(name)
-        if found is not None:
-            yield f"{found[1]}.bias", tensor.new_zeros(len(tensor))
+        projection = _WITHOUT_BIAS.fullmatch(name)
+        if projection is not None:
+            yield f"{projection[1]}.bias", tensor.new_zeros(len(tensor))
 
 
 def stream_state_bytes(spec: CausalEncoderSpec, dtype: torch.dtype) -> int:

@@ -17,18 +17,19 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...callers.errors import ConfigError
+from ...checkpoints.config import positive_int, positive_number, require
 from ...kernels.activation import act_and_mul
-from ...mm.errors import ConfigError
-from ..config import positive_int, positive_number, require
-from ..layers.basic import Embedding, TensorModule
+from ..layers.basic import EmbeddingTable, TensorModule
 from ..layers.builder import Builder
 from ..layers.convolution import CausalConv1d, CausalUpsample1d, Past
+from ..text.attention_config import fixed_rope
 from ..text.rope import Rotary
 from ..text.spec import RopeSpec
 from .bigvgan import SnakeBeta
 
 PART = 12  # frames that are computed at once; a divisor of _CHUNK
-_CHUNK, _CONTEXT = 300, 25  # frames after which the layers begin anew, and frames before those that they see then
+_CHUNK, _CONTEXT = 300, 25  # frames of a chunk, which the layers compute alone, and frames before it that they read, too
 _DILATIONS = (1, 3, 9)
 _ENDS = 7  # taps of the first and last convolution, and of most others
 
@@ -52,7 +53,7 @@ class Code2WavSpec:
     kv_heads: int
     bias: bool
     window: int
-    theta: float
+    rope: RopeSpec
     eps: float
     rates: Sequence[int]
     strides: Sequence[int]
@@ -83,12 +84,7 @@ class Code2WavSpec:
 
 
 def code2wav_spec(config: Mapping[str, Any]) -> Code2WavSpec:
-    """Read `code2wav_config`. Raise ConfigError for a rope type other than default and for sizes that do not fit together."""
-    rope = config.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ConfigError(
-            f"rope type {rope['rope_type']!r} of code2wav_config in config.json is not supported; known is default"
-        )
+    """Read `code2wav_config`. Raise ConfigError for a rope type that reads the length, and sizes that do not fit together."""
     rates, strides = (list(require(config, name)) for name in ("upsampling_ratios", "upsample_rates"))
     width, heads, channels = (positive_int(config, name) for name in ("hidden_size", "num_attention_heads", "decoder_dim"))
     kv_heads = positive_int(config, "num_key_value_heads")
@@ -106,7 +102,7 @@ def code2wav_spec(config: Mapping[str, Any]) -> Code2WavSpec:
         kv_heads,
         bool(config.get("attention_bias")),
         positive_int(config, "sliding_window"),
-        float(rope.get("rope_theta") or config.get("rope_theta") or 10000.0),
+        fixed_rope(config, "code2wav_config", width // heads),
         positive_number(config, "rms_norm_eps"),
         rates,
         strides,
@@ -114,16 +110,16 @@ def code2wav_spec(config: Mapping[str, Any]) -> Code2WavSpec:
     )
 
 
-class _Layer:
+class _CodeLayer:
     """Attention within a window and a gated MLP, whose outputs are scaled channel by channel."""
 
     def __init__(self, spec: Code2WavSpec, build: Builder) -> None:
         self.spec, self.dim = spec, spec.width // spec.heads
-        own = [spec.heads * self.dim, *[spec.kv_heads * self.dim] * 2]
+        widths = [spec.heads * self.dim, *[spec.kv_heads * self.dim] * 2]
         self.norms = [build.norm(name, spec.width, spec.eps, False) for name in ("input_layernorm", "post_attention_layernorm")]
         self.scales = [build.stored(f"{name}_layer_scale.scale", spec.width) for name in ("self_attn", "mlp")]
-        self.qkv = build.linear([f"self_attn.{name}_proj" for name in "qkv"], spec.width, own, spec.bias)
-        self.out = build.linear(["self_attn.o_proj"], own[0], [spec.width], spec.bias)
+        self.qkv = build.linear([f"self_attn.{name}_proj" for name in "qkv"], spec.width, widths, spec.bias)
+        self.out = build.linear(["self_attn.o_proj"], widths[0], [spec.width], spec.bias)
         self.gate_up = build.linear(["mlp.gate_proj", "mlp.up_proj"], spec.width, [spec.inner] * 2, False)
         self.down = build.linear(["mlp.down_proj"], spec.inner, [spec.width], False)
 
@@ -136,8 +132,8 @@ class _Layer:
         spec = self.spec
         q, k, v = self.qkv(x).view(len(x), -1, self.dim).transpose(0, 1).split((spec.heads, spec.kv_heads, spec.kv_heads))
         keys = past.append(self, torch.cat((_rotated(k, *cos_sin), v), 2), 1, spec.window - 1)
-        place = torch.arange(keys.shape[1], device=x.device)
-        back = place[-len(x) :, None] - place
+        positions = torch.arange(keys.shape[1], device=x.device)
+        back = positions[-len(x) :, None] - positions
         visible = (back >= 0) & (back < spec.window)
         k, v = keys.repeat_interleave(spec.heads // spec.kv_heads, 0).split(self.dim, 2)
         attended = F.scaled_dot_product_attention(_rotated(q, *cos_sin)[None], k[None], v[None], visible)
@@ -152,10 +148,10 @@ def _rotated(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
 class _Transformer(TensorModule):
     def __init__(self, spec: Code2WavSpec, device: torch.device) -> None:
         super().__init__()
-        build, dim = Builder(self, torch.float32, device), spec.width // spec.heads
-        self.blocks = [_Layer(spec, build.scope(f"layers.{i}")) for i in range(spec.layers)]
+        build = Builder(self, torch.float32, device)
+        self.blocks = [_CodeLayer(spec, build.scope(f"layers.{i}")) for i in range(spec.layers)]
         self.last_norm = (build.norm("norm", spec.width, spec.eps, False),)
-        self.rotary = Rotary(RopeSpec(spec.theta, dim, (0,) * (dim // 2)), device)
+        self.rotary = Rotary(spec.rope, device)
 
     def forward(self, x: Tensor, start: int, past: Past) -> Tensor:
         """Run frames `[n, width]`, the first of which has the position `start`."""
@@ -218,7 +214,7 @@ class Code2Wav(nn.Module):
     def __init__(self, spec: Code2WavSpec, device: torch.device) -> None:
         super().__init__()
         self.spec, width, channels = spec, spec.width, spec.channels
-        self.code_embedding = Embedding(spec.codes * spec.codebooks, width, torch.float32, device)
+        self.code_embedding = EmbeddingTable(spec.codes * spec.codebooks, width, torch.float32, device)
         self.pre_transformer = _Transformer(spec, device)
         self.raised = [(CausalUpsample1d(width, width, rate, rate, device), _ConvNext(width, device)) for rate in spec.rates]
         self.upsample = nn.ModuleList(nn.ModuleList(pair) for pair in self.raised)
@@ -229,7 +225,7 @@ class Code2Wav(nn.Module):
         self.decoder = nn.ModuleList([*self.stages, *self.last])
 
     def parts(self, frames: Iterable[Sequence[int]]) -> Iterator[Tensor]:
-        """Yield the samples of every PART frames, float32 `[n]`, as soon as `frames` has given these.
+        """Yield the samples of every PART frames, float32 `[n]`, as soon as `frames` has decoded these.
 
         A frame gives `samples_per_frame` samples. Of the last frame before the layers begin anew, and of the very last one,
         the final samples are missing, since these depend on a later frame.
@@ -238,19 +234,19 @@ class Code2Wav(nn.Module):
         surplus = 0  # samples of frames that were heard already
         while part := list(islice(frames, PART)):
             if start % _CHUNK == 0:
-                past, surplus, given, place = Past(), len(recent) * self.spec.samples_per_frame, recent + part, 0
+                past, surplus, decoded, first = Past(), len(recent) * self.spec.samples_per_frame, recent + part, 0
             else:
-                given = part
-            wave = self._synthesize(given, place, past)
+                decoded = part
+            wave = self._synthesize(decoded, first, past)
             yield wave[surplus:]
-            surplus, place, start = max(0, surplus - len(wave)), place + len(given), start + len(part)
+            surplus, first, start = max(0, surplus - len(wave)), first + len(decoded), start + len(part)
             recent = (recent + part)[-_CONTEXT:]
 
-    def _synthesize(self, frames: Sequence[Sequence[int]], place: int, past: Past) -> Tensor:
+    def _synthesize(self, frames: Sequence[Sequence[int]], first: int, past: Past) -> Tensor:
         codes = torch.tensor(frames, device=self.code_embedding.weight.device)
         codes = codes + torch.arange(self.spec.codebooks, device=codes.device) * self.spec.codes
         embedded = self.code_embedding(codes.flatten()).view(*codes.shape, -1).mean(1)
-        x = self.pre_transformer(embedded, place, past).T[None]
+        x = self.pre_transformer(embedded, first, past).T[None]
         for up, block in self.raised:
             x = block(up(x, past), past)
         for stage in self.stages:

@@ -14,9 +14,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...callers.errors import ConfigError
+from ...checkpoints.config import positive_int
 from ...kernels.activation import activation
-from ...mm.errors import ConfigError
-from ..config import positive_int
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
@@ -24,7 +24,6 @@ from ..layers.convolution import add_depthwise_
 from ..memory_formulas import OpBytes
 
 EPS = 1e-5
-_MLP_NAMES = ("pre_norm", "up_proj", "down_proj")
 
 
 @dataclass(frozen=True)
@@ -36,6 +35,24 @@ class ConvolutionNames:
     kernel: str = "depth_conv.conv"
     batch_norm: str = "batch_norm"
     down: str = "down_conv"
+
+
+@dataclass(frozen=True)
+class ConvolutionSpec:
+    """A depthwise convolution between two pointwise layers.
+
+    Args:
+        inner: channels of the depthwise convolution. taps: rows that it sees.
+        bias, kernel_bias: the pointwise layers, or the depthwise one, have biases.
+    """
+
+    width: int
+    inner: int
+    taps: int
+    names: ConvolutionNames = ConvolutionNames()
+    act: str = "silu"
+    bias: bool = True
+    kernel_bias: bool = False
 
 
 @dataclass(frozen=True)
@@ -83,20 +100,27 @@ def conformer_spec(audio: Mapping[str, Any]) -> ConformerSpec:
     )
 
 
+@dataclass(frozen=True)
+class ConformerMlpSpec:
+    """A norm and two linear layers. `names`: of the three in the checkpoint."""
+
+    width: int
+    inner: int
+    names: tuple[str, str, str] = ("pre_norm", "up_proj", "down_proj")
+    act: str = "silu"
+    bias: bool = True
+    eps: float = EPS
+
+
 class ConformerMlp:
-    """`[rows, width]` -> `[rows, width]`; the layer adds half of the result to the rows.
+    """`[rows, width]` -> `[rows, width]`; the layer adds half of the result to the rows."""
 
-    `names`: of the norm and of the two linear layers in the checkpoint.
-    """
-
-    def __init__(
-        self, width: int, inner: int, names: tuple[str, str, str], build: Builder, act: str = "silu", bias: bool = True
-    ) -> None:
-        norm, up, down = names
-        self.act = act
-        self.norm = build.norm(norm, width, EPS, True)
-        self.up = build.linear([up], width, [inner], bias)
-        self.down = build.linear([down], inner, [width], bias)
+    def __init__(self, s: ConformerMlpSpec, build: Builder) -> None:
+        norm, up, down = s.names
+        self.act = s.act
+        self.norm = build.norm(norm, s.width, s.eps, True)
+        self.up = build.linear([up], s.width, [s.inner], s.bias)
+        self.down = build.linear([down], s.inner, [s.width], s.bias)
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.down(activation(self.act, self.up(self.norm(x))))
@@ -130,32 +154,17 @@ class ConformerAttention:
 
 
 class ConformerConvolution:
-    """A depthwise convolution over time, zero-padded per item, between two pointwise layers, the first of them gated.
+    """A depthwise convolution over time, zero-padded per item, between two pointwise layers, the first of them gated."""
 
-    Args:
-        inner: channels of the depthwise convolution. taps: rows that it sees.
-        bias, kernel_bias: the pointwise layers, or the depthwise one, have biases.
-    """
-
-    def __init__(
-        self,
-        width: int,
-        inner: int,
-        taps: int,
-        names: ConvolutionNames,
-        build: Builder,
-        act: str = "silu",
-        bias: bool = True,
-        kernel_bias: bool = False,
-    ) -> None:
-        self.act = act
-        self.norm = build.norm(names.norm, width, EPS, True)
-        self.up = build.linear([names.up], width, [2 * inner], bias)
-        self.kernel = build.stored(f"{names.kernel}.weight", inner, 1, taps)
-        self.kernel_bias = build.stored(f"{names.kernel}.bias", inner) if kernel_bias else None
+    def __init__(self, s: ConvolutionSpec, build: Builder) -> None:
+        names, self.act = s.names, s.act
+        self.norm = build.norm(names.norm, s.width, EPS, True)
+        self.up = build.linear([names.up], s.width, [2 * s.inner], s.bias)
+        self.kernel = build.stored(f"{names.kernel}.weight", s.inner, 1, s.taps)
+        self.kernel_bias = build.stored(f"{names.kernel}.bias", s.inner) if s.kernel_bias else None
         parts = ("running_mean", "running_var", "weight", "bias")
-        self.batch_norm = [build.stored(f"{names.batch_norm}.{part}", inner) for part in parts]
-        self.down = build.linear([names.down], inner, [width], bias)
+        self.batch_norm = [build.stored(f"{names.batch_norm}.{part}", s.inner) for part in parts]
+        self.down = build.linear([names.down], s.inner, [s.width], s.bias)
 
     def __call__(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         x, gate = self.up(self.norm(x)).chunk(2, -1)
@@ -175,10 +184,12 @@ class ConformerConvolution:
 
 class ConformerLayer:
     def __init__(self, s: ConformerSpec, build: Builder) -> None:
-        self.first_mlp = ConformerMlp(s.width, s.inner, _MLP_NAMES, build.scope("ff1"))
+        mlp = ConformerMlpSpec(s.width, s.inner)
+        self.first_mlp = ConformerMlp(mlp, build.scope("ff1"))
         self.attention = ConformerAttention(s, build.scope("attn"))
-        self.convolution = ConformerConvolution(s.width, s.conv_width, s.kernel_size, ConvolutionNames(), build.scope("conv"))
-        self.second_mlp = ConformerMlp(s.width, s.inner, _MLP_NAMES, build.scope("ff2"))
+        convolution = ConvolutionSpec(s.width, s.conv_width, s.kernel_size)
+        self.convolution = ConformerConvolution(convolution, build.scope("conv"))
+        self.second_mlp = ConformerMlp(mlp, build.scope("ff2"))
         self.norm = build.norm("post_norm", s.width, EPS, True)
 
     def __call__(self, x: Tensor, lengths: Sequence[int], blocks: Sequence[int]) -> Tensor:

@@ -16,8 +16,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...mm.errors import ConfigError
-from ..config import positive_int
+from ...callers.errors import ConfigError
+from ...checkpoints.config import positive_int
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
@@ -117,9 +117,9 @@ class DashengEncoder(TensorModule):
         (patch,) = self.patches
         x = patch(whole.view(-1, spec.patch, spec.mels).transpose(1, 2).flatten(1))
         del whole
-        times, bands = (place.weight.flatten(1)[0].view(spec.tower.width, -1).T for place in self.places)
+        times, bands = (table_part.weight.flatten(1)[0].view(spec.tower.width, -1).T for table_part in self.places)
         table = times + bands
-        for part in x.split([own + more for own, more in zip(lengths, masked, strict=True)]):
+        for part in x.split([count_of_item + more for count_of_item, more in zip(lengths, masked, strict=True)]):
             part.add_(table[: len(part)])
         return self.tower(x, [(1, 1, count) for count in lengths], masked)[-1]
 

@@ -9,8 +9,8 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from ...mm.errors import ConfigError
-from ..config import positive_int, require
+from ...callers.errors import ConfigError
+from ...checkpoints.config import positive_int, require
 from ..layers.basic import TensorModule
 from ..layers.convolution import Conv1d
 
@@ -42,7 +42,7 @@ def ecapa_spec(config: Mapping[str, Any]) -> EcapaSpec:
     """Read the keys `enc_*`. Raise ConfigError if the lists differ in length or a channel count cannot be divided."""
     lists = [list(require(config, f"enc_{name}")) for name in ("channels", "kernel_sizes", "dilations")]
     sizes = [positive_int(config, f"enc_{name}") for name in ("res2net_scale", "se_channels", "attention_channels")]
-    if len({len(one) for one in lists}) != 1 or len(lists[0]) < 3:
+    if len({len(numbers) for numbers in lists}) != 1 or len(lists[0]) < 3:
         raise ConfigError(
             "enc_channels, enc_kernel_sizes and enc_dilations in config.json must have the same length, 3 or above"
         )
@@ -51,7 +51,8 @@ def ecapa_spec(config: Mapping[str, Any]) -> EcapaSpec:
         reason = f"must be equal numbers, multiples of enc_res2net_scale {sizes[0]}, and the sum of those after the first"
         raise ConfigError(f"enc_channels in config.json is {lists[0]}; it {reason}")
     channels, taps, dilations = lists
-    return EcapaSpec(positive_int(config, "mel_dim"), positive_int(config, "enc_dim"), channels, taps, dilations, *sizes)
+    mels, out, (parts, squeezed, attention) = positive_int(config, "mel_dim"), positive_int(config, "enc_dim"), sizes
+    return EcapaSpec(mels, out, channels, taps, dilations, parts=parts, squeezed=squeezed, attention=attention)
 
 
 class _Convolution(TensorModule):
@@ -70,8 +71,8 @@ class _Groups(TensorModule):
 
     def __init__(self, channels: int, parts: int, taps: int, dilation: int, device: torch.device) -> None:
         super().__init__()
-        self.parts, own = parts, channels // parts
-        self.blocks = nn.ModuleList(_Convolution(own, own, taps, dilation, device) for _ in range(parts - 1))
+        self.parts, each = parts, channels // parts
+        self.blocks = nn.ModuleList(_Convolution(each, each, taps, dilation, device) for _ in range(parts - 1))
 
     def forward(self, x: Tensor) -> Tensor:
         first, *others = x.chunk(self.parts, 1)
@@ -92,7 +93,7 @@ class _Gate(TensorModule):
         return x * self.conv2(self.conv1(x.mean(2, keepdim=True)).relu_()).sigmoid_()
 
 
-class _Block(TensorModule):
+class _TdnnBlock(TensorModule):
     def __init__(self, channels: int, spec: EcapaSpec, taps: int, dilation: int, device: torch.device) -> None:
         super().__init__()
         self.tdnn1 = _Convolution(channels, channels, 1, 1, device)
@@ -131,15 +132,15 @@ class EcapaEncoder(TensorModule):
         super().__init__()
         first, *inner, last = zip(spec.channels, spec.taps, spec.dilations, strict=True)
         blocks: list[TensorModule] = [_Convolution(spec.mels, *first, device)]
-        blocks += [_Block(channels, spec, taps, dilation, device) for channels, taps, dilation in inner]
+        blocks += [_TdnnBlock(channels, spec, taps, dilation, device) for channels, taps, dilation in inner]
         self.blocks = nn.ModuleList(blocks)
         self.mfa = _Convolution(last[0], *last, device)
         self.asp = _Pooling(last[0], spec.attention, device)
         self.fc = Conv1d(2 * last[0], spec.out, 1, device)
 
     def forward(self, mel: Tensor) -> Tensor:
-        x, found = mel.transpose(1, 2), []
+        x, outputs = mel.transpose(1, 2), []
         for block in self.blocks:
             x = block(x)
-            found.append(x)
-        return self.fc(self.asp(self.mfa(torch.cat(found[1:], 1))))[..., 0]
+            outputs.append(x)
+        return self.fc(self.asp(self.mfa(torch.cat(outputs[1:], 1))))[..., 0]

@@ -14,14 +14,14 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from ...mm.errors import ConfigError
-from ..config import check_activation, positive_int
+from ...callers.errors import ConfigError
+from ...checkpoints.config import check_activation, positive_int
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder, StoredTensor
 from ..layers.linear import Linear
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
-from .conformer import EPS, ConformerConvolution, ConformerMlp, ConvolutionNames
+from .conformer import EPS, ConformerConvolution, ConformerMlp, ConformerMlpSpec, ConvolutionNames, ConvolutionSpec
 
 _QUERIES = 128  # queries at a time
 _ROWS = 16  # rows at a time in the convolutions that merge frames
@@ -96,7 +96,7 @@ def fastconformer_spec(audio: Mapping[str, Any], defaults: Mapping[str, Any] | N
         layers=positive_int(audio, "num_hidden_layers"),
         taps=taps,
         positions=positive_int(audio, "max_position_embeddings"),
-        act=check_activation("hidden_act of encoder_config", audio["hidden_act"], gated=False),
+        act=check_activation("hidden_act of encoder_config", audio["hidden_act"]),
         scale=width**0.5 if audio["scale_input"] else 1.0,
         bias=bool(audio["attention_bias"]),
         conv_bias=bool(audio["convolution_bias"]),
@@ -162,11 +162,11 @@ class DistanceAttention:
     def __init__(self, s: FastConformerSpec, build: Builder) -> None:
         self.shape, w = (s.heads, s.width // s.heads), s.width
         self.norm = build.norm("norm_self_att", w, EPS, True)
-        own = build.scope("self_attn")
-        self.qkv = own.linear(["q_proj", "k_proj", "v_proj"], w, [w, w, w], s.bias)
-        self.distance = own.linear(["relative_k_proj"], w, [w], False)
-        self.biases = own.stored("bias_u", *self.shape), own.stored("bias_v", *self.shape)
-        self.out = own.linear(["o_proj"], w, [w], s.bias)
+        attention = build.scope("self_attn")
+        self.qkv = attention.linear(["q_proj", "k_proj", "v_proj"], w, [w, w, w], s.bias)
+        self.distance = attention.linear(["relative_k_proj"], w, [w], False)
+        self.biases = attention.stored("bias_u", *self.shape), attention.stored("bias_v", *self.shape)
+        self.out = attention.linear(["o_proj"], w, [w], s.bias)
 
     def __call__(self, x: Tensor, lengths: Sequence[int], sines: Tensor) -> Tensor:
         longest = (len(sines) + 1) // 2
@@ -179,7 +179,7 @@ class DistanceAttention:
         return self.out(out)
 
     def _attend(self, rows: Tensor, table: Tensor, target: Tensor) -> None:
-        n, (u, v), dim = len(rows), (one.weight[:, None] for one in self.biases), self.shape[1]
+        n, (u, v), dim = len(rows), (stored.weight[:, None] for stored in self.biases), self.shape[1]
         q, key, value = rows.permute(1, 2, 0, 3)
         for first in range(0, n, _QUERIES):
             last = min(first + _QUERIES, n)
@@ -196,10 +196,11 @@ class DistanceAttention:
 class FastConformerLayer:
     def __init__(self, s: FastConformerSpec, build: Builder) -> None:
         first, last = ((f"norm_feed_forward{i}", f"feed_forward{i}.linear1", f"feed_forward{i}.linear2") for i in (1, 2))
-        self.first_mlp = ConformerMlp(s.width, s.inner, first, build, s.act, s.bias)
+        self.first_mlp = ConformerMlp(ConformerMlpSpec(s.width, s.inner, first, s.act, s.bias), build)
         self.attention = DistanceAttention(s, build)
-        self.convolution = ConformerConvolution(s.width, s.width, s.taps, _NAMES, build, s.act, s.conv_bias, s.conv_bias)
-        self.second_mlp = ConformerMlp(s.width, s.inner, last, build, s.act, s.bias)
+        convolution = ConvolutionSpec(s.width, s.width, s.taps, _NAMES, s.act, s.conv_bias, s.conv_bias)
+        self.convolution = ConformerConvolution(convolution, build)
+        self.second_mlp = ConformerMlp(ConformerMlpSpec(s.width, s.inner, last, s.act, s.bias), build)
         self.norm = build.norm("norm_out", s.width, EPS, True)
 
     def __call__(self, x: Tensor, lengths: Sequence[int], sines: Tensor) -> Tensor:
@@ -251,8 +252,8 @@ def fastconformer_bytes(c: FastConformerSpec, rows: int, dtype: torch.dtype, lim
     attended = 3 * queries * w * s + ops.torch_attention_tiles(queries, w // c.heads, rows)
     block = max(scores * (2 * rows + queries), scores * rows + attended)
     attention = rows * ops.linear_result(3 * w, rows) + x + distances * ops.linear_result(w, distances) + block
-    held = 2 * x + distances * w * s  # the layer's input, the residual stream, the sines
-    layers = held + max(rows * mlp, attention)  # a convolution needs less than attention
+    base = 2 * x + distances * w * s  # the layer's input, the residual stream, the sines
+    layers = base + max(rows * mlp, attention)  # a convolution needs less than attention
     angles = x + distances * w * (5 * FLOAT32 // 2 + ops.float32_copy)
     inputs = rows * c.factor * c.mels * s
     return SMALL + inputs + max(x + max(_merge_bytes(c, rows, ops), x), angles, layers)

@@ -18,12 +18,15 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...callers.errors import ConfigError
+from ...checkpoints.config import positive_int, require
 from ...kernels.activation import activation
-from ...mm.errors import ConfigError
-from ..config import positive_int, require
-from ..layers.basic import Embedding, TensorModule
+from ..layers.basic import EmbeddingTable, TensorModule
 from ..layers.builder import Builder
 from ..layers.convolution import Past
+from ..text.attention_config import fixed_rope
+from ..text.rope import scaled_frequencies
+from ..text.spec import RopeSpec
 from .ecapa import EcapaEncoder, EcapaSpec, ecapa_spec
 
 STEPS = 10  # points in time
@@ -64,7 +67,7 @@ class FlowSpec:
     block: int
     before: frozenset[int]
     after: frozenset[int]
-    theta: float
+    rope: RopeSpec
     max_frames: int
     reference: EcapaSpec
 
@@ -90,15 +93,12 @@ class FlowSpec:
         heads, sides = self.heads * self.head_dim, len(self.before) + len(self.after)
         waiting = 2 * heads + 2 * self.width + 5 * self.mels + self.conditions  # rows without the block after them
         rows = 4 * heads * sides + waiting * len(self.after)
-        own = rows * self.block + (6 * self.layers + 2) * self.width
-        return (_EVALUATIONS * own + self.mels * self.max_frames) * 4
+        numbers = rows * self.block + (6 * self.layers + 2) * self.width
+        return (_EVALUATIONS * numbers + self.mels * self.max_frames) * 4
 
 
 def flow_spec(config: Mapping[str, Any]) -> FlowSpec:
-    """Read `dit_config`. Raise ConfigError for a rope type other than default, and sizes that do not fit together."""
-    rope = config.get("rope_parameters") or {}
-    if rope.get("rope_type", "default") != "default":
-        raise ConfigError(f"rope type {rope['rope_type']!r} of dit_config in config.json is not supported; known is default")
+    """Read `dit_config`. Raise ConfigError for a rope type that reads the length, and for sizes that do not fit together."""
     width, head_dim = positive_int(config, "hidden_size"), positive_int(config, "head_dim")
     if head_dim % 2:
         raise ConfigError(f"head_dim {head_dim} of dit_config in config.json must be even")
@@ -119,7 +119,7 @@ def flow_spec(config: Mapping[str, Any]) -> FlowSpec:
         block,
         frozenset(require(config, "look_backward_layers")),
         frozenset(require(config, "look_ahead_layers")),
-        float(rope.get("rope_theta", config.get("rope_theta", 10000.0))),
+        fixed_rope(config, "dit_config", head_dim),
         positive_int(config, "max_position_embeddings"),
         ecapa_spec(config),
     )
@@ -157,15 +157,15 @@ class _Attention(TensorModule):
         kv = F.pad(kv, (0, 0, 0, 0, 0, 0, absent, before + blocks * self.block + after - end))
         # [2, blocks, heads, dim, size]
         k, v = (kv[:, :, i].unfold(1, size, self.block).flatten(0, 1).transpose(2, 3) for i in (0, 1))
-        place = torch.arange(kv.shape[1], device=x.device)
-        valid = ((place >= absent) & (place < end)).unfold(0, size, self.block).repeat(2, 1)[:, None, None]
+        positions = torch.arange(kv.shape[1], device=x.device)
+        valid = ((positions >= absent) & (positions < end)).unfold(0, size, self.block).repeat(2, 1)[:, None, None]
         q = q.reshape(2 * blocks, self.block, self.heads, -1).transpose(1, 2)
         attended = F.scaled_dot_product_attention(q, k, v, valid).transpose(1, 2)
         rows = attended.reshape(2, blocks * self.block, -1)[:, :frames]
         return self.out(rows.flatten(0, 1)).view(2, frames, -1)
 
 
-class _Layer:
+class _FlowLayer:
     """Attention and MLP, whose inputs and outputs are scaled and shifted by functions of the time."""
 
     def __init__(self, spec: FlowSpec, layer: int, build: Builder) -> None:
@@ -218,17 +218,18 @@ class FlowDecoder(nn.Module):
     def __init__(self, spec: FlowSpec, device: torch.device) -> None:
         super().__init__()
         self.spec, build = spec, Builder(self, torch.float32, device)
+        self.frequencies, self.rotation_scale = scaled_frequencies(spec.rope)
         self.time_in = build.linear(["time_embed.time_mlp.0"], _TIME_WIDTH, [spec.width], True)
         self.time_out = build.linear(["time_embed.time_mlp.2"], spec.width, [spec.width], True)
         conditions = spec.mels + spec.reference.out + spec.code_width + spec.speaker_width
         self.inputs = build.linear(["input_embed.proj"], conditions, [spec.width], True)
         encoder = EcapaEncoder(spec.reference, device)
         self.get_submodule("input_embed").add_module("spk_encoder", encoder)
-        table = Embedding(spec.codes + 1, spec.code_width, torch.float32, device)
+        table = EmbeddingTable(spec.codes + 1, spec.code_width, torch.float32, device)
         self.text_embed = nn.Module()
         self.text_embed.add_module("codec_embed", table)
         self.encode_reference, self.embed_codes = [encoder], [table]
-        self.blocks = [_Layer(spec, i, build.scope(f"transformer_blocks.{i}")) for i in range(spec.layers)]
+        self.blocks = [_FlowLayer(spec, i, build.scope(f"transformer_blocks.{i}")) for i in range(spec.layers)]
         self.last_modulation = build.linear(["norm_out.linear"], spec.width, [2 * spec.width], True)
         self.outputs = build.linear(["proj_out"], spec.width, [spec.mels], True)
 
@@ -267,7 +268,7 @@ class FlowDecoder(nn.Module):
     ) -> Iterator[tuple[Tensor, bool]]:
         """Yield frames as `parts` does."""
         (embed,), device = self.embed_codes, guide.speaker.device
-        steps = [_Step(self, size, modulations, guide.free) for size, modulations in guide.steps]
+        steps = [_FlowStep(self, size, modulations, guide.free) for size, modulations in guide.steps]
         start = 0
         for part, last in codes:
             ids = torch.tensor(part, device=device).repeat_interleave(self.spec.repeats)
@@ -281,10 +282,9 @@ class FlowDecoder(nn.Module):
 
     def rotation(self, start: int, end: int, device: torch.device) -> tuple[Tensor, Tensor]:
         """Return cosines and sines of the frames' places, `[frames, 1, head_dim / 2]`."""
-        place = torch.arange(start, end, device=device, dtype=torch.float32)[:, None, None]
-        powers = torch.arange(0, self.spec.head_dim, 2, device=device).float() / self.spec.head_dim
-        angles = place / self.spec.theta**powers
-        return angles.cos(), angles.sin()
+        positions = torch.arange(start, end, device=device, dtype=torch.float32)[:, None, None]
+        angles = positions * self.frequencies.to(device)
+        return angles.cos().mul_(self.rotation_scale), angles.sin().mul_(self.rotation_scale)
 
     def _modulate(self, time: Tensor, device: torch.device) -> _Modulation:
         """Return the modulations of a time."""
@@ -335,18 +335,18 @@ class _Velocity:
         return guided + (guided - free) * GUIDANCE
 
 
-class _Step:
+class _FlowStep:
     """A step of the integration, for frames that come part by part."""
 
     def __init__(self, decoder: FlowDecoder, size: Tensor, modulations: Sequence[_Modulation], free: Tensor) -> None:
-        self.size, self.velocities = size, [_Velocity(decoder, one, free) for one in modulations]
+        self.size, self.velocities = size, [_Velocity(decoder, modulation, free) for modulation in modulations]
 
     def __call__(self, x: Tensor, conditions: Tensor, last: bool) -> tuple[Tensor, Tensor]:
         """Return the state after the step and the conditions of the frames that are complete after the next ones."""
         slopes = list[Tensor]()
         for velocity, (_, point) in zip(self.velocities, _POINTS, strict=True):
             rows = velocity(point(x, self.size, *slopes), conditions, last, [x, conditions, *slopes])
-            found, x, conditions, *slopes = rows
-            slopes.append(found)
+            slope, x, conditions, *slopes = rows
+            slopes.append(slope)
         first, second, third, fourth = slopes
         return x + (first + 3 * (second + third) + fourth) * self.size / 8, conditions

@@ -16,7 +16,7 @@ from torch.nn import functional as F
 
 from ...kernels.activation import activation
 from ..interface import StepLimits
-from ..layers.basic import Embedding
+from ..layers.basic import EmbeddingTable
 from ..layers.builder import StoredTensor
 from ..layers.linear import Linear
 from ..memory_formulas import SMALL, OpBytes
@@ -74,7 +74,7 @@ class LocalEncoder(nn.Module):
         self.conv2 = Linear(_TAPS * 2 * c.width, {"embedder.conv2": c.width}, True, dtype, device)
         self.layers = nn.ModuleList(MelEncoderLayer(c, dtype, device, window) for window in sliding_windows)
         self.final_norm = encoder_norm(c, c.names.end, dtype, device)
-        self.pos_emb = Embedding(decoder.positions, c.width, dtype, device)
+        self.pos_emb = EmbeddingTable(decoder.positions, c.width, dtype, device)
         self.out_width = decoder.hidden_size
         out = {"proj": self.out_width}
         self.proj = Linear(c.width, out, False, dtype, device) if c.width != self.out_width else nn.Identity()
@@ -91,23 +91,23 @@ class LocalEncoder(nn.Module):
         places = torch.cat([torch.arange(n, device=x.device) for n in rows])
         return list(self._finish(x, places).split(rows))
 
-    def extend(self, samples: Tensor, length: int, known: WindowState | None) -> tuple[Tensor, WindowState]:
+    def extend(self, samples: Tensor, length: int, earlier: WindowState | None) -> tuple[Tensor, WindowState]:
         """Encode a window of `length` samples, and return all its rows and its new state.
 
-        `known`: the state of the window when it was shorter, or None.
+        `earlier`: the state of the window when it was shorter, or None.
         """
-        old = [0] * (len(self.sliding_windows) + 1) if known is None else self._final_rows(known.frames)
+        old = [0] * (len(self.sliding_windows) + 1) if earlier is None else self._final_rows(earlier.frames)
         new = self._final_rows(length // self.frame)
         x, kept = self._embed_from(samples, length, old[0]), list[Tensor]()
         for index, (layer, (before, _)) in enumerate(zip(self.layers, self.sliding_windows, strict=True)):
-            if known is not None:
-                x = torch.cat((known.inputs[index], x))
-            start = max(0, old[index + 1] - before + 1) if known is not None else 0
+            if earlier is not None:
+                x = torch.cat((earlier.inputs[index], x))
+            start = max(0, old[index + 1] - before + 1) if earlier is not None else 0
             first = max(0, new[index + 1] - before + 1)
             kept.append(x[first - start : new[index] - start].clone())
             x = layer(x, [len(x)])[old[index + 1] - start :]
         out = self._finish(x, torch.arange(old[-1], old[-1] + len(x), device=x.device))
-        rows = out if known is None else torch.cat((known.rows, out))
+        rows = out if earlier is None else torch.cat((earlier.rows, out))
         return rows, WindowState(length // self.frame, tuple(kept), rows[: new[-1]].clone())
 
     def _final_rows(self, frames: int) -> list[int]:
@@ -115,10 +115,10 @@ class LocalEncoder(nn.Module):
 
         The last row never counts as final.
         """
-        found = [max(0, -(-frames // _GROUP) - 1)]
+        counts = [max(0, -(-frames // _GROUP) - 1)]
         for _, after in self.sliding_windows:
-            found.append(max(0, found[-1] - max(0, after - 1)))
-        return found
+            counts.append(max(0, counts[-1] - max(0, after - 1)))
+        return counts
 
     def _embed_from(self, samples: Tensor, length: int, first: int) -> Tensor:
         """Return the first layer's input from row `first` on."""
@@ -183,10 +183,10 @@ class WindowStates:
 
         Rows that are not finite leave no state, so that the next pass encodes the window from its start.
         """
-        known = self._states.pop(window, None)
-        if known is not None and known.frames > length // self._encoder.frame:
-            known = None
-        rows, state = self._encoder.extend(samples, length, known)
+        earlier = self._states.pop(window, None)
+        if earlier is not None and earlier.frames > length // self._encoder.frame:
+            earlier = None
+        rows, state = self._encoder.extend(samples, length, earlier)
         if max_windows and bool(rows.isfinite().all()):
             while len(self._states) >= max_windows:
                 self._states.popitem(last=False)

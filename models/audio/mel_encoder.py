@@ -18,16 +18,18 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...callers.errors import ConfigError
+from ...checkpoints.config import check_activation, positive_int
 from ...kernels.activation import activation
 from ...kernels.dispatch import backend
-from ...kernels.rope import rotary_cos_sin, rotate_
+from ...kernels.rope import rotate_
 from ...kernels.varlen import varlen_attention, varlen_attention_with_trailing
-from ...mm.errors import ConfigError
-from ..config import check_activation, positive_int
 from ..interface import StepLimits
-from ..layers.basic import Embedding, Norm, TensorModule
+from ..layers.basic import EmbeddingTable, Norm, TensorModule
 from ..layers.linear import Linear
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
+from ..text.rope import Rotary
+from ..text.spec import RopeSpec
 
 EPS = 1e-5
 _WINDOW_ROWS = 64  # queries at a time of attention within windows
@@ -72,11 +74,11 @@ class MelEncoderSpec:
         mels: mel bands per frame.
         positions: rows of the longest item, half of its frames.
         key_bias: the key projection has a bias.
-        rotary_dim: leading numbers of a head that are rotated by rotary positions of base `theta`; 0: positions come from a
-            table.
+        rope: rotary positions; None: positions come from a table.
         interleaved: rotated pairs are adjacent numbers; otherwise halves of the rotated part.
         bias: norms and the projections of attention have a bias. norm_offset: added to the weights of norms.
-        attention_dim: numbers per head; None: `width // heads`.
+        qkv_bias, out_bias: these projections have a bias also if `bias` is off.
+        attention_dim: numbers per head; None: `width // heads`. kv_heads: heads of keys and values; None: as many as `heads`.
     """
 
     mels: int
@@ -87,21 +89,32 @@ class MelEncoderSpec:
     positions: int
     act: str = "gelu"
     key_bias: bool = False
-    rotary_dim: int = 0
-    theta: float = 10_000.0
+    rope: RopeSpec | None = None
     names: MelEncoderNames = MelEncoderNames()
     interleaved: bool = False
     bias: bool = True
     norm_offset: float = 0.0
+    qkv_bias: bool = False
+    out_bias: bool = False
     attention_dim: int | None = None
+    kv_heads: int | None = None
 
     @property
     def head_dim(self) -> int:
         return self.attention_dim or self.width // self.heads
 
     @property
+    def rotary_dim(self) -> int:
+        """Leading numbers of a head that are rotated."""
+        return 0 if self.rope is None else self.rope.dim
+
+    @property
     def attention_width(self) -> int:
         return self.heads * self.head_dim
+
+    @property
+    def kv_width(self) -> int:
+        return (self.kv_heads or self.heads) * self.head_dim
 
 
 def mel_encoder_spec(audio: Mapping[str, Any]) -> MelEncoderSpec:
@@ -137,16 +150,19 @@ class MelEncoderAttention(TensorModule):
         self.chunk = chunk
         self.heads, self.dim, self.rotary_dim, self.interleaved = c.heads, c.head_dim, c.rotary_dim, c.interleaved
         self.window = window
-        self.qv = Linear(c.width, {"q_proj": c.attention_width, "v_proj": c.attention_width}, c.bias, dtype, device)
-        self.k = Linear(c.width, {"k_proj": c.attention_width}, c.key_bias, dtype, device)
-        self.out = Linear(c.attention_width, {c.names.out: c.width}, c.bias, dtype, device)
+        self.qv = Linear(c.width, {"q_proj": c.attention_width, "v_proj": c.kv_width}, c.bias or c.qkv_bias, dtype, device)
+        self.k = Linear(c.width, {"k_proj": c.kv_width}, c.key_bias or c.qkv_bias, dtype, device)
+        self.out = Linear(c.attention_width, {c.names.out: c.width}, c.bias or c.out_bias, dtype, device)
 
     def forward(self, x: Tensor, lengths: Sequence[int], cos_sin: CosSin = None, trailing: Sequence[int | None] = ()) -> Tensor:
-        q, v = self.qv(x).view(x.shape[0], 2, self.heads, self.dim).unbind(1)
-        k = self.k(x).view(x.shape[0], self.heads, self.dim)
+        heads = self.qv(x).view(x.shape[0], -1, self.dim)
+        q, v = heads[:, : self.heads], heads[:, self.heads :]
+        k = self.k(x).view(v.shape)
         if cos_sin is not None:
             for part in (q, k):
                 rotate_(part[..., : self.rotary_dim], *cos_sin, self.interleaved)
+        if v.shape != q.shape:
+            k, v = (part.repeat_interleave(self.heads // part.shape[1], 1) for part in (k, v))
         attend: Callable[..., Tensor] = varlen_attention
         if trailing:
             attend = partial(varlen_attention_with_trailing, trailing=trailing)
@@ -206,7 +222,8 @@ class MelEncoder(nn.Module):
         self.config, self.pool, self.silence, self.dtype, self.device = c, pool, silence, dtype, device
         self.conv1 = Linear(3 * c.mels, {"conv1": c.width}, True, dtype, device)
         self.conv2 = Linear(3 * c.width, {"conv2": c.width}, True, dtype, device)
-        self.embed_positions = None if c.rotary_dim else Embedding(c.positions, c.width, dtype, device)
+        self.rotary = None if c.rope is None else Rotary(c.rope, device)
+        self.embed_positions = None if c.rope else EmbeddingTable(c.positions, c.width, dtype, device)
         self.layers = nn.ModuleList(MelEncoderLayer(c, dtype, device, chunk=chunk) for _ in range(c.layers))
         self.layer_norm = encoder_norm(c, c.names.end, dtype, device)
 
@@ -243,12 +260,9 @@ class MelEncoder(nn.Module):
 
     def _cos_sin(self, lengths: Sequence[int]) -> CosSin:
         """Return cosines and sines of each row's position in its item; None if positions come from a table."""
-        if not self.config.rotary_dim:
+        if self.rotary is None:
             return None
-        half, device = self.config.rotary_dim // 2, self.device
-        frequencies = self.config.theta ** (-torch.arange(half, device=device) / half)
-        positions = torch.cat([torch.arange(n, device=device) for n in lengths])
-        return rotary_cos_sin(positions[None], frequencies, torch.zeros(half, dtype=torch.int64, device=device))
+        return self.rotary(torch.cat([torch.arange(n, device=self.device) for n in lengths])[None])[:2]
 
 
 def sinusoids(positions: int, width: int) -> Tensor:
@@ -324,15 +338,16 @@ def _mel_encoder_bytes(c: MelEncoderSpec, frames: int, out_width: int, ops: OpBy
     cos_sin = c.rotary_dim * FLOAT32
     layers = max(3 * row, cos_sin + mel_layer_bytes(c, rows, ops))  # x, positions, their sum
     end = cos_sin + 2 * row + ops.norm(w, False) + 2 * out_width * s
-    held = SMALL + frames * mels + attention_tiles(c, rows, ops)
-    return held + max(frames * first, frames * row + rows * second, rows * max(layers, end))
+    base = SMALL + frames * mels + attention_tiles(c, rows, ops)
+    return base + max(frames * first, frames * row + rows * second, rows * max(layers, end))
 
 
 def mel_layer_bytes(c: MelEncoderSpec, rows: int, ops: OpBytes) -> int:
     """Return the bytes per row in MelEncoderLayer: the residual stream, attention or MLP, and their sum."""
     s, w, a = ops.dtype.itemsize, c.width, c.attention_width
     row, norm = w * s, ops.norm(w, False)
-    qkv, attended, copies = 3 * a * s, a * s, ops.attention_copies(a)
+    repeated = 2 * c.kv_width * (c.kv_width != a)  # keys and values beside their copies
+    qkv, attended, copies = (3 * a + repeated) * s, a * s, ops.attention_copies(a)
     attention = row + max(norm + qkv, row + qkv + attended + copies, row + qkv + attended + ops.linear(a, w, rows), 2 * row)
     if c.rotary_dim and backend("rotary", ops.limits.device, ops.dtype) != "native":
         attention = max(attention, row + qkv + ops.torch_rotary(c.heads * c.rotary_dim))

@@ -14,20 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...callers.errors import ConfigError
+from ...checkpoints.config import check_activation, positive_int, positive_number
 from ...kernels.varlen import varlen_attention
-from ...mm.errors import ConfigError
-from ..config import check_activation, positive_int
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
 from ..layers.convolution import add_depthwise_
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
-from .conformer import EPS, ConformerMlp
+from .conformer import ConformerMlp, ConformerMlpSpec
 from .mel_encoder import sinusoids
 
+_MLP_NAMES = ("post_attention_layernorm", "mlp.fc1", "mlp.fc2")
 _DEFAULTS: Mapping[str, Any] = {
     "num_mel_bins": 80, "hidden_size": 512, "num_attention_heads": 4, "intermediate_size": 2048, "num_hidden_layers": 70,
     "hidden_act": "relu", "num_stacked_frames": 7, "num_timestamp_prediction_layers": 20, "fsmn_kernel_size": 11,
+    "layer_norm_eps": 1e-5,
 }  # fmt: skip
 
 
@@ -43,24 +45,25 @@ class SanmSpec:
     taps: int
     normed: frozenset[int]
     act: str
+    eps: float
 
 
 def sanm_spec(audio: Mapping[str, Any]) -> SanmSpec:
     """Read the raw `audio_config`.
 
     Raises:
-        ConfigError: a value is not a positive integer, heads do not divide the width, inputs are odd, no layer is left for
-            transcription, or another epsilon.
+        ConfigError: a value is not a positive integer, heads do not divide the width, inputs are odd, or no layer is left for
+            transcription.
     """
     audio = {**_DEFAULTS, **audio}
     width, heads = positive_int(audio, "hidden_size"), positive_int(audio, "num_attention_heads")
     layers, last = positive_int(audio, "num_hidden_layers"), positive_int(audio, "num_timestamp_prediction_layers")
     inputs = positive_int(audio, "num_mel_bins") * positive_int(audio, "num_stacked_frames")
-    if width % heads or inputs % 2 or inputs == width or last >= layers or audio.get("layer_norm_eps", EPS) != EPS:
+    if width % heads or inputs % 2 or inputs == width or last >= layers:
         raise ConfigError(
             f"audio_config must have a hidden_size ({width}) that is a multiple of num_attention_heads ({heads}), an even "
-            f"number of bands in a stack ({inputs}) other than hidden_size, more layers ({layers}) than "
-            f"num_timestamp_prediction_layers ({last}), and a layer_norm_eps of {EPS}"
+            f"number of bands in a stack ({inputs}) other than hidden_size, and more layers ({layers}) than "
+            f"num_timestamp_prediction_layers ({last})"
         )
     return SanmSpec(
         inputs=inputs,
@@ -70,7 +73,8 @@ def sanm_spec(audio: Mapping[str, Any]) -> SanmSpec:
         layers=layers,
         taps=positive_int(audio, "fsmn_kernel_size"),
         normed=frozenset((layers - last - 1, layers - 1)),
-        act=check_activation("hidden_act of audio_config", audio["hidden_act"], gated=False),
+        act=check_activation("hidden_act of audio_config", audio["hidden_act"]),
+        eps=positive_number(audio, "layer_norm_eps"),
     )
 
 
@@ -79,11 +83,11 @@ class SanmAttention:
 
     def __init__(self, s: SanmSpec, inputs: int, build: Builder) -> None:
         self.shape, self.before, w = (s.heads, s.width // s.heads), (s.taps - 1) // 2, s.width
-        self.norm = build.norm("input_layernorm", inputs, EPS, True)
-        own = build.scope("self_attn")
-        self.qkv = own.linear(["q_proj", "k_proj", "v_proj"], inputs, [w, w, w], True)
-        self.kernel = own.stored("fsmn.conv.weight", w, 1, s.taps)
-        self.out = own.linear(["o_proj"], w, [w], True)
+        self.norm = build.norm("input_layernorm", inputs, s.eps, True)
+        attention = build.scope("self_attn")
+        self.qkv = attention.linear(["q_proj", "k_proj", "v_proj"], inputs, [w, w, w], True)
+        self.kernel = attention.stored("fsmn.conv.weight", w, 1, s.taps)
+        self.out = attention.linear(["o_proj"], w, [w], True)
 
     def __call__(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         q, k, v = self.qkv(self.norm(x)).view(len(x), 3, *self.shape).unbind(1)
@@ -100,8 +104,8 @@ class SanmLayer:
     def __init__(self, s: SanmSpec, number: int, build: Builder) -> None:
         self.is_first = number == 0
         self.attention = SanmAttention(s, s.width if number else s.inputs, build)
-        self.mlp = ConformerMlp(s.width, s.inner, ("post_attention_layernorm", "mlp.fc1", "mlp.fc2"), build, s.act)
-        self.norms = [build.norm("final_layernorm", s.width, EPS, True)] if number in s.normed else []
+        self.mlp = ConformerMlp(ConformerMlpSpec(s.width, s.inner, _MLP_NAMES, s.act, eps=s.eps), build)
+        self.norms = [build.norm("final_layernorm", s.width, s.eps, True)] if number in s.normed else []
 
     def __call__(self, x: Tensor, lengths: Sequence[int]) -> Tensor:
         """Run the layer, in place except for the first one and for norms."""

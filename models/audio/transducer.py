@@ -13,17 +13,18 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...callers.errors import ConfigError, short_repr
+from ...checkpoints.config import check_activation, positive_int
 from ...kernels.activation import activation
-from ...mm.errors import ConfigError
-from ..config import check_activation, positive_int
-from ..layers.basic import Embedding
+from ..layers.basic import EmbeddingTable
 from ..layers.builder import Builder
 from ..layers.linear import LmHead
 from ..memory_formulas import FLOAT32, SMALL
 
 STEP_ROWS = 64  # rows of an item that a step of the engine decodes; each may have several tokens, which follow one another
-AHEAD = 16  # rows of an item whose logits are computed at a time; those after the next token are not used
+AHEAD = 16  # rows of an item whose logits are computed at once; those of rows behind its next token are discarded
 JOINED = 64  # rows of all items whose logits are computed at a time, and items that are decoded at a time
+_MAX_ROWS = 1000  # that a token may last
 _DEFAULTS: Mapping[str, Any] = {
     "vocab_size": 8193, "decoder_hidden_size": 640, "num_decoder_layers": 2, "hidden_act": "relu", "max_symbols_per_step": 10,
     "blank_token_id": 8192,
@@ -38,7 +39,7 @@ class TransducerSpec:
         vocab: number of tokens, the blank included. width: of both networks. layers: of the LSTM.
         act: activation of the joint network.
         symbols: most tokens of a row; after these, decoding goes on with the next row.
-        durations: number of durations, 0 to n - 1 rows; 0: none is predicted (RNN-T).
+        durations: numbers of rows that a token may last; empty: none is predicted (RNN-T).
     """
 
     vocab: int
@@ -47,16 +48,17 @@ class TransducerSpec:
     act: str
     blank: int
     symbols: int
-    durations: int
+    durations: tuple[int, ...]
 
 
 def transducer_spec(config: Mapping[str, Any], has_durations: bool) -> TransducerSpec:
     """Read the whole config.json. Raise ConfigError for a value that is missing or not supported."""
     config = {**_DEFAULTS, **config}
     durations = config.get("durations", list(range(5))) if has_durations else []
-    count = len(durations) if isinstance(durations, list) else 0
-    if has_durations and (count < 2 or durations != list(range(count))):
-        raise ConfigError(f"durations in config.json is {str(durations)[:60]}; only 0, 1, 2, ... without gaps is supported")
+    rows = tuple(durations) if isinstance(durations, list) else ()
+    if has_durations and not (rows and any(rows) and all(type(count) is int and 0 <= count <= _MAX_ROWS for count in rows)):
+        reason = f"it must list numbers of rows from 0 to {_MAX_ROWS}, one of them above 0"
+        raise ConfigError(f"durations in config.json is {short_repr(durations)}; {reason}")
     vocab, blank = positive_int(config, "vocab_size"), positive_int(config, "blank_token_id")
     if blank >= vocab:
         raise ConfigError(f"blank_token_id {blank} in config.json must be less than vocab_size, which is {vocab}")
@@ -64,16 +66,16 @@ def transducer_spec(config: Mapping[str, Any], has_durations: bool) -> Transduce
         vocab=vocab,
         width=positive_int(config, "decoder_hidden_size"),
         layers=positive_int(config, "num_decoder_layers"),
-        act=check_activation("hidden_act", config["hidden_act"], gated=False),
+        act=check_activation("hidden_act", config["hidden_act"]),
         blank=blank,
         symbols=positive_int(config, "max_symbols_per_step"),
-        durations=count,
+        durations=rows,
     )
 
 
 def transducer_bytes(spec: TransducerSpec, rows: int, seqs: int, dtype: torch.dtype) -> int:
-    """Return the bytes alive while so many rows in all of so many items are decoded, the states of these included."""
-    logits = JOINED * (spec.vocab + spec.durations) * (dtype.itemsize + 2 * FLOAT32)
+    """Return the bytes that decoding takes: of `rows` rows in all, which belong to `seqs` items, with the items' states."""
+    logits = JOINED * (spec.vocab + len(spec.durations)) * (dtype.itemsize + 2 * FLOAT32)
     states = 2 * seqs * (2 * spec.layers + 1) + (24 + 4 * spec.layers) * JOINED
     return SMALL + logits + (rows + states) * spec.width * dtype.itemsize
 
@@ -86,7 +88,7 @@ def transducer_prefixes(layers: int) -> tuple[tuple[str, str], ...]:
 
 
 @dataclass(frozen=True, eq=False)
-class Decoding:
+class TransducerState:
     """The decoding of an item's rows so far.
 
     Args:
@@ -103,15 +105,18 @@ class Decoding:
     symbols: int = 0
 
 
-class _Item:
+class _ItemDecoder:
     """A decoding that goes on. `row`: the next one among `rows [n, width]`, the rows that are given now."""
 
-    def __init__(self, spec: TransducerSpec, rows: Tensor, before: Decoding) -> None:
+    def __init__(self, spec: TransducerSpec, rows: Tensor, before: TransducerState) -> None:
         self.spec, self.rows, self.before = spec, rows, before
         self.row, self.symbols, self.found = before.row - before.given, before.symbols, list(before.tokens)
 
     def read(self, tokens: Sequence[int], steps: Sequence[int], logprobs: Sequence[float]) -> int | None:
-        """Take the likeliest tokens of the next rows, all after the same tokens. Return the first that is not blank."""
+        """Read the likeliest token of each of the next rows, up to the first one that is not blank, and return that one.
+
+        The prediction network has seen the same tokens for all of these rows. Returns None if every row is blank.
+        """
         spec, at = self.spec, 0
         while at < len(tokens) and tokens[at] == spec.blank:
             at += max(steps[at], 1)
@@ -125,9 +130,9 @@ class _Item:
             self.row, self.symbols = self.row + max(steps[at], 1), 0
         return tokens[at]
 
-    def after(self, vectors: Tensor) -> Decoding:
-        given = self.before.given
-        return Decoding(vectors, tuple(self.found), given + len(self.rows), given + self.row, self.symbols)
+    def after(self, vectors: Tensor) -> TransducerState:
+        frames = self.before.given
+        return TransducerState(vectors, tuple(self.found), frames + len(self.rows), frames + self.row, self.symbols)
 
 
 class Transducer(nn.Module):
@@ -136,33 +141,34 @@ class Transducer(nn.Module):
     def __init__(self, spec: TransducerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.spec, self.dtype, width = spec, dtype, spec.width
+        self.steps = spec.durations or (0,)
         build = Builder(self, dtype, device)
-        self.embedding = Embedding(spec.vocab, width, dtype, device)
+        self.embedding = EmbeddingTable(spec.vocab, width, dtype, device)
         self.gates = [
             [build.linear([f"{kind}_l{i}"], width, [4 * width], True) for kind in ("ih", "hh")] for i in range(spec.layers)
         ]
         self.decoder_projector = build.linear(["decoder_projector"], width, [width], True)
-        self.head = LmHead(width, spec.vocab + spec.durations, None, dtype, device, bias=True)
+        self.head = LmHead(width, spec.vocab + len(spec.durations), None, dtype, device, bias=True)
 
-    def decode(self, rows: Sequence[Tensor], before: Sequence[Decoding | None]) -> list[Decoding]:
+    def decode(self, rows: Sequence[Tensor], before: Sequence[TransducerState | None]) -> list[TransducerState]:
         """Decode the next rows of each item; the items are decoded together.
 
         Args:
             rows: projected encoder rows `[n, width]` of each item. before: of its earlier rows, None if there are none.
         """
-        found = list[Decoding]()
+        states = list[TransducerState]()
         for first in range(0, len(rows), JOINED):
             part = slice(first, first + JOINED)
-            found += self._decode_together(rows[part], [one or self._begin() for one in before[part]])
-        return found
+            states += self._decode_together(rows[part], [state or self._begin() for state in before[part]])
+        return states
 
-    def _begin(self) -> Decoding:
+    def _begin(self) -> TransducerState:
         nothing = torch.zeros(1, 2 * self.spec.layers + 1, self.spec.width, dtype=self.dtype)
-        return Decoding(self._predict([self.spec.blank], nothing.to(self.embedding.weight.device))[0])
+        return TransducerState(self._predict([self.spec.blank], nothing.to(self.embedding.weight.device))[0])
 
-    def _decode_together(self, rows: Sequence[Tensor], before: Sequence[Decoding]) -> list[Decoding]:
-        items = [_Item(self.spec, own, one) for own, one in zip(rows, before, strict=True)]
-        vectors = torch.stack([one.vectors for one in before])
+    def _decode_together(self, rows: Sequence[Tensor], before: Sequence[TransducerState]) -> list[TransducerState]:
+        items = [_ItemDecoder(self.spec, item_rows, state) for item_rows, state in zip(rows, before, strict=True)]
+        vectors = torch.stack([state.vectors for state in before])
         while active := [number for number, item in enumerate(items) if item.row < len(item.rows)]:
             ahead = min(AHEAD, JOINED // len(active))
             parts = [items[number].rows[items[number].row :][:ahead] for number in active]
@@ -172,10 +178,10 @@ class Transducer(nn.Module):
             if spoken:
                 numbers = list(spoken)
                 vectors[numbers] = self._predict(list(spoken.values()), vectors[numbers])
-        return [item.after(own.clone()) for item, own in zip(items, vectors, strict=True)]
+        return [item.after(item_rows.clone()) for item, item_rows in zip(items, vectors, strict=True)]
 
     def _predict(self, tokens: Sequence[int], vectors: Tensor) -> Tensor:
-        """Return the vectors of decodings after one more token each, see `Decoding.vectors`."""
+        """Return the vectors of decodings after one more token each, see `TransducerState.vectors`."""
         x, after = self.embedding(torch.tensor(tokens, device=vectors.device)), list[Tensor]()
         for layer, (inner, outer) in enumerate(self.gates):
             hidden, cell = vectors[:, 2 * layer], vectors[:, 2 * layer + 1]
@@ -192,11 +198,11 @@ class Transducer(nn.Module):
         lengths = list(map(len, parts))
         behind = predicted.repeat_interleave(torch.tensor(lengths, device=predicted.device), 0)
         joint = activation(self.spec.act, torch.cat(list(parts)).add_(behind))
-        logits, durations = self.head(joint).split((self.spec.vocab, self.spec.durations), 1)
+        logits, durations = self.head(joint).split((self.spec.vocab, len(self.spec.durations)), 1)
         tokens = logits.argmax(1, keepdim=True)
-        steps = durations.argmax(1, keepdim=True) if self.spec.durations else torch.zeros_like(tokens)
+        choices = durations.argmax(1, keepdim=True) if self.spec.durations else torch.zeros_like(tokens)
         logprobs = logits.log_softmax(1).gather(1, tokens)
-        found = torch.cat((tokens.float(), steps.float(), logprobs), 1).tolist()  # one copy from the device
+        best = torch.cat((tokens.float(), choices.float(), logprobs), 1).tolist()  # one copy from the device
         for stop, length in zip(accumulate(lengths), lengths, strict=True):
-            names, spans, scores = zip(*found[stop - length : stop], strict=True)
-            yield list(map(int, names)), list(map(int, spans)), scores
+            names, chosen, scores = zip(*best[stop - length : stop], strict=True)
+            yield list(map(int, names)), [self.steps[int(number)] for number in chosen], scores

@@ -1,7 +1,7 @@
-"""The encoder of the Universal Speech Model (arXiv 2303.01037), as in Gemma: a conformer with causal, windowed attention.
+"""The encoder of the Universal Speech Model (arXiv 2303.01037), as in Gemma: a conformer with windowed attention.
 
-Two convolutions merge four frames into a row. Each layer has two half-weighted MLPs around attention and a causal convolution
-over time, with norms before and after each. Linear layers may clip their inputs and outputs.
+Two convolutions merge frames into a row, four as published. Each layer has two half-weighted MLPs around attention and a causal
+convolution over time, with norms before and after each. Linear layers may clip their inputs and outputs.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...callers.errors import ConfigError
+from ...checkpoints.config import check_activation, positive_int
 from ...kernels.activation import activation
-from ...mm.errors import ConfigError
-from ..config import check_activation, positive_int
 from ..interface import StepLimits
 from ..layers.basic import Norm, TensorModule
 from ..layers.builder import Builder
@@ -26,6 +26,7 @@ from ..layers.convolution import add_depthwise_
 from ..layers.linear import Linear
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
 
+Sizes = tuple[tuple[int, int], tuple[int, int]]
 _BLOCK = 32  # queries at a time
 _MASKED = -1e9
 
@@ -35,10 +36,10 @@ class UsmSpec:
     """Parameters of the encoder.
 
     Args:
-        channels: output channels of the two convolutions; the first number also equals the number of mel bands.
+        mels: mel bands. channels: output channels of the two convolutions. kernels, strides: of each, over time and over bands.
         taps: rows that the convolution over time sees, the row's own included.
-        distances: number of rows that a row attends to, its own included. first_distance: the position that the row itself has
-            in the table of sines.
+        distances: number of rows that a row attends to, its own included. later: how many of them are after it.
+        first_distance: the position in the table of sines of the last of these rows. signed: positions below 0 have sines, too.
         cap: soft cap of scores. half: weight of the MLPs. limit: bound of hidden states.
         clipped: linear layers store bounds of their inputs and outputs.
         out: width of the projected result; None: it is not projected.
@@ -62,41 +63,63 @@ class UsmSpec:
     clipped: bool
     out: int | None
     key_scale: float = math.log(1 + math.e) / math.log(2)
+    later: int = 0
+    signed: bool = False
+    mels: int = 128
+    kernels: Sizes = ((3, 3), (3, 3))
+    strides: Sizes = ((2, 2), (2, 2))
     cumulative: float | None = None
     reduction: int = 1
 
     @property
-    def bands(self) -> int:
-        """Mel bands after both convolutions."""
-        return self.channels[0] // 4
+    def frames_per_row(self) -> int:
+        return self.strides[0][0] * self.strides[1][0]
+
+    def bands(self, convolutions: int = 2) -> int:
+        """Return the bands after so many of the convolutions, each of which pads one band at both ends."""
+        bands = self.mels
+        for (_, kernel), (_, stride) in list(zip(self.kernels, self.strides, strict=True))[:convolutions]:
+            bands = (bands + 2 - kernel) // stride + 1
+        return bands
+
+    def rows(self, frames: int) -> int:
+        """Return the number of rows of an item after both convolutions."""
+        return -(-frames // self.frames_per_row)
 
     @property
     def head_dim(self) -> int:
         return self.width // self.heads
 
 
-def usm_spec(audio: Mapping[str, Any], looks_at_left_edge: bool = False, **changes: Any) -> UsmSpec:
+def usm_spec(audio: Mapping[str, Any], looks_at_edges: bool = False, **changes: Any) -> UsmSpec:
     """Read the raw `audio_config`; `changes` override fields of UsmSpec.
 
-    `looks_at_left_edge`: the farthest row of the context is not masked.
+    `looks_at_edges`: the farthest rows of the context are not masked.
 
     Raises:
-        ConfigError: a key is missing, heads do not divide the width, or rows attend to later rows.
+        ConfigError: a key is missing, or heads do not divide the width.
     """
     width, heads = positive_int(audio, "hidden_size"), positive_int(audio, "num_attention_heads")
     past, chunk = positive_int(audio, "attention_context_left") - 1, positive_int(audio, "attention_chunk_size")
-    if width % (2 * heads) or audio.get("attention_context_right") or past < 1:
-        sizes = f"hidden_size {width}, {heads} heads, {past} past rows and {audio.get('attention_context_right')} later ones"
-        raise ConfigError(f"audio_config with {sizes} is not supported; 2 * heads must divide hidden_size, with no later rows")
+    right = audio.get("attention_context_right") or 0
+    if width % heads or width % 2 or type(right) is not int or right < 0 or past + looks_at_edges < 1:
+        sizes = f"hidden_size {width}, {heads} heads, {past} past rows and {right} later ones"
+        raise ConfigError(
+            f"audio_config has {sizes}; heads must divide hidden_size, which is even, and rows attend to one or more"
+        )
+    later = right if looks_at_edges else max(right - 1, 0)
     first, second = audio["subsampling_conv_channels"]
     spec = UsmSpec(
         width=width,
         heads=heads,
         layers=positive_int(audio, "num_hidden_layers"),
         channels=(first, second),
+        mels=first,
         taps=positive_int(audio, "conv_kernel_size"),
-        distances=past + looks_at_left_edge,
-        first_distance=0 if looks_at_left_edge else (chunk + past) // 2 - past,
+        distances=past + looks_at_edges + later,
+        first_distance=(0 if looks_at_edges else (chunk + past + right) // 2 - past) - later,
+        later=later,
+        signed=looks_at_edges,
         cap=audio["attention_logit_cap"],
         half=audio["residual_weight"],
         limit=audio["gradient_clipping"],
@@ -108,17 +131,12 @@ def usm_spec(audio: Mapping[str, Any], looks_at_left_edge: bool = False, **chang
     return replace(spec, **changes)
 
 
-def subsampled(frames: int) -> int:
-    """Return the number of rows after two convolutions of stride 2."""
-    return -(-frames // 4)
-
-
 class UsmMlp:
     """`[rows, width]` -> `[rows, width]`, the weighted output that the layer adds to its input."""
 
     def __init__(self, s: UsmSpec, build: Builder) -> None:
         self.spec = s
-        self.norms = [build.norm(f"{place}_layer_norm", s.width, s.eps, False) for place in ("pre", "post")]
+        self.norms = [build.norm(f"{side}_layer_norm", s.width, s.eps, False) for side in ("pre", "post")]
         self.up = ClippedLinear("ffw_layer_1", s.width, 4 * s.width, build, s.clipped)
         self.down = ClippedLinear("ffw_layer_2", 4 * s.width, s.width, build, s.clipped)
 
@@ -150,17 +168,19 @@ class UsmAttention:
 
     def _attend(self, q: Tensor, k: Tensor, v: Tensor, table: Tensor) -> Tensor:
         """Attend within one item: float32 `[rows, heads, dim]` -> `[rows, width]`."""
-        s, n, past = self.spec, len(q), self.spec.distances - 1
+        s, n, past = self.spec, len(q), self.spec.distances - 1 - self.spec.later
         blocks = -(-n // _BLOCK)
-        after, context = blocks * _BLOCK - n, _BLOCK + past
+        after, context = blocks * _BLOCK - n, _BLOCK + s.distances - 1
         q = F.pad(q, (0, 0, 0, 0, 0, after)).view(blocks, _BLOCK, s.heads, -1).transpose(1, 2)  # [blocks, heads, queries, dim]
-        k, v = (F.pad(part, (0, 0, 0, 0, past, after)).unfold(0, context, _BLOCK) for part in (k, v))  # [..., dim, keys]
+        sides = (0, 0, 0, 0, past, after + s.later)
+        k, v = (F.pad(part, sides).unfold(0, context, _BLOCK) for part in (k, v))  # [blocks, heads, dim, keys]
         key = torch.arange(context, device=q.device)
-        distance = torch.arange(past, context, device=q.device)[:, None] - key  # [queries, keys]
-        index = distance.clamp(0, past).expand(blocks, s.heads, -1, -1)
+        place = torch.arange(_BLOCK, device=q.device)[:, None] + (s.distances - 1) - key  # in the table, [queries, keys]
+        index = place.clamp(0, s.distances - 1).expand(blocks, s.heads, -1, -1)
         scores = (q @ k).add_((q @ table).gather(-1, index))
-        scores.div_(s.cap).tanh_().mul_(s.cap).masked_fill_((distance < 0) | (distance > past), _MASKED)
-        scores[0].masked_fill_(key < past, _MASKED)
+        scores.div_(s.cap).tanh_().mul_(s.cap).masked_fill_((place < 0) | (place >= s.distances), _MASKED)
+        row = torch.arange(blocks, device=q.device)[:, None] * _BLOCK + key - past  # [blocks, keys]
+        scores.masked_fill_(((row < 0) | (row >= n))[:, None, None], _MASKED)
         return (scores.softmax(-1) @ v.transpose(2, 3)).transpose(1, 2).reshape(blocks * _BLOCK, -1)[:n]
 
 
@@ -206,18 +226,24 @@ class UsmLayer:
 
 
 class UsmConvolutionBlock(TensorModule):
-    """A convolution of stride 2 over time and mel bands: `[frames, bands, inner]` -> `[frames / 2, bands / 2, outer]`."""
+    """A convolution over time and mel bands: `[frames, bands, inner]` -> `[frames / stride, bands / stride, outer]`.
 
-    def __init__(self, inner: int, outer: int, spec: UsmSpec, dtype: torch.dtype, device: torch.device) -> None:
+    `number`: of the convolution, 0 or 1.
+    """
+
+    def __init__(self, inner: int, outer: int, spec: UsmSpec, number: int, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.cumulative = spec.cumulative
-        self.conv = Linear(9 * inner, {"conv": outer}, False, dtype, device)
+        self.kernel, self.stride = spec.kernels[number], spec.strides[number]
+        self.conv = Linear(self.kernel[0] * self.kernel[1] * inner, {"conv": outer}, False, dtype, device)
         self.norm = Norm(outer, spec.eps, False, dtype, device, centered=self.cumulative is None)
 
     def forward(self, x: Tensor) -> Tensor:
-        time = (1, 1) if self.cumulative is None else (0, 2)
-        windows = F.pad(x, (0, 0, 1, 1, *time)).unfold(0, 3, 2).unfold(1, 3, 2)  # [frames / 2, bands / 2, inner, 3, 3]
-        shape, rows = windows.shape[:2], windows.reshape(-1, 9 * x.shape[2])
+        time = (1, 1) if self.cumulative is None else (0, self.kernel[0] - 1)
+        windows = F.pad(x, (0, 0, 1, 1, *time))
+        for axis, (kernel, stride) in enumerate(zip(self.kernel, self.stride, strict=True)):
+            windows = windows.unfold(axis, kernel, stride)  # at last [frames, bands, inner, kernel, kernel]
+        shape, rows = windows.shape[:2], windows.reshape(-1, windows[0, 0].numel())
         del windows
         out = self.conv(rows)
         del rows
@@ -245,19 +271,19 @@ class Usm(TensorModule):
         first, second = spec.channels
         self.subsample_conv_projection = nn.Module()
         self.blocks = (
-            UsmConvolutionBlock(1, first, spec, dtype, device),
-            UsmConvolutionBlock(first, second, spec, dtype, device),
+            UsmConvolutionBlock(1, first, spec, 0, dtype, device),
+            UsmConvolutionBlock(first, second, spec, 1, dtype, device),
         )
         for i, block in enumerate(self.blocks):
             self.subsample_conv_projection.add_module(f"layer{i}", block)
-        place = "subsample_conv_projection.input_proj_linear"
-        self.join = (build.linear([place], spec.bands * second, [spec.width], False),)
+        name = "subsample_conv_projection.input_proj_linear"
+        self.join = (build.linear([name], spec.bands() * second, [spec.width], False),)
         self.layer_list = [UsmLayer(spec, build.scope(f"layers.{i}")) for i in range(spec.layers)]
         self.last = () if spec.out is None else (build.linear(["output_proj"], spec.width, [spec.out], True),)
         self.sines = _sines(spec).to(device, dtype)
 
     def forward(self, features: Tensor, frames: Sequence[int]) -> Tensor:
-        rows = [subsampled(n) for n in frames]
+        rows = [self.spec.rows(n) for n in frames]
         x = torch.cat([self._rows(item) for item in features.to(self.dtype).split(list(frames))])
         for layer in self.layer_list:
             x = layer(x, rows, self.sines)
@@ -271,11 +297,12 @@ class Usm(TensorModule):
 
 
 def _sines(s: UsmSpec) -> Tensor:
-    """Return sines and cosines of each distance from 0 on, float32 `[distances, width]`."""
+    """Return sines and cosines of each distance, the last later row's first, float32 `[distances, width]`."""
     count = s.width // 2
     scales = torch.exp(torch.arange(count) * -(math.log(10000.0) / max(count - 1, 1)))
-    angles = (torch.arange(s.distances) + s.first_distance)[:, None] * scales
-    return torch.cat((angles.sin(), angles.cos()), 1)
+    positions = (torch.arange(s.distances) + s.first_distance)[:, None]
+    sines = torch.cat(((positions * scales).sin(), (positions * scales).cos()), 1)
+    return sines if s.signed else sines.masked_fill(positions < 0, 0)  # the published table begins at 0
 
 
 def _bounded(x: Tensor, s: UsmSpec) -> Tensor:
@@ -290,19 +317,21 @@ def _bounded_(x: Tensor, s: UsmSpec) -> Tensor:
 
 def usm_bytes(c: UsmSpec, rows: int, most: int, dtype: torch.dtype, limits: StepLimits) -> int:
     """Return the bytes alive in Usm for `rows` rows, inputs included. `most`: rows of the largest item."""
-    ops, s, w, one = OpBytes(dtype, limits), dtype.itemsize, c.width, min(rows, most)
-    frames, (first, second), bands = 4 * one, c.channels, c.channels[0]
-    early, late = -(-frames // 2) * -(-bands // 2), one * c.bands  # outputs of a channel after each convolution
-    padded = (frames + 2) * (bands + 2)
-    begin = early * 9 * s + max(padded * s, early * ops.linear(9, first, early))
+    ops, s, w, longest = OpBytes(dtype, limits), dtype.itemsize, c.width, min(rows, most)
+    frames, (first, second), (kernel, next_kernel) = c.frames_per_row * longest, c.channels, c.kernels
+    later_frames = -(-frames // c.strides[0][0])
+    early, late = later_frames * c.bands(1), longest * c.bands()  # outputs of a channel after each convolution
+    taps, next_taps = math.prod(kernel), math.prod(next_kernel) * first
+    padded = (frames + kernel[0]) * (c.mels + 2)
+    begin = early * taps * s + max(padded * s, early * ops.linear(taps, first, early))
     begin = max(begin, early * first * 2 * s + early * 2 * FLOAT32)
-    padded = (-(-frames // 2) + 2) * (-(-bands // 2) + 2) * first
-    middle = (early * first + late * 9 * first) * s + max(padded * s, late * ops.linear(9 * first, second, late))
+    padded = (later_frames + next_kernel[0]) * (c.bands(1) + 2) * first
+    middle = (early * first + late * next_taps) * s + max(padded * s, late * ops.linear(next_taps, second, late))
     clip = c.clipped * w * s
     mlp = w * s + max(clip + ops.linear(w, 4 * w, rows), 8 * w * s, 4 * w * s * (1 + c.clipped) + ops.linear(4 * w, w, rows))
-    blocks = -(-one // _BLOCK)
+    blocks = -(-longest // _BLOCK)
     scores = c.heads * _BLOCK * (_BLOCK + c.distances - 1)  # of a block
     places = 2 * c.heads * c.distances * _BLOCK  # scores of distances
     attention = rows * (w * s + 5 * w * FLOAT32) + blocks * (3 * scores + places) * FLOAT32
     layers = rows * w * s + max(rows * (w * s + mlp), attention)
-    return SMALL + 4 * rows * bands * s + max(rows * w * s + max(begin, middle), layers)
+    return SMALL + c.frames_per_row * rows * c.mels * s + max(rows * w * s + max(begin, middle), layers)

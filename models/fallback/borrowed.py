@@ -16,9 +16,9 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional as F
 
+from ...callers.errors import ConfigError
 from ...kernels.attention import paged_attention
 from ...kernels.metadata import AttentionMetadata
-from ...mm.errors import ConfigError
 from .peak import Peak
 
 ATTENTION = "sensorium_paged"  # name in transformers' attention interface
@@ -95,20 +95,20 @@ def class_of(config: Mapping[str, Any]) -> Any:
     except ImportError:
         raise ConfigError("transformers, which may support it, is not installed: pip install 'sensorium[fallback]'") from None
     try:
-        found = getattr(transformers, name, None)
+        kind = getattr(transformers, name, None)
     except (ImportError, RuntimeError) as error:  # a dependency of transformers is missing or has another version
         why = line(error.__cause__ or error)
         raise ImportError(
             f"transformers {transformers.__version__} cannot import its {name} ({why}); reinstall the package that fails, "
             f"torchvision for one in the release for torch {torch.__version__}"
         ) from None
-    if found is None:
+    if kind is None:
         raise ConfigError(f"transformers {transformers.__version__} has no model {name} either")
-    if not hasattr(found, "generate"):
+    if not hasattr(kind, "generate"):
         raise ConfigError(
             f"transformers {transformers.__version__} has {name}, but only its classes that generate text run here"
         )
-    return found
+    return kind
 
 
 def check_decoder_only(kind: Any, config: Mapping[str, Any]) -> None:
@@ -166,9 +166,9 @@ class Built:
 def build(config: Mapping[str, Any], dtype: torch.dtype) -> Built:
     """Build the class without weights; ConfigError says why it is not supported."""
     kind = class_of(config)
-    name, own = kind.__name__, kind.config_class.model_type
-    if not kind.config_class.sub_configs and config.get("model_type", own) != own:
-        raise ConfigError(f"{name} of transformers is for model_type {own!r}, config.json says {config['model_type']!r}")
+    name, model_type = kind.__name__, kind.config_class.model_type
+    if not kind.config_class.sub_configs and config.get("model_type", model_type) != model_type:
+        raise ConfigError(f"{name} of transformers is for model_type {model_type!r}, config.json says {config['model_type']!r}")
     try:
         with offline(), torch.device("meta"):
             parsed = _parsed(kind, config)
@@ -232,14 +232,14 @@ def _layers(decoder: Any, text: Any, axes: int) -> tuple[AttentionCall, ...]:
     step = PagedStep()
     with torch.inference_mode():
         decoder(**_meta_inputs(decoder.dtype, text, axes, _PROBE_ROWS), **{STEP: step})
-    found = {call.index: call for call in step.calls}
+    by_layer = {call.index: call for call in step.calls}
     for index in range(text.num_hidden_layers):
         calls = sum(call.index == index for call in step.calls)
         if calls != 1:
             raise ConfigError(
                 f"layer {index}{_kind_of(decoder, index)} attends {calls} times through the common interface, not once"
             )
-    return tuple(found[index] for index in range(text.num_hidden_layers))
+    return tuple(by_layer[index] for index in range(text.num_hidden_layers))
 
 
 def _meta_inputs(dtype: torch.dtype, text: Any, axes: int, rows: int) -> dict[str, Any]:

@@ -15,10 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from ...callers.errors import CheckpointError, ConfigError
 from ...kernels.dispatch import backend
 from ...kernels.metadata import AttentionMetadata
 from ...kernels.scatter import scatter_rows_
-from ...mm.errors import CheckpointError, ConfigError
 from ...mm.positions import mrope_positions
 from ...mm.types import ItemGeometry, PlaceholderRange
 from ..interface import CacheSpec, ForwardBatch, StepLimits
@@ -137,8 +137,8 @@ class Fallback(nn.Module):
             if names:
                 raise CheckpointError(f"the checkpoint {verb} {', '.join(sorted(names)[:3])}; it does not fit its config.json")
         if report["mismatched_keys"]:
-            name, found, expected = sorted(report["mismatched_keys"])[0]
-            raise CheckpointError(f"{name} has shape {list(found)}, the config needs {list(expected)}")
+            name, shape, expected = sorted(report["mismatched_keys"])[0]
+            raise CheckpointError(f"{name} has shape {list(shape)}, the config needs {list(expected)}")
         self._adopt(outer.to(self.device).eval())
 
     def rehearse(self, modality: str, tensors: Mapping[str, Any], geometry: ItemGeometry, prompt: Mapping[str, Tensor]) -> None:
@@ -214,9 +214,9 @@ class Fallback(nn.Module):
 
     def _decoder_inputs(self, inputs: Mapping[str, Any]) -> dict[str, Any]:
         """Return the arguments with which the class calls its decoder."""
-        known = signature(self.outer.base_model.forward).parameters
+        parameters = signature(self.outer.base_model.forward).parameters
         try:
-            self._encode(**{name: value for name, value in inputs.items() if name in known}, use_cache=False)
+            self._encode(**{name: value for name, value in inputs.items() if name in parameters}, use_cache=False)
         except _DecoderCalled as call:
             return call.arguments
         raise ConfigError("its decoder is not called with embeddings")
@@ -289,14 +289,14 @@ def _two_batches(
     table, slots = torch.arange(blocks, dtype=torch.int32, device=device)[None], torch.arange(total, device=device)
     batches, cut = [], total // 2 + 1
     for start, stop in ((0, cut), (cut, total)):
-        one = AttentionMetadata((0, stop - start), (stop,), table, slots[start:stop], size)
+        metadata = AttentionMetadata((0, stop - start), (stop,), table, slots[start:stop], size)
         first = max(start, span.offset)
         last = max(first, min(stop, span.end))
         batches.append(
             ForwardBatch(
                 input_ids=ids[start:stop],
                 positions=positions[:, start:stop],
-                attn=[replace(one, window=spec.window) for spec in specs],
+                attn=[replace(metadata, window=spec.window) for spec in specs],
                 kv_caches=caches,
                 embed_index=torch.arange(first, last, device=device) - start,
                 embed_rows=rows[first - span.offset : last - span.offset],

@@ -5,39 +5,18 @@ Source: arXiv 2106.09685.
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from typing import TYPE_CHECKING
+from typing import Protocol
 
 import torch
 from torch import Tensor
 
+from ...checkpoints.adapters import AdapterSpec, tensor_name
 from ...kernels.linear import LinearWeight, linear, pack
 from ..interface import StepLimits
 from ..memory_formulas import OpBytes, packed_weight_bytes
 from .basic import WeightedLayer
-
-if TYPE_CHECKING:
-    from .linear import Linear
-
-
-@dataclass(frozen=True)
-class AdapterSpec:
-    """One adapter of a checkpoint.
-
-    Args:
-        name: its folder below the checkpoint's, "." for the checkpoint's own folder; or its key in `stored_adapters`.
-        scale: factor of its output.
-        targets: it applies to the shards whose names end in one of these.
-        pattern: it applies to the shards whose whole canonical names match this, instead.
-    """
-
-    name: str
-    rank: int
-    scale: float
-    targets: tuple[str, ...]
-    pattern: re.Pattern[str] | None = None
 
 
 @dataclass(frozen=True)
@@ -62,6 +41,15 @@ class AdapterMask:
         self.masks = [] if adapters is None else [(adapters != number)[:, None] for number in range(1, count + 1)]
 
 
+class AdaptedLayer(Protocol):
+    """The part of a Linear that its adapters read."""
+
+    weight: Tensor  # [outputs, in]
+    outputs: int
+    dtype: torch.dtype
+    device: torch.device
+
+
 class LowRank(WeightedLayer):
     """Adds `up(down(x)) * scale` to one shard of a Linear, for the rows that use its adapter. Never quantised.
 
@@ -74,12 +62,12 @@ class LowRank(WeightedLayer):
         number: index of the adapter in the model, from 0.
     """
 
-    def __init__(self, stem: str, layer: Linear, rows: int, spec: AdapterSpec, number: int, mask: AdapterMask) -> None:
+    def __init__(self, stem: str, layer: AdaptedLayer, rows: int, spec: AdapterSpec, number: int, mask: AdapterMask) -> None:
         super().__init__()
         self.stem, self.spec, self.number, self.mask = stem, spec, number, mask
         self.inner, self.outer, self.whole = layer.weight.shape[1], rows, rows == layer.outputs
         shapes = (spec.rank, self.inner), (rows, spec.rank)
-        self.weights = tuple(torch.empty(shape, dtype=layer.weight.dtype, device=layer.device) for shape in shapes)
+        self.weights = tuple(torch.empty(shape, dtype=layer.dtype, device=layer.device) for shape in shapes)
         self.down: LinearWeight  # both exist from `pack` on, in place of `weights`
         self.up: LinearWeight
 
@@ -103,20 +91,14 @@ class LowRank(WeightedLayer):
             out += linear(linear(x, self.down).masked_fill_(self.mask.masks[self.number], 0.0), self.up)
 
 
-def tensor_name(stem: str, letter: str, adapter: str) -> str:
-    """Return the canonical name of an adapter's matrix "A" `[rank, in]` or "B" `[out, rank]` of a shard."""
-    own = "" if adapter == "." else f"{adapter}."
-    return f"{stem}.lora_{letter}.{own}weight"
-
-
 def adapter_bytes(adapters: Sequence[LowRank], width: int, limits: StepLimits, dtype: torch.dtype) -> AdapterBytes:
     """Return the bytes of the largest of these adapters, in parts (mixers or MLPs) whose results are `width` wide."""
     ops, first, last = OpBytes(dtype, limits), 0, 0
     for adapter in adapters:
         rank = adapter.spec.rank
-        own = ops.linear_result(rank, limits.rows) + ops.linear(rank, adapter.outer, limits.rows)
+        adapter_rows = ops.linear_result(rank, limits.rows) + ops.linear(rank, adapter.outer, limits.rows)
         if adapter.whole and adapter.outer == width:
-            last = max(last, own)
+            last = max(last, adapter_rows)
         else:
-            first = max(first, own)
+            first = max(first, adapter_rows)
     return AdapterBytes(first, last)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 
 import torch
@@ -10,8 +10,8 @@ from torch import Tensor, nn
 from torch.nn import functional as F
 
 from ...kernels.linear import keeps_float16, shares_table
+from ...kernels.linear.panels import Panels, pack_panels, read_panel_rows
 from ...kernels.norm import layer_norm, norm_heads_, rms_norm
-from ...kernels.panels import Panels, pack_panels, read_panel_rows
 
 Converter = Callable[[Tensor], Iterable[tuple[str, Tensor]]]
 """Splits a stored tensor into (canonical name, tensor) pairs."""
@@ -25,11 +25,6 @@ class Renamed:
 
     def __call__(self, tensor: Tensor) -> Iterable[tuple[str, Tensor]]:
         return [(self.name, tensor)]
-
-
-def rename(name: str, prefixes: Sequence[tuple[str, str]]) -> str:
-    """Replace the first prefix that matches."""
-    return next((new + name[len(old) :] for old, new in prefixes if name.startswith(old)), name)
 
 
 class TensorModule(nn.Module):
@@ -100,6 +95,10 @@ class Norm(WeightedLayer):
         if self.bias is not None and self.has_bias:
             yield f"{path}.bias", self.bias
 
+    def packed_bytes(self, device: torch.device) -> int:
+        """Return the bytes of weight and bias, stored or not."""
+        return self.weight.nbytes + (0 if self.bias is None else self.bias.nbytes)
+
     def pack(self) -> None:
         if self.bias is not None and self.offset:  # RMSNorm adds it in float32
             self.weight += self.offset
@@ -133,7 +132,7 @@ class Scale(TensorModule):
         return x.mul_(self.factor)
 
 
-class Embedding(WeightedLayer):
+class EmbeddingTable(WeightedLayer):
     """Token ids `[rows]` -> embeddings `[rows, dim]`, multiplied by `scale`.
 
     Attributes:

@@ -8,8 +8,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ...mm.errors import ConfigError, short_repr
-from ..config import positive_int
+from ...callers.errors import ConfigError, short_repr
+from ...checkpoints.config import positive_int
 from .basic import TensorModule
 from .linear import Linear
 
@@ -38,9 +38,9 @@ def label_activation(config: Mapping[str, Any], labels: int) -> str:
     Raises:
         ConfigError: sentence-transformers' config names another activation.
     """
-    own = config.get("sentence_transformers")
+    module = config.get("sentence_transformers")
     older = next((value for key, value in config.items() if key.endswith("_ce_default_activation_function")), None)
-    named = (own.get("activation_fn") if isinstance(own, Mapping) else None) or older
+    named = (module.get("activation_fn") if isinstance(module, Mapping) else None) or older
     if named is None:
         return _BY_PROBLEM.get(str(config.get("problem_type")), "sigmoid" if labels == 1 else "softmax")
     name = str(named).rpartition(".")[2].lower()

@@ -3,14 +3,14 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 
 import torch
 from torch import Tensor
 
+from ...checkpoints.config import check_activation
 from ...kernels.activation import act_and_mul, activation
-from ..config import check_activation
 from ..interface import StepLimits
 from ..memory_formulas import OpBytes
 from .basic import Converter, Convertible, TensorModule
@@ -67,7 +67,7 @@ class Projector(TensorModule, Convertible):
 
     def __init__(self, spec: ProjectorSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        check_activation("a projector's activation", spec.act, gated=False)
+        spec = replace(spec, act=check_activation("a projector's activation", spec.act))
         self.spec, build = spec, Builder(self, dtype, device)
         normed = spec.group_width if spec.joined_norm else spec.width
         self.norms = [] if spec.norm is None else [build.norm(spec.norm, normed, spec.eps, not spec.rms, spec.norm_offset)]

@@ -10,17 +10,19 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...checkpoints.formats.base import WeightFormat
 from ...kernels.dispatch import backend
-from ...kernels.fp8 import Fp8Weight
-from ...kernels.grouped import GroupedWeight, QuantizedWeight
-from ...kernels.int4 import Int4Options, pack_int4
-from ...kernels.int4 import packed_bytes as packed_int4_bytes
-from ...kernels.int8 import pack_codes
 from ...kernels.linear import LinearWeight, linear, pack
-from ..formats.base import WeightFormat
+from ...kernels.linear.eight_bit import Fp8Weight
+from ...kernels.linear.grouped import GroupedWeight, QuantizedWeight
+from ...kernels.linear.groups import pack_groups
+from ...kernels.linear.groups import packed_bytes as packed_group_bytes
+from ...kernels.linear.int4 import Int4Options
+from ...kernels.linear.int8 import pack_codes
 from ..memory_formulas import packed_weight_bytes, panel_bytes
 from .adapter import LowRank
-from .basic import Embedding, TensorModule, WeightedLayer
+from .basic import EmbeddingTable, TensorModule, WeightedLayer
+from .row_adapter import AdapterSlot
 
 _deferred = ContextVar("sensorium_deferred_weights", default=False)
 _CODES = {"int8": torch.int8, "fp8": torch.float8_e4m3fn}
@@ -55,8 +57,10 @@ class Linear(WeightedLayer):
             bits.
         formats: canonical name of a shard's weight -> its format, in a quantised checkpoint. Such a weight is a meta tensor
             that has only the shape; `hold` takes the quantised weights.
+        dtype: of the layer's input and result.
         stored_dtypes: dtypes of the stored weights, as far as the headers of the files name them.
         restored: canonical names of the layer's tensors if its packed weight came from another file.
+        slot: the layer's place among those that adapters of requests change; None if they do not.
     """
 
     quantization: str | Int4Options | None = None
@@ -72,9 +76,10 @@ class Linear(WeightedLayer):
         exact: bool = False,
     ) -> None:
         super().__init__()
-        self.shards, self.exact = dict(shards), exact
+        self.shards, self.exact, self.in_features = dict(shards), exact, in_features
+        self.slot: AdapterSlot | None = None
         self.outputs = out = sum(self.shards.values())
-        self.device = device
+        self.device, self.dtype = device, dtype
         self.formats: dict[str, WeightFormat] = {}
         self.held: dict[str, QuantizedWeight] = {}
         self.stored_dtypes: set[torch.dtype] = set()
@@ -104,14 +109,18 @@ class Linear(WeightedLayer):
         if not formats:
             self.weight = torch.empty_like(self.weight, device=self.device)
 
+    def keep_float32(self) -> None:
+        """Hold the weight in float32 until it is quantised, so that it is rounded once: bfloat16 has 8 bits, as int8 has."""
+        self.weight = torch.empty_like(self.weight, dtype=torch.float32)
+
     def hold(self, name: str, weight: QuantizedWeight) -> None:
         """Take the quantised weight of a shard, on this layer's device."""
         self.held[name] = weight
 
     def packed_bytes(self, device: torch.device) -> int:
-        (outer, inner), dtype, bias = self.weight.shape, self.weight.dtype, self.bias is not None
+        (outer, inner), dtype, bias = self.weight.shape, self.dtype, self.bias is not None
         if self.formats and self.quantization is None:
-            return packed_int4_bytes(self._stored_shapes(), dtype, device) + outer * bias * dtype.itemsize
+            return packed_group_bytes(self._stored_shapes(), dtype, device) + outer * bias * dtype.itemsize
         return packed_weight_bytes(inner, outer, bias, dtype, device, self.quantization)
 
     def stores(self, method: str) -> bool:
@@ -121,22 +130,20 @@ class Linear(WeightedLayer):
     def _stored_shapes(self) -> list[QuantizedWeight]:
         """Return the shards' quantised weights, on the meta device."""
         shards = zip(self.formats.values(), self.shards.values(), strict=True)
-        return [form.decode(form.layout(rows, self.weight.shape[1])) for form, rows in shards]
+        return [weight_format.decode(weight_format.layout(rows, self.weight.shape[1])) for weight_format, rows in shards]
 
     def pack(self) -> None:
         """Lay the weight out for its device and drop the original."""
         if self.formats:
-            held, method = [self.held[name] for name in self.formats], self.quantization
-            scales = [one for weight in held if (one := _output_scales(weight, str(method))) is not None]
-            if method in _CODES and len(scales) == len(held):
-                codes, scale = torch.cat([one.codes for one in held]), torch.cat(scales)
+            weights, method = [self.held[name] for name in self.formats], self.quantization
+            scales = [output_scale for weight in weights if (output_scale := _output_scales(weight, str(method))) is not None]
+            if method in _CODES and len(scales) == len(weights):
+                codes, scale = torch.cat([output_scale.codes for output_scale in weights]), torch.cat(scales)
                 self.packed = (
-                    Fp8Weight(codes, scale, self.bias)
-                    if method == "fp8"
-                    else pack_codes(codes, scale, self.bias, self.weight.dtype)
+                    Fp8Weight(codes, scale, self.bias) if method == "fp8" else pack_codes(codes, scale, self.bias, self.dtype)
                 )
             else:
-                self.packed = pack_int4(held, self.bias, self.weight.dtype)
+                self.packed = pack_groups(weights, self.bias, self.dtype)
             self.held = {}
         else:
             self.packed = pack(self.weight, self.bias, self.quantization)
@@ -157,6 +164,8 @@ class Linear(WeightedLayer):
         out = linear(x, self.packed)
         for shard, adapter in self.adapters:
             adapter.add_(out[:, shard], x)
+        if self.slot is not None:
+            self.slot.add_(out, x)
         return out
 
 
@@ -183,7 +192,7 @@ class LmHead(TensorModule):
         self,
         hidden: int,
         vocab: int,
-        embedding: Embedding | None,
+        embedding: EmbeddingTable | None,
         dtype: torch.dtype,
         device: torch.device,
         *,

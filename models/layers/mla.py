@@ -99,19 +99,19 @@ def latent_attention_bytes(hidden: int, a: LatentSpec, ops: OpBytes) -> int:
     s, rows, cached, latent = ops.dtype.itemsize, ops.limits.rows, a.latent + a.rope.dim, a.query_latent or 0
     q, absorbed = a.heads * (a.nope_dim + a.rope.dim) * s, a.heads * cached * s
     down, query = ops.linear_result(latent + cached, rows), latent * s  # the down projection, and the queries' normed part
-    held = down + query + cached * s  # with the cached row
-    attended = held + absorbed * (2 if ops.fused("attention") else 3)  # queries and results; torch's kernel may copy them
+    base = down + query + cached * s  # with the cached row
+    attended = base + absorbed * (2 if ops.fused("attention") else 3)  # queries and results; torch's kernel may copy them
     value, values = ops.linear_result(a.value_dim, rows), a.heads * a.value_dim * s
     return max(
         ops.linear(hidden, latent + cached, rows),
         down + query + ops.norm(latent, True),
         down + query + ops.linear(latent or hidden, a.heads * (a.nope_dim + a.rope.dim), rows),
         down + query + q + a.latent * s + max(ops.norm(a.latent, True), cached * s),
-        held + q + (0 if ops.fused("rotary") else ops.torch_rotary(a.heads * a.rope.dim)),
+        base + q + (0 if ops.fused("rotary") else ops.torch_rotary(a.heads * a.rope.dim)),
         # queries of each head carried to the cached rows' space; then stacked; then joined with their rotated part
-        held + q + a.heads * (ops.linear_result(a.latent, rows) + a.latent * s) + ops.linear_result(a.nope_dim, rows),
-        held + q + a.heads * a.latent * s + absorbed,
+        base + q + a.heads * (ops.linear_result(a.latent, rows) + a.latent * s) + ops.linear_result(a.nope_dim, rows),
+        base + q + a.heads * a.latent * s + absorbed,
         attended,
-        held + 2 * absorbed + a.heads * value + max(values, ops.linear_result(a.latent, rows)),  # values by head, then stacked
-        held + 2 * absorbed + values + ops.linear(a.heads * a.value_dim, hidden, rows),
+        base + 2 * absorbed + a.heads * value + max(values, ops.linear_result(a.latent, rows)),  # values by head, then stacked
+        base + 2 * absorbed + values + ops.linear(a.heads * a.value_dim, hidden, rows),
     )

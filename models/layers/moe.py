@@ -14,10 +14,12 @@ from itertools import product
 import torch
 from torch import Tensor, nn
 
+from ...kernels.activation import activation
+from ...kernels.activation.reference import is_in_torch
 from ...kernels.dispatch import backend
-from ...kernels.fp8 import Fp8Weight
-from ...kernels.int8 import Int8Weight
-from ...kernels.moe import RoutingConfig, StackedExperts, StackedWeight, fused_experts, loop_experts, route
+from ...kernels.linear.eight_bit import Fp8Weight, Int8Weight
+from ...kernels.moe import fused_experts, loop_experts, route
+from ...kernels.moe.experts import RoutingConfig, StackedExperts, StackedWeight
 from ..memory_formulas import FLOAT32, OpBytes
 from ..text.spec import MoeSpec
 from .basic import Converter, Norm, Renamed, TensorModule, WeightedLayer
@@ -41,7 +43,7 @@ class RouterCorrection(StoredTensor):
         parent = path.removesuffix("correction")
         block = f"{parent.removesuffix('mlp.')}block_sparse_moe."  # MiniMax M2's name
         beside = (parent, block, f"{parent}gate.moe_statics.", f"{parent}moe_statics.")
-        for stored in (name, *(f"{place}e_score_correction_bias" for place in beside)):
+        for stored in (name, *(f"{parent_name}e_score_correction_bias" for parent_name in beside)):
             yield stored, lambda tensor: [(name, tensor.flatten())]
 
 
@@ -77,7 +79,8 @@ class Mixture(WeightedLayer):
         self.correction = RouterCorrection((spec.experts,), torch.float32, device) if spec.correction else None
         self.expert_scale = StoredTensor((spec.experts,), torch.float32, device) if spec.expert_scale else None
         mlp, wide = partial(_build_expert, spec, dtype), spec.latent or dim
-        stack = backend("moe", device, dtype) == "triton" and not weights_deferred()
+        fits = self.is_plain == is_in_torch(spec.act)  # the kernel has gates exactly with its own activations
+        stack = fits and backend("moe", device, dtype) == "triton" and not weights_deferred()
         expert_device = torch.device("meta") if stack else device
         self._experts = [mlp(wide, spec.inner[modality], device=expert_device) for _ in range(spec.experts)]
         self.experts = nn.ModuleList(self._experts)
@@ -86,9 +89,9 @@ class Mixture(WeightedLayer):
             gate_ups, downs = self._layers()
             self.stacked = StackedExperts(spec.act, _stack_weights(gate_ups, device), _stack_weights(downs, device))
         shared = spec.shared_inner if shared is None else shared
-        self.shared_experts = mlp(dim, shared, device=device) if shared else None
-        self.into = Linear(dim, {"fc1_latent_proj": wide}, spec.bias, dtype, device) if spec.latent else None
-        self.out_of = Linear(wide, {"fc2_latent_proj": dim}, spec.bias, dtype, device) if spec.latent else None
+        self.shared_experts = _build_expert(spec.of_shared, dtype, dim, shared, device=device) if shared else None
+        self.into = Linear(dim, {"fc1_latent_proj": wide}, bool(spec.shared_bias), dtype, device) if spec.latent else None
+        self.out_of = Linear(wide, {"fc2_latent_proj": dim}, bool(spec.shared_bias), dtype, device) if spec.latent else None
         gated = shared and spec.shared_gate
         self.shared_gate = Linear(dim, {"shared_expert_gate": 1}, False, dtype, device, exact=True) if gated else None
 
@@ -97,7 +100,7 @@ class Mixture(WeightedLayer):
         if self.shared_experts is None:
             return out
         shared = self.shared_experts(x)
-        return out.add_(shared if self.shared_gate is None else shared.mul_(self.shared_gate(x).sigmoid()))
+        return out.add_(shared if self.shared_gate is None else shared.mul_(activation("sigmoid", self.shared_gate(x))))
 
     def routed(
         self, x: Tensor, selected: Tensor | None = None, out: Tensor | None = None, scored: Tensor | None = None
@@ -110,8 +113,9 @@ class Mixture(WeightedLayer):
         weights, chosen = route(self.gate((x if scored is None else scored).float()), self.rule, correction)
         if self.expert_scale is not None:
             weights = weights * self.expert_scale.weight[chosen.long()]
-        if self.scaled_inputs:
-            x, weights = x * weights.to(x.dtype), torch.ones_like(weights)
+        if self.scaled_inputs:  # a row for each expert of a row
+            x = (x[:, None] * weights[..., None].to(x.dtype)).flatten(0, 1)
+            weights, chosen = torch.ones_like(weights).view(-1, 1), chosen.view(-1, 1)
         x = x if self.into is None else self.into(x)
         if self.stacked is None:
             mixed = loop_experts(x, weights, chosen, len(self._experts), lambda number, rows: self._experts[number](rows))
@@ -119,6 +123,8 @@ class Mixture(WeightedLayer):
             if selected is not None:
                 chosen = chosen.masked_fill_(~selected[:, None], -1)
             mixed = fused_experts(x, weights, chosen, self.stacked, out)
+        if self.scaled_inputs and self.rule.top_k > 1:
+            mixed = mixed.unflatten(0, (-1, self.rule.top_k)).sum(1)
         return mixed if self.out_of is None else self.out_of(mixed)
 
     def _layers(self) -> tuple[list[Linear], list[Linear]]:
@@ -162,13 +168,13 @@ class Mixture(WeightedLayer):
         first, down = self._layers()
         out = down[0].outputs if names == ("down_proj",) else first[0].outputs * len(names) // (2 - self.is_plain)
         transposed = tensor.shape[-1] == out and (self.transposed or tensor.shape[-2] != out)
-        for i, own in enumerate(tensor.mT if transposed else tensor):
-            for name, part in zip(names, self._shards(own, len(names)), strict=True):
+        for i, matrix in enumerate(tensor.mT if transposed else tensor):
+            for name, part in zip(names, self._shards(matrix, len(names)), strict=True):
                 yield f"{path}.experts.{i}.{name}.weight", part
 
     def _split_bias(self, path: str, names: tuple[str, ...], tensor: Tensor) -> Iterator[tuple[str, Tensor]]:
-        for i, own in enumerate(tensor):
-            for name, part in zip(names, self._shards(own, len(names)), strict=True):
+        for i, bias in enumerate(tensor):
+            for name, part in zip(names, self._shards(bias, len(names)), strict=True):
                 yield f"{path}.experts.{i}.{name}.bias", part
 
     def _shards(self, outputs: Tensor, count: int) -> Sequence[Tensor]:
@@ -207,7 +213,7 @@ class ModalityMixture(WeightedLayer):
             self._mixtures.append(Mixture(dim, spec, dtype, device, modality=number, shared=0))
             self.add_module(name, self._mixtures[number])
         shared = spec.shared_inner
-        self.shared_experts = GatedMlp(dim, shared, spec.bias, dtype, device, act=spec.act) if shared else None
+        self.shared_experts = _build_expert(spec.of_shared, dtype, dim, shared, device=device) if shared else None
 
     def forward(self, x: Tensor, modality_ids: Tensor | None = None) -> Tensor:
         """Run each modality's rows. `modality_ids`: int64 `[rows]`; None: all rows use the first modality's experts."""
@@ -222,11 +228,11 @@ class ModalityMixture(WeightedLayer):
     def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
         """Yield names and converters. Checkpoints number experts across modalities and store routers as `[in, out]`."""
         for number, name in enumerate(self.names):
-            own = f"{path}.{name}"
-            yield f"{path}.gate.weight" + f"_{number}" * (number > 0), partial(_transposed, f"{own}.gate.weight")
+            mixture = f"{path}.{name}"
+            yield f"{path}.gate.weight" + f"_{number}" * (number > 0), partial(_transposed, f"{mixture}.gate.weight")
             for i, part in product(range(self.each), ("gate_proj", "up_proj", "down_proj")):
                 stored = f"{path}.experts.{number * self.each + i}.{part}.weight"
-                yield stored, Renamed(f"{own}.experts.{i}.{part}.weight")
+                yield stored, Renamed(f"{mixture}.experts.{i}.{part}.weight")
         names = [f"{path}.{name}.gate.e_score_correction_bias" for name in self.names]
         yield f"{path}.moe_statics.e_score_correction_bias", lambda tensor: zip(names, tensor, strict=True)
 
@@ -292,8 +298,10 @@ def mixture_bytes(width: int, m: MoeSpec, ops: OpBytes) -> int:
     if ops.fused("moe"):  # stacked experts compute all their rows at once
         inner = max(m.inner)
         pairs = m.top_k * (4 * FLOAT32 + (inner + width) * s)  # weights, experts, their order; results of both products
-        pairs += m.scaled_inputs * (width * s + FLOAT32 + s)
+        pairs += m.scaled_inputs * m.top_k * (width * s + FLOAT32 + s) + (m.scaled_inputs and m.top_k > 1) * 2 * width * s
         quantised = (width + FLOAT32 + m.top_k * (inner + FLOAT32)) * ops.limits.int8
         return width * s + 1 + max(scores, pairs + quantised, shared)
-    scaled = m.scaled_inputs * width * s
+    if m.scaled_inputs:
+        total = m.top_k * (total + width * s) + width * s
+    scaled = m.scaled_inputs * m.top_k * (width * s + FLOAT32)
     return max(modality + max(scores, routing + results + scaled + max(expert, total)), routing + shared)

@@ -7,7 +7,6 @@ from functools import partial
 
 import torch
 from torch import Tensor
-from torch.nn import functional as F
 
 from ...kernels.activation import activation
 from ...kernels.metadata import AttentionMetadata
@@ -96,19 +95,19 @@ class GatedDeltaNet(TensorModule, Convertible):
         self.spec, values = spec, spec.heads * spec.value_dim
         keys = spec.key_heads * spec.key_dim
         self.mixed = 2 * keys + values  # channels of the convolution: q, k, v
-        own = {"q": keys, "k": keys, "v": values} if spec.separate else {}
-        shards = {f"{name}_proj": width for name, width in own.items()} or {"in_proj_qkv": self.mixed}
+        separate = {"q": keys, "k": keys, "v": values} if spec.separate else {}
+        shards = {f"{name}_proj": width for name, width in separate.items()} or {"in_proj_qkv": self.mixed}
         last, gate, out, norm = (
-            ("g_proj", "{}_proj", "o_proj", "o_norm") if own else ("in_proj_z", "in_proj_{}", "out_proj", None)
+            ("g_proj", "{}_proj", "o_proj", "o_norm") if separate else ("in_proj_z", "in_proj_{}", "out_proj", None)
         )
         self.project = Linear(hidden, shards | {last: values}, False, dtype, device)
         gates = {gate.format(name): spec.heads for name in "ba"}
         self.gates = Linear(hidden, gates, False, dtype, device, exact=True)
-        parts = {f"{name}_conv1d": width for name, width in own.items()}
+        parts = {f"{name}_conv1d": width for name, width in separate.items()}
         self.conv1d = CausalConv(self.mixed, spec.taps, False, dtype, device, parts)
         self.A_log = StoredTensor((spec.heads,), torch.float32, device)
         self.dt_bias = StoredTensor((spec.heads,), torch.float32, device)
-        self.norm = Norm(spec.value_dim, 1e-5 if own else eps, False, dtype, device, stored=norm)
+        self.norm = Norm(spec.value_dim, 1e-5 if separate else eps, False, dtype, device, stored=norm)
         self.out = Linear(values, {out: hidden}, False, dtype, device)
         self.cache_spec = CacheSpec("state", 1, self.conv1d.state_size + spec.heads * spec.key_dim * spec.value_dim, dtype)
 
@@ -134,16 +133,16 @@ class GatedDeltaNet(TensorModule, Convertible):
     def forward(self, x: Tensor, cos_sin: None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         s, rows, conv_size = self.spec, len(x), self.conv1d.state_size
         mixed, z = self.project(x).split((self.mixed, s.heads * s.value_dim), 1)
-        mixed = activation("silu", self.conv1d(mixed, cache[:, :conv_size], attn)).float()
+        mixed = activation(s.act, self.conv1d(mixed, cache[:, :conv_size], attn)).float()
         keys = s.key_heads * s.key_dim
         q, k, v = mixed.split((keys, keys, s.heads * s.value_dim), 1)
         q, k = (_unit(part.view(rows, s.key_heads, s.key_dim)) for part in (q, k))
         b, a = self.gates(x).chunk(2, 1)
-        decay = F.softplus(a.float() + self.dt_bias.weight).mul_(-self.A_log.weight.exp()).exp_()
-        beta, values = b.sigmoid().float() * (1 + s.separate), v.view(rows, s.heads, s.value_dim)
+        decay = activation("softplus", a.float() + self.dt_bias.weight).mul_(-self.A_log.weight.exp()).exp_()
+        beta, values = activation("sigmoid", b).float() * s.most_beta, v.view(rows, s.heads, s.value_dim)
         out = linear_recurrence(q.mul_(s.key_dim**-0.5), k, values, decay, beta, cache[:, conv_size:], attn).to(x.dtype)
         out = rms_norm(out.view(-1, s.value_dim), self.norm.weight, self.norm.eps).view(rows, -1)
-        return self.out((out * F.silu(z.float())).to(x.dtype))
+        return self.out((out * activation("silu", z.float().contiguous())).to(x.dtype))
 
 
 class Mamba2(TensorModule):
@@ -160,27 +159,27 @@ class Mamba2(TensorModule):
         self.conv1d = CausalConv(self.mixed, spec.taps, spec.conv_bias, dtype, device)
         self.A_log, self.D, self.dt_bias = (StoredTensor((spec.heads,), torch.float32, device) for _ in range(3))
         self.norm = Norm(self.values, eps, False, dtype, device) if spec.norm else None
-        self.out = Linear(self.values, {"out_proj": hidden}, spec.bias, dtype, device)
+        self.out = Linear(self.values, {"out_proj": hidden}, spec.out_bias, dtype, device)
         self.cache_spec = CacheSpec("state", 1, self.conv1d.state_size + self.values * spec.state, dtype)
         widths = (self.values, self.values, spec.groups * spec.state, spec.groups * spec.state, spec.heads)
-        factors = [factor for one, width in zip(spec.multipliers, widths, strict=False) for factor in [one] * width]
+        factors = [number for factor, width in zip(spec.multipliers, widths, strict=False) for number in [factor] * width]
         self.multipliers = torch.tensor(factors, dtype=dtype, device=device) if factors else None
 
     def forward(self, x: Tensor, cos_sin: None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         s, rows, conv_size = self.spec, len(x), self.conv1d.state_size
-        projected = self.project(x)
+        projected = self.project(x if s.in_scale == 1.0 else x * s.in_scale)
         if self.multipliers is not None:
             projected.mul_(self.multipliers)
         gate, mixed, step = projected.split((self.values, self.mixed, s.heads), 1)
-        mixed = activation("silu", self.conv1d(mixed, cache[:, :conv_size], attn)).float()
+        mixed = activation(s.act, self.conv1d(mixed, cache[:, :conv_size], attn)).float()
         values, keys, queries = mixed.split((self.values, s.groups * s.state, s.groups * s.state), 1)
-        step = F.softplus(step.float() + self.dt_bias.weight).clamp(*s.step_limits)
+        step = activation("softplus", step.float() + self.dt_bias.weight).clamp(*s.step_limits)
         decay = (-self.A_log.weight.exp() * step).exp_()
         values = values.reshape(rows, s.heads, s.head_dim)
         q, k = (part.reshape(rows, s.groups, s.state) for part in (queries, keys))
         out = linear_recurrence(q, k, values * step[:, :, None], decay, None, cache[:, conv_size:], attn)
         out += values.mul_(self.D.weight[:, None])
-        out, gate = out.view(rows, -1), F.silu(gate.float())
+        out, gate = out.view(rows, -1), activation("silu", gate.float().contiguous())
         if s.norm != "before":
             out *= gate
         if self.norm is not None:
@@ -212,11 +211,11 @@ class LightningAttention(TensorModule, Convertible):
 
     def forward(self, x: Tensor, cos_sin: None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
         qkv, gate = self.project(x).split((3 * self.width, self.width), 1)
-        qkv = activation("silu", qkv.contiguous()).float().view(len(x), self.spec.heads, 3, -1)
+        qkv = activation(self.spec.act, qkv.contiguous()).float().view(len(x), self.spec.heads, 3, -1)
         q, k, v = qkv.unbind(2)
         out = linear_recurrence(q, k, v, self.decay.expand(len(x), -1), None, cache, attn)
         out = self.norm(out.view(len(x), -1).to(x.dtype))
-        return self.out(out.mul_(gate.sigmoid()))
+        return self.out(out.mul_(activation("sigmoid", gate)))
 
 
 def _unit(x: Tensor) -> Tensor:
@@ -243,6 +242,6 @@ def recurrent_bytes(width: int, spec: StateSpec, ops: OpBytes) -> int:
     mixed = 2 * keys + values
     if not ops.fused("linear_recurrence"):
         during += 2 * mixed + 2 * spec.heads * each
-    held = ops.linear_result(mixed + values + spec.heads, rows)
+    base = ops.linear_result(mixed + values + spec.heads, rows) + (getattr(spec, "in_scale", 1.0) != 1.0) * width * s
     conv, result = mixed * (s + FLOAT32), (mixed + 2 * values) * FLOAT32 + ops.linear(values, width, rows)
-    return small + held + max(conv, (mixed + max(during, after)) * FLOAT32, result)
+    return small + base + max(conv, (mixed + max(during, after)) * FLOAT32, result)

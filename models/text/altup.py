@@ -121,8 +121,8 @@ class AltUpDecoder(Decoder):
         total = streams[:, 0].contiguous()
         magnitude = _magnitude(total)
         for i, projection in enumerate(self.further_out, start=1):
-            one = projection(streams[:, i].contiguous())
-            total = total.add(one.mul_(magnitude / _magnitude(one, _MIN_SQUARE)))
+            stream = projection(streams[:, i].contiguous())
+            total = total.add(stream.mul_(magnitude / _magnitude(stream, _MIN_SQUARE)))
         return total.div_(streams.shape[1])
 
 

@@ -7,7 +7,9 @@ from functools import partial
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
+from ...kernels.activation import activation
 from ...kernels.attention import paged_attention
 from ...kernels.metadata import AttentionMetadata
 from ...kernels.qkv_prepare import prepare_qkv
@@ -28,13 +30,35 @@ from .spec import (
 _SPLIT_KV_BYTES = 64 << 20  # 256 multiprocessors with two tiles of at most 128 KiB each
 
 
+class HeadNorms(Norm):
+    """LayerNorm per head, without biases. Each head has weights, stored as one tensor `[heads, dim]` or head by head."""
+
+    def __init__(self, heads: int, dim: int, eps: float, dtype: torch.dtype, device: torch.device) -> None:
+        super().__init__(dim, eps, False, dtype, device)
+        self.weight = torch.ones(heads, dim, dtype=dtype, device=device)
+
+    def tensors(self, path: str) -> Iterator[tuple[str, Tensor]]:
+        for head, weight in enumerate(self.weight):
+            yield f"{path}.{head}.weight", weight
+
+    def converters(self, path: str) -> Iterator[tuple[str, Converter]]:
+        yield f"{path}.weight", lambda stored: [(f"{path}.{head}.weight", weight) for head, weight in enumerate(stored)]
+
+    def heads_(self, x: Tensor) -> None:
+        """Norm each head of `x [rows, heads, dim]` in place."""
+        x.copy_(F.layer_norm(x.float(), x.shape[-1:], eps=self.eps).mul_(self.weight))
+
+
 class DecoderAttention(TensorModule, Convertible):
     """Grouped-query attention. Norm, rotation and the write to the cache are one kernel call."""
+
+    q_norm: Norm
+    k_norm: Norm
 
     def __init__(self, spec: AttentionSpec, stack: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         heads, kv_heads, dim = spec.heads, spec.kv_heads if spec.source is None else 0, spec.head_dim
-        self.out_scale = spec.out_scale
+        self.in_scale, self.out_scale = spec.in_scale, spec.out_scale
         self.qkv_heads, self.dim, self.gated = (heads, kv_heads, kv_heads), dim, spec.gated
         self.scale, self.soft_cap, self.qk_norm = spec.scale, spec.soft_cap, spec.qk_norm
         self.rotates, self.interleaved = spec.rope is not None, spec.rope is not None and spec.rope.interleaved
@@ -53,7 +77,10 @@ class DecoderAttention(TensorModule, Convertible):
         self.sinks = StoredTensor((heads,), torch.float32, device) if spec.sinks else None
         kind = "full" if spec.window is None else "chunk" if spec.chunked else "window"
         self.cache_spec = CacheSpec(kind, kv_heads, dim, dtype, spec.window)
-        if spec.qk_norm is not None:
+        self.clip = spec.clip
+        if spec.qk_norm == "centered":
+            self.q_norm, self.k_norm = (HeadNorms(count, dim, stack.eps, dtype, device) for count in (heads, kv_heads))
+        elif spec.qk_norm is not None:
             q, k = (heads * dim, kv_heads * dim) if spec.qk_norm == "all" else (dim, dim)
             names = ("query_layernorm", "key_layernorm") if spec.qk_norm == "rotated" else ("q_norm", "k_norm")
             offset, learned = stack.norm_offset, spec.qk_norm != "plain"
@@ -78,7 +105,7 @@ class DecoderAttention(TensorModule, Convertible):
             yield f"{path}.{name}.{kind}", part.reshape(-1, *stored.shape[1:])
 
     def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        projected = self._project(x).view(x.shape[0], -1, self.dim)
+        projected = self._project(x if self.in_scale == 1.0 else x * self.in_scale).view(x.shape[0], -1, self.dim)
         if self.keys_as_values:
             projected = torch.cat((projected, projected[:, -self.qkv_heads[2] :]), 1)
         q, k, v = self._prepare(projected[:, : sum(self.qkv_heads)], cos_sin, cache, attn)
@@ -87,7 +114,7 @@ class DecoderAttention(TensorModule, Convertible):
         sinks = None if self.sinks is None else self.sinks.weight
         attended = paged_attention(q, k, v, cache, attn, self.scale, self.soft_cap, sinks)
         if self.gated:
-            attended *= projected[:, sum(self.qkv_heads) :].sigmoid()
+            attended *= activation("sigmoid", projected[:, sum(self.qkv_heads) :].flatten(1)).view_as(attended)
         out = self.out(attended.flatten(1))
         return out if self.out_scale == 1.0 else out.mul_(self.out_scale)
 
@@ -115,11 +142,13 @@ class DecoderAttention(TensorModule, Convertible):
         if self.qk_norm == "rotated" and rotation is not None:
             rotate_(qkv[:, : -self.qkv_heads[2], : 2 * rotation[0].shape[1]], *rotation, self.interleaved)
             rotation = None
-        if self.qk_norm == "all":  # all heads of a row are normed together
+        if self.qk_norm in ("all", "centered"):
             for part, norm in zip(qkv.split(self.qkv_heads, 1), (self.q_norm, self.k_norm), strict=False):
-                norm.heads_(part.flatten(1)[:, None])
+                norm.heads_(part.flatten(1)[:, None] if self.qk_norm == "all" else part)  # all: the heads of a row together
         elif self.qk_norm is not None:
             norms = self.q_norm.weight, self.k_norm.weight, self.q_norm.eps, self.q_norm.offset
+        if self.clip is not None:
+            qkv.clamp_(-self.clip, self.clip)
         return prepare_qkv(qkv, cache, attn, rotation, self.interleaved, norms)
 
 
@@ -160,8 +189,8 @@ def attention_bytes(width: int, a: AttentionSpec, ops: OpBytes, adapters: Adapte
     if a.keys_as_values:
         peak, qkv = max(peak, qkv + (q + 2 * kv) * s), (q + 2 * kv) * s
     last = max(ops.linear(q, width, ops.limits.rows), ops.linear_result(width, ops.limits.rows) + adapters.last)
-    peak = max(peak, qkv + q * s + last)
-    if not ops.fused("rms_norm") and a.qk_norm:
+    peak = max(peak, qkv + q * s + last) + (a.in_scale != 1.0) * width * s
+    if (not ops.fused("rms_norm") and a.qk_norm) or a.qk_norm == "centered":
         peak = max(peak, qkv + ops.torch_rms_norm(q))
     if not ops.fused("rotary"):
         peak = max(peak, qkv + ops.torch_rotary(q + kv))

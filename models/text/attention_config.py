@@ -5,8 +5,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...mm.errors import ConfigError
-from ..config import positive_int, positive_number
+from ...callers.errors import ConfigError
+from ...checkpoints.config import positive_int, positive_number
 from .rope import scaling_type, yarn_mscale
 from .spec import AttentionSpec, LatentSpec, RopeSpec, chunked_sections, interleaved_sections
 from .stack import Stack
@@ -42,8 +42,13 @@ def layer_type(text: Mapping[str, Any], layer: int) -> str | None:
 
 def attention_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSpec:
     text = _layer_keys(text, layer)
+    if text.get("is_causal") is False:
+        raise ConfigError("is_causal in config.json is false, which is supported in text-only models alone; set it to true")
     if text.get("use_bidirectional_attention") in (True, "all"):
-        raise ConfigError("use_bidirectional_attention in config.json lets all tokens attend to later ones: not supported")
+        raise ConfigError(
+            "use_bidirectional_attention in config.json is read by text models of Gemma 3 and Gemma 4 only; what it does in "
+            "others depends on the library's implementation of attention"
+        )
     heads = positive_int(text, "num_attention_heads")
     kv_heads = positive_int(text, "num_key_value_heads") if text.get("num_key_value_heads") else heads
     if heads % kv_heads:
@@ -54,17 +59,18 @@ def attention_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> Attenti
     temperature = None
     if text.get("attn_temperature_tuning") and not rotated:
         temperature = float(text["attn_scale"]), positive_number(text, "floor_scale")
-    qk_norm = stack.qk_norm or ("head" if text.get("use_qk_norm") else None)
+    qk_norm = stack.qk_norm or (("head" if stack.norm == "rms" else "centered") if text.get("use_qk_norm") else None)
     bias = bool(text.get("attention_bias", text.get("use_bias", False)))
+    folds = not bias  # into the factor of the scores and of the output
     scale = text.get("attention_multiplier") or (text.get("query_pre_attn_scalar") or dim) ** -0.5
     return AttentionSpec(
         heads=heads,
         kv_heads=kv_heads,
         head_dim=dim,
-        scale=scale * text.get("key_multiplier", 1.0) * into**2,
+        scale=scale * text.get("key_multiplier", 1.0) * (into**2 if folds else 1.0),
         rope=rope_spec(text, stack, dim, "full_attention" if window is None else "sliding_attention") if rotated else None,
         bias=bias if stack.bias is None else stack.bias,
-        out_bias=bool(text.get("attention_out_bias", bias)) if stack.out_bias is None else stack.out_bias,
+        out_bias=bool(text.get("attention_out_bias", text.get("use_bias", bias))) if stack.out_bias is None else stack.out_bias,
         qk_norm=None if qk_norm == "plain" and not (rotated and text.get("use_qk_norm")) else qk_norm,
         window=window,
         soft_cap=text.get("attn_logit_softcapping"),
@@ -76,8 +82,10 @@ def attention_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> Attenti
         value_norm=stack.value_norm,
         keys_as_values=bool(text.get("attention_k_eq_v")) and window is None,
         source=cache_source(text, layer),
-        out_scale=into * text.get("attention_out_multiplier", 1.0),
+        in_scale=1.0 if folds else into,
+        out_scale=(into if folds else 1.0) * text.get("attention_out_multiplier", 1.0),
         query_latent=_query_latent(text, dim),
+        clip=positive_number(text, "clip_qkv") if text.get("clip_qkv") else None,
     )
 
 
@@ -90,9 +98,9 @@ def _query_latent(text: Mapping[str, Any], dim: int) -> int | None:
 
 def _layer_keys(text: Mapping[str, Any], layer: int) -> Mapping[str, Any]:
     """Return the config with the values of one layer in place of the general ones (Gemma 4: wider heads without windows)."""
-    if text.get("per_layer_config"):
-        own = {int(number): keys for number, keys in text["per_layer_config"].items()}
-        return {**text, **own.get(layer, {})}
+    if text.get("per_layer_config") is not None:
+        of_layers = {int(number): keys for number, keys in text["per_layer_config"].items()}
+        return {**text, **of_layers.get(layer, {})}
     if not text.get("global_head_dim") or _window(text, layer) is not None:
         return text
     kv_heads = text.get("num_global_key_value_heads") if text.get("attention_k_eq_v") else None
@@ -159,13 +167,13 @@ def _window(text: Mapping[str, Any], layer: int) -> int | None:
         return positive_int(text, "attention_chunk_size")
     if kind is not None:
         if kind not in ("full_attention", "attention", "sliding_attention"):
-            known = "full_attention, attention, sliding_attention, chunked_attention, linear_attention, mamba and conv"
-            raise ConfigError(f"layer type {kind!r} is not supported; known are {known}")
+            choice = "full_attention, attention, sliding_attention, chunked_attention, linear_attention, mamba and conv"
+            raise ConfigError(f"layer type {kind!r} is not supported; known are {choice}")
         slides = kind == "sliding_attention"
     elif not window or text.get("use_sliding_window") is False:
         slides = False
     elif text.get("sliding_window_pattern"):
-        slides = bool((layer + 1) % text["sliding_window_pattern"])
+        slides = bool((layer + 1) % text["sliding_window_pattern"]) and layer < text.get("max_window_layers", layer + 1)
     else:
         slides = layer >= text.get("max_window_layers", 0)
     return positive_int(text, "sliding_window") if slides else None
@@ -187,12 +195,20 @@ def rope_spec(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> Rop
         raise ConfigError(f"heads of {dim} numbers are wider than the limit of {_MAX_HEAD_DIM}; download config.json again")
     part = rope.get("partial_rotary_factor") or text.get("partial_rotary_factor") or 1.0
     rotated = text.get("rotary_dim") or int(dim * (1.0 if rope.get("rope_type") == "proportional" else part))
+    odd, scaling = bool(rotated % 2), rope_scaling(text, rope)
+    if odd and scaling.get("rope_type") in ("yarn", "ntk", "factors"):
+        raise ConfigError(
+            f"partial_rotary_factor rotates {rotated} numbers, which is odd; {scaling['rope_type']} is defined for pairs only"
+        )
+    rotated += odd  # a pair is rotated whole
     if not 0 < rotated <= dim:
         raise ConfigError(f"partial_rotary_factor rotates {rotated} numbers of {dim}; it must be above 0, at most 1")
     sections = tuple(rope.get("mrope_section") or text.get("mrope_section") or (rotated // 2,))
+    fits = len(sections) in _AXES and min(sections) >= 0
+    if stack.axes is interleaved_sections and fits:  # all frequencies that are not of height and width are of time
+        sections = (rotated // 2 - sum(sections[1:]), *sections[1:])
     if sum(sections) * 2 != rotated:
         raise ConfigError(f"mrope_section {list(sections)} adds up to {sum(sections)}; it must be {rotated // 2}, half a head")
-    fits = len(sections) in _AXES and min(sections) >= 0
     lay_out = stack.axes or (interleaved_sections if rope.get("mrope_interleaved") else chunked_sections)
     axes = lay_out(sections) if fits else ()
     if len(axes) != rotated // 2:
@@ -203,11 +219,12 @@ def rope_spec(text: Mapping[str, Any], stack: Stack, dim: int, kind: str) -> Rop
         axes=axes,
         num_axes=len(sections),
         interleaved=stack.interleaved,
-        scaling=_scaling(text, rope),
+        scaling=scaling,
+        odd=odd,
     )
 
 
-def _scaling(text: Mapping[str, Any], rope: Mapping[str, Any]) -> Mapping[str, Any]:
+def rope_scaling(text: Mapping[str, Any], rope: Mapping[str, Any]) -> Mapping[str, Any]:
     """Return the raw scaling parameters with `rope_type`, trained length and factor filled in; empty for the default type."""
     rope_type = scaling_type(rope)
     if rope_type == "default":
@@ -216,3 +233,13 @@ def _scaling(text: Mapping[str, Any], rope: Mapping[str, Any]) -> Mapping[str, A
     trained = rope.get("original_max_position_embeddings") or text.get("original_max_position_embeddings") or longest
     scaling = {**rope, "rope_type": rope_type, "original_max_position_embeddings": trained}
     return scaling if scaling.get("factor") is not None else {**scaling, "factor": longest / trained}
+
+
+def fixed_rope(config: Mapping[str, Any], section: str, dim: int) -> RopeSpec:
+    """Return the rotary positions of a section of config.json that has one axis; ConfigError for types that read the length."""
+    rope = config.get("rope_parameters") or {}
+    if rope.get("rope_type") in ("dynamic", "longrope"):
+        reason = "with which the positions of a part would depend on the parts after it"
+        raise ConfigError(f"rope type {rope['rope_type']!r} of {section} in config.json is not supported, {reason}")
+    theta = positive_number({"rope_theta": rope.get("rope_theta") or config.get("rope_theta") or 10000.0}, "rope_theta")
+    return RopeSpec(theta, dim, (0,) * (dim // 2), scaling=rope_scaling(config, rope))

@@ -13,7 +13,7 @@ from ...kernels.metadata import AttentionMetadata
 from ...kernels.scatter import scatter_rows_
 from ..interface import CacheSpec, ForwardBatch, HiddenCapture, StepLimits
 from ..layers.adapter import NO_ADAPTERS, AdapterBytes
-from ..layers.basic import AddResidual, Embedding, Norm, Scale, TensorModule
+from ..layers.basic import AddResidual, EmbeddingTable, Norm, Scale, TensorModule
 from ..layers.builder import StoredTensor
 from ..layers.linear import Linear
 from ..layers.mla import LatentAttention, latent_attention_bytes
@@ -161,7 +161,7 @@ class Decoder(TensorModule):
     def __init__(self, spec: DecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.spec = spec
-        self.embed_tokens = Embedding(spec.vocab_size, spec.hidden_size, dtype, device, spec.embed_scale)
+        self.embed_tokens = EmbeddingTable(spec.vocab_size, spec.hidden_size, dtype, device, spec.embed_scale)
         is_cross = [isinstance(layer.mixer, AttentionSpec) and layer.mixer.cross for layer in spec.layers]
         classes = [CrossLayer if cross else self.layer_class for cross in is_cross]
         layers = [make(layer, spec, dtype, device) for make, layer in zip(classes, spec.layers, strict=True)]
@@ -176,13 +176,15 @@ class Decoder(TensorModule):
         self.further_mixers = [range(1, len(module.mixers)) for module in layers]
         self.rotaries = [Rotary(rope, device) for rope in spec.ropes]
         scales = {a.temperature: None for a in spec.attentions if isinstance(a, AttentionSpec) and a.temperature}
-        self.temperatures = [Temperature(*scale) for scale in scales]
+        self.temperatures = [Temperature(growth, interval) for growth, interval in scales]
         of_position = [*spec.ropes, *scales]
         places = (getattr(layer.mixer, "rope", None) or getattr(layer.mixer, "temperature", None) for layer in spec.layers)
-        self.rope_of_layer = [-1 if one is None else of_position.index(one) for one in places]
+        self.rope_of_layer = [
+            -1 if position_source is None else of_position.index(position_source) for position_source in places
+        ]
         if spec.per_layer is not None:
             dim, width = spec.per_layer.dim, len(layers) * spec.per_layer.dim
-            self.embed_tokens_per_layer = Embedding(spec.per_layer.vocab, width, dtype, device, dim**0.5)
+            self.embed_tokens_per_layer = EmbeddingTable(spec.per_layer.vocab, width, dtype, device, dim**0.5)
             self.per_layer_in = Linear(spec.hidden_size, {"per_layer_model_projection": width}, False, dtype, device)
             self.per_layer_projection_norm = Norm(dim, spec.eps, False, dtype, device)
 
@@ -199,8 +201,8 @@ class Decoder(TensorModule):
                 if batch.cross_mask is not None:
                     add = layer(x, add, batch.cross_rows, batch.cross_mask, batch.kv_caches[cache], batch.attn[cache])
                 continue
-            own, *more = ((batch.kv_caches[cache + j], batch.attn[cache + j]) for j in (0, *further))
-            add = layer(x, add, cos_sin[rope], *own, modality_ids, second, *more)
+            first_cache, *more = ((batch.kv_caches[cache + j], batch.attn[cache + j]) for j in (0, *further))
+            add = layer(x, add, cos_sin[rope], *first_cache, modality_ids, second, *more)
             _capture(batch.hidden_captures, i + 1, x, add)
             if batch.embed_index is not None and i in levels:
                 scatter_rows_(x.add_(add), batch.embed_index, levels[i], add=True)
@@ -235,10 +237,10 @@ class Decoder(TensorModule):
 
 def _capture(captures: Sequence[HiddenCapture], layers: int, x: Tensor, add: Tensor) -> None:
     """Write the residual stream `x + add` after so many layers where it is asked for."""
-    for one in captures:
-        if one.layers == layers:
-            rows = slice(one.start, one.start + len(one.states))
-            one.states.copy_(x[rows] + add[rows])
+    for capture in captures:
+        if capture.layers == layers:
+            rows = slice(capture.start, capture.start + len(capture.states))
+            capture.states.copy_(x[rows] + add[rows])
 
 
 def build_norm(stack: DecoderSpec, dtype: torch.dtype, device: torch.device, stored: str | None = None) -> Norm:
@@ -296,7 +298,7 @@ def decoder_bytes(
     step += (encoders and not c.cross_attentions) * (8 + (1 + len(c.deepstack)) * row)  # indices and content of encoder rows
     step += sum(rope.dim * FLOAT32 for rope in c.ropes)  # cosines and sines
     mixers = [[_part_bytes(c.hidden_size, mixer, ops, in_mixers) for mixer in layer.mixers] for layer in c.layers]
-    attention = added + row + max(max(own, default=0) + added * (len(own) - 1) for own in mixers)
+    attention = added + row + max(max(of_layer, default=0) + added * (len(of_layer) - 1) for of_layer in mixers)
     mlps = [_part_bytes(c.hidden_size, layer.mlp, ops, in_mlps) if layer.mlp else 0 for layer in c.layers]
     mlp = max(
         row + added + previous + part for previous, part in zip(_previous_bytes(c, row, added, encoders), mlps, strict=True)
@@ -310,11 +312,11 @@ def decoder_bytes(
         parts = max(attention, row + max(mlps))
     if c.per_layer is not None:
         width = len(c.layers) * c.per_layer.dim
-        held, made = width * dtype.itemsize, ops.linear_result(width, limits.rows)
-        step += held
-        inputs = max(ops.linear(c.hidden_size, width, limits.rows), made + ops.norm(width, True), 2 * held) - held
+        result, made = width * dtype.itemsize, ops.linear_result(width, limits.rows)
+        step += result
+        inputs = max(ops.linear(c.hidden_size, width, limits.rows), made + ops.norm(width, True), 2 * result) - result
         parts = max(parts, inputs)
-    written = max((2 * one.kv_heads * one.head_dim for one in c.cross_attentions), default=0)  # keys of encoder rows
+    written = max((2 * spec.kv_heads * spec.head_dim for spec in c.cross_attentions), default=0)  # keys of encoder rows
     read = limits.cross_keys if written else 0
     crossing = limits.rows * attention + (read * ops.linear(c.hidden_size, written, read) if read else 0)
     scratch = SMALL if c.altup is not None else 0  # elsewhere, parts that are not alive together leave room for it
@@ -342,9 +344,9 @@ def _part_bytes(
     if isinstance(part, MlpSpec):
         return gated_mlp_bytes(width, part.inner, ops, adapters=adapters)
     if isinstance(part, LatentSpec):
-        own = latent_attention_bytes(width, part, ops)
+        part_bytes = latent_attention_bytes(width, part, ops)
     elif isinstance(part, StateSpec):
-        own = recurrent_bytes(width, part, ops)
+        part_bytes = recurrent_bytes(width, part, ops)
     else:
-        own = mixture_bytes(width, part, ops)
-    return own + max(adapters.first, adapters.last)
+        part_bytes = mixture_bytes(width, part, ops)
+    return part_bytes + max(adapters.first, adapters.last)

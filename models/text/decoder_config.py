@@ -7,8 +7,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...mm.errors import ConfigError, SensoriumError
-from ..config import check_activation, get_text_config, positive_int, positive_number
+from ...callers.errors import ConfigError, SensoriumError
+from ...checkpoints.config import check_activation, get_text_config, positive_int, positive_number
 from .attention_config import attention_spec, latent_spec, layer_type
 from .mlp_config import mlp_spec, moe_spec
 from .spec import (
@@ -91,7 +91,7 @@ def _read(config: Mapping[str, Any], text: Mapping[str, Any], stack: Stack) -> D
         residual_scale=text.get("residual_multiplier", 1.0),
         logit_scale=text.get("logit_scale") or 1.0 / text.get("logits_scaling", 1.0),
         logit_cap=text.get("final_logit_softcapping"),
-        head_bias=bool(text.get("lm_head_bias", False)),
+        head_bias=bool(text.get(stack.head_bias, False)),
         mtp_layers=positive_int(text, _MTP_LAYERS) if text.get(_MTP_LAYERS) else 0,
         mtp=_mtp(text, stack, layers),
         per_layer=_per_layer(text, stack),
@@ -136,14 +136,16 @@ def _layer(text: Mapping[str, Any], stack: Stack, layer: int) -> LayerSpec:
         mixer, mlp = _mixer(text, stack, layer), mlp_spec(text, stack, layer)
         residuals = None
         if "mlp_alpha_factor" in text:
-            own = "linear_attn" if isinstance(mixer, LightningSpec) else "full_attn"
-            residuals = (_residual_factors(text, own), _residual_factors(text, "mlp"))
+            kind = "linear_attn" if isinstance(mixer, LightningSpec) else "full_attn"
+            residuals = (_residual_factors(text, kind), _residual_factors(text, "mlp"))
         experts, second = (
             moe_spec(text, stack) if text.get("enable_moe_block") else None,
             _mamba(text) if stack.second_mixer else None,
         )
         norms = stack.state_norms or stack.norms if isinstance(mixer, StateSpec) else stack.norms
-        return LayerSpec(mixer, mlp, norms, stack.parallel, experts, second, residuals=residuals)
+        parallel = stack.parallel or bool(text.get("use_parallel_residual"))
+        norms = (norms[0], None, None, None) if parallel else norms
+        return LayerSpec(mixer, mlp, norms, parallel, experts, second, residuals=residuals)
     if layer_type(text, layer) in ("mlp", "moe"):
         return LayerSpec(None, mlp_spec(text, stack, layer), (None, None, "norm", None), path="mixer")
     return LayerSpec(_mixer(text, stack, layer), None, ("norm", None, None, None), path="mixer")
@@ -162,11 +164,12 @@ def _mixer(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSpec |
     if kind == "linear_attention" and "linear_attn_alpha_factor" in text:
         heads = positive_int(text, "num_attention_heads")
         dim = text.get("head_dim") or positive_int(text, "hidden_size") // heads
-        return LightningSpec(heads, dim, layer, positive_int(text, "num_hidden_layers"))
+        return LightningSpec(heads, dim, layer, positive_int(text, "num_hidden_layers"), _mixer_act(text))
     if kind == "linear_attention":
         names = ("num_value_heads", "num_key_heads", "key_head_dim", "value_head_dim", "conv_kernel_dim")
         heads, key_heads, key_dim, value_dim, taps = (positive_int(text, f"linear_{name}") for name in names)
-        spec = DeltaSpec(heads, key_heads, key_dim, value_dim, taps, stack.state_norms is not None)
+        most_beta = 2.0 if text.get("linear_allow_neg_eigval") else 1.0
+        spec = DeltaSpec(heads, key_heads, key_dim, value_dim, taps, stack.state_norms is not None, most_beta, _mixer_act(text))
         if spec.heads % spec.key_heads:
             counts = f"linear_num_value_heads {spec.heads} is not a multiple of linear_num_key_heads {spec.key_heads}"
             raise ConfigError(f"{counts}; download config.json again")
@@ -174,6 +177,12 @@ def _mixer(text: Mapping[str, Any], stack: Stack, layer: int) -> AttentionSpec |
     if layer in (text.get("cross_attention_layers") or ()):
         return replace(attention_spec(text, stack, layer), rope=None, qk_norm="head", cross=True)
     return latent_spec(text, stack) if text.get("kv_lora_rank") else attention_spec(text, stack, layer)
+
+
+def _mixer_act(text: Mapping[str, Any]) -> str:
+    """Return the activation after the convolution of a layer with a state."""
+    key = "mamba_hidden_act" if "mamba_hidden_act" in text else "hidden_act"
+    return check_activation(key, text.get(key, "silu"))
 
 
 def _mamba(text: Mapping[str, Any]) -> MambaSpec:
@@ -184,7 +193,8 @@ def _mamba(text: Mapping[str, Any]) -> MambaSpec:
         sizes = f"{heads} heads of {dim} numbers in {groups} groups for a width of {width}"
         raise ConfigError(f"config.json gives a Mamba layer {sizes}, which is impossible; download it again")
     limits = text.get("time_step_limit") or (0.0, math.inf)
-    low, high = (float(one["__float__"] if isinstance(one, Mapping) else one) for one in limits)  # JSON has no infinity
+    low, high = (float(limit["__float__"] if isinstance(limit, Mapping) else limit) for limit in limits)  # JSON has no infinity
+    bias, into = bool(text["mamba_proj_bias"]), text.get("ssm_in_multiplier", 1.0)
     return MambaSpec(
         heads=heads,
         head_dim=dim,
@@ -192,9 +202,12 @@ def _mamba(text: Mapping[str, Any]) -> MambaSpec:
         state=positive_int(text, "mamba_d_state"),
         taps=positive_int(text, "mamba_d_conv"),
         conv_bias=bool(text["mamba_conv_bias"]),
-        bias=bool(text["mamba_proj_bias"]),
+        bias=bias,
+        out_bias=bool(text.get("projectors_bias", bias)),
+        act=_mixer_act(text),
         step_limits=(low, high),
         norm=("before" if text.get("mamba_norm_before_gate") else "after") if text.get("mamba_rms_norm", True) else None,
-        multipliers=tuple(text.get("ssm_in_multiplier", 1.0) * one for one in text.get("ssm_multipliers") or ()),
+        multipliers=tuple((1.0 if bias else into) * factor for factor in text.get("ssm_multipliers") or ()),
+        in_scale=into if bias else 1.0,  # without a bias it is one with the factors of the result
         out_scale=text.get("ssm_out_multiplier", 1.0),
     )

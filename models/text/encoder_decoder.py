@@ -18,7 +18,7 @@ from ...kernels.dispatch import backend
 from ...kernels.metadata import AttentionMetadata
 from ...kernels.rope import rotate_
 from ..interface import AttentionCapture, CacheSpec, ForwardBatch, StepLimits
-from ..layers.basic import Converter, Convertible, Embedding, Norm, TensorModule
+from ..layers.basic import Converter, Convertible, EmbeddingTable, Norm, TensorModule
 from ..layers.linear import Linear
 from ..memory_formulas import FLOAT32, SMALL, OpBytes
 from .rope import CosSin, Rotary
@@ -46,9 +46,10 @@ class CrossDecoderSpec:
         positions: length of the position table. first_position: its row for position 0. learned_positions: there is a table.
         embed_scale: factor of token embeddings. embed_norm: the input of the first layer is normed.
         rope: rotary positions of self-attention, in place of the table.
-        bias: norms and the projections of attention have a bias.
+        bias: norms have a bias, and the projections of attention unless attention_bias is False. qkv_bias: queries, keys and
+            values have one also without it.
         gated: the MLP is `fc2(act(gate(x)) * up(x))`, and fc1 stores up and gate as one matrix.
-        attention_dim: numbers per head; None: `hidden_size // heads`.
+        attention_dim: numbers per head; None: `hidden_size // heads`. kv_heads: heads of keys and values; None: `heads`.
     """
 
     vocab_size: int
@@ -65,8 +66,11 @@ class CrossDecoderSpec:
     embed_norm: bool = False
     rope: RopeSpec | None = None
     bias: bool = True
+    qkv_bias: bool = False
     gated: bool = False
     attention_dim: int | None = None
+    kv_heads: int | None = None
+    attention_bias: bool = True
     names: CrossDecoderNames = CrossDecoderNames()
 
     @property
@@ -77,21 +81,37 @@ class CrossDecoderSpec:
     def attention_width(self) -> int:
         return self.heads * self.head_dim
 
+    @property
+    def keys(self) -> int:
+        """Heads of keys and values."""
+        return self.kv_heads or self.heads
+
+    @property
+    def key_shards(self) -> dict[str, int]:
+        """Widths of the projections of keys and values."""
+        return dict.fromkeys(("k_proj", "v_proj"), self.keys * self.head_dim)
+
+    @property
+    def biases(self) -> tuple[bool, bool]:
+        """Return two flags: queries, keys and values have a bias; the output projection of attention has one."""
+        bias = self.bias and self.attention_bias
+        return bias or self.qkv_bias, bias
+
 
 class CrossDecoderSelfAttention(TensorModule):
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.shape, self.rope = (3, c.heads, c.head_dim), c.rope
-        shards = dict.fromkeys(("q_proj", "k_proj", "v_proj"), c.attention_width)
-        self.qkv = Linear(c.hidden_size, shards, c.bias, dtype, device)
-        self.out = Linear(c.attention_width, {c.names.out: c.hidden_size}, c.bias, dtype, device)
+        self.heads, self.dim, self.rope = (c.heads, c.keys, c.keys), c.head_dim, c.rope
+        qkv_bias, out_bias = c.biases
+        self.qkv = Linear(c.hidden_size, {"q_proj": c.attention_width, **c.key_shards}, qkv_bias, dtype, device)
+        self.out = Linear(c.attention_width, {c.names.out: c.hidden_size}, out_bias, dtype, device)
 
     def forward(self, x: Tensor, cos_sin: CosSin | None, cache: Tensor, attn: AttentionMetadata) -> Tensor:
-        q, k, v = self.qkv(x).view(-1, *self.shape).unbind(1)
+        q, k, v = self.qkv(x).view(len(x), -1, self.dim).split(self.heads, 1)
         if self.rope is not None and cos_sin is not None:
             for part in (q, k):
                 rotate_(part[..., : self.rope.dim], *cos_sin[:2], self.rope.interleaved)
-        return self.out(paged_attention(q, k, v, cache, attn, self.shape[2] ** -0.5).flatten(1))
+        return self.out(paged_attention(q, k, v, cache, attn, self.dim**-0.5).flatten(1))
 
 
 class CrossDecoderCrossAttention(TensorModule):
@@ -99,19 +119,20 @@ class CrossDecoderCrossAttention(TensorModule):
 
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        self.heads, self.dim = c.heads, c.head_dim
-        self.q = Linear(c.hidden_size, {"q_proj": c.attention_width}, c.bias, dtype, device)
-        self.kv = Linear(c.hidden_size, dict.fromkeys(("k_proj", "v_proj"), c.attention_width), c.bias, dtype, device)
-        self.out = Linear(c.attention_width, {c.names.out: c.hidden_size}, c.bias, dtype, device)
+        self.heads, self.keys, self.dim = c.heads, c.keys, c.head_dim
+        qkv_bias, out_bias = c.biases
+        self.q = Linear(c.hidden_size, {"q_proj": c.attention_width}, qkv_bias, dtype, device)
+        self.kv = Linear(c.hidden_size, c.key_shards, qkv_bias, dtype, device)
+        self.out = Linear(c.attention_width, {c.names.out: c.hidden_size}, out_bias, dtype, device)
 
     def forward(
         self, x: Tensor, rows: Tensor | None, cache: Tensor, attn: AttentionMetadata, captures: Sequence[LayerCapture]
     ) -> Tensor:
         q = self.q(x).view(-1, self.heads, self.dim)
         if rows is None:
-            k = v = q[:0]
+            k = v = q[:0, : self.keys]
         else:
-            k, v = self.kv(rows.to(x.dtype)).view(-1, 2, self.heads, self.dim).unbind(1)
+            k, v = self.kv(rows.to(x.dtype)).view(-1, 2, self.keys, self.dim).unbind(1)
         attended = paged_attention(q, k, v, cache, attn, self.dim**-0.5)
         for capture, index, heads in captures:
             capture.weights[index] = attention_weights(q, cache, attn, capture.sequence, heads, self.dim**-0.5)
@@ -162,12 +183,12 @@ class CrossDecoder(TensorModule):
     def __init__(self, c: CrossDecoderSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
         self.config = c
-        self.cache_specs = [CacheSpec(kind, c.heads, c.head_dim, dtype) for _ in range(c.layers) for kind in ("full", "cross")]
-        self.embed_tokens = Embedding(c.vocab_size, c.hidden_size, dtype, device)
+        self.cache_specs = [CacheSpec(kind, c.keys, c.head_dim, dtype) for _ in range(c.layers) for kind in ("full", "cross")]
+        self.embed_tokens = EmbeddingTable(c.vocab_size, c.hidden_size, dtype, device)
         self.rotary = None if c.rope is None else Rotary(c.rope, device)
         self.has_table = c.rope is None and c.learned_positions
         self.embed_positions = (
-            Embedding(c.positions + c.first_position, c.hidden_size, dtype, device) if self.has_table else nn.Identity()
+            EmbeddingTable(c.positions + c.first_position, c.hidden_size, dtype, device) if self.has_table else nn.Identity()
         )
         self.layernorm_embedding = Norm(c.hidden_size, c.eps, True, dtype, device) if c.embed_norm else nn.Identity()
         self.layers = nn.ModuleList(CrossDecoderLayer(c, dtype, device) for _ in range(c.layers))
@@ -193,12 +214,12 @@ def _split_gate(name: str, kind: str, tensor: Tensor) -> list[tuple[str, Tensor]
 
 
 def _captures_of_layer(captures: Sequence[AttentionCapture], layer: int) -> list[LayerCapture]:
-    found = []
-    for one in captures:
-        index = [i for i, (number, _) in enumerate(one.heads) if number == layer]
+    of_layer = []
+    for capture in captures:
+        index = [i for i, (number, _) in enumerate(capture.heads) if number == layer]
         if index:
-            found.append((one, index, [one.heads[i][1] for i in index]))
-    return found
+            of_layer.append((capture, index, [capture.heads[i][1] for i in index]))
+    return of_layer
 
 
 def with_key_biases(weights: Iterable[tuple[str, Tensor]], prefix: str) -> Iterator[tuple[str, Tensor]]:
@@ -218,24 +239,24 @@ def cross_decoder_bytes(c: CrossDecoderSpec, limits: StepLimits, dtype: torch.dt
     ops = OpBytes(dtype, limits)
     s, w, rows = dtype.itemsize, c.hidden_size, limits.rows
     row = w * s
-    wide, a = (1 + c.gated) * c.inner, c.attention_width
+    wide, a, kv = (1 + c.gated) * c.inner, c.attention_width, 2 * c.keys * c.head_dim
     added, inner = ops.linear_result(w, rows), ops.linear_result(c.inner, rows)
-    held = row + added  # x, and the output that is added to it next
+    base = row + added  # x, and the output that is added to it next
     inputs = rows * (8 + 8 + 8 + 40) + limits.keys * row  # ids, positions, slots, bounds and block tables; encoder rows
     result = a * s + ops.linear(a, w, rows)
-    qkv = max(ops.linear(w, 3 * a, rows), ops.linear_result(3 * a, rows) + result)
+    qkv = max(ops.linear(w, a + kv, rows), ops.linear_result(a + kv, rows) + result)
     if c.rope is not None:
-        held += c.rope.dim * FLOAT32  # cosines and sines
+        base += c.rope.dim * FLOAT32  # cosines and sines
         if backend("rotary", limits.device, dtype) != "native":
-            qkv = max(qkv, ops.linear_result(3 * a, rows) + ops.torch_rotary(c.heads * c.rope.dim))
-    self_attention = held + row + qkv
-    written = limits.keys * ops.linear(w, 2 * a, limits.keys)
-    read = rows * result + limits.keys * ops.linear_result(2 * a, limits.keys)
-    cross_attention = rows * (held + added + row + added) + max(written, read)
+            qkv = max(qkv, ops.linear_result(a + kv, rows) + ops.torch_rotary(c.heads * c.rope.dim))
+    self_attention = base + row + qkv
+    written = limits.keys * ops.linear(w, kv, limits.keys)
+    read = rows * result + limits.keys * ops.linear_result(kv, limits.keys)
+    cross_attention = rows * (base + added + row + added) + max(written, read)
     first, second = ops.linear(w, wide, rows), ops.linear(c.inner, w, rows)
-    mlp = held + added + max(row + first, ops.linear_result(wide, rows) + inner, inner + second)
+    mlp = base + added + max(row + first, ops.linear_result(wide, rows) + inner, inner + second)
     gathered = 0
     if not ops.fused("attention"):
-        copies = 2 * limits.keys * a * (2 * s + limits.quantized_kv * (1 + ops.float32_copy))
+        copies = limits.keys * kv * (2 * s + limits.quantized_kv * (1 + ops.float32_copy))
         gathered = copies + rows * (limits.longest * (1 + s) + 3 * a * s)  # masks; rows in the layout of torch's kernels
     return SMALL + inputs + max(rows * max(self_attention, mlp), cross_attention) + gathered

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...mm.errors import ConfigError
-from ..config import check_activation, positive_int, require
+from ...callers.errors import ConfigError
+from ...checkpoints.config import check_activation, positive_int, positive_number, require
+from ...kernels.activation.reference import CLAMPED_SWIGLU, clamped_swiglu
 from .attention_config import cache_source, layer_type
 from .spec import MlpSpec, MoeSpec
 from .stack import Stack
+
+_SWIGLU = {"swiglu_alpha": 1.702, "swiglu_limit": 7.0}
 
 
 def mlp_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | MoeSpec:
@@ -22,19 +25,20 @@ def mlp_spec(text: Mapping[str, Any], stack: Stack, layer: int) -> MlpSpec | Moe
 
 def _act(text: Mapping[str, Any], stack: Stack) -> str:
     act = text.get("hidden_activation") or text.get("hidden_act", "silu")
-    return check_activation("the decoder's hidden_act", act, gated=stack.plain is None)
+    return check_activation("the decoder's hidden_act", act)
 
 
 def moe_spec(text: Mapping[str, Any], stack: Stack) -> MoeSpec:
     inner = require({"moe_intermediate_size": text.get("intermediate_size"), **text}, "moe_intermediate_size")
     widths = tuple(inner) if isinstance(inner, list | tuple) else (inner,)
     shared = text.get("shared_expert_intermediate_size") or (text.get("n_shared_experts") or 0) * widths[0]
+    act, bias = _act(text, stack), bool(text.get("mlp_bias", text.get("use_bias", False)))
     spec = MoeSpec(
         **{
             "experts": positive_int(text, "num_experts"),
             "top_k": positive_int(text, "num_experts_per_tok"),
             "inner": widths,
-            "act": _act(text, stack),
+            "act": act,
             "shared_inner": shared,
             "normalise": bool(text.get("norm_topk_prob", True)),
             "scale": text.get("routed_scaling_factor") or 1.0,
@@ -42,16 +46,27 @@ def moe_spec(text: Mapping[str, Any], stack: Stack) -> MoeSpec:
             "groups": 1 if text.get("topk_method") == "greedy" else text.get("n_group") or 1,
             "top_groups": text.get("topk_group") or 1,
             "jitter": text.get("router_jitter_noise") or 0.0,
-            "bias": bool(text.get("mlp_bias", text.get("use_bias", False))),
+            "shared_act": act,
+            "shared_bias": bias,
             "plain": stack.plain,
             "latent": text.get("moe_latent_size") or 0,
             **stack.router,
+            **_clamped(text, stack),
+            **({"correction": False} if text.get("use_expert_bias") is False else {}),
         }
     )
     if spec.top_k > spec.experts or spec.experts % spec.groups or spec.top_groups > spec.groups:
         experts, groups = f"{spec.top_k} of {spec.experts} experts", f"{spec.top_groups} of {spec.groups} groups"
         raise ConfigError(f"config.json routes a row to {experts} in {groups}, which is impossible; download it again")
     return spec
+
+
+def _clamped(text: Mapping[str, Any], stack: Stack) -> dict[str, str]:
+    """Return the activation of gpt-oss's experts with the numbers of its config."""
+    if stack.router.get("act") != CLAMPED_SWIGLU:
+        return {}
+    alpha, limit = (positive_number({key: text.get(key, value)}, key) for key, value in _SWIGLU.items())
+    return {"act": clamped_swiglu(alpha, limit)}
 
 
 def _inner(text: Mapping[str, Any], layer: int) -> int:
@@ -61,8 +76,8 @@ def _inner(text: Mapping[str, Any], layer: int) -> int:
     if text.get("intermediate_size_mlp"):  # Llama 4, whose intermediate_size is that of an expert
         return positive_int(text, "intermediate_size_mlp")
     widths = text.get("intermediate_size")
-    own = {"intermediate_size": widths[layer]} if isinstance(widths, list) else {}
-    inner = positive_int({"intermediate_size": text.get("block_ff_dim"), **text, **own}, "intermediate_size")
+    of_layer = {"intermediate_size": widths[layer]} if isinstance(widths, list) else {}
+    inner = positive_int({"intermediate_size": text.get("block_ff_dim"), **text, **of_layer}, "intermediate_size")
     if text.get("use_double_wide_mlp") and cache_source(text, layer) is not None:
         return 2 * inner
     if not text.get("block_auto_adjust_ff_dim"):

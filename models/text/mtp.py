@@ -102,8 +102,8 @@ def mtp_prefixes(spec: DecoderSpec, prefixes: Sequence[tuple[str, str]]) -> Iter
             yield f"{_OWN}layers.{index}.", f"{MTP}.{index}.layer."
     for index in range(1 if spec.mtp.names == "mtp" else spec.mtp.count):
         for stem in [_OWN] if spec.mtp.names == "mtp" else stored_stems(len(spec.layers) + index, prefixes):
-            for stored, own in _PARTS[spec.mtp.names]:
-                yield f"{stem}{stored}", f"{MTP}.{index}.{own}"
+            for stored, canonical in _PARTS[spec.mtp.names]:
+                yield f"{stem}{stored}", f"{MTP}.{index}.{canonical}"
 
 
 def stored_stems(layer: int, prefixes: Sequence[tuple[str, str]]) -> Iterator[str]:
@@ -112,8 +112,8 @@ def stored_stems(layer: int, prefixes: Sequence[tuple[str, str]]) -> Iterator[st
     Checkpoints with encoders may name it like a layer of a text model.
     """
     canonical = f"{_LAYERS}{layer}."
-    for stored, own in prefixes:
-        if canonical.startswith(own):
-            yield stored + canonical.removeprefix(own)
+    for stored, prefix in prefixes:
+        if canonical.startswith(prefix):
+            yield stored + canonical.removeprefix(prefix)
     yield f"model.layers.{layer}."
     yield canonical

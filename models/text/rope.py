@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from ...callers.errors import ConfigError
 from ...kernels.rope import rotary_cos_sin
-from ...mm.errors import ConfigError
 from .spec import RopeSpec
 
 
@@ -64,7 +64,7 @@ class Temperature:
 
 def scaled_frequencies(rope: RopeSpec) -> tuple[Tensor, float]:
     """Return float32 `[dim / 2]` frequencies, and the factor of cosines and sines."""
-    plain = 1.0 / rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / rope.dim)
+    plain = 1.0 / rope.theta ** (torch.arange(0, rope.dim, 2, dtype=torch.float32) / (rope.dim - rope.odd))
     if not rope.scaling:
         return plain, 1.0
     try:

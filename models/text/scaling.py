@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from ...kernels.activation import CLAMPED_SWIGLU
+from ...kernels.activation.reference import CLAMPED_SWIGLU
 from ..layers.basic import Norm
 from ..layers.linear import Linear
 from ..layers.mlp import GatedMlp, PlainMlp
@@ -53,7 +53,7 @@ def scaling_groups(layer: DecoderLayer) -> list[ScalingGroup]:
 
     Experts have none, and neither has the output of attention whose values are normed.
     """
-    attention, mlp, found = next(iter(layer.mixers), None), next(iter(layer.mlps), None), list[ScalingGroup]()
+    attention, mlp, groups = next(iter(layer.mixers), None), next(iter(layer.mlps), None), list[ScalingGroup]()
     alone = len(layer.mixers) == 1  # else the norm also makes the input of the second mixer
     first: tuple[Linear, ...] = (attention.qkv,) if alone and isinstance(attention, DecoderAttention) else ()
     first += layer.laurel_in if isinstance(layer, AltUpLayer) else ()
@@ -61,13 +61,13 @@ def scaling_groups(layer: DecoderLayer) -> list[ScalingGroup]:
     inputs: list[tuple[nn.Module, tuple[Linear, ...]]] = [(layer.before_attention, first), (layer.before_mlp, second)]
     if layer.parallel:  # one norm makes both inputs
         inputs = [(layer.before_attention, (*first, *second) if first and second else ())]
-    found += [ScalingGroup(linears, norm) for norm, linears in inputs if linears and isinstance(norm, Norm)]
+    groups += [ScalingGroup(linears, norm) for norm, linears in inputs if linears and isinstance(norm, Norm)]
     if isinstance(attention, DecoderAttention) and attention.value_norm is None:
         heads, kv_heads, dim = attention.qkv_heads[0], attention.qkv_heads[1], attention.dim
-        found.append(ScalingGroup((attention.out,), attention.qkv, (heads + kv_heads) * dim, (heads, kv_heads, dim)))
-    if isinstance(mlp, GatedMlp) and mlp.act != CLAMPED_SWIGLU:
-        found.append(ScalingGroup((mlp.down,), mlp.gate_up, mlp.gate_up.outputs // 2))
-    return found
+        groups.append(ScalingGroup((attention.out,), attention.qkv, (heads + kv_heads) * dim, (heads, kv_heads, dim)))
+    if isinstance(mlp, GatedMlp) and not mlp.act.startswith(CLAMPED_SWIGLU):
+        groups.append(ScalingGroup((mlp.down,), mlp.gate_up, mlp.gate_up.outputs // 2))
+    return groups
 
 
 def decoder_layers(root: nn.Module) -> list[DecoderLayer]:
@@ -103,7 +103,7 @@ def foldings(root: nn.Module, scaled: Sequence[tuple[ScalingGroup, Tensor]]) -> 
             divisors[group.start : group.start + len(made)] = made
         else:
             rows[group.source] = scales
-    found = {}
+    by_name = {}
     for layer in {**columns, **rows}:
         assert isinstance(layer, Linear | Norm)
         start, offset = 0, layer.offset if isinstance(layer, Norm) else 0.0
@@ -112,7 +112,7 @@ def foldings(root: nn.Module, scaled: Sequence[tuple[ScalingGroup, Tensor]]) -> 
             if layer in rows:
                 first = start if isinstance(layer, Linear) else 0
                 part = rows[layer][first : first + len(tensor)]
-            found[name] = Folding(columns.get(layer) if is_matrix else None, part, 0.0 if name.endswith(".bias") else offset)
+            by_name[name] = Folding(columns.get(layer) if is_matrix else None, part, 0.0 if name.endswith(".bias") else offset)
             has_bias = layer.bias is not None
             start += len(tensor) if not (is_matrix and has_bias) else 0  # a shard's bias follows its weight
-    return found
+    return by_name

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any, ClassVar
 
 
@@ -16,9 +16,10 @@ class RopeSpec:
         dim: leading numbers of a head that are rotated (all of them, or a part).
         axes: for each of the `dim // 2` frequencies, the position axis it rotates by; see the three functions at the end of
             this file.
-        num_axes: number of position axes, also of those that no frequency rotates by: items advance along all of them.
+        num_axes: number of position axes. Items advance along all of them, even along one that no frequency uses.
         interleaved: rotated pairs are adjacent numbers (0 1, 2 3, ...); otherwise the two halves of a head.
         scaling: the raw rope parameters of a type other than default ("linear", "llama3", "yarn", ...), or empty.
+        odd: the frequencies are those of `dim - 1` numbers. Such a config rotates the number after them too.
     """
 
     theta: float
@@ -27,6 +28,7 @@ class RopeSpec:
     num_axes: int = 1
     interleaved: bool = False
     scaling: Mapping[str, Any] = field(default_factory=dict)
+    odd: bool = False
 
 
 @dataclass(frozen=True)
@@ -37,7 +39,8 @@ class AttentionSpec:
         scale: factor of the scores.
         bias: the q, k, v projections have a bias. out_bias: the output projection has one.
         qk_norm: queries and keys are normed per head ("head") or over all heads together ("all") before rotation, or per head
-            after it ("rotated"), or per head without a weight ("plain"), for which the order makes no difference.
+            after it ("rotated"), or per head without a weight ("plain"), for which the order makes no difference; or
+            per head by LayerNorm before it, each head with weights of its own ("centered").
         rope: None for a layer without positions.
         temperature: (growth, interval): queries at position p are multiplied by 1 + growth * log(1 + (p + 1) // interval);
             only in layers without positions. None: they are not.
@@ -52,9 +55,10 @@ class AttentionSpec:
         value_norm: values are normed per head, without a weight.
         keys_as_values: values are the projected keys, before norm and rotation.
         source: an earlier layer whose KV cache this layer reads; it has no keys, values and cache of its own.
-        out_scale: factor of the output.
+        in_scale: factor of the input. out_scale: of the output.
         query_latent: width of the compressed queries, which are normed and projected to all heads; None: queries are
             projected directly.
+        clip: projected (and normed) queries, keys and values are clamped to this size; None: they are not.
     """
 
     heads: int
@@ -76,8 +80,10 @@ class AttentionSpec:
     keys_as_values: bool = False
     source: int | None = None
     cross: bool = False
+    in_scale: float = 1.0
     out_scale: float = 1.0
     query_latent: int | None = None
+    clip: float | None = None
 
     @property
     def projected(self) -> int:
@@ -123,7 +129,8 @@ class DeltaSpec:
     Args:
         heads: heads of values, each with a state `[key_dim, value_dim]`. key_heads: heads of queries and keys.
         taps: inputs that the convolution before it sees, the row's own included.
-        separate: OLMo Hybrid's layer, which stores q, k, v and the gate apart, and whose learning rate goes up to 2.
+        separate: OLMo Hybrid's layer, which stores q, k, v and the gate apart.
+        most_beta: the learning rate goes up to this number. act: activation after the convolution.
     """
 
     heads: int
@@ -132,6 +139,8 @@ class DeltaSpec:
     value_dim: int
     taps: int
     separate: bool = False
+    most_beta: float = 1.0
+    act: str = "silu"
     path: ClassVar[str] = "linear_attn"
 
 
@@ -142,10 +151,12 @@ class MambaSpec:
     Args:
         heads, head_dim: heads of values, each with a state `[state, head_dim]`. groups: heads of queries and keys (C and B).
         taps: inputs that the convolution before it sees, the row's own included. conv_bias: it has a bias.
-        bias: the projections have a bias.
+        bias: the input projection has a bias. out_bias: the output projection has one.
+        act: activation after the convolution.
         step_limits: limits of a row's step, by which its decay and its share in the state are scaled.
         norm: the result is normed after its gate ("after"), before it ("before"), or not (None).
-        multipliers: factors of the parts of the input projection (gate, x, B, C, step); empty: none. out_scale: of the output.
+        multipliers: factors of the parts of the input projection (gate, x, B, C, step); empty: none. in_scale: factor of its
+            input. out_scale: of the output.
     """
 
     heads: int
@@ -155,9 +166,12 @@ class MambaSpec:
     taps: int
     conv_bias: bool
     bias: bool
+    out_bias: bool
+    act: str
     step_limits: tuple[float, float]
     norm: str | None = "after"
     multipliers: tuple[float, ...] = ()
+    in_scale: float = 1.0
     out_scale: float = 1.0
     path: ClassVar[str] = "mamba"
 
@@ -168,12 +182,14 @@ class LightningSpec:
 
     Args:
         layer, layers: number of this layer, and how many there are. States of later layers decay more slowly.
+        act: activation of queries, keys and values.
     """
 
     heads: int
     head_dim: int
     layer: int
     layers: int
+    act: str = "silu"
 
     @property
     def slopes(self) -> tuple[float, ...]:
@@ -213,19 +229,20 @@ class MoeSpec:
     Args:
         inner: width of each expert, one entry per modality.
         shared_inner: width of the shared expert, 0 for none. shared_gate: it is multiplied by a sigmoid of its own router.
-        scoring: "softmax" or "sigmoid" of the router's logits, or "sparsemixer" (Phi-MoE), which uses `jitter`: experts whose
-            logits are further from the best than this share, twice, take no part in its weight.
+        scoring: "softmax" or "sigmoid" of the router's logits, or "sparsemixer" (Phi-MoE): the weight of an expert is a
+            softmax over the logits that differ from the best by at most 2 * `jitter`, relative to it.
         normalise: the weights of the chosen experts are normalised to a sum of 1.
         scale: factor of the weights.
         correction: the router has a learned bias that affects the choice but not the weights.
         groups, top_groups: experts are chosen from the best `top_groups` of `groups` groups (1: no groups).
         group_score: a group's score is that of its best expert ("max") or the sum of its best two ("top2").
         bias: the experts' projections have biases. router_bias: the router has one.
+        shared_act, shared_bias: `act` and `bias` of the shared expert; None: those of the others.
         modality_experts: names of the sets of experts, each with its own router; `ForwardBatch.modality_ids` selects a row's
             set. A single entry: all rows share one set.
         transposed: a tensor of all experts is stored as `[experts, in, out]`. Used only if in == out; else the shape decides.
         interleaved: the outputs of gate and up alternate in that tensor.
-        scaled_inputs: an expert's input is multiplied by its weight, not its output (`top_k` must be 1).
+        scaled_inputs: an expert's input is multiplied by its weight, not its output.
         expert_scale: the weight of each expert is multiplied by a learned factor.
         plain: as in MlpSpec.
         latent: width of the routed experts' input and output, between two projections; 0: that of the layer.
@@ -247,6 +264,8 @@ class MoeSpec:
     jitter: float = 0.0
     bias: bool = False
     router_bias: bool = False
+    shared_act: str | None = None
+    shared_bias: bool | None = None
     modality_experts: tuple[str, ...] = ("",)
     transposed: bool = False
     interleaved: bool = False
@@ -254,6 +273,12 @@ class MoeSpec:
     expert_scale: bool = False
     plain: tuple[str, str] | None = None
     latent: int = 0
+
+    @property
+    def of_shared(self) -> MoeSpec:
+        """The spec with the activation and the biases of the shared expert."""
+        bias = self.bias if self.shared_bias is None else self.shared_bias
+        return replace(self, act=self.shared_act or self.act, bias=bias)
 
 
 Norms = tuple[str | None, str | None, str | None, str | None]
@@ -398,11 +423,11 @@ class DecoderSpec:
     @property
     def ropes(self) -> tuple[RopeSpec, ...]:
         """The distinct rotary specs, in the order of the layers."""
-        found: list[RopeSpec] = []
+        ropes: list[RopeSpec] = []
         for rope in (attention.rope for attention in self.attentions):
-            if rope is not None and rope not in found:
-                found.append(rope)
-        return tuple(found)
+            if rope is not None and rope not in ropes:
+                ropes.append(rope)
+        return tuple(ropes)
 
     @property
     def rope_axes(self) -> int:

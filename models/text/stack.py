@@ -21,8 +21,10 @@ class Stack:
         norms, parallel: as in LayerSpec.
         norm, last_norm: as in DecoderSpec. eps_key: key of the norms' epsilon.
         interleaved: as in RopeSpec.
-        axes: function from mrope_section to the axis of each frequency; None: chunked, unless the config says interleaved.
+        axes: function from mrope_section to the position axis of each frequency; None: the function for sections in a row, or
+            the one for interleaved sections if the config asks for it.
         fused: gate and up are stored as one matrix. fused_qkv: as `fused` of AttentionSpec. plain: as in MlpSpec.
+        head_bias: key that says whether the head has a bias.
         windows_rotate: if some layers have windows, only these have rotary positions.
         scaled_windows: the rope scaling also applies to layers with windows.
         norm_offset: as in DecoderSpec.
@@ -36,6 +38,8 @@ class Stack:
         mtp: as `names` of MtpSpec; None: layers for multi-token prediction are not built.
         refused: keys of config.json that must be false, because the feature is not implemented for this stack.
         fixed: keys of config.json that must have this value; the stack implements no other.
+        bidirectional: value of `use_bidirectional_attention` with which all tokens of a text attend to each other; None: the
+            stack does not read that key.
     """
 
     defaults: Mapping[str, Any] = field(default_factory=dict)
@@ -53,6 +57,7 @@ class Stack:
     fused: bool = False
     fused_qkv: bool = False
     plain: tuple[str, str] | None = None
+    head_bias: str = "lm_head_bias"
     windows_rotate: bool = False
     scaled_windows: bool = True
     norm_offset: float = 0.0
@@ -70,3 +75,4 @@ class Stack:
     mtp: str | None = None
     refused: tuple[str, ...] = ()
     fixed: Mapping[str, Any] = field(default_factory=dict)
+    bidirectional: bool | str | None = None

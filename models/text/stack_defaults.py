@@ -284,6 +284,7 @@ QWEN2_MOE = QWEN_MOE | {
     "num_experts_per_tok": 4,
     "num_experts": 60,
     "attention_bias": True,
+    "sliding_window_pattern": 2,
 }
 MIXTRAL = MISTRAL | {
     "rms_norm_eps": 1e-5,
@@ -318,6 +319,7 @@ OLMO_HYBRID = OLMO2 | {
     "linear_key_head_dim": 96,
     "linear_value_head_dim": 192,
     "linear_conv_kernel_dim": 4,
+    "linear_allow_neg_eigval": True,
 }
 EXAONE4 = LLAMA | {
     "vocab_size": 102400,
@@ -585,6 +587,7 @@ NEMOTRON_H = BASE | {
     "mamba_d_conv": 4,
     "mamba_conv_bias": True,
     "mamba_proj_bias": False,
+    "mamba_hidden_act": "silu",
     "num_experts": 8,
     "num_experts_per_tok": 2,
     "moe_intermediate_size": 7688,

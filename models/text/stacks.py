@@ -10,9 +10,9 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from ...kernels.activation import CLAMPED_SWIGLU
-from ...mm.errors import ConfigError
-from ..config import get_text_config
+from ...callers.errors import ConfigError
+from ...checkpoints.config import get_text_config
+from ...kernels.activation.reference import CLAMPED_SWIGLU
 from . import stack_defaults as defaults
 from .spec import hw_interleaved_sections, interleaved_sections
 from .stack import Stack
@@ -52,6 +52,9 @@ _STEP3_NAMES = (
 )
 _BAMBA_NAMES = ((".feed_forward.", ".mlp."),)
 _BACKBONE_NAMES = (("embeddings.", "embed_tokens."),)
+_MAMBA_KEYS = {
+    "num_heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state_size": "mamba_d_state", "hidden_act": "mamba_hidden_act",
+}  # fmt: skip
 _NEMOTRON_KEYS = {
     "hybrid_override_pattern": "layer_types",
     "attention_head_dim": "head_dim",
@@ -73,7 +76,6 @@ _cohere = Stack(
     norm="layer without bias",
     eps_key="layer_norm_eps",
     interleaved=True,
-    refused=("use_qk_norm",),
 )
 _lfm2 = Stack(
     defaults.LFM2,
@@ -96,7 +98,8 @@ _minimax = Stack(
     fixed={"postnorm": True},
 )
 _qwen3_next = Stack(defaults.QWEN3_NEXT, qk_norm="head", gated=True, norm_offset=1.0, router={"shared_gate": True}, mtp="mtp")
-_aria = Stack(defaults.ARIA, router={"transposed": True})
+# hidden_act and mlp_bias are of the shared expert alone
+_aria = Stack(defaults.ARIA, router={"transposed": True, "act": "silu"})
 _gemma = Stack(defaults.GEMMA, norm_offset=1.0, root_scale=True)
 _gemma4 = Stack(
     defaults.GEMMA4,
@@ -108,6 +111,7 @@ _gemma4 = Stack(
     pads_encoder_rows=True,
     router={"expert_scale": True},
     renames=_GEMMA4_NAMES,
+    bidirectional="all",
 )
 
 STACKS: Mapping[str, Stack] = {
@@ -118,12 +122,11 @@ STACKS: Mapping[str, Stack] = {
         interleaved=True,
         router=_LLAMA4_EXPERTS,
         renames=((".feed_forward.", ".mlp."),),
-        fixed={"num_experts_per_tok": 1},
     ),
     "mllama_text_model": Stack(defaults.MLLAMA),
     "mistral": Stack(defaults.MISTRAL),
     "ministral3": Stack(defaults.MINISTRAL3),
-    "internlm3": Stack(defaults.INTERNLM3, refused=("bias", "qkv_bias")),
+    "internlm3": Stack(defaults.INTERNLM3, aliases={"bias": "use_bias"}),
     "internlm2": Stack(defaults.LLAMA | {"vocab_size": 103168, "attention_bias": True}),
     "qwen2": Stack(defaults.QWEN, bias=True, out_bias=False),
     "qwen3": Stack(defaults.QWEN | {"head_dim": 128}, qk_norm="head"),
@@ -133,14 +136,14 @@ STACKS: Mapping[str, Stack] = {
     "glm4_moe": Stack(defaults.GLM_MOE, out_bias=False, router=_SIGMOID, mtp="layers"),
     "gemma": _gemma,
     "gemma2": replace(_gemma, defaults=defaults.GEMMA2, norms=_GEMMA_NORMS),
-    "gemma3_text": replace(_gemma, defaults=defaults.GEMMA3, norms=_GEMMA_NORMS, qk_norm="head"),
+    "gemma3_text": replace(_gemma, defaults=defaults.GEMMA3, norms=_GEMMA_NORMS, qk_norm="head", bidirectional=True),
     "gemma3n_text": Stack(defaults.GEMMA3N, norms=_GEMMA_NORMS, qk_norm="head", root_scale=True, value_norm=True),
     "gemma4_text": _gemma4,
     "gemma4_unified_text": replace(_gemma4, defaults=defaults.GEMMA4_UNIFIED),
     "granite": Stack(defaults.LLAMA | {"attention_multiplier": 1.0}),
     "granitemoe": Stack(defaults.LLAMA | {"attention_multiplier": 1.0, "num_experts": 8, "num_experts_per_tok": 2}),
     "ernie4_5": Stack(defaults.ERNIE | {"head_dim": 128}, interleaved=True),
-    "ernie4_5_moe": Stack(defaults.ERNIE_MOE, interleaved=True, router=_CORRECTED),
+    "ernie4_5_moe": Stack(defaults.ERNIE_MOE, interleaved=True, router=_CORRECTED, head_bias="use_bias"),
     "ernie4_5_vl_moe_text": Stack(
         defaults.ERNIE_VL, interleaved=True, axes=hw_interleaved_sections, router=_CORRECTED | _ERNIE_EXPERTS
     ),
@@ -149,7 +152,7 @@ STACKS: Mapping[str, Stack] = {
     "kimi_k2": _deepseek3,
     "mistral4": Stack(defaults.MISTRAL4, interleaved=True),
     "mixtral": Stack(defaults.MIXTRAL),
-    "olmoe": Stack(defaults.OLMOE, qk_norm="all", refused=("clip_qkv",)),
+    "olmoe": Stack(defaults.OLMOE, qk_norm="all"),
     "olmo2": Stack(defaults.OLMO2, qk_norm="all", norms=_POST_NORMS),
     "olmo3": Stack(defaults.OLMO3, qk_norm="all", norms=_POST_NORMS, scaled_windows=False),
     "olmo_hybrid": Stack(
@@ -158,10 +161,9 @@ STACKS: Mapping[str, Stack] = {
         norms=_POST_NORMS,
         state_norms=("attention_layer_norm", None, "post_attention_layernorm", None),
         renames=(("input_layernorm", "attention_layer_norm"), ("feedforward_layer_norm", "post_attention_layernorm")),
-        fixed={"linear_allow_neg_eigval": True},
     ),
     "exaone4": Stack(defaults.EXAONE4, qk_norm="head", norms=_POST_NORMS, windows_rotate=True),
-    "qwen2_moe": Stack(defaults.QWEN2_MOE, out_bias=False, router={"shared_gate": True}, refused=("use_sliding_window",)),
+    "qwen2_moe": Stack(defaults.QWEN2_MOE, out_bias=False, router={"shared_gate": True}),
     "smollm3": Stack(defaults.SMOLLM3),
     "seed_oss": Stack(defaults.SEED_OSS),
     "hunyuan_v1_dense": Stack(defaults.HUNYUAN, qk_norm="rotated"),
@@ -172,7 +174,8 @@ STACKS: Mapping[str, Stack] = {
         out_bias=False,
         norm="layer",
         eps_key="layer_norm_eps",
-        refused=("qk_layernorm", "use_parallel_residual"),
+        renames=tuple((f".{part}_layernorm.norms.", f".{part}_norm.") for part in "qk"),
+        aliases={"qk_layernorm": "use_qk_norm"},
     ),
     "starcoder2": Stack(defaults.STARCODER2, norm="layer", eps_key="norm_epsilon", plain=("c_fc", "c_proj")),
     "phi3": Stack(defaults.PHI3, fused=True, fused_qkv=True),
@@ -195,7 +198,6 @@ STACKS: Mapping[str, Stack] = {
         defaults=defaults.LFM2_MOE,
         router=_SIGMOID,
         aliases={"num_dense_layers": "first_k_dense_replace"},
-        fixed={"use_expert_bias": True},
     ),
     "bamba": Stack(
         defaults.BAMBA,
@@ -211,7 +213,6 @@ STACKS: Mapping[str, Stack] = {
         last_norm="final_layernorm",
         renames=_BAMBA_NAMES,
         aliases={"lm_head_multiplier": "logit_scale"},
-        refused=("attention_bias", "mamba_proj_bias", "projectors_bias"),
     ),
     "nemotron_h": Stack(
         defaults.NEMOTRON_H,
@@ -224,8 +225,6 @@ STACKS: Mapping[str, Stack] = {
         last_norm="norm_f",
         renames=_BACKBONE_NAMES,
         aliases=_NEMOTRON_KEYS,
-        refused=("mlp_bias",),
-        fixed={"mamba_hidden_act": "silu"},
     ),
     "mamba2": Stack(
         defaults.MAMBA2,
@@ -233,8 +232,7 @@ STACKS: Mapping[str, Stack] = {
         single=True,
         last_norm="norm_f",
         renames=_BACKBONE_NAMES,
-        aliases=_NEMOTRON_KEYS | {"num_heads": "mamba_n_heads", "head_dim": "mamba_d_head", "state_size": "mamba_d_state"},
-        fixed={"hidden_act": "silu"},
+        aliases=_NEMOTRON_KEYS | _MAMBA_KEYS,
     ),
     "step3_text": Stack(
         defaults.STEP3,
@@ -257,7 +255,7 @@ STACKS: Mapping[str, Stack] = {
     "qwen3_next": _qwen3_next,
     "qwen3_5_text": replace(_qwen3_next, defaults=defaults.QWEN3_5, axes=interleaved_sections, router={}),
     "qwen3_5_moe_text": replace(_qwen3_next, defaults=defaults.QWEN3_5_MOE, axes=interleaved_sections),
-    "gpt_oss": Stack(defaults.GPT_OSS, sinks=True, router=_CLAMPED, fixed={"swiglu_limit": 7.0, "swiglu_alpha": 1.702}),
+    "gpt_oss": Stack(defaults.GPT_OSS, sinks=True, router=_CLAMPED),
 }
 
 
@@ -278,8 +276,8 @@ def stack_of(config: Mapping[str, Any], default: str = "llama") -> Stack:
     name = text.get("model_type", default)
     if name not in STACKS:
         near = difflib.get_close_matches(str(name), STACKS, n=3, cutoff=0.5) or ("llama", "qwen3", "mistral")
-        known = f"{', '.join(near)} and {len(STACKS) - len(near)} others (docs/models.md)"
-        raise ConfigError(f"text_config of model_type {name!r} is not supported; known are {known}")
+        choice = f"{', '.join(near)} and {len(STACKS) - len(near)} others (docs/models.md)"
+        raise ConfigError(f"text_config of model_type {name!r} is not supported; known are {choice}")
     refused = [key for key in STACKS[name].refused if text.get(key)]
     if refused:
         raise ConfigError(f"{refused[0]} in the config of a {name} decoder must be false; true is not supported")

@@ -38,7 +38,10 @@ class Downsampler(TensorModule):
         super().__init__()
         build = Builder(self, dtype, device)
         self.specs = tuple(specs)
-        self.layers = [build.linear([one.name], one.width * one.kernel**2, [one.out], True) for one in specs]
+        self.layers = [
+            build.linear([convolution.name], convolution.width * convolution.kernel**2, [convolution.out], True)
+            for convolution in specs
+        ]
 
     def forward(self, x: Tensor, side: int) -> Tensor:
         for spec, layer in zip(self.specs, self.layers, strict=True):
@@ -61,12 +64,12 @@ def taps(x: Tensor, side: int, kernel: int = 3, stride: int = 1, padding: int = 
 
 def downsampler_bytes(specs: Sequence[Convolution], side: int, dtype: torch.dtype, limits: StepLimits) -> int:
     """Return the bytes alive in Downsampler for one view of `side` x `side` patches, beside its input."""
-    ops, peak, held = OpBytes(dtype, limits), 0, 0
+    ops, peak, base = OpBytes(dtype, limits), 0, 0
     for spec in specs:
         inner, copy = spec.width * spec.kernel**2, side**2 * spec.width * dtype.itemsize
         side = spec.side(side)
         rows = side**2
         unfolded = rows * inner * dtype.itemsize
-        peak = max(peak, held + copy + 2 * unfolded, held + unfolded + rows * ops.linear(inner, spec.out, rows))
-        held = rows * spec.out * dtype.itemsize
+        peak = max(peak, base + copy + 2 * unfolded, base + unfolded + rows * ops.linear(inner, spec.out, rows))
+        base = rows * spec.out * dtype.itemsize
     return peak

@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ...mm.errors import ConfigError
-from ..config import positive_int
+from ...callers.errors import ConfigError
+from ...checkpoints.config import positive_int
 from .spec import ENCODER, TableSpec, TowerSpec
 
 _BASE = {

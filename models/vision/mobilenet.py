@@ -21,7 +21,7 @@ from ..layers.basic import Converter, Convertible, TensorModule
 from ..layers.builder import Builder
 from ..layers.convolution import depthwise_planes
 from ..memory_formulas import OpBytes
-from .mobilenet_spec import AttentionSpec, BlockSpec, EdgeSpec, InvertedSpec, MobileNetSpec, expanded
+from .mobilenet_spec import BlockSpec, EdgeSpec, InvertedSpec, MobileAttentionSpec, MobileNetSpec, expanded
 
 _ACT, _EPS, _FUSED_RATIO, _STEM_KERNEL = "gelu_pytorch_tanh", 1e-6, 2, 3
 
@@ -131,7 +131,7 @@ class InvertedBlock:
 class AttentionBlock:
     """Multi-query attention over all positions of a plane, after a norm and with a factor per channel."""
 
-    def __init__(self, inner: int, s: AttentionSpec, build: Builder) -> None:
+    def __init__(self, inner: int, s: MobileAttentionSpec, build: Builder) -> None:
         self.dim = s.dim
         self.norm = build.norm("norm", inner, _EPS, False)
         self.query = build.linear(["attn.query.proj"], inner, [s.heads * s.dim], False)
@@ -154,7 +154,7 @@ class AttentionBlock:
 class KeyPart:
     """The keys or the values of a plane: `[side, side, inner]` -> `[keys, dim]`."""
 
-    def __init__(self, inner: int, s: AttentionSpec, build: Builder) -> None:
+    def __init__(self, inner: int, s: MobileAttentionSpec, build: Builder) -> None:
         strided = s.kv_stride > 1
         self.down = DepthwiseNorm(("down_conv", "norm"), inner, s.kernel, s.kv_stride, build) if strided else None
         self.project = build.linear(["proj"], inner, [s.dim], False)
@@ -206,7 +206,7 @@ class MobileNet(TensorModule, Convertible):
             for j, block in enumerate(stage)
             if isinstance(block, EdgeSpec)
         ]
-        for name in (f"{path}.{one}.weight" for one in ("conv_stem.conv", *edges)):
+        for name in (f"{path}.{edge}.weight" for edge in ("conv_stem.conv", *edges)):
             yield name, _window_order(name)
 
     def forward(self, patches: Tensor) -> Tensor:
@@ -251,22 +251,22 @@ def mobilenet_bytes(c: MobileNetSpec, images: int, dtype: torch.dtype, limits: S
 
 def _block_bytes(block: BlockSpec, inner: int, side: int, ops: OpBytes) -> int:
     """Return the bytes alive in a block beside its input."""
-    if isinstance(block, AttentionSpec):
+    if isinstance(block, MobileAttentionSpec):
         return _attention_bytes(block, inner, side, ops)
-    s, wide, after, most, held = ops.dtype.itemsize, expanded(inner, block), side // block.stride, 0, 0
+    s, wide, after, most, plane = ops.dtype.itemsize, expanded(inner, block), side // block.stride, 0, 0
     if isinstance(block, EdgeSpec):
         first = _convolution_bytes(inner, wide, side, ops, block.kernel, block.stride)
         return max(first, after**2 * wide * s + _convolution_bytes(wide, block.width, after, ops))
     before = side if block.middle else after
     if block.start:
-        most, held = _depthwise_bytes(inner, side, block.start, side // before, ops), before**2 * inner * s
-    most, held = max(most, held + _convolution_bytes(inner, wide, before, ops)), before**2 * wide * s
+        most, plane = _depthwise_bytes(inner, side, block.start, side // before, ops), before**2 * inner * s
+    most, plane = max(most, plane + _convolution_bytes(inner, wide, before, ops)), before**2 * wide * s
     if block.middle:
-        most = max(most, held + _depthwise_bytes(wide, before, block.middle, block.stride, ops))
+        most = max(most, plane + _depthwise_bytes(wide, before, block.middle, block.stride, ops))
     return max(most, after**2 * wide * s + _convolution_bytes(wide, block.width, after, ops))
 
 
-def _attention_bytes(block: AttentionSpec, inner: int, side: int, ops: OpBytes) -> int:
+def _attention_bytes(block: MobileAttentionSpec, inner: int, side: int, ops: OpBytes) -> int:
     """Return the bytes alive in AttentionBlock beside its input."""
     s, rows, small = ops.dtype.itemsize, side**2, -(-side // block.kv_stride)
     width, keys = block.heads * block.dim, small**2

@@ -6,8 +6,8 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from ...mm.errors import ConfigError, short_repr
-from ..config import positive_int, positive_number
+from ...callers.errors import ConfigError, short_repr
+from ...checkpoints.config import positive_int, positive_number
 
 
 @dataclass(frozen=True)
@@ -35,7 +35,7 @@ class InvertedSpec:
 
 
 @dataclass(frozen=True)
-class AttentionSpec:
+class MobileAttentionSpec:
     """Attention of `heads` queries per position to one key and value of `dim` numbers (`mqa` in timm).
 
     `kv_stride`: if above 1, keys and values are of a plane that a depthwise convolution of this stride made.
@@ -49,7 +49,7 @@ class AttentionSpec:
     stride: int = 1
 
 
-BlockSpec = EdgeSpec | InvertedSpec | AttentionSpec
+BlockSpec = EdgeSpec | InvertedSpec | MobileAttentionSpec
 
 
 def _repeated(count: int, *blocks: BlockSpec) -> tuple[BlockSpec, ...]:
@@ -63,9 +63,9 @@ _BLOCKS: Sequence[Sequence[BlockSpec]] = (
         InvertedSpec(640, 5, 5, 2, 6),
         *_repeated(7, InvertedSpec(640, 5, ratio=4)),
         InvertedSpec(640, ratio=1),
-        *_repeated(14, AttentionSpec(640, 12, 64, kv_stride=2), InvertedSpec(640)),
+        *_repeated(14, MobileAttentionSpec(640, 12, 64, kv_stride=2), InvertedSpec(640)),
     ),
-    (InvertedSpec(1280, 5, 5, 2, 6), *_repeated(19, AttentionSpec(1280, 16, 96), InvertedSpec(1280))),
+    (InvertedSpec(1280, 5, 5, 2, 6), *_repeated(19, MobileAttentionSpec(1280, 16, 96), InvertedSpec(1280))),
 )
 """The stages of `mobilenetv5_300m_enc`."""
 
@@ -112,8 +112,8 @@ def mobilenet_spec(vision: Mapping[str, Any]) -> MobileNetSpec:
     args = {"block_args": None, "msfa_output_resolution": 16, "stem_size": 64, **(vision.get("model_args") or {})}
     if unknown := sorted(args.keys() - {"block_args", "msfa_output_resolution", "stem_size"}):
         raise ConfigError(f"model_args of vision_config has {', '.join(unknown)}, which is not supported; leave it out")
-    given = args["block_args"]
-    stages = tuple(map(tuple, _BLOCKS)) if given is None else tuple(tuple(map(_block_spec, stage)) for stage in given)
+    blocks = args["block_args"]
+    stages = tuple(map(tuple, _BLOCKS)) if blocks is None else tuple(tuple(map(_block_spec, stage)) for stage in blocks)
     size = (vision.get("pretrained_cfg") or {}).get("input_size") or (3, 768, 768)
     spec = MobileNetSpec(
         stages,
@@ -144,8 +144,8 @@ def _block_spec(args: Mapping[str, Any]) -> BlockSpec:
     kind = args.get("block_type")
     names = kernels.get(str(kind), ())
     ratio = ("num_heads", "key_dim", "value_dim", "kv_stride") if kind == "mqa" else ("exp_ratio",)
-    known = {"block_type", "out_chs", "stride", *names, *ratio}
-    others = {key: value for key, value in args.items() if key not in known and value}
+    allowed = {"block_type", "out_chs", "stride", *names, *ratio}
+    others = {key: value for key, value in args.items() if key not in allowed and value}
     if not names or others:
         what = f"options {short_repr(others)}" if names else f"type {short_repr(kind)}"
         raise ConfigError(f"block_args of vision_config has a block with {what}, which this encoder does not support")
@@ -158,9 +158,9 @@ def _block_spec(args: Mapping[str, Any]) -> BlockSpec:
     heads, dim, value, kv_stride = (positive_int(args, name) for name in ratio)
     if value != dim:
         raise ConfigError(f"block_args of vision_config has key_dim {dim} and value_dim {value}; they must be equal")
-    return AttentionSpec(width, heads, dim, kv_stride, positive_int(args, names[0]), stride)
+    return MobileAttentionSpec(width, heads, dim, kv_stride, positive_int(args, names[0]), stride)
 
 
 def expanded(inner: int, block: BlockSpec) -> int:
     """Return the channels within a block that gets `inner` channels."""
-    return inner if isinstance(block, AttentionSpec) else int(inner * block.ratio)
+    return inner if isinstance(block, MobileAttentionSpec) else int(inner * block.ratio)

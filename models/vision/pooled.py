@@ -9,11 +9,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ...callers.errors import ConfigError
+from ...checkpoints.config import check_activation, positive_int
 from ...kernels.activation import act_and_mul
 from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention
-from ...mm.errors import ConfigError
-from ..config import check_activation, positive_int
 from ..interface import StepLimits
 from ..layers.basic import Norm, TensorModule
 from ..layers.builder import Builder
@@ -30,6 +30,7 @@ class PooledTowerSpec:
         merge: patches along each side of a square, which becomes one row.
         positions: entries of the table along each axis.
         theta: base of the rotary frequencies.
+        kv_heads: heads of keys and values.
         clipped: linear layers store bounds of their inputs and outputs.
         standardized: rows are shifted and scaled by stored vectors.
     """
@@ -47,6 +48,7 @@ class PooledTowerSpec:
     eps: float
     clipped: bool
     standardized: bool
+    kv_heads: int
 
     @property
     def patch_dim(self) -> int:
@@ -57,13 +59,14 @@ def pooled_tower_spec(vision: Mapping[str, Any]) -> PooledTowerSpec:
     """Read the raw `vision_config`; ConfigError for a missing key, or an attention that is not supported."""
     heads, dim = positive_int(vision, "num_attention_heads"), positive_int(vision, "head_dim")
     rope = vision.get("rope_parameters") or {}
-    if vision.get("num_key_value_heads", heads) != heads or dim % 4 or vision.get("attention_bias"):
-        counts = f"{heads} heads of {dim} numbers, num_key_value_heads {vision.get('num_key_value_heads')}"
+    kv_heads = positive_int({"num_key_value_heads": heads, **vision}, "num_key_value_heads")
+    if heads % kv_heads or dim % 4:
+        counts = f"{heads} heads of {dim} numbers, num_key_value_heads {kv_heads}"
         raise ConfigError(
-            f"vision_config with {counts} is not supported; keys must have as many heads, of 4 * n numbers, without bias"
+            f"vision_config has {counts}; heads must be a multiple of heads of keys, and rotations take 4 * n numbers"
         )
     if rope.get("rope_type", "axial") not in ("axial", "default"):
-        raise ConfigError(f"vision rope type {rope['rope_type']!r} is not supported; known is axial")
+        raise ConfigError(f"rope_type of vision_config is {rope['rope_type']!r}; only axial is defined for images")
     return PooledTowerSpec(
         width=positive_int(vision, "hidden_size"),
         inner=positive_int(vision, "intermediate_size"),
@@ -78,6 +81,7 @@ def pooled_tower_spec(vision: Mapping[str, Any]) -> PooledTowerSpec:
         eps=vision["rms_norm_eps"],
         clipped=bool(vision["use_clipped_linears"]),
         standardized=bool(vision["standardize"]),
+        kv_heads=kv_heads,
     )
 
 
@@ -86,7 +90,8 @@ class PooledTowerLayer:
 
     def __init__(self, s: PooledTowerSpec, build: Builder) -> None:
         self.spec, inner, attention, mlp = s, s.heads * s.head_dim, build.scope("self_attn"), build.scope("mlp")
-        self.qkv = [ClippedLinear(name, s.width, inner, attention, s.clipped) for name in ("q_proj", "k_proj", "v_proj")]
+        sizes = {"q_proj": inner, "k_proj": s.kv_heads * s.head_dim, "v_proj": s.kv_heads * s.head_dim}
+        self.qkv = [ClippedLinear(name, s.width, size, attention, s.clipped) for name, size in sizes.items()]
         self.out = ClippedLinear("o_proj", inner, s.width, attention, s.clipped)
         self.qk_norms = [attention.norm(name, s.head_dim, s.eps, False) for name in ("q_norm", "k_norm")]
         self.value_norm = Norm(s.head_dim, s.eps, False, build.dtype, build.device, learned=False)
@@ -106,12 +111,14 @@ class PooledTowerLayer:
 
     def _attend(self, x: Tensor, cos_sin: Sequence[tuple[Tensor, Tensor]], frames: list[int]) -> Tensor:
         s, half = self.spec, self.spec.head_dim // 2
-        q, k, v = (linear(x).view(-1, s.heads, s.head_dim) for linear in self.qkv)
+        q, k, v = (linear(x).unflatten(1, (-1, s.head_dim)) for linear in self.qkv)
         for part, norm in zip((q, k), self.qk_norms, strict=True):
             norm.heads_(part)
             for axis, (cos, sin) in enumerate(cos_sin):  # the first half of a head by columns, the second by rows
                 rotate_(part[..., axis * half : (axis + 1) * half], cos, sin)
         self.value_norm.heads_(v)
+        if s.kv_heads < s.heads:  # the memory plan counts what is wider: the output
+            k, v = (part.repeat_interleave(s.heads // s.kv_heads, 1) for part in (k, v))
         return self.out(varlen_attention(q, k, v, frames, 1.0).flatten(1))
 
 
@@ -134,7 +141,7 @@ class PooledTower(TensorModule):
         x = self.patch[0](patches.to(self.dtype))
         x.add_(table.weight[0].index_select(0, columns).add_(table.weight[1].index_select(0, rows)))
         axis = torch.zeros(len(self.frequencies), dtype=torch.int64, device=self.device)
-        cos_sin = [rotary_cos_sin(place[None], self.frequencies, axis) for place in (columns, rows)]
+        cos_sin = [rotary_cos_sin(axis_positions[None], self.frequencies, axis) for axis_positions in (columns, rows)]
         for layer in self.layer_list:
             x = layer(x, cos_sin, layout.frames)
         pooled = x.view(-1, s.merge**2, s.width).float().mean(1).to(self.dtype).float().mul_(s.width**0.5)
@@ -152,5 +159,5 @@ def pooled_tower_bytes(c: PooledTowerSpec, patches: int, dtype: torch.dtype, lim
     clipped = inner * s * c.clipped
     attention = row + qkv + max(row * c.clipped, inner * s + clipped + ops.linear(inner, c.width, patches))
     mlp = max(row + 2 * wide + 2 * c.inner * s, 3 * c.inner * s, c.inner * s * (1 + c.clipped) + out)
-    held = c.patch_dim * s + 8 * 4 + row + c.head_dim * FLOAT32  # pixels, positions, x, cosines and sines
-    return SMALL + patches * (held + max(attention, mlp, 2 * row + c.width * FLOAT32))
+    base = c.patch_dim * s + 8 * 4 + row + c.head_dim * FLOAT32  # pixels, positions, x, cosines and sines
+    return SMALL + patches * (base + max(attention, mlp, 2 * row + c.width * FLOAT32))

@@ -6,8 +6,8 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from ...mm.errors import ConfigError
-from ..config import positive_int, require
+from ...callers.errors import ConfigError
+from ...checkpoints.config import positive_int, require
 from .spec import BLOCKS, TableSpec, TowerSpec
 
 _SHAPES = {"small": (384, 12, 6), "base": (768, 12, 12), "large": (1024, 24, 16), "huge": (1280, 32, 16)}
@@ -37,10 +37,10 @@ def radio_spec(vision: Mapping[str, Any], min_frame: int, merge: int = 1, keep_f
     """
     args = require(vision, "args")
     name = str(args.get("model"))
-    known = _SHAPES.get(name.removeprefix("vit_").partition("_")[0])
-    if known is None and "hidden_size" not in vision:
+    sizes = _SHAPES.get(name.removeprefix("vit_").partition("_")[0])
+    if sizes is None and "hidden_size" not in vision:
         raise ConfigError(f"model {name!r} in args of vision_config is not supported; known are vit_{', vit_'.join(_SHAPES)}")
-    shape = {**dict(zip(("hidden_size", "num_hidden_layers", "num_attention_heads"), known or (), strict=False)), **vision}
+    shape = {**dict(zip(("hidden_size", "num_hidden_layers", "num_attention_heads"), sizes or (), strict=False)), **vision}
     patch, width = positive_int({"patch_size": 16} | shape, "patch_size"), positive_int(shape, "hidden_size")
     largest = positive_int({"cpe_max_size": 2048} | args, "cpe_max_size")
     return TowerSpec(

@@ -15,10 +15,9 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from ...checkpoints.config import check_activation, positive_int
 from ...kernels.dispatch import backend
 from ...kernels.varlen import varlen_attention
-from ...mm.errors import ConfigError
-from ..config import positive_int
 from ..interface import StepLimits
 from ..layers.basic import TensorModule
 from ..layers.builder import Builder
@@ -49,12 +48,14 @@ class SamSpec:
             position for every patch of the largest image.
         neck: channels after the transformer.
         down: channels of each further convolution, which halves both sides.
+        positions: patches have absolute positions, from a table.
         relative: attention scores depend on the vertical and horizontal distance of query and key (relative positions).
     """
 
     tower: TowerSpec
     neck: int
     down: tuple[int, ...]
+    positions: bool = True
     relative: bool = True
 
     @property
@@ -134,8 +135,8 @@ class SamTower(TensorModule):
         """Encode `[side^2, patch_dim]`, row by row -> `[(side / downsampling)^2, width]`, row by row."""
         parts, table = self.parts, self.spec.tower.table
         x = parts.patch(patches)
-        assert table is not None
-        add_positions_(x, parts.table.weight, table, [(1, side, side)], 1)
+        if parts.table is not None and table is not None:
+            add_positions_(x, parts.table.weight, table, [(1, side, side)], 1)
         add = None
         for layer in parts.layers:
             add = layer(x, add, side)
@@ -152,10 +153,10 @@ class SamParts:
 
     def __init__(self, s: SamSpec, build: Builder) -> None:
         t = s.tower
-        assert t.table is not None, "a SAM tower has position embeddings"
+        assert t.table is not None
         side = t.table.side
         self.patch = build.linear([t.names.patch], t.patch_dim, [t.width], t.patch_bias)
-        self.table = build.stored(t.names.table, side**2, t.width)
+        self.table = build.stored(t.names.table, side**2, t.width) if s.positions else None
         windows = [0 if i in t.full_layers else t.window for i in range(t.depth)]
         self.layers = [SamLayer(s, build.scope(f"{t.names.layers}.{i}"), window, side) for i, window in enumerate(windows)]
         convolution = partial(build.linear, bias=False)
@@ -170,19 +171,17 @@ def sam_spec(config: Mapping[str, Any], down: tuple[int, ...]) -> SamSpec:
     """Read SAM's tower from its section of config.json. `down`: channels of the convolutions if it does not state them.
 
     Raises:
-        ConfigError: a size is not a positive integer, or position embeddings are disabled.
+        ConfigError: a size is not a positive integer.
     """
     sam = {**_DEFAULTS, **config}
     width, patch = positive_int(sam, "hidden_size"), positive_int(sam, "patch_size")
-    if not sam["use_abs_pos"]:
-        raise ConfigError("sam_config disables position embeddings; this tower needs them")
     tower = TowerSpec(
         depth=positive_int(sam, "num_hidden_layers"),
         width=width,
         heads=positive_int(sam, "num_attention_heads"),
         inner=sam.get("mlp_dim") or int(width * sam["mlp_ratio"]),
         patch_dim=sam["num_channels"] * patch**2,
-        act=sam["hidden_act"],
+        act=check_activation("hidden_act of the vision config", sam["hidden_act"]),
         eps=sam["layer_norm_eps"],
         qkv_bias=sam["qkv_bias"],
         table=TableSpec(positive_int(sam, "image_size") // patch, fit="bicubic", antialias=True),
@@ -191,7 +190,7 @@ def sam_spec(config: Mapping[str, Any], down: tuple[int, ...]) -> SamSpec:
         names=SAM,
     )
     down = tuple(sam.get("downsample_channels") or down)
-    return SamSpec(tower, positive_int(sam, "output_channels"), down, sam["use_rel_pos"])
+    return SamSpec(tower, positive_int(sam, "output_channels"), down, sam["use_abs_pos"], sam["use_rel_pos"])
 
 
 def convolved_names(prefix: str) -> Sequence[tuple[str, str]]:

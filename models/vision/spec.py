@@ -97,6 +97,8 @@ class TowerSpec:
 
     Args:
         depth: layers in the checkpoint; those after the last one in `features` are not built.
+        kv_heads: heads of keys and values; 0: as many as `heads`. attention_dim: numbers of a head; 0: those of `width` divided
+            by `heads`.
         inner: width of the MLP; `act`: its activation (of the gate, if `names.mlp` has one).
         patch_dim: numbers per patch: channels x frames x height x width; 0: the input consists of rows, not of patches.
         merge: patches come in squares of merge x merge, row by row of squares; 1: row by row.
@@ -148,10 +150,16 @@ class TowerSpec:
     temporal_attention: bool = False
     features: tuple[int, ...] = ()
     names: TowerNames = BLOCKS
+    kv_heads: int = 0
+    attention_dim: int = 0
 
     @property
     def head_dim(self) -> int:
-        return self.width // self.heads
+        return self.attention_dim or self.width // self.heads
+
+    @property
+    def key_heads(self) -> int:
+        return self.kv_heads or self.heads
 
     @property
     def first_rows(self) -> int:

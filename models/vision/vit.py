@@ -6,18 +6,18 @@ Sources: arXiv 2010.11929 (the transformer over patches), 2307.06304 (images of 
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from itertools import accumulate
 
 import torch
 from torch import Tensor, nn
 
+from ...callers.errors import ConfigError
+from ...checkpoints.config import check_activation
 from ...kernels.activation import act_and_mul, activation
 from ...kernels.rope import rotary_cos_sin, rotate_
 from ...kernels.varlen import varlen_attention, varlen_attention_with_trailing
-from ...mm.errors import ConfigError
-from ..config import check_activation
 from ..interface import StepLimits
 from ..layers.basic import AddResidual, TensorModule
 from ..layers.builder import Builder
@@ -42,28 +42,31 @@ class TowerMetadata:
 
 class VisionAttention:
     def __init__(self, s: TowerSpec, build: Builder) -> None:
-        self.heads, self.dim, self.qk_norm = s.heads, s.head_dim, s.qk_norm
+        self.heads, self.key_heads, self.dim, self.qk_norm = s.heads, s.key_heads, s.head_dim, s.qk_norm
         self.interleaved = s.rotary is not None and s.rotary.interleaved
-        names = s.names
-        self.qkv = build.linear(names.qkv, s.width, [3 * s.width // len(names.qkv)] * len(names.qkv), s.qkv_bias)
-        self.out = build.linear([names.out], s.width, [s.width], s.out_bias)
-        wide = s.head_dim if s.qk_norm == "head" else s.width
-        self.norms = [build.norm(name, wide, s.eps, False) for name in names.qk_norms] if s.qk_norm else []
+        names, inner, keys = s.names, s.heads * s.head_dim, s.key_heads * s.head_dim
+        sizes = [inner, keys, keys] if len(names.qkv) > 1 else [inner + 2 * keys]
+        self.qkv = build.linear(names.qkv, s.width, sizes, s.qkv_bias)
+        self.out = build.linear([names.out], inner, [s.width], s.out_bias)
+        widths = (s.head_dim, s.head_dim) if s.qk_norm == "head" else (inner, keys)
+        self.norms = [build.norm(*norm, s.eps, False) for norm in zip(names.qk_norms, widths, strict=True)] if s.qk_norm else []
 
     def __call__(self, x: Tensor, meta: TowerMetadata, segments: list[int]) -> Tensor:
-        qkv = self.qkv(x).view(len(x), 3 * self.heads, self.dim)  # [patches, q | k | v heads, dim]
-        for i, norm in enumerate(self.norms):
-            part = qkv[:, i * self.heads : (i + 1) * self.heads]
+        heads = (self.heads, self.key_heads, self.key_heads)
+        qkv = self.qkv(x).view(len(x), sum(heads), self.dim)  # [patches, q | k | v heads, dim]
+        for part, norm in zip(qkv.split(heads, 1), self.norms, strict=False):
             if self.qk_norm == "head":
                 norm.heads_(part)
             else:
                 part.copy_(norm(part.flatten(1).contiguous()).view(part.shape))
         if meta.cos_sin is not None:
-            rotated = qkv[:, : 2 * self.heads]
+            rotated = qkv[:, : self.heads + self.key_heads]
             if self.interleaved:  # adjacent pairs become halves: scores do not depend on the order of a head's numbers
                 rotated.copy_(rotated.unflatten(2, (-1, 2)).transpose(2, 3).flatten(2))
             rotate_(rotated, *meta.cos_sin)
-        q, k, v = qkv.split(self.heads, 1)
+        q, k, v = qkv.split(heads, 1)
+        if self.key_heads < self.heads:
+            k, v = (part.repeat_interleave(self.heads // self.key_heads, 1) for part in (k, v))
         attend: Callable[..., Tensor] = varlen_attention
         if any(meta.trailing):
             attend = partial(varlen_attention_with_trailing, trailing=meta.trailing)
@@ -138,10 +141,14 @@ class VisionTower(nn.Module):
 
     def __init__(self, spec: TowerSpec, dtype: torch.dtype, device: torch.device) -> None:
         super().__init__()
-        check_activation("vision hidden_act", spec.act, spec.gated)
-        if spec.width % (spec.heads * (1 if spec.rotary is None else 4)):
+        spec = replace(spec, act=check_activation("vision hidden_act", spec.act))
+        if not spec.attention_dim and spec.width % (spec.heads * (1 if spec.rotary is None else 4)):
             size = "of equal size" if spec.rotary is None else "whose size is a multiple of 4"
             raise ConfigError(f"a tower of width {spec.width} (vision_config) cannot have {spec.heads} heads {size}")
+        if spec.heads % spec.key_heads:
+            raise ConfigError(
+                f"num_attention_heads {spec.heads} of vision_config is not a multiple of num_key_value_heads {spec.key_heads}"
+            )
         self.spec, self.dtype, self.device = spec, dtype, device
         self.parts = VisionTowerParts(spec, Builder(self, dtype, device))
         if spec.rotary is not None:
@@ -261,11 +268,11 @@ def tower_bytes(c: TowerSpec, patches: int, out: ProjectorSpec | None, dtype: to
     norm = row + ops.norm(c.width, c.rms) if c.post_norm else row
     end = max(states * row + rotation + norm, reordered)
     projector = 0 if out is None else projector_bytes(out, states, patches, dtype, limits)
-    held = patches * (c.patch_dim * dtype.itemsize + 3 * 8 + 8 * (c.first_rows > 0))  # pixels, positions, rows of patches
+    base = patches * (c.patch_dim * dtype.itemsize + 3 * 8 + 8 * (c.first_rows > 0))  # pixels, positions, rows of patches
     if not ops.fused("varlen_attention"):
-        held += ops.torch_attention_tiles(patches, c.head_dim)
+        base += ops.torch_attention_tiles(patches, c.head_dim)
     start = _embedding_bytes(c, patches, ops)
-    return held + max(patches * start, rows * layers, rows * end, patches * projector)
+    return base + max(patches * start, rows * layers, rows * end, patches * projector)
 
 
 def _held_bytes(c: TowerSpec, row: int, added: int) -> int:
@@ -274,8 +281,8 @@ def _held_bytes(c: TowerSpec, row: int, added: int) -> int:
     The first layer has no previous output, and neither has the layer after a copy, which x is added to before.
     """
     *early, last = c.states
-    held = (sum(n < i for n in early) * row + added * (i > 1 and i - 1 not in early) for i in range(1, last + 1))
-    return max(held, default=0)
+    per_layer = (sum(n < i for n in early) * row + added * (i > 1 and i - 1 not in early) for i in range(1, last + 1))
+    return max(per_layer, default=0)
 
 
 def _embedding_bytes(c: TowerSpec, patches: int, ops: OpBytes) -> int:
@@ -292,18 +299,19 @@ def _embedding_bytes(c: TowerSpec, patches: int, ops: OpBytes) -> int:
 
 def _attention_bytes(c: TowerSpec, rows: int, ops: OpBytes) -> int:
     """Return the bytes per row in attention, with its normed input."""
-    s, w = ops.dtype.itemsize, c.width
-    row, qkv = w * s, ops.linear_result(3 * w, rows)
-    steps = [ops.linear(w, 3 * w, rows)]
+    s, w, inner = ops.dtype.itemsize, c.heads * c.head_dim, c.heads * c.head_dim + 2 * c.key_heads * c.head_dim
+    row, qkv = w * s, ops.linear_result(inner, rows)
+    repeated = 2 * row * (c.key_heads < c.heads)
+    steps = [ops.linear(c.width, inner, rows)]
     if c.qk_norm is not None:
         normed = ops.norm(w, True)
         steps.append(qkv + (row + normed if c.qk_norm == "all" else 0 if ops.fused("rms_norm") else normed))
     if c.rotary is not None:
-        rotated = 0 if ops.fused("rotary") else ops.torch_rotary(2 * w)
+        rotated = 0 if ops.fused("rotary") else ops.torch_rotary(w + c.key_heads * c.head_dim)
         steps.append(qkv + max(rotated, 2 * row * c.rotary.interleaved))
-    steps.append(qkv + (row if ops.fused("varlen_attention") else 4 * row + ops.attention_copies(w)))
-    steps.append(qkv + row + ops.linear(w, w, rows))
-    return row + 2 * FLOAT32 + max(steps)
+    steps.append(qkv + repeated + (row if ops.fused("varlen_attention") else 4 * row + ops.attention_copies(w)))
+    steps.append(qkv + repeated + row + ops.linear(w, c.width, rows))
+    return c.width * s + 2 * FLOAT32 + max(steps)
 
 
 def vision_mlp_bytes(c: TowerSpec, rows: int, ops: OpBytes) -> int:

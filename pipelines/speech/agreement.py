@@ -9,7 +9,7 @@ from itertools import accumulate
 from math import ceil
 
 from .merge import find_merge_point, join_texts, split_words, word_key
-from .results import Segment
+from .segments import Segment
 
 _CONTEXT = 20  # final words that are compared with an overlapping window
 
@@ -40,8 +40,8 @@ class OpenText:
 
     def add_pass(self, text: str) -> int:
         """Take the text of a pass over the open window. Return how many words at its start will not change."""
-        own, dropped = self._own_words(text)
-        shown, _, next_word = self._shown(own)
+        new_words, dropped = self._own_words(text)
+        shown, _, next_word = self._shown(new_words)
         before, self.stable = self.stable, max(self.stable, _common(self.words, shown))
         self.words = shown
         return max(0, dropped + next_word + self.stable - before)
@@ -51,15 +51,15 @@ class OpenText:
 
         `keep`: stable words that this pass does not contain belong to the next window.
         """
-        own = self._own_words(text)[0]
-        shown, covered, _ = self._shown(own)
+        new_words = self._own_words(text)[0]
+        shown, covered, _ = self._shown(new_words)
         end = covered if keep and covered < self.stable else len(shown)
         return self._finish(shown, end, self.stable)
 
     def close_parts(self, parts: Sequence[str], least: int) -> tuple[str, int]:
         """Take the segments of a pass. Return the final text and how many segments (at least `least`) agree."""
-        own, dropped = self._own_words(" ".join(parts))
-        shown, covered, next_word = self._shown(own)
+        new_words, dropped = self._own_words(join_texts(parts))
+        shown, covered, next_word = self._shown(new_words)
         agreed = max(self.stable, _common(self.words, shown))
         part_ends = (max(0, count - dropped) for count in accumulate(len(split_words(part)) for part in parts))
         ends = [min(at, covered) if at <= next_word else self.stable + at - next_word for at in part_ends]
@@ -94,34 +94,34 @@ class OpenText:
         first = len(self._before) - keep + drop
         return (words[first:], first) if first >= 0 else (_concat(self._held[:-first], words), first)
 
-    def _shown(self, own: list[str]) -> tuple[list[str], int, int]:
+    def _shown(self, new_words: list[str]) -> tuple[list[str], int, int]:
         """Append the words of a pass to the stable ones.
 
         Returns the words, how many of the stable ones the pass contains, and the index of its first word after those.
         """
         stable = self.words[: self.stable]
-        covered, next_word = _align(stable, own)
-        shown = _concat(stable, own[next_word:])
+        covered, next_word = _align(stable, new_words)
+        shown = _concat(stable, new_words[next_word:])
         return _stripped(shown), covered, next_word
 
 
 def fit_segments(parts: Sequence[Segment], text: str) -> list[Segment]:
     """Distribute the words of a final text over the segments of its last pass. Segments without words are left out."""
     words, part_words = split_words(text), list[str]()
-    found, begin = list[Segment](), 0
+    fitted, begin = list[Segment](), 0
     for number, part in enumerate(parts, 1):
         part_words += split_words(part.text)
         end = len(words) if number == len(parts) else max(begin, _align(part_words, words)[1])
-        own = "".join(words[begin:end]).strip()
-        if own:
-            found.append(replace(part, id=len(found) + 1, text=own, tokens=part.tokens if own == part.text else ()))
+        line = "".join(words[begin:end]).strip()
+        if line:
+            fitted.append(replace(part, id=len(fitted) + 1, text=line, tokens=part.tokens if line == part.text else ()))
         begin = end
-    return found
+    return fitted
 
 
-def _align(stable: Sequence[str], own: Sequence[str]) -> tuple[int, int]:
-    """Return how many stable words `own` contains, and the index of its first word after them."""
-    left, right = [word_key(word) for word in stable], [word_key(word) for word in own]
+def _align(stable: Sequence[str], new_words: Sequence[str]) -> tuple[int, int]:
+    """Return how many stable words `new_words` contains, and the index of its first word after them."""
+    left, right = [word_key(word) for word in stable], [word_key(word) for word in new_words]
     if right[: len(left)] == left:
         return len(left), len(left)
     blocks = [block for block in SequenceMatcher(None, left, right, autojunk=False).get_matching_blocks() if block.size]

@@ -21,14 +21,14 @@ def token_starts(weights: Tensor, num_prefix: int, num_frames: int) -> np.ndarra
     inside = weights[..., :num_frames]
     inside = inside / inside.sum(-1, keepdim=True)
     tokens, frames = time_warp(-alignment_matrix(inside)[num_prefix - 1 : -1])
-    return frames[np.diff(tokens, prepend=-1) > 0]  # type: ignore[no-any-return]
+    return frames[np.diff(tokens, prepend=-1) > 0]
 
 
 def alignment_matrix(weights: Tensor) -> np.ndarray:
     """Return `[tokens, frames]`, large where a token was spoken: the mean of the heads' normalised and filtered weights."""
     deviation, mean = torch.std_mean(weights, -2, keepdim=True, unbiased=False)
     filtered = _median_filter((weights - mean) / deviation.clamp(min=1e-20))
-    return filtered.mean(0).double().numpy()  # type: ignore[no-any-return]
+    return filtered.mean(0).double().numpy()
 
 
 def _median_filter(values: Tensor) -> Tensor:

@@ -19,8 +19,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from ...callers.errors import ConfigError, ErrorInfo, InputError
 from ...engine.pooling_params import PoolingParams
-from ...mm.errors import ConfigError, ErrorInfo, InputError
 from .alignment import token_starts
 from .decode import answer_tokens
 
@@ -29,7 +29,7 @@ if TYPE_CHECKING:
 
 _MARGIN = 0.2  # seconds beside the path
 _SILENCE = 0.5  # seconds between two clips
-_MIN_FIRST, _LEAST = 0.8, 0.5  # shares of the best head's attention to the next clip, and of the best score
+_MIN_FIRST, _MIN_SCORE = 0.8, 0.5  # shares of the best head's attention to the next clip, and of the best score
 _MAX_ROUNDS = 10
 
 
@@ -55,31 +55,31 @@ def find_alignment_heads(llm: LLM, audio: Sequence[Any], language: str | None = 
         InputError: fewer than two clips with a text fit into a window.
         InputError, EngineDeadError, ...: the first error of the requests, if all failed.
     """
-    rule = None if llm.speech is None else llm.speech.alignment()
+    rule = None if llm.engine.speech is None else llm.engine.speech.alignment()
     if rule is None:
         raise ConfigError(f"{llm.config.model} has no cross-attention heads; use an encoder-decoder model")
     layers, count = rule.sizes
     heads = tuple(product(range(layers), range(count)))
     joined = _read_heads(llm, audio, language, heads, rule.step)
-    firsts = torch.stack([share for one in joined for share in _next_clip_shares(one)]).mean(0)
+    firsts = torch.stack([share for clip in joined for share in _next_clip_shares(clip)]).mean(0)
     allowed = [i for i in range(len(heads)) if firsts[i] >= _MIN_FIRST * firsts.max()]
     chosen = allowed
     for _ in range(_MAX_ROUNDS):
-        scores = torch.stack([_scores(one, chosen, round(_MARGIN / rule.step)) for one in joined]).mean(0)
+        scores = torch.stack([_scores(clip, chosen, round(_MARGIN / rule.step)) for clip in joined]).mean(0)
         best = max(scores[i] for i in allowed)
-        found = sorted((i for i in allowed if scores[i] >= _LEAST * best), key=lambda i: -float(scores[i]))
-        if sorted(found) == sorted(chosen):
+        best_heads = sorted((i for i in allowed if scores[i] >= _MIN_SCORE * best), key=lambda i: -float(scores[i]))
+        if sorted(best_heads) == sorted(chosen):
             break
-        chosen = found
-    return [heads[i] for i in found]
+        chosen = best_heads
+    return [heads[i] for i in best_heads]
 
 
 def _read_heads(
     llm: LLM, audio: Sequence[Any], language: str | None, heads: tuple[tuple[int, int], ...], step: float
 ) -> list[_Joined]:
     """Transcribe the clips, join as many as fit into a window, and return the weights of all heads."""
-    assert llm.speech is not None
-    spec, eos = llm.speech.decode_spec, llm.eos_token_ids[0]
+    assert llm.engine.speech is not None
+    spec, eos = llm.engine.speech.decode_spec, llm.engine.eos_token_ids[0]
     rate, silence = spec.rate, np.zeros(round(_SILENCE * spec.rate), np.float32)
     limit = spec.max_audio_samples or 30 * rate
     clips = [np.asarray(clip, np.float32) for clip in audio]
@@ -98,8 +98,8 @@ def _read_heads(
             part.clear()
 
     transcripts = llm.transcribe(clips, language, vad=False, temperature=0.0, use_tqdm=False)
-    for clip, found in zip(clips, transcripts, strict=True):
-        if found.error or not found.text or len(found.windows) > 1:
+    for clip, transcript in zip(clips, transcripts, strict=True):
+        if transcript.error or not transcript.text or len(transcript.windows) > 1:
             continue
         if sum(map(len, group)) + len(silence) + len(clip) > limit:
             end_group()
@@ -107,21 +107,21 @@ def _read_heads(
             group.append(silence)
             starts.append((len(tokens), round(sum(map(len, group)) / rate / step)))
         else:
-            prefix = found.output.prompt_token_ids  # of the whole group
+            prefix = transcript.output.prompt_token_ids  # of the whole group
         group.append(clip)
-        tokens += answer_tokens(found.output.outputs[0])
+        tokens += answer_tokens(transcript.output.outputs[0])
     end_group()
     if not prompts:
-        _raise_first([one.error for one in transcripts])
+        _raise_first([result.error for result in transcripts])
         raise InputError("give two or more clips of speech that fit into a window of the model together", param="audio")
     outputs = llm.encode(prompts, PoolingParams(cross_attention=heads), use_tqdm=False)
     joined = [
-        _Joined(one.data[..., :rows], num_prefix, place)
-        for one, (rows, num_prefix, place) in zip(outputs, places, strict=True)
-        if one.data is not None
+        _Joined(result.data[..., :rows], num_prefix, words_at)
+        for result, (rows, num_prefix, words_at) in zip(outputs, places, strict=True)
+        if result.data is not None
     ]
     if not joined:
-        _raise_first([one.error for one in outputs])
+        _raise_first([result.error for result in outputs])
     return joined
 
 
@@ -133,11 +133,11 @@ def _raise_first(errors: Sequence[ErrorInfo | None]) -> None:
 
 def _next_clip_shares(joined: _Joined) -> list[Tensor]:
     """Return, for each clip after the first, each head's share of attention on it when its first token is predicted."""
-    found = []
+    shares = []
     for token, row in joined.starts:
         weights = joined.weights[:, joined.num_prefix - 1 + token]
-        found.append(weights[:, row:].sum(-1) / weights.sum(-1))
-    return found
+        shares.append(weights[:, row:].sum(-1) / weights.sum(-1))
+    return shares
 
 
 def _scores(joined: _Joined, chosen: Sequence[int], margin: int) -> Tensor:
@@ -145,8 +145,8 @@ def _scores(joined: _Joined, chosen: Sequence[int], margin: int) -> Tensor:
     weights, num_prefix = joined.weights, joined.num_prefix
     rows = weights.shape[-1]
     starts = torch.from_numpy(token_starts(weights[list(chosen)], num_prefix, rows))
-    place = torch.arange(rows)
-    near = (place >= starts[:-1, None] - margin) & (place < starts[1:, None] + margin)
+    frames = torch.arange(rows)
+    near = (frames >= starts[:-1, None] - margin) & (frames < starts[1:, None] + margin)
     inside = weights[:, num_prefix - 1 : num_prefix - 1 + len(near)]
     share, chance = (inside * near).sum(-1) / inside.sum(-1), near.float().mean(1)
     return ((share - chance) / (1 - chance).clamp(min=1e-6)).mean(-1)

@@ -2,13 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import dataclass, replace
+from difflib import SequenceMatcher
 from math import exp, inf
 from typing import TYPE_CHECKING, Any
 
 from ...engine.builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS, TIMESTAMPS
 from ...engine.frontend.processed_prompt import ProcessedPrompt
+from ...engine.frontend.request import RequestInput
 from ...engine.frontend.request_handle import RequestHandle
 from ...engine.pooling_params import PoolingParams
 from ...engine.sampling_params import SamplingParams
@@ -17,46 +19,63 @@ from ...mm.speech import SpeechRequest
 from ...mm.types import MultiModalFeature
 from ..doubt import compression_ratio, with_logprobs
 from ..pooling import pooling_request
-from ..tasks import Task, WideTask
-from .beams import beam_task
-from .frames import frames_task
-from .merge import split_words
-from .results import Attempt, Segment, WindowResult, segments
+from ..run import answer
+from .beams import search_beams
+from .frames import read_frames
+from .merge import split_words, word_key
+from .options import GREEDY, SpeechOptions
+from .segments import Attempt, Segment, WindowResult, WindowText, segments
+from .spoken_length import fast_seconds
 from .windows import Window
 
 if TYPE_CHECKING:
-    from ...engine.llm import LLM
+    from ...engine.engine import Engine
 
-GREEDY = SamplingParams(temperature=0.0, max_tokens=None)
 FATAL = frozenset({"engine_asleep", "engine_closed", "engine_dead"})  # error codes that end a live stream or a file
+_MAX_EXCESS_SECONDS = 1.0  # by which the text of a window, said fast, may exceed the window's speech
+_SAME = 0.9  # least share of equal words of two answers that say the same
 _ONE_TOKEN = replace(GREEDY, max_tokens=1)
 
 
 @dataclass(frozen=True)
 class Decoding:
-    """Options for decoding the windows of a call.
+    """How the windows of a call are decoded.
 
     Args:
         make_request: returns the request for a language and a context.
-        temperatures: tried in order until an answer passes the gates.
-        no_speech_threshold: a window has no text if the probability of "no speech" is above this and the answer is below
-            `log_prob_threshold`. None: no gate.
-        log_prob_threshold: an answer with a mean log probability below this is rejected.
-        compression_ratio_threshold: an answer with a compression ratio above this repeats itself and is rejected.
-        beam_size: beams at temperature 0.
         aligner: adds the times of words to a window's segments; None: they are not requested.
-        cache_salt: of all requests.
+        beam_size: beams at temperature 0.
+        timestamped_request: as `make_request`, with timestamps: tried once if the first answer repeats itself. None: not tried.
     """
 
     make_request: Callable[[str | None, str], SpeechRequest]
-    params: SamplingParams
-    temperatures: tuple[float, ...]
-    no_speech_threshold: float | None
-    log_prob_threshold: float | None
-    compression_ratio_threshold: float | None
+    options: SpeechOptions
     aligner: Aligner | None = None
     beam_size: int = 1
-    cache_salt: str | None = None
+    timestamped_request: Callable[[str | None, str], SpeechRequest] | None = None
+
+
+@dataclass(frozen=True)
+class WindowInput:
+    """Audio that is transcribed at once.
+
+    Args:
+        item: what the encoder gets: audio, a list of consecutive parts of the window, or the feature of an open window.
+        window: None: `item` is the whole audio.
+        context: the preceding text, or words to expect.
+        known: start of the answer, which is not generated again.
+        hypothesis: tokens of an earlier answer about this audio. Those that the answer has again take fewer steps.
+    """
+
+    item: object
+    window: Window | None
+    context: str
+    known: CompletionOutput | None = None
+    hypothesis: Sequence[int] = ()
+
+    def times(self, rate: int) -> tuple[float, float]:
+        """Return its start and end in seconds."""
+        return (0.0, 0.0) if self.window is None else (self.window.start / rate, self.window.end / rate)
 
 
 @dataclass
@@ -85,83 +104,105 @@ class SpokenLanguage:
 
 
 @dataclass(frozen=True)
-class WindowText:
-    """The text of a window with its last output; `output.error` is set if there is none.
+class _Answer:
+    """An answer for a window. `is_likely`: by its log probability. `fits`: its text can be said in the speech of the window."""
 
-    `token_times`: start of each token of the segments, and end of the last one, in seconds; None if they are not known.
-    """
-
-    result: WindowResult
-    segments: tuple[Segment, ...] | None
     output: RequestOutput
-    window: Window | None = field(default=None, repr=False)
-    token_times: list[float] | None = field(default=None, repr=False)
+    request: SpeechRequest
+    attempt: Attempt
+    text: str
+    is_likely: bool
+    fits: bool
 
 
-Aligner = Callable[["LLM", object, WindowText, SpeechRequest, str | None, int], Task[WindowText]]
+Aligner = Callable[["Engine", object, WindowText, SpeechRequest, str | None, int], Awaitable[WindowText]]
 """Takes the engine, an item, its text, the request of the text, the language and the rate; returns the text with words."""
 
 
-def window_task(
-    llm: LLM,
-    item: object,
-    window: Window | None,
-    rate: int,
-    how: Decoding,
-    language: SpokenLanguage,
-    context: str,
-    known: CompletionOutput | None = None,
-) -> WideTask[WindowText]:
-    """Detect the language if it is not known, then transcribe a window (None: `item` is the whole audio).
-
-    A list of items is consecutive parts of the window. `known`: start of the answer, which is not generated again.
-    """
-    assert llm.speech is not None
-    start, end = (0.0, 0.0) if window is None else (window.start / rate, window.end / rate)
-    empty = WindowResult(start, end, "", (), 0, overlap=0.0 if window is None else window.overlap / rate)
-    detection = llm.speech.language_detection_request() if language.code is None else None
+async def transcribe_window(engine: Engine, part: WindowInput, how: Decoding, language: SpokenLanguage) -> WindowText:
+    """Detect the language if it is not known, then transcribe a window."""
+    assert engine.speech is not None
+    rate, salt = engine.speech.decode_spec.rate, how.options.cache_salt
+    overlap = 0.0 if part.window is None else part.window.overlap / rate
+    empty = WindowResult(*part.times(rate), "", (), 0, overlap=overlap)
+    detection = engine.speech.language_detection_request() if language.code is None else None
     if detection is not None:
-        language.sample = item if language.sample is None else language.sample
-        codes = {llm.get_tokenizer().token_to_id(token): code for token, code in detection.allowed_tokens.items()}
-        prompt = {"prompt": detection.prompt, "multi_modal_data": {"audio": [language.sample]}, "cache_salt": how.cache_salt}
-        output = yield pooling_request(llm, prompt, PoolingParams(tuple(filter(None, codes))), {})
+        language.sample = part.item if language.sample is None else language.sample
+        codes = {engine.tokenizer.token_to_id(token): code for token, code in detection.allowed_tokens.items()}
+        prompt = {"prompt": detection.prompt, "multi_modal_data": {"audio": [language.sample]}, "cache_salt": salt}
+        output = await answer(pooling_request(engine, prompt, PoolingParams(tuple(filter(None, codes))), {}))
         if output.error or output.pooled is None:
             return WindowText(empty, None, output)
         language.set_probabilities(list(codes.values()), output.pooled.softmax(0).tolist())
-    no_speech, silence = None, llm.speech.no_speech_request()
-    if silence is not None and how.no_speech_threshold is not None:
-        output = yield _request(llm, item, silence, _ONE_TOKEN, how.cache_salt)
+    no_speech, silence = None, engine.speech.no_speech_request()
+    if silence is not None and how.options.no_speech_threshold is not None:
+        output = await answer(_request(engine, part.item, silence, _ONE_TOKEN, salt))
         if output.error:
             return WindowText(empty, None, output)
         no_speech = probability_of_first(output)
-    request, frames = how.make_request(language.code, context), llm.speech.frame_rule()
-    attempts: list[Attempt] = []
-    outputs: list[RequestOutput] = []
-    for temperature in how.temperatures if frames is None else (0.0,):
-        params = replace(how.params, temperature=temperature)
-        if temperature and params.seed is None:  # a seed that does not depend on the batch
-            params = replace(params, seed=round(start * 1000) + 1)
-        if frames is not None:
-            output = yield from frames_task(llm, item, request, frames, how.cache_salt)
-        elif how.beam_size > 1 and not temperature:
-            given = _beam_prompt(llm, item, request, how.cache_salt)
-            output = yield from beam_task(llm, given, _with_processors(llm, params, request), how.beam_size)
-        else:
-            output = yield _request(llm, item, request, params, how.cache_salt, known)
-            output = _joined(known, output)
-        if output.error:
-            return WindowText(empty, None, output)
-        outputs.append(output)
-        attempts.append(_judge(llm, output.outputs[0], request, temperature, how))
-        if attempts[-1].rejected is None or _is_silence(no_speech, attempts[-1], how):
-            break
-    best = max(range(len(attempts)), key=lambda i: _rank(attempts[i]))
-    skipped = "no_speech" if _is_silence(no_speech, attempts[best], how) else None
-    result = replace(empty, attempts=tuple(attempts), accepted=best, no_speech_prob=no_speech, skipped=skipped)
-    text = _with_text(llm, result, request, outputs[best], language, window, rate)
+    answers = await _answers(engine, part, how, language.code, no_speech)
+    if isinstance(answers, RequestOutput):
+        return WindowText(empty, None, answers)
+    best = max(range(len(answers)), key=lambda i: _rank(answers[i]))
+    skipped = "no_speech" if _is_silence(no_speech, answers[best].attempt, how.options) else None
+    attempts = tuple(answer.attempt for answer in answers)
+    result = replace(empty, attempts=attempts, accepted=best, no_speech_prob=no_speech, skipped=skipped)
+    text = _with_text(engine, result, answers[best], language, part.window)
     if how.aligner is None or not text.result.text:
         return text
-    return (yield from how.aligner(llm, item, text, request, language.code or language.spoken, rate))
+    return await how.aligner(engine, part.item, text, answers[best].request, language.code or language.spoken, rate)
+
+
+async def _answers(
+    engine: Engine, part: WindowInput, how: Decoding, language: str | None, no_speech: float | None
+) -> list[_Answer] | RequestOutput:
+    """Return the answers in the order of the attempts, or the output of a request that failed.
+
+    If the first answer repeats itself, a second one is written with timestamps, which often end the repetition. If it says the
+    same again, the repetition was spoken, and sampling would only lose it.
+    """
+    assert engine.speech is not None
+    options, item, rate = how.options, part.item, engine.speech.decode_spec.rate
+    request, frames = how.make_request(language, part.context), engine.speech.frame_rule()
+    seconds = inf if part.window is None else _speech_seconds(part.window, rate)
+    plan = [(temperature, request) for temperature in (options.temperatures if frames is None else (0.0,))]
+    answers = list[_Answer]()
+    while plan:
+        temperature, request = plan.pop(0)
+        params = replace(options.params, temperature=temperature)
+        if temperature and params.seed is None:  # a seed that does not depend on the batch
+            params = replace(params, seed=round(part.times(rate)[0] * 1000) + 1)
+        if frames is not None:
+            output = await read_frames(engine, item, request, frames, options.cache_salt)
+        elif how.beam_size > 1 and not temperature:
+            prompt = _beam_prompt(engine, item, request, options.cache_salt)
+            output = await search_beams(engine, prompt, _with_processors(engine, params, request), how.beam_size)
+        else:
+            start = part.known if not answers or request.times is None else None
+            if params.draft_text is None:
+                params = replace(params, draft_text=_expected(part.hypothesis, answers, start))
+            output = _joined(start, await answer(_request(engine, item, request, params, options.cache_salt, start)))
+        if output.error:
+            return output
+        answers.append(_judge(engine, output, request, temperature, options, seconds))
+        last = answers[-1].attempt
+        if last.rejected is None or _is_silence(no_speech, last, options) or _is_confirmed(answers):
+            break
+        if len(answers) == 1 and how.timestamped_request and last.rejected == "compression_ratio" and request.times is None:
+            plan.insert(0, (temperature, how.timestamped_request(language, part.context)))
+    return answers
+
+
+def _expected(hypothesis: Sequence[int], answers: Sequence[_Answer], start: CompletionOutput | None) -> Sequence[int] | None:
+    """Return what the next attempt probably says: what the last one said, or the hypothesis, after the start that is given."""
+    tokens = answers[-1].output.outputs[0].token_ids if answers else hypothesis
+    first_tokens = [] if start is None else list(start.token_ids)
+    return (tokens[len(first_tokens) :] if list(tokens[: len(first_tokens)]) == first_tokens else tokens) or None
+
+
+def _speech_seconds(window: Window, rate: int) -> float:
+    pauses = sum(min(last, window.end) - max(first, window.start) for first, last in window.pauses)
+    return (window.end - window.start - pauses) / rate
 
 
 def probability_of_first(output: RequestOutput) -> float | None:
@@ -170,60 +211,77 @@ def probability_of_first(output: RequestOutput) -> float | None:
     return None if not answer.logprobs else exp(answer.logprobs[0][answer.token_ids[0]].logprob)
 
 
-def _judge(llm: LLM, answer: CompletionOutput, request: SpeechRequest, temperature: float, how: Decoding) -> Attempt:
-    text = llm.get_tokenizer().decode(_text_tokens(answer, request), True)
+def _judge(
+    engine: Engine, output: RequestOutput, request: SpeechRequest, temperature: float, options: SpeechOptions, seconds: float
+) -> _Answer:
+    """Check an answer. `seconds`: of speech in the window."""
+    answer = output.outputs[0]
+    text = engine.tokenizer.decode(_text_tokens(answer, request), True)
     count = len(answer.token_ids)
     logprob = None if answer.cumulative_logprob is None or not count else answer.cumulative_logprob / count
     ratio, rejected = compression_ratio(text), None
-    if how.compression_ratio_threshold is not None and ratio > how.compression_ratio_threshold:
+    is_likely = options.log_prob_threshold is None or logprob is None or logprob >= options.log_prob_threshold
+    if options.compression_ratio_threshold is not None and ratio > options.compression_ratio_threshold:
         rejected = "compression_ratio"
-    elif how.log_prob_threshold is not None and logprob is not None and logprob < how.log_prob_threshold:
+    elif not is_likely:
         rejected = "avg_logprob"
-    return Attempt(temperature, logprob, ratio, rejected)
+    attempt = Attempt(temperature, logprob, ratio, rejected, timestamps=request.times is not None)
+    return _Answer(output, request, attempt, text, is_likely, fast_seconds(text) <= seconds + _MAX_EXCESS_SECONDS)
 
 
-def _is_silence(no_speech: float | None, attempt: Attempt, how: Decoding) -> bool:
-    """Return whether "no speech" is probable and the answer unlikely."""
-    if no_speech is None or how.no_speech_threshold is None or no_speech <= how.no_speech_threshold:
+def _is_confirmed(answers: Sequence[_Answer]) -> bool:
+    """Return whether the second answer, with timestamps, says the same as the first, and both may have been said."""
+    if len(answers) != 2 or not answers[1].attempt.timestamps or answers[0].attempt.timestamps:
         return False
-    least = how.log_prob_threshold
+    first, second = ([word_key(word) for word in split_words(answer.text)] for answer in answers)
+    is_same = SequenceMatcher(None, first, second, autojunk=False).ratio() >= _SAME
+    return is_same and all(answer.is_likely and answer.fits for answer in answers)
+
+
+def _is_silence(no_speech: float | None, attempt: Attempt, options: SpeechOptions) -> bool:
+    """Return whether "no speech" is probable and the answer unlikely."""
+    if no_speech is None or options.no_speech_threshold is None or no_speech <= options.no_speech_threshold:
+        return False
+    least = options.log_prob_threshold
     return least is None or attempt.avg_logprob is None or attempt.avg_logprob < least
 
 
-def _rank(attempt: Attempt) -> tuple[bool, bool, float]:
-    """Return a sort key, largest for the best answer: accepted ones first, then those without repetition, then likely ones."""
-    return attempt.rejected is None, attempt.rejected != "compression_ratio", attempt.avg_logprob or 0.0
+def _rank(answer: _Answer) -> tuple[bool, bool, bool, bool, float]:
+    """Return a sort key, largest for the best answer.
+
+    Accepted ones come first. Among rejected ones, a text that is too long for the speech is a loop. One that repeats itself and
+    is likely, as a repeated sentence is, is better than an unlikely one without repetition, such as those of high temperatures.
+    """
+    attempt = answer.attempt
+    repeats = attempt.rejected == "compression_ratio"
+    return attempt.rejected is None, answer.fits, answer.is_likely, not repeats, attempt.avg_logprob or 0.0
 
 
 def _with_text(
-    llm: LLM,
-    result: WindowResult,
-    request: SpeechRequest,
-    output: RequestOutput,
-    language: SpokenLanguage,
-    window: Window | None,
-    rate: int,
+    engine: Engine, result: WindowResult, chosen: _Answer, language: SpokenLanguage, window: Window | None
 ) -> WindowText:
-    assert llm.speech is not None
-    answer, times, decode = output.outputs[0], request.times, llm.get_tokenizer().decode
-    text, spoken = llm.speech.parse_transcript(decode(_text_tokens(answer, request), False), language.code)
+    assert engine.speech is not None
+    answer, times, decode = chosen.output.outputs[0], chosen.request.times, engine.tokenizer.decode
+    text, spoken = engine.speech.parse_transcript(decode(_text_tokens(answer, chosen.request), False), language.code)
     if spoken and result.start < language.place:
         language.spoken, language.place = spoken, result.start
-    found: tuple[Segment, ...] | None = None
+    text_segments: tuple[Segment, ...] | None = None
+    tokens = answer_tokens(answer)
+    logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs or (), tokens, strict=False)]
+    kept, special = set(_text_tokens(answer, chosen.request)), engine.tokenizer.all_special_ids
+    rated = [(token, value) for token, value in zip(tokens, logprobs, strict=False) if token in kept and token not in special]
     if times is not None:
-        tokens = answer_tokens(answer)
-        logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs or (), tokens, strict=False)]
-        chosen = result.attempts[result.accepted]
-        found = () if result.skipped else segments(tokens, times, decode, logprobs, chosen.temperature)
+        text_segments = () if result.skipped else segments(tokens, times, decode, logprobs, chosen.attempt.temperature)
     text = "" if result.skipped else text
     finished = replace(
         result,
         text=text,
         num_tokens=len(answer.token_ids),
-        num_prompt_tokens=len(output.prompt_token_ids),
+        num_prompt_tokens=len(chosen.output.prompt_token_ids),
+        token_logprobs=() if result.skipped else tuple(rated),
         finish_reason=answer.finish_reason,
     )
-    return WindowText(finished, found, output, window)
+    return WindowText(finished, text_segments, chosen.output, window)
 
 
 def answer_tokens(answer: CompletionOutput) -> list[int]:
@@ -237,9 +295,9 @@ def _text_tokens(answer: CompletionOutput, request: SpeechRequest) -> list[int]:
     return tokens if times is None else [token for token in tokens if token < times.first]
 
 
-def answer_start(llm: LLM, answer: CompletionOutput, language: str | None, words: int) -> CompletionOutput | None:
+def answer_start(engine: Engine, answer: CompletionOutput, language: str | None, words: int) -> CompletionOutput | None:
     """Return the tokens of the first `words` words of an answer without timestamps, or None if there are none."""
-    tokens, decode, speech = answer_tokens(answer), llm.get_tokenizer().decode, llm.speech
+    tokens, decode, speech = answer_tokens(answer), engine.tokenizer.decode, engine.speech
     assert speech is not None
 
     def first_words(count: int) -> list[str]:
@@ -255,65 +313,70 @@ def answer_start(llm: LLM, answer: CompletionOutput, language: str | None, words
     return replace(answer, token_ids=tokens[:count], logprobs=logprobs, cumulative_logprob=total)
 
 
-def _joined(known: CompletionOutput | None, output: RequestOutput) -> RequestOutput:
+def _joined(start: CompletionOutput | None, output: RequestOutput) -> RequestOutput:
     """Return the output with the start of the answer that was given."""
-    if known is None or output.error:
+    if start is None or output.error:
         return output
     answer = output.outputs[0]
-    logprobs = None if known.logprobs is None or answer.logprobs is None else known.logprobs + answer.logprobs
-    total = None if logprobs is None else (known.cumulative_logprob or 0.0) + (answer.cumulative_logprob or 0.0)
-    tokens = known.token_ids + answer.token_ids
+    logprobs = None if start.logprobs is None or answer.logprobs is None else start.logprobs + answer.logprobs
+    total = None if logprobs is None else (start.cumulative_logprob or 0.0) + (answer.cumulative_logprob or 0.0)
+    tokens = start.token_ids + answer.token_ids
     return replace(output, outputs=[replace(answer, token_ids=tokens, logprobs=logprobs, cumulative_logprob=total)])
 
 
-def _token_ids(llm: LLM, request: SpeechRequest, known: CompletionOutput | None) -> list[int]:
+def _token_ids(engine: Engine, request: SpeechRequest, start: CompletionOutput | None) -> list[int]:
     """Return the prompt's tokens, followed by those of the known start of the answer."""
-    speech = llm.speech
+    speech = engine.speech
     assert speech is not None
     special = speech.adds_special_tokens and "audio" in speech.placeholder_ids  # an encoder-decoder model's prompt has none
-    return [*llm.get_tokenizer().encode(request.prompt, special), *(known.token_ids if known is not None else ())]
+    return [*engine.tokenizer.encode(request.prompt, special), *(start.token_ids if start is not None else ())]
 
 
-def _beam_prompt(llm: LLM, item: object, request: SpeechRequest, cache_salt: str | None) -> dict[str, object]:
-    ids = _token_ids(llm, request, None)
+def _beam_prompt(engine: Engine, item: object, request: SpeechRequest, cache_salt: str | None) -> dict[str, object]:
+    ids = _token_ids(engine, request, None)
     return {"prompt_token_ids": ids, "multi_modal_data": {"audio": [item]}, "cache_salt": cache_salt}
 
 
 def _request(
-    llm: LLM,
+    engine: Engine,
     item: object,
     request: SpeechRequest,
     params: SamplingParams,
     cache_salt: str | None,
-    known: CompletionOutput | None = None,
+    start: CompletionOutput | None = None,
 ) -> RequestHandle:
     """Return the request for an answer about an item, a list of parts of one, or the encoder input of an open window."""
     items = item if isinstance(item, list) else [item]
     if len(items) > 1:
-        assert llm.speech is not None
-        mark = llm.get_tokenizer().decode([llm.speech.placeholder_ids["audio"]], False)
+        assert engine.speech is not None
+        mark = engine.tokenizer.decode([engine.speech.placeholder_ids["audio"]], False)
         request = replace(request, prompt=request.prompt.replace(mark, mark * len(items)))
-    if known is not None:
+    if start is not None:
         request = replace(request, suppressed_first=())
         if params.max_tokens is not None:
-            params = replace(params, max_tokens=max(1, params.max_tokens - len(known.token_ids)))
-    params = _with_processors(llm, params, request)
+            params = replace(params, max_tokens=max(1, params.max_tokens - len(start.token_ids)))
+    params = _with_processors(engine, params, request)
     if isinstance(item, MultiModalFeature):
-        made = ProcessedPrompt(None, tuple(_token_ids(llm, request, known)), cross=item, salt=cache_salt or "")
-        return RequestHandle(lambda: made, params)
-    prompt = {"prompt": request.prompt} if known is None else {"prompt_token_ids": _token_ids(llm, request, known)}
-    return llm.request({**prompt, "multi_modal_data": {"audio": items}, "cache_salt": cache_salt}, params)
+        made = ProcessedPrompt(None, tuple(_token_ids(engine, request, start)), cross=(item,), salt=cache_salt or "")
+        return RequestHandle(RequestInput(lambda: made, params))
+    prompt = {"prompt": request.prompt} if start is None else {"prompt_token_ids": _token_ids(engine, request, start)}
+    return engine.request({**prompt, "multi_modal_data": {"audio": items}, "cache_salt": cache_salt}, params)
 
 
-def _with_processors(llm: LLM, params: SamplingParams, request: SpeechRequest) -> SamplingParams:
-    """Return the parameters with the logits processors that this family's answers need."""
-    processors = dict(params.processors)
+def _with_processors(engine: Engine, params: SamplingParams, request: SpeechRequest) -> SamplingParams:
+    """Return the parameters with the logits processors that this family's answers need.
+
+    As in Whisper's own code, log probabilities are those among the tokens that these rules allow: the thresholds are for them.
+    Only `allowed_tokens` are asked how probable they are among all tokens.
+    """
+    processors, mode = dict(params.processors), "processed_logprobs"
     if request.allowed_tokens:
-        ids = map(llm.get_tokenizer().token_to_id, request.allowed_tokens)
+        mode = "raw_logprobs"
+        ids = map(engine.tokenizer.token_to_id, request.allowed_tokens)
         processors[ALLOWED_TOKENS] = {"tokens": [token for token in ids if token is not None]}
     if request.suppressed or request.suppressed_first:
         processors[SUPPRESS_TOKENS] = {"tokens": list(request.suppressed), "first": list(request.suppressed_first)}
     if request.times is not None:
         times = request.times
         processors[TIMESTAMPS] = {"first": times.first, "none": times.none, "end": times.end, "latest": times.latest}
-    return replace(with_logprobs(params), logits_processors=processors)
+    return replace(with_logprobs(params), logits_processors=processors, logprobs_mode=mode)

@@ -13,16 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from ...mm.errors import ConfigError, InputError
+from ...callers.errors import ConfigError, InputError
 from ...mm.speech import SpeechRequest
-from ..tasks import Task
-from .decode import WindowText
 from .merge import split_words
-from .results import Segment, Word
+from .segments import Segment, WindowText, Word
 from .vad import FRAME_SECONDS, EnergyDetector
 
 if TYPE_CHECKING:
-    from ...engine.llm import LLM
+    from ...engine.engine import Engine
 
 _DELIMITER = "|"
 _EARLIER, _LATER = 0.1, 0.3  # seconds that a word may begin before, and end after, the frames of its characters
@@ -63,7 +61,7 @@ class _CtcModel:
     def encode(self, word: str) -> list[int]:
         """Return the ids of a word's known characters: as written, in upper or in lower case, whichever has most of them."""
         forms = [word.strip(), word.strip().upper(), word.strip().lower()]
-        best = min(forms, key=lambda form: sum(char not in self.ids for char in form))
+        best = min(forms, key=lambda spelling: sum(char not in self.ids for char in spelling))
         return [self.ids[char] for char in best if char in self.ids]
 
 
@@ -77,27 +75,28 @@ class CtcAligner:
             reason = f"the aligner takes audio of {self._ctc.rate} Hz, but this model takes {rate} Hz; use another CTC model"
             raise ConfigError(reason, param="aligner")
 
-    def __call__(
-        self, llm: LLM, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
-    ) -> Task[WindowText]:
+    async def __call__(
+        self, engine: Engine, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
+    ) -> WindowText:
         if text.window is None:
             raise InputError("an aligner needs samples, and this audio is given as encoder rows; give samples or a file")
         parts = text.segments or (Segment(0.0, None, text.result.text, 1),)
         words = [split_words(part.text) for part in parts]
-        timed = iter(self.align(text.window.samples, [word for own in words for word in own]))
-        done = tuple(replace(part, words=tuple(next(timed) for _ in own)) for part, own in zip(parts, words, strict=True))
+        timed = iter(self.align(text.window.samples, [word for of_part in words for word in of_part]))
+        done = tuple(
+            replace(part, words=tuple(next(timed) for _ in of_part)) for part, of_part in zip(parts, words, strict=True)
+        )
         return replace(text, segments=done)
-        yield  # type: ignore[unreachable]  # a task, without requests
 
     def align(self, samples: Tensor, words: Sequence[str]) -> list[Word]:
         """Return the words with times. A word without a known character lies between its neighbours."""
         log_probs = self._ctc.log_probs(samples)
         ids, owners, delimiter = list[int](), list[int](), self._ctc.ids.get(_DELIMITER)
         for number, word in enumerate(words):
-            own = self._ctc.encode(word)
-            if own and ids and delimiter is not None:
+            word_ids = self._ctc.encode(word)
+            if word_ids and ids and delimiter is not None:
                 ids, owners = [*ids, delimiter], [*owners, -1]
-            ids, owners = ids + own, owners + [number] * len(own)
+            ids, owners = ids + word_ids, owners + [number] * len(word_ids)
         path, duration = forced_align(log_probs, ids, self._ctc.blank), len(samples) / self._ctc.rate
         if path is None:  # more characters than frames
             edges = np.linspace(0, duration, len(words) + 1).tolist()
@@ -105,12 +104,12 @@ class CtcAligner:
         step, quiet = self._ctc.step(len(samples), len(path)), _quiet_times(samples, self._ctc.rate)
         owner = np.where(path < 0, -1, np.asarray([*owners, -1])[path])
         sure = np.exp(log_probs[range(len(path)), np.asarray([*ids, self._ctc.blank])[path]])
-        found: list[Word | None] = [None] * len(words)
+        timed: list[Word | None] = [None] * len(words)
         for number, span in _word_spans(len(words), owners, path).items():
             earliest, first, end, latest = (step * frame for frame in span)
             start, end = _extend(earliest, first, end, latest, quiet)
-            found[number] = Word(start, end, words[number], float(sure[owner == number].mean()))
-        return _fill(words, found, duration)
+            timed[number] = Word(start, end, words[number], float(sure[owner == number].mean()))
+        return _fill(words, timed, duration)
 
 
 def _word_spans(count: int, owners: Sequence[int], path: np.ndarray) -> dict[int, tuple[int, int, int, int]]:
@@ -127,17 +126,17 @@ def _word_spans(count: int, owners: Sequence[int], path: np.ndarray) -> dict[int
     """
     begins = [*(int(np.argmax(path == i)) for i in range(len(owners))), len(path)]
     places: dict[int, list[int]] = {}
-    for place, number in enumerate(owners):
-        places.setdefault(number, []).append(place)
-    found = {}
+    for token_index, number in enumerate(owners):
+        places.setdefault(number, []).append(token_index)
+    word_spans = {}
     for number in sorted(places.keys() - {-1}):
         first, last = places[number][0], places[number][-1]
         start, end = begins[first], int(np.flatnonzero(path == last)[-1]) + 1
         delimited = number - 1 in places and owners[first - 1] < 0
         earliest = 0 if number == 0 else begins[first - 1] if delimited else start
         latest = begins[last + 1] if number + 1 in places or number + 1 == count else end
-        found[number] = earliest, start, end, latest
-    return found
+        word_spans[number] = earliest, start, end, latest
+    return word_spans
 
 
 def _quiet_times(samples: Tensor, rate: float) -> np.ndarray:
@@ -155,16 +154,16 @@ def _extend(earliest: float, start: float, end: float, latest: float, quiet: np.
     return min(start, max(earliest, start - _EARLIER)), max(end, min(latest, end + _LATER))
 
 
-def _fill(words: Sequence[str], found: Sequence[Word | None], duration: float) -> list[Word]:
+def _fill(words: Sequence[str], timed: Sequence[Word | None], duration: float) -> list[Word]:
     """Put the words without times between their neighbours. Several in a row share the time evenly."""
     filled, last = list[Word](), 0.0
-    for i, (word, one) in enumerate(zip(words, found, strict=True)):
-        if one is None:
-            after = next((j for j in range(i, len(found)) if found[j]), len(found))
-            following = duration if after == len(found) else found[after].start  # type: ignore[union-attr]
-            one = Word(last, last + max(0.0, following - last) / (after - i), word, 0.0)
-        filled.append(one)
-        last = one.end
+    for i, (word, timed_word) in enumerate(zip(words, timed, strict=True)):
+        if timed_word is None:
+            after = next((j for j in range(i, len(timed)) if timed[j]), len(timed))
+            following = duration if after == len(timed) else timed[after].start  # type: ignore[union-attr]
+            timed_word = Word(last, last + max(0.0, following - last) / (after - i), word, 0.0)
+        filled.append(timed_word)
+        last = timed_word.end
     return filled
 
 
@@ -187,7 +186,7 @@ def forced_align(log_probs: np.ndarray, ids: Sequence[int], blank: int) -> np.nd
         options[2, 2:] = np.where(can_skip[2:], score[:-2], -np.inf)
         moves[frame] = options.argmax(0)
         score = options.max(0) + log_probs[frame, labels]
-    state = max(range(max(0, len(labels) - 2), len(labels)), key=lambda one: score[one])
+    state = max(range(max(0, len(labels) - 2), len(labels)), key=lambda label: score[label])
     if not np.isfinite(score[state]):
         return None
     path = np.empty(len(log_probs), dtype=np.int64)
@@ -204,12 +203,12 @@ def _load(folder: Path) -> _CtcModel:
 
         ids = loads((folder / "vocab.json").read_text("utf-8"))
         settings = folder / "preprocessor_config.json"
-        given = loads(settings.read_text("utf-8")) if settings.exists() else {}
+        settings_json = loads(settings.read_text("utf-8")) if settings.exists() else {}
         model = AutoModelForCTC.from_pretrained(folder, local_files_only=True, use_safetensors=True, dtype=torch.float32).eval()
         blank, count = int(model.config.pad_token_id), int(model.config.vocab_size)
         if not isinstance(ids, dict) or not all(type(number) is int and 0 <= number < count for number in ids.values()):
             raise ValueError(f"vocab.json must give each character a number below the model's {count}")
-        rate, normalize = int(given.get("sampling_rate", 16_000)), bool(given.get("do_normalize", True))
+        rate, normalize = int(settings_json.get("sampling_rate", 16_000)), bool(settings_json.get("do_normalize", True))
         return _CtcModel(model, ids, blank, rate, getattr(model.config, "inputs_to_logits_ratio", None), normalize)
     except Exception as error:
         reason = f"{folder} cannot be loaded as a CTC model ({type(error).__name__}: {error}); give a folder like that of"

@@ -18,13 +18,12 @@ from ...engine.pooling_params import PoolingParams
 from ...engine.types import CompletionOutput, RequestOutput
 from ...mm.speech import FrameRule, SpeechRequest
 from ..pooling import pooling_request
-from ..tasks import Task
-from .results import Segment, Word
+from ..run import answer
+from .segments import Segment, WindowText, Word
 from .words import merge_punctuation, split_tokens
 
 if TYPE_CHECKING:
-    from ...engine.llm import LLM
-    from .decode import WindowText
+    from ...engine.engine import Engine
 
 
 @dataclass(frozen=True)
@@ -55,17 +54,19 @@ def frame_tokens(rows: Tensor, rule: FrameRule) -> Iterator[FrameToken]:
         start += len(logprobs)
 
 
-def frames_task(llm: LLM, item: object, request: SpeechRequest, rule: FrameRule, cache_salt: str | None) -> Task[RequestOutput]:
+async def read_frames(
+    engine: Engine, item: object, request: SpeechRequest, rule: FrameRule, cache_salt: str | None
+) -> RequestOutput:
     """Return the output of a window with its tokens as the answer. `pooled` holds the rows."""
     prompt = {"prompt": request.prompt, "multi_modal_data": {"audio": [item]}, "cache_salt": cache_salt}
-    output = yield pooling_request(llm, prompt, PoolingParams(pooling="tokens"), {})
+    output = await answer(pooling_request(engine, prompt, PoolingParams(pooling="tokens"), {}))
     if output.error or output.pooled is None:
         return output
-    found = list(frame_tokens(output.pooled, rule))
-    tokens, total = [one.token for one in found], sum(one.logprob for one in found)
+    emitted = list(frame_tokens(output.pooled, rule))
+    tokens, total = [entry.token for entry in emitted], sum(entry.logprob for entry in emitted)
     # with a stop reason, since the last token is not an end token
-    answer = CompletionOutput(0, "", tokens, cumulative_logprob=total, finish_reason="stop", stop_reason=rule.blank)
-    return replace(output, outputs=[answer])
+    completion = CompletionOutput(0, "", tokens, cumulative_logprob=total, finish_reason="stop", stop_reason=rule.blank)
+    return replace(output, outputs=[completion])
 
 
 class FrameAligner:
@@ -74,17 +75,16 @@ class FrameAligner:
     def __init__(self, rule: FrameRule) -> None:
         self._rule = rule
 
-    def __call__(
-        self, llm: LLM, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
-    ) -> Task[WindowText]:
+    async def __call__(
+        self, engine: Engine, item: object, text: WindowText, request: SpeechRequest, language: str | None, rate: int
+    ) -> WindowText:
         assert text.output.pooled is not None
-        found, step = list(frame_tokens(text.output.pooled, self._rule)), self._rule.step
+        emitted, step = list(frame_tokens(text.output.pooled, self._rule)), self._rule.step
         words, at = [], 0
-        for word, count in split_tokens([one.token for one in found], llm.get_tokenizer().decode, language):
-            own = found[at : at + count]
-            words.append(Word(own[0].start * step, own[-1].end * step, word, fmean(exp(one.logprob) for one in own)))
+        for word, count in split_tokens([entry.token for entry in emitted], engine.tokenizer.decode, language):
+            run = emitted[at : at + count]
+            words.append(Word(run[0].start * step, run[-1].end * step, word, fmean(exp(entry.logprob) for entry in run)))
             at += count
-        tokens, logprob = tuple(one.token for one in found), fmean(one.logprob for one in found)
+        tokens, logprob = tuple(entry.token for entry in emitted), fmean(entry.logprob for entry in emitted)
         segment = Segment(0.0, None, text.result.text, 1, tokens, logprob, words=tuple(merge_punctuation(words)))
         return replace(text, segments=(segment,))
-        yield  # type: ignore[unreachable]  # a task, without requests

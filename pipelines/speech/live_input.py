@@ -12,18 +12,18 @@ from typing import TYPE_CHECKING, Any, Literal
 
 from torch import Tensor
 
+from ...callers.errors import ErrorInfo, InputError
+from ...callers.repr_mixin import ReprMixin
 from ...engine.frontend.request_handle import RequestHandle
-from ...mm.errors import ErrorInfo, InputError
 from ...mm.media.audio import SampleStream
-from ...mm.repr_mixin import ReprMixin
-from ..tasks import Task
-from ..validation import check_type
-from .arguments import check_number
+from ..run import Task
+from ..validation import check_number
 from .live_windows import LiveWindows
-from .results import Segment, WindowResult
+from .options import LiveOptions
+from .segments import Segment, WindowResult
 
 if TYPE_CHECKING:
-    from ...engine.llm import LLM
+    from ...engine.engine import Engine
 
 STEP_SECONDS = 0.5  # of audio that `next_task` classifies at a time, so that it does not hold an event loop
 EventKind = Literal["speech_started", "partial", "final", "speech_stopped", "turn_ended", "ended"]
@@ -77,9 +77,7 @@ class LiveInput(ABC):
     """Takes the samples of a stream. Other threads than the one that calls `next_task` may call `push`, `gap` and `finish`.
 
     Args:
-        model_rate: hertz of the samples that the model takes. rate: hertz of the stream's; None: the model's.
-        max_buffer_bytes: limit on the samples that no final text covers yet.
-        turn_events: emit "turn_ended".
+        rate: hertz of the samples that the model takes.
 
     Attributes:
         events: events that the caller has not taken yet.
@@ -89,16 +87,15 @@ class LiveInput(ABC):
         handle: the sequence that is held open between passes, if there is one.
     """
 
-    def __init__(self, llm: LLM, model_rate: int, rate: object, max_buffer_bytes: int, turn_events: bool) -> None:
-        check_type("turn_events", turn_events, bool)
-        self._llm, self._rate, self._max_bytes = llm, model_rate, max_buffer_bytes
-        self._stream = SampleStream(check_rate(rate, model_rate), model_rate, llm.config.media)
+    def __init__(self, engine: Engine, rate: int, options: LiveOptions) -> None:
+        self._engine, self._rate, self._max_bytes = engine, rate, options.max_buffer_bytes
+        self._stream = SampleStream(float(options.rate or rate), rate, engine.config.media)
         self._lock = threading.RLock()  # guards the stream and the counts of samples
         self._received = self._queued = 0  # samples of the stream, and those in the queue
         self._queue: deque[Tensor | Gap | str] = deque()  # samples, gaps, and the reason of the end
         self.events: deque[LiveEvent] = deque()
         self.ended = self.busy = False
-        self._turn_events, self._turn_ends = turn_events, False  # speech has stopped, and its text may not be final yet
+        self._turn_events, self._turn_ends = options.turn_events, False  # speech has stopped, and its text may not be final yet
         self.handle: RequestHandle | None = None
 
     @abstractmethod
@@ -145,8 +142,8 @@ class LiveInput(ABC):
         Until it has ended, nothing else may be pushed.
         """
         if not self.has_room(block):
-            held, limit = self.buffered_bytes, f"max_buffer_bytes={self._max_bytes:,}"
-            reason = f"a block of {self._block_bytes(block):,} bytes does not fit beside {held:,} buffered bytes into {limit}"
+            size, limit = self.buffered_bytes, f"max_buffer_bytes={self._max_bytes:,}"
+            reason = f"a block of {self._block_bytes(block):,} bytes does not fit beside {size:,} buffered bytes into {limit}"
             how = "push it later" if self.fits(block) else "push blocks of at most half of it"
             raise InputError(f"{reason}; {how}, or raise the limit", code="overloaded", param="max_buffer_bytes")
         samples = yield from self._stream.convert(block)
@@ -156,14 +153,14 @@ class LiveInput(ABC):
     def gap(self, gap: Gap) -> None:
         """End the open window. The next samples come `gap.seconds` later in the stream."""
         with self._lock:
-            self._add(self._stream.rest())
+            self._add(self._stream.flush())
             self._received += round(gap.seconds * self._rate)
             self._queue.append(gap)
 
     def finish(self, reason: str = "finished") -> None:
         """End the stream. The open window becomes final."""
         with self._lock:
-            self._add(self._stream.rest())
+            self._add(self._stream.flush())
             self._queue.append(reason)
 
     def _block_bytes(self, block: object) -> int:
@@ -173,7 +170,7 @@ class LiveInput(ABC):
         else:
             shape = getattr(block, "shape", None)
             count = max(shape, default=0) if isinstance(shape, tuple) else len(block) if isinstance(block, list | tuple) else 0
-        return math.ceil(4 * count * self._rate / self._stream.own)
+        return math.ceil(4 * count * self._rate / self._stream.source_rate)
 
     def _add(self, samples: Tensor) -> None:
         if len(samples):
@@ -219,11 +216,3 @@ class LiveInput(ABC):
         if self._turn_ends:
             self._turn_ends = False
             self._emit("turn_ended", at, at)
-
-
-def check_rate(rate: object, model_rate: int) -> float:
-    """Return the rate of a stream's samples; None means the model's."""
-    if rate is None:
-        return model_rate
-    check_number("rate", rate, 1.0, 1e9)
-    return float(rate)  # type: ignore[arg-type]

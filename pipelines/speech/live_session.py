@@ -10,48 +10,36 @@ from contextlib import aclosing, contextmanager, suppress
 from queue import Empty, SimpleQueue
 from typing import TYPE_CHECKING, Any
 
+from ...callers.errors import InputError, typed
 from ...engine.async_llm import AsyncLLM
 from ...engine.errors import NotPicklable
-from ...engine.frontend.request_handle import RequestHandle
-from ...engine.session import Turn
-from ...mm.errors import InputError, typed
-from ..tasks import advance
-from ..validation import check_names, check_type
-from .arguments import check_number
+from ..run import run_async
 from .live import LiveTranscriber
 from .live_input import Gap, LiveEvent, LiveInput
 from .live_native import NativeTranscriber
+from .options import LiveOptions
 
 if TYPE_CHECKING:
-    from ...engine.llm import LLM
+    from ...engine.engine import Engine
 
 _lock = threading.Lock()
-_sessions: weakref.WeakKeyDictionary[LLM, int] = weakref.WeakKeyDictionary()  # number of open streams
+_sessions: weakref.WeakKeyDictionary[Engine, int] = weakref.WeakKeyDictionary()  # number of open streams
 
 
 class LiveStream:
     """Runs one live stream in an event loop. Its passes run one after the other while samples arrive.
 
-    Args:
-        idle_timeout: seconds without samples after which the stream ends; None: no limit.
-        max_sessions: maximum number of open streams of the engine, including this one. At most `max_live_streams` and
-            `max_num_seqs` of the engine if the model transcribes streams natively.
-        options: arguments of `LiveTranscriber`, or of `NativeTranscriber` if the model transcribes streams natively.
-
     Raises:
-        ConfigError, InputError: see the transcriber; or an argument is out of range.
+        ConfigError, InputError: see `LiveTranscriber`, and `NativeTranscriber` if the model transcribes streams natively.
     """
 
-    def __init__(self, engine: AsyncLLM, idle_timeout: float | None = None, max_sessions: int = 64, **options: Any) -> None:
-        if idle_timeout is not None:
-            check_number("idle_timeout", idle_timeout, 1e-3, 1e9)
-        check_type("max_sessions", max_sessions, int)
-        check_number("max_sessions", max_sessions, 1, 1_000_000)
-        is_native = engine.llm.speech is not None and engine.llm.speech.stream_rule() is not None
+    def __init__(self, llm: AsyncLLM, options: LiveOptions) -> None:
+        engine = llm.engine
+        is_native = engine.speech is not None and engine.speech.stream_rule() is not None
         transcriber = NativeTranscriber if is_native else LiveTranscriber
-        self.transcriber: LiveInput = transcriber(engine.llm, **check_names(transcriber, options))
-        self.max_sessions = min(max_sessions, engine.llm.config.max_streams) if is_native else max_sessions
-        self.engine, self._idle_timeout = engine, idle_timeout
+        self.transcriber: LiveInput = transcriber(engine, options)
+        self.max_sessions = min(options.max_sessions, engine.config.max_streams) if is_native else options.max_sessions
+        self.llm, self._idle_timeout = llm, options.idle_timeout
         self.arrived = asyncio.Event()  # set after each change of the transcriber's input
         self._taken = asyncio.Event()  # set after samples were taken from the buffer
         self._converts = False  # the block that has arrived last
@@ -77,7 +65,7 @@ class LiveStream:
                     yield event
         finally:
             if self.transcriber.handle is not None:
-                self.engine.drop(self.transcriber.handle)
+                self.llm.drop(self.transcriber.handle)
 
     async def _events(self) -> AsyncGenerator[LiveEvent, None]:
         transcriber = self.transcriber
@@ -92,10 +80,7 @@ class LiveStream:
             if task is None:
                 await (asyncio.sleep(0) if transcriber.busy else self._wait())
                 continue
-            step = advance(task)
-            while isinstance(step, RequestHandle | Turn):
-                answer = self.engine.answer(step) if isinstance(step, RequestHandle) else self.engine.append(step)
-                step = advance(task, await answer)
+            await run_async(self.llm, task)
 
     async def _wait(self) -> None:
         while not self.arrived.is_set():
@@ -135,27 +120,31 @@ class LiveStream:
 @contextmanager
 def count_session(stream: LiveStream) -> Iterator[None]:
     """Count a stream as open while the context lasts. Raise InputError if too many are open."""
-    llm, limit = stream.engine.llm, stream.max_sessions
+    engine, limit = stream.llm.engine, stream.max_sessions
     with _lock:
-        if _sessions.get(llm, 0) >= limit:
-            config, name = llm.config, "max_sessions"
+        if _sessions.get(engine, 0) >= limit:
+            config, name = engine.config, "max_sessions"
             if isinstance(stream.transcriber, NativeTranscriber) and limit == config.max_streams:
                 name = "max_live_streams" if limit == config.max_live_streams else "max_num_seqs"
             where = "" if name == "max_sessions" else " of the engine"
-            reason = f"{_sessions[llm]} live streams are open, and {name}{where} is {limit}; close one or raise it"
+            reason = f"{_sessions[engine]} live streams are open, and <<param>>{where} is {limit}; close one or raise it"
             raise InputError(reason, code="overloaded", param=name)
-        _sessions[llm] = _sessions.get(llm, 0) + 1
+        _sessions[engine] = _sessions.get(engine, 0) + 1
     try:
         yield
     finally:
         with _lock:
-            _sessions[llm] -= 1
+            _sessions[engine] -= 1
 
 
-def stream_events(engine: AsyncLLM, samples: AsyncIterable[object], options: dict[str, Any]) -> AsyncGenerator[LiveEvent, None]:
+def stream_events(llm: AsyncLLM, samples: AsyncIterable[object], options: LiveOptions) -> AsyncGenerator[LiveEvent, None]:
     if not isinstance(samples, AsyncIterable):
-        raise InputError(f"samples must be an async iterator of blocks of samples, not {typed(samples)}", param="samples")
-    return LiveStream(engine, **options).read(samples)
+        raise InputError(
+            f"samples must be an async iterator of blocks of samples, not {typed(samples)}",
+            code="invalid_value",
+            param="samples",
+        )
+    return LiveStream(llm, options).read(samples)
 
 
 class LiveAudio(NotPicklable):

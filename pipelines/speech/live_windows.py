@@ -7,6 +7,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from .tones import PROTECTED_FRAMES
 from .vad import StreamDetector, frame_size
 
 _PAD = 0.5  # seconds kept around speech, at most an eighth of a window
@@ -59,7 +60,11 @@ class LiveWindows:
         if len(self._unclassified) < (1 if last else size):
             return False
         part, self._unclassified, self._step = self._unclassified[:size], self._unclassified[size:], _FRAMES
-        for index, voiced in enumerate((self._detector(part) >= _THRESHOLD).tolist()):
+        flags = (self._detector(part) >= _THRESHOLD).tolist()
+        earlier = self.length - self._detector.reclassified_frames * self._frame
+        if self.begin <= earlier < self.length and not self.runs:  # all of it came after the last text and gap
+            self.runs.append((earlier, self.length))
+        for index, voiced in enumerate(flags):
             start = self.length + index * self._frame
             if voiced and self.runs and self.runs[-1][1] == start:
                 start = self.runs.pop()[0]
@@ -68,7 +73,7 @@ class LiveWindows:
         self._buffer = torch.cat([self._buffer, part])
         self.length += len(part)
         if self._skips and not self.runs:
-            self.drop(max(self.begin, self.length - self._pad))
+            self.drop(max(self.begin, self.length - self._pad - PROTECTED_FRAMES * self._frame))
         return True
 
     @property
@@ -95,8 +100,8 @@ class LiveWindows:
 
     def has_speech(self, end: int) -> bool:
         """Return whether the open window, up to `end`, holds enough speech to be transcribed."""
-        found = sum(min(b, end) - a for a, b in self.runs if a < end) if self._skips else end - self.begin
-        return found >= _MIN_SPEECH * self.rate
+        spoken = sum(min(b, end) - a for a, b in self.runs if a < end) if self._skips else end - self.begin
+        return spoken >= _MIN_SPEECH * self.rate
 
     def samples(self, start: int, end: int) -> Tensor:
         return self._buffer[start - self.begin : end - self.begin].clone()
@@ -115,7 +120,7 @@ class LiveWindows:
                 return Cut(min(limit, begin + min(self._pad, (end - begin) // 2)), "pause")
         if self.length >= limit:
             late = [(a, min(b, limit)) for a, b in pauses if start + self.size // 2 <= a < limit]
-            begin, end = max(late, key=lambda one: one[1] - one[0], default=(0, 0))
+            begin, end = max(late, key=lambda run: run[1] - run[0], default=(0, 0))
             is_pause = end - begin >= _SHORT_PAUSE * self.rate
             return Cut((begin + end) // 2, "short pause") if is_pause else Cut(limit, "limit")
         return Cut(self.end, "pause") if last else None

@@ -2,63 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
-from typing import ClassVar
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field
+from itertools import pairwise
+from typing import Any, ClassVar
 
+from ...callers.errors import ErrorInfo, InputError, short_repr
 from ...engine.types import RequestOutput
-from ...mm.errors import ErrorInfo
-from ...mm.repr_mixin import ReprMixin
-from ...mm.speech import TimestampRule
-from ..doubt import TextResult, compression_ratio
-
-
-@dataclass(frozen=True)
-class Word:
-    """A word with the space before it, and the punctuation next to it.
-
-    Args:
-        start, end: seconds.
-        probability: mean probability of its tokens.
-    """
-
-    start: float
-    end: float
-    word: str
-    probability: float
-
-
-@dataclass(frozen=True, repr=False)
-class Segment(ReprMixin):
-    """The text between two timestamps.
-
-    Args:
-        start, end: seconds; `end` is None if the answer stopped before the closing timestamp.
-        id: number of the segment, from 1.
-        tokens: token ids of the text, without timestamps; empty if words were removed in merging overlapping windows.
-        avg_logprob: mean log probability of these tokens. (In faster-whisper, all segments of a window have the window's.)
-        temperature: sampling temperature.
-        seek: start of the segment's window in frames of 10 ms.
-        no_speech_prob: probability of "no speech" in the window; None if the model has no token for it.
-        words: in order, or None if their times were not requested.
-        speaker: None: speakers are not told apart.
-    """
-
-    start: float
-    end: float | None
-    text: str
-    id: int = field(default=0, repr=False, compare=False)
-    tokens: tuple[int, ...] = field(default=(), repr=False, compare=False)
-    avg_logprob: float | None = field(default=None, repr=False, compare=False)
-    temperature: float = field(default=0.0, repr=False, compare=False)
-    seek: int = field(default=0, repr=False, compare=False)
-    no_speech_prob: float | None = field(default=None, repr=False, compare=False)
-    words: tuple[Word, ...] | None = field(default=None, repr=False, compare=False)
-    speaker: str | None = field(default=None, repr=False, compare=False)
-
-    @property
-    def compression_ratio(self) -> float:
-        return compression_ratio(self.text)
+from ..doubt import TextResult
+from .segments import Segment, WindowResult
+from .subtitles import LINE_LENGTH, WRITERS, SubtitleLayout
 
 
 @dataclass(frozen=True)
@@ -81,48 +35,18 @@ class TranscriptionInfo:
 
 
 @dataclass(frozen=True)
-class Attempt:
-    """One answer for a window.
-
-    Args:
-        avg_logprob: mean log probability of all tokens of the answer, timestamps and the end token included, as in Whisper's
-            own code; its thresholds are made for this mean.
-        rejected: the gate that the answer failed, "compression_ratio" or "avg_logprob"; None if it passed.
-    """
-
-    temperature: float
-    avg_logprob: float | None
-    compression_ratio: float
-    rejected: str | None = None
-
-
-@dataclass(frozen=True)
-class WindowResult:
-    """One window of an audio item, and how its text was chosen.
+class SkippedSpan:
+    """A stretch of audio without text.
 
     Args:
         start, end: seconds.
-        text: text of the whole window. If windows overlap, some of its words are also in the previous window.
-        attempts: answers in order of temperature. `accepted` is the index of the one that is used.
-        no_speech_prob: probability of "no speech"; None if the model has no token for it.
-        skipped: "no_speech" if the text was dropped because of `no_speech_prob`, else None.
-        num_tokens, num_prompt_tokens: number of tokens of the answer, and of its prompt.
-        overlap: seconds shared with the previous window.
-        skip_error: why speech that the text may skip could not be transcribed in shorter windows, or None.
+        reason: "silence" (voice detection found silence, noise or tones, but no speech), or "no_speech" (the model took it for
+            something else than speech).
     """
 
     start: float
     end: float
-    text: str
-    attempts: tuple[Attempt, ...]
-    accepted: int
-    no_speech_prob: float | None = None
-    skipped: str | None = None
-    num_tokens: int = 0
-    num_prompt_tokens: int = 0
-    finish_reason: str | None = None
-    overlap: float = 0.0
-    skip_error: ErrorInfo | None = None
+    reason: str
 
 
 @dataclass(frozen=True, repr=False)
@@ -139,6 +63,8 @@ class Transcript(TextResult):
         windows: the transcribed windows, each with its attempts.
         speech_spans: start and end of each stretch of speech in seconds, or None without voice detection.
         duration: seconds.
+        warnings: what is odd about the file, such as channels that cancel each other out, or a part that cannot be read.
+        source: the path or URL of the audio; "" for bytes and samples.
     """
 
     text: str
@@ -151,11 +77,13 @@ class Transcript(TextResult):
     speech_spans: tuple[tuple[float, float], ...] | None = field(default=None, repr=False)
     duration: float = field(default=0.0, repr=False)
     all_language_probs: tuple[tuple[str, float], ...] | None = field(default=None, repr=False)
+    warnings: tuple[str, ...] = field(default=(), repr=False)
+    source: str = ""
 
     min_avg_logprob: ClassVar[float] = -1.0
     max_compression_ratio: ClassVar[float] = 2.4
 
-    def __iter__(self) -> Iterator[tuple[Segment, ...] | TranscriptionInfo]:
+    def __iter__(self) -> Iterator[Any]:
         """Yield the segments and `info`: `segments, info = transcript`. Without timestamps, the text is one segment.
 
         Raises:
@@ -175,8 +103,80 @@ class Transcript(TextResult):
 
     @property
     def skipped(self) -> str | None:
-        """ "silence" if voice detection found no speech, so that nothing was transcribed; else None."""
+        """ "silence" if voice detection found no speech, but silence, noise or tones, so that nothing was transcribed."""
         return "silence" if self.error is None and self.speech_spans == () and not self.windows else None
+
+    @property
+    def skipped_spans(self) -> tuple[SkippedSpan, ...]:
+        """The stretches that were not transcribed, or whose text was dropped, in order."""
+        speech = ((0.0, self.duration),) if self.speech_spans is None else self.speech_spans
+        edges = [0.0, *(edge for span in speech for edge in span), self.duration]
+        spans = [SkippedSpan(start, end, "silence") for start, end in list(pairwise(edges))[::2] if start < end]
+        for window in self.windows:
+            if window.skipped is not None:
+                parts = ((max(start, window.start), min(end, window.end)) for start, end in speech)
+                spans += [SkippedSpan(start, end, window.skipped) for start, end in parts if start < end]
+        return tuple(sorted(spans, key=lambda span: span.start))
+
+    def to_srt(self, max_line_width: int = LINE_LENGTH, max_line_count: int | None = None) -> str:
+        """Return the transcript as SRT subtitles. It needs timestamps: without them the whole text is one subtitle.
+
+        Args:
+            max_line_width: characters of a line.
+            max_line_count: lines of a subtitle; longer segments are cut, at the end of a sentence if possible. None: not cut.
+
+        Raises:
+            InputError, MediaError, ...: the exception of `error`, if there is no text.
+        """
+        return self._write("srt", max_line_width, max_line_count)
+
+    def to_vtt(self, max_line_width: int = LINE_LENGTH, max_line_count: int | None = None) -> str:
+        """Return the transcript as WebVTT subtitles; see `to_srt`."""
+        return self._write("vtt", max_line_width, max_line_count)
+
+    def to_tsv(self) -> str:
+        """Return a table of start and end in milliseconds and text; see `to_srt`."""
+        return self._write("tsv")
+
+    def to_markdown(self) -> str:
+        """Return one paragraph per segment, with its time if there are timestamps; see `to_srt`."""
+        return self._write("md")
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return all results as values that JSON can hold."""
+        segments = None
+        if self.segments is not None:
+            segments = [asdict(segment) | {"compression_ratio": segment.compression_ratio} for segment in self.segments]
+        return {
+            "text": self.text,
+            "language": self.language,
+            "segments": segments,
+            "finish_reason": self.finish_reason,
+            "avg_logprob": self.avg_logprob,
+            "compression_ratio": self.compression_ratio,
+            "duration": self.duration,
+            "speech_spans": self.speech_spans,
+            "skipped": self.skipped,
+            "skipped_spans": [asdict(span) for span in self.skipped_spans],
+            "doubt": self.doubt,
+            "warnings": self.warnings,
+            "error": None if self.error is None else asdict(self.error),
+        }
+
+    def to_json(self) -> str:
+        """Return `to_dict` as one line of JSON."""
+        return json.dumps(self.to_dict(), ensure_ascii=False)
+
+    def _write(self, name: str, width: int = LINE_LENGTH, count: int | None = None) -> str:
+        if self.error is not None and not self.text:
+            raise self.error.exception()
+        for param, value in (("max_line_width", width), ("max_line_count", count)):
+            is_default = value is None and param == "max_line_count"
+            if not is_default and (isinstance(value, bool) or not isinstance(value, int) or value < 1):
+                raise InputError(
+                    f"<<param=>>{short_repr(value)} must be an integer, 1 or above", code="invalid_value", param=param
+                )
+        return WRITERS[name](self, SubtitleLayout(width, count))
 
     @property
     def finish_reason(self) -> str | None:
@@ -191,8 +191,8 @@ class Transcript(TextResult):
         if not self.windows:
             return super().avg_logprob
         chosen = [(window.attempts[window.accepted].avg_logprob, window.num_tokens) for window in self.windows]
-        known = [(logprob, count) for logprob, count in chosen if logprob is not None and count]
-        return sum(logprob * count for logprob, count in known) / sum(count for _, count in known) if known else None
+        means = [(logprob, count) for logprob, count in chosen if logprob is not None and count]
+        return sum(logprob * count for logprob, count in means) / sum(count for _, count in means) if means else None
 
     @property
     def doubt(self) -> str | None:
@@ -200,36 +200,10 @@ class Transcript(TextResult):
         whole = super().doubt if len(self.windows) < 2 else None
         for window in self.windows if whole is None else ():
             chosen = window.attempts[window.accepted] if window.attempts else None
-            place = f"from {window.start:.1f} to {window.end:.1f} s it"
+            sentence_start = f"from {window.start:.1f} to {window.end:.1f} s it"
             if window.text and chosen is not None and chosen.rejected:
                 value = getattr(chosen, chosen.rejected)
-                return f"{place}s {chosen.rejected} is {value:.2f}"
+                return f"{sentence_start}s {chosen.rejected} is {value:.2f}"
             if window.skip_error is not None:
-                return f"{place} may skip speech, which could not be transcribed: {window.skip_error}"
+                return f"{sentence_start} may skip speech, which could not be transcribed: {window.skip_error}"
         return whole
-
-
-def segments(
-    tokens: Sequence[int],
-    times: TimestampRule,
-    decode: Callable[[Sequence[int]], str],
-    logprobs: Sequence[float] = (),
-    temperature: float = 0.0,
-) -> tuple[Segment, ...]:
-    """Split an answer at its timestamp tokens. `logprobs`: of each token, if they are known."""
-    found: list[Segment] = []
-    start, begin = 0.0, 0
-
-    def add(end: float | None, stop: int) -> None:
-        text = decode(tokens[begin:stop]).strip()
-        if stop > begin and (text or end is not None):
-            mean = sum(logprobs[begin:stop]) / (stop - begin) if logprobs else None
-            found.append(Segment(start, end, text, len(found) + 1, tuple(tokens[begin:stop]), mean, temperature))
-
-    for place, token in enumerate(tokens):
-        if token >= times.first:
-            time = round((token - times.first) * times.step, 3)
-            add(time, place)
-            start, begin = time, place + 1
-    add(None, len(tokens))
-    return tuple(found)

@@ -6,15 +6,32 @@ import textwrap
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from itertools import zip_longest
+from typing import Protocol
 from xml.sax.saxutils import escape
 
 from .merge import split_words
-from .results import Segment, Transcript, Word
+from .segments import Segment, WindowResult, Word
 
-LINE_LENGTH = 42  # characters, as is usual for subtitles
+LINE_LENGTH = 42  # characters of a line of subtitles, as is usual
 _SENTENCE_END = tuple(".!?。！？…")
 _CLAUSE_END = tuple(",;:，、；：")
-_LEAST_PART = 0.4  # of the largest cue: a cue is cut at a sentence's or a clause's end only if it is this long
+_MIN_PART = 0.4  # of the largest cue: a cue is cut at a sentence's or a clause's end only if it is this long
+
+
+class TimedText(Protocol):
+    """The part of a Transcript that is written."""
+
+    @property
+    def text(self) -> str: ...
+
+    @property
+    def segments(self) -> tuple[Segment, ...] | None: ...
+
+    @property
+    def windows(self) -> tuple[WindowResult, ...]: ...
+
+    @property
+    def duration(self) -> float: ...
 
 
 @dataclass(frozen=True)
@@ -33,53 +50,53 @@ class SubtitleLayout:
         return textwrap.wrap(text, self.width, break_long_words=False, break_on_hyphens=False)
 
 
-def to_srt(transcript: Transcript, layout: SubtitleLayout) -> str:
+def to_srt(transcript: TimedText, layout: SubtitleLayout) -> str:
     blocks = (f"{number}\n{_cue(*cue, ',', layout)}" for number, cue in enumerate(_subtitles(transcript, layout), 1))
     return "\n\n".join(blocks)
 
 
-def to_vtt(transcript: Transcript, layout: SubtitleLayout) -> str:
+def to_vtt(transcript: TimedText, layout: SubtitleLayout) -> str:
     cues = ((start, end, escape(text)) for start, end, text in _subtitles(transcript, layout))
     return "\n\n".join(["WEBVTT", *(_cue(*cue, ".", layout) for cue in cues)])
 
 
-def to_tsv(transcript: Transcript, layout: SubtitleLayout) -> str:
+def to_tsv(transcript: TimedText, layout: SubtitleLayout) -> str:
     """Return a table of start and end in milliseconds and text, as openai-whisper writes it."""
     rows = (f"{round(1000 * start)}\t{round(1000 * end)}\t{' '.join(text.split())}" for start, end, text in _cues(transcript))
     return "\n".join(["start\tend\ttext", *rows])
 
 
-def to_markdown(transcript: Transcript, layout: SubtitleLayout) -> str:
+def to_markdown(transcript: TimedText, layout: SubtitleLayout) -> str:
     """Return one paragraph per segment, with its time if there are timestamps."""
     if transcript.segments is None:
         return transcript.text
     return "\n\n".join(f"**{_time(start, '.')[:8]}** {text}" for start, _, text in _cues(transcript))
 
 
-WRITERS: Mapping[str, Callable[[Transcript, SubtitleLayout], str]] = {
+WRITERS: Mapping[str, Callable[[TimedText, SubtitleLayout], str]] = {
     "srt": to_srt, "vtt": to_vtt, "tsv": to_tsv, "md": to_markdown,
 }  # fmt: skip
 
 
-def _subtitles(transcript: Transcript, layout: SubtitleLayout) -> Iterator[tuple[float, float, str]]:
+def _subtitles(transcript: TimedText, layout: SubtitleLayout) -> Iterator[tuple[float, float, str]]:
     """Yield the cues, each of at most `layout.count` lines."""
     words = iter([part.words for part in transcript.segments or ()])
     for start, end, text in _cues(transcript):
-        own = next(words, None)
+        part_words = next(words, None)
         if layout.count is None or len(layout.lines(text)) <= layout.count:
             yield start, end, text
         else:
-            yield from _cut(own or _spread(start, end, text), layout, layout.count)
+            yield from _cut(part_words or _spread(start, end, text), layout, layout.count)
 
 
 def _spread(start: float, end: float, text: str) -> list[Word]:
     """Return the words of a text with times in proportion to their letters."""
     words = split_words(text)
-    second, at, found = (end - start) / max(1, sum(map(len, words))), start, []
+    second, at, spread = (end - start) / max(1, sum(map(len, words))), start, []
     for word in words:
-        found.append(Word(at, at + second * len(word), word, 0.0))
-        at = found[-1].end
-    return found
+        spread.append(Word(at, at + second * len(word), word, 0.0))
+        at = spread[-1].end
+    return spread
 
 
 def _cut(words: Sequence[Word], layout: SubtitleLayout, count: int) -> Iterator[tuple[float, float, str]]:
@@ -90,7 +107,7 @@ def _cut(words: Sequence[Word], layout: SubtitleLayout, count: int) -> Iterator[
         while fits < len(rest) and len(layout.lines(_join(rest[: fits + 1]))) <= count:
             fits += 1
         for ends in (_SENTENCE_END, _CLAUSE_END) if fits < len(rest) else ():
-            least = _LEAST_PART * layout.width * count
+            least = _MIN_PART * layout.width * count
             cuts = [i for i in range(1, fits + 1) if rest[i - 1].word.endswith(ends) and len(_join(rest[:i])) >= least]
             if cuts:
                 fits = cuts[-1]
@@ -103,7 +120,7 @@ def _join(words: Sequence[Word]) -> str:
     return "".join(word.word for word in words).strip()
 
 
-def _cues(transcript: Transcript) -> Iterator[tuple[float, float, str]]:
+def _cues(transcript: TimedText) -> Iterator[tuple[float, float, str]]:
     """Yield start, end and text. A segment without an end lasts until its window or the audio ends, or the next one starts."""
     parts = transcript.segments
     if parts is None:
@@ -112,7 +129,7 @@ def _cues(transcript: Transcript) -> Iterator[tuple[float, float, str]]:
     for part, following in zip_longest(parts, starts):
         windows = (window.end for window in transcript.windows if window.start <= part.start < window.end)
         limits = (min(windows, default=None), following, transcript.duration)
-        end = min(one for one in limits if one is not None) if part.end is None else part.end
+        end = min(limit for limit in limits if limit is not None) if part.end is None else part.end
         yield part.start, max(part.start, end), part.text
 
 

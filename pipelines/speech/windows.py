@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import groupby
+from math import log10
 
 import torch
 from torch import Tensor
@@ -18,6 +19,8 @@ _PAUSE, _SHORT_PAUSE = 0.3, 0.09  # minimum seconds of a pause at which a window
 _JOINED = 0.5  # seconds; speech with less silence in between is one span
 _OVERLAP = 4.0  # seconds that two windows share if there is no pause
 _MIN_SPEECH = 0.1  # minimum seconds of speech in a window
+_QUIETEST = 1e-4  # peak of sound that may be speech; a smaller one is silence with dither
+_QUIET, _VERY_QUIET = 0.01, 0.002  # peaks below which speech may be missed, if none was found, and if some was found
 
 
 @dataclass(frozen=True)
@@ -54,11 +57,13 @@ class WindowReader:
     Attributes:
         length: number of samples read so far.
         spans: first and last sample of each stretch of speech in the windows so far.
+        peak: largest magnitude of the samples so far.
     """
 
     def __init__(self, blocks: Iterator[Tensor], rate: int, size: int, detector: VoiceDetector | None) -> None:
         self.rate, self.size, self.length = rate, size, 0
         self.spans: list[tuple[int, int]] = []
+        self.peak = 0.0
         self._blocks, self._skips, self._frame = blocks, detector is not None, frame_size(rate)
         self._detector = detector or EnergyDetector(rate)
         self._begin = 0  # position of the buffer's first sample, a multiple of the frame size
@@ -66,6 +71,13 @@ class WindowReader:
         self._voiced: list[bool] = []  # for each frame of the buffer: True for speech
         self._unclassified: list[Tensor] = []  # samples that the detector has not seen
         self._ended = False
+
+    def quiet_warning(self) -> str | None:
+        """Return what to say of sound that is so quiet that speech may have been missed; None otherwise."""
+        if not self._skips or not _QUIETEST <= self.peak < (_VERY_QUIET if self.spans else _QUIET):
+            return None
+        decibels = 20 * log10(self.peak)
+        return f"the sound is very quiet (peak {decibels:.0f} dBFS), so that speech may be missed or misheard; amplify it"
 
     def windows(self) -> Iterator[Window]:
         """Yield windows that are cut at pauses; they overlap where there is none."""
@@ -106,9 +118,9 @@ class WindowReader:
             return self._make(start, end, self.length, overlap)
         if cut:
             for least, first in ((_PAUSE, 0.5), (_SHORT_PAUSE, 0.5), (_PAUSE, 0.2)):
-                found = [p for p in pauses if p[1] - p[0] >= least * self.rate and sum(p) >= 2 * (start + first * self.size)]
-                if found:
-                    return self._cut(start, max(found, key=lambda pause: pause[1] - pause[0]), overlap)
+                fitting = [p for p in pauses if p[1] - p[0] >= least * self.rate and sum(p) >= 2 * (start + first * self.size)]
+                if fitting:
+                    return self._cut(start, max(fitting, key=lambda pause: pause[1] - pause[0]), overlap)
         next_start = limit - min(int(_OVERLAP * self.rate), self.size // 4)
         return self._make(start, limit, next_start, overlap)
 
@@ -138,9 +150,9 @@ class WindowReader:
         while True:
             self._forget(at)
             first = (at - self._begin) // self._frame
-            found = next((i for i in range(first, len(self._voiced)) if self._voiced[i]), None)
-            if found is not None:
-                return max(at, self._begin + found * self._frame - int(_PAD * self.rate))
+            first_voiced = next((i for i in range(first, len(self._voiced)) if self._voiced[i]), None)
+            if first_voiced is not None:
+                return max(at, self._begin + first_voiced * self._frame - int(_PAD * self.rate))
             if self._ended:
                 return None
             at = max(at, self.length - int(_PAD * self.rate))
@@ -182,3 +194,4 @@ class WindowReader:
                 self._voiced += (self._detector(part) >= _THRESHOLD).tolist()
                 self._buffer = torch.cat([self._buffer, part])
                 self.length += len(part)
+                self.peak = max(self.peak, float(part.abs().max()))

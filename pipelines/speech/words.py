@@ -9,7 +9,7 @@ from math import inf
 from statistics import median
 
 from .merge import split_words
-from .results import Segment, Word
+from .segments import Segment, Word
 
 _UNSPACED = {"zh", "ja", "th", "lo", "my", "yue", "km"}  # languages that put no spaces between words
 _BEFORE = "\"'“¿([{-"  # punctuation that belongs to the next word
@@ -46,14 +46,14 @@ def _characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, in
 
 def merge_punctuation(words: Sequence[Word]) -> list[Word]:
     """Join punctuation to the next or the previous word."""
-    found: list[Word] = []
+    joined: list[Word] = []
     for word in reversed(words):
-        if found and word.word.startswith(" ") and word.word.strip() in _BEFORE:
-            found[-1] = replace(found[-1], word=word.word + found[-1].word)
+        if joined and word.word.startswith(" ") and word.word.strip() in _BEFORE:
+            joined[-1] = replace(joined[-1], word=word.word + joined[-1].word)
         else:
-            found.append(word)
+            joined.append(word)
     merged: list[Word] = []
-    for word in reversed(found):
+    for word in reversed(joined):
         if merged and not merged[-1].word.endswith(" ") and word.word in _AFTER:
             merged[-1] = replace(merged[-1], word=merged[-1].word + word.word)
         else:
@@ -67,52 +67,59 @@ def end_at_pauses(words: Sequence[Word], pauses: Sequence[tuple[float, float]]) 
     A word that begins in a pause, or shortly before a pause that it outlasts, then begins at the end of the pause. A word that
     ends in a pause, or shortly before a pause that comes before the next word, then ends at the start of the pause.
     """
-    found = list(words)
+    ended = list(words)
     for first, last in pauses:
-        for i, word in enumerate(found):
+        for i, word in enumerate(ended):
             if first - _BEFORE_PAUSE <= word.start < last < word.end:
-                found[i] = replace(word, start=last)
-        for i, word in enumerate(found):
-            following = found[i + 1].start if i + 1 < len(found) else inf
+                ended[i] = replace(word, start=last)
+        for i, word in enumerate(ended):
+            following = ended[i + 1].start if i + 1 < len(ended) else inf
             if word.start < first < word.end <= last or (word.end <= first <= following and first - word.end <= _TAIL):
-                found[i] = replace(word, end=first)
-    return found
+                ended[i] = replace(word, end=first)
+    return ended
 
 
 def shorten_long_words(words: Sequence[Word]) -> list[Word]:
     """Shorten words that last much longer than the others: pauses next to a sentence's end are not part of its words."""
     durations = [word.end - word.start for word in words if word.end > word.start]
     longest = 2 * min(_LONGEST, median(durations)) if durations else 0.0
-    found = list(words)
-    for i, word in enumerate(found):
+    shortened = list(words)
+    for i, word in enumerate(shortened):
         if not longest or word.end - word.start <= longest:
             continue
         if word.word[-1:] in _SENTENCE_END:
-            found[i] = replace(word, end=word.start + longest)
-        elif not i or found[i - 1].word[-1:] in _SENTENCE_END:
-            found[i] = replace(word, start=word.end - longest)
-    return found
+            shortened[i] = replace(word, end=word.start + longest)
+        elif not i or shortened[i - 1].word[-1:] in _SENTENCE_END:
+            shortened[i] = replace(word, start=word.end - longest)
+    return shortened
 
 
-def put_in_order(parts: Sequence[Segment], duration: float) -> list[Segment]:
+def put_in_order(
+    parts: Sequence[Segment], duration: float, after: float = 0.0, following: float | None = None
+) -> list[Segment]:
     """Make the times of all words monotone and at most `duration`, and let segments begin and end with their words.
 
     A word without a length gets one if there is room before the next word.
+
+    Args:
+        after: when the word before the first one ends.
+        following: when the word after the last one begins, if that is known and before `duration`.
     """
-    last, spans = 0.0, list[tuple[float, float]]()
+    last, spans = after, list[tuple[float, float]]()
     for word in (word for part in parts for word in part.words or ()):
         start = min(max(word.start, last), duration)
         last = min(max(word.end, start), duration)
         spans.append((round(start, 3), round(last, 3)))
     for i, (start, end) in enumerate(spans):
         if end <= start:
-            following = spans[i + 1][0] if i + 1 < len(spans) else round(duration, 3)
-            spans[i] = start, min(round(start + _SHORTEST, 3), following)
-    left, found = iter(spans), []
+            limit = duration if following is None else min(duration, max(following, start))
+            room = spans[i + 1][0] if i + 1 < len(spans) else round(limit, 3)
+            spans[i] = start, min(round(start + _SHORTEST, 3), room)
+    left, ordered = iter(spans), []
     for part in parts:
         words = [replace(word, start=start, end=end) for word, (start, end) in zip(part.words or (), left, strict=False)]
-        found.append(replace(part, words=tuple(words), start=words[0].start, end=words[-1].end) if words else part)
-    return found
+        ordered.append(replace(part, words=tuple(words), start=words[0].start, end=words[-1].end) if words else part)
+    return ordered
 
 
 def drop_words(words: Sequence[Word], kept: str, last: bool) -> tuple[Word, ...]:

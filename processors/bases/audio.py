@@ -9,8 +9,8 @@ from typing import ClassVar
 
 import torch
 
+from ...callers.errors import InputError
 from ...mm.embeddings import ROWS
-from ...mm.errors import InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.media.policy import DecodeSpec
 from ...mm.types import AudioItem, EmbeddingItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem
@@ -63,7 +63,8 @@ class AudioInfo(BaseProcessingInfo):
             samples = min(samples, spec.max_samples)
         if samples > spec.max_samples:
             lasts, most = samples / spec.sampling_rate, spec.max_samples / spec.sampling_rate
-            raise InputError(f"it lasts {lasts:.2f} s, the model takes at most {most:g} s; cut it into several items")
+            reason = f"it lasts {lasts:.2f} s, the model takes at most {most:g} s; cut it into several items"
+            raise InputError(reason, code="over_limit", limit=most, value=lasts)
         rows = self.num_item_rows(samples)
         if not rows:
             least = bisect_left(range(spec.max_samples), 1, key=self.num_item_rows)

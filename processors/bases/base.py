@@ -7,22 +7,23 @@ import re
 from abc import ABC, abstractmethod
 from collections import ChainMap
 from collections.abc import Callable, Collection, Mapping, Sequence
-from dataclasses import asdict
+from dataclasses import fields, replace
 from functools import cached_property, lru_cache
 from itertools import groupby
 from typing import Any, Self
 
 import torch
 
+from ...callers.errors import ConfigError, InputError
 from ...mm.embeddings import ROWS, EmbeddingSpec
-from ...mm.errors import ConfigError, InputError
 from ...mm.geometry import FrameSampling
 from ...mm.media.policy import DecodeSpec
 from ...mm.parse import MultiModalDataParser
+from ...mm.rules import CAUSAL, PromptAttention
 from ...mm.types import EmbeddingItem, ItemGeometry, ItemPlan, MediaHeader, MediaItem, MultiModalKwargsItem
 from ..files import ADAPTER, ProcessorFiles
-from ..interface import Span
-from ..options import ValidKwargs, apply_sampling, for_modality
+from ..interface import Span, TextTokens
+from ..options import VALUES, ValidKwargs, Values, apply_sampling, for_modality, read_sound, with_sound
 from ..spans import build_span
 
 _REPLACEMENT = "\ufffd"  # decoded from an incomplete character
@@ -34,10 +35,12 @@ class BaseProcessingInfo(ABC):
 
     Class attributes:
 
-        modalities, cross_token, prompt_attention, text_placeholders, adds_special_tokens, chat_template, takes_instruction,
-            output_shape, document_instruction, end_tokens, ocr_prompts, prunes_videos: as in ProcessingInfo.
+        modalities, cross_token, prompt_attention, adds_special_tokens, chat_template, takes_instruction,
+            output_shape, document_instruction, end_tokens, ocr_prompts, prunes_videos, rewrites_prompts, inserted,
+            plain_tokens, placeholder_texts: as in ProcessingInfo.
         placeholders: modality -> keys of its placeholder token in config.json, the newest first, then the published id or text.
         valid_kwargs: names of the `mm_processor_kwargs` that each modality takes.
+        option_values: values of those options that only this family takes.
         default_kwargs: default options; the caller's options override them.
         text_config_defaults: values of the text config that published config.json files leave out.
         adapter_folders: `adapters` of ProcessingInfo; folders that the checkpoint lacks are left out. "." is its own folder.
@@ -52,10 +55,10 @@ class BaseProcessingInfo(ABC):
 
     modalities: tuple[str, ...] = ()
     cross_token: int | None = None
-    prompt_attention: str = "causal"
-    text_placeholders: Mapping[str, int] = {}
+    prompt_attention: PromptAttention = CAUSAL
     placeholders: Mapping[str, tuple[str | int, ...]] = {}
     valid_kwargs: ValidKwargs = {}
+    option_values: Values = {}
     default_kwargs: Mapping[str, Any] = {}
     text_config_defaults: Mapping[str, Any] = {}
     adapter_folders: Mapping[str, str] = {"": "."}
@@ -69,6 +72,10 @@ class BaseProcessingInfo(ABC):
     end_tokens: Sequence[str] = ()
     ocr_prompts: Sequence[str] = ()
     prunes_videos: bool = False
+    rewrites_prompts: bool = False
+    inserted: Mapping[str, tuple[str, str]] = {}
+    plain_tokens: Sequence[str] = ()
+    placeholder_texts: Mapping[str, str] = {}
 
     def __init__(self, files: ProcessorFiles, *kwargs: Mapping[str, Any]) -> None:
         self._init_args = files, kwargs
@@ -76,8 +83,9 @@ class BaseProcessingInfo(ABC):
         text = files.config.get("text_config") or files.config.get("language_config") or files.config
         self.text_config = {**self.text_config_defaults, **text}
         layers = (self.default_kwargs, *kwargs)
+        valid_names, values = with_sound(self.valid_kwargs), {**VALUES, **self.option_values}
         self.processor_kwargs = {
-            name: [for_modality(layer, name, self.valid_kwargs) for layer in layers] for name in self.modalities
+            name: [for_modality(layer, name, valid_names, values) for layer in layers] for name in self.modalities
         }
         self.merged_kwargs = {name: dict(ChainMap(*reversed(several))) for name, several in self.processor_kwargs.items()}
         self.placeholder_ids: Mapping[str, int] = {
@@ -85,11 +93,15 @@ class BaseProcessingInfo(ABC):
         }
         self.resolve_token_ids()
         self.specs = {name: self.resolve_spec(name) for name in self.modalities}
-        self.decode_spec = self.resolve_decode_spec()
+        self.decode_spec = replace(
+            self.resolve_decode_spec(),
+            sound=read_sound(self.merged_kwargs.get("audio", {})),
+            video_sound=read_sound(self.merged_kwargs.get("video", {})),
+        )
         self.adapters: Mapping[str, str] = {
-            name: place
-            for name, place in self.adapter_folders.items()
-            if files.folder is not None and (files.folder / place / ADAPTER).is_file()
+            name: folder
+            for name, folder in self.adapter_folders.items()
+            if files.folder is not None and (files.folder / folder / ADAPTER).is_file()
         }
 
     def prepare_files(self, files: ProcessorFiles) -> ProcessorFiles:
@@ -115,10 +127,14 @@ class BaseProcessingInfo(ABC):
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """See ProcessingInfo."""
 
+    def kept_size(self, modality: str, size: tuple[int, int]) -> tuple[int, int]:
+        """Return, by default, `size`: items are resized."""
+        return size
+
     def is_exact(self, header: MediaHeader) -> bool:
         return header.exact
 
-    def settle(self, item: MediaItem) -> Self:
+    def for_item(self, item: MediaItem) -> Self:
         """Return, by default, this info: the header of a decoded item tells its rows."""
         return self
 
@@ -170,13 +186,15 @@ class BaseProcessingInfo(ABC):
     def encode(self) -> Any:
         """A function that tokenizes the family's own text, such as timestamps, to a tuple of ids.
 
+        Added tokens in it are recognised, as publishers' processors tokenize it. Text of a prompt is for `files.encode`.
+
         Raises:
             ConfigError: the checkpoint has no tokenizer.
         """
-        encode = self.files.encode
+        encode = self.files.encode_trusted or self.files.encode
         if encode is None:
             raise ConfigError("items of this model contain text; download the checkpoint's tokenizer")
-        return lru_cache(maxsize=4096)(lambda text: tuple(encode(text)))
+        return lru_cache(maxsize=4096)(lambda text: TextTokens(encode(text), text))
 
     @cached_property
     def newline_merges(self) -> Mapping[tuple[int, int], int]:
@@ -184,6 +202,10 @@ class BaseProcessingInfo(ABC):
         runs = {count: self.encode("\n" * count) for count in range(1, 32)}
         single = {count: ids[0] for count, ids in runs.items() if len(ids) == 1}
         return {(single[a], single[b]): single[a + b] for a in single for b in single if a + b in single}
+
+    @property
+    def text_placeholders(self) -> Mapping[str, int]:
+        return {}
 
     @property
     def embed_width(self) -> int:
@@ -209,14 +231,17 @@ class BaseProcessingInfo(ABC):
 
     def embeds_geometry(self, item: EmbeddingItem) -> ItemGeometry:
         if self.embeds_layout is None:
-            raise InputError("this model takes no precomputed embeddings; give the media itself")
+            raise InputError("this model takes no precomputed embeddings; give the media itself", code="unsupported")
         if self.embeds_layout == "count":
             return ItemGeometry(len(item.tensors[ROWS]), 1, 1)
         t, h, w = item.tensors["grid"].tolist()
         return ItemGeometry(t, h, w, self.specs[item.modality].merge)
 
     def tensor_fields(self, item: EmbeddingItem) -> MultiModalKwargsItem:
-        raise InputError("this model takes no raw tensors; give an image, a video or audio")
+        raise InputError("this model takes no raw tensors; give an image, a video or audio", code="unsupported")
+
+    def preprocess_text(self, text: str, bos: str | None) -> str:
+        return text
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
         return ids
@@ -239,9 +264,15 @@ class BaseProcessingInfo(ABC):
         return plan.size
 
     def options_key(self, modality: str) -> str:
-        """Return the spec and, for videos, the frame sampling as JSON."""
-        sampling = asdict(self.decode_spec.sampling) if modality in _SAMPLED else None
-        return json.dumps([asdict(self.specs[modality]), sampling], sort_keys=True)
+        """Return the spec and, for videos, the frame sampling as JSON, with their classes and those of their fields."""
+        sampling = self.decode_spec.sampling if modality in _SAMPLED else None
+        sound = {"audio": self.decode_spec.sound, "video": self.decode_spec.video_sound}.get(modality)
+        return json.dumps([self.specs[modality], sampling, sound], sort_keys=True, default=_with_class)
+
+
+def _with_class(data: Any) -> dict[str, Any]:
+    """Return the fields of a dataclass and its class: two policies may differ in their class only."""
+    return {"class": type(data).__name__} | {field.name: getattr(data, field.name) for field in fields(data)}
 
 
 def end_of_word(ids: Sequence[int], start: int, decode: Callable[[Sequence[int]], str]) -> int:
@@ -274,11 +305,11 @@ def replace_matches(
     out: list[int] = []
     for is_text, run in groupby(ids, lambda token: token not in placeholders and decode([token]) != ""):
         tokens = list(run)
-        text, start, found = decode(tokens) if is_text else "", 0, list[int]()
+        text, start, replaced = decode(tokens) if is_text else "", 0, list[int]()
         for match in pattern.finditer(text):
-            found += [*encode(text[start : match.start()]), token_of(match)]
+            replaced += [*encode(text[start : match.start()]), token_of(match)]
             start = match.end()
-        out += [*found, *encode(text[start:])] if found else tokens
+        out += [*replaced, *encode(text[start:])] if replaced else tokens
     return out
 
 
@@ -286,7 +317,10 @@ def check_one_video(items: Mapping[str, int]) -> None:
     """Raise an InputError for images beside a video, or for several videos."""
     videos, images = items.get("video", 0), items.get("image", 0)
     if videos > 1 or (videos and images):
-        raise InputError(f"{videos} videos and {images} images are given; this model takes images, or one video, per prompt")
+        raise InputError(
+            f"{videos} videos and {images} images are given; this model takes images, or one video, per prompt",
+            code="unsupported",
+        )
 
 
 def add_brackets(ids: Sequence[int], placeholder: int, items: int, before: int | None, after: int | None) -> Sequence[int]:
@@ -307,16 +341,17 @@ def add_brackets(ids: Sequence[int], placeholder: int, items: int, before: int |
 def insert_text_around(ids: Sequence[int], placeholder: int, before: str, after: str, files: ProcessorFiles) -> list[int]:
     """Insert text around each placeholder of a prompt, tokenized together with the text beside it.
 
-    The token beside a placeholder is decoded and encoded again with the new text; special tokens stay as they are. Example:
+    The token beside a placeholder is decoded and encoded again with the new text; added tokens stay as they are. Example:
     "Look: ", placeholder, "a" with "One" and "." gives the tokens of "Look: One", the placeholder, and those of ".a".
     """
-    encode, decode = files.encode, files.decode
+    encode, decode, recognise = files.encode, files.decode, files.encode_trusted
     if encode is None or decode is None:
         raise ConfigError("items of this model contain text; download the checkpoint's tokenizer")
 
     def decode_complete(ids: Sequence[int]) -> str:
         text = decode(ids)
-        return "" if _REPLACEMENT in text else text
+        is_added = recognise is not None and list(recognise(text)) == list(ids) != list(encode(text))
+        return "" if is_added or _REPLACEMENT in text else text
 
     out: list[int] = []
     pending = ""  # text before the next token

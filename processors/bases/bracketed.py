@@ -14,13 +14,14 @@ AUDIO = "<|audio_bos|><|AUDIO|><|audio_eos|>"
 class BracketedAudioInfo(AudioInfo, SpeechMixin):
     """An AudioInfo with Qwen2-Audio's tokens. Prompts get the start and end token where both are absent, as published."""
 
+    rewrites_prompts = True
     placeholders: Mapping[str, tuple[str | int, ...]] = {"audio": ("audio_token_id", "audio_token_index", 151646)}
     brackets: tuple[int | None, int | None] = (None, None)
 
     def resolve_token_ids(self) -> None:
-        known = self.files.token_to_id
-        if known is not None:
-            self.brackets = known("<|audio_bos|>"), known("<|audio_eos|>")
+        token_id = self.files.token_to_id
+        if token_id is not None:
+            self.brackets = token_id("<|audio_bos|>"), token_id("<|audio_eos|>")
 
     def preprocess_prompt(self, ids: Sequence[int], items: Mapping[str, int]) -> Sequence[int]:
         return add_brackets(ids, self.placeholder_ids["audio"], items.get("audio", 0), *self.brackets)

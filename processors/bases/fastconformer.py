@@ -8,7 +8,7 @@ from typing import Any, ClassVar
 
 import torch
 
-from ...mm.errors import ConfigError
+from ...callers.errors import ConfigError
 from ...mm.types import ItemGeometry, MediaItem, MultiModalKwargsItem
 from ..nemo_mel import NemoMelSpec, nemo_log_mel, read_nemo_mel_spec
 from .audio import AudioInfo, audio_kwargs, audio_samples

@@ -33,7 +33,7 @@ def group_patches(numbers: np.ndarray, pool: Sequence[int]) -> np.ndarray:
     What is missing to full groups is added around the grid, half of it (rounded down) at the top and at the left.
     """
     missing = [-side % size for side, size in zip(numbers.shape, pool, strict=True)]
-    padded = np.pad(numbers, [(one // 2, one - one // 2) for one in missing], constant_values=-1)
+    padded = np.pad(numbers, [(count // 2, count - count // 2) for count in missing], constant_values=-1)
     tall, wide = (side // size for side, size in zip(padded.shape, pool, strict=True))
     return padded.reshape(tall, pool[0], wide, pool[1]).transpose(0, 2, 1, 3).reshape(tall, wide, -1)
 

@@ -8,9 +8,10 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from ...mm.errors import ConfigError
+from ...callers.errors import ConfigError
+from ...mm.languages import LANGUAGES
 from ...mm.parse import MultiModalDataParser
-from ...mm.speech import LANGUAGES, AlignmentRule, FrameRule, SpeechRequest, StreamRule, strip_control_tokens
+from ...mm.speech import AlignmentRule, FrameRule, SpeechRequest, StreamRule, strip_control_tokens
 from ...mm.types import ItemGeometry, MultiModalFeature
 from ..interface import Span
 from ..spans import build_span
@@ -85,6 +86,6 @@ class CrossAttentionSpeechInfo(AudioInfo, SpeechMixin):
         except (TypeError, ValueError):
             pairs = ((-1, -1),)
         if not all(0 <= layer < layers and 0 <= head < count for layer, head in pairs):
-            known = f"pairs of a layer, 0 to {layers - 1}, and a head, 0 to {count - 1}"
-            raise ConfigError(f"alignment_heads in generation_config.json must be {known}; mend or remove it")
+            ranges = f"pairs of a layer, 0 to {layers - 1}, and a head, 0 to {count - 1}"
+            raise ConfigError(f"alignment_heads in generation_config.json must be {ranges}; mend or remove it")
         return AlignmentRule(pairs, self.row_seconds, (layers, count))

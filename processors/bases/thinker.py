@@ -7,21 +7,22 @@ from dataclasses import replace
 from functools import cache, partial
 from typing import Any, ClassVar
 
+from ...mm.languages import LANGUAGES
 from ...mm.media.policy import DecodeSpec
 from ...mm.positions import interleave_by_time
-from ...mm.speech import LANGUAGES, SpeechRequest
+from ...mm.speech import SpeechRequest
 from ...mm.types import ItemGeometry
 from ..files import ProcessorFiles
 from ..interface import Span, TokenRun
-from .hearing import HearingInfo
 from .native import IMAGE_AND_VIDEO_KWARGS, NativeResolutionInfo
 from .speech import SpeechMixin
+from .with_audio import WithAudioInfo
 
 _PIXEL_BOUNDS = ("size", "min_pixels", "max_pixels")
 _USE_AUDIO = ("use_audio_in_video", "load_audio_from_video")  # two names of the same option
 
 
-class ThinkerInfo(HearingInfo, NativeResolutionInfo, SpeechMixin):
+class ThinkerInfo(WithAudioInfo, NativeResolutionInfo, SpeechMixin):
     """A NativeResolutionInfo with audio beside images.
 
     The published processors ignore the video's pixel bounds in the JSON: they come from `patch_specs` or from the caller.
@@ -53,8 +54,8 @@ class ThinkerInfo(HearingInfo, NativeResolutionInfo, SpeechMixin):
         return 1
 
     def resolve_decode_spec(self) -> DecodeSpec:
-        given = [kwargs[name] for kwargs in self.processor_kwargs["video"] for name in _USE_AUDIO if name in kwargs]
-        return replace(super().resolve_decode_spec(), use_audio_in_video=bool(given) and given[-1])
+        choices = [kwargs[name] for kwargs in self.processor_kwargs["video"] for name in _USE_AUDIO if name in kwargs]
+        return replace(super().resolve_decode_spec(), use_audio_in_video=bool(choices) and choices[-1])
 
     def time_step(self, fps: float) -> float:
         return float(self.positions_per_second * self.specs["video"].temporal / fps)

@@ -4,34 +4,57 @@ from __future__ import annotations
 
 from abc import abstractmethod
 from collections.abc import Mapping
-from dataclasses import dataclass
-from typing import Any
+from dataclasses import dataclass, replace
+from typing import Any, Self
 
 import torch
 
+from ...callers.errors import ConfigError, InputError
+from ...kernels.pixels.layout import PatchLayout
 from ...mm.embeddings import ROWS
-from ...mm.errors import ConfigError, InputError
 from ...mm.fields import BatchedField, FieldElem, FlatField
 from ...mm.geometry import MAX_ITEM_ROWS
+from ...mm.tiling.aspect import AspectTiles
+from ...mm.tiling.canvas import AnyResTiles
+from ...mm.tiling.longest import KeptQuarters
 from ...mm.tiling.plan import CropPlan, TilingPolicy
-from ...mm.tiling.whole import FixedSize
+from ...mm.tiling.sizes import whole_multiples
+from ...mm.tiling.slices import CoveringTiles
+from ...mm.tiling.whole import CenterCrop, FixedSize, KeptSize, PaddedSquare, Successive
 from ...mm.types import EmbeddingItem, ImageItem, ItemGeometry, MediaHeader, MediaItem, MultiModalKwargsItem, VideoItem
 from ..images import PixelSpec, patchify_crops
 from .base import BaseProcessingInfo
 
 _ONE_TILE = FixedSize((224, 224))
+_RESIZED_ANYWAY = (AnyResTiles, AspectTiles, CoveringTiles)  # policies of families that ignore do_resize
 TILE_KWARGS = ("detail", "resample")  # options that every such family takes
 
 
 @dataclass(frozen=True)
 class TileSpec(PixelSpec):
-    """Parameters for cutting images into tiles, and tiles into patches of `patch` pixels a side; merge x merge make a row."""
+    """Parameters for cutting images into tiles, and tiles into patches of `patch` pixels a side; merge x merge make a row.
+
+    `keeps_size`: images are not resized, so they must have the size of a tile, or become such a square by padding.
+    """
 
     tiling: TilingPolicy = _ONE_TILE
     patch: int = 14
     merge: int = 1
+    keeps_size: bool = False
+
+    def unresized(self) -> Self:
+        """Return the spec for images that keep their size. Policies that choose a grid of tiles resize them anyway."""
+        if isinstance(self.tiling, CenterCrop):
+            return replace(self, tiling=replace(self.tiling, shortest=None))
+        if isinstance(self.tiling, FixedSize | PaddedSquare) and self.tiling is not _ONE_TILE:
+            return replace(self, keeps_size=True)
+        if isinstance(self.tiling, Successive) and isinstance(self.tiling.policies[0], PaddedSquare):
+            return replace(self, tiling=Successive((replace(self.tiling.policies[0], size=None), *self.tiling.policies[1:])))
+        return self if isinstance(self.tiling, _RESIZED_ANYWAY) else super().unresized()
 
     def __post_init__(self) -> None:
+        if isinstance(self.tiling, KeptQuarters | KeptSize):
+            return
         if any(side < self.patch * self.merge for side in self.tiling.plan(2, 2).views[0].tile_size):
             raise ConfigError(
                 f"a tile of this model is smaller than {self.merge} x {self.merge} patches of {self.patch} pixels"
@@ -77,9 +100,24 @@ class TiledInfo(BaseProcessingInfo):
             raise InputError(f"it makes {grid.num_embeds:,} rows, the limit is {MAX_ITEM_ROWS:,}; use fewer frames or pixels")
         return grid
 
+    def kept_size(self, modality: str, size: tuple[int, int]) -> tuple[int, int]:
+        spec = self.specs[modality]
+        if isinstance(spec.tiling, KeptSize):
+            return whole_multiples(size, spec.tiling.patch * spec.tiling.merge)
+        tile: tuple[int, int] = spec.tiling.plan(*size).views[0].tile_size if spec.keeps_size else size
+        return tile if tile[0] <= size[0] and tile[1] <= size[1] else size
+
     def plan(self, header: MediaHeader) -> CropPlan:
         """Return the crop plan of the image, or of each frame of the video."""
-        plan: CropPlan = self.specs[header.modality].tiling.plan(*header.size)
+        spec = self.specs[header.modality]
+        plan: CropPlan = spec.tiling.plan(*header.size)
+        tall, wide = plan.views[0].tile_size
+        is_padded = isinstance(spec.tiling, PaddedSquare)
+        if spec.keeps_size and ((max(header.size),) * 2 if is_padded else header.size) != (tall, wide):
+            size, needed = f"{header.size[1]}x{header.size[0]}", f"a longer side of {tall}" if is_padded else f"{wide}x{tall}"
+            raise InputError(
+                f"this model does not resize images (do_resize=false); give {needed} pixels, not {size}", code="unsupported"
+            )
         return plan
 
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
@@ -89,7 +127,7 @@ class TiledInfo(BaseProcessingInfo):
         header = item.header
         grid, spec = self.geometry(header), self.specs[header.modality]
         frames = item.pixels[None] if isinstance(item, ImageItem) else item.frames
-        patches = patchify_crops(frames, self.plan(header), spec, spec.patch, spec.merge, dtype)
+        patches = patchify_crops(frames, self.plan(header), spec, PatchLayout(spec.patch, spec.merge), dtype)
         shape = torch.tensor([grid.t, grid.h, grid.w])
         kwargs = {"pixel_values": FieldElem(patches, FlatField()), "grid": FieldElem(shape, BatchedField(keep_on_cpu=True))}
         return kwargs, grid
@@ -132,7 +170,9 @@ class ResampledInfo(TiledInfo):
     def process(self, item: MediaItem, dtype: torch.dtype) -> tuple[MultiModalKwargsItem, ItemGeometry]:
         assert isinstance(item, ImageItem)
         spec, plan = self.specs["image"], self.plan(item.header)
-        views = [patchify_crops(item.pixels[None], CropPlan((one,)), spec, spec.patch, dtype=dtype) for one in plan.views]
+        views = [
+            patchify_crops(item.pixels[None], CropPlan((tile,)), spec, PatchLayout(spec.patch), dtype) for tile in plan.views
+        ]
         grids = torch.tensor([[1, *(side // spec.patch for side in view.tile_size)] for view in plan.views])
         kwargs = {
             "pixel_values": FieldElem(torch.cat(views), FlatField()),

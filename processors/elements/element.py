@@ -85,5 +85,5 @@ def finite_numbers(value: object) -> list[float]:
     """Return the numbers of a parsed JSON list; none if it holds anything else."""
     if not isinstance(value, list) or len(value) > 8:
         return []
-    good = all(isinstance(one, int | float) and not isinstance(one, bool) and abs(one) < 1e9 for one in value)
-    return [float(one) for one in value] if good and all(map(isfinite, value)) else []
+    good = all(isinstance(number, int | float) and not isinstance(number, bool) and abs(number) < 1e9 for number in value)
+    return [float(number) for number in value] if good and all(map(isfinite, value)) else []

@@ -57,9 +57,9 @@ NUMBERED: Mapping[str, Callable[[str, Sequence[ImageScale]], Iterable[Element]]]
 """Formats that say which image, or which second of a video, an element is in."""
 
 
-def located_modalities(form: str) -> tuple[str, ...]:
+def located_modalities(markup: str) -> tuple[str, ...]:
     """Return the modalities of the items in which the elements of a format can be."""
-    return ("image", "video") if form in NUMBERED else ("image",)
+    return ("image", "video") if markup in NUMBERED else ("image",)
 
 
 @dataclass(frozen=True)
@@ -79,16 +79,16 @@ class MarkedText:
 
     def elements(self) -> tuple[Element, ...]:
         """Return the elements of the answer. Text that cannot be decoded or parsed gives none."""
-        several = len(self.images) > 1 and any(one.is_video for one in self.images)
+        several = len(self.images) > 1 and any(element.is_video for element in self.images)
         if not self.images or several or (len(self.images) > 1 and self.format not in NUMBERED):
             return ()
-        text, found, room = self.text[:MAX_CHARACTERS], list[Element](), MAX_CELLS
+        text, located, room = self.text[:MAX_CHARACTERS], list[Element](), MAX_CELLS
         numbered = NUMBERED.get(self.format)
         elements = FORMATS[self.format](text, self.images[0]) if numbered is None else numbered(text, self.images)
-        for one in islice(elements, MAX_ELEMENTS):
-            found.append(replace(one, label=one.label[:MAX_LABEL], cells=one.cells[:room]))
-            room -= len(found[-1].cells)
-        return tuple(found)
+        for element in islice(elements, MAX_ELEMENTS):
+            located.append(replace(element, label=element.label[:MAX_LABEL], cells=element.cells[:room]))
+            room -= len(located[-1].cells)
+        return tuple(located)
 
     @property
     def text(self) -> str:

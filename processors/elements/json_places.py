@@ -35,16 +35,16 @@ def _objects(text: str) -> Iterator[object]:
 
 def _walk(value: object, scale: ImageScale, across: float, down: float, depth: int) -> Iterator[Element]:
     if isinstance(value, Mapping):
-        numbers = next((found for key in _PLACES if (found := finite_numbers(value.get(key)))), [])
+        numbers = next((box for key in _PLACES if (box := finite_numbers(value.get(key)))), [])
         content = _text(value, _TEXTS)
         element = scale.element(numbers, across, down, _text(value, _LABELS), content)
         if element is not None:
             yield replace(element, cells=read_table(content))
         value = list(value.values())
     if isinstance(value, list) and depth < _MAX_DEPTH:
-        for one in value:
-            yield from _walk(one, scale, across, down, depth + 1)
+        for entry in value:
+            yield from _walk(entry, scale, across, down, depth + 1)
 
 
 def _text(value: Mapping[str, object], keys: tuple[str, ...]) -> str:
-    return next((found for key in keys if isinstance(found := value.get(key), str)), "")
+    return next((text for key in keys if isinstance(text := value.get(key), str)), "")

@@ -56,8 +56,8 @@ def find_pairs(text: str, scale: ImageScale) -> Iterator[Element]:
 
 
 def _after_their_text(parts: list[str], scale: ImageScale) -> Iterator[Element]:
-    for content, place in zip(parts[::2], parts[1::2], strict=False):
-        element = scale.element(numbers_of(place), 1000, 1000, text=_TAG.sub("", content).strip())
+    for content, location in zip(parts[::2], parts[1::2], strict=False):
+        element = scale.element(numbers_of(location), 1000, 1000, text=_TAG.sub("", content).strip())
         if element is not None:
             yield element
 
@@ -84,15 +84,15 @@ def find_point_groups(text: str, scales: Sequence[ImageScale]) -> Iterator[Eleme
         yield from find_point_tags(text, scales[0])
         return
     for attributes, content in _POINTS.findall(text):
-        for place, points in (group for coords in _COORDS.findall(attributes) for group in _GROUP.findall(coords)):
-            number = int(float(place)) - 1
+        for frame, points in (group for coords in _COORDS.findall(attributes) for group in _GROUP.findall(coords)):
+            number = int(float(frame)) - 1
             is_video = len(scales) == 1 and scales[0].is_video
             scale = scales[0] if len(scales) == 1 else scales[number] if 0 <= number < len(scales) else None
             for track, x, y in _POINT.findall(points) if scale is not None else ():
                 if max(int(x), int(y)) <= 1000:
                     assert scale is not None
-                    found = Element(content.strip(), points=(scale.point(int(x), int(y), 1000, 1000),), image=scale.index)
-                    yield replace(found, time=float(place) if is_video else None, track=int(track))
+                    element = Element(content.strip(), points=(scale.point(int(x), int(y), 1000, 1000),), image=scale.index)
+                    yield replace(element, time=float(frame) if is_video else None, track=int(track))
 
 
 def find_pointing_tags(text: str, scale: ImageScale) -> Iterator[Element]:
@@ -131,7 +131,7 @@ class _Open:
 
 def find_doctags(text: str, scale: ImageScale) -> Iterator[Element]:
     """Yield the elements of `<name><loc_1><loc_2><loc_3><loc_4>content</name>`, in units of 1/500, by opening tag."""
-    found: list[tuple[int, Element]] = []
+    numbered: list[tuple[int, Element]] = []
     opened: list[_Open] = []
 
     def close() -> None:
@@ -139,10 +139,12 @@ def find_doctags(text: str, scale: ImageScale) -> Iterator[Element]:
         content = "".join(last.pieces)
         cells = read_table(content) if last.name in ("otsl", "chart", "picture") else ()
         label = "table" if last.name == "otsl" else last.name
-        place = scale.element(last.numbers, _DOCTAG_UNITS, _DOCTAG_UNITS)
-        if place is not None:
-            element = Element(label, _TAG.sub(" " if cells else "", content).strip(), place.box, cells=cells, image=scale.index)
-            found.append((last.order, element))
+        located = scale.element(last.numbers, _DOCTAG_UNITS, _DOCTAG_UNITS)
+        if located is not None:
+            element = Element(
+                label, _TAG.sub(" " if cells else "", content).strip(), located.box, cells=cells, image=scale.index
+            )
+            numbered.append((last.order, element))
 
     end = 0
     for order, tag in enumerate(_DOCTAG.finditer(text)):
@@ -152,7 +154,7 @@ def find_doctags(text: str, scale: ImageScale) -> Iterator[Element]:
         if tag[1]:
             if len(opened) < _MAX_OPEN:
                 opened.append(_Open(tag[1], numbers_of(tag[2]), order))
-        elif any(one.name == tag[3] for one in opened):
+        elif any(outer.name == tag[3] for outer in opened):
             while opened[-1].name != tag[3]:
                 close()
             close()
@@ -160,7 +162,7 @@ def find_doctags(text: str, scale: ImageScale) -> Iterator[Element]:
         opened[-1].pieces.append(text[end:])
     while opened:
         close()
-    yield from (element for _, element in sorted(found, key=lambda pair: pair[0]))
+    yield from (element for _, element in sorted(numbered, key=lambda pair: pair[0]))
 
 
 def find_xy_tokens(text: str, scale: ImageScale) -> Iterator[Element]:

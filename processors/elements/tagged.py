@@ -71,7 +71,7 @@ def find_tagged(text: str, scale: ImageScale, style: TagStyle) -> Iterator[Eleme
             places += [_Place(name, numbers[i : i + 4], "" if i else content) for i in range(0, len(numbers) - 3, 4)]
         elif parts[at] in style.content[:1] and places:  # an unfinished answer may lack the closing tag
             places[-1] = replace(places[-1], content=inside.removesuffix("<|im_end|>").strip())
-    for one in places:
-        element = scale.element(one.numbers, style.units, style.units, one.label, one.content)
+    for tagged in places:
+        element = scale.element(tagged.numbers, style.units, style.units, tagged.label, tagged.content)
         if element is not None:
-            yield replace(element, cells=read_table(one.content), angle=one.angle)
+            yield replace(element, cells=read_table(tagged.content), angle=tagged.angle)

@@ -23,7 +23,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ...mm.errors import ConfigError, InputError, short_repr, typed
+from ...callers.errors import ConfigError, InputError, short_repr, typed
 from ...mm.fields import BatchedField, FieldElem
 from ...mm.hashing import digest
 from ...mm.media.policy import DecodeSpec
@@ -32,6 +32,7 @@ from ..bases.base import BaseProcessingInfo
 from ..files import ProcessorFiles
 from ..interface import Span, TokenRun
 
+_MAX_RATIO = 200  # of the longer side to the shorter one
 _INPUT_IDS = "input_ids"
 _ARGUMENT = {"image": "images", "audio": "audio"}  # keyword of the processor
 _PART = {"image": ("image_processor",), "audio": ("feature_extractor", "audio_processor")}
@@ -84,11 +85,13 @@ class FallbackProcessingInfo(BaseProcessingInfo):
     def resolve_spec(self, modality: str) -> ReadSpec:
         import transformers
 
-        given = {key: value for kwargs in self.processor_kwargs[modality] for key, value in kwargs.items()}
-        for key, value in given.items():
+        options = {key: value for kwargs in self.processor_kwargs[modality] for key, value in kwargs.items()}
+        for key, value in options.items():
             _check_limit(key, value, getattr(self._part(modality), key, None))
-        own = digest("sensorium.processor", self.files.image, self.files.audio)
-        return ReadSpec(type(self._processor).__name__, transformers.__version__, own, json.dumps(given, sort_keys=True))
+        files_digest = digest("sensorium.processor", self.files.image, self.files.audio)
+        return ReadSpec(
+            type(self._processor).__name__, transformers.__version__, files_digest, json.dumps(options, sort_keys=True)
+        )
 
     def resolve_decode_spec(self) -> DecodeSpec:
         return DecodeSpec(rate=self._part("audio").sampling_rate) if "audio" in self.modalities else DecodeSpec()
@@ -96,6 +99,9 @@ class FallbackProcessingInfo(BaseProcessingInfo):
     def geometry(self, header: MediaHeader) -> ItemGeometry:
         """Return one row per token of the processor; InputError if it refuses the item or would truncate the audio."""
         size = (header.samples, 0) if header.modality == "audio" else header.size
+        if header.modality != "audio" and max(size) > _MAX_RATIO * min(size):
+            text = f"differ by more than {_MAX_RATIO}:1, and the processor of transformers may enlarge the shorter one"
+            raise InputError(f"its sides {size[1]}x{size[0]} {text}; crop it first")
         rows, rate = self._rows(header.modality, size), self.decode_spec.rate
         if header.modality == "audio" and size[0] > rate and rows == self._rows("audio", (size[0] - rate, 0)):
             raise InputError(f"it lasts {size[0] / rate:.2f} s, and the model takes only its beginning; cut it")
@@ -110,7 +116,9 @@ class FallbackProcessingInfo(BaseProcessingInfo):
         made = self._call(modality, data)
         written = _tokens(made)
         if written != self.span(modality, grid).token_ids:
-            raise InputError("the processor of this model gives other tokens for it than for a blank item of its size")
+            raise InputError(
+                "the processor of this model gives other tokens for it than for a blank item of its size", code="unsupported"
+            )
         return self._elements(made, dtype), self._with_grid(modality, replace(grid, w=len(written)), made)
 
     def _with_grid(self, modality: str, grid: ItemGeometry, made: Mapping[str, Tensor]) -> ItemGeometry:
@@ -140,8 +148,8 @@ class FallbackProcessingInfo(BaseProcessingInfo):
 
     def _part(self, modality: str) -> Any:
         """Return the image processor or feature extractor, or None."""
-        found = (getattr(self._processor, name, None) for name in _PART[modality])
-        return next((part for part in found if part is not None), None)
+        parts = (getattr(self._processor, name, None) for name in _PART[modality])
+        return next((part for part in parts if part is not None), None)
 
     def _token(self, modality: str) -> str | None:
         token: str | None = getattr(self._processor, f"{modality}_token", None)
@@ -212,7 +220,7 @@ class FallbackProcessingInfo(BaseProcessingInfo):
                 return int(patches(*size, self._merged))
             return int(tokens(image_sizes=[list(size)], **self._merged).num_image_tokens[0]) if tokens else None
         except _REFUSALS as error:
-            raise InputError(f"the processor of this model refuses it: {line(error)}") from None
+            raise InputError(f"the processor of this model refuses it: {line(error)}", code="unsupported") from None
 
     @cached_property
     def _merged(self) -> dict[str, Any]:
@@ -233,7 +241,7 @@ class FallbackProcessingInfo(BaseProcessingInfo):
             with self._lock:  # its tokenizer is not thread-safe
                 made = self._processor(**inputs, **settings, return_tensors="pt")
         except _REFUSALS as error:
-            raise InputError(f"the processor of this model refuses it: {line(error)}") from None
+            raise InputError(f"the processor of this model refuses it: {line(error)}", code="unsupported") from None
         return {name: _tensor(name, value) for name, value in made.items()}
 
 
@@ -251,9 +259,9 @@ def _load(folder: Path) -> tuple[Any, Lock]:
     return processor, Lock()
 
 
-def _check_limit(key: str, value: object, own: object) -> None:
+def _check_limit(key: str, value: object, default: object) -> None:
     """Raise ConfigError for numbers far above the processor's own: a processor may loop as often as they say."""
-    most = max(_numbers(own), default=_MAX_WITHOUT_DEFAULT / _MAX_FACTOR) * _MAX_FACTOR
+    most = max(_numbers(default), default=_MAX_WITHOUT_DEFAULT / _MAX_FACTOR) * _MAX_FACTOR
     beyond = next((number for number in _numbers(value) if not abs(number) <= most), None)
     if beyond is not None:
         reason = f"{key} is {short_repr(beyond)}, more than {_MAX_FACTOR} times the processor's own"
@@ -279,7 +287,7 @@ def _tensor(name: str, value: Any) -> Tensor:
     if isinstance(value, list) and len(value) == 1:
         return torch.as_tensor(value[0])[None]
     if not isinstance(value, Tensor):
-        raise InputError(f"the processor of this model gives {name} as {typed(value)}, not as a tensor")
+        raise InputError(f"the processor of this model gives {name} as {typed(value)}, not as a tensor", code="unsupported")
     return value
 
 

@@ -5,24 +5,33 @@ from __future__ import annotations
 import marshal
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 
-from ...mm.errors import InputError
+from ...callers.errors import InputError
+from ...callers.message_fields import check_messages
+from ...callers.pacing import releasing_gil
+from ...callers.plain import builtin_copy
 from ...mm.media.isolate import call_worker
 from ...mm.media.policy import DEFAULT_POLICY, MediaPolicy
-from ...mm.message_fields import check_messages
-from ...mm.pacing import releasing_gil
-from ...mm.plain import builtin_copy, reading
 from ...mm.tenants import tenant_of
 from ...mm.types import Media
 from .message_parts import split_media
 from .rendering import RenderInputs, plain_copy, render, render_alone, texts
-from .tokenizer import Tokenizer
 
 _MAX_TOKENS = 1 << 20  # of a prompt, if max_model_len is not given
 _WORKER_MEMORY = 1 << 30
+
+
+class TemplateTokenizer(Protocol):
+    """The part of a Tokenizer that rendering needs."""
+
+    special_tokens: Mapping[str, str]
+
+    def max_characters(self, num_tokens: int | None) -> int: ...
+
+    def min_tokens(self, text: str) -> int: ...
 
 
 @dataclass(frozen=True)
@@ -54,7 +63,7 @@ def render_chat(
     messages: Sequence[Mapping[str, Any]],
     /,
     template: str,
-    tokenizer: Tokenizer,
+    tokenizer: TemplateTokenizer,
     add_generation_prompt: bool = True,
     tools: Sequence[Mapping[str, Any]] | None = None,
     continue_final_message: bool = False,
@@ -85,13 +94,12 @@ def render_chat(
     """
     if continue_final_message and add_generation_prompt:
         raise InputError(
-            "continue_final_message and add_generation_prompt exclude each other; turn one of them off",
+            "<<param>> and add_generation_prompt exclude each other; turn one of them off",
             param="continue_final_message",
         )
     if max_model_len is not None:
-        with reading(messages, "messages"):
-            _check_count(messages, tools, max_model_len)
-    copied = [builtin_copy(one, f"messages[{i}]", f"message {i}") for i, one in enumerate(releasing_gil(messages))]
+        _check_count(messages, tools, max_model_len)
+    copied = [builtin_copy(entry, f"messages[{i}]", f"message {i}") for i, entry in enumerate(releasing_gil(messages))]
     plain, media, places = split_media(copied, policy, tenant_of(cache_salt))
     check_messages(copied, template)
     if max_model_len is not None:
@@ -120,31 +128,31 @@ def _render_in_worker(inputs: RenderInputs, tenant: str | None, require_sandbox:
     except InputError:
         reply = None
     if reply is None or reply.kind != "value":
-        reason = f"the chat template crashes, takes more than {inputs.max_seconds:g} s (max_template_seconds) or more than "
+        reason = f"the chat template crashes, takes more than {inputs.max_seconds:g} s (<<max_template_seconds>>) or more than "
         reason += f"{_WORKER_MEMORY:,} bytes; shorten the messages or simplify the template"
         raise InputError(reason, param="chat_template")
-    found = msgspec.convert(reply.value, dict[str, Any])
-    if "pieces" not in found:
-        if found["code"] == "checkpoint":  # it cannot be compiled, and it is not the checkpoint's
-            raise InputError(found["message"], param="chat_template")
-        raise InputError(found["message"], code=found["code"], param=found["param"])
-    return msgspec.convert(found["pieces"], tuple[tuple[str, bool], ...])
+    answer = msgspec.convert(reply.value, dict[str, Any])
+    if "pieces" not in answer:
+        if answer["code"] == "checkpoint":  # it cannot be compiled, and it is not the checkpoint's
+            raise InputError(answer["text"], param="chat_template")
+        raise InputError(**answer)
+    return msgspec.convert(answer["pieces"], tuple[tuple[str, bool], ...])
 
 
 def _check_count(messages: Sequence[object], tools: Sequence[object] | None, most: int) -> None:
     """Refuse very many messages, parts and tools before work is done for each."""
     count = len(messages) + len(tools or ())
     if count <= 4 * most:
-        contents = [one.get("content") for one in messages if isinstance(one, Mapping)]
-        count += sum(len(one) for one in contents if isinstance(one, list))
+        contents = [content.get("content") for content in messages if isinstance(content, Mapping)]
+        count += sum(len(content) for content in contents if isinstance(content, list))
     if count > 4 * most:
-        reason = f"max_model_len={most} allows {4 * most} messages, parts and tools; the conversation has {count}; shorten it"
-        raise InputError(reason, code="too_long", param="messages")
+        reason = f"<<max_model_len=>>{most} allows {4 * most} messages, parts and tools; the conversation has {count}"
+        raise InputError(f"{reason}; shorten it", code="too_long", param="messages", limit=4 * most, value=count)
 
 
-def _check_length(messages: Iterable[Mapping[str, Any]], tokenizer: Tokenizer, most: int) -> None:
-    found = [text for message in messages for text in texts(message)]
-    least = sum(map(tokenizer.min_tokens, found)) - len(found)  # the ends of two texts may share a token
+def _check_length(messages: Iterable[Mapping[str, Any]], tokenizer: TemplateTokenizer, most: int) -> None:
+    strings = [text for message in messages for text in texts(message)]
+    least = sum(map(tokenizer.min_tokens, strings)) - len(strings)  # the ends of two texts may share a token
     if least >= most:
-        reason = f"the messages have at least {least} tokens, but max_model_len is {most}; shorten them"
-        raise InputError(reason, code="too_long", param="messages")
+        reason = f"the messages have at least {least} tokens, but <<max_model_len>> is {most}; shorten them"
+        raise InputError(reason, code="too_long", param="messages", limit=most, value=least)

@@ -12,6 +12,8 @@ Format = Literal["string", "parts", "any"]
 _PART_FILTERS = ("selectattr", "rejectattr", "map")
 _OBJECT_FILTERS = ("tojson", "items", "dictsort")
 _OBJECT_METHODS = ("items", "keys", "values", "get")
+REASONING_FIELDS = ("reasoning_content", "reasoning", "thinking")
+"""Fields of a message with its reasoning: those of DeepSeek, vLLM and gpt-oss."""
 _MAX_NAMES = 8  # longest chain of assignments (a = b, c = a, ...) that is followed
 
 
@@ -23,11 +25,13 @@ class TemplateFormat:
         content: "string", "parts" (a list of parts), or "any" if the template distinguishes them.
         tools: the template reads `tools`.
         text_arguments: the template writes the arguments of tool calls unchanged, so they must be JSON as text.
+        reasoning: the fields from which it reads the reasoning of a message, of REASONING_FIELDS.
     """
 
     content: Format
     tools: bool
     text_arguments: bool
+    reasoning: tuple[str, ...] = ()
 
 
 def template_format(root: nodes.Template) -> TemplateFormat:
@@ -38,23 +42,28 @@ def template_format(root: nodes.Template) -> TemplateFormat:
     is_content = _finder(root, "content")
     reads_parts = (
         any(is_content(loop.iter) for loop in root.find_all(nodes.For))
-        or any(is_content(one.node) for one in root.find_all(nodes.Getitem) if _is_index(one.arg))
-        or any(is_content(one.node) for one in root.find_all(nodes.Filter) if one.name in _PART_FILTERS)
+        or any(is_content(node.node) for node in root.find_all(nodes.Getitem) if _is_index(node.arg))
+        or any(is_content(node.node) for node in root.find_all(nodes.Filter) if node.name in _PART_FILTERS)
     )
     tests_string = _tests_string(root, is_content)
     content: Format = "string" if not reads_parts else "any" if tests_string else "parts"
     tools = any(name.name == "tools" for name in root.find_all(nodes.Name))
-    return TemplateFormat(content, tools, _writes_arguments(root))
+    return TemplateFormat(content, tools, _writes_arguments(root), _reasoning_fields(root))
+
+
+def _reasoning_fields(root: nodes.Template) -> tuple[str, ...]:
+    reads = list(root.find_all((nodes.Getattr, nodes.Getitem, nodes.Call)))
+    return tuple(field for field in REASONING_FIELDS if any(map(_finder(root, field), reads)))
 
 
 def _writes_arguments(root: nodes.Template) -> bool:
     is_arguments = _finder(root, "arguments")
-    written = any(is_arguments(one) for one in root.find_all((nodes.Getattr, nodes.Getitem)))
+    written = any(is_arguments(node) for node in root.find_all((nodes.Getattr, nodes.Getitem)))
     as_object = (
         any(is_arguments(loop.iter) for loop in root.find_all(nodes.For))
-        or any(is_arguments(one.node) for one in root.find_all(nodes.Filter) if one.name in _OBJECT_FILTERS)
-        or any(is_arguments(one.node) for one in root.find_all(nodes.Getattr) if one.attr in _OBJECT_METHODS)
-        or any(is_arguments(one.node) for one in root.find_all(nodes.Test) if one.name == "mapping")
+        or any(is_arguments(node.node) for node in root.find_all(nodes.Filter) if node.name in _OBJECT_FILTERS)
+        or any(is_arguments(node.node) for node in root.find_all(nodes.Getattr) if node.attr in _OBJECT_METHODS)
+        or any(is_arguments(node.node) for node in root.find_all(nodes.Test) if node.name == "mapping")
     )
     return written and not as_object and not _tests_string(root, is_arguments)
 
@@ -84,15 +93,15 @@ def _finder(root: nodes.Template, key: str) -> Callable[[nodes.Node | None], boo
         return False
 
     macros = {macro.name: macro.args for macro in root.find_all(nodes.Macro)}
-    named = [(one.target, one.node) for one in root.find_all(nodes.Assign)]
+    named = [(assignment.target, assignment.node) for assignment in root.find_all(nodes.Assign)]
     for call in root.find_all(nodes.Call):
         if isinstance(call.node, nodes.Name):
             named += zip(macros.get(call.node.name, []), call.args, strict=False)
     for _ in range(_MAX_NAMES):
-        found = {target.name for target, value in named if isinstance(target, nodes.Name) and matches(value)}
-        if found <= names:
+        matched = {target.name for target, value in named if isinstance(target, nodes.Name) and matches(value)}
+        if matched <= names:
             break
-        names |= found
+        names |= matched
     return matches
 
 

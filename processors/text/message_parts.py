@@ -7,13 +7,14 @@ from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import PurePath
 from typing import Any
 
-from ...mm.errors import InputError, hint, naming_param, short_repr, typed
+from ...callers.errors import InputError, hint, naming_param, short_repr, typed
+from ...mm.media.data_url import is_data_url
 from ...mm.media.pdf import MessagePdfs
 from ...mm.media.policy import DEFAULT_POLICY, FrameFiles, MediaPolicy, MediaUrl
 from ...mm.parse import plain_data
-from ...mm.plain import reading
 from ...mm.types import Media
-from .file_parts import FILE_TYPES, as_media_parts, read_source
+from ..options import SOUND_KWARGS
+from .file_parts import FILE_TYPES, as_media_parts, pages_of_image, read_source, tiff_url
 
 ROLES = ("system", "developer", "user", "assistant", "tool", "function", "observation", "ipython")
 PART_TYPES = {
@@ -40,26 +41,29 @@ _IGNORED = (
     "cache_control",  # Anthropic; every prefix is cached here
     "annotations",  # OpenAI's Responses, on output_text
     "logprobs",
+    "prompt_cache_breakpoint",
     "closed",  # vLLM, on thinking
     "signature",  # Anthropic, on thinking
 )
+_DETAILS = ("low", "high", "auto", "original")
 _PIXELS = ("min_pixels", "max_pixels", "detail", "resized_height", "resized_width")
 _SECONDS = ("video_start", "video_end")
 _FRAMES = ("fps", "num_frames", "nframes", "min_frames", "max_frames", "total_pixels", "sample_fps", "frame_types", *_SECONDS)
-_OPTIONS = {"text": (), "image": _PIXELS, "video": (*_PIXELS, *_FRAMES), "audio": ()}
+_OPTIONS = {"text": (), "image": _PIXELS, "video": (*_PIXELS, *_FRAMES, *SOUND_KWARGS), "audio": SOUND_KWARGS}
 _FILES_FPS = 2.0  # rate of frames in files, as in qwen-vl-utils
-_MOST_FILES = 4096  # frames of one video
+_MAX_FILES = 4096  # frames of one video
 
 
 def holds_files(messages: object) -> bool:
-    """Return whether a conversation of plain lists and dicts has a part that holds a file, which may be a PDF.
+    """Return whether a conversation of plain lists and dicts has a part that holds a file or a TIFF, which may have pages.
 
     The messages are not checked yet: methods of other classes, which may raise, are not called.
     """
     contents = (message.get("content") for message in _plain_list(messages) if type(message) is dict)
     parts = (part for content in contents for part in _plain_list(content))
-    kinds = (part.get("type") for part in parts if type(part) is dict)
-    return any(type(kind) is str and kind in FILE_TYPES for kind in kinds)
+    plain = [part for part in parts if type(part) is dict]
+    kinds = (part.get("type") for part in plain)
+    return any(type(kind) is str and kind in FILE_TYPES for kind in kinds) or any(map(tiff_url, plain))
 
 
 def _plain_list(value: object) -> Sequence[object]:
@@ -93,16 +97,16 @@ def split_media(
     plain = []
     pdfs = MessagePdfs(policy, tenant)
     for number, message in enumerate(messages):
-        place = f"messages[{number}]"
-        with naming_param(place):
+        param = f"messages[{number}]"
+        with naming_param(param):
             content = _checked_content(message, number)
         if isinstance(content, list | tuple):
-            given, content = content, list[Any]()
-            for i, part in enumerate(given):
+            parts, content = content, list[Any]()
+            for i, part in enumerate(parts):
                 where = f"message {number} part {i}"
-                with naming_param(f"{place}.content[{i}]", _PART_FIELDS):
-                    content += [_part(one, where, media) for one in _unpacked(part, where, pdfs)]
-                places += [f"{place}.content[{i}]"] * (len(media) - len(places))
+                with naming_param(f"{param}.content[{i}]", _PART_FIELDS):
+                    content += [_part(unpacked, where, media) for unpacked in _unpacked(part, where, pdfs)]
+                places += [f"{param}.content[{i}]"] * (len(media) - len(places))
         plain.append({key: value for key, value in {**message, "content": content}.items() if value is not None})
     return plain, media, places
 
@@ -111,10 +115,10 @@ def _checked_content(message: object, number: int) -> object:
     """Return the content of a message: a text, a list of parts, or None if other fields have a value."""
     role = message.get("role") if isinstance(message, Mapping) else None
     if not isinstance(message, Mapping) or not isinstance(role, str) or role not in ROLES:
-        given = f"role {short_repr(role, 40)}" if isinstance(message, Mapping) else typed(message)
+        actual = f"role {short_repr(role, 40)}" if isinstance(message, Mapping) else typed(message)
         how = f"give an object with content and a role, one of {', '.join(ROLES)}"
         prompts = "; a list of prompts goes to LLM.generate" if isinstance(message, str) else ""
-        raise InputError(f"message {number}: {how}, not {given}{prompts}")
+        raise InputError(f"message {number}: {how}, not {actual}{prompts}")
     content: object = message.get("content")
     if not (content is None or isinstance(content, str | list | tuple)):
         raise InputError(f"message {number}: content must be text or a list of parts, not {typed(content)}")
@@ -126,9 +130,11 @@ def _checked_content(message: object, number: int) -> object:
 
 
 def _unpacked(part: object, where: str, pdfs: MessagePdfs) -> Sequence[object]:
-    """Return the media parts of a file part, or the part itself."""
+    """Return the media parts of a file part or a TIFF, or the part itself."""
     if isinstance(part, Mapping) and isinstance(part.get("type"), str) and part["type"] in FILE_TYPES:
         return as_media_parts(part, where, pdfs)
+    if isinstance(part, Mapping) and (url := tiff_url(part)) is not None:
+        return pages_of_image(part, url, where, pdfs)
     return [part]
 
 
@@ -143,15 +149,15 @@ def _part(part: object, where: str, media: list[tuple[str, Media]]) -> dict[str,
     uuid = () if modality == "text" else ("uuid",)
     part = {key: value for key, value in part.items() if value is not None or not _is_known(key)}
     _check_keys({key: None for key in part if key not in _IGNORED}, ("type", *keys, *uuid, *options), f"{where}: ")
-    found = [key for key in keys if key in part]
-    if len(found) > 1:
-        raise InputError(f"{where}: {' and '.join(found)} both hold the {modality}; give one of them, or two parts")
+    present = [key for key in keys if key in part]
+    if len(present) > 1:
+        raise InputError(f"{where}: {' and '.join(present)} both hold the {modality}; give one of them, or two parts")
     if modality == "text":
-        text = part[found[0]] if found else None
+        text = part[present[0]] if present else None
         if not isinstance(text, str):
-            raise InputError(f"{where}: {found[0] if found else 'text'} must be a string, not {typed(text)}")
+            raise InputError(f"{where}: {present[0] if present else 'text'} must be a string, not {typed(text)}")
         return {"type": "text", "text": text}
-    media.append((modality, _media(part, found[0] if found else "", modality, where)))
+    media.append((modality, _media(part, present[0] if present else "", modality, where)))
     return {"type": modality, modality: True}
 
 
@@ -159,14 +165,18 @@ def _modality(part: Mapping[str, Any], where: str) -> str:
     """Return "text" or the modality of a part. A part without a type is recognised by its keys."""
     kind = part.get("type")
     if kind is None:
-        found = [key for key in PART_TYPES if part.get(key) is not None]
-        kinds = {PART_TYPES[key] for key in found}
+        present = [key for key in PART_TYPES if part.get(key) is not None]
+        kinds = {PART_TYPES[key] for key in present}
         if len(kinds) == 1:
             return kinds.pop()
-        reason = f"a part with {' and '.join(found)} needs a type; or give two parts" if found else "a part needs a type"
-        raise InputError(f"{where}: {reason}; {hint(kind, (*PART_TYPES, *FILE_TYPES))}")
+        reason = f"a part with {' and '.join(present)} needs a type; or give two parts" if present else "a part needs a type"
+        raise InputError(f"{where}: {reason}; {hint(kind, (*PART_TYPES, *FILE_TYPES))}", code="unknown_name", value=kind)
     if not isinstance(kind, str) or kind not in PART_TYPES:
-        raise InputError(f"{where}: unknown part type {short_repr(kind, 40)}; {hint(kind, (*PART_TYPES, *FILE_TYPES))}")
+        raise InputError(
+            f"{where}: unknown part type {short_repr(kind, 40)}; {hint(kind, (*PART_TYPES, *FILE_TYPES))}",
+            code="unknown_name",
+            value=kind,
+        )
     return PART_TYPES[kind]
 
 
@@ -181,30 +191,29 @@ def _media(part: Mapping[str, Any], key: str, modality: str, where: str) -> Medi
         raise InputError(f"{where}: uuid is {short_repr(uuid, 40)}; give a non-empty string")
     if value is None and uuid is None:
         raise InputError(f"{where}: {part.get('type', modality)} is missing; give its data, or the uuid of an earlier item")
-    given = {name: part[name] for name in _OPTIONS[modality] if name in part}
+    options = {name: part[name] for name in _OPTIONS[modality] if name in part}
     if read is _read_url and isinstance(value, Mapping) and value.get("detail") is not None:
-        given.setdefault("detail", value["detail"])
+        options.setdefault("detail", value["detail"])
     if read is not None and value is not None:
-        with reading(value, key, f"{where}: {key}"):
-            value = read(value, key, where)
-    given = {name: _checked(name, option, where) for name, option in given.items()}
-    if "nframes" in given and "num_frames" not in given:
-        given["num_frames"] = given.pop("nframes")
+        value = read(value, key, where)
+    options = {name: _checked(name, option, where) for name, option in options.items()}
+    if "nframes" in options and "num_frames" not in options:
+        options["num_frames"] = options.pop("nframes")
     for name in ("fps", "nframes"):
-        if name in given and "num_frames" in given:
+        if name in options and "num_frames" in options:
             raise InputError(f"{where}: {name} and num_frames exclude each other; give one of them")
-    return Media(_with_rate(value, given, where) if modality == "video" else value, uuid, **given)
+    return Media(_with_rate(value, options, where) if modality == "video" else value, uuid, **options)
 
 
-def _with_rate(value: object, given: dict[str, Any], where: str) -> object:
+def _with_rate(value: object, options: dict[str, Any], where: str) -> object:
     """Return the frames of a video with their rate, which is taken from the options. Other videos are returned as they are."""
-    if isinstance(value, list) and any(isinstance(one, MediaUrl | PurePath) for one in value):
-        return FrameFiles(tuple(value), float(given.pop("sample_fps", given.pop("fps", _FILES_FPS))))
-    if "sample_fps" not in given:
+    if isinstance(value, list) and any(isinstance(frame, MediaUrl | PurePath) for frame in value):
+        return FrameFiles(tuple(value), float(options.pop("sample_fps", options.pop("fps", _FILES_FPS))))
+    if "sample_fps" not in options:
         return value
     if not isinstance(value, list | tuple):
         raise InputError(f"{where}: sample_fps is the rate of a list of frames; for a file, give fps", param="sample_fps")
-    return value, {"fps": given.pop("sample_fps"), "do_sample_frames": False}
+    return value, {"fps": options.pop("sample_fps"), "do_sample_frames": False}
 
 
 def _read_url(value: object, key: str, where: str) -> MediaUrl:
@@ -226,19 +235,19 @@ def _read_source(value: object, key: str, where: str) -> MediaUrl:
 def _read_base64(value: object, key: str, where: str) -> MediaUrl:
     if not isinstance(value, str):
         raise InputError(f"{where}: {key} must be base64 text, not {typed(value)}")
-    return MediaUrl(value if value[:5].lower() == "data:" else f"data:;base64,{value}")
+    return MediaUrl(value if is_data_url(value) else f"data:;base64,{value}")
 
 
 def _read_file(value: object, key: str, where: str) -> MediaUrl:
     if not isinstance(value, Mapping):
         raise InputError(f'{where}: {key} must be an object {{"data": "<base64>", "format": "wav"}}, not {typed(value)}')
     _check_keys(value, ("data", "format"), f"{where}: {key}: ")
-    data, form = value.get("data"), value.get("format")
+    data, audio_format = value.get("data"), value.get("format")
     if not isinstance(data, str):
         raise InputError(f"{where}: 'data' of {key} must be base64 text, not {typed(data)}")
-    if not (isinstance(form, str) and form.isascii() and form.isalnum()):
-        raise InputError(f"{where}: {key} needs a format such as 'wav' or 'mp3', not {short_repr(form, 40)}")
-    return MediaUrl(f"data:audio/{form};base64,{data}")
+    if not (isinstance(audio_format, str) and audio_format.isascii() and audio_format.isalnum()):
+        raise InputError(f"{where}: {key} needs a format such as 'wav' or 'mp3', not {short_repr(audio_format, 40)}")
+    return MediaUrl(data if is_data_url(data) else f"data:audio/{audio_format};base64,{data}")
 
 
 def _read_embeds(value: object, key: str, where: str) -> object:
@@ -255,7 +264,7 @@ def _read_object(value: object, key: str, where: str) -> object:
     try:
         value = plain_data(value)
     except InputError as error:
-        raise InputError(f"{where}: {error}", param=key) from None
+        raise InputError(f"{where}: {error.info.text}", param=key) from None
     if isinstance(value, str):
         return MediaUrl(value)
     if isinstance(value, Media):
@@ -263,12 +272,12 @@ def _read_object(value: object, key: str, where: str) -> object:
     inside = list(value.values()) if isinstance(value, Mapping) else value
     if not isinstance(inside, list | tuple) or not any(isinstance(entry, str | PurePath) for entry in inside):
         return value
-    is_frames = key == "video" and value is inside and all(isinstance(one, str | PurePath) for one in inside)
+    is_frames = key == "video" and value is inside and all(isinstance(frame, str | PurePath) for frame in inside)
     if not is_frames:
         raise InputError(f'{where}: {key} contains text; give a URL alone, or in a part {{"type": "{key}_url"}}')
-    if len(inside) > _MOST_FILES:
-        raise InputError(f"{where}: {key} has {len(inside):,} files, the limit is {_MOST_FILES:,}; give fewer, or a video file")
-    return [MediaUrl(one) if isinstance(one, str) else one for one in inside]
+    if len(inside) > _MAX_FILES:
+        raise InputError(f"{where}: {key} has {len(inside):,} files, the limit is {_MAX_FILES:,}; give fewer, or a video file")
+    return [MediaUrl(frame) if isinstance(frame, str) else frame for frame in inside]
 
 
 _KEYS: Mapping[str, Mapping[str, Callable[[object, str, str], object] | None]] = {
@@ -325,7 +334,7 @@ def _is_count(value: object) -> bool:
 
 
 def _are_bits(value: object) -> bool:
-    return isinstance(value, list | tuple) and all(type(one) is int and one in (0, 1) for one in value)
+    return isinstance(value, list | tuple) and all(type(bit) is int and bit in (0, 1) for bit in value)
 
 
 _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
@@ -343,11 +352,11 @@ _CHECKS: dict[str, tuple[str, Callable[[Any], bool]]] = {
     "video_start": ("seconds, 0 or above", lambda value: _is_number(value) or (value == 0 and not isinstance(value, bool))),
     "video_end": ("a positive number of seconds", _is_number),
     "frame_types": ("a list of 0 (slow) and 1 (fast)", _are_bits),
-    "detail": ("low, high or auto", lambda value: isinstance(value, str) and value in ("low", "high", "auto")),
+    "detail": ("low, high, auto or original", lambda value: isinstance(value, str) and value in _DETAILS),
 }
 
 
-def _check_keys(given: Mapping[Any, object], known: Collection[str], where: str) -> None:
-    for key in given:
-        if key not in known:
-            raise InputError(f"{where}unknown field {short_repr(key, 40)}; {hint(key, known)}")
+def _check_keys(keys: Mapping[Any, object], names: Collection[str], where: str) -> None:
+    for key in keys:
+        if key not in names:
+            raise InputError(f"{where}unknown field {short_repr(key, 40)}; {hint(key, names)}", code="unknown_name", value=key)

@@ -7,13 +7,13 @@ import marshal
 import re
 import secrets
 from collections.abc import Iterable, Iterator, Mapping, Sequence
-from dataclasses import asdict
 from typing import Any, NamedTuple
 
 from jinja2 import TemplateError
 
-from ...mm.errors import MAX_DEPTH, InputError, SensoriumError, check_utf8, clip, one_line, short_repr, typed
-from ...mm.pacing import releasing_gil
+from ...callers.errors import MAX_DEPTH, InputError, SensoriumError, check_utf8, clip, one_line, short_repr, typed
+from ...callers.pacing import releasing_gil
+from .content_format import REASONING_FIELDS
 from .template import Sandbox, load_template
 from .template_text import TemplateText
 
@@ -33,9 +33,9 @@ _CHANGED = re.compile(r"(?:^|(?<=\s))/\w+|<[^<>\s]{1,40}>")  # switches (/no_thi
 class _FormError(Exception):
     """A template does not take contents of this form. `place`: the message at fault, such as "messages[0]"."""
 
-    def __init__(self, reason: str, place: str) -> None:
+    def __init__(self, reason: str, param: str) -> None:
         super().__init__(reason)
-        self.place = place
+        self.place = param
 
 
 class _Parts(list[Any]):
@@ -75,8 +75,13 @@ def render(inputs: RenderInputs) -> tuple[tuple[str, bool], ...]:
     """
     sandbox = load_template(inputs.template)
     if inputs.variables.get("tools") and not sandbox.reads.tools:
-        raise InputError("the chat template takes no tools; leave them out, or pass another chat_template", param="tools")
-    messages = [_with_arguments(one, i, sandbox.reads.text_arguments) for i, one in enumerate(inputs.messages)]
+        raise InputError(
+            "the chat template takes no tools; leave them out, or <<change_template>>", code="unsupported", param="tools"
+        )
+    messages = [
+        _with_arguments(_with_reasoning(message, sandbox.reads.reasoning), i, sandbox.reads.text_arguments)
+        for i, message in enumerate(inputs.messages)
+    ]
     for message in messages:  # roles and types are names that we know
         message["role"] = TemplateText.written(message["role"])
         parts = message.get("content")
@@ -87,7 +92,7 @@ def render(inputs: RenderInputs) -> tuple[tuple[str, bool], ...]:
     text = _render(sandbox, messages, {**special, **inputs.variables}, inputs.placeholders, inputs.leave_open, limits)
     if text.num_pieces > inputs.max_pieces:
         reason = f"the chat template switches between its own text and the messages' more than {inputs.max_pieces} times"
-        raise InputError(f"{reason}; shorten the messages", code="too_long", param="chat_template")
+        raise InputError(f"{reason}; shorten the messages", code="too_long", param="chat_template", limit=inputs.max_pieces)
     return text.pieces()
 
 
@@ -96,7 +101,7 @@ def render_alone(data: bytes) -> dict[str, Any]:
     try:
         return {"pieces": render(RenderInputs(*marshal.loads(data)))}
     except SensoriumError as error:
-        return asdict(error.info)
+        return error.info.fields()
 
 
 def plain_copy(value: Any, name: str, depth: int = 0) -> Any:
@@ -108,7 +113,7 @@ def plain_copy(value: Any, name: str, depth: int = 0) -> Any:
         raise InputError(reason, param=name)
     if isinstance(value, Mapping):
         if not all(isinstance(key, str | int | float | None) for key in value):
-            raise InputError(f"{name}: keys must be strings or numbers", param=name)
+            raise InputError("<<param>>: keys must be strings or numbers", code="invalid_value", param=name)
         return {
             plain_copy(key, name): plain_copy(entry, f"{name}.{short_repr(str(key), 40)[1:-1]}", depth + 1)
             for key, entry in releasing_gil(value.items())
@@ -119,8 +124,25 @@ def plain_copy(value: Any, name: str, depth: int = 0) -> Any:
         return value
     if isinstance(value, int | float):
         return int(value) if isinstance(value, int) else float(value)
-    reason = f"{name} is {typed(value)}; messages, tools and template variables may hold text, numbers, lists and objects"
+    reason = f"<<param>> is {typed(value)}; messages, tools and template variables may hold text, numbers, lists and objects"
     raise InputError(f"{reason}; give media as parts of a content", param=name)
+
+
+def _with_reasoning(message: dict[str, Any], fields: Sequence[str]) -> dict[str, Any]:
+    """Return the message with its reasoning in the fields that the template reads.
+
+    gpt-oss's template, which reads `thinking` alone, has one place for the reasoning and for a text before a call, and refuses
+    both.
+    """
+    if message.get("role") != "assistant" or not fields:
+        return message
+    reasoning = next((message[name] for name in REASONING_FIELDS if isinstance(message.get(name), str)), None)
+    if tuple(fields) == ("thinking",) and message.get("tool_calls"):
+        text = "\n".join(filter(None, [reasoning, *texts(message)])) if message.get("content") else reasoning
+        return message | {"content": "", "thinking": text}
+    if reasoning is None:
+        return message
+    return message | {name: reasoning for name in fields if message.get(name) is None}
 
 
 def _with_arguments(message: dict[str, Any], number: int, as_text: bool) -> dict[str, Any]:
@@ -137,15 +159,15 @@ def _call_with_arguments(call: Any, number: int, index: int, as_text: bool) -> A
         return call
     if isinstance(call.get("function"), Mapping):
         return {**call, "function": _call_with_arguments(call["function"], number, index, as_text)}
-    arguments, place = call.get("arguments"), f"messages[{number}].tool_calls[{index}]"
+    arguments, param = call.get("arguments"), f"messages[{number}].tool_calls[{index}]"
     try:
         if as_text and isinstance(arguments, Mapping):
             return {**call, "arguments": json.dumps(arguments, ensure_ascii=False)}
         if not as_text and isinstance(arguments, str):
-            return {**call, "arguments": plain_copy(json.loads(arguments or "{}"), place)}
+            return {**call, "arguments": plain_copy(json.loads(arguments or "{}"), param)}
     except (TypeError, ValueError, RecursionError):
         reason = f"the arguments of a tool call are not JSON ({short_repr(arguments, 40)}); give an object or its JSON"
-        raise InputError(f"message {number}: {reason}", param=place) from None
+        raise InputError(f"message {number}: {reason}", code="invalid_value", param=param) from None
     return call
 
 
@@ -155,7 +177,7 @@ def _leave_open(messages: Sequence[dict[str, Any]], end: str) -> str:
     texts = [part for part in content if "text" in part] if isinstance(content, list) else []
     holder, key = (messages[-1], "content") if isinstance(content, str) else (texts[-1] if texts else {}, "text")
     if key not in holder:
-        raise InputError("continue_final_message: the last message has no text to continue", param="continue_final_message")
+        raise InputError("<<param>>: the last message has no text to continue", param="continue_final_message")
     text = str(holder[key])
     holder[key] = text + end
     return text
@@ -165,8 +187,8 @@ def _up_to(rendered: TemplateText, last: str, end: str) -> TemplateText:
     """Return the prompt up to the mark. The space after the mark is missing if the template trims the end of texts."""
     if last.strip() not in rendered or end.strip() not in rendered:
         raise _FormError("continue_final_message: the chat template leaves out or changes the last message", "messages")
-    place = rendered.rindex(end.strip())
-    return rendered[:place] if rendered.startswith(end, place) else rendered[:place].rstrip()
+    position = rendered.rindex(end.strip())
+    return rendered[:position] if rendered.startswith(end, position) else rendered[:position].rstrip()
 
 
 def _render(
@@ -178,10 +200,12 @@ def _render(
     limits: tuple[int, float],
 ) -> TemplateText:
     """Render messages in the form that the template reads; if it fails or leaves out a text, in the other forms."""
-    failure, place = "", "messages"
-    for form in _FORMS[sandbox.reads.content]:
+    failure, param = "", "messages"
+    for content_form in _FORMS[sandbox.reads.content]:
         try:
-            converted = [{**one, **_content(one, number, form, placeholders)} for number, one in enumerate(messages)]
+            converted = [
+                {**message, **_content(message, number, content_form, placeholders)} for number, message in enumerate(messages)
+            ]
             end = secrets.token_hex(16) + " "
             last = _leave_open(converted, end) if leave_open else ""
             text = sandbox.render({**context, "messages": converted}, *limits)
@@ -191,7 +215,7 @@ def _render(
             _check_calls(messages, text)
             return text
         except _FormError as error:
-            place = place if failure else error.place
+            param = param if failure else error.place
             failure = failure or str(error)
         except InputError:
             raise
@@ -199,23 +223,23 @@ def _render(
             failure = failure or f"the chat template refuses the messages: {clip(str(error), 200)}"
         except (TypeError, KeyError, ValueError, ArithmeticError, AttributeError, RecursionError) as error:
             failure = failure or f"the chat template cannot take these messages: {clip(str(error), 200)}"
-    raise InputError(failure, param=place)
+    raise InputError(failure, param=param)
 
 
-def _content(message: Mapping[str, Any], number: int, form: str, placeholders: Mapping[str, str]) -> dict[str, Any]:
+def _content(message: Mapping[str, Any], number: int, content_format: str, placeholders: Mapping[str, str]) -> dict[str, Any]:
     """Return a message's content in a form of `_FORMS`, under its key; empty for a message without content."""
     content = message.get("content")
-    if isinstance(content, str) and form == "parts":
+    if isinstance(content, str) and content_format == "parts":
         return {"content": _Parts([{"type": TemplateText.written("text"), "text": content}])}
     if not isinstance(content, list):
         return {}
     media = [part["type"] for part in content if part["type"] != "text"]
-    if form in ("any", "parts") or (form == "text" and media):
+    if content_format in ("any", "parts") or (content_format == "text" and media):
         return {"content": _Parts(map(dict, content))}
     for modality in media:
         if modality not in placeholders:
             reason = f"message {number}: the chat template reads texts only, so it has no place for an item"
-            raise _FormError(f"{reason} ({modality}); pass another chat_template", f"messages[{number}]")
+            raise _FormError(f"{reason} ({modality}); <<change_template>>", f"messages[{number}]")
     texts = [part.get("text") or TemplateText.written(placeholders.get(part["type"], "")) for part in content]
     return {"content": TemplateText("\n").join(texts)}
 
@@ -238,10 +262,10 @@ def _check_texts(messages: Iterable[Mapping[str, Any]], prompt: TemplateText) ->
                     if left < 0:
                         return
                     forms = piece, json.dumps(piece, ensure_ascii=False)[1:-1]
-                    start = next((place for place in map(whole.find, map(one_line, forms)) if place >= 0), -1)
+                    start = next((position for position in map(whole.find, map(one_line, forms)) if position >= 0), -1)
                 if start < 0:
                     reason = f"message {number}: the chat template leaves out or changes its text"
-                    how = "leave that text out, or pass another chat_template"
+                    how = "leave that text out, or <<change_template>>"
                     raise _FormError(f"{reason}; {how}", f"messages[{number}]")
 
 
@@ -254,7 +278,7 @@ def _check_calls(messages: Iterable[Mapping[str, Any]], prompt: TemplateText) ->
             name = function.get("name") if isinstance(function, Mapping) else None
             if isinstance(name, str) and name not in prompt:
                 reason = f"message {number}: the chat template leaves out its call of {short_repr(name, 40)}"
-                raise _FormError(f"{reason}; leave the call out, or pass another chat_template", f"messages[{number}]")
+                raise _FormError(f"{reason}; leave the call out, or <<change_template>>", f"messages[{number}]")
 
 
 def texts(message: Mapping[str, Any]) -> Iterator[str]:

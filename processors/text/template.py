@@ -20,7 +20,7 @@ from jinja2.filters import do_join
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 from jinja2.utils import Namespace, pass_eval_context
 
-from ...mm.errors import CheckpointError, InputError, check_utf8, clip, short_repr
+from ...callers.errors import CheckpointError, InputError, check_utf8, clip, short_repr
 from .content_format import template_format
 from .template_text import TemplateText
 
@@ -125,7 +125,7 @@ class Sandbox(ImmutableSandboxedEnvironment):
         self.filters |= {"tojson": _to_json, "join": _join, "format": self._format}
         for name in _REFUSED_FILTERS:
             del self.filters[name]
-        self.filters = {name: self._limited(one) for name, one in self.filters.items()}
+        self.filters = {name: self._limited(function) for name, function in self.filters.items()}
 
     def load(self, source: str) -> None:
         self._begin(1 << 20)
@@ -156,12 +156,12 @@ class Sandbox(ImmutableSandboxedEnvironment):
     def step(self) -> bool:
         self._spend(1)
         if time.monotonic() > self._render.deadline:
-            reason = f"the chat template takes more than {self._render.seconds:g} s (max_template_seconds)"
+            reason = f"the chat template takes more than {self._render.seconds:g} s (<<max_template_seconds>>)"
             reason += "; shorten the messages or simplify the template"
             raise InputError(reason, param="chat_template")
         return True
 
-    def concat(self, texts: Iterable[str]) -> str:  # type: ignore[override]
+    def concat(self, texts: Iterable[str]) -> str:
         texts = list(texts)
         self._spend(sum(map(len, texts)))
         return TemplateText.concat(texts)
@@ -181,15 +181,15 @@ class Sandbox(ImmutableSandboxedEnvironment):
         """Count everything inside a value, shared parts each time they occur, and return the value."""
         values: list[Any] = [value]
         while values:
-            one = values.pop()
-            self._spend(1 + (len(one) if isinstance(one, str) else 0))
-            if isinstance(one, Mapping):
-                values += [*one, *one.values()]
-            elif isinstance(one, list | tuple | set | frozenset):
-                values += one
+            item = values.pop()
+            self._spend(1 + (len(item) if isinstance(item, str) else 0))
+            if isinstance(item, Mapping):
+                values += [*item, *item.values()]
+            elif isinstance(item, list | tuple | set | frozenset):
+                values += item
         return value
 
-    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:  # type: ignore[override]
+    def call(self, context: Any, function: Any, /, *args: Any, **kwargs: Any) -> Any:
         owner, name = getattr(function, "__self__", None), getattr(function, "__name__", "")
         if isinstance(owner, str):
             if name in _REFUSED_METHODS:
@@ -209,11 +209,13 @@ class Sandbox(ImmutableSandboxedEnvironment):
             return None
 
         def limited(*args: Any, **kwargs: Any) -> str:
-            form = value.__self__
-            if _WIDTH.search(form) or any(_WIDTH.search(str(one)) for one in (*args, *kwargs.values()) if "{:{" in form):
+            template = value.__self__
+            if _WIDTH.search(template) or any(
+                _WIDTH.search(str(argument)) for argument in (*args, *kwargs.values()) if "{:{" in template
+            ):
                 raise SecurityError("templates format with widths below 1000")
             self.sized((args, kwargs))
-            return _interpolate(form, "{}", args) or str(wrapped(*args, **kwargs))
+            return _interpolate(template, "{}", args) or str(wrapped(*args, **kwargs))
 
         return limited
 
@@ -245,20 +247,20 @@ class Sandbox(ImmutableSandboxedEnvironment):
 
         @functools.wraps(function)
         def limited(*args: Any, **kwargs: Any) -> Any:
-            own = args[offset:]
+            arguments = args[offset:]
             if name in ("do_center", "do_truncate"):
-                self._check_widths(*own[1:], *kwargs.values())
+                self._check_widths(*arguments[1:], *kwargs.values())
             if name == "do_indent":
-                width = own[1] if len(own) > 1 else kwargs.get("width", 4)
-                self._spend((str(own[0]).count("\n") + 1) * (width if isinstance(width, int) else len(str(width))))
-            if name == "do_replace" and len(own) > 2:
-                self._check_replace(str(own[0]), own[1], own[2])
+                width = arguments[1] if len(arguments) > 1 else kwargs.get("width", 4)
+                self._spend((str(arguments[0]).count("\n") + 1) * (width if isinstance(width, int) else len(str(width))))
+            if name == "do_replace" and len(arguments) > 2:
+                self._check_replace(str(arguments[0]), arguments[1], arguments[2])
             if name == "_join":
-                values, sep = list(own[0]), own[1] if len(own) > 1 else kwargs.get("d", "")
+                values, sep = list(arguments[0]), arguments[1] if len(arguments) > 1 else kwargs.get("d", "")
                 self._spend(len(values) * len(str(sep)))
-                args = (*args[:offset], values, *own[1:])
+                args = (*args[:offset], values, *arguments[1:])
             if name in ("soft_str", "_to_json"):
-                self.sized(own)
+                self.sized(arguments)
             return self._counted(function(*args, **kwargs))
 
         return limited
@@ -267,9 +269,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self._counted(left + right, walk=isinstance(left, list | tuple))
 
     def _multiply(self, left: Any, right: Any) -> Any:
-        for one, count in ((left, right), (right, left)):
-            if isinstance(one, str | list | tuple) and isinstance(count, int):
-                self._spend(len(one) * max(0, count))
+        for repeated, count in ((left, right), (right, left)):
+            if isinstance(repeated, str | list | tuple) and isinstance(count, int):
+                self._spend(len(repeated) * max(0, count))
         if isinstance(left, int) and isinstance(right, int) and left.bit_length() + right.bit_length() > _MAX_BITS:
             raise SecurityError(f"templates compute with integers of at most {_MAX_BITS} bits")
         return self._counted(left * right, walk=True)
@@ -291,9 +293,9 @@ class Sandbox(ImmutableSandboxedEnvironment):
         return self._counted(_interpolate(left, "%s", right if isinstance(right, tuple) else (right,)) or left % right)
 
 
-def _interpolate(form: str, field: str, values: Sequence[Any]) -> str | None:
+def _interpolate(pattern: str, field: str, values: Sequence[Any]) -> str | None:
     """Return a format that has only plain fields with these values in them; None for any other format."""
-    parts = form.split(field)
+    parts = pattern.split(field)
     if len(parts) != len(values) + 1 or any(mark in part for part in parts for mark in "%{}"):
         return None
     return TemplateText.concat(
@@ -306,21 +308,21 @@ def _written(value: Any) -> Any:
     if isinstance(value, str):
         return TemplateText.written(value)
     if isinstance(value, dict):
-        return {_written(key): _written(one) for key, one in value.items()}
+        return {_written(key): _written(item) for key, item in value.items()}
     return type(value)(map(_written, value)) if isinstance(value, list | tuple) else value
 
 
 def _too_large(most: int) -> InputError:
     reason = f"the chat template makes more text than a prompt of {most} characters needs; shorten the messages or simplify it"
-    return InputError(reason, code="too_long", param="chat_template")
+    return InputError(reason, code="too_long", param="chat_template", limit=most)
 
 
 def _refuse(message: str) -> None:
     raise TemplateError(clip(message, 200) if isinstance(message, str) else short_repr(message, 200))
 
 
-def _now(form: str) -> str:
-    return datetime.now().strftime(form[:100])
+def _now(pattern: str) -> str:
+    return datetime.now().strftime(pattern[:100])
 
 
 @pass_eval_context

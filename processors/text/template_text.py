@@ -31,7 +31,7 @@ class TemplateText(str):
     def concat(cls, texts: Iterable[str]) -> str:
         texts = list(texts)
         text = "".join(map(str.__str__, texts))
-        if not any(isinstance(one, TemplateText) for one in texts):
+        if not any(isinstance(part, TemplateText) for part in texts):
             return text
         return cls(text, b"".join(map(_marks_of, texts)))
 
@@ -108,12 +108,12 @@ class TemplateText(str):
 
     def _located(self, parts: list[str], sep: str | None) -> list[str]:
         """Return these parts of this text, in order and with `sep` or whitespace between them, with their marks."""
-        found, start = list[str](), 0
+        located, start = list[str](), 0
         for part in parts:
             start = self.find(part, start)
-            found.append(self[start : start + len(part)])
+            located.append(self[start : start + len(part)])
             start += len(part) + len(sep or "")
-        return found
+        return located
 
 
 def _marks_of(text: str) -> bytes:

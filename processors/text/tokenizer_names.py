@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from ...mm.errors import InputError, equals_one_of, short_repr
+from ...callers.errors import InputError, equals_one_of, short_repr
 
 
 class Encoding(dict[str, Any]):
@@ -55,8 +55,9 @@ class TransformersNames:
         _check_choice("return_tensors", return_tensors, (None, "pt", "np"))
         cuts, pads = truncation not in (False, "do_not_truncate"), padding not in (False, "do_not_pad")
         if (cuts or padding == "max_length") and (not isinstance(max_length, int) or max_length < 1):
-            raise InputError(f"max_length={short_repr(max_length)} must be a number of tokens", param="max_length")
-        rows = [self.encode(one, add_special_tokens) for one in ([text] if isinstance(text, str) else text)]
+            reason = f"<<param=>>{short_repr(max_length)} must be a number of tokens"
+            raise InputError(reason, code="invalid_value", param="max_length")
+        rows = [self.encode(string, add_special_tokens) for string in ([text] if isinstance(text, str) else text)]
         if cuts:
             most = max_length or 0
             after = min(most, len(self._around[1])) if add_special_tokens else 0
@@ -109,16 +110,16 @@ class TransformersNames:
         _check_choice("return_tensors", return_tensors, (None, "pt", "np"))
         template = chat_template or self.chat_template
         if template is None:
-            raise InputError("the checkpoint has no chat template; pass chat_template=", param="chat_template")
+            raise InputError("the checkpoint has no chat template; <<give_template>>", param="chat_template")
         options = {"tools": tools, "continue_final_message": continue_final_message, **variables}
         rendered = render_chat(conversation, template, self, add_generation_prompt, **options)
         if not tokenize:
             return rendered.text
         ids = self.encode_pieces(rendered.segments)
-        found = Encoding(input_ids=ids, attention_mask=[1] * len(ids))
+        encoding = Encoding(input_ids=ids, attention_mask=[1] * len(ids))
         if return_tensors is not None:
-            found = _as_tensors(Encoding({name: [row] for name, row in found.items()}), return_tensors)
-        return found if return_dict else found.input_ids
+            encoding = _as_tensors(Encoding({name: [row] for name, row in encoding.items()}), return_tensors)
+        return encoding if return_dict else encoding.input_ids
 
     def batch_decode(self: Any, sequences: Sequence[Sequence[int]], skip_special_tokens: bool = True) -> list[str]:
         return [self.decode(ids, skip_special_tokens) for ids in sequences]
@@ -167,9 +168,11 @@ class TransformersNames:
         return None if token is None else self.token_to_id(token)
 
 
-def _check_choice(name: str, value: object, known: tuple[object, ...]) -> None:
-    if not equals_one_of(value, known):
-        raise InputError(f"{name}={short_repr(value)} must be one of {', '.join(map(repr, known))}", param=name)
+def _check_choice(name: str, value: object, choices: tuple[object, ...]) -> None:
+    if not equals_one_of(value, choices):
+        raise InputError(
+            f"<<param=>>{short_repr(value)} must be one of {', '.join(map(repr, choices))}", code="invalid_value", param=name
+        )
 
 
 def _as_tensors(rows: Encoding, kind: str) -> Encoding:

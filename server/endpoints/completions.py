@@ -6,38 +6,40 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any
 
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
+from ...callers.errors import naming_field, naming_param
 from ...engine.sampling_params import SamplingParams
 from ...engine.types import CompletionOutput, RequestOutput
-from ...mm.errors import naming_param, renaming_param
-from ..events import event_stream
+from ..answers import answer_count, beam_params, best_beams
 from ..outputs import completion_logprobs, finish_reason, total_usage
 from ..protocol.completions import CompletionBody
-from ..state import Server, cache_salt, checked, first_output, new_id, priority_of, server_of, unless_disconnected
+from ..state import Server, cache_salt, checked, new_id, priority_of, server_of, unless_disconnected
+from ..streams import open_stream
 
 _DEFAULT_TOKENS = 16  # as in OpenAI's API
 
 
 async def completions(body: CompletionBody, request: Request) -> Response:
     """Continue one prompt or several."""
-    with renaming_param("structured_outputs", body.format_field):
-        completion = Completion(server_of(request), body, cache_salt(request, body.cache_salt), priority_of(request))
+    with naming_field("structured_outputs", body.format_field):
+        completion = Completion(
+            server_of(request), body, cache_salt(request, body.cache_salt), priority_of(request, body.priority)
+        )
         if not body.stream:
             return JSONResponse(completion.response(await unless_disconnected(request, completion.outputs())))
         stream = merged([completion.generate(index, "delta") for index in range(len(completion.prompts))])
-        first = await unless_disconnected(request, first_output(stream))
-        try:
+
+        def chunks(first: tuple[int, RequestOutput]) -> AsyncGenerator[Mapping[str, Any], None]:
             completion.checked(*first)
-        except BaseException:
-            await stream.aclose()
-            raise
-        return event_stream(completion.chunks(first, stream))
+            return completion.chunks(first, stream)
+
+        return await open_stream(request, stream, chunks)
 
 
 @dataclass
@@ -55,18 +57,26 @@ class Completion:
         body = self.body
         self.server.check_model(body.model)
         self.prompts = body.prompts
-        own: dict[str, Any] = {"max_tokens": _DEFAULT_TOKENS if body.max_tokens is None else body.max_tokens}
+        self.scores_prompt = bool(body.echo) and body.max_tokens == 0  # the engine generates a token, which is dropped
+        most = 1 if self.scores_prompt else body.max_tokens
+        own: dict[str, Any] = {"max_tokens": _DEFAULT_TOKENS if most is None else most}
         own["logprobs"] = body.logprobs
         if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
             own["prompt_logprobs"] = body.logprobs
-        self.params: SamplingParams = body.sampling_params(self.server.engine.llm.default_params, **own)
+        engine = self.server.engine
+        self.params: SamplingParams = body.sampling_params(engine.default_params, **own)
+        self.beams = beam_params(body, self.params, engine.max_model_len)
+        self.count = answer_count(body, self.params, engine.config.sampling_limits)
+        self.params = self.count.apply(self.params)
 
     def generate(self, index: int, kind: str) -> AsyncGenerator[RequestOutput, None]:
+        outputs = self.server.llm.generate(self._prompt(index), self.params, f"{self.id}-{index}", kind, self.priority)
+        return self.count.copied(outputs)
+
+    def _prompt(self, index: int) -> dict[str, Any]:
         prompt = self.prompts[index]
         request: dict[str, Any] = {"prompt": prompt} if isinstance(prompt, str) else {"prompt_token_ids": prompt}
-        if self.salt is not None:
-            request["cache_salt"] = self.salt
-        return self.server.engine.generate(request, self.params, f"{self.id}-{index}", kind, self.priority)
+        return request if self.salt is None else {**request, "cache_salt": self.salt}
 
     async def outputs(self) -> list[RequestOutput]:
         """Return the outputs of all prompts. The first error ends the other prompts."""
@@ -79,20 +89,40 @@ class Completion:
             await asyncio.gather(*tasks, return_exceptions=True)
 
     async def _output(self, index: int) -> RequestOutput:
+        if self.beams is not None:
+            llm = self.server.llm
+            handle = llm.engine.request(self._prompt(index), self.params, self.priority, f"{self.id}-{index}")
+            with naming_param(self._name(index)):
+                return self._without_answer(await best_beams(llm, handle, self.beams, self.body))
         async with aclosing(self.generate(index, "final")) as outputs:
             return self.checked(index, await anext(outputs))
 
     def checked(self, index: int, output: RequestOutput) -> RequestOutput:
-        """Return the output of a prompt. Raise its error, which names the prompt."""
-        with naming_param("prompt" if len(self.prompts) == 1 else f"prompt[{index}]"):
-            return checked(output)
+        """Return the output of a prompt; its answer is empty if only the prompt is scored.
+
+        Raises:
+            SensoriumError: the output's error, which names the prompt.
+        """
+        with naming_param(self._name(index)):
+            output = checked(output)
+        return self._without_answer(output)
+
+    def _name(self, index: int) -> str:
+        """Return the field of a prompt."""
+        return "prompt" if len(self.prompts) == 1 else f"prompt[{index}]"
+
+    def _without_answer(self, output: RequestOutput) -> RequestOutput:
+        if not self.scores_prompt:
+            return output
+        nothing: dict[str, Any] = {"text": "", "token_ids": [], "logprobs": [], "finish_reason": "length", "stop_reason": None}
+        return replace(output, outputs=[replace(answer, **nothing) for answer in output.outputs])
 
     def response(self, outputs: Sequence[RequestOutput]) -> dict[str, Any]:
         """Return the whole answers."""
         choices = [
             self._choice(prompt, output, answer, begin=True)
             for prompt, output in enumerate(outputs)
-            for answer in output.outputs
+            for answer in self.count.chosen(output.outputs)
         ]
         tokens = sum(len(answer.token_ids) for output in outputs for answer in output.outputs)
         return {**self._object(choices), "usage": total_usage(outputs, tokens)}
@@ -110,7 +140,7 @@ class Completion:
             entry: tuple[int, RequestOutput] | None = first
             while entry is not None:
                 prompt, output = entry
-                latest[prompt] = self.checked(prompt, output)
+                output = latest[prompt] = self.checked(prompt, output)
                 for answer in output.outputs:
                     key = (prompt, answer.index)
                     if key in ended or not (answer.text or answer.token_ids or answer.finish_reason or key not in lengths):
@@ -132,6 +162,7 @@ class Completion:
             "object": "text_completion",
             "created": self.created,
             "model": self.server.name,
+            "system_fingerprint": self.server.fingerprint,
             "choices": choices,
         }
 
@@ -142,7 +173,7 @@ class Completion:
         echo = begin and bool(self.body.echo)
         text = (self._prompt_text(output) if echo else "") + answer.text
         choice = {
-            "index": prompt * self.params.n + answer.index,
+            "index": prompt * self.count.wanted + answer.index,
             "text": text,
             "logprobs": self._logprobs(output, answer, echo, start),
             "finish_reason": finish_reason(answer),
@@ -153,7 +184,7 @@ class Completion:
         return choice
 
     def _prompt_text(self, output: RequestOutput) -> str:
-        tokenizer = self.server.engine.llm.get_tokenizer()
+        tokenizer = self.server.engine.tokenizer
         return tokenizer.decode(output.prompt_token_ids, skip_special_tokens=False) if output.prompt is None else output.prompt
 
     def _logprobs(self, output: RequestOutput, answer: CompletionOutput, echo: bool, start: int) -> dict[str, Any] | None:
@@ -163,8 +194,9 @@ class Completion:
         ids, entries = list(answer.token_ids), list[Any](answer.logprobs or ())
         if echo:
             ids, entries = [*output.prompt_token_ids, *ids], [*(output.prompt_logprobs or ()), *entries]
-        decode = partial(self.server.engine.llm.get_tokenizer().decode, skip_special_tokens=False)
-        return completion_logprobs(ids, entries, count, lambda token: decode([token]), start)
+        decode = partial(self.server.engine.tokenizer.decode, skip_special_tokens=False)
+        as_ids = bool(self.body.return_tokens_as_token_ids)
+        return completion_logprobs(ids, entries, count, lambda token: decode([token]), start, as_ids)
 
 
 async def merged(

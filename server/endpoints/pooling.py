@@ -12,9 +12,10 @@ from typing import Any
 import torch
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
-from torch import Tensor
 
-from ...mm.errors import InputError
+from ...callers.errors import InputError
+from ...engine.pooling_params import PoolingParams
+from ...pipelines.embed import Embedding
 from ...pipelines.pooling import PooledResult
 from ..inputs import read_input, read_inputs
 from ..protocol.pooling import ClassifyBody, EmbeddingBody, RerankBody, ScoreBody
@@ -26,18 +27,24 @@ MAX_NUMBERS = 1 << 24
 
 async def embeddings(body: EmbeddingBody, request: Request) -> Response:
     """Embed texts, token ids or media."""
+    server = server_of(request)
+    results = await embedded(body, request)
+    head = {"object": "list", "model": server.name, "usage": _usage(results)}
+    written = asyncio.to_thread(_serialise, head, results, body.encoding_format == "base64")
+    return Response(await unless_disconnected(request, written), media_type="application/json")
+
+
+async def embedded(body: EmbeddingBody, request: Request) -> Sequence[Embedding]:
+    """Return the vectors that a request to /v1/embeddings asks for. Raise InputError if one cannot be computed."""
     server = _server(request, body.model)
     inputs = read_inputs(body.input, "input")
     _check_size(server, body, inputs)
     shape = {"dimensions": body.dimensions, "pooling": body.pooling}
     options = _options(body, request) | {name: value for name, value in shape.items() if value is not None}
-    work = server.engine.embed(inputs, priority=priority_of(request), **options)
+    work = server.llm.embed(inputs, priority=priority_of(request), **options)
     results = _checked(await unless_disconnected(request, work), "input")
     _check_numbers(sum(result.vector.numel() for result in results))
-    head = {"object": "list", "model": server.name, "usage": _usage(results)}
-    vectors = [result.vector for result in results]
-    written = asyncio.to_thread(_serialise, head, vectors, body.encoding_format == "base64")
-    return Response(await unless_disconnected(request, written), media_type="application/json")
+    return results
 
 
 def _check_size(server: Server, body: EmbeddingBody, inputs: Sequence[Any]) -> None:
@@ -45,15 +52,17 @@ def _check_size(server: Server, body: EmbeddingBody, inputs: Sequence[Any]) -> N
 
     Only inputs of token ids have known lengths here; each other input counts as one token.
     """
-    llm = server.engine.llm
-    pooling = body.pooling or llm.pooling
-    size = llm.embedding_size(pooling)
-    late_interaction = llm.pooling == "tokens" or llm.embedding_size("tokens") != llm.embedding_size("last")
-    if body.pooling == "tokens" and not late_interaction:
-        reason = 'pooling="tokens" is for late-interaction models, which this model is not; give "last", "cls" or "mean"'
-        raise InputError(reason, param="pooling")
+    engine = server.engine
+    pooling = body.pooling or engine.info.pooling
+    size = engine.embedding_size(pooling)
+    if body.pooling == "tokens" and engine.info.pooling != "tokens" and size == engine.embedding_size():
+        reason = 'pooling="tokens" is for late-interaction models, which this model is not; give "last", "mean" or another one'
+        raise InputError(reason, code="unsupported", param="pooling")
     tokens = [len(one.get("prompt_token_ids", "1")) if isinstance(one, dict) else 1 for one in inputs]
-    width = size if body.dimensions is None else min(size, max(1, body.dimensions))
+    dimensions = body.dimensions
+    if dimensions is None and pooling != "tokens" and engine.sentence_transformers is not None:
+        dimensions = engine.sentence_transformers.truncate_dim
+    width = size if dimensions is None else min(size, max(1, dimensions))
     _check_numbers(width * (sum(tokens) if pooling == "tokens" else len(inputs)))
 
 
@@ -63,11 +72,14 @@ def _check_numbers(count: int) -> None:
         raise InputError(f"{reason}; send fewer or shorter inputs, or lower dimensions", param="input")
 
 
-def _serialise(head: dict[str, Any], vectors: Sequence[Tensor], as_base64: bool) -> bytes:
+def _serialise(head: dict[str, Any], results: Sequence[Embedding], as_base64: bool) -> bytes:
     """Return the JSON of a list of embeddings, encoded row by row, so that other threads run in between."""
     parts = [json.dumps(head)[:-1], ', "data": [']
-    for index, vector in enumerate(vectors):
-        parts.append(f'{", " if index else ""}{{"object": "embedding", "index": {index}, "embedding": ')
+    for index, result in enumerate(results):
+        vector = result.vector
+        assert vector is not None  # failed results were reported
+        fields = {"object": "embedding", "index": index, **_truncated(result)}
+        parts.append(f'{", " if index else ""}{json.dumps(fields)[:-1]}, "embedding": ')
         if as_base64:
             coded = base64.b64encode(vector.numpy().astype("<f4").tobytes()).decode()
             parts.append(f'"{coded}", "shape": {list(vector.shape)}}}')
@@ -83,9 +95,10 @@ async def score(body: ScoreBody, request: Request) -> Response:
     queries = _either(body.queries, body.text_1, "queries", "text_1")
     documents = _either(body.documents, body.text_2, "documents", "text_2")
     query = read_inputs(queries, "queries")
-    work = server.engine.score(query, read_inputs(documents, "documents"), **_options(body, request))
+    work = server.llm.score(query, read_inputs(documents, "documents"), **_options(body, request))
     results = _checked(await unless_disconnected(request, work), "documents")
-    data = [{"index": index, "object": "score", "score": result.score} for index, result in enumerate(results)]
+    scores = enumerate(results)
+    data = [{"index": index, "object": "score", "score": result.score, **_truncated(result)} for index, result in scores]
     return JSONResponse(_list(server, "score", data, results))
 
 
@@ -93,9 +106,9 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     """Rank documents by how well they answer a query."""
     server = _server(request, body.model)
     if body.top_n is not None and body.top_n < 0:
-        raise InputError(f"top_n={body.top_n} must be 0 (all) or above", param="top_n")
+        raise InputError(f"<<param=>>{body.top_n} must be 0 (all) or above", code="invalid_value", param="top_n")
     documents = read_inputs(body.documents, "documents")
-    work = server.engine.score(read_input(body.query, "query"), documents, **_options(body, request))
+    work = server.llm.score(read_input(body.query, "query"), documents, **_options(body, request))
     results = _checked(await unless_disconnected(request, work), "documents")
     scores = [0.0 if result.score is None else result.score for result in results]
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
@@ -103,7 +116,7 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     for index in ranked:
         given = body.documents[index]
         document = {} if body.return_documents is False else {"document": {"text": given} if isinstance(given, str) else given}
-        found.append({"index": index, **document, "relevance_score": scores[index]})
+        found.append({"index": index, **document, "relevance_score": scores[index], **_truncated(results[index])})
     return JSONResponse({"id": new_id("rerank-"), "model": server.name, "usage": _usage(results), "results": found})
 
 
@@ -113,13 +126,14 @@ async def classify(body: ClassifyBody, request: Request) -> Response:
     salt = cache_salt(request, body.cache_salt)
     prompts = [{"prompt": one} if isinstance(one, str) else one for one in read_inputs(body.input, "input")]
     salted = prompts if salt is None else [{**prompt, "cache_salt": salt} for prompt in prompts]
-    results = _checked(await unless_disconnected(request, server.engine.classify(salted)), "input")
+    params = PoolingParams(truncate_prompt_tokens=body.truncate_prompt_tokens, truncation_side=body.truncation_side)
+    results = _checked(await unless_disconnected(request, server.llm.classify(salted, params)), "input")
     data = []
     for index, result in enumerate(results):
         probs = result.outputs.probs
         best = max(range(len(probs)), key=probs.__getitem__)
         label = server.labels.get(str(best), str(best))
-        data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs)})
+        data.append({"index": index, "label": label, "probs": probs, "num_classes": len(probs), **_truncated(result)})
     return JSONResponse(_list(server, "classify", data, results))
 
 
@@ -130,13 +144,18 @@ def _server(request: Request, model: str | None) -> Server:
 
 
 def _options(body: EmbeddingBody | ScoreBody | RerankBody, request: Request) -> dict[str, Any]:
-    options = {"instruction": body.instruction, "cache_salt": cache_salt(request, body.cache_salt)}
+    options = {
+        "instruction": body.instruction,
+        "cache_salt": cache_salt(request, body.cache_salt),
+        "truncate_prompt_tokens": body.truncate_prompt_tokens,
+        "truncation_side": body.truncation_side,
+    }
     return {name: value for name, value in options.items() if value is not None}
 
 
 def _either(first: Any, second: Any, name: str, other: str) -> Any:
     if (first is None) == (second is None):
-        raise InputError(f"give {name} or {other}, one of them", param=name)
+        raise InputError(f"give either <<param>> or {other}", param=name)
     return second if first is None else first
 
 
@@ -145,13 +164,18 @@ def _checked(results: Sequence[Any], param: str) -> Sequence[Any]:
     for index, result in enumerate(results):
         if result.error is not None:
             info = result.error
-            raise InputError(f"{param}[{index}]: {info.reason}", code=info.code, param=f"{param}[{index}]")
+            raise InputError(f"{param}[{index}]: {info.without_item().text}", code=info.code, param=f"{param}[{index}]")
     return results
 
 
 def _list(server: Server, kind: str, data: Sequence[Any], results: Sequence[PooledResult]) -> dict[str, Any]:
     head = {"id": new_id(f"{kind}-"), "object": "list", "created": int(time.time()), "model": server.name}
     return {**head, "data": data, "usage": _usage(results)}
+
+
+def _truncated(result: PooledResult) -> dict[str, bool]:
+    """Return a field for a result whose prompt was cut."""
+    return {"truncated": True} if result.truncated else {}
 
 
 def _usage(results: Sequence[PooledResult]) -> dict[str, int]:

@@ -14,15 +14,18 @@ import numpy as np
 from fastapi import WebSocket
 from fastapi.exceptions import RequestValidationError
 from pydantic import ValidationError
+from starlette.requests import ClientDisconnect
 from starlette.websockets import WebSocketDisconnect
 
-from ...mm.errors import InputError, SensoriumError, hint, short_repr
+from ...callers.errors import InputError, SensoriumError, hint, short_repr
+from ...pipelines.option_types import LiveKeywords, TranscribeKeywords
 from ...pipelines.speech.decode import FATAL
 from ...pipelines.speech.live_input import Gap, LiveEvent
 from ...pipelines.speech.merge import join_texts
 from ..errors import HttpError, error_object, error_response, validation_error
 from ..guard import TENANT
 from ..large_json import loads
+from ..models import ModelLease
 from ..protocol.realtime import (
     EVENTS,
     AudioInput,
@@ -34,7 +37,7 @@ from ..protocol.realtime import (
     TurnDetection,
     read_audio,
 )
-from ..state import Server, new_id
+from ..state import Server, Services, new_id, services_of, unless_disconnected
 from .audio import transcript_events
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -46,30 +49,47 @@ _PROTOCOL = "realtime"
 
 async def realtime(websocket: WebSocket) -> None:
     """Serve a session. A refused one gets an HTTP status; an accepted one is closed with a WebSocket code."""
-    server: Server = websocket.app.state.server
+    services = services_of(websocket)
+    services.realtime_sessions += 1
     try:
-        _admit(websocket, server)
+        try:
+            lease = await _admit(websocket, services)
+        except ClientDisconnect:
+            return
+        except (HttpError, SensoriumError) as error:
+            await websocket.send_denial_response(error_response(error))
+            return
+        try:
+            await _serve(websocket, lease.model)
+        finally:
+            lease.release()
+    finally:
+        services.realtime_sessions -= 1
+
+
+async def _serve(websocket: WebSocket, server: Server) -> None:
+    try:
         session = RealtimeSession(websocket, server, websocket.scope[TENANT])
-    except (HttpError, SensoriumError) as error:
+    except SensoriumError as error:
         await websocket.send_denial_response(error_response(error))
         return
-    server.realtime_sessions += 1
-    try:
-        offered = websocket.scope["subprotocols"]
-        await websocket.accept(_PROTOCOL if _PROTOCOL in offered else None)
-        await session.run()
-    finally:
-        server.realtime_sessions -= 1
+    offered = websocket.scope["subprotocols"]
+    await websocket.accept(_PROTOCOL if _PROTOCOL in offered else None)
+    await session.run()
 
 
-def _admit(websocket: WebSocket, server: Server) -> None:
-    """Raise HttpError for a wrong model or intent, or too many sessions."""
-    limit = server.config.max_realtime_sessions
+async def _admit(websocket: WebSocket, services: Services) -> ModelLease[Server]:
+    """Return the model of a session. Raise HttpError for a wrong model or intent, or too many sessions."""
+    limit = services.config.max_realtime_sessions
     if websocket.query_params.get("intent", "transcription") != "transcription":
         raise HttpError(400, "intent must be transcription; sessions with answers are not supported", "invalid_input", "intent")
-    server.check_model(websocket.query_params.get("model"))
-    if server.realtime_sessions >= limit:
+    name = websocket.query_params.get("model")
+    services.pool.find(name)
+    if services.realtime_sessions > limit:
         raise HttpError(429, f"{limit} sessions are open (max_realtime_sessions); try again later", "overloaded")
+    lease = await unless_disconnected(websocket, services.pool.acquire(name))
+    lease.model.check_model(name)  # notes it in the log
+    return lease
 
 
 @dataclass
@@ -111,6 +131,7 @@ class RealtimeSession:
         self._settings = AudioInput(format=Format(), transcription=Transcription(), turn_detection=TurnDetection())
         self._jobs = asyncio.Queue[Callable[[], Awaitable[None]]](1)
         self._live: _Live | None = None
+        self._appended = False  # audio after the last commit
         self._buffer, self._received = bytearray(), 0.0  # PCM that is not committed; seconds of audio
         self._last_item: str | None = None
         self._stream(self._settings)  # checks that the model transcribes
@@ -156,7 +177,12 @@ class RealtimeSession:
     async def _handle(self, given: dict[str, Any]) -> None:
         kind = given.get("type")
         if not isinstance(kind, str) or kind not in EVENTS:
-            raise InputError(f"unknown event type {short_repr(kind, 100)}; {hint(kind, EVENTS)}", param="type")
+            raise InputError(
+                f"unknown event type {short_repr(kind, 100)}; {hint(kind, EVENTS)}",
+                code="unknown_name",
+                value=kind,
+                param="type",
+            )
         try:
             event = EVENTS[kind].model_validate(given)
         except ValidationError as error:
@@ -188,6 +214,7 @@ class RealtimeSession:
         if settings != self._settings and self._live is not None:
             await self._live.blocks.put(None)
             self._live = None
+            self._appended = False
         self._settings = settings
         await self._send("session.updated", session=self._description())
 
@@ -201,8 +228,10 @@ class RealtimeSession:
                 reason = f"more than {_MAX_BUFFER_BYTES} bytes of PCM are not committed; commit or clear the buffer"
                 raise InputError(reason, code="overloaded", param="audio")
             self._buffer += data
+            self._appended = bool(self._buffer)
             self._received += len(data) / (2 * rate)
             return
+        self._appended = self._appended or bool(data)
         live = self._live
         if live is None:
             live = self._live = _Live(self._settings, self._received)
@@ -214,12 +243,13 @@ class RealtimeSession:
 
     async def _commit(self) -> None:
         """End the turn. Without turn detection, the buffer is transcribed as one item."""
+        is_empty, self._appended = not self._appended, False
+        if is_empty:
+            raise InputError("the buffer is empty; append audio before a commit", param="type")
         if self._settings.turn_detection is not None:
             if self._live is not None:
                 await self._live.blocks.put(Gap(0))
             return
-        if not self._buffer:
-            raise InputError("the buffer is empty; append audio before a commit", param="type")
         data, settings, item = bytes(self._buffer), self._settings, _Item(0.0)
         assert settings.format is not None
         item.end = len(data) / (2 * settings.format.hertz)
@@ -229,6 +259,7 @@ class RealtimeSession:
 
     def _clear(self) -> None:
         self._buffer.clear()
+        self._appended = False
         if self._live is not None:
             self._live.cleared = True
             if self._live.task is not None:
@@ -295,11 +326,10 @@ class RealtimeSession:
     async def _run_buffer(self, data: bytes, settings: AudioInput, item: _Item) -> None:
         assert settings.format is not None
         samples = await asyncio.to_thread(_as_floats, data) if len(data) > _LARGE else _as_floats(data)
-        options = self._options(settings)
-        language = options.pop("language", None)
-        events = transcript_events(
-            self._server.engine, (samples, settings.format.hertz), language, {**options, "vad": False, "cache_salt": self._salt}
-        )
+        given = settings.transcription or Transcription()
+        options: TranscribeKeywords = {"vad": False, "cache_salt": self._salt}
+        options.update({"prompt": given.prompt, "hotwords": " ".join(given.keywords or ())})
+        events = transcript_events(self._server.llm, (samples, settings.format.hertz), given.language or None, options)
         try:
             async with aclosing(events):
                 async for event in events:
@@ -320,16 +350,12 @@ class RealtimeSession:
         """Return the events of a live stream. An option that the model cannot honour is an InputError."""
         assert settings.format is not None
         pause = 0.5 if settings.turn_detection is None else settings.turn_detection.silence_duration_ms / 1000
-        options = {**self._options(settings), "pause": pause, "turn_events": True, "cache_salt": self._salt}
-        limit = self._server.config.max_realtime_sessions
+        given, limit = settings.transcription or Transcription(), self._server.config.max_realtime_sessions
+        options: LiveKeywords = {"pause": pause, "turn_events": True, "cache_salt": self._salt, "max_sessions": limit}
+        words = " ".join(given.keywords or ())
+        options.update({"language": given.language or None, "prompt": given.prompt, "hotwords": words})
         source = _taken(blocks or asyncio.Queue())
-        return self._server.engine.stream_transcribe(source, settings.format.hertz, max_sessions=limit, **options)
-
-    def _options(self, settings: AudioInput) -> dict[str, Any]:
-        """Return the arguments of `transcribe` that the settings have. Some models take none of them."""
-        given = settings.transcription or Transcription()
-        found = {"language": given.language, "prompt": given.prompt, "hotwords": " ".join(given.keywords or ())}
-        return {name: value for name, value in found.items() if value}
+        return self._server.llm.stream_transcribe(source, settings.format.hertz, **options)
 
     async def _send_text(self, item: _Item, text: str) -> None:
         if len(text) > len(item.sent):

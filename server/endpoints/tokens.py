@@ -10,53 +10,60 @@ from typing import Any, TypeVar
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from ...mm.errors import InputError, check_utf8
+from ...callers.errors import InputError, check_utf8
 from ...mm.media.isolate import Interrupt
 from ..guard import TENANT
-from ..protocol.messages import read_functions
 from ..protocol.tokens import DetokenizeBody, PlanBody, TokenizeBody
+from ..protocol.tools import as_template_messages, read_tools
 from ..shared_threads import SharedThreads
-from ..state import cache_salt, server_of, unless_disconnected
+from ..state import cache_salt, server_of, services_of, unless_disconnected
+from ..uploaded_files import with_files
 
 T = TypeVar("T")
 
 
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
-    """Return the token ids of a text or of a conversation, whose media are one placeholder each."""
+    """Return the token ids of a text, or of the prompt of a conversation with those of its media."""
     server = server_of(request)
     server.check_model(body.model)
-    llm = server.engine.llm
-    tokenizer = llm.get_tokenizer()
+    engine = server.engine
+    tokenizer = engine.tokenizer
     salt = cache_salt(request, body.cache_salt)
     if (body.prompt is None) == (body.messages is None):
-        raise InputError("give prompt or messages, one of them", param="prompt")
-    server.check_messages(body.messages or ())
-    read_functions(body.tools or ())
+        raise InputError("give either prompt or messages", param="prompt")
+    body.messages = await with_files(request, body.messages or (), "messages")
+    messages = server.checked_messages(as_template_messages(body.messages))
+    tools = [tool.shown for tool in read_tools(body.tools or ())]
+    limit = tokenizer.max_characters(engine.max_model_len)
 
-    def run() -> list[int]:
-        if body.messages is None:
-            text = body.prompt or ""
-            limit = tokenizer.max_characters(llm.max_model_len)
-            if len(text) > limit:
-                raise InputError(f"prompt has more than {limit} characters; shorten it", code="too_long", param="prompt")
-            return tokenizer.encode(check_utf8(text), add_special_tokens=body.add_special_tokens)
-        how: dict[str, Any] = {"continue_final_message": body.continue_final_message, "max_model_len": llm.max_model_len}
-        how |= {"policy": llm.config.media, "cache_salt": salt}
-        generates = body.add_generation_prompt and not body.continue_final_message
-        found: list[int] = tokenizer.apply_chat_template(body.messages, body.tools, add_generation_prompt=generates, **how)
-        return found
+    def run() -> Sequence[int]:
+        if body.prompt is not None:
+            if len(body.prompt) > limit:
+                reason = f"<<param>> has more than {limit} characters; shorten it"
+                raise InputError(reason, code="too_long", param="prompt", limit=limit, value=len(body.prompt))
+            return tokenizer.encode(check_utf8(body.prompt), add_special_tokens=body.add_special_tokens)
+        options = {
+            "add_generation_prompt": body.add_generation_prompt and not body.continue_final_message,
+            "continue_final_message": body.continue_final_message,
+            "tools": tools or None,
+            "chat_template_kwargs": body.chat_template_kwargs,
+            "mm_processor_kwargs": body.mm_processor_kwargs,
+            "cache_salt": salt,
+        }
+        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        return engine.tokenize(messages, max_tokens=limit, **given)
 
-    def with_texts() -> tuple[list[int], list[str] | None]:
+    def with_texts() -> tuple[Sequence[int], list[str] | None]:
         tokens = run()
         if not body.return_token_strs:
             return tokens, None
         return tokens, [tokenizer.decode([token], skip_special_tokens=False) for token in tokens]
 
-    if _holds_media(body.messages or ()):
-        tokens, texts = await _plan(request, with_texts)
+    if _holds_media(messages):
+        tokens, texts = await run_planner(request, with_texts)
     else:
-        tokens, texts = await _in_thread(request, server.tokenisers, with_texts)
-    found = {"tokens": tokens, "count": len(tokens), "max_model_len": llm.max_model_len, "token_strs": texts}
+        tokens, texts = await _in_thread(request, services_of(request).tokenisers, with_texts)
+    found = {"tokens": [*tokens], "count": len(tokens), "max_model_len": engine.max_model_len, "token_strs": texts}
     return JSONResponse(found)
 
 
@@ -64,22 +71,22 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Return the text of token ids."""
     server = server_of(request)
     server.check_model(body.model)
-    tokenizer = server.engine.llm.get_tokenizer()
+    tokenizer = server.engine.tokenizer
     if wrong := next((token for token in body.tokens if not 0 <= token < tokenizer.vocab_size), None):
         reason = f"tokens holds {wrong}; the vocabulary has the ids 0 to {tokenizer.vocab_size - 1}"
         raise InputError(reason, param="tokens")
     decode = partial(tokenizer.decode, body.tokens, skip_special_tokens=False)
-    return JSONResponse({"prompt": await _in_thread(request, server.tokenisers, decode)})
+    return JSONResponse({"prompt": await _in_thread(request, services_of(request).tokenisers, decode)})
 
 
 async def media_plan(body: PlanBody, request: Request) -> Response:
     """Return tokens, rows and bytes of the media of a conversation from their headers. Nothing is decoded."""
     server = server_of(request)
     server.check_model(body.model)
-    server.check_messages(body.messages)
+    messages = server.checked_messages(as_template_messages(body.messages))
     salt = cache_salt(request, body.cache_salt)
-    plan = partial(server.engine.llm.plan, body.messages, body.mm_processor_kwargs, cache_salt=salt)
-    items = [asdict(item) for item in await _plan(request, plan)]
+    plan = partial(server.engine.plan, messages, body.mm_processor_kwargs, cache_salt=salt)
+    items = [asdict(item) for item in await run_planner(request, plan)]
     tokens = sum(item["num_tokens"] for item in items)
     return JSONResponse({"object": "media.plan", "model": server.name, "items": items, "num_tokens": tokens})
 
@@ -91,11 +98,16 @@ def _holds_media(messages: Sequence[Mapping[str, Any]]) -> bool:
     return any(isinstance(part, dict) and part.get("type") != "text" for part in parts)
 
 
-async def _plan(request: Request, work: Callable[[], T]) -> T:
-    """Return the result of work that may download media or open PDFs. If the client disconnects, both end."""
+async def run_planner(request: Request, work: Callable[[], T]) -> T:
+    """Return the result of work that may download media or open PDFs; see `run_interruptible`."""
+    return await run_interruptible(request, services_of(request).planners, work)
+
+
+async def run_interruptible(request: Request, threads: SharedThreads, work: Callable[[], T]) -> T:
+    """Return the result of work. If the client disconnects or the request is cancelled, its downloads and workers end."""
     interrupt = Interrupt()
     try:
-        return await _in_thread(request, server_of(request).planners, partial(interrupt.run, work))
+        return await _in_thread(request, threads, partial(interrupt.run, work))
     finally:
         interrupt.stop()
 

@@ -107,6 +107,11 @@ export class EntryView {
     if (timings?.decode_steps > 0 && count > 1) add("per token", milliseconds(timings.decode_steps / (count - 1)));
     if (usage?.seconds !== undefined) add("audio", `${usage.seconds.toFixed(1)} s`);
     if (usage?.prompt_tokens) add("tokens", `${usage.prompt_tokens} → ${count}`);
+    const drafts = usage?.completion_tokens_details;
+    if (drafts?.accepted_prediction_tokens !== undefined) {
+      const accepted = drafts.accepted_prediction_tokens;
+      add("drafted tokens", `${accepted} of ${accepted + drafts.rejected_prediction_tokens} accepted`);
+    }
     const rows = (items ?? []).reduce((sum, item) => sum + item.num_embeds, 0);
     if (rows) add("encoder rows", String(rows));
     found.push(list);

@@ -9,14 +9,24 @@ import { LiveSession } from "./realtime.js";
 import { missing, offered, TASKS } from "./tasks.js";
 import { startTheme } from "./theme.js";
 
-const page = { card: null, files: [], conversation: null, work: null, recording: null };
+const page = { cards: [], card: null, files: [], conversation: null, work: null, recording: null };
 
-async function loadModel() {
+async function loadModels() {
   try {
-    [page.card] = (await sendJson("/v1/models")).data;
+    const { data } = await sendJson("v1/models");
+    page.cards = data.filter(({ id, root }, index) => (root ? root === id : !index)); // each model under one name
   } catch (error) {
     return failed(error);
   }
+  const several = page.cards.length > 1;
+  byId("models").replaceChildren(...(several ? page.cards.map(({ id }) => element("option", { value: id, textContent: id })) : []));
+  byId("models").hidden = !several;
+  byId("model").hidden = several;
+  chooseModel();
+}
+
+function chooseModel() {
+  page.card = page.cards.find(({ id }) => id === byId("models").value) ?? page.cards[0];
   byId("model").textContent = page.card.id;
   byId("problem").textContent = "";
   const names = offered(page.card.capabilities);
@@ -252,6 +262,7 @@ function listen() {
     page.work?.abort();
     byId("text").focus();
   });
+  byId("models").addEventListener("change", chooseModel);
   byId("speak").addEventListener("click", speak);
   byId("add").addEventListener("click", () => byId("choose").click());
   byId("choose").addEventListener("change", () => {
@@ -266,7 +277,7 @@ function listen() {
   byId("key-dialog").addEventListener("close", () => {
     if (byId("key-dialog").returnValue !== "save") return;
     setKey(byId("key").value.trim());
-    loadModel();
+    loadModels();
   });
   document.addEventListener("paste", (event) => event.clipboardData.files.length && addFiles(event.clipboardData.files));
   for (const [name, over] of [["dragover", true], ["dragleave", false], ["drop", false]]) {
@@ -280,4 +291,4 @@ function listen() {
 
 startTheme();
 listen();
-loadModel();
+loadModels();

@@ -10,7 +10,7 @@ export async function record(onBlock = () => {}) {
   const context = new AudioContext();
   const blocks = [];
   try {
-    await context.audioWorklet.addModule("/page/worklet.js");
+    await context.audioWorklet.addModule("page/worklet.js");
   } catch (error) {
     end(stream, context);
     throw error;

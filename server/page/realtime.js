@@ -17,7 +17,7 @@ export class LiveSession {
     this.ended = false;
     this.early = []; // blocks from before the connection was open
     const key = getKey();
-    const url = `${location.origin.replace("http", "ws")}/v1/realtime?intent=transcription`;
+    const url = new URL("v1/realtime?intent=transcription", document.baseURI).href.replace("http", "ws");
     this.socket = new WebSocket(url, ["realtime", ...(key ? [`sensorium-api-key-base64url.${base64url(key)}`] : [])]);
     this.socket.onopen = () => {
       this.configure({ type: "server_vad" }, model);

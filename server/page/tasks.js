@@ -48,7 +48,7 @@ async function ask(entry, { card, before, signal, update }) {
   const greedy = entry.task === "ask" ? {} : { temperature: 0 };
   const body = { model: card.id, messages: [...messages, own], stream: true, stream_options: { include_usage: true }, return_timings: true, ...greedy };
   const planned = entry.files.length ? plan(own, entry, { card, signal, update }) : null;
-  for await (const chunk of events(await send("/v1/chat/completions", body, signal))) {
+  for await (const chunk of events(await send("v1/chat/completions", body, signal))) {
     const delta = chunk.choices[0]?.delta ?? {};
     entry.answer += delta.content ?? "";
     entry.reasoning += delta.reasoning_content ?? "";
@@ -61,7 +61,7 @@ async function ask(entry, { card, before, signal, update }) {
 
 /** Learn the grid of each item. Without it the answer is as good. */
 async function plan(own, entry, { card, signal, update }) {
-  const found = await sendJson("/v1/media/plan", { model: card.id, messages: [own] }, signal).catch(() => null);
+  const found = await sendJson("v1/media/plan", { model: card.id, messages: [own] }, signal).catch(() => null);
   entry.items = found?.items ?? [];
   update();
 }
@@ -75,7 +75,7 @@ async function transcribe(entry, { card, signal, update }) {
     form.append("response_format", segments ? "verbose_json" : "json");
     if (segments && words && entry.task === "transcribe") form.append("timestamp_granularities[]", "word"); // instead of segments
     if (entry.text) form.append("prompt", entry.text);
-    const found = await sendJson(`/v1/audio/${entry.task === "translate" ? "translations" : "transcriptions"}`, form, signal);
+    const found = await sendJson(`v1/audio/${entry.task === "translate" ? "translations" : "transcriptions"}`, form, signal);
     entry.answer += `${entry.answer && "\n"}${found.text.trim()}`;
     entry.error = found.error?.message ?? entry.error; // the file is broken or cut off after this text
     entry.usage = found.usage;

@@ -22,7 +22,7 @@ class FileForm(Body):
 
     model_config = ConfigDict(strict=False)
     refused: ClassVar[Refused] = _NO_MODEL
-    purpose: Literal["batch"]
+    purpose: Literal["batch", "user_data", "vision"]
     expires_after: ExpiresAfter | None = None
 
 

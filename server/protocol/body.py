@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
+from contextvars import ContextVar
 from typing import Annotated, Any, ClassVar, TypeVar
 
 from pydantic import BaseModel, ConfigDict, FailFast, model_validator
 
-from ...mm.errors import InputError, equals_one_of, hint, short_repr
+from ...callers.errors import InputError, equals_one_of, hint, short_repr
 
 T = TypeVar("T")
 
@@ -21,8 +22,25 @@ class _FirstError(FailFast):
 Many = Annotated[list[T], _FirstError()]
 """A list that is checked up to its first wrong entry: pydantic's errors of a million entries take seconds."""
 Refused = Mapping[str, tuple[tuple[Any, ...], str]]
-IGNORED = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-"""Fields that only say something about the caller."""
+IGNORED = (
+    *("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention", "client_metadata"),
+    *("request_id", "session_id", "stream_interval", "return_mm_kwargs"),  # vLLM's
+)
+"""Fields that only say something about the caller, how long a cache may keep a prompt, or how a stream is cut."""
+
+
+on_unknown_field: ContextVar[Callable[[int], None] | None] = ContextVar("on_unknown_field", default=None)
+"""What counts the unknown fields of the request in progress, which are then left out; with None they are errors."""
+
+
+def check_refused(fields: Mapping[str, Any], refused: Refused, where: str, param: str) -> None:
+    """Raise InputError for a field of an object within a body that asks for what cannot be honoured."""
+    for name, (accepted, reason) in refused.items():
+        value = fields.get(name)
+        if value is not None and not equals_one_of(value, accepted):
+            raise InputError(
+                f"{where}.{name}={short_repr(value)} cannot be honoured: {reason}", code="unsupported", param=param
+            )
 
 
 class Body(BaseModel):
@@ -47,13 +65,19 @@ class Body(BaseModel):
             if name in cls.refused:
                 accepted, reason = cls.refused[name]
                 if value is not None and not equals_one_of(value, accepted):
-                    raise InputError(f"{name}={short_repr(value)} cannot be honoured: {reason}", param=name)
+                    raise InputError(
+                        f"<<param=>>{short_repr(value)} cannot be honoured: {reason}", code="unsupported", param=name
+                    )
             elif name in cls.model_fields:
                 kept[name] = value
+            elif name not in cls.ignored and (count := on_unknown_field.get()) is not None:
+                count(1)
             elif name not in cls.ignored:
                 fixed = [field for field, (values, _) in cls.refused.items() if values]
-                known = hint(name, [*cls.model_fields, *fixed], cls.ignored)
-                raise InputError(f"unknown field {short_repr(name, 100)}; {known}", param=name)
+                advice = hint(name, [*fixed, *cls.model_fields], cls.ignored)
+                raise InputError(
+                    f"unknown field {short_repr(name, 100)}; {advice}", code="unknown_name", value=name, param=name
+                )
         return kept
 
 

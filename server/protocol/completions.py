@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import ClassVar
 
-from ...mm.errors import InputError
+from ...callers.errors import InputError
 from .body import Many, Refused
 from .sampling import OWNER, SamplingBody
 
@@ -14,8 +14,8 @@ MAX_PROMPTS = 2048
 class CompletionBody(SamplingBody):
     refused: ClassVar[Refused] = {
         **OWNER,
+        "add_special_tokens": ((True,), "give the token ids of /tokenize with add_special_tokens=false"),
         "suffix": (("",), "there is no infilling; write the model's own tokens for it into the prompt"),
-        "best_of": ((1,), "ask for n answers and choose among them"),
     }
     prompt: str | Many[str] | Many[int] | Many[Many[int]]
     echo: bool | None = None
@@ -28,9 +28,9 @@ class CompletionBody(SamplingBody):
         Raises:
             InputError: there is none, or there are too many.
         """
-        given = self.prompt
-        several = isinstance(given, list) and not (given and isinstance(given[0], int))
-        listed: list[str | list[int]] = list(given) if several else [given]  # type: ignore[arg-type, list-item]
+        prompt = self.prompt
+        several = isinstance(prompt, list) and not (prompt and isinstance(prompt[0], int))
+        listed: list[str | list[int]] = list(prompt) if several else [prompt]  # type: ignore[arg-type, list-item]
         if not 1 <= len(listed) <= MAX_PROMPTS:
             raise InputError(f"prompt has {len(listed)} entries; give from 1 to {MAX_PROMPTS}", param="prompt")
         return listed

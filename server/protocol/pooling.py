@@ -9,21 +9,25 @@ from .body import Body, Many, Refused
 _OWNER: Refused = {
     "chat_template": ((), "the server's chat template is used; start it with --chat-template"),
     "priority": ((0,), "requests run in order of arrival"),
-    "truncate_prompt_tokens": ((), "shorten the input"),
 }
 
 
-class EmbeddingBody(Body):
+class _Truncating(Body):
+    truncate_prompt_tokens: int | None = None
+    truncation_side: Literal["left", "right"] | None = None
+
+
+class EmbeddingBody(_Truncating):
     refused: ClassVar[Refused] = _OWNER
     input: Any
     encoding_format: Literal["float", "base64"] | None = None
     dimensions: int | None = None
-    pooling: Literal["last", "cls", "mean", "tokens"] | None = None
+    pooling: str | None = None
     instruction: str | None = None
     cache_salt: str | None = None
 
 
-class ScoreBody(Body):
+class ScoreBody(_Truncating):
     refused: ClassVar[Refused] = _OWNER
     text_1: Any = None
     text_2: Any = None
@@ -33,7 +37,7 @@ class ScoreBody(Body):
     cache_salt: str | None = None
 
 
-class RerankBody(Body):
+class RerankBody(_Truncating):
     refused: ClassVar[Refused] = _OWNER
     query: Any
     documents: list[Any]
@@ -43,7 +47,7 @@ class RerankBody(Body):
     cache_salt: str | None = None
 
 
-class ClassifyBody(Body):
+class ClassifyBody(_Truncating):
     refused: ClassVar[Refused] = _OWNER
     input: str | Many[str] | Many[int] | Many[Many[int]]
     cache_salt: str | None = None

@@ -2,18 +2,16 @@
 
 from __future__ import annotations
 
-import base64
-import binascii
 from collections.abc import Mapping
 from typing import ClassVar, Literal
 
 import numpy as np
 from pydantic import Field
 
-from ...mm.errors import InputError
+from ...callers.errors import InputError
+from ...mm.media.data_url import base64_pieces, decoded, text_pieces
 from .body import Body, Many, Part, Refused
 
-_CHUNK = 1 << 18  # characters of base64 that are decoded at a time
 _NO_ANSWERS = "a transcription session has no answers"
 
 
@@ -95,26 +93,23 @@ EVENTS: Mapping[str, type[_Event]] = {
 }
 
 
-def read_audio(audio: str, form: Format) -> bytes:
+def read_audio(audio: str, audio_format: Format) -> bytes:
     """Return base64 audio as int16 PCM, little-endian.
 
     Raises:
         InputError: it is not base64, or has half a sample.
     """
-    chunks = (audio[start : start + _CHUNK] for start in range(0, len(audio), _CHUNK))  # other threads run in between
     try:
-        if 0 <= audio.find("=") < len(audio) - 2:
-            raise ValueError("padding before the end")
-        data = b"".join(_samples(base64.b64decode(chunk, validate=True), form) for chunk in chunks)
-    except (ValueError, binascii.Error):
+        data = b"".join(_samples(piece, audio_format) for piece in decoded(base64_pieces(text_pieces(audio))))
+    except ValueError:
         raise InputError("audio is not base64; send samples in the session's format as base64", param="audio") from None
     if len(data) % 2:
         raise InputError("audio has half a sample; send whole samples of 16 bits", param="audio")
     return data
 
 
-def _samples(data: bytes, form: Format) -> bytes:
-    return data if form.type == "audio/pcm" else _TABLES[form.type][np.frombuffer(data, np.uint8)].tobytes()
+def _samples(data: bytes, audio_format: Format) -> bytes:
+    return data if audio_format.type == "audio/pcm" else _TABLES[audio_format.type][np.frombuffer(data, np.uint8)].tobytes()
 
 
 def _expand_mu(code: int) -> int:

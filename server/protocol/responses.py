@@ -3,46 +3,64 @@
 from __future__ import annotations
 
 import json
-from typing import Any, ClassVar
+from collections.abc import Sequence
+from typing import Any, ClassVar, Literal
 
 from pydantic import Field
 
-from ...mm.errors import InputError, hint, short_repr
-from ...mm.message_fields import check_fields
-from .body import Many, Refused
+from ...callers.errors import InputError, hint, short_repr
+from ...callers.message_fields import check_fields
+from ..reasoning_signer import ReasoningSigner
+from .body import Many, Refused, check_refused
 from .chat import ChatBody
-from .response_input import read_items
-from .sampling import OWNER, SamplingBody
+from .response_input import read_items, stored_items
+from .sampling import ONE_ANSWER, OWNER, VERBOSITIES, SamplingBody
+from .tools import chat_choice, chat_tool
 
-LOGPROBS = "message.output_text.logprobs"
-_NOT_STORED = "responses are not stored; send the whole conversation as input"
+LOGPROBS, REASONING = "message.output_text.logprobs", "reasoning.encrypted_content"
+_INCLUDE = {
+    LOGPROBS: "",
+    REASONING: "",
+    "message.input_image.image_url": "",  # responses do not repeat their input
+    "file_search_call.results": "there is no file search",
+    "web_search_call.results": "there is no web search",
+    "web_search_call.action.sources": "there is no web search",
+    "code_interpreter_call.outputs": "the server runs no code",
+    "computer_call_output.output.image_url": "the server drives no computer",
+}
+"""OpenAI's values of include, and why some cannot be honoured."""
+SUMMARIES = ("auto", "concise", "detailed")
+_NO_CONVERSATIONS = "there are no stored conversations; give previous_response_id, or the whole conversation as input"
 _ECHOED = ("instructions", "metadata", "tools", "tool_choice", "reasoning", "text")
-_TOOL_KEYS = ("type", "name", "description", "parameters", "strict")
+_REASONING: Refused = {
+    "summary": ((*SUMMARIES, None), "give auto, concise or detailed; the whole reasoning is in the response"),
+    "generate_summary": ((*SUMMARIES, None), "give auto, concise or detailed; the whole reasoning is in the response"),
+    "context": (("auto",), "the chat template decides which reasoning it shows"),
+    "mode": (("standard",), "there is one mode"),
+}
+"""Fields of reasoning beside effort: the values that a request may state."""
 
 
 class ResponsesBody(SamplingBody):
     refused: ClassVar[Refused] = {
-        **OWNER,
-        "previous_response_id": ((), _NOT_STORED),
-        "conversation": ((), _NOT_STORED),
-        "background": ((False,), "a response is sent over the connection that asks for it"),
-        "background_options": ((), "there are no responses in the background"),
+        **{name: entry for name, entry in OWNER.items() if name != "store"},
+        **ONE_ANSWER,
+        "conversation": ((), _NO_CONVERSATIONS),
+        "background_options": ((), "a response in the background has no options"),
         "prompt": ((), "there are no stored prompts; give instructions and input"),
-        "max_tool_calls": ((), "the server runs no tools"),
-        "context_management": ((), "shorten the input"),
-        "truncation": (("disabled",), "shorten the input"),
-        "moderation": ((), "there is no moderation"),
+        "context_management": (([],), "shorten the input"),
         "access_programs": ((), "there are no access programs"),
         "image": ((), "answers are text"),
-        "prompt_cache_options": ((), "every prefix is cached"),
         "n": ((1,), "a response has one answer; send several requests"),
         "max_tokens": ((), "give max_output_tokens"),
         "response_format": ((), "give text.format"),
         "prompt_logprobs": ((), "use /v1/chat/completions"),
-        "return_token_ids": ((False,), "use /v1/chat/completions"),
     }
-    input: str | Many[dict[str, Any]] = Field(min_length=1)
+    input: str | Many[int] | Many[dict[str, Any]] = Field(min_length=1)
     instructions: str | None = None
+    previous_response_id: str | None = None
+    store: bool | None = None
+    background: bool | None = None
     max_output_tokens: int | None = Field(default=None, ge=1, lt=1 << 63)
     metadata: dict[str, Any] | None = None
     include: Many[str] | None = None
@@ -50,12 +68,57 @@ class ResponsesBody(SamplingBody):
     tools: Many[dict[str, Any]] | None = None
     tool_choice: str | dict[str, Any] | None = None
     parallel_tool_calls: bool | None = None
+    max_tool_calls: int | None = Field(default=None, ge=1)  # of tools that the server runs; there are none
+    truncation: Literal["auto", "disabled"] | None = None
     reasoning: dict[str, Any] | None = None
     text: dict[str, Any] | None = None
     chat_template_kwargs: dict[str, Any] | None = None
 
-    def chat_body(self) -> tuple[ChatBody, dict[str, str]]:
+    @property
+    def prompt_token_ids(self) -> list[int] | None:
+        """The token ids of a rendered prompt, if the input is one.
+
+        Raises:
+            InputError: the request has fields that only a chat template can write into the prompt.
+        """
+        if isinstance(self.input, str) or not isinstance(self.input[0], int):
+            return None
+        for name in ("instructions", "tools", "chat_template_kwargs", "reasoning"):
+            if getattr(self, name):
+                reason = "<<param>> cannot be added to an input of token ids, which is used as it is"
+                raise InputError(f"{reason}; put the tokens of <<param>> into the input, or send messages", param=name)
+        return self.input
+
+    def after(self, turns: Sequence[dict[str, Any]]) -> ResponsesBody:
+        """Return the same request with the items of earlier turns before its own.
+
+        Raises:
+            InputError: the input is token ids.
+        """
+        if self.prompt_token_ids is not None:
+            reason = "<<param>> needs an input of messages, not of token ids"
+            raise InputError(reason, code="invalid_value", param="previous_response_id")
+        return self.model_copy(update={"input": [*turns, *stored_items(self.input)]})  # type: ignore[arg-type]
+
+    @property
+    def starts(self) -> list[int]:
+        """The items that the input may begin with: the first one, and with truncation="auto" the first ones of later turns.
+
+        Each leaves out twice as many turns as the one before it, so that few of them are tried; the last one is the last turn.
+        """
+        items: Any = [] if isinstance(self.input, str) or self.prompt_token_ids is not None else self.input
+        if self.truncation != "auto" or not items:
+            return [0]
+        turns = [index for index, item in enumerate(items) if item.get("role") == "user"][1:]
+        counts = [(1 << power) - 1 for power in range(len(turns).bit_length())]
+        return [0, *(turns[count] for count in counts if count < len(turns) - 1), *turns[-1:]]
+
+    def chat_body(self, signer: ReasoningSigner, start: int = 0) -> tuple[ChatBody, dict[str, str]]:
         """Return the same request to /v1/chat/completions, and the places of its messages in this body.
+
+        Args:
+            signer: reads the `encrypted_content` of reasoning.
+            start: the first item of the input; those before it are left out, except messages of the system.
 
         Raises:
             InputError: a field has another form or cannot be honoured.
@@ -63,81 +126,72 @@ class ResponsesBody(SamplingBody):
         for name in _ECHOED:
             _check_json(name, getattr(self, name))
         for name in self.include or ():
-            if name != LOGPROBS:
-                raise InputError(f"include has {short_repr(name, 100)}; {hint(name, (LOGPROBS,))}", param="include")
-        with_logprobs = bool(self.include or self.top_logprobs)
+            if name not in _INCLUDE:
+                raise InputError(
+                    f"include has {short_repr(name, 100)}; {hint(name, _INCLUDE)}",
+                    code="unknown_name",
+                    value=name,
+                    param="include",
+                )
+            if _INCLUDE[name]:
+                raise InputError(f"include has {name}: {_INCLUDE[name]}; leave it out", param="include")
+        with_logprobs = LOGPROBS in (self.include or ()) or bool(self.top_logprobs)
         shared = {name: getattr(self, name) for name in SamplingBody.model_fields if name not in self.refused}
-        tools, choice = self._tools()
         system = [] if self.instructions is None else [{"role": "system", "content": self.instructions}]
         places = {"messages": "input"} | ({"messages[0]": "instructions"} if system else {})
         if isinstance(self.input, str):
-            items, found = [{"role": "user", "content": self.input}], {f"messages[{len(system)}]": "input"}
+            items, param_names = [{"role": "user", "content": self.input}], {f"messages[{len(system)}]": "input"}
+        elif self.prompt_token_ids is not None:
+            items, param_names = [], {"prompt_token_ids": "input", "prompt": "input"}
         else:
-            items, found = read_items(self.input, len(system))
-        own = {
+            items, param_names = read_items(self.input, signer, len(system), start)  # type: ignore[arg-type]
+        computed = {
             "messages": [*system, *items],
             "max_completion_tokens": self.max_output_tokens,
             "logprobs": with_logprobs,
             "top_logprobs": self.top_logprobs if with_logprobs else None,
-            "tools": tools,
-            "tool_choice": choice,
+            "tools": [chat_tool(tool, index) for index, tool in enumerate(self.tools or ())] or None,
+            "tool_choice": chat_choice(self.tool_choice),
             "parallel_tool_calls": self.parallel_tool_calls,
             "reasoning_effort": self._effort(),
+            "verbosity": self._verbosity(),
             "response_format": self._format(),
             "chat_template_kwargs": self.chat_template_kwargs,
         }
-        return ChatBody.model_construct(**{**shared, **own}), places | found
-
-    def _tools(self) -> tuple[list[dict[str, Any]] | None, str | dict[str, Any] | None]:
-        """Return the tools that the model may call, and the choice among them, in the form of chat."""
-        choice, names = self.tool_choice, None
-        if isinstance(choice, dict) and choice.get("type") == "allowed_tools":
-            check_fields(choice, ("type", "mode", "tools"), "tool_choice", "tool_choice")
-            allowed: object = choice.get("tools")
-            names = [one.get("name") for one in allowed if isinstance(one, dict)] if isinstance(allowed, list) else []
-            choice = choice.get("mode")
-            if choice not in ("auto", "required"):
-                raise InputError(f"tool_choice.mode is {short_repr(choice)}; give auto or required", param="tool_choice")
-        elif isinstance(choice, dict):
-            check_fields(choice, ("type", "name"), "tool_choice", "tool_choice")
-            choice = {"type": choice.get("type"), "function": {"name": choice.get("name")}}
-        given = [_function(index, tool) for index, tool in enumerate(self.tools or ())]
-        found = [tool for tool in given if names is None or tool["function"]["name"] in names]
-        if names and not all(any(name == tool["function"]["name"] for tool in found) for name in names):
-            raise InputError("tool_choice.tools must name functions of tools", param="tool_choice")
-        return found or None, choice
+        return ChatBody.model_construct(**{**shared, **computed}), places | param_names
 
     def _effort(self) -> Any:
         reasoning = self.reasoning or {}
+        check_fields(reasoning, ("effort", *_REASONING), "reasoning", "reasoning")
+        check_refused(reasoning, _REASONING, "reasoning", "reasoning")
         effort = reasoning.get("effort")
-        for name, value in reasoning.items():
-            if name not in ("effort", "summary", "generate_summary"):
-                raise InputError(f"reasoning.{name} cannot be honoured; {hint(name, ('effort', 'summary'))}", param="reasoning")
-            if name != "effort" and value not in (None, "auto"):
-                reason = "reasoning is not summarised; its whole text is in the response"
-                raise InputError(f"reasoning.{name}={short_repr(value)} cannot be honoured: {reason}", param="reasoning")
         if not (effort is None or isinstance(effort, str)):
-            raise InputError(f"reasoning.effort is {short_repr(effort)}; give a string", param="reasoning")
+            raise InputError(
+                f"reasoning.effort is {short_repr(effort)}; give a string", code="invalid_value", param="reasoning"
+            )
         return effort
+
+    def _verbosity(self) -> Any:
+        value = (self.text or {}).get("verbosity")
+        if value not in (None, *VERBOSITIES):
+            raise InputError(f"text.verbosity is {short_repr(value)}; give {', '.join(VERBOSITIES)}", param="text")
+        return value
 
     def _format(self) -> dict[str, Any] | None:
         """Return text.format in the form of chat's response_format."""
-        for name, value in (self.text or {}).items():
-            if name != "format" and not (name == "verbosity" and value in (None, "medium")):
-                reason = "ask for it in the input" if name == "verbosity" else hint(name, ("format",))
-                raise InputError(f"text.{name}={short_repr(value)} cannot be honoured: {reason}", param="text")
-        form = (self.text or {}).get("format")
-        kind = form.get("type") if isinstance(form, dict) else None
-        if form is None:
+        check_fields(self.text or {}, ("format", "verbosity"), "text", "text")
+        text_format = (self.text or {}).get("format")
+        kind = text_format.get("type") if isinstance(text_format, dict) else None
+        if text_format is None:
             return None
         if kind in ("text", "json_object"):
-            check_fields(form, ("type",), "text.format", "text")
+            check_fields(text_format, ("type",), "text.format", "text")
             return {"type": kind}
-        if kind != "json_schema" or not isinstance(form.get("schema"), dict):
+        if kind != "json_schema" or not isinstance(text_format.get("schema"), dict):
             how = '{"type": "json_schema", "name": ..., "schema": {...}}, {"type": "json_object"} or {"type": "text"}'
-            raise InputError(f"text.format is {short_repr(form)}; give {how}", param="text")
-        check_fields(form, ("type", "name", "description", "schema", "strict"), "text.format", "text")
-        return {"type": kind, "json_schema": form}
+            raise InputError(f"text.format is {short_repr(text_format)}; give {how}", param="text")
+        check_fields(text_format, ("type", "name", "description", "schema", "strict"), "text.format", "text")
+        return {"type": kind, "json_schema": text_format}
 
 
 def _check_json(name: str, value: object) -> None:
@@ -145,18 +199,12 @@ def _check_json(name: str, value: object) -> None:
     try:
         json.dumps(value, ensure_ascii=False, allow_nan=False).encode()
     except (ValueError, RecursionError):
-        raise InputError(f"{name} has NaN, infinity, half a character or too many levels; leave them out", param=name) from None
+        raise InputError(
+            "<<param>> has NaN, infinity, half a character or too many levels; leave them out", param=name
+        ) from None
 
 
-def _function(index: int, tool: dict[str, Any]) -> dict[str, Any]:
-    """Return a tool in the form of chat."""
-    name = tool.get("name")
-    if tool.get("type") != "function" or not (isinstance(name, str) and name):
-        form = '{"type": "function", "name": ..., "parameters": {...}}'
-        raise InputError(f"tools[{index}] must be {form}; the server runs no tools of its own", param="tools")
-    given = {key: value for key, value in tool.items() if key in _TOOL_KEYS or value is not False}
-    check_fields(given, _TOOL_KEYS, f"tools[{index}]", "tools")
-    function = {key: tool[key] for key in _TOOL_KEYS[1:-1] if tool.get(key) is not None}
-    if not isinstance(function.get("parameters", {}), dict):
-        raise InputError(f"tools[{index}].parameters must be a JSON schema", param="tools")
-    return {"type": "function", "function": function}
+class InputTokensBody(ResponsesBody):
+    """The body of /v1/responses/input_tokens."""
+
+    refused: ClassVar[Refused] = {**ResponsesBody.refused, "personality": ((), "give instructions")}

@@ -22,10 +22,10 @@ from benchmarks.attack.requests import requests
 ROOT = Path(__file__).parents[2]
 REFUSED = {
     "fps=1e6": "invalid",
-    "an image of 4000x1": "invalid_media",
-    "a bad word of 4 MB": "invalid_input",
-    "temperature=1e39": "invalid_input",
-    "MOV of one PNG, 16000x16000": "invalid_media",
+    "an image of 4000x1": "over_limit",
+    "a bad word of 4 MB": "over_limit",
+    "temperature=1e39": "invalid_value",
+    "MOV of one PNG, 16000x16000": "invalid_media",  # codecs of still images are not used in videos
     "MP4 with forged tables": "invalid_media",
     "a lone surrogate as cache_salt": "invalid_input",
     "a template that doubles a string": "too_long",

@@ -20,14 +20,14 @@ from benchmarks.serve_load import CHAT, JSON, KINDS, fair, health, image_body, k
 
 def test_malformed_requests_are_refused():
     server = make_server(TINY, "tiny-vl", max_model_len=1024, warm_up=False)
-    with server.engine.llm, listening(server) as url, httpx.Client(base_url=url, timeout=240) as http:
+    with server.llm.llm, listening(server) as url, httpx.Client(base_url=url, timeout=240) as http:
         for seed in range(10 * len(KINDS)):
             path, headers, body = malformed(seed)
             response = http.post(path, content=body, headers=headers)
             assert 400 <= response.status_code < 500, (seed, response.text)
             assert json.loads(response.text)["error"]["message"]
         assert http.post(CHAT, content=image_body(0, 2), headers=JSON).status_code == 200
-        assert_idle(server.engine.llm)
+        assert_idle(server.llm)
 
 
 @pytest.mark.full

@@ -21,7 +21,7 @@ ASR = TINY.parent / "tiny-asr"
 def test_every_request_of_the_load_is_answered(tmp_path, model):
     server = make_server(model, model.name, max_num_seqs=4, warm_up=False)
     words = chat_words(4, 64) if model == TINY else audio_words(tmp_path, 6)
-    with server.engine.llm, listening(server) as url:
+    with server.llm.llm, listening(server) as url:
         found = load(PYTHON, url, model, model.name, 6, words)
     assert (found["completed"], found["failed"]) == (6, 0)
     assert found["total_output_tokens"] == 6 * 4 or model == ASR

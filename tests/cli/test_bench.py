@@ -24,7 +24,7 @@ LATENCIES = {
 @pytest.fixture(scope="module")
 def url():
     server = make_server(TINY, "tiny-vl", max_model_len=256, max_num_seqs=4, warm_up=False)
-    with server.engine.llm, listening(server) as url:
+    with server.llm.llm, listening(server) as url:
         yield url
 
 
@@ -128,11 +128,14 @@ def test_latencies_are_those_of_the_tokens(monkeypatch):
     for text in "ab":
         reply.add({"choices": [{"delta": {"content": text}}]})
     details = {"cached_tokens": 1}
-    reply.add({"choices": [], "usage": {"prompt_tokens": 4, "completion_tokens": 2, "prompt_tokens_details": details}})
+    drafts = {"accepted_prediction_tokens": 3, "rejected_prediction_tokens": 2}
+    usage = {"prompt_tokens": 4, "completion_tokens": 2, "prompt_tokens_details": details, "completion_tokens_details": drafts}
+    reply.add({"choices": [], "usage": usage})
     assert (reply.text, reply.prompt_tokens, reply.output_tokens, reply.cached_tokens) == ("ab", 4, 2, 1)
     monkeypatch.undo()
     result = serve.summary([reply, Reply(error="x")], 2.0, [99.0])
     assert (result["completed"], result["failed"], result["output_throughput"]) == (1, 1, 1.0)
+    assert (result["drafted_tokens"], result["accepted_draft_tokens"]) == (5, 3)
 
 
 @pytest.mark.parametrize("end", ["data: [DONE]", ""])

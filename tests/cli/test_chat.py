@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import subprocess
 import sys
 from concurrent.futures import ThreadPoolExecutor
@@ -45,6 +46,13 @@ def test_answer_equals_that_of_llm_chat(checkpoint: Path, image: Path, capsys: p
 def test_text_only(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
     assert chat(checkpoint, "Hello") == 0
     assert capsys.readouterr().out.endswith("\n")
+
+
+def test_explain(checkpoint: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert chat(checkpoint, "Hello", "--explain") == 0
+    shown = capsys.readouterr().err
+    assert re.search(r"^answer +\d tokens, 0 of them without a step of their own$", shown, re.M)
+    assert "drafts" in shown
 
 
 def test_quantization(capsys: pytest.CaptureFixture[str]) -> None:
@@ -119,7 +127,8 @@ def test_the_file_at_fault_is_named(
     cut.write_bytes(image.read_bytes()[:500])
     assert chat(checkpoint, "--image", str(image), "--image", str(cut), "What is it?") == 2
     name = str(cut).replace("\n", "\\n")
-    assert capsys.readouterr().err == f"sensorium: error: {name}: it is broken or cut off (image file is truncated)\n"
+    reason = "it is broken or cut off (image file is truncated); download or save it again"
+    assert capsys.readouterr().err == f"sensorium: error: {name}: {reason}\n"
     monkeypatch.setattr("sys.stdin", io.StringIO("What is it?\nAnd now?\n"))
     assert chat(checkpoint, "--video", str(image)) == 2
     assert capsys.readouterr().err.count(f"sensorium: error: {image}: it is an image, not in a supported video format") == 2
@@ -230,7 +239,7 @@ def test_interrupting_a_conversation_keeps_the_finished_answers() -> None:
     program = f"""
 import signal, sys, threading
 from sensorium.cli import main
-from sensorium.engine.core import EngineCore
+from sensorium.engine.core.engine_core import EngineCore
 
 real, answered = EngineCore.step, []
 def step(self):

@@ -3,17 +3,24 @@
 from __future__ import annotations
 
 import json
+import os
+import re
 import shutil
-from importlib import metadata
+import subprocess
+import sys
+import tomllib
 from pathlib import Path
 
 import pytest
 import torch
 from sensorium import LLM
-from sensorium.cli import doctor
+from sensorium.callers.errors import BusyError, CheckpointError
+from sensorium.cli import decoding, doctor
 from sensorium.cli.main import main
-from sensorium.kernels import native
-from sensorium.mm.errors import CheckpointError
+from sensorium.engine.config import EngineConfig
+from sensorium.engine.setup.doctor import installation_problems
+from sensorium.kernels import installation, native
+from sensorium.mm.media import gate
 from sensorium.processors.text.tokenizer import Tokenizer
 
 
@@ -39,11 +46,31 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
         assert {"attention", "linear", "rms_norm"} <= found[f"kernels, {dtype}"].keys()
 
 
+@pytest.mark.skipif(native.products() is None, reason="needs the C++ products")
+def test_measured_rates_are_shown_and_kept(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    assert main(["doctor", "--device", "cpu"]) == 0
+    assert "measured rates" not in sections(capsys.readouterr().out), "SENSORIUM_CPU names the instruction set in tests"
+    code = "import sys; from sensorium.cli.main import main; sys.exit(main(['doctor', '--device', 'cpu']))"
+    env = {**os.environ, "SENSORIUM_CPU": "linear_int8=torch", "XDG_CACHE_HOME": str(tmp_path)}
+    printed = [
+        subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True).stdout
+        for _ in range(2)
+    ]
+    shown = [sections(text)["measured rates"] for text in printed]
+    assert shown[0] == shown[1], "a second start reads what the first has kept"
+    assert shown[0]["linear_int8"] == "torch (set by SENSORIUM_CPU)"
+    assert re.fullmatch(r"\w+ \(\w+ \d+/\d+/\d+,.* GFLOP/s with 16/1/96 rows\)", shown[0]["linear_bfloat16"])
+    assert shown[0]["rows, int4"].endswith("times the cost of one, for 1, 2, 4, 8, 16 rows")
+    assert Path(shown[0]["kept in"]).is_file()
+
+
 def test_every_extra_is_reported() -> None:
     """An extra that a user installs for a feature has at least one of its packages in the report."""
     listed = {how.split("[")[1].split("]")[0] for how in doctor.OPTIONAL.values()}
-    extras = set(metadata.metadata("sensorium").get_all("Provides-Extra"))
-    assert listed == extras - {"docs", "clients"}
+    project = tomllib.loads((Path(__file__).parents[2] / "pyproject.toml").read_text())["project"]
+    assert listed == project["optional-dependencies"].keys() - {"docs", "clients"}
 
 
 def test_checkpoint(checkpoint: Path, checkpoint2: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -254,3 +281,46 @@ def test_missing_packages(monkeypatch: pytest.MonkeyPatch, capsys: pytest.Captur
 def test_required_packages_are_those_of_the_metadata() -> None:
     assert {"torch", "numpy", "pillow", "opencv-python-headless", "tokenizers"} <= set(doctor.required())
     assert "pytest" not in doctor.required()
+
+
+def test_a_codec_that_fails_is_a_problem(monkeypatch: pytest.MonkeyPatch, tmp_path: Path, capsys) -> None:
+    """A package whose decoder fails in the worker, as one of a new major version may, is named with its modality."""
+    assert decoding.decoding_problems() == []
+    (tmp_path / "soundfile.py").write_text("def SoundFile(*args):\n    raise KeyError('gone')\nLibsndfileError = OSError\n")
+    monkeypatch.syspath_prepend(str(tmp_path))
+    assert main(["doctor", "--device", "cpu"]) == 1
+    found = sections(capsys.readouterr().out)["problems"]
+    assert list(found) == ["audio"]
+    assert "speech/alarm.flac is not decoded (KeyError: 'gone')" in found["audio"]
+    assert re.search(r'pip install --force-reinstall --no-deps "soundfile[<>=.,0-9]+" "soxr[<>=.,0-9]+"', found["audio"])
+
+
+def test_a_machine_that_is_busy_is_no_reason_to_install_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    def starved(*args: object) -> None:
+        raise BusyError("the worker got too little processor time")
+
+    monkeypatch.setattr(gate, "probe", starved)
+    problems = dict(decoding.decoding_problems())
+    assert problems["video"] == "media/clip.mp4 could not be tried: the worker got too little processor time"
+    assert list(problems) == ["image", "video", "audio"]
+
+
+@pytest.mark.parametrize(
+    ("compiler", "advice"), [("/no/c++", "Install a C++ compiler (apt-get install g++), then build them"), ("sh", "Build them")]
+)
+def test_missing_kernels_are_a_problem(monkeypatch: pytest.MonkeyPatch, capsys, compiler: str, advice: str) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(installation, "has_kernels", lambda package: False)
+    monkeypatch.setattr(installation, "_source", lambda: {"url": "file:///a/b", "dir_info": {}})
+    monkeypatch.setattr(installation, "COMPILERS", {"sh": "apt-get install g++"})
+    monkeypatch.setenv("CXX", compiler)
+    assert main(["doctor", "--device", "cpu"]) == 0
+    problem = sections(capsys.readouterr().out)["problems"]["C++ kernels"]
+    command = "pip install --force-reinstall --no-deps --no-cache-dir /a/b"
+    assert problem == f"not built, so torch runs in their place, several times slower. {advice}: {command}"
+
+
+def test_missing_kernels_are_no_problem_of_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(native, "library", lambda: None)
+    monkeypatch.setattr(EngineConfig, "torch_device", torch.device("cuda"))
+    assert installation_problems("cuda") == []

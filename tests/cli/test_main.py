@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import logging
 import os
+import signal
 import subprocess
 import sys
 from argparse import Namespace
@@ -12,11 +13,11 @@ from dataclasses import fields
 from pathlib import Path
 
 import pytest
+from sensorium.callers.errors import ConfigError
 from sensorium.cli import main as cli
 from sensorium.cli.common import option_help
 from sensorium.cli.output import print_results
 from sensorium.engine.config import EngineConfig
-from sensorium.mm.errors import ConfigError
 from sensorium.server.config import ServerConfig
 
 TEXT_FILE = str(Path(__file__))
@@ -51,6 +52,19 @@ def test_the_module_runs_as_a_script() -> None:
     run = subprocess.run([sys.executable, "-m", "sensorium.cli.main", "--version"], capture_output=True, text=True)
     assert run.returncode == 0
     assert run.stdout.startswith("sensorium ")
+
+
+@pytest.mark.parametrize("imported", ["argparse", "torch"])  # before `main`, and by the command's module
+@pytest.mark.parametrize(("received", "code"), [(signal.SIGINT, 130), (signal.SIGTERM, 143)])
+def test_a_signal_while_modules_are_imported(imported: str, received: int, code: int, tmp_path: Path) -> None:
+    (tmp_path / f"{imported}.py").write_text("import time\nprint('importing', flush=True)\ntime.sleep(60)\n")
+    words = [sys.executable, "-m", "sensorium", "transcribe", "a.wav"]
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    with subprocess.Popen(words, env={**os.environ, "PYTHONPATH": str(tmp_path)}, **pipes) as run:
+        assert run.stdout.readline() == "importing\n"
+        run.send_signal(received)
+        _, err = run.communicate()
+    assert (run.returncode, err.strip()) == (code, "")
 
 
 @pytest.mark.parametrize(
@@ -134,7 +148,7 @@ def test_version(capsys: pytest.CaptureFixture[str]) -> None:
     ("argv", "said"),
     [
         ((), "COMMAND"),
-        (("read",), "'read'"),
+        (("reed",), "'reed'"),
         (("chta", "--model", "x", "q"), "; did you mean chat? See `sensorium --help`"),
         (("--hlep",), "--hlep; did you mean --help? See `sensorium --help`"),
         (("transcribe", "a.flac", "--format", "srtt"), "; did you mean srt? See `sensorium transcribe --help`"),
@@ -197,7 +211,7 @@ def test_what_needs_no_model_is_checked_before_one_is_loaded(
     def load(*_: object) -> None:
         raise AssertionError("weights are read")
 
-    monkeypatch.setattr("sensorium.engine.llm.load_core", load)
+    monkeypatch.setattr("sensorium.engine.engine.load_core", load)
     monkeypatch.setitem(sys.modules, "sounddevice", None)
     code, line = failure(capsys, *argv, "--model", str(Path(cli.__file__).parents[1] / "assets" / "tiny-vl"))
     assert said in line

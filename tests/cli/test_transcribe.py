@@ -116,11 +116,11 @@ def test_signals_keep_finished_files_and_exit_at_once(whisper: Path, files: list
     program = f"""
 import os, signal, sys, threading, time
 from sensorium.cli import main
-from sensorium.engine.core import EngineCore
-from sensorium.pipelines import tasks
-from sensorium.pipelines.speech import arguments
+from sensorium.engine.core.engine_core import EngineCore
+from sensorium.pipelines import run
+from sensorium.pipelines.speech import options as speech
 
-real, step, ended, taken = tasks.as_completed, EngineCore.step, [], threading.Event()
+real, step, ended, taken = run.as_completed, EngineCore.step, [], threading.Event()
 def slow(self):
     if ended and self.scheduler.requests:
         taken.wait()
@@ -133,8 +133,8 @@ def as_completed(*rest, **options):
     for one in real(*rest, **options):
         yield one
         taken.set()
-EngineCore.step, tasks.as_completed = slow, as_completed
-arguments.TEMPERATURES = (0.0,)  # so that a file has one request
+EngineCore.step, run.as_completed = slow, as_completed
+speech.TEMPERATURES = (0.0,)  # so that a file has one request
 options = ["--device", "cpu", "--language", "de", "--no-vad"]
 sys.exit(main.main(["transcribe", *{files[:2] * 40!r}, "--model", {str(whisper)!r}, *options]))
 """

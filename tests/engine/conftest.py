@@ -9,18 +9,21 @@ from types import MappingProxyType, SimpleNamespace
 
 import pytest
 import torch
-from sensorium.engine.core import EngineCore
+from prompt_attention import ATTENTIONS
+from sensorium.engine.core.engine_core import EngineCore
+from sensorium.engine.executor import LocalExecutor
 from sensorium.engine.kv_cache.block_pool import BlockPools
 from sensorium.engine.kv_cache.groups import group_layers
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.engine.scheduler.encoder_cache import EncoderCache
 from sensorium.engine.scheduler.limits import SchedulerLimits
+from sensorium.engine.scheduler.policy import make_policy
 from sensorium.engine.scheduler.quarantine import Quarantine
 from sensorium.engine.scheduler.scheduler import Scheduler
 from sensorium.engine.types import EngineRequest
 from sensorium.engine.worker.encoder_runner import EncoderRunner
 from sensorium.engine.worker.encoder_store import EncoderStore
-from sensorium.engine.worker.model_runner import ModelRunner
+from sensorium.engine.worker.model_runner import ModelRunner, RunnerOptions
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.hashing import digest
 from sensorium.mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
@@ -164,6 +167,7 @@ def make_core(
     invariant: bool = False,
     async_scheduling: bool = False,
     late: int = 0,
+    policy: str = "fcfs",
 ) -> EngineCore:
     """Return a core around the toy.
 
@@ -171,28 +175,25 @@ def make_core(
         encoder_rows: capacity of the encoder cache.
         late: number of polls until an encoder call beside the steps is done.
     """
-    model = model or ToyModel()
+    model, attention = model or ToyModel(), ATTENTIONS[prompt_attention]
     specs = [group.spec for group in group_layers(model.cache_specs)]
     num_blocks = [blocks] * len(specs)
     device = torch.device("cpu")
     store = EncoderStore(folder, 1 << 20, "toy", model.row_size, model.cache_specs[0].dtype, device)
-    limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, prompt_attention, caching, encode_beside=async_scheduling)
+    limits = SchedulerLimits(seqs, budget, max_len, encoder_budget, attention, caching, encode_beside=async_scheduling)
     encoder = EncoderCache(encoder_rows * store.row_bytes, store.row_bytes)
     scheduler = Scheduler(
-        BlockPools(specs, num_blocks, block_size, None if max_cached is None else [max_cached] * len(specs)), encoder, limits
+        BlockPools(specs, num_blocks, block_size, None if max_cached is None else [max_cached] * len(specs)),
+        encoder,
+        limits,
+        Quarantine(quarantine),
+        make_policy(policy),
     )
-    runner = ModelRunner(
-        model,
-        num_blocks,
-        block_size,
-        device,
-        store,
-        invariant=invariant,
-        prompt_attention=prompt_attention,
-        async_scheduling=async_scheduling,
-    )
+    options = RunnerOptions(invariant=invariant, prompt_attention=attention, async_scheduling=async_scheduling)
+    runner = ModelRunner(model, num_blocks, block_size, device, store, options)
     runner.encoder_runner = EncoderRunner(store, device, lambda: Late(late), poll_seconds=600.0)
-    return EngineCore(scheduler, runner, Quarantine(quarantine))
+    executor = LocalExecutor(runner)
+    return EngineCore(scheduler, executor, executor.describe(max_len, seqs))
 
 
 class Late:
@@ -301,9 +302,9 @@ def assert_empty(core: EngineCore) -> None:
     assert not core.scheduler.requests
     assert all(pool.num_free == pool.num_blocks for pool in core.scheduler.block_pools.pools)
     encoder = core.scheduler.encoder_cache
-    assert not any(encoder.users_of(key) for key in core.runner.store.rows)
-    assert encoder.bytes == sum(rows.nbytes for rows in core.runner.store.rows.values())
-    assert not core.runner.sequences
+    assert not any(encoder.users_of(key) for key in core.executor.runner.store.rows)
+    assert encoder.bytes == sum(rows.nbytes for rows in core.executor.runner.store.rows.values())
+    assert not core.executor.runner.sequences
 
 
 @pytest.fixture(scope="session")

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 from sensorium import LLM, BeamSearchParams, Media, PoolingParams, SamplingParams, StructuredOutputsParams
-from sensorium.mm.errors import ConfigError, InputError, hint
-from sensorium.mm.other_names import _NAMES
+from sensorium.callers.errors import ConfigError, InputError, hint
+from sensorium.callers.other_names import _NAMES
 
 
 @pytest.fixture(scope="module")
@@ -75,6 +75,10 @@ def test_arguments_of_other_transcribers(llm):
         ("repetition_penalty", r"SamplingParams\(repetition_penalty"),
         ("return_timestamps", "did you mean timestamps"),
         ("max_new_tokens", r"SamplingParams\(max_tokens"),
+        ("best_of", "did you mean beam_size"),
+        ("n", "there is one answer for each input; leave it out"),
+        ("thinking_token_budget", "'thinking_token_budget'; give max_tokens$"),
+        ("logprob_token_ids", "'logprob_token_ids'; give logprobs"),
     ):
         with pytest.raises(InputError, match=said):
             llm.transcribe("a.wav", **{name: 5})
@@ -93,6 +97,12 @@ def test_sampling_parameters_that_are_given_to_a_call(llm):
             call(temperature=0.0)
         with pytest.raises(InputError, match=r"SamplingParams\(max_tokens=|did you mean max_tokens"):  # ocr has max_tokens
             call(max_new_tokens=3)
+    with pytest.raises(InputError, match="'best_of'; ask for n answers and choose among them"):
+        llm.generate("a", best_of=3)
+    with pytest.raises(InputError, match=r"SamplingParams\(n="):
+        llm.generate("a", n=3)
+    with pytest.raises(InputError, match=r"SamplingParams\(extra_args="):
+        llm.generate("a", extra_args={"a": 1})
     with pytest.raises(InputError, match=r"unknown argument .images.*put each item into its message, as in"):
         llm.chat(messages, images=[])
     with pytest.raises(InputError, match="vectors have length 1 unless pooling_params="):
@@ -105,3 +115,9 @@ def test_every_entry_gives_a_hint():
     for name, meant in _NAMES.items():
         assert hint(name, ["other", *meant]) != hint("xyz", ["other", *meant]), name
         assert name not in meant
+
+
+def test_the_repr_says_that_an_engine_is_closed(checkpoint):
+    with LLM(checkpoint, max_model_len=256, warm_up=False) as llm:
+        assert "closed" not in repr(llm)
+    assert repr(llm).endswith(", closed=True)")

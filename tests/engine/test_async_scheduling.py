@@ -7,19 +7,19 @@ import numpy as np
 import pytest
 import torch
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.engine.worker.staging import StagingBuffers
-from sensorium.mm.errors import ConfigError, InputError
 
 
 def started(core):
     """Record requests and first tokens of every step that the runner starts."""
-    seen, execute_model = [], core.runner.execute_model
+    seen, execute_model = [], core.executor.runner.execute_model
 
     def look(output, after=None):
         seen.append(([(task.request_id, task.num_computed) for task in output.scheduled], after is not None))
         return execute_model(output, after)
 
-    core.runner.execute_model = look
+    core.executor.runner.execute_model = look
     return seen
 
 
@@ -87,18 +87,18 @@ def test_changes_while_a_step_runs(toy, change):
 def test_a_step_that_cannot_start_ends_only_its_sequences(toy):
     core = toy.make_core(async_scheduling=True)
     core.add(toy.request("first", [5, 6, 7]))
-    execute_model = core.runner.execute_model
+    execute_model = core.executor.runner.execute_model
 
     def broken(output, after=None):
         if after is not None:
             raise RuntimeError("no memory for a row more")
         return execute_model(output)
 
-    core.runner.execute_model = broken
+    core.executor.runner.execute_model = broken
     assert [output.error for output in core.step().outputs] == [None], "the step before is not touched by it"
     (failed,) = core.step().outputs
     assert "no memory for a row more" in failed.error.message
-    core.runner.execute_model = execute_model
+    core.executor.runner.execute_model = execute_model
     core.add(toy.request("second", [5, 6, 7]))
     assert toy.tokens_of(toy.drain(core)["second"]) == toy.alone(toy.request("x", [5, 6, 7]))[0]
     toy.assert_empty(core)
@@ -120,7 +120,7 @@ def test_an_interrupt_while_a_step_is_read_loses_no_token(toy):
     request = toy.make_request("r", random.Random(2), max_tokens=12, ignore_eos=True)
     core = toy.make_core(async_scheduling=True)
     core.add(request)
-    got, execute_model = list(core.step().outputs), core.runner.execute_model
+    got, execute_model = list(core.step().outputs), core.executor.runner.execute_model
 
     def interrupted(*arguments):
         launched = execute_model(*arguments)
@@ -130,9 +130,9 @@ def test_an_interrupt_while_a_step_is_read_loses_no_token(toy):
 
         return replace(launched, get_output=collect)
 
-    core.runner.execute_model = interrupted
+    core.executor.runner.execute_model = interrupted
     got += core.step().outputs
-    core.runner.execute_model = execute_model
+    core.executor.runner.execute_model = execute_model
     with pytest.raises(KeyboardInterrupt):
         core.step()
     got += toy.drain(core)["r"]

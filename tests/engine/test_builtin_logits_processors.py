@@ -7,6 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from sensorium.callers.errors import InputError
 from sensorium.engine.builtin_logits_processors import (
     NO_REPEAT_NGRAMS,
     AllowedTokens,
@@ -14,10 +15,9 @@ from sensorium.engine.builtin_logits_processors import (
     SuppressTokens,
     TimestampRules,
 )
-from sensorium.engine.codec import decode, encode
+from sensorium.engine.core.codec import decode, encode
 from sensorium.engine.logits_processors import apply_processors, make_processors
 from sensorium.engine.sampling_params import SamplingParams, from_generation_config
-from sensorium.mm.errors import InputError
 from transformers import (
     NoRepeatNGramLogitsProcessor,
     SuppressTokensAtBeginLogitsProcessor,

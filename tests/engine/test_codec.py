@@ -4,10 +4,21 @@ from dataclasses import fields, is_dataclass, replace
 
 import pytest
 import torch
-from sensorium.engine import types
-from sensorium.engine.codec import decode, encode
+from sensorium.callers.errors import ErrorInfo
+from sensorium.engine import pooling_requests, types
+from sensorium.engine.core.codec import decode, encode
+from sensorium.engine.pooling_requests import (
+    CrossAttentionWeights,
+    LayerStates,
+    LikelyTokens,
+    PromptClasses,
+    PromptVector,
+    TokenClasses,
+    TokenLogits,
+    TokenVectors,
+)
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.mm.errors import ErrorInfo
+from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
 from sensorium.mm.types import FramePlan, ItemGeometry, ItemPlan, MultiModalFeature, PlaceholderRange
 from sensorium.processors.elements.element import Cell, Element, ImageScale
@@ -50,9 +61,9 @@ def messages():
     params = SamplingParams(stop=["a", "b"], stop_token_ids=[3], logit_bias={4: 1.5}, bad_words=["x"], seed=2**63)
     request = types.EngineRequest(
         "r", (1, 2, 3), params, (7, 8), (feature(),), 1, 2**64 - 1, ((5, 6), (7,)), True, "salt", "lora", feature(),
-        types.PoolingParams((3, 4)),
+        TokenLogits((3, 4)),
     )  # fmt: skip
-    scheduled = types.ScheduledRequest("r", 0, 3, ((1, 2), (0,)), False, True)
+    scheduled = types.ScheduledRequest("r", 0, 3, ((1, 2), (0,)), False, True, 5)
     update = types.RequestUpdate("r", 2, (4,), (feature(),), True, ((3, 4),))
     error = ErrorInfo("invalid_media", "image 0: e", "image", 0, "max_pixels")
     logprob = {3: types.Logprob(-0.5, 1, "x"), 4: types.Logprob(-1.5)}
@@ -61,17 +72,25 @@ def messages():
     item = types.ItemTrace("image", 0, 5, 6, 7, True, "disk", {"fetch": 0.5})
     marked = MarkedText("box_tokens", "<|box_start|>", (ImageScale((4, 6), (28, 28), 1),))
     completion = types.CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x", marked)
-    stats = types.SequenceStats(16, 1, ("cache", "encoded"))
+    stats = types.SequenceStats(16, 1, ("cache", "encoded"), (types.DraftStats("suffix", 2, (2, 1), (1, 0), 1),))
     encoded = types.EncodeResult("h", "disk", ErrorInfo("not_finite", "e"), True)
     done = types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, error, 2, {"queue": 0.5}, stats, torch.ones(3))
     return [
         marked, Element("cup", "", (0.0, 1.0, 2.0, 3.0), ((0.5, 0.5),), (Cell(0, 1, "a"),)),
-        error, params, request, types.PoolingParams((3, 4)), scheduled, update, feature(),
+        error, params, request, scheduled, update, feature(),
+        TokenLogits((3, 4)), LikelyTokens(5, 2), CrossAttentionWeights(((0, 1),)), LayerStates(2), TokenClasses(False),
+        TokenVectors(True), PromptClasses(("last",), 1, False), PromptVector(("mean", "cls"), 2, False),
         types.EncodeTask("r", 0, "h"),
+        types.StepHandle(3, True),
+        StructuredOutputsParams(choice=["a"]),
+        types.GrammarTask("r", StructuredOutputsParams(regex="a+"), "tenant"),
+        types.WorkerUpdate((types.GrammarTask("r", StructuredOutputsParams(choice=["a"])),), ("q",)),
+        types.GrammarResult("r", error),
+        types.LoadedAdapter("lora:1", 100, 8),
         types.SchedulerOutput(
-            3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",), ((1,),)
+            3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",), ((1,),), True
         ),
-        done, stats, encoded, types.StepOutput((done,), (encoded,)), types.EngineStats(1, 2),
+        done, stats, stats.drafts[0], encoded, types.StepOutput((done,), (encoded,)), types.EngineStats(1, 2),
         types.CoreInfo(64, 4, 100, 8, 32, "float32", "cpu", ("a",), ("image",), True, True),
         types.CoreOutputs((done,), False, types.EngineStats(3)),
         completion,
@@ -92,11 +111,11 @@ def test_round_trip(message):
 
 def test_every_message_type_is_covered():
     covered = {type(message) for message in messages()} | {types.Logprob}
-    assert {kind for kind in vars(types).values() if is_dataclass(kind)} <= covered
+    assert {kind for module in (types, pooling_requests) for kind in vars(module).values() if is_dataclass(kind)} <= covered
 
 
 def test_a_key_that_could_not_be_read_again_is_refused():
-    for key in (types.PoolingParams((3, 4)), (1, 2)):
+    for key in (TokenLogits((3, 4)), (1, 2)):
         with pytest.raises(TypeError, match="cannot be part of a message"):
             encode({"outer": {key: 1}})
 
@@ -113,13 +132,13 @@ def test_an_engine_fed_through_bytes_gives_the_same(toy):
     def run(through_bytes):
         core = toy.make_core(budget=7)
         if through_bytes:
-            real = core.runner.execute_model
+            real = core.executor.runner.execute_model
 
             def execute_model(output, after=None):
                 launched = real(decode(encode(output)), after)
                 return replace(launched, get_output=lambda: decode(encode(launched.get_output())))
 
-            core.runner.execute_model = execute_model
+            core.executor.runner.execute_model = execute_model
         for i in range(5):
             request = toy.make_request(f"r{i}", random.Random(i), temperature=float(i % 2), logprobs=2)
             core.add(decode(encode(request)) if through_bytes else request)

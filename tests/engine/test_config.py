@@ -8,11 +8,11 @@ from pathlib import Path
 
 import pytest
 import torch
+from sensorium.callers.errors import CheckpointError, ConfigError
 from sensorium.engine import config as config_module
 from sensorium.engine.config import EngineConfig, cache_budget, check_max_model_len, make_config
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup.implementation import FALLBACK, resolve_architecture
-from sensorium.mm.errors import CheckpointError, ConfigError
 
 CPU = torch.device("cpu")
 
@@ -240,7 +240,26 @@ def test_a_published_config_may_name_its_model_type_only(tmp_path, more):
     assert load_model_files(write(tmp_path, config=config)).architecture == "DeepseekVLV2ForCausalLM"
 
 
+def test_a_part_of_a_checkpoint_and_a_folder_above_one_name_the_checkpoint(tmp_path):
+    checkpoint = tmp_path / "models--a--b" / "snapshots" / "1234"
+    checkpoint.mkdir(parents=True)
+    write(checkpoint, config={"architectures": ["A"]})
+    (checkpoint / "onnx" / "int8").mkdir(parents=True)
+    (checkpoint / "1_Pooling").mkdir()
+    write(checkpoint / "1_Pooling", config={"pooling_mode_mean_tokens": True})
+    for part in ("onnx", "onnx/int8", "config.json"):
+        with pytest.raises(ConfigError, match=f"{part.split('/')[-1]} is in the checkpoint {checkpoint}; give that folder"):
+            load_model_files(checkpoint / part)
+    with pytest.raises(CheckpointError, match=f"1_Pooling is in the checkpoint {checkpoint}; give that folder"):
+        load_model_files(checkpoint / "1_Pooling").architecture  # noqa: B018
+    for above in (checkpoint.parent, checkpoint.parents[1]):
+        with pytest.raises(ConfigError, match=f"it contains the checkpoint {checkpoint}; give that folder"):
+            load_model_files(above)
+
+
 def test_folders_that_are_no_checkpoint(tmp_path):
+    with pytest.raises(ConfigError, match=r"^'tiny_vl' is not a folder; did you mean tiny-vl\? Or give a checkpoint's folder"):
+        load_model_files("tiny_vl")
     with pytest.raises(ConfigError, match=r"is not a folder; .*hf download"):
         load_model_files(tmp_path / "nowhere")
     (tmp_path / "README.md").write_text("a")

@@ -7,9 +7,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from sensorium.callers.errors import InputError
 from sensorium.engine.sampling_params import RepetitionDetectionParams, SamplingParams
 from sensorium.engine.scheduler.request import Request
-from sensorium.mm.errors import InputError
+from sensorium.engine.structured_outputs import StructuredOutputsParams
+from sensorium.engine.types import GrammarResult
 from sensorium.mm.types import PlaceholderRange
 
 
@@ -286,7 +288,7 @@ def test_a_loop_is_repaired_without_another_encoder_call(toy):
     assert answer[0] == 20, "rolled back to where the loop began"
     assert answer[1:] == [30, 0, 30, 0, 30, 0], "the forbidden tokens are not repeated; the next best ones are another loop"
     assert outputs[-1].finish_reason == "repetition", "and more than one is not repaired"
-    assert core.runner.model.encode_calls == [1]
+    assert core.executor.runner.model.encode_calls == [1]
     toy.assert_empty(core)
 
 
@@ -323,7 +325,7 @@ def test_truncate_refuses_to_remove_the_token_of_cross_attention(toy):
     request = loop_request(toy, looping(toy))
     (item,) = request.features
     cross = replace(item, range=PlaceholderRange(2, item.range.num_embeds))
-    sequence = Request(replace(request, features=(), cross=cross), 0, ((),))
+    sequence = Request(replace(request, features=(), cross=(cross,)), 0, ((),))
     for length in (1, 2):
         with pytest.raises(InputError, match=f"to {length} tokens: that removes the image; truncate to 3 or more"):
             sequence.truncate(length, 16)
@@ -337,21 +339,22 @@ LOOP = RepetitionDetectionParams(max_cycle=4, min_repeats=3, min_tokens=6)
 def looping(toy):
     """Return a core whose model generates 20, then 30 31 30 31 ... for every prompt."""
     core = toy.make_core()
-    real = core.runner.model.forward
+    model = core.executor.runner.model
+    real = model.forward
 
     def forward(batch):
         hidden = real(batch)
         following = {30: 31, 31: 30, 20: 30}
         ends = torch.tensor(batch.attn[0].query_start_loc[1:]) - 1
-        core.runner.model.wanted = [following.get(token, 20 if token == 7 else 30) for token in batch.input_ids[ends].tolist()]
+        model.wanted = [following.get(token, 20 if token == 7 else 30) for token in batch.input_ids[ends].tolist()]
         return hidden
 
     def compute_logits(hidden):
         logits = torch.zeros(len(hidden), 101)
-        logits[torch.arange(len(hidden)), core.runner.model.wanted] = 5.0
+        logits[torch.arange(len(hidden)), model.wanted] = 5.0
         return logits
 
-    core.runner.model.forward, core.runner.model.compute_logits = forward, compute_logits
+    model.forward, model.compute_logits = forward, compute_logits
     return core
 
 
@@ -375,3 +378,28 @@ def test_bad_words_that_requests_share_are_checked_once(toy):
     toy.drain(core)
     with pytest.raises(InputError, match="bad_words holds 100000"):
         core.add(replace(toy.make_request("d", rng), bad_word_ids=((5, 100_000),)))
+
+
+def test_a_grammar_that_ends_while_another_request_is_released_is_not_lost(toy, monkeypatch):
+    """The executor reports each compiled grammar once, in the reply to whichever message comes next."""
+    core, compiling, waits = toy.make_core(), [], True
+
+    def update(message):
+        compiling.extend(task.request_id for task in message.compile)
+        ended = () if waits else tuple(GrammarResult(name, None) for name in compiling)
+        del compiling[: len(ended)]
+        return ended
+
+    monkeypatch.setattr(core.executor, "update", update)
+    core.info = replace(core.info, structured_outputs=True)
+    rng = random.Random(3)
+    form = StructuredOutputsParams(regex="[0-9]")
+    first, second = (
+        toy.make_request(name, rng, max_tokens=3, ignore_eos=True, structured_outputs=form) for name in ("first", "second")
+    )
+    core.add(first)
+    core.add(second)
+    waits = False
+    core.abort("first")  # the reply to its release reports the second one's grammar
+    assert "second" in core.scheduler
+    assert core.step().idle is False

@@ -5,6 +5,8 @@ from __future__ import annotations
 import asyncio
 import errno
 import gc
+import http.server
+import io
 import itertools
 import os
 import signal
@@ -12,20 +14,25 @@ import subprocess
 import sys
 import threading
 import time
+from contextlib import contextmanager
 from multiprocessing import Pipe
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
 import torch
+from hostile import raising
 from PIL import Image
 from sensorium import LLM, AsyncLLM, SamplingParams, register_logits_processor
-from sensorium.engine import channel, core_process, core_server
-from sensorium.engine.channel import Channel, pack
+from sensorium.callers.errors import CheckpointError, ConfigError, EngineDeadError, InputError
 from sensorium.engine.config import make_config
-from sensorium.engine.core import EngineCore
-from sensorium.engine.core_process import ProcessCore
-from sensorium.mm.errors import CheckpointError, ConfigError, EngineDeadError, InputError
+from sensorium.engine.core import channel
+from sensorium.engine.core import child as child_process
+from sensorium.engine.core import server as core_server
+from sensorium.engine.core.channel import Channel, pack
+from sensorium.engine.core.engine_core import EngineCore
+from sensorium.engine.core.process import ProcessCore
+from sensorium.kernels import native
 from waiting import LONG as LONG_WAIT
 from waiting import heard, hold_first_step, hold_steps, wait_until
 
@@ -68,10 +75,10 @@ def llm():
 
 def test_core_info_is_the_same_in_both_forms(llm):
     with LLM(MODEL, max_model_len=512, max_num_seqs=4) as here:
-        info = here._engine_loop.core.info
-        assert isinstance(here._engine_loop.core, EngineCore)
-        assert isinstance(llm._engine_loop.core, ProcessCore)
-        assert llm._engine_loop.core.info == info
+        info = here.engine.loop.core.info
+        assert isinstance(here.engine.loop.core, EngineCore)
+        assert isinstance(llm.engine.loop.core, ProcessCore)
+        assert llm.engine.loop.core.info == info
         assert (info.max_model_len, info.max_num_seqs, info.device, info.dtype) == (512, 4, "cpu", "float32")
         assert info.hidden_size == llm.hidden_size
         assert info.modalities == ("image", "video")
@@ -98,7 +105,7 @@ def test_a_killed_child_fails_every_request_in_flight(image):
 
 
 def kill_in_flight(llm: LLM, image: bool) -> None:
-    loop, core = llm._engine_loop, llm._engine_loop.core
+    loop, core = llm.engine.loop, llm.engine.loop.core
     prompt = {"prompt": PLACEHOLDER + "Read. ", "multi_modal_data": {"image": Image.new("RGB", (640, 480), (9, 99, 9))}}
     seen, found, stopped, step, steps = [], [], threading.Event(), core.step, itertools.count(1)
     callers = [
@@ -107,6 +114,7 @@ def kill_in_flight(llm: LLM, image: bool) -> None:
     ]
 
     def step_until_stopped():
+        wait_until(lambda: stopped.is_set() or heard(loop))  # so that no answer ends before the stream's first token is taken
         if next(steps) >= 8 and (image or seen) and not stopped.is_set():
             os.kill(core.pid, signal.SIGSTOP)  # the parent waits for this step when the child is killed
             stopped.set()
@@ -139,7 +147,7 @@ def test_a_killed_child_is_restarted():
     """Requests in flight and live sessions get a typed error; later ones are served, until the child has died too often."""
     before = descriptors()
     with make(engine_restarts=1) as llm:
-        core, loop = llm._engine_loop.core, llm._engine_loop
+        core, loop = llm.engine.loop.core, llm.engine.loop
         expected = llm.generate("user 1", LONG, use_tqdm=False)[0].outputs[0].token_ids
         session = llm.live("user 1", SamplingParams(max_tokens=2))
         session.answer()
@@ -159,8 +167,7 @@ def test_a_killed_child_is_restarted():
             session.append("more")
         assert llm.stats.running == 0
         os.kill(core.pid, signal.SIGKILL)
-        (output,) = llm.generate("a", LONG, use_tqdm=False)
-        assert output.error.code == "engine_dead"
+        wait_until(lambda: loop.is_dead)
         with pytest.raises(EngineDeadError, match="make a new engine"):
             llm.generate("a")
         assert not loop._owners
@@ -169,27 +176,238 @@ def test_a_killed_child_is_restarted():
     wait_for_descriptors(before)
 
 
-def test_a_child_that_dies_while_it_loads_is_replaced(monkeypatch):
-    real, started = core_process._start, []
+@pytest.mark.skipif(native.products() is None, reason="needs the C++ products")
+@pytest.mark.parametrize("standby", [False, True])
+def test_a_new_child_computes_with_the_bodies_of_the_first(standby, monkeypatch, tmp_path):
+    """Also if rates cannot be kept, so that it would measure them again and might choose others."""
+    (tmp_path / "file").touch()
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "file"))
+    slow = [f"linear_{name}=torch" for name in ("float32", "bfloat16", "int8")]
+    params = SamplingParams(temperature=0.0, max_tokens=8, logprobs=2)
+    real = child_process.start_child
 
-    def start(*args):
-        started.append(real(*args))
+    def start_first(bodies):
+        with monkeypatch.context() as patch:
+            patch.setenv("SENSORIUM_CPU", ",".join(slow) if not started else "")
+            started.append(real(bodies))
+        return started[-1]
+
+    started = []
+    monkeypatch.setattr(child_process, "start_child", start_first)
+    with make(engine_restarts=2, engine_standby=standby) as llm:
+        core, bodies = llm.engine.loop.core, llm.info.bodies
+        assert set(slow) < set(bodies)
+        expected = llm.generate("user 1", params, use_tqdm=False)[0].outputs
+        for number in (1, 2):
+            os.kill(core.pid, signal.SIGKILL)
+            wait_until(lambda number=number: llm.engine.loop.num_restarts == number)
+            assert core._ask("stats") is not None
+            assert llm.generate("user 1", params, use_tqdm=False)[0].outputs == expected
+            assert llm.info.bodies == bodies
+
+
+def test_a_setting_of_the_user_is_the_one_of_each_child(monkeypatch):
+    bodies = ("linear_int8=torch", "linear_int4=avx2")
+    for setting in ("avx2", native.NEWEST):
+        monkeypatch.setenv("SENSORIUM_CPU", setting)
+        assert child_process._bodies_setting(bodies) == {}
+    for setting in ("", "linear_int8=torch"):
+        monkeypatch.setenv("SENSORIUM_CPU", setting)
+        assert child_process._bodies_setting(bodies) == {"SENSORIUM_CPU": "linear_int8=torch,linear_int4=avx2"}
+        assert child_process._bodies_setting(()) == {}
+
+
+def test_a_child_that_dies_while_it_loads_is_replaced(monkeypatch):
+    real, started = child_process.start_child, []
+
+    def start(bodies):
+        started.append(real(bodies))
         if len(started) == 1:
-            started[0].kill()
+            started[0].process.kill()
         return started[-1]
 
     with make(engine_restarts=2) as llm:
-        monkeypatch.setattr(core_process, "_start", start)
-        os.kill(llm._engine_loop.core.pid, signal.SIGKILL)
-        (output,) = llm.generate("a", LONG, use_tqdm=False)
-        assert output.error.code == "engine_dead"
+        monkeypatch.setattr(child_process, "start_child", start)
+        os.kill(llm.engine.loop.core.pid, signal.SIGKILL)
+        wait_until(lambda: llm.engine.loop.num_restarts)
         assert llm.generate("a", LONG, use_tqdm=False)[0].error is None
-        assert len(started) == 2
+        assert len(started) == llm.engine.loop.num_deaths == 2
+
+
+def test_a_child_in_reserve_takes_the_place_of_one_that_dies(monkeypatch):
+    """It has been started before, and the next one is; one that was killed itself is replaced; none is left behind."""
+    before, started = descriptors(), []
+    real = child_process.start_child
+    monkeypatch.setattr(child_process, "start_child", lambda bodies: started.append(real(bodies)) or started[-1])
+    kill_two_children(started)
+    assert len(started) == 5
+    assert not any(is_alive(child.process.pid) for child in started)
+    started.clear()
+    wait_for_descriptors(before)
+
+
+def test_an_engine_starts_without_a_process_in_reserve(monkeypatch, caplog):
+    no_process = raising(OSError, errno.EAGAIN, "no more processes")
+    monkeypatch.setattr(child_process.Standby, "renew", lambda standby, bodies: no_process(standby))
+    with make(engine_restarts=1, engine_standby=True) as llm:
+        assert llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None
+    assert "no process can stand in reserve" in caplog.text
+
+
+def kill_two_children(started):
+    params = SamplingParams(max_tokens=2)
+    with make(engine_restarts=2, engine_standby=True) as llm:
+        loop = llm.engine.loop
+        first, reserve = (child.process.pid for child in started)
+        assert loop.core.pid == first
+        os.kill(first, signal.SIGKILL)
+        wait_until(lambda: loop.num_restarts == 1)
+        assert loop.core.pid == reserve
+        assert len(started) == 3
+        assert llm.generate("a", params, use_tqdm=False)[0].error is None
+        started[2].process.kill()
+        started[2].process.wait()
+        os.kill(reserve, signal.SIGKILL)
+        wait_until(lambda: loop.num_restarts == 2)
+        assert loop.core.pid == started[3].process.pid
+        assert llm.generate("a", params, use_tqdm=False)[0].error is None
+
+
+LOCAL = {"allow_private_hosts": True, "allowed_media_ports": None, "timeout": LONG_WAIT, "max_request_seconds": LONG_WAIT}
+
+
+class SlowImage(http.server.BaseHTTPRequestHandler):
+    """Answers with an image as soon as the server's `release` is set."""
+
+    def do_GET(self):
+        self.server.asked.set()
+        self.server.release.wait(LONG_WAIT)
+        self.send_response(200)
+        self.send_header("Content-Length", str(len(self.server.image)))
+        self.end_headers()
+        self.wfile.write(self.server.image)
+
+    def log_message(self, *args):
+        pass
+
+
+@contextmanager
+def slow_image():
+    """Serve an image that waits: (URL, server)."""
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), SlowImage) as server:
+        server.asked, server.release, data = threading.Event(), threading.Event(), io.BytesIO()
+        Image.new("RGB", (64, 48), (200, 0, 0)).save(data, "png")
+        server.image = data.getvalue()
+        thread = threading.Thread(target=server.serve_forever)
+        thread.start()
+        try:
+            yield f"http://127.0.0.1:{server.server_port}/image.png", server
+        finally:
+            server.release.set()
+            server.shutdown()
+            thread.join()
+
+
+@pytest.mark.parametrize("release_first", [False, True])
+def test_a_request_that_is_being_prepared_survives_the_death(release_first, caplog):
+    """A slow download goes on while the child is killed and restarted; a request that was being computed is lost."""
+    params = SamplingParams(temperature=0.0, max_tokens=3, ignore_eos=True)
+    with slow_image() as (url, server), make(engine_restarts=1, media=LOCAL) as llm:
+        loop, core, done = llm.engine.loop, llm.engine.loop.core, []
+        prompt = {"prompt": PLACEHOLDER + "Read.", "multi_modal_data": {"image": url}}
+        caller = threading.Thread(target=lambda: done.extend(llm.generate([prompt], params, use_tqdm=False)))
+        caller.start()
+        assert server.asked.wait(LONG_WAIT)
+        killed = threading.Event()
+        hold_steps(core, lambda: killed.is_set() or heard(loop))
+        stream = llm.stream("user 1 moves left", LONG)
+        next(stream)
+        if release_first:  # the prompt is ready while the loop waits for the new process
+            restart = core._restart
+            core._restart = lambda: (server.release.set(), wait_until(lambda: not loop._messages.empty()), restart())
+        os.kill(core.pid, signal.SIGKILL)
+        killed.set()
+        assert list(stream)[-1].error.code == "engine_dead"
+        wait_until(lambda: loop.num_restarts == 1)
+        server.release.set()
+        caller.join(LONG_WAIT)
+        (output,) = done
+        assert output.error is None
+        (expected,) = llm.generate([prompt], params, use_tqdm=False)
+        assert output.outputs[0].token_ids == expected.outputs[0].token_ids
+        assert not loop._names
+    (death,) = [record.getMessage() for record in caplog.records if "SIGKILL" in record.getMessage()]
+    assert death.endswith("(requests lost: 1)")
+
+
+def test_a_prompt_that_is_ready_before_the_death_is_noticed_is_admitted_after_it():
+    with make(engine_restarts=1) as llm:
+        loop, core, check = llm.engine.loop, llm.engine.loop.core, llm.engine.loop.core.check_alive
+
+        def kill_first():
+            if loop.num_restarts == 0 and not core._dead:
+                os.kill(core.pid, signal.SIGKILL)
+                os.waitid(os.P_PID, core.pid, os.WEXITED | os.WNOWAIT)
+            check()
+
+        core.check_alive = kill_first
+        (output,) = llm.generate(["a"], SamplingParams(max_tokens=2), use_tqdm=False)
+        assert output.error is None
+        assert (loop.num_deaths, loop.num_restarts) == (1, 1)
+
+
+def test_prepared_requests_end_when_the_child_has_died_for_good():
+    with slow_image() as (url, server), make(media=LOCAL) as llm:
+        done, prompt = [], {"prompt": PLACEHOLDER + "Read.", "multi_modal_data": {"image": url}}
+        caller = threading.Thread(target=lambda: done.extend(llm.generate([prompt], LONG, use_tqdm=False)))
+        caller.start()
+        assert server.asked.wait(LONG_WAIT)
+        os.kill(llm.engine.loop.core.pid, signal.SIGKILL)
+        caller.join(LONG_WAIT)
+        assert done[0].error.code == "engine_dead"
+
+
+def test_the_death_of_an_idle_child_is_noticed_at_once(caplog):
+    """Nobody asks the engine anything; a sleeping one sleeps on, and no request is lost."""
+    with make(engine_restarts=2) as llm:
+        loop, dead = llm.engine.loop, threading.Event()
+        loop.when_dead(dead.set)
+        llm.sleep()
+        for number in (1, 2):
+            first = loop.core.pid
+            os.kill(first, signal.SIGKILL)
+            wait_until(lambda number=number: loop.num_restarts == number)
+            assert loop.core.pid != first
+            assert llm.engine.asleep == (number == 1)
+            llm.wake_up()
+            assert llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None
+        assert not dead.is_set()
+        os.kill(loop.core.pid, signal.SIGKILL)
+        assert dead.wait(LONG_WAIT)
+        assert (loop.num_deaths, loop.num_restarts, loop.is_dead, loop.is_restarting) == (3, 2, True, False)
+        loop.when_dead(dead.clear)  # it is called at once
+        assert not dead.is_set()
+    lines = [record.getMessage() for record in caplog.records if "engine's process" in record.getMessage()]
+    assert [line.partition(" in ")[0] for line in lines if "restarted in" in line] == 2 * ["the engine's process was restarted"]
+    deaths = [line for line in lines if "SIGKILL" in line]
+    assert len(deaths) == 3
+    assert all(line.endswith("(requests lost: 0)") for line in deaths)
+    assert "make a new engine" in deaths[-1]
+
+
+def test_an_engine_that_is_closed_has_not_died(caplog):
+    before = set(threading.enumerate())
+    with make(engine_restarts=1) as llm:
+        loop = llm.engine.loop
+        assert any(thread.name == "sensorium-death-watch" for thread in set(threading.enumerate()) - before)
+    wait_until(lambda: set(threading.enumerate()) <= before)
+    assert (loop.num_deaths, loop.is_dead) == (0, False)
+    assert not caplog.records
 
 
 def test_an_item_that_was_being_encoded_when_the_child_died_is_refused():
     with make(engine_restarts=1, quarantine_seconds=1000.0) as llm:
-        core = llm._engine_loop.core
+        core = llm.engine.loop.core
         for shade in range(20):  # until the child is stopped in time
             prompt = {
                 "prompt": PLACEHOLDER + "Read.",
@@ -216,15 +434,15 @@ def test_coroutines_get_an_error_when_the_child_is_killed():
     async def run():
         async with AsyncLLM(make()) as engine:
             llm, killed = engine.llm, threading.Event()
-            hold_steps(llm._engine_loop.core, lambda: killed.is_set() or llm.stats.running < 4)
-            hold_first_step(llm._engine_loop, 5)
+            hold_steps(llm.engine.loop.core, lambda: killed.is_set() or llm.stats.running < 4)
+            hold_first_step(llm.engine.loop, 5)
 
             async def ask():
                 return [output async for output in engine.generate("user 1 moves left", LONG)]
 
             tasks = [asyncio.create_task(ask()) for _ in range(5)]
             await asyncio.to_thread(wait_until, lambda: llm.stats.running >= 4)
-            os.kill(llm._engine_loop.core.pid, signal.SIGKILL)
+            os.kill(llm.engine.loop.core.pid, signal.SIGKILL)
             killed.set()
             ends = [outputs[-1] for outputs in await asyncio.wait_for(asyncio.gather(*tasks), LONG_WAIT)]
             with pytest.raises(EngineDeadError):
@@ -235,12 +453,13 @@ def test_coroutines_get_an_error_when_the_child_is_killed():
     assert [output.error.code for output in ends] == ["engine_dead"] * 5
 
 
-def test_a_child_that_dies_idle_is_noticed_by_the_next_request():
+def test_a_child_that_dies_idle_is_noticed_without_a_request():
     llm = make()
-    os.kill(llm._engine_loop.core.pid, signal.SIGKILL)
-    (output,) = llm.generate("a", LONG, use_tqdm=False)
-    assert output.error.code == "engine_dead"
-    assert not is_alive(llm._engine_loop.core.pid)
+    os.kill(llm.engine.loop.core.pid, signal.SIGKILL)
+    wait_until(lambda: llm.engine.loop.is_dead)
+    with pytest.raises(EngineDeadError, match="SIGKILL"):
+        llm.generate("a", LONG, use_tqdm=False)
+    assert not is_alive(llm.engine.loop.core.pid)
     llm.close()
 
 
@@ -254,7 +473,7 @@ from sensorium import LLM, SamplingParams
 llm = LLM({str(MODEL)!r}, max_model_len=512, engine_process=True)
 stream = llm.stream("user 1 moves left", SamplingParams(temperature=0.0, max_tokens=400, ignore_eos=True))
 next(stream)
-print(llm._engine_loop.core.pid, flush=True)
+print(llm.engine.loop.core.pid, flush=True)
 del stream
 {end}
 """
@@ -265,15 +484,15 @@ del stream
 
 
 def test_ctrl_c_in_the_terminal_does_not_reach_the_child(llm):
-    assert os.getsid(llm._engine_loop.core.pid) != os.getsid(0)
-    os.kill(llm._engine_loop.core.pid, signal.SIGINT)
+    assert os.getsid(llm.engine.loop.core.pid) != os.getsid(0)
+    os.kill(llm.engine.loop.core.pid, signal.SIGINT)
     assert llm.generate("user 1", SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None
 
 
 def test_a_forked_child_of_the_parent_leaves_the_core_alone(llm):
     pid = os.fork()
     if pid == 0:
-        llm._engine_loop.core.close()
+        llm.engine.loop.core.close()
         os._exit(0)
     os.waitpid(pid, 0)
     assert llm.generate("user 1", SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None
@@ -389,7 +608,7 @@ def test_large_tensors_go_through_memory_without_a_name():
 
 def test_a_message_that_cannot_be_sent_fails_its_request_only(llm, monkeypatch):
     """One request finds no free file descriptor to send its pixels; another has a value that cannot be serialised."""
-    pid, params = llm._engine_loop.core.pid, SamplingParams(max_tokens=2)
+    pid, params = llm.engine.loop.core.pid, SamplingParams(max_tokens=2)
     stream = llm.stream("user 1", LONG)
     next(stream)
     with monkeypatch.context() as patch:
@@ -401,7 +620,7 @@ def test_a_message_that_cannot_be_sent_fails_its_request_only(llm, monkeypatch):
     (output,) = llm.generate("user 1", unwritable, use_tqdm=False)
     assert output.error.code == "invalid_input"
     assert [*stream][-1].error is None
-    assert llm._engine_loop.core.pid == pid
+    assert llm.engine.loop.core.pid == pid
 
 
 def refuse(*_: object) -> int:
@@ -453,7 +672,7 @@ def test_free_memory_is_returned_between_verbs(monkeypatch, seconds, count):
 def test_the_memory_of_an_item_goes_with_its_request(llm):
     prompt = {"prompt": PLACEHOLDER + "Read.", "multi_modal_data": {"image": Image.new("RGB", (320, 240), (9, 9, 99))}}
     assert llm.generate(prompt, SamplingParams(max_tokens=2), use_tqdm=False)[0].error is None
-    maps = Path(f"/proc/{llm._engine_loop.core.pid}/maps")
+    maps = Path(f"/proc/{llm.engine.loop.core.pid}/maps")
 
     def freed() -> bool:
         llm.generate("a", SamplingParams(max_tokens=2), use_tqdm=False)
@@ -471,7 +690,7 @@ def test_a_closed_engine_says_so(llm):
     other = make()
     session = other.live("user 1", SamplingParams(max_tokens=2))
     session.answer()
-    pid = other._engine_loop.core.pid
+    pid = other.engine.loop.core.pid
     other.close()
     other.close()
     session.close()

@@ -6,8 +6,8 @@ import pickle
 import pytest
 import torch
 from sensorium import LLM, AsyncLLM
+from sensorium.callers.errors import InputError, is_out_of_memory
 from sensorium.engine.session import LiveSession
-from sensorium.mm.errors import InputError, is_out_of_memory
 
 
 def test_errors_of_exhausted_memory_are_recognised():

@@ -5,11 +5,11 @@ import sys
 import pytest
 import torch
 from sensorium import SamplingParams
-from sensorium.engine.codec import decode, encode
+from sensorium.callers.errors import InputError
+from sensorium.engine.core.codec import decode, encode
 from sensorium.engine.logits_processors import register_logits_processor
 from sensorium.engine.worker.sampler import sample
 from sensorium.engine.worker.sampling_state import SamplingState
-from sensorium.mm.errors import InputError
 
 VOCAB = 20
 MISTAKES = {-1: ZeroDivisionError, -2: SystemExit, -3: KeyboardInterrupt}

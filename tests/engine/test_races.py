@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from waiting import LONG as LONG_WAIT
 from waiting import hold_first_step, hold_steps, wait_until
 
@@ -52,7 +52,7 @@ def caller_that_is_gone(llm, loop, gate):
 @pytest.mark.parametrize("event", [close, bug_in_a_command, caller_that_is_gone])
 def test_a_core_that_died_before_another_event_leaves_no_caller_waiting(event):
     llm = LLM(MODEL, max_model_len=512, max_num_seqs=4, engine_process=True)
-    loop, found, gate, held = llm._engine_loop, [], threading.Event(), threading.Event()
+    loop, found, gate, held = llm.engine.loop, [], threading.Event(), threading.Event()
     ask = lambda: found.extend(llm.generate(["a " * 20], LONG, use_tqdm=False))  # noqa: E731
     callers = [threading.Thread(daemon=True, target=ask) for _ in range(3)]
     notify = loop._notify
@@ -84,12 +84,12 @@ def submitted(llm, params, loop):
 
 @pytest.mark.parametrize("late", ["stop string", "drop"])
 def test_a_late_message_does_not_end_the_next_request_of_the_same_id(llm, late):
-    loop, said = llm._engine_loop, threading.Event()
+    loop, said = llm.engine.loop, threading.Event()
     (known,) = llm.generate("user 1 moves", SHORT, use_tqdm=False)
     stop = [known.outputs[0].text[0]] if late == "stop string" else None
     loop._output.put = lambda *_: None  # an output thread that is late
     first = submitted(llm, SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True, stop=stop), loop)
-    wait_until(lambda: first.closed and "x" not in loop._names)
+    wait_until(lambda: first.answer.closed and "x" not in loop._names)
     hold_steps(loop.core, said.is_set)
     second = submitted(llm, SamplingParams(temperature=0.0, max_tokens=200, ignore_eos=True), loop)
     wait_until(lambda: "x.0" in loop._owners)
@@ -98,12 +98,12 @@ def test_a_late_message_does_not_end_the_next_request_of_the_same_id(llm, late):
     else:
         first.take()  # the caller finds the stop string and says so
     said.set()
-    wait_until(lambda: second.closed)
+    wait_until(lambda: second.answer.closed)
     assert second.take().outputs[0].finish_reason == "length"
 
 
 def test_a_cancelled_call_ends_no_request(llm):
-    loop, found, gate = llm._engine_loop, [], threading.Event()
+    loop, found, gate = llm.engine.loop, [], threading.Event()
     caller = threading.Thread(target=lambda: found.extend(llm.generate(["a b c"], LONG, use_tqdm=False)))
     hold_steps(loop.core, gate.is_set)
     caller.start()
@@ -115,7 +115,7 @@ def test_a_cancelled_call_ends_no_request(llm):
 
 
 def test_callers_are_refused_while_the_engine_goes_to_sleep(llm):
-    loop, begun, gate = llm._engine_loop, threading.Event(), threading.Event()
+    loop, begun, gate = llm.engine.loop, threading.Event(), threading.Event()
     sleep = loop.core.sleep
 
     def slowly():
@@ -138,7 +138,7 @@ def test_callers_are_refused_while_the_engine_goes_to_sleep(llm):
 
 
 def test_each_turn_of_a_live_session_is_observed_once(llm):
-    loop, seen, slow, began = llm._engine_loop, [], threading.Event(), threading.Event()
+    loop, seen, slow, began = llm.engine.loop, [], threading.Event(), threading.Event()
     params = SamplingParams(temperature=0.0, max_tokens=5, ignore_eos=True)
 
     def first_is_slow(output, times):
@@ -152,7 +152,9 @@ def test_each_turn_of_a_live_session_is_observed_once(llm):
     other.start()
     assert began.wait(LONG_WAIT)
     session = llm.live("user 1 moves left", params)
-    wait_until(lambda: session._handle.closed)  # the first token's notification is there, the last one waits for observers
+    wait_until(
+        lambda: session._handle.answer.closed
+    )  # the first token's notification is there, the last one waits for observers
     session.answer()
     session.append(" more")
     slow.set()

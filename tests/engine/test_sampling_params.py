@@ -10,7 +10,8 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sensorium.engine.codec import decode, encode
+from sensorium.callers.errors import InputError
+from sensorium.engine.core.codec import decode, encode
 from sensorium.engine.pooling_params import PoolingParams
 from sensorium.engine.sampling_params import (
     RepetitionDetectionParams,
@@ -21,8 +22,8 @@ from sensorium.engine.sampling_params import (
 from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.engine.worker.sampler import _sampling_rules
 from sensorium.engine.worker.sampling_state import SamplingState
-from sensorium.kernels import cpu_sampling, sampling
-from sensorium.mm.errors import InputError
+from sensorium.kernels.sampling import cpu as cpu_sampling
+from sensorium.kernels.sampling import reference
 
 
 @pytest.mark.parametrize(
@@ -116,10 +117,10 @@ def test_no_admitted_value_draws_a_forbidden_token(logits, temperature, top_k, t
     row = list(_sampling_rules(SamplingState(params, [1], 1), 0))
     row[4] = number
     rules = torch.tensor([row], dtype=torch.float64)
-    for backend in (cpu_sampling.sample, sampling.sample_reference):
+    for backend in (cpu_sampling.sample, reference.sample):
         (token,), (wrong,) = (one.tolist() for one in backend(torch.tensor([logits]), rules))
         allowed = [i for i, value in enumerate(logits) if math.isfinite(value)]
-        assert (wrong == sampling.NO_TOKEN_ALLOWED) == (not allowed)
+        assert (wrong == reference.NO_TOKEN_ALLOWED) == (not allowed)
         assert not allowed or token in allowed
 
 
@@ -148,7 +149,8 @@ def test_any_value_of_any_field_is_taken_or_refused_with_the_field_s_name(kind, 
     except InputError as found:
         error = found
     if error is None:
-        assert decode(encode(params)) == params
+        message = params.request("last") if isinstance(params, PoolingParams) else params
+        assert decode(encode(message)) == message
     else:
         assert error.info.param.split(".")[-1] in (name, "structured_outputs", "repetition_detection"), error.info
         assert len(str(error).encode()) < 500
@@ -189,11 +191,25 @@ def test_parameters_of_vllm():
     assert not SamplingParams(temperature=0.0, allowed_token_ids=[1, 2]).plain
 
 
+def test_extra_args_of_vllm_are_those_of_the_processor_against_repeated_ngrams():
+    arguments = {"ngram_size": 3, "window_size": 90, "whitelist_token_ids": (5,)}
+    params = SamplingParams(extra_args={**arguments, "whitelist_token_ids": {5}}, logits_processors=["suppress_tokens"])
+    assert params.logits_processors == {"suppress_tokens": {}, "no_repeat_ngrams": arguments}
+    assert decode(encode(params)) == params
+    later = SamplingParams(extra_args={})
+    assert later == SamplingParams()
+    later.extra_args = arguments
+    assert later == SamplingParams(logits_processors={"no_repeat_ngrams": arguments}) == later.clone()
+
+
 @pytest.mark.parametrize(
     ("options", "said"),
     [
         ({"best_of": 3}, "best_of=3 cannot be honoured: ask for n answers"),
-        ({"extra_args": {"a": 1}}, "extra_args={'a': 1} cannot be honoured"),
+        ({"extra_args": {"a": 1}}, "extra_args={'a': 1} cannot be honoured: nothing reads 'a'; give ngram_size"),
+        ({"extra_args": {"window_size": 9}}, "ngram_size is missing beside window_size"),
+        ({"extra_args": {"ngram_size": 0}}, "extra_args: ngram_size is 0"),
+        ({"extra_args": [1]}, "extra_args=[1] must map names to values"),
         ({"thinking_token_budget": 5}, "thinking_token_budget=5 cannot"),
         ({"skip_reading_prefix_cache": True}, "give the prompt its own cache_salt"),
         ({"allowed_token_ids": []}, "allowed_token_ids is empty"),

@@ -4,7 +4,7 @@ import pytest
 from family import load_rows, save
 from PIL import Image
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 
 IMAGE = Image.new("RGB", (40, 40))
 TEMPLATE = "{% for m in messages %}{{ m['role'] }}: {{ m['content'] }}\n{% endfor %}"

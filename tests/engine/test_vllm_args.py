@@ -12,9 +12,10 @@ import pytest
 import torch
 from infos import INFOS
 from sensorium import LLM, AsyncEngineArgs, EngineArgs
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.config import EngineConfig, make_config
 from sensorium.engine.vllm_args import IGNORED, NAMES, ONLY, RENAMED, SILENT
-from sensorium.mm.errors import ConfigError
+from sensorium.models.vllm_architectures import translate_architecture
 
 PLAIN = {  # arguments as scripts give them, all without a warning
     "tensor_parallel_size": 1,
@@ -98,6 +99,60 @@ def test_limits_of_media(tmp_path):
     assert not make_config("m", {"language_model_only": True}).takes("image")
 
 
+def test_how_videos_are_read():
+    """vLLM's loaders are decoders; its num_frames beside fps is a maximum."""
+    given = {"video": {"frame_recovery": True, "video_backend": "opencv", "num_frames": 32, "fps": 2, "max_duration": 60}}
+    config = make_config("m", {"media_io_kwargs": given, "media": {"max_bytes": 10}})
+    assert (config.media.frame_recovery, config.media.video_backend, config.media.max_bytes) == (True, "opencv", 10)
+    assert config.mm_processor_kwargs == {"max_frames": 32, "fps": 2, "max_duration": 60}
+    for options, kwargs in (
+        ({"num_frames": -1, "fps": 2}, {"num_frames": -1, "fps": 2}),
+        ({"num_frames": 16, "fps": -1}, {"num_frames": 16}),
+        ({"num_frames": None, "fps": 1.5, "video_backend": None}, {"fps": 1.5}),
+    ):
+        assert make_config("m", {"media_io_kwargs": {"video": options}}).mm_processor_kwargs == kwargs
+    assert make_config("m", {"media_io_kwargs": {"video": {"video_backend": "opencv_dynamic"}}}).media.video_backend == "opencv"
+    for wrong, reason in (
+        ({"video_backend": "torchcodec"}, "video_backend"),
+        ({"video_backend": 5}, "video_backend"),
+        ({"frame_recovery": "yes"}, "it has a wrong type"),
+        ({"hw_accel": True}, "the known options are"),
+    ):
+        with pytest.raises(ConfigError, match=reason):
+            make_config("m", {"media_io_kwargs": {"video": wrong}})
+
+
+def test_only_the_encoder():
+    assert make_config("m", {"mm_encoder_only": True}).parts == "encoder"
+    assert make_config("m", {"mm_encoder_only": False}).parts == make_config("m", {}).parts
+
+
+def test_names_of_architectures():
+    def name(config, stored=None):
+        return translate_architecture(config, stored or config)["architectures"]
+
+    reranker = {"classifier_from_token": ["no", "yes"], "is_original_qwen3_reranker": True}
+    for stack, own in ("Qwen3VL", "Qwen3VLForConditionalGeneration"), ("Qwen3", "Qwen3ForCausalLM"):
+        assert name({"architectures": [f"{stack}ForSequenceClassification"], **reranker}) == [own]
+    two_way = {"classifier_from_token": ["no", "yes"], "method": "from_2_way_softmax"}
+    assert name({"architectures": ["Qwen2ForSequenceClassification"], **two_way}) == ["Qwen2ForCausalLM"]
+    assert name({"architectures": ["Qwen3ForSequenceClassification"]}) == ["Qwen3ForSequenceClassification"]
+    assert name({"architectures": ["Qwen3ForCausalLM"], **reranker}) == ["Qwen3ForCausalLM"]
+    for wrong in {"classifier_from_token": ["Yes"], "method": "no_post_processing"}, {"classifier_from_token": ["0", "1"]}:
+        with pytest.raises(ConfigError, match='cannot be honoured: score compares "yes" with "no"') as caught:
+            name({"architectures": ["GemmaForSequenceClassification"], **wrong})
+        assert caught.value.info.param == "hf_overrides"
+    assert name({"architectures": ["VoxtralRealtimeGeneration"]}) == ["VoxtralRealtimeForConditionalGeneration"]
+    assert name({"architectures": ["PixtralForConditionalGeneration"]}) == ["LlavaForConditionalGeneration"]
+    stored = {"architectures": ["PixtralConsolidated"]}
+    for given in "PixtralForConditionalGeneration", "MistralForCausalLM", "VoxtralForConditionalGeneration":
+        assert name({"architectures": [given]}, stored) == ["PixtralConsolidated"]
+    stored = {"architectures": ["VoxtralRealtimeConsolidated"]}
+    assert name({"architectures": ["VoxtralRealtimeGeneration"]}, stored) == ["VoxtralRealtimeConsolidated"]
+    for odd in {}, {"architectures": []}, {"architectures": [3]}, {"architectures": "Qwen3ForCausalLM"}:
+        assert translate_architecture(odd, {}) == odd
+
+
 def test_one_warning_for_all_without_effect():
     options = {"enforce_eager": True, "swap_space": 4, "trust_remote_code": True}
     with pytest.warns(
@@ -120,7 +175,7 @@ def test_one_warning_for_all_without_effect():
             {"revision": "a", "tokenizer_revision": "b"},
             "tokenizer_revision='b' cannot be honoured: all files come from revision",
         ),
-        ({"speculative_config": {"method": "ngram"}}, "there is no speculative decoding"),
+        ({"num_speculative_tokens": 3}, "give speculative_config"),
         ({"load_format": "dummy"}, "the files decide: safetensors or GGUF"),
         ({"media_io_kwargs": {"video": {"frames": 1}}}, "the known options are num_frames of video, fps of video"),
         ({"media_io_kwargs": 5}, "it must map modalities to options"),

@@ -41,7 +41,7 @@ def test_inputs(folder: Path, checkpoint: Path, tmp_path: Path):
     speech = LLM(build_checkpoint(tmp_path / "speech", "qwen2_audio"), max_model_len=512)
     chart = base64.b64encode((folder / "chart.png").read_bytes()).decode()
     names = {"llm": LLM(checkpoint, max_model_len=512), "speech": speech, "PNG_BASE64": chart}
-    names["WIDTH"] = names["llm"]._engine_loop.core.runner.model.hidden_size
+    names["WIDTH"] = names["llm"].engine.loop.core.executor.runner.model.hidden_size
     for number, block in enumerate(blocks):
         exec(compile(block, f"docs/inputs.md block {number}", "exec"), names)
 
@@ -108,6 +108,6 @@ def test_speech(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     names: dict = {}
     for number, block in enumerate(BLOCK.findall((ROOT / "docs" / "speech.md").read_text("utf-8"))):
         exec(compile(block, f"docs/speech.md block {number}", "exec"), names)
-    assert names["found"].error is names["english"].error is names["output"].error is None
-    assert names["found"].segments is not None
+    assert names["transcript"].error is names["english"].error is names["output"].error is None
+    assert names["transcript"].segments is not None
     assert "TOTAL" in names["page"].text

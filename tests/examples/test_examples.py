@@ -21,6 +21,13 @@ from sensorium import LLM
 
 FOLDER = Path(__file__).parents[2] / "examples"
 EXAMPLES = sorted(path.stem for path in FOLDER.glob("*.py") if path.stem != "shared")
+PACKAGES = {
+    "openai_realtime": ("websockets",),
+    "anthropic_messages": ("anthropic",),
+    "pdf_text_layer": ("pypdfium2",),
+    "read_documents": ("pypdfium2",),
+}
+"""Example -> what it needs beside the packages of the tests."""
 Run = Callable[..., tuple[int, str, str]]
 
 
@@ -57,13 +64,25 @@ def run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureF
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_example(name: str, empty: Path) -> None:
-    if name == "openai_realtime":
-        pytest.importorskip("websockets")
+    for package in PACKAGES.get(name, ()):
+        pytest.importorskip(package)
     done = start(name, empty)
     assert done.returncode == 0, done.stderr
     assert done.stdout.strip()
     assert "Traceback" not in done.stderr
     assert not list(empty.iterdir())
+
+
+def test_drafts_save_steps_of_the_examples(empty: Path) -> None:
+    """How many are verified depends on what steps cost on this machine, so the counts are not checked."""
+    pytest.importorskip("pypdfium2")
+    plain, drafted, *lines = start("pdf_text_layer", empty).stdout.splitlines()
+    assert re.fullmatch(r"\d+ steps, 0 of 0 drafted tokens accepted", plain)
+    assert re.fullmatch(r"\d+ steps, \d+ of \d+ drafted tokens accepted", drafted)
+    assert [line.split()[0] for line in lines] == ["TOTAL", "COFFEE"]
+    spoken = start("live_transcribe", empty).stdout.splitlines()[-1]
+    assert re.fullmatch(r"\d+ steps; \d+ of \d+ drafted tokens were accepted, each of which saved one", spoken)
+    assert len(start("custom_proposer", empty).stdout.splitlines()) == 2
 
 
 def test_several_images_prints_both(empty: Path) -> None:
@@ -211,6 +230,8 @@ def test_missing_audio_beside_a_good_one(run: Run, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", EXAMPLES)
 def test_missing_model_is_a_one_line_error(name: str, run: Run) -> None:
+    for package in PACKAGES.get(name, ()):
+        pytest.importorskip(package)
     code, out, err = run(name, "--model", "nowhere")
     assert code == 2
     assert not out

@@ -12,10 +12,13 @@ from pathlib import Path
 import numpy as np
 import pytest
 import sensorium
+import torch
+from lora import write
 from oracle import build_checkpoint
 from PIL import Image
+from sensorium.callers.errors import InputError
+from sensorium.checkpoints.weight_files import file_headers
 from sensorium.engine.vllm_args import IGNORED, NAMES, ONLY, RENAMED, SILENT
-from sensorium.mm.errors import ConfigError, InputError
 
 ROOT = Path(__file__).resolve().parents[2]
 DOC = (ROOT / "docs" / "coming-from-vllm.md").read_text("utf-8")
@@ -172,8 +175,14 @@ RESULT.extend(sequence.text for output in outputs for sequence in output.sequenc
 
 LORA = """
 from vllm import LLM, SamplingParams
+from vllm.lora.request import LoRARequest
 
-LLM(model=MODEL, enable_lora=True, max_loras=1, max_lora_rank=8, max_cpu_loras=2, max_num_seqs=256)
+llm = LLM(model=MODEL, enable_lora=True, max_loras=1, max_lora_rank=8, max_cpu_loras=2, max_num_seqs=256)
+sampling_params = SamplingParams(temperature=0, max_tokens=8, ignore_eos=True)
+prompts = ["Hello, my name is", "The capital of France is"]
+for request in (None, LoRARequest("sql-lora", 1, lora_path=ADAPTER), LoRARequest("sql-lora2", 2, lora_path=ADAPTER)):
+    outputs = llm.generate(prompts, sampling_params, lora_request=request)
+    RESULT.append([output.outputs[0].token_ids for output in outputs])
 """
 
 POOLING = """
@@ -273,9 +282,14 @@ def test_beam_search(checkpoint):
     assert all(text.startswith("Hello, my name is") for text in texts)
 
 
-def test_adapters_per_request_are_refused(checkpoint):
-    with pytest.raises(ConfigError, match="enable_lora=True cannot be honoured: give adapter="):
-        run(LORA, checkpoint)
+def test_adapters_per_request(checkpoint, tmp_path):
+    layers = file_headers(checkpoint / "model.safetensors")
+    name = next(name for name in layers if name.endswith("layers.0.self_attn.o_proj.weight"))
+    outputs, inputs = layers[name].shape
+    pair = torch.randn(4, inputs), torch.randn(outputs, 4)
+    folder = write(tmp_path / "adapter", str(checkpoint), {name.removesuffix(".weight"): pair})
+    plain, first, second = run(LORA, checkpoint, ADAPTER=str(folder))
+    assert plain != first == second
 
 
 def test_pooling(checkpoint):
@@ -345,7 +359,7 @@ def test_sampling_parameters_of_the_table():
     known = set(inspect.signature(sensorium.SamplingParams).parameters)
     listed = {name: row[1] for row in rows("Sampling parameters") for name in names_in(row[0])}
     assert listed.keys() <= known
-    values = {"best_of": 2, "extra_args": {"a": 1}, "truncate_prompt_tokens": 5, "logprob_token_ids": [1]}
+    values = {"best_of": 2, "truncate_prompt_tokens": 5, "logprob_token_ids": [1]}
     values |= {
         "flat_logprobs": True,
         "skip_reading_prefix_cache": True,

@@ -8,7 +8,7 @@ SPECIALS = ["<|img|>", "<|im_end|>"]
 PATCH, QUERIES = 70, {49: 4, 196: 16}  # an image of 490 or 980 pixels has 49 or 196 patches
 
 
-def build(seed, tie=False, split=False, largest=490):
+def build(seed, tie=False, split=False, largest=490, **more):
     ensure_torchvision()
     import transformers as tf
 
@@ -23,6 +23,7 @@ def build(seed, tie=False, split=False, largest=490):
         projector_patch_to_query_dict=QUERIES,
         image_token_index=words.image_token_id,
         tie_word_embeddings=tie,
+        **more,
     )
     model = tf.AriaForConditionalGeneration(config).eval()
     randomise(model, seed)
@@ -67,6 +68,11 @@ FAMILY = Family(
         **{f"model.vision_tower.encoder.layers.{i}.self_attn.k_proj.bias": KEYS for i in range(3)},
         "model.vision_tower.post_layernorm": "the projector reads the state before this norm, as in the published model",
     },
-    variants={"tied": {"tie": True}, "crops": {"split": True}, "large": {"largest": 980}},
+    variants={
+        "tied": {"tie": True},
+        "crops": {"split": True},
+        "large": {"largest": 980},
+        "earlier layer": {"vision_feature_layer": -2},
+    },
     fullest={"image": [(980, 980)]},
 )

@@ -106,13 +106,15 @@ FAMILIES = [
         variants={
             "scaled, other strides": {"encoder": {"scale_input": True, "subsampling_factor": 4, "conv_kernel_size": 9}},
             "no biases": {"encoder": {"attention_bias": False, "convolution_bias": False}},
+            "grouped keys": {"num_key_value_heads": 2},
+            "decoder without biases": {"attention_bias": False, "num_key_value_heads": 1},
         },
         **COMMON,
     ),
     Family(
         "canary",
         build_canary,
-        variants={"untied": {"tie": False}},
+        variants={"untied": {"tie": False}, "grouped keys": {"num_key_value_heads": 2, "attention_bias": False}},
         **COMMON,
     ),
 ]

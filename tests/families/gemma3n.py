@@ -48,7 +48,7 @@ def processor_of(words, images, extractor):
     return tf.Gemma3nProcessor(extractor, images, words, audio_seq_length=ROWS, image_seq_length=IMAGE_ROWS**2)
 
 
-def build(seed, tie=False, **text):
+def build(seed, tie=False, hearing=None, **text):
     ensure_torchvision()
     import transformers as tf
 
@@ -67,6 +67,7 @@ def build(seed, tie=False, **text):
     audio = {
         "hidden_size": 48, "vocab_size": TOKENS, "vocab_offset": first + TOKENS, "input_feat_size": 24,
         "conf_num_attention_heads": 4, "conf_num_hidden_layers": 3, "sscp_conv_channel_size": [24, 6],
+        **(hearing or {}),
     }  # fmt: skip
     vision = {
         "hidden_size": 2048, "vocab_size": TOKENS, "vocab_offset": first, "model_type": "gemma3n_vision",
@@ -150,13 +151,23 @@ def run(model, inputs, answer, positions):
         return run_oracle(model, {**inputs, "input_features": rows, "input_features_mask": ~mask}, answer, positions)
 
 
+HEARING = {  # values of the encoder of audio that the published checkpoints do not have
+    "later rows": {"conf_attention_context_right": 5},
+    "later rows alone": {
+        "conf_attention_context_right": 3, "conf_attention_context_left": 1, "conf_attention_chunk_size": 6,
+    },
+    "convolutions": {
+        "sscp_conv_kernel_size": [[4, 3], [2, 4]], "sscp_conv_stride_size": [[2, 1], [3, 2]],
+        "sscp_conv_channel_size": [10, 6], "conf_num_attention_heads": 16, "conf_conv_kernel_size": 4,
+    },
+}  # fmt: skip
 FAMILY = Family(
     "gemma3n",
     build,
     placeholders={"image": "<image_soft_token>", "audio": "<audio_soft_token>"},
     sizes={"image": [(90, 130), (60, 60), (150, 40)], "audio": [(20_000,), (12_001,), (24_234,)]},
     grid={"image": IMAGE_SIZES, "audio": [size for size in AUDIO_SIZES if size[0] <= 100_000]},
-    refuses=lambda modality, size: modality == "audio" and size[0] <= 512,
+    refuses=lambda modality, size: modality == "audio" and not 512 < size[0] <= 26_112,  # longer audio has more rows than ROWS
     prompt=prompt,
     call=call,
     run=run,
@@ -164,6 +175,6 @@ FAMILY = Family(
     tensor_tolerance=1e-4,
     half=(0.15, 0.02),  # with images, transformers' own class is off by 0.08 to 0.15 in bfloat16: many convolutions in a row
     load=load,
-    variants={"tied": {"tie": True}},
+    variants={"tied": {"tie": True}} | {name: {"hearing": values} for name, values in HEARING.items()},
     fullest={"audio": [(25_600,)]},
 )

@@ -58,7 +58,7 @@ def randomise_buffers(model, seed):
                 buffer.uniform_(*between, generator=generator)
 
 
-def build(seed, tie=False, standardize=False, hears=True, **text):
+def build(seed, tie=False, standardize=False, hears=True, keys=4, **text):
     ensure_torchvision()
     import transformers as tf
 
@@ -69,8 +69,9 @@ def build(seed, tie=False, standardize=False, hears=True, **text):
         "final_logit_softcapping": 8.0,
     }  # fmt: skip
     vision = {
-        "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4, "num_key_value_heads": 4,
-        "head_dim": 16, "patch_size": PATCH, "position_embedding_size": 300, "use_clipped_linears": True,
+        "hidden_size": 48, "intermediate_size": 96, "num_hidden_layers": 3, "num_attention_heads": 4,
+        "num_key_value_heads": keys, "head_dim": 16, "patch_size": PATCH, "position_embedding_size": 300,
+        "use_clipped_linears": True,
         "standardize": standardize,
     }  # fmt: skip
     audio = {
@@ -201,7 +202,7 @@ SMALL = Family(
     call=call,
     tensors=tensors,
     tensor_tolerance=1e-4,
-    variants={"tied": {"tie": True}, "standardised rows": {"standardize": True}},
+    variants={"tied": {"tie": True}, "standardised rows": {"standardize": True}, "grouped keys of the tower": {"keys": 2}},
 )
 
 LARGE = replace(

@@ -10,7 +10,7 @@ SPECIALS = ["<image>", "<fake_token_around_image>", "<end_of_utterance>"]
 PATCH, ROWS = 14, 5
 
 
-def build(seed, tie=False, split=True, width=64, **text):
+def build(seed, tie=False, split=True, width=64, shortest=42, longest=112, **text):
     ensure_torchvision()
     import transformers as tf
 
@@ -26,7 +26,7 @@ def build(seed, tie=False, split=True, width=64, **text):
     )
     model = tf.Idefics2ForConditionalGeneration(config).eval()
     randomise(model, seed)
-    images = tf.Idefics2ImageProcessor(size={"shortest_edge": 42, "longest_edge": 112}, do_image_splitting=split)
+    images = tf.Idefics2ImageProcessor(size={"shortest_edge": shortest, "longest_edge": longest}, do_image_splitting=split)
     return model, tf.Idefics2Processor(images, words, image_seq_len=ROWS)
 
 
@@ -84,6 +84,8 @@ FAMILY = Family(
         "whole": {"split": False},
         "default width": {"width": 4096},
         "windows": {"sliding_window": 7},
+        "shortest above longest": {"shortest": 126},
+        "above the position table": {"longest": 168, "split": False},
     },
     fullest={"image": [(224, 224)]},
 )

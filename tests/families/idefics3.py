@@ -97,7 +97,12 @@ FAMILIES = [
         "idefics3",
         "Idefics3",
         placeholders={"image": "<image>"},
-        variants={"tied": {"tie": True}, "whole": {"split": False}, "larger position table": {"image_size": 70}},
+        variants={
+            "tied": {"tie": True},
+            "whole": {"split": False},
+            "larger position table": {"image_size": 70},
+            "smaller position table": {"image_size": 42},
+        },
     ),
     row("smolvlm", "SmolVLM", placeholders={"image": "<image>", "video": "<video>"}, cases=["", "i", "v", "ii", "iii"]),
 ]

@@ -84,6 +84,7 @@ INTERNVL = Family(
         "tied": {"tie": True},
         "root mean square": {"norm_type": "rms_norm", "use_qk_norm": True, "attention_bias": True},
         "last norm": {"use_mean_pooling": False},
+        "no positions": {"use_absolute_position_embeddings": False},
         "llama": {"text": "llama", "tiles": 12},
     },
 )

@@ -167,8 +167,11 @@ def load_kimi_vl(folder):
 
 
 def call_kimi_vl(processor, text, data):
-    """Do what the published processor does: shrink with Pillow, pad with black, cut into patches row by row."""
-    from torchvision.transforms.functional import normalize, to_tensor
+    """Do what the published processor does: shrink with Pillow, pad with black or crop, cut into patches row by row.
+
+    It reads no other keys of the preprocessor's JSON than those that are read here.
+    """
+    from torchvision.transforms.functional import center_crop, normalize, to_tensor
 
     patches, grids = [], []
     for image in data.get("image", ()):
@@ -176,8 +179,11 @@ def call_kimi_vl(processor, text, data):
         if (wide // 14) * (tall // 14) > VL_LIMIT:
             scale = math.sqrt(VL_LIMIT / ((wide // 14) * (tall // 14)))
             image = image.resize((int(wide * scale), int(tall * scale)), Image.Resampling.BICUBIC)
-        whole = Image.new("RGB", tuple(-(-side // 28) * 28 for side in image.size))
-        whole.paste(image)
+        if processor.limits.get("pad_input", False):
+            whole = Image.new("RGB", tuple(-(-side // 28) * 28 for side in image.size))
+            whole.paste(image)
+        else:
+            whole = center_crop(image, [image.size[1] // 14 * 14, image.size[0] // 14 * 14])
         pixels = normalize(to_tensor(whole), processor.limits["image_mean"], processor.limits["image_std"])
         grids.append((1, pixels.shape[1] // 14, pixels.shape[2] // 14))
         patches.append(pixels.view(3, grids[-1][1], 14, grids[-1][2], 14).permute(1, 3, 0, 2, 4).reshape(-1, 3, 14, 14))

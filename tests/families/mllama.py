@@ -1,4 +1,4 @@
-"""Mllama in the parity suite: the image has one token in the prompt, and text before it."""
+"""Mllama in the parity suite: an image has one token in the prompt."""
 
 import torch
 from family import Family
@@ -34,17 +34,22 @@ def build(seed, cross=(1, 3), **vision):
 
 
 def prompt(placeholders, seed):
-    return f"<bos>def f{seed}(x):" + "<|image|>" * len(placeholders) + " return it" + " + x" * (8 + seed % 5)
+    """Return a prompt whose images are adjacent or apart, in turns; some begin with one."""
+    first, *rest = ["<|image|>"] * len(placeholders) or [""]
+    between = ["" if (seed + place) % 3 else f" y{place} = " for place in range(len(rest))]
+    images = first + "".join(text + image for text, image in zip(between, rest, strict=True))
+    start = "" if seed % 4 == 3 else f"<bos>def f{seed}(x):"
+    return start + images + ("<bos>" if images and not start else "") + " return it" + " + x" * (8 + seed % 5)
 
 
 def tensors(inputs, features):
     """Compare the patches of tiles that are not padding."""
-    (feature,) = features
-    rows, columns = feature.kwargs["tiles"].data.tolist()
-    tiles = feature.kwargs["pixel_values"].data.view(-1, 4, 4, 3, 14, 14).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, 56, 56)
-    assert len(tiles) == rows * columns == inputs["aspect_ratio_mask"].sum()
-    yield "pixel_values", tiles, inputs["pixel_values"][0, 0, : rows * columns]
-    assert feature.range.length == 4 * 17
+    for i, feature in enumerate(features):
+        rows, columns = feature.kwargs["tiles"].data.tolist()
+        tiles = feature.kwargs["pixel_values"].data.view(-1, 4, 4, 3, 14, 14).permute(0, 3, 1, 4, 2, 5).reshape(-1, 3, 56, 56)
+        assert len(tiles) == rows * columns == inputs["aspect_ratio_mask"][0, i].sum()
+        yield "pixel_values", tiles, inputs["pixel_values"][0, i, : rows * columns]
+        assert feature.range.length == 4 * 17
 
 
 def run(model, inputs, answer, positions):
@@ -63,7 +68,7 @@ FAMILY = Family(
     build,
     placeholders={"image": ""},
     sizes={"image": [(90, 130), (60, 50), (140, 40)]},
-    cases=["", "i", "i", "i"],
+    cases=["", "i", "ii", "iii", "i", "ii"],
     prompt=prompt,
     tensors=tensors,
     run=run,

@@ -187,24 +187,57 @@ def row(kind, *alike, variants=None, **more):
 
 PLAIN = ("nemotron", "arcee", "helium")
 MIXTURES = ("phimoe", "hunyuan_v1_moe", "granitemoeshared", "solar_open", "exaone_moe")
+NORMED = {  # name -> model type and values of config.json that few checkpoints have
+    "cohere, normed heads": ("cohere", {"use_qk_norm": True, "num_key_value_heads": 2}),
+    "stablelm": ("stablelm", {}),
+    "stablelm, normed heads": ("stablelm", {"qk_layernorm": True, "use_qkv_bias": True}),
+    "stablelm, parallel": ("stablelm", {"use_parallel_residual": True, "qk_layernorm": True}),
+    "olmoe, clamped": ("olmoe", {"clip_qkv": 0.7, "num_experts": 8, "num_experts_per_tok": 2}),
+    "internlm3, biases": ("internlm3", {"bias": True, "qkv_bias": True, "head_dim": 16}),
+}
+GELU = {"hidden_act": "gelu"}
+BIASES = dict.fromkeys(("attention_bias", "mamba_proj_bias", "projectors_bias", "mlp_bias", "use_bias"), True)
+WINDOWS = {"use_sliding_window": True, "sliding_window": 20, "max_window_layers": 2}
 FAMILIES = [
     row("llama", "mistral", "ministral3", "qwen2", "qwen3", "granite", "glm", "glm4", "ernie4_5", "olmo", *PLAIN),
     row("gemma3_text", "gemma", "gemma2"),
     row("gemma3n_text"),
     row("gemma4_text", "gemma4_unified_text", variants={"keys as values": WITHOUT_VALUES, "experts": BESIDE}),
-    row("qwen3_moe", "glm4_moe", "ernie4_5_moe", "qwen2_moe", "mixtral", *MIXTURES),
-    row("lfm2", "lfm2_moe"),
+    row(
+        "qwen3_moe",
+        "glm4_moe",
+        "ernie4_5_moe",
+        "qwen2_moe",
+        "mixtral",
+        *MIXTURES,
+        variants={"windows": {"kind": "qwen2_moe", **WINDOWS}, "biases": {"kind": "ernie4_5_moe", **BIASES}},
+    ),
+    row("lfm2", "lfm2_moe", variants={"experts without correction": {"kind": "lfm2_moe", "use_expert_bias": False}}),
     row("llama4_text"),
-    row("granitemoehybrid"),
-    row("bamba", run=run_whole),
-    row("falcon_h1"),
-    row("nemotron_h"),
-    row("mamba2"),
-    row("olmo_hybrid", variants={"no positions": {"rope_parameters": {"rope_theta": None, "rope_type": "default"}}}),
-    row("minimax", run=run_whole, half=(0.15, 0.1)),  # the residual stream is a sum of few terms, each rounded
+    row("granitemoehybrid", variants={"gelu": GELU}),
+    row("bamba", run=run_whole, variants={"gelu": GELU}),
+    row("falcon_h1", variants={"biases": BIASES, "gelu": GELU}),
+    row("nemotron_h", variants={"biases": BIASES | {"mamba_hidden_act": "gelu"}}),
+    row("mamba2", variants={"gelu": GELU}),
+    row(
+        "olmo_hybrid",
+        variants={
+            "no positions": {"rope_parameters": {"rope_theta": None, "rope_type": "default"}},
+            "rates below 1": {"linear_allow_neg_eigval": False, **GELU},
+        },
+    ),
+    # the residual stream is a sum of few terms, each rounded
+    row("minimax", run=run_whole, half=(0.15, 0.1), variants={"gelu": GELU}),
     row("gpt_oss", "dots1", "minimax_m2", "granitemoe"),
-    row("cohere2", "exaone4", "hunyuan_v1_dense", "phi3", "starcoder2"),
+    row(
+        "cohere2",
+        "exaone4",
+        "hunyuan_v1_dense",
+        "phi3",
+        "starcoder2",
+        variants={name: {"kind": kind, **values} for name, (kind, values) in NORMED.items()},
+    ),
     # in half precision some rows take another expert, in transformers too
     row("deepseek_v3", "deepseek_v2", "mistral4", half=(0.1, 0.2)),
-    row("qwen3_next", half=(0.2, 0.2)),
+    row("qwen3_next", variants={"gelu": GELU}, half=(0.2, 0.2)),
 ]

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 import torch
 from sensorium.kernels import dispatch, native
-from sensorium.kernels.int8 import supported
+from sensorium.kernels.linear.int8 import supported
 
 needs_int8 = pytest.mark.skipif(
     not supported(torch.device("cpu")), reason="products of 8-bit integers need AVX2 and the C++ kernels, or avx512_vnni"

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 from oracle import ensure_torchvision, randomise, tokenizer
 from PIL import Image
-from sensorium.mm.registry import ARCHITECTURES
+from sensorium.models.registry import FAMILIES
 from tokenizers import AddedToken, Tokenizer
 
 ensure_torchvision()
@@ -143,7 +143,7 @@ NATIVE = ("AudioFlamingo3", "AyaVision", "Glm4vMoe", "Ovis2")
 def hide_native(monkeypatch):
     """Remove our implementations of NATIVE, so that the fallback runs them."""
     for name in NATIVE:
-        monkeypatch.delitem(ARCHITECTURES, f"{name}ForConditionalGeneration")
+        monkeypatch.delitem(FAMILIES, f"{name}ForConditionalGeneration")
 
 
 def build(folder, family, seed=0):

@@ -25,14 +25,14 @@ import soxr
 import torch
 from mutants import FILES, RATE, mutated
 from PIL import Image
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import gate
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.parse import MediaSource
 from sensorium.mm.types import AudioItem, ImageItem, MediaHeader, MediaItem, VideoItem
-from sensorium.processors.families.qwen2_audio import Qwen2AudioProcessingInfo
-from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
+from sensorium.models.families.qwen2_audio.processing import Qwen2AudioProcessingInfo
+from sensorium.models.families.qwen2_vl.processing import Qwen2VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 POLICY = MediaPolicy(max_bytes=1 << 20, max_pixels=1 << 16, max_video_bytes=8 << 20, max_audio_seconds=10.0)
@@ -102,7 +102,7 @@ def bare_audio(data: bytes) -> np.ndarray[Any, Any] | None:
     """Decode with soundfile alone, or PyAV alone for other formats: float32 `[samples]`."""
     try:
         with soundfile.SoundFile(io.BytesIO(data)) as file:
-            if not 0 < file.frames <= POLICY.max_audio_seconds * file.samplerate:
+            if not 0 < file.frames <= POLICY.max_audio_seconds * file.samplerate or _own_rule(file, len(data)):
                 return None
             samples, rate = file.read(dtype="float32", always_2d=True), file.samplerate
     except (soundfile.LibsndfileError, RuntimeError, TypeError):  # TypeError: a file that it takes for raw samples
@@ -118,6 +118,21 @@ def bare_audio(data: bytes) -> np.ndarray[Any, Any] | None:
     due = math.ceil(len(mono) * RATE / rate)
     out = mono if rate == RATE else soxr.resample(mono, rate, RATE, quality="HQ")[:due]
     return np.pad(out, (0, due - len(out)))
+
+
+_SAMPLE_BYTES = {"PCM_U8": 1, "PCM_S8": 1, "PCM_16": 2, "PCM_24": 3, "PCM_32": 4, "FLOAT": 4, "DOUBLE": 8}
+_HEADER = 128  # bytes of the headers of these files, at most
+
+
+def _own_rule(file: soundfile.SoundFile, size: int) -> bool:
+    """Return whether we read a damaged file in another way than soundfile, as tests/mm/media compare in detail.
+
+    These are samples after the announced ones, and ADPCM: FFmpeg leaves out the blocks that soundfile reads as noise.
+    """
+    if file.subtype.endswith("ADPCM"):
+        return True
+    width = _SAMPLE_BYTES.get(file.subtype) if file.format in ("WAV", "AIFF") else None
+    return width is not None and size - file.frames * file.channels * width > _HEADER
 
 
 def _bare_container(data: bytes) -> tuple[np.ndarray[Any, Any], int] | None:
@@ -190,7 +205,8 @@ def processed(header: MediaHeader, item: MediaItem, info: Any) -> None:
         _, grid = info.process(item, torch.float32)
     except InputError as error:
         return _one_line(error)
-    if grid.num_embeds > planned.num_embeds or grid != info.geometry(item.header):
+    more = grid.num_embeds > planned.num_embeds and header.exact  # an estimate is planned again when the item is decoded
+    if more or grid != info.geometry(item.header):
         raise Wrong(f"the processor made {grid}, but {planned} was planned")
 
 
@@ -216,7 +232,9 @@ def _bounded(header: MediaHeader, item: MediaItem) -> None:
     got = item.header
     if isinstance(item, ImageItem) and got != header:
         raise Wrong(f"planned {header}, decoded {got}")
-    if isinstance(item, AudioItem) and not 0 < got.samples <= header.samples:
+    longest = POLICY.max_audio_seconds * DecodeSpec().rate  # which bounds files whose header is an estimate
+    most = header.samples if header.exact else longest
+    if isinstance(item, AudioItem) and not 0 < got.samples <= most:
         raise Wrong(f"planned {header.samples} samples, decoded {got.samples}")
     if isinstance(item, VideoItem):
         plan, planned = item.plan, header.frames

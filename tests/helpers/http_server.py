@@ -6,7 +6,7 @@ import base64
 import json
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import aclosing, contextmanager
+from contextlib import aclosing, closing, contextmanager, nullcontext
 from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
@@ -19,7 +19,9 @@ from sensorium.engine.llm import LLM
 from sensorium.server.app import make_app
 from sensorium.server.config import ServerConfig
 from sensorium.server.connections import connection_class
-from sensorium.server.state import Server
+from sensorium.server.loader import make_services
+from sensorium.server.state import Server, Services
+from sensorium.server.store import Store
 from waiting import wait_until
 
 TINY = Path(__file__).parents[2] / "assets" / "tiny-vl"
@@ -58,15 +60,31 @@ def openai_client(url: str) -> Any:
 def serving(model: Any, name: str, **options: Any) -> Iterator[tuple[str, Server]]:
     """Serve a model while the context lasts: (URL, Server). `options`: of LLM."""
     server = make_server(model, name, **{"max_num_seqs": 4, "warm_up": False, **options})
-    with server.engine.llm, listening(server) as url:
+    with server.llm.llm, listening(server) as url:
         yield url, server
 
 
 @contextmanager
-def listening(server: Server) -> Iterator[str]:
+def serving_models(config: ServerConfig, **options: Any) -> Iterator[tuple[str, Services]]:
+    """Serve the models of the configuration while the context lasts: (URL, Services). `options`: of LLM, for all models."""
+    defaults = {"max_num_seqs": 4, "max_model_len": 256, "warm_up": False, **options}
+    stored = nullcontext() if config.data_dir is None else closing(Store(config))
+    with stored as store:
+        services = make_services(config, defaults, CollectorRegistry(), store)
+        try:
+            with listening(services) as url:
+                yield url, services
+        finally:
+            for server in services.pool.loaded:
+                server.engine.close()
+
+
+@contextmanager
+def listening(served: Server | Services) -> Iterator[str]:
     """Serve on a free port, and yield the URL."""
-    options = {"http": connection_class(server.config), "log_level": "error"}
-    running = uvicorn.Server(uvicorn.Config(make_app(server), host="127.0.0.1", port=0, **options))
+    services = served.services if isinstance(served, Server) else served
+    options = {"http": connection_class(services.config), "log_level": "error"}
+    running = uvicorn.Server(uvicorn.Config(make_app(services), host="127.0.0.1", port=0, **options))
     thread = threading.Thread(target=running.run, daemon=True)
     thread.start()
     try:

@@ -7,8 +7,10 @@ from typing import Any
 
 import numpy as np
 from sensorium.engine.model_files import resolve
-from sensorium.mm.registry import ARCHITECTURES
+from sensorium.models.registry import native_architectures
 from sensorium.processors.files import ProcessorFiles
+
+ARCHITECTURES = native_architectures()
 
 CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "AriaProcessingInfo": {"vision_config": {"patch_size": 14}},
@@ -35,6 +37,8 @@ CONFIGS: Mapping[str, Mapping[str, Any]] = {
     "TarsierProcessingInfo": {"vision_config": {"image_size": 224}},
 }
 """config.json of families whose defaults contradict each other."""
+IMAGE_OPTIONS = {"KimiVLProcessingInfo": {"pad_input": True}}
+"""Preprocessor JSON of families whose defaults refuse an item of ITEMS."""
 
 ITEMS = {
     "image": [np.zeros((60, 40, 3), np.uint8), np.zeros((40, 500, 3), np.uint8)],
@@ -46,9 +50,10 @@ ITEMS["vision_chunk"] = [{"type": name, name: data} for name in ("image", "video
 
 def info_of(processing: str) -> Any:
     """Return a family's ProcessingInfo with its defaults and a tokenizer that writes 1 for every four letters."""
-    special: dict[str, int] = {}
+    name, special = processing.rpartition(":")[2], dict[str, int]()
     files = ProcessorFiles(
-        config=CONFIGS.get(processing.rpartition(":")[2], {}),
+        config=CONFIGS.get(name, {}),
+        image=IMAGE_OPTIONS.get(name, {}),
         encode=lambda text: [1] * -(-len(text) // 4),
         decode=lambda ids: "text" * list(ids).count(1),
         token_to_id=lambda text: special.setdefault(text, 2 + len(special)),

@@ -6,7 +6,6 @@ import gc
 import tracemalloc
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from itertools import chain
 from typing import Any, TypeVar
 
 import numpy as np
@@ -27,16 +26,30 @@ def filled(model: Made) -> Made:
     return model
 
 
-def held(model: torch.nn.Module) -> int:
-    """Return the bytes of all tensors of the layers, each counted once, by object: packed weights have no address."""
-    seen: dict[int, int] = {}
-    for module in model.modules():
-        values = chain.from_iterable(one if isinstance(one, list) else [one] for one in vars(module).values())
-        for value in values:
-            for tensor in (value, *vars(value).values()) if hasattr(value, "__dataclass_fields__") else (value,):
-                if isinstance(tensor, torch.Tensor) and tensor.dtype != torch.int64 and not hasattr(module, "inv_freq"):
-                    seen[id(tensor)] = tensor.numel() * tensor.itemsize
-    return sum(seen.values())
+def held(root: Any) -> int:
+    """Return the bytes of all tensors that a model holds, in modules, lists, tuples, dicts and dataclasses.
+
+    Each storage counts once. Weights in oneDNN's layout have no storage and count by object.
+    """
+    seen, sizes = set[int](), dict[object, int]()
+
+    def look(value: Any) -> None:
+        if id(value) in seen:
+            return
+        seen.add(id(value))
+        if isinstance(value, torch.Tensor) and not value.is_meta:
+            if value.layout == torch.strided:
+                sizes[value.untyped_storage().data_ptr()] = value.untyped_storage().nbytes()
+            else:
+                sizes["oneDNN", id(value)] = value.numel() * value.itemsize
+        elif isinstance(value, dict | list | tuple | set):
+            for entry in value.values() if isinstance(value, dict) else value:
+                look(entry)
+        elif isinstance(value, torch.nn.Module) or hasattr(value, "__dataclass_fields__"):
+            look(vars(value))
+
+    look(root)
+    return sum(sizes.values())
 
 
 def peak_bytes(call: Callable[[], Any]) -> int:

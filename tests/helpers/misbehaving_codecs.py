@@ -10,7 +10,7 @@ import time
 
 import numpy as np
 import torch
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.types import FramePlan, MediaHeader, VideoItem
@@ -115,6 +115,11 @@ def sleeps(value: object, policy: MediaPolicy) -> int:
     os.write(TOLD, str(os.getpid()).encode()) if value else None
     time.sleep(600)
     return 0
+
+
+def spins(value: object, policy: MediaPolicy) -> int:
+    while True:
+        pass
 
 
 def sleeps_till_its_alarm(value: object, policy: MediaPolicy) -> int:

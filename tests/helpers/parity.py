@@ -112,9 +112,9 @@ def greedy(tokens: int = TOKENS, **more: Any) -> SamplingParams:
     return SamplingParams(temperature=0.0, max_tokens=tokens, ignore_eos=True, **more)
 
 
-def record(llm: LLM, question: Question, tokens: int) -> tuple[Any, torch.Tensor]:
+def record(llm: LLM, question: Question, tokens: int, **call: Any) -> tuple[Any, torch.Tensor]:
     """Return the answer and the logits of all prompt and answer tokens but the last."""
-    model, rows = llm._engine_loop.core.runner.model, []
+    model, rows = llm.engine.loop.core.executor.runner.model, []
     real = model.compute_logits
 
     def spy(hidden: torch.Tensor) -> torch.Tensor:
@@ -123,7 +123,7 @@ def record(llm: LLM, question: Question, tokens: int) -> tuple[Any, torch.Tensor
 
     model.compute_logits = spy
     try:
-        (output,) = llm.generate(question.ours, greedy(tokens, prompt_logprobs=0), use_tqdm=False)
+        (output,) = llm.generate(question.ours, greedy(tokens, prompt_logprobs=0), use_tqdm=False, **call)
     finally:
         del model.compute_logits
     assert output.error is None, output.error
@@ -135,10 +135,10 @@ def record(llm: LLM, question: Question, tokens: int) -> tuple[Any, torch.Tensor
 
 def positions(llm: LLM, question: Question, more: int) -> torch.Tensor | None:
     """Return the engine's positions of the prompt and `more` tokens after it; None if they are a plain range."""
-    axes = llm._engine_loop.core.runner.model.rope_axes
+    axes = llm.engine.loop.core.executor.runner.model.rope_axes
     if axes == 1:
         return None
-    prepared = llm._inputs.process(question.ours)
+    prepared = llm.engine.inputs.process(question.ours)
     sequence = SequenceState(EngineRequest("positions", prepared.token_ids, greedy(), (), prepared.features), axes)
     out = np.empty((axes, len(prepared.token_ids) + more), dtype=np.int64)
     sequence.fill_positions(out, 0)

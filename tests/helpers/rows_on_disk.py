@@ -12,8 +12,8 @@ WIDTH = 8
 CPU = torch.device("cpu")
 
 
-def make(folder: Path | None, capacity: int = 1 << 20, fingerprint: str = "model", dtype=torch.bfloat16, **options):
-    return EncoderStore(folder, capacity, fingerprint, WIDTH, dtype, CPU, **options)
+def make(folder: Path | None, capacity: int = 1 << 20, fingerprint: str = "model", dtype=torch.bfloat16):
+    return EncoderStore(folder, capacity, fingerprint, WIDTH, dtype, CPU)
 
 
 def key_of(i: int) -> str:

@@ -1,20 +1,50 @@
-"""Splits tests marked `sampled` into parts: `make test` runs one part, another each day."""
+"""Chooses the cases that `make test` runs: a sample that changes every day. `make test-all` runs all of them."""
 
 from __future__ import annotations
 
 import os
 import time
 import zlib
+from collections import defaultdict
+from collections.abc import Sequence
 
-PARTS = 3
+import pytest
+
+PARTS = 20
 VARIABLE = "SENSORIUM_TEST_PART"
+_ALWAYS_ALL = 4  # a test with no more cases than this runs all of them
+_STRIDE = 8
 
 
 def part_of_today() -> str:
-    """Return SENSORIUM_TEST_PART ("0" to "2", or "all") or, if it is not set, the day's part."""
+    """Return SENSORIUM_TEST_PART ("0" to "19", or "all") or, if it is not set, the day's part."""
     return os.environ.get(VARIABLE) or str(int(time.time()) // 86_400 % PARTS)
 
 
-def is_in_part(case: str) -> bool:
-    """Return True if the part to run contains a test case, given by its name with parameters."""
-    return part_of_today() in ("all", str(zlib.crc32(case.encode()) % PARTS))
+def left_out(items: Sequence[pytest.Item], part: str) -> set[pytest.Item]:
+    """Return the cases that do not belong to a part.
+
+    Of tests marked `sampled` a part has the cases of one family in twenty, all of them, or one in twenty of the cases of a
+    test that has no families. Of other tests with many cases it has every eighth one.
+    """
+    if part == "all":
+        return set()
+    cases: dict[tuple[str, str], list[pytest.Item]] = defaultdict(list)
+    out = set()
+    for item in items:
+        if "sampled" in item.keywords:
+            if zlib.crc32(_family(item).encode()) % PARTS != int(part):
+                out.add(item)
+        else:
+            cases[item.nodeid.partition("[")[0], getattr(item, "originalname", item.name)].append(item)
+    for several in cases.values():
+        if len(several) > _ALWAYS_ALL:
+            out.update(item for number, item in enumerate(several) if (number + int(part)) % _STRIDE)
+    return out
+
+
+def _family(item: pytest.Item) -> str:
+    """Return the name of the case's family, or the case's own name."""
+    callspec = getattr(item, "callspec", None)
+    row = callspec.params.get("row") if callspec else None
+    return row if isinstance(row, str) else getattr(row, "name", item.name)

@@ -241,9 +241,9 @@ def run(seed: int, count: int, process: bool = False) -> Report:
     calls = partial(make_call, seed, kinds=[kind for kind in KINDS if not (process and kind in HARMFUL)])
     expected = answers_alone(calls, count)
     engine = AsyncLLM(MODEL, engine_process=process, **OPTIONS)
-    core = engine._engine_loop.core
+    core = engine.engine.loop.core
     if not process:
-        do_harm(core.runner.model, engine.llm.get_tokenizer().token_to_id(NO_NUMBER))
+        do_harm(core.executor.runner.model, engine.llm.get_tokenizer().token_to_id(NO_NUMBER))
     with counted_breaks() as breaks:
         report = asyncio.run(serve(engine, calls, count, expected))
     report.breaks, report.stats = breaks, core.stats
@@ -287,8 +287,8 @@ def _held(core: Any) -> list[str]:
     stats = core.stats
     held = {"sequences": stats.running + stats.waiting + stats.idle, "blocks": stats.blocks_used}
     if hasattr(core, "scheduler"):  # in this process
-        rows = set(core.runner.store.rows) - set(core.scheduler.encoder_cache._resident)
-        held |= {"requests": len(core.scheduler.requests), "sequence states": len(core.runner.sequences)}
+        rows = set(core.executor.runner.store.rows) - set(core.scheduler.encoder_cache._resident)
+        held |= {"requests": len(core.scheduler.requests), "sequence states": len(core.executor.runner.sequences)}
         held |= {"rows without an entry": len(rows)}
     return [f"{count} {name}" for name, count in held.items() if count]
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from sensorium import LLM, AsyncLLM, LiveEvent, SamplingParams
 from sensorium.mm.media import audio
+from sensorium.pipelines.run import Run
 from sensorium.pipelines.speech import live, live_native
 from sensorium.pipelines.speech.live import LiveTranscriber
 from sensorium.pipelines.speech.live_windows import LiveWindows
 from sensorium.pipelines.speech.merge import join_texts
-from sensorium.pipelines.tasks import advance
+from sensorium.pipelines.speech.options import LiveOptions
 
 RATE = 16_000
 DEFAULTS = {"log_prob_threshold": -1.0, "compression_ratio_threshold": 2.4, "no_speech_threshold": 0.6}
@@ -44,11 +45,14 @@ def run_passes(llm: LLM, transcriber: LiveTranscriber) -> tuple[list[LiveEvent],
     """Run all passes that are due. Return new events, and how many tokens were computed."""
     tokens = 0
     while (task := transcriber.next_task()) is not None or transcriber.busy:
-        step = None if task is None else advance(task)
-        while step is not None:
-            ((_, output),) = llm.serve([step], False)
+        if task is None:
+            continue
+        run = Run(task)
+        requests = run.start()
+        while not run.done:
+            ((_, output),) = llm.serve(requests, False)
             tokens += len(output.prompt_token_ids) + len(output.outputs[0].token_ids)
-            step = advance(task, output)
+            requests = run.resume(requests[0], output)
     events = list(transcriber.events)
     transcriber.events.clear()
     return events, tokens
@@ -56,7 +60,7 @@ def run_passes(llm: LLM, transcriber: LiveTranscriber) -> tuple[list[LiveEvent],
 
 def play(llm: LLM, samples: np.ndarray, block: float = 0.1, **options: Any) -> list[LiveEvent]:
     """Return the events of a stream whose passes take no time."""
-    transcriber = LiveTranscriber(llm, **OPTIONS | options)
+    transcriber = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS | options))
     found = []
     for part in np.split(samples, range(round(block * RATE), len(samples), round(block * RATE))):
         transcriber.push(part)
@@ -68,7 +72,7 @@ def play(llm: LLM, samples: np.ndarray, block: float = 0.1, **options: Any) -> l
 async def count_work(llm: LLM, block: np.ndarray, rate: float, **options: Any) -> tuple[list[LiveEvent], dict[str, int]]:
     """Return the events of a stream of one block, and the most values of each kind of work between two turns of the loop."""
     done: dict[str, Counter[int]] = {"mixed": Counter(), "resampled": Counter(), "classified": Counter()}
-    turn, to_mono, classify, make = 0, audio.to_mono, LiveWindows.classify, audio._resampler
+    turn, mix_block, classify, make = 0, audio.Mixer.mix, LiveWindows.classify, audio._resampler
 
     async def count_turns() -> None:
         nonlocal turn
@@ -76,9 +80,9 @@ async def count_work(llm: LLM, block: np.ndarray, rate: float, **options: Any) -
             turn += 1
             await asyncio.sleep(0)
 
-    def mix(samples: np.ndarray) -> np.ndarray:
+    def mix(mixer: audio.Mixer, samples: np.ndarray) -> np.ndarray:
         done["mixed"][turn] += samples.size
-        return to_mono(samples)
+        return mix_block(mixer, samples)
 
     def find_speech(windows: LiveWindows, last: bool = False) -> bool:
         before = windows.length
@@ -95,7 +99,7 @@ async def count_work(llm: LLM, block: np.ndarray, rate: float, **options: Any) -
             return self.stream.resample_chunk(samples, last)
 
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(audio, "to_mono", mix)
+        patch.setattr(audio.Mixer, "mix", mix)
         patch.setattr(LiveWindows, "classify", find_speech)
         patch.setattr(audio, "_resampler", lambda source, target: Resampler(source, target) if source != target else None)
         counter = asyncio.ensure_future(count_turns())

@@ -17,4 +17,4 @@ def generate_together(llm: LLM, prompts: Sequence[Any], params: SamplingParams) 
 
 def hold_until_prepared(llm: LLM, count: int) -> None:
     """Block the engine loop until `count` prompts are prepared; at most 2 max_num_seqs can be."""
-    llm._engine_loop.send(lambda engine_loop: wait_until(lambda: engine_loop._commands.qsize() >= count))
+    llm.engine.loop.send(lambda engine_loop: wait_until(lambda: engine_loop._messages.qsize() >= count))

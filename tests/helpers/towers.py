@@ -9,8 +9,8 @@ from typing import Any
 
 import torch
 from oracle import ensure_torchvision
-from sensorium.models.families.internvl import _NAMES as INTERNVL
-from sensorium.models.families.pixtral import _NAMES as PIXTRAL
+from sensorium.models.families.internvl.model import _NAMES as INTERNVL
+from sensorium.models.families.pixtral.model import _NAMES as PIXTRAL
 from sensorium.models.vision.positions import Grid, in_squares
 from sensorium.models.vision.spec import BLOCKS, ENCODER, GATED_BLOCKS, RotarySpec, TableSpec, TowerNames, TowerSpec
 from sensorium.models.vision.vit import VisionTower

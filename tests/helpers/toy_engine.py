@@ -5,15 +5,17 @@ from types import MappingProxyType
 
 import torch
 from PIL import Image
+from sensorium.callers.errors import InputError
 from sensorium.engine.frontend.engine_loop import EngineLoop
 from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalSettings
+from sensorium.engine.frontend.request import RequestInput
 from sensorium.engine.frontend.request_handle import RequestHandle
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.mm.errors import InputError
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.media.policy import DecodeSpec
 from sensorium.mm.parse import MultiModalDataParser
+from sensorium.mm.rules import CAUSAL
 from sensorium.mm.types import ItemGeometry
 from sensorium.processors.spans import build_span
 
@@ -34,7 +36,7 @@ class Letters:
 class Info:
     """An image becomes as many rows as it is wide; a black one cannot be processed."""
 
-    modalities, placeholder_ids, prompt_attention, decode_spec = ("image",), {"image": 3}, "causal", DecodeSpec()
+    modalities, placeholder_ids, prompt_attention, decode_spec = ("image",), {"image": 3}, CAUSAL, DecodeSpec()
     cross_token = None
     adapters = text_placeholders = MappingProxyType({})
     adds_special_tokens = False
@@ -47,6 +49,9 @@ class Info:
 
     def geometry(self, header):
         return ItemGeometry(1, 1, header.width)
+
+    def kept_size(self, modality, size):
+        return size
 
     def is_exact(self, header):
         return header.exact
@@ -94,7 +99,7 @@ class ToyEngine:
 
     def requests(self, prompts, params=None):
         params = params or SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-        return [RequestHandle(partial(self.inputs.parse, prompt), params) for prompt in prompts]
+        return [RequestHandle(RequestInput(partial(self.inputs.parse, prompt), params)) for prompt in prompts]
 
     def answers(self, prompts, params=None):
         found = dict(self.engine_loop.serve(self.requests(prompts, params)))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import json
 import os
 import random
 import struct
@@ -101,3 +102,19 @@ def texts(count: int, specials: Sequence[str] = (), seed: int = 0) -> list[str]:
             parts.append(draw.choice([char, char, draw.choice(known), draw.choice(known), run]))
         out.append(draw.choice(["", " "]).join(parts))
     return out
+
+
+def change_added_tokens(folder: Path, flags: Mapping[str, bool], more: Sequence[str] = ()) -> None:
+    """Set flags of all added tokens of a folder's tokenizer.json, such as `lstrip`, and add tokens with these texts."""
+    file, config = folder / "tokenizer.json", folder / "tokenizer_config.json"
+    content, settings = json.loads(file.read_text()), json.loads(config.read_text())
+    settings.pop("added_tokens_decoder", None)
+    for token in content["added_tokens"]:
+        token |= flags
+    known = {token["content"] for token in content["added_tokens"]}
+    number = max(*content["model"]["vocab"].values(), *(token["id"] for token in content["added_tokens"])) + 1
+    plain = {"single_word": False, "lstrip": False, "rstrip": False, "normalized": False, "special": False}
+    added = [text for text in more if text not in known]
+    content["added_tokens"] += [{"id": number + index, "content": text} | plain for index, text in enumerate(added)]
+    file.write_text(json.dumps(content))
+    config.write_text(json.dumps(settings))

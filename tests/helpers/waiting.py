@@ -6,7 +6,7 @@ import time
 from collections.abc import Callable
 from typing import Any
 
-from sensorium.engine.core import EngineCore
+from sensorium.engine.core.engine_core import EngineCore
 
 LONG = 240.0
 """Seconds after which something counts as hung, on any machine."""
@@ -22,21 +22,22 @@ def wait_until(true: Callable[[], object]) -> None:
 
 def heard(engine_loop: Any) -> bool:
     """Return whether the callers have taken all outputs of answers that are being computed."""
-    return not any(handle.posted and not handle.closed for handle in list(engine_loop._names.values()))
+    return not any(handle.posted and not handle.answer.closed for handle in list(engine_loop._names.values()))
 
 
 def assert_idle(llm: Any) -> None:
     """Check that the engine holds nothing of any request, in whichever process its core runs."""
-    loop = llm._engine_loop
+    loop = llm.engine.loop
     loop.call(lambda engine_loop: None).result()
     if isinstance(loop.core, EngineCore):
         assert not loop.core.scheduler.requests
-        assert not loop.core.runner.sequences
+        assert not loop.core.executor.runner.sequences
     assert not loop._owners
     assert not loop._names
     assert loop.input_queue.num_waiting == 0
     assert loop.input_queue._bytes == 0
-    assert (llm.stats.running, llm.stats.waiting, llm.stats.idle, llm.stats.blocks_used) == (0, 0, 0, 0)
+    stats = llm.engine.stats
+    assert (stats.running, stats.waiting, stats.idle, stats.blocks_used) == (0, 0, 0, 0)
 
 
 def hold_steps(core: Any, until: Callable[[], object]) -> None:

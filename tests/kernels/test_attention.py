@@ -9,9 +9,11 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sensorium.kernels.attention import paged_attention, paged_attention_reference
+from sensorium.kernels.attention import paged_attention
+from sensorium.kernels.attention.reference import attend as paged_attention_reference
 from sensorium.kernels.metadata import AttentionMetadata
-from sensorium.kernels.varlen import varlen_attention, varlen_attention_reference
+from sensorium.kernels.varlen import varlen_attention
+from sensorium.kernels.varlen.reference import varlen_attention as varlen_attention_reference
 
 BLOCK = 4
 

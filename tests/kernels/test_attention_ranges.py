@@ -8,7 +8,8 @@ import pytest
 import torch
 from paged import LIMITS, REQUESTS, TYPES, case, sees_itself
 from sensorium.kernels import native
-from sensorium.kernels.attention import paged_attention, paged_attention_reference
+from sensorium.kernels.attention import paged_attention
+from sensorium.kernels.attention.reference import attend as paged_attention_reference
 from sensorium.kernels.metadata import AttentionMetadata
 
 needs_library = pytest.mark.skipif(native.library() is None, reason="the C++ kernels are not built")

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.fp8 import Fp8Weight, fp8_linear, pack_fp8, quantize_rows_fp8
 from sensorium.kernels.linear import linear, pack
+from sensorium.kernels.linear.eight_bit import Fp8Weight
+from sensorium.kernels.linear.fp8 import fp8_linear, pack_fp8, quantize_rows_fp8
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

@@ -9,9 +9,10 @@ import pytest
 import torch
 from cpu import running_with
 from sensorium.kernels import native
-from sensorium.kernels.int4 import Int4Options, Int4PanelWeight, quantize_int4
-from sensorium.kernels.int8 import quantize_rows
 from sensorium.kernels.linear import linear, pack
+from sensorium.kernels.linear.groups import GroupPanelWeight
+from sensorium.kernels.linear.int4 import Int4Options, quantize_int4
+from sensorium.kernels.linear.int8 import quantize_rows
 from sensorium.models.memory_formulas import packed_weight_bytes
 
 CPU = torch.device("cpu")
@@ -87,5 +88,5 @@ def test_tiles_give_the_bits_of_vectors(group: int, symmetric: bool) -> None:
 @pytest.mark.parametrize("size", SIZES)
 def test_bytes_of_a_packed_weight(size: tuple[int, int], options: Int4Options, dtype: torch.dtype, products: str) -> None:
     packed = pack(torch.randn(size[::-1]).to(dtype), None, options)
-    assert isinstance(packed, Int4PanelWeight) == (products != "torch" and native.products() is not None)
+    assert isinstance(packed, GroupPanelWeight) == (products != "torch" and native.products() is not None)
     assert packed.nbytes == packed_weight_bytes(*size, False, dtype, CPU, options)  # type: ignore[union-attr]

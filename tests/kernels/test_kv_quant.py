@@ -10,7 +10,9 @@ import torch
 from cpu import running_with
 from paged import LIMITS, REQUESTS, TYPES, case, quantized_copy, sees_itself
 from sensorium.kernels import kv_quant, native
-from sensorium.kernels.attention import paged_attention, paged_attention_reference, write_cache
+from sensorium.kernels.attention import paged_attention
+from sensorium.kernels.attention.reference import attend as paged_attention_reference
+from sensorium.kernels.attention.reference import write_cache
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
 

@@ -9,12 +9,14 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 from cpu import PRODUCTS, needs_int8, running_with
-from sensorium.kernels import fp8, grouped, int8, mkl, native, panels
-from sensorium.kernels import linear as linear_module
-from sensorium.kernels.dispatch import backend, has_triton, multiplies_fast
-from sensorium.kernels.int8 import INT8_MAX, Int8Weight, int8_linear, pack_int8, quantize_rows, supported
-from sensorium.kernels.linear import DenseWeight, LinearWeight, OneDnnWeight, computed_rows, linear, pack, padded_rows
-from sensorium.kernels.panels import Panels, layout, read_panel_rows, to_panels
+from sensorium.kernels import native
+from sensorium.kernels.backends import has_triton
+from sensorium.kernels.dispatch import backend, multiplies_fast
+from sensorium.kernels.linear import LinearWeight, dense, fp8, grouped, grouped_linear, int8, linear, mkl, pack, panels
+from sensorium.kernels.linear.dense import DenseWeight, OneDnnWeight, computed_rows, padded_rows
+from sensorium.kernels.linear.eight_bit import INT8_MAX, Int8Weight
+from sensorium.kernels.linear.int8 import int8_linear, pack_int8, quantize_rows, supported
+from sensorium.kernels.linear.panels import Panels, layout, read_panel_rows, to_panels
 from sensorium.models.memory_formulas import packed_weight_bytes
 from torch.nn import functional as F
 
@@ -63,7 +65,7 @@ def test_rows_do_not_see_each_other(
 
 
 def test_pieces_for_intel_cpus_without_avx512(monkeypatch: pytest.MonkeyPatch) -> None:
-    for module in (mkl, linear_module, grouped, fp8):
+    for module in (mkl, dense, grouped_linear, fp8):
         monkeypatch.setattr(module, "needs_pieces", lambda: True, raising=False)
     multiplied: list[int] = []
     product = F.linear

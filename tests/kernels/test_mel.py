@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.mel import log_mel_energies, make_mel_filter_bank
+from sensorium.kernels.mel import log_mel_energies
+from sensorium.kernels.mel.filters import make_mel_filter_bank
 
 CPU = torch.device("cpu")
 

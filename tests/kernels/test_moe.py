@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.moe import RoutingConfig, loop_experts, loop_experts_reference, route
+from sensorium.kernels.moe import loop_experts, route
+from sensorium.kernels.moe.experts import RoutingConfig
+from sensorium.kernels.moe.reference import loop_experts as loop_experts_reference
 
 GENERATOR = torch.Generator().manual_seed(3)
 X = torch.randn(23, 16, generator=GENERATOR)

@@ -14,15 +14,22 @@ from pathlib import Path
 import pytest
 import torch
 from cpu import running_with
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.config import EngineConfig
 from sensorium.kernels import dispatch, native
-from sensorium.kernels.activation import CLAMPED_SWIGLU, REFERENCES, act_and_mul, act_and_mul_reference, activation
-from sensorium.kernels.attention import paged_attention, paged_attention_reference
+from sensorium.kernels.activation import act_and_mul, activation
+from sensorium.kernels.activation.reference import CLAMPED_SWIGLU, REFERENCES
+from sensorium.kernels.activation.reference import act_and_mul as act_and_mul_reference
+from sensorium.kernels.attention import paged_attention
+from sensorium.kernels.attention.reference import attend as paged_attention_reference
+from sensorium.kernels.backends import BACKENDS
 from sensorium.kernels.metadata import AttentionMetadata
-from sensorium.kernels.norm import norm_heads_, rms_norm, rms_norm_reference
-from sensorium.kernels.rope import rotate_, rotate_reference
-from sensorium.kernels.varlen import varlen_attention, varlen_attention_reference
-from sensorium.mm.errors import ConfigError
+from sensorium.kernels.norm import norm_heads_, rms_norm
+from sensorium.kernels.norm.reference import rms_norm_reference
+from sensorium.kernels.rope import rotate_
+from sensorium.kernels.rope.reference import rotate_reference
+from sensorium.kernels.varlen import varlen_attention
+from sensorium.kernels.varlen.reference import varlen_attention as varlen_attention_reference
 from torch import Tensor
 
 CPU = torch.device("cpu")
@@ -247,6 +254,23 @@ def test_rows_do_not_depend_on_their_number(dtype: torch.dtype, generator: torch
         assert torch.equal(turned(rows), turned(slice(None))[rows])
 
 
+@needs_library
+@pytest.mark.parametrize("dtype", TYPES)
+@pytest.mark.parametrize("name", ["silu", "gelu", "gelu_pytorch_tanh", "quick_gelu"])
+def test_activations_of_unusual_numbers(name: str, dtype: torch.dtype) -> None:
+    """NaN of either sign stays NaN; large numbers become themselves or 0; zeros and the smallest numbers become 0."""
+    nan, large, small = (
+        torch.tensor([torch.nan, -torch.nan] * 9),
+        torch.tensor([100.0, 200.0, 1e4, 1e6]),
+        torch.tensor([0.0, -0.0, 1e-40]),
+    )
+    x = torch.cat((nan, large, -large, small)).to(dtype)
+    found, wide = activation(name, x.clone()).float(), x.float()
+    assert found[:18].isnan().all()
+    assert torch.equal(found[18:22], wide[18:22])
+    assert found[22:].abs().max() < 1e-30
+
+
 @pytest.mark.parametrize(("found", "expected"), [(None, "torch"), ("library", "native")])
 def test_without_the_library_torch_runs(found: str | None, expected: str, monkeypatch: pytest.MonkeyPatch) -> None:
     dispatch._choose_backend.cache_clear()
@@ -276,14 +300,14 @@ def test_avx512_is_hidden() -> None:
     """With SENSORIUM_CPU=avx2, the C++ kernels use AVX2."""
     code = (
         "import torch\n"
-        "from sensorium.kernels import dispatch, int8, native\n"
+        "from sensorium.kernels import dispatch, native\nfrom sensorium.kernels.linear import int8\n"
         "cpu = torch.device('cpu')\n"
         "print(native.instructions(), int8.supported(cpu), *dispatch.active_backends(cpu, torch.bfloat16).values())\n"
     )
     env = {**os.environ, "SENSORIUM_CPU": "avx2"}
     done = subprocess.run([sys.executable, "-c", code], env=env, capture_output=True, text=True, check=True)
     instructions, int8, *backends = done.stdout.split()
-    table = dict(zip(dispatch.BACKENDS, backends, strict=True))
+    table = dict(zip(BACKENDS, backends, strict=True))
     assert (instructions, int8) in (("avx2", "True"), ("base", "False"))
     matmuls = "native" if instructions == "avx2" else "torch"
     assert {op: table[op] for op in ("attention", "act_and_mul", "linear", "int8_linear")} == {
@@ -326,7 +350,7 @@ def test_the_number_of_the_functions_is_raised_with_their_arguments() -> None:
     A new function needs no new number: a library without it is not used.
     """
     names = {name: [kind.__name__ for kind in kinds] for name, kinds in native._SIGNATURES.items()}
-    assert (native.ABI, hashlib.sha256(repr(sorted(names.items())).encode()).hexdigest()[:8]) == (4, "f1675135")
+    assert (native.ABI, hashlib.sha256(repr(sorted(names.items())).encode()).hexdigest()[:8]) == (5, "f4691d32")
 
 
 @needs_library

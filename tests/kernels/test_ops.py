@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import ast
+from collections.abc import Iterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import cast
 
 import pytest
 import torch
 from sensorium.kernels import dispatch
-from sensorium.kernels.norm import layer_norm, rms_norm, rms_norm_reference
+from sensorium.kernels.backends import BACKENDS, Backend, has_triton
+from sensorium.kernels.norm import layer_norm, rms_norm
+from sensorium.kernels.norm.reference import rms_norm_reference
 from sensorium.kernels.rope import rotary_cos_sin, rotate_
 
 CPU = torch.device("cpu")
@@ -53,7 +59,7 @@ def test_rotary_turns_pairs_by_their_axis() -> None:
 
 
 def test_overrides(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert dispatch.active_backends(CPU, torch.float32).keys() == dispatch.BACKENDS.keys()
+    assert dispatch.active_backends(CPU, torch.float32).keys() == BACKENDS.keys()
     monkeypatch.setenv("SENSORIUM_KERNELS", "linear=torch, attention=reference")
     assert dispatch.active_backends(CPU, torch.float32)["attention"] == "reference"
     monkeypatch.setenv("SENSORIUM_KERNELS", "linear=fast")
@@ -75,7 +81,7 @@ def test_told_in_one_thread_only(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def test_a_gpu_runs_triton_where_it_fits() -> None:
     gpu = torch.device("cuda")
-    assert dispatch.backend("rms_norm", gpu, torch.bfloat16, 4096) == ("triton" if dispatch.has_triton() else "torch")
+    assert dispatch.backend("rms_norm", gpu, torch.bfloat16, 4096) == ("triton" if has_triton() else "torch")
     assert dispatch.backend("rms_norm", gpu, torch.bfloat16, 100_000) == "torch"
     assert dispatch.backend("rms_norm", gpu, torch.float64) == "torch"
 
@@ -84,3 +90,72 @@ def test_what_cannot_run_here_is_not_chosen() -> None:
     with dispatch.use_backends("rms_norm=triton"):
         assert dispatch.backend("rms_norm", CPU, torch.float32) != "triton"
     assert not dispatch.can_run("rms_norm", "triton", CPU, torch.float32)
+
+
+@pytest.mark.parametrize(
+    ("op", "name", "device", "dtype", "width", "reason"),
+    [
+        ("attention", "native", "cuda", torch.float32, 64, "run on a CPU"),
+        ("attention", "native", "cpu", torch.float16, 64, "take float32 and bfloat16"),
+        ("rms_norm", "triton", "cpu", torch.float32, 64, "needs a GPU"),
+        ("sample", "numpy", "cuda", torch.float32, 0, "on a CPU"),
+        ("linear", "onednn", "cpu", torch.float64, 0, "packs float32"),
+    ],
+)
+def test_a_backend_says_what_it_cannot_run(
+    op: str, name: str, device: str, dtype: torch.dtype, width: int, reason: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)
+    assert reason in str(BACKENDS[op][name].obstacle(torch.device(device), dtype, width))
+    assert not dispatch.can_run(op, name, torch.device(device), dtype, width)
+
+
+@pytest.mark.skipif(not has_triton(), reason="triton is not installed")
+def test_a_triton_kernel_holds_rows_up_to_a_width() -> None:
+    obstacle = BACKENDS["rotary"]["triton"].obstacle
+    assert obstacle(torch.device("cuda"), torch.float32, 512) is None
+    assert "up to 512" in str(obstacle(torch.device("cuda"), torch.float32, 513))
+    assert "bfloat16" in str(obstacle(torch.device("cuda"), torch.float64, 512))
+
+
+def test_the_last_backend_of_an_op_runs_everywhere() -> None:
+    for op, backends in BACKENDS.items():
+        last = list(backends.values())[-1]
+        assert last.obstacle(torch.device("meta"), torch.int64, 1 << 20) is None, op
+        assert not last.slow_dtypes, op
+
+
+@pytest.fixture
+def fresh_choices(monkeypatch: pytest.MonkeyPatch) -> Iterator[pytest.MonkeyPatch]:
+    """Forget which backends were chosen, before and after a test that changes the table."""
+    for cache in (dispatch._choose_backend, dispatch.parse_overrides):
+        cache.cache_clear()
+    yield monkeypatch
+    for cache in (dispatch._choose_backend, dispatch.parse_overrides):
+        cache.cache_clear()
+
+
+def test_a_new_backend_is_one_row(fresh_choices: pytest.MonkeyPatch) -> None:
+    """A backend without obstacles in the first row of an op is chosen and can be requested."""
+    table = cast(dict[str, Mapping[str, Backend]], BACKENDS)
+    fresh_choices.setitem(table, "mel", {"new": Backend("new"), **BACKENDS["mel"]})
+    assert dispatch.backend("mel", CPU, torch.float32) == "new"
+    assert dispatch.parse_overrides("mel=new") == {"mel": "new"}
+    with dispatch.use_backends("mel=torch"):
+        assert dispatch.backend("mel", CPU, torch.float32) == "torch"
+
+
+def test_every_module_of_an_op_has_the_functions_of_its_interface() -> None:
+    """The interfaces call `implementation(op, ...).function(...)`; each module in the op's rows has the function."""
+    called = set()
+    for path in Path(dispatch.__file__).parent.glob("*/__init__.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.Attribute) and isinstance(node.value, ast.Call):
+                call = node.value
+                if ast.unparse(call.func) == "implementation" and isinstance(call.args[0], ast.Constant):
+                    called.add((str(call.args[0].value), node.attr))
+    assert {op for op, _ in called} == {op for op, rows in BACKENDS.items() if any(row.module for row in rows.values())}
+    for op, function in called:
+        for name, row in BACKENDS[op].items():
+            if name != "triton" or has_triton():
+                assert callable(getattr(dispatch._import_backend(row.module), function, None)), f"{op}={name}: {function}"

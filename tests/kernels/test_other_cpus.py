@@ -1,6 +1,7 @@
 """Linear layers and attention for CPUs that this machine is not.
 
-NEON runs in qemu, AVX-VNNI with the same instruction of AVX-512 VNNI, and AMX with tiles in scalar code.
+NEON runs in qemu, AVX-VNNI with the same instruction of AVX-512 VNNI, AMX with tiles and AVX-512 with instructions in scalar
+code.
 """
 
 from __future__ import annotations
@@ -16,25 +17,35 @@ from pathlib import Path
 import pytest
 import torch
 from cpu import PRODUCTS
-from sensorium.kernels import int4, native, panels
-from sensorium.kernels.int4 import Int4Options, Int4Panels, quantize_int4
-from sensorium.kernels.int8 import Int8Weight, int8_linear_reference, quantize_rows
-from sensorium.kernels.varlen import varlen_attention, varlen_attention_reference
+from group_weights import STORED_FORMATS, stored_weight
+from sensorium.kernels import native
+from sensorium.kernels.linear import groups, panels
+from sensorium.kernels.linear.eight_bit import Int8Weight
+from sensorium.kernels.linear.int4 import Int4Options, quantize_int4
+from sensorium.kernels.linear.int8 import int8_linear_reference, quantize_rows
+from sensorium.kernels.varlen import varlen_attention
+from sensorium.kernels.varlen.reference import varlen_attention as varlen_attention_reference
 from torch import Tensor
 
 pytestmark = pytest.mark.full
 HELPERS = Path(__file__).parents[1] / "helpers"
 SOURCES = Path(native.__file__).with_name("cpu")
 ROWS = (1, 2, 3, 6, 7, 13, 33)
+AVX512 = ["-include", str(HELPERS / "emulated_avx512.h")]
 X86 = {
     "avx_vnni": ['-DTARGET="avx2,fma,f16c,avx512f,avx512vl,avx512vnni"', "-DDPBUSD=_mm256_dpbusd_epi32"],
     "amx": ["-include", str(HELPERS / "emulated_tiles.h")],
 }
 """Options that compile a body with other instructions, which compute the same."""
+AVX512_BODIES = ("avx512", "avx512_vnni", "avx512_bf16")
 
 
 def command(kernel: str) -> tuple[list[str], list[str]]:
     """Return the compiler with its options, and the emulator. Skips the test without them."""
+    if kernel in AVX512_BODIES:
+        if "avx2" not in PRODUCTS or shutil.which("g++") is None:
+            pytest.skip("needs a CPU with AVX2 and g++")
+        return ["g++", *AVX512], []
     if kernel in X86:
         if "avx512_vnni" not in PRODUCTS or shutil.which("g++") is None:
             pytest.skip("needs a CPU with AVX-512 VNNI and g++")
@@ -75,19 +86,27 @@ def run(program: list[str], x: Tensor, w: panels.Panels) -> Tensor:
     return call(program, x, numbers, [x, w.weight, w.shift, w.scale, w.bias], w.outputs)
 
 
-def run_int4(program: list[str], x: Tensor, w: Int4Panels, int8_rows: bool) -> Tensor:
-    scratch = len(x) * int4.row_bytes(w.inputs, w.scale.shape[1], x.dtype, int8_rows)
-    numbers = [*x.shape, int4._SCALE_TYPES.index(w.scale.dtype), w.codes.shape[1], w.group_steps, w.outputs, int8_rows, scratch]
-    return call(program, x, numbers, [x, w.order, w.codes, w.scale, w.zero, w.bias], w.outputs)
+def run_groups(program: list[str], x: Tensor, w: groups.GroupPanels, int8_rows: bool) -> Tensor:
+    """Tensors among the arguments are sent after them; in their place stands their number from 1 on, or 0 for None."""
+    tensors: list[Tensor | None] = [x]
+    numbers: list[int] = []
+    for argument in (*x.shape, *groups.kernel_arguments(w)):
+        if isinstance(argument, int):
+            numbers.append(argument)
+        else:
+            numbers.append(0 if argument is None else len(tensors))
+            tensors += [] if argument is None else [argument]
+    numbers += [int8_rows, len(x) * groups.row_bytes(w, x.dtype, int8_rows), len(tensors)]
+    return call(program, x, numbers, tensors, w.outputs)
 
 
-@pytest.mark.parametrize("kernel", ["neon", "neon_dot", "neon_bf16", "neon_i8mm", "avx_vnni", "amx"])
+@pytest.mark.parametrize("kernel", ["neon", "neon_dot", "neon_bf16", "neon_i8mm", "avx_vnni", "amx", *AVX512_BODIES])
 def test_linear(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     program = build(kernel, f"linear_{kernel}", f"linear_{kernel}", "run_linear.cpp", tmp_path / "run")
     monkeypatch.setattr(native, "products", lambda: kernel)
     for stored in (dtype for dtype, form in panels._LAYOUTS[kernel].items() if form.kernel == kernel):
         computed = [torch.bfloat16] if stored == torch.bfloat16 else [torch.float32]
-        if stored == torch.int8 or (stored == torch.bfloat16 and kernel not in ("neon_bf16", "amx")):
+        if stored == torch.int8 or (stored == torch.bfloat16 and kernel not in ("neon_bf16", "amx", "avx512_bf16")):
             computed = [torch.float32, torch.bfloat16]
         for dtype in computed:
             check(program, stored, dtype)
@@ -111,28 +130,33 @@ def check(program: list[str], stored: torch.dtype, dtype: torch.dtype) -> None:
     assert [rows for rows in ROWS if not torch.equal(run(program, x[:rows], packed), whole[:rows])] == []
 
 
-@pytest.mark.parametrize("kernel", ["neon", "neon_dot", "avx_vnni", "amx"])
-def test_int4_linear(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    program = build(kernel, f"linear_int4_{kernel}", f"int4_linear_{kernel}", "run_int4.cpp", tmp_path / "run")
+@pytest.mark.parametrize("kernel", ["neon", "neon_dot", "avx_vnni", "amx", *AVX512_BODIES[1:]])
+def test_group_linear(kernel: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    program = build(kernel, f"linear_groups_{kernel}", f"group_linear_{kernel}", "run_groups.cpp", tmp_path / "run")
     monkeypatch.setattr(native, "products", lambda: kernel)
     for options in (Int4Options(32), Int4Options(64, symmetric=False), Int4Options(32, symmetric=False, int8_rows=True)):
         for dtype in (torch.float32, torch.bfloat16):
-            check_int4(program, options, dtype)
+            weight = quantize_int4(torch.randn(45, 70).to(dtype), options)
+            check_groups(program, weight, dtype, options.int8_rows)
+    for name in STORED_FORMATS:
+        for dtype in (torch.float32, torch.bfloat16):
+            check_groups(program, stored_weight(name, 45), dtype)
 
 
-def check_int4(program: list[str], options: Int4Options, dtype: torch.dtype) -> None:
+def check_groups(program: list[str], weight: groups.QuantizedWeight, dtype: torch.dtype, int8_rows: bool = False) -> None:
     """Compare with the dequantised weight; a row's bits do not depend on the batch."""
-    x, bias = torch.randn(max(ROWS), 70).to(dtype), torch.randn(45).to(dtype)
-    weight = quantize_int4(torch.randn(45, 70).to(dtype), options)
-    packed, inputs = int4._to_panels(weight, bias), x.double()
-    if options.int8_rows:
+    outputs, width = weight.shape
+    x, bias = torch.randn(max(ROWS), width).to(dtype), torch.randn(outputs).to(dtype)
+    parsed = groups._packable([weight], dtype, torch.device("cpu"))
+    assert parsed is not None
+    packed, inputs = groups._to_panels(parsed[0], bias), x.double()
+    if int8_rows:
         codes, scale = quantize_rows(x)
         inputs = codes.double() * scale
     expected, limit = inputs @ weight.dequantize().double().T + bias.double(), 1e-2 if dtype == torch.bfloat16 else 3e-5
-    whole = run_int4(program, x, packed, options.int8_rows)
+    whole = run_groups(program, x, packed, int8_rows)
     torch.testing.assert_close(whole.double(), expected, rtol=limit, atol=limit)
-    changed = [n for n in ROWS if not torch.equal(run_int4(program, x[:n], packed, options.int8_rows), whole[:n])]
-    assert changed == []
+    assert [n for n in ROWS if not torch.equal(run_groups(program, x[:n], packed, int8_rows), whole[:n])] == []
 
 
 @pytest.fixture

@@ -4,7 +4,10 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.pixels import Normalization, PatchLayout, _resize_last_axis, preprocess_frames, resize, resize_weights
+from sensorium.kernels.pixels import preprocess_frames, resize
+from sensorium.kernels.pixels.layout import Normalization, PatchLayout
+from sensorium.kernels.pixels.reference import _resize_last_axis
+from sensorium.kernels.pixels.resize_weights import resize_weights
 from torch import Tensor
 
 PLAIN = Normalization((0.0, 0.0, 0.0), (1.0, 1.0, 1.0))

@@ -1,8 +1,8 @@
 """Encoder rows of images in tiles; the parity suite compares the counts of whole prompts with transformers."""
 
 import pytest
-from sensorium.mm.anyres import PINPOINTS_336, PINPOINTS_384, UNTILED, anyres_layout, max_patches_per_row
 from sensorium.mm.tiling.canvas import AnyResTiles
+from sensorium.models.families.llava.config import PINPOINTS_336, PINPOINTS_384, UNTILED, anyres_layout, max_patches_per_row
 
 FEW = AnyResTiles((336, 336), (336, 336), PINPOINTS_336)
 MANY = AnyResTiles((384, 384), (384, 384), PINPOINTS_384)

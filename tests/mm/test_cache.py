@@ -5,8 +5,8 @@ from __future__ import annotations
 import threading
 
 import pytest
+from sensorium.callers.errors import InputError
 from sensorium.mm.cache import ByteCache, UuidTable
-from sensorium.mm.errors import InputError
 from sensorium.mm.tenants import tenant_salt
 from waiting import wait_until
 

@@ -9,11 +9,11 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from hypothesis import assume, given
+from hypothesis import assume, example, given
 from hypothesis import strategies as st
 from oracle import build_processor, ensure_torchvision
-from sensorium.mm.errors import InputError
-from sensorium.mm.geometry import FrameSampling, ResizePolicy, patch_grid, sample_indices, smart_resize, usable_span
+from sensorium.callers.errors import InputError
+from sensorium.mm.geometry import FrameSampling, ResizePolicy, patch_grid, sample_indices, smart_resize, usable_range
 
 ensure_torchvision()
 QWEN2 = ResizePolicy(28, 56 * 56, 1_003_520)
@@ -89,9 +89,8 @@ def test_sampler_equals_transformers(published, data, total, source):
     except ZeroDivisionError:  # videos shorter than a patch of frames are used whole here
         assert len(sample_indices(total, source, policy)) == min(2, total)
         return
-    except ValueError:
-        with pytest.raises(InputError, match=f"the video has {total}"):
-            sample_indices(total, source, policy)
+    except ValueError:  # more frames than there are: vLLM's loaders lower the number first
+        assert sample_indices(total, source, policy) == list(range(total))
         return
     got = sample_indices(total, source, policy)
     assert got == expected.clamp(max=total - 1).tolist()[: len(got)]
@@ -106,6 +105,7 @@ def test_uniform_with_both_ends():
     assert sample_indices(26, None, FrameSampling(num_frames=8)) == [0, 3, 6, 9, 13, 16, 19, 22]
     assert sample_indices(5, 0.0, FrameSampling(num_frames=-1, multiple=2)) == list(range(5))
     assert sample_indices(5, None, FrameSampling()) == list(range(5))
+    assert sample_indices(5, None, FrameSampling(num_frames=8, multiple=2)) == list(range(5))
 
 
 @pytest.mark.parametrize(
@@ -118,13 +118,6 @@ def test_uniform_with_both_ends():
         (26, 0.0, FrameSampling(fps=1.0), "rate is unknown"),
         (26, 1.0, FrameSampling(fps=0.0), "fps is 0"),
         (0, 1.0, FrameSampling(), "no frames"),
-        (3, 1.0, FrameSampling(num_frames=8, multiple=2), "8 frames are requested but the video has 3"),
-        (
-            30,
-            10.0,
-            FrameSampling(num_frames=8, max_duration=0.5),
-            "8 frames are requested but the video has 5 in its first 0.5 s that are used",
-        ),
         (30, 10.0, FrameSampling(max_duration=0.0), "max_duration is 0"),
         (30, None, FrameSampling(max_duration=1.0), "rate is unknown"),
     ],
@@ -150,7 +143,7 @@ def test_max_duration_samples_the_beginning_only(total, source, seconds, fps):
     got = sample_indices(total, source, replace(policy, max_duration=seconds))
     assert got == sample_indices(inside, source, policy)
     times = [i / source for i in range(total)]
-    assert usable_span(total, source, FrameSampling(max_duration=seconds)) == (range(inside), inside / source)
+    assert usable_range(total, source, FrameSampling(max_duration=seconds)) == (range(inside), inside / source)
     if not any(abs(time - seconds) < 1e-9 for time in times):
         assert sample_indices(total, source, replace(policy, max_duration=seconds), times) == got
 
@@ -158,12 +151,13 @@ def test_max_duration_samples_the_beginning_only(total, source, seconds, fps):
 @given(
     st.integers(2, 300), st.sampled_from([8.0, 25.0, 30.0]), st.floats(0, 12), st.floats(0, 12), st.sampled_from([2.0, None])
 )
+@example(253, 25.0, 1.09375, 10.5, 2.0)  # 225 frames are 9 s, and 18 frames at 2 fps
 def test_start_and_end_cut_as_qwen_vl_utils_does(total, source, start, end, fps):
     first, last = math.ceil(min(start, total / source) * source), min(math.floor(end * source), total - 1)
     assume(first <= last and all(abs(x * source - round(x * source)) > 1e-5 for x in (start, end)))
     policy = FrameSampling(fps=fps, min_frames=2, multiple=2)
     inside, cut = last - first + 1, replace(policy, start=start, end=end)
-    assert usable_span(total, source, cut) == (range(first, last + 1), pytest.approx(inside / source))
+    assert usable_range(total, source, cut) == (range(first, last + 1), pytest.approx(inside / source))
     wanted = [first + i for i in sample_indices(inside, source, policy)]
     assert sample_indices(total, source, cut) == wanted
     assert sample_indices(total, source, cut, [i / source for i in range(total)]) == wanted
@@ -174,7 +168,7 @@ def test_start_and_end_at_a_variable_rate_go_by_the_frames_times():
     assert sample_indices(8, 30.0, FrameSampling(start=0.2, end=3.1), times) == [2, 3, 4]
     assert sample_indices(8, 30.0, FrameSampling(fps=1.0, start=3.05), times) == [4, 6]  # 4 steps of 1.5 s
     assert sample_indices(8, 30.0, FrameSampling(start=3.0, max_duration=0.15), times) == [3, 4]
-    assert usable_span(8, 30.0, FrameSampling(start=0.15, end=3.15), times) == (range(2, 5), pytest.approx(3.2 - 0.2))
+    assert usable_range(8, 30.0, FrameSampling(start=0.15, end=3.15), times) == (range(2, 5), pytest.approx(3.2 - 0.2))
 
 
 @pytest.mark.parametrize(("start", "end"), [(4.0, None), (0.0, 1e-9), (1.01, 1.02), (9.0, 12.0)])
@@ -208,7 +202,7 @@ def test_a_variable_rate_takes_the_frames_on_screen():
     assert sample_indices(8, 30.0, FrameSampling(num_frames=4), times) == [0, 2, 4, 6]  # counts frames, not seconds
     assert sample_indices(8, None, FrameSampling(fps=1.0), times) == [0, 2, 6, 7]  # no rate is needed
     assert sample_indices(1, None, FrameSampling(num_frames=1), [0.0]) == [0]
-    assert usable_span(8, 30.0, FrameSampling(), times)[1] == pytest.approx(8 * 8 / 7)
+    assert usable_range(8, 30.0, FrameSampling(), times)[1] == pytest.approx(8 * 8 / 7)
 
 
 @given(

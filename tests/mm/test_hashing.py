@@ -14,7 +14,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from sensorium.mm.errors import MAX_DEPTH, InputError
+from sensorium.callers.errors import MAX_DEPTH, InputError
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
 from sensorium.mm.hashing import digest
 from sensorium.mm.media.image import hash_image

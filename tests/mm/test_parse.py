@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image
+from sensorium.callers.errors import InputError, MediaError
 from sensorium.mm.embeddings import ROWS, EmbeddingSpec
-from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.parse import MultiModalDataParser, plain_data, trusted_source
 from sensorium.mm.types import EmbeddingItem, Media
 

@@ -11,7 +11,14 @@ from hypothesis import assume, given
 from hypothesis import strategies as st
 from oracle import build_model, token_ids
 from sensorium.mm.positions import grid_positions, interleave_by_time, mrope_positions
+from sensorium.mm.rules import Rule
 from sensorium.mm.types import ItemGeometry, PlaceholderRange
+from sensorium.models.families.bagel.rules import one_position
+from sensorium.models.families.hunyuan_vl.rules import lines_on_a_page
+from sensorium.models.families.isaac.rules import grid_from_zero
+from sensorium.models.families.keye.rules import with_sides
+from sensorium.models.families.minicpmv.rules import on_canvas
+from sensorium.models.families.qwen2_5_omni.rules import joined_edges
 
 
 def place(*items: tuple[int, ItemGeometry]) -> list[tuple[PlaceholderRange, ItemGeometry]]:
@@ -80,7 +87,7 @@ def test_frames_with_text_between_them_are_separate_grids():
 
 
 def test_steps_of_different_sizes_are_separate_grids():
-    where, clip = masked(1, ".####.##.####"), ItemGeometry(3, 4, 4, 2, sides=((4, 4), (2, 4), (4, 4)))
+    where, clip = masked(1, ".####.##.####"), with_sides(ItemGeometry(3, 4, 4, 2), ((4, 4), (2, 4), (4, 4)))
     assert clip.num_embeds == 10
     positions, delta = mrope_positions(15, [(where, clip)])
     assert positions.tolist() == [
@@ -113,7 +120,7 @@ def test_audio_advances_as_text_does():
 
 @pytest.mark.parametrize("axes", [1, 3])
 def test_all_tokens_of_a_still_item_have_one_position(axes):
-    image = replace(SQUARE, merge=2, still=True)
+    image = replace(SQUARE, merge=2, positions=Rule.of(one_position))
     positions, delta = mrope_positions(17, [(masked(2, ".####."), image), (masked(8, ".####."), image)], axes)
     assert positions.tolist() == [digits("01 222222 333333 456")] * axes
     assert delta == -10
@@ -122,11 +129,18 @@ def test_all_tokens_of_a_still_item_have_one_position(axes):
 
 def test_tiles_and_the_whole_image_lie_on_one_canvas():
     """Two lines of a tile of 1 x 2 rows, after the whole image of 1 x 2 rows; newlines after both tiles."""
-    image = ItemGeometry(1, 2, 2, extra=2, tiles=(2, 1), linear=True, canvas=((1, 2), (1, 2)))
+    image = ItemGeometry(1, 2, 2, extra=2, tiles=(2, 1), linear=True, positions=Rule.of(on_canvas, (1, 2), (1, 2)))
     positions, delta = mrope_positions(16, [(masked(1, ".##..##...##.."), image)])
     rows = ["0 1 11 1 1 11 1 1 1 11 1 1 4", "0 0 11 3 1 11 1 1 2 22 2 1 4", "0 0 12 3 1 12 2 3 1 12 2 1 4"]
     assert positions.tolist() == [digits(one) for one in rows]
     assert delta == -11
+
+
+def test_with_one_axis_only_one_position_differs_from_indices():
+    rules = [Rule.of(lines_on_a_page), Rule.of(grid_from_zero), Rule.of(joined_edges), Rule.of(on_canvas, (2, 2), (2, 2))]
+    for rule in rules:
+        positions, delta = mrope_positions(13, place((1, replace(SQUARE, positions=rule)), (6, IMAGE)), axes=1)
+        assert (positions.tolist(), delta) == ([list(range(13))], 0)
 
 
 def test_a_fourth_axis_counts_rows():
@@ -154,7 +168,7 @@ def test_a_video_and_its_audio_start_together():
         digits("0 1 23 234 23 56 7 8"),
     ]
     assert delta == -4
-    positions, delta = mrope_positions(13, shared(1, replace(clip, folded=True), sound))
+    positions, delta = mrope_positions(13, shared(1, replace(clip, positions=Rule.of(joined_edges)), sound))
     assert positions[0].tolist() == digits("0 0 11 123 44 45 6 6")
     assert delta == -6
 
@@ -331,7 +345,8 @@ def test_equal_to_the_oracle_with_audio(family, data):
             continue
         assume(rows > (t - 1) * clip.time_step + max(h, w))
         (ours, _), (theirs, _) = shared(0, clip, sound, span)
-        clip = replace(clip, folded=family == "qwen2_5_omni")  # which counts the two starts as one
+        if family == "qwen2_5_omni":  # which counts the two starts as one
+            clip = replace(clip, positions=Rule.of(joined_edges))
         write([VISION_START], [(ours, clip, VIDEO_ID), (theirs, sound, SOUND_ID)], [END])
         sounds.append(mels(rows))
     want, want_delta = model.get_rope_index(
@@ -349,18 +364,23 @@ def test_equal_to_the_oracle_with_audio(family, data):
 
 
 def test_timed_items_advance_by_their_steps_alone():
-    image, film = replace(SQUARE, timed=True), replace(clip(2, 1.0), timed=True)
-    positions, delta = mrope_positions(17, place((1, image), (6, film), (15, ItemGeometry(1, 1, 1, timed=True))))
+    image, film, dot, line = (
+        replace(grid, positions=Rule.of(grid_from_zero))
+        for grid in (SQUARE, clip(2, 1.0), ItemGeometry(1, 1, 1), ItemGeometry(1, 1, 9))
+    )
+    positions, delta = mrope_positions(17, place((1, image), (6, film), (15, dot)))
     assert positions[0].tolist() == digits("0 1111 2 3333 4444 5 6 7")
     assert positions[1].tolist() == digits("0 0011 2 0011 0011 5 0 7")
     assert positions[2].tolist() == digits("0 0101 2 0101 0101 5 0 7")
     assert delta == 8 - 17
-    wide, delta = mrope_positions(10, place((0, ItemGeometry(1, 1, 9, timed=True))))
+    wide, delta = mrope_positions(10, place((0, line)))
     assert (wide[:, -1].tolist(), delta) == ([1, 1, 1], 9 - 10)
 
 
 def test_absolute_items_count_columns_lines_and_items():
-    image = ItemGeometry(1, 4, 4, 2, extra=4, absolute=True)  # 2 lines of 2 squares and an end, between two rows
+    image = ItemGeometry(
+        1, 4, 4, 2, extra=4, positions=Rule.of(lines_on_a_page)
+    )  # 2 lines of 2 squares and an end, between two rows
     positions, delta = mrope_positions(20, place((1, image), (10, image)), axes=4)
     assert positions[0].tolist() == list(range(20))
     for axis, lines in ((1, [0, 1, 2, 0, 1, 2]), (2, [0, 0, 0, 1, 1, 1])):
@@ -370,7 +390,7 @@ def test_absolute_items_count_columns_lines_and_items():
 
 
 def test_absolute_items_are_counted_without_the_prompt_embeds_beside_them():
-    image = ItemGeometry(1, 4, 4, 2, extra=4, absolute=True)
+    image = ItemGeometry(1, 4, 4, 2, extra=4, positions=Rule.of(lines_on_a_page))
     rows = ItemGeometry(1, 1, 5, linear=True)
     with_rows, _ = mrope_positions(30, place((0, rows), (6, image), (16, rows), (21, image)), axes=4)
     alone, _ = mrope_positions(30, place((6, image), (21, image)), axes=4)

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from sensorium.mm.errors import ConfigError
-from sensorium.mm.registry import ARCHITECTURES, CHECKPOINT_LAYOUTS, architecture_key, find_architecture
+from sensorium.callers.errors import ConfigError
+from sensorium.models.registry import CHECKPOINT_LAYOUTS, architecture_key, find_architecture, native_architectures
+
+ARCHITECTURES = native_architectures()
 
 
 def test_an_entry_may_be_for_one_model_type():

@@ -6,8 +6,7 @@ import pickle
 
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError, InputError, MediaError, SensoriumError
-from sensorium.mm.registry import ARCHITECTURES, find_architecture
+from sensorium.callers.errors import ConfigError, InputError, MediaError, SensoriumError
 from sensorium.mm.types import (
     AudioItem,
     FramePlan,
@@ -18,6 +17,9 @@ from sensorium.mm.types import (
     VideoItem,
     VisionChunk,
 )
+from sensorium.models.registry import find_architecture, native_architectures
+
+ARCHITECTURES = native_architectures()
 
 MASKED = PlaceholderRange(2, 5, torch.tensor([False, True, False, True, True]))
 

@@ -15,13 +15,13 @@ from family import Question, ask, make_media
 from parity import ROWS, LoadedModels, make_llm, record
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import CheckpointError, ConfigError
+from sensorium.checkpoints.adapters import AdapterSpec, adapter_spec
 from sensorium.engine.worker.decode_graphs import DecodeGraphs
 from sensorium.engine.worker.model_runner import ModelRunner
 from sensorium.kernels import native
 from sensorium.kernels.graph import CallGraph
-from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models.adapters import adapter_spec
-from sensorium.models.layers.adapter import AdapterMask, AdapterSpec, LowRank
+from sensorium.models.layers.adapter import AdapterMask, LowRank
 from sensorium.models.layers.linear import Linear
 
 ROW = ROWS["granite_speech_adapter"]
@@ -144,10 +144,10 @@ def test_requests_in_a_mixed_batch_equal_themselves_alone(llm: LLM, monkeypatch:
         lambda own, rows, after: (mixed.append({t.adapter for t, _ in rows}), forward(own, rows, after))[1],
     )
     alone = [bits(llm, [question])[0] for question in questions]
-    llm._engine_loop.core.runner.decode_graphs = lambda forward, batch: forward(batch)
+    llm.engine.loop.core.executor.runner.decode_graphs = lambda forward, batch: forward(batch)
     plain = [bits(llm, [question])[0] for question in questions]
     assert not any(len(names) > 1 for names in mixed)
-    llm._engine_loop.core.runner.decode_graphs = DecodeGraphs(torch.device("cpu"))
+    llm.engine.loop.core.executor.runner.decode_graphs = DecodeGraphs(torch.device("cpu"))
     assert alone == plain == bits(llm, questions)
     assert {"", "."} in mixed
     assert replays or native.library() is None
@@ -174,8 +174,8 @@ def test_a_conversation_with_audio_is_the_prompt_that_reads_the_same(loaded: Loa
         more = session.token_ids
         session.append(" then what")
         third = session.answer()
-    placeholder = llm._inputs._info.placeholder_ids["audio"]
-    rest = [llm._tokenizer.encode(words, add_special_tokens=False) for words in (" and", " then what")]
+    placeholder = llm.engine.inputs._info.placeholder_ids["audio"]
+    rest = [llm.engine.tokenizer.encode(words, add_special_tokens=False) for words in (" and", " then what")]
     whole = {"prompt_token_ids": [*before, placeholder, *rest[0]], "multi_modal_data": heard["multi_modal_data"]}
     assert second.outputs[0].token_ids == llm.generate(whole, params, use_tqdm=False)[0].outputs[0].token_ids
     whole["prompt_token_ids"] += [*more[len(second.prompt_token_ids) :], *rest[1]]

@@ -12,12 +12,13 @@ from sensorium.models.audio import aut, chunked_encoder, mel_encoder
 from sensorium.models.audio.aut import AutSpec
 from sensorium.models.audio.mel_encoder import MelEncoderSpec, mel_encoder_bytes
 from sensorium.models.interface import StepLimits
+from sensorium.models.text.spec import RopeSpec
 
 CPU = torch.device("cpu")
 LIMITS = StepLimits(1, 1, 1, CPU)
 NARROW = MelEncoderSpec(mels=24, width=64, inner=96, heads=4, layers=2, positions=1500)
 JOINED = replace(NARROW, inner=256)
-ROTARY = replace(JOINED, rotary_dim=8)
+ROTARY = replace(JOINED, rope=RopeSpec(10000.0, 8, (0,) * 4))
 BANDS = replace(NARROW, mels=128)
 WIDE = replace(NARROW, width=256, inner=1024, mels=80)
 LENGTHS = [332, 1792, 2050]  # rows of the second are not padded, those of one frame less are

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
 from sensorium.models.audio.aut import aut_spec
-from sensorium.models.families.qwen3_asr import AUDIO, Qwen3ASR
+from sensorium.models.families.qwen3_asr.model import AUDIO, Qwen3ASR
 
 TEXT = {"vocab_size": 300, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 1, "head_dim": 16}
 TEXT |= {"num_attention_heads": 4, "num_key_value_heads": 2, "rope_scaling": {"mrope_section": [2, 3, 3]}}
@@ -27,7 +27,7 @@ def test_rows_of_an_item(frames: int, rows: int) -> None:
     [
         ({"encoder_attention_heads": 7}, "d_model 1024 is not a multiple of encoder_attention_heads 7"),
         ({"n_window_infer": 150}, "n_window_infer 150 of the audio config is not a multiple of 100"),
-        ({"activation_function": "tanh"}, "activation_function 'tanh' is not supported"),
+        ({"activation_function": "prelu"}, "parameters of its own"),
         ({"n_window": 0}, "n_window in config.json is 0"),
     ],
 )

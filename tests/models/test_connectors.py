@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 from oracle import ensure_torchvision, randomise
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
 from sensorium.models.layers.connectors import Projector, ProjectorSpec, squares
 from sensorium.models.layers.qformer import QFormer, QFormerSpec
 from sensorium.models.vision.positions import in_squares
@@ -55,8 +55,8 @@ def test_channels_first_is_a_convolution() -> None:
 
 
 def test_an_unknown_activation_is_named() -> None:
-    with pytest.raises(ConfigError, match="'mish' is not supported; known are silu"):
-        Projector(ProjectorSpec(8, 12, ("a", "b"), act="mish"), torch.float32, CPU)
+    with pytest.raises(ConfigError, match="'sine' is not supported; known are"):
+        Projector(ProjectorSpec(8, 12, ("a", "b"), act="sine"), torch.float32, CPU)
 
 
 def test_squares() -> None:

@@ -11,10 +11,11 @@ import torch
 from measured import held, peak_bytes
 from oracle import ensure_torchvision, randomise
 from safetensors.torch import save_file
+from sensorium.callers.errors import CheckpointError, ConfigError
+from sensorium.checkpoints import weight_files
 from sensorium.engine.model_files import load_model_files
 from sensorium.kernels.metadata import AttentionMetadata
-from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models import weight_files, weights
+from sensorium.models import weights
 from sensorium.models.decoder_model import TEXT_PREFIXES, DecoderModel
 from sensorium.models.interface import ForwardBatch, StepLimits
 from sensorium.models.text.decoder_config import decoder_spec
@@ -323,8 +324,8 @@ def test_ignored_tensors_are_not_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_settings_that_a_stack_does_not_implement_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"swiglu_limit in the config of a gpt_oss decoder is 5\.0; only 7\.0 is supported"):
-        stack_of({"model_type": "gpt_oss", "swiglu_limit": 5.0})
+    with pytest.raises(ConfigError, match=r"num_experts_per_tok in the config of a phimoe decoder is 3; only 2 is supported"):
+        stack_of({"model_type": "phimoe", "num_experts_per_tok": 3})
 
 
 def test_windows_of_older_configs() -> None:

@@ -13,56 +13,22 @@ import pytest
 import torch
 from fallbacks import hide_native
 from family import ask, load_rows, save
+from lora import GIVEN, Matrices, hook, matrices, write
 from measured import peak_bytes
 from parity import ROWS, LoadedModels, make_llm, record
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from sensorium import LLM
-from sensorium.engine.model_files import load_model_files
+from sensorium.callers.errors import CheckpointError, ConfigError
+from sensorium.checkpoints.merged_adapter import MergedAdapter
+from sensorium.engine.model_files import load_model_files, resolve
 from sensorium.engine.setup.doctor import describe_checkpoint
-from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models.merged_adapter import MergedAdapter
+from sensorium.models.registry import find_architecture
 from sensorium.processors.text.tokenizer import Tokenizer
-
-GIVEN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ".*", "task_type": "CAUSAL_LM"}
-Matrices = dict[str, tuple[torch.Tensor, torch.Tensor]]
 
 
 @pytest.fixture(scope="module")
 def world(tmp_path_factory: pytest.TempPathFactory) -> LoadedModels:
     return LoadedModels(tmp_path_factory.mktemp("adapters"))
-
-
-def matrices(model: torch.nn.Module, chosen: str, rank: int = 4) -> Matrices:
-    """Return random matrices A and B of each chosen product of transformers' class."""
-    gen, found = torch.Generator().manual_seed(0), {}
-    for name, module in model.named_modules():
-        weight = getattr(module, "weight", None)
-        if isinstance(weight, torch.nn.Parameter) and weight.ndim >= 2 and re.search(chosen, name):
-            shape = weight.shape
-            found[name] = (torch.randn(rank, *shape[1:], generator=gen) / 4, torch.randn(shape[0], rank, generator=gen) / 4)
-    assert found
-    return found
-
-
-def write(folder: Path, base: str, pairs: Matrices, rename: Any = str, more: Any = None, **settings: Any) -> Path:
-    folder.mkdir()
-    tensors = dict(more or {})
-    for name, (down, up) in pairs.items():
-        tensors[f"base_model.model.{rename(name)}.lora_A.weight"] = down
-        tensors[f"base_model.model.{rename(name)}.lora_B.weight"] = up
-    save_file(tensors, folder / "adapter_model.safetensors")
-    (folder / "adapter_config.json").write_text(json.dumps(GIVEN | {"base_model_name_or_path": base} | settings))
-    return folder
-
-
-def hook(model: torch.nn.Module, pairs: Matrices, scale: dict[str, float]) -> list[Any]:
-    """Add `B(A(x)) * scale` to the outputs of the modules, as peft does."""
-
-    def add(name: str) -> Any:
-        down, up = pairs[name]
-        return lambda _, inputs, output: output + (inputs[0] @ down.flatten(1).T @ up.T) * scale[name]
-
-    return [model.get_submodule(name).register_forward_hook(add(name)) for name in pairs]
 
 
 def test_a_large_weight_is_changed_by_panels() -> None:
@@ -154,6 +120,55 @@ def test_names_of_older_versions(world: LoadedModels, tmp_path: Path) -> None:
         compare(llm, row, model, processor)
 
 
+SPELLINGS = (
+    "model.layers.",
+    "layers.",
+    "language_model.model.layers.",
+    "language_model.layers.",
+    "model.language_model.layers.",
+)
+"""How a decoder's layers are named by an adapter that was trained on it alone, or in a model with encoders, old and new."""
+
+
+@pytest.mark.parametrize("name", ["qwen2_vl", "gemma3", "llava", "internvl", "paligemma", "idefics3"])
+def test_an_adapter_of_the_text_model_fits_the_model_with_encoders(world: LoadedModels, tmp_path: Path, name: str) -> None:
+    row, base = ROWS[name], world.folder(name)
+    model, processor = row.load(base)
+    inside = next(
+        one for one, _ in model.named_modules() if one.endswith("layers.0.self_attn") and not re.search("vis|tower", one)
+    )
+    stem = inside.removesuffix("layers.0.self_attn")
+    pairs = matrices(model, rf"^{re.escape(stem)}layers\.\d+\.(self_attn\.[qv]_proj|mlp\.down_proj)$")
+
+    def spelled(start: str) -> Path:
+        folder = tmp_path / start.replace(".", "-")
+        return write(folder, str(base), pairs, lambda one: start + one.removeprefix(f"{stem}layers."))
+
+    folders = [spelled(start) for start in SPELLINGS]
+    for folder in folders:
+        describe_checkpoint(folder)
+    hook(model, pairs, dict.fromkeys(pairs, 2.0))
+    with make_llm(row, folders[0]) as llm:
+        compare(llm, row, model, processor)
+    weights = [_merged(name, base, folder) for folder in folders]
+    for other in weights[1:]:
+        assert all(torch.equal(other[key], tensor) for key, tensor in weights[0].items())
+    absent = write(tmp_path / "absent", str(base), {"model.layers.99.self_attn.q_proj": next(iter(pairs.values()))})
+    with pytest.raises(CheckpointError, match=r"changes model\.layers\.99\.self_attn\.q_proj, and the base model has no such"):
+        describe_checkpoint(absent)
+
+
+def _merged(name: str, base: Path, adapter: Path) -> dict[str, torch.Tensor]:
+    """Return the base model's weights with an adapter merged in."""
+    files = load_model_files(base)
+    model = resolve(find_architecture(files.architecture).model)(files.config, torch.float32, torch.device("meta"))
+    tensors = load_file(adapter / "adapter_model.safetensors")
+    raw = json.loads((adapter / "adapter_config.json").read_text())
+    return dict(
+        MergedAdapter(raw, tensors.items(), model.prefixes, torch.float32).merge(load_file(base / "model.safetensors").items())
+    )
+
+
 def test_a_fallback_model(built: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """An adapter changes the weights of a fallback model, also if another version of transformers named them."""
     import transformers as tf
@@ -166,7 +181,7 @@ def test_a_fallback_model(built: Any, tmp_path: Path, monkeypatch: pytest.Monkey
     loaded = []
     for given in (folder, adapter):
         with LLM(given, max_model_len=256, device="cpu") as llm:
-            outer = llm._engine_loop.core.runner.model.outer
+            outer = llm.engine.loop.core.executor.runner.model.outer
             loaded.append({name: outer.get_submodule(name).weight.clone() for name in pairs})
     for name, (down, up) in pairs.items():
         torch.testing.assert_close(loaded[1][name] - loaded[0][name], 2 * up @ down, rtol=1e-4, atol=1e-5)
@@ -235,7 +250,12 @@ def test_tensors_that_are_refused(base: Path, tmp_path: Path) -> None:
         ("shape", pair(inputs=63), {}, "of shape"),
         ("rank", {"model.norm": (torch.zeros(2, 4), torch.zeros(4, 3))}, {}, "one rank"),
         ("rank 0", {"model.norm": (torch.zeros(0, 4), torch.zeros(4, 0))}, {}, "one rank"),
-        ("no rows", {"model.norm": (torch.zeros(2, 4), torch.zeros(0, 2))}, {}, "which the base model does not store|of shape"),
+        (
+            "no rows",
+            {"model.norm": (torch.zeros(2, 4), torch.zeros(0, 2))},
+            {},
+            "no such module|which the base model does not store|of shape",
+        ),
         ("dora", {}, {"base_model.model.model.layers.0.self_attn.q_proj.lora_magnitude_vector": table}, "lora_magnitude"),
         ("unknown", {}, {"base_model.model.model.other.weight": table}, "unknown model.other.weight"),
     ]
@@ -243,6 +263,43 @@ def test_tensors_that_are_refused(base: Path, tmp_path: Path) -> None:
         folder = write(tmp_path / name, str(base), pairs, more=more)
         with pytest.raises(CheckpointError, match=message):
             describe_checkpoint(folder)
+
+
+PREFIXES = (("model.language_model.", "language_model."), ("model.visual.", "visual."))
+
+
+def adapter_of(module: str) -> MergedAdapter:
+    shapes = {"A": (4, 64), "B": (64, 4)}
+    tensors = {f"base_model.model.{module}.lora_{letter}.weight": torch.zeros(shape) for letter, shape in shapes.items()}
+    return MergedAdapter(GIVEN, tensors.items(), PREFIXES, torch.float32)
+
+
+def headers(kind: str) -> dict[str, torch.Tensor]:
+    """Return the tensors of a text model of 4 layers beside a tower of 12. `kind` is that of the text model's weights."""
+    names = [f"model.visual.layers.{number}.self_attn.q_proj.weight" for number in range(12)]
+    names += [f"model.language_model.layers.{number}.self_attn.q_proj.{kind}" for number in range(4)]
+    return {name: torch.empty(64, 64, device="meta") for name in names}
+
+
+@pytest.mark.parametrize(
+    "start", ["model.layers.5", "transformer.layers.1", "model.decoder.layers.1", "model.visual2.layers.1"]
+)
+@pytest.mark.parametrize("kind", ["weight", "qweight"])
+def test_a_module_that_only_another_part_of_the_model_has(start: str, kind: str) -> None:
+    with pytest.raises(CheckpointError, match="the base model has no such module"):
+        adapter_of(f"{start}.self_attn.q_proj").add_headers(headers(kind))
+
+
+@pytest.mark.parametrize("start", ["", "model.", "_orig_mod.model.", "thinker.model.", "model.language_model."])
+def test_names_of_wrapped_decoders(start: str) -> None:
+    adapter = adapter_of(f"{start}layers.1.self_attn.q_proj")
+    adapter.add_headers(headers("weight"))
+    name = "model.language_model.layers.1.self_attn.q_proj.weight"
+    changed = dict(adapter.merge([(name, torch.ones(64, 64))]))
+    assert list(changed) == [name]
+    for kind in ("qweight", "weight_packed", "scales"):
+        with pytest.raises(CheckpointError, match="which the base model does not store in 16 or 32 bits"):
+            adapter.add_headers(headers(kind))
 
 
 def test_embeddings_of_a_tied_head_are_refused(tmp_path: Path) -> None:

@@ -12,10 +12,10 @@ from measured import filled, peak_bytes
 from mobilenet import BLOCKS
 from mobilenet import MobileNet as ComposedMobileNet
 from oracle import ensure_torchvision, randomise
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
 from sensorium.models.interface import StepLimits
 from sensorium.models.vision.mobilenet import MobileNet, mobilenet_bytes
-from sensorium.models.vision.mobilenet_spec import AttentionSpec, EdgeSpec, InvertedSpec, MobileNetSpec, mobilenet_spec
+from sensorium.models.vision.mobilenet_spec import EdgeSpec, InvertedSpec, MobileAttentionSpec, MobileNetSpec, mobilenet_spec
 from sensorium.models.weights import named_layers
 
 CPU = torch.device("cpu")
@@ -28,8 +28,8 @@ SMALL = MobileNetSpec((EARLY, *LATE), size=128, side=4, stem=8, out=16)
 LARGEST = {
     "a convolution": replace(SMALL, stages=((EdgeSpec(64, stride=2), EdgeSpec(64)), *LATE)),
     "a depthwise convolution": replace(SMALL, stages=((EARLY[0], InvertedSpec(8, 0, 5, ratio=8)), *LATE)),
-    "attention": replace(SMALL, stages=(EARLY, (*LATE[0], AttentionSpec(8, 32, 16)), LATE[1])),
-    "attention to fewer keys": replace(SMALL, stages=(EARLY, (*LATE[0], AttentionSpec(8, 32, 16, 2)), LATE[1])),
+    "attention": replace(SMALL, stages=(EARLY, (*LATE[0], MobileAttentionSpec(8, 32, 16)), LATE[1])),
+    "attention to fewer keys": replace(SMALL, stages=(EARLY, (*LATE[0], MobileAttentionSpec(8, 32, 16, 2)), LATE[1])),
     "the fusion": replace(SMALL, stages=(EARLY, (InvertedSpec(128, 3, stride=2, ratio=1),), *LATE[1:]), out=512),
 }
 """Shapes of encoders, by the layer that needs the most memory in them."""

@@ -13,11 +13,11 @@ import sensorium
 import torch
 from safetensors.torch import save_file
 from sensorium import LLM, PoolingParams
-from sensorium.mm.errors import CheckpointError, ConfigError
+from sensorium.callers.errors import CheckpointError, ConfigError
 from sensorium.mm.raw_tensors import RawTensors, TensorSpec, read_raw_tensors
 
 sensorium.register_model(
-    "TinyBands", model="bands:TinyBands", processing="sensorium.processors.families.terratorch:RawTensorInfo"
+    "TinyBands", model="bands:TinyBands", processing="sensorium.models.families.terratorch.processing:RawTensorInfo"
 )
 
 

@@ -10,7 +10,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
 from sensorium.models.thinker import thinker_config, with_thinker_prefix
 from sensorium.models.weights import rename
 

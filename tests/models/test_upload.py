@@ -8,11 +8,12 @@ from pathlib import Path
 import pytest
 import torch
 from measured import held, peak_bytes
+from sensorium.checkpoints import weight_files
 from sensorium.engine.config import make_config
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup.model_source import ModelSource
 from sensorium.engine.setup.resolve import load_processing
-from sensorium.models import weight_files, weights
+from sensorium.models import weights
 from sensorium.models.layers.linear import Linear
 from sensorium.models.upload import Upload, copier
 from torch import Tensor

@@ -17,10 +17,11 @@ from oracle import build_checkpoint
 from parity import make_llm, positions, record
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import CheckpointError, ConfigError
+from sensorium.checkpoints import weight_files
 from sensorium.engine.config import EngineConfig
 from sensorium.engine.setup.doctor import describe_checkpoint, explain
-from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models import decoder_model, weight_files, weights
+from sensorium.models import decoder_model, weights
 from sensorium.models.layers.moe import Mixture
 from sensorium.models.text.spec import MoeSpec
 

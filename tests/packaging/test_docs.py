@@ -3,16 +3,26 @@
 from __future__ import annotations
 
 import importlib.util
+import re
 from graphlib import CycleError
 from pathlib import Path
 from types import ModuleType
+from typing import get_args
 
 import pytest
-from sensorium.mm.family_notes import NOTES
-from sensorium.mm.registry import ARCHITECTURES
+from sensorium.callers.errors import ErrorCode
+from sensorium.models.registry import load_family, native_architectures
+from sensorium.server.errors import _STATUS
+
+ARCHITECTURES = native_architectures()
 
 DOCS = Path(__file__).parents[2] / "docs"
 FAMILIES = sorted({row.family for row in ARCHITECTURES.values()})
+
+
+def test_the_table_of_codes_has_every_code_and_its_status() -> None:
+    rows = re.findall(r"^\| `(\w+)` \| .* \| (\d{3}) \|$", (DOCS / "inputs.md").read_text("utf-8"), re.MULTILINE)
+    assert {code: int(status) for code, status in rows} == {code: _STATUS.get(code, 500) for code in get_args(ErrorCode)}
 
 
 def script(name: str) -> ModuleType:
@@ -31,10 +41,11 @@ def test_page_is_current(page: str) -> None:
 
 
 def test_every_family_has_a_note_and_a_row() -> None:
-    assert sorted(NOTES) == FAMILIES
+    folders = (DOCS.parent / "models" / "families").glob("*/__init__.py")
+    assert sorted(path.parent.name for path in folders) == FAMILIES
     missing = [family for family in FAMILIES if script("make_models").row_file(family) is None]
-    assert not [family for family in missing if not NOTES[family].other_tests], "a row in tests/families, or other tests"
-    named = [name for family in missing for name in NOTES[family].other_tests.split(", ")]
+    assert not [family for family in missing if not load_family(family).other_tests], "a row in tests/families, or other tests"
+    named = [name for family in missing for name in load_family(family).other_tests.split(", ")]
     assert all((DOCS.parent / name).is_file() for name in named)
 
 

@@ -4,21 +4,23 @@ from __future__ import annotations
 
 import ast
 import re
-import tomllib
 from collections.abc import Iterator
 from functools import cache
 from inspect import isabstract
 from pathlib import Path
 
 import sensorium
-from sensorium.mm.registry import ARCHITECTURES
-from sensorium.models.families.dual_encoder import DualEncoder
-from sensorium.models.families.ovis import OvisModel
+from package_list import packages
+from sensorium.models.families.dual_encoder.model import DualEncoder
+from sensorium.models.families.ovis.model import OvisModel
+from sensorium.models.registry import native_architectures
 from sensorium.models.text.stacks import STACKS
 from sensorium.models.vision.encoders import DEFAULTS
 
+ARCHITECTURES = native_architectures()
+
 ROOT = Path(__file__).parents[2]
-ROOMS = ("cli", "engine", "kernels", "mm", "models", "pipelines", "processors", "server")
+ROOMS = ("callers", "checkpoints", "cli", "engine", "kernels", "mm", "models", "pipelines", "processors", "server")
 FILES = sorted(path for room in ROOMS for path in (ROOT / room).rglob("*.py"))
 NEVER = {"transformers", "torchvision", "librosa", "matplotlib", "pickle", "sensorium"}
 """Test-only packages, pickle, and our own absolute name: the package imports itself relatively."""
@@ -29,15 +31,18 @@ MAY |= {("cli/bench/report.py", "matplotlib")}
 
 FAMILIES = {row.family for row in ARCHITECTURES.values()}
 TABLES = (
-    "mm/registry.py", "mm/family_notes.py", "models/text/stacks.py", "models/text/stack_defaults.py",
-    "models/vision/encoders.py", "models/families/bert_layouts.py",
-    "models/gguf_families.py", "processors/gguf_images.py", "processors/text/gguf_rules.py",  # llama.cpp's names of them
+    "models/registry.py", "models/text/stacks.py", "models/text/stack_defaults.py",
+    "models/vision/encoders.py",
+    "checkpoints/gguf/architectures.py", "checkpoints/gguf/images.py",  # llama.cpp's names of them
+    "checkpoints/gguf/tokenizer_rules.py",
     "server/parsers/vllm_names.py",  # values of a flag of vLLM
+    "models/vllm_architectures.py",  # names of its classes
+    "processors/sentence_transformers.py",  # names of its files
 )  # fmt: skip
 SHARED = [
     path
     for path in FILES
-    if path.relative_to(ROOT).as_posix() not in TABLES and not (path.parent.name == "families" and path.stem in FAMILIES)
+    if path.relative_to(ROOT).as_posix() not in TABLES and path.parent.parent != ROOT / "models" / "families"
 ]
 """All files except those of families and the tables of published defaults."""
 NAMES = {name.replace("_", "").lower() for name in (*FAMILIES, *ARCHITECTURES)}
@@ -47,14 +52,14 @@ MOST = max(len(PART.findall(name)) for name in (*FAMILIES, *ARCHITECTURES))
 KEYS = ("llama_4_scaling", "use_whisper_feature", "whisper-large-v3")  # of published configs of other families
 KINDS = {"model_type", *STACKS, *DEFAULTS}
 WRITES = {
-    ("models/consolidated.py", "model_type"),
-    ("models/consolidated.py", "mistral"),
-    ("models/consolidated.py", "mixtral"),
-    ("models/consolidated.py", "mistral4"),
+    ("checkpoints/consolidated.py", "model_type"),
+    ("checkpoints/consolidated.py", "mistral"),
+    ("checkpoints/consolidated.py", "mixtral"),
+    ("checkpoints/consolidated.py", "mistral4"),
 }
 """This reader of a publisher's own layout writes a config in the Hub's layout."""
 WRITES |= {("models/fallback/borrowed.py", "model_type")}  # compares the config with transformers' class
-WRITES |= {("processors/text/tokenizer_files.py", "model_type")}  # SigLIP's tokenizer files do not say that it lowercases
+WRITES |= {("checkpoints/tokenizers/files.py", "model_type")}  # SigLIP's tokenizer files do not say that it lowercases
 WRITES |= {("engine/vllm_args.py", "mistral")}  # a value of vLLM's load_format, config_format and tokenizer_mode
 
 
@@ -123,6 +128,18 @@ def test_size() -> None:
                 if (node.end_lineno or begin) - begin >= 60:
                     found.append(f"{name_of(path)}: {node.name}")
     assert not found, "\n".join(found)
+
+
+def test_class_names() -> None:
+    """No two classes have the same name, unless one derives from the other (`LLM` of pipelines from that of engine)."""
+    places: dict[str, list[str]] = {}
+    for path in FILES:
+        for node in ast.walk(parse(path.read_text("utf-8"))):
+            derived = isinstance(node, ast.ClassDef) and any(ast.unparse(base).endswith(f".{node.name}") for base in node.bases)
+            if isinstance(node, ast.ClassDef) and not derived:
+                places.setdefault(node.name, []).append(name_of(path))
+    twice = [f"{name} is in {' and '.join(files)}" for name, files in places.items() if len(files) > 1]
+    assert not twice, "\n".join(twice)
 
 
 def test_inheritance() -> None:
@@ -203,9 +220,9 @@ def test_a_family_in_a_shared_file_is_found(tmp_path: Path) -> None:
 
 
 def test_every_package_is_looked_at() -> None:
-    """Every package listed in pyproject.toml is checked."""
-    packages = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]["packages"]
-    assert {ROOT.joinpath(*name.split(".")[1:]) for name in packages} == {ROOT, *(path.parent for path in FILES)}
+    """Every package that the build backend finds is checked."""
+    listed = packages()
+    assert {ROOT.joinpath(*name.split(".")[1:]) for name in listed} == {ROOT, *(path.parent for path in FILES)}
 
 
 def test_public_names_are_documented() -> None:

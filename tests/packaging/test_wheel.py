@@ -16,6 +16,9 @@ ROOT = Path(__file__).parents[2]
 PARTS = ("*.py", "*.toml", "README.md", "LICENSE", "MANIFEST.in", "py.typed", "Makefile", "constraints.txt")
 FOLDERS = (
     "assets",
+    "build_backend",
+    "callers",
+    "checkpoints",
     "cli",
     "engine",
     "kernels",
@@ -46,6 +49,7 @@ def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
     command = [sys.executable, "-m", "build", "--wheel", "--no-isolation", "--outdir", str(out), str(source)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stdout[-2000:] + done.stderr[-2000:]
+    assert [path for pattern in ("build", "*.egg-info") for path in source.glob(pattern)] == []
     return next(out.glob("sensorium-*.whl"))
 
 
@@ -53,12 +57,13 @@ def test_contents(wheel: Path) -> None:
     names = set(zipfile.ZipFile(wheel).namelist())
     tree = {
         f"sensorium/{path.relative_to(ROOT).as_posix()}"
-        for folder in ("cli", "engine", "kernels", "mm", "models", "pipelines", "processors")
+        for folder in ("callers", "checkpoints", "cli", "engine", "kernels", "mm", "models", "pipelines", "processors")
         for path in (ROOT / folder).rglob("*.py")
     }
     tree |= {f"sensorium/server/page/{path.name}" for path in (ROOT / "server" / "page").iterdir()}
     assert tree <= names
     assert {"sensorium/__init__.py", "sensorium/py.typed", "sensorium/assets/media/answers.json"} <= names
+    assert not [name for name in names if name.startswith("sensorium/build_backend")]
     outside = ("tests", "examples", "training", "benchmarks", "docs")
     assert not [name for name in names if name.startswith(tuple(f"sensorium/{part}/" for part in outside))]
 

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from hypothesis import given
 from hypothesis import strategies as st
 from sensorium.pipelines.speech.agreement import OpenText, fit_segments
-from sensorium.pipelines.speech.results import Segment
+from sensorium.pipelines.speech.segments import Segment
 
 WORDS = st.lists(st.sampled_from(["a", "on", "on,", "the", "Tree.", "river", "goes", "down", "5"]), max_size=8).map(" ".join)
 STEPS = st.lists(st.tuples(st.sampled_from(["pass", "pass", "pass", "keep", "close", "parts", "overlap"]), WORDS, WORDS))
@@ -54,6 +54,13 @@ def test_an_overlapping_window_continues_the_text() -> None:
     text.add_pass("five six seven eight nine")
     assert text.text == "six seven eight nine"
     assert text.close("four five six seven eight nine ten", keep=False) == "six seven eight nine ten"
+
+
+def test_parts_without_spaces_are_joined_without_them() -> None:
+    text = OpenText()
+    assert text.close_parts(["今天天气很好。", "我们去公园", "吧"], 3) == ("今天天气很好。我们去公园吧", 3)
+    assert text.close_parts(["今日は", "いい天気", "です"], 2) == ("今日はいい天気", 2)
+    assert text.text == "です"
 
 
 def test_parts_that_agree_are_final() -> None:

@@ -15,8 +15,11 @@ from typing import Any
 import numpy as np
 import pytest
 import soundfile
-from sensorium import LLM, AsyncLLM, Gap, SamplingParams
+from sensorium import LLM, AsyncLLM, Gap, Media, SamplingParams
+from sensorium.mm.media import gate
+from sensorium.mm.media.policy import AudioSelection
 from sensorium.pipelines.speech.live_session import LiveStream
+from sensorium.pipelines.speech.options import LiveOptions
 
 RATE = 16_000
 SHORT = SamplingParams(temperature=0.0, max_tokens=6)
@@ -77,7 +80,7 @@ def test_refused(llm: LLM, audio: object, said: str) -> None:
         pytest.param((noise(2, 192_000)[:, 0], 192_000), 2.0, id="192 kHz"),
         pytest.param(bytes(wav(noise(2, 192_000), 192_000)), 2.0, id="file of 192 kHz"),
         pytest.param(lying(b"data", 4, 0xFFFF_FFF0), 2.0, id="length of 37 hours"),
-        pytest.param(lying(b"data", 4, 100), 50 / RATE, id="length of 50 samples"),
+        pytest.param(lying(b"data", 4, 100), 2.0, id="length of 50 samples, but 2 s are there"),
     ],
 )
 def test_transcribed(llm: LLM, audio: Any, seconds: float) -> None:
@@ -98,7 +101,7 @@ def test_transcribed(llm: LLM, audio: Any, seconds: float) -> None:
 def test_cut_off(llm: LLM, tmp_path: Path, form: str, isolation: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """The text so far is that of the samples that the file has; the error says that the file is cut off."""
     policy = replace(llm.config.media, decode_isolation=isolation)
-    monkeypatch.setattr(llm, "config", replace(llm.config, media=policy))
+    monkeypatch.setattr(llm.engine, "config", replace(llm.config, media=policy))
     whole, path = bytes(wav(noise(2))), tmp_path / "cut.wav"
     data = whole[: 44 + RATE]
     path.write_bytes(data)
@@ -139,7 +142,7 @@ def test_streams_that_stall_jump_and_never_end(llm: LLM) -> None:
         events = [event async for event in engine.stream_transcribe(stalls(), RATE, idle_timeout=0.5, **options)]
         assert (events[-1].kind, events[-1].reason) == ("ended", "idle")
         assert events[-1].end == pytest.approx(3601.5)
-        live = LiveStream(engine, max_buffer_bytes=1 << 19, **options)
+        live = LiveStream(engine, LiveOptions(max_buffer_bytes=1 << 19, **options))
 
         async def read() -> None:
             async for event in live.read(endless()):
@@ -152,3 +155,48 @@ def test_streams_that_stall_jump_and_never_end(llm: LLM) -> None:
         await asyncio.gather(reading, return_exceptions=True)
 
     asyncio.run(main())
+
+
+def sides() -> np.ndarray:
+    """Return stereo samples `[n, 2]` with another noise in each channel."""
+    return np.concatenate([noise(2), noise(2)[::-1] * 0.5], 1)
+
+
+@pytest.mark.parametrize("form", ["bytes", "path", "samples"])
+def test_the_options_of_an_item_take_precedence(llm: LLM, tmp_path: Path, form: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    path = tmp_path / "sides.wav"
+    path.write_bytes(wav(sides()))
+    data: object = {"bytes": path.read_bytes(), "path": path, "samples": (sides().T, RATE)}[form]
+    chosen: list[AudioSelection] = []
+    blocks = gate.audio_blocks
+    monkeypatch.setattr(gate, "audio_blocks", lambda *args: chosen.append(args[3]) or blocks(*args))
+    left, right, default, wrong, scaled = heard(
+        llm,
+        [Media(data, channel="left"), Media(data, channel=1, track=0), data, Media(data, channel=7), Media(data, fps=2.0)],
+        channel="right",
+    )
+    assert [(one.channel, one.track) for one in chosen[:3]] == [("left", "default"), (1, 0), ("right", "default")]
+    assert left.error is right.error is default.error is None
+    assert right.text == default.text
+    assert "channel=7, but the audio has 2 channels; give 0 or 1" in wrong.error.message
+    assert (wrong.error.modality, wrong.error.index, wrong.error.param) == ("audio", 3, "channel")
+    assert "transcribe takes the options track and channel of a Media, not fps; leave it out" in scaled.error.message
+    assert (scaled.error.index, scaled.error.param) == (4, "fps")
+
+
+@pytest.mark.parametrize(("name", "value"), [("channel", "middle"), ("channel", 1.5), ("track", ""), ("track", [1])])
+def test_wrong_options_of_an_item_fail_alone(llm: LLM, name: str, value: Any) -> None:
+    bad, good = heard(llm, [Media(bytes(wav(noise(1))), **{name: value}), noise(1)[:, 0]])
+    assert f"{name} is " in bad.error.message
+    assert (bad.error.code, bad.error.modality, bad.error.index, bad.error.param) == ("invalid_media", "audio", 0, name)
+    assert good.error is None
+
+
+def test_warnings_name_the_file_and_the_side(llm: LLM, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    path = tmp_path / "phase.wav"
+    data = bytes(wav(np.concatenate([noise(1) * 0.9, -noise(1)], 1)))
+    path.write_bytes(data)
+    heard(llm, [noise(1)[:, 0], path, data])
+    texts = [record.message for record in caplog.records if "out of phase" in record.message]
+    assert [text.split(": ")[0] for text in texts] == [str(path), "audio 2"]
+    assert all("so channel 1 (right) is used" in text for text in texts)

@@ -91,7 +91,7 @@ def test_every_size_takes_the_publishers_tokens(every: int, checkpoint: tuple[Pa
 
 def test_steps_take_no_more_memory_than_planned(checkpoint: tuple[Path, Any, dict[str, torch.Tensor]]) -> None:
     llm = LLM(checkpoint[0], max_model_len=1024, max_num_seqs=4, device="cpu")
-    with measured_steps(llm._engine_loop.core.runner.model) as found:
+    with measured_steps(llm.engine.loop.core.executor.runner.model) as found:
         llm.score("what is it", [make_media("image", (150, 150), seed) for seed in range(4)], use_tqdm=False)
     assert {what for what, _, _ in found} == {"forward", "image"}
     assert [one for one in found if one[2] > 1.001 * one[1]] == []  # small tensors on the host are not planned

@@ -10,7 +10,7 @@ from embedder import load_embedders
 from family import make_media
 from oracle import save_checkpoint
 from sensorium import LLM
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
 
 ROW = load_embedders()["jina_v4"]
 

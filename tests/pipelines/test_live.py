@@ -12,10 +12,11 @@ import pytest
 import soundfile
 import torch
 from sensorium import LLM, AsyncLLM, Gap, LiveEvent, SamplingParams
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.pipelines.speech.live import LiveTranscriber
 from sensorium.pipelines.speech.live_windows import LiveWindows
 from sensorium.pipelines.speech.merge import join_texts, word_key
+from sensorium.pipelines.speech.options import LiveOptions
 from streams import DEFAULTS, OPTIONS, RATE, blocks, check_promises, finals, play, run_passes, speech
 
 
@@ -96,11 +97,11 @@ def test_silence_makes_no_request(llm: LLM) -> None:
 
 def test_minute_60_costs_what_minute_1_costs(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The same pattern of speech, with other samples. Work is counted: encoder rows, computed tokens and steps."""
-    model, rows = llm._engine_loop.core.runner.model, []
+    model, rows = llm.engine.loop.core.executor.runner.model, []
     encode = model.embed_multimodal
     monkeypatch.setattr(model, "embed_multimodal", lambda *given: [rows.append(len(one)) or one for one in encode(*given)])
     params = SamplingParams(temperature=0.0, max_tokens=6, ignore_eos=True)
-    transcriber = LiveTranscriber(llm, **OPTIONS | {"sampling_params": params})
+    transcriber = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS | {"sampling_params": params}))
 
     def minute(number: int) -> list[int]:
         steps, tokens = llm.stats.steps, 0
@@ -123,14 +124,14 @@ def test_minute_60_costs_what_minute_1_costs(llm: LLM, monkeypatch: pytest.Monke
 
 def test_stable_words_are_not_generated_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """The answer of a pass begins with the stable words of the pass before it; the request generates the rest."""
-    asked, request = [], llm.request
+    asked, request = [], llm.engine.request
     monkeypatch.setattr(
-        llm, "request", lambda prompt, params: asked.append((prompt, params.max_tokens)) or request(prompt, params)
+        llm.engine, "request", lambda prompt, params: asked.append((prompt, params.max_tokens)) or request(prompt, params)
     )
     decode = llm.get_tokenizer().decode
     word = next(number for number in range(1000) if re.fullmatch(" [a-z]{2,}", decode([number])))
     params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logit_bias={word: 100.0})
-    transcriber, start = LiveTranscriber(llm, **OPTIONS | {"sampling_params": params, "cache_salt": "a"}), 4
+    transcriber, start = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS | {"sampling_params": params, "cache_salt": "a"})), 4
     events: list[LiveEvent] = []
     for part in np.split(speech(-1.2, 0.95), 43):
         stable = events[-1].text[: events[-1].stable_upto] if events and events[-1].kind == "partial" else ""
@@ -181,7 +182,7 @@ def test_samples_in_any_form(llm: LLM) -> None:
         [np.stack([pcm, pcm])],
         [torch.tensor(pcm)],
     ):
-        transcriber = LiveTranscriber(llm, **OPTIONS | {"min_chunk": 9})
+        transcriber = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS | {"min_chunk": 9}))
         for block in cuts:
             transcriber.push(block)
         transcriber.finish()
@@ -192,7 +193,7 @@ def test_resampling_does_not_depend_on_the_blocks(llm: LLM) -> None:
     samples = speech(-0.5, 0.6, -1, 0.5, -0.5)
     found = []
     for size in (441, 5000, len(samples)):
-        transcriber = LiveTranscriber(llm, 44_100, **OPTIONS | {"min_chunk": 9})
+        transcriber = LiveTranscriber(llm.engine, LiveOptions(rate=44_100, **OPTIONS | {"min_chunk": 9}))
         for start in range(0, len(samples), size):
             transcriber.push(samples[start : start + size])
         transcriber.finish()
@@ -203,7 +204,7 @@ def test_resampling_does_not_depend_on_the_blocks(llm: LLM) -> None:
 
 
 def test_a_gap_ends_the_window(llm: LLM) -> None:
-    transcriber = LiveTranscriber(llm, **OPTIONS)
+    transcriber = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS))
     transcriber.push(speech(-2, 0.7))
     transcriber.gap(Gap(3600.0))
     transcriber.push(speech(-2, 0.6))
@@ -229,7 +230,7 @@ def test_a_gap_ends_the_window(llm: LLM) -> None:
     ],
 )
 def test_a_broken_block_is_refused_and_the_stream_goes_on(llm: LLM, block: Any, said: str) -> None:
-    transcriber = LiveTranscriber(llm, **OPTIONS, max_buffer_bytes=40 * RATE)
+    transcriber = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS, max_buffer_bytes=40 * RATE))
     transcriber.push(speech(-1, 0.7))
     with pytest.raises(InputError, match=said):
         transcriber.push(block)
@@ -238,7 +239,7 @@ def test_a_broken_block_is_refused_and_the_stream_goes_on(llm: LLM, block: Any, 
 
 
 def test_the_buffer_is_bounded(llm: LLM) -> None:
-    transcriber = LiveTranscriber(llm, **OPTIONS, max_buffer_bytes=40 * RATE)
+    transcriber = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS, max_buffer_bytes=40 * RATE))
     for _ in range(10):
         transcriber.push(speech(1.0))
     with pytest.raises(InputError, match="push it later") as caught:
@@ -292,7 +293,7 @@ def test_a_language_model_with_audio(tmp_path: Path) -> None:
 def test_rows_of_closed_windows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """The encoder of Qwen3-ASR attends within windows, here of 2 s: a partial pass encodes only the last one."""
     llm = LLM(family.save(family.load_rows()["qwen3_asr"], tmp_path / "qwen3_asr"), max_num_seqs=2)
-    model, encoded = llm._engine_loop.core.runner.model, []
+    model, encoded = llm.engine.loop.core.executor.runner.model, []
     encode = model.embed_multimodal
 
     def count(modality: str, tensors: Any) -> Any:
@@ -314,7 +315,7 @@ def test_rows_of_closed_windows_stay(tmp_path: Path, monkeypatch: pytest.MonkeyP
 
 def test_closed_windows_are_not_encoded_again(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Each pass encodes its samples once, for all its requests, and none before the end of the last final text."""
-    model, encoded, passes, opened = llm._engine_loop.core.runner.model, [], [], [0]
+    model, encoded, passes, opened = llm.engine.loop.core.executor.runner.model, [], [], [0]
     encode, transcribe, open_next = model.embed_multimodal, LiveTranscriber._transcribe, LiveTranscriber._begin
     monkeypatch.setattr(model, "embed_multimodal", lambda *given: [encoded.append(one) or one for one in encode(*given)])
 

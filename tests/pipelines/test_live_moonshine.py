@@ -13,8 +13,9 @@ import pytest
 import torch
 from sensorium import LLM, SamplingParams
 from sensorium.engine.setup.doctor import explain
-from sensorium.models.families.moonshine import MoonshineStreaming
+from sensorium.models.families.moonshine.model import MoonshineStreaming
 from sensorium.pipelines.speech.live import LiveTranscriber
+from sensorium.pipelines.speech.options import LiveOptions
 from streams import GATES, check_promises, finals, play, run_passes, speech
 
 RATE = 16_000
@@ -29,7 +30,7 @@ def llm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LLM]:
 
 
 def model_of(llm: LLM) -> MoonshineStreaming:
-    model = llm._engine_loop.core.runner.model
+    model = llm.engine.loop.core.executor.runner.model
     assert isinstance(model, MoonshineStreaming)
     return model
 
@@ -90,7 +91,7 @@ def test_a_stream_whose_state_was_dropped_goes_on(llm: LLM, monkeypatch: pytest.
     monkeypatch.setattr(model_of(llm), "max_streams", 1)
     options: dict[str, Any] = {**OPTIONS, "min_chunk": 0.2, "pause": 0.3}
     clips = [speech(-0.4, 0.8, -0.5, seed=seed) for seed in range(3)]
-    streams, events = [LiveTranscriber(llm, **options) for _ in clips], [[] for _ in clips]
+    streams, events = [LiveTranscriber(llm.engine, LiveOptions(**options)) for _ in clips], [[] for _ in clips]
     for at in range(0, len(clips[0]), 1600):
         for transcriber, clip, found in zip(streams, clips, events, strict=True):
             transcriber.push(clip[at : at + 1600])

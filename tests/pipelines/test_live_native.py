@@ -13,15 +13,15 @@ import numpy as np
 import pytest
 import torch
 from sensorium import LLM, AsyncLLM, Gap, LiveEvent, SamplingParams
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.engine import config
 from sensorium.engine.sampling_params import RepetitionDetectionParams, StructuredOutputsParams
 from sensorium.engine.scheduler.request import State
 from sensorium.engine.setup.doctor import explain
 from sensorium.engine.worker.isolate import isolate_failures
-from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.fields import merge
+from sensorium.models.families.voxtral_realtime import processing
 from sensorium.pipelines.speech import live_native
-from sensorium.processors.families import voxtral_realtime
 from streams import check_that_the_loop_is_not_held
 from waiting import assert_idle, wait_until
 
@@ -66,7 +66,7 @@ def test_the_streamed_text_is_the_text_of_the_whole(
     llm: LLM, block: int, chunk: float, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Each frame is encoded once, and every partial text is stable."""
-    samples, model, frames = clip(3.3), llm._engine_loop.core.runner.model, []
+    samples, model, frames = clip(3.3), llm.engine.loop.core.executor.runner.model, []
     expected, encode = whole_text(llm, samples), model.embed_multimodal
     rows = llm.speech.num_rows(-(-len(samples) // 160))
 
@@ -84,7 +84,7 @@ def test_the_streamed_text_is_the_text_of_the_whole(
     assert partials
     assert all(expected.startswith(event.text.rstrip("\ufffd")) and event.stable_upto == len(event.text) for event in partials)
     assert events[-1].kind == "ended"
-    wait_until(lambda: not llm._engine_loop._names)
+    wait_until(lambda: not llm.engine.loop._names)
     assert_idle(llm)
 
 
@@ -130,14 +130,14 @@ def test_closing_a_stream_frees_its_sequence(llm: LLM) -> None:
         await events.aclose()
 
     asyncio.run(main())
-    wait_until(lambda: not llm._engine_loop._names)
+    wait_until(lambda: not llm.engine.loop._names)
     assert_idle(llm)
-    assert not llm._engine_loop.core.runner.model._streams._states
+    assert not llm.engine.loop.core.executor.runner.model._streams._states
     assert llm.stats.encoder_bytes == rows, "and no rows"
 
 
 def test_states_of_streams_are_in_the_memory_plan(llm: LLM) -> None:
-    model, rule = llm._engine_loop.core.runner.model, llm.speech.stream_rule()
+    model, rule = llm.engine.loop.core.executor.runner.model, llm.speech.stream_rule()
     samples = torch.from_numpy(clip(4 * rule.row_samples / RATE))[: 2 * rule.row_samples + rule.overlap]
     with torch.inference_mode():
         for row in (0, 2):
@@ -167,7 +167,7 @@ def test_states_of_streams_are_in_the_memory_plan(llm: LLM) -> None:
 def test_more_streams_than_states_are_refused(
     llm: LLM, options: dict[str, int], sessions: int, name: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(llm, "config", replace(llm.config, **options))
+    monkeypatch.setattr(llm.engine, "config", replace(llm.config, **options))
     with (
         llm.live_audio(max_sessions=sessions),
         pytest.raises(InputError, match=f"1 live streams are open, and {name}.* is 1;") as caught,
@@ -178,7 +178,7 @@ def test_more_streams_than_states_are_refused(
 
 def test_chunks_are_encoded_again_after_another_item_failed(llm: LLM) -> None:
     """Last chunks of two streams share an encoder call; it fails once, and the next calls find the states."""
-    model, rule = llm._engine_loop.core.runner.model, llm.speech.stream_rule()
+    model, rule = llm.engine.loop.core.executor.runner.model, llm.speech.stream_rule()
     samples = torch.from_numpy(clip(4 * rule.row_samples / RATE))[: 2 * rule.row_samples + rule.overlap]
 
     def encode(items: Sequence[tuple[int, int]], fails: bool = False) -> list[torch.Tensor]:
@@ -203,7 +203,7 @@ def test_chunks_are_encoded_again_after_another_item_failed(llm: LLM) -> None:
 def test_a_preempted_stream_is_encoded_again_from_its_start(llm: LLM, evicted: str) -> None:
     """`evicted`: chunks whose rows have left the encoder cache before the sequence loses its blocks."""
     samples = clip(5)
-    scheduler = llm._engine_loop.core.scheduler
+    scheduler = llm.engine.loop.core.scheduler
 
     def idle(engine_loop: Any) -> list[Any]:
         return [request for request in scheduler.requests.values() if request.state is State.IDLE]
@@ -228,7 +228,7 @@ def test_a_preempted_stream_is_encoded_again_from_its_start(llm: LLM, evicted: s
                 await asyncio.sleep(0)
 
     async def call(function: Any) -> Any:
-        return await asyncio.wrap_future(llm._engine_loop.call(function))
+        return await asyncio.wrap_future(llm.engine.loop.call(function))
 
     async def main() -> list[LiveEvent]:
         return [event async for event in AsyncLLM(llm).stream_transcribe(parts(), **WHOLE)]
@@ -239,7 +239,7 @@ def test_a_preempted_stream_is_encoded_again_from_its_start(llm: LLM, evicted: s
 
 
 def test_an_error_in_the_last_chunk_ends_the_sequence(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    model, starts = llm._engine_loop.core.runner.model, []
+    model, starts = llm.engine.loop.core.executor.runner.model, []
     encode = model.embed_multimodal
 
     def fail(modality: str, tensors: Any) -> Any:
@@ -249,7 +249,7 @@ def test_an_error_in_the_last_chunk_ends_the_sequence(llm: LLM, monkeypatch: pyt
         return encode(modality, tensors)
 
     monkeypatch.setattr(model, "embed_multimodal", fail)
-    monkeypatch.setattr(voxtral_realtime, "_MAX_CHUNK", 42)
+    monkeypatch.setattr(processing, "_MAX_CHUNK", 42)
     events = asyncio.run(stream(llm, [clip(48 * 0.08)], min_chunk=5.0, **WHOLE))  # chunks of 42, 42 and 13 rows
     assert [event.error.code for event in events if event.error is not None] == ["encoder_failed"]
     assert [start for start in starts if not start] == [0], "silence begins no other sequence"
@@ -257,7 +257,7 @@ def test_an_error_in_the_last_chunk_ends_the_sequence(llm: LLM, monkeypatch: pyt
 
 
 def test_rows_of_chunks_stay_in_memory(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    store, written = llm._engine_loop.core.runner.store, []
+    store, written = llm.engine.loop.core.executor.runner.store, []
     put = store.put
     monkeypatch.setattr(store, "load", lambda *given: written.append(given))
     monkeypatch.setattr(store, "put", lambda key, rows, write=True: (written.append(key) if write else None, put(key, rows)))
@@ -276,7 +276,7 @@ def test_silence_costs_nothing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Non
     quiet, steps, calls = 1e-5 * clip(20), llm.stats.steps, llm.stats.encoder_calls
     assert [event.kind for event in asyncio.run(stream(llm, np.split(quiet, 100)))] == ["ended"]
     assert (llm.stats.steps, llm.stats.encoder_calls) == (steps, calls)
-    model, starts = llm._engine_loop.core.runner.model, []
+    model, starts = llm.engine.loop.core.executor.runner.model, []
     encode = model.embed_multimodal
 
     def count(modality: str, tensors: Any) -> Any:

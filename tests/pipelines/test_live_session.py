@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sensorium import LLM, AsyncLLM, Gap, LiveEvent
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.pipelines.speech.live_input import LiveInput
 from streams import OPTIONS, RATE, blocks, check_promises, check_that_the_loop_is_not_held, finals, play, speech
 from waiting import assert_idle, wait_until
@@ -60,7 +60,7 @@ def test_cancelling_one_stream_stops_nothing_else(llm: LLM) -> None:
         assert len(finals([event async for event in other])) == 1
 
     asyncio.run(main())
-    wait_until(lambda: not llm._engine_loop._names)
+    wait_until(lambda: not llm.engine.loop._names)
     assert_idle(llm)
 
 
@@ -168,7 +168,7 @@ def test_closing_a_session_frees_everything(llm: LLM) -> None:
         llm.live_audio(max_sessions=1)
     session.close()
     session.close()
-    wait_until(lambda: not llm._engine_loop._names)
+    wait_until(lambda: not llm.engine.loop._names)
     assert_idle(llm)
     llm.live_audio(max_sessions=1).close()
 

@@ -9,7 +9,7 @@ import family
 import numpy as np
 import pytest
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 
 RATE = 16_000
 SHORT = SamplingParams(temperature=0.0, max_tokens=8)

@@ -1,16 +1,22 @@
 """The messages of `ocr` for its named prompts."""
 
 import re
+from types import SimpleNamespace
 
 import pytest
+from sensorium.callers.errors import InputError
 from sensorium.engine.model_files import resolve
-from sensorium.mm.errors import InputError
-from sensorium.mm.registry import ARCHITECTURES
-from sensorium.pipelines.ocr import ocr_tasks
+from sensorium.mm.media.policy import DEFAULT_POLICY
+from sensorium.models.registry import native_architectures
+from sensorium.pipelines.ocr import OcrOptions, ocr_tasks
 from sensorium.pipelines.ocr_prompts import PROMPTS
+
+ARCHITECTURES = native_architectures()
 
 
 class Recorder:
+    config = SimpleNamespace(media=DEFAULT_POLICY)
+
     def __init__(self, *names):
         self.ocr_prompts = names
 
@@ -19,8 +25,8 @@ class Recorder:
 
 
 def request_for(question):
-    (task,) = ocr_tasks(Recorder(*PROMPTS), b"page", question)
-    return next(task)
+    (task,) = ocr_tasks(Recorder(*PROMPTS), b"page", OcrOptions(question))
+    return task().send(None)
 
 
 def messages_for(question):
@@ -55,7 +61,7 @@ def test_a_name_may_set_variables_of_the_template():
 )
 def test_a_name_of_another_models_prompt_is_refused(names, said):
     with pytest.raises(InputError, match="question='docling' names a prompt that models of this architecture") as caught:
-        ocr_tasks(Recorder(*names), b"page", "docling")
+        ocr_tasks(Recorder(*names), b"page", OcrOptions("docling"))
     assert re.search(said, str(caught.value))
     assert caught.value.info.param == "question"
 

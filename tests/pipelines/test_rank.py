@@ -12,8 +12,9 @@ import torch
 from oracle import CHAT_TEMPLATE
 from PIL import Image
 from sensorium import LLM, AsyncLLM, Media
-from sensorium.mm.errors import InputError
-from sensorium.pipelines.rank import EMBED_INSTRUCTION, SCORE_INSTRUCTION, SCORE_SYSTEM_PROMPT
+from sensorium.callers.errors import InputError
+from sensorium.pipelines.embed import EMBED_INSTRUCTION, content_parts
+from sensorium.pipelines.rank import SCORE_INSTRUCTION, SCORE_SYSTEM_PROMPT
 
 PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 
@@ -136,6 +137,11 @@ def test_a_broken_input_fails_alone(llm):
         assert errors == [None, "an input has no key 'picture'", "an input is None", "an input is an int"]
 
 
+def test_a_missing_value_of_a_table_is_named():
+    with pytest.raises(InputError, match="an input is NaN, a missing value; give a text"):
+        content_parts(float("nan"))
+
+
 @pytest.mark.parametrize(
     "empty", ["", {}, {"text": ""}, {"text": None, "image": None}, {"image": []}, {"text": ["", ""]}], ids=repr
 )
@@ -164,7 +170,7 @@ def test_arguments_of_wrong_type_or_name(llm):
         (lambda: llm.embed("a", dimensoins=4), "unknown argument 'dimensoins'; did you mean dimensions"),
         (lambda: llm.score("a", "b", chat_template=5), "chat_template=5 must be a string or a path or None"),
         (lambda: llm.score("a", "b", instructoin=""), "did you mean instruction"),
-        (lambda: llm.ocr(make_image(), question=None), "question=None must be a string"),
+        (lambda: llm.ocr(make_image(), question=5), "question=5 must be a string"),
         (lambda: llm.ocr(make_image(), sampling_params={}), "sampling_params={} must be a SamplingParams or None"),
         (lambda: llm.ocr(make_image(), max_token=4), "did you mean max_tokens"),
     ):
@@ -176,7 +182,7 @@ def test_vectors_are_the_same_beside_generation(llm):
     """Pooling requests and generating requests share steps."""
     alone = llm.embed("def f(x): return", use_tqdm=False)[0].vector
     jobs = [llm.request({"prompt": "import os"}), llm.request({"prompt": "def"})]
-    llm._engine_loop.submit(jobs, lambda _: None)
+    llm.engine.loop.submit(jobs, lambda _: None)
     torch.testing.assert_close(llm.embed("def f(x): return", use_tqdm=False)[0].vector, alone, atol=1e-5, rtol=0)
 
 
@@ -205,4 +211,15 @@ def test_a_wrong_input_of_a_coroutine_fails_alone(llm):
     assert good.error is None
     assert bad.error.message.startswith("an input has no key 'picture'")
     assert llm.stats.encoder_calls == before.encoder_calls
-    assert not llm._engine_loop._names
+    assert not llm.engine.loop._names
+
+
+def test_scores_of_vllms_classifier_are_the_same(llm, folder):
+    """vLLM serves Qwen3-VL-Reranker under another architecture, which `hf_overrides` names."""
+    overrides = {"architectures": ["Qwen3VLForSequenceClassification"], "classifier_from_token": ["no", "yes"]}
+    overrides["is_original_qwen3_reranker"] = True
+    documents = ["a house", make_image(), {"text": "a tree", "image": make_image(1)}]
+    expected = [one.score for one in llm.score("where?", documents, use_tqdm=False)]
+    options = {"runner": "pooling", "convert": "classify", "hf_overrides": overrides}
+    with LLM(folder, max_model_len=1024, max_num_seqs=4, **options) as classifier:
+        assert [one.score for one in classifier.score("where?", documents, use_tqdm=False)] == expected

@@ -12,11 +12,11 @@ import talkers
 import torch
 from measured import kept_bytes, peak_bytes
 from sensorium import LLM, AsyncLLM, ConfigError, InputError, SamplingParams
+from sensorium.callers.errors import CheckpointError
+from sensorium.checkpoints.speaker_file import read_saved
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup import talker as talker_setup
-from sensorium.mm.errors import CheckpointError
 from sensorium.models.memory_formulas import SMALL
-from sensorium.models.speaker_file import read_saved
 from sensorium.models.talker import noise
 
 TEXT = SamplingParams(temperature=0.0, max_tokens=10, ignore_eos=True)
@@ -125,7 +125,7 @@ def test_speech_about_a_video_is_transformers(saved, llm, heard):
 
 def test_published_sampling_has_a_seed(llm):
     messages = [conversation("")[0]] * 2
-    params = SamplingParams(**llm.talker.model.sampling)
+    params = SamplingParams(**llm.engine.talker.model.sampling)
     assert (params.temperature, params.top_k, params.top_p, params.repetition_penalty) == (0.9, 40, 0.8, 1.05)
     params.max_tokens = 12
     params.seed = 3
@@ -159,7 +159,7 @@ def spoken(llm, codes, division):
     """Return the parts of the samples of codes, and how many codes had been taken when each came."""
     taken, parts, places = [], [], []
     with torch.inference_mode():
-        for part in llm.talker.model.samples(counted(codes, taken), "Ben", 5, division):
+        for part in llm.engine.talker.model.samples(counted(codes, taken), "Ben", 5, division):
             parts.append(part)
             places.append(len(taken))
     return parts, places
@@ -182,7 +182,7 @@ def test_samples_come_before_all_codes(llm, long):
     whole, _ = spoken(llm, codes, "whole")
     torch.testing.assert_close(torch.cat(whole), theirs, rtol=0, atol=1e-4)
     parts, places = spoken(llm, codes, "exact")
-    model = llm.talker.model
+    model = llm.engine.talker.model
     spec, piece = model.flow.spec, 12  # four blocks of three codes
     assert (spec.block, spec.ahead) == (6, 36)
     needed = spec.ahead * spec.block + model.vocoder.spec.around
@@ -200,7 +200,7 @@ def test_samples_of_windows_come_early(saved, llm, long, count, monkeypatch):
     codes, _ = long
     codes = codes[:count]
     parts, places = spoken(llm, codes, "windows")
-    windows = llm.talker.model.vocoder.spec.around // 18 + 1  # that the first samples depend on
+    windows = llm.engine.talker.model.vocoder.spec.around // 18 + 1  # that the first samples depend on
     assert places[0] == min(9 * windows + 3 + 1, count)  # three blocks of three codes, the block after these, and one code
     (flow, vocoder), voice = saved[1].token2wav.children(), saved[1].speaker_map["Ben"]
     start = noise((2 * count, 12), 5)
@@ -222,7 +222,7 @@ def test_samples_of_windows_come_early(saved, llm, long, count, monkeypatch):
 @pytest.mark.parametrize("division", ["windows", "exact"])
 def test_windows_share_what_they_do_not_change(llm, long, division):
     """The reference is encoded once, with and without sound, and each layer computes its modulations once per evaluation."""
-    flow, calls = llm.talker.model.flow, []
+    flow, calls = llm.engine.talker.model.flow, []
     watched = {"encode": flow.encode_reference[0], "modulate": flow.blocks[0].modulation, "last": flow.last_modulation}
     hooks = [one.register_forward_hook(lambda *_, name=name: calls.append(name)) for name, one in watched.items()]
     try:
@@ -236,7 +236,7 @@ def test_windows_share_what_they_do_not_change(llm, long, division):
 @pytest.mark.parametrize("division", ["exact", *(pytest.param(one, marks=pytest.mark.full) for one in ("whole", "windows"))])
 def test_memory_of_samples_is_planned(llm, long, division):
     codes, _ = long
-    model = llm.talker.model
+    model = llm.engine.talker.model
     flow, vocoder = model.flow.spec, model.vocoder.spec
     limit = flow.kept_bytes + max(flow.peak_bytes(2 * len(codes)), vocoder.peak_bytes()) + SMALL
     assert peak_bytes(lambda: spoken(llm, codes, division)) <= limit
@@ -327,7 +327,7 @@ def test_memory_and_sleep(saved, llm, do):
             plain.speak(conversation("")[0])
     before = llm.speak(conversation("")[0], TEXT, speech_params=GREEDY)[0].codes
     do(llm, "sleep")
-    assert llm.talker is None
+    assert llm.engine.talker is None
     with pytest.raises(ConfigError, match="wake the engine first"):
         llm.speak(conversation("")[0])
     do(llm, "wake_up")

@@ -13,10 +13,10 @@ from batch_files import until
 from measured import kept_bytes
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, AsyncLLM, ConfigError, InputError, PoolingParams, SamplingParams
+from sensorium.callers.errors import CheckpointError
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup import talker as talker_setup
 from sensorium.engine.setup.doctor import explain
-from sensorium.mm.errors import CheckpointError
 from sensorium.models.memory_formulas import SMALL
 from sensorium.models.talker import SpokenAnswer
 
@@ -164,7 +164,7 @@ def test_the_number_of_answers_that_are_spoken_is_limited(llm):
         assert asyncio.run(leave()) is None
         begun(llm, messages)
     assert speak() is None
-    assert llm.talker._num_streams == 0
+    assert llm.engine.talker._num_streams == 0
 
 
 def test_a_stream_that_is_cancelled_ends_at_once(llm):
@@ -175,11 +175,11 @@ def test_a_stream_that_is_cancelled_ends_at_once(llm):
         stream = AsyncLLM(llm).stream_speak(messages, TEXT, speech_params=GREEDY, voice="ada")
         assert (await anext(stream)).error is None
         task = asyncio.ensure_future(anext(stream))
-        await until(lambda: llm.talker._num_streams == 1)
+        await until(lambda: llm.engine.talker._num_streams == 1)
         task.cancel()
         with pytest.raises(asyncio.CancelledError) as caught:
             await task
-        await until(lambda: llm.talker._num_streams == 0)
+        await until(lambda: llm.engine.talker._num_streams == 0)
         return caught
 
     assert asyncio.run(scenario()).value.__traceback__ is not None
@@ -200,7 +200,7 @@ def test_the_plan_counts_what_streams_hold(llm, letters, monkeypatch):
 
 def test_sampling_has_a_seed(llm):
     messages, _ = conversation("")
-    params = SamplingParams(**llm.talker.model.sampling, max_tokens=6, seed=3)
+    params = SamplingParams(**llm.engine.talker.model.sampling, max_tokens=6, seed=3)
     (first,), (second,) = (llm.speak(messages, TEXT, speech_params=params) for _ in range(2))
     params.seed = 4
     (other,) = llm.speak(messages, TEXT, speech_params=params)
@@ -232,7 +232,7 @@ def test_bad_input(llm):
     with pytest.raises(InputError, match="messages holds 2 conversations"):
         llm.stream_speak([messages, messages])
     with pytest.raises(InputError, match="does not end with an assistant's turn"):
-        llm.talker.model.prompt(SpokenAnswer([1, 2, 3, 4], [5, 6], torch.zeros(0)), "ada")
+        llm.engine.talker.model.prompt(SpokenAnswer([1, 2, 3, 4], [5, 6], torch.zeros(0)), "ada")
     long = [{"role": "user", "content": "x" * 9000}]
     text, *parts = llm.stream_speak(long)
     assert "max_model_len" in str(text.error)

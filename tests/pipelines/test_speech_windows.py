@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 import torch
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.pipelines.speech.merge import TextMerger, merge_overlap
 from sensorium.pipelines.speech.vad import EnergyDetector, make_detector
 from sensorium.pipelines.speech.windows import Window, WindowReader
@@ -112,7 +112,7 @@ def test_a_detector_may_be_given() -> None:
 
 def test_silero_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sensorium.pipelines.speech.vad.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="pip install silero-vad"):
+    with pytest.raises(ConfigError, match="run pip install --no-deps silero-vad, since"):
         make_detector("silero", RATE)
     with pytest.raises(ConfigError, match="16000 Hz, this model takes 8000 Hz"):
         make_detector("silero", 8000)
@@ -191,8 +191,9 @@ def test_speech_in_noise_is_read(ratio: float) -> None:
 
 
 def test_a_short_trimmed_utterance_is_read() -> None:
-    time = torch.arange(RATE) / RATE
-    assert seconds(read(0.1 * (2 * torch.pi * 300 * time).sin())[1]) == [(0.0, 1.0)]
+    phase = 2 * torch.pi * torch.linspace(120, 180, RATE).cumsum(0) / RATE  # a pitch that glides
+    voice = torch.stack([(number * phase).sin() for number in range(1, 12)]).mean(0)
+    assert seconds(read(0.3 * voice)[1]) == [(0.0, 1.0)]
 
 
 @pytest.mark.shared
@@ -212,5 +213,8 @@ def test_what_a_given_detector_returns_is_checked() -> None:
             detector(torch.zeros(1000))
     with pytest.raises(InputError, match="vad returned None; it must return a function"):
         make_detector(lambda rate: None, RATE)
+    with pytest.raises(InputError, match=r"the function vad=<function .* raised ZeroDivisionError: division by zero") as error:
+        make_detector(lambda rate: lambda samples: 1 / 0, RATE)(torch.zeros(1000))
+    assert error.value.info.param == "vad"
     with pytest.raises(InputError, match="failed for 16000 Hz: ZeroDivisionError"):
         make_detector(lambda rate: 1 / 0, RATE)

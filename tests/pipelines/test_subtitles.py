@@ -5,7 +5,8 @@ from __future__ import annotations
 import re
 from functools import partial
 
-from sensorium.pipelines.speech.results import Segment, Transcript, WindowResult, Word
+from sensorium.pipelines.speech.results import Transcript
+from sensorium.pipelines.speech.segments import Segment, WindowResult, Word
 from sensorium.pipelines.speech.subtitles import WRITERS as LAID_OUT
 from sensorium.pipelines.speech.subtitles import SubtitleLayout
 

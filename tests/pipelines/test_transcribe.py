@@ -18,12 +18,13 @@ import pytest
 import soundfile
 import torch
 from sensorium import LLM, AsyncLLM, SamplingParams, Segment, Transcript
-from sensorium.mm.errors import ConfigError, InputError, MediaError
+from sensorium.callers.errors import ConfigError, InputError, MediaError
 from sensorium.mm.speech import TimestampRule
-from sensorium.pipelines.tasks import as_completed
+from sensorium.models.families.glmasr.processing import GlmAsrProcessingInfo
+from sensorium.models.families.voxtral.processing import VoxtralProcessingInfo
+from sensorium.pipelines.run import Run, as_completed
+from sensorium.pipelines.speech.options import FileOptions
 from sensorium.pipelines.transcribe import segments, transcribe_tasks
-from sensorium.processors.families.glmasr import GlmAsrProcessingInfo
-from sensorium.processors.families.voxtral import VoxtralProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from waiting import hold_steps
 
@@ -43,13 +44,13 @@ def make_audio(seed: int = 0, samples: int = 12_000) -> np.ndarray:
 def prompts(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> Iterator[list[str]]:
     """Return a list that receives the prompt of every request."""
     seen: list[str] = []
-    real = llm.request
+    real = llm.engine.request
 
     def request(prompt: Any, *rest: Any) -> Any:
         seen.append(prompt["prompt"])
         return real(prompt, *rest)
 
-    monkeypatch.setattr(llm, "request", request)
+    monkeypatch.setattr(llm.engine, "request", request)
     return seen
 
 
@@ -148,22 +149,18 @@ def test_every_form_of_audio_gives_the_same_text(llm: LLM, tmp_path: Path) -> No
     assert len(texts) == 1
 
 
-def test_a_file_does_not_wait_for_the_languages_of_all_others(whisper: Path) -> None:
+def test_a_file_does_not_wait_for_the_languages_of_all_others(whisper: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     with LLM(whisper, max_num_seqs=1) as llm:
-        tasks = transcribe_tasks(llm, [(make_audio(seed), 16_000) for seed in range(8)], sampling_params=SHORT, vad=False)
-        events: list[str] = []
+        items = [(make_audio(seed), 16_000) for seed in range(8)]
+        tasks = transcribe_tasks(llm.engine, items, FileOptions(sampling_params=SHORT, vad=False))
+        events, resume = list[str](), Run.resume
 
-        def logged(task: Any) -> Any:
-            request = next(task)
-            while True:
-                output = yield request
-                events.append("text" if output.pooled is None else "language")
-                try:
-                    request = task.send(output)
-                except StopIteration as end:
-                    return end.value
+        def logged(run: Any, request: Any, output: Any) -> Any:
+            events.append("text" if output.pooled is None else "language")
+            return resume(run, request, output)
 
-        found = dict(as_completed(llm, [logged(task) for task in tasks], use_tqdm=False))
+        monkeypatch.setattr(Run, "resume", logged)
+        found = dict(as_completed(llm.engine, tasks, use_tqdm=False))
         assert sorted(found) == list(range(8))
         assert events.count("text") == events.count("language") == 8
         assert events.index("text") < 5
@@ -186,7 +183,7 @@ def test_coroutines_give_the_same_results(llm: LLM) -> None:
 
 
 def test_cancelling_aborts_all_requests(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    core, over = llm._engine_loop.core, threading.Event()
+    core, over = llm.engine.loop.core, threading.Event()
     monkeypatch.setattr(core, "step", core.step)
     last = core.stats.steps + 20
     hold_steps(core, lambda: over.is_set() or core.stats.steps < last)
@@ -200,15 +197,15 @@ def test_cancelling_aborts_all_requests(llm: LLM, monkeypatch: pytest.MonkeyPatc
         over.set()
 
     asyncio.run(ask())
-    llm._engine_loop.call(lambda engine_loop: None).result()
-    assert not llm._engine_loop._names
+    llm.engine.loop.call(lambda engine_loop: None).result()
+    assert not llm.engine.loop._names
     assert llm.stats.blocks_used == 0
 
 
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        ({"language": "klingon"}, "language='klingon' is unknown to this model"),
+        ({"language": "klingon"}, "language='klingon' is no known code or name of a language"),
         ({"language": "Germn"}, "The known ones are cy, de, en, fr"),
         ({"language": ""}, "language=''"),
         ({"task": "summarise"}, "did you mean"),
@@ -219,6 +216,15 @@ def test_wrong_language_or_task(llm: LLM, options: dict[str, str], said: str) ->
         heard(llm, (make_audio(), 16_000), **options)
     if said != "did you mean":
         assert said in str(error.value)
+
+
+@pytest.mark.parametrize("name", ["on_progress", "on_text", "on_window"])
+@pytest.mark.parametrize("options", [{}, {"sequential": True}])
+def test_an_exception_of_a_callers_function_names_the_argument(llm: LLM, name: str, options: dict[str, Any]) -> None:
+    (failed,) = heard(llm, noise := (make_audio(), 16_000), language="en", **options, **{name: lambda *_: 1 / 0})
+    assert (failed.error.code, failed.error.param) == ("invalid_input", name)
+    assert re.search(f"the function {name}=<function .* raised ZeroDivisionError: division by zero", failed.error.message)
+    assert heard(llm, noise, language="en", **options)[0].error is None
 
 
 @pytest.mark.parametrize(
@@ -245,7 +251,7 @@ def test_finish_reason(llm: LLM) -> None:
     cut, broken, number = heard(llm, [(make_audio(), 16_000), b"broken", [5]], language="en")
     assert (cut.finish_reason, broken.finish_reason) == ("length", "error")
     assert number.error.message.startswith("a single number is not a known form of audio")
-    params = SamplingParams(temperature=0.0, max_tokens=12, logit_bias=dict.fromkeys(llm._engine_loop._eos, 100.0))
+    params = SamplingParams(temperature=0.0, max_tokens=12, logit_bias=dict.fromkeys(llm.engine.loop._eos, 100.0))
     assert (
         llm.transcribe((make_audio(), 16_000), "en", sampling_params=params, use_tqdm=False, vad=False)[0].finish_reason
         == "stop"
@@ -270,7 +276,7 @@ def test_vocabulary_without_language_tokens(whisper: Path, tmp_path: Path) -> No
     some = renamed("some", "fr|ht")
     found = heard(some, [(make_audio(seed), 16_000) for seed in range(3)])
     assert all(one.error is None and one.language not in ("fr", "ht") for one in found)
-    with pytest.raises(InputError, match="language='fr' is unknown"):
+    with pytest.raises(InputError, match="language='fr' is not a language that this model transcribes"):
         heard(some, (make_audio(), 16_000), language="fr")
 
 
@@ -309,20 +315,26 @@ def test_context_cannot_write_control_tokens(llm: LLM, prompts: list[str]) -> No
     before, after = prompts[0].split("<|startoftranscript|>")
     assert before == "<|startofprev|> Ann  Bob"
     assert after == "<|en|><|transcribe|><|notimestamps|>"
-    with pytest.raises(InputError, match=r"the context takes \d+ tokens, but only 511 leave room"):
-        heard(llm, (make_audio(), 16_000), context="word " * 600)
+    for texts, said, param in (
+        ({"context": 600}, "context takes", "context"),
+        ({"prompt": 600}, "prompt takes", "prompt"),
+        ({"hotwords": 400, "prompt": 300}, "hotwords and prompt together take", "hotwords"),
+    ):
+        with pytest.raises(InputError, match=rf"^{said} \d+ tokens, but only 511 leave room") as error:
+            heard(llm, (make_audio(), 16_000), **{name: "word " * count for name, count in texts.items()})
+        assert (error.value.info.code, error.value.info.param) == ("too_long", param)
 
 
 @pytest.mark.parametrize(("family_class", "ignored"), [(VoxtralProcessingInfo, "context"), (GlmAsrProcessingInfo, "language")])
 def test_arguments_that_a_model_cannot_honour(llm: LLM, monkeypatch: Any, family_class: type, ignored: str) -> None:
-    monkeypatch.setattr(llm, "speech", family_class(ProcessorFiles()))
+    monkeypatch.setattr(llm.engine, "speech", family_class(ProcessorFiles()))
     with pytest.raises(InputError, match=f"leave {ignored} out") as error:
         llm.transcribe(make_audio(), **{ignored: "en"})
     assert error.value.info.param == ignored
 
 
 def test_a_gate_that_a_model_cannot_honour(llm: LLM, monkeypatch: Any) -> None:
-    monkeypatch.setattr(llm, "speech", GlmAsrProcessingInfo(ProcessorFiles()))
+    monkeypatch.setattr(llm.engine, "speech", GlmAsrProcessingInfo(ProcessorFiles()))
     with pytest.raises(InputError, match="leave no_speech_threshold out") as error:
         llm.transcribe(make_audio(), no_speech_threshold=0.5)
     assert error.value.info.param == "no_speech_threshold"

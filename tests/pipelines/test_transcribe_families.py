@@ -8,7 +8,7 @@ from typing import Any
 import family
 import pytest
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 
 SHORT = SamplingParams(temperature=0.0, max_tokens=5)
 ROWS = (
@@ -20,9 +20,12 @@ CLIPS = [(family.make_media("audio", (size,), seed), 16_000) for seed, size in e
 
 
 def arguments(llm: LLM) -> dict[str, tuple[bool, dict[str, Any]]]:
-    """Return, for each argument that a model may not honour: whether it does, and a call with it."""
+    """Return, for each argument that a model may not honour: whether it does, and a call with it.
+
+    A model of one language takes its name, which changes nothing, and refuses that of any other.
+    """
     speech = llm.speech
-    language = next((code for code in speech.languages if code != "en"), "en")
+    language = next((code for code in speech.languages if code != "en"), "de" if len(speech.languages) == 1 else "en")
     words = {name: (speech.takes_context, {name: "Ann"}) for name in ("context", "prompt", "hotwords")}
     return words | {
         "language": (speech.takes_language, {"language": language}),
@@ -54,6 +57,10 @@ def test_promises(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
                 base = {} if argument == "language" else arguments(llm)["language"][1]
                 assert asks(llm, **base | option) != asks(llm, **base), f"{argument} has no effect on the request"
         together = llm.transcribe(CLIPS, **given)
+        if len(llm.speech.languages) == 1:
+            (spoken,) = llm.speech.languages
+            named = llm.transcribe(CLIPS[:1], language=spoken, **given)
+            assert [(one.text, one.language) for one in named] == [(together[0].text, spoken)]
         assert [one.error for one in together] == [None] * 3
         for clip, one in zip(CLIPS, together, strict=True):
             (alone,) = llm.transcribe(clip, **given)

@@ -18,16 +18,17 @@ import soundfile
 import torch
 from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, Segment
 from sensorium.benchmarks import seams
+from sensorium.callers.errors import InputError, MediaError
 from sensorium.engine.frontend.request_handle import notify
-from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate
 from sensorium.mm.media.audio import decode_audio
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.parse import MediaSource
 from sensorium.pipelines import transcribe
 from sensorium.pipelines.speech import words
-from sensorium.pipelines.speech.decode import SpokenLanguage, WindowText
-from sensorium.pipelines.speech.results import WindowResult
+from sensorium.pipelines.speech.decode import SpokenLanguage, _Answer, _is_confirmed, _rank
+from sensorium.pipelines.speech.options import FileOptions
+from sensorium.pipelines.speech.segments import Attempt, WindowResult, WindowText
 from sensorium.pipelines.speech.windows import Window, WindowReader
 from waiting import wait_until
 
@@ -91,13 +92,13 @@ def test_attempts_share_encoder_rows_and_are_repeatable(llm: LLM) -> None:
     llm.reset_mm_cache()
     before = llm.stats.encoder_calls
     options = {"temperature": (0, 0.5, 1.0), "log_prob_threshold": -0.001, "compression_ratio_threshold": None}
-    (one,) = heard(llm, make_audio(30, 0.8), **options)
+    (one,) = heard(llm, make_audio(33, 0.8), **options)
     (window,) = one.windows
     assert [attempt.temperature for attempt in window.attempts] == [0, 0.5, 1.0]
     assert {attempt.rejected for attempt in window.attempts} == {"avg_logprob"}
     assert window.accepted == max(range(3), key=lambda i: window.attempts[i].avg_logprob)
     assert llm.stats.encoder_calls - before == 1
-    again = heard(llm, [make_audio(31, 0.9), make_audio(30, 0.8)], **options)[1]
+    again = heard(llm, [make_audio(31, 0.9), make_audio(33, 0.8)], **options)[1]
     assert again.windows == one.windows
     (accepted,) = heard(llm, make_audio(30, 0.8), **options | {"log_prob_threshold": None})[0].windows
     assert [attempt.rejected for attempt in accepted.attempts] == [None]
@@ -108,7 +109,9 @@ def test_repetition_is_tried_again(llm: LLM) -> None:
     options = {"sampling_params": params, "temperature": (0, 1.0), "log_prob_threshold": None}
     (loop,) = heard(llm, make_audio(1, 0.8), **options, compression_ratio_threshold=0.5)[0].windows
     assert loop.attempts[0].rejected == "compression_ratio"
-    assert len(loop.attempts) == 2
+    assert [attempt.temperature for attempt in loop.attempts] == [0, 0, 1.0]  # the second one is with timestamps
+    (single,) = heard(llm, make_audio(1, 0.8), **options | {"temperature": 0}, compression_ratio_threshold=0.5)[0].windows
+    assert len(single.attempts) == 1
     assert loop.attempts[0].compression_ratio > 0.5
 
 
@@ -162,7 +165,7 @@ def asked(samples: np.ndarray) -> dict[str, Any]:
 def stream_with_a_late_post(llm: LLM, samples: np.ndarray) -> None:
     """Read a streamed answer to its end; the loop posts once more, as it does if the end comes while output is taken."""
     handle = llm.request(asked(samples), SHORT)
-    assert list(llm._engine_loop.serve([handle], stream=True))
+    assert list(llm.engine.loop.serve([handle], stream=True))
     notify([handle])
 
 
@@ -301,9 +304,9 @@ def test_merging_takes_time_in_proportion_to_the_windows(monkeypatch: pytest.Mon
         result = WindowResult(float(number), number + 2.0, text, (), 0, overlap=float(number > 0))
         window = Window(number * RATE, (number + 2) * RATE, torch.zeros(1), 0)
         found.append(WindowText(result, (part,), RequestOutput(str(number), None, [], []), window))
-    options = SimpleNamespace(rate=RATE, vad=False, timestamps="segment")
+    job = SimpleNamespace(rate=RATE, options=FileOptions(vad=False, timestamps="segment"))
     reader = SimpleNamespace(length=41 * RATE, spans=[])
-    merged = transcribe._transcript(0, found, None, SpokenLanguage("en"), options, reader)
+    merged = transcribe._transcript(0, found, None, SpokenLanguage("en"), job, reader)
     assert merged.text.split() == [f"w{i}" for i in range(43)]
     assert " ".join(part.text for part in merged.segments) == merged.text
     assert max(looked) < 20
@@ -437,3 +440,37 @@ def test_a_language_in_the_answer_is_in_no_other_prompt(llm: LLM, monkeypatch: p
     together = llm.transcribe(items, vad=False, sampling_params=SHORT, use_tqdm=False)[0]
     assert set(asked) == {None}
     assert (alone.windows, alone.language) == (together.windows, "fr")
+
+
+def test_a_repetition_is_tried_with_timestamps_before_sampling(llm: LLM) -> None:
+    """By default. If every answer fails, the likeliest one is used, not the last one."""
+    params = {"compression_ratio_threshold": 0.01, "log_prob_threshold": None}
+    (window,) = heard(llm, make_audio(1, 0.8), sampling_params=None, **params)[0].windows
+    shown = [(attempt.temperature, attempt.timestamps) for attempt in window.attempts]
+    assert shown[:2] == [(0.0, False), (0.0, True)]
+    assert [temperature for temperature, _ in shown[2:]] == [0.2, 0.4, 0.6, 0.8, 1.0][: len(shown) - 2]
+    assert {attempt.rejected for attempt in window.attempts} == {"compression_ratio"}
+
+
+def answer(text: str, logprob: float, rejected: str | None, timed: bool = False, fits: bool = True) -> _Answer:
+    attempt = Attempt(0.0, logprob, 1.0, rejected, timed)
+    return _Answer(None, None, attempt, text, logprob >= -1, fits)
+
+
+def test_an_unlikely_last_answer_does_not_replace_a_likely_first_one() -> None:
+    said = answer("Stand by. " * 8, -0.2, "compression_ratio")
+    sampled = answer("Some other words", -1.8, "avg_logprob")
+    loop = answer("thank you " * 100, -0.1, "compression_ratio", fits=False)
+    passed = answer("All else", -0.9, None)
+    ordered = [passed, said, sampled, loop]
+    ranks = [_rank(one) for one in ordered]
+    assert all(better > worse for better, worse in pairwise(ranks))
+
+
+def test_a_repetition_that_is_written_twice_alike_was_spoken() -> None:
+    said = answer("Stand by. " * 8, -0.2, "compression_ratio")
+    assert _is_confirmed([said, answer("stand by, " * 8, -0.3, "compression_ratio", True)])
+    assert not _is_confirmed([said, answer("Stand by. " * 3, -0.3, "compression_ratio", True)])
+    assert not _is_confirmed([said, answer("Stand by. " * 8, -1.3, "compression_ratio", True)])
+    assert not _is_confirmed([said, answer("Stand by. " * 8, -0.3, "compression_ratio")])
+    assert not _is_confirmed([said])

@@ -11,9 +11,9 @@ import torch
 from oracle import CHAT_TEMPLATE
 from PIL import Image
 from sensorium import LLM, AsyncLLM, BeamSearchParams, EngineArgs, PoolingParams, RequestOutputKind, SamplingParams
-from sensorium.engine.codec import decode, encode
+from sensorium.callers.errors import ConfigError, EngineDeadError, InputError
+from sensorium.engine.core.codec import decode, encode
 from sensorium.engine.model_files import call_overrides, load_model_files
-from sensorium.mm.errors import ConfigError, EngineDeadError, InputError
 from tqdm import tqdm
 from transformers import AutoTokenizer
 
@@ -166,7 +166,7 @@ def test_health(args, monkeypatch):
     asyncio.run(engine.check_health())
     assert (engine.errored, engine.is_running) == (False, True)
     with monkeypatch.context() as patch:
-        patch.setattr(engine._engine_loop, "_dead", EngineDeadError("killed"))
+        patch.setattr(engine.engine.loop, "_dead", EngineDeadError("killed"))
         assert (engine.errored, engine.is_running) == (True, False)
         with pytest.raises(EngineDeadError, match="killed"):
             asyncio.run(engine.check_health())
@@ -278,7 +278,7 @@ def test_arguments_of_generate_and_chat(llm):
     llm.chat([{"role": "user", "content": "a"}], params, use_tqdm=bar, lora_request=None, chat_template_content_format="auto")
     assert seen == [2, 1]
     for call in (llm.generate, llm.request):
-        with pytest.raises(InputError, match=r"lora_request=5 cannot be honoured: give LLM the adapter's folder as adapter="):
+        with pytest.raises(InputError, match=r"must be the name of a loaded adapter, a LoRARequest or None, not"):
             call("a", params, lora_request=5)
     with pytest.raises(InputError, match="unknown argument 'fit'; give it as a key of the prompt"):
         llm.generate("a", params, fit="context")

@@ -18,8 +18,8 @@ import soundfile
 import torch
 from sensorium import LLM, AsyncLLM, PoolingParams, SamplingParams, Segment, Transcript, Word
 from sensorium.benchmarks import word_times
+from sensorium.callers.errors import ConfigError, EngineDeadError, ErrorInfo, InputError
 from sensorium.engine.types import CompletionOutput, RequestOutput
-from sensorium.mm.errors import ConfigError, EngineDeadError, ErrorInfo, InputError
 from sensorium.pipelines.speech import alignment_heads, skipped
 from sensorium.pipelines.speech.alignment import alignment_matrix, time_warp, token_starts
 from sensorium.pipelines.speech.alignment_heads import find_alignment_heads
@@ -253,6 +253,16 @@ def test_words_without_a_length_get_one_where_there_is_room() -> None:
     assert found == [(0.5, 0.55), (0.55, 0.55), (0.55, 0.9), (2.0, 2.1), (3.0, 3.0)]
 
 
+def test_words_are_put_in_order_window_by_window() -> None:
+    """The next window's first word limits the last one of a window; without it, the window's end does."""
+    words = (Word(0.5, 1.0, " a", 1.0), Word(2.0, 2.0, " b", 1.0))
+    for following, end in ((2.04, 2.04), (1.0, 2.0), (None, 2.1), (9.0, 2.1)):
+        (part,) = put_in_order([Segment(0.0, 3.0, "a b", words=words)], 3.0, 0.7, following)
+        assert [(word.start, word.end) for word in part.words or ()] == [(0.7, 1.0), (2.0, end)]
+    (part,) = put_in_order([Segment(0.0, 2.0, "a b", words=words)], 2.05)
+    assert (part.words or ())[-1].end == 2.05
+
+
 def test_times_are_monotone_and_inside_the_file() -> None:
     parts = [Segment(0.0, 1.0, "a b", words=tuple(timed(" a", " b"))), Segment(0.9, 5, "c", words=(Word(0.8, 9, " c", 1.0),))]
     found = put_in_order(parts, 3.0)
@@ -315,7 +325,7 @@ def test_aligner_times_the_words_of_any_model(llm: LLM, ctc: Path, monkeypatch: 
     check_words(llm.transcribe(make_audio(1, 2.9), "de", aligner=ctc, **given)[0])
     speech = SimpleNamespace(**{name: getattr(llm.speech, name) for name in dir(llm.speech) if name[0] != "_"})
     speech.has_timestamps, speech.alignment = False, lambda: None
-    monkeypatch.setattr(llm, "speech", speech)
+    monkeypatch.setattr(llm.engine, "speech", speech)
     found = llm.transcribe([make_audio(1, 2.9), make_audio(2, 0.5)], "de", aligner=ctc, **given)
     for one in found:
         check_words(one)
@@ -439,10 +449,10 @@ def test_heads_that_follow_the_last_token_are_left_out(monkeypatch: pytest.Monke
     joined = alignment_heads._Joined(weights, 2, ((2, 20),))
     monkeypatch.setattr(alignment_heads, "_read_heads", lambda *given: [joined])
     rule = SimpleNamespace(sizes=(1, 3), step=0.1)
-    model = SimpleNamespace(speech=SimpleNamespace(alignment=lambda: rule))
+    engine = SimpleNamespace(speech=SimpleNamespace(alignment=lambda: rule))
+    model = SimpleNamespace(engine=engine, config=SimpleNamespace(model="m"))
     assert find_alignment_heads(model, []) == [(0, 0)]
-    model.speech = None
-    model.config = SimpleNamespace(model="m")
+    engine.speech = None
     with pytest.raises(ConfigError, match="no cross-attention heads"):
         find_alignment_heads(model, [])
 
@@ -455,8 +465,9 @@ def test_groups_of_clips_have_their_own_prefix(monkeypatch: pytest.MonkeyPatch) 
     prompts = list[dict[str, Any]]()
     outputs = [SimpleNamespace(error=None, data=torch.zeros(1, 8, 300)) for _ in range(2)]
     model = SimpleNamespace(
-        speech=SimpleNamespace(decode_spec=SimpleNamespace(rate=100, max_audio_samples=3000)),
-        eos_token_ids=[9],
+        engine=SimpleNamespace(
+            speech=SimpleNamespace(decode_spec=SimpleNamespace(rate=100, max_audio_samples=3000)), eos_token_ids=[9]
+        ),
         transcribe=lambda *given, **options: heard,
         encode=lambda given, *rest, **options: prompts.extend(given) or outputs,
     )

@@ -11,8 +11,9 @@ from itertools import count
 
 import pytest
 import torch
+from sensorium.callers.errors import InputError
 from sensorium.kernels import pixels as kernel
-from sensorium.mm.errors import InputError
+from sensorium.kernels.pixels.layout import PatchLayout
 from sensorium.mm.geometry import patch_grid
 from sensorium.mm.tiling.aspect import AspectTiles
 from sensorium.mm.tiling.longest import EdgeTiles, PanAndScan
@@ -43,11 +44,11 @@ def noise(*shape: int) -> torch.Tensor:
 @pytest.mark.parametrize("plan", PLANS)
 def test_patches_are_equal(monkeypatch: pytest.MonkeyPatch, plan: str, dtype: torch.dtype) -> None:
     clip = noise(3, 90 if plan != "crops resized" else 60, 140, 3)
-    wanted = patchify_crops(clip, PLANS[plan], SPEC, 14, 2, dtype)
+    wanted = patchify_crops(clip, PLANS[plan], SPEC, PatchLayout(14, 2), dtype)
     for most in (1, 64 << 20):
         monkeypatch.setattr(images, "MAX_TRANSFER_BYTES", most)
         with processing_on(MediaDevice(CPU)):
-            assert torch.equal(patchify_crops(clip, PLANS[plan], SPEC, 14, 2, dtype), wanted)
+            assert torch.equal(patchify_crops(clip, PLANS[plan], SPEC, PatchLayout(14, 2), dtype), wanted)
 
 
 @pytest.mark.parametrize("frames", [1, 2, 5])
@@ -71,10 +72,10 @@ def test_videos_are_transferred_in_parts_of_whole_patches(monkeypatch: pytest.Mo
 
 def test_images_that_pillow_resizes_stay_on_the_cpu(monkeypatch: pytest.MonkeyPatch) -> None:
     spec, picture = replace(SPEC, resample="pillow"), noise(1, 90, 140, 3)
-    wanted = patchify_crops(picture, PLANS["filled up"], spec, 14)
+    wanted = patchify_crops(picture, PLANS["filled up"], spec, PatchLayout(14))
     monkeypatch.delattr(kernel, "preprocess_frames")
     with processing_on(MediaDevice(CPU)):
-        assert torch.equal(patchify_crops(picture, PLANS["filled up"], spec, 14), wanted)
+        assert torch.equal(patchify_crops(picture, PLANS["filled up"], spec, PatchLayout(14)), wanted)
 
 
 @pytest.mark.parametrize("length", [None, 9000])

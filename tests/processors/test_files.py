@@ -6,8 +6,9 @@ import json
 import os
 
 import pytest
-from sensorium.mm.errors import CheckpointError, InputError
-from sensorium.processors.files import ProcessorFiles, find_template, read_json, read_preprocessors, read_template
+from sensorium.callers.errors import CheckpointError, InputError
+from sensorium.checkpoints.files import read_json
+from sensorium.processors.files import ProcessorFiles, find_template, read_preprocessors, read_template
 
 
 def test_template_places(tmp_path):

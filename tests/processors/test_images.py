@@ -9,7 +9,8 @@ import pytest
 import torch
 import torch.nn.functional as F
 from PIL import Image
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
+from sensorium.kernels.pixels.layout import PatchLayout
 from sensorium.mm.tiling.aspect import AspectTiles
 from sensorium.mm.tiling.canvas import AnyResTiles
 from sensorium.mm.tiling.longest import EdgeTiles, PanAndScan
@@ -23,6 +24,7 @@ from sensorium.processors.images import (
     patchify_crops,
     read_pixel_spec,
 )
+from sensorium.processors.patches import PatchSpec, apply_size, read_patch_spec
 
 SIZES = [(64, 64), (30, 500), (57, 91), (333, 250), (480, 640), (13, 14)]
 PLAIN = PixelSpec((0.0,) * 3, (1.0,) * 3, 1.0)
@@ -37,7 +39,7 @@ def noise(*shape: int, seed: int = 0) -> torch.Tensor:
 def planes(frames: torch.Tensor, plan: CropPlan, spec: PixelSpec, dtype: torch.dtype = torch.float32) -> torch.Tensor:
     """Return patches of one pixel as images `[n * tiles, 3, height, width]`."""
     tall, wide = plan.views[0].tile_size
-    return patchify_crops(frames, plan, spec, 1, dtype=dtype).view(-1, tall, wide, 3).permute(0, 3, 1, 2)
+    return patchify_crops(frames, plan, spec, PatchLayout(1), dtype).view(-1, tall, wide, 3).permute(0, 3, 1, 2)
 
 
 def aspect(**options: Any) -> Any:
@@ -122,13 +124,13 @@ def test_patches_times_a_weight_are_a_convolution(policy, dtype):
     plan, weight = policy.plan(90, 140), torch.randn(5, 3, 14, 14, dtype=torch.float64)
     pieces = planes(clip, plan, spec, dtype)
     want = F.conv2d(pieces.double(), weight, stride=14).flatten(2).transpose(1, 2).reshape(-1, 5)
-    rows = patchify_crops(clip, plan, spec, 14, dtype=dtype)
+    rows = patchify_crops(clip, plan, spec, PatchLayout(14), dtype)
     assert rows.dtype == dtype
     torch.testing.assert_close(rows.double() @ weight.flatten(1).T, want)
     tall, wide = (side // 14 for side in plan.views[0].tile_size)
     if tall % 2 == wide % 2 == 0:
         squares = rows.view(-1, tall // 2, 2, wide // 2, 2, rows.shape[1]).transpose(2, 3).reshape(rows.shape)
-        assert torch.equal(patchify_crops(clip, plan, spec, 14, 2, dtype), squares)
+        assert torch.equal(patchify_crops(clip, plan, spec, PatchLayout(14, 2), dtype), squares)
     assert torch.equal(pieces, planes(clip, plan, spec).to(dtype))
     alone = torch.cat([planes(frame[None], plan, spec, dtype) for frame in clip])
     assert torch.equal(pieces, alone)  # a frame's pieces lie side by side
@@ -155,10 +157,52 @@ def test_missing_json_keys_keep_the_default():
     assert spec == PixelSpec((0.25,) * 3, (1, 2, 3), 0.5, "bilinear")
 
 
-@pytest.mark.parametrize("json", [{"do_resize": False}, {"resample": 0}, {"resample": 5}, {"image_mean": [0.5]}])
+@pytest.mark.parametrize("json", [{"do_resize": False}, {"resample": 6}, {"resample": True}, {"image_mean": [0.5, 0.5]}])
 def test_unsupported_json_is_refused(json):
     with pytest.raises(ConfigError, match="preprocessor JSON"):
         read_pixel_spec(json, PixelSpec(), {})
+
+
+@pytest.mark.parametrize(("number", "kind"), [(0, "nearest"), (4, "box"), (5, "hamming")])
+def test_pillow_gives_the_pixels_of_its_other_filters(number, kind):
+    """Pillow always computes the box and hamming filters, which torch does not have."""
+    image, plan = noise(40, 60, 3), FixedSize((21, 33)).plan(40, 60)
+    json = {"resample": number, "do_rescale": False, "do_normalize": False}
+    spec = read_pixel_spec(json, PixelSpec(), {"resample": "pillow"} if kind == "nearest" else {})
+    assert (spec.filter, spec.resample) == (kind, "pillow")
+    want = np.array(Image.fromarray(image.numpy()).resize((33, 21), Image.Resampling(number)))
+    assert torch.equal(planes(image[None], plan, spec)[0], torch.from_numpy(want).permute(2, 0, 1).float())
+    with pytest.raises(ConfigError, match="torch does not compute"):
+        read_pixel_spec(json, PixelSpec(antialias=False), {})
+
+
+@pytest.mark.parametrize("mean", [True, "abc", ["a"], [0.5, float("nan"), 0.5], float("inf"), {"r": 1}])
+def test_means_are_numbers(mean):
+    with pytest.raises(ConfigError, match="image_mean in the preprocessor JSON is"):
+        read_pixel_spec({"image_mean": mean}, PixelSpec(), {})
+
+
+@pytest.mark.parametrize("mean", [0, 0.0, [0]])
+def test_a_mean_of_zero_is_no_missing_mean(mean):
+    assert read_pixel_spec({"image_mean": mean}, PixelSpec(), {}).mean == (0, 0, 0)
+    assert read_pixel_spec({"image_mean": None, "image_std": []}, PixelSpec(), {}) == PixelSpec()
+
+
+@pytest.mark.parametrize("number", [4, 5])
+def test_torch_is_refused_for_filters_that_it_lacks(number):
+    """In one way for families of tiles and of patches, by the name of the option."""
+    with pytest.raises(ConfigError, match="resample is 'torch', which has no") as caught:
+        read_pixel_spec({"resample": number}, PixelSpec(), {"resample": "torch"})
+    assert caught.value.info.param == "resample"
+    with pytest.raises(ConfigError, match="resample is 'torch', which has no"):
+        apply_size(read_patch_spec({"resample": number}, PatchSpec()), {"resample": "torch"})
+    assert read_pixel_spec({"resample": number}, PixelSpec(), {"resample": "pillow"}).resample == "pillow"
+
+
+def test_an_image_is_resized_unless_the_family_can_keep_its_size():
+    with pytest.raises(ConfigError, match="do_resize is false"):
+        read_patch_spec({"do_resize": False}, PatchSpec())
+    assert read_patch_spec({"do_resize": False}, PatchSpec(can_keep_size=True)).keeps_size
 
 
 def test_pillow_gives_its_own_pixels():
@@ -176,6 +220,9 @@ def test_pillow_gives_its_own_pixels():
         ({"rescale_factor": 0}, "rescale_factor in the preprocessor JSON is 0; it must be above zero"),
         ({"rescale_factor": float("nan")}, "rescale_factor in the preprocessor JSON is nan"),
         ({"image_std": [0.5, 0.0, 0.5]}, "image_std in the preprocessor JSON is 0.5, 0.0, 0.5"),
+        ({"image_std": 0}, "image_std in the preprocessor JSON is 0, 0, 0; it must be above zero"),
+        ({"rescale_factor": "abc"}, "rescale_factor in the preprocessor JSON is 'abc'; give numbers"),
+        ({"rescale_factor": True}, "rescale_factor in the preprocessor JSON is True; give numbers"),
     ],
 )
 def test_divisors_are_checked_when_read(json, text):

@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.processors.mel import MelSpec, filter_bank, log_mel, read_mel_spec
 
 LONGEST = 480_000
@@ -96,7 +96,7 @@ def test_spec_from_json() -> None:
         ({"feature_size": 0}, "feature_size of the feature extractor is 0"),
         ({"chunk_length": 1.5}, "chunk_length of the feature extractor is 1.5"),
         ({"hop_length": True}, "hop_length of the feature extractor is True"),
-        ({"dither": 1e-4}, "dither and do_normalize"),
+        ({"dither": 1e-4}, "dither of the feature extractor adds random noise"),
     ],
 )
 def test_bad_json_is_named(audio: dict[str, Any], text: str) -> None:

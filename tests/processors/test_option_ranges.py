@@ -12,11 +12,11 @@ from typing import Any
 
 import pytest
 from infos import INFOS, ITEMS
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.geometry import FrameSampling, sample_indices
 from sensorium.mm.media import gate
 from sensorium.mm.media.policy import MediaPolicy
-from sensorium.processors.families.glm4v import Glm4VProcessingInfo
+from sensorium.models.families.glm4v.processing import Glm4VProcessingInfo
 from sensorium.processors.options import VALUES
 
 EXTREME = [
@@ -100,8 +100,12 @@ def test_extreme_options_are_refused_or_planned_with_bounded_work(name: str) -> 
 
 
 def test_every_option_has_its_values() -> None:
-    options = {option for info in INFOS.values() for several in info.valid_kwargs.values() for option in several}
-    assert options == VALUES.keys()
+    shared = set[str]()
+    for info in INFOS.values():
+        options = {option for several in info.valid_kwargs.values() for option in several}
+        assert info.option_values.keys() <= options - VALUES.keys()
+        shared |= options - info.option_values.keys()
+    assert shared == VALUES.keys()
 
 
 @pytest.mark.parametrize(("fps", "message"), [(1e6, "over the limit of 1,000;"), (1e-4, "at least 0.001"), (math.nan, "nan")])

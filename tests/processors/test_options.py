@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from sensorium.mm.errors import ConfigError
-from sensorium.processors.options import for_modality
+from sensorium.callers.errors import ConfigError
+from sensorium.processors.options import VALUES, for_modality
 
 KNOWN = {"image": ("size",), "video": ("fps", "size"), "audio": ()}
 
@@ -42,3 +42,10 @@ def test_a_family_without_options_says_so() -> None:
 def test_the_options_of_a_modality_are_a_mapping(value: object) -> None:
     with pytest.raises(ConfigError, match="images_kwargs holds options by name"):
         for_modality({"images_kwargs": value}, "image", KNOWN)
+
+
+def test_options_of_one_family_have_their_values_in_the_family() -> None:
+    known, values = {"image": ("gain",)}, {**VALUES, "gain": (True, False)}
+    assert for_modality({"gain": True}, "image", known, values) == {"gain": True}
+    with pytest.raises(ConfigError, match="gain is 2; the known ones are True and False"):
+        for_modality({"gain": 2}, "image", known, values)

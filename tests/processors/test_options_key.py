@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from infos import INFOS
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.media import gate
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.processors.options import VALUES, ListOf, Range
@@ -38,8 +38,8 @@ BESIDE: Mapping[str, Mapping[str, Any]] = {
 NAMES = [name for name in sorted(INFOS) if any(INFOS[name].valid_kwargs.values())]
 
 
-def values_of(option: str) -> Iterator[Any]:
-    values = VALUES[option]
+def values_of(info: Any, option: str) -> Iterator[Any]:
+    values = {**VALUES, **info.option_values}[option]
     if isinstance(values, Range):
         yield from SIZES if option == "size" else ()
         yield from (n for n in NUMBERS if values.minimum <= n <= values.maximum and isinstance(n, (int, values.kind)))
@@ -52,7 +52,7 @@ def values_of(option: str) -> Iterator[Any]:
 def variants(info: Any, modality: str, option: str) -> Iterator[tuple[object, Any]]:
     """Yield the values that the family takes beside the options that it needs, each with its ProcessingInfo."""
     beside = {name: value for name, value in BESIDE.get(option, {}).items() if name in info.valid_kwargs[modality]}
-    for value in values_of(option):
+    for value in values_of(info, option):
         try:
             yield value, info.with_kwargs({f"{modality}s_kwargs": {**beside, option: value}})
         except ConfigError:
@@ -99,4 +99,5 @@ def test_every_option_of_items_changes_a_key() -> None:
         for option in options
         if len({info.options_key(modality) for _, info in variants(INFOS[name], modality, option)}) > 1
     }
-    assert VALUES.keys() - changed == {"use_image_id"}  # it numbers the items in the prompt
+    known = VALUES.keys() | {option for name in NAMES for option in INFOS[name].option_values}
+    assert known - changed == {"use_image_id"}  # it numbers the items in the prompt

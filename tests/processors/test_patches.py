@@ -9,8 +9,8 @@ import pytest
 import torch
 from oracle import ensure_torchvision
 from PIL import Image
+from sensorium.callers.errors import ConfigError
 from sensorium.mm.buffers import BufferPool
-from sensorium.mm.errors import ConfigError
 from sensorium.mm.geometry import patch_grid
 from sensorium.processors.patches import PatchSpec, apply_size, patchify, read_patch_spec
 

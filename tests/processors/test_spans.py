@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.processors.interface import Span
 from sensorium.processors.spans import build_span, lay_out
 
@@ -71,7 +71,7 @@ def test_items_take_placeholders_in_order():
 
 @pytest.mark.parametrize("expanded", [False, True])
 def test_a_span_swallows_tokens_that_follow_it(expanded):
-    one = replace(build_span([(7,), 2, (6,)], IMAGE), swallows=frozenset((3,)))
+    one = replace(build_span([(7,), 2, (6,)], IMAGE), trailing=frozenset((3,)))
     first = [7, 9, 9, 6] if expanded else [9]
     ids, ranges = expand([3, *first, 3, 3, 4, 3, 9, 3], {"image": [one, one]}, PLACEHOLDERS)
     assert ids == (3, 7, 9, 9, 6, 3, 3, 4, 3, 7, 9, 9, 6, 3)

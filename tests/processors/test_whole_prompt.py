@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from oracle import CHAT_TEMPLATE, load_processor
 from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
-from sensorium.processors.families.qwen2_vl import Qwen25VLProcessingInfo
+from sensorium.models.families.qwen2_vl.processing import Qwen25VLProcessingInfo
 from sensorium.processors.files import find_template, read_preprocessors
 from sensorium.processors.spans import lay_out
 from sensorium.processors.text.chat import render_chat

@@ -49,7 +49,7 @@ def tools(tiny):
     """Serve the shipped model with a template that takes tools: (client of openai, Server)."""
     from http_server import TINY, openai_client, serving
 
-    template = tiny[1].engine.llm.get_tokenizer().chat_template
+    template = tiny[1].engine.tokenizer.chat_template
     template = "{% if tools %}{{ tools | tojson }}{{ '<tool_call>' }}{% endif %}" + template
     with serving(TINY, "tiny-vl", max_model_len=1024, chat_template=template) as (url, server), openai_client(url) as client:
         yield client, server

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import dataclasses
 import json
 import os
 import shutil
@@ -19,15 +20,17 @@ import pytest
 from fastapi import FastAPI, Request
 from http_server import TINY, listening, make_server
 from pydantic import ValidationError
-from sensorium.mm.errors import ConfigError, ErrorInfo, InputError
+from sensorium.callers.errors import ConfigError, ErrorInfo, InputError
+from sensorium.engine.config import EngineConfig
 from sensorium.server.app import make_app
-from sensorium.server.config import ServerConfig, read_config, split_options
+from sensorium.server.config import ServerConfig, environment_options, read_config, split_options
 from sensorium.server.errors import error_response, on_error
 from sensorium.server.guard import Guard
 from sensorium.server.protocol.chat import ChatBody
 from sensorium.server.protocol.completions import CompletionBody
 from sensorium.server.protocol.tokens import DetokenizeBody
-from sensorium.server.state import unless_disconnected
+from sensorium.server.run import serve
+from sensorium.server.state import Server, unless_disconnected
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
@@ -79,8 +82,8 @@ def test_wrong_paths_and_methods(http):
 
 def test_a_sleeping_or_closed_engine_is_not_ready():
     server = make_server(TINY, "tiny-vl", max_model_len=256, warm_up=False)
-    app = make_app(server)
-    server.engine.llm.sleep()
+    app = make_app(server.services)
+    server.llm.llm.sleep()
     assert ask(app, path="/health").status_code == 200
     ready = ask(app, path="/ready")
     assert (ready.status_code, error(ready)["code"]) == (503, "engine_asleep")
@@ -167,6 +170,18 @@ def test_too_many_requests_are_refused():
     assert error(second)["code"] == "overloaded"
 
 
+@pytest.mark.parametrize("path", ["/v1/responses/resp_1/cancel", "/v1/batches/batch_1/cancel"])
+def test_a_full_server_takes_requests_that_cancel(path):
+    async def inner(scope, receive, send):
+        await error_response(ErrorInfo("internal", "x"))(scope, receive, send)
+
+    guard = Guard(inner, ServerConfig(max_requests=1), is_full=lambda: True)
+    guard._in_progress = 1
+    assert ask(guard, "POST", path).status_code == 500
+    assert ask(guard, "POST", "/v1/responses").status_code == 429
+    assert guard._in_progress == 1
+
+
 def test_the_work_of_a_client_that_left_is_cancelled():
     async def run():
         cancelled = asyncio.Event()
@@ -228,7 +243,7 @@ def test_the_file_of_options(tmp_path):
     config, engine = split_options(read_config(path))
     assert config.port == 1
     media = {"decode_isolation": "process", "max_jpeg_scans": 3}
-    assert engine == {"max_model_len": "32k", "media": media, "engine_process": True}
+    assert engine == {"max_model_len": "32k", "media": media, "engine_process": True, "engine_standby": True}
     assert split_options({"engine_process": False})[1]["engine_process"] is False
     for text in ("- a", "{", "1: 2", "\x00"):
         path.write_text(text)
@@ -240,6 +255,13 @@ def test_the_file_of_options(tmp_path):
     for name, meant in (("prot", "port"), ("max_model_length", "max_model_len")):
         with pytest.raises(ConfigError, match=rf"unknown option '{name}'; did you mean {meant}\?"):
             split_options({name: 80})
+
+
+def test_adapters_of_requests_are_refused_until_an_endpoint_takes_them():
+    for options in ({"enable_lora": True}, {"models": [{"name": "a", "path": "b", "options": {"enable_lora": True}}]}):
+        with pytest.raises(ConfigError, match="no endpoint takes adapters of requests yet"):
+            split_options(options)
+    assert split_options({"enable_lora": False})[1]["enable_lora"] is False
 
 
 def test_sigterm_ends_the_command_after_the_last_response(tmp_path):
@@ -261,7 +283,9 @@ def test_sigterm_ends_the_command_after_the_last_response(tmp_path):
             run.send_signal(signal.SIGTERM)
             assert [line for line in lines if line][-1] == "data: [DONE]"
         assert run.wait() == 0
-        assert run.stderr.read() == ""
+        stopping, line = run.stderr.read().splitlines()  # the second is the access log's; /ready has none at the level info
+        assert stopping.startswith("stopping")
+        assert "path=/v1/chat/completions status=200 outcome=ok" in line
     with socket.socket() as probe:
         assert probe.connect_ex((urlparse(url).hostname, urlparse(url).port)) != 0
 
@@ -275,7 +299,7 @@ def test_a_port_in_use_is_found_before_the_model_is_loaded():
 
 
 def test_two_servers_have_their_own_metrics(tiny):
-    other = make_server(tiny[1].engine.llm, "other")
+    other = make_server(tiny[1].llm.llm, "other")
     with listening(other) as url:
         assert httpx.get(f"{url}/v1/models").json()["data"][0]["id"] == "other"
 
@@ -303,6 +327,29 @@ def test_pages_of_other_origins_cannot_write(origin, options):
         assert response.status_code == status
         assert status == 200 or error(response)["code"] == "wrong_origin"
     assert ask(guarded(**options), "POST", "/echo", headers={**headers, "Origin": "http://localhost"}).status_code == 200
+
+
+def test_pages_of_allowed_origins(tiny):
+    page = "https://app.example"
+    for config in ServerConfig(allowed_origins=page), ServerConfig(allowed_origins=[page, "http://b"], api_key="one"):
+        app = make_app(make_server(tiny[1].llm.llm, "tiny-vl", config).services)
+        asks = {"Origin": page, "Access-Control-Request-Method": "POST", "Access-Control-Request-Headers": "authorization"}
+        allowed = ask(app, "OPTIONS", "/tokenize", headers=asks)
+        assert allowed.status_code == 200
+        assert allowed.headers["access-control-allow-origin"] == page
+        assert "authorization" in allowed.headers["access-control-allow-headers"]
+        headers = {"Origin": page, "Authorization": "Bearer one"}
+        found = ask(app, "POST", "/tokenize", json={"prompt": "a"}, headers=headers)
+        assert (found.status_code, found.headers["access-control-allow-origin"]) == (200, page)
+        other = ask(app, "POST", "/tokenize", json={"prompt": "a"}, headers={**headers, "Origin": "https://app.example.evil"})
+        assert (other.status_code, error(other)["code"]) == (403, "wrong_origin")
+        assert "access-control-allow-origin" not in other.headers
+    refused = ask(app, "POST", "/tokenize", json={"prompt": "a"}, headers={"Origin": page})
+    assert (refused.status_code, error(refused)["code"]) == (401, "invalid_api_key")
+    assert refused.headers["access-control-allow-origin"] == page  # the page may read why
+    for wrong in "*", "app.example", "https://app.example/", ["https://a", ""]:
+        with pytest.raises(ConfigError, match="is no origin"):
+            ServerConfig(allowed_origins=wrong)
 
 
 @pytest.mark.parametrize("host", ["evil.example", "evil.example:80", "[", "", "127.0.0.1.evil.example", "10.0.0.1"])
@@ -389,3 +436,90 @@ def test_https(tmp_path):
                 assert silent.recv(1) == b"", "a connection without a handshake is closed"
         finally:
             run.terminate()
+
+
+@pytest.mark.parametrize("name", ["Host", "Origin", "Authorization", "x-api-key"])
+def test_a_header_that_comes_twice_is_refused(name):
+    response = ask(guarded(), "POST", "/echo", headers=[("Host", "localhost"), (name, "localhost"), (name, "localhost")])
+    assert (response.status_code, error(response)["code"]) == (400, "duplicate_header")
+    assert name.title() in error(response)["message"]
+
+
+@pytest.mark.parametrize("encoding", ["gzip", "br", "identity, gzip", "identity"])
+def test_compressed_bodies_are_refused(encoding):
+    response = ask(guarded(), "POST", "/echo", content=b"x", headers={"Content-Encoding": encoding})
+    assert response.status_code == (200 if encoding == "identity" else 415)
+    if encoding != "identity":
+        assert error(response)["code"] == "unsupported_media_type"
+
+
+@pytest.mark.parametrize("method", ["POST", "OPTIONS"])
+def test_a_request_with_two_lengths_closes_its_connection(tiny, method):
+    config = ServerConfig(allowed_origins="https://app.example", header_seconds=60)
+    with listening(Server(tiny[1].llm, config, "tiny-vl")) as url:
+        preflight = "Origin: https://app.example\r\nAccess-Control-Request-Method: POST\r\n"
+        lengths = "Content-Length: 5\r\nTransfer-Encoding: chunked\r\n\r\n0\r\n\r\n"
+        sent = f"{method} /tokenize HTTP/1.1\r\nHost: localhost\r\n{preflight if method == 'OPTIONS' else ''}{lengths}"
+        with socket.create_connection((urlparse(url).hostname, urlparse(url).port), timeout=60) as connection:
+            connection.sendall(sent.encode() + b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            with connection.makefile("rb") as stream:
+                received = stream.read()  # until the connection is closed
+    assert received.count(b"HTTP/1.1 ") == 1
+    assert b'"version"' not in received
+    assert received.startswith(b"HTTP/1.1 400" if method == "POST" else b"HTTP/1.1 200")
+
+
+def test_the_page_answers_head(http):
+    head, page = http.head("/"), http.get("/")
+    assert (head.status_code, head.content) == (200, b"")
+    assert head.headers["content-length"] == page.headers["content-length"] == str(len(page.content))
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        ({"prompt": None}, "prompt is null"),
+        ({"prompt": "a", "max_tokens": -1}, "at most 9223372036854775807, or null"),
+        ({"prompt": "a", "seed": 2**70}, "from -9223372036854775808 to 18446744073709551615"),
+        ({"prompt": [None, True]}, "[null, true]"),
+        ({"prompt": "a", "stream": "None"}, "'None'"),
+        (None, "the body is null; it must be an object"),
+    ],
+)
+def test_errors_have_jsons_words(http, body, said):
+    response = http.post("/v1/completions", json=body, headers={"Content-Type": "application/json"}, content=None)
+    message = error(response)["message"]
+    assert (response.status_code, said in message) == (400, True), message
+    assert not any(word in message.replace("'None'", "") for word in ("None", "True", "2**", " int,", "a str"))
+
+
+def test_suggestions_are_short(http):
+    message = error(http.post("/v1/chat/completions", json={"messages": [], "temprature": 1}))["message"]
+    assert "did you mean temperature?" in message
+    assert message.count(",") < 20
+    assert "others" in message
+
+
+def test_options_may_be_environment_variables(monkeypatch):
+    """Values are those of flags; flags and the file take precedence; the engine reads the kernels' variable itself."""
+    given = {"PORT": "0", "API_KEY": "12", "ACCESS_LOG": "false", "MAX_MODEL_LEN": "256", "MEDIA": '{"max_jpeg_scans": 3}'}
+    given |= {"MODEL": "m", "KERNELS": "torch", "HOST": "", "CPU": "avx2", "COLOUR": "red", "DTYPE": "float32"}
+    options = environment_options({f"SENSORIUM_{name}": value for name, value in given.items()} | {"PORT": "1"})
+    assert options == {
+        "port": 0, "api_key": "12", "access_log": False, "max_model_len": 256, "media": {"max_jpeg_scans": 3},
+        "model": "m", "dtype": "float32",
+    }  # fmt: skip
+    assert environment_options({"SENSORIUM_PORT": "tcp://10.0.0.1:8000"}) == {}, "Kubernetes sets it for a service of that name"
+    with pytest.raises(ConfigError, match="SENSORIUM_MEDIA"):
+        environment_options({"SENSORIUM_MEDIA": "{"})
+    for option in (*dataclasses.fields(ServerConfig), *dataclasses.fields(EngineConfig)):
+        read = environment_options({f"SENSORIUM_{option.name.upper()}": "1"})
+        assert (option.name in read) is (option.name != "kernels")
+    served = []
+    monkeypatch.setattr("sensorium.server.run._load_and_serve", lambda *args: served.append(args))
+    monkeypatch.setenv("SENSORIUM_MODEL", "m")
+    monkeypatch.setenv("SENSORIUM_PORT", "1")
+    monkeypatch.setenv("SENSORIUM_MAX_REQUESTS", "7")
+    serve({"port": 2})
+    ((model, config, _),) = served
+    assert (model, config.port, config.max_requests) == ("m", 2, 7)

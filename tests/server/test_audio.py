@@ -7,6 +7,7 @@ import io
 import json
 import re
 import threading
+import time
 from dataclasses import replace
 
 import family
@@ -18,8 +19,10 @@ from http_server import listening, make_server, openai_client, serving
 from parakeet import make_model, make_transducer, save
 from sensorium import EngineDeadError, SamplingParams
 from sensorium.mm.tenants import tenant_of
+from sensorium.pipelines.speech.results import Transcript
 from sensorium.pipelines.speech.subtitles import WRITERS, SubtitleLayout
 from sensorium.server.config import ServerConfig
+from sensorium.server.endpoints import audio as audio_endpoint
 from sensorium.server.state import Server
 from waiting import assert_idle
 
@@ -54,7 +57,7 @@ def wav():
 
 
 def transcribe(server, wav, task="transcribe", **options):
-    (found,) = asyncio.run(server.engine.transcribe(wav, task=task, **{"vad": False, **options}))
+    (found,) = asyncio.run(server.llm.transcribe(wav, task=task, **{"vad": False, **options}))
     assert found.error is None
     return found
 
@@ -68,11 +71,27 @@ def test_json_and_text(client, server, wav):
     assert client.audio.transcriptions.create(**fields, response_format="text") == f"{expected.text}\n"
 
 
+def test_seconds_of_sound_are_counted(client, url, wav):
+    def value(name):
+        text = httpx.get(f"{url}/metrics").text
+        return float(re.search(rf'^sensorium_{name}\{{model_name="whisper"\}} (\S+)$', text, re.M)[1])
+
+    before = value("audio_seconds_total"), value("real_time_factor_count")
+    client.audio.transcriptions.create(model="whisper", file=("a.wav", wav))
+    for _ in client.audio.transcriptions.create(model="whisper", file=("a.wav", wav), stream=True):
+        pass
+    until = time.monotonic() + 30  # the record of a stream is complete a moment after its last event
+    while value("real_time_factor_count") < before[1] + 2 and time.monotonic() < until:
+        time.sleep(0.05)
+    assert value("audio_seconds_total") == pytest.approx(before[0] + 1.5)
+    assert value("real_time_factor_count") == before[1] + 2
+
+
 def test_segments(client, server, wav):
     expected = transcribe(server, wav, language="en", timestamps=True)
     fields = {"model": "whisper", "file": ("a.wav", wav), "language": "en", "extra_body": {"vad": "false"}}
     found = client.audio.transcriptions.create(**fields, response_format="verbose_json")
-    assert (found.text, found.language, found.duration) == (expected.text, "en", pytest.approx(0.75))
+    assert (found.text, found.language, found.duration) == (expected.text, "english", pytest.approx(0.75))
     assert [(one.id, one.start, one.text) for one in found.segments] == [
         (index, one.start, one.text) for index, one in enumerate(expected.segments)
     ]
@@ -87,17 +106,17 @@ def test_segments(client, server, wav):
 def test_a_stream_has_the_text_of_all_windows(client, server):
     stream = io.BytesIO()
     soundfile.write(stream, family.make_media("audio", (4 * 16_000,), 1), 16_000, format="WAV")
-    (expected,) = asyncio.run(server.engine.transcribe(stream.getvalue(), "en", vad=False))
+    (expected,) = asyncio.run(server.llm.transcribe(stream.getvalue(), "en", vad=False))
     fields = {"model": "whisper", "file": ("a.wav", stream.getvalue()), "language": "en", "extra_body": {"vad": "false"}}
     *deltas, done = client.audio.transcriptions.create(**fields, stream=True)
     assert {event.type for event in deltas} == {"transcript.text.delta"}
     assert (done.type, done.text) == ("transcript.text.done", expected.text)
     assert "".join(event.delta for event in deltas) == expected.text
-    assert_idle(server.engine.llm)
+    assert_idle(server.llm)
 
 
 def test_text_is_sent_while_the_rest_is_transcribed(client, server, wav, monkeypatch):
-    arrived, (whole,) = threading.Event(), asyncio.run(server.engine.transcribe(wav, vad=False))
+    arrived, (whole,) = threading.Event(), asyncio.run(server.llm.transcribe(wav, vad=False))
 
     async def transcribe(audio, language, on_text, **options):
         await asyncio.to_thread(on_text, 0, "one")
@@ -105,11 +124,64 @@ def test_text_is_sent_while_the_rest_is_transcribed(client, server, wav, monkeyp
         await asyncio.to_thread(on_text, 0, " two")
         return [replace(whole, text="one two")]
 
-    monkeypatch.setattr(server.engine, "transcribe", transcribe)
+    monkeypatch.setattr(server.llm, "transcribe", transcribe)
     events = client.audio.transcriptions.create(model="whisper", file=("a.wav", wav), stream=True)
     assert next(events).delta == "one"
     arrived.set()
     assert [getattr(event, "delta", None) or event.text for event in events] == [" two", "one two"]
+
+
+def test_log_probabilities_of_tokens(client, server, wav):
+    """They are those of the model's answer, in the response, in a stream's texts and in its whole text."""
+    fields = {
+        "model": "whisper",
+        "file": ("a.wav", wav),
+        "language": "en",
+        "include": ["logprobs"],
+        "extra_body": {"vad": "false"},
+    }
+    found = client.audio.transcriptions.create(**fields)
+    (window,) = transcribe(server, wav, language="en").windows
+    decode = server.engine.tokenizer.decode
+    tokens = [token for token, _ in window.token_logprobs]
+    assert tokens
+    assert decode(tokens, False).strip() == found.text
+    assert [entry.logprob for entry in found.logprobs] == pytest.approx([value for _, value in window.token_logprobs])
+    assert b"".join(bytes(map(int, entry.bytes)) for entry in found.logprobs).decode("utf-8", "replace").strip() == found.text
+    assert all(entry.logprob <= 0 for entry in found.logprobs)
+    *deltas, done = client.audio.transcriptions.create(**fields, stream=True)
+    assert [entry.to_dict() for entry in done.logprobs] == [entry.to_dict() for entry in found.logprobs]
+    assert [entry.to_dict() for delta in deltas for entry in delta.logprobs] == [entry.to_dict() for entry in done.logprobs]
+    assert client.audio.transcriptions.create(**{**fields, "include": []}).logprobs is None
+
+
+@pytest.mark.parametrize("names", [["word", "segment"], ["segment"], ["word"]])
+def test_a_stream_ends_with_the_times(client, server, wav, names):
+    fields = {"model": "whisper", "file": ("a.wav", wav), "language": "en", "extra_body": {"vad": "false"}}
+    times = {"timestamp_granularities": names}
+    verbose = client.audio.transcriptions.create(**fields, **times, response_format="verbose_json").to_dict()
+    *_, done = client.audio.transcriptions.create(**fields, **times, stream=True)
+    for name in names:
+        assert done.to_dict()[f"{name}s"] == verbose[f"{name}s"] != []
+    *_, done = client.audio.transcriptions.create(**fields, stream=True)
+    assert "segments" not in done.to_dict()
+
+
+def test_each_text_of_a_stream_has_its_words(client):
+    """Together they are those of the whole answer, also across windows."""
+    stream = io.BytesIO()
+    soundfile.write(stream, family.make_media("audio", (4 * 16_000,), 1), 16_000, format="WAV")
+    fields = {"model": "whisper", "file": ("a.wav", stream.getvalue()), "language": "en", "extra_body": {"vad": "false"}}
+    words = {"timestamp_granularities": ["word"]}
+    whole = client.audio.transcriptions.create(**fields, **words, response_format="verbose_json").to_dict()
+    *deltas, done = (event.to_dict() for event in client.audio.transcriptions.create(**fields, **words, stream=True))
+    assert len(deltas) > 1
+    assert all(delta["words"] for delta in deltas if delta["delta"].strip())
+    assert [word for delta in deltas for word in delta["words"]] == done["words"] == whole["words"]
+    for delta in deltas:
+        assert "".join(word["word"] for word in delta["words"]) == "".join(delta["delta"].split())
+    *plain, _ = client.audio.transcriptions.create(**fields, stream=True)
+    assert not any("words" in event.to_dict() for event in plain)
 
 
 def test_streams_in_the_form_of_vllm(url, server, wav):
@@ -128,17 +200,25 @@ def test_streams_in_the_form_of_vllm(url, server, wav):
     assert [chunk["usage"] for chunk in chunks] == [last["usage"]] * len(chunks)  # the audio is one window
 
 
+@pytest.mark.parametrize("field", ["stream_include_usage", "stream_continuous_usage_stats"])
+@pytest.mark.parametrize(("param", "value"), [("include", "logprobs"), ("timestamp_granularities", "word")])
+def test_chunks_of_vllm_have_neither_times_nor_logprobs(url, wav, field, param, value):
+    fields = {"stream": "true", field: "true", f"{param}[]": value}
+    found = httpx.post(f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", wav)}, data=fields, timeout=240)
+    assert (found.status_code, found.json()["error"]["code"], found.json()["error"]["param"]) == (400, "unsupported", param)
+
+
 def test_continuous_usage_counts_the_windows_so_far(url, server):
     stream = io.BytesIO()
     soundfile.write(stream, family.make_media("audio", (4 * 16_000,), 1), 16_000, format="WAV")
-    (whole,) = asyncio.run(server.engine.transcribe(stream.getvalue(), "en", vad=False))
+    (whole,) = asyncio.run(server.llm.transcribe(stream.getvalue(), "en", vad=False))
     counts = [window.num_tokens for window in whole.windows]
     fields = {"stream": "true", "stream_include_usage": "true", "vad": "false", "language": "en"}
     for continuous in ("true", "false"):
         fields["stream_continuous_usage_stats"] = continuous
         files = {"file": ("a.wav", stream.getvalue())}
         found = httpx.post(f"{url}/v1/audio/transcriptions", files=files, data=fields, timeout=240).text
-        *chunks, last = [json.loads(event.removeprefix("data: ")) for event in found.split("\n\n")[:-2]]
+        *chunks, last = [json.loads(event.removeprefix("data: ")) for event in found.split("\n\n")[:-2] if event[0] != ":"]
         assert last["usage"]["completion_tokens"] == sum(counts)
         if continuous == "false":
             assert not any("usage" in chunk for chunk in chunks)
@@ -164,7 +244,7 @@ def test_streams_that_fail(client, url, server, wav, monkeypatch):
         on_text(0, "half")
         raise EngineDeadError("the engine has failed")
 
-    monkeypatch.setattr(server.engine, "transcribe", fail)
+    monkeypatch.setattr(server.llm, "transcribe", fail)
     events = client.audio.transcriptions.create(model="whisper", file=("a.wav", wav), stream=True)
     assert next(events).delta == "half"
     with pytest.raises(openai.APIError, match="the engine has failed"):
@@ -176,7 +256,7 @@ def test_a_file_that_is_cut_off(url, client, server, wav):
     data = wav[: len(wav) // 2]
     fields = {"model": "whisper", "file": ("a.wav", data), "language": "en", "extra_body": {"vad": "false"}}
     for form, times in ("verbose_json", "segment"), ("json", "none"):
-        (expected,) = asyncio.run(server.engine.transcribe(data, "en", vad=False, timestamps=times))
+        (expected,) = asyncio.run(server.llm.transcribe(data, "en", vad=False, timestamps=times))
         found = client.audio.transcriptions.create(**fields, response_format=form)
         assert found.text == expected.text != ""
         assert found.error["message"] == "file: it is cut off (it has 12,022 of 24,044 bytes); download or export it again"
@@ -202,7 +282,7 @@ def test_translations(client, server, wav):
     verbose = client.audio.translations.create(
         model="whisper", file=("a.wav", wav), response_format="verbose_json", extra_body={"vad": "false"}
     )
-    assert verbose.duration == pytest.approx(0.75)
+    assert (verbose.duration, verbose.language) == (pytest.approx(0.75), "english")  # that of the translation
 
 
 @pytest.mark.parametrize(
@@ -219,7 +299,11 @@ def test_translations(client, server, wav):
         ({"colour": "red"}, "colour"),
         ({"timestamp_granularities[]": "segment"}, "timestamp_granularities"),
         ({"timestamp_granularities[]": "letter", "response_format": "verbose_json"}, "timestamp_granularities[0]"),
-        ({"include[]": "logprobs"}, "include"),
+        ({"include[]": "logits"}, "include[0]"),
+        ({"include[]": "logprobs", "response_format": "text"}, "include"),
+        ({"chunking_strategy": "server_vad"}, "chunking_strategy"),
+        ({"chunking_strategy": '{"type": "server_vad", "threshold": 0.9}'}, "chunking_strategy.threshold"),
+        ({"chunking_strategy": '{"type": "server_vad"}', "vad": "false"}, "chunking_strategy"),
         ({"prompt": "\x00" * (2 << 20)}, None),
         ({f"f{number}": "" for number in range(100)}, None),
     ],
@@ -228,7 +312,7 @@ def test_wrong_fields(url, server, wav, fields, param):
     response = httpx.post(f"{url}/v1/audio/transcriptions", files={"file": ("a.wav", wav)}, data=fields, timeout=240)
     assert response.status_code == 400, response.text
     assert param is None or response.json()["error"]["param"] == param
-    assert_idle(server.engine.llm)
+    assert_idle(server.llm)
 
 
 def test_wrong_bodies(url):
@@ -279,11 +363,11 @@ def test_a_speech_model_answers_no_chat(url):
 
 
 def test_each_key_has_its_own_cache(server, wav, monkeypatch):
-    salts, request = [], server.engine.llm.request
-    monkeypatch.setattr(server.engine.llm, "request", lambda prompt, *rest, **options: (
+    salts, request = [], server.engine.request
+    monkeypatch.setattr(server.engine, "request", lambda prompt, *rest, **options: (
         salts.append(prompt["cache_salt"]) or request(prompt, *rest, **options)
     ))  # fmt: skip
-    keyed = Server(server.engine, ServerConfig(api_key=["one", "two"]), "whisper")
+    keyed = Server(server.llm, ServerConfig(api_key=["one", "two"]), "whisper")
     with listening(keyed) as url:
         for key, fields in (("one", {}), ("two", {}), ("one", {"cache_salt": "x"})):
             fields |= {"vad": "false", "response_format": "verbose_json", "timestamp_granularities[]": "word"}
@@ -304,7 +388,7 @@ def test_a_model_without_a_decoder_takes_temperature_zero(tmp_path, wav):
     """Its answer is always the likeliest one, which is what clients that send `temperature=0` ask for."""
     server = make_server(save(tmp_path, *make_model(0)), "parakeet", warm_up=False)
     expected = transcribe(server, wav)
-    with server.engine.llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+    with server.llm.llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         fields = {"model": "parakeet", "file": ("a.wav", wav), "extra_body": {"vad": "false"}}
         assert client.audio.transcriptions.create(**fields, temperature=0).text == expected.text
         *_, done = client.audio.transcriptions.create(**fields, temperature=0, stream=True)
@@ -325,7 +409,7 @@ def test_a_model_without_a_decoder(tmp_path, kind):
     expected = transcribe(server, stream.getvalue(), timestamps="word")
     words = [word for one in expected.segments for word in one.words]
     assert len(words) > 2
-    with server.engine.llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+    with server.llm.llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         create, file = client.audio.transcriptions.create, ("a.wav", stream.getvalue())
         fields = {"model": "parakeet", "file": file, "extra_body": {"vad": "false"}}
         assert create(**fields).text == expected.text
@@ -342,7 +426,7 @@ def test_a_model_without_a_decoder(tmp_path, kind):
         for form, write in WRITERS.items():
             if form in ("srt", "vtt"):
                 assert create(**fields, response_format=form) == f"{write(expected, SubtitleLayout())}\n"
-        for name, value in ("language", "en"), ("prompt", "a"), ("hotwords", "a"), ("temperature", 0.5):
+        for name, value in ("language", "de"), ("top_p", 0.5), ("prompt", "a"), ("hotwords", "a"), ("temperature", 0.5):
             with pytest.raises(openai.BadRequestError) as refused:
                 create(**{**fields, "extra_body": {"vad": "false", name: value}})
             assert refused.value.param == name
@@ -350,14 +434,14 @@ def test_a_model_without_a_decoder(tmp_path, kind):
         with pytest.raises(openai.BadRequestError, match=said) as refused:
             client.audio.translations.create(model="parakeet", file=file)
         assert refused.value.param == "model"
-        assert_idle(server.engine.llm)
+        assert_idle(server.llm)
 
 
 def test_times_that_a_model_does_not_give_are_refused(tmp_path, wav):
     """The error names the field of the request."""
     row = family.load_rows()["qwen3_asr"]
     server = make_server(family.save(row, tmp_path), "speech", warm_up=False)
-    with server.engine.llm, listening(server) as url:
+    with server.llm.llm, listening(server) as url:
         for fields, param in (
             ({"response_format": "srt"}, "response_format"),
             ({"response_format": "verbose_json", "timestamp_granularities[]": "segment"}, "timestamp_granularities"),
@@ -381,3 +465,9 @@ def test_words(client, server, wav, times):
     words = [word for one in expected.segments for word in one.words]
     assert [(one.word, one.start, one.end) for one in found.words] == [(one.word.strip(), one.start, one.end) for one in words]
     assert (found.segments is None) == (times == ["word"])
+
+
+def test_subtitles_without_speech_are_empty():
+    silent = Transcript("", None, (), None, None)
+    assert audio_endpoint._response("srt", silent, "transcribe", (), "").body == b""
+    assert audio_endpoint._response("vtt", silent, "transcribe", (), "").body == b"WEBVTT\n"

@@ -9,12 +9,14 @@ from contextlib import closing
 import pytest
 from batch_files import BATCH, held, line, read, until
 from sensorium.server import batch_runner
-from sensorium.server.batch_runner import _check_line
+from sensorium.server.batch_runner import BatchRunner, _check_line
 from sensorium.server.config import ServerConfig
 from sensorium.server.errors import HttpError
 from sensorium.server.guard import Guard
 from sensorium.server.large_json import member
-from sensorium.server.store import KEPT_SECONDS, WINDOW_SECONDS, Store
+from sensorium.server.response_store import KEPT_SECONDS
+from sensorium.server.store import WINDOW_SECONDS, Store
+from waiting import LONG
 
 
 def test_few_lines_are_in_progress(tmp_path):
@@ -51,6 +53,61 @@ def test_lines_count_as_bodies_while_they_are_held(tmp_path, monkeypatch, limit,
 
     found = held(tmp_path, "abcdef", scenario, max_total_body_bytes=int(limit * size))
     assert found["request_counts"]["completed"] == 6
+
+
+@pytest.mark.parametrize(("limit", "most"), [(100_000, 2), (5_000, 1), (100, 1)])
+def test_files_of_lines_count_until_their_response(tmp_path, monkeypatch, limit, most):
+    """Like lines, they take at most half of the bytes, and wait; one line always has room, also for a large file."""
+    monkeypatch.setattr("sensorium.server.batch_runner._RETRY_SECONDS", 0.001)
+    size = 2_000
+
+    async def scenario(store, runner, app, batch, clock, end):
+        async def with_file(scope, receive, send):
+            await runner.hold_files(scope, size)
+            await app(scope, receive, send)
+
+        runner._app = with_file
+        run = asyncio.ensure_future(end())
+        await until(lambda: len(app.started) == most)
+        await asyncio.sleep(0.05)
+        assert most * size <= runner._body_bytes.count <= most * size + 2 * 200
+        app.go_on.set()
+        await run
+        assert (app.most, runner._body_bytes.count, runner._held_bytes, runner._with_files) == (most, 0, 0, 0)
+
+    found = held(tmp_path, "abcd", scenario, max_total_body_bytes=limit, batch_requests=2)
+    assert found["request_counts"]["completed"] == 4
+
+
+def test_further_files_of_a_line_count_until_its_response(monkeypatch):
+    """A line that has files waits for those of others, not for its own, and not for lines that wait for more as it does."""
+    monkeypatch.setattr("sensorium.server.batch_runner._RETRY_SECONDS", 0.001)
+
+    async def scenario():
+        runner = BatchRunner(None, ServerConfig(max_total_body_bytes=1000), None)
+        alone, first, second, third = {}, {}, {}, {}
+        await runner.hold_files(alone, 400)
+        await runner.hold_files(alone, 300)
+        assert (runner._body_bytes.count, runner._with_files) == (700, 1)
+        runner._release_files(alone)
+        await runner.hold_files(first, 200)
+        await runner.hold_files(second, 250)
+        waits = asyncio.ensure_future(runner.hold_files(first, 300))
+        new = asyncio.ensure_future(runner.hold_files(third, 300))
+        await asyncio.sleep(0.01)
+        assert not waits.done()
+        await runner.hold_files(second, 250)
+        await asyncio.sleep(0.01)
+        assert not waits.done()
+        runner._release_files(second)
+        await waits
+        assert not new.done()
+        runner._release_files(first)
+        await new
+        runner._release_files(third)
+        assert (runner._body_bytes.count, runner._held_bytes, runner._with_files, runner._for_more) == (0, 0, 0, 0)
+
+    asyncio.run(asyncio.wait_for(scenario(), LONG))
 
 
 def test_a_cancelled_batch_keeps_its_results(tmp_path):
@@ -157,6 +214,19 @@ def test_a_batch_waits_for_the_engine(tmp_path, monkeypatch, code):
     assert held(tmp_path, "a", scenario)["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
 
 
+@pytest.mark.parametrize("code", ["model_load_failed", "overloaded"])
+def test_a_batch_waits_for_a_model_that_cannot_be_loaded_for_a_while(tmp_path, monkeypatch, code):
+    monkeypatch.setattr("sensorium.server.batch_runner._RETRY_SECONDS", 0.001)
+
+    async def scenario(store, runner, app, batch, clock, end):
+        app.codes = {"a": [code] * 9}
+        app.go_on.set()
+        await end()
+        assert app.started.count("a") == 10
+
+    assert held(tmp_path, "a", scenario)["request_counts"] == {"total": 1, "completed": 1, "failed": 0}
+
+
 def test_any_exception_is_the_result_of_its_line(tmp_path, monkeypatch):
     def wrong(body, name, member=batch_runner.member):
         if b'"a"' in body:
@@ -212,6 +282,7 @@ def test_a_failed_sibling_frees_every_place(tmp_path, monkeypatch):
 @pytest.mark.parametrize("value", ['{"b": [1, "\\u00e9}"], "c": {}}', '"' + "x" * (2 << 20) + '"', "1e5", "[]"])
 def test_member_copies_json(value):
     body = f' {{ "body" : 1, "a": [{{"body": 2}}] ,\t"body" :{value} , "z": "\\"" }}\n'.encode()
+    assert member(b" { } ", name="body") == b""
     assert member(body, "body") == value.encode()
     assert json.loads(member(body, "body")) == json.loads(body)["body"]
 
@@ -229,7 +300,7 @@ def test_lines_are_checked_in_pages(tmp_path):
 
 def test_expired_files_are_removed_hourly(tmp_path, monkeypatch):
     monkeypatch.setattr(batch_runner, "_CLEAN_SECONDS", 0.001)
-    monkeypatch.setattr("sensorium.server.store._VACUUM_PAGES", 1)
+    monkeypatch.setattr("sensorium.server.database._VACUUM_PAGES", 1)
 
     async def scenario(store, runner, app, batch, clock, end):
         app.go_on.set()
@@ -243,6 +314,14 @@ def test_expired_files_are_removed_hourly(tmp_path, monkeypatch):
 
     with pytest.raises(HttpError, match="no batch"):
         held(tmp_path, "a", scenario)
+
+
+@pytest.mark.parametrize("name", ["stream", "background"])
+def test_lines_without_a_complete_response_are_refused_by_name(name):
+    assert _check_line(ServerConfig(), line("a", **{name: False}), BATCH) == "a"
+    with pytest.raises(HttpError, match=f"body.{name} must not be true") as caught:
+        _check_line(ServerConfig(), line("a", **{name: True}), BATCH)
+    assert caught.value.param == f"body.{name}"
 
 
 def test_a_large_line_is_refused():

@@ -13,10 +13,12 @@ import openai
 import pytest
 from http_server import CASES, IMAGE, MEDIA, error, image_url, listening, make_server, saying
 from PIL import Image
-from sensorium.mm.errors import ErrorInfo
+from prometheus_client import CollectorRegistry
+from sensorium.callers.errors import ConfigError, ErrorInfo
 from sensorium.processors.elements.element import Element
 from sensorium.processors.elements.formats import MarkedText
 from sensorium.server.config import ServerConfig
+from sensorium.server.parsers.reasoning import FORMATS, ReasoningFormat
 from waiting import assert_idle, wait_until
 
 
@@ -74,7 +76,8 @@ def test_the_pages_of_a_pdf_are_images(client, http):
     assert found.choices[0].message.content.strip() == CASES[IMAGE]["answer"]
     broken = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AAAA"}}
     refused = error(ask(http, messages=messages("hello", broken)))
-    assert "message 0 part 0: the PDF cannot be read" in refused["message"]
+    assert "message 0 part 0: it is not a PDF" in refused["message"]
+    assert (refused["code"], refused["param"]) == ("invalid_media", "messages[0].content[0]")
 
 
 def test_the_form_of_a_stream(http):
@@ -144,7 +147,7 @@ def test_several_answers_of_a_stream(http):
 
 
 def test_logprobs_have_the_bytes_of_parts_of_characters(http, tiny):
-    tokenizer = tiny[1].engine.llm.get_tokenizer()
+    tokenizer = tiny[1].engine.tokenizer
     part = next(one for one in tokenizer.encode("\U0001f680", add_special_tokens=False) if "\ufffd" in tokenizer.decode([one]))
     found = ask(http, allowed_token_ids=[part], logprobs=True, max_tokens=1).json()["choices"][0]
     (entry,) = found["logprobs"]["content"]
@@ -158,7 +161,7 @@ def test_sampling_fields_do_what_they_do_in_python(http, tiny):
 
     values = {"temperature": 1.5, "top_p": 0.9, "top_k": 50, "seed": 3, "max_tokens": 12, "repetition_penalty": 1.2}
     values |= {"presence_penalty": 0.3, "frequency_penalty": 0.2, "min_tokens": 4, "stop_token_ids": [7], "bad_words": ["a"]}
-    expected = tiny[1].engine.llm.chat(messages(), SamplingParams(**values, logit_bias={9: 5.0}), use_tqdm=False)[0]
+    expected = tiny[1].llm.llm.chat(messages(), SamplingParams(**values, logit_bias={9: 5.0}), use_tqdm=False)[0]
     found = ask(http, **values, logit_bias={"9": 5.0}, return_token_ids=True).json()
     assert found["choices"][0]["token_ids"] == expected.outputs[0].token_ids
     assert found["prompt_token_ids"] == expected.prompt_token_ids
@@ -236,8 +239,8 @@ def test_chosen_tool_calls(tools, monkeypatch):
     """The model cannot call tools, so the engine's outputs are replaced."""
     client, server = tools
     text = '<think>hm</think>Wait.\n<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>'
-    server.__dict__["answer_format"] = replace(server.answer_format, reasoning=("<think>", "</think>"))
-    monkeypatch.setattr(server.engine, "generate", saying(server.engine.generate, text))
+    server.__dict__["answer_format"] = replace(server.answer_format, reasoning=FORMATS["think"])
+    monkeypatch.setattr(server.llm, "generate", saying(server.llm.generate, text))
     fields = {"model": "tiny-vl", "messages": messages(), "tools": TOOLS, "max_tokens": 2}
     choice = client.chat.completions.create(**fields).choices[0]
     assert (choice.finish_reason, choice.message.content, choice.message.reasoning_content) == ("tool_calls", "Wait.", "hm")
@@ -274,7 +277,7 @@ def test_tools_that_cannot_be_called(http):
         ({"max_tokens": 10**30}, "max_tokens"),
         ({"max_tokens": 1, "max_completion_tokens": 2}, "max_completion_tokens"),
         ({"n": 0}, "n"),
-        ({"n": 2}, "n"),
+        ({"n": 1025}, "n"),
         ({"top_logprobs": 2}, "top_logprobs"),
         ({"logprobs": True, "top_logprobs": 999}, "logprobs"),
         ({"logit_bias": {"a": 1.0}}, "logit_bias"),
@@ -380,7 +383,7 @@ def test_the_package_raises_its_own_errors(client):
 
 
 def test_an_error_in_the_middle_of_a_stream(http, tiny, monkeypatch):
-    engine = tiny[1].engine
+    engine = tiny[1].llm
     generate = engine.generate
 
     async def failing(*args, **options):
@@ -399,7 +402,7 @@ def test_an_error_in_the_middle_of_a_stream(http, tiny, monkeypatch):
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_client_that_leaves_aborts_its_request(tiny, stream):
     url, server = tiny
-    stats = server.engine.llm
+    stats = server.llm.llm
     body = {**LONG, "max_tokens": 900, "n": 4, "temperature": 1.0, "stream": stream}
     with httpx.Client() as leaving:
         if stream:
@@ -408,12 +411,12 @@ def test_a_client_that_leaves_aborts_its_request(tiny, stream):
         else:
             with pytest.raises(httpx.ReadTimeout):
                 leaving.post(f"{url}/v1/chat/completions", json=body, timeout=0.2)
-    wait_until(lambda: not stats._engine_loop._names)
+    wait_until(lambda: not stats.engine.loop._names)
     assert_idle(stats)
 
 
 def test_each_key_has_its_own_cache(tiny):
-    server = make_server(tiny[1].engine.llm, "tiny-vl", ServerConfig(api_key=["one", "two"]))
+    server = make_server(tiny[1].llm.llm, "tiny-vl", ServerConfig(api_key=["one", "two"]))
     long = {**PLAIN, "messages": messages("a long text of many tokens " * 8)}
     with listening(server) as url:
 
@@ -426,3 +429,50 @@ def test_each_key_has_its_own_cache(tiny):
         assert cached("one") > 0
         assert cached("two") == 0
         assert cached("one", cache_salt="x") == 0
+
+
+def test_reasoning_tokens_are_counted_alike_in_answers_and_streams(tiny, http, monkeypatch):
+    """The answer's text up to the word COFFEE is taken for reasoning."""
+    server, name = tiny[1], "receipt1.png"
+    part = {"type": "image_url", "image_url": {"url": image_url(name)}}
+    fields = {"messages": messages(CASES[name]["prompt"], part), "max_tokens": 96, "return_token_ids": True}
+    before = ask(http, **fields).json()
+    assert before["usage"]["completion_tokens_details"] == {"reasoning_tokens": 0}
+    form = ReasoningFormat((), ("COFFEE",), implicit=True)
+    monkeypatch.setitem(server.__dict__, "answer_format", replace(server.answer_format, reasoning=form))
+    found = ask(http, **fields).json()
+    assert found["choices"][0]["message"]["reasoning_content"].strip() == "ICG4 114"
+    ids = found["choices"][0]["token_ids"]
+    decode = server.engine.tokenizer.decode
+    expected = next(count for count in range(len(ids)) if "COFFEE" in decode(ids[:count]))
+    assert found["usage"]["completion_tokens_details"] == {"reasoning_tokens": expected}
+    usages = [chunk["usage"] for chunk in events(ask(http, **fields, stream=True, stream_options={"include_usage": True}))]
+    assert usages[-1] == {**found["usage"], "prompt_tokens_details": usages[-1]["prompt_tokens_details"]}
+    several = ask(http, **fields, n=2, temperature=0.01).json()
+    assert several["usage"]["completion_tokens_details"] == {"reasoning_tokens": 2 * expected}
+
+
+def test_the_fingerprint_names_model_and_options(tiny, http):
+    found = ask(http).json()["system_fingerprint"]
+    assert found.startswith("fp_")
+    assert {chunk["system_fingerprint"] for chunk in events(ask(http, stream=True))} == {found}
+    assert make_server(tiny[1].llm.llm, "other").fingerprint == found
+    completion = http.post("/v1/completions", json={"model": "tiny-vl", "prompt": "a", "max_tokens": 1}).json()
+    assert completion["system_fingerprint"] == found
+
+
+def test_unknown_fields_may_be_left_out_and_counted(tiny):
+    server = make_server(tiny[1].llm.llm, "tiny-vl", ServerConfig(allow_unknown_fields=True))
+    server.services.registry = CollectorRegistry()
+    with listening(server) as url, httpx.Client(base_url=url, timeout=240) as http:
+        expected = ask(http).json()["choices"]
+        message = {**messages()[0], "mood": "good"}
+        found = ask(http, colour=1, stream_options={"colour": 2}, stream=None, messages=[message])
+        assert error(found)["param"] == "stream_options"  # known fields are checked as before
+        found = ask(http, colour=1, size=None, messages=[message])
+        assert found.json()["choices"] == expected
+        assert error(ask(http, logits_processors=["a"]))["code"] == "unsupported"
+        assert 'sensorium_unknown_fields_total{model_name="tiny-vl"} 6.0' in http.get("/metrics").text
+        assert http.post("/v1/completions", json={"prompt": "a", "max_tokens": 1, "colour": 1}).status_code == 200
+    with pytest.raises(ConfigError, match="must be true or false"):
+        ServerConfig(allow_unknown_fields="yes")

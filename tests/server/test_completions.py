@@ -45,7 +45,7 @@ def same(choice):
 
 def test_the_engines_answers(http, tiny):
     params = SamplingParams(temperature=0.0, max_tokens=5, seed=1, ignore_eos=True)
-    expected = tiny[1].engine.llm.generate([PROMPT, "abc"], params, use_tqdm=False)
+    expected = tiny[1].llm.llm.generate([PROMPT, "abc"], params, use_tqdm=False)
     found = choices(http, [PROMPT, "abc"])
     assert [choice["text"] for choice in found] == [output.outputs[0].text for output in expected]
     assert [choice["index"] for choice in found] == [0, 1]
@@ -87,10 +87,27 @@ def test_streams_add_up(http, fields):
     assert len({chunk["id"] for chunk in chunks}) == 1
 
 
+def test_a_prompt_is_scored_without_an_answer(http):
+    (whole,) = choices(http, "abc", echo=True, logprobs=1, max_tokens=1)
+    body = {"model": "tiny-vl", "prompt": "abc", "echo": True, "logprobs": 1, "max_tokens": 0}
+    found = http.post("/v1/completions", json=body).json()
+    (choice,) = found["choices"]
+    assert (choice["text"], choice["finish_reason"], found["usage"]["completion_tokens"]) == ("abc", "length", 0)
+    count = found["usage"]["prompt_tokens"]
+    assert count == len(choice["logprobs"]["tokens"]) == len(whole["logprobs"]["tokens"]) - 1
+    for name in ("tokens", "token_logprobs", "text_offset"):
+        assert choice["logprobs"][name] == whole["logprobs"][name][:count]
+    lines = http.post("/v1/completions", json={**body, "stream": True}).text.split("\n\n")
+    chunks = [json.loads(line.removeprefix("data: ")) for line in lines[:-2]]
+    assert [(chunk["choices"][0]["text"], chunk["choices"][0]["finish_reason"]) for chunk in chunks] == [("abc", "length")]
+    refused = http.post("/v1/completions", json={**body, "echo": False})
+    assert (refused.status_code, refused.json()["error"]["param"]) == (400, "max_tokens")
+
+
 def test_echo_has_the_log_probabilities_of_the_prompt(http, tiny):
     (choice,) = choices(http, "abc", echo=True, logprobs=1)
     found = choice["logprobs"]
-    ids = tiny[1].engine.llm.get_tokenizer().encode("abc")
+    ids = tiny[1].engine.tokenizer.encode("abc")
     assert len(found["tokens"]) == len(found["token_logprobs"]) == len(found["text_offset"]) == len(ids) + 5
     assert found["token_logprobs"][0] is None
     assert all(value <= 0 for value in found["token_logprobs"][1:])
@@ -118,7 +135,7 @@ def test_usage(http):
         ({"prompt": [10**9]}, "prompt"),
         ({"prompt": [-1]}, "prompt"),
         ({"suffix": "x"}, "suffix"),
-        ({"best_of": 2}, "best_of"),
+        ({"best_of": 2, "temperature": 1.0, "n": 3}, "best_of"),
         ({"max_tokens": -1}, "max_tokens"),
         ({"logprobs": 99}, None),
         ({"messages": []}, "messages"),
@@ -134,4 +151,22 @@ def test_wrong_fields(http, tiny, fields, param):
             continue
         assert response.status_code == 400, response.text
         assert param is None or response.json()["error"]["param"] == param
-    assert_idle(tiny[1].engine.llm)
+    assert_idle(tiny[1].llm)
+
+
+def test_best_of_returns_the_likeliest_answers(http):
+    fields = {"temperature": 1.5, "seed": 3}
+    every = ask(http, n=6, logprobs=0, **fields).json()
+    means = [sum(choice["logprobs"]["token_logprobs"]) / 5 for choice in every["choices"]]
+    ranked = sorted(range(6), key=lambda index: -means[index])
+    assert ranked[:2] != [0, 1]
+    found = ask(http, ["a", PROMPT], n=2, best_of=6, **fields).json()
+    assert [choice["index"] for choice in found["choices"]] == [0, 1, 2, 3]
+    assert [choice["text"] for choice in found["choices"][2:]] == [every["choices"][index]["text"] for index in ranked[:2]]
+    assert found["choices"][2]["logprobs"] is None
+    assert found["usage"]["completion_tokens"] == 2 * 6 * 5
+    assert choices(http, best_of=1) == choices(http)
+    for wrong in ({"best_of": 1, "n": 2}, {"best_of": 2, "stream": True}, {"best_of": 10**6}):
+        error = ask(http, **{**fields, **wrong}).json()["error"]
+        assert error["param"] == "best_of", error
+        assert "best_of" in error["message"]

@@ -8,8 +8,8 @@ import time
 
 import pytest
 from http_server import image_url
-from sensorium.mm.errors import InputError
-from sensorium.mm.message_fields import check_messages
+from sensorium.callers.errors import InputError
+from sensorium.callers.message_fields import check_messages
 from sensorium.server.protocol.chat import ChatBody
 from sensorium.server.protocol.completions import CompletionBody
 from sensorium.server.protocol.pooling import ClassifyBody, EmbeddingBody, RerankBody, ScoreBody
@@ -55,7 +55,7 @@ def test_wrong_values(http, tiny, part):
         if response.status_code != 200:
             assert set(response.json()["error"]) >= {"message", "type", "param", "code"}
     assert seen >= {200, 400}
-    assert_idle(tiny[1].engine.llm)
+    assert_idle(tiny[1].llm)
 
 
 def user(*parts, **fields):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from dataclasses import replace
 from html.parser import HTMLParser
 
 import httpx
@@ -11,6 +10,7 @@ import pytest
 from http_server import listening
 from sensorium.server.config import ServerConfig
 from sensorium.server.endpoints.page import PAGE_FILES
+from sensorium.server.state import Server
 
 
 @pytest.mark.parametrize("path", PAGE_FILES)
@@ -25,7 +25,8 @@ def test_files_and_their_policy(http, path):
 
 
 def test_only_the_page_needs_no_key(tiny):
-    with listening(replace(tiny[1], config=ServerConfig(api_key="secret"))) as url, httpx.Client(base_url=url) as client:
+    guarded = Server(tiny[1].llm, ServerConfig(api_key="secret"), "tiny-vl")
+    with listening(guarded) as url, httpx.Client(base_url=url) as client:
         for path in PAGE_FILES:
             assert client.get(path).status_code == 200
         for path in ("/page", "/page/", "/page/other.js", "/page/../v1/models", "/v1/models", "/metrics", "/openapi.json"):
@@ -46,7 +47,7 @@ def test_nothing_is_inline_or_from_elsewhere():
     elements.feed(PAGE_FILES["/"].read_text("utf-8"))
     scripts = [attributes for tag, attributes in elements.found if tag == "script"]
     assert scripts
-    assert all(one["src"] in PAGE_FILES for one in scripts)
+    assert all(f"/{attributes['src']}" in PAGE_FILES for attributes in scripts), "relative, so that a root_path works"
     assert not [tag for tag, attributes in elements.found if tag == "style" or "style" in attributes]
     assert not [name for _, attributes in elements.found for name in attributes if name.startswith("on")]
     for path in PAGE_FILES.values():

@@ -12,8 +12,9 @@ from pathlib import Path
 import httpx
 import pytest
 import soundfile
-from http_server import MEDIA, TINY, listening
+from http_server import MEDIA, TINY, listening, serving_models
 from sensorium.server.config import ServerConfig
+from sensorium.server.state import Server
 from waiting import assert_idle
 
 sync_api = pytest.importorskip("playwright.sync_api", reason="the page's tests need playwright")
@@ -93,6 +94,22 @@ def test_an_image_is_read(page):
     assert page.locator(".grid line").count() > 4
 
 
+def test_one_of_several_models_is_chosen(open_page):
+    models = [{"name": ["eye", "other"], "path": str(TINY)}, {"name": "ear", "path": str(TINY.parent / "tiny-asr")}]
+    with serving_models(ServerConfig(models=models), max_model_len=None) as (url, _):
+        page = open_page(url)
+        choice = page.get_by_label("Model", exact=True)
+        choice.wait_for()
+        assert choice.locator("option").all_inner_texts() == ["eye", "ear"]
+        assert page.locator("#tasks label").all_inner_texts() == ["Ask", "Read", "Find"]
+        choice.select_option("ear")
+        assert page.locator("#tasks label").all_inner_texts()[0] == "Transcribe"
+        sound = min((TINY.parent / "speech").glob("*.flac"))
+        page.set_input_files("#choose", [sound])
+        page.keyboard.press("Enter")
+        page.get_by_text("alarm").first.wait_for()
+
+
 def test_files_that_are_removed_are_freed(page):
     page.evaluate("() => { window.freed = []; URL.revokeObjectURL = (url) => window.freed.push(url); }")
     add(page, "receipt1.png")
@@ -134,7 +151,7 @@ def test_an_error_of_the_server_is_shown(page):
 
 
 def test_the_key_is_typed_once(open_page, tiny):
-    with listening(replace(tiny[1], config=ServerConfig(api_key="secret"))) as url:
+    with listening(Server(tiny[1].llm, ServerConfig(api_key="secret"), "tiny-vl")) as url:
         page = open_page(url)
         page.get_by_label("Key", exact=True).fill("secret")
         page.keyboard.press("Enter")
@@ -155,8 +172,8 @@ def answer_with(page, text):
 
 
 def test_escape_stops_a_stream(page, tiny, monkeypatch):
-    llm = tiny[1].engine.llm
-    monkeypatch.setattr(llm, "default_params", replace(llm.default_params, ignore_eos=True))
+    llm = tiny[1].llm.llm
+    monkeypatch.setattr(llm.engine, "default_params", replace(llm.default_params, ignore_eos=True))
     page.locator("#text").fill("Read the text.")
     page.keyboard.press("Enter")
     page.locator(".answer", has_text=re.compile(".{5}", re.DOTALL)).wait_for()

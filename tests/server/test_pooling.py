@@ -7,20 +7,26 @@ import base64
 import json
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from pathlib import Path
 from threading import Event, current_thread
+from types import SimpleNamespace
 
+import family
 import httpx
 import numpy as np
 import openai
 import pytest
-from http_server import MEDIA, error, image_url, listening, make_server
+from http_server import MEDIA, error, image_url, listening, make_server, serving
+from parity import ROWS
 from PIL import Image
+from sensorium.callers.errors import InputError
 from sensorium.engine.worker.sampler import NOT_FINITE
 from sensorium.mm.media import pdf
 from sensorium.mm.media.isolate import watching
 from sensorium.mm.media.policy import MediaUrl
 from sensorium.server.config import ServerConfig
 from sensorium.server.endpoints import pooling as endpoint
+from sensorium.server.protocol.pooling import EmbeddingBody
 from waiting import LONG, assert_idle, wait_until
 
 PNG = MEDIA / "line1.png"
@@ -35,7 +41,7 @@ def test_embeddings(http, client, tiny):
     parts = [{"type": "image_url", "image_url": {"url": URL}}]
     inputs = ["a house", {"text": "b", "image": URL}, [5, 6, 7], {"content": parts}]
     python = ["a house", {"text": "b", "image": MediaUrl(URL)}, {"prompt_token_ids": [5, 6, 7]}, PNG]
-    expected = asyncio.run(tiny[1].engine.embed(python))
+    expected = asyncio.run(tiny[1].llm.embed(python))
     found = post(http, "/v1/embeddings", input=inputs, model="tiny-vl").json()
     vectors = [np.array(one["embedding"], np.float32) for one in found["data"]]
     assert [one["index"] for one in found["data"]] == [0, 1, 2, 3]
@@ -49,9 +55,30 @@ def test_embeddings(http, client, tiny):
         client.embeddings.create(model="tiny-vl", input="a", dimensions=0)
 
 
+def test_prompts_are_cut(http):
+    """All tokens are counted, and a result says that it was cut."""
+    ids = list(range(5, 25))
+    for body, kept in (
+        ({"truncate_prompt_tokens": 4}, ids[:4]),
+        ({"truncate_prompt_tokens": 4, "truncation_side": "left"}, ids[-4:]),
+    ):
+        found = post(http, "/v1/embeddings", input=[ids], **body).json()
+        expected = post(http, "/v1/embeddings", input=[kept]).json()["data"][0]
+        assert found["usage"]["prompt_tokens"] == 4
+        assert found["data"] == [expected | {"truncated": True}]
+    assert "truncated" not in post(http, "/v1/embeddings", input=[ids], truncate_prompt_tokens=-1).json()["data"][0]
+    for wrong in ({"truncate_prompt_tokens": 0}, {"truncate_prompt_tokens": 10**6}, {"truncation_side": "up"}):
+        assert error(post(http, "/v1/embeddings", input=[ids], **wrong))["param"] == next(iter(wrong))
+    for path, body in (("/v1/rerank", {"query": "a b c", "documents": ["d e f g " * 9]}),
+                       ("/v1/score", {"text_1": "a b c", "text_2": "d e f g " * 9})):  # fmt: skip
+        found = post(http, path, **body, truncate_prompt_tokens=16).json()
+        assert found["usage"]["prompt_tokens"] == 16
+        assert (found.get("results") or found["data"])[0]["truncated"] is True
+
+
 def test_vectors_of_tokens_are_those_of_late_interaction(http, tiny, monkeypatch):
     """They are refused for other models, and limited by the numbers of a response."""
-    core, body = tiny[1].engine.llm._engine_loop.core, {"input": [[5, 6, 7]], "pooling": "tokens"}
+    core, body = tiny[1].engine.loop.core, {"input": [[5, 6, 7]], "pooling": "tokens"}
     refused = error(post(http, "/v1/embeddings", **body))
     assert refused["param"] == "pooling"
     assert refused["message"].startswith('pooling="tokens" is for late-interaction models')
@@ -66,7 +93,7 @@ def test_vectors_of_tokens_are_those_of_late_interaction(http, tiny, monkeypatch
 
 
 def test_a_response_has_a_limit_of_numbers(http, tiny, monkeypatch):
-    core, size = tiny[1].engine.llm._engine_loop.core, tiny[1].engine.llm.hidden_size
+    core, size = tiny[1].engine.loop.core, tiny[1].engine.info.hidden_size
     monkeypatch.setattr(endpoint, "MAX_NUMBERS", 3 * size)
     threads = []
     monkeypatch.setattr(
@@ -76,7 +103,7 @@ def test_a_response_has_a_limit_of_numbers(http, tiny, monkeypatch):
     assert threads[0].name.startswith("asyncio_")
     computed = []
     monkeypatch.setattr(
-        tiny[1].engine, "embed", lambda *args, real=tiny[1].engine.embed, **kw: computed.append(1) or real(*args, **kw)
+        tiny[1].llm, "embed", lambda *args, real=tiny[1].llm.embed, **kw: computed.append(1) or real(*args, **kw)
     )
     many = error(post(http, "/v1/embeddings", input=["a"] * 4))
     assert many["message"].startswith(
@@ -84,6 +111,14 @@ def test_a_response_has_a_limit_of_numbers(http, tiny, monkeypatch):
     )
     assert post(http, "/v1/embeddings", input=["a"] * 4, dimensions=size // 2).status_code == 200
     assert len(computed) == 1
+    with monkeypatch.context() as shortened:
+        shortened.setattr(tiny[1].engine, "sentence_transformers", SimpleNamespace(truncate_dim=size // 2))
+        full = error(post(http, "/v1/embeddings", input=["a"] * 4, dimensions=size))
+        assert full["message"].startswith(f"the vectors have {4 * size:,} numbers")
+        shortened.setattr(tiny[1].engine, "embedding_size", lambda pooling=None: size)
+        endpoint._check_size(tiny[1], EmbeddingBody(input="a"), ["a"] * 6)
+        with pytest.raises(InputError, match="above the limit"):
+            endpoint._check_size(tiny[1], EmbeddingBody(input="a"), ["a"] * 7)
     monkeypatch.setattr(core, "info", replace(core.info, pooling="tokens"))
     assert "above the limit" in error(post(http, "/v1/embeddings", input=[[5, 6], [7, 8]]))["message"]
     assert len(computed) == 1  # the lengths were known before
@@ -93,7 +128,7 @@ def test_a_response_has_a_limit_of_numbers(http, tiny, monkeypatch):
 
 def test_scores(http, tiny):
     documents = ["a house", {"image": URL}, "b"]
-    expected = asyncio.run(tiny[1].engine.score("what", ["a house", PNG, "b"]))
+    expected = asyncio.run(tiny[1].llm.score("what", ["a house", PNG, "b"]))
     found = post(http, "/score", queries="what", documents=documents).json()
     assert [one["score"] for one in found["data"]] == pytest.approx([one.score for one in expected], abs=1e-6)
     older = post(http, "/v1/score", text_1=["what", "what"], text_2=["a house", "b"]).json()["data"]
@@ -153,17 +188,17 @@ def test_wrong_fields(http, tiny, path, body, param):
     found = error(http.post(path, content=content, headers={"Content-Type": "application/json"}))
     assert param is None or found["param"] == param, found
     assert "/etc/passwd" not in found["message"] or "No such" not in found["message"]
-    assert_idle(tiny[1].engine.llm)
+    assert_idle(tiny[1].llm)
 
 
 def test_a_vector_that_is_not_finite_is_a_typed_error(http, tiny, monkeypatch):
-    embed = tiny[1].engine.embed
+    embed = tiny[1].llm.embed
 
     async def overflow(inputs, **options):
         good, bad = await embed(inputs, **options)
         return [good, replace(bad, vector=None, error=NOT_FINITE)]
 
-    monkeypatch.setattr(tiny[1].engine, "embed", overflow)
+    monkeypatch.setattr(tiny[1].llm, "embed", overflow)
     response = http.post("/v1/embeddings", json={"input": ["a", "b"]})
     error = response.json()["error"]
     assert (response.status_code, error["code"], error["param"]) == (500, "not_finite", "input[1]")
@@ -171,7 +206,7 @@ def test_a_vector_that_is_not_finite_is_a_typed_error(http, tiny, monkeypatch):
 
 
 def test_tokens(http, tiny):
-    tokenizer = tiny[1].engine.llm.get_tokenizer()
+    tokenizer = tiny[1].engine.tokenizer
     found = post(http, "/tokenize", prompt="a house", return_token_strs=True).json()
     assert found["tokens"] == tokenizer.encode("a house")
     assert (found["count"], found["max_model_len"]) == (len(found["tokens"]), 1024)
@@ -180,6 +215,52 @@ def test_tokens(http, tiny):
     messages = [{"role": "user", "content": "hello"}]
     usage = post(http, "/v1/chat/completions", messages=messages, max_tokens=1).json()["usage"]
     assert post(http, "/tokenize", messages=messages).json()["count"] == usage["prompt_tokens"]
+
+
+def parts(*names):
+    """Return a user's message with the shipped media of these names."""
+    kinds = {".png": ("image_url", "image/png"), ".flac": ("audio_url", "audio/flac"), ".mp4": ("video_url", "video/mp4")}
+    content = [{"type": "text", "text": "what?"}]
+    for name in names:
+        kind, media_type = kinds[Path(name).suffix]
+        url = f"data:{media_type};base64,{base64.b64encode((MEDIA / name).read_bytes()).decode()}"
+        content.append({"type": kind, kind: {"url": url}})
+    return [{"role": "user", "content": content}]
+
+
+def test_tokens_of_media(http, tiny):
+    """The tokens are those of the prompt of the same chat, also if that is too long for the model."""
+    longest = tiny[1].engine.max_model_len
+    for names in (("line1.png",), ("line1.png", "line2.png")):
+        sent = {"messages": parts(*names), "mm_processor_kwargs": {"max_pixels": 64 * 28 * 28}}
+        chat = post(http, "/v1/chat/completions", **sent, max_tokens=1, return_token_ids=True).json()
+        found = post(http, "/tokenize", **sent, return_token_strs=True).json()
+        assert found["tokens"] == chat["prompt_token_ids"]
+        assert found["count"] == chat["usage"]["prompt_tokens"]
+        assert "".join(found["token_strs"]).count("<|image_pad|>") == chat["usage"]["prompt_tokens_details"]["image_tokens"] > 2
+    one, two = (post(http, "/tokenize", messages=parts(*["line1.png"] * count)).json()["count"] for count in (1, 2))
+    many = longest // (two - one) + 1
+    assert post(http, "/tokenize", messages=parts(*["line1.png"] * many)).json()["count"] == one + (many - 1) * (two - one)
+    assert error(post(http, "/v1/chat/completions", messages=parts(*["line1.png"] * many)))["code"] == "too_long"
+    assert post(http, "/tokenize", messages=[{"role": "user", "content": "a " * 2 * longest}]).json()["count"] > longest
+
+
+@pytest.mark.parametrize(
+    ("name", "media"), [("qwen2_audio", "../speech/date.flac"), ("gemma3n", "line1.png"), ("qwen3_vl", "clip.mp4")]
+)
+def test_tokens_of_other_models(tmp_path, name, media):
+    """Whose items are several tokens with text around them."""
+    row = ROWS[name]
+    written = "".join("{% elif part.type == '" + kind + "' %}" + text for kind, text in row.placeholders.items())
+    template = (
+        "{% for part in messages[0].content %}{% if part.type == 'text' %}{{ part.text }}" + written + "{% endif %}{% endfor %}"
+    )
+    options = {"chat_template": template, "max_model_len": 1024, "block_size": 4, **row.options}
+    with serving(family.save(row, tmp_path), name, **options) as (url, _), httpx.Client(base_url=url, timeout=240) as http:
+        chat = post(http, "/v1/chat/completions", messages=parts(media), max_tokens=1, return_token_ids=True).json()
+        found = post(http, "/tokenize", messages=parts(media)).json()
+    assert found["tokens"] == chat["prompt_token_ids"]
+    assert found["count"] == chat["usage"]["prompt_tokens"] > 12
 
 
 def test_plans(http):
@@ -203,7 +284,7 @@ def test_pdfs_of_plans_and_tokens_are_opened_for_their_tenant(http, tiny, monkey
     part = {"type": "file", "file": {"file_data": "data:application/pdf;base64,AAAA"}}
     for path in ("/tokenize", "/v1/media/plan", "/v1/chat/completions"):
         assert post(http, path, messages=[{"role": "user", "content": [part]}], cache_salt="a").status_code >= 400
-    assert opened == [(tiny[1].engine.llm.config.media.max_bytes, "a")] * 3
+    assert opened == [(tiny[1].engine.config.media.max_bytes, "a")] * 3
 
 
 def plan(url, key, text="fast", seconds=240):
@@ -212,7 +293,7 @@ def plan(url, key, text="fast", seconds=240):
 
 
 def test_slow_plans_of_a_key_delay_neither_other_keys_nor_tokens(tiny, monkeypatch):
-    server, go_on, running = make_server(tiny[1].engine.llm, "tiny-vl", ServerConfig(api_key=["one", "two"])), Event(), []
+    server, go_on, running = make_server(tiny[1].llm.llm, "tiny-vl", ServerConfig(api_key=["one", "two"])), Event(), []
 
     def slow(messages, *_, **options):
         if messages[0]["content"] == "slow":
@@ -220,7 +301,7 @@ def test_slow_plans_of_a_key_delay_neither_other_keys_nor_tokens(tiny, monkeypat
             go_on.wait(LONG)
         return []
 
-    monkeypatch.setattr(server.engine.llm, "plan", slow)
+    monkeypatch.setattr(server.engine, "plan", slow)
     with listening(server) as url, ThreadPoolExecutor(8) as clients:
         try:
             plans = [clients.submit(plan, url, "one", "slow") for _ in range(8)]
@@ -237,8 +318,8 @@ def test_slow_plans_of_a_key_delay_neither_other_keys_nor_tokens(tiny, monkeypat
 
 @pytest.mark.parametrize("path", ["tokenize", "detokenize"])
 def test_slow_tokens_of_a_key_delay_no_other_key(tiny, monkeypatch, path):
-    server, go_on, running = make_server(tiny[1].engine.llm, "tiny-vl", ServerConfig(api_key=["one", "two"])), Event(), []
-    tokenizer, name = server.engine.llm.get_tokenizer(), {"tokenize": "encode", "detokenize": "decode"}[path]
+    server, go_on, running = make_server(tiny[1].llm.llm, "tiny-vl", ServerConfig(api_key=["one", "two"])), Event(), []
+    tokenizer, name = server.engine.tokenizer, {"tokenize": "encode", "detokenize": "decode"}[path]
     fast = getattr(tokenizer, name)
 
     def slow(given, **options):
@@ -265,8 +346,8 @@ def test_slow_tokens_of_a_key_delay_no_other_key(tiny, monkeypatch, path):
 
 
 def test_a_plan_keeps_its_place_after_its_client_has_left(tiny, monkeypatch):
-    server, go_on, running = make_server(tiny[1].engine.llm, "tiny-vl", ServerConfig(api_key=["one", "two"])), Event(), []
-    monkeypatch.setattr(server.engine.llm, "plan", lambda *_, **options: running.append(None) or (go_on.wait(LONG) and []))
+    server, go_on, running = make_server(tiny[1].llm.llm, "tiny-vl", ServerConfig(api_key=["one", "two"])), Event(), []
+    monkeypatch.setattr(server.engine, "plan", lambda *_, **options: running.append(None) or (go_on.wait(LONG) and []))
     with listening(server) as url, ThreadPoolExecutor(8) as clients:
         try:
             for _ in range(2):
@@ -283,7 +364,7 @@ def test_a_plan_keeps_its_place_after_its_client_has_left(tiny, monkeypatch):
 
 def test_slow_plans_delay_no_tokens(http, tiny, monkeypatch):
     go_on, running = Event(), []
-    monkeypatch.setattr(tiny[1].engine.llm, "plan", lambda *_, **options: running.append(None) or (go_on.wait(LONG) and []))
+    monkeypatch.setattr(tiny[1].engine, "plan", lambda *_, **options: running.append(None) or (go_on.wait(LONG) and []))
     with ThreadPoolExecutor(8) as clients:
         try:
             plans = [clients.submit(plan, tiny[0], "none") for _ in range(8)]
@@ -301,7 +382,7 @@ def test_a_plan_ends_when_its_client_leaves(tiny, monkeypatch):
         with watching(ended.set):
             assert ended.wait(LONG)
 
-    monkeypatch.setattr(tiny[1].engine.llm, "plan", downloading)
+    monkeypatch.setattr(tiny[1].engine, "plan", downloading)
     with pytest.raises(httpx.ReadTimeout):
         plan(tiny[0], "none", seconds=0.2)
     assert ended.wait(LONG)
@@ -309,12 +390,12 @@ def test_a_plan_ends_when_its_client_leaves(tiny, monkeypatch):
 
 def test_the_cache_of_a_key(tiny):
     """Vectors and scores of one key never use the prefix cache of another key."""
-    server = make_server(tiny[1].engine.llm, "tiny-vl", ServerConfig(api_key=["one", "two"]))
+    server = make_server(tiny[1].llm.llm, "tiny-vl", ServerConfig(api_key=["one", "two"]))
     bodies = [
         ("/v1/embeddings", {"input": ["a long text of many tokens " * 8, list(range(5, 105))]}),
         ("/score", {"queries": "a long text of many tokens " * 8, "documents": ["b"]}),
     ]
-    llm = tiny[1].engine.llm
+    llm = tiny[1].llm.llm
     with listening(server) as url:
         for path, body in bodies:
 
@@ -342,8 +423,8 @@ def test_classes(tmp_path):
     transformers.LlamaForSequenceClassification(config).save_pretrained(tmp_path)
     words.save_pretrained(tmp_path)
     server = make_server(tmp_path, "classes", warm_up=False)
-    with server.engine.llm, listening(server) as url:
-        expected = asyncio.run(server.engine.classify(["import os", "a house"]))
+    with server.llm.llm, listening(server) as url:
+        expected = asyncio.run(server.llm.classify(["import os", "a house"]))
         found = httpx.post(f"{url}/classify", json={"input": ["import os", "a house"]}, timeout=240).json()
     for one, result in zip(found["data"], expected, strict=True):
         assert one["probs"] == pytest.approx(list(result.outputs.probs), abs=1e-5)

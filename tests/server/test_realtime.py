@@ -91,7 +91,7 @@ def expected(server, data, **options):
         async def blocks():
             yield data
 
-        events = [event async for event in server.engine.stream_transcribe(blocks(), RATE, turn_events=True, **options)]
+        events = [event async for event in server.llm.stream_transcribe(blocks(), RATE, turn_events=True, **options)]
         texts = [""]
         for event in events:
             if event.kind == "final":
@@ -112,6 +112,8 @@ def test_turns_are_transcribed_as_they_end(client, server, talk):
         connection.session.update(session=session(format={"type": "audio/pcm", "rate": RATE}, turn_detection=detection))
         (updated,) = until(connection, "session.updated")
         assert updated.session.audio.input.turn_detection.silence_duration_ms == 700
+        connection.input_audio_buffer.commit()
+        assert "empty" in until(connection, "error")[-1].error.message
         append(connection, talk)
         texts = expected(server, talk, pause=0.7)
         events = until(connection, COMPLETED, len(texts))
@@ -131,12 +133,12 @@ def test_turns_are_transcribed_as_they_end(client, server, talk):
         assert completed.usage.seconds == pytest.approx((stopped.audio_end_ms - started.audio_start_ms) / 1000, abs=0.01)
         assert committed.previous_item_id == previous
         previous, last = item, stopped.audio_end_ms
-    assert_idle(server.engine.llm)
+    assert_idle(server.llm)
 
 
 def test_without_turn_detection_a_commit_ends_the_turn(client, server, talk):
     samples = np.frombuffer(talk, "<i2").astype(np.float32) / 32768
-    (whole,) = asyncio.run(server.engine.transcribe((samples, RATE), vad=False))
+    (whole,) = asyncio.run(server.llm.transcribe((samples, RATE), vad=False))
 
     async def run():
         other = openai.AsyncOpenAI(base_url=client.base_url, api_key="none")
@@ -169,8 +171,8 @@ def test_a_model_without_a_decoder(tmp_path, talk, kind):
     found = make_model(0) if kind == "ctc" else make_transducer(0, kind)
     server = make_server(save(tmp_path, *found), "parakeet", warm_up=False)
     samples = np.frombuffer(talk, "<i2").astype(np.float32) / 32768
-    with server.engine.llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
-        (whole,) = asyncio.run(server.engine.transcribe((samples, RATE), vad=False))
+    with server.llm.llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+        (whole,) = asyncio.run(server.llm.transcribe((samples, RATE), vad=False))
         texts = expected(server, talk, pause=0.5)
         assert whole.text
         assert len(texts) >= 2
@@ -184,10 +186,10 @@ def test_a_model_without_a_decoder(tmp_path, talk, kind):
             assert [event.transcript for event in events if event.type == COMPLETED] == transcripts
             assert "".join(event.delta for event in events if event.type == DELTA) == "".join(transcripts)
         with client.realtime.connect(model="parakeet") as connection:
-            connection.session.update(session=session(transcription={"language": "en"}))
+            connection.session.update(session=session(transcription={"language": "de"}))
             *_, error = (connection.recv() for _ in range(2))
             assert (error.type, "language" in error.error.message) == ("error", True)
-        assert_idle(server.engine.llm)
+        assert_idle(server.llm)
 
 
 def test_a_commit_ends_a_turn_of_speech_and_clear_drops_one(client, talk):
@@ -250,7 +252,7 @@ def test_wrong_events_are_refused_and_the_session_goes_on(url, event, param):
 
 def test_who_may_connect(server, url):
     odd = "a/b=+é"
-    keyed = Server(server.engine, ServerConfig(api_key=["one", odd], max_realtime_sessions=1), "tiny-asr")
+    keyed = Server(server.llm, ServerConfig(api_key=["one", odd], max_realtime_sessions=1), "tiny-asr")
     key = {"Authorization": "Bearer one"}
     protocols = ["realtime", "openai-insecure-api-key.one"]
     with listening(keyed) as url:
@@ -273,7 +275,7 @@ def test_who_may_connect(server, url):
         name = base64.urlsafe_b64encode(odd.encode()).decode().rstrip("=")
         with connect(address, subprotocols=["realtime", f"sensorium-api-key-base64url.{name}"], origin=url) as socket:
             assert json.loads(socket.recv())["type"] == "session.created"
-        wait_until(lambda: not keyed.realtime_sessions)
+        wait_until(lambda: not keyed.services.realtime_sessions)
         with connect(address, subprotocols=protocols, origin=url) as socket:
             assert socket.subprotocol == "realtime"
             assert json.loads(socket.recv())["type"] == "session.created"
@@ -284,11 +286,11 @@ def test_a_model_without_speech_is_refused(tiny):
     with pytest.raises(InvalidStatus) as found, connect(f"{tiny[0]}/v1/realtime".replace("http", "ws")):
         pass
     assert found.value.response.status_code == 400
-    assert tiny[1].realtime_sessions == 0
+    assert tiny[1].services.realtime_sessions == 0
 
 
 def test_an_idle_session_is_closed(server):
-    with listening(Server(server.engine, ServerConfig(realtime_idle_seconds=0.01), "tiny-asr")) as url:
+    with listening(Server(server.llm, ServerConfig(realtime_idle_seconds=0.01), "tiny-asr")) as url:
         socket = connect(f"{url}/v1/realtime".replace("http", "ws"))
         socket.recv()
         with pytest.raises(ConnectionClosed):
@@ -314,7 +316,7 @@ class SlowSocket:
 def test_a_client_that_reads_nothing_is_disconnected(server):
     async def run():
         socket = SlowSocket()
-        slow = Server(server.engine, ServerConfig(send_seconds=0.01), "tiny-asr")
+        slow = Server(server.llm, ServerConfig(send_seconds=0.01), "tiny-asr")
         await RealtimeSession(socket, slow, None).run()
         return socket.closed
 
@@ -324,7 +326,7 @@ def test_a_client_that_reads_nothing_is_disconnected(server):
 @pytest.mark.parametrize("detection", [True, False])
 def test_a_client_that_leaves_ends_the_work(server, url, talk, monkeypatch, detection):
     """It leaves while the engine computes: the step that runs is the last one."""
-    core, reached, go_on = server.engine.llm._engine_loop.core, threading.Event(), threading.Event()
+    core, reached, go_on = server.engine.loop.core, threading.Event(), threading.Event()
     step = core.step
 
     def held():
@@ -342,16 +344,16 @@ def test_a_client_that_leaves_ends_the_work(server, url, talk, monkeypatch, dete
             socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
         assert reached.wait(LONG)
     go_on.set()
-    wait_until(lambda: server.realtime_sessions == 0 and not server.engine.llm._engine_loop._names)
-    assert_idle(server.engine.llm)
+    wait_until(lambda: server.services.realtime_sessions == 0 and not server.engine.loop._names)
+    assert_idle(server.llm)
 
 
 def test_each_key_has_its_own_cache(server, talk, monkeypatch):
-    salts, request = [], server.engine.llm.request
-    monkeypatch.setattr(server.engine.llm, "request", lambda prompt, *rest, **options: (
+    salts, request = [], server.engine.request
+    monkeypatch.setattr(server.engine, "request", lambda prompt, *rest, **options: (
         salts.append(prompt.get("cache_salt")) or request(prompt, *rest, **options)
     ))  # fmt: skip
-    keyed = Server(server.engine, ServerConfig(api_key=["one", "two"]), "tiny-asr")
+    keyed = Server(server.llm, ServerConfig(api_key=["one", "two"]), "tiny-asr")
     with listening(keyed) as url:
         for key in ("one", "two"):
             with openai.OpenAI(base_url=f"{url}/v1", api_key=key).realtime.connect(model="tiny-asr") as connection:
@@ -362,7 +364,7 @@ def test_each_key_has_its_own_cache(server, talk, monkeypatch):
                 connection.session.update(session=session(turn_detection={"type": "server_vad"}))
                 append(connection, talk)
                 until(connection, COMPLETED)
-            wait_until(lambda: not keyed.realtime_sessions)
+            wait_until(lambda: not keyed.services.realtime_sessions)
             salts.append("end")
     one, two = (set(part.split()) for part in " ".join(map(str, salts)).split("end")[:2])
     assert len(one) == len(two) == 1
@@ -374,7 +376,7 @@ def test_an_engine_that_fails_ends_the_session(client, server, talk, monkeypatch
     async def fail(handle):
         raise EngineDeadError("the engine has failed")
 
-    monkeypatch.setattr(server.engine, "answer", fail)
+    monkeypatch.setattr(server.llm, "answer", fail)
     with client.realtime.connect(model="tiny-asr") as connection:
         connection.input_audio_buffer.append(audio=encoded(talk))
         kinds = [""]
@@ -389,7 +391,7 @@ def test_an_engine_that_fails_on_a_buffer_ends_the_session(client, server, talk,
     async def fail(*args, **options):
         raise EngineDeadError("the engine has failed")
 
-    monkeypatch.setattr(server.engine, "transcribe", fail)
+    monkeypatch.setattr(server.llm, "transcribe", fail)
     with client.realtime.connect(model="tiny-asr") as connection:
         connection.session.update(session=session(turn_detection=None))
         connection.input_audio_buffer.append(audio=encoded(talk[: 2 * RATE]))
@@ -485,7 +487,7 @@ def test_an_item_that_fails(client, server, monkeypatch, talk):
     async def fail(audio, language, on_text, **options):
         raise ValueError("secret")
 
-    monkeypatch.setattr(server.engine, "transcribe", fail)
+    monkeypatch.setattr(server.llm, "transcribe", fail)
     with client.realtime.connect(model="tiny-asr") as connection:
         connection.session.update(session=session(turn_detection=None))
         connection.input_audio_buffer.append(audio=encoded(talk[: 2 * RATE]))

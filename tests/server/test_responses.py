@@ -19,8 +19,10 @@ from oracle import build_checkpoint
 from PIL import Image
 from pydantic import BaseModel, TypeAdapter
 from sensorium import SamplingParams
-from sensorium.mm.errors import ErrorInfo, InputError
+from sensorium.callers.errors import ErrorInfo, InputError
+from sensorium.server.parsers.reasoning import FORMATS
 from sensorium.server.protocol.response_input import read_items
+from sensorium.server.reasoning_signer import ReasoningSigner
 from waiting import assert_idle
 
 URL = image_url()
@@ -32,7 +34,7 @@ LOOK = {"type": "function", "name": "look", "strict": True, "parameters": {
 }}  # fmt: skip
 CALL = {"type": "function_call", "call_id": "c", "name": "look", "arguments": "{}"}
 OUTPUT = {"type": "function_call_output", "call_id": "c", "output": "a tree"}
-EVENT = TypeAdapter(ResponseStreamEvent)
+EVENT, SIGNER = TypeAdapter(ResponseStreamEvent), ReasoningSigner()
 
 
 def question(*parts):
@@ -87,6 +89,7 @@ def test_a_stream_has_the_same_response(http):
     assert whole["output"][0]["content"][0]["text"] == text
     assert (whole["status"], whole["output"][0]["status"]) == ("incomplete", "incomplete")
     assert whole["incomplete_details"] == {"reason": "max_output_tokens"}
+    assert "completed_at" not in whole
     assert (whole["instructions"], whole["metadata"]) == ("Be brief.", {"a": "b"})
     last = events[-1]["response"]
     last["usage"]["input_tokens_details"] = whole["usage"]["input_tokens_details"]  # the second one is cached
@@ -147,9 +150,9 @@ def test_reasoning_text_and_calls_are_items(tools, monkeypatch):
     """The model cannot call tools, so the engine's outputs are replaced."""
     client, server = tools
     call = '<tool_call>\n{"name": "look", "arguments": {"place": "here"}}\n</tool_call>'
-    form = replace(server.answer_format, reasoning=("<think>", "</think>"))
+    form = replace(server.answer_format, reasoning=FORMATS["think"])
     monkeypatch.setitem(server.__dict__, "answer_format", form)
-    monkeypatch.setattr(server.engine, "generate", saying(server.engine.generate, f"<think>hm</think>Wait.\n{call}\n{call}\n"))
+    monkeypatch.setattr(server.llm, "generate", saying(server.llm.generate, f"<think>hm</think>Wait.\n{call}\n{call}\n"))
     fields = {**PLAIN, "tools": [LOOK], "max_output_tokens": 2}
     found = client.responses.create(**fields)
     Response.model_validate(found.to_dict(), strict=True)
@@ -165,7 +168,7 @@ def test_reasoning_text_and_calls_are_items(tools, monkeypatch):
     turn = {"role": "assistant", "reasoning_content": "hm", "content": found.output[1].to_dict()["content"]}
     conversation = [*(item.to_dict() for item in found.output)]
     conversation += [{"type": "function_call_output", "call_id": item.call_id, "output": "a tree"} for item in found.output[2:]]
-    messages, _ = read_items(conversation)
+    messages, _ = read_items(conversation, SIGNER)
     assert {name: messages[0][name] for name in turn} == turn
     assert [one["function"]["name"] for one in messages[0]["tool_calls"]] == ["look", "look"]
     assert [(one["role"], one["content"]) for one in messages[1:]] == [("tool", "a tree")] * 2
@@ -177,9 +180,9 @@ def test_a_turn_is_one_message():
         return {"role": "assistant", "content": text}
 
     call = {"type": "function_call", "call_id": "c", "name": "f", "arguments": "{}"}
-    assert read_items([say("a"), say("b")])[0] == [say("a"), say("b")]
-    assert len(read_items([call, call, {"type": "message", **say("b")}])[0]) == 1
-    assert len(read_items([call, {"role": "user", "content": "a"}, call])[0]) == 3
+    assert read_items([say("a"), say("b")], SIGNER)[0] == [say("a"), say("b")]
+    assert len(read_items([call, call, {"type": "message", **say("b")}], SIGNER)[0]) == 1
+    assert len(read_items([call, {"role": "user", "content": "a"}, call], SIGNER)[0]) == 3
 
 
 def test_audio_is_an_input_part(tmp_path):
@@ -188,7 +191,7 @@ def test_audio_is_an_input_part(tmp_path):
     soundfile.write(stream, family.make_media("audio", (12_000,), 0), 16_000, format="WAV")
     part = {"type": "input_audio", "input_audio": {"data": base64.b64encode(stream.getvalue()).decode(), "format": "wav"}}
     server = make_server(build_checkpoint(tmp_path, "qwen2_audio"), "audio", max_model_len=256, warm_up=False)
-    with server.engine.llm as llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
+    with server.llm.llm as llm, listening(server) as url, openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         messages = [{"role": "user", "content": [part, {"type": "text", "text": "hello"}]}]
         (expected,) = llm.chat(messages, SamplingParams(temperature=0, max_tokens=6, ignore_eos=True), use_tqdm=False)
         fields = {"model": "audio", "temperature": 0, "extra_body": {"ignore_eos": True}}
@@ -216,15 +219,13 @@ def test_files_are_input_parts(client):
     ("fields", "param"),
     [
         ({"colour": 1}, "colour"),
-        ({"store": True}, "store"),
         ({"previous_response_id": "resp_1"}, "previous_response_id"),
         ({"conversation": "conv_1"}, "conversation"),
         ({"background": True}, "background"),
-        ({"truncation": "auto"}, "truncation"),
         ({"n": 2}, "n"),
         ({"max_tokens": 3}, "max_tokens"),
         ({"max_output_tokens": 0}, "max_output_tokens"),
-        ({"include": ["reasoning.encrypted_content"]}, "include"),
+        ({"include": ["web_search_call.results"]}, "include"),
         ({"top_logprobs": 999}, "logprobs"),
         ({"input": []}, None),
         ({"input": [{"type": "item_reference", "id": "a"}]}, "input[0]"),
@@ -243,12 +244,11 @@ def test_files_are_input_parts(client):
         ({"tools": [LOOK]}, "tools"),  # the template has no calls
         ({"tool_choice": {"type": "function", "name": "look"}}, "tool_choice"),
         ({"tool_choice": {"type": "allowed_tools", "mode": "auto", "tools": [{"name": "look"}]}}, "tool_choice"),
-        ({"reasoning": {"summary": "detailed"}}, "reasoning"),
         ({"metadata": {"a": float("nan")}}, "metadata"),
         ({"metadata": {"a": "\ud800"}}, "metadata"),
         ({"tools": [{**LOOK, "parameters": {"maximum": float("inf")}}], "tool_choice": "none"}, "tools"),
         ({"text": {"format": {"type": "xml"}}}, "text"),
-        ({"text": {"verbosity": "low"}}, "text"),
+        ({"text": {"verbosity": "loud"}}, "text"),
         ({"stream_options": {"include_obfuscation": True}, "stream": True}, "stream_options.include_obfuscation"),
     ],
 )
@@ -258,12 +258,12 @@ def test_wrong_fields(http, tiny, fields, param):
     assert response.status_code == 400, response.text
     error = response.json()["error"]
     assert param is None or error["param"] == param, error
-    assert_idle(tiny[1].engine.llm)
+    assert_idle(tiny[1].llm)
 
 
 def test_too_many_images_are_a_fault_of_the_input():
     server = make_server(TINY, "tiny-vl", max_model_len=1024, warm_up=False, limit_mm_per_prompt={"image": 1})
-    with server.engine.llm, listening(server) as url:
+    with server.llm.llm, listening(server) as url:
         found = httpx.post(f"{url}/v1/responses", json={**PLAIN, "input": question(IMAGE_PART, IMAGE_PART)}, timeout=240)
     assert found.json()["error"]["message"] == "At most 1 image(s) may be provided in one prompt, not 2"
     assert found.json()["error"]["param"] == "input"
@@ -277,7 +277,7 @@ def test_media_that_cannot_be_read(http):
 
 
 def test_an_error_in_the_middle_of_a_stream(http, tiny, monkeypatch):
-    engine = tiny[1].engine
+    engine = tiny[1].llm
     generate = engine.generate
 
     async def failing(*args, **options):
@@ -295,4 +295,4 @@ def test_an_error_in_the_middle_of_a_stream(http, tiny, monkeypatch):
 
 def test_items_of_other_types():
     with pytest.raises(InputError, match="web_search_call"):
-        read_items([{"type": "web_search_call"}])
+        read_items([{"type": "web_search_call"}], SIGNER)

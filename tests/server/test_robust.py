@@ -7,6 +7,7 @@ import base64
 import io
 import itertools
 import json
+import logging
 import resource
 import socket
 import threading
@@ -24,7 +25,7 @@ from sensorium.server import app as app_module
 from sensorium.server import large_json
 from sensorium.server.config import ServerConfig
 from sensorium.server.guard import _Body
-from sensorium.server.run import bind
+from sensorium.server.listeners import bind
 from sensorium.server.state import Server
 from waiting import LONG, assert_idle, wait_until
 
@@ -32,7 +33,7 @@ CHAT = "/v1/chat/completions"
 
 
 def listen(tiny, **options):
-    engine = tiny[1].engine
+    engine = tiny[1].llm
     return listening(Server(engine, ServerConfig(**options), "tiny-vl"))
 
 
@@ -142,9 +143,9 @@ def test_a_client_that_leaves_is_not_served_further(tiny, monkeypatch, stage):
         return await work(body)
 
     monkeypatch.setattr(app_module, "on_error", recorded)
-    core = tiny[1].engine.llm._engine_loop.core
+    core = tiny[1].engine.loop.core
     whole, used = request(messages=picture(), max_tokens=500, ignore_eos=True), 1.0
-    tiny[1].engine.llm.reset_mm_cache()
+    tiny[1].llm.llm.reset_mm_cache()
     if stage == "body":
         monkeypatch.setattr(_Body, "receive", receive)
         used = 0.5
@@ -167,13 +168,13 @@ def test_a_client_that_leaves_is_not_served_further(tiny, monkeypatch, stage):
         wait_until(lambda: statuses)
         go_on.set()
         assert statuses == [499]
-        wait_until(lambda: not tiny[1].engine.llm._engine_loop._names)
+        wait_until(lambda: not tiny[1].engine.loop._names)
     monkeypatch.undo()
-    assert_idle(tiny[1].engine.llm)
+    assert_idle(tiny[1].llm)
 
 
 def test_a_full_engine_refuses_requests(tiny, http):
-    budget = tiny[1].engine.llm._inputs.media.budget
+    budget = tiny[1].engine.inputs.media.budget
     ledger = budget.open()
     ledger.hold(budget.policy.max_total_bytes)
     try:
@@ -192,6 +193,45 @@ def test_a_body_that_is_not_json_is_refused(http, kind):
     headers = {} if kind is None else {"Content-Type": kind}
     response = http.post(CHAT, content=b'{"messages": []}', headers=headers)
     assert (response.status_code, response.json()["error"]["code"]) == (415, "unsupported_media_type")
+
+
+@pytest.mark.parametrize(
+    ("body", "said"),
+    [
+        (
+            b'{"messages": ' + b"[" * 100_000 + b"]" * 100_000 + b"}",
+            "nested too deeply; send lists and objects of fewer levels",
+        ),
+        (b'{"messages": "\xff"}', "the body is not JSON: byte 14 is not valid UTF-8; encode it as UTF-8"),
+        (b'{"max_tokens": ' + b"9" * 5000 + b"}", "an integer of too many digits"),
+        (b'{"messages": [}', "the body is not JSON: Expecting value at character 14"),
+    ],
+)
+@pytest.mark.parametrize("large", [False, True])
+def test_json_that_cannot_be_parsed(http, monkeypatch, body, said, large):
+    monkeypatch.setattr(large_json, "LARGE", 0 if large else large_json.LARGE)
+    response = http.post(CHAT, content=body, headers={"Content-Type": "application/json"})
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_input")
+    assert said in response.json()["error"]["message"]
+
+
+@pytest.mark.parametrize(
+    "body", [{"data": {"file": "a.wav"}}, {"data": {"model": "a"}, "files": {"x": b""}}, {"files": {"file": (None, "a.wav")}}]
+)
+def test_forms_without_a_file(http, body):
+    response = http.post("/v1/audio/transcriptions", **body)
+    refused = response.json()["error"]
+    assert (response.status_code, refused["param"]) == (400, "file")
+    assert refused["message"].startswith("file is missing; give it as the part `file` of the form, with a file name")
+
+
+def test_a_broken_form_is_named_in_the_answer_only(http, caplog):
+    response = http.post(
+        "/v1/audio/transcriptions", content=b"--x\r\n\r\nb", headers={"Content-Type": "multipart/form-data; boundary=y"}
+    )
+    assert (response.status_code, response.json()["error"]["code"]) == (400, "invalid_input")
+    assert "the body is not a form that can be read (Invalid multipart data); " in response.json()["error"]["message"]
+    assert any(isinstance(one, logging.NullHandler) for one in logging.getLogger("python_multipart").handlers)
 
 
 def test_a_large_body_is_parsed_in_a_thread(http, monkeypatch):

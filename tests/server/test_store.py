@@ -9,7 +9,7 @@ from types import SimpleNamespace
 import pytest
 from batch_files import BATCH, held, line, read
 from fastapi import Request
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
 from sensorium.server.config import ServerConfig
 from sensorium.server.endpoints import batches
 from sensorium.server.errors import HttpError
@@ -26,8 +26,9 @@ def test_the_database_is_private(tmp_path):
 def test_a_file_that_is_removed_cuts_its_download(tmp_path):
     async def run(store):
         name = store.add_file("", "x", [b"1" * (1 << 20), b"2"], KEPT_SECONDS)["id"]
-        server = SimpleNamespace(store=store)
-        scope = {"type": "http", "method": "GET", "app": SimpleNamespace(state=SimpleNamespace(server=server)), TENANT: None}
+        services = SimpleNamespace(store=store)
+        app = SimpleNamespace(state=SimpleNamespace(services=services))
+        scope = {"type": "http", "method": "GET", "app": app, TENANT: None}
         head = await batches.file_content(name, Request({**scope, "method": "HEAD"}))
         assert head.headers["content-length"] == str((1 << 20) + 1)
         parts = (await batches.file_content(name, Request(scope))).body_iterator

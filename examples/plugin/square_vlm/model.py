@@ -1,6 +1,6 @@
 """The computation: a SigLIP tower, a two-layer projector, and a Llama decoder."""
 
-from sensorium.models.config import require
+from sensorium.checkpoints.config import require
 from sensorium.models.layers.connectors import ProjectorSpec
 from sensorium.models.text.decoder_config import decoder_spec
 from sensorium.models.text.stacks import stack_of

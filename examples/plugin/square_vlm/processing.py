@@ -8,7 +8,7 @@ from sensorium.processors.patches import PatchSpec, apply_size, patchify, read_p
 
 
 class SquareProcessingInfo(BaseProcessingInfo):
-    """Every image becomes as many rows as a square of `vision_config.image_size` pixels has patches."""
+    """Resizes every image to a square of `vision_config.image_size` pixels and makes one encoder row per patch."""
 
     modalities = ("image",)
     placeholders = {"image": ("image_token_id", "image_token_index", 32000)}  # keys of config.json, then the published id

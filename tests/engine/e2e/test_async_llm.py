@@ -5,13 +5,14 @@ import contextlib
 import random
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from sensorium import LLM, AsyncLLM, SamplingParams
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.engine.session import Turn
-from sensorium.mm.errors import ConfigError, InputError
 from together import hold_until_prepared
 from waiting import LONG, assert_idle, hold_steps, wait_until
 
@@ -127,7 +128,7 @@ def test_a_slow_reader_gets_merged_deltas(llm, engine):
         seen = []
         async for output in engine.generate("user 1 moves left", greedy(60)):
             seen.append(output)
-            while llm._engine_loop._names:  # until all is computed
+            while llm.engine.loop._names:  # until all is computed
                 await asyncio.sleep(0.01)
         return seen
 
@@ -162,13 +163,13 @@ def test_leaving_and_cancelling_free_everything(llm, engine):
 
 
 def test_abort_by_request_id(llm, engine, monkeypatch):
-    core, go_on = llm._engine_loop.core, threading.Event()
+    core, go_on = llm.engine.loop.core, threading.Event()
     monkeypatch.setattr(core, "step", core.step)
     hold_steps(core, go_on.is_set)
 
     async def go():
         task = asyncio.create_task(collect(engine, "user 1 moves left", greedy(200), request_id="mine"))
-        while "mine" not in llm._engine_loop._names:
+        while "mine" not in llm.engine.loop._names:
             await asyncio.sleep(0.001)
         with pytest.raises(InputError, match="'mine' is in use"):
             await collect(engine, "user 2", greedy(), request_id="mine")
@@ -189,11 +190,11 @@ def test_abort_by_request_id(llm, engine, monkeypatch):
 
 def test_a_turn_that_is_cancelled_before_it_begins_ends_its_sequence(llm, engine):
     handle, go_on = llm.request("user 1 moves left", greedy()), threading.Event()
-    handle.keep = True
+    handle.input = replace(handle.input, hold_open=True)
 
     async def go():
         await engine.answer(handle)
-        llm._engine_loop.call(lambda _: go_on.wait(LONG))
+        llm.engine.loop.call(lambda _: go_on.wait(LONG))
         turn = asyncio.create_task(engine.append(Turn(handle, (), close=False)))
         await asyncio.sleep(0)
         turn.cancel()
@@ -255,7 +256,7 @@ def test_max_waiting_limits_the_requests_in_the_engine(llm):
         for task in tasks[::5]:
             task.cancel()
         while not all(task.done() for task in tasks):
-            most = max(most, len(llm._engine_loop._names))
+            most = max(most, len(llm.engine.loop._names))
             await asyncio.sleep(0.001)
         return [task for task in tasks if not task.cancelled()]
 
@@ -289,9 +290,9 @@ def test_errors_are_outputs_and_wrong_calls_raise(llm, engine):
 def test_closing_ends_running_requests():
     async def go():
         async with AsyncLLM(MODEL, max_model_len=256) as engine:
-            hold_steps(engine._engine_loop.core, lambda: engine._engine_loop.closed)
+            hold_steps(engine.engine.loop.core, lambda: engine.engine.loop.closed)
             task = asyncio.create_task(collect(engine, "user 1 moves left", greedy(200)))
-            await asyncio.to_thread(wait_until, lambda: engine._engine_loop._owners)
+            await asyncio.to_thread(wait_until, lambda: engine.engine.loop._owners)
         outputs = await task
         with pytest.raises(InputError, match="closed"):
             await collect(engine, "user 1", greedy())
@@ -299,7 +300,7 @@ def test_closing_ends_running_requests():
 
     output, engine = asyncio.run(go())
     assert "closed" in output.error.message
-    assert not engine._engine_loop._thread.is_alive()
+    assert not engine.engine.loop._thread.is_alive()
 
 
 def test_live_turns_equal_one_long_prompt(llm):
@@ -351,7 +352,7 @@ def test_urgent_requests_run_first(llm):
         hold_until_prepared(one, 2)
         ended = []
         jobs = [one.request(f"user {i}", greedy(4), priority) for i, priority in enumerate((5, 0, 3))]
-        for index, _ in one._engine_loop.serve(jobs):
+        for index, _ in one.engine.loop.serve(jobs):
             ended.append(index)
     assert ended.index(1) < ended.index(2)
     with pytest.raises(InputError, match="priority"):

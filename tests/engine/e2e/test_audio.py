@@ -81,12 +81,12 @@ def test_the_plan_equals_the_tokens_of_the_answer(llm: LLM, monkeypatch: pytest.
 
 @pytest.mark.in_process
 def test_precomputed_embeddings_give_the_answer_of_their_audio(llm: LLM) -> None:
-    prepared = llm._inputs.process(asked(sound()))
+    prepared = llm.engine.inputs.process(asked(sound()))
     tensors = {
         name: elem.data[None] if elem.data.ndim == 0 else elem.data for name, elem in prepared.features[0].kwargs.items()
     }
     with torch.inference_mode():
-        (rows,) = llm._engine_loop.core.runner.model.embed_multimodal("audio", tensors)
+        (rows,) = llm.engine.loop.core.executor.runner.model.embed_multimodal("audio", tensors)
     given = {**asked(sound()), "multi_modal_data": {"audio": {"audio_embeds": rows.clone()}}}
     assert answer(llm, given).outputs[0].token_ids == answer(llm, asked(sound())).outputs[0].token_ids
 

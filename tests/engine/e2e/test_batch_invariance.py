@@ -11,8 +11,8 @@ import torch
 from oracle import build_checkpoint
 from PIL import Image
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.types import EngineRequest
-from sensorium.mm.errors import ConfigError
 
 PLACEHOLDER = "<|vision_start|><|image_pad|><|vision_end|>"
 PARAMS = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True, logprobs=3)
@@ -27,7 +27,9 @@ def llm(request, tmp_path_factory):
 def asked(llm: Any, name: str, seed: int, text: str) -> EngineRequest:
     rng = np.random.default_rng(seed)
     picture = Image.fromarray(rng.integers(0, 256, (90 + 40 * (seed % 3), 130, 3), dtype=np.uint8))
-    prepared = llm._inputs.process({"prompt": f"look at {PLACEHOLDER} and say: {text}", "multi_modal_data": {"image": picture}})
+    prepared = llm.engine.inputs.process(
+        {"prompt": f"look at {PLACEHOLDER} and say: {text}", "multi_modal_data": {"image": picture}}
+    )
     return EngineRequest(name, prepared.token_ids, PARAMS, (), prepared.features)
 
 
@@ -62,7 +64,7 @@ CASES = list(itertools.product((0, 1, 4, 7), (4096, 5, 16, 33), (0, 3), (16, 4),
 
 @pytest.mark.parametrize("count", [16, pytest.param(len(CASES), marks=pytest.mark.full)])
 def test_bits_do_not_depend_on_batching_chunking_or_caches(llm, toy, kernels, count):
-    model = llm._engine_loop.core.runner.model
+    model = llm.engine.loop.core.executor.runner.model
     ours = asked(llm, "ours", 1, "what is it, and why is it so?")
     others = [asked(llm, f"mate{i}", 1 + i % 4, "something else " * (1 + 3 * i)) for i in range(7)]
     expected = run(
@@ -89,7 +91,7 @@ def test_bits_do_not_depend_on_batching_chunking_or_caches(llm, toy, kernels, co
 
 
 def test_bits_do_not_depend_on_preemption(llm, toy, kernels):
-    model = llm._engine_loop.core.runner.model
+    model = llm.engine.loop.core.executor.runner.model
     ours, other = asked(llm, "ours", 1, "what is it?"), asked(llm, "other", 2, "what is that?")
     options = {"blocks": 40, "block_size": 16, "max_len": 300, "encoder_rows": 999, "model": model, "invariant": True}
     expected = run(toy.make_core(budget=4096, **options), ours, [], 0)

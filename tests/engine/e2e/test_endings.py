@@ -8,7 +8,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from waiting import LONG as LONG_WAIT
 from waiting import wait_until
 
@@ -24,7 +24,7 @@ def llm():
 
 
 def settled(llm):
-    llm._engine_loop.call(lambda engine_loop: None).result(LONG_WAIT)
+    llm.engine.loop.call(lambda engine_loop: None).result(LONG_WAIT)
     return llm.stats.running, llm.stats.idle, llm.stats.blocks_used
 
 
@@ -122,20 +122,20 @@ def test_the_collector_may_run_in_the_loop(llm, kind):
     gc.disable()
     try:
         del circle
-        llm._engine_loop.call(lambda engine_loop: gc.collect()).result(LONG_WAIT)
+        llm.engine.loop.call(lambda engine_loop: gc.collect()).result(LONG_WAIT)
     finally:
         gc.enable()
     assert settled(llm) == (0, 0, 0)
 
 
-def test_close_while_the_loop_runs_commands(llm):
-    """The loop reads all commands at once, including the None that ends it."""
+def test_close_while_the_loop_reads_messages(llm):
+    """The loop reads all messages at once, including the None that ends it."""
     begun, go = threading.Event(), threading.Event()
-    llm._engine_loop.call(lambda engine_loop: (begun.set(), go.wait(LONG_WAIT)))
+    llm.engine.loop.call(lambda engine_loop: (begun.set(), go.wait(LONG_WAIT)))
     assert begun.wait(LONG_WAIT)
     closing = threading.Thread(target=llm.close, daemon=True)
     closing.start()
-    wait_until(lambda: not llm._engine_loop._commands.empty())
+    wait_until(lambda: not llm.engine.loop._messages.empty())
     go.set()
     closing.join(LONG_WAIT)
     assert not closing.is_alive()

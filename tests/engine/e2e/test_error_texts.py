@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 from sensorium import LLM, SamplingParams, StructuredOutputsParams
+from sensorium.callers.errors import ErrorInfo, SensoriumError
 from sensorium.engine.sampling_params import RepetitionDetectionParams
-from sensorium.mm.errors import ErrorInfo, SensoriumError
 from sensorium.mm.types import Media
 
 MODEL = Path(__file__).resolve().parents[3] / "assets" / "tiny-vl"

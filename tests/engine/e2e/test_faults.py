@@ -10,7 +10,7 @@ import torch
 from hostile import MARK, MODEL, NO_NUMBER, FailingEncoder, asked, make_image, marked, numberless, png, raising
 from sensorium import LLM, RequestOutput, SamplingParams
 from sensorium.engine.frontend.output_processor import OutputBuilder, StreamDecoder
-from sensorium.engine.worker import model_runner as runner
+from sensorium.engine.worker import sampler
 from waiting import assert_idle
 
 BLOCK_BYTES = 16 * 4 * 2 * 2 * 32 * 4  # tokens, layers, keys and values, heads, head size, float32
@@ -50,13 +50,13 @@ def fails_alone(llm: LLM, bad: Any, params: SamplingParams = GREEDY) -> str:
 
 
 def break_encoder(llm: LLM, monkeypatch: pytest.MonkeyPatch, harm: Any) -> FailingEncoder:
-    model = llm._engine_loop.core.runner.model
+    model = llm.engine.loop.core.executor.runner.model
     monkeypatch.setattr(model, "embed_multimodal", FailingEncoder(model.embed_multimodal, harm))
     return model.embed_multimodal
 
 
 def forward_without_numbers(llm: LLM, monkeypatch: pytest.MonkeyPatch, value: float) -> None:
-    model, token = llm._engine_loop.core.runner.model, llm.get_tokenizer().token_to_id(NO_NUMBER)
+    model, token = llm.engine.loop.core.executor.runner.model, llm.get_tokenizer().token_to_id(NO_NUMBER)
     monkeypatch.setattr(model, "forward", numberless(model.forward, token, value))
 
 
@@ -69,7 +69,7 @@ def test_decoding(llm: LLM) -> None:
 
 
 def test_processing(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    info = type(llm._inputs._info)
+    info = type(llm.engine.inputs._info)
     real = info.process
 
     def process(self: Any, item: Any, dtype: Any) -> Any:
@@ -114,7 +114,7 @@ def test_a_failing_item_among_many_is_found_in_few_calls(llm: LLM, monkeypatch: 
 @pytest.mark.in_process
 def test_a_failing_item_is_refused_to_its_tenant_for_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
     llm, now = LLM(MODEL, max_model_len=256, quarantine_seconds=1.0), [0.0]
-    llm._engine_loop.core._quarantine._clock = lambda: now[0]
+    llm.engine.loop.core.scheduler.encoder_inputs.quarantine._clock = lambda: now[0]
     tower = break_encoder(llm, monkeypatch, raising(RuntimeError, BROKEN))
     (first,) = answers(llm, [asked(marked())])
     calls = tower.calls
@@ -187,7 +187,7 @@ def test_encoder_rows_that_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPa
 @pytest.mark.in_process
 def test_a_head_whose_logits_are_not_finite(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every sequence of the step fails with its own error, and the next step works."""
-    model = llm._engine_loop.core.runner.model
+    model = llm.engine.loop.core.executor.runner.model
     with monkeypatch.context() as patch:
         patch.setattr(model, "compute_logits", lambda hidden: torch.full((len(hidden), model.vocab_size), float("nan")))
         for output in answers(llm, GOOD):
@@ -198,14 +198,14 @@ def test_a_head_whose_logits_are_not_finite(llm: LLM, monkeypatch: pytest.Monkey
 
 @pytest.mark.in_process
 def test_sampling(llm: LLM, monkeypatch: pytest.MonkeyPatch) -> None:
-    real = runner.sample
+    real = sampler.sample
 
     def sample(logits: torch.Tensor, rows: Any, place: Any) -> Any:
         if any(row.params.presence_penalty == 1.5 for row in rows):
             raise RuntimeError(BROKEN)
         return real(logits, rows, place)
 
-    monkeypatch.setattr(runner, "sample", sample)
+    monkeypatch.setattr(sampler, "sample", sample)
     error = fails_alone(llm, asked(make_image(5)), SamplingParams(temperature=0.0, presence_penalty=1.5))
     assert "sampling failed" in error
     assert "out of range" in error

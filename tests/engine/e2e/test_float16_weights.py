@@ -37,7 +37,7 @@ def half_checkpoint(checkpoint: Path, folder: Path, is_half: Callable[[str], boo
 def test_the_plan_counts_weights_of_the_stored_dtype(checkpoint: Path, tmp_path: Path) -> None:
     folder = half_checkpoint(checkpoint, tmp_path / "mixed", lambda name: "mlp" not in name)
     with LLM(folder, max_model_len=128) as llm:
-        model, planned = llm._engine_loop.core.runner.model, llm.explain().weights
+        model, planned = llm.engine.loop.core.executor.runner.model, llm.explain().weights
         layers = [one for one in model.modules() if isinstance(one, Linear)]
         used = held(model)
     assert {one.packed.weight.dtype for one in layers} == {torch.float16, torch.float32}
@@ -50,7 +50,7 @@ def test_weights_stay_in_float16(checkpoint: Path, tmp_path: Path) -> None:
     answers, dtypes = [], []
     for dtype in ("auto", "float32"):
         llm = LLM(folder, dtype=dtype, max_model_len=128)
-        layers = [one for one in llm._engine_loop.core.runner.model.modules() if isinstance(one, Linear)]
+        layers = [one for one in llm.engine.loop.core.executor.runner.model.modules() if isinstance(one, Linear)]
         dtypes.append({one.packed.weight.dtype for one in layers})
         answers.append(llm.generate("one two three", SamplingParams(max_tokens=4, temperature=0))[0].outputs[0].token_ids)
         llm.close()
@@ -66,10 +66,11 @@ def test_a_tied_table_stays_in_float16(whisper: Path, tmp_path: Path) -> None:
     answers = []
     for dtype in ("auto", "float32"):
         with LLM(folder, dtype=dtype) as llm:
-            model, planned = llm._engine_loop.core.runner.model, llm.explain().weights
+            model, planned = llm.engine.loop.core.executor.runner.model, llm.explain().weights
             assert model.head.packed.weight.dtype == (torch.float16 if dtype == "auto" else torch.float32)
             assert held(model) <= planned < 1.02 * held(model)
-            answers.append(llm.transcribe((torch.zeros(1600), 16000), vad=False)[0].output.outputs[0].token_ids)
+            prompt = {"prompt": "<|startoftranscript|>", "multi_modal_data": {"audio": (torch.zeros(1600), 16000)}}
+            answers.append(llm.generate(prompt, SamplingParams(temperature=0.0, max_tokens=16))[0].outputs[0].token_ids)
     assert answers[0] == answers[1]
 
 
@@ -79,5 +80,5 @@ def test_int8_computes_in_bfloat16_where_it_is_fast(whisper: Path, tmp_path: Pat
     dtypes = {}
     for dtype in ("auto", "float32"):
         with LLM(folder, dtype=dtype, quantization="int8") as llm:
-            dtypes[dtype] = llm._engine_loop.core.runner.model.encoder.dtype
+            dtypes[dtype] = llm.engine.loop.core.executor.runner.model.encoder.dtype
     assert dtypes == {"auto": torch.bfloat16 if multiplies_pairs() else torch.float32, "float32": torch.float32}

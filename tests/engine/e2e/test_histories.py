@@ -7,9 +7,9 @@ import pytest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
+from sensorium.callers.errors import InputError
 from sensorium.engine.kv_cache.block_pool import NULL_BLOCK
 from sensorium.engine.types import EngineStats
-from sensorium.mm.errors import InputError
 
 COUNTED = ("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "cut_items", "prefix_evictions", "steps_ahead")
 
@@ -53,7 +53,7 @@ class History(RuleBasedStateMachine):
         self.core = self.toy.make_core(
             budget=budget, seqs=seqs, prompt_attention=prompt_attention, model=self.model(), block_size=4, max_len=48, **options
         )
-        self.core.runner.draws_there = draws_there
+        self.core.executor.runner.draws_there = draws_there
         self.reads = reads
         self.count = 0
         self.asked = {}  # name -> the sequence as a new prompt
@@ -89,7 +89,7 @@ class History(RuleBasedStateMachine):
             features=tuple(features),
             priority=priority,
             salt=self.rng.choice(["", "", "tenant"]),
-            cross=self.toy.item(0, self.rng.choice([3, 6]), 4) if self.reads else None,
+            cross=(self.toy.item(0, self.rng.choice([3, 6]), 4),) if self.reads else (),
             seed=self.rng.randrange(9),
         )
         self.core.add(request)
@@ -219,7 +219,7 @@ def run(toy, examples):
 
 
 def test_histories(toy):
-    run(toy, 60)
+    run(toy, 100)
 
 
 @pytest.mark.full

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import base64
 import io
+import time
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import InputError, MediaError
+from sensorium.callers.errors import InputError, MediaError
+from sensorium.engine.frontend.media import MultiModalProcessor
 from sensorium.mm.media import image as image_module
 from sensorium.mm.types import Media
 
@@ -51,7 +53,7 @@ def test_the_plan_equals_the_tokens_of_the_answer(llm):
     ]
     assert plans[2].frames is not None
     assert plans[2].frames.timestamps == (0.0, 0.5, 1.0, 1.5)
-    assert all(plan.bytes == plan.num_embeds * llm._inputs.media.settings.row_bytes > 0 for plan in plans)
+    assert all(plan.bytes == plan.num_embeds * llm.engine.inputs.media.settings.row_bytes > 0 for plan in plans)
     assert llm.plan({"multi_modal_data": media}) == plans
     output = llm.generate(prompt, GREEDY, use_tqdm=False)[0]
     assert output.error is None
@@ -129,6 +131,24 @@ def test_a_uuid_stands_for_its_content(llm):
     assert ask(llm, make_image(6), multi_modal_uuids={"image": ["cat"]}, cache_salt="tenant").error is None
 
 
+def test_of_two_contents_with_one_uuid_the_later_one_fails(llm, monkeypatch):
+    process, contents = MultiModalProcessor.process, (make_image(20), make_image(21, (60, 60)))
+
+    def slow_first(self, item, *args):
+        if item.plan.size == (70, 90):
+            time.sleep(1)
+        return process(self, item, *args)
+
+    monkeypatch.setattr(MultiModalProcessor, "process", slow_first)
+    given = [
+        {"prompt": PLACEHOLDER, "multi_modal_data": {"image": one}, "multi_modal_uuids": {"image": ["both"]}}
+        for one in contents
+    ]
+    first, second = llm.generate(given, GREEDY, use_tqdm=False)
+    assert first.error is None
+    assert "already stands for other content" in second.error.message
+
+
 def test_a_uuid_may_be_given_to_a_cached_item(llm):
     image = make_image(13)
     first = ask(llm, image)
@@ -174,11 +194,11 @@ def test_a_small_cache_does_not_change_answers(checkpoint):
 def test_precomputed_embeddings_give_the_answer_of_their_image(llm):
     image = make_image(10)
     want = ask(llm, image)
-    made = llm._inputs.process({"prompt": PLACEHOLDER, "multi_modal_data": {"image": image}})
+    made = llm.engine.inputs.process({"prompt": PLACEHOLDER, "multi_modal_data": {"image": image}})
     (feature,) = made.features
     tensors = {name: elem.data[None] if name == "image_grid_thw" else elem.data for name, elem in feature.kwargs.items()}
     with torch.inference_mode():
-        (rows,) = llm._engine_loop.core.runner.model.embed_multimodal("image", tensors)
+        (rows,) = llm.engine.loop.core.executor.runner.model.embed_multimodal("image", tensors)
     given = {"image_embeds": rows.clone(), "image_grid_thw": tensors["image_grid_thw"]}
     got = ask(llm, given)
     assert got.error is None

@@ -10,11 +10,13 @@ import pytest
 import torch
 from PIL import Image
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.engine.config import EngineConfig
 from sensorium.engine.setup.resolve import check_kernels
-from sensorium.kernels import attention, dispatch
+from sensorium.kernels import dispatch
+from sensorium.kernels.attention import reference
+from sensorium.kernels.backends import BACKENDS
 from sensorium.kernels.gpu import launch_config
-from sensorium.mm.errors import ConfigError, InputError
 from sensorium.processors import images
 
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
@@ -24,13 +26,13 @@ PARAMS = SamplingParams(max_tokens=4, temperature=0.0)
 @pytest.mark.in_process
 def test_an_engine_uses_the_selected_backends(monkeypatch: pytest.MonkeyPatch) -> None:
     calls: list[str] = []
-    real = attention.paged_attention_reference
+    real = reference.attend
 
     def spy(*args: object) -> object:
         calls.append(threading.current_thread().name)
         return real(*args)  # type: ignore[arg-type]
 
-    monkeypatch.setattr(attention, "paged_attention_reference", spy)
+    monkeypatch.setattr(reference, "attend", spy)
     with LLM(MODEL, max_model_len=64) as usual, LLM(MODEL, max_model_len=64, kernels="attention=reference") as told:
         expected = usual.generate(["one two three"], PARAMS, use_tqdm=False)[0].outputs[0].token_ids
         assert not calls
@@ -52,7 +54,7 @@ def test_media_processing_uses_the_selected_backends(monkeypatch: pytest.MonkeyP
     slot = "<|vision_start|><|image_pad|><|vision_end|>"
     prompt = {"prompt": slot, "multi_modal_data": {"image": Image.new("RGB", (32, 32))}}
     with LLM(MODEL, max_model_len=64, kernels="act_and_mul=torch", warm_up=False) as llm:
-        info = llm._inputs.media._info
+        info = llm.engine.inputs.media._info
         monkeypatch.setattr(type(info), "process", spy)
         assert "seen enough" in llm.generate([prompt], PARAMS, use_tqdm=False)[0].error.message
     assert found == ["torch"]
@@ -93,7 +95,7 @@ def test_kernels_of_media_are_checked_where_media_are(monkeypatch: pytest.Monkey
 
 def test_a_backend_alone_selects_it_for_all_ops_that_have_it() -> None:
     table = dispatch.parse_overrides("attention=reference, torch")
-    assert table == dict.fromkeys(dispatch.BACKENDS, "torch") | {"attention": "reference"}
+    assert table == dict.fromkeys(BACKENDS, "torch") | {"attention": "reference"}
     assert dispatch.parse_overrides("onednn") == {"linear": "onednn"}
     with LLM(MODEL, max_model_len=64, kernels="torch") as told, LLM(MODEL, max_model_len=64) as usual:
         one, two = (llm.generate("one two three", PARAMS)[0].outputs[0].token_ids for llm in (told, usual))

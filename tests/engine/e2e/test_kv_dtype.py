@@ -13,10 +13,10 @@ import pytest
 import torch
 from family import Family, ask, load_rows, save
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.setup.doctor import describe_memory
 from sensorium.engine.types import EngineRequest
 from sensorium.kernels.kv_quant import CACHE_DTYPES
-from sensorium.mm.errors import ConfigError
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=20, ignore_eos=True, logprobs=0)
 ROWS = load_rows()
@@ -37,7 +37,7 @@ def questions(row: Family) -> list[dict[str, Any]]:
 
 
 def request_of(llm: LLM, name: str, prompt: dict[str, Any]) -> EngineRequest:
-    prepared = llm._inputs.process(prompt)
+    prepared = llm.engine.inputs.process(prompt)
     return EngineRequest(name, prepared.token_ids, GREEDY, (), prepared.features, cross=prepared.cross)
 
 
@@ -51,7 +51,7 @@ def test_answers_do_not_depend_on_batching_chunking_or_caches(
     row, folder = served
     with LLM(folder, max_model_len=512, dtype="float32", device="cpu", kv_cache_dtype=cache_dtype, **row.options) as llm:
         requests = [request_of(llm, str(i), prompt) for i, prompt in enumerate(questions(row))]
-        model = llm._engine_loop.core.runner.model
+        model = llm.engine.loop.core.executor.runner.model
     assert {spec.quant_dtype for spec in model.cache_specs} == {CACHE_DTYPES[cache_dtype]}
     options = {"block_size": 16, "max_len": 512, "encoder_rows": 9999, "model": model, "prompt_attention": row.prompt_attention}
 
@@ -64,7 +64,7 @@ def test_answers_do_not_depend_on_batching_chunking_or_caches(
 
     alone = [answers(toy.make_core(budget=4096, caching=False, **options), [request]) for request in requests]
     expected = {name: tokens for one in alone for name, tokens in one.items()}
-    items = [*(feature for one in requests for feature in one.features), *(one.cross for one in requests if one.cross)]
+    items = [*(feature for one in requests for feature in one.features), *(item for one in requests for item in one.cross)]
     longest = max(*(len(one.prompt_token_ids) + GREEDY.max_tokens for one in requests), *(f.range.num_embeds for f in items))
     budget = 23 if row.prompt_attention == "causal" else max(feature.range.length for feature in items) + 8
     across = row.name == "whisper"  # cross-attention keys fill the cache and are no part of a prefix
@@ -83,7 +83,7 @@ def test_sleep_does_not_change_answers(checkpoint: Path) -> None:
         llm.sleep()
         llm.wake_up()
         (after,) = llm.generate(prompt, GREEDY, use_tqdm=False)
-        assert llm._engine_loop.core.runner.caches.tensors[0].dtype == torch.int8
+        assert llm.engine.loop.core.executor.runner.caches.tensors[0].dtype == torch.int8
     assert after.outputs[0].token_ids == before.outputs[0].token_ids
     assert after.outputs[0].cumulative_logprob == before.outputs[0].cumulative_logprob
 
@@ -97,10 +97,10 @@ def invariant(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathF
 
 
 def test_bits_do_not_depend_on_batching_chunking_or_caches(invariant: LLM, toy: Any) -> None:
-    row, model = ROWS["qwen2_5_vl"], invariant._engine_loop.core.runner.model
+    row, model = ROWS["qwen2_5_vl"], invariant.engine.loop.core.executor.runner.model
     requests = []
     for seed in range(5):
-        prepared = invariant._inputs.process(ask(row, "i", seed).ours)
+        prepared = invariant.engine.inputs.process(ask(row, "i", seed).ours)
         requests.append(EngineRequest(str(seed), prepared.token_ids, GREEDY, (), prepared.features))
 
     def run(names: list[int], block_size: int = 16, budget: int = 4096, again: bool = False) -> list[Any]:
@@ -143,7 +143,7 @@ def test_the_plan_is_what_is_allocated(checkpoint: Path) -> None:
     for cache_dtype in ("auto", *CACHE_DTYPES):
         options = {"max_model_len": 512, "dtype": "bfloat16", "kv_cache_dtype": cache_dtype, "device": "cpu"}
         with LLM(checkpoint, **options) as llm:
-            caches = llm._engine_loop.core.runner.caches.tensors
+            caches = llm.engine.loop.core.executor.runner.caches.tensors
             sizes[cache_dtype], shapes[cache_dtype] = sum(cache.nbytes for cache in caches), caches[0].shape
             assert llm.explain().kv_cache == sizes[cache_dtype]
         plan = dict(describe_memory(checkpoint, options))

@@ -10,7 +10,7 @@ import pytest
 import torch
 from PIL import Image
 from sensorium import LLM, SamplingParams, SensoriumError
-from sensorium.mm.errors import CheckpointError, ConfigError, InputError
+from sensorium.callers.errors import CheckpointError, ConfigError, InputError
 from waiting import heard, hold_steps
 
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
@@ -92,6 +92,8 @@ def test_errors_stay_with_their_prompt(llm):
 
 
 def test_wrong_arguments_raise(llm):
+    with pytest.raises(InputError, match=r"prompts must be an array of one dimension, not 2; give prompts.reshape\(-1\)"):
+        llm.generate(np.array([["a", "b"]]))
     with pytest.raises(InputError, match="prompts must be a string"):
         llm.generate(5)
     with pytest.raises(InputError, match="2 sampling_params for 1 prompts"):
@@ -105,10 +107,10 @@ def test_wrong_arguments_raise(llm):
 
 def test_a_stream_ends_in_the_answer(llm, monkeypatch):
     messages = conversation({"type": "image", "image": make_image()})
-    core, outputs = llm._engine_loop.core, []
+    core, outputs = llm.engine.loop.core, []
     with monkeypatch.context() as patch:
         patch.setattr(core, "step", core.step)
-        hold_steps(core, lambda: outputs or heard(llm._engine_loop))
+        hold_steps(core, lambda: outputs or heard(llm.engine.loop))
         for output in llm.stream(messages, GREEDY):
             outputs.append(output)
     assert outputs[-1].finished
@@ -167,8 +169,8 @@ def test_low_precision_runs_as_asked(checkpoint):
 @pytest.mark.in_process
 def test_the_cache_costs_memory_only_where_it_is_used(checkpoint):
     llm = LLM(checkpoint, max_num_seqs=64)
-    core = llm._engine_loop.core
-    blocks, caches = core.scheduler.block_pools.pools[0].num_blocks, core.runner.caches.tensors
+    core = llm.engine.loop.core
+    blocks, caches = core.scheduler.block_pools.pools[0].num_blocks, core.executor.runner.caches.tensors
     assert blocks == 64 * -(-llm.max_model_len // 16)
     assert caches[0].shape[1] == blocks
 

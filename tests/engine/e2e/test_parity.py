@@ -71,12 +71,12 @@ def test_histories_change_no_answer(checkpoint, toy, histories):
     expected, requests = {}, []
     for i, prompt in enumerate(menu()):
         (output,) = llm.generate(prompt, short, use_tqdm=False)
-        prepared = llm._inputs.process(prompt)
+        prepared = llm.engine.inputs.process(prompt)
         expected[str(i)] = list(output.outputs[0].token_ids)
         requests.append(EngineRequest(str(i), prepared.token_ids, short, (), prepared.features))
     counted = dict.fromkeys(("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "cut_items"), 0)
     for seed in range(histories):
-        answers, stats = history(toy, llm._engine_loop.core.runner.model, requests, random.Random(seed))
+        answers, stats = history(toy, llm.engine.loop.core.executor.runner.model, requests, random.Random(seed))
         assert answers == {name: expected[name] for name in answers}, f"history {seed}"
         for name in counted:
             counted[name] += getattr(stats, name)

@@ -10,8 +10,8 @@ import pytest
 import torch
 from family import ask, load_rows, save
 from sensorium import LLM, AsyncLLM, SamplingParams
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.engine.worker.encoder_runner import EncoderRunner
-from sensorium.mm.errors import ConfigError, InputError
 
 TINY_VL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 GREEDY = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True, logprobs=2)
@@ -139,7 +139,7 @@ def test_the_calls_of_one_request_are_as_large_as_the_plan_counts(encoder, monke
     monkeypatch.setattr(EncoderRunner, "encode", record)
     rows = len(want[0].rows)
     with make(TINY_VL, parts="encoder", max_encoder_tokens=2 * rows, warm_up=False) as llm:
-        found, core = encode(llm, prompt), llm._engine_loop.core
+        found, core = encode(llm, prompt), llm.engine.loop.core
         assert calls == [2 * rows, 2 * rows]
         assert [one.hash for one in found] == [one.hash for one in want]
         torch.testing.assert_close([one.rows for one in found], [one.rows for one in want])

@@ -10,9 +10,9 @@ import pytest
 import torch
 from cpu import needs_int8, running_with
 from sensorium import LLM, SamplingParams
-from sensorium.kernels.grouped import ShardedWeight
-from sensorium.kernels.int4 import Int4PanelWeight
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
+from sensorium.kernels.linear.grouped import ShardedWeight
+from sensorium.kernels.linear.groups import GroupPanelWeight
 from sensorium.models.layers.linear import Linear
 
 ASSETS = Path(__file__).parents[3] / "assets"
@@ -51,9 +51,9 @@ def test_other_methods_read_the_shipped_media(quantization: str | dict[str, obje
 def test_int4_is_for_whispers_decoder(tmp_path: Path) -> None:
     folder = family.save(family.load_rows()["whisper"], tmp_path)
     with LLM(folder, device="cpu", quantization="int4") as llm:
-        model = llm._engine_loop.core.runner.model
+        model = llm.engine.loop.core.executor.runner.model
         layers = {path: one.packed for path, one in model.named_modules() if isinstance(one, Linear) and not one.exact}
-    assert {path.split(".")[0] for path, one in layers.items() if isinstance(one, Int4PanelWeight | ShardedWeight)} == {
+    assert {path.split(".")[0] for path, one in layers.items() if isinstance(one, GroupPanelWeight | ShardedWeight)} == {
         "decoder"
     }
     towers, no_items = {"method": None, "towers": "int4"}, {"image": 0, "video": 0}

@@ -17,7 +17,7 @@ from hostile import MODEL, asked, make_image
 from measured import given_bytes, held
 from parity import make_llm
 from sensorium import LLM, AsyncLLM, SamplingParams
-from sensorium.mm.errors import CheckpointError, InputError
+from sensorium.callers.errors import CheckpointError, InputError
 from sensorium.models import weights
 from waiting import heard, hold_steps
 
@@ -40,7 +40,7 @@ def answers(llm: LLM, prompts: object = PROMPTS) -> list[tuple[int, ...]]:
 
 def held_by(llm: LLM) -> int:
     """Return the bytes of weights, caches and encoder rows."""
-    runner = llm._engine_loop.core.runner
+    runner = llm.engine.loop.core.executor.runner
     table = runner.model.language_model.embed_tokens
     empty = table.packed is None and table.weight.is_meta
     return (0 if empty else held(runner.model)) + given_bytes(runner.caches.tensors, runner.store.rows)
@@ -56,8 +56,8 @@ def live_bytes() -> int:
 @pytest.mark.in_process
 def test_sleep_frees_memory_and_does_not_change_answers(llm: LLM) -> None:
     before = answers(llm)
-    core = llm._engine_loop.core
-    whole, own, model = live_bytes(), held_by(llm), weakref.ref(core.runner.model)
+    core = llm.engine.loop.core
+    whole, own, model = live_bytes(), held_by(llm), weakref.ref(core.executor.runner.model)
     assert llm.stats.blocks_cached > 0
     assert llm.stats.encoder_bytes > 0
     llm.sleep()
@@ -105,9 +105,9 @@ def test_a_sleeping_engine_refuses_requests(llm: LLM) -> None:
 
 
 def test_sleep_is_refused_while_requests_run(llm: LLM) -> None:
-    session, loop = llm.live("The sky", GREEDY), llm._engine_loop
+    session, loop = llm.live("The sky", GREEDY), llm.engine.loop
     first = session.answer()
-    hold_steps(loop.core, lambda: heard(loop) or not loop._commands.empty())
+    hold_steps(loop.core, lambda: heard(loop) or not loop._messages.empty())
     stream = llm.stream("a", SamplingParams(max_tokens=400, ignore_eos=True))
     next(stream)
     with pytest.raises(InputError, match="being served: 1, live sessions open: 1"):
@@ -137,7 +137,7 @@ def test_rows_on_disk_outlive_sleep(tmp_path: Path) -> None:
     with LLM(MODEL, encoder_cache_dir=tmp_path, **OPTIONS) as llm:
         before = answers(llm)
         llm.sleep()
-        assert not llm._engine_loop.core.runner.store.rows
+        assert not llm.engine.loop.core.executor.runner.store.rows
         llm.wake_up()
         calls = llm.stats.encoder_calls
         assert answers(llm) == before

@@ -10,8 +10,8 @@ import numpy as np
 import pytest
 from PIL import Image
 from sensorium import LLM, AsyncLLM, MediaError, SamplingParams
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.engine.structured_outputs import StructuredOutputsParams
-from sensorium.mm.errors import ConfigError, InputError
 
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 PAGE = MODEL.parent / "media" / "line1.png"
@@ -201,7 +201,7 @@ def test_errors_of_regular_expressions_do_not_quote_the_grammar(llm, form, said)
     assert "^" not in str(caught.value)
 
 
-def test_a_tiff_with_several_pages_is_refused(llm, tmp_path):
+def test_a_tiff_with_several_pages_gives_each(llm, tmp_path):
     page = Image.effect_noise((60, 40), 50).convert("RGB")
     for name, options in (
         ("one.tiff", {}),
@@ -209,11 +209,14 @@ def test_a_tiff_with_several_pages_is_refused(llm, tmp_path):
         ("big.tiff", {"append_images": [page], "big_tiff": True}),
     ):
         page.save(tmp_path / name, save_all=True, **options)
-        (found,) = llm.ocr(tmp_path / name, max_tokens=1, use_tqdm=False)
+        pages = llm.ocr(tmp_path / name, max_tokens=1, use_tqdm=False)
+        assert [page.error for page in pages] == [None] * (2 if options else 1)
+        prompt = {"prompt": BROKEN["prompt"], "multi_modal_data": {"image": tmp_path / name}}
+        (whole,) = llm.generate(prompt, SamplingParams(max_tokens=1), use_tqdm=False)
         if options:
-            assert "it has several pages; give each page as an image" in found.error.message
+            assert "it has several pages; give its pages: sensorium.pdf_pages" in whole.error.message
         else:
-            assert found.error is None
+            assert whole.error is None
 
 
 @pytest.mark.parametrize("option", ["encoder_cache_dir", "packed_cache_dir"])

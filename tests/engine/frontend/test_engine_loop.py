@@ -49,14 +49,14 @@ BAD = {
 @pytest.mark.parametrize("name", BAD)
 def test_a_bad_prompt_fails_alone(engine, toy, name):
     if name == "failing":
-        encode = engine.core.runner.model.embed_multimodal
+        encode = engine.core.executor.runner.model.embed_multimodal
 
         def failing(modality, tensors):
             if any(int(seed) == 154 for seed in tensors["seed"]):
                 raise RuntimeError("bad")
             return encode(modality, tensors)
 
-        engine.core.runner.model.embed_multimodal = failing
+        engine.core.executor.runner.model.embed_multimodal = failing
     prompt, message = BAD[name]
     outputs = engine.answers([PROMPTS[1], prompt, PROMPTS[0]])
     assert message in outputs[1].error.message
@@ -141,7 +141,7 @@ def test_bad_words_are_tokenised_once_for_all_requests_of_a_call(monkeypatch):
 )
 def test_requests_that_would_block_the_loop_are_refused(engine, params, param, option):
     (refused,) = engine.answers(["hello"], SamplingParams(**params))
-    assert (refused.error.code, refused.error.param) == ("invalid_input", param)
+    assert (refused.error.code, refused.error.param) == ("over_limit", param)
     assert option in refused.error.message
     assert len(refused.error.message) < 300
     assert engine.answers(["hello"], SamplingParams(temperature=0.0, max_tokens=3))[0].error is None

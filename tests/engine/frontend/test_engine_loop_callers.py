@@ -7,14 +7,15 @@ import subprocess
 import sys
 import threading
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import torch
+from sensorium.callers.errors import InputError
 from sensorium.engine.frontend import engine_loop
 from sensorium.engine.frontend.request_handle import RequestHandle
 from sensorium.engine.sampling_params import SamplingParams
-from sensorium.mm.errors import InputError
 from toy_engine import PROMPTS, ToyEngine
 from waiting import LONG, heard, hold_steps, wait_until
 
@@ -56,7 +57,7 @@ def test_closing_frees_everything(engine, toy, steps):
 
 @pytest.mark.parametrize("at", [1, 2, 4])
 def test_ctrl_c_frees_everything(engine, toy, at):
-    forward, calls = engine.core.runner.model.forward, itertools.count(1)
+    forward, calls = engine.core.executor.runner.model.forward, itertools.count(1)
 
     def interrupting(batch):
         if next(calls) == at:
@@ -64,7 +65,7 @@ def test_ctrl_c_frees_everything(engine, toy, at):
         time.sleep(0.02)
         return forward(batch)
 
-    engine.core.runner.model.forward = interrupting
+    engine.core.executor.runner.model.forward = interrupting
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     try:
         with pytest.raises(KeyboardInterrupt):
@@ -78,14 +79,14 @@ def test_ctrl_c_frees_everything(engine, toy, at):
 @pytest.mark.parametrize("at", [1, 2, 4])
 @pytest.mark.parametrize("error", [KeyboardInterrupt, SystemExit, MemoryError])
 def test_a_failing_step_ends_its_requests(engine, toy, at, error):
-    forward, calls = engine.core.runner.model.forward, itertools.count(1)
+    forward, calls = engine.core.executor.runner.model.forward, itertools.count(1)
 
     def broken(batch):
         if next(calls) == at:
             raise error
         return forward(batch)
 
-    engine.core.runner.model.forward = broken
+    engine.core.executor.runner.model.forward = broken
     failed = [output.error.message for output in engine.answers(PROMPTS) if output.error]
     assert failed
     assert all(error.__name__ in reason for reason in failed)
@@ -123,14 +124,14 @@ def test_many_requests_enter_in_blocks(engine, monkeypatch):
         for handle in engine.requests(["a"] * 300, params):
             made += 1
             left.add(handle)
-            most = max(most, sum(one.params.n for one in left))
+            most = max(most, sum(one.input.params.n for one in left))
             yield handle
 
     for params in (SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, n=3)):
         left.clear()
         found = []
         for index, output in engine.engine_loop.serve(handles(params)):
-            left -= {handle for handle in left if handle.closed}
+            left -= {handle for handle in left if handle.number >= 0 and handle.answer.closed}
             found.append(index)
             assert output.error is None
         assert sorted(found) == list(range(300))
@@ -143,12 +144,13 @@ def test_a_sequence_of_many_requests_enters_by_priority(engine, monkeypatch):
     room = 4 * engine.core.info.max_num_seqs
     handles = engine.requests(["a"] * 5 * room)
     for number, handle in enumerate(handles):
-        handle.priority = -number
+        handle.input = replace(handle.input, priority=-number)
     order = [index for index, _ in engine.engine_loop.serve(handles)]
     assert sorted(order) == list(range(5 * room))
     assert set(order[: room // 2]) <= set(range(4 * room, 5 * room)), "the last have the smallest priority"
     handles = engine.requests(["a"] * 5 * room)
-    handles[0].request_id = handles[-1].request_id = "same"
+    for handle in handles[0], handles[-1]:
+        handle.input = replace(handle.input, request_id="same")
     with pytest.raises(InputError, match="in use"):
         next(engine.engine_loop.serve(handles))
     engine.toy.assert_empty(engine.core)
@@ -226,7 +228,7 @@ def test_a_large_batch_does_not_hold_the_lock_while_it_is_prepared(engine, monke
 
 def test_an_id_that_is_taken_while_a_batch_is_prepared_is_refused(engine, monkeypatch):
     register, (other,) = RequestHandle.register, engine.requests(["b"])
-    other.request_id = "same"
+    other.input = replace(other.input, request_id="same")
 
     def registering(self, *arguments):
         monkeypatch.setattr(RequestHandle, "register", register)
@@ -235,7 +237,7 @@ def test_an_id_that_is_taken_while_a_batch_is_prepared_is_refused(engine, monkey
 
     monkeypatch.setattr(RequestHandle, "register", registering)
     (handle,) = engine.requests(["a"])
-    handle.request_id = "same"
+    handle.input = replace(handle.input, request_id="same")
     hold_steps(engine.core, lambda: handle.number >= 0)
     with pytest.raises(InputError, match="request_id 'same' is in use"):
         engine.engine_loop.submit([handle], lambda handles: None)
@@ -246,7 +248,8 @@ def test_requests_that_are_dropped_together_are_not_prepared(engine):
     window, dropping, prepared = 2 * engine.core.info.max_num_seqs, threading.Event(), []
     handles = engine.requests(["hello"] * (window + 20), SamplingParams(max_tokens=20, ignore_eos=True))
     for handle in handles:
-        handle.prepare = lambda prepare=handle.prepare: prepared.append(1) or prepare()
+        prepare = handle.input.prepare
+        handle.input = replace(handle.input, prepare=lambda prepare=prepare: prepared.append(1) or prepare())
     hold_steps(engine.core, dropping.is_set)
     engine.engine_loop.submit(handles, lambda handles: None)
     wait_until(lambda: engine.engine_loop.input_queue._count["held"] == window)

@@ -10,11 +10,11 @@ from typing import Any, cast
 import pytest
 from infos import INFOS, ITEMS
 from PIL import Image
+from sensorium.callers.errors import InputError, MediaError
 from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalSettings
-from sensorium.mm.errors import InputError, MediaError
-from sensorium.processors.families.ernie4_5_vl import Ernie45VLProcessingInfo
-from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
+from sensorium.models.families.ernie4_5_vl.processing import Ernie45VLProcessingInfo
+from sensorium.models.families.qwen2_vl.processing import Qwen2VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.interface import ProcessingInfo, Span
 
@@ -91,6 +91,7 @@ OTHER_REASONS = {
     ("EagleVLProcessingInfo", "video"): "takes at most 10 per prompt",
     ("Ernie45VLProcessingInfo", "video"): TOO_MANY_ROWS,
     ("Keye15ProcessingInfo", "video"): TOO_MANY_ROWS,
+    ("KimiVLProcessingInfo", "image"): "whole patches of 14 pixels, but a row of this model takes 2 x 2",
     ("KeyeProcessingInfo", "video"): TOO_MANY_ROWS,
     ("Molmo2ProcessingInfo", "video"): ONE_VIDEO,
     ("Ovis25ProcessingInfo", "video"): ONE_VIDEO,

@@ -13,6 +13,7 @@ from sensorium.engine.frontend.input_processor import ParsedPrompt
 from sensorium.engine.frontend.input_queue import InputQueue, QueueEntry, TenantHeaps
 from sensorium.engine.frontend.processed_prompt import ProcessedPrompt
 from sensorium.engine.frontend.prompts import Prompt
+from sensorium.engine.scheduler.policy import SchedulingPolicy
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.media.isolate import _interrupt
 from sensorium.mm.media.ledger import MediaBudget
@@ -70,7 +71,7 @@ class Queue:
     """An input queue and its results, in order."""
 
     def __init__(self, window=8, workers=2, capacity=100):
-        self.input_queue, self.out, self.results = InputQueue(window, workers, capacity), [], {}
+        self.input_queue, self.out, self.results = InputQueue(window, workers, capacity, SchedulingPolicy()), [], {}
         self.lock, self.news, self.now, self.most = threading.Lock(), threading.Condition(), 0, 0
 
     def entry(self, name, work=None, priority=0, has_files=False, salt=None):

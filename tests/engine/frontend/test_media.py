@@ -21,16 +21,16 @@ from clips import clip
 from infos import INFOS
 from PIL import Image
 from sensorium import LLM
+from sensorium.callers.errors import InputError, MediaError
 from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
-from sensorium.mm.errors import InputError, MediaError
 from sensorium.mm.media import gate, isolate
 from sensorium.mm.media.isolate import Interrupt
 from sensorium.mm.media.policy import MediaPolicy, MediaUrl, PdfPage
 from sensorium.mm.parse import MediaSource
 from sensorium.mm.tenants import tenant_salt
 from sensorium.mm.types import Media, MediaHeader
-from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
+from sensorium.models.families.qwen2_vl.processing import Qwen2VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from waiting import LONG, wait_until
 
@@ -346,7 +346,7 @@ def test_modules_of_the_first_item_are_imported_before_it(tmp_path):
     code = (
         "import sys; from pathlib import Path\n"
         "from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings\n"
-        "from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo\n"
+        "from sensorium.models.families.qwen2_vl.processing import Qwen2VLProcessingInfo\n"
         "from sensorium.processors.files import ProcessorFiles\n"
         "processor = MultiModalProcessor(Qwen2VLProcessingInfo(ProcessorFiles()), MultiModalSettings())\n"
         "processor.warm_up(('image', 'video')).join(); known = set(sys.modules)\n"

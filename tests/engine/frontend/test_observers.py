@@ -1,11 +1,14 @@
 """Outputs, Prometheus metrics and OpenTelemetry spans report the same numbers."""
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 from PIL import Image
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
+from sensorium.engine.frontend import trace
+from sensorium.engine.types import DraftStats
 
 prometheus = pytest.importorskip("prometheus_client")
 export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
@@ -69,12 +72,23 @@ def test_every_request_is_a_span_with_its_stages(seen):
     assert requests[2].status.description == outputs[2].error.message
 
 
+def test_a_span_counts_drafted_tokens(seen):
+    output = replace(seen[0][0], drafts=(DraftStats("text", 2, (2, 1), (1, 1)), DraftStats("mine", 1, (4,), (0,))))
+    found = trace._attributes(output, trace.RequestTimes())
+    assert {name: value for name, value in found.items() if "drafts" in name} == {
+        "sensorium.drafts.text.drafted": 3,
+        "sensorium.drafts.text.accepted": 2,
+        "sensorium.drafts.mine.drafted": 4,
+        "sensorium.drafts.mine.accepted": 0,
+    }
+
+
 def test_a_failing_observer_ends_no_request(caplog):
     def broken(output, times):
         raise RuntimeError("no more room")
 
     with LLM(MODEL, max_model_len=256) as llm:
-        llm._engine_loop.observers.append(broken)
+        llm.engine.loop.observers.append(broken)
         assert llm.generate("user 1", GREEDY, use_tqdm=False)[0].error is None
     assert "an observer of requests failed" in caplog.text
 

@@ -5,6 +5,7 @@ import random
 from dataclasses import replace
 
 import pytest
+from sensorium.callers.errors import ErrorInfo, InputError
 from sensorium.engine.frontend.output_processor import (
     CompletionBuilder,
     OutputBuilder,
@@ -16,7 +17,6 @@ from sensorium.engine.frontend.processed_prompt import ProcessedPrompt
 from sensorium.engine.sampling_params import RepetitionDetectionParams, SamplingParams
 from sensorium.engine.scheduler.repetition import find_loop
 from sensorium.engine.types import Logprob, TokenOutput
-from sensorium.mm.errors import ErrorInfo, InputError
 from sensorium.mm.types import ItemGeometry, ItemPlan, MultiModalFeature, PlaceholderRange
 from sensorium.processors.elements.element import ImageScale
 from sensorium.processors.elements.formats import MarkedText

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from dataclasses import replace
 
 import pytest
 from sensorium.engine.frontend import request_handle
@@ -74,8 +75,8 @@ def test_the_inbox_stays_short_during_a_long_answer(toy):
 
     def watched():
         nonlocal longest
-        longest = max(longest, len(handle.inbox))
-        wait_until(lambda: not handle.unread)
+        longest = max(longest, len(handle.answer.inbox))
+        wait_until(lambda: not handle.answer.unread)
         return step()
 
     engine.core.step = watched
@@ -132,12 +133,13 @@ class SlowFactory:
 
 
 def test_a_request_waits_for_its_grammar_outside_the_scheduler(toy):
+    from sensorium.callers.errors import InputError
     from sensorium.engine.structured_outputs import StructuredOutputsParams
-    from sensorium.mm.errors import InputError
 
     params = SamplingParams(structured_outputs=StructuredOutputsParams(choice=["a"]), **FREE)
     core = toy.make_core()
-    core.runner.grammars = factory = SlowFactory()
+    core.executor.runner.grammars = factory = SlowFactory()
+    core.info = replace(core.info, structured_outputs=True)
     core.add(toy.request("slow", [5, 6], params=params))
     core.add(toy.request("gone", [5, 6], params=params))
     with pytest.raises(InputError, match="already being served"):

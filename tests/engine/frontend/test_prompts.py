@@ -10,8 +10,8 @@ import measured
 import numpy as np
 import pytest
 import torch
+from sensorium.callers.errors import InputError
 from sensorium.engine.frontend.prompts import EncoderDecoderPrompt, Prompt, find_salt, read_prompt, read_token_ids
-from sensorium.mm.errors import InputError
 
 IDS = Prompt(token_ids=[1, 2])
 FULL = {
@@ -28,25 +28,8 @@ class Number(enum.IntEnum):
     ONE = 1
 
 
-class BrokenDict(dict[str, object]):
-    def keys(self) -> Any:
-        raise RuntimeError("broken")
-
-    __iter__ = keys
-
-
-def test_a_mapping_whose_methods_raise() -> None:
-    with pytest.raises(InputError, match=r"the prompt, a BrokenDict, cannot be read \(broken\); give a dict"):
-        read_prompt(BrokenDict(prompt="x"))
-
-
 def test_a_salt_that_is_refused_later_is_none() -> None:
-    class Broken(dict[str, object]):
-        def get(self, *_: object) -> Any:
-            raise RuntimeError("broken")
-
     assert find_salt({"prompt": "x", "cache_salt": ["s"]}) is None
-    assert find_salt(Broken(prompt="x", cache_salt="s")) is None
 
 
 FORMS = [

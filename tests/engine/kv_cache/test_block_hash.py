@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from sensorium.engine.kv_cache.block_hash import extend_block_hashes, hash_block, hash_cross_blocks, hash_root, items_in_block
 
-ROOT = hash_root("", "", "")
+ROOT = hash_root("", "", ())
 
 
 @pytest.mark.parametrize(
@@ -33,11 +33,14 @@ def test_tokens_offsets_salt_adapter_and_encoder_input_all_change_the_hash():
         hash_block(ROOT, (2, 1), ()),
         hash_block(ROOT, (1, 2), (("h", 0),)),
         hash_block(ROOT, (1, 2), (("h", 1),)),
-        hash_block(hash_root("tenant", "", ""), (1, 2), ()),
-        hash_block(hash_root("", "tenant", ""), (1, 2), ()),
-        hash_block(hash_root("", "", "tenant"), (1, 2), ()),
-        *hash_cross_blocks(hash_root("", "", "h"), 2),
-        *hash_cross_blocks(hash_root("", "", "g"), 1),
+        hash_block(hash_root("tenant", "", ()), (1, 2), ()),
+        hash_block(hash_root("", "tenant", ()), (1, 2), ()),
+        hash_block(hash_root("", "", ("tenant",)), (1, 2), ()),
+        *hash_cross_blocks(hash_root("", "", ("h",)), 2),
+        *hash_cross_blocks(hash_root("", "", ("g",)), 1),
+        *hash_cross_blocks(hash_root("", "", ("h", "g")), 1),
+        *hash_cross_blocks(hash_root("", "", ("g", "h")), 1),
+        *hash_cross_blocks(hash_root("", "", ("hg",)), 1),
     ]
     assert len(set(hashes)) == len(hashes)
     assert hash_block(ROOT, [1, 2], ()) == hashes[0]
@@ -56,12 +59,12 @@ IMAGE = [5, *[3] * 10, 6, 7]  # the item is at 1
 def test_a_new_question_about_an_image_encodes_nothing_and_computes_from_the_first_new_block(toy):
     core = toy.make_core(block_size=4)
     _, cold = generate(toy, core, "a", [*IMAGE, 8, 9, 10], [toy.item(1, 10)])
-    rows = len(core.runner.model.forward_rows)
+    rows = len(core.executor.runner.model.forward_rows)
     answer, warm = generate(toy, core, "b", [*IMAGE, 20, 21, 22], [toy.item(1, 10)])
     assert (cold.cached_tokens, cold.items) == (0, ("encoded",))
     assert (warm.cached_tokens, warm.items) == (12, ("prefix",))
-    assert core.runner.model.encode_calls == [1]
-    assert core.runner.model.forward_rows[rows] == 4
+    assert core.executor.runner.model.encode_calls == [1]
+    assert core.executor.runner.model.forward_rows[rows] == 4
     assert answer == generate(toy, toy.make_core(caching=False), "b", [*IMAGE, 20, 21, 22], [toy.item(1, 10)])[0]
     assert core.stats.prefix_hits == 12
 

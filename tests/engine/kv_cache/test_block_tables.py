@@ -28,13 +28,13 @@ def test_a_long_sequence_holds_only_the_blocks_of_its_window(toy, core):
     engine = core(budget=5, caching=False)
     request = toy.random_prompt("r", 60, max_tokens=30)
     engine.add(request)
-    seen, execute_model = [], engine.runner.execute_model
+    seen, execute_model = [], engine.executor.runner.execute_model
 
     def watched(output, after=None):
         seen.extend(held(engine, task.request_id) for task in output.scheduled)
         return execute_model(output, after)
 
-    engine.runner.execute_model = watched
+    engine.executor.runner.execute_model = watched
     assert toy.tokens_of(toy.drain(engine)["r"]) == expected(toy, request)
     assert max(near for _, near in seen) == (WINDOW + 5 + 4 - 3) // 4 + 1 == 4
     assert seen[-1][0] == 23

@@ -5,13 +5,13 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.config import EngineConfig
 from sensorium.engine.kv_cache.block_pool import NULL_BLOCK
 from sensorium.engine.setup.memory import MaxSizes, num_cache_blocks
 from sensorium.engine.types import ScheduledRequest
 from sensorium.engine.worker.batch import KVCaches, build_batch
 from sensorium.engine.worker.sequence_state import SequenceState
-from sensorium.mm.errors import ConfigError
 from sensorium.models.interface import CacheSpec
 
 CHUNK = 8
@@ -45,7 +45,7 @@ def test_a_sequence_holds_only_the_blocks_of_its_chunk_and_of_one_step(toy, core
     engine = core(budget=budget, caching=False)
     request = toy.random_prompt("r", 60, max_tokens=30)
     engine.add(request)
-    seen, execute_model = [], engine.runner.execute_model
+    seen, execute_model = [], engine.executor.runner.execute_model
 
     def watched(output, after=None):
         for task in output.scheduled:
@@ -53,7 +53,7 @@ def test_a_sequence_holds_only_the_blocks_of_its_chunk_and_of_one_step(toy, core
             seen.append(sum(block != NULL_BLOCK for block in blocks))
         return execute_model(output, after)
 
-    engine.runner.execute_model = watched
+    engine.executor.runner.execute_model = watched
     assert toy.tokens_of(toy.drain(engine)["r"]) == expected(toy, request)
     assert max(seen) <= -(-(CHUNK + budget) // 4)
     assert max(seen[-20:]) == 2
@@ -81,6 +81,6 @@ def test_a_cached_prefix_needs_only_the_blocks_of_its_last_chunk(toy, core, lost
 
 
 def test_a_block_size_that_does_not_divide_a_chunk_is_refused():
-    config, sizes = EngineConfig(model="m", block_size=3, device="cpu"), MaxSizes(64, 64, 64)
+    config, sizes = EngineConfig(model="m", block_size=3, device="cpu"), MaxSizes(64, 64)
     with pytest.raises(ConfigError, match=r"block_size=3 does not divide 8, .* give a divisor of 8, such as 8"):
         num_cache_blocks(config, [SPEC], sizes, torch.device("cpu"))

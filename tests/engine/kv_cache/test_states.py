@@ -144,7 +144,7 @@ def test_a_sequence_holds_two_states_and_the_pool_gets_them_back(toy, core):
 def test_states_get_half_of_the_memory_and_other_groups_the_rest(toy):
     """A state is worth 50 blocks. One long sequence must fit; then half of the memory holds states, for short sequences."""
     specs = [CacheSpec("full", 1, 8, torch.float32), CacheSpec("state", 1, 8 * 2 * 16 * 50, torch.float32)]
-    sizes = MaxSizes(max_model_len=1600, keys=1600, step_rows=64)
+    sizes = MaxSizes(max_model_len=1600, step_rows=64)
     block = specs[0].block_bytes(16)
     config = EngineConfig("model", max_num_seqs=64, kv_cache_memory_bytes=block * 2250, block_size=16)
     tokens, states = num_cache_blocks(config, specs, sizes, torch.device("cpu"))

@@ -1,8 +1,8 @@
 """EncoderCache: rows stay while they are pinned, later sequences find them, and they are evicted when room is needed."""
 
 import pytest
+from sensorium.callers.errors import InputError
 from sensorium.engine.scheduler.encoder_cache import EncoderCache, PinResult
-from sensorium.mm.errors import InputError
 
 A, B, C = ("a", 0), ("b", 0), ("c", 0)
 
@@ -81,7 +81,7 @@ def test_a_discarded_item_is_not_resident_and_can_be_tried_again():
 def test_a_hash_stands_for_one_number_of_rows():
     cache = EncoderCache(10, 1)
     cache.register("h", 4, A)
-    with pytest.raises(InputError, match="4 encoder rows, but this item has 5"):
+    with pytest.raises(InputError, match="4 encoder rows where this one has 5"):
         cache.register("h", 5, B)
     cache.unregister("h", A)
     cache.register("h", 5, B)

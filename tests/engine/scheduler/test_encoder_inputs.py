@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 import torch
+from sensorium.callers.errors import InputError
 from sensorium.mm.embeddings import ROWS
-from sensorium.mm.errors import InputError
 from sensorium.mm.fields import BatchedField, FieldElem
 
 
@@ -18,7 +18,7 @@ def test_an_item_used_twice_is_encoded_once(toy):
     core.add(request)
     core.add(replace(request, request_id="other"))
     toy.drain(core)
-    assert core.runner.model.encode_calls == [1]
+    assert core.executor.runner.model.encode_calls == [1]
     toy.assert_empty(core)
 
 
@@ -30,7 +30,7 @@ def test_items_of_several_requests_are_encoded_in_one_call(toy):
             replace(request, request_id=f"r{i}", prompt_token_ids=(5, *[toy.PAD] * 4, 7), features=(toy.item(1, 4, seed=i),))
         )
     core.step()
-    assert core.runner.model.encode_calls == [3]
+    assert core.executor.runner.model.encode_calls == [3]
 
 
 def test_an_item_is_released_when_its_tokens_are_computed(toy):
@@ -48,7 +48,7 @@ def test_an_item_is_released_when_its_tokens_are_computed(toy):
     core.step()
     core.step()
     assert hash_ not in core.scheduler.encoder_cache, "an item of the whole capacity evicted it"
-    assert hash_ not in core.runner.store.rows
+    assert hash_ not in core.executor.runner.store.rows
     toy.drain(core)
     assert core.stats.encoder_evictions == 1
     toy.assert_empty(core)
@@ -70,7 +70,7 @@ def test_an_image_that_64_requests_share_is_encoded_in_one_call(toy):
     for i in range(64):
         core.add(toy.request(f"r{i}", [5, *[toy.PAD] * 6, 10 + i], [toy.item(1, 6)]))
     outputs = toy.drain(core)
-    assert core.runner.model.encode_calls == [1]
+    assert core.executor.runner.model.encode_calls == [1]
     assert core.stats.encoder_calls == 1
     assert [outputs[f"r{i}"][-1].stats.items for i in range(64)] == [("encoded",), *[("cache",)] * 63]
 
@@ -129,7 +129,7 @@ def encoder_decoder(toy, **options):
 @pytest.mark.parametrize("budget", [3, 64])
 def test_an_encoder_input_is_encoded_once_written_once_and_shared(toy, budget):
     audios = [toy.item(0, 9, seed=1), toy.item(0, 9, seed=2)]
-    requests = [toy.request(f"r{i}", [5, 6, 7, 8, 9, 10 + i], cross=audios[i % 2]) for i in range(4)]
+    requests = [toy.request(f"r{i}", [5, 6, 7, 8, 9, 10 + i], cross=(audios[i % 2],)) for i in range(4)]
     core = encoder_decoder(toy, budget=budget, seqs=2, block_size=4)
     for request in requests:
         core.add(request)
@@ -150,15 +150,15 @@ def test_an_encoder_input_is_encoded_once_written_once_and_shared(toy, budget):
         toy.drain(own)
         own.add(replace(requests[0], request_id="again", **other))
         assert own.scheduler.schedule().scheduled[0].write_cross, "another adapter or tenant makes its own"
-    other = toy.request("x", [5, 6, 7, 8, 9, 10], cross=audios[1])
+    other = toy.request("x", [5, 6, 7, 8, 9, 10], cross=(audios[1],))
     means = []
     for audio in audios:
         single = encoder_decoder(toy)
-        single.add(replace(other, cross=audio, params=replace(other.params, logprobs=0)))
+        single.add(replace(other, cross=(audio,), params=replace(other.params, logprobs=0)))
         means.append([entry for output in toy.drain(single)["x"] for entry in output.logprobs or ()])
     assert means[0] != means[1], "the answer is read from it"
     with pytest.raises(InputError, match="needs an encoder input"):
-        core.add(replace(other, cross=None))
+        core.add(replace(other, cross=()))
     with pytest.raises(InputError, match="takes no encoder input"):
         toy.make_core().add(other)
 
@@ -171,7 +171,9 @@ def test_a_failing_item_is_quarantined_and_fails_no_other_request(toy):
         core.add(request)
     outputs = toy.drain(core)
     assert [outputs[f"bad{i}"][-1].finish_reason for i in range(4)] == ["error"] * 4
-    assert core.runner.model.encode_calls == [3, 1, 2], "all, the first half, the other half; the failing item is tried once"
+    assert core.executor.runner.model.encode_calls == [3, 1, 2], (
+        "all, the first half, the other half; the failing item is tried once"
+    )
     for request in good:
         assert toy.tokens_of(outputs[request.request_id]) == toy.alone(request)[0]
     with pytest.raises(InputError, match="image 0: this item made the encoder fail"):
@@ -187,9 +189,9 @@ def test_encoder_rows_on_disk_are_found_by_the_next_engine(toy, tmp_path):
         core = toy.make_core(folder=str(tmp_path))
         core.add(request)
         answers.append(toy.drain(core)["r"])
-        core.runner.store.close()
+        core.executor.runner.store.close()
     assert toy.tokens_of(answers[0]) == toy.tokens_of(answers[1])
-    assert core.runner.model.encode_calls == []
+    assert core.executor.runner.model.encode_calls == []
     assert (core.stats.encoder_calls, core.stats.encoder_disk_hits, answers[1][-1].stats.items) == (0, 1, ("disk",))
 
 

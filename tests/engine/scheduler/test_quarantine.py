@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import pytest
+from sensorium.callers.errors import InputError
 from sensorium.engine.scheduler import quarantine
 from sensorium.engine.scheduler.quarantine import Quarantine
-from sensorium.mm.errors import InputError
 
 
 class Clock:

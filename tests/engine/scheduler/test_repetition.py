@@ -3,9 +3,9 @@
 import random
 
 import pytest
+from sensorium.callers.errors import InputError
 from sensorium.engine.sampling_params import RepetitionDetectionParams
 from sensorium.engine.scheduler.repetition import Loop, find_loop
-from sensorium.mm.errors import InputError
 
 
 def find_by_definition(tokens, turn_start, detection):

@@ -7,7 +7,7 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 
 
 @pytest.mark.parametrize("chunk", [1, 3, 7, 64])
@@ -53,7 +53,9 @@ def test_preempted_sequences_are_computed_again(toy):
     for request in requests:
         core.add(request)
     outputs = toy.drain(core)
-    assert sum(core.runner.model.forward_rows) > sum(len(r.prompt_token_ids) + 19 for r in requests), "nothing was preempted"
+    assert sum(core.executor.runner.model.forward_rows) > sum(len(r.prompt_token_ids) + 19 for r in requests), (
+        "nothing was preempted"
+    )
     for request in requests:
         assert toy.tokens_of(outputs[request.request_id]) == toy.alone(request)[0]
     toy.assert_empty(core)
@@ -77,7 +79,7 @@ def test_decode_rows_are_scheduled_before_prompts(toy):
         pass
     core.add(toy.make_request("long", rng, max_tokens=1))
     core.step()
-    assert core.runner.model.forward_rows[-1] == 4
+    assert core.executor.runner.model.forward_rows[-1] == 4
     output = core.scheduler.schedule()
     assert [task.request_id for task in output.scheduled] == ["short", "long"]
     assert [task.num_tokens for task in output.scheduled] == [1, 3]
@@ -123,17 +125,17 @@ def test_a_bad_item_ends_only_its_own_request(toy):
 def test_a_failing_step_ends_its_sequences_and_the_engine_goes_on(toy):
     rng = random.Random(0)
     core = toy.make_core()
-    forward = core.runner.model.forward
+    forward = core.executor.runner.model.forward
     for error, told in (
         (RuntimeError("out of memory"), "a step failed: RuntimeError: out of memory; ask for fewer"),
         (IndexError("two\nlines"), "internal error in a step: IndexError: two lines; report it"),
     ):
         core.add(toy.make_request("lost", rng))
-        core.runner.model.forward = lambda batch, error=error: (_ for _ in ()).throw(error)
+        core.executor.runner.model.forward = lambda batch, error=error: (_ for _ in ()).throw(error)
         (output,) = core.step().outputs
         assert output.finish_reason == "error"
         assert output.error.message.startswith(told)
-    core.runner.model.forward = forward
+    core.executor.runner.model.forward = forward
     request = toy.make_request("next", rng)
     core.add(request)
     assert toy.tokens_of(toy.drain(core)["next"]) == toy.alone(request)[0]
@@ -205,18 +207,18 @@ def test_a_bidirectional_span_that_no_step_has_room_for_is_refused(toy):
 
 def test_a_sequence_with_values_that_are_not_finite_ends_and_its_blocks_are_zeroed(toy):
     core = toy.make_core(blocks=8, block_size=4, budget=4)
-    forward = core.runner.model.forward
+    forward = core.executor.runner.model.forward
 
     def broken(batch):
         hidden = forward(batch)
         if (batch.input_ids == 99).any():
-            core.runner.model.forward = forward
+            core.executor.runner.model.forward = forward
             for cache in batch.kv_caches:
                 cache.view(2, -1, 8)[:, batch.attn[0].slot_mapping] = torch.nan
             hidden[:] = torch.nan
         return hidden
 
-    core.runner.model.forward = broken
+    core.executor.runner.model.forward = broken
     core.add(toy.request("bad", [5, 6, 7, 8, 99, 9, 10, 11, 12]))
     outputs = toy.drain(core)["bad"]
     assert "not finite" in outputs[-1].error.message
@@ -224,7 +226,7 @@ def test_a_sequence_with_values_that_are_not_finite_ends_and_its_blocks_are_zero
     good = toy.request("good", [5, 6, 7, 8, 98, 9, 10, 11, 12, 13])
     core.add(good)
     assert toy.tokens_of(toy.drain(core)["good"]) == toy.alone(good)[0]
-    assert not any(cache.isnan().any() for cache in core.runner.caches.tensors)
+    assert not any(cache.isnan().any() for cache in core.executor.runner.caches.tensors)
 
 
 def test_a_closing_append_ends_a_held_sequence(toy):
@@ -259,7 +261,7 @@ def test_a_step_that_fails_loses_no_message_about_other_sequences(toy, place, er
     core.abort("waiting")
     core.add(waiting)
     core.truncate("waiting", len(waiting.prompt_token_ids) - 1)
-    work = getattr(core.runner, place)
+    work = getattr(core.executor.runner, place)
 
     def broken(*arguments):
         if place == "_forward":
@@ -267,7 +269,7 @@ def test_a_step_that_fails_loses_no_message_about_other_sequences(toy, place, er
         raise error
 
     with monkeypatch.context() as patch:
-        patch.setattr(core.runner, place, broken)
+        patch.setattr(core.executor.runner, place, broken)
         if isinstance(error, Exception):
             (failed,) = core.step().outputs
             assert (failed.request_id, failed.finish_reason) == ("running", "error")

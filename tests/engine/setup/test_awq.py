@@ -13,10 +13,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import ConfigError
 from sensorium.cli.main import main
 from sensorium.cli.quantize import read_prompts
 from sensorium.engine.setup.quantize import _quantised_names, _search, make_config, quantize_checkpoint
-from sensorium.mm.errors import ConfigError
 from sensorium.models.text.decoder import DecoderLayer
 from sensorium.pipelines.calibration import run_prompts
 from torch import Tensor

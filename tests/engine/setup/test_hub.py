@@ -17,12 +17,12 @@ from fake_hub import LARGE, FakeHub, blob_hash
 from hub_fixtures import NAME, TINY, environment
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import CheckpointError, ConfigError, SensoriumError
 from sensorium.cli.list import describe
 from sensorium.engine.config import EngineConfig, make_config
 from sensorium.engine.setup.doctor import describe_checkpoint, describe_memory
 from sensorium.engine.setup.hub import find_folder, find_model
 from sensorium.engine.setup.hub_cache import CachedModel, RemoteFile, is_name, remote_weights, size_of, small_files
-from sensorium.mm.errors import CheckpointError, ConfigError, SensoriumError
 from waiting import wait_until
 
 WEIGHTS = "model.safetensors"
@@ -364,13 +364,15 @@ def test_read_only_cache(hub: FakeHub, monkeypatch: pytest.MonkeyPatch) -> None:
         find_folder(NAME)
 
 
-def test_the_pooling_of_an_embedder_is_fetched(hub: FakeHub) -> None:
+def test_the_modules_of_an_embedder_are_fetched(hub: FakeHub) -> None:
     pooling = "1_Pooling/config.json"
-    hub.files |= {"modules.json": b"[]", pooling: b'{"pooling_mode_lasttoken": true}', "2_Normalize/config.json": b"{}"}
+    names = ("modules.json", "config_sentence_transformers.json", "2_Dense/config.json", "2_Dense/model.safetensors")
+    others = ("2_Dense/pytorch_model.bin", "onnx/config.json", "openvino/model.safetensors")
+    hub.files |= {pooling: b'{"pooling_mode_lasttoken": true}'} | dict.fromkeys((*names, *others), b"[]")
     folder = find_folder(NAME)
     assert (folder / pooling).read_bytes() == hub.files[pooling]
-    assert (folder / "modules.json").is_file()
-    assert not (folder / "2_Normalize").exists()
+    assert all((folder / name).is_file() for name in names)
+    assert not any((folder / name).exists() for name in others)
 
 
 @pytest.mark.parametrize(

@@ -10,17 +10,20 @@ import numpy as np
 import oracle
 import pytest
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import ConfigError, InputError, SensoriumError
 from sensorium.engine.config import make_config
 from sensorium.engine.model_files import load_model_files
 from sensorium.engine.setup.doctor import explain
 from sensorium.engine.setup.max_items import ItemLimits, MaxItem, find_max_item, last_true, max_rows, num_rows
 from sensorium.engine.setup.memory import max_sizes
 from sensorium.engine.setup.resolve import load_processing
-from sensorium.mm.errors import ConfigError, InputError, SensoriumError
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.types import ItemGeometry, MediaHeader
-from sensorium.processors.families.idefics3 import Idefics3ProcessingInfo
-from sensorium.processors.families.qwen3_vl import MAX_FRAMES, Qwen3VLProcessingInfo
+from sensorium.models.families.idefics3.processing import Idefics3ProcessingInfo
+from sensorium.models.families.llava.processing import LlavaProcessingInfo
+from sensorium.models.families.pixtral.processing import Mistral3ProcessingInfo
+from sensorium.models.families.qwen2_vl.processing import Qwen2VLProcessingInfo
+from sensorium.models.families.qwen3_vl.processing import MAX_FRAMES, Qwen3VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.interface import ProcessingInfo
 
@@ -221,3 +224,41 @@ def test_a_processor_that_enlarges_every_image_to_one_size() -> None:
     )
     assert item.size == (1, 1)
     assert str(item).startswith(f"a square of any size: {item.rows} rows, limited by mm_processor_kwargs size (all are")
+
+
+KEPT = {"do_resize": False}
+
+
+def llava() -> ProcessingInfo:
+    config = {"vision_config": {"patch_size": 14, "image_size": 28}, "image_token_index": 5}
+    sizes = {"size": {"height": 28, "width": 28}, "do_center_crop": False}
+    return LlavaProcessingInfo(ProcessorFiles(config, {**KEPT, **sizes}))
+
+
+def pixtral() -> ProcessingInfo:
+    config = {"vision_config": {"patch_size": 14}, "image_token_index": 5, "spatial_merge_size": 2}
+    return Mistral3ProcessingInfo(ProcessorFiles(config, {**KEPT, "size": {"longest_edge": 1400}}, token_to_id=lambda text: 4))
+
+
+@pytest.mark.parametrize(
+    ("info", "size", "rows"),
+    [
+        (lambda: Qwen2VLProcessingInfo(ProcessorFiles({}, KEPT, KEPT)), (1792, 1792), 4096),
+        (pixtral, (1400, 1400), 2500),
+        (llava, (28, 28), 4),
+    ],
+    ids=["qwen2_vl", "mistral3", "llava"],
+)
+def test_the_largest_image_of_a_model_that_keeps_sizes(info: Any, size: tuple[int, int], rows: int) -> None:
+    """Few sizes are admitted: multiples of a merged patch, or a single one."""
+    processing_info, limits = info(), ItemLimits(4096, "max_model_len", 1 << 30, 512, MediaPolicy())
+    item = find_max_item("image", processing_info, limits)
+    assert (item.size, item.rows, item.refused) == (size, rows, True)
+    assert num_rows(processing_info, MediaHeader("image", *size)) == rows
+    assert max_rows(processing_info, "image", MediaPolicy(), rows) == rows
+
+
+def test_the_longest_video_of_a_model_that_keeps_sizes() -> None:
+    limits = ItemLimits(4096, "max_model_len", 1 << 30, 512, MediaPolicy())
+    item = find_max_item("video", Qwen2VLProcessingInfo(ProcessorFiles({}, KEPT, KEPT)), limits)
+    assert (item.size, item.frames, item.rows) == ((700, 1260), 6, 3375)

@@ -21,13 +21,16 @@ import torch
 from cpu import needs_int8
 from measured import held, peak_bytes
 from parity import ROWS
+from prompt_attention import ATTENTIONS
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.config import EngineConfig, make_config
+from sensorium.engine.kv_cache.block_pool import BlockPools
 from sensorium.engine.model_files import load_model_files, resolve
 from sensorium.engine.setup import loader, memory
 from sensorium.engine.setup.doctor import explain
 from sensorium.engine.setup.loader import load_engine
-from sensorium.engine.setup.memory import MaxSizes, max_len_in_cache, num_cache_blocks, sampling_bytes
+from sensorium.engine.setup.memory import MaxSizes, max_len_in_cache, num_cache_blocks, sampling_bytes, sequence_cache_bytes
 from sensorium.engine.setup.model_source import with_cache_dtype
 from sensorium.engine.setup.resolve import load_processing
 from sensorium.engine.worker.cache_tensors import allocate_caches
@@ -36,10 +39,11 @@ from sensorium.engine.worker.sampling_state import SamplingState
 from sensorium.kernels import native
 from sensorium.kernels.linear import shares_table
 from sensorium.kernels.metadata import AttentionMetadata
-from sensorium.mm.errors import ConfigError
-from sensorium.mm.registry import find_architecture
+from sensorium.mm.embeddings import PROMPT_EMBEDS_ROWS
+from sensorium.mm.rules import CAUSAL
 from sensorium.models.interface import CacheSpec, ForwardBatch, StepLimits
 from sensorium.models.memory_formulas import AMX_ROWS, AMX_SUMS
+from sensorium.models.registry import find_architecture
 from sensorium.models.weights import load, quantize, weight_bytes
 from sensorium.processors.text.tokenizer import Tokenizer
 
@@ -48,6 +52,7 @@ CPU = torch.device("cpu")
 EIGHT_BITS = [pytest.param("linear=onednn", marks=needs_int8), pytest.param("int8_linear=torch", marks=needs_int8)]
 """Backends with 8-bit products: C++ if it is built, and torch."""
 both_dtypes = pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+CROSS = [CacheSpec("cross", 1, 8, torch.bfloat16)]
 SMALL = {"max_num_seqs": 4, "kv_cache_memory_bytes": 16 << 20, "device": "cpu"}
 
 
@@ -113,7 +118,7 @@ def test_planned_caches_equal_the_allocated_ones() -> None:
     info = load_processing(files, {})
     core, _ = load_engine(config, files, info, Tokenizer(files.path))
     plan = explain(config)
-    assert plan.kv_cache == sum(cache.nbytes for cache in core.runner.caches.tensors)
+    assert plan.kv_cache == sum(cache.nbytes for cache in core.executor.runner.caches.tensors)
     assert plan.encoder_cache == core.scheduler.encoder_cache.capacity
     assert plan.total > plan.kv_cache + plan.weights + plan.activations
 
@@ -226,7 +231,7 @@ def test_an_engine_explains_itself() -> None:
 
 
 def test_num_cache_blocks() -> None:
-    specs, sizes = [CacheSpec("full", 1, 8, torch.bfloat16)], MaxSizes(100, 100, 64)  # 512 bytes a block
+    specs, sizes = [CacheSpec("full", 1, 8, torch.bfloat16)], MaxSizes(100, 64)  # 512 bytes a block
     config = EngineConfig("m", max_num_seqs=3, block_size=16)
     assert num_cache_blocks(config, specs, sizes, CPU) == (3 * 7,)
     small = EngineConfig("m", max_num_seqs=3, block_size=16, kv_cache_memory_bytes=4700)
@@ -234,10 +239,56 @@ def test_num_cache_blocks() -> None:
     assert max_len_in_cache(small, specs, CPU) == 9 * 16
     message = r"needs 5,120 bytes .* but 4,700 are allowed: lower max_model_len or raise kv_cache_memory_bytes"
     with pytest.raises(ConfigError, match=message):
-        num_cache_blocks(small, specs, MaxSizes(160, 160, 64), CPU)
+        num_cache_blocks(small, specs, MaxSizes(160, 64), CPU)
     across = "a sequence whose encoder input has 160 rows needs 5,120 bytes .* allowed: raise kv_cache_memory_bytes to 5120$"
     with pytest.raises(ConfigError, match=across):
-        num_cache_blocks(small, specs, MaxSizes(40, 160, 64), CPU)
+        num_cache_blocks(small, CROSS, MaxSizes(40, 64, item_rows={"audio": 160}, cross_rows=160), CPU)
+
+
+def test_each_cache_group_has_room_for_its_own_keys() -> None:
+    """Only layers with cross-attention hold encoder rows, and only they have no room for tokens."""
+    specs, config = [CacheSpec("full", 1, 8, torch.bfloat16), *CROSS], EngineConfig("m", max_num_seqs=3, block_size=16)
+    for length, rows in ((40, 160), (160, 40)):
+        sizes = MaxSizes(length, 64, item_rows={"image": rows}, cross_rows=rows)
+        assert num_cache_blocks(config, specs, sizes, CPU) == (3 * -(-length // 16), 3 * -(-rows // 16))
+        assert sequence_cache_bytes(specs, sizes, 16) == 13 * 512
+    tight = replace(config, kv_cache_memory_bytes=13 * 512)
+    assert num_cache_blocks(tight, specs, sizes, CPU) == (10, 3)
+    assert max_len_in_cache(tight, specs, CPU, cross_rows=40) == 160
+    assert max_len_in_cache(tight, specs, CPU) == 6 * 16
+    pools = BlockPools(specs, (10, 3), 16)
+    assert (pools.capacity, pools.cross_capacity) == (160, 48)
+
+
+@pytest.mark.parametrize(("limits", "rows"), [({"image": 7}, 2100), ({}, 5000), ({"image": 1}, 1200)])
+def test_the_default_encoder_cache_holds_all_cross_items_of_a_prompt(
+    limits: dict[str, int], rows: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(memory, "max_item_rows", lambda *_: {"image": 300})
+    info: Any = SimpleNamespace(prompt_attention=CAUSAL, placeholder_ids={}, cross_token=3, modalities=("image",))
+    config = EngineConfig("m", limit_mm_per_prompt=limits)
+    assert memory.max_sizes(config, info, 1 << 20, 5000).encoder_cache_bytes == rows << 20
+    beside = memory.max_sizes(replace(config, enable_prompt_embeds=True), info, 1 << 20, 5000)
+    assert beside.encoder_cache_bytes >= beside.cross_rows + min(PROMPT_EMBEDS_ROWS, 5000) << 20
+
+
+def test_a_limit_on_items_that_no_gpu_holds_is_named_at_once(
+    card: Callable[[int], None], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """All items of a prompt that are read by cross-attention have room; a shorter max_model_len does not help."""
+    card(1 << 30)
+    folder, lengths, plan = family.save(ROWS["mllama"], tmp_path / "mllama"), [], memory.plan_memory
+
+    def spy(config: Any, model: Any, info: Any, sizes: MaxSizes) -> Any:
+        lengths.append(sizes.max_model_len)
+        return plan(config, model, info, sizes)
+
+    monkeypatch.setattr(memory, "plan_memory", spy)
+    options = {"device": "cuda", "limit_mm_per_prompt": {"image": 10**6}}
+    message = r"whose encoder input has 68000000 rows needs .* on cuda:0: lower limit_mm_per_prompt, max_num_seqs"
+    with pytest.raises(ConfigError, match=message):
+        explain(make_config(folder, options))
+    assert len(lengths) == 2
 
 
 def test_errors_advise_smaller_blocks_where_these_would_fit() -> None:
@@ -246,12 +297,12 @@ def test_errors_advise_smaller_blocks_where_these_would_fit() -> None:
     with pytest.raises(ConfigError, match="lower block_size=1000000000, where 16 would fit, or raise kv_cache_memory_bytes"):
         max_len_in_cache(config, specs, CPU)
     with pytest.raises(ConfigError, match="lower block_size=1000000000, where 16 would fit, or lower max_model_len or raise"):
-        num_cache_blocks(config, specs, MaxSizes(100, 100, 64), CPU)
+        num_cache_blocks(config, specs, MaxSizes(100, 64), CPU)
 
 
 def test_groups_with_windows_get_blocks_for_their_windows_only() -> None:
     full, window = CacheSpec("full", 1, 8, torch.bfloat16), CacheSpec("window", 1, 8, torch.bfloat16, 32)
-    specs, sizes = [full, window, window], MaxSizes(16000, 16000, 64)
+    specs, sizes = [full, window, window], MaxSizes(16000, 64)
     config = EngineConfig("m", max_num_seqs=10, block_size=16, max_num_batched_tokens=64)
     assert num_cache_blocks(config, specs, sizes, CPU) == (10_000, 10 * 3 + 8)
     one = (1000 + 7 * 2) * 512
@@ -270,6 +321,7 @@ def test_groups_with_windows_get_blocks_for_their_windows_only() -> None:
         ("causal", 64),
         ("bidirectional_items", 303),
         ("bidirectional_ranges", 305),
+        ("bidirectional_windows", 303),
         ("bidirectional_prompt", 503),
         ("bidirectional_media", 503),
     ],
@@ -279,7 +331,9 @@ def test_a_step_has_room_for_the_largest_bidirectional_span(
 ) -> None:
     """The span fits beside a row of every other sequence. Items read through cross-attention need keys, not rows."""
     monkeypatch.setattr(memory, "max_item_rows", lambda *_: {"image": 300, "audio": 1500})
-    info: Any = SimpleNamespace(prompt_attention=prompt_attention, placeholder_ids={"image": 3}, modalities=("image",))
+    info: Any = SimpleNamespace(
+        prompt_attention=ATTENTIONS[prompt_attention], placeholder_ids={"image": 3}, cross_token=None, modalities=("image",)
+    )
     config = EngineConfig("m", max_num_seqs=4, max_num_batched_tokens=64)
     sizes = memory.max_sizes(config, info, 1, 500)
     assert (sizes.max_model_len, sizes.keys, sizes.step_rows) == (500, 1500, rows)

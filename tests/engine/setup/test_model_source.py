@@ -21,7 +21,7 @@ def answer(folder, **limits):
             data = {modality: family.make_media(modality, SIZES[modality], 0)}
             (refused,) = llm.generate({"prompt": "x", "multi_modal_data": data}, GREEDY, use_tqdm=False)
             assert refused.error.param == "limit_mm_per_prompt"
-        model = llm._engine_loop.core.runner.model
+        model = llm.engine.loop.core.executor.runner.model
         return output.outputs[0].token_ids, sum(1 for _ in model.modules())
 
 

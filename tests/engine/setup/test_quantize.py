@@ -10,10 +10,10 @@ import pytest
 import torch
 from safetensors.torch import load_file
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import ConfigError
 from sensorium.cli.main import main
 from sensorium.engine.setup.quantize import pack_tensors, quantize_checkpoint
-from sensorium.kernels.int4 import Int4Options, quantize_int4
-from sensorium.mm.errors import ConfigError
+from sensorium.kernels.linear.int4 import Int4Options, quantize_int4
 
 TINY_VL = Path(__file__).parents[3] / "assets" / "tiny-vl"
 

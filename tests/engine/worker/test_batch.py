@@ -6,10 +6,13 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from prompt_attention import ATTENTIONS
 from sensorium.engine.types import RequestUpdate, ScheduledRequest
-from sensorium.engine.worker.batch import KVCaches, build_batch, embeds_in_range
+from sensorium.engine.worker.batch import KVCaches, ModelRows, build_batch, embeds_in_range
 from sensorium.engine.worker.sequence_state import SequenceState
+from sensorium.mm.rules import Rule
 from sensorium.mm.types import PlaceholderRange
+from sensorium.models.families.mllama.rules import rows_of_tiles
 from sensorium.models.interface import CacheSpec
 
 CACHES = KVCaches([], [0], [CacheSpec("full", 1, 8, torch.float32)], 4)
@@ -88,32 +91,41 @@ def key_range_of(sequence, computed, count, window=None, other=None):
 
 def test_rows_of_an_item_attend_to_its_end(toy):
     request = toy.request("r", (5, 6, 3, 3, 3, 3, 3, 3, 7, 8), [toy.item(2, 4, edges=True)])  # rows are the tokens [3, 7)
-    sequence = SequenceState(request, 3, "bidirectional_items")
+    sequence = SequenceState(request, 3, ATTENTIONS["bidirectional_items"])
     assert key_range_of(sequence, 1, 8).tolist() == [[0] * 8, [2, 3, 7, 7, 7, 7, 8, 9]]
     assert key_range_of(sequence, 0, 8, window=3).tolist() == [[0, 0, 0, 1, 2, 3, 4, 5], [1, 2, 3, 7, 7, 7, 7, 8]]
     assert key_range_of(sequence, 0, 3) is None
     assert key_range_of(sequence, 7, 3) is None
-    other = SequenceState(toy.request("b", (5, 6, 7)), 3, "bidirectional_items")
+    other = SequenceState(toy.request("b", (5, 6, 7)), 3, ATTENTIONS["bidirectional_items"])
     assert key_range_of(sequence, 3, 5, None, other).tolist() == [[0] * 6, [7, 7, 7, 7, 8, 3]]
 
 
 def test_start_and_end_tokens_of_a_bidirectional_range_attend_to_its_end(toy):
     request = toy.request("r", (5, 6, 3, 3, 3, 3, 3, 3, 7, 8), [toy.item(2, 4, edges=True)])
-    sequence = SequenceState(request, 3, "bidirectional_ranges")
+    sequence = SequenceState(request, 3, ATTENTIONS["bidirectional_ranges"])
     assert key_range_of(sequence, 1, 8).tolist() == [[0] * 8, [2, 8, 8, 8, 8, 8, 8, 9]]
     assert key_range_of(sequence, 0, 2) is None
-    pair = SequenceState(toy.request("p", (5, *[3] * 7, 6), toy.pair(1, 2)), 3, "bidirectional_ranges")
+    pair = SequenceState(toy.request("p", (5, *[3] * 7, 6), toy.pair(1, 2)), 3, ATTENTIONS["bidirectional_ranges"])
     assert pair.spans == [(1, 8)]
 
 
 def test_rows_of_a_bidirectional_prompt_attend_to_all_of_it(toy):
-    sequence = SequenceState(toy.request("r", (5, 6, 7, 8)), 3, "bidirectional_prompt")
+    sequence = SequenceState(toy.request("r", (5, 6, 7, 8)), 3, ATTENTIONS["bidirectional_prompt"])
     assert key_range_of(sequence, 0, 4, window=2).tolist() == [[0] * 4, [4] * 4]
     sequence.token_ids += [9, 9]
     assert key_range_of(sequence, 0, 6, window=2).tolist() == [[0, 0, 0, 0, 3, 4], [4, 4, 4, 4, 5, 6]]
     assert key_range_of(sequence, 4, 2) is None
     sequence.update(RequestUpdate("r", 3, (9, 9), restart=True))
     assert key_range_of(sequence, 0, 5).tolist() == [[0] * 5, [3, 3, 3, 4, 5]]
+
+
+def test_windows_of_a_bidirectional_prompt_reach_to_both_sides(toy):
+    sequence = SequenceState(toy.request("r", (5, 6, 7, 8)), 3, ATTENTIONS["bidirectional_prompt_windows"])
+    assert key_range_of(sequence, 0, 4, window=2).tolist() == [[0, 0, 1, 2], [2, 3, 4, 4]]
+    assert key_range_of(sequence, 0, 4).tolist() == [[0] * 4, [4] * 4]
+    sequence.token_ids += [9, 9]
+    assert key_range_of(sequence, 0, 6, window=2).tolist() == [[0, 0, 1, 2, 3, 4], [2, 3, 4, 4, 5, 6]]
+    assert key_range_of(sequence, 4, 2, window=2) is None
 
 
 def test_modality_ids_of_rows(toy):
@@ -125,20 +137,20 @@ def test_modality_ids_of_rows(toy):
     encoded = {request.features[0].hash: torch.zeros(4, 8)}
     device = torch.from_numpy
     assert build_batch(tasks, encoded, CACHES, device).modality_ids is None
-    routed = build_batch(tasks, encoded, CACHES, device, {"image": 2, "video": 1}).modality_ids
+    routed = build_batch(tasks, encoded, CACHES, device, ModelRows({"image": 2, "video": 1})).modality_ids
     assert routed.tolist() == [0, 2, 2, 2, 2, 2, 2, 0]
-    assert build_batch(tasks, encoded, CACHES, device, {"audio": 1}).modality_ids is None
+    assert build_batch(tasks, encoded, CACHES, device, ModelRows({"audio": 1})).modality_ids is None
     tasks = [(SequenceState(request, 3), ScheduledRequest("b", 9, 1, ((2, 3, 4),)))]
-    assert build_batch(tasks, encoded, CACHES, device, {"image": 2}).modality_ids is None  # behind all items
+    assert build_batch(tasks, encoded, CACHES, device, ModelRows({"image": 2})).modality_ids is None  # behind all items
 
 
 def test_rows_before_and_after_the_token_of_an_optional_encoder_input(toy):
     """Rows from the token on do not see its last rows. A sequence without an encoder input has no block."""
     caches = KVCaches([], [0, 1], [CACHES.specs[0], CacheSpec("cross", 1, 8, torch.float32, optional=True)], 4)
     item = toy.item(2, 6)
-    item = replace(item, range=PlaceholderRange(3, 6), geometry=replace(item.geometry, hidden=2))
+    item = replace(item, range=PlaceholderRange(3, 6), geometry=replace(item.geometry, visible=Rule.of(rows_of_tiles, 2)))
     request = replace(toy.make_request("r", random.Random(0), media=False), prompt_token_ids=tuple(range(4, 12)))
-    with_item, without = SequenceState(replace(request, cross=item), rope_axes=3), SequenceState(request, rope_axes=3)
+    with_item, without = SequenceState(replace(request, cross=(item,)), rope_axes=3), SequenceState(request, rope_axes=3)
     tasks = [ScheduledRequest("a", 1, 4, ((1, 2), (5, 6)), write_cross=True), ScheduledRequest("b", 6, 2, ((3, 4), ()))]
     tasks.append(ScheduledRequest("c", 7, 1, ((7, 8), (9, 2))))
     batch = build_batch(

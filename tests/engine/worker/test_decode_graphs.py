@@ -75,8 +75,8 @@ def answers(core: Any, asked: list[EngineRequest], every: int) -> dict[str, list
 )
 def test_answers_are_the_same_bits(llm, toy, replays, blocks, every, tokens):
     def run(graphs: Any) -> Any:
-        core = toy.make_core(blocks=blocks, budget=512, max_len=150, model=llm._engine_loop.core.runner.model)
-        core.runner.decode_graphs = graphs
+        core = toy.make_core(blocks=blocks, budget=512, max_len=150, model=llm.engine.loop.core.executor.runner.model)
+        core.executor.runner.decode_graphs = graphs
         return answers(core, requests(1, 8, tokens), every), core.scheduler.stats
 
     expected, stats = run(eager)
@@ -95,7 +95,7 @@ def test_windows_caps_and_latent_rows_are_replayed(toy, replays, dtype):
 
     def run(graphs: Any) -> Any:
         core = toy.make_core(blocks=200, budget=64, max_len=150, model=model)
-        core.runner.decode_graphs = graphs
+        core.executor.runner.decode_graphs = graphs
         asked = [replace(r, prompt_token_ids=tuple(token % 101 for token in r.prompt_token_ids)) for r in requests(1, 6, 40)]
         return answers(core, asked, 5)
 
@@ -109,21 +109,21 @@ def test_a_forward_that_reads_lengths_runs_eagerly(toy, replays):
     for i in range(4):
         core.add(toy.make_request(str(i), random.Random(i), max_tokens=20))
     toy.drain(core)
-    assert core.runner.decode_graphs._graphs
-    assert not any(core.runner.decode_graphs._graphs.values())
+    assert core.executor.runner.decode_graphs._graphs
+    assert not any(core.executor.runner.decode_graphs._graphs.values())
     assert not replays
 
 
 @needs_library
 def test_the_number_of_graphs_is_limited(llm, toy):
-    core = toy.make_core(blocks=400, budget=512, max_len=150, model=llm._engine_loop.core.runner.model)
+    core = toy.make_core(blocks=400, budget=512, max_len=150, model=llm.engine.loop.core.executor.runner.model)
     answers(core, requests(2, 8, 60), 7)
-    assert len(core.runner.decode_graphs._graphs) == 4
+    assert len(core.executor.runner.decode_graphs._graphs) == 4
 
 
 @needs_library
 def test_another_forward_or_number_of_threads_has_other_graphs(llm, toy, replays):
-    core = toy.make_core(blocks=400, budget=512, max_len=150, model=llm._engine_loop.core.runner.model)
+    core = toy.make_core(blocks=400, budget=512, max_len=150, model=llm.engine.loop.core.executor.runner.model)
     core.add(requests(3, 1, 1)[0])
     core.add(EngineRequest("long", (5, 6, 7), SamplingParams(temperature=0.0, max_tokens=40, ignore_eos=True), ()))
     for _ in range(8):
@@ -137,7 +137,7 @@ def test_another_forward_or_number_of_threads_has_other_graphs(llm, toy, replays
     finally:
         torch.set_num_threads(threads)
     assert len(set(replays)) == 2
-    calls, model = [], core.runner.model
+    calls, model = [], core.executor.runner.model
     forward = model.forward
     try:
         model.forward = lambda batch: (calls.append(len(batch.attn[0].seq_lens)), forward(batch))[1]

@@ -63,8 +63,8 @@ def tensors(llm: LLM, name: str, seeds: list[int], turn: int = 0) -> dict[str, A
     sizes = row.sizes[LETTERS[letter]]
     items = []
     for i, seed in enumerate(seeds):
-        prepared = llm._inputs.process(ask(row, letter, seed, [sizes[(turn + i) % len(sizes)]]).ours)
-        items += [*prepared.features, *([prepared.cross] if prepared.cross else [])]
+        prepared = llm.engine.inputs.process(ask(row, letter, seed, [sizes[(turn + i) % len(sizes)]]).ours)
+        items += [*prepared.features, *prepared.cross]
     return merge([item.kwargs for item in items])
 
 
@@ -73,7 +73,7 @@ def tensors(llm: LLM, name: str, seeds: list[int], turn: int = 0) -> dict[str, A
 @torch.inference_mode()
 def test_other_values_in_the_same_shapes_are_replayed(name: str, engine: Any, replays: list[Any]) -> None:
     llm = engine(name)
-    encode, modality = llm._engine_loop.core.runner.model.embed_multimodal, LETTERS[FAMILIES[name]]
+    encode, modality = llm.engine.loop.core.executor.runner.model.embed_multimodal, LETTERS[FAMILIES[name]]
     graphs = EncoderGraphs(CPU, on_cpu)
     kept = []
     for seeds, turn in [([1], 0), ([2], 0), ([3], 0), ([4, 5], 1), ([6], 0), ([7, 8], 1), ([9, 10], 1), ([1], 0)]:
@@ -295,7 +295,7 @@ def test_an_engine_gives_the_same_answers_and_drops_graphs_when_asleep(replays: 
     params = SamplingParams(temperature=0.0, max_tokens=8, ignore_eos=True)
     images = [make_image(seed) for seed in range(5)]
     with LLM(MODEL, max_model_len=512, max_num_seqs=1) as llm:
-        runner = llm._engine_loop.core.runner
+        runner = llm.engine.loop.core.executor.runner
         expected = [llm.generate([asked(one)], params, use_tqdm=False)[0].outputs[0].token_ids for one in images]
         llm.sleep()
         llm.wake_up()

@@ -66,7 +66,7 @@ def test_a_lone_request_waits_for_its_rows(toy):
 
 def test_a_request_that_waits_for_rows_does_not_block_others(toy):
     core = toy.make_core(async_scheduling=True, late=6)
-    core.runner.encoder_runner._poll_seconds = 0.0
+    core.executor.runner.encoder_runner._poll_seconds = 0.0
     _, sees, both = requests(toy)
     core.add(replace(sees, prompt_token_ids=sees.prompt_token_ids[2:], features=(toy.item(0, 4),)))
     first, second = core.step(), core.step()
@@ -84,7 +84,7 @@ def test_cross_attention_and_bidirectional_prompts_wait_too(toy, reads):
     prompt_attention = "causal" if reads else "bidirectional_prompt"
     core = toy.make_core(async_scheduling=True, late=3, model=model, prompt_attention=prompt_attention)
     _, sees, both = requests(toy)
-    asked = [replace(one, cross=toy.item(0, 6, 4)) if reads else one for one in (sees, both)]
+    asked = [replace(one, cross=(toy.item(0, 6, 4),)) if reads else one for one in (sees, both)]
     for request in asked:
         core.add(request)
     got = toy.drain(core)
@@ -96,7 +96,7 @@ def test_cross_attention_and_bidirectional_prompts_wait_too(toy, reads):
 
 def test_an_item_that_breaks_the_encoder_fails_only_its_request(toy):
     core = toy.make_core(async_scheduling=True, late=2)
-    embed = core.runner.model.embed_multimodal
+    embed = core.executor.runner.model.embed_multimodal
 
     def broken(modality, tensors):
         rows = embed(modality, tensors)
@@ -104,7 +104,7 @@ def test_an_item_that_breaks_the_encoder_fails_only_its_request(toy):
             rows = [torch.full_like(one, torch.nan) for one in rows]
         return rows
 
-    core.runner.model.embed_multimodal = broken
+    core.executor.runner.model.embed_multimodal = broken
     talks, sees, both = requests(toy)
     for request in (talks, sees, both):
         core.add(request)
@@ -118,7 +118,7 @@ def test_an_item_that_breaks_the_encoder_fails_only_its_request(toy):
 
 def test_running_out_of_memory_fails_only_the_requests_of_the_call(toy):
     core = toy.make_core(async_scheduling=True, late=2)
-    embed, left = core.runner.model.embed_multimodal, [1]
+    embed, left = core.executor.runner.model.embed_multimodal, [1]
 
     def short(modality, tensors):
         if left:
@@ -126,7 +126,7 @@ def test_running_out_of_memory_fails_only_the_requests_of_the_call(toy):
             raise torch.OutOfMemoryError("out of memory")
         return embed(modality, tensors)
 
-    core.runner.model.embed_multimodal = short
+    core.executor.runner.model.embed_multimodal = short
     _, sees, both = requests(toy)
     core.add(sees)
     (failed,) = (output for output in core.step().outputs if output.error)
@@ -153,23 +153,23 @@ def test_rows_of_an_aborted_request(toy, again):
     other = toy.request("other", [*[toy.PAD] * 5, 8], [toy.item(0, 5, 2)])  # there is no room for both
     core.add(other)
     core.step()
-    assert not core.runner.store.rows, "dropped while being computed"
+    assert not core.executor.runner.store.rows, "dropped while being computed"
     if again:
         core.add(sees)
     got = toy.drain(core)
     for request in (talks, other, *[sees] * again):
         assert toy.tokens_of(got[request.request_id])[-4:] == toy.alone(request)[0][-4:]
     assert core.stats.encoder_calls == 2 + again
-    assert not core._encode_tasks
+    assert not core.scheduler.encoding
     toy.assert_empty(core)
     core.step()
-    assert set(core.runner.store.rows) <= set(core.scheduler.encoder_cache._resident)
+    assert set(core.executor.runner.store.rows) <= set(core.scheduler.encoder_cache._resident)
 
 
 @pytest.mark.parametrize("where", ["load", "start", "look", "finite"])
 def test_a_device_error_fails_only_the_requests_of_the_call(toy, where, monkeypatch):
     core = toy.make_core(async_scheduling=True, late=2)
-    encoder_runner, left = core.runner.encoder_runner, [1]
+    encoder_runner, left = core.executor.runner.encoder_runner, [1]
 
     def fails(*_):
         if left:
@@ -197,7 +197,7 @@ def test_a_device_error_fails_only_the_requests_of_the_call(toy, where, monkeypa
     assert toy.tokens_of(got["talks"]) == toy.alone(talks)[0]
     assert encoder_runner._inflight is None
     assert not encoder_runner._queue
-    assert not core._encode_tasks
+    assert not core.scheduler.encoding
     toy.assert_empty(core)
 
 
@@ -207,7 +207,7 @@ def test_a_step_that_cannot_start_fails_the_requests_of_its_items(toy):
     def broken(*_):
         raise RuntimeError("no step today")
 
-    core.runner.execute_model = broken
+    core.executor.runner.execute_model = broken
     _, _, both = requests(toy)
     core.add(both)
     (failed,) = (output for _ in range(3) for output in core.step().outputs)
@@ -219,15 +219,15 @@ def test_a_step_that_cannot_start_fails_the_requests_of_its_items(toy):
 def test_one_call_runs_at_a_time_and_hits_are_counted_once(toy):
     """Waiting prompts look up their rows at every step; these lookups do not count as hits."""
     core = toy.make_core(async_scheduling=True, late=4, prompt_attention="bidirectional_prompt", encoder_rows=20)
-    most, embed = [0], core.runner.model.embed_multimodal
-    encoder_runner = core.runner.encoder_runner
+    most, embed = [0], core.executor.runner.model.embed_multimodal
+    encoder_runner = core.executor.runner.encoder_runner
 
     def counted(modality, tensors):
         most[0] += 1
         assert encoder_runner._inflight is None
         return embed(modality, tensors)
 
-    core.runner.model.embed_multimodal = counted
+    core.executor.runner.model.embed_multimodal = counted
     first, second = toy.item(0, 4), toy.item(5, 5, 2)
     for i in range(3):
         core.add(toy.request(f"r{i}", [*[toy.PAD] * 4, 7, *[toy.PAD] * 5, 8 + i], [first, second]))
@@ -258,9 +258,9 @@ def test_sleep_drops_the_running_call(toy):
     core.add(sees)
     core.step()
     core.abort("sees")
-    core.runner.sleep(core.runner.model)
-    assert core.runner.encoder_runner._inflight is None
-    assert not core.runner.store.rows
+    core.executor.runner.sleep(core.executor.runner.model)
+    assert core.executor.runner.encoder_runner._inflight is None
+    assert not core.executor.runner.store.rows
 
 
 @pytest.mark.parametrize("late", [0, 2, 90])
@@ -275,7 +275,7 @@ def test_answers_are_the_same_with_and_without_async_scheduling(toy, late):
     for beside in (False, True):
         options = {"max_encoder_tokens": 50, "max_num_batched_tokens": 40, "dtype": "float32", "async_scheduling": beside}
         with LLM(model, **options) as llm:
-            encoder_runner = llm._engine_loop.core.runner.encoder_runner
+            encoder_runner = llm.engine.loop.core.executor.runner.encoder_runner
             encoder_runner._event = lambda: toy.Late(late)
             found.append([output.outputs[0].token_ids for output in llm.generate(prompts, params, use_tqdm=False)])
             assert llm.stats.encoder_calls == 3

@@ -68,7 +68,8 @@ def test_only_its_own_files_are_deleted(tmp_path):
 
 
 def test_the_write_queue_is_bounded_and_put_never_waits(tmp_path, monkeypatch):
-    store = make(tmp_path, queue_bytes=rows_of(0).nbytes * 3)
+    store = make(tmp_path)
+    store.queue_bytes = rows_of(0).nbytes * 3
     monkeypatch.setattr(store._writer, "submit", lambda *job: None)  # a disk that never answers
     for i in range(10):
         store.put(key_of(i), rows_of(i))
@@ -78,7 +79,8 @@ def test_the_write_queue_is_bounded_and_put_never_waits(tmp_path, monkeypatch):
 
 
 def test_one_item_larger_than_the_queue_is_written(tmp_path):
-    store = make(tmp_path, queue_bytes=1)
+    store = make(tmp_path)
+    store.queue_bytes = 1
     store.put(key_of(0), rows_of(0))
     store.close()
     assert store.stats.writes == 1
@@ -159,8 +161,8 @@ def test_an_engine_loads_its_rows_after_a_restart(tmp_path):
     def serve(**options):
         llm = LLM(MODEL, max_model_len=256, encoder_cache_dir=str(tmp_path), **options)
         outputs = llm.generate(prompts, params, use_tqdm=False)
-        core = llm._engine_loop.core
-        core.runner.store.close()
+        core = llm.engine.loop.core
+        core.executor.runner.store.close()
         return [output.outputs[0].token_ids for output in outputs], core.stats
 
     first, made = serve()

@@ -10,13 +10,13 @@ import jsonschema
 import pytest
 import torch
 from sensorium import LLM, SamplingParams
-from sensorium.engine.codec import decode, encode
+from sensorium.callers.errors import InputError
+from sensorium.engine.core.codec import decode, encode
 from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.engine.worker import grammar
 from sensorium.engine.worker.grammar import GrammarFactory
 from sensorium.engine.worker.sampler import sample
 from sensorium.engine.worker.sampling_state import SamplingState
-from sensorium.mm.errors import InputError
 from sensorium.mm.media.isolate import CodecWorker, close_workers
 from sensorium.processors.text.tokenizer import Tokenizer
 from waiting import LONG
@@ -201,7 +201,8 @@ def test_invalid_grammars_are_refused(wanted, message):
     ("wanted", "message"),
     [
         ({}, "exactly one of .*found none"), ({"regex": "a", "choice": ["b"]}, "found regex, choice"),
-        ({"choice": "ab"}, "list of strings"), ({"choice": []}, "list of strings"), ({"choice": ["a", ""]}, "non-empty"),
+        ({"choice": "ab"}, "list of strings"), ({"choice": []}, "is empty; give one string or more"),
+        ({"choice": ["a", ""]}, "non-empty"),
         ({"regex": 5}, "regex=5"), ({"grammar": ""}, "grammar="), ({"json": "{"}, "is not JSON"),
         ({"json": "[1]"}, "JSON object"),
         ({"json": 5}, "json=5"), ({"json": {"a": object()}}, "is not a JSON schema"),
@@ -266,7 +267,8 @@ def test_a_long_chain_of_refs_and_rules_still_compiles():
         FACTORY.check(StructuredOutputsParams(**wanted))
 
 
-def test_a_slow_grammar_is_refused():
+def test_a_slow_grammar_is_refused(monkeypatch):
+    monkeypatch.setattr(CodecWorker, "is_starved", lambda *_: False)  # whatever else the machine does now
     factory = GrammarFactory(TOKENIZER, seconds=0.02, refuse_seconds=0)
     with pytest.raises(InputError, match=r"took more than 0\.02 s"):
         factory.check(StructuredOutputsParams(**many_alternatives()))
@@ -313,7 +315,7 @@ def test_hostile_grammars_beside_a_stream():
                 "hello", SamplingParams(max_tokens=1, structured_outputs=StructuredOutputsParams(**form)), use_tqdm=False
             )
         ]
-        assert [error.code for error in errors[:3]] == ["invalid_input"] * 3
+        assert [error.code for error in errors[:3]] == ["invalid_input", "invalid_input", "over_limit"]
         assert [error.param for error in errors[:3]] == [
             "structured_outputs.json",
             "structured_outputs.grammar",
@@ -398,3 +400,64 @@ def test_a_vocabulary_of_bytes():
     allowed, _ = spelled.allowed_tokens((), True, tokenizer.vocab_size)
     assert allowed.any()
     assert not allowed[sorted(tokenizer.all_special_ids)].any(), "text that spells a special token is text"
+
+
+START, END, PAD = "<|im_start|>", "<|im_end|>", "<|image_pad|>"
+
+
+def tokens_of(text):
+    return [TOKENIZER.decode([token], skip_special_tokens=False) for token in text]
+
+
+@pytest.mark.parametrize(
+    ("wanted", "text"),
+    [
+        ({"choice": [END]}, END),
+        ({"choice": [f"{PAD}x"]}, f"{PAD}x"),
+        ({"regex": r"<\|im_end\|>ab?"}, f"{END}a"),
+        ({"json": {"const": START}}, f'"{START}"'),
+        ({"grammar": f'start: "a{START}" "b"'}, f"a{START}b"),
+    ],
+)
+def test_the_text_of_a_special_token_is_text(wanted, text):
+    """It is written with ordinary tokens, as user text is; models read the special token as another thing."""
+    row = make_row(**wanted)
+    assert answer(row).startswith(text)
+    assert not TOKENIZER.all_special_ids & set(row.output_token_ids[:-1])
+
+
+@pytest.mark.parametrize(
+    ("source", "expected"),
+    [
+        (f'start: {START} "ab" {PAD}', [START, "a", "b", PAD]),
+        ('start: <[5]> "a"', ["&", "a"]),
+        (f'start: "a" {END}', ["a"]),  # ends the answer, as after any grammar
+        (f'start: "a" ({END} | "<|endoftext|>")', None),
+        ("start: <|endoftext|>", []),
+    ],
+)
+def test_special_tokens_of_grammars(source, expected):
+    row = make_row(grammar=source)
+    text = answer(row)
+    found = tokens_of(row.output_token_ids[:-1])
+    assert found == expected if expected is not None else text in ("a", "a<|endoftext|>")
+
+
+def test_an_end_token_that_is_named_waits_for_min_tokens():
+    """The answer ends before where the grammar allows nothing else."""
+    loose = {answer(make_row(seed, grammar=f'start: "a" ({END} | "bcd" {END})')) for seed in range(12)}
+    assert loose == {"a", "abcd"}
+    assert {answer(make_row(seed, grammar=f'start: "a" ({END} | "bcd" {END})', min_tokens=3)) for seed in range(6)} == {"abcd"}
+    assert answer(make_row(grammar=f'start: "a" {END}', min_tokens=3)) == "a"
+
+
+def test_an_end_token_in_the_middle_is_an_error():
+    row = make_row(grammar=f'start: "a" {END} "b"')
+    with pytest.raises(AssertionError, match=r"the grammar has the end token 349 in the middle .* put it last"):
+        answer(row)
+
+
+def test_unknown_special_tokens_are_named():
+    reason = r"the tokenizer has no special token <\|nope\|>; it has <\|[a-z_]+\|>(, <\|[a-z_]+\|>)+$"
+    with pytest.raises(InputError, match=reason):
+        FACTORY.check(StructuredOutputsParams(grammar='start: <|nope|> "ab"'))

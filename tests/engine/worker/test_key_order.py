@@ -5,8 +5,9 @@ from dataclasses import replace
 
 import numpy as np
 import pytest
-from sensorium.engine.bidirectional_spans import find_spans, media_runs
-from sensorium.engine.worker.key_order import order_keys
+from prompt_attention import ATTENTIONS
+from sensorium.engine.bidirectional_spans import find_spans
+from sensorium.models.families.molmo2.rules import media_runs, order_keys, order_runs
 
 
 def seen(runs):
@@ -23,7 +24,7 @@ def test_every_row_has_one_range(seed):
     for _ in range(rng.randint(2, 5)):
         runs.append((at, at + rng.randint(1, 5)))
         at = runs[-1][1] + rng.randint(1, 4)
-    order, mask = order_keys(runs), seen(runs)
+    order, mask = order_runs(runs), seen(runs)
     assert sorted(order.places) == list(range(runs[-1][1]))
     first, stop = order.key_range[:, :, None]
     assert np.array_equal((order.places >= first) & (order.places < stop), mask)
@@ -32,9 +33,12 @@ def test_every_row_has_one_range(seed):
 def test_runs_that_touch_are_one(toy):
     features = [toy.item(2, 3), toy.item(5, 2), toy.item(9, 4, edges=True)]
     assert media_runs(features) == [(2, 7), (10, 14)]
-    assert find_spans("bidirectional_media", 20, features) == [(0, 14)]
-    assert find_spans("bidirectional_media", 20, features[:2]) == [(2, 7)]
-    assert find_spans("bidirectional_media", 20, []) == []
+    attention = ATTENTIONS["bidirectional_media"]
+    assert find_spans(attention, 20, features) == [(0, 14)]
+    assert find_spans(attention, 20, features[:2]) == [(2, 7)]
+    assert find_spans(attention, 20, []) == []
+    assert order_keys(features[:2]) is None
+    assert len(order_keys(features).places) == 14
 
 
 def answers(toy, requests, **options):

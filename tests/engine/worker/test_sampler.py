@@ -3,14 +3,16 @@
 import math
 import random
 
+import numpy as np
 import pytest
 import torch
+from sensorium.callers.errors import InputError
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.engine.worker.sampler import gather_logprobs, sample, uniform_number
 from sensorium.engine.worker.sampling_state import SamplingState
-from sensorium.kernels import cpu_sampling
 from sensorium.kernels.dispatch import use_backends
+from sensorium.kernels.sampling import cpu as cpu_sampling
 from sensorium.kernels.sampling import top_log_probs, top_log_probs_fused
 
 VOCAB = 50
@@ -154,6 +156,31 @@ def test_logprobs_are_of_the_raw_logits_with_ranks():
         assert set(entries[i]) == {8, *best.indices.tolist()}
         for rank, token in enumerate(best.indices.tolist(), start=1):
             assert entries[i][token].rank == rank
+
+
+def test_processed_logprobs_are_of_the_tokens_that_the_rules_allow():
+    """Each row chooses; the temperature changes neither."""
+    logits = torch.randn(3, VOCAB)
+    rules = {"temperature": 0.5, "logprobs": 2, "logits_processors": {"suppress_tokens": {"tokens": [3, 4]}}}
+    modes = ("raw_logprobs", "processed_logprobs", "processed_logprobs")
+    params = [SamplingParams(**rules, logprobs_mode=mode) for mode in modes]
+    params[2] = SamplingParams(logprobs=2, logprobs_mode=modes[2])
+    expected = [logits[0], logits[1].clone().index_fill_(0, torch.tensor([3, 4]), -torch.inf), logits[2].clone()]
+    results = sample(logits.clone(), [SamplingState(one, [5], 1, i) for i, one in enumerate(params)])
+    for found, row in zip(results, expected, strict=True):
+        for token, entry in found.logprobs.items():
+            assert entry.logprob == pytest.approx(row.log_softmax(-1)[token].item(), abs=1e-5)
+    with pytest.raises(InputError, match="raw_logprobs or processed_logprobs"):
+        SamplingParams(logprobs_mode="raw_logits")
+
+
+def test_processed_logprobs_are_of_the_tokens_that_the_grammar_allows(monkeypatch):
+    monkeypatch.setattr(SamplingState, "allowed_tokens", lambda self, size: np.arange(size) == 2)
+    grammar = StructuredOutputsParams(regex="a")
+    params = SamplingParams(structured_outputs=grammar, logprobs=1, logprobs_mode="processed_logprobs")
+    (found,) = sample(torch.randn(1, VOCAB), [SamplingState(params, [5], 1, 0)])
+    assert found.token == 2
+    assert (found.logprobs[2].logprob, found.logprobs[2].rank) == (0.0, 1)
 
 
 def test_log_probabilities_of_a_kernel_equal_those_of_a_table():

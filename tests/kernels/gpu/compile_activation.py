@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.activation import CLAMPED_SWIGLU, REFERENCES
-from sensorium.kernels.gpu import activation
+from sensorium.kernels.activation import triton as activation
+from sensorium.kernels.activation.reference import CLAMPED_SWIGLU, REFERENCES
 
 HOT = {"_activation_kernel", "_act_and_mul_kernel"}
 

@@ -7,7 +7,8 @@ from itertools import accumulate
 
 import torch
 from sensorium.kernels import kv_quant
-from sensorium.kernels.gpu import attention, launch_config
+from sensorium.kernels.attention import triton as attention
+from sensorium.kernels.gpu import launch_config
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.gpu import int4
-from sensorium.kernels.grouped import GroupedWeight
+from sensorium.kernels.linear.grouped import GroupedWeight
+from sensorium.kernels.linear.triton import int4
 
 HOT = {"_int4_kernel"}
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import torch
 from sensorium.kernels import kv_quant
-from sensorium.kernels.gpu.kv_quant import write_quantized
+from sensorium.kernels.kv_quant.triton import write_quantized
 
 HOT = {"_write_quantized_kernel"}
 

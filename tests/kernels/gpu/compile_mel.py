@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.gpu import mel
-from sensorium.kernels.mel import make_mel_filter_bank
+from sensorium.kernels.mel import triton as mel
+from sensorium.kernels.mel.filters import make_mel_filter_bank
 
 HOT = {"_bands_kernel"}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.gpu import moe
-from sensorium.kernels.moe import RoutingConfig, StackedExperts, StackedWeight
+from sensorium.kernels.moe import triton as moe
+from sensorium.kernels.moe.experts import RoutingConfig, StackedExperts, StackedWeight
 
 HOT = {"_route_kernel", "_count_kernel", "_sort_pairs_kernel", "_expert_kernel", "_combine_kernel"}
 RULES = (  # rule, experts, hidden size, inner size

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.gpu import norm
+from sensorium.kernels.norm import triton as norm
 
 HOT = {"_norm_kernel"}
 

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.gpu import pixels
-from sensorium.kernels.pixels import Normalization, PatchLayout
+from sensorium.kernels.pixels import triton as pixels
+from sensorium.kernels.pixels.layout import Normalization, PatchLayout
 
 HOT = {"_columns_kernel", "_lines_kernel"}
 CLIP = Normalization((122.7709, 116.7460, 104.0937), (68.5005, 66.6322, 70.3232))

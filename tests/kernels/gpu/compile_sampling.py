@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.gpu import sampling
+from sensorium.kernels.sampling import triton as sampling
 
 HOT = {"_gather_kernel", "_sample_kernel", "_log_probs_kernel", "_penalties_kernel"}
 

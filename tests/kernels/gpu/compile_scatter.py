@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.gpu import scatter
+from sensorium.kernels.scatter import triton as scatter
 
 HOT = {"_scatter_kernel"}
 

@@ -6,8 +6,8 @@ The shapes are those of Qwen3-Next, Granite 4, LFM2 and MiniMax-Text-01.
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.gpu import state
 from sensorium.kernels.metadata import AttentionMetadata
+from sensorium.kernels.state import triton as state
 
 HOT = {"_conv_kernel", "_recurrence_kernel"}
 

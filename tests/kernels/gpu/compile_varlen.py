@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import torch
-from sensorium.kernels.gpu import varlen
+from sensorium.kernels.varlen import triton as varlen
 
 HOT = {"_varlen_kernel"}
 DIMS = (64, 72, 80, 88, 96, 128, 192, 256)

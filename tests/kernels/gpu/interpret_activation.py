@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.activation import CLAMPED_SWIGLU, REFERENCES, act_and_mul_reference
-from sensorium.kernels.gpu import activation
+from sensorium.kernels.activation import triton as activation
+from sensorium.kernels.activation.reference import CLAMPED_SWIGLU, REFERENCES
+from sensorium.kernels.activation.reference import act_and_mul as act_and_mul_reference
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

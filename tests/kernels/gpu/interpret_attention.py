@@ -13,9 +13,12 @@ import pytest
 import torch
 from paged import sees_itself
 from sensorium.kernels import dispatch
-from sensorium.kernels.attention import paged_attention, paged_attention_reference, write_cache
-from sensorium.kernels.gpu import attention, launch_config
-from sensorium.kernels.gpu.query_tiles import num_splits, query_tiles_of
+from sensorium.kernels.attention import paged_attention
+from sensorium.kernels.attention import triton as attention
+from sensorium.kernels.attention.query_tiles import num_splits, query_tiles_of
+from sensorium.kernels.attention.reference import attend as paged_attention_reference
+from sensorium.kernels.attention.reference import write_cache
+from sensorium.kernels.gpu import launch_config
 from sensorium.kernels.metadata import AttentionMetadata
 from torch import Tensor
 

@@ -9,7 +9,8 @@ import pytest
 import torch
 from PIL import Image
 from sensorium import LLM, SamplingParams
-from sensorium.kernels.dispatch import BACKENDS, can_run
+from sensorium.kernels.backends import BACKENDS
+from sensorium.kernels.dispatch import can_run
 from triton.runtime.interpreter import GridExecutor
 
 MODEL = Path(__file__).parents[3] / "assets" / "tiny-vl"

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 import torch
 from sensorium.kernels.dispatch import use_backends
-from sensorium.kernels.gpu import int4, launch_config
-from sensorium.kernels.grouped import GroupedWeight
-from sensorium.kernels.int4 import Int4Options, quantize_int4
+from sensorium.kernels.gpu import launch_config
 from sensorium.kernels.linear import linear, pack
+from sensorium.kernels.linear.grouped import GroupedWeight
+from sensorium.kernels.linear.int4 import Int4Options, quantize_int4
+from sensorium.kernels.linear.triton import int4
 
 TILES = {"BLOCK_M": 16, "BLOCK_N": 32, "BLOCK_K": 64}
 SHAPES = {"a row in shares": (1, 1216, 40), "few in shares": (5, 1100, 33), "many": (70, 71, 50)}  # rows, in, out

@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 from paged import quantized_copy
 from sensorium.kernels import kv_quant
-from sensorium.kernels.gpu.kv_quant import widen, write_quantized
+from sensorium.kernels.kv_quant.triton import widen, write_quantized
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)
 CODES = (torch.int8, torch.uint8)

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 from sensorium.kernels import dispatch
-from sensorium.kernels.gpu import mel
-from sensorium.kernels.mel import log_mel_energies, make_mel_filter_bank
+from sensorium.kernels.mel import log_mel_energies
+from sensorium.kernels.mel import triton as mel
+from sensorium.kernels.mel.filters import make_mel_filter_bank
 from sensorium.processors.mel import MelSpec, log_mel
 from torch import Tensor
 

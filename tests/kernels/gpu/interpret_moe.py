@@ -6,19 +6,15 @@ from functools import partial
 
 import pytest
 import torch
-from sensorium.kernels.activation import UNGATED
+from sensorium.kernels.activation.reference import IN_TORCH
 from sensorium.kernels.dispatch import use_backends
-from sensorium.kernels.fp8 import quantize_rows_fp8
-from sensorium.kernels.gpu import moe
-from sensorium.kernels.int8 import quantize_rows
-from sensorium.kernels.moe import (
-    RoutingConfig,
-    StackedExperts,
-    StackedWeight,
-    expert_reference,
-    loop_experts_reference,
-    route_reference,
-)
+from sensorium.kernels.linear.fp8 import quantize_rows_fp8
+from sensorium.kernels.linear.int8 import quantize_rows
+from sensorium.kernels.moe import triton as moe
+from sensorium.kernels.moe.experts import RoutingConfig, StackedExperts, StackedWeight
+from sensorium.kernels.moe.reference import loop_experts as loop_experts_reference
+from sensorium.kernels.moe.reference import route as route_reference
+from sensorium.kernels.moe.reference import run_expert as expert_reference
 from sensorium.models.layers.linear import Linear
 from sensorium.models.layers.moe import Mixture, ModalityMixture
 from sensorium.models.text.spec import MoeSpec
@@ -41,7 +37,7 @@ SHAPES = {  # rows, experts, top_k, dim, inner, with biases
 
 
 def made(experts: int, dim: int, inner: int, biased: bool, dtype: torch.dtype, act: str = "silu") -> StackedExperts:
-    wide = inner if act in UNGATED else 2 * inner
+    wide = inner if act in IN_TORCH else 2 * inner
     gate_up, down = torch.randn(experts, wide, dim) / dim**0.5, torch.randn(experts, dim, inner) / inner**0.5
     layers = (StackedWeight(w.to(dtype), torch.randn(w.shape[:2]).to(dtype) if biased else None) for w in (gate_up, down))
     return StackedExperts(act, *layers)

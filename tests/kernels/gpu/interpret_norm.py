@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.gpu import norm
-from sensorium.kernels.norm import rms_norm_reference
+from sensorium.kernels.norm import triton as norm
+from sensorium.kernels.norm.reference import rms_norm_reference
 from torch import Tensor
 from torch.nn import functional as F
 

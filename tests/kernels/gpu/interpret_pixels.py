@@ -7,8 +7,10 @@ import random
 import pytest
 import torch
 from sensorium.kernels import dispatch
-from sensorium.kernels.gpu import launch_config, pixels
-from sensorium.kernels.pixels import Normalization, PatchLayout, preprocess_frames_reference, resize, resize_reference
+from sensorium.kernels.gpu import launch_config
+from sensorium.kernels.pixels import reference, resize
+from sensorium.kernels.pixels import triton as pixels
+from sensorium.kernels.pixels.layout import Normalization, PatchLayout
 from sensorium.mm.tiling.aspect import AspectTiles
 from sensorium.mm.tiling.longest import EdgeTiles
 from sensorium.mm.tiling.plan import CropPad, CropPlan, Resize, TiledView, TilingPolicy
@@ -37,7 +39,7 @@ def noise(*shape: int) -> Tensor:
 def check(
     frames: Tensor, target: tuple[int, int], filter: str, normalization: Normalization, layout: PatchLayout, dtype: torch.dtype
 ) -> None:
-    wanted = preprocess_frames_reference(frames, target, filter, normalization, layout, dtype)
+    wanted = reference.preprocess_frames(frames, target, filter, normalization, layout, dtype)
     with launch_config.override_config("pixels", SMALL):
         assert torch.equal(pixels.preprocess_frames(frames, target, filter, normalization, layout, dtype), wanted)
 
@@ -93,9 +95,9 @@ def test_patches_of_a_processor(n: int) -> None:
 def test_pieces_of_a_processor(tiling: TilingPolicy) -> None:
     """Tiles and the whole image, consecutive resizes, padding; the sides do not divide evenly."""
     frames, plan = noise(1, 20, 31), tiling.plan(20, 31)
-    wanted = patchify_crops(frames, plan, PatchSpec(), 3, 2)
+    wanted = patchify_crops(frames, plan, PatchSpec(), PatchLayout(3, 2))
     with dispatch.use_backends("pixels=triton"), processing_on(MediaDevice(torch.device("cpu"))):
-        assert torch.equal(patchify_crops(frames, plan, PatchSpec(), 3, 2), wanted)
+        assert torch.equal(patchify_crops(frames, plan, PatchSpec(), PatchLayout(3, 2)), wanted)
 
 
 @pytest.mark.parametrize("filter", ["bilinear", "bicubic", "lanczos"])
@@ -104,13 +106,13 @@ def test_bytes(filter: str) -> None:
     for frames in (noise(2, 20, 31), noise(3, 20, 31).permute(3, 1, 2, 0)):
         with dispatch.use_backends("pixels=triton"):
             found = resize(frames, (9, 40), filter)
-        assert torch.equal(found, resize_reference(frames, (9, 40), filter))
+        assert torch.equal(found, reference.resize(frames, (9, 40), filter))
 
 
 def test_tiles_as_they_are_shipped() -> None:
     frames, layout = noise(1, 20, 300), PatchLayout(7, 2)
     found = pixels.preprocess_frames(frames, (28, 140), "bicubic", CLIP, layout, torch.float32)
-    assert torch.equal(found, preprocess_frames_reference(frames, (28, 140), "bicubic", CLIP, layout, torch.float32))
+    assert torch.equal(found, reference.preprocess_frames(frames, (28, 140), "bicubic", CLIP, layout, torch.float32))
 
 
 @pytest.mark.full

@@ -6,14 +6,12 @@ import math
 
 import pytest
 import torch
-from sensorium.kernels.gpu import launch_config, sampling
-from sensorium.kernels.sampling import (
-    NO_TOKEN_ALLOWED,
-    NOT_FINITE,
-    apply_penalties_reference_,
-    log_probs_reference,
-    sample_reference,
-)
+from sensorium.kernels.gpu import launch_config
+from sensorium.kernels.sampling import triton as sampling
+from sensorium.kernels.sampling.reference import NO_TOKEN_ALLOWED, NOT_FINITE
+from sensorium.kernels.sampling.reference import apply_penalties_ as apply_penalties_reference_
+from sensorium.kernels.sampling.reference import log_probs as log_probs_reference
+from sensorium.kernels.sampling.reference import sample as sample_reference
 
 CASES = {  # temperature, top_k, top_p, min_p
     "greedy": (0.0, 5, 0.5, 0.0),

@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import pytest
 import torch
-from sensorium.kernels.gpu import launch_config, scatter
+from sensorium.kernels.gpu import launch_config
+from sensorium.kernels.scatter import triton as scatter
 from torch import Tensor
 
 DTYPES = (torch.float32, torch.bfloat16, torch.float16)

@@ -6,8 +6,9 @@ import pytest
 import torch
 from sensorium.kernels import state as reference
 from sensorium.kernels.dispatch import use_backends
-from sensorium.kernels.gpu import launch_config, state
+from sensorium.kernels.gpu import launch_config
 from sensorium.kernels.metadata import AttentionMetadata
+from sensorium.kernels.state import triton as state
 
 
 def batch() -> AttentionMetadata:

@@ -6,8 +6,9 @@ import random
 
 import pytest
 import torch
-from sensorium.kernels.gpu import launch_config, varlen
-from sensorium.kernels.varlen import varlen_attention_reference
+from sensorium.kernels.gpu import launch_config
+from sensorium.kernels.varlen import triton as varlen
+from sensorium.kernels.varlen.reference import varlen_attention as varlen_attention_reference
 from torch import Tensor
 
 LIMITS = {torch.float32: (1e-5, 1e-5), torch.bfloat16: (4e-3, 8e-3), torch.float16: (5e-4, 1e-3)}

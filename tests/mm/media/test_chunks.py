@@ -10,7 +10,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from PIL import Image
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media.chunks import image_chunk, read_entry, split, split_header, split_video
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy

@@ -6,7 +6,7 @@ import time
 
 import pytest
 from clips import clip
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import container
 from sensorium.mm.media.audio import probe_audio

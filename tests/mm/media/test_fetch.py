@@ -16,7 +16,7 @@ from dataclasses import replace
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.media import fetch as module
 from sensorium.mm.media.addresses import is_public
 from sensorium.mm.media.fetch import fetch
@@ -99,6 +99,15 @@ def server():
 def test_a_body_arrives(server, path):
     assert fetch(f"http://127.0.0.1:{server.server_port}/{path}", LOCAL) == b"data"
     assert server.seen[-1][1]["Accept-Encoding"] == "identity"
+
+
+@pytest.mark.parametrize("path", ["good", "chunked", "endless", "late"])
+def test_the_head_of_a_body(server, path):
+    """Also of one that never ends, or is larger than a file may be without saying so."""
+    head = fetch(f"http://127.0.0.1:{server.server_port}/{path}", LOCAL, most=2)
+    assert head == (b"xx" if path == "endless" else b"da")
+    with pytest.raises(InputError, match="sends more than"):
+        fetch(f"http://127.0.0.1:{server.server_port}/large", LOCAL, most=2)
 
 
 @pytest.mark.parametrize(
@@ -250,7 +259,7 @@ def test_invalid_domains_are_refused_by_the_policy(names):
 
 
 def test_redirects_from_https_to_http_are_refused(monkeypatch):
-    monkeypatch.setattr(module, "_get", lambda target, policy, deadline, ledger: "http://a.example/x")
+    monkeypatch.setattr(module, "_get", lambda *_: "http://a.example/x")
     with pytest.raises(InputError, match=r"a.example redirects from https to http; give the final URL"):
         fetch("https://a.example/x", MediaPolicy())
 

@@ -7,7 +7,7 @@ import io
 import pytest
 import soundfile
 from PIL import Image
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.media import gate
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.parse import MediaSource
@@ -27,7 +27,7 @@ soundfile.write(WAV, [0.0] * 100, 8000, format="WAV")
         ),
         ("image", b'<?xml version="1.0"?>\n<svg xmlns="x">', "it is an SVG, .*; render it as PNG first"),
         ("image", b"\n<!DOCTYPE html><html>", "it is an HTML page, .*; give the address of the file itself"),
-        ("image", b"\0\0\0\x18ftypheic\0\0", "it is a HEIC image, .*; convert it to JPEG or PNG"),
+        ("image", b"\0\0\0\x18ftypheic\0\0", "(it is a HEIC image, .*; or convert it to JPEG|it begins as a HEIC image)"),
         (
             "image",
             b"version https://git-lfs.github.com/spec/v1\noid",

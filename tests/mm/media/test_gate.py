@@ -10,7 +10,7 @@ import pytest
 import soundfile
 from clips import clip
 from PIL import Image
-from sensorium.mm.errors import InputError, MediaError
+from sensorium.callers.errors import InputError, MediaError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import gate, image
 from sensorium.mm.media.policy import DecodeSpec, FrameFiles, MediaPolicy, MediaUrl
@@ -151,23 +151,19 @@ def test_a_list_of_frame_files_is_one_video(monkeypatch) -> None:
 def test_frame_files_are_sampled_and_share_one_time_limit(isolation: str, monkeypatch) -> None:
     left, now, decode = list[float](), [0.0], image.decode_image
 
-    def run(function, data, policy, **_):
-        if function is not image.probe_image:
-            left.append(policy.worker_seconds)
-            now[0] += 20.0
-        return function(data, policy)
+    def slow(data, policy):
+        left.append(policy.worker_seconds)
+        now[0] += 20.0
+        return decode(data, policy)
 
     file = io.BytesIO()
     Image.new("RGB", (4, 6)).save(file, "PNG")
     given = source("video", ([file.getvalue()] * 8, {"fps": 2.0}))
     two, three = (DecodeSpec(sampling=FrameSampling(num_frames=n)) for n in (2, 3))
     policy = MediaPolicy(decode_isolation=isolation, worker_seconds=50.0)
-    if isolation == "process":
-        monkeypatch.setattr("sensorium.mm.media.isolate.run_isolated", run)
-        monkeypatch.setattr(gate.time, "monotonic", lambda: now[0])
-    else:
-        monkeypatch.setattr(image, "decode_image", lambda data, policy: run(decode, data, policy))
-        monkeypatch.setattr("time.thread_time", lambda: now[0])
+    monkeypatch.setattr("sensorium.mm.media.isolate.run_isolated", lambda function, data, policy, **_: function(data, policy))
+    monkeypatch.setattr(image, "decode_image", slow)
+    monkeypatch.setattr("time.thread_time", lambda: now[0])
     (item,) = gate.decode(given, two, policy)
     assert item.frames.shape == (2, 6, 4, 3)
     assert left == ([50.0, 30.0] if isolation == "process" else [50.0, 50.0])

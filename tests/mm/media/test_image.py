@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import re
 import struct
 import subprocess
 import sys
@@ -15,8 +16,10 @@ import numpy as np
 import pytest
 import torch
 from PIL import Image, ImageOps
-from sensorium.mm.errors import InputError
-from sensorium.mm.media.image import _check_tiff, decode_image, hash_image, is_slow, probe_image
+from PIL.PngImagePlugin import PngInfo
+from sensorium.callers.errors import InputError
+from sensorium.mm.media.image import decode_image, hash_image, is_slow, probe_image
+from sensorium.mm.media.image_pages import tiff_pages
 from sensorium.mm.media.policy import MediaPolicy
 
 POLICY = MediaPolicy()
@@ -95,6 +98,46 @@ def test_grey_of_every_depth():
     assert load(Image.new("1", (3, 3), 1)).unique().tolist() == [255]
 
 
+@pytest.mark.parametrize("file", [False, True])
+def test_the_range_of_32_bit_grey_decides_which_value_is_white(file: bool) -> None:
+    ramp = np.arange(256).reshape(16, 16)
+    sharp = np.where(ramp == 255, 1.1, ramp / 255) - 0.05 * (ramp == 0)  # as after resizing
+    for dtype, values in [
+        ("f4", ramp / 255),
+        ("f4", ramp),
+        ("f4", ramp * 257),
+        ("i4", ramp),
+        ("i4", ramp * 257),
+        ("f4", sharp),
+    ]:
+        image = Image.fromarray(values.astype(dtype))
+        got = load(encoded(image, "TIFF") if file else image)
+        assert got[..., 0].flatten().tolist() == list(range(256)), dtype
+    gaps = np.where(ramp == 0, np.nan, ramp / 255).astype(np.float32)
+    assert load(Image.fromarray(gaps))[..., 0].flatten().tolist() == list(range(256))
+    assert load(Image.new("F", (3, 3), np.nan)).unique().tolist() == [0]
+
+
+@pytest.mark.parametrize(
+    ("values", "text"),
+    [
+        (np.arange(256, dtype=np.int32) * 65536, "from 0 to 16,711,680, but 32-bit grey must be 0 to 255 or 0 to 65535"),
+        (np.arange(256, dtype=np.int32) - 300, "from -300 to -45"),
+        (np.array([-9999, *range(256)], np.int32), "from -9,999 to 255"),
+        (
+            np.linspace(-1, 1, 256, dtype=np.float32),
+            "to 1, but 32-bit floating-point grey must be 0 to 1 or 0 to 255 or",
+        ),
+        (np.arange(256, dtype=np.float32) * 1e6, "scale it, or save it as 8-bit"),
+    ],
+)
+def test_32_bit_grey_of_another_range_is_refused(values: np.ndarray, text: str) -> None:
+    image = Image.fromarray(np.broadcast_to(values, (4, len(values))).copy())
+    for form in (image, encoded(image, "TIFF")):
+        with pytest.raises(InputError, match=re.escape(text)):
+            load(form)
+
+
 def test_cmyk_becomes_rgb():
     image = Image.fromarray(PIXELS).convert("CMYK")
     assert np.array_equal(load(image).numpy(), PIXELS)
@@ -114,7 +157,7 @@ def test_first_frame_of_an_animation():
         options = {"lossless": True} if form == "WEBP" else {}
         item = load(encoded(frames[0], form, save_all=True, append_images=frames[1:], **options))
         assert item[0, 0].tolist() == [255, 0, 0]
-    with pytest.raises(InputError, match="it has several pages; give each page as an image"):  # pages are no animation
+    with pytest.raises(InputError, match="it has several pages; give its pages: sensorium"):  # pages are no animation
         load(encoded(frames[0], "TIFF", save_all=True, append_images=frames[1:]))
 
 
@@ -172,17 +215,17 @@ def chunk(kind: bytes, data: bytes) -> bytes:
 
 
 @pytest.mark.parametrize("size", [(4000, 1), (1, 4000), (65_000, 1), (201, 1), (16_384, 81)])
-def test_slivers_are_refused_from_the_header(size: tuple[int, int]) -> None:
-    """Resizing the shorter side of a PNG of 92 bytes to 336 pixels would take 1.4 GB."""
+def test_slivers_are_refused_from_the_header_if_the_policy_has_a_limit(size: tuple[int, int]) -> None:
+    policy = MediaPolicy(max_aspect_ratio=200)
     image = Image.new("RGB", size)
     for value in (image, encoded(image), np.asarray(image)):
         for call in (probe_image, decode_image):
             with pytest.raises(
                 InputError, match=r"differ by more than 200:1 \(media: max_aspect_ratio\); crop it first"
             ) as error:
-                call(value, POLICY)
+                call(value, policy)
             assert error.value.info.param == "max_aspect_ratio"
-        assert probe_image(value, MediaPolicy(max_aspect_ratio=70_000)).size == size[::-1]
+        assert probe_image(value, MediaPolicy()).size == size[::-1]
 
 
 def test_orientation_stored_after_the_pixels_of_a_png():
@@ -268,9 +311,14 @@ def test_strips_of_every_mode_join_to_the_whole(monkeypatch) -> None:
     images = [
         Image.fromarray(noise, "RGBA").convert(mode) for mode in ("1", "L", "LA", "P", "RGB", "RGBA", "RGBa", "CMYK", "YCbCr")
     ]
-    images += [Image.fromarray(deep), Image.fromarray(deep.astype(np.int32)), Image.fromarray(noise[..., 0].astype(np.int32))]
+    images += [
+        Image.fromarray(noise[..., 0] / np.float32(255)),
+        Image.fromarray(deep),
+        Image.fromarray(deep.astype(np.int32)),
+        Image.fromarray(noise[..., 0].astype(np.int32)),
+    ]
     whole = [decode_image(image, POLICY) for image in images]
-    monkeypatch.setattr("sensorium.mm.media.image._STRIP_PIXELS", 100)
+    monkeypatch.setattr("sensorium.mm.media.pixels._STRIP_PIXELS", 100)
     for image, want in zip(images, whole, strict=True):
         assert torch.equal(decode_image(image, POLICY), want), image.mode
 
@@ -321,10 +369,12 @@ def test_thumbnails_and_pages_of_a_tiff(order: str, big: bool) -> None:
     mark = b"II" if order == "<" else b"MM"
     short = struct.pack(order + "2sHI", mark, 42, 8)
     for form in "HI":
-        _check_tiff(tiff((form, 0), (form, 1)), POLICY)
-        _check_tiff(tiff((form, 0), back=16 if big else 8), POLICY)
+        assert tiff_pages(tiff((form, 0), (form, 1)), POLICY, 9) == [0]
+        assert tiff_pages(tiff((form, 0), back=16 if big else 8), POLICY, 9) == [0]
+        assert tiff_pages(tiff((form, 0), (form, 2)), POLICY, 9) == [0, 1]
+        assert tiff_pages(tiff((form, 0), (form, 1), (form, 2), (form, 1)), POLICY, 9) == [0, 2]
         with pytest.raises(InputError, match="several pages"):
-            _check_tiff(tiff((form, 0), (form, 2)), POLICY)
+            decode_image(tiff((form, 0), (form, 2)), POLICY)
 
 
 def test_is_slow() -> None:
@@ -367,12 +417,22 @@ def test_max_pixels_is_checked_on_the_header():
                 function(value, policy)
 
 
+def with_text(text):
+    """Return a PNG with a compressed text."""
+    info = PngInfo()
+    info.add_text("Comment", text, zip=True)
+    out = io.BytesIO()
+    Image.fromarray(PIXELS).save(out, "PNG", pnginfo=info)
+    return out.getvalue()
+
+
 @pytest.mark.parametrize(
     ("value", "text"),
     [
         (b"", "it is empty"),
         (b"GIF89a nonsense", "not in a supported image format|broken"),
-        (encoded(Image.fromarray(PIXELS))[:-60], "broken or cut off"),
+        (encoded(Image.fromarray(PIXELS))[:-60], "broken or cut off .*; download or save it again$"),
+        (with_text("a" * (2 << 20)), "its texts or its color profile are too large; save it again without them$"),
         (Image.new("RGB", (0, 5)), "has no pixels"),
         (torch.zeros(3, 4, 4, dtype=torch.uint8).to_sparse(), "dense"),
         (b"%!PS-Adobe-3.0 EPSF-3.0\n%%BoundingBox: 0 0 9 9\n%%EndComments\n", "not in a supported image format"),

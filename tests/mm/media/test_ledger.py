@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.media.ledger import Ledger, MediaBudget
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.source import read

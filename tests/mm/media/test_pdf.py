@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 from PIL import Image
 from sensorium import PdfPage, pdf_pages
-from sensorium.mm.errors import InputError, MediaError
+from sensorium.callers.errors import InputError, MediaError
 from sensorium.mm.media import gate, isolate, policy
 from sensorium.mm.media import pdf as media_pdf
 from sensorium.mm.media.ledger import MediaBudget
@@ -74,7 +74,7 @@ def test_a_pdf_is_never_parsed_in_the_engines_process(monkeypatch: pytest.Monkey
         gate.probe(source(pdf(), 1), DecodeSpec(), MediaPolicy(), "a")
     with pytest.raises(ZeroDivisionError):
         open_pdf(b"", MediaPolicy(), "b")
-    assert asked == [("probe_page", "a"), ("page_sizes", "b")]
+    assert asked == [("probe_timed", "a"), ("page_sizes", "b")]
 
 
 def test_limits() -> None:
@@ -89,15 +89,17 @@ def test_limits() -> None:
         gate.decode(source(pdf(), 4), DecodeSpec(), MediaPolicy())
 
 
-@pytest.mark.parametrize("data", [b"%PDF-1.7 nothing", pdf()[:200], b"GIF89a"])
+@pytest.mark.parametrize("data", [b"%PDF-1.7 nothing", pdf()[:200], b"GIF89a %PDF-"])
 def test_broken_files(data: bytes) -> None:
-    with pytest.raises(InputError, match="the PDF cannot be read: it is broken or cut off"):
+    with pytest.raises(InputError, match="the PDF cannot be read: it is broken or cut off") as error:
         open_pdf(data, MediaPolicy())
+    assert error.value.info.code == "invalid_media"
 
 
 def test_an_empty_file() -> None:
-    with pytest.raises(InputError, match="the PDF is empty; download or export it again"):
+    with pytest.raises(InputError, match="the PDF is empty; download or export it again") as error:
         open_pdf(b"", MediaPolicy())
+    assert error.value.info.code == "invalid_media"
 
 
 def test_an_encrypted_file() -> None:
@@ -106,8 +108,9 @@ def test_an_encrypted_file() -> None:
     pages = "2 0 obj<</Type/Pages/Kids[]/Count 0>>endobj"
     body = f"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n{pages}\n3 0 obj{entry}endobj\n"
     data = f"{body}trailer<</Root 1 0 R/Encrypt 3 0 R/ID[<00><00>]>>\n%%EOF".encode()
-    with pytest.raises(InputError, match="it is encrypted; remove its password"):
+    with pytest.raises(InputError, match="it is encrypted; remove its password") as error:
         open_pdf(data, MediaPolicy())
+    assert error.value.info.code == "invalid_media"
 
 
 def test_what_is_no_file() -> None:
@@ -154,7 +157,7 @@ def test_pages_are_probed_and_their_file_is_hashed_once(monkeypatch: pytest.Monk
             assert found == gate.content_hash(alone, fine)
             assert hashed.pop() == len(data)
             assert gate.probe(source, DecodeSpec(), fine) == [item.header for item in gate.decode(source, DecodeSpec(), fine)]
-    assert asked == ["page_sizes", *["decode_page"] * 6]
+    assert asked == ["page_sizes", *["decode_timed"] * 6]
     with pytest.raises(MediaError, match="over the limit of 100 pixels"):
         gate.probe(MediaSource("image", 0, pages[0]), DecodeSpec(), MediaPolicy(max_pixels=100))
 
@@ -246,5 +249,5 @@ def test_a_file_without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pages_that_are_missing_fail_alone() -> None:
     *_, page = pdf_pages(small_pdf("9 0 R", 3))
     assert page.number == 3
-    with pytest.raises(MediaError, match="the PDF cannot be read"):
+    with pytest.raises(MediaError, match="page 3 of the PDF is broken or missing"):
         gate.probe(MediaSource("image", 0, page), DecodeSpec(), MediaPolicy())

@@ -11,7 +11,7 @@ import av
 import pytest
 from clips import CLIPS, clip
 from PIL import Image
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media.audio import probe_audio
 from sensorium.mm.media.policy import MediaPolicy

@@ -14,12 +14,12 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from sensorium.mm.errors import ConfigError, InputError
-from sensorium.mm.media import source
+from sensorium.callers.errors import ConfigError, InputError
+from sensorium.mm.media import data_url, gate, source
 from sensorium.mm.media.ledger import MediaBudget
 from sensorium.mm.media.policy import FrameFiles, MediaPolicy, MediaUrl
 from sensorium.mm.media.source import read
-from sensorium.mm.parse import trusted_source
+from sensorium.mm.parse import MediaSource, trusted_source
 from waiting import LONG
 
 POLICY = MediaPolicy(max_bytes=1000)
@@ -51,6 +51,29 @@ def test_urls_are_fetched(monkeypatch):
     monkeypatch.setattr(source, "fetch", lambda url, policy, ledger: url.encode())
     assert read("http://a.example/x", "image", POLICY) == b"http://a.example/x"
     assert read(MediaUrl("HTTPS://a.example/x"), "image", POLICY) == b"HTTPS://a.example/x"
+
+
+@pytest.mark.parametrize("around", [" {}", "{} ", "\n\t{}\r\n", "\0 {}"])
+def test_urls_lose_spaces_at_their_ends_and_paths_keep_them(folder, monkeypatch, around):
+    monkeypatch.setattr(source, "fetch", lambda url, policy, ledger: url.encode())
+    for url in ("http://h/a.png", "HTTPS://h/a b.png"):
+        for value in (around.format(url), MediaUrl(around.format(url))):
+            assert read(value, "image", MediaPolicy()) == url.encode()
+            assert gate.is_remote(MediaSource("image", 0, value))
+    assert read(around.format(f"file://{folder}/root/a.bin"), "image", MediaPolicy()) == b"abcd"
+    assert read(around.format(DATA), "image", MediaPolicy()) == b"abcd"
+    if "\0" not in around:
+        (folder / around.format("padded")).write_bytes(b"padded")
+        assert read(str(folder / around.format("padded")), "image", MediaPolicy()) == b"padded"
+
+
+@pytest.mark.parametrize("make", [str, MediaUrl, Path, "file://{}".format], ids=["str", "url", "path", "file"])
+@pytest.mark.parametrize("path", ["/x" * 5000, "/" + "y" * 300, "/" + "é" * 200, "/z\0", "/\udcff\ud800"], ids=range(5))
+def test_paths_that_no_file_can_have(make, path):
+    """Longer than PATH_MAX, a name longer than NAME_MAX in characters or in bytes, a null byte, a lone surrogate."""
+    with pytest.raises(InputError) as caught:
+        read(make(path), "image", MediaPolicy(allowed_local_media_path="/"))
+    assert len(str(caught.value)) < 600
 
 
 def test_messages_stay_under_the_root(folder):
@@ -144,7 +167,7 @@ def test_pipes_devices_and_large_files_are_refused(tmp_path):
         read("/no/such/file", "video", POLICY)
 
 
-@pytest.mark.parametrize("url", ["data:image/png,abc", "data:;base64,@@@", "data:;base64,\u00e4", "data:;base64,A", "data:"])
+@pytest.mark.parametrize("url", ["data:;base64,@@@", "data:;base64,\u00e4", "data:;base64,A", "data:", "data:image/png"])
 def test_data_urls_that_are_refused(url):
     with pytest.raises(InputError, match=r"another form than data:|valid base64"):
         read(MediaUrl(url), "image", POLICY)
@@ -153,18 +176,18 @@ def test_data_urls_that_are_refused(url):
 def test_a_long_data_url_is_read_in_pieces(monkeypatch):
     """One call over the whole text would hold the interpreter's lock, and so stop every stream."""
     lengths, decode = [], base64.b64decode
-    monkeypatch.setattr(source.base64, "b64decode", lambda piece, **more: lengths.append(len(piece)) or decode(piece, **more))
+    monkeypatch.setattr(data_url.base64, "b64decode", lambda piece, **more: lengths.append(len(piece)) or decode(piece, **more))
     data = random.Random(0).randbytes(2_000_000)
     ledger = MediaBudget(MediaPolicy()).open()
-    for size in (len(data), len(data) - 1, source._BASE64_PIECE * 3 // 4, source._BASE64_PIECE * 3 // 4 + 1):
+    for size in (len(data), len(data) - 1, data_url.PIECE * 3 // 4, data_url.PIECE * 3 // 4 + 1):
         url = "data:image/png;base64," + base64.b64encode(data[:size]).decode()
         assert read(MediaUrl(url), "image", MediaPolicy(), ledger) == data[:size]
         read(MediaUrl("".join([url])), "image", MediaPolicy(), ledger)
     assert len(lengths) == 2 * 11 + 1 + 2, "equal URLs are decoded once"
-    assert max(lengths) <= source._BASE64_PIECE
+    assert max(lengths) <= data_url.PIECE
     assert max(len(repr(key)) for key in ledger._read) < 200, "a long text as a key is hashed in one call"
     with pytest.raises(InputError, match="valid base64"):  # an end in the middle
-        read(MediaUrl("data:;base64," + "A" * (source._BASE64_PIECE - 4) + "QQ==QUFB"), "image", MediaPolicy())
+        read(MediaUrl("data:;base64," + "A" * (data_url.PIECE - 4) + "QQ==QUFB"), "image", MediaPolicy())
 
 
 def test_a_refusal_takes_no_memory(tmp_path):

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import soundfile
 from clips import clip
-from sensorium.mm.errors import InputError, MediaError
+from sensorium.callers.errors import InputError, MediaError
 from sensorium.mm.media import gate
 from sensorium.mm.media.policy import DecodeSpec, MediaPolicy
 from sensorium.mm.media.tags import may_have_many_tags

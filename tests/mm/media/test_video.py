@@ -6,6 +6,7 @@ import contextlib
 import io
 import logging
 import random
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -14,7 +15,7 @@ import pytest
 import torch
 from clips import clip, encode
 from PIL import Image
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import video_pyav
 from sensorium.mm.media.policy import MediaPolicy
@@ -39,10 +40,22 @@ def test_frames_are_those_of_the_sampling():
     assert half.indices == (0, 5, 10, 15)
     assert half.total == 40
     assert half.fps == pytest.approx(2.0)
-    with pytest.raises(InputError, match="50 frames are requested but the video has 40; lower"):
-        probe_video(data, FrameSampling(num_frames=50), POLICY)
-    with pytest.raises(InputError, match=r"25 frames are requested but the video has 20 in its first 2 s that are used; lower"):
-        probe_video(data, FrameSampling(num_frames=25, max_duration=2.0), POLICY)
+
+
+@pytest.mark.parametrize("spread", ["stride", "middle", "ends", "nearest", "after", "before", "last"])
+@pytest.mark.parametrize("multiple", [1, 2, 3])
+def test_a_clip_with_fewer_frames_than_num_frames_is_used_whole(spread, multiple):
+    data, sampling = clip("mjpeg-avi"), FrameSampling(num_frames=50, spread=spread, multiple=multiple)
+    assert probe_video(data, sampling, POLICY).frames.indices == tuple(range(40))
+    item = decode_video(data, sampling, POLICY)
+    assert item.plan == decode_video(data, FrameSampling(num_frames=-1), POLICY).plan
+    assert item.frames.shape == (40, 64, 64, 3)
+    part = replace(sampling, num_frames=25, max_duration=2.0)
+    assert probe_video(data, part, POLICY).frames.indices == tuple(range(20))
+    cut = replace(sampling, num_frames=25, start=1.0, end=1.5)
+    assert probe_video(data, cut, POLICY).frames.indices == tuple(range(10, 16))
+    for frames in (np.zeros((7, 8, 8, 3), np.uint8), (np.zeros((7, 8, 8, 3), np.uint8), {"fps": 2.0})):
+        assert probe_video(frames, sampling, POLICY).frames.indices == tuple(range(7))
 
 
 @pytest.mark.parametrize("backend", ["pyav", "opencv"])

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 from clips import CLIPS, UNTIMED, clip, encode, plainly
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.media import video_pyav
 from sensorium.mm.media.policy import MediaPolicy
@@ -173,7 +173,7 @@ def test_frames_that_an_edit_list_cuts_are_not_counted():
 
 
 def test_too_long_a_video_is_refused(monkeypatch):
-    monkeypatch.setattr(video_pyav, "_MOST_PACKETS", 39)
+    monkeypatch.setattr(video_pyav, "_MAX_PACKETS", 39)
     with pytest.raises(InputError, match="more than 39 video packets; cut it"):
         probe_video(clip("h264-mp4"), ALL, POLICY)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.tiling.aspect import AspectTiles, ClosestTiles, LargeImageTiles, PaddedAspectTiles, PageTiles
 from tilings import GRID, check_plan, make_image
 

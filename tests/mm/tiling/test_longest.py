@@ -6,7 +6,7 @@ import math
 from types import SimpleNamespace
 
 import pytest
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.tiling.longest import EdgeTiles, LongSideTiles, PanAndScan, QuarterTiles, WindowTiles
 from sensorium.mm.tiling.plan import CropPad
 from tilings import GRID, check_plan, make_image

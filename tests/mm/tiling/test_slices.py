@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
 from sensorium.mm.tiling.overlapped import OverlappedTiles
 from sensorium.mm.tiling.plan import CropPad, Resize
 from sensorium.mm.tiling.slices import CoveringTiles, SliceTiles

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.tiling.plan import CropPad, Resize, TiledView
 from sensorium.mm.tiling.whole import (
     BoundedResize,

@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
 from sensorium.models.fallback.borrowed import ATTENTION, build, class_of
 
 SIZES = {"hidden_size": 48, "intermediate_size": 64, "num_hidden_layers": 2, "num_attention_heads": 4}

@@ -107,7 +107,7 @@ def test_tokens_are_those_of_the_class_itself(built, oracle, family):
 @pytest.mark.parametrize("family", BUILD)
 def test_rows_of_an_item_do_not_depend_on_the_batch(built, family):
     llm = LLM(built(family), max_model_len=256)
-    model, inputs = llm._engine_loop.core.runner.model, llm._inputs
+    model, inputs = llm.engine.loop.core.executor.runner.model, llm.engine.inputs
     features = [inputs.process(prompt).features[0] for prompt in prompts(family)[:3]]
     with torch.inference_mode():
         alone = [model.embed_multimodal(f.modality, merge([f.kwargs]))[0] for f in features]
@@ -121,7 +121,7 @@ def test_rows_of_an_item_do_not_depend_on_the_batch(built, family):
 def test_calls_that_overlap_do_not_meet(built, family):
     """Two threads run the same head; the decoder and an encoder run while another item is in the tower."""
     llm = LLM(built(family), max_model_len=256)
-    model, feature = llm._engine_loop.core.runner.model, llm._inputs.process(prompts(family)[0]).features[0]
+    model, feature = llm.engine.loop.core.executor.runner.model, llm.engine.inputs.process(prompts(family)[0]).features[0]
     hidden, both = torch.randn(2, 3, model.hidden_size), Barrier(2, timeout=LONG)
 
     def logits(i):
@@ -203,10 +203,10 @@ def test_half_precision(built, family):
 def test_asleep_nothing_is_left_of_the_class(built):
     with LLM(built("ovis2"), max_model_len=256) as llm:
         wanted = [output.outputs[0].token_ids for output in llm.generate(prompts("ovis2"), GREEDY, use_tqdm=False)]
-        model = weakref.ref(llm._engine_loop.core.runner.model)
+        model = weakref.ref(llm.engine.loop.core.executor.runner.model)
         llm.sleep()
         assert model() is None
-        assert all(part.is_meta for part in llm._engine_loop.core.runner.model.outer.parameters())
+        assert all(part.is_meta for part in llm.engine.loop.core.executor.runner.model.outer.parameters())
         llm.wake_up()
         assert [output.outputs[0].token_ids for output in llm.generate(prompts("ovis2"), GREEDY, use_tqdm=False)] == wanted
 
@@ -216,12 +216,12 @@ def test_doctor_says_which_path_a_checkpoint_takes(built, checkpoint, capsys):
     said = capsys.readouterr().out
     assert "fallback, transformers' VideoLlama3ForConditionalGeneration with our paged attention, because the registry" in said
     assert main(["doctor", "--model", str(checkpoint), "--option", "max_model_len=256"]) == 0
-    assert "own implementation (sensorium.models.families.qwen2_vl)" in capsys.readouterr().out
+    assert "own implementation (sensorium.models.families.qwen2_vl.model)" in capsys.readouterr().out
 
 
 @pytest.mark.parametrize("family", BUILD)
 def test_planned_memory_of_a_step_is_what_it_takes(built, family):
-    model, rows = LLM(built(family), max_model_len=256)._engine_loop.core.runner.model, 256
+    model, rows = LLM(built(family), max_model_len=256).engine.loop.core.executor.runner.model, 256
     slots, table = torch.arange(rows), torch.arange(rows // 16, dtype=torch.int32)[None]
     whole = AttentionMetadata((0, rows), (rows,), table, slots, 16)
     caches = [torch.zeros(2, rows // 16, 16, spec.kv_heads, spec.head_dim) for spec in model.cache_specs]

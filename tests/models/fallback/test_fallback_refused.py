@@ -11,8 +11,8 @@ import torch
 from oracle import ensure_torchvision, tokenizer
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
+from sensorium.callers.errors import CheckpointError, ConfigError
 from sensorium.engine.setup.doctor import describe_checkpoint
-from sensorium.mm.errors import CheckpointError, ConfigError
 from sensorium.models.fallback.borrowed import build as build_class
 from sensorium.models.fallback.fallback import Fallback
 

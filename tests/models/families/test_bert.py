@@ -13,12 +13,12 @@ from measured import peak_bytes
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from safetensors.torch import save_file
 from sensorium import LLM, AsyncLLM, PoolingParams
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.kernels.metadata import AttentionMetadata
-from sensorium.mm.errors import ConfigError, InputError
-from sensorium.models.families.bert import Bert
+from sensorium.models.families.bert.model import Bert
 from sensorium.models.interface import ForwardBatch, StepLimits
 from sensorium.models.layers.basic import WeightedLayer
-from sensorium.pipelines.rank import sigmoid
+from sensorium.pipelines.similarity import sigmoid
 from tokenizers.processors import TemplateProcessing
 
 ensure_torchvision()
@@ -198,6 +198,8 @@ POOL = {
     "last": lambda hidden: hidden[-1],
     "cls": lambda hidden: hidden[0],
     "mean": lambda hidden: hidden.mean(0),
+    "max": lambda hidden: hidden.amax(0),
+    "cls+mean": lambda hidden: torch.cat((hidden[0], hidden.mean(0))),
     "tokens": lambda hidden: hidden,
 }
 
@@ -232,8 +234,8 @@ def test_poolings_of_a_call(kind: str, tmp_path: Path) -> None:
         assert short.outputs.hidden_size == 8
         (named,) = llm.embed(text, pooling_params=PoolingParams(task="token_embed"), use_tqdm=False)
         assert named.vector.shape == hidden.shape
-        with pytest.raises(InputError, match="pooling='max' is unknown; give one of last, cls, mean, tokens"):
-            llm.embed(text, pooling="max")
+        with pytest.raises(InputError, match="pooling='sum' is unknown; give one of last, cls, mean, max"):
+            llm.embed(text, pooling="sum")
         with pytest.raises(InputError, match="pooling='mean' and pooling_params with pooling='tokens' contradict each other"):
             llm.embed(text, pooling="mean", pooling_params=PoolingParams(task="token_embed"))
         with pytest.raises(InputError, match="needs pooling=\"tokens\", not 'mean'"):
@@ -247,8 +249,10 @@ def test_a_score_embeds_each_query_once(tmp_path: Path, monkeypatch: pytest.Monk
     save(tmp_path, encoder("bert", words), words, "pooling_mode_cls_token")
     with LLM(tmp_path, max_num_seqs=4) as llm:
         single = [llm.score(query, TEXTS[1], use_tqdm=False)[0].score for query in TEXTS[:2]]
-        prompts, request = [], llm.request
-        monkeypatch.setattr(llm, "request", lambda prompt, *args, **kw: prompts.append(prompt) or request(prompt, *args, **kw))
+        prompts, request = [], llm.engine.request
+        monkeypatch.setattr(
+            llm.engine, "request", lambda prompt, *args, **kw: prompts.append(prompt) or request(prompt, *args, **kw)
+        )
         assert len(llm.score(TEXTS[0], TEXTS, use_tqdm=False)) == len(TEXTS)
         assert [one["prompt"] for one in prompts] == [TEXTS[0], *TEXTS]
         prompts.clear()
@@ -286,6 +290,32 @@ def test_vectors_of_voyage(tmp_path: Path) -> None:
             hidden = model(ids, attention_mask=everything).last_hidden_state[0]
         expected = torch.nn.functional.normalize((hidden @ linear.T).mean(0), dim=-1)
         assert (one.vector - expected).abs().max() < 1e-4
+
+
+LAYERS = ["sliding_attention", "full_attention", "sliding_attention"]
+GEMMA4 = {"hidden_size_per_layer_input": 0, "global_head_dim": 16, "layer_types": [*LAYERS[1:], "full_attention"]}
+TO_ALL: dict[str, tuple[str, dict[str, Any]]] = {
+    "EmbeddingGemma": ("Gemma3Text", {"use_bidirectional_attention": True, "sliding_window": 8, "layer_types": LAYERS}),
+    "odd window": ("Gemma3Text", {"use_bidirectional_attention": True, "sliding_window": 5, "layer_types": LAYERS}),
+    "both keys": (
+        "Gemma3Text",
+        {"use_bidirectional_attention": True, "is_causal": False, "sliding_window": 6, "layer_types": LAYERS},
+    ),
+    "Gemma 4": ("Gemma4Text", GEMMA4 | {"use_bidirectional_attention": "all", "sliding_window": 6}),
+    "Qwen3": ("Qwen3", {"is_causal": False}),
+    "Mistral": ("Mistral", {"is_causal": False, "sliding_window": 3}),
+    "causal": ("Mistral", {"is_causal": True, "sliding_window": 3}),
+}
+
+
+@pytest.mark.parametrize("case", TO_ALL)
+def test_vectors_of_decoders_whose_tokens_attend_to_all(case: str, tmp_path: Path) -> None:
+    """Windows reach to both sides. Publishers of embedders set `is_causal` or, in Gemma 3, a key of its own."""
+    kind, changes = TO_ALL[case]
+    words = tokenizer("[CLS] $A [SEP]")
+    model = tf.AutoModel.from_config(getattr(tf, f"{kind}Config")(**text_config(words) | {"head_dim": 16} | changes))
+    save(tmp_path, model, words, "pooling_mode_mean_tokens")
+    check(tmp_path, model, words, lambda hidden: hidden.mean(0))
 
 
 def test_scores_of_a_checkpoint_without_a_head_are_cosines(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ import torch
 from oracle import ensure_torchvision, fast_tokenizer, randomise, text_config
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, PoolingParams
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from tokenizers.processors import TemplateProcessing
 from torch.nn import functional as F
 

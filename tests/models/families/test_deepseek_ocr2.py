@@ -10,8 +10,8 @@ import pytest
 import torch
 from family import ask, load_rows
 from parity import LoadedModels, make_llm, record
-from sensorium.mm.errors import ConfigError
-from sensorium.models.families.deepseek_ocr2 import DeepseekOcr, DeepseekOcr2
+from sensorium.callers.errors import ConfigError
+from sensorium.models.families.deepseek_ocr2.model import DeepseekOcr, DeepseekOcr2
 from sensorium.models.weights import named_layers
 
 SAM = {"width": 768, "layers": 12, "heads": 12, "global_attn_indexes": [2, 5, 8, 11], "downsample_channels": [512, 1024]}

@@ -9,10 +9,12 @@ from typing import Any
 import pytest
 import torch
 from oracle import ensure_torchvision
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.model_files import resolve
-from sensorium.mm.errors import ConfigError
-from sensorium.mm.registry import ARCHITECTURES
+from sensorium.models.registry import native_architectures
 from sensorium.models.weights import named_layers
+
+ARCHITECTURES = native_architectures()
 
 ensure_torchvision()
 import transformers as tf  # noqa: E402
@@ -92,6 +94,17 @@ def test_defaults_are_the_publishers(name: str) -> None:
     short = merged(sections(kind().to_dict()), STATED.get(name.replace(END, ""), {}))
     whole = kind.from_dict(copy.deepcopy(short)).to_dict()
     assert described(name, short) == described(name, whole)
+
+
+@pytest.mark.parametrize("name", ["Ovis2", "MiniCPMOcr", "MiniCPMV4_6", "PaliGemma", "LlavaNext", "Idefics3"])
+def test_heads_are_tied_by_default_as_in_transformers(name: str) -> None:
+    """Plans of folders without weights depend on it; with weights, whether a head is stored decides."""
+    kind = getattr(tf, name + END)
+    short = merged(sections(kind.config_class().to_dict()), STATED.get(name, {}))
+    with torch.device("meta"):
+        theirs = kind._from_config(kind.config_class.from_dict(copy.deepcopy(short)))
+    model = resolve(ARCHITECTURES[name + END].model)(short, torch.bfloat16, torch.device("meta"))
+    assert model.spec.tied == (theirs.get_output_embeddings().weight is theirs.get_input_embeddings().weight)
 
 
 @pytest.mark.parametrize("name", [name for name in NAMES if END in name])

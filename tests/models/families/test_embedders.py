@@ -16,8 +16,8 @@ from measured import measured_steps
 from oracle import save_checkpoint
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
+from sensorium.callers.errors import CheckpointError
 from sensorium.engine.types import EngineRequest
-from sensorium.mm.errors import CheckpointError
 
 ROWS = load_embedders()
 each = pytest.mark.parametrize("row", [pytest.param(row, id=name) for name, row in ROWS.items()])
@@ -54,7 +54,7 @@ def items_of(row: Embedder) -> list[Any]:
 
 def embed(llm: LLM, items: list[Any]) -> tuple[list[torch.Tensor], list[EngineRequest]]:
     """Return the vectors of items, and their requests in any order."""
-    core, seen = llm._engine_loop.core, list[EngineRequest]()
+    core, seen = llm.engine.loop.core, list[EngineRequest]()
     real = core.add
 
     def add(request: EngineRequest) -> None:
@@ -126,7 +126,7 @@ def test_scores(row: Embedder, loaded: Loaded) -> None:
 def test_steps_take_no_more_memory_than_planned(row: Embedder, loaded: Loaded) -> None:
     """One forward pass with texts and images, and one call of the encoder for all images."""
     llm = load_llm(row, loaded.folder(row.name))
-    with measured_steps(llm._engine_loop.core.runner.model) as found:
+    with measured_steps(llm.engine.loop.core.executor.runner.model) as found:
         embed(llm, [row.texts[0], *(make_media("image", (150, 150), seed) for seed in range(6))])
     assert {what for what, _, _ in found} == {"forward", "image"}
     assert [one for one in found if one[2] > 1.001 * one[1]] == []  # small tensors on the host are not planned

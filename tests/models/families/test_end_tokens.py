@@ -17,5 +17,5 @@ def test_the_token_after_a_turn_ends_an_answer(name: str, tmp_path: Path) -> Non
         if path.is_file():
             path.write_text(json.dumps(json.loads(path.read_text()) | {"eos_token_id": 3}))
     llm = LLM(folder, max_model_len=2048)
-    assert llm.eos_token_ids == (3, llm.get_tokenizer().token_to_id("<|im_end|>"))
-    assert llm._engine_loop._eos == llm.eos_token_ids
+    assert llm.engine.eos_token_ids == (3, llm.get_tokenizer().token_to_id("<|im_end|>"))
+    assert llm.engine.loop._eos == llm.engine.eos_token_ids

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError
-from sensorium.models.families.ernie4_5_vl import Ernie45VL, _frame_pairs
+from sensorium.callers.errors import ConfigError
+from sensorium.models.families.ernie4_5_vl.model import Ernie45VL, _frame_pairs
 
 TEXT = {
     "vocab_size": 99, "hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 3, "num_attention_heads": 4,

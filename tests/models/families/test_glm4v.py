@@ -10,7 +10,7 @@ import torch
 from family import load_rows
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import CheckpointError
+from sensorium.callers.errors import CheckpointError
 
 MORE = {
     "enorm.weight": (64,), "hnorm.weight": (64,), "eh_proj.weight": (64, 128), "shared_head.norm.weight": (64,),

@@ -1,8 +1,8 @@
 """The config of GOT-OCR2's publisher, which has the decoder at its top level and no vision_config."""
 
 import torch
-from sensorium.models.families.got_ocr2 import GotOcr2
-from sensorium.processors.families.got_ocr2 import GotProcessingInfo
+from sensorium.models.families.got_ocr2.model import GotOcr2
+from sensorium.models.families.got_ocr2.processing import GotProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 PUBLISHED = {

@@ -42,15 +42,15 @@ DRAWS = (
 
 def encoder_calls(row: Family, llm: LLM, seed: int) -> Iterator[tuple[str, list[Mapping[str, FieldElem]]]]:
     """Yield the modality and the items of every encoder call for the row's fullest prompt."""
-    prepared = llm._inputs.process(ask(row, max(row.default_cases(), key=len), seed).ours)
-    items = [*prepared.features, *([prepared.cross] if prepared.cross else [])]
+    prepared = llm.engine.inputs.process(ask(row, max(row.default_cases(), key=len), seed).ours)
+    items = [*prepared.features, *prepared.cross]
     for ids in group_mergeable([item.kwargs for item in items], [item.modality for item in items]):
         yield items[ids[0]].modality, [items[i].kwargs for i in ids]
 
 
 def without_memory(llm: LLM) -> Any:
     """Return the model on the meta device, with packed layers."""
-    source = llm._engine_loop.core._source
+    source = llm.engine.loop.core.executor._source
     assert source is not None
     model: Any = source.build_on_meta()
     for module in model.modules():
@@ -92,7 +92,7 @@ def test_what_the_host_works_out_is_sent_once(row: Family, loaded: LoadedModels,
 @torch.inference_mode()
 def test_a_recorded_call_has_the_bits_of_any_other(row: Family, loaded: LoadedModels) -> None:
     llm = loaded.llm(row.name)
-    model = llm._engine_loop.core.runner.model
+    model = llm.engine.loop.core.executor.runner.model
     if not model.recordable:
         pytest.skip("its encoder keeps tensors between calls and is not recorded")
     encode = model.embed_multimodal

@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError
-from sensorium.models.families.llava import LlavaNext, MiniMaxVL
+from sensorium.callers.errors import ConfigError
+from sensorium.models.families.llava.model import LlavaNext, MiniMaxVL
 from sensorium.models.text.decoder_config import decoder_spec
 from sensorium.models.text.spec import AttentionSpec, DecoderSpec, LightningSpec, MambaSpec
 from sensorium.models.text.stacks import stack_of

@@ -12,9 +12,9 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models.families.internvl import InternVLChat
-from sensorium.models.families.text_only import InternLM2, TextModel
+from sensorium.callers.errors import CheckpointError, ConfigError
+from sensorium.models.families.internvl.model import InternVLChat
+from sensorium.models.families.text_only.model import InternLM2, TextModel
 from sensorium.models.internlm2 import NAMES
 from sensorium.models.layers.linear import Linear
 from sensorium.models.weights import named_layers, rename

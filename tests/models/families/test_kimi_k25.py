@@ -6,8 +6,8 @@ from typing import Any
 
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError
-from sensorium.models.families.kimi_k25 import KimiK25
+from sensorium.callers.errors import ConfigError
+from sensorium.models.families.kimi_k25.model import KimiK25
 
 TEXT = {
     "model_type": "kimi_k2", "vocab_size": 99, "hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 1,

@@ -47,7 +47,7 @@ def full_prompts(row: Family, modality: str, count: int) -> list[Question]:
 @each
 def test_weights_and_caches_are_those_planned(row: Family, loaded: LoadedModels) -> None:
     llm = loaded.llm(row.name)
-    plan, runner = llm.explain(), llm._engine_loop.core.runner
+    plan, runner = llm.explain(), llm.engine.loop.core.executor.runner
     near(plan.weights, held(runner.model), "weights")
     near(plan.kv_cache, sum(cache.nbytes for cache in runner.caches.tensors), "keys and values")
 
@@ -60,19 +60,19 @@ def test_encoder_rows_fill_what_is_planned(row: Family, modality: str, loaded: L
     first = loaded.llm(row.name)
     for count in (8, 32):  # prompts with much text, as of videos' frames, must not be longer than all items together
         prompts = full_prompts(row, modality, count)
-        prepared = [first._inputs.process(question.ours) for question in prompts]
-        items = [feature for one in prepared for feature in (*one.features, *([one.cross] if one.cross else []))]
+        prepared = [first.engine.inputs.process(question.ours) for question in prompts]
+        items = [feature for one in prepared for feature in (*one.features, *one.cross)]
         longest = max(len(one.token_ids) for one in prepared) + 2
         if longest < sum(item.range.num_embeds for item in items):
             break
-    row_bytes = first._engine_loop.core.runner.model.row_size * 4
+    row_bytes = first.engine.loop.core.executor.runner.model.row_size * 4
     cross_rows = [item.rows for item in first.explain().max_items if prepared[0].cross]  # which the engine must hold
     most = max([longest, *cross_rows])
     rows = max(most, sum(item.range.num_embeds for item in items) * 2 // 3)
     llm = make_llm(row, loaded.folder(row.name), max_model_len=longest, encoder_cache_bytes=rows * row_bytes, max_num_seqs=1)
     llm.generate([question.ours for question in prompts], greedy(1), use_tqdm=False)
-    core = llm._engine_loop.core
-    live = sum(rows.nbytes for rows in core.runner.store.rows.values())
+    core = llm.engine.loop.core
+    live = sum(rows.nbytes for rows in core.executor.runner.store.rows.values())
     assert live == core.scheduler.encoder_cache.bytes
     assert core.scheduler.encoder_cache.evictions > 0
     largest = max(item.range.num_embeds for item in items) * row_bytes
@@ -81,10 +81,10 @@ def test_encoder_rows_fill_what_is_planned(row: Family, modality: str, loaded: L
 
 def steps(llm: LLM, question: Question) -> dict[str, tuple[int, int]]:
     """Return (planned, live) bytes of a question's largest forward pass and of each modality's largest encoder call."""
-    core, largest = llm._engine_loop.core, dict[str, tuple[int, int]]()
-    prepared = llm._inputs.process(question.ours)
+    core, largest = llm.engine.loop.core, dict[str, tuple[int, int]]()
+    prepared = llm.engine.inputs.process(question.ours)
     items = {"features": prepared.features, "cross": prepared.cross, "adapter": prepared.adapter}
-    with measured_steps(core.runner.model) as found:
+    with measured_steps(core.executor.runner.model) as found:
         core.add(EngineRequest("full", prepared.token_ids, greedy(1), (), **items))
         while core.scheduler.requests:
             core.step()

@@ -22,10 +22,10 @@ from parity import ROWS, LoadedModels, greedy, make_llm, positions
 from quantized import SCHEMES, write
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
+from sensorium.callers.errors import CheckpointError, ConfigError
 from sensorium.engine.config import EngineConfig
 from sensorium.engine.setup.doctor import describe_checkpoint, explain
-from sensorium.kernels.int4 import Int4Options
-from sensorium.mm.errors import CheckpointError, ConfigError
+from sensorium.kernels.linear.int4 import Int4Options
 from sensorium.models.decoder_model import DecoderModel
 from sensorium.models.interface import ForwardBatch
 from sensorium.models.layers.linear import Linear
@@ -59,7 +59,7 @@ def world(loaded: LoadedModels, tmp_path_factory: pytest.TempPathFactory) -> Wor
 
 
 def model_of(llm: LLM) -> DecoderModel:
-    model = llm._engine_loop.core.runner.model
+    model = llm.engine.loop.core.executor.runner.model
     assert isinstance(model, DecoderModel)
     return model
 
@@ -178,7 +178,7 @@ def test_several_layers_of_qwen_share_norms_and_projection(
             ours = mtp.draft(model, ids, places, hidden, (7,), layer=layer)
             check_close(name, ours, oracle(ids, places, hidden))
     plan = [explain(EngineConfig(str(one), load_mtp=True, max_model_len=64, device="cpu")).weights for one in (first, folder)]
-    assert plan[1] - plan[0] == held(model.mtp_layers[1])
+    assert plan[1] - plan[0] == held(model.mtp_layers) - held(model.mtp_layers[0])
     with pytest.raises(CheckpointError, match=r"lacks mtp_layers\.1\.layer\."):
         LLM(change(first, tmp_path / "one", mtp_num_hidden_layers=2), load_mtp=True, device="cpu")
 

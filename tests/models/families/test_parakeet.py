@@ -13,7 +13,7 @@ from measured import peak_bytes
 from parakeet import make_model, oracle_inputs, prompt, save
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, PoolingParams, SamplingParams
-from sensorium.mm.errors import CheckpointError, ConfigError, InputError
+from sensorium.callers.errors import CheckpointError, ConfigError, InputError
 from sensorium.mm.speech import FrameRule
 from sensorium.mm.types import MediaHeader
 from sensorium.models.interface import StepLimits
@@ -74,7 +74,7 @@ def test_tensors_and_rows_of_every_size(oracle: tuple[Any, Any], llm: LLM) -> No
     with pytest.raises(InputError, match=r"319 samples are too few for one token; give at least 320 \(20 ms\)"):
         info.geometry(MediaHeader("audio", samples=319))
     samples = make_media("audio", (30_000,), 1)
-    (feature,) = llm._inputs.process(prompt(samples)).features
+    (feature,) = llm.engine.inputs.process(prompt(samples)).features
     ours, theirs = feature.kwargs["input_features"].data, oracle_inputs(processor, samples)
     assert int(theirs["attention_mask"].sum()) == len(ours) == 187
     assert (ours - theirs["input_features"][0, :187]).abs().max() < 1e-4
@@ -122,7 +122,7 @@ def test_a_live_stream_ends_with_the_text_of_the_audio(llm: LLM) -> None:
         ({"beam_size": 2}, "beam_size"),
         ({"temperature": 0.5}, "temperature"),
         ({"timestamps": True}, "timestamps"),
-        ({"language": "en"}, "language"),
+        ({"language": "de"}, "language"),
         ({"context": "Ann"}, "context"),
     ],
 )
@@ -180,7 +180,7 @@ def test_wrong_weights_are_named(folder: Path, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("rows", [13, 128, 300])
 def test_memory_is_planned(llm: LLM, rows: int) -> None:
-    model = llm._engine_loop.core.runner.model
+    model = llm.engine.loop.core.executor.runner.model
     given = {"input_features": torch.randn(8 * rows, 16), "audio_frames": torch.tensor([8 * rows])}
     live = given["input_features"].nbytes + peak_bytes(lambda: model.embed_multimodal("audio", given))
     planned = model.encoder_bytes("audio", rows, StepLimits(1, 1, 1, torch.device("cpu")))

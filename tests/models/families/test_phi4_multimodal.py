@@ -10,10 +10,10 @@ import torch
 from family import ask, load_rows, save
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models.adapters import adapter_spec
+from sensorium.callers.errors import CheckpointError, ConfigError
+from sensorium.checkpoints.adapters import adapter_spec
 from sensorium.models.audio.biased_conformer import BiasedConformer, biased_conformer_spec
-from sensorium.models.families.phi4_multimodal import AUDIO, Phi4Multimodal
+from sensorium.models.families.phi4_multimodal.model import AUDIO, Phi4Multimodal
 from sensorium.models.weights import fill
 
 CPU = torch.device("cpu")
@@ -98,7 +98,7 @@ CHANGES = [
     ({"audio_config": {"chunk_size": 18}}, "chunk_size"),
     ({"audio_config": {"ext_pw_out_channel": 512}}, "ext_pw_out_channel"),
     ({"audio_config": {"time_reduction": 6}}, "time_reduction"),
-    ({"audio_config": {"activation": "mish"}}, "activation"),
+    ({"audio_config": {"activation": "prelu"}}, "activation"),
     ({"vision_config": {"crop_size": 336}}, "crop_size"),
     ({"vision_config": {"image_size": 378, "crop_size": 378}}, "even number"),
     ({"embd_layer": {"image_embd_layer": {"hd_transform_order": "glb_sub"}}}, "hd_transform_order"),

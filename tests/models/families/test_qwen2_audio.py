@@ -8,9 +8,9 @@ from typing import Any
 import pytest
 import torch
 from oracle import build_checkpoint
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.model_files import load_model_files
-from sensorium.mm.errors import ConfigError
-from sensorium.models.families.qwen2_audio import Qwen2Audio
+from sensorium.models.families.qwen2_audio.model import Qwen2Audio
 
 
 @pytest.fixture(scope="module")
@@ -27,7 +27,7 @@ def test_the_published_config_leaves_sizes_out() -> None:
 @pytest.mark.parametrize(
     ("change", "text"),
     [
-        ({"activation_function": "tanh"}, "activation_function 'tanh' is not supported"),
+        ({"activation_function": "prelu"}, "parameters of its own"),
         ({"encoder_attention_heads": 7}, "d_model 64 is not a multiple"),
         ({"encoder_layers": 0}, "encoder_layers in config.json is 0"),
     ],

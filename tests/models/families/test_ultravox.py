@@ -13,8 +13,8 @@ from fake_hub import serving
 from hub_fixtures import use_hub
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
+from sensorium.callers.errors import CheckpointError, ConfigError, HubError
 from sensorium.engine.model_files import load_model_files
-from sensorium.mm.errors import CheckpointError, ConfigError, HubError
 from tokenizers import AddedToken, Tokenizer
 
 ELSEWHERE = {"audio_model_id": "a/tower", "text_model_id": "a/decoder"}
@@ -117,7 +117,7 @@ def test_a_placeholder_after_the_vocabulary(folder: Path) -> None:
 
 def test_trailing_rows_attend_and_are_not_attended_to(folder: Path) -> None:
     with LLM(folder, max_model_len=256) as llm:
-        encoder = llm._engine_loop.core.runner.model.audio_tower
+        encoder = llm.engine.loop.core.executor.runner.model.audio_tower
         audio, nothing = torch.randn(12, 24), torch.zeros(9, 24)
         with torch.inference_mode():
             (alone,) = encoder(audio, [12])

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 from quantized import SCHEMES, fp8, mlx, mxfp4
-from sensorium.mm.errors import CheckpointError
-from sensorium.models.formats.assign import assign
-from sensorium.models.formats.read import read_quantization
+from sensorium.callers.errors import CheckpointError
+from sensorium.checkpoints.formats.read import read_quantization
 from sensorium.models.layers.linear import Linear, deferred_weights
 from sensorium.models.layers.moe import Mixture, ModalityMixture
+from sensorium.models.stored_formats import assign
 from sensorium.models.text.spec import MoeSpec
 from sensorium.models.weights import check, fill
 from torch import Tensor, nn

@@ -7,6 +7,7 @@ import re
 import shutil
 from contextlib import nullcontext
 from functools import partial
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -19,20 +20,22 @@ from parity import ROWS, LoadedModels, make_llm, record
 from quantized import SCHEMES, Scheme, mxfp4, write
 from safetensors.torch import load_file, save_file
 from sensorium import LLM
+from sensorium.callers.errors import CheckpointError, ConfigError
+from sensorium.checkpoints.formats.read import read_quantization
 from sensorium.engine.config import make_config
 from sensorium.engine.setup.doctor import explain
 from sensorium.kernels import native
-from sensorium.kernels.fp8 import Fp8Weight
-from sensorium.kernels.grouped import GroupedWeight, ShardedWeight, grouped_linear
-from sensorium.kernels.int4 import Int4PanelWeight
-from sensorium.kernels.int8 import Int8Weight, int8_linear_reference
-from sensorium.kernels.panels import Panels
-from sensorium.mm.errors import CheckpointError, ConfigError
-from sensorium.models.formats.assign import assign
-from sensorium.models.formats.read import read_quantization
+from sensorium.kernels.dispatch import use_backends
+from sensorium.kernels.linear.eight_bit import Fp8Weight, Int8Weight
+from sensorium.kernels.linear.grouped import GroupedWeight, ShardedWeight
+from sensorium.kernels.linear.grouped_linear import grouped_linear
+from sensorium.kernels.linear.groups import GroupPanelWeight
+from sensorium.kernels.linear.int8 import int8_linear_reference
+from sensorium.kernels.linear.panels import Panels
 from sensorium.models.interface import StepLimits
 from sensorium.models.layers.linear import Linear, deferred_weights
 from sensorium.models.memory_formulas import SMALL, OpBytes
+from sensorium.models.stored_formats import assign
 from sensorium.models.weights import fill
 from torch import nn
 
@@ -98,14 +101,11 @@ def test_a_linear_computes_with_the_dequantised_weight(name: str, monkeypatch: p
 @pytest.mark.parametrize("instructions", ["best", "avx2"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @each
-def test_integers_of_4_bits_have_products_in_cpp(name: str, dtype: torch.dtype, instructions: str) -> None:
+def test_stored_formats_have_products_in_cpp(name: str, dtype: torch.dtype, instructions: str) -> None:
     stored, weight, bias = made(SCHEMES[name])
-    four_bits = (
-        name.startswith(("ct w4a16", "awq", "gptq")) and "8" not in name and name != "gptq by module"
-    )  # some have 8 bits
     with running_with(instructions) if instructions == "avx2" else nullcontext():
         layer = loaded(SCHEMES[name], stored, dtype).qkv
-        assert isinstance(layer.packed, Int4PanelWeight) == (four_bits and native.products() is not None)
+        assert isinstance(layer.packed, GroupPanelWeight) == (native.products() is not None)
         x = torch.randn(21, INPUTS, generator=torch.Generator().manual_seed(2)).to(dtype)
         limit = 1e-4 if dtype == torch.float32 else 2e-2
         torch.testing.assert_close(layer(x).float(), x.float() @ weight.T + bias.to(dtype).float(), rtol=limit, atol=limit)
@@ -118,8 +118,8 @@ def test_the_plan_has_the_held_bytes(name: str, kernels: str, monkeypatch: pytes
     monkeypatch.setenv("SENSORIUM_KERNELS", kernels)
     stored, _, bias = made(SCHEMES[name])
     layer = loaded(SCHEMES[name], stored).qkv
-    assert isinstance(layer.packed, ShardedWeight | Int4PanelWeight)
-    held = layer.packed.nbytes + bias.nbytes * isinstance(layer.packed, Int4PanelWeight)
+    assert isinstance(layer.packed, ShardedWeight | GroupPanelWeight)
+    held = layer.packed.nbytes + bias.nbytes * isinstance(layer.packed, GroupPanelWeight)
     layer.weight = torch.empty(sum(ROWS_OUT.values()), INPUTS, device="meta")
     assert layer.packed_bytes(CPU) == held
     root, quantization = Root(torch.float32), read_quantization(SCHEMES[name].config)
@@ -132,7 +132,8 @@ def test_the_plan_has_the_held_bytes(name: str, kernels: str, monkeypatch: pytes
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_int8_products_take_the_stored_integers(name: str, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch) -> None:
     stored, weight, bias = made(SCHEMES[name])
-    plain = loaded(SCHEMES[name], stored, dtype).qkv.packed
+    with use_backends("int4_linear=torch"):
+        plain = loaded(SCHEMES[name], stored, dtype).qkv.packed
     assert isinstance(plain, ShardedWeight)
     held = [shard for shard in plain.shards if isinstance(shard, GroupedWeight)]
     monkeypatch.setattr(Linear, "quantization", "int8")
@@ -160,7 +161,9 @@ def test_a_checkpoint_of_fp8_runs_with_fp8_products(world: LoadedModels, tmp_pat
     packed, _ = write(world.folder("qwen3_vl"), tmp_path, SCHEMES["ct fp8 dynamic"], in_decoder)
     question = ask(ROWS["qwen3_vl"], "i", 0)
     with make_llm(ROWS["qwen3_vl"], packed, dtype="float32", quantization="fp8") as llm:
-        layers = [one for one in llm._engine_loop.core.runner.model.modules() if isinstance(one, Linear) and one.formats]
+        layers = [
+            one for one in llm.engine.loop.core.executor.runner.model.modules() if isinstance(one, Linear) and one.formats
+        ]
         assert {type(layer.packed) for layer in layers} == {Fp8Weight}
         ours, logits = record(llm, question, 4)
     with make_llm(ROWS["qwen3_vl"], packed, dtype="float32") as llm:
@@ -234,7 +237,7 @@ def test_panels_join_at_any_size(monkeypatch: pytest.MonkeyPatch) -> None:
     x = torch.randn(3, 30, generator=gen)
     expected = nn.functional.linear(x, weight.dequantize())
     for numbers in (1, 100, 1 << 20):
-        monkeypatch.setattr("sensorium.kernels.grouped.PANEL_NUMBERS", numbers)
+        monkeypatch.setattr("sensorium.kernels.linear.grouped.PANEL_NUMBERS", numbers)
         torch.testing.assert_close(grouped_linear(x, ShardedWeight([weight], None)), expected, rtol=1e-4, atol=1e-4)
 
 
@@ -259,7 +262,7 @@ def test_answers_are_those_of_the_dequantised_checkpoint(name: str, family: str,
     (ours, logits), (theirs, expected) = (record(llm, question, 24) for llm in engines)
     assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
     torch.testing.assert_close(logits, expected, rtol=0, atol=2e-3 * float(expected.std()))
-    model = engines[0]._engine_loop.core.runner.model
+    model = engines[0].engine.loop.core.executor.runner.model
     quantized = [layer for layer in model.modules() if isinstance(layer, Linear) and layer.formats]
     assert len(quantized) > 8
     assert plan(packed) < plan(wide)
@@ -277,7 +280,7 @@ def test_tensors_that_are_split_are_dequantised(name: str, family: str, world: L
     (ours, logits), (theirs, expected) = (record(llm, question, 24) for llm in engines)
     assert ours.outputs[0].token_ids == theirs.outputs[0].token_ids
     torch.testing.assert_close(logits, expected, rtol=0, atol=2e-3 * float(expected.std()))
-    model = engines[0]._engine_loop.core.runner.model
+    model = engines[0].engine.loop.core.executor.runner.model
     formats = {path: bool(layer.formats) for path, layer in model.named_modules() if isinstance(layer, Linear)}
     assert formats["language_model.layers.1.self_attn.out"]
     assert not formats["language_model.layers.1.self_attn.qkv"]
@@ -373,7 +376,7 @@ def test_int8_products_run_a_checkpoint_of_integers(world: LoadedModels, tmp_pat
     packed, _ = write(world.folder("qwen3_vl"), tmp_path, SCHEMES["ct w8a8"], in_decoder)
     question = ask(ROWS["qwen3_vl"], "i", 0)
     with make_llm(ROWS["qwen3_vl"], packed, dtype="float32", quantization="int8") as llm:
-        model = llm._engine_loop.core.runner.model
+        model = llm.engine.loop.core.executor.runner.model
         layers = [layer for layer in model.modules() if isinstance(layer, Linear) and not layer.exact]
         assert {_holds_int8(layer) for layer in layers if layer.formats} == {True}
         assert not any(_holds_int8(layer) for layer in layers if not layer.formats)
@@ -513,8 +516,8 @@ def test_a_product_takes_no_more_than_planned(
     name: str, rows: int, dtype: torch.dtype, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Panels are smaller here, so that the weight has several."""
-    for module in ("kernels.grouped", "models.memory_formulas"):
-        monkeypatch.setattr(f"sensorium.{module}.panel_rows", lambda inputs: 16)
+    for module in ("sensorium.kernels.linear.grouped_linear", "sensorium.models.memory_formulas"):
+        monkeypatch.setattr(import_module(module), "panel_rows", lambda inputs: 16)
     stored, _ = SCHEMES[name].pack(torch.randn(256, 512))
     quantization = read_quantization(SCHEMES[name].config)
     assert quantization is not None

@@ -6,8 +6,8 @@ from dataclasses import dataclass, replace
 
 import pytest
 import torch
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.embeddings import ROWS
-from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.types import EmbeddingItem, ItemGeometry
 from sensorium.processors.bases.base import BaseProcessingInfo
 from sensorium.processors.files import ProcessorFiles
@@ -69,6 +69,21 @@ def test_later_options_override_earlier_ones():
     assert info.with_kwargs({}).options_key("image") == info.options_key("image") != made().options_key("image")
     with pytest.raises(ConfigError, match="unknown processing option 'sice'"):
         info.with_kwargs({"sice": 3})
+
+
+def test_specs_of_two_classes_have_two_keys():
+    @dataclass(frozen=True)
+    class OtherSpec(Spec):
+        """A spec with the same fields."""
+
+    class Other(Info):
+        def resolve_spec(self, modality):
+            return OtherSpec(**vars(super().resolve_spec(modality)))
+
+    info = made()
+    other = Other(info.files)
+    assert vars(other.specs["image"]) == vars(info.specs["image"])
+    assert other.options_key("image") != info.options_key("image")
 
 
 def test_config_and_preprocessor_must_agree():

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import pytest
-from sensorium.mm.errors import ConfigError, InputError
-from sensorium.mm.speech import LANGUAGES, language_code, strip_control_tokens
+from sensorium.callers.errors import ConfigError, InputError
+from sensorium.mm.languages import LANGUAGES, language_code
+from sensorium.mm.speech import strip_control_tokens
 from sensorium.mm.types import MediaHeader
-from sensorium.processors.families.audioflamingo3 import AudioFlamingo3ProcessingInfo
-from sensorium.processors.families.qwen2_audio import Qwen2AudioProcessingInfo
-from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo
-from sensorium.processors.families.qwen3_asr import Qwen3ASRProcessingInfo
-from sensorium.processors.families.whisper import WhisperProcessingInfo
+from sensorium.models.families.audioflamingo3.processing import AudioFlamingo3ProcessingInfo
+from sensorium.models.families.qwen2_audio.processing import Qwen2AudioProcessingInfo
+from sensorium.models.families.qwen2_vl.processing import Qwen2VLProcessingInfo
+from sensorium.models.families.qwen3_asr.processing import Qwen3ASRProcessingInfo
+from sensorium.models.families.whisper.processing import WhisperProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.interface import SupportsTranscription
 
@@ -108,8 +109,68 @@ def test_families_that_support_transcription(info: type) -> None:
 def test_languages_by_code_and_name() -> None:
     assert language_code(" DE ", LANGUAGES) == language_code("German", LANGUAGES) == "de"
     assert language_code("haitian creole", LANGUAGES) == "ht"
-    with pytest.raises(InputError, match="language='xx' is unknown to this model"):
+    with pytest.raises(InputError, match="language='xx' is no known code or name of a language"):
         language_code("xx", LANGUAGES)
     with pytest.raises(InputError, match="language=3"):
         language_code(3, LANGUAGES)  # type: ignore[arg-type]
     assert strip_control_tokens("<|en|> a <|0.00|>b<|endoftext|>") == " a b"
+
+
+@pytest.mark.parametrize(
+    ("given", "code"),
+    [
+        *((spelling, "en") for spelling in ("en-US", "EN", "en_GB", "eng", "english", "ENGLISH", "en-Latn-US", " en-001 ")),
+        *((spelling, "zh") for spelling in ("zh-Hans", "zh-CN", "zh-Hant-TW", "zho", "cmn-Hans-CN", "chi", "Mandarin")),
+        *((spelling, "yue") for spelling in ("yue-Hant-HK", "zh-HK", "zh-Hant-MO", "zh-yue", "Cantonese")),
+        *(("nb-NO", "no"), ("nn-NO", "nn"), ("pt-BR", "pt"), ("deu", "de"), ("ger", "de"), ("iw", "he"), ("in-ID", "id")),
+        *(
+            ("sr-Cyrl-RS", "sr"),
+            ("haitian_creole", "ht"),
+            ("haitian-creole", "ht"),
+            ("fil-PH", "fil"),
+            ("tgl", "tl"),
+            ("jv", "jw"),
+        ),
+        *(("Deutsch", "de"), ("español", "es"), ("Espanol", "es"), ("Français", "fr"), ("日本語", "ja"), ("Русский", "ru")),
+        *(("Farsi", "fa"), ("Filipino", "fil"), ("bokmål", "no"), ("Māori", "mi"), ("हिन्दी", "hi"), ("العربية", "ar")),
+        *(("Castilian", "es"), ("es-419", "es"), ("de-CH-1996", "de"), ("haw", "haw"), ("mo", "ro")),
+    ],
+)
+def test_spellings_of_languages(given: str, code: str) -> None:
+    assert language_code(given, LANGUAGES) == code
+
+
+def test_a_region_never_names_another_language() -> None:
+    some = {code: LANGUAGES[code] for code in ("en", "zh", "pt")}
+    assert language_code("zh-HK", some) == "zh"  # this model has no Cantonese of its own
+    for given in ("xx-en", "e", "", "en-", "-en", "en--US", "english-us", "en US", None, b"en"):
+        for known in (some, {"en": "english"}):
+            with pytest.raises(InputError, match="is no known code or name of a language"):
+                language_code(given, known)  # type: ignore[arg-type]
+    for given in ("yue", "de-EN", "German", "ga", "zu-ZA"):
+        with pytest.raises(InputError, match="is not a language that this model transcribes"):
+            language_code(given, some)
+    with pytest.raises(InputError, match="transcribes only English"):
+        language_code("de-DE", {"en": "english"})
+    assert language_code("en-AU", {"en": "english"}) == "en"
+
+
+def test_all_of_iso_639_1_are_languages() -> None:
+    some = {code: LANGUAGES[code] for code in ("en", "zh", "ne", "nl", "fo", "tl")}
+    for given in ("gd", "ku", "or", "eo", "xh", "Kurdish", "Odia", "Irish", "Deutsch", "español", "Farsi", "ig-NG"):
+        with pytest.raises(InputError, match="is not a language that this model transcribes; the known ones are en, zh"):
+            language_code(given, some)
+    for given in ("Filipino", "fil-PH", "Pilipino", "tgl"):
+        assert language_code(given, some) == "tl"
+    pycountry = pytest.importorskip("pycountry", reason="needs the list of pycountry")
+    for language in pycountry.languages:
+        if code := getattr(language, "alpha_2", None):
+            with pytest.raises(InputError, match="is not a language that"):
+                language_code(code, {"xx": "one", "yy": "two"})
+
+
+def test_a_suggested_name_differs_in_few_letters() -> None:
+    for given, is_near in (("Englsh", True), ("Frensh", True), ("Klingon", False), ("Sindarin", False), ("Dutsch", True)):
+        with pytest.raises(InputError) as raised:
+            language_code(given, LANGUAGES)
+        assert ("did you mean" in str(raised.value)) == is_near, given

@@ -7,13 +7,13 @@ import io
 import numpy as np
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
 from sensorium.mm.media import gate
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.parse import MediaSource
 from sensorium.mm.types import ItemGeometry, MediaHeader
-from sensorium.processors.families.qwen2_5_omni import Qwen25OmniProcessingInfo
-from sensorium.processors.families.qwen3_omni import Qwen3OmniProcessingInfo
+from sensorium.models.families.qwen2_5_omni.processing import Qwen25OmniProcessingInfo
+from sensorium.models.families.qwen3_omni.processing import Qwen3OmniProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 TOGETHER = {"use_audio_in_video": True}

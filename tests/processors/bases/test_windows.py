@@ -12,12 +12,12 @@ import pytest
 import torch
 from family import make_media
 from oracle import small_tekken
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.types import AudioItem, MediaHeader
-from sensorium.processors.families.glmasr import GlmAsrProcessingInfo
-from sensorium.processors.families.granite_speech import GraniteSpeechProcessingInfo
-from sensorium.processors.families.ultravox import UltravoxProcessingInfo
-from sensorium.processors.families.voxtral import VoxtralProcessingInfo
+from sensorium.models.families.glmasr.processing import GlmAsrProcessingInfo
+from sensorium.models.families.granite_speech.processing import GraniteSpeechProcessingInfo
+from sensorium.models.families.ultravox.processing import UltravoxProcessingInfo
+from sensorium.models.families.voxtral.processing import VoxtralProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.mel import log_mel
 from sensorium.processors.text.tokenizer import Tokenizer

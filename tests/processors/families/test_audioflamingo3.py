@@ -2,7 +2,7 @@
 
 import pytest
 from sensorium.mm.types import ItemGeometry
-from sensorium.processors.families.audioflamingo3 import AudioFlamingo3ProcessingInfo
+from sensorium.models.families.audioflamingo3.processing import AudioFlamingo3ProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 TEXTS = {"<|sound_bos|>": 7, "<|sound_eos|>": 8}

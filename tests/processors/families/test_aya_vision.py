@@ -2,7 +2,7 @@
 
 from sensorium.mm.tiling.aspect import AspectTiles
 from sensorium.mm.tiling.whole import FixedSize
-from sensorium.processors.families.aya_vision import AyaVisionProcessingInfo, Cohere2VisionProcessingInfo
+from sensorium.models.families.aya_vision.processing import AyaVisionProcessingInfo, Cohere2VisionProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 

@@ -15,14 +15,18 @@ from family import load_rows, save
 from oracle import small_tokenizer
 from safetensors.torch import load_file, save_file
 from sensorium import LLM, SamplingParams
-from sensorium.mm.errors import ConfigError
-from sensorium.mm.registry import ARCHITECTURES, architectures_of
+from sensorium.callers.errors import ConfigError
+from sensorium.mm.rules import Rule
 from sensorium.mm.tiling.plan import Resize
 from sensorium.mm.types import MediaHeader
-from sensorium.models.families.bagel import Bagel
+from sensorium.models.families.bagel.model import Bagel
+from sensorium.models.families.bagel.processing import BagelProcessingInfo
+from sensorium.models.families.bagel.rules import one_position
+from sensorium.models.registry import architectures_of, native_architectures
 from sensorium.models.weights import named_layers
-from sensorium.processors.families.bagel import BagelProcessingInfo
 from sensorium.processors.files import ProcessorFiles
+
+ARCHITECTURES = native_architectures()
 
 LLM_CONFIG: dict[str, Any] = {
     "architectures": ["Qwen2ForCausalLM"], "bos_token_id": 151643, "eos_token_id": 151645, "hidden_act": "silu",
@@ -106,7 +110,12 @@ def test_the_published_folder_loads(tmp_path: Path) -> None:
 def test_start_and_end_tokens_are_part_of_the_range() -> None:
     info = info_of()
     grid = info.geometry(MediaHeader("image", 100, 140))
-    assert (grid.h, grid.w, grid.num_embeds, grid.still) == (37, 51, 1887, True)  # 512 x 720 pixels, then 518 x 714
+    assert (grid.h, grid.w, grid.num_embeds, grid.positions) == (
+        37,
+        51,
+        1887,
+        Rule.of(one_position),
+    )  # 512 x 720 pixels, then 518 x 714
     span, pad = info.span("image", grid), info.placeholder_ids["image"]
     assert span.token_ids == (info.start, *[pad] * 1887, info.end)
     assert (span.num_tokens, span.num_embeds) == (1889, 1887)

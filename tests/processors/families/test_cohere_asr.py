@@ -6,11 +6,11 @@ from typing import Any
 
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError, InputError
-from sensorium.mm.nemo_config import read_nemo_config
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.types import MediaHeader
-from sensorium.processors.families.cohere_asr import CanaryProcessingInfo, CohereAsrProcessingInfo
-from sensorium.processors.families.parakeet import ParakeetProcessingInfo
+from sensorium.models.families.cohere_asr.config import read_nemo_config
+from sensorium.models.families.cohere_asr.processing import CanaryProcessingInfo, CohereAsrProcessingInfo
+from sensorium.models.families.parakeet.processing import ParakeetProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.nemo_mel import NemoMelSpec, nemo_log_mel
 

@@ -10,9 +10,9 @@ import pytest
 import torch
 from oracle import ensure_torchvision, fast_tokenizer
 from PIL import Image
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.types import ImageItem, MediaHeader
-from sensorium.processors.families.deepseek_ocr2 import DeepseekOcr2ProcessingInfo, DeepseekOcrProcessingInfo
+from sensorium.models.families.deepseek_ocr2.processing import DeepseekOcr2ProcessingInfo, DeepseekOcrProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.text.chat import render_chat
 from sensorium.processors.text.tokenizer import Tokenizer

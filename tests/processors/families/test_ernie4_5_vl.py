@@ -10,11 +10,11 @@ import pytest
 import torch
 from oracle import ensure_torchvision
 from PIL import ImageFont
+from sensorium.callers.errors import ConfigError, MediaError
 from sensorium.mm.embeddings import ROWS
-from sensorium.mm.errors import ConfigError, MediaError
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.types import EmbeddingItem, FramePlan, MediaHeader, VideoItem
-from sensorium.processors.families.ernie4_5_vl import Ernie45VLProcessingInfo, draw_timestamps, timestamp_text
+from sensorium.models.families.ernie4_5_vl.processing import Ernie45VLProcessingInfo, draw_timestamps, timestamp_text
 from sensorium.processors.files import ProcessorFiles
 
 FONT = "Roboto-Regular.ttf"

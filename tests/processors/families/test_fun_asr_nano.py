@@ -4,9 +4,9 @@ from typing import Any
 
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError
-from sensorium.mm.fun_asr_nano import hub_config, hub_extractor
-from sensorium.processors.families.fun_asr_nano import FunAsrNanoProcessingInfo, StackedMelSpec, stacked_frames
+from sensorium.callers.errors import ConfigError
+from sensorium.models.families.fun_asr_nano.config import hub_config, hub_extractor
+from sensorium.models.families.fun_asr_nano.processing import FunAsrNanoProcessingInfo, StackedMelSpec, stacked_frames
 from sensorium.processors.files import ProcessorFiles
 
 ENCODER = {"output_size": 512, "attention_heads": 4, "linear_units": 2048, "num_blocks": 50, "tp_blocks": 20, "kernel_size": 11}

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from oracle import small_tokenizer
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.embeddings import ROWS
-from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.types import EmbeddingItem, ItemGeometry, MediaHeader
-from sensorium.processors.families.gemma3 import Gemma3ProcessingInfo
+from sensorium.models.families.gemma3.processing import Gemma3ProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 WORDS = small_tokenizer(["<start_of_image>", "<end_of_image>", "<image_soft_token>"])

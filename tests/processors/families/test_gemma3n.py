@@ -7,11 +7,11 @@ from typing import Any
 import pytest
 import torch
 from oracle import small_tokenizer
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.embeddings import ROWS
-from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.tiling.whole import FixedSize
 from sensorium.mm.types import EmbeddingItem, MediaHeader
-from sensorium.processors.families.gemma3n import Gemma3nProcessingInfo
+from sensorium.models.families.gemma3n.processing import Gemma3nProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 WORDS = small_tokenizer(["<boi>", "<image>", "<eoi>", "<boa>", "<audio>", "<eoa>"])

@@ -4,10 +4,11 @@ from typing import Any
 
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
+from sensorium.mm.rules import CAUSAL
 from sensorium.mm.types import AudioItem, FramePlan, MediaHeader
-from sensorium.processors.families.gemma4 import Gemma4ProcessingInfo
-from sensorium.processors.families.gemma4_unified import Gemma4UnifiedProcessingInfo
+from sensorium.models.families.gemma4.processing import BIDIRECTIONAL_WINDOWS, Gemma4ProcessingInfo
+from sensorium.models.families.gemma4_unified.processing import Gemma4UnifiedProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 
@@ -43,8 +44,8 @@ def test_the_time_of_each_frame_is_before_its_rows() -> None:
 def test_checkpoints_without_an_audio_encoder_take_no_audio() -> None:
     large = info_of(audio_config=None, text_config={"use_bidirectional_attention": "vision"})
     assert large.modalities == ("image", "video")
-    assert large.prompt_attention == "bidirectional_windows"
-    assert info_of().prompt_attention == "causal"
+    assert large.prompt_attention == BIDIRECTIONAL_WINDOWS
+    assert info_of().prompt_attention == CAUSAL
 
 
 def test_the_prompt_of_a_transcription() -> None:
@@ -57,7 +58,7 @@ def test_the_prompt_of_a_transcription() -> None:
 
 def test_rows_of_the_model_without_encoders_are_whole_squares_and_frames_of_samples() -> None:
     info = info_of(kind=Gemma4UnifiedProcessingInfo)
-    assert info.prompt_attention == "bidirectional_windows"
+    assert info.prompt_attention == BIDIRECTIONAL_WINDOWS
     grid, other = (one.geometry(MediaHeader("image", 480, 640)) for one in (info, info_of()))
     assert (grid.num_embeds, 3 * grid.h, 3 * grid.w) == (other.num_embeds, other.h, other.w)
     samples = torch.arange(1, 1282, dtype=torch.float32)
@@ -74,3 +75,9 @@ def test_a_line_of_rows_has_positions() -> None:
     assert info_of({"max_soft_tokens": 140}, **small).specs["image"].rows == 140
     with pytest.raises(ConfigError, match="max_soft_tokens is 280, but the model has positions for 200 rows in a line"):
         info_of(**small)
+
+
+def test_images_that_would_keep_their_size_are_refused() -> None:
+    files = ProcessorFiles({"vision_config": {}}, {"do_resize": False}, encode=lambda text: [])
+    with pytest.raises(ConfigError, match="do_resize is false"):
+        Gemma4ProcessingInfo(files)

@@ -10,7 +10,7 @@ from oracle import ensure_torchvision, small_tokenizer
 from sensorium.mm.embeddings import ROWS
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.types import EmbeddingItem, FramePlan, MediaHeader
-from sensorium.processors.families.glm4v import (
+from sensorium.models.families.glm4v.processing import (
     GLM_4_1V,
     GLM_4_6V,
     Glm4VProcessingInfo,

@@ -8,10 +8,10 @@ import pytest
 import torch
 from oracle import ensure_torchvision, fast_tokenizer, small_tokenizer
 from PIL import Image
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.embeddings import ROWS
-from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.types import EmbeddingItem, MediaHeader
-from sensorium.processors.families.idefics2 import Idefics2ProcessingInfo
+from sensorium.models.families.idefics2.processing import Idefics2ProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.spans import lay_out
 
@@ -69,7 +69,7 @@ def test_options_and_limits():
     assert split.shrink_kwargs("image", (5, 1, 4), 19) == {"do_image_splitting": False}
     assert split.shrink_kwargs("image", (5, 1, 4), 3) is None
     assert info_of().geometry(MediaHeader("image", 1, 1)).num_embeds == 4
-    for size in ({"longest_edge": 126}, {"shortest_edge": 126}, {"height": 56, "width": 56}, 56):
+    for size in ({"longest_edge": 126}, {"shortest_edge": 126}, {"height": 56, "width": 126}, {"height": 56}, 56):
         with pytest.raises(ConfigError):
             info_of({"size": size})
 
@@ -79,3 +79,25 @@ def test_precomputed_rows_are_whole_images():
     assert info.embeds_geometry(EmbeddingItem("image", {ROWS: torch.zeros(20, 64)})).t == 5
     with pytest.raises(InputError, match="4 rows"):
         info.embeds_geometry(EmbeddingItem("image", {ROWS: torch.zeros(5, 64)}))
+
+
+def test_images_that_keep_their_size() -> None:
+    files = ProcessorFiles(
+        {"vision_config": {"image_size": 112, "patch_size": 14}, "text_config": {"vocab_size": 40000}},
+        JSON | {"do_resize": False},
+        token_to_id=TOK.token_to_id,
+        encode=lambda text: TOK.encode(text).ids,
+    )
+    whole = Idefics2ProcessingInfo(files)
+    cut = whole.with_kwargs({"do_image_splitting": True})
+    for info, size in ((whole, (13, 50)), (whole, (113, 20)), (cut, (27, 50)), (cut, (50, 113))):
+        with pytest.raises(InputError, match="do_resize=false"):
+            info.geometry(MediaHeader("image", *size))
+    assert [info.geometry(MediaHeader("image", 28, 112)).t for info in (whole, cut)] == [1, 5]
+    with pytest.raises(ConfigError, match="size resizes images"):
+        whole.with_kwargs({"size": {"longest_edge": 100}})
+
+
+def test_a_stored_size_in_another_form_is_refused() -> None:
+    with pytest.raises(ConfigError, match="size is 98; give shortest_edge"):
+        info_of({"size": {"longest_edge": 98}}, size=98)

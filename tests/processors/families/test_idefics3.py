@@ -9,10 +9,10 @@ import numpy as np
 import pytest
 import torch
 from oracle import fast_tokenizer, small_tokenizer
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.types import FramePlan, ImageItem, MediaHeader, VideoItem
-from sensorium.processors.families.idefics3 import Idefics3ProcessingInfo, SmolVLMProcessingInfo, number_words
+from sensorium.models.families.idefics3.processing import Idefics3ProcessingInfo, SmolVLMProcessingInfo, number_words
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.spans import lay_out
 
@@ -165,10 +165,16 @@ def test_options_make_fewer_tiles():
     assert info.shrink_kwargs("image", (1, 4, 4), 4) is None
 
 
+def test_images_that_keep_their_size_take_no_size():
+    kept = info_of(Idefics3ProcessingInfo, {"do_resize": False})
+    with pytest.raises(ConfigError, match=r"size resizes images.*do_resize=false"):
+        kept.with_kwargs({"size": {"longest_edge": 100}})
+    assert kept.max_tiles_kwargs(99) == {"do_image_splitting": False}
+
+
 def test_invalid_settings_are_refused():
-    for image, said in (({"max_image_size": {"longest_edge": 84}}, "image_size"), ({"size": {"longest_edge": 0}}, "a height")):
-        with pytest.raises(ConfigError, match=said):
-            info_of(Idefics3ProcessingInfo, image)
+    with pytest.raises(ConfigError, match="a height"):
+        info_of(Idefics3ProcessingInfo, {"size": {"longest_edge": 0}})
 
 
 def test_numbers_in_words():
@@ -182,3 +188,9 @@ def test_numbers_in_words():
     }
     words |= {1000: "one thousand", 1200: "one thousand, two hundred", 2007: "two thousand and seven"}
     assert {number: number_words(number) for number in words} == words
+
+
+@pytest.mark.parametrize("library", ["pillow", "torch"])
+def test_the_option_resample_is_a_library_and_the_jsons_a_filter(library):
+    info = info_of(Idefics3ProcessingInfo, {"resample": 3}, {"resample": library})
+    assert (info.specs["image"].filter, info.specs["image"].resample) == ("bicubic", library)

@@ -10,10 +10,10 @@ import numpy as np
 import pytest
 import torch
 from oracle import tokenizer
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError
 from sensorium.mm.geometry import FrameSampling, sample_indices
 from sensorium.mm.types import FramePlan, ImageItem, ItemGeometry, MediaHeader, VideoItem
-from sensorium.processors.families.internvl import InternVLProcessingInfo, QianfanOcrProcessingInfo
+from sensorium.models.families.internvl.processing import InternVLProcessingInfo, QianfanOcrProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.spans import lay_out
 from tokenizers import AddedToken, Tokenizer

@@ -9,9 +9,10 @@ import torch
 from family import load_rows, save
 from oracle import SPECIALS, small_tokenizer
 from sensorium import LLM, Media, SamplingParams
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.types import FramePlan, MediaHeader, VideoItem
-from sensorium.processors.families.keye import Keye15ProcessingInfo, KeyeProcessingInfo, compare_frames
+from sensorium.models.families.keye.processing import Keye15ProcessingInfo, KeyeProcessingInfo, compare_frames
+from sensorium.models.families.keye.rules import steps_of
 from sensorium.processors.files import ProcessorFiles
 
 WORDS = small_tokenizer((*SPECIALS, "<|frame|>", "<|fast_start|>", "<|fast_end|>"))
@@ -55,7 +56,7 @@ def test_tokens_per_second_is_a_number_above_0(value):
 def test_fast_frames_have_three_tenths_of_the_rows() -> None:
     info = made(frame_types=[0, 1, 1])
     grid = info.geometry(clip(3))
-    assert grid.sides == ((34, 46), (18, 24), (18, 24))
+    assert [(step.h, step.w) for step in steps_of(grid)] == [(34, 46), (18, 24), (18, 24)]
     assert (grid.t, grid.h, grid.w, grid.num_embeds) == (3, 34, 46, 391 + 2 * 108)
     runs = [(run.repeat, run.is_embed) for run in info.span("video", grid).runs() if run.is_embed]
     assert runs == [(391, True), (108, True), (108, True)]
@@ -67,14 +68,14 @@ def test_fast_frames_have_three_tenths_of_the_rows() -> None:
 def test_small_frames_are_fast_without_being_smaller() -> None:
     info = made(frame_types=[0, 1])
     grid = info.geometry(clip(2, (60, 60)))
-    assert grid.sides == ((14, 14), (14, 14))
+    assert [(step.h, step.w) for step in steps_of(grid)] == [(14, 14), (14, 14)]
     assert info.span("video", grid).token_ids.count(info.fast_start) == 1
 
 
 def test_all_frames_of_a_long_video_share_the_published_total() -> None:
     assert made().decode_spec.sampling.max_frames == 1365
     grid = made().geometry(clip(1365, (720, 1280)))
-    assert (grid.h, grid.w, grid.sides) == (10, 18, ())
+    assert (grid.h, grid.w, steps_of(grid)) == (10, 18, [])
 
 
 def test_images_take_no_timestamp() -> None:
@@ -162,7 +163,7 @@ def test_rows_of_compared_frames_stay_below_the_plan() -> None:
         frames = frames.repeat(1, size[0] // 112 + 1, size[1] // 168 + 1, 1)[:, : size[0], : size[1]]
         item = VideoItem(frames, clip(len(frames), size).frames)
         assert not info.is_exact(item.header)
-        settled = info.settle(item)
+        settled = info.for_item(item)
         grid = settled.geometry(item.header)
         assert grid == made(frame_types=[0, 1, 1, 0, 1]).geometry(item.header)
         assert grid.num_embeds <= info.geometry(item.header).num_embeds
@@ -199,7 +200,7 @@ def test_comparing_frames_leaves_nothing_behind() -> None:
     info = made(frame_types="auto", min_frame_similarity=0.6)
     before = dict(vars(info))
     videos = [VideoItem(torch.from_numpy(scenes(*shares)), clip(3, (112, 168)).frames) for shares in ((0.0, 1.0), (1.0, 0.0))]
-    assert [info.settle(one).specs["video"].frame_types for one in videos] == [(0, 1, 0), (0, 0, 1)]
+    assert [info.for_item(one).specs["video"].frame_types for one in videos] == [(0, 1, 0), (0, 0, 1)]
     assert vars(info) == before
-    assert info.settle(VideoItem(videos[0].frames, videos[0].header.frames)) is not info
-    assert made().settle(videos[0]).specs["video"].frame_types == ()
+    assert info.for_item(VideoItem(videos[0].frames, videos[0].header.frames)) is not info
+    assert made().for_item(videos[0]).specs["video"].frame_types == ()

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 import torch
 from jinja2 import TemplateError
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.setup.hub_cache import RemoteFile, remote_weights, small_files
-from sensorium.mm.errors import ConfigError
-from sensorium.models.families.kimi_audio import KimiAudio
-from sensorium.processors.families.kimi_audio import KimiAudioProcessingInfo
+from sensorium.models.families.kimi_audio.model import KimiAudio
+from sensorium.models.families.kimi_audio.processing import KimiAudioProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.text.template import Sandbox
 

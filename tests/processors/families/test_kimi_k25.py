@@ -12,13 +12,13 @@ from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 from oracle import ensure_torchvision, tokenizer
 from PIL import Image
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.engine.frontend.media import MultiModalProcessor, MultiModalSettings
-from sensorium.mm.errors import ConfigError, InputError
 from sensorium.mm.fields import FieldElem, merge
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.media.chunks import image_chunk, split_header, split_video
 from sensorium.mm.types import AudioItem, FramePlan, ImageItem, MediaHeader, VideoItem, VisionChunk
-from sensorium.processors.families.kimi_k25 import KimiK25ProcessingInfo, timestamp
+from sensorium.models.families.kimi_k25.processing import KimiK25ProcessingInfo, timestamp
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.spans import lay_out
 from tokenizers import AddedToken, Tokenizer
@@ -104,6 +104,25 @@ def test_image_equals_transformers(size, limits):
     )
     torch.testing.assert_close(data(got["pixel_values"]), want["pixel_values"], atol=1e-6, rtol=0)
     assert info.process(image_chunk(ImageItem(image)), torch.bfloat16)[0]["pixel_values"].data.dtype == torch.bfloat16
+
+
+@pytest.mark.parametrize("size", [(28, 28), (56, 140), (420, 84)])
+def test_items_that_keep_their_size_equal_transformers(size):
+    image, video, kept = make_image(*size), clip(5, *size), {"do_resize": False}
+    info = info_of(kept, kept)
+    want = kimi().Kimi_K25ImageProcessor(**kept)(images=[image.permute(2, 0, 1)], return_tensors="pt")
+    got, geometry = info.process(image_chunk(ImageItem(image)), torch.float32)
+    assert data(got["grid_thw"]).tolist() == want["image_grid_thw"][0].tolist() == [1, geometry.h, geometry.w]
+    torch.testing.assert_close(data(got["pixel_values"]), want["pixel_values"], atol=1e-6, rtol=0)
+    frames = video.frames.permute(0, 3, 1, 2)
+    want = kimi().Kimi_K25VideoProcessor(**kept)(videos=[frames], do_sample_frames=False, return_tensors="pt")
+    chunks = split_video(video, info.decode_spec.frames_per_chunk)
+    merged = merge([info.process(chunk, torch.float32)[0] for chunk in chunks])
+    assert torch.equal(merged["grid_thw"], want["video_grid_thw"])
+    torch.testing.assert_close(merged["pixel_values"], want["pixel_values_videos"], atol=1e-6, rtol=0)
+    rows = geometry.num_embeds
+    assert info.shrink_kwargs(CHUNK, (9, geometry.h, geometry.w), rows) == {"num_frames": 4, "fps": None}
+    assert info.shrink_kwargs(CHUNK, (9, geometry.h, geometry.w), rows - 1) is None
 
 
 @settings(max_examples=300)
@@ -344,7 +363,7 @@ def test_resample_pillow():
         ({"size": {"max_height": 3, "max_width": 4}}, "the same number"),
         ({"size": {"max_height": -3, "max_width": -3}}, "size is -3"),
         ({"resample": "nearest"}, "torch and pillow"),
-        ({"detail": "lo"}, "auto, high and low"),
+        ({"detail": "lo"}, "auto, high, low and original"),
         ({"fps": 1.0, "num_frames": 3}, "exclude"),
     ],
 )
@@ -361,8 +380,12 @@ def test_what_is_refused():
         info.embeds_geometry(None)
     with pytest.raises(TypeError, match="neither a VisionChunk nor an image"):
         info.process(AudioItem(torch.zeros(3), 16000), torch.float32)
-    with pytest.raises(ConfigError, match="do_resize=false"):
-        info_of({"do_resize": False})
+    kept = info_of({"do_resize": False, "max_patches": 40}, {"do_resize": False})
+    for size in ((57, 56), (56, 14), (28, 28 * 11)):  # no multiples of a row, and 44 patches
+        with pytest.raises(InputError, match="do_resize=false"):
+            kept.geometry(MediaHeader("vision_chunk", *size))
+    with pytest.raises(ConfigError, match="max_pixels resizes images"):
+        kept.with_kwargs({"max_pixels": 99})
 
 
 @settings(max_examples=300)

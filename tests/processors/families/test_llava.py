@@ -11,13 +11,13 @@ import pytest
 import torch
 from oracle import ensure_torchvision, fast_tokenizer
 from PIL import Image
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalSettings
-from sensorium.mm.errors import ConfigError
 from sensorium.mm.geometry import FrameSampling
 from sensorium.mm.types import FramePlan, ItemGeometry, MediaHeader, VideoItem
-from sensorium.processors.families.granite4_vision import Granite4VisionProcessingInfo
-from sensorium.processors.families.llava import (
+from sensorium.models.families.granite4_vision.processing import Granite4VisionProcessingInfo
+from sensorium.models.families.llava.processing import (
     LlavaNextProcessingInfo,
     LlavaOnevisionProcessingInfo,
     LlavaProcessingInfo,
@@ -129,13 +129,11 @@ def test_frames_are_pooled() -> None:
 @pytest.mark.parametrize(
     ("cls", "image", "config", "text"),
     [
-        (LlavaProcessingInfo, SQUARE | {"do_pad": True}, {}, "do_pad"),
         (LlavaProcessingInfo, SQUARE, {"vision_config": {"image_size": 224}}, "image_size in vision_config is 224"),
         (LlavaNextProcessingInfo, SQUARE | {"size": {"shortest_edge": 448}}, {}, "differ"),
         (LlavaNextProcessingInfo, SQUARE | {"image_grid_pinpoints": [[300, 300]]}, {}, "whole number of tiles"),
         (LlavaOnevisionProcessingInfo, LARGE, {"vision_aspect_ratio": "pad"}, "vision_aspect_ratio"),
-        (LlavaNextProcessingInfo, LARGE, {"vision_config": SIGLIP}, 'use "full"'),
-        (LlavaNextProcessingInfo, SQUARE, {"vision_feature_select_strategy": "full"}, "tiles support none"),
+        (LlavaNextProcessingInfo, SQUARE, {"vision_feature_select_strategy": "full"}, "another number of rows than of patches"),
     ],
 )
 def test_invalid_settings_are_refused_with_the_reason(

@@ -5,11 +5,11 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.types import MediaHeader
+from sensorium.models.families.funaudiochat.processing import FunAudioChatProcessingInfo
+from sensorium.models.families.midashenglm.processing import MiDashengLMProcessingInfo
 from sensorium.processors.bases.base import add_brackets
-from sensorium.processors.families.funaudiochat import FunAudioChatProcessingInfo
-from sensorium.processors.families.midashenglm import MiDashengLMProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.interface import SupportsTranscription
 

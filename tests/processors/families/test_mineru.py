@@ -2,9 +2,9 @@
 
 import pytest
 from oracle import fast_tokenizer
-from sensorium.mm.anyres import stretched_tiles
-from sensorium.mm.errors import ConfigError
-from sensorium.processors.families.llava import Mineru2ProcessingInfo
+from sensorium.callers.errors import ConfigError
+from sensorium.models.families.llava.config import stretched_tiles
+from sensorium.models.families.llava.processing import Mineru2ProcessingInfo
 from sensorium.processors.text.chat import render_chat
 from sensorium.processors.text.tokenizer import Tokenizer
 

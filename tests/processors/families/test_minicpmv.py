@@ -6,10 +6,10 @@ from typing import Any
 
 import pytest
 from oracle import ensure_torchvision, small_tokenizer
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.types import FramePlan, MediaHeader
-from sensorium.processors.families.minicpmv import (
+from sensorium.models.families.minicpmv.processing import (
     MiniCPMOcrProcessingInfo,
     MiniCPMV46ProcessingInfo,
     MiniCPMV47ProcessingInfo,
@@ -71,11 +71,11 @@ def test_the_canvas_of_minicpmv_4_7():
     info = MiniCPMV47ProcessingInfo(files_of({}))
     grid = info.geometry(MediaHeader("image", 800, 900))
     assert grid.tiles == (2, 2)
-    assert grid.canvas is not None
-    (tall, wide), (high, broad) = grid.canvas
+    assert grid.positions is not None
+    (tall, wide), (high, broad) = grid.positions.params
     assert (tall * wide, high * broad) == (grid.extra, grid.w)
     newline = encode("\n")
-    assert info.span("image", grid).swallows == frozenset(newline)
+    assert info.span("image", grid).trailing == frozenset(newline)
     prompt = [info.placeholder_ids["image"], *newline, info.placeholder_ids["video"]]
     assert info.preprocess_prompt(prompt, {"image": 1, "video": 1}) == [*encode("<image_id>0</image_id>"), *prompt]
     assert not info.parser().embeddings

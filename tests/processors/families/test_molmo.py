@@ -6,14 +6,14 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError, InputError
-from sensorium.mm.registry import ARCHITECTURES, architecture_key, find_architecture
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.tiling.overlapped import PaddedOverlappedTiles
 from sensorium.mm.types import MediaHeader
-from sensorium.models.families.molmo import Molmo
+from sensorium.models.families.molmo.model import Molmo
+from sensorium.models.families.molmo.processing import MolmoProcessingInfo
+from sensorium.models.registry import FAMILIES, architecture_key, find_architecture
 from sensorium.models.text.spec import MoeSpec
 from sensorium.models.weights import named_layers
-from sensorium.processors.families.molmo import MolmoProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 CONFIG: dict[str, Any] = {
@@ -102,8 +102,8 @@ def test_the_published_mixture_builds() -> None:
 
 def test_only_molmo_of_the_architecture_is_served() -> None:
     assert find_architecture(architecture_key("OLMoForCausalLM", OLMOE)).family == "molmo"
-    assert architecture_key("OLMoForCausalLM", {"model_type": "hf_olmo"}) not in ARCHITECTURES
-    assert architecture_key("OlmoForCausalLM", {"model_type": "olmo"}) not in ARCHITECTURES
+    assert architecture_key("OLMoForCausalLM", {"model_type": "hf_olmo"}) not in FAMILIES
+    assert architecture_key("OlmoForCausalLM", {"model_type": "olmo"}) not in FAMILIES
 
 
 @pytest.mark.parametrize(

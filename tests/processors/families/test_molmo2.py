@@ -6,12 +6,12 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.types import FramePlan, MediaHeader
-from sensorium.models.families.molmo2 import Molmo2
+from sensorium.models.families.molmo2.model import Molmo2
+from sensorium.models.families.molmo2.processing import Molmo2ProcessingInfo
 from sensorium.models.weights import named_layers
-from sensorium.processors.families.molmo2 import Molmo2ProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 CONFIG: dict[str, Any] = {

@@ -8,14 +8,14 @@ import numpy as np
 import pytest
 import torch
 from oracle import small_tokenizer
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.geometry import pixel_shuffle_side, sample_indices
 from sensorium.mm.tiling.aspect import AspectTiles
 from sensorium.mm.tiling.whole import FixedSize, PatchRange, PatchTarget
 from sensorium.mm.types import FramePlan, MediaHeader, VideoItem
-from sensorium.processors.families.eagle2_5_vl import EagleVLProcessingInfo
-from sensorium.processors.families.nemotron_parse import NemotronParseProcessingInfo
-from sensorium.processors.families.nemotron_vl import NemotronVLProcessingInfo
+from sensorium.models.families.eagle2_5_vl.processing import EagleVLProcessingInfo
+from sensorium.models.families.nemotron_parse.processing import NemotronParseProcessingInfo
+from sensorium.models.families.nemotron_vl.processing import NemotronVLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 DYNAMIC = {"args": {"min_num_patches": 1024, "max_num_patches": 13312}}

@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 import torch
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.types import ItemGeometry, MediaHeader
-from sensorium.models.families.ovis import Ovis, Ovis25
-from sensorium.processors.families.ovis import Ovis25ProcessingInfo, OvisProcessingInfo
+from sensorium.models.families.ovis.model import Ovis, Ovis25
+from sensorium.models.families.ovis.processing import Ovis25ProcessingInfo, OvisProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 PAD, IMAGE, VIDEO = 7, 8, 9

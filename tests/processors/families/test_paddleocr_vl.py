@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from sensorium.mm.errors import ConfigError
-from sensorium.processors.families.paddleocr_vl import PaddleOcrVLProcessingInfo
+from sensorium.callers.errors import ConfigError
+from sensorium.models.families.paddleocr_vl.processing import PaddleOcrVLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 from oracle import small_tokenizer
-from sensorium.mm.errors import ConfigError
-from sensorium.processors.families.paligemma import PaliGemmaProcessingInfo
+from sensorium.callers.errors import ConfigError
+from sensorium.models.families.paligemma.processing import PaliGemmaProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 WORDS = small_tokenizer(["<bos>", "<image>"])

@@ -1,10 +1,10 @@
 """Phi-4-multimodal and Phi-3-vision: published sizes, options, prompts, and audio beside an image."""
 
 import pytest
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.types import MediaHeader
-from sensorium.processors.families.phi3_vision import Phi3VProcessingInfo
-from sensorium.processors.families.phi4_multimodal import Phi4MMProcessingInfo, Phi4MultimodalProcessingInfo
+from sensorium.models.families.phi3_vision.processing import Phi3VProcessingInfo
+from sensorium.models.families.phi4_multimodal.processing import Phi4MMProcessingInfo, Phi4MultimodalProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 
@@ -56,3 +56,11 @@ def test_text_after_an_image_of_phi3_starts_anew():
     assert info.preprocess_chat([1, 7, 32044, 8, 32044], {"image": 2}) == [1, 7, 32044, 1, 8, 32044, 1]
     assert info.preprocess_chat([7, 32044, 8], {"image": 1}) == [7, 32044, 8]
     assert info.preprocess_chat([1, 7], {}) == [1, 7]
+
+
+@pytest.mark.parametrize("kind", [Phi4MultimodalProcessingInfo, Phi3VProcessingInfo])
+def test_the_filter_of_the_json_does_not_choose_the_library_that_resizes_tiles(kind):
+    plain, stated = (kind(ProcessorFiles(config={}, image=json)).specs["image"] for json in ({}, {"resample": 4}))
+    assert (stated.filter, stated.resample) == (plain.filter, plain.resample)
+    other = kind(ProcessorFiles(config={}, image={"resample": 4}), {"resample": "torch"}).specs["image"]
+    assert (other.filter, other.resample) == ("bilinear", "torch")

@@ -9,9 +9,14 @@ import pytest
 import torch
 from oracle import fast_tokenizer, small_tokenizer
 from PIL import Image
-from sensorium.mm.errors import ConfigError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.types import ImageItem, ItemGeometry, MediaHeader
-from sensorium.processors.families.pixtral import Mistral3ProcessingInfo, MistralFormatProcessingInfo, PixtralProcessingInfo
+from sensorium.models.families.lighton_ocr.processing import LightOnOcrProcessingInfo
+from sensorium.models.families.pixtral.processing import (
+    Mistral3ProcessingInfo,
+    MistralFormatProcessingInfo,
+    PixtralProcessingInfo,
+)
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.spans import lay_out
 
@@ -127,3 +132,17 @@ def test_invalid_settings_are_refused():
             info_of(PixtralProcessingInfo, 112, options)
     with pytest.raises(ConfigError, match="lacks the token"):
         PixtralProcessingInfo(ProcessorFiles({"vision_config": {}}, token_to_id=lambda text: None))
+
+
+def test_images_that_keep_their_size() -> None:
+    kept = {"size": {"longest_edge": 112}, "do_resize": False}
+    files = ProcessorFiles({"vision_config": {"patch_size": 14}, "image_token_index": 3}, kept, token_to_id=lambda text: 4)
+    info = PixtralProcessingInfo(files)
+    assert info.geometry(MediaHeader("image", 60, 100)) == ItemGeometry(1, 4, 7, 1)
+    assert info.shrink_kwargs("image", (1, 4, 7), 12) is None
+    for size in ((13, 100), (60, 113)):
+        with pytest.raises(InputError, match="at least 14 and at most 112 pixels, not"):
+            info.geometry(MediaHeader("image", *size))
+    with pytest.raises(InputError, match="a multiple of 2 patches of 14 pixels, not 60x70"):
+        Mistral3ProcessingInfo(files).geometry(MediaHeader("image", 70, 60))
+    assert LightOnOcrProcessingInfo(files).geometry(MediaHeader("image", 56, 84)) == ItemGeometry(1, 4, 6, 2)

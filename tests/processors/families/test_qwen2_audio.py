@@ -9,11 +9,11 @@ import numpy as np
 import pytest
 import torch
 from oracle import audio_tokenizer, build_checkpoint, load_processor
+from sensorium.callers.errors import ConfigError, InputError, MediaError
 from sensorium.mm.embeddings import ROWS
-from sensorium.mm.errors import ConfigError, InputError, MediaError
 from sensorium.mm.fields import group_mergeable, merge
 from sensorium.mm.types import AudioItem, EmbeddingItem, MediaHeader
-from sensorium.processors.families.qwen2_audio import Qwen2AudioProcessingInfo
+from sensorium.models.families.qwen2_audio.processing import Qwen2AudioProcessingInfo
 from sensorium.processors.files import ProcessorFiles, read_preprocessors
 from sensorium.processors.interface import ProcessingInfo
 from sensorium.processors.spans import lay_out

@@ -8,13 +8,13 @@ import numpy as np
 import pytest
 import torch
 from oracle import build_processor, load_processor
-from sensorium.mm.errors import ConfigError, InputError
+from sensorium.callers.errors import ConfigError, InputError
 from sensorium.mm.fields import FieldElem, merge
 from sensorium.mm.geometry import FrameSampling, ResizePolicy, sample_indices, smart_resize
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.video import decode_video, probe_video
-from sensorium.mm.types import FramePlan, ImageItem, MediaHeader, VideoItem
-from sensorium.processors.families.qwen2_vl import Qwen2VLProcessingInfo, Qwen25VLProcessingInfo
+from sensorium.mm.types import FramePlan, ImageItem, ItemGeometry, MediaHeader, VideoItem
+from sensorium.models.families.qwen2_vl.processing import Qwen2VLProcessingInfo, Qwen25VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles, read_preprocessors
 
 SIZES = [(28, 28), (56, 57), (100, 140), (63, 300), (300, 61), (112, 112), (480, 640), (333, 777), (5, 900), (1, 1), (2, 2)]
@@ -121,10 +121,11 @@ def test_every_field_of_the_json_counts(variation):
     torch.testing.assert_close(data(got["pixel_values_videos"]), want["pixel_values_videos"], atol=tolerance, rtol=0)
 
 
-@pytest.mark.parametrize("variation", [{"do_resize": False}, {"resample": 0}])
-def test_unsupported_steps_are_refused(variation):
-    with pytest.raises(ConfigError, match="preprocessor JSON asks for"):
-        made(variation)
+def test_images_that_are_not_resized_need_whole_patches():
+    info = made({"do_resize": False})
+    assert info.geometry(MediaHeader("image", 280, 2800)) == ItemGeometry(1, 20, 200, 2)
+    with pytest.raises(InputError, match="multiples of 28 pixels, not 100x56"):
+        info.geometry(MediaHeader("image", 56, 100))
 
 
 def test_tokens_of_the_published_sizes():
@@ -233,7 +234,7 @@ def test_an_item_can_shrink_to_a_number_of_rows():
         ({"size": {"height": 3}}, "longest_edge"),
         ({"images_kwargs": {"fps": 2.0}}, "unknown processing option 'fps' for images"),
         ({"images_kwargs": 5}, "holds options by name"),
-        ({"detail": "medium"}, "auto, high and low"),
+        ({"detail": "medium"}, "auto, high, low and original"),
         ({"max_duration": 0}, "max_duration is 0"),
         ({"num_frames": 2.5}, "num_frames is 2.5"),
         ({"fps": True}, "fps is True"),
@@ -306,3 +307,29 @@ def test_video_start_and_end():
 def test_bounds_of_frames_that_contradict_each_other():
     with pytest.raises(ConfigError, match="min_frames is 8 and max_frames is 4; the first must not be larger"):
         made({}).with_kwargs({"min_frames": 8, "max_frames": 4})
+
+
+@pytest.mark.parametrize(
+    ("name", "options"),
+    [
+        ("resized_height", {"resized_height": 56, "resized_width": 56}),
+        ("max_pixels", {"max_pixels": 3136}),
+        ("min_pixels", {"min_pixels": 3136}),
+        ("size", {"size": {"longest_edge": 3136}}),
+        ("detail", {"detail": "low"}),
+        ("total_pixels", {"videos_kwargs": {"total_pixels": 3136}}),
+    ],
+)
+def test_options_that_resize_are_refused_where_sizes_are_kept(name, options):
+    info = made({"do_resize": False}, {"do_resize": False})
+    with pytest.raises(ConfigError, match=f"{name} resizes images and frames") as caught:
+        info.with_kwargs(options)
+    assert caught.value.info.param == name
+    assert info.with_kwargs({"detail": "high", "resample": "pillow"}).specs["image"].resample == "pillow"
+
+
+def test_items_that_keep_their_size_shrink_by_frames_alone():
+    info = made({"do_resize": False}, {"do_resize": False})
+    assert info.shrink_kwargs("image", (1, 20, 20), 50) is None
+    assert info.shrink_kwargs("video", (4, 20, 20), 250) == {"num_frames": 4}
+    assert info.shrink_kwargs("video", (4, 20, 20), 99) is None

@@ -6,12 +6,12 @@ import numpy as np
 import pytest
 import torch
 from oracle import ensure_torchvision, small_tokenizer
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.geometry import sample_indices
 from sensorium.mm.media.policy import MediaPolicy
 from sensorium.mm.media.video import probe_video
 from sensorium.mm.types import EmbeddingItem, FramePlan, MediaHeader, VideoItem
-from sensorium.processors.families.qwen3_vl import Qwen3VLProcessingInfo
+from sensorium.models.families.qwen3_vl.processing import Qwen3VLProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.spans import lay_out
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from oracle import ensure_torchvision
 from sensorium.engine.model_files import resolve
-from sensorium.mm.registry import ARCHITECTURES
+from sensorium.models.registry import native_architectures
+
+ARCHITECTURES = native_architectures()
 
 
 def test_families_add_special_tokens_where_their_published_processors_do() -> None:

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 import pytest
-from sensorium.processors.families.gemma3n import Gemma3nProcessingInfo
-from sensorium.processors.families.minicpmv import MiniCPMOProcessingInfo
-from sensorium.processors.families.qwen2_5_omni import Qwen25OmniProcessingInfo
-from sensorium.processors.families.qwen3_omni import Qwen3OmniProcessingInfo
+from sensorium.models.families.gemma3n.processing import Gemma3nProcessingInfo
+from sensorium.models.families.minicpmv.processing import MiniCPMOProcessingInfo
+from sensorium.models.families.qwen2_5_omni.processing import Qwen25OmniProcessingInfo
+from sensorium.models.families.qwen3_omni.processing import Qwen3OmniProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 
 HEARD = {

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from sensorium.callers.errors import ConfigError
 from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalSettings
-from sensorium.mm.errors import ConfigError
-from sensorium.processors.families.ultravox import UltravoxProcessingInfo
+from sensorium.models.families.ultravox.processing import UltravoxProcessingInfo
 from sensorium.processors.files import ProcessorFiles
 from sensorium.processors.text.tokenizer import Tokenizer
 from tokenizers import AddedToken, decoders, models

@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 
 import pytest
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.processors.text.chat import render_chat
 from sensorium.processors.text.template import load_template
 from sensorium.processors.text.tokenizer import Tokenizer

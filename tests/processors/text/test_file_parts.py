@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 from PIL import Image
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.media import pdf
 from sensorium.mm.media.policy import MediaPolicy, MediaUrl, PdfFile, PdfPage, slow_error
 from sensorium.processors.text.message_parts import split_media
@@ -82,17 +82,17 @@ def test_the_pdfs_of_all_messages_are_limited_together(monkeypatch: pytest.Monke
     _, media, _ = split_media(pdf_message(b"1", b"2", b"1", b"1", b"1"), tenant="a")
     assert (len(media), opened, left) == (500, [b"1", b"2"], [5.0, 3.0])
     for files, policy, said, param in (
-        ([b"1"] * 6, MediaPolicy(), "message 5 part 0: the PDFs of the messages have more than 512 pages", "max_pdf_pages"),
+        ([b"1"] * 6, MediaPolicy(), "message 5 part 0: the files of the messages have more than 512 pages", "max_pdf_pages"),
         (
             [b"1"] * 17,
             MediaPolicy(max_pdf_pages=9999),
-            "message 16 part 0: the messages hold more than 16 PDFs",
+            "message 16 part 0: the messages hold more than 16 files with pages",
             "messages[16].content[0]",
         ),
         (
             [b"1", b"2", b"3"],
             MediaPolicy(),
-            "message 2 part 0: opening the PDFs of the messages took longer than 5 s",
+            "message 2 part 0: opening the files with pages of the messages took longer than 5 s",
             "worker_seconds",
         ),
         ([b"1", b"2"], MediaPolicy(worker_seconds=3.0), "took longer than 3 s", "worker_seconds"),
@@ -112,7 +112,7 @@ def test_the_pdfs_of_all_messages_are_limited_together(monkeypatch: pytest.Monke
     ("part", "said"),
     [
         ({"type": "input_file", "file_url": "https://x/a.pdf", "filename": "a.pdf"}, "a PDF is taken as data only"),
-        ({"type": "file", "file": {"file_data": "AA==", "filename": "a.pdf"}}, "the PDF cannot be read"),
+        ({"type": "file", "file": {"file_data": "AA==", "filename": "a.pdf"}}, "it is not a PDF"),
         ({"type": "file", "file": {"file_data": "A", "filename": "a.pdf"}}, "valid base64"),
         ({"type": "file", "file": {"file_data": "AA==", "filename": "a.txt"}}, "give it in a part of type text"),
         ({"type": "file", "file": {"file_data": "AA==", "filename": "a.zip"}}, "application/zip; models take images"),
@@ -134,3 +134,22 @@ def test_the_pdfs_of_all_messages_are_limited_together(monkeypatch: pytest.Monke
 def test_refusals(part: dict[str, Any], said: str) -> None:
     with pytest.raises(InputError, match=rf"^message 0 part 0: .*{said}"):
         split(part)
+
+
+def tiff_url(*colors: str) -> str:
+    first, *others = [Image.new("RGB", (8, 8), color) for color in colors]
+    buffer = io.BytesIO()
+    first.save(buffer, "TIFF", save_all=True, append_images=others)
+    return f"data:image/tiff;base64,{base64.b64encode(buffer.getvalue()).decode()}"
+
+
+def test_only_files_with_several_pages_count(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(pdf, "MAX_PDFS", 2)
+    single = [{"type": "image_url", "image_url": {"url": tiff_url(color)}} for color in ("red", "green", "blue", "white")]
+    single.append({"type": "file", "file": {"file_data": tiff_url("black")}})
+    several = [{"type": "image_url", "image_url": {"url": tiff_url("red", color)}} for color in ("green", "blue", "white")]
+    policy = MediaPolicy(max_pdf_pages=4)
+    _, media, _ = split_media([{"role": "user", "content": [*single, *several[:2], *single]}], policy)
+    assert len(media) == 5 + 4 + 5
+    with pytest.raises(InputError, match="part 7: the messages hold more than 2 files with pages; send fewer"):
+        split_media([{"role": "user", "content": [*single, *several]}], policy)

@@ -7,7 +7,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from PIL import Image
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.mm.media.policy import FrameFiles, MediaUrl
 from sensorium.mm.types import Media
 from sensorium.processors.text.message_parts import split_media
@@ -160,8 +160,8 @@ REFUSED = [
     ({"type": "image_url", "image_url": {"url": 3}}, "its 'url' is an int"),
     ({"type": "image_url", "image_url": {**URL, "uuid": "x"}}, "give uuid beside image_url, not inside it"),
     ({"type": "image_url", "image_url": {**URL, "detial": "low"}}, "image_url: unknown field 'detial'; did you mean detail?"),
-    ({"type": "image_url", "image_url": {**URL, "detail": "medium"}}, "detail is 'medium'; give low, high or auto"),
-    ({"type": "image_url", "image_url": {**URL, "detail": np.zeros(2)}}, "give low, high or auto"),
+    ({"type": "image_url", "image_url": {**URL, "detail": "medium"}}, "detail is 'medium'; give low, high, auto or original"),
+    ({"type": "image_url", "image_url": {**URL, "detail": np.zeros(2)}}, "give low, high, auto or original"),
     ({"type": "image_url", "image_url": None}, "image_url is missing; give its data, or the uuid"),
     ({"type": "image", "image": None}, "image is missing"),
     ({"type": "image"}, "image is missing; give its data"),

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 from oracle import tokenizer
-from sensorium.mm.errors import CheckpointError
+from sensorium.callers.errors import CheckpointError
 from sensorium.processors.text.tokenizer import Tokenizer
 from vocabularies import CONTROL, NORMAL, UNKNOWN, model_file, texts, trained_text, words
 

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 from oracle import small_tekken
 from PIL import Image
-from sensorium.mm.errors import InputError
+from sensorium.callers.errors import InputError
 from sensorium.processors.files import find_template
 from sensorium.processors.text.chat import render_chat
 from sensorium.processors.text.tokenizer import Tokenizer

@@ -14,8 +14,8 @@ import pytest
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 from oracle import CHAT_TEMPLATE
-from sensorium.mm.errors import CheckpointError, InputError
-from sensorium.processors.families.internvl import TEMPLATES
+from sensorium.callers.errors import CheckpointError, InputError
+from sensorium.models.families.internvl.processing import TEMPLATES
 from sensorium.processors.files import find_template
 from sensorium.processors.text.chat import render_chat
 from sensorium.processors.text.tekken import tekken_template

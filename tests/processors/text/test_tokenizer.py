@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from oracle import SPECIALS, fast_tokenizer, load_processor, token_ids, tokenizer
-from sensorium.mm.errors import CheckpointError, InputError
+from sensorium.callers.errors import CheckpointError, InputError
 from sensorium.processors.text.tokenizer import StreamDecoder, Tokenizer
 from tokenizers.processors import TemplateProcessing
 

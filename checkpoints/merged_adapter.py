@@ -1,0 +1,225 @@
+"""Merges a LoRA adapter, in the layout of peft, into the weights of its base model while they are read.
+
+Source: arXiv 2106.09685; the tensor names and scales of peft.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ..callers.errors import CheckpointError
+from ..kernels.linear.grouped import panel_rows
+from .adapters import check_settings, low_rank_scale, patterns
+from .weight_files import rename
+
+_READ = ("target_modules", "modules_to_save", "rank_pattern", "alpha_pattern", "layers_to_transform", "layers_pattern",
+         "exclude_modules", "ensure_weight_tying")  # fmt: skip
+"""Settings that only say which tensors the adapter has, and `alpha_pattern`."""
+_PREFIX = "base_model.model."
+_COMPILED = "_orig_mod."  # torch.compile's name of the module that it wraps
+_WRAPPERS = re.compile(r"\.(base_layer|modules_to_save(\.default)?)(?=\.)")
+_MATRIX = re.compile(r"(.+)\.lora_(embedding_)?([AB])(\.default)?(\.weight)?")
+_TASK = re.compile(r"(.+\.lora_[AB](?:\.default)?)\.([^.]+)\.weight")
+_PACKED = re.compile(r"\.(qweight|weight_packed|qzeros|scales|weight_scale|weight_scale_inv|weight_shape|g_idx)$")
+"""Tensors that quantised checkpoints have in the place of a weight, or beside it."""
+_UNKNOWN = re.compile(r"lora_|trainable_tokens|token_adapter")
+ONLY_LINEAR = (
+    "and not only linear layers of the decoder outside experts, which is not supported for adapters per request; merge it into "
+    "the model"
+)
+_EMBEDDING = "language_model.embed_tokens.weight"
+_OF_DECODER = re.compile(r"(?:(?:model|language_model|text_model|llm|thinker)\.)*((?:layers|embed_tokens|norm)\..+)")
+"""Names of a decoder's tensors, alone or in a model with encoders, in the layouts of transformers 4 and 5 and of publishers."""
+_OF_HEAD = re.compile(r"(?:(?:model|language_model|text_model|llm|thinker)\.)*(lm_head\..+)")
+
+
+def tensors_of_task(tensors: Iterable[tuple[str, Tensor]], task: str | None) -> Iterator[tuple[str, Tensor]]:
+    """Yield an adapter's tensors. Where it has matrices for several tasks, yield those of one, without the task's name."""
+    for name, tensor in tensors:
+        match = None if task is None else _TASK.fullmatch(name)
+        if match is None:
+            yield name, tensor
+        elif match[2] == task:
+            yield f"{match[1]}.weight", tensor
+
+
+@dataclass(frozen=True, eq=False)
+class LowRankPair:
+    """Two matrices whose product an adapter adds to a weight: `W + up @ down * scale`.
+
+    Args:
+        module: its name in the adapter.
+        weight: the stored name of the weight.
+        down: `[rank, in]`. up: `[out, rank]`.
+    """
+
+    module: str
+    weight: str
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+class MergedAdapter:
+    """An adapter: weights become `W + B A * scale`, and modules of `modules_to_save` are replaced.
+
+    Args:
+        raw: adapter_config.json.
+        tensors: of the adapter's file by name; on the meta device for `add_headers` only.
+        prefixes: (stored, canonical) prefixes of the model's tensor names. Two names match if they become the same.
+        dtype: of the model.
+
+    Raises:
+        ConfigError: a setting is not supported.
+        CheckpointError: a tensor is not one of LoRA, or its counterpart is missing.
+    """
+
+    def __init__(
+        self,
+        raw: Mapping[str, Any],
+        tensors: Iterable[tuple[str, Tensor]],
+        prefixes: Sequence[tuple[str, str]],
+        dtype: torch.dtype,
+    ) -> None:
+        check_settings(raw, _READ)
+        self._config, self._prefixes, self._dtype = {"lora_alpha": 8, **raw}, prefixes, dtype
+        self._alphas = patterns(raw, "alpha_pattern")
+        self._replaced: dict[str, tuple[str, Tensor]] = {}  # key -> name, tensor
+        self._pairs: dict[str, tuple[str, dict[str, Tensor]]] = {}  # key -> module, matrices
+        self._embeddings = set[str]()
+        self._spellings: dict[str, str] = {}  # another key of a tensor of the decoder -> the key in the adapter
+        for name, tensor in tensors:
+            path = _WRAPPERS.sub("", name.removeprefix(_PREFIX).replace(_COMPILED, ""))
+            matrix = _MATRIX.fullmatch(path)
+            if matrix is None:
+                if _UNKNOWN.search(path):
+                    raise CheckpointError(f"the adapter holds {name}, which is not supported; merge it into the model")
+                self._replaced[self._adapter_key(path)] = path, tensor
+                continue
+            module, embedding, letter, *_ = matrix.groups()
+            key = self._adapter_key(f"{module}.weight")
+            self._pairs.setdefault(key, (module, {}))[1][letter] = tensor
+            self._embeddings |= {key} if embedding else set()
+        for module, matrices in self._pairs.values():
+            ranks = {
+                low.shape[0] if letter == "A" else low.shape[1:].numel() for letter, low in matrices.items() if low.ndim > 1
+            }
+            if len(matrices) < 2 or len(ranks) != 1 or 0 in ranks or min(low.ndim for low in matrices.values()) < 2:
+                raise CheckpointError(f"the adapter's lora_A and lora_B of {module} are not two matrices of one rank")
+
+    def _key(self, name: str) -> str:
+        return rename(name, self._prefixes).removeprefix("model.")
+
+    def _adapter_key(self, name: str) -> str:
+        """Return the key of an adapter's tensor. Trained alone, a decoder has other names than in a model with encoders."""
+        key = self._key(name)
+        for pattern, part in (_OF_DECODER, "language_model"), (_OF_HEAD, "head"):
+            if match := pattern.fullmatch(name):
+                self._spellings[f"{part}.{match[1]}"] = key
+        return key
+
+    def _stored_key(self, name: str) -> str:
+        """Return the key of a tensor of the base model, as the adapter spells it."""
+        key = self._key(name)
+        return key if key in self._pairs or key in self._replaced else self._spellings.get(key, key)
+
+    def _shape(self, key: str) -> tuple[int, ...]:
+        """Return the shape of the weight that a pair changes."""
+        first, second = (self._pairs[key][1][letter] for letter in "AB")
+        if key in self._embeddings:
+            return first.shape[1], second.shape[0]
+        return second.shape[0], *first.shape[1:]
+
+    def add_headers(self, stored: Mapping[str, Tensor]) -> dict[str, Tensor]:
+        """Return the base model's tensors on the meta device with those of the adapter that replace or extend them.
+
+        Raises:
+            CheckpointError: the base model lacks a weight that the adapter changes, or it is quantised or has another shape.
+        """
+        keys = {self._stored_key(name): name for name in stored}
+        packed = {self._stored_key(_PACKED.sub(".weight", name)) for name in stored if _PACKED.search(name)}
+        for key, (module, _) in self._pairs.items():
+            base = stored.get(keys.get(key, ""))
+            if base is None and key not in packed:
+                raise CheckpointError(
+                    f"the adapter changes {module}, and the base model has no such module; give the base model that it was "
+                    "trained on, <<base_with_adapter>>"
+                )
+            if base is None or (base.numel() and (not base.is_floating_point() or base.itemsize == 1)):
+                raise CheckpointError(
+                    f"the adapter changes {module}, which the base model does not store in 16 or 32 bits; give the base model "
+                    "that is not quantised, <<base_with_adapter>>"
+                )
+            if base.numel() and tuple(base.shape) != self._shape(key):
+                raise CheckpointError(
+                    f"the adapter changes {module} of shape {list(self._shape(key))}, the base model has {list(base.shape)}; "
+                    "give the base model that it was trained on, <<base_with_adapter>>"
+                )
+        headers = dict(stored)
+        for key, (name, tensor) in self._replaced.items():
+            headers[keys.get(key, name)] = tensor
+        return headers
+
+    def pairs(self, stored: Collection[str]) -> Iterator[LowRankPair]:
+        """Yield the adapter's pairs, for weights that stay as they are. `stored`: the base model's tensors.
+
+        Raises:
+            CheckpointError: the base model lacks a weight that a pair changes, or the adapter holds more than pairs.
+        """
+        surplus = next((name for name, _ in self._replaced.values()), None)
+        surplus = surplus or next((self._pairs[key][0] for key in self._embeddings), None)
+        if surplus is not None:
+            raise CheckpointError(f"the adapter changes {surplus} {ONLY_LINEAR}")
+        weights = [_PACKED.sub(".weight", name) for name in stored]
+        names = {self._stored_key(name): name for name in weights}
+        for key, (module, matrices) in self._pairs.items():
+            if key not in names:
+                raise CheckpointError(
+                    f"the adapter changes {module}, and the base model has no such module; give an adapter of this model"
+                )
+            down, up = (matrices[letter].flatten(1) for letter in "AB")
+            yield LowRankPair(module, names[key], down, up, self._scale(module, len(down)))
+
+    def _scale(self, module: str, rank: int) -> float:
+        alpha = next((alpha for pattern, alpha in self._alphas if pattern.match(module)), self._config["lora_alpha"])
+        return low_rank_scale(alpha, rank, self._config)
+
+    @property
+    def changes_embeddings(self) -> bool:
+        changed = self._pairs.keys() | self._replaced.keys()
+        return _EMBEDDING in changed or self._spellings.get(_EMBEDDING) in changed
+
+    def merge(self, weights: Iterable[tuple[str, Tensor]]) -> Iterator[tuple[str, Tensor]]:
+        """Yield the base model's weights with the adapter merged in.
+
+        A weight is merged panel by panel: summed in float32 and rounded once to the model's dtype.
+        """
+        left = dict(self._replaced)
+        for name, tensor in weights:
+            key = self._stored_key(name)
+            if key in self._replaced:
+                left.pop(key, None)
+                yield name, self._replaced[key][1]
+            else:
+                yield name, self._changed(key, tensor) if key in self._pairs else tensor
+        yield from left.values()
+
+    def _changed(self, key: str, weight: Tensor) -> Tensor:
+        module, matrices = self._pairs[key]
+        down, up = (matrices[letter].float().flatten(1) for letter in "AB")
+        scale = self._scale(module, len(down))
+        if key in self._embeddings:
+            down, up = up.T, down.T
+        wide = weight.flatten(1)
+        each = panel_rows(wide.shape[1])
+        changed = torch.empty(wide.shape, dtype=torch.float32 if len(wide) <= each else self._dtype)
+        for first in range(0, len(wide), each):
+            part = slice(first, first + each)
+            changed[part] = (up[part] @ down).mul_(scale).add_(wide[part])
+        return changed.view(weight.shape)

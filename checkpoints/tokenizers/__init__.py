@@ -1,0 +1,1 @@
+"""Tokenizers as publishers ship them, converted for the `tokenizers` library."""

@@ -1,0 +1,199 @@
+"""`sensorium read`: read PDFs and pictures, each page in the cheapest way that is enough."""
+
+from __future__ import annotations
+
+import argparse
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ..callers.errors import ConfigError, ErrorInfo
+from .common import add_model_arguments, engine_options, positive_int
+from .output import exit_code, exit_on_signals, print_error, print_line, printable
+from .sources import path_or_url, read_sources
+from .wording import message_of
+
+if TYPE_CHECKING:
+    from ..pipelines.documents.blocks import PageRecord
+    from ..pipelines.documents.inputs import OpenedDocument
+    from ..pipelines.documents.manifest import Manifest
+    from ..pipelines.documents.options import ReadOptions
+    from ..pipelines.documents.output import DocumentFolder
+    from ..pipelines.documents.readers import PageReader
+    from ..pipelines.files import NamedItem
+
+EXAMPLE = "sensorium read scans/ report.pdf --output-dir out --format md --resume"
+FORMATS = ("md", "json", "txt", "html", "hocr", "alto")
+_MODEL_USE = "the model that reads pages without a good text layer (default: the reader of the extra `documents`): "
+
+
+def add_arguments(parser: argparse.ArgumentParser) -> None:
+    help_text = "a PDF or picture: a path, a folder, a pattern, a URL, or - for stdin"
+    parser.add_argument("files", metavar="FILE", type=path_or_url, nargs="+", help=help_text)
+    add_model_arguments(parser, default="", use=_MODEL_USE)
+    parser.add_argument("--format", choices=FORMATS, default="md", help="format of the outputs (default: md)")
+    parser.add_argument("--output-dir", metavar="DIR", type=Path, help="write one file per document into this folder")
+    help_text = "with --output-dir: go on where an earlier run ended, beside other processes that read into the same folder"
+    parser.add_argument("--resume", action="store_true", help=help_text)
+    help_text = 'pages of each document, such as "3-7,12" or "10-" (default: all)'
+    parser.add_argument("--pages", metavar="RANGES", help=help_text)
+    help_text = "codec workers that inspect pages at a time (default: one for each processor, at most 8)"
+    parser.add_argument("--jobs", metavar="N", type=positive_int, help=help_text)
+    help_text = "auto uses the text layers that can be trusted, always every one, never none (default: auto)"
+    parser.add_argument("--text-layer", choices=("auto", "always", "never"), default="auto", help=help_text)
+    parser.add_argument("--plan", action="store_true", help="print how each page would be read, and read nothing")
+    help_text = "largest number of pages of a document (default: 5000)"
+    parser.add_argument("--max-pages", metavar="N", type=positive_int, default=5000, help=help_text)
+    parser.add_argument(
+        "--question", metavar="TEXT", help='with --model: the prompt beside each page (default: "Read the text.")'
+    )
+    help_text = "with --model: maximum number of tokens per page (default: 4096)"
+    parser.add_argument("--max-tokens", metavar="N", type=positive_int, help=help_text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Return 2 if a document or page could not be read; the others are still read."""
+    if args.resume and args.output_dir is None:
+        raise ConfigError("--resume needs --output-dir, where an earlier run wrote its records; give it")
+    _check_model_options(args)
+    from ..pipelines.documents.inputs import documents_of
+    from ..pipelines.files import NamedItem
+
+    options = _options(args)
+    sources = read_sources(args.files, "image", ("pdf",))
+    items = documents_of(NamedItem(source.name, source.item) for source in sources)
+    if args.plan:
+        return _print_plan(args, items, options)
+    return _read(args, items, options)
+
+
+def _check_model_options(args: argparse.Namespace) -> None:
+    """Raise ConfigError for an option of a model without a model."""
+    for name in ("question", "max_tokens", "dtype", "device", "quantization", "revision", "offline"):
+        if not args.model and getattr(args, name) not in (None, False, "auto"):
+            flag = f"--{name.replace('_', '-')}"
+            raise ConfigError(f"{flag} is for the model that reads pages; give --model, or leave {flag} out")
+
+
+def _options(args: argparse.Namespace) -> ReadOptions:
+    from ..pipelines.documents.options import ReadOptions
+    from ..pipelines.ocr import QUESTION
+
+    return ReadOptions(
+        pages=args.pages,
+        text_layer=args.text_layer,
+        jobs=args.jobs,
+        max_pages=args.max_pages,
+        question=args.question or QUESTION,
+        max_tokens=args.max_tokens or ReadOptions.max_tokens,
+    )
+
+
+def _read(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOptions) -> int:
+    from ..mm.media.policy import DEFAULT_POLICY
+    from ..pipelines.documents.inputs import read_policy
+    from ..pipelines.documents.manifest import Manifest
+    from ..pipelines.documents.output import DocumentFolder
+    from ..pipelines.documents.read import DocumentReader
+
+    names = [item.source for item in items]
+    folder = None if args.output_dir is None else DocumentFolder(args.output_dir, names, args.format, args.resume)
+    reader = _reader(args, options)
+    policy = read_policy(DEFAULT_POLICY, options)
+    errors = list[ErrorInfo]()
+    with exit_on_signals(), Manifest(None if folder is None else folder.manifest) as manifest, _progress() as on_pages:
+        documents = DocumentReader(items, reader, options, policy, manifest, on_pages)
+        for index, document in _in_order(documents.documents(), in_order=folder is None):
+            errors += _write(args, index, document, manifest, folder, len(items) > 1)
+        if folder is not None:
+            folder.clean(manifest.owner)
+    return exit_code(errors)
+
+
+def _reader(args: argparse.Namespace, options: ReadOptions) -> PageReader:
+    from ..pipelines.documents.readers import ModelReader, find_reader
+
+    if not args.model:
+        return find_reader()
+    from ..engine.llm import LLM
+
+    return ModelReader(LLM(**engine_options(args)).engine, options.question, options.max_tokens)
+
+
+def _write(
+    args: argparse.Namespace,
+    index: int,
+    document: OpenedDocument,
+    manifest: Manifest,
+    folder: DocumentFolder | None,
+    is_one_of_several: bool,
+) -> list[ErrorInfo]:
+    """Write or print a document, and print the errors of its pages. Return them."""
+    from ..pipelines.documents.projections import Projected, project
+
+    name, errors, doubts = printable(document.source), list[tuple[str, ErrorInfo]](), list[str]()
+    if document.error is not None:
+        errors.append((name, document.error))
+
+    def pages() -> Iterator[PageRecord]:
+        for page in manifest.records(document.key, document.ranges):
+            if page.error is not None:
+                errors.append((f"{name}#page={page.number}", page.error))
+            if page.doubt is not None:
+                doubts.append(f"the text of {name}#page={page.number} is probably wrong: {page.doubt}")
+            yield page
+
+    projected = Projected(document.source, document.error, pages())
+    if folder is None:
+        if is_one_of_several and args.format != "json":
+            print_line(f"{name}:")
+        print_line("".join(project(projected, args.format)).rstrip("\n"))
+    else:
+        print_line(f"{name}: {printable(str(folder.write(index, projected, manifest.owner)))}")
+    for place, error in errors:
+        print_error(f"{place}: {message_of(error, args)}")
+    for doubt in doubts:
+        print(f"sensorium: warning: {doubt}", file=sys.stderr)
+    return [error for _, error in errors]
+
+
+def _in_order(documents: Iterator[tuple[int, OpenedDocument]], in_order: bool) -> Iterator[tuple[int, OpenedDocument]]:
+    """Yield documents when they are done, or in their order."""
+    if not in_order:
+        yield from documents
+        return
+    waiting: dict[int, OpenedDocument] = {}
+    index = 0
+    for done, document in documents:
+        waiting[done] = document
+        while index in waiting:
+            yield index, waiting.pop(index)
+            index += 1
+
+
+@contextmanager
+def _progress() -> Iterator[Callable[[int], object]]:
+    """Count pages on stderr, with pages a second, if it is a terminal."""
+    from tqdm import tqdm
+
+    with tqdm(desc="Read", unit=" pages", disable=not sys.stderr.isatty()) as bar:
+        yield bar.update
+
+
+def _print_plan(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOptions) -> int:
+    from ..pipelines.documents.plan import plan_pages
+    from ..pipelines.documents.readers import find_reader
+
+    kind, errors, ways = "model" if args.model else find_reader().kind, list[ErrorInfo](), Counter[str]()
+    for page in plan_pages(items, options, kind):
+        if page.error is not None:
+            errors.append(page.error)
+            print_error(f"{printable(page.source)}: {message_of(page.error, args)}")
+            continue
+        ways[page.way] += 1
+        print_line(f"{printable(page.source)}: {page.way}: {page.reason}")
+    print_line(", ".join(f"{number:,} {way}" for way, number in ways.most_common()) or "no pages")
+    return exit_code(errors)

@@ -1,0 +1,61 @@
+"""Proposes what followed the last tokens where they stood before, in the prompt or the answer."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+from .proposer import DraftedSequence, match_length
+
+_MAX_PLACES = 16  # earlier places that a step looks at
+_INDEXED = 1024  # tokens that a step adds to the index, so that a long prompt does not hold up the other sequences
+
+
+class SuffixProposer:
+    """Finds the longest suffix of a sequence that occurs in it before, among the last 16 places; the latest one wins a tie.
+
+    The n-grams of the sequence are chained as in LZ77 (Ziv and Lempel, 1977): a place names the place before that has the same
+    n-gram. A new token costs one entry of a dictionary and one of a list.
+
+    Args:
+        shortest: length of the n-grams, the shortest suffix that counts. longest: more tokens are not compared.
+    """
+
+    name = "suffix"
+
+    def __init__(self, shortest: int = 3, longest: int = 24) -> None:
+        self._shortest, self._longest, self.matched = shortest, max(shortest, longest), 0
+        self._last: dict[tuple[int, ...], int] = {}  # n-gram -> the last place after it
+        self._before: list[int] = []  # place -> the place before with the same n-gram, or 0
+
+    def propose(self, sequence: DraftedSequence, budget: int) -> Sequence[int]:
+        token_ids = sequence.token_ids
+        self._read(token_ids)
+        end, best, self.matched = len(token_ids), 0, 0
+        earlier_end = self._before[end] if end < len(self._before) else 0
+        for _ in range(_MAX_PLACES):
+            if not earlier_end or self.matched >= self._longest:
+                break
+            length = match_length(token_ids, earlier_end, token_ids, self._longest)
+            if length > self.matched:
+                best, self.matched = earlier_end, length
+            earlier_end = self._before[earlier_end]
+        if self.matched < self._shortest:  # tokens were replaced since they were read
+            return ()
+        guesses = token_ids[best : best + budget]
+        while len(guesses) < budget:  # the source reaches the end, so it goes on with its own guesses: a cycle
+            guesses += guesses[: budget - len(guesses)]
+        return guesses
+
+    def _read(self, token_ids: Sequence[int]) -> None:
+        """Add the n-grams of new tokens. Entries of replaced tokens remain; comparing the tokens rejects them."""
+        if len(token_ids) + 1 < len(self._before):
+            self._last.clear()
+            self._before.clear()
+        first = max(0, len(self._before) - self._shortest)
+        if not self._before:
+            self._before = [0] * min(self._shortest, len(token_ids) + 1)
+        part = token_ids[first : first + _INDEXED + self._shortest]
+        grams = zip(*(part[shift:] for shift in range(self._shortest)), strict=False)
+        for position, gram in enumerate(grams, start=first + self._shortest):
+            self._before.append(self._last.get(gram, 0))
+            self._last[gram] = position

@@ -1,0 +1,414 @@
+"""`Engine`: a loaded model, which `LLM`, `AsyncLLM`, live sessions, tasks and the server share."""
+
+from __future__ import annotations
+
+import os
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import replace
+from functools import partial
+from typing import TYPE_CHECKING, Any, Unpack, overload
+
+import torch
+
+from ..callers.errors import InputError, check_utf8, short_repr, typed
+from ..callers.pacing import releasing_gil
+from ..callers.plain import builtin_copy
+from ..kernels.installation import warn_if_hidden
+from ..mm.parse import modality_of_path
+from ..mm.types import ItemPlan
+from ..processors.device import MediaDevice
+from ..processors.files import MODULES
+from ..processors.interface import SupportsTranscription
+from ..processors.sentence_transformers import SentenceTransformersConfig
+from ..processors.text.message_parts import holds_files
+from ..processors.text.tokenizer import Tokenizer
+from .answer_report import AnswerReport, report_answer
+from .config import EngineConfig, make_config
+from .errors import NotPicklable
+from .frontend.adapters import AdapterChoice, RequestAdapters, as_adapters
+from .frontend.arguments import (
+    REQUEST_KEYS,
+    as_priorities,
+    check_sleep_level,
+    drop_vllm_arguments,
+    read_chat_options,
+    read_chat_template,
+    request_template,
+)
+from .frontend.engine_loop import EngineLoop
+from .frontend.input_processor import InputProcessor
+from .frontend.media import MultiModalSettings
+from .frontend.prompt_text import PromptOptions
+from .frontend.prompts import find_salt
+from .frontend.request import RequestInput
+from .frontend.request_handle import RequestHandle, ResetPrefixCache
+from .frontend.trace import span_observer
+from .model_files import ModelFiles, load_model_files
+from .pooling_params import check_pooling
+from .sampling_params import SamplingParams, from_generation_config
+from .setup.doctor import explain
+from .setup.hub import find_model
+from .setup.implementation import resolve_architecture
+from .setup.loader import load_core
+from .setup.memory_plan import MemoryPlan
+from .setup.resolve import load_processing
+from .setup.talker import load_talker
+from .types import CoreInfo, EngineStats, RequestOutput, task_without_head
+
+if TYPE_CHECKING:
+    from .option_types import ChatOptions
+
+
+_UNLIMITED_TOKENS = 1e9  # transformers writes 1e30 as model_max_length of a tokenizer without a limit
+OTHERS = ("metrics", "tracing", "chat_template")
+"""Options of `LLM` that are not in EngineConfig."""
+Params = SamplingParams | Sequence[SamplingParams] | None
+
+
+def make_engine(model: str | os.PathLike[str], options: Mapping[str, Any]) -> Engine:
+    """Make an engine from the arguments of `LLM`."""
+    others = {name: value for name, value in options.items() if name in OTHERS}
+    return Engine(make_config(model, {name: value for name, value in options.items() if name not in OTHERS}), **others)
+
+
+class Engine(NotPicklable):
+    """A loaded model: its configuration, tokenizer, inputs and the loop that computes. It makes requests and does not wait.
+
+    Attributes:
+        info: what the core says of the model.
+        default_params: sampling parameters of requests that give none.
+        ocr_prompts: names of prompts that `ocr` takes as its question.
+        speech: the model's interface for transcription, or None.
+        sentence_transformers: settings of a checkpoint in the layout of sentence-transformers, else None.
+        truncates_pairs: `score` cuts pairs of texts that are too long, as sentence-transformers' CrossEncoder does.
+        adapters: those that requests may choose, by name.
+        talker: generates the codes and samples of `speak` with `load_talker=True`, else None.
+
+    Raises:
+        ConfigError, CheckpointError, HubError: see `LLM`.
+    """
+
+    def __init__(
+        self,
+        config: EngineConfig,
+        metrics: Any = False,
+        tracing: Any = False,
+        chat_template: str | os.PathLike[str] | None = None,
+    ) -> None:
+        warn_if_hidden()
+        self.config = find_model(config)
+        files = load_model_files(self.config.model, self.config.adapter, self.config.hf_overrides)
+        resolve_architecture(files)  # an unknown architecture is reported before a missing tokenizer
+        self.tokenizer = Tokenizer(files.tokenizer_folder)
+        if files.sentence_transformers is not None and files.sentence_transformers.lower_cases:
+            self.tokenizer.lower_case()
+        info = load_processing(files, self.config.mm_processor_kwargs, self.tokenizer)
+        self._template = read_chat_template(chat_template) if chat_template else info.chat_template or files.find_template()
+        self.tokenizer.chat_template = self._template
+        self._architecture = files.architecture
+        self.takes_media, self.ocr_prompts, self.output_shape = bool(info.modalities), info.ocr_prompts, info.output_shape
+        self.takes_instruction, self.document_instruction = info.takes_instruction, info.document_instruction
+        self.embeds_text = not self.takes_media and (self._template is None or (files.root / MODULES).is_file())
+        core, self.config = load_core(self.config, files, info, self.tokenizer)
+        self._load_talker = partial(load_talker, self.config, files) if self.config.load_talker else None
+        self.talker = None if self._load_talker is None else self._load_talker()
+        self._sleep_lock = threading.Lock()  # the engine and the talker sleep and wake together
+        self.max_model_len, self.dtype = core.info.max_model_len, getattr(torch, core.info.dtype)
+        ends = [token for text in info.end_tokens if (token := self.tokenizer.token_to_id(text)) is not None]
+        self.eos_token_ids = tuple(dict.fromkeys((*files.eos_token_ids, *ends)))
+        self.default_params = _default_params(self.config, files)
+        self.speech = info if isinstance(info, SupportsTranscription) else None
+        hidden_size = core.info.hidden_size if self.config.enable_prompt_embeds else None
+        longest = _default_max_tokens(files.sentence_transformers, self.tokenizer)
+        options = PromptOptions(self.config.max_template_seconds, hidden_size, core.info.can_generate, longest)
+        self.truncates_pairs = files.is_cross_encoder
+        settings, self.sentence_transformers = _media_settings(self.config, files, core.info), files.sentence_transformers
+        self.inputs = InputProcessor(info, self.tokenizer, settings, self.max_model_len, options)
+        loop = (self.config.seed, self.config.media_workers, self.config.sampling_limits)
+        self.loop = EngineLoop(core, self.tokenizer, self.eos_token_ids, *loop)
+        self.adapters = RequestAdapters(self.loop)
+        if self.config.warm_up:
+            self.inputs.media.warm_up([modality for modality in info.modalities if self.config.encodes(modality)])
+        self._observe(metrics, tracing)
+
+    def _observe(self, metrics: Any, tracing: Any) -> None:
+        if metrics:
+            from .frontend.metrics import register
+
+            self.loop.observers.append(register(metrics, self.loop, self.inputs.media))
+        if tracing:
+            self.loop.observers.append(span_observer(tracing))
+
+    def describe(self, name: str) -> str:
+        """Return the repr of a face with this name: the model, how it computes, and whether the engine is closed."""
+        info, quantization = self.info, self.config.quantization
+        facts: dict[str, object] = {"model": self.config.model, "architecture": self._architecture}
+        facts |= {"device": info.device, "dtype": info.dtype} | ({} if quantization is None else {"quantization": quantization})
+        facts |= {"closed": True} if self.loop.closed else {}
+        return f"{name}({', '.join(f'{fact}={value!r}' for fact, value in facts.items())})"
+
+    @property
+    def info(self) -> CoreInfo:
+        return self.loop.core.info
+
+    def request(
+        self,
+        prompt: object,
+        sampling_params: SamplingParams | None = None,
+        priority: int = 0,
+        request_id: str | None = None,
+        **chat: Unpack[ChatOptions],
+    ) -> RequestHandle:
+        """Make a request for one prompt or one conversation (a list of messages), for `serve` or `AsyncLLM.answer`.
+
+        Raises:
+            InputError: an argument has a wrong type or is unknown.
+        """
+        if prompt is None or isinstance(prompt, bytes | int | float):
+            reason = f"a prompt must be a string, a mapping, token ids or a list of messages, not {typed(prompt)}"
+            raise InputError(reason, code="invalid_value", param="prompt")
+        (adapter,) = as_adapters(chat.pop("adapter", None), chat.pop("lora_request", None), 1)
+        options = drop_vllm_arguments(chat)
+        (params,) = self.params(sampling_params, 1)
+        (priority,) = as_priorities(priority, 1)
+        request_id = builtin_copy(request_id, "request_id")
+        if request_id is not None and not (isinstance(request_id, str) and request_id):
+            raise InputError(
+                f"<<param>> must be a non-empty string, not {short_repr(request_id)}", code="invalid_value", param="request_id"
+            )
+        check_utf8(request_id or "", "request_id")
+        is_chat = isinstance(prompt, list | tuple) and not all(isinstance(token, int) for token in releasing_gil(prompt))
+        if is_chat:
+            return self.handle(prompt, params, self.chat_options(**options), priority, request_id, adapter)
+        read_chat_options(options, self.config.max_template_chars)
+        if options:
+            raise InputError(f"{next(iter(options))} is an argument for messages; in any other prompt, give it as a key")
+        return self.handle(prompt, params, None, priority, request_id, adapter)
+
+    def media_request(self, prompt: object) -> RequestHandle:
+        """Make a request of `encode_media` for one prompt, for `serve` or `AsyncLLM.answer`."""
+        if self.config.parts != "encoder":
+            raise InputError('this engine returns no encoder rows; load the model with <<parts=>>"encoder"', code="unsupported")
+        parse = partial(self.inputs.parse_media, prompt)
+        return RequestHandle(RequestInput(parse, SamplingParams(max_tokens=1), salt=find_salt(prompt)))
+
+    def sleep(self, level: int = 1) -> None:
+        """Free the memory of weights, caches and buffers until `wake_up`. Do nothing if the engine sleeps already.
+
+        The tokenizer, the cache of processed items, and encoder rows in `encoder_cache_dir` are kept.
+
+        Args:
+            level: 1 or 2 as in vLLM; both do the same here.
+
+        Raises:
+            InputError: requests are being served, live sessions are open, or the engine was closed.
+        """
+        check_sleep_level(level)
+        with self._sleep_lock:
+            self.loop.sleep().result()
+            self.talker = None
+
+    def wake_up(self, tags: Sequence[str] | None = None) -> None:
+        """Read the weights again, with empty caches. Do nothing if the engine is awake.
+
+        Args:
+            tags: "weights" and "kv_cache" as in vLLM; any of them wakes all.
+
+        Raises:
+            CheckpointError: the checkpoint was changed meanwhile, or cannot be read.
+            InputError: there is too little memory, or the engine was closed.
+        """
+        with self._sleep_lock:
+            self.loop.wake_up().result()
+            if self.talker is None and self._load_talker is not None:
+                self.talker = self._load_talker()
+
+    def reset_prefix_cache(self) -> bool:
+        """Free all KV blocks that are kept for reuse. Return False if blocks of running sequences remain."""
+        self.loop.check_open()
+        return bool(self.loop.call(ResetPrefixCache()).result())
+
+    @property
+    def asleep(self) -> bool:
+        """True while requests are refused, from `sleep` to `wake_up`."""
+        return self.loop.asleep
+
+    @property
+    def media_full(self) -> bool:
+        """True while media of the requests take `max_total_bytes` of the media policy."""
+        return self.inputs.media.budget.is_full
+
+    @property
+    def stats(self) -> EngineStats:
+        """Counters of sequences, blocks, caches and preemptions, at most 50 ms old while requests are computed."""
+        return self.loop.stats
+
+    def close(self) -> None:
+        """End every request with an error, then all threads and processes. Garbage collection of the engine does the same."""
+        self.loop.close()
+        self.inputs.media.close()
+
+    def plan(
+        self, prompt: object, mm_processor_kwargs: Mapping[str, Any] | None = None, cache_salt: str | None = None
+    ) -> list[ItemPlan]:
+        """Return the tokens, encoder rows and bytes of each item from the headers of its media. Nothing is decoded.
+
+        Args:
+            prompt: a prompt as in `generate`, or messages as in `chat`. Its text is optional, as in
+                `{"multi_modal_data": {...}}`; that of messages is not read.
+            mm_processor_kwargs, cache_salt: options of this request.
+
+        Raises:
+            InputError: the prompt has another form.
+            MediaError: an item would be refused.
+        """
+        if modality := modality_of_path(prompt):
+            how = f'give {{"multi_modal_data": {{"{modality}": path}}}}'
+            raise InputError(
+                f"<<param=>>{short_repr(prompt)} is a text to plan, but a file has this name; {how}", param="prompt"
+            )
+        prompt = builtin_copy(prompt, "prompt", "the prompt")
+        if isinstance(prompt, list) and prompt and all(isinstance(message, Mapping) for message in prompt):
+            return self.inputs.plan_chat(prompt, mm_processor_kwargs, cache_salt)
+        for name, value in ("mm_processor_kwargs", mm_processor_kwargs), ("cache_salt", cache_salt):
+            if value is not None:
+                if not isinstance(prompt, Mapping):
+                    raise InputError(f"{name} needs a prompt with multi_modal_data; give the prompt as a mapping")
+                prompt = {**prompt, name: value}
+        return self.inputs.plan(prompt)
+
+    def tokenize(
+        self, messages: Sequence[Mapping[str, Any]], max_tokens: int | None = None, **options: Unpack[ChatOptions]
+    ) -> tuple[int, ...]:
+        """Return the token ids of the prompt of a conversation, from the headers of its media. Nothing is decoded.
+
+        Args:
+            max_tokens: tokens that the prompt may have; None: as many as the model takes.
+            options: as in `chat`.
+
+        Raises:
+            InputError, MediaError: errors of `chat` that can be found without decoding.
+        """
+        return self.inputs.tokenize_chat(messages, *self.chat_options(**options), max_tokens)
+
+    def count_tokens(self, messages: Sequence[Mapping[str, Any]], **options: Unpack[ChatOptions]) -> int:
+        """Return the number of tokens of `tokenize`."""
+        return len(self.tokenize(messages, **options))
+
+    @overload
+    def explain(self, output: None = None) -> MemoryPlan: ...
+    @overload
+    def explain(self, output: RequestOutput) -> AnswerReport: ...
+    @overload
+    def explain(self, output: RequestOutput | None) -> MemoryPlan | AnswerReport: ...
+    def explain(self, output: RequestOutput | None = None) -> MemoryPlan | AnswerReport:
+        """Return the maximum memory of this engine and the largest items it accepts or, with an output, how it was made."""
+        if output is None:
+            return explain(self.config)
+        if not isinstance(output, RequestOutput):
+            raise InputError(
+                f"<<param>> must be an output of this engine, not {typed(output)}", code="invalid_value", param="output"
+            )
+        return report_answer(output, self.stats.no_drafts)
+
+    def embedding_size(self, pooling: str | None = None) -> int:
+        """Return the length of the vectors of `embed`.
+
+        Raises:
+            InputError: `pooling` is unknown, or the checkpoint's layers on pooled vectors take vectors of another length.
+        """
+        check_pooling(pooling)
+        info = self.info
+        if (pooling or info.pooling) == "tokens":
+            return info.token_size
+        if pooling is None or pooling.count("+") == info.pooling.count("+"):
+            return info.vector_size
+        if info.vector_size != info.hidden_size * (info.pooling.count("+") + 1):
+            reason = f"<<param=>>{short_repr(pooling)} gives vectors of another length than {short_repr(info.pooling)}"
+            raise InputError(
+                f"{reason}, for which this checkpoint's layers are made; leave it out", code="unsupported", param="pooling"
+            )
+        return info.hidden_size * (pooling.count("+") + 1)
+
+    def chat_options(self, **options: Any) -> tuple[dict[str, Any], dict[str, Any]]:
+        """Return the arguments `render` and `request` of `InputProcessor.parse_chat` from the options of `chat`."""
+        options = read_chat_options(options, self.config.max_template_chars)
+        chosen = options.pop("chat_template", None)
+        template = self._template if isinstance(chosen, str | None) and not chosen else request_template(chosen)
+        if template is None:
+            task = task_without_head(self.info)
+            if task is not None and not self.speech:
+                raise InputError(f"this model does not chat: {task}", code="unsupported")
+            how = "<<give_template_or_prompt>>"
+            if self.speech:
+                how = "this model transcribes speech: <<transcribe_or_prompt>>"
+            raise InputError(f"the checkpoint has no chat template; {how}", code="unsupported")
+        request = {name: options.pop(name) for name in REQUEST_KEYS if name in options}
+        variables = options.pop("chat_template_kwargs", None) or {}
+        return {**variables, **options, "template": template, "isolated": template != self._template}, request
+
+    def handle(
+        self,
+        prompt: Any,
+        params: SamplingParams,
+        chat: tuple[Mapping[str, Any], Mapping[str, Any]] | None = None,
+        priority: int = 0,
+        request_id: str | None = None,
+        adapter: AdapterChoice = None,
+    ) -> RequestHandle:
+        """Make a request. `chat`: the render and request options of a conversation; None for a prompt."""
+        if self.config.parts == "encoder":
+            raise InputError("this engine has only the encoder; <<load_whole>>", code="unsupported")
+        inputs, reserve = self.inputs, self._reserve(params)
+        prepare = partial(inputs.parse, prompt) if chat is None else partial(inputs.parse_chat, prompt, *chat)
+        has_files, salt = chat is not None and holds_files(prompt), find_salt(prompt if chat is None else chat[1])
+        request = RequestInput(partial(prepare, reserve), params, priority, request_id, has_files=has_files, salt=salt)
+        return RequestHandle(request if adapter is None else replace(request, adapter=self.adapters.lease(adapter)))
+
+    def _reserve(self, params: SamplingParams) -> int:
+        """Return how many tokens `fit="context"` leaves for the answer: max_tokens, at most a quarter of the context."""
+        return min(params.max_tokens or self.max_model_len, max(1, self.max_model_len // 4))
+
+    def params(self, given: Params, count: int) -> Sequence[SamplingParams]:
+        """Return one copy per prompt, so that later changes by the caller have no effect."""
+        if given is None or isinstance(given, SamplingParams):
+            return [(self.default_params if given is None else given).clone()] * count
+        valid = isinstance(given, list | tuple) and all(isinstance(entry, SamplingParams) for entry in given)
+        if not valid:
+            raise InputError(f"sampling_params must be a SamplingParams or a list of them, not {typed(given)}")
+        if len(given) != count:
+            raise InputError(f"{len(given)} sampling_params for {count} prompts; give one, or one per prompt")
+        copies = {id(entry): entry for entry in given}
+        copies = {key: entry.clone() for key, entry in releasing_gil(copies.items())}
+        return [copies[id(entry)] for entry in given]
+
+
+def _default_max_tokens(settings: SentenceTransformersConfig | None, tokenizer: Tokenizer) -> int | None:
+    """Return the number of tokens to which sentence-transformers cuts a text; None: the longest prompt's."""
+    if settings is None or settings.max_tokens is not None:
+        return None if settings is None else settings.max_tokens
+    longest = tokenizer.model_max_length
+    return int(longest) if isinstance(longest, int | float) and 0 < longest < _UNLIMITED_TOKENS else None
+
+
+def _default_params(config: EngineConfig, files: ModelFiles) -> SamplingParams:
+    """Return the parameters of requests that give none: those of generation_config.json, unless it is ignored."""
+    stored = files.generation_config if config.generation_config == "auto" else {}
+    return from_generation_config(stored | dict(config.override_generation_config))
+
+
+def _media_settings(config: EngineConfig, files: ModelFiles, core: CoreInfo) -> MultiModalSettings:
+    return MultiModalSettings(
+        config.media,
+        config.limit_mm_per_prompt,
+        files.fingerprint,
+        core.row_bytes,
+        getattr(torch, core.dtype),
+        config.trust_uuid,
+        config.mm_processor_cache_bytes,
+        max_uuids=config.max_uuids,
+        kernels=config.kernels,
+        device=None if config.media_device == "cpu" else MediaDevice(config.torch_media_device),
+        encodes=config.parts != "decoder",
+    )

@@ -1,0 +1,1 @@
+"""Products of quantised weights in Triton."""

@@ -1,0 +1,58 @@
+"""Gemma 3 (arXiv 2503.19786): SigLIP with squares of its rows averaged, a decoder with sliding windows in most layers."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Iterable, Mapping
+from dataclasses import replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....checkpoints.config import require
+from ...layers.connectors import ProjectorSpec
+from ...text.bidirectional import one_sided
+from ...text.decoder_config import decoder_spec
+from ...text.stacks import stack_of
+from ...tower_model import TOWER_PREFIXES, TowerModel
+from ...vision.encoders import encoder_spec
+
+_MATRIX = "mm_input_projection_weight"  # stored as `[in, out]`
+
+
+class Gemma3(TowerModel):
+    """A model of images."""
+
+    prefixes = (
+        (f"model.multi_modal_projector.{_MATRIX}", "projector.matrix.weight"),
+        (f"multi_modal_projector.{_MATRIX}", "projector.matrix.weight"),
+        *TOWER_PREFIXES,
+    )
+    ignored = ("tower.head.", "tower.embeddings.position_ids")  # a pooling head; a buffer in old checkpoints
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        stack = stack_of(config, "gemma3_text")
+        inner = require(config, "text_config")
+        # beside images, use_bidirectional_attention changes the windows alone: the processor's token types make the masks
+        inner = {**one_sided(inner, stack), "is_causal": inner.get("is_causal")}
+        text = decoder_spec({**config, "text_config": inner}, stack)
+        tower = encoder_spec(require(config, "vision_config"), "siglip_vision_model", post_norm=True)
+        assert tower.table is not None
+        merge = tower.table.side // math.isqrt(config.get("mm_tokens_per_image", 256))
+        projector = ProjectorSpec(
+            tower.width,
+            text.hidden_size,
+            ("matrix",),
+            merge**2,
+            bias=False,
+            norm="mm_soft_emb_norm",
+            eps=tower.eps,
+            rms=True,
+            norm_offset=1.0,
+            averaged=True,
+        )
+        super().__init__(text, replace(tower, merge=merge), projector, dtype, device)
+
+    def convert_weights(self, weights: Iterable[tuple[str, Tensor]]) -> Iterable[tuple[str, Tensor]]:
+        return ((name, tensor.T if name.endswith(_MATRIX) else tensor) for name, tensor in weights)

@@ -1,0 +1,106 @@
+"""Parakeet (arXiv 2305.05084): FastConformer with a CTC head, which names a token per row, or a transducer (TDT, RNN-T)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Mapping, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ....checkpoints.config import positive_int
+from ...audio.fastconformer import FastConformer, fastconformer_bytes, fastconformer_spec
+from ...audio.transducer import STEP_ROWS, Transducer, TransducerState, transducer_bytes, transducer_prefixes, transducer_spec
+from ...encoder_only import EncoderOnlyModel
+from ...interface import StepLimits
+from ...layers.linear import Linear, LmHead
+from ...weights import check, fill
+
+_ROWS = 256  # whose logits are computed at a time
+
+
+class Parakeet(EncoderOnlyModel):
+    """A model of audio. `prefixes`: (stored, canonical) prefixes of the head's tensors."""
+
+    prefixes: Sequence[tuple[str, str]]
+
+    def __init__(self, config: Mapping[str, Any], vocab: int, dtype: torch.dtype, device: torch.device) -> None:
+        spec = fastconformer_spec(config.get("encoder_config") or {})
+        super().__init__(spec.width, vocab, spec.positions, dtype)
+        self.encoder = FastConformer(spec, dtype, device)
+        self.ignored = tuple(f"encoder.{name}" for name in self.encoder.unused)
+
+    def embed_multimodal(self, modality: str, tensors: Mapping[str, Any]) -> list[Tensor]:
+        frames = tensors["audio_frames"].tolist()
+        return list(self.encoder(tensors["input_features"], frames).split([self.encoder.spec.num_rows(n) for n in frames]))
+
+    def input_bytes(self, modality: str, rows: int) -> int:
+        return rows * self.encoder.spec.factor * self.encoder.spec.mels * self.dtype.itemsize
+
+    def encoder_bytes(self, modality: str, rows: int, limits: StepLimits) -> int:
+        return fastconformer_bytes(self.encoder.spec, rows, self.dtype, limits)
+
+    def is_unused(self, name: str) -> bool:
+        return name in self.ignored
+
+    def check_weights(self, headers: Mapping[str, Tensor]) -> None:
+        check(self, headers.items(), self.prefixes, self.ignored)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        fill(self, weights, self.prefixes, self.ignored)
+
+
+class ParakeetCtc(Parakeet):
+    """The vector of a row is its likeliest token and the log probability of that."""
+
+    prefixes = (("ctc_head.", "head.lm_head."),)
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        vocab = positive_int({"vocab_size": 1025, **config}, "vocab_size")
+        super().__init__(config, vocab, dtype, device)
+        self.head = LmHead(self.row_size, vocab, None, dtype, device, bias=True)
+        self.vector_size = self.token_size = 2
+
+    def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
+        """Return float32 `[n, 2]`: token and log probability."""
+        parts = []
+        for rows in hidden.split(_ROWS):
+            logprob, token = self.head(rows).log_softmax(-1).max(-1)
+            parts.append(torch.stack((token.float(), logprob), 1))
+        return torch.cat(parts)
+
+
+class ParakeetTransducer(Parakeet):
+    """The vector of a row is the one that the joint network reads; those of all rows are decoded to tokens.
+
+    Implements `models.interface.SupportsRowDecoding`. `has_durations`: the joint network also predicts how many rows a token
+    lasts.
+    """
+
+    has_durations = False
+    step_rows = STEP_ROWS
+
+    def __init__(self, config: Mapping[str, Any], dtype: torch.dtype, device: torch.device) -> None:
+        spec = transducer_spec(config, self.has_durations)
+        super().__init__(config, spec.vocab, dtype, device)
+        self.encoder_projector = Linear(self.row_size, {"encoder_projector": spec.width}, True, dtype, device)
+        self.transducer = Transducer(spec, dtype, device)
+        self.prefixes = transducer_prefixes(spec.layers)
+        self.vector_size = self.token_size = spec.width
+
+    def project_hidden(self, hidden: Tensor, tokens: bool) -> Tensor:
+        return self.encoder_projector(hidden)
+
+    def decode_rows(self, hidden: Sequence[Tensor], before: Sequence[TransducerState | None]) -> list[TransducerState]:
+        rows = self.encoder_projector(torch.cat(list(hidden))).split(list(map(len, hidden)))
+        return self.transducer.decode(rows, before)
+
+    def decoded(self, state: TransducerState) -> Tensor:
+        return torch.tensor(state.tokens, dtype=torch.float32).view(len(state.tokens), 4)
+
+    def forward_bytes(self, limits: StepLimits) -> int:
+        return super().forward_bytes(limits) + transducer_bytes(self.transducer.spec, limits.rows, limits.rows, self.dtype)
+
+
+class ParakeetTdt(ParakeetTransducer):
+    has_durations = True

@@ -1,0 +1,209 @@
+"""Adapters that requests choose: which layers of a decoder they change, and their tensors as the layers read them."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from itertools import chain
+from weakref import ref
+
+import torch
+from torch import Tensor
+
+from ..callers.errors import CheckpointError, ConfigError
+from ..checkpoints.merged_adapter import ONLY_LINEAR, LowRankPair
+from ..checkpoints.weight_files import rename
+from ..kernels.linear import LinearWeight, pack
+from ..mm.hashing import digest
+from .adapters import shards_of
+from .decoder_model import DecoderModel
+from .interface import Model, StepLimits
+from .layers.basic import Converter, Convertible
+from .layers.linear import Linear
+from .layers.moe import Mixture, ModalityMixture
+from .layers.row_adapter import ActiveAdapters, AdapterSlot, PackedPairs, RowGroup
+from .memory_formulas import OpBytes, packed_weight_bytes
+from .text.decoder import CrossLayer
+
+
+@dataclass(frozen=True, eq=False)
+class ShardPair:
+    """A pair of matrices for one shard of a Linear.
+
+    Args:
+        module: name in the adapter.
+        weight: canonical name of the shard's weight.
+        number: of the Linear. outputs: those of the shard.
+    """
+
+    module: str
+    weight: str
+    number: int
+    outputs: slice
+    down: Tensor
+    up: Tensor
+    scale: float
+
+
+class AdaptedLayers:
+    """The linear layers of a decoder that adapters of requests may change.
+
+    Experts are left out, because the rows that they get are not those of the step, and so is cross-attention.
+
+    Args:
+        stored: names of the checkpoint's tensors.
+
+    Raises:
+        ConfigError: the model has no decoder-only stack, or adapters of its own.
+    """
+
+    def __init__(self, model: Model, stored: Iterable[str]) -> None:
+        if not isinstance(model, DecoderModel) or getattr(model, "language_model", None) is None:
+            raise ConfigError("<<param=>>True needs a decoder-only model that does not run through transformers; leave it out",
+                              param="enable_lora")  # fmt: skip
+        if model.adapters:
+            raise ConfigError("<<param=>>True: this checkpoint has adapters of its own; leave it out", param="enable_lora")
+        self._model: ref[DecoderModel] = ref(model)  # weak, because the model refers to this object
+        self.active: ActiveAdapters = ActiveAdapters()
+        self._layers: list[Linear] = []
+        self._shards: dict[str, tuple[int, slice]] = {}  # canonical name of a weight -> number of its Linear, and its outputs
+        left_out = (Mixture, ModalityMixture, CrossLayer)
+        for layer, stem, start, rows in shards_of(model.language_model, "language_model", left_out):
+            if not self._layers or layer is not self._layers[-1]:
+                layer.slot = AdapterSlot(len(self._layers), self.active)
+                self._layers.append(layer)
+            self._shards[f"{stem}.weight"] = len(self._layers) - 1, slice(start, start + rows)
+        modules = [(path, module) for path, module in model.named_modules() if isinstance(module, Convertible)]
+        self._converters: dict[str, Converter] = dict(chain.from_iterable(module.converters(path) for path, module in modules))
+        self._names: dict[str, None] = dict.fromkeys((*self._shards, *stored))  # the checkpoint's come last: they win
+
+    @property
+    def prefixes(self) -> Sequence[tuple[str, str]]:
+        """(stored, canonical) prefixes of the model's tensor names."""
+        model = self._model()
+        assert model is not None
+        return model.prefixes
+
+    @property
+    def stored(self) -> Collection[str]:
+        """Names that `MergedAdapter.pairs` compares: of the checkpoint's tensors, and canonical ones."""
+        return self._names
+
+    def split(self, pair: LowRankPair) -> list[ShardPair]:
+        """Return the pairs of the shards that a stored weight has become. Tensors may be on the meta device.
+
+        Raises:
+            CheckpointError: no layer takes it, or its shape does not fit.
+        """
+        parts = list(self._parts(pair))
+        shards = [self._shards.get(name) for name, _ in parts]
+        if not parts or None in shards:
+            raise CheckpointError(f"the adapter changes {pair.module} {ONLY_LINEAR}")
+        shard_pairs = []
+        for (name, up), shard in zip(parts, shards, strict=True):
+            assert shard is not None
+            number, outputs = shard
+            inner, rank = self._layers[number].in_features, len(pair.down)
+            if tuple(pair.down.shape) != (rank, inner) or tuple(up.shape) != (outputs.stop - outputs.start, rank):
+                raise CheckpointError(
+                    f"the adapter's matrices of {pair.module} are {list(pair.down.shape)} and {list(pair.up.shape)}, which "
+                    f"do not fit the base model's {name}; give an adapter of this model"
+                )
+            shard_pairs.append(ShardPair(pair.module, name, number, outputs, pair.down, up, pair.scale))
+        return shard_pairs
+
+    def _parts(self, pair: LowRankPair) -> Iterator[tuple[str, Tensor]]:
+        """Yield canonical names and the rows of `up`, split and ordered as the stored weight is when it is loaded."""
+        if pair.weight in self._shards:
+            yield pair.weight, pair.up
+            return
+        try:
+            model = self._model()
+            assert model is not None
+            for stored, tensor in model.convert_weights([(pair.weight, pair.up)]):
+                name = rename(stored, model.prefixes)
+                yield from self._converters[name](tensor) if name in self._converters else [(name, tensor)]
+        except (IndexError, ValueError, RuntimeError):
+            raise CheckpointError(
+                f"the adapter's matrix of {pair.module} has shape {list(pair.up.shape)}, which does not fit the base model; "
+                "give an adapter of this model"
+            ) from None
+
+    def num_bytes(self, pairs: Iterable[ShardPair]) -> int:
+        """Return the bytes of an adapter as `pack` lays it out."""
+        ranks = dict[int, list[tuple[int, int]]]()
+        for pair in pairs:
+            ranks.setdefault(pair.number, []).append((len(pair.down), pair.outputs.stop - pair.outputs.start))
+        return sum(self._layer_bytes(self._layers[number], shards) for number, shards in ranks.items())
+
+    def capacity(self, count: int, rank: int) -> int:
+        """Return the bytes of so many adapters of this rank that change every layer."""
+        shards = {layer: [(rank, rows) for rows in layer.shards.values()] for layer in self._layers}
+        return count * sum(self._layer_bytes(layer, ranks) for layer, ranks in shards.items())
+
+    def _layer_bytes(self, layer: Linear, shards: Sequence[tuple[int, int]]) -> int:
+        device, dtype = layer.device if layer.device.type != "meta" else torch.device("cpu"), layer.dtype
+        down = packed_weight_bytes(layer.in_features, sum(rank for rank, _ in shards), False, dtype, device)
+        return down + sum(packed_weight_bytes(rank, rows, False, dtype, device) for rank, rows in shards)
+
+    def step_bytes(self, limits: StepLimits, rank: int) -> int:
+        """Return the bytes per row that the largest layer's adapters allocate: its rows, and the results of both products."""
+        most = 0
+        for layer in self._layers:
+            ops, ranks = OpBytes(layer.dtype, limits), rank * len(layer.shards)
+            low = ops.linear(layer.in_features, ranks, limits.rows) + rank * layer.dtype.itemsize
+            wide = max(ops.linear(rank, rows, limits.rows) for rows in layer.shards.values())
+            most = max(most, layer.in_features * layer.dtype.itemsize + low + wide)
+        return limits.rows * most
+
+    def pack(self, pairs: Iterable[ShardPair]) -> dict[int, PackedPairs]:
+        """Return an adapter's matrices as the layers read them, by the number of the layer.
+
+        Raises:
+            CheckpointError: a matrix holds NaN, infinity, or numbers that the model's dtype cannot hold.
+        """
+        by_layer = dict[int, list[ShardPair]]()
+        for pair in pairs:
+            by_layer.setdefault(pair.number, []).append(pair)
+        packed = {}
+        for number, shards in by_layer.items():
+            layer, first = self._layers[number], 0
+            downs, ups, ranks = list[Tensor](), list[tuple[slice, slice, LinearWeight]](), dict[int, slice]()
+            for pair in shards:
+                if id(pair.down) not in ranks:  # shards that are stored as one weight have one `down`
+                    ranks[id(pair.down)] = slice(first, first := first + len(pair.down))
+                    downs.append(_checked(pair.down.to(layer.dtype), pair))
+                up = _checked((pair.up.float() * pair.scale).to(layer.dtype), pair).to(layer.device)
+                ups.append((ranks[id(pair.down)], pair.outputs, pack(up, None)))
+            packed[number] = PackedPairs(pack(torch.cat(downs).to(layer.device), None), ups)
+        return packed
+
+    @contextmanager
+    def applied(self, groups: Sequence[RowGroup], num_rows: int) -> Iterator[None]:
+        """Apply adapters to the rows of a forward pass inside the context."""
+        self.active.groups, self.active.num_rows = groups, num_rows
+        try:
+            yield
+        finally:
+            self.active.groups = ()
+
+
+def adapted_layers(model: Model) -> AdaptedLayers | None:
+    """Return the layers that adapters of requests change; None if the model takes no such adapters."""
+    layers = getattr(model, "request_adapters", None)
+    return layers if isinstance(layers, AdaptedLayers) else None
+
+
+def content_digest(pairs: Iterable[ShardPair]) -> str:
+    """Return the identity of an adapter: what it adds to which weights."""
+    ordered = sorted(pairs, key=lambda pair: pair.weight)
+    return digest("sensorium.lora", [[pair.weight, pair.scale, pair.down, pair.up] for pair in ordered])
+
+
+def _checked(tensor: Tensor, pair: ShardPair) -> Tensor:
+    if not tensor.isfinite().all():
+        raise CheckpointError(
+            f"the adapter's matrices of {pair.module} hold NaN, infinity, or numbers beyond {str(tensor.dtype)[6:]}"
+        )
+    return tensor

@@ -1,0 +1,57 @@
+"""`LLM.read`: documents in memory, and outputs in a folder."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+from typing import TYPE_CHECKING
+
+from ...callers.errors import InputError, short_repr
+from ...engine.progress import ShowProgress, make_progress
+from ..validation import as_items
+from .blocks import Document
+from .inputs import documents_of, read_policy
+from .manifest import Manifest
+from .options import ReadOptions
+from .output import DocumentFolder
+from .projections import SUFFIXES, Projected
+from .read import DocumentReader, load
+from .readers import ModelReader
+
+if TYPE_CHECKING:
+    from ...engine.engine import Engine
+
+
+def read_files(
+    engine: Engine,
+    files: object,
+    options: ReadOptions,
+    output_dir: str | os.PathLike[str] | None,
+    output_format: str,
+    resume: bool,
+    use_tqdm: ShowProgress,
+) -> list[Document]:
+    """Return the documents that files, folders and patterns name, in order; see `LLM.read`.
+
+    Raises:
+        InputError: there is no file, or an argument has a wrong value.
+        ConfigError: of the folder; see `DocumentFolder`.
+    """
+    if output_format not in SUFFIXES:
+        formats = ", ".join(SUFFIXES)
+        raise InputError(f"<<param=>>{short_repr(output_format)}; the known ones are {formats}", param="output_format")
+    items = documents_of(as_items("files", files, "image"))
+    names = [item.source for item in items]
+    folder = None if output_dir is None else DocumentFolder(Path(output_dir), names, output_format, resume)
+    policy, documents = read_policy(engine.config.media, options), dict[int, Document]()
+    reader = ModelReader(engine, options.question, options.max_tokens)
+    with Manifest(None if folder is None else folder.manifest) as manifest, make_progress(len(items), use_tqdm) as progress:
+        for index, opened in DocumentReader(items, reader, options, policy, manifest).documents():
+            document = load(opened, manifest)
+            if folder is not None:
+                folder.write(index, Projected(document.source, document.error, document.pages), manifest.owner)
+            documents[index] = document
+            progress.update(1)
+        if folder is not None:
+            folder.clean(manifest.owner)
+    return [document for _, document in sorted(documents.items())]

@@ -1,0 +1,114 @@
+"""The document tree: a document has pages, a page has blocks, a block has lines."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+from ...callers.errors import ErrorInfo
+from ...mm.media.page_facts import Box
+
+Kind = Literal["heading", "paragraph", "list_item", "table", "formula", "code", "picture", "page"]
+"""Kinds of blocks. "page" is the text of a whole page, if the model does not divide it into blocks."""
+Source = Literal["text_layer", "reader", "model"]
+Way = Literal["blank", "text_layer", "draft", "reading", "unread"]
+"""How a page is read. "blank": not at all, because it shows nothing. "text_layer": from the file. "draft": by a model, with the
+text layer as its draft. "reading": by a model or another reader. "unread": nothing can read it."""
+
+
+@dataclass(frozen=True)
+class Line:
+    """A line of a block. `confidence` is from 0 to 1, None if the source gives none."""
+
+    text: str
+    box: Box | None = None
+    confidence: float | None = None
+
+
+@dataclass(frozen=True)
+class Block:
+    """A part of a page. Blocks stand in reading order.
+
+    Args:
+        text: without line ends, except in tables, code and whole pages.
+        box: in points from the top left corner of the page; None if the source gives no boxes.
+        level: of a heading, from 1.
+        confidence: from 0 to 1, None if the source gives none.
+        model: name of the model or reader; "" for the text layer.
+    """
+
+    kind: Kind
+    text: str
+    box: Box | None = None
+    lines: tuple[Line, ...] = ()
+    level: int = 0
+    confidence: float | None = None
+    source: Source = "text_layer"
+    model: str = ""
+
+
+@dataclass(frozen=True)
+class PageRecord:
+    """The outcome of one page.
+
+    Args:
+        number: of the page in its document, from 1.
+        width, height: in points as the page is shown; of a picture in pixels.
+        scale: pixels per point of the rendered page; 1 for a picture.
+        way: how it was read, and `reason` why in this way.
+        error: why there is no text; None if it was read, or is blank.
+        doubt: why the text is probably wrong; None if nothing speaks against it.
+    """
+
+    number: int
+    width: float = 0.0
+    height: float = 0.0
+    scale: float = 1.0
+    way: Way = "unread"
+    reason: str = ""
+    blocks: tuple[Block, ...] = ()
+    error: ErrorInfo | None = None
+    doubt: str | None = None
+
+    @property
+    def text(self) -> str:
+        """The blocks' texts, with an empty line between them."""
+        return "\n\n".join(block.text for block in self.blocks if block.text)
+
+
+@dataclass(frozen=True)
+class Document:
+    """A document and its pages.
+
+    Args:
+        source: path or URL; "" for bytes.
+        pages: those that were asked for, in order; none if the document cannot be opened.
+        error: why it cannot be opened, or None. Each page has an error of its own.
+    """
+
+    source: str
+    pages: tuple[PageRecord, ...] = ()
+    error: ErrorInfo | None = None
+
+    @property
+    def text(self) -> str:
+        """The pages' texts, with an empty line between them."""
+        return "\n\n".join(page.text for page in self.pages if page.text)
+
+    @property
+    def failed(self) -> Sequence[PageRecord]:
+        """The pages with an error."""
+        return [page for page in self.pages if page.error is not None]
+
+
+def pixel_box(box: Box, scale: float) -> Box:
+    """Return a box in pixels of the rendered page."""
+    left, top, right, bottom = (round(side * scale, 2) for side in box)
+    return left, top, right, bottom
+
+
+def union(boxes: Sequence[Box]) -> Box:
+    """Return the smallest box around all of these."""
+    lefts, tops, rights, bottoms = zip(*boxes, strict=True)
+    return min(lefts), min(tops), max(rights), max(bottoms)

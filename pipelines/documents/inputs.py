@@ -1,0 +1,147 @@
+"""Finds the files to read, counts their pages, and computes the keys of the page records."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import time
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field, replace
+from typing import TypeVar
+
+from ...callers.errors import BusyError, ErrorInfo, InputError, SensoriumError, error_reason, is_out_of_memory, typed
+from ...mm.media.isolate import run_isolated
+from ...mm.media.page_facts import PageFacts, page_facts
+from ...mm.media.pdf import POINTS, holds_pictures, is_pdf, open_pdf
+from ...mm.media.policy import MediaPolicy
+from ...mm.media.source import read
+from ..files import NamedItem, named_items
+from .manifest import Ranges
+from .options import ReadOptions, pages_within, parse_pages
+from .readers import PageReader
+from .ways import RULES
+
+T = TypeVar("T")
+_TRIES = 3  # while the machine is busy
+_PAUSE = 1.0  # seconds before another try
+
+
+@dataclass(frozen=True, eq=False)
+class OpenedDocument:
+    """A document whose pages are counted.
+
+    Args:
+        key: hash of its bytes, of the options and of the reader: the records of its pages have this key.
+        ranges: the pages that are read; () if it cannot be opened.
+        error: why it cannot be opened.
+    """
+
+    source: str
+    item: object
+    key: str = ""
+    ranges: Ranges = ()
+    error: ErrorInfo | None = None
+    data: bytes = field(default=b"", repr=False)
+
+    @property
+    def num_pages(self) -> int:
+        return sum(last - first + 1 for first, last in self.ranges)
+
+    def closed(self) -> OpenedDocument:
+        """Return it without its bytes."""
+        return replace(self, data=b"")
+
+    def failed(self, error: ErrorInfo) -> OpenedDocument:
+        return replace(self, ranges=(), error=error, data=b"")
+
+
+def documents_of(items: Iterable[object]) -> list[NamedItem]:
+    """Return the files that are named: paths, folders, patterns, URLs and bytes."""
+    return list(named_items(items, "image", ("pdf",)))
+
+
+def open_document(item: NamedItem, options: ReadOptions, reader: PageReader, policy: MediaPolicy) -> OpenedDocument:
+    """Return a document with its bytes, or with the error for which it cannot be opened."""
+    document = OpenedDocument(item.source, item.item)
+    try:
+        if isinstance(item.item, InputError):
+            raise item.item
+        data = read_bytes(item.item, policy)
+        count = _count_pages(data, policy)
+        ranges = pages_within(parse_pages(options.pages), count)
+        if not ranges:
+            reason = f"it has {count:,} pages, and <<pages=>>{options.pages} names none of them; give other pages"
+            raise InputError(reason, param="pages", code="over_limit", limit=count)
+    except InputError as error:
+        return document.failed(error.info)
+    return replace(document, key=_key(data, options, reader, policy), ranges=ranges, data=data)
+
+
+def _count_pages(data: bytes, policy: MediaPolicy) -> int:
+    if not is_pdf(data) and not holds_pictures(data):
+        return 1
+    try:
+        return len(open_pdf(data, policy)[0].sizes)
+    except InputError as error:
+        if error.info.param != "max_pdf_pages":
+            raise
+        limit, count = policy.max_pdf_pages, error.info.value
+        reason = f"it has {count:,} pages, the limit is {limit:,}; raise <<max_pages>>, or split it"
+        raise InputError(reason, code="over_limit", param="max_pages", limit=limit, value=count) from None
+
+
+def read_bytes(item: object, policy: MediaPolicy) -> bytes:
+    """Return the bytes of a file.
+
+    Raises:
+        InputError: it cannot be read, or is no file.
+    """
+    data = read(item, "image", policy)
+    if not isinstance(data, bytes):
+        raise InputError(f"read takes a path, an open file, bytes or a URL, not {typed(item)}", param="files")
+    return data
+
+
+def read_policy(policy: MediaPolicy, options: ReadOptions) -> MediaPolicy:
+    """Return the policy of documents: each page is decoded within its limits, and there may be more pages."""
+    return replace(policy, max_pdf_pages=options.max_pages or policy.max_pdf_pages)
+
+
+def scale_of(data: bytes, policy: MediaPolicy) -> float:
+    """Return pixels per point of a document's rendered pages; 1 for pictures."""
+    return policy.pdf_dpi / POINTS if is_pdf(data) else 1.0
+
+
+def facts_of(data: bytes, numbers: list[int], policy: MediaPolicy) -> Iterator[tuple[int, PageFacts | ErrorInfo]]:
+    """Yield what pages hold, or why they cannot be opened. They are inspected together, or alone if one of them fails."""
+    try:
+        yield from zip(numbers, patiently(lambda: run_isolated(page_facts, data, numbers, policy)), strict=True)
+        return
+    except Exception as error:
+        if len(numbers) == 1:
+            yield numbers[0], info_of(error)
+            return
+    for number in numbers:
+        yield from facts_of(data, [number], policy)
+
+
+def patiently(function: Callable[[], T]) -> T:
+    """Return the result of a function, which is called again while the machine is too busy."""
+    for _ in range(_TRIES - 1):
+        try:
+            return function()
+        except BusyError:
+            time.sleep(_PAUSE)
+    return function()
+
+
+def info_of(error: Exception) -> ErrorInfo:
+    """Return any exception as the reason for which a page has no text."""
+    if isinstance(error, SensoriumError):
+        return error.info
+    return ErrorInfo("out_of_memory" if is_out_of_memory(error) else "internal", error_reason(error))
+
+
+def _key(data: bytes, options: ReadOptions, reader: PageReader, policy: MediaPolicy) -> str:
+    values = [RULES, hashlib.sha256(data).hexdigest(), options.text_layer, policy.pdf_dpi, policy.background, reader.digest]
+    return hashlib.sha256(json.dumps(values).encode()).hexdigest()

@@ -1,0 +1,95 @@
+"""Options of `read`."""
+
+from __future__ import annotations
+
+import os
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import get_args
+
+from ...callers.errors import InputError, short_repr
+from ..ocr import QUESTION
+from ..validation import check_type
+from .manifest import Ranges
+from .ways import TextLayer
+
+_RANGE = re.compile(r"\s*(\d{1,9})\s*(?:(-)\s*(\d{1,9})?\s*)?")
+_LAST = 1 << 31
+
+
+@dataclass(frozen=True)
+class ReadOptions:
+    """Options of `read`.
+
+    Args:
+        pages: which pages of each document are read, such as "3-7,12" or "10-"; None: all.
+        text_layer: "auto" uses the text layer of a page if it can be trusted, "always" if there is one, "never" reads each
+            page's picture.
+        jobs: pages are inspected in so many codec workers at a time; None: one for each processor, at most 8.
+        max_pages: pages of one document, longer ones are refused; None: `max_pdf_pages` of the media policy.
+        question: the prompt beside each page that a model reads, as in `ocr`.
+        max_tokens: maximum number of tokens of such a page.
+
+    Raises:
+        InputError: an option has a wrong type or value.
+    """
+
+    pages: str | None = None
+    text_layer: TextLayer = "auto"
+    jobs: int | None = None
+    max_pages: int | None = None
+    question: str = QUESTION
+    max_tokens: int | None = 4096
+
+    def __post_init__(self) -> None:
+        check_type("pages", self.pages, str, type(None))
+        check_type("question", self.question, str)
+        if self.text_layer not in get_args(TextLayer):
+            names = ", ".join(get_args(TextLayer))
+            raise InputError(f"<<param=>>{short_repr(self.text_layer)}; the known ones are {names}", param="text_layer")
+        for name in ("jobs", "max_pages", "max_tokens"):
+            value = getattr(self, name)
+            if value is not None and (type(value) is not int or value < 1):
+                raise InputError(f"<<param=>>{short_repr(value)} must be an integer of 1 or above", param=name)
+        parse_pages(self.pages)
+
+    @property
+    def num_jobs(self) -> int:
+        return self.jobs or min(os.cpu_count() or 1, 8)
+
+
+def parse_pages(text: str | None) -> Ranges:
+    """Return first and last numbers of pages, in order and without overlaps; all pages for None.
+
+    Raises:
+        InputError: the text is not like "3-7,12" or "10-".
+    """
+    if text is None:
+        return ((1, _LAST),)
+    pairs = list[tuple[int, int]]()
+    for part in text.split(","):
+        match = _RANGE.fullmatch(part)
+        first = int(match[1]) if match else 0
+        last = 0 if match is None else first if not match[2] else int(match[3] or _LAST)
+        if not 1 <= first <= last:
+            advice = 'give numbers from 1 and ranges, such as "3-7,12" or "10-"'
+            raise InputError(f"<<param=>>{short_repr(text)} names no pages; {advice}", param="pages", code="invalid_value")
+        pairs.append((first, last))
+    return tuple(_merged(sorted(pairs)))
+
+
+def _merged(pairs: list[tuple[int, int]]) -> Iterator[tuple[int, int]]:
+    first, last = pairs[0]
+    for start, end in pairs[1:]:
+        if start > last + 1:
+            yield first, last
+            first, last = start, end
+        else:
+            last = max(last, end)
+    yield first, last
+
+
+def pages_within(ranges: Ranges, count: int) -> Ranges:
+    """Return the ranges of a document with so many pages; () if it has none of them."""
+    return tuple((first, min(last, count)) for first, last in ranges if first <= count)

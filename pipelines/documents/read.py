@@ -1,0 +1,146 @@
+"""Reads documents page by page. Each page ends with a record in the manifest; a document is made from its pages' records."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
+from dataclasses import dataclass, field
+
+from ...callers.errors import ErrorInfo, InputError
+from ...mm.media.page_facts import MAX_CHARS
+from ...mm.media.policy import MediaPolicy
+from ..files import NamedItem
+from .blocks import Document, PageRecord
+from .inputs import OpenedDocument, facts_of, info_of, open_document, patiently, scale_of
+from .manifest import Manifest
+from .options import ReadOptions
+from .readers import PageReader, PageTask
+from .text_blocks import blocks_of
+from .ways import choose_way
+
+CHUNK = 16
+"""Pages that are leased and inspected together, and that a model reads in one batch."""
+TRANSIENT = ("busy", "out_of_memory", "interrupted", "engine_asleep", "engine_closed", "engine_dead", "internal", "overloaded")
+"""Codes of errors that another run may not meet: it reads such pages again."""
+_POLL = 0.25  # seconds between two looks at pages that other processes read
+
+
+@dataclass
+class DocumentReader:
+    """Reads documents with one manifest.
+
+    Args:
+        on_pages: called with the number of pages that this run has just finished.
+    """
+
+    items: Sequence[NamedItem]
+    reader: PageReader
+    options: ReadOptions
+    policy: MediaPolicy
+    manifest: Manifest
+    on_pages: Callable[[int], object] = lambda number: None
+    _unfinished: dict[int, OpenedDocument] = field(default_factory=dict)  # by index of the item, without bytes
+    _waiting: list[tuple[OpenedDocument, PageTask]] = field(default_factory=list)  # for a batch of the model
+
+    def documents(self) -> Iterator[tuple[int, OpenedDocument]]:
+        """Yield (index of the item, document) when all of its pages have records, or the document cannot be opened."""
+        with ThreadPoolExecutor(self.options.num_jobs, "sensorium-pages") as pool:
+            for index in range(len(self.items)):
+                document = self._open(index)
+                if document.error is not None:
+                    yield index, document
+                    continue
+                self._unfinished[index] = document.closed()
+                self.manifest.add(document.key, document.ranges)
+                self.manifest.forget(document.key, document.ranges, TRANSIENT)
+                self._read(document, pool)
+                yield from self._finished()
+            self._read_waiting(1)
+            yield from self._finished()
+            while self._unfinished:  # other processes read the rest, or have left it
+                time.sleep(_POLL)
+                yield from self._read_rest(pool)
+
+    def _open(self, index: int) -> OpenedDocument:
+        return open_document(self.items[index], self.options, self.reader, self.policy)
+
+    def _read_rest(self, pool: ThreadPoolExecutor) -> Iterator[tuple[int, OpenedDocument]]:
+        """Read the pages that no other process reads any more."""
+        for index, document in list(self._unfinished.items()):
+            if not self.manifest.can_claim(document.key, document.ranges):
+                continue
+            again = self._open(index)
+            if again.key != document.key:
+                del self._unfinished[index]
+                yield index, document.failed(again.error or InputError("the file has changed while it was read").info)
+            else:
+                self._read(again, pool)
+        self._read_waiting(1)
+        yield from self._finished()
+
+    def _finished(self) -> Iterator[tuple[int, OpenedDocument]]:
+        """Yield documents whose pages all have records."""
+        for index, document in list(self._unfinished.items()):
+            with self.manifest.snapshot():  # another process may make pages wait again
+                if not self.manifest.missing(document.key, document.ranges):
+                    del self._unfinished[index]
+                    yield index, document
+
+    def _read(self, document: OpenedDocument, pool: ThreadPoolExecutor) -> None:
+        """Read the pages of a document that no other process reads."""
+        running = set[Future[list[PageTask]]]()
+        while True:
+            numbers = self.manifest.claim(document.key, document.ranges, CHUNK)
+            if numbers:
+                running.add(pool.submit(self._read_chunk, document, numbers))
+            if not running:
+                return
+            if not numbers or len(running) >= self.options.num_jobs:
+                done, running = wait(running, return_when=FIRST_COMPLETED)
+                self._waiting += [(document.closed(), task) for future in done for task in future.result()]
+                self._read_waiting(CHUNK)
+
+    def _read_chunk(self, document: OpenedDocument, numbers: list[int]) -> list[PageTask]:
+        """Write the records of pages that no model has to read. Return the other pages."""
+        waiting, scale = list[PageTask](), scale_of(document.data, self.policy)
+        for number, facts in facts_of(document.data, numbers, self.policy):
+            if isinstance(facts, ErrorInfo):
+                self._finish(document, [PageRecord(number, reason="it cannot be opened", error=facts)])
+                continue
+            way, reason = choose_way(facts, self.reader.kind, self.options.text_layer)
+            task = PageTask(document.data, number, facts, way, reason, scale)
+            if way == "blank":
+                self._finish(document, [task.record()])
+            elif way == "text_layer":
+                cut = f"the last {facts.num_cut:,} characters of its text layer are left out, the limit is {MAX_CHARS:,}"
+                blocks = blocks_of(facts.lines, [None] * len(facts.lines))
+                self._finish(document, [task.record(blocks, doubt=cut if facts.num_cut else None)])
+            elif self.reader.kind == "model":
+                waiting.append(task)
+            else:
+                self._finish(document, self._results([task]))
+        return waiting
+
+    def _read_waiting(self, least: int) -> None:
+        """Read pages with the model while at least so many wait for it."""
+        while len(self._waiting) >= least:
+            batch, self._waiting = self._waiting[:CHUNK], self._waiting[CHUNK:]
+            for (document, _), record in zip(batch, self._results([task for _, task in batch]), strict=True):
+                self._finish(document, [record])
+
+    def _results(self, tasks: Sequence[PageTask]) -> list[PageRecord]:
+        """Return the records of pages that the reader reads; with its error if it fails."""
+        try:
+            return patiently(lambda: self.reader.read(tasks, self.policy))
+        except Exception as error:
+            return [task.record(error=info_of(error)) for task in tasks]
+
+    def _finish(self, document: OpenedDocument, records: Sequence[PageRecord]) -> None:
+        self.manifest.finish(document.key, records)
+        self.on_pages(len(records))
+
+
+def load(document: OpenedDocument, manifest: Manifest) -> Document:
+    """Return a finished document with all of its pages."""
+    return Document(document.source, tuple(manifest.records(document.key, document.ranges)), document.error)

@@ -1,0 +1,211 @@
+"""Readers of page pictures: a classical reader, a model, or none."""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import threading
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from functools import cached_property
+from importlib import metadata
+from importlib.util import find_spec
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ...callers.errors import ErrorInfo
+from ...mm.media.isolate import run_isolated
+from ...mm.media.page_facts import Box, PageFacts, TextLine, page_pixels
+from ...mm.media.pdf import holds_pictures, is_pdf
+from ...mm.media.policy import MediaPolicy, PdfFile, page_of
+from .blocks import Block, PageRecord, Way
+from .text_blocks import blocks_of, reading_order
+from .ways import INSTALL, ReaderKind
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+    from ...engine.engine import Engine
+
+_MIN_CONFIDENCE = 0.5  # mean of a page's lines below which its text is doubted
+_PACKAGES = ("rapidocr", "onnxruntime")
+_ENGINE_OPTIONS = (
+    "dtype", "quantization", "kv_cache_dtype", "mm_processor_kwargs", "hf_overrides", "generation_config",
+    "override_generation_config",
+)  # fmt: skip
+"""Options of the engine that change answers."""
+
+
+@dataclass(frozen=True)
+class PageTask:
+    """A page that a reader reads: the bytes of its file, what it holds, and why it is read in this way."""
+
+    data: bytes
+    number: int
+    facts: PageFacts
+    way: Way
+    reason: str
+    scale: float
+
+    def record(self, blocks: tuple[Block, ...] = (), error: ErrorInfo | None = None, doubt: str | None = None) -> PageRecord:
+        """Return the outcome of the page."""
+        facts = self.facts
+        return PageRecord(
+            self.number, facts.width, facts.height, self.scale, self.way, self.reason, blocks, error=error, doubt=doubt
+        )
+
+
+class PageReader(Protocol):
+    """Reads pictures of pages.
+
+    Attributes:
+        kind: "none" reads nothing, "lines" one page at a time in any thread, "model" pages in batches.
+        digest: of what its results depend on.
+    """
+
+    @property
+    def kind(self) -> ReaderKind: ...
+    @property
+    def digest(self) -> str: ...
+    def read(self, pages: Sequence[PageTask], policy: MediaPolicy) -> list[PageRecord]: ...
+
+
+class NoReader:
+    """Stands for a reader where none is installed, and no model is given."""
+
+    kind: ReaderKind = "none"
+    digest = "none"
+
+    def read(self, pages: Sequence[PageTask], policy: MediaPolicy) -> list[PageRecord]:
+        return [page.record(error=ErrorInfo("unsupported", f"{page.reason}; {INSTALL}")) for page in pages]
+
+
+class LinesReader:
+    """Finds and reads printed lines with RapidOCR: the small PP-OCRv6 models of its package, on the CPU."""
+
+    kind: ReaderKind = "lines"
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+
+    @cached_property
+    def digest(self) -> str:
+        return " ".join(f"{name} {metadata.version(name)}" for name in _PACKAGES)
+
+    @cached_property
+    def _engine(self) -> Any:
+        from rapidocr import RapidOCR
+
+        return RapidOCR(params={"Global.log_level": "error"})
+
+    def read(self, pages: Sequence[PageTask], policy: MediaPolicy) -> list[PageRecord]:
+        return [self._read(page, policy) for page in pages]
+
+    def _read(self, page: PageTask, policy: MediaPolicy) -> PageRecord:
+        pixels = run_isolated(page_pixels, page.data, page.number, policy)
+        lines, confidences = self._lines(pixels.numpy(), page.scale)
+        blocks = blocks_of(lines, confidences, "reader", "rapidocr")
+        mean = sum(confidences) / len(confidences) if confidences else 1.0
+        doubt = f"the mean confidence of its lines is {mean:.2f}" if mean < _MIN_CONFIDENCE else None
+        return page.record(blocks, doubt=doubt)
+
+    def _lines(self, pixels: NDArray[np.uint8], scale: float) -> tuple[list[TextLine], list[float]]:
+        """Return the lines of a picture `[height, width, 3]` in reading order, with boxes in points, and their confidences."""
+        with self._lock:
+            result = self._engine(pixels[..., ::-1])  # it takes BGR, as OpenCV does
+        lines, scores = list[TextLine](), list[float]()
+        for corners, text, score in zip(*map(_listed, (result.boxes, result.txts, result.scores)), strict=True):
+            if not text.strip():
+                continue
+            xs, ys = ([float(corner[axis]) / scale for corner in corners] for axis in (0, 1))
+            box: Box = (round(min(xs), 2), round(min(ys), 2), round(max(xs), 2), round(max(ys), 2))
+            lines.append(TextLine(text.strip(), box, round(box[3] - box[1], 2)))
+            scores.append(round(float(score), 4))
+        order = reading_order(lines)
+        return [lines[i] for i in order], [scores[i] for i in order]
+
+
+def _listed(values: Any) -> list[Any]:
+    """Return an array or a tuple as a list; none if there is nothing."""
+    return [] if values is None else list(values)
+
+
+class ModelReader:
+    """Reads pages with `ocr`; their text layers are drafts."""
+
+    kind: ReaderKind = "model"
+
+    def __init__(self, engine: Engine, question: str, max_tokens: int | None) -> None:
+        from ..ocr import OcrOptions
+
+        self._engine, self._options = engine, OcrOptions(question, max_tokens)
+
+    @cached_property
+    def digest(self) -> str:
+        config = self._engine.config
+        values = {
+            "model": checkpoint_digest(config.model),
+            "adapter": config.adapter and checkpoint_digest(config.adapter),
+            "chat_template": self._engine.tokenizer.chat_template,
+            "question": self._options.question,
+            "max_tokens": self._options.max_tokens,
+            **{name: getattr(config, name) for name in _ENGINE_OPTIONS},
+        }
+        return hashlib.sha256(json.dumps(values, sort_keys=True, default=_plain).encode()).hexdigest()
+
+    def read(self, pages: Sequence[PageTask], policy: MediaPolicy) -> list[PageRecord]:
+        from ..ocr import ocr_tasks
+        from ..run import run_all
+
+        images = [_image_of(page) for page in pages]
+        results = run_all(self._engine, ocr_tasks(self._engine, images, self._options), False)
+        name = str(self._engine.config.model).rstrip("/").rpartition("/")[2]
+        records = list[PageRecord]()
+        for page, result in zip(pages, results, strict=True):
+            error = None if result.error is None else result.error.without_item()
+            error = None if error is None else replace(error, modality=None, index=None)
+            blocks = () if error or not result.text else (Block("page", result.text, source="model", model=name),)
+            cut = "it was cut off at the token limit" if result.finish_reason == "length" else None
+            records.append(page.record(blocks, error, result.doubt or cut))
+        return records
+
+
+def _plain(value: object) -> object:
+    """Return a value of an engine's option as JSON has it."""
+    return dict(value) if isinstance(value, Mapping) else repr(value)
+
+
+def _image_of(page: PageTask) -> object:
+    """Return a page as an image of a prompt."""
+    has_pages = is_pdf(page.data) or holds_pictures(page.data)
+    return page_of(PdfFile(page.data), page.number) if has_pages else page.data
+
+
+def checkpoint_digest(folder: str) -> str:
+    """Return a hash of a checkpoint: its JSON and templates; names, sizes, times and both ends of its other files.
+
+    The time stands for the middle of a weight file, which would take minutes to hash.
+    """
+    from pathlib import Path
+
+    path = Path(folder)
+    sha256 = hashlib.sha256()
+    for file in sorted(path.iterdir() if path.is_dir() else [path]):
+        if not file.is_file():
+            continue
+        status, is_small = file.stat(), file.suffix in (".json", ".jinja")
+        size = status.st_size
+        sha256.update(f"{file.name} {size} {'' if is_small else status.st_mtime_ns}\n".encode())
+        with open(file, "rb") as opened:
+            sha256.update(opened.read(size if is_small else _END))
+            opened.seek(max(size - _END, 0))
+            sha256.update(opened.read(_END))
+    return sha256.hexdigest()
+
+
+_END = 1 << 16  # bytes
+
+
+def find_reader() -> PageReader:
+    """Return the reader that is installed."""
+    return LinesReader() if all(find_spec(name) is not None for name in _PACKAGES) else NoReader()

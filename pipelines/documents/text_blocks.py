@@ -1,0 +1,165 @@
+"""Lines with boxes to blocks: paragraphs, headings and list items."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Sequence
+from statistics import median
+
+from ...mm.media.page_facts import Box, TextLine
+from .blocks import Block, Kind, Line, Source, union
+
+_HYPHEN = "\u00ad"  # at the end of a line, of a word that goes on in the next one
+_ITEM = re.compile(r"(?:[•▪◦‣·○●■–*-]|\(?(?:\d{1,3}|[a-z]|[ivx]{1,4})[.)])\s+\S")
+_HEADING_LEVELS = ((1.7, 1), (1.35, 2), (1.12, 3))  # line height in heights of the text, and the level from there on
+_MAX_HEADING = 200  # characters
+_SPACING = 0.75  # line heights between two lines of one paragraph, at most
+_INDENT = 1.0  # line heights by which the first line of a paragraph is indented, at least
+_SAME_SIZE = 0.12  # relative difference of the heights of lines of one paragraph, at most
+_ROOM = 0.5  # line heights that are left beside a word that would have had room
+_MIN_GAP = 0.9  # line heights between two columns, at least
+
+
+def blocks_of(
+    lines: Sequence[TextLine], confidences: Sequence[float | None], source: Source = "text_layer", model: str = ""
+) -> tuple[Block, ...]:
+    """Return the blocks of lines that stand in reading order."""
+    if not lines:
+        return ()
+    body = _body_size(lines)
+    pairs = list(zip(lines, confidences, strict=True))
+    return tuple(_block(group, body, source, model) for group in _groups(pairs))
+
+
+def reading_order(lines: Sequence[TextLine]) -> list[int]:
+    """Return the indices of lines in reading order: pages are cut at gaps from top to bottom and from column to column.
+
+    It is the recursive X-Y cut (Nagy and Seth, 1984): the widest gap across the whole region divides it; gaps between lines
+    count only as rows if no gap between columns is there.
+    """
+    return list(_cut([line.box for line in lines], list(range(len(lines)))))
+
+
+def _cut(boxes: Sequence[Box], indices: list[int]) -> Iterator[int]:
+    if len(indices) < 2:
+        yield from indices
+        return
+    height = median(boxes[i][3] - boxes[i][1] for i in indices)
+    columns = _split(boxes, indices, 0, _MIN_GAP * height)
+    if len(columns) > 1 and min(map(len, columns)) > 1:
+        for column in columns:
+            yield from _cut(boxes, column)
+        return
+    rows = _split(boxes, indices, 1, 0.0)
+    if len(rows) > 1:
+        yield from _rows(boxes, rows, height)
+        return
+    yield from sorted(indices, key=lambda i: (boxes[i][0], boxes[i][1]) if len(columns) > 1 else (boxes[i][1], boxes[i][0]))
+
+
+def _rows(boxes: Sequence[Box], rows: list[list[int]], height: float) -> Iterator[int]:
+    """Yield the lines of rows. Neighbouring rows that are cut into the same columns are read column by column."""
+    band = list[int]()
+    for row in rows:
+        columns = _split(boxes, [*band, *row], 0, _MIN_GAP * height)
+        if band and (len(columns) < 2 or len(_split(boxes, row, 0, _MIN_GAP * height)) < 2):
+            yield from _band(boxes, band, height)
+            band = []
+        band += row
+    yield from _band(boxes, band, height)
+
+
+def _band(boxes: Sequence[Box], band: list[int], height: float) -> Iterator[int]:
+    for column in _split(boxes, band, 0, _MIN_GAP * height):
+        yield from sorted(column, key=lambda i: (boxes[i][1], boxes[i][0]))
+
+
+def _split(boxes: Sequence[Box], indices: list[int], axis: int, gap: float) -> list[list[int]]:
+    """Return groups of boxes with gaps wider than `gap` between them along an axis, 0 across and 1 down."""
+    groups, end = list[list[int]](), float("-inf")
+    for i in sorted(indices, key=lambda i: boxes[i][axis]):
+        if not groups or boxes[i][axis] - end > gap:
+            groups.append([])
+        groups[-1].append(i)
+        end = max(end, boxes[i][axis + 2])
+    return groups
+
+
+def _body_size(lines: Sequence[TextLine]) -> float:
+    """Return the height of the lines that hold most of the text."""
+    characters = dict[float, int]()
+    for line in lines:
+        size = round(line.size, 1)
+        characters[size] = characters.get(size, 0) + len(line.text)
+    return max(characters, key=lambda size: (characters[size], -size)) or 1.0
+
+
+_Pair = tuple[TextLine, float | None]
+
+
+def _groups(pairs: Sequence[_Pair]) -> Iterator[list[_Pair]]:
+    """Yield the lines of each block."""
+    group = [pairs[0]]
+    for pair in pairs[1:]:
+        if _continues(group, pair[0]):
+            group.append(pair)
+        else:
+            yield group
+            group = [pair]
+    yield group
+
+
+def _continues(group: Sequence[_Pair], line: TextLine) -> bool:
+    """Return whether a line belongs to the block of the lines before."""
+    first, last = group[0][0], group[-1][0]
+    size = max(last.size, line.size)
+    if abs(last.size - line.size) > _SAME_SIZE * size or _ITEM.match(line.text):
+        return False
+    gap = line.box[1] - last.box[3]
+    overlap = min(line.box[2], last.box[2]) - max(line.box[0], last.box[0])
+    if not -0.6 * size <= gap <= _SPACING * size or overlap <= 0:
+        return False
+    if not last.text.endswith((_HYPHEN, "-")) and _fits_before(group, line):
+        return False
+    is_item, left = bool(_ITEM.match(first.text)), group[1][0].box[0] if len(group) > 1 else first.box[0]
+    return is_item or line.box[0] - left < _INDENT * size
+
+
+def _fits_before(group: Sequence[_Pair], line: TextLine) -> bool:
+    """Return whether the first word of a line would have had room at the end of the line before: then the break is meant."""
+    last = group[-1][0]
+    margin = max(line.box[2], *(other.box[2] for other, _ in group))
+    width = (line.box[2] - line.box[0]) * (len(line.text.split(" ", 1)[0]) + 1) / len(line.text)
+    return last.box[2] + width < margin - _ROOM * line.size
+
+
+def _block(group: Sequence[_Pair], body: float, source: Source, model: str) -> Block:
+    lines = [line for line, _ in group]
+    text, size = join_lines([line.text for line in lines]), median(line.size for line in lines)
+    level = next((level for least, level in _HEADING_LEVELS if size >= least * body), 0) if len(text) <= _MAX_HEADING else 0
+    is_item = not level and _ITEM.match(text) is not None
+    kind: Kind = "heading" if level else "list_item" if is_item else "paragraph"
+    confidences = [confidence for _, confidence in group if confidence is not None]
+    return Block(
+        kind=kind,
+        text=text,
+        box=union([line.box for line in lines]),
+        lines=tuple(Line(line.text.replace(_HYPHEN, "-"), line.box, confidence) for line, confidence in group),
+        level=level,
+        confidence=round(sum(confidences) / len(confidences), 4) if confidences else None,
+        source=source,
+        model=model,
+    )
+
+
+def join_lines(lines: Sequence[str]) -> str:
+    """Return the text of lines. A word that is hyphenated at the end of a line becomes whole again."""
+    text = ""
+    for line in lines:
+        if text.endswith(_HYPHEN):
+            text = f"{text[:-1]}{line}" if line[:1].islower() else f"{text[:-1]}-{line}"
+        elif text.endswith("-") and text[-2:-1].isalpha() and line[:1].isalpha():
+            text += line
+        else:
+            text += f" {line}" if text else line
+    return text.replace(_HYPHEN, "-")

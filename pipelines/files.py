@@ -1,0 +1,210 @@
+"""The items in what a caller names: the files of a folder or of a pattern, and the pages of a PDF, TIFF or animation."""
+
+from __future__ import annotations
+
+import glob
+import os
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from itertools import islice
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from ..callers.errors import InputError, short_repr
+
+if TYPE_CHECKING:
+    from ..mm.media.policy import MediaPolicy, PdfPage
+
+SUFFIXES = {
+    "image": ("png", "jpg", "jpeg", "webp", "gif", "bmp", "tif", "tiff", "ppm", "avif", "jp2", "qoi", "heic", "heif"),
+    "video": ("mp4", "webm", "mkv", "mov", "avi", "m4v", "mpg", "mpeg", "ts", "m2ts", "wmv", "flv", "ogv", "3gp"),
+    "audio": (
+        *("wav", "flac", "mp3", "ogg", "oga", "opus", "m4a", "aac", "aif", "aiff", "aifc", "au", "caf", "w64", "amr", "ac3"),
+        *("dts", "wma", "mka", "mpga", "mpeg", "webm", "mp4", "mkv", "mov", "3gp"),
+    ),
+}
+"""File extensions that are read from a folder, by modality."""
+_PDF_SUFFIX = "pdf"
+_MAX_DATA_URL = 40  # characters of a data: URL in a name
+_MAX_NAME = 4096  # characters of a name
+_AT_ONCE = 16  # files that are looked into at a time
+URL = re.compile(r"(?i)[\0-\x20]*data:|(file|https?):|[\0-\x20]*(file|https?)://")
+
+
+@dataclass(frozen=True)
+class NamedItem:
+    """One item. `source` is the path or URL that names it, with "#page=N" for a page; "" if it has none.
+
+    `item` is an InputError if a file that holds several items could not be opened.
+    """
+
+    source: str
+    item: object
+
+
+def named_items(items: Iterable[object], modality: str, suffixes: Iterable[str] = ()) -> Iterator[NamedItem]:
+    """Yield the items of a caller's list under their names. A folder or a pattern gives its files, sorted by name.
+
+    Args:
+        items: paths, URLs, bytes, pixels, samples, `Media` of one of these, ...; a NamedItem is kept.
+        suffixes: further file extensions that are read from a folder.
+    """
+    from ..mm.types import Media
+
+    for item in items:
+        data: Any = item.data if type(item) is Media else item
+        if type(data) is NamedItem or not _is_a(data, str, os.PathLike):
+            yield data if type(data) is NamedItem else NamedItem(_name(data), item)
+            continue
+        path = os.fspath(data)
+        if not isinstance(path, str) or URL.match(path):
+            yield NamedItem(_name(path), item)
+            continue
+        try:
+            files = local_files(path, modality, suffixes)
+        except InputError as error:
+            yield NamedItem(path, error)
+            continue
+        for file in files:
+            same = item if file == path else replace(item, data=file) if type(item) is Media else file
+            yield NamedItem(shorten_name(file), same)
+
+
+def local_files(path: str, modality: str, suffixes: Iterable[str] = ()) -> list[str]:
+    """Return the files of a folder or those that match a pattern, sorted by name; the path itself if it is neither.
+
+    Raises:
+        InputError: there are none.
+    """
+    if not path:
+        raise InputError("the path is empty; give a file, a folder or a pattern", param=modality)
+    suffixes = (*SUFFIXES[modality], *suffixes)
+    expanded = os.path.expanduser(path)
+    try:
+        is_folder, exists = Path(expanded).is_dir(), Path(expanded).exists()
+    except (OSError, ValueError):  # no file can have this name; reading it says so
+        return [path]
+    if not is_folder and (exists or not glob.has_magic(path)):
+        return [path]
+    pattern = f"{glob.escape(expanded)}/*" if is_folder else expanded
+    files = sorted(file for file in glob.glob(pattern, recursive=True) if Path(file).is_file())
+    if is_folder:
+        files = [file for file in files if Path(file).suffix[1:].lower() in suffixes]
+    if not files and is_folder:
+        kinds = ", ".join(suffixes)
+        reason = f"the folder {short_repr(path)} holds no {modality} file ({kinds}); give another folder, or the files by name"
+        raise InputError(reason, param=modality)
+    if not files:
+        raise InputError(f"no file matches {short_repr(path)}; give another pattern or a path", param=modality)
+    return files
+
+
+def images_and_pages(items: Iterable[object], policy: MediaPolicy | None = None) -> Iterator[NamedItem]:
+    """Yield `named_items` of images, and each page of a PDF or TIFF and each frame of an animation as an item of its own.
+
+    A page of a local file is its path and number, and the engine reads the file when it comes to the page: a folder of
+    PDFs need not fit into memory. PDFs from URLs and bytes are read once and kept. Of each http(s) URL, the first bytes are
+    fetched to see what it holds, of several URLs at once.
+
+    Args:
+        policy: limits of PDFs and of what is fetched; None: the default ones.
+    """
+    from ..mm.media.policy import DEFAULT_POLICY
+    from ..mm.types import Media
+
+    for named, data, kind in _kinds(named_items(items, "image", (_PDF_SUFFIX,)), policy or DEFAULT_POLICY):
+        pages = _pages(data, kind, policy)
+        if isinstance(pages, InputError):
+            yield NamedItem(named.source, pages)
+        elif not pages:
+            yield named
+        for page in () if isinstance(pages, InputError) else pages:
+            item = replace(named.item, data=page) if type(named.item) is Media else page
+            yield NamedItem(f"{named.source}#page={page.number}", item)
+
+
+def _kinds(items: Iterator[NamedItem], policy: MediaPolicy) -> Iterator[tuple[NamedItem, Any, str]]:
+    """Yield each item with its data and `_kind_of_pages`."""
+    from ..mm.types import Media
+
+    with ThreadPoolExecutor(_AT_ONCE) as threads:  # a thread starts only when it is needed
+        while batch := list(islice(items, _AT_ONCE)):
+            data = [item.item.data if type(item.item) is Media else item.item for item in batch]
+            remote = [threads.submit(_kind_of_pages, value, policy) if _is_remote(value) else None for value in data]
+            for item, value, fetched in zip(batch, data, remote, strict=True):
+                yield item, value, fetched.result() if fetched is not None else _kind_of_pages(value, policy)
+
+
+def _is_remote(value: object) -> bool:
+    from ..mm.media.source import is_http
+
+    return type(value) is str and is_http(value)
+
+
+def _is_a(value: Any, *kinds: type) -> bool:
+    """Return `isinstance` by the type alone: the `__class__` of a broken object may raise."""
+    return issubclass(type(value), kinds)
+
+
+def _kind_of_pages(data: Any, policy: MediaPolicy) -> str:
+    """Return "pdf", "pictures" for a TIFF or an animation, or "" for an item that has no pages.
+
+    The first bytes decide, or the name or type of a file whose bytes are not at hand or tell nothing.
+    """
+    from ..mm.media.data_url import is_data_url, split_data_url
+    from ..mm.media.image_pages import HEADER_BYTES, may_hold_pages
+    from ..mm.media.pdf import is_pdf
+    from ..mm.media.source import read_head
+
+    head = read_head(data, HEADER_BYTES, policy)
+    if is_pdf(head) or may_hold_pages(head):
+        return "pdf" if is_pdf(head) else "pictures"
+    path = getattr(data, "name", None) if hasattr(data, "read") else data
+    name = str(path) if _is_a(path, str, os.PathLike) else ""
+    if is_data_url(name):
+        parts = split_data_url(name)
+        return "pdf" if parts is not None and parts.media_type == "application/pdf" else ""
+    name = re.split("[?#]", name, maxsplit=1)[0] if URL.match(name) else name
+    return "pdf" if name.rstrip().lower().endswith(".pdf") else ""
+
+
+def _pages(file: Any, kind: str, policy: MediaPolicy | None) -> Sequence[PdfPage] | InputError:
+    """Return the pages of a file: none if it has one picture. Return the error if a PDF cannot be opened.
+
+    A broken picture is reported later by the engine.
+    """
+    from ..mm.media.pdf import pdf_pages
+    from ..mm.media.policy import DEFAULT_POLICY, PdfPage
+    from ..mm.media.source import local_path
+
+    if not kind:
+        return ()
+    file = local_path(file)
+    try:
+        pages = pdf_pages(file, policy or DEFAULT_POLICY)
+    except InputError as error:
+        return error if kind == "pdf" else ()
+    if kind == "pictures" and len(pages) == 1:
+        return ()
+    is_local = isinstance(file, os.PathLike) or (isinstance(file, str) and not URL.match(file))
+    return [PdfPage(file, page.number) for page in pages] if is_local else pages
+
+
+def _name(data: object) -> str:
+    """Return what names an item: the path or URL, that of an open file or of a PIL image, or that of a PDF with the page."""
+    from ..mm.media.policy import PdfPage, source_of
+
+    try:
+        if isinstance(data, PdfPage):
+            return f"{data.source}#page={data.number}" if data.source else ""
+        return shorten_name(data if isinstance(data, str) else source_of(data) or source_of(getattr(data, "filename", "")))
+    except Exception:  # of the caller's object
+        return ""
+
+
+def shorten_name(name: str) -> str:
+    """Return a path or URL as it was given; a data: URL or an overlong path is cut."""
+    limit = _MAX_DATA_URL if name[:5].lower() == "data:" else _MAX_NAME
+    return name if len(name) <= limit else f"{name[:limit]}..."

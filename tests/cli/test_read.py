@@ -1,0 +1,215 @@
+"""`sensorium read`: ways of pages, outputs, typed failures, and runs that are killed or share a folder."""
+
+from __future__ import annotations
+
+import io
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from pdf_files import encrypted_pdf, pdf_of, text_pdf
+from PIL import Image, ImageDraw
+from sensorium.cli.main import main
+from sensorium.cli.ocr import SHIPPED_MODEL
+from sensorium.pipelines.documents import readers
+from sensorium.pipelines.documents.manifest import NAME
+
+pytest.importorskip("pypdfium2")
+HELPER = Path(__file__).parents[1] / "helpers" / "interrupted_reads.py"
+LINE = SHIPPED_MODEL.parent / "media" / "line1.png"
+NO_PAGES = pdf_of({1: "<</Type/Catalog/Pages 2 0 R>>", 2: "<</Type/Pages/Kids[]/Count 0>>"})
+
+
+@pytest.fixture(autouse=True)
+def no_reader(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Only the text layers are read, whatever is installed."""
+    monkeypatch.setattr(readers, "find_spec", lambda name: None)
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    """A folder with a document of several pages, a scan, and files that cannot be opened."""
+    folder = tmp_path / "in"
+    folder.mkdir()
+    pages = [[f"# Chapter {number}", f"This is the text of page {number}, which is not a scan."] for number in range(1, 9)]
+    pages[3] = []
+    (folder / "book.pdf").write_bytes(text_pdf(pages))
+    (folder / "hidden.pdf").write_bytes(text_pdf([["An earlier recognition wrote this text."]], text_mode=3))
+    scan = Image.new("L", (400, 200), 255)
+    ImageDraw.Draw(scan).text((30, 40), "Words of a scan", fill=0, font_size=24)
+    scan.save(folder / "scan.tiff", save_all=True, append_images=[Image.new("L", (400, 200), 255), scan])
+    (folder / "broken.pdf").write_bytes(b"%PDF-1.7")
+    (folder / "empty.pdf").write_bytes(NO_PAGES)
+    (folder / "locked.pdf").write_bytes(encrypted_pdf(b"secret"))
+    (folder / "large.pdf").write_bytes(text_pdf([["a"]] * 40))
+    (folder / "picture.png").write_bytes(b"no picture")
+    return folder
+
+
+def outputs(folder: Path) -> dict[str, bytes]:
+    """Return the files of a folder, without the manifest."""
+    return {file.name: file.read_bytes() for file in folder.iterdir() if not file.name.startswith(NAME)}
+
+
+def test_each_page_is_read_in_the_cheapest_way(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    words = ["read", str(folder), "--max-pages", "30", "--output-dir", str(tmp_path / "out"), "--format", "json"]
+    assert main(words) == 2
+    err = capsys.readouterr().err
+    documents = {name: json.loads(data) for name, data in outputs(tmp_path / "out").items()}
+    assert documents.keys() == {f"{file.stem}.json" for file in folder.iterdir()}
+    book = documents["book.json"]
+    assert [page["way"] for page in book["pages"]] == ["text_layer"] * 3 + ["blank"] + ["text_layer"] * 4
+    assert [page["page"] for page in book["pages"]] == list(range(1, 9))
+    first, second = book["pages"][0]["blocks"]
+    assert (first["kind"], first["level"], first["text"]) == ("heading", 1, "Chapter 1")
+    assert (second["kind"], second["source"]) == ("paragraph", "text_layer")
+    assert second["box_pixels"] == pytest.approx([2 * side for side in second["box"]], abs=0.02)
+    assert [page["way"] for page in documents["scan.json"]["pages"]] == ["unread", "blank", "unread"]
+    (hidden,) = documents["hidden.json"]["pages"]
+    assert (hidden["way"], hidden["blocks"][0]["text"]) == ("text_layer", "An earlier recognition wrote this text.")
+    assert "earlier recognition" in hidden["reason"]
+    expected = {
+        "broken": ("invalid_media", "is broken"),
+        "empty": ("invalid_media", "has no pages"),
+        "locked": ("invalid_media", "is encrypted"),
+        "large": ("over_limit", "has 40 pages, the limit is 30"),
+    }
+    for name, (code, message) in expected.items():
+        document = documents[f"{name}.json"]
+        assert (document["error"]["code"], document["pages"]) == (code, [])
+        assert message in document["error"]["message"]
+        assert f"sensorium: error: {folder / name}.pdf: " in err
+    (picture,) = documents["picture.json"]["pages"]
+    assert picture["error"]["code"] == "invalid_input"
+    assert f"{folder / 'scan.tiff'}#page=3: it has no text layer, and nothing can read its picture; pip install" in err
+    assert "large.pdf: it has 40 pages, the limit is 30; raise --max-pages" in err
+
+
+def test_formats_on_stdout(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    path = tmp_path / "two.pdf"
+    path.write_bytes(text_pdf([["# Title *", "a text of the first page"], ["the second page"]]))
+    assert main(["read", str(path)]) == 0
+    markdown = "<!-- page 1 -->\n\n# Title \\*\n\na text of the first page\n\n<!-- page 2 -->\n\nthe second page\n"
+    assert capsys.readouterr().out == markdown
+    assert main(["read", str(path), "--format", "txt"]) == 0
+    assert capsys.readouterr().out == "Title *\n\na text of the first page\n\fthe second page\n"
+    assert main(["read", str(path), "--format", "html", "--pages", "2-"]) == 0
+    out = capsys.readouterr().out
+    assert '<section id="page-2" data-way="text_layer">' in out
+    assert "first page" not in out
+    assert main(["read", str(path), "--pages", "7-9"]) == 2
+    assert "it has 2 pages, and --pages 7-9 names none of them" in capsys.readouterr().err
+    for pages in ("", "3-1", "0", "a", "1,,2"):
+        assert main(["read", str(path), "--pages", pages]) == 2
+        assert "names no pages; give numbers from 1 and ranges" in capsys.readouterr().err
+
+
+def test_the_plan_says_how_and_why(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["read", str(folder / "book.pdf"), str(folder / "scan.tiff"), "--plan"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert lines[0] == f"{folder / 'book.pdf'}#page=1: text_layer: its text layer of 45 characters can be trusted"
+    assert lines[3] == f"{folder / 'book.pdf'}#page=4: blank: it shows nothing"
+    assert lines[-1] == "7 text_layer, 2 blank, 2 unread"
+    assert main(["read", str(folder / "book.pdf"), "--plan", "--model", "M", "--text-layer", "never"]) == 0
+    assert capsys.readouterr().out.endswith("7 draft, 1 blank\n")
+
+
+def test_stdin(capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(text_pdf([["a page on stdin"]]))))
+    assert main(["read", "-", "--format", "txt"]) == 0
+    assert capsys.readouterr().out == "a page on stdin\n"
+
+
+def test_a_folder_is_gone_on_with_only_if_that_is_asked_for(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.pdf").write_bytes(text_pdf([["one"], ["two"]]))
+    words = ["read", str(tmp_path / "a.pdf"), "--output-dir", str(tmp_path / "out")]
+    assert main(["read", str(tmp_path / "a.pdf"), "--resume"]) == 2
+    assert "--resume needs --output-dir" in capsys.readouterr().err
+    assert main(words) == 0
+    before = outputs(tmp_path / "out")
+    assert main(words) == 2
+    assert "holds the records of an earlier run; add --resume" in capsys.readouterr().err
+    (tmp_path / "out" / "a.md").unlink()
+    assert main([*words, "--resume"]) == 0
+    assert outputs(tmp_path / "out") == before
+    assert main([*words, "--resume", "--format", "txt"]) == 0
+    assert outputs(tmp_path / "out") == before | {"a.txt": b"one\n\ftwo\n"}
+    (tmp_path / "a.pdf").write_bytes(text_pdf([["three"]]))
+    assert main([*words, "--resume", "--format", "txt"]) == 0
+    assert outputs(tmp_path / "out")["a.txt"] == b"three\n"
+
+
+def test_a_file_that_no_run_wrote_is_kept(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "report.pdf").write_bytes(text_pdf([["one"]]))
+    (tmp_path / "report.md").write_text("written by hand")
+    words = ["read", str(tmp_path / "report.pdf"), "--output-dir", str(tmp_path)]
+    for more in ([], ["--resume"]):
+        assert main([*words, *more]) == 2
+        assert "report.md exists and would be overwritten; move it, or give another --output-dir" in capsys.readouterr().err
+    assert (tmp_path / "report.md").read_text() == "written by hand"
+    assert main([*words, "--format", "txt"]) == 0
+    assert not (tmp_path / "report.txt").read_text().startswith("written")
+
+
+def test_options_of_a_model_need_one(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for flags in (
+        ["--question", "Read."], ["--max-tokens", "9"], ["--dtype", "float32"], ["--device", "cpu"],
+        ["--quantization", "int8"], ["--revision", "main"], ["--offline"],
+    ):  # fmt: skip
+        assert main(["read", str(tmp_path / "a.pdf"), *flags]) == 2
+        assert f"{flags[0]} is for the model that reads pages; give --model" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("output_format", ["md", "json", "html"])
+def test_a_name_that_is_not_utf8(tmp_path: Path, capfd: pytest.CaptureFixture[str], output_format: str) -> None:
+    name = os.fsdecode(b"b\xff.pdf")
+    (tmp_path / name).write_bytes(text_pdf([["one"]]))
+    assert main(["read", str(tmp_path), "--format", output_format]) == 0
+    assert "one" in capfd.readouterr().out
+    assert main(["read", str(tmp_path), "--format", output_format, "--output-dir", str(tmp_path / "out")]) == 0
+    assert "b\\udcff" in capfd.readouterr().out
+    (output,) = (tmp_path / "out").glob(f"b*.{output_format}")
+    assert "one" in output.read_text("utf-8")
+
+
+def test_names_of_outputs(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for name in ("a.pdf", "b.pdf", "b.tiff", "in/a.pdf"):
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_bytes(text_pdf([["text"]]))
+    assert main(["read", str(tmp_path / "*.*"), "--output-dir", str(tmp_path / "out")]) == 0
+    assert outputs(tmp_path / "out").keys() == {"a.md", "b.pdf.md", "b.tiff.md"}
+    files = [str(tmp_path / name) for name in ("a.pdf", "in/a.pdf")]
+    assert main(["read", *files, "--output-dir", str(tmp_path / "other")]) == 2
+    assert "would both be written to a.pdf.md" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(("seed", "kills"), [(0, 6), (1, 0)])
+def test_runs_that_are_killed_or_share_a_folder(folder: Path, tmp_path: Path, seed: int, kills: int) -> None:
+    """Without kills, two processes read at once: each page is read by one of them, and both end when all is done."""
+    words = ["read", str(folder), "--output-dir", str(tmp_path / "undisturbed")]
+    assert main(words) == 2
+    command = [sys.executable, str(HELPER), str(seed), str(kills), str(folder), str(tmp_path / "out")]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert done.returncode == 0, done.stderr
+    report = json.loads(done.stdout)
+    assert report["codes"] == [-9] * kills + [2] * (1 if kills else 2)
+    assert len(report["attempts"]) == 8 + 1 + 3 + 40 + 1
+    assert max(report["attempts"]) == 1 if not kills else sum(report["attempts"]) <= 53 + 3 * 2 * kills
+    assert outputs(tmp_path / "out") == outputs(tmp_path / "undisturbed")
+
+
+def test_the_model_reads_what_the_text_layer_does_not_say(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "a.pdf").write_bytes(text_pdf([["a page with a text layer"]]))
+    files, model = [str(tmp_path / "a.pdf"), str(LINE)], ["--model", str(SHIPPED_MODEL)]
+    answers = json.loads((LINE.parent / "answers.json").read_text("utf-8"))
+    assert main(["read", *files, *model, "--output-dir", str(tmp_path / "out"), "--format", "json"]) == 0
+    text, line = (json.loads((tmp_path / "out" / name).read_text("utf-8")) for name in ("a.json", "line1.json"))
+    assert text["pages"][0]["way"] == "text_layer"
+    (page,) = line["pages"]
+    assert (page["way"], page["reason"]) == ("reading", "it has no text layer")
+    (block,) = page["blocks"]
+    assert (block["text"], block["source"], block["model"]) == (answers["line1.png"]["answer"], "model", "tiny-vl")
+    assert capsys.readouterr().err == ""

@@ -1,0 +1,47 @@
+"""LoRA adapters of transformers' models in peft's layout, and the oracle: hooks that add B(A(x)) as peft does."""
+
+from __future__ import annotations
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import save_file
+
+GIVEN: dict[str, Any] = {"peft_type": "LORA", "r": 4, "lora_alpha": 8, "target_modules": ".*", "task_type": "CAUSAL_LM"}
+Matrices = dict[str, tuple[torch.Tensor, torch.Tensor]]
+
+
+def matrices(model: torch.nn.Module, chosen: str, rank: int = 4, seed: int = 0) -> Matrices:
+    """Return random matrices A and B of each chosen product of transformers' class."""
+    gen, found = torch.Generator().manual_seed(seed), {}
+    for name, module in model.named_modules():
+        weight = getattr(module, "weight", None)
+        if isinstance(weight, torch.nn.Parameter) and weight.ndim >= 2 and re.search(chosen, name):
+            shape = weight.shape
+            found[name] = (torch.randn(rank, *shape[1:], generator=gen) / 4, torch.randn(shape[0], rank, generator=gen) / 4)
+    assert found
+    return found
+
+
+def write(folder: Path, base: str, pairs: Matrices, rename: Any = str, more: Any = None, **settings: Any) -> Path:
+    folder.mkdir()
+    tensors = dict(more or {})
+    for name, (down, up) in pairs.items():
+        tensors[f"base_model.model.{rename(name)}.lora_A.weight"] = down
+        tensors[f"base_model.model.{rename(name)}.lora_B.weight"] = up
+    save_file(tensors, folder / "adapter_model.safetensors")
+    (folder / "adapter_config.json").write_text(json.dumps(GIVEN | {"base_model_name_or_path": base} | settings))
+    return folder
+
+
+def hook(model: torch.nn.Module, pairs: Matrices, scale: dict[str, float]) -> list[Any]:
+    """Add `B(A(x)) * scale` to the outputs of the modules, as peft does."""
+
+    def add(name: str) -> Any:
+        down, up = pairs[name]
+        return lambda _, inputs, output: output + (inputs[0] @ down.flatten(1).T @ up.T) * scale[name]
+
+    return [model.get_submodule(name).register_forward_hook(add(name)) for name in pairs]
