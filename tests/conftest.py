@@ -24,7 +24,7 @@ from family import load_rows, save
 from hub_fixtures import hub  # noqa: F401
 from hypothesis import HealthCheck, settings
 from oracle import build_checkpoint, ensure_torchvision
-from sampled import left_out, part_of_today
+from sampled import chosen_part, left_out
 from scheduling import keep_scheduling, pytest_sessionfinish  # noqa: F401
 
 SHARED = Path(__file__).parents[2] / "shared" / "data"
@@ -37,7 +37,7 @@ settings.load_profile("suite")
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Leave out cases of the other parts; skip tests marked `shared` if the folder beside the checkout is missing."""
     if config.option.markexpr == "not full":
-        others = left_out(items, part_of_today())
+        others = left_out(items, chosen_part())
         config.hook.pytest_deselected(items=list(others))
         items[:] = [item for item in items if item not in others]
     row_by_row(items)

@@ -335,7 +335,7 @@ def test_a_request_that_is_being_prepared_survives_the_death(release_first, capl
         assert output.error is None
         (expected,) = llm.generate([prompt], params, use_tqdm=False)
         assert output.outputs[0].token_ids == expected.outputs[0].token_ids
-        assert not loop._names
+        wait_until(lambda: not loop._names)
     (death,) = [record.getMessage() for record in caplog.records if "SIGKILL" in record.getMessage()]
     assert death.endswith("(requests lost: 1)")
 

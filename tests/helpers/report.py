@@ -22,7 +22,7 @@ from pathlib import Path
 
 import pytest
 from results import KINDS, new_row, replace_row
-from sampled import PARTS, VARIABLE, part_of_today
+from sampled import PARTS, VARIABLE, chosen_part
 
 ROOT = Path(__file__).resolve().parents[2]
 LONGEST = ("tests/engine/e2e", "tests/models/families", "tests/packaging", "tests/kernels")
@@ -178,7 +178,7 @@ def main() -> int:
             print(f"no tests below {' '.join(sys.argv[2:])}", file=sys.stderr)
             return 2
         return run_all(runs, (), Rows(runs))
-    os.environ[VARIABLE] = part_of_today()  # for all runs, also past midnight
+    os.environ[VARIABLE] = chosen_part()
     print(f"sampled tests: part {os.environ[VARIABLE]} of {PARTS} ({VARIABLE} selects another)", flush=True)
     return run_all(split(), sys.argv[1:], None)
 

@@ -286,7 +286,7 @@ def test_a_model_without_speech_is_refused(tiny):
     with pytest.raises(InvalidStatus) as found, connect(f"{tiny[0]}/v1/realtime".replace("http", "ws")):
         pass
     assert found.value.response.status_code == 400
-    assert tiny[1].services.realtime_sessions == 0
+    wait_until(lambda: not tiny[1].services.realtime_sessions)
 
 
 def test_an_idle_session_is_closed(server):

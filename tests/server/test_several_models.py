@@ -89,7 +89,7 @@ def test_concurrent_requests_to_more_models_than_fit(served, expected):
     for (name, n), answer in zip(calls, answers, strict=True):
         assert answer == (expected[name] if name == "ear" else expected[name][n]), name
     assert sum(state == "loaded" for state in {id(one): one.state for one in served[1].pool.models}.values()) <= 2
-    assert all(one.leases == one.waiting == 0 for one in served[1].pool.models)
+    wait_until(lambda: all(one.leases == one.waiting == 0 for one in served[1].pool.models))
 
 
 def test_names_and_states(served):
@@ -217,7 +217,7 @@ def test_realtime_sessions_keep_their_model(served):
         with pytest.raises(InvalidStatus), connect(f"{address}?model={name}"):
             pass
     wait_until(lambda: services.realtime_sessions == 0)
-    assert not any(one.leases for one in services.pool.models)
+    wait_until(lambda: not any(one.leases for one in services.pool.models))
 
 
 def test_administrators_name_a_model(served, expected):
