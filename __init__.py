@@ -21,11 +21,11 @@ if TYPE_CHECKING:
     from .engine.frontend.prompts import TextPrompt, TokensPrompt
     from .engine.logits_processors import register_logits_processor
     from .engine.lora_request import LoRARequest
+    from .engine.outputs import CompletionOutput, ItemTrace, RequestOutput
     from .engine.pooling_params import PoolingParams
     from .engine.sampling_params import RepetitionDetectionParams, RequestOutputKind, SamplingParams
     from .engine.session import LiveSession
     from .engine.structured_outputs import GuidedDecodingParams, StructuredOutputsParams
-    from .engine.types import CompletionOutput, ItemTrace, RequestOutput
     from .mm.media.pdf import pdf_pages
     from .mm.media.policy import PdfPage
     from .mm.types import EncodedItem, ItemPlan, Media
@@ -109,9 +109,9 @@ _HOME = {
     "RepetitionDetectionParams": "engine.sampling_params",
     "register_logits_processor": "engine.logits_processors",
     "register_model": "models.registry",
-    "CompletionOutput": "engine.types",
-    "ItemTrace": "engine.types",
-    "RequestOutput": "engine.types",
+    "CompletionOutput": "engine.outputs",
+    "ItemTrace": "engine.outputs",
+    "RequestOutput": "engine.outputs",
     "BusyError": "callers.errors",
     "CheckpointError": "callers.errors",
     "ConfigError": "callers.errors",

@@ -17,7 +17,7 @@ from typing import Any
 
 import sensorium
 from sensorium import LLM, SamplingParams
-from sensorium.engine.types import add_stats
+from sensorium.engine.stats import add_stats
 
 from .throughput import machine, put
 

@@ -19,7 +19,7 @@ from .wording import message_of
 
 if TYPE_CHECKING:
     from ..engine.llm import LLM
-    from ..engine.types import RequestOutput
+    from ..engine.outputs import RequestOutput
 
 EXAMPLE = 'sensorium chat --model Qwen/Qwen2.5-VL-3B-Instruct --image a.png --image b.png "What differs?"'
 MEDIA = {"image": "an image", "video": "a video", "audio": "an audio file"}

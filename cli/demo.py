@@ -14,7 +14,7 @@ from .transcribe import SHIPPED_MODEL
 if TYPE_CHECKING:
     from PIL.Image import Image
 
-    from ..engine.types import RequestOutput
+    from ..engine.outputs import RequestOutput
 
 EXAMPLE = "sensorium demo --out out"
 ASSETS = Path(__file__).resolve().parents[1] / "assets"

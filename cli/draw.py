@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING
 from ..callers.errors import ConfigError, short_repr
 
 if TYPE_CHECKING:
-    from ..engine.types import RequestOutput
+    from ..engine.outputs import RequestOutput
 
 _COLORS = ("#e6194b", "#3cb44b", "#4363d8", "#f58231", "#911eb4", "#008080", "#9a6324", "#f032e6")
 _FORMATS = (".png", ".jpg", ".jpeg", ".webp")

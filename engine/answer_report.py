@@ -6,7 +6,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 
 from ..callers.repr_mixin import ReprMixin
-from .types import DraftStats, RequestOutput
+from .outputs import RequestOutput
+from .stats import DraftStats
 
 _REASONS = {
     "off": "none: speculative_config has num_speculative_tokens=0",

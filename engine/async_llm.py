@@ -21,9 +21,9 @@ from .frontend.adapters import AdapterInfo
 from .frontend.request_handle import Abort, RequestHandle
 from .frontend.trace import on_request_end
 from .llm import LLM
+from .outputs import RequestOutput
 from .sampling_params import RequestOutputKind, SamplingParams
 from .session import Turn
-from .types import RequestOutput
 
 if TYPE_CHECKING:
     from .option_types import ChatOptions, LLMOptions

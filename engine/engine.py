@@ -25,6 +25,7 @@ from ..processors.text.message_parts import holds_files
 from ..processors.text.tokenizer import Tokenizer
 from .answer_report import AnswerReport, report_answer
 from .config import EngineConfig, make_config
+from .core_info import CoreInfo, task_without_head
 from .errors import NotPicklable
 from .frontend.adapters import AdapterChoice, RequestAdapters, as_adapters
 from .frontend.arguments import (
@@ -45,6 +46,7 @@ from .frontend.request import RequestInput
 from .frontend.request_handle import RequestHandle, ResetPrefixCache
 from .frontend.trace import span_observer
 from .model_files import ModelFiles, load_model_files
+from .outputs import RequestOutput
 from .pooling_params import check_pooling
 from .sampling_params import SamplingParams, from_generation_config
 from .setup.doctor import explain
@@ -54,7 +56,7 @@ from .setup.loader import load_core
 from .setup.memory_plan import MemoryPlan
 from .setup.resolve import load_processing
 from .setup.talker import load_talker
-from .types import CoreInfo, EngineStats, RequestOutput, task_without_head
+from .stats import EngineStats
 
 if TYPE_CHECKING:
     from .option_types import ChatOptions

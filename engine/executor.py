@@ -16,9 +16,10 @@ import torch
 from ..callers.errors import InputError, is_out_of_memory
 from ..kernels.bodies import bodies_in_use
 from ..models.interface import Model, SupportsClassification, SupportsPooling
+from .core_info import CoreInfo
 from .errors import error_info
 from .threads import use_threads
-from .types import CoreInfo, GrammarResult, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
+from .types import GrammarResult, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
 from .worker.model_runner import AsyncStepOutput, ModelRunner
 
 

@@ -15,6 +15,7 @@ from ..mm.types import ItemPlan
 from ..processors.text.tokenizer import Tokenizer
 from .answer_report import AnswerReport
 from .config import EngineConfig
+from .core_info import CoreInfo
 from .engine import Engine, Params, make_engine
 from .engine_args import EngineArgs
 from .errors import NotPicklable, warn_of_failures
@@ -29,11 +30,12 @@ from .frontend.arguments import (
 )
 from .frontend.prompts import read_prompt
 from .frontend.request_handle import RequestHandle
+from .outputs import RequestOutput
 from .progress import ShowProgress, make_progress
 from .sampling_params import SamplingParams
 from .session import LiveSession
 from .setup.memory_plan import MemoryPlan
-from .types import CoreInfo, EngineStats, RequestOutput
+from .stats import EngineStats
 
 if TYPE_CHECKING:
     from ..processors.interface import SupportsTranscription

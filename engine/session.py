@@ -18,7 +18,7 @@ from .frontend.input_processor import ParsedPrompt
 from .frontend.output_processor import OutputBuilder
 from .frontend.processed_prompt import ProcessedPrompt
 from .frontend.request_handle import Append, End, RequestHandle, Truncate
-from .types import RequestOutput
+from .outputs import RequestOutput
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,21 +1,16 @@
-"""Requests, steps and outputs of the engine: plain data that core/codec.py encodes as bytes."""
+"""Messages between frontend, core and workers: requests, steps and their results. core/codec.py encodes them as bytes."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable
 from dataclasses import dataclass, field
-from functools import cached_property
-from itertools import zip_longest
 
 from torch import Tensor
 
 from ..callers.errors import ErrorInfo
-from ..callers.repr_mixin import ReprMixin
-from ..mm.types import EncodedItem, ItemPlan, MultiModalFeature
-from ..processors.elements.element import Element
-from ..processors.elements.formats import MarkedText
+from ..mm.types import MultiModalFeature
 from .pooling_requests import PoolingRequest
 from .sampling_params import SamplingParams
+from .stats import EngineStats, SequenceStats
 from .structured_outputs import StructuredOutputsParams
 
 
@@ -205,70 +200,6 @@ class Logprob:
 
 
 @dataclass(frozen=True)
-class DraftStats:
-    """Counts of one proposer of drafted tokens. Each accepted token saves a step.
-
-    Args:
-        proposer: "text" (`draft_text`), "hypothesis" (token ids as `draft_text`), "suffix", "corpus", "mtp", "draft_model",
-            "eagle3", or its own name.
-        num_drafts: drafts that were verified.
-        drafted, accepted: tokens verified and accepted, by position in their draft.
-        switched_off: sequences for which its drafts cost more than they saved, so that it was switched off.
-        failed: sequences for which it raised an error, so that it was dropped.
-    """
-
-    proposer: str
-    num_drafts: int = 0
-    drafted: tuple[int, ...] = ()
-    accepted: tuple[int, ...] = ()
-    switched_off: int = 0
-    failed: int = 0
-
-    @property
-    def num_drafted(self) -> int:
-        return sum(self.drafted)
-
-    @property
-    def num_accepted(self) -> int:
-        return sum(self.accepted)
-
-    def __add__(self, other: DraftStats) -> DraftStats:
-        """Return the sum of both; the proposer is this one."""
-        drafted, accepted = (
-            tuple(map(sum, zip_longest(ours, theirs, fillvalue=0)))
-            for ours, theirs in ((self.drafted, other.drafted), (self.accepted, other.accepted))
-        )
-        switched_off, failed = self.switched_off + other.switched_off, self.failed + other.failed
-        return DraftStats(self.proposer, self.num_drafts + other.num_drafts, drafted, accepted, switched_off, failed)
-
-
-def add_stats(parts: Iterable[Iterable[DraftStats]]) -> tuple[DraftStats, ...]:
-    """Return the sums by proposer."""
-    sums: dict[str, DraftStats] = {}
-    for stats in (stats_of_part for part in parts for stats_of_part in part):
-        sums[stats.proposer] = sums[stats.proposer] + stats if stats.proposer in sums else stats
-    return tuple(sums.values())
-
-
-@dataclass(frozen=True)
-class SequenceStats:
-    """Use of the caches and preemptions of a sequence.
-
-    Args:
-        cached_tokens: prompt tokens that the prefix cache had when the sequence was first scheduled.
-        preemptions: how many times the sequence was preempted.
-        items: how each item's encoder rows were obtained, in order: "encoded", "cache" (encoder cache), "disk", or "prefix"
-            (not needed, because the prefix cache had the tokens).
-        drafts: what its proposers of drafted tokens achieved.
-    """
-
-    cached_tokens: int = 0
-    preemptions: int = 0
-    items: tuple[str, ...] = ()
-    drafts: tuple[DraftStats, ...] = ()
-
-
-@dataclass(frozen=True)
 class TokenOutput:
     """Result of one step for one sequence.
 
@@ -332,121 +263,6 @@ class StepOutput:
 
 
 @dataclass(frozen=True)
-class EngineStats:
-    """Counters since the start of the engine; "now" marks current values.
-
-    Args:
-        running, waiting, idle: sequences now; idle ones are held open after their answer.
-        steps: steps computed. steps_ahead: steps that were started before the previous step's tokens were known.
-        blocks, blocks_used, blocks_cached: KV-cache blocks in total, now in use, and now only in the prefix cache. A state
-            counts as a block.
-        kv_usage: fraction of the KV cache's bytes in use now.
-        prefix_queries, prefix_hits: prompt tokens of scheduled sequences, and how many of them the prefix cache had.
-        prefix_evictions: cached blocks that were evicted.
-        encoder_calls: items encoded. encoder_disk_hits: items read from disk.
-        encoder_hits, encoder_evictions: items found in the encoder cache, and items evicted from it.
-        encoder_bytes, encoder_capacity: bytes of the encoder cache in use now, and its size.
-        preemptions: preempted sequences. cut_items: items that were computed in more than one step.
-        quarantined: items that are refused now.
-        drafts: what each proposer of drafted tokens achieved.
-        no_drafts: why no sequence of this engine gets drafts: "off", "rows" (a row's bits may depend on the other rows of its
-            step, see `batch_invariant`) or "" (sequences do).
-    """
-
-    running: int = 0
-    waiting: int = 0
-    idle: int = 0
-    steps: int = 0
-    steps_ahead: int = 0
-    blocks: int = 0
-    blocks_used: int = 0
-    blocks_cached: int = 0
-    kv_usage: float = 0.0
-    prefix_queries: int = 0
-    prefix_hits: int = 0
-    prefix_evictions: int = 0
-    encoder_calls: int = 0
-    encoder_disk_hits: int = 0
-    encoder_hits: int = 0
-    encoder_evictions: int = 0
-    encoder_bytes: int = 0
-    encoder_capacity: int = 0
-    preemptions: int = 0
-    cut_items: int = 0
-    quarantined: int = 0
-    drafts: tuple[DraftStats, ...] = ()
-    no_drafts: str = ""
-
-
-@dataclass(frozen=True)
-class CoreInfo:
-    """Constants of a core.
-
-    Args:
-        max_model_len: maximum number of tokens of prompt and answer together.
-        max_num_seqs: maximum number of sequences per step.
-        vocab_size: token ids are below it.
-        hidden_size: length of a hidden state.
-        row_bytes: bytes of one encoder row.
-        dtype: dtype of weights and encoder rows, such as "bfloat16".
-        device: the model's device, such as "cpu" or "cuda:0".
-        adapters: valid names of `EngineRequest.adapter`.
-        modalities: modalities of items that the model takes.
-        structured_outputs: True if requests may have a grammar.
-        can_sleep: True if `sleep` works.
-        can_generate: False if the checkpoint has no head, so that requests must have a `pooling` without `token_ids`.
-        num_labels: classes of the checkpoint's classification head, 0 without one.
-        labels_tokens: that head is made for tokens, not for whole prompts.
-        cross_attention: number of decoder layers whose cross-attention weights a request can return, and of heads in each.
-        captured_layers: largest `PoolingParams.layer` of a request, 0 if the model has none.
-        pooling: the `PoolingParams.pooling` of requests that name none.
-        normalizes: vectors have length 1 unless a request says otherwise.
-        vector_size, token_size: length of a prompt's vector, and of the vectors of its tokens.
-        logit_scale, logit_bias: as in `SupportsSimilarity`; None for other models.
-        scheduling_policy: as in EngineConfig.
-        bodies: which body computes the products and the attention on this CPU, as `op=body`.
-    """
-
-    max_model_len: int
-    max_num_seqs: int
-    vocab_size: int
-    hidden_size: int
-    row_bytes: int
-    dtype: str
-    device: str
-    adapters: tuple[str, ...] = ()
-    modalities: tuple[str, ...] = ()
-    structured_outputs: bool = False
-    can_sleep: bool = False
-    can_generate: bool = True
-    num_labels: int = 0
-    labels_tokens: bool = False
-    cross_attention: tuple[int, int] = (0, 0)
-    captured_layers: int = 0
-    pooling: str = "last"
-    normalizes: bool = True
-    vector_size: int = 0
-    token_size: int = 0
-    logit_scale: float | None = None
-    logit_bias: float | None = None
-    scheduling_policy: str = "fcfs"
-    bodies: tuple[str, ...] = ()
-
-
-def task_without_head(info: CoreInfo) -> str | None:
-    """Return what a checkpoint without a language model head does, and the call for it; None if it has a head."""
-    if info.can_generate:
-        return None
-    if info.labels_tokens:
-        return "it classifies tokens; <<use_token_classify>>"
-    if info.num_labels == 1:
-        return "it scores pairs of a query and a document; <<use_score>>"
-    if info.num_labels:
-        return "it classifies prompts; <<use_classify>>"
-    return "it computes vectors; <<use_embed>>"
-
-
-@dataclass(frozen=True)
 class CoreOutputs:
     """Result of one step of the core.
 
@@ -459,100 +275,3 @@ class CoreOutputs:
     outputs: tuple[TokenOutput, ...]
     idle: bool
     stats: EngineStats
-
-
-@dataclass(frozen=True)
-class ItemTrace:
-    """Sizes, caches and timings of one processed item of a prompt.
-
-    Args:
-        source_bytes: bytes of the item as given or downloaded, encoded or as pixels; 0 for a uuid without data.
-        num_bytes: bytes of the processed tensors.
-        num_tokens: tokens of the prompt that the item takes.
-        cached: the processed item was in the cache.
-        encoder: "encoded", "cache", "disk" or "prefix", see SequenceStats; "" while it is not known.
-        timings: seconds of fetch, decode and process.
-    """
-
-    modality: str
-    index: int
-    source_bytes: int = 0
-    num_bytes: int = 0
-    num_tokens: int = 0
-    cached: bool = False
-    encoder: str = ""
-    timings: dict[str, float] = field(default_factory=dict)
-
-
-@dataclass(frozen=True, repr=False)
-class CompletionOutput(ReprMixin):
-    """One of the answers to a prompt.
-
-    Args:
-        stop_reason: the stop string or stop token that ended the answer; None for EOS and other finish reasons.
-        marked: the finished answer with its special tokens, decoded on access, for models that name elements; see `elements`.
-    """
-
-    index: int
-    text: str
-    token_ids: list[int]
-    logprobs: list[dict[int, Logprob]] | None = None
-    cumulative_logprob: float | None = None
-    finish_reason: str | None = None
-    stop_reason: int | str | None = None
-    marked: MarkedText | None = field(default=None, repr=False, compare=False)
-    lora_request = None  # vLLM's names, which have no value here
-
-    def finished(self) -> bool:
-        return self.finish_reason is not None
-
-    @cached_property
-    def elements(self) -> tuple[Element, ...]:
-        """Boxes, points, layout elements and tables that the finished answer names, in pixels of the original image."""
-        return () if self.marked is None else self.marked.elements()
-
-
-@dataclass(frozen=True, repr=False)
-class RequestOutput(ReprMixin):
-    """The output of a request.
-
-    Args:
-        outputs: the answers, in order of `index`.
-        finished: True for the last output of the request.
-        error: why the request failed, or None.
-        items: size, tokens and frames of each item, and whether `fit` made it smaller.
-        timings: seconds of fetch, plan, decode, process, queue, encode, prefill and decode_steps. "queue" is the time spent
-            waiting. The sum is about the time from the call to the last token.
-        trace: how each item was processed, in the order of `items`.
-        num_cached_tokens: prompt tokens that the prefix cache had.
-        num_preemptions: how many times a sequence of the request was preempted.
-        pooled: float32 `[n]`, the result of a request with `PoolingParams`.
-        encoded: the result of `LLM.encode_media`, in the order of `items`.
-        truncated: True if tokens of the prompt were left out, as `truncate_prompt_tokens` or the checkpoint says.
-        drafts: what each proposer of drafted tokens achieved, over all answers.
-    """
-
-    request_id: str
-    prompt: str | None
-    prompt_token_ids: list[int]
-    outputs: list[CompletionOutput]
-    prompt_logprobs: list[dict[int, Logprob] | None] | None = field(default=None, repr=False)
-    finished: bool = True
-    error: ErrorInfo | None = None
-    items: tuple[ItemPlan, ...] = ()
-    timings: dict[str, float] = field(default_factory=dict, repr=False)
-    trace: tuple[ItemTrace, ...] = field(default=(), repr=False)
-    num_cached_tokens: int = 0
-    num_preemptions: int = 0
-    pooled: Tensor | None = field(default=None, compare=False)
-    encoded: tuple[EncodedItem, ...] = field(default=(), compare=False)
-    truncated: bool = False
-    drafts: tuple[DraftStats, ...] = field(default=(), repr=False, compare=False)
-
-    @property
-    def elements(self) -> tuple[Element, ...]:
-        """The elements of the first answer; see `CompletionOutput.elements`."""
-        return self.outputs[0].elements if self.outputs else ()
-
-    # vLLM's names, which have no value here
-    encoder_prompt = encoder_prompt_token_ids = metrics = lora_request = kv_transfer_params = None

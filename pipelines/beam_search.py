@@ -11,8 +11,9 @@ from ..callers.errors import InputError, hints_at_arguments, short_repr
 from ..engine.frontend.output_processor import CompletionBuilder
 from ..engine.frontend.processed_prompt import ProcessedPrompt
 from ..engine.frontend.request_handle import RequestHandle
+from ..engine.outputs import CompletionOutput, RequestOutput
 from ..engine.sampling_params import SamplingParams
-from ..engine.types import CompletionOutput, Logprob, RequestOutput, TokenOutput
+from ..engine.types import Logprob, TokenOutput
 from .run import Task, answer, gather
 from .validation import check_type
 

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 from torch import Tensor
 
 from ..callers.errors import ConfigError, ErrorInfo, InputError, short_repr
+from ..engine.outputs import RequestOutput
 from ..engine.pooling_params import PoolingParams
-from ..engine.types import RequestOutput
 from ..mm.truncation import Truncation
 from .pooling import PooledResult, pooling_request
 from .run import Task, answer

@@ -7,8 +7,8 @@ from dataclasses import replace
 from typing import ClassVar
 
 from ..callers.repr_mixin import ReprMixin
+from ..engine.outputs import RequestOutput
 from ..engine.sampling_params import SamplingParams
-from ..engine.types import RequestOutput
 
 
 class TextResult(ReprMixin):

@@ -18,8 +18,8 @@ from torch import Tensor
 from ..callers.errors import ErrorInfo, InputError, short_repr, typed
 from ..callers.pacing import releasing_gil
 from ..callers.plain import builtin_copy
+from ..engine.outputs import RequestOutput
 from ..engine.pooling_params import PoolingParams
-from ..engine.types import RequestOutput
 from ..mm.columns import column_values
 from ..mm.parse import item_list, modality_of_path
 from .message_parts import media_part

@@ -48,7 +48,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Metric:
-    """One counter of the engine. `engine.types.EngineStats` documents them."""
+    """One counter of the engine. `engine.stats.EngineStats` documents them."""
 
     name: str
     value: int

@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any, ClassVar, NoReturn
 from ..callers.errors import ErrorInfo, InputError, media_error
 from ..engine.frontend.request import RequestInput
 from ..engine.frontend.request_handle import RequestHandle
+from ..engine.outputs import RequestOutput
 from ..engine.sampling_params import SamplingParams
-from ..engine.types import RequestOutput
 from ..mm.media.pdf import share_files, text_layer
 from ..mm.media.policy import PdfPage
 from ..mm.types import Media

@@ -14,9 +14,9 @@ from ..callers.errors import ConfigError, ErrorInfo, InputError, short_repr
 from ..callers.repr_mixin import ReprMixin
 from ..engine.frontend.request import RequestInput
 from ..engine.frontend.request_handle import RequestHandle
+from ..engine.outputs import RequestOutput
 from ..engine.pooling_params import PoolingParams
 from ..engine.sampling_params import SamplingParams
-from ..engine.types import RequestOutput
 from .run import Task, answer
 from .validation import check_type
 

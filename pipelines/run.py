@@ -21,9 +21,9 @@ from ..callers.errors import ErrorInfo
 from ..callers.pacing import releasing_gil
 from ..engine.errors import warn_of_failures
 from ..engine.frontend.request_handle import Abort, RequestHandle
+from ..engine.outputs import RequestOutput
 from ..engine.progress import ShowProgress, make_progress
 from ..engine.session import Turn
-from ..engine.types import RequestOutput
 
 if TYPE_CHECKING:
     from ..engine.async_llm import AsyncLLM

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from ..callers.errors import ErrorInfo
-from ..engine.types import RequestOutput
+from ..engine.outputs import RequestOutput
 from .embed import EMBED_INSTRUCTION, MEDIA, Embedding, InputForm, content_parts, embed_item
 from .pooling import PooledResult, ScoringOutput
 from .run import Task

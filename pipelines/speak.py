@@ -21,10 +21,10 @@ from ..engine.frontend.input_processor import ParsedPrompt
 from ..engine.frontend.processed_prompt import ProcessedPrompt
 from ..engine.frontend.request import RequestInput
 from ..engine.frontend.request_handle import RequestHandle
+from ..engine.outputs import RequestOutput
 from ..engine.pooling_requests import LayerStates, TokenVectors
 from ..engine.sampling_params import SamplingParams
 from ..engine.seeds import splitmix64
-from ..engine.types import RequestOutput
 from ..engine.worker.talker_runner import MAX_CODES, Division, Frame, SpokenAnswer, TalkerRunner
 from .run import Task, answer
 from .validation import check_type

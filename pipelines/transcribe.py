@@ -15,7 +15,7 @@ from torch import Tensor
 
 from ..callers.errors import ErrorInfo, InputError, media_error
 from ..engine.errors import error_info
-from ..engine.types import CompletionOutput, RequestOutput
+from ..engine.outputs import CompletionOutput, RequestOutput
 from ..mm.media import gate
 from ..mm.media.policy import AudioSelection
 from ..mm.parse import MediaSource, item_errors

@@ -10,8 +10,8 @@ from functools import partial
 from ..callers.errors import InputError, equals_one_of, naming_field, short_repr
 from ..engine.frontend.request_handle import RequestHandle
 from ..engine.frontend.trace import on_request_end
+from ..engine.outputs import CompletionOutput, RequestOutput
 from ..engine.sampling_params import SamplingLimits, SamplingParams
-from ..engine.types import CompletionOutput, RequestOutput
 from ..pipelines.beam_search import BeamSearchParams, search_beams
 from ..pipelines.llm import AsyncLLM
 from ..pipelines.run import run_async

@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from ..engine.config import EngineConfig
+from ..engine.core_info import CoreInfo
 from ..engine.model_files import ModelFiles
-from ..engine.types import CoreInfo
 from ..pipelines.speech.options import Times
 from .parsers.answer import AnswerFormat
 

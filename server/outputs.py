@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
-from ..engine.types import CompletionOutput, Logprob, RequestOutput
+from ..engine.outputs import CompletionOutput, RequestOutput
+from ..engine.types import Logprob
 
 _FINISH_REASONS = {"repetition": "stop", "abort": "stop"}
 """Our finish reasons that OpenAI does not have; the others have the same names."""

@@ -11,7 +11,7 @@ from uuid import uuid4
 
 from ..callers.errors import ErrorInfo
 from ..engine.errors import error_info
-from ..engine.types import RequestOutput
+from ..engine.outputs import RequestOutput
 
 _REQUEST_ID = re.compile(rb"[\x21-\x7e]{1,128}")
 

@@ -20,7 +20,7 @@ from ..callers.errors import short_repr
 from ..callers.message_fields import check_messages, drop_unknown_fields
 from ..engine.engine import Engine
 from ..engine.model_files import load_model_files
-from ..engine.types import RequestOutput
+from ..engine.outputs import RequestOutput
 from ..mm.tenants import tenant_salt
 from ..pipelines.llm import AsyncLLM
 from ..pipelines.speech.options import Times

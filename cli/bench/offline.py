@@ -69,7 +69,7 @@ def measure(llm: Any, args: argparse.Namespace) -> Result:
 
 def _drafts(outputs: list[Any]) -> Result:
     """Return the counts of drafted tokens, by proposer and position."""
-    from ...engine.types import add_stats
+    from ...engine.stats import add_stats
 
     drafts = add_stats(output.drafts for output in outputs)
     return {

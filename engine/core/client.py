@@ -6,7 +6,9 @@ from collections.abc import Callable, Sequence
 from typing import Protocol
 
 from ...mm.types import MultiModalFeature
-from ..types import CoreInfo, CoreOutputs, EngineRequest, EngineStats, LoadedAdapter, TokenOutput
+from ..core_info import CoreInfo
+from ..stats import EngineStats
+from ..types import CoreOutputs, EngineRequest, LoadedAdapter, TokenOutput
 
 ASLEEP = "the engine is asleep; <<wake_up>>"
 

@@ -15,13 +15,13 @@ from ...mm import rules as mm_rules
 from ...mm import types as mm_types
 from ...processors.elements import element, formats
 from .. import config as engine_config
-from .. import model_files, pooling_requests, sampling_params, structured_outputs
+from .. import core_info, model_files, outputs, pooling_requests, sampling_params, stats, structured_outputs
 from .. import types as engine_types
 
 # messages consist of their dataclasses
 _MODULES = (
-    engine_types, engine_config, model_files, pooling_requests, sampling_params, structured_outputs, mm_types, mm_fields,
-    mm_rules, element, formats,
+    engine_types, engine_config, core_info, stats, outputs, model_files, pooling_requests, sampling_params, structured_outputs,
+    mm_types, mm_fields, mm_rules, element, formats,
 )  # fmt: skip
 _KINDS = [kind for module in _MODULES for kind in vars(module).values() if isinstance(kind, type) and is_dataclass(kind)]
 _BY_NAME = {kind.__name__: kind for kind in _KINDS}

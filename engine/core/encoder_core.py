@@ -16,10 +16,12 @@ from ...kernels.dispatch import use_backends
 from ...mm.types import MultiModalFeature, find_item
 from ...models.interface import Model
 from ..config import EngineConfig
+from ..core_info import CoreInfo
 from ..scheduler.policy import make_policy
 from ..scheduler.quarantine import Quarantine
+from ..stats import EngineStats, SequenceStats
 from ..threads import use_threads
-from ..types import CoreInfo, CoreOutputs, EncodeResult, EngineRequest, EngineStats, SequenceStats, TokenOutput
+from ..types import CoreOutputs, EncodeResult, EngineRequest, TokenOutput
 from ..worker.encoder_runner import EncoderRunner
 from ..worker.encoder_store import EncoderStore
 

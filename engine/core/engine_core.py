@@ -16,22 +16,21 @@ from ...callers.errors import InputError, hint
 from ...mm.embeddings import PROMPT_EMBEDS
 from ...mm.tenants import tenant_of
 from ...mm.types import MultiModalFeature
+from ..core_info import CoreInfo, task_without_head
 from ..errors import error_info, error_text
 from ..executor import Executor
 from ..pooling_requests import CrossAttentionWeights, LayerStates, LikelyTokens, PromptClasses, TokenClasses, TokenLogits
 from ..scheduler.scheduler import Scheduler
+from ..stats import EngineStats
 from ..types import (
-    CoreInfo,
     CoreOutputs,
     EngineRequest,
-    EngineStats,
     GrammarTask,
     LoadedAdapter,
     SchedulerOutput,
     StepHandle,
     TokenOutput,
     WorkerUpdate,
-    task_without_head,
 )
 from .client import ASLEEP
 

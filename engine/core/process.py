@@ -20,9 +20,11 @@ from ...callers.errors import ConfigError, EngineDeadError, InputError
 from ...mm.types import MultiModalFeature
 from ...models.registry import registered_models
 from ..config import EngineConfig
+from ..core_info import CoreInfo
 from ..logits_processors import import_path
 from ..scheduler.quarantine import Quarantine
-from ..types import CoreInfo, CoreOutputs, EngineRequest, EngineStats, LoadedAdapter, TokenOutput
+from ..stats import EngineStats
+from ..types import CoreOutputs, EngineRequest, LoadedAdapter, TokenOutput
 from .channel import pack
 from .child import Standby
 from .death_watch import watch

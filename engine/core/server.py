@@ -22,11 +22,12 @@ from ...checkpoints.heap import trim_heap
 from ...models.registry import register_model
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig
+from ..core_info import CoreInfo
 from ..logits_processors import register_logits_processor
 from ..model_files import load_model_files
 from ..setup.loader import load_engine
 from ..setup.resolve import load_processing
-from ..types import CoreInfo, EngineStats
+from ..stats import EngineStats
 from .channel import Activity, Channel, pack
 from .process import PACKAGE
 

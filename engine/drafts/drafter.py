@@ -10,7 +10,8 @@ from itertools import accumulate
 from typing import Protocol
 
 from ..speculative_config import DraftLimits
-from ..types import DraftStats, EngineRequest
+from ..stats import DraftStats
+from ..types import EngineRequest
 from .corpus import Corpus, CorpusProposer
 from .depth import AcceptanceRates, Slot, StepCosts, choose_depths
 from .given import GivenProposer

@@ -24,9 +24,10 @@ from ...processors.text.tokenizer import Tokenizer
 from ..config import MEDIA_BYTES
 from ..core.client import ASLEEP, CoreClient
 from ..errors import error_info, error_text
+from ..outputs import RequestOutput
 from ..sampling_params import SamplingLimits
 from ..scheduler.policy import Submitted, make_policy
-from ..types import RequestOutput, TokenOutput
+from ..types import TokenOutput
 from .input_queue import InputQueue, QueueEntry
 from .loop_thread import start_loop
 from .output_thread import OutputThread

@@ -21,7 +21,7 @@ from ...mm.types import (
     PlaceholderRange,
 )
 from ...processors.interface import ProcessingInfo, Span
-from ..types import ItemTrace
+from ..outputs import ItemTrace
 
 
 @dataclass(frozen=True)

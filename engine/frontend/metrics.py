@@ -8,7 +8,8 @@ from typing import Any
 
 from ...callers.errors import ConfigError
 from ...mm.cache import CacheStats
-from ..types import DraftStats, EngineStats, RequestOutput
+from ..outputs import RequestOutput
+from ..stats import DraftStats, EngineStats
 from .engine_loop import EngineLoop
 from .media import MultiModalProcessor
 from .trace import Observer, RequestTimes

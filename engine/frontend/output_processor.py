@@ -14,8 +14,10 @@ from ...mm.types import EncodedItem
 from ...processors.elements.formats import MarkedText
 from ...processors.text.tokenizer import StreamDecoder, Tokenizer
 from ..errors import error_text
+from ..outputs import CompletionOutput, RequestOutput
 from ..sampling_params import SamplingParams
-from ..types import CompletionOutput, Logprob, RequestOutput, SequenceStats, TokenOutput, add_stats
+from ..stats import SequenceStats, add_stats
+from ..types import Logprob, TokenOutput
 from .processed_prompt import ProcessedPrompt, named_item
 
 Logprobs = dict[int, Logprob]

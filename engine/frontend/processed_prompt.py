@@ -8,7 +8,7 @@ from dataclasses import dataclass, field, replace
 from ...callers.errors import OF_PROMPTS, ErrorInfo
 from ...mm.types import ItemPlan, MultiModalFeature
 from ...processors.elements.formats import MarkedText
-from ..types import ItemTrace
+from ..outputs import ItemTrace
 from .items import num_bytes
 
 

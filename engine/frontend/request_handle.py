@@ -15,9 +15,10 @@ from ...mm.types import MultiModalFeature
 from ...processors.text.tokenizer import Tokenizer
 from ..core.client import CoreClient
 from ..errors import error_info
+from ..outputs import RequestOutput
 from ..sampling_params import SamplingLimits
 from ..seeds import splitmix64
-from ..types import EngineRequest, RequestOutput
+from ..types import EngineRequest
 from .input_processor import ParsedPrompt
 from .input_queue import QueueEntry
 from .output_processor import OutputBuilder

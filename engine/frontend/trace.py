@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ...callers.errors import ConfigError, short_repr
-from ..types import RequestOutput
+from ..outputs import RequestOutput
 
 STAGES = ("fetch", "plan", "decode", "process", "queue", "encode", "prefill", "decode_steps")
 

@@ -15,7 +15,8 @@ from ..kv_cache.block_hash import extend_block_hashes, hash_root, hash_span, ite
 from ..kv_cache.block_pool import BlockIds
 from ..pooling_requests import CrossAttentionWeights, keeps_rows
 from ..sequence_data import SequenceData
-from ..types import CROSS, EngineRequest, ScheduledRequest, SequenceStats, TokenOutput
+from ..stats import SequenceStats
+from ..types import CROSS, EngineRequest, ScheduledRequest, TokenOutput
 from .encoder_cache import ItemUser
 from .limits import check_features
 

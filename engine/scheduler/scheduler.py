@@ -15,11 +15,11 @@ from ..bidirectional_spans import BidirectionalSpan, find_spans, fit_chunk
 from ..drafts.drafter import Drafter
 from ..kv_cache.block_pool import BlockPools
 from ..kv_cache.block_tables import BlockTables
+from ..stats import EngineStats
 from ..types import (
     EncodeResult,
     EncodeTask,
     EngineRequest,
-    EngineStats,
     RequestUpdate,
     ScheduledRequest,
     SchedulerOutput,

@@ -25,8 +25,8 @@ from ...processors.interface import ProcessingInfo, SupportsTranscription
 from ...processors.text.template import load_template
 from ...processors.text.tokenizer import Tokenizer
 from ..config import EngineConfig, host_memory, make_config
+from ..core_info import CoreInfo
 from ..model_files import DTYPES, JSON_FILES, ModelFiles, load_model_files
-from ..types import CoreInfo
 from .draft_model import draft_model_bytes
 from .eagle3 import eagle3_bytes
 from .hub import find_model

@@ -10,9 +10,10 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor
 
+from ...engine.outputs import CompletionOutput, RequestOutput
 from ...engine.pooling_params import PoolingParams
 from ...engine.sampling_params import SamplingParams
-from ...engine.types import CompletionOutput, Logprob, RequestOutput
+from ...engine.types import Logprob
 from ..pooling import pooling_request
 from ..run import answer, gather
 

@@ -12,9 +12,9 @@ from ...engine.builtin_logits_processors import ALLOWED_TOKENS, SUPPRESS_TOKENS,
 from ...engine.frontend.processed_prompt import ProcessedPrompt
 from ...engine.frontend.request import RequestInput
 from ...engine.frontend.request_handle import RequestHandle
+from ...engine.outputs import CompletionOutput, RequestOutput
 from ...engine.pooling_params import PoolingParams
 from ...engine.sampling_params import SamplingParams
-from ...engine.types import CompletionOutput, RequestOutput
 from ...mm.speech import SpeechRequest
 from ...mm.types import MultiModalFeature
 from ..doubt import compression_ratio, with_logprobs

@@ -14,8 +14,8 @@ from typing import TYPE_CHECKING
 
 from torch import Tensor
 
+from ...engine.outputs import CompletionOutput, RequestOutput
 from ...engine.pooling_params import PoolingParams
-from ...engine.types import CompletionOutput, RequestOutput
 from ...mm.speech import FrameRule, SpeechRequest
 from ..pooling import pooling_request
 from ..run import answer

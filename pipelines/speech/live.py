@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING
 from torch import Tensor
 
 from ...callers.errors import InputError
-from ...engine.types import CompletionOutput
+from ...engine.outputs import CompletionOutput
 from ..run import Task
 from ..transcribe import make_request, place_segment, timestamped_request, window_size
 from ..validation import check_number

@@ -15,8 +15,8 @@ from ...engine.frontend.arguments import unknown_argument
 from ...engine.frontend.processed_prompt import ProcessedPrompt
 from ...engine.frontend.request import RequestInput
 from ...engine.frontend.request_handle import RequestHandle
+from ...engine.outputs import RequestOutput
 from ...engine.session import Turn
-from ...engine.types import RequestOutput
 from ...mm.types import ItemGeometry, MultiModalFeature, PlaceholderRange
 from ..run import Task, answer, append
 from ..validation import check_number

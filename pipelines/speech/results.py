@@ -9,7 +9,7 @@ from itertools import pairwise
 from typing import Any, ClassVar
 
 from ...callers.errors import ErrorInfo, InputError, short_repr
-from ...engine.types import RequestOutput
+from ...engine.outputs import RequestOutput
 from ..doubt import TextResult
 from .segments import Segment, WindowResult
 from .subtitles import LINE_LENGTH, WRITERS, SubtitleLayout

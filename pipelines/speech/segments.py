@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 
 from ...callers.errors import ErrorInfo
 from ...callers.repr_mixin import ReprMixin
-from ...engine.types import RequestOutput
+from ...engine.outputs import RequestOutput
 from ...mm.speech import TimestampRule
 from ..doubt import compression_ratio
 from .windows import Window

@@ -14,7 +14,7 @@ from dataclasses import dataclass, replace
 from itertools import pairwise
 from math import inf
 
-from ...engine.types import RequestOutput
+from ...engine.outputs import RequestOutput
 from .decode import FATAL, answer_tokens
 from .merge import join_texts, merge_overlap
 from .readings import count_other_words, says

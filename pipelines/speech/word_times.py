@@ -8,8 +8,8 @@ from math import ceil, exp
 from statistics import fmean
 from typing import TYPE_CHECKING
 
+from ...engine.outputs import RequestOutput
 from ...engine.pooling_params import PoolingParams
-from ...engine.types import RequestOutput
 from ...mm.speech import AlignmentRule, SpeechRequest
 from ..pooling import pooling_request
 from ..run import answer

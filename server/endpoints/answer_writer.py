@@ -7,7 +7,7 @@ from collections.abc import AsyncGenerator, Iterator, Sequence
 from contextlib import aclosing
 from typing import Any, Literal
 
-from ...engine.types import CompletionOutput, RequestOutput
+from ...engine.outputs import CompletionOutput, RequestOutput
 from ..custom_calls import CustomCall
 from ..outputs import finish_reason
 from ..parsers.pieces import Arguments, Call, Content, Piece, Reasoning

@@ -12,8 +12,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from ...callers.errors import InputError, naming_field
+from ...engine.outputs import CompletionOutput, RequestOutput
 from ...engine.sampling_params import SamplingParams
-from ...engine.types import CompletionOutput, RequestOutput
 from ..answers import answer_count, beam_params, best_beams
 from ..custom_calls import CustomCall, CustomCallParser
 from ..outputs import chat_logprobs, finish_reason, usage, with_reasoning

@@ -14,8 +14,8 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from ...callers.errors import naming_field, naming_param
+from ...engine.outputs import CompletionOutput, RequestOutput
 from ...engine.sampling_params import SamplingParams
-from ...engine.types import CompletionOutput, RequestOutput
 from ..answers import answer_count, beam_params, best_beams
 from ..outputs import completion_logprobs, finish_reason, total_usage
 from ..protocol.completions import CompletionBody

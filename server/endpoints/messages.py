@@ -11,7 +11,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
 from ...callers.errors import naming_field
-from ...engine.types import CompletionOutput, RequestOutput
+from ...engine.outputs import CompletionOutput, RequestOutput
 from ..error_shapes import anthropic_body
 from ..errors import error_body, naming_places
 from ..outputs import usage

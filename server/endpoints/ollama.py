@@ -11,7 +11,7 @@ from typing import Any
 from fastapi import Request
 from fastapi.responses import JSONResponse, Response
 
-from ...engine.types import CompletionOutput, RequestOutput
+from ...engine.outputs import CompletionOutput, RequestOutput
 from ..errors import naming_places
 from ..events import json_lines
 from ..protocol.messages import as_input

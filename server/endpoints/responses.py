@@ -12,7 +12,7 @@ from fastapi import Request
 from fastapi.responses import JSONResponse, Response, StreamingResponse
 
 from ...callers.errors import ErrorInfo, SensoriumError, naming_field
-from ...engine.types import CompletionOutput, RequestOutput
+from ...engine.outputs import CompletionOutput, RequestOutput
 from ..access_log import background_record
 from ..errors import error_body, naming_places
 from ..events import STREAM_HEADERS

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 import torch
 from sensorium.callers.errors import ErrorInfo
 from sensorium.callers.repr_mixin import ReprMixin
-from sensorium.engine.types import CompletionOutput, RequestOutput
+from sensorium.engine.outputs import CompletionOutput, RequestOutput
 from sensorium.mm.types import FramePlan, ItemPlan, Media
 from sensorium.pipelines.embed import Embedding
 from sensorium.pipelines.ocr import Page

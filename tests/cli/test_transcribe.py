@@ -12,7 +12,7 @@ import pytest
 import soundfile
 from sensorium.cli.main import main
 from sensorium.cli.transcribe import text
-from sensorium.engine.types import CompletionOutput, RequestOutput
+from sensorium.engine.outputs import CompletionOutput, RequestOutput
 from sensorium.pipelines.transcribe import Segment, Transcript
 
 ROW = family.load_rows()["whisper"]

@@ -9,8 +9,9 @@ from drafting import FREE, drafting, free_drafter
 from sensorium import LLM, SamplingParams
 from sensorium.callers.errors import InputError
 from sensorium.engine.answer_report import report_answer
+from sensorium.engine.outputs import RequestOutput
 from sensorium.engine.speculative_config import DraftLimits
-from sensorium.engine.types import DraftStats, RequestOutput
+from sensorium.engine.stats import DraftStats
 
 PARAMS = SamplingParams(temperature=0.0, max_tokens=24, ignore_eos=True)
 

@@ -5,8 +5,10 @@ from dataclasses import fields, is_dataclass, replace
 import pytest
 import torch
 from sensorium.callers.errors import ErrorInfo
-from sensorium.engine import pooling_requests, types
+from sensorium.engine import core_info, outputs, pooling_requests, stats, types
 from sensorium.engine.core.codec import decode, encode
+from sensorium.engine.core_info import CoreInfo
+from sensorium.engine.outputs import CompletionOutput, ItemTrace, RequestOutput
 from sensorium.engine.pooling_requests import (
     CrossAttentionWeights,
     LayerStates,
@@ -18,9 +20,10 @@ from sensorium.engine.pooling_requests import (
     TokenVectors,
 )
 from sensorium.engine.sampling_params import SamplingParams
+from sensorium.engine.stats import DraftStats, EngineStats, SequenceStats
 from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.mm.fields import BatchedField, FieldElem, FlatField, SharedField
-from sensorium.mm.types import FramePlan, ItemGeometry, ItemPlan, MultiModalFeature, PlaceholderRange
+from sensorium.mm.types import EncodedItem, FramePlan, ItemGeometry, ItemPlan, MultiModalFeature, PlaceholderRange
 from sensorium.processors.elements.element import Cell, Element, ImageScale
 from sensorium.processors.elements.formats import MarkedText
 
@@ -69,12 +72,12 @@ def messages():
     logprob = {3: types.Logprob(-0.5, 1, "x"), 4: types.Logprob(-1.5)}
     frames = FramePlan((0, 5), (0.0, 0.5), 10, 2.0, ((4, 5),), (9,))
     plan = ItemPlan("video", 1, (4, 6), (1, 2, 2), 3, 1, 64, False, frames, 9)
-    item = types.ItemTrace("image", 0, 5, 6, 7, True, "disk", {"fetch": 0.5})
+    item = ItemTrace("image", 0, 5, 6, 7, True, "disk", {"fetch": 0.5})
     marked = MarkedText("box_tokens", "<|box_start|>", (ImageScale((4, 6), (28, 28), 1),))
-    completion = types.CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x", marked)
-    stats = types.SequenceStats(16, 1, ("cache", "encoded"), (types.DraftStats("suffix", 2, (2, 1), (1, 0), 1),))
+    completion = CompletionOutput(0, "t", (1,), (logprob,), -0.5, "stop", "x", marked)
+    used = SequenceStats(16, 1, ("cache", "encoded"), (DraftStats("suffix", 2, (2, 1), (1, 0), 1),))
     encoded = types.EncodeResult("h", "disk", ErrorInfo("not_finite", "e"), True)
-    done = types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, error, 2, {"queue": 0.5}, stats, torch.ones(3))
+    done = types.TokenOutput("r", (1,), (logprob,), (None, logprob), "stop", 7, error, 2, {"queue": 0.5}, used, torch.ones(3))
     return [
         marked, Element("cup", "", (0.0, 1.0, 2.0, 3.0), ((0.5, 0.5),), (Cell(0, 1, "a"),)),
         error, params, request, scheduled, update, feature(),
@@ -90,17 +93,17 @@ def messages():
         types.SchedulerOutput(
             3, (scheduled,), (types.EncodeTask("r", 0, "h"),), (request,), (update,), ("q",), ("h",), ((1,),), True
         ),
-        done, stats, stats.drafts[0], encoded, types.StepOutput((done,), (encoded,)), types.EngineStats(1, 2),
-        types.CoreInfo(64, 4, 100, 8, 32, "float32", "cpu", ("a",), ("image",), True, True),
-        types.CoreOutputs((done,), False, types.EngineStats(3)),
+        done, used, used.drafts[0], encoded, types.StepOutput((done,), (encoded,)), EngineStats(1, 2),
+        CoreInfo(64, 4, 100, 8, 32, "float32", "cpu", ("a",), ("image",), True, True),
+        types.CoreOutputs((done,), False, EngineStats(3)),
         completion,
-        types.RequestOutput(
+        RequestOutput(
             "r", None, (1,), (completion,), (None, logprob), False, error, (plan,), {"decode": 1.0}, (item,), 3, 1,
             torch.ones(3),
         ),
         item,
         plan,
-        types.EncodedItem("image", torch.ones(2, 3), (ItemGeometry(1, 2, 2, 2),), "ab" * 32, (4, 4)),
+        EncodedItem("image", torch.ones(2, 3), (ItemGeometry(1, 2, 2, 2),), "ab" * 32, (4, 4)),
     ]  # fmt: skip
 
 
@@ -111,7 +114,8 @@ def test_round_trip(message):
 
 def test_every_message_type_is_covered():
     covered = {type(message) for message in messages()} | {types.Logprob}
-    assert {kind for module in (types, pooling_requests) for kind in vars(module).values() if is_dataclass(kind)} <= covered
+    modules = (types, stats, core_info, outputs, pooling_requests)
+    assert {kind for module in modules for kind in vars(module).values() if is_dataclass(kind)} <= covered
 
 
 def test_a_key_that_could_not_be_read_again_is_refused():

@@ -23,7 +23,7 @@ import torch
 from hostile import MODEL, NO_NUMBER, FailingEncoder, asked, make_image, marked, numberless, png, raising
 from PIL import Image
 from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, StructuredOutputsParams, register_logits_processor
-from sensorium.engine.types import EngineStats
+from sensorium.engine.stats import EngineStats
 
 CLIENTS = 96  # concurrent requests
 SEQS = 32  # concurrent sequences

@@ -5,8 +5,9 @@ from __future__ import annotations
 from typing import Any
 
 from sensorium.engine.core.codec import decode, encode
+from sensorium.engine.core_info import CoreInfo
 from sensorium.engine.executor import LocalExecutor
-from sensorium.engine.types import CoreInfo, GrammarResult, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
+from sensorium.engine.types import GrammarResult, LoadedAdapter, SchedulerOutput, StepHandle, StepOutput, WorkerUpdate
 
 
 def through_bytes(message: Any) -> Any:

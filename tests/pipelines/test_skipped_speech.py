@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 import torch
 from sensorium.callers.errors import ErrorCode, ErrorInfo
-from sensorium.engine.types import CompletionOutput, RequestOutput
+from sensorium.engine.outputs import CompletionOutput, RequestOutput
 from sensorium.pipelines import transcribe as transcribing
 from sensorium.pipelines.run import Run, Task
 from sensorium.pipelines.speech.merge import find_merge_point

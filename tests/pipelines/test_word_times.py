@@ -19,7 +19,7 @@ import torch
 from sensorium import LLM, AsyncLLM, PoolingParams, SamplingParams, Segment, Transcript, Word
 from sensorium.benchmarks import word_times
 from sensorium.callers.errors import ConfigError, EngineDeadError, ErrorInfo, InputError
-from sensorium.engine.types import CompletionOutput, RequestOutput
+from sensorium.engine.outputs import CompletionOutput, RequestOutput
 from sensorium.pipelines.speech import alignment_heads, skipped
 from sensorium.pipelines.speech.alignment import alignment_matrix, time_warp, token_starts
 from sensorium.pipelines.speech.alignment_heads import find_alignment_heads

@@ -14,8 +14,8 @@ from sensorium.engine.drafts.depth import StepCosts
 from sensorium.engine.drafts.drafter import Drafter
 from sensorium.engine.sampling_params import RepetitionDetectionParams
 from sensorium.engine.speculative_config import DraftLimits
+from sensorium.engine.stats import DraftStats
 from sensorium.engine.structured_outputs import StructuredOutputsParams
-from sensorium.engine.types import DraftStats
 
 OPTIONS = [
     {},

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule, run_state_machine_as_test
 from sensorium.callers.errors import InputError
 from sensorium.engine.kv_cache.block_pool import NULL_BLOCK
-from sensorium.engine.types import EngineStats
+from sensorium.engine.stats import EngineStats
 
 COUNTED = ("preemptions", "prefix_hits", "encoder_hits", "encoder_evictions", "cut_items", "prefix_evictions", "steps_ahead")
 

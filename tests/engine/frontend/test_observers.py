@@ -8,7 +8,7 @@ from PIL import Image
 from sensorium import LLM, SamplingParams
 from sensorium.callers.errors import ConfigError
 from sensorium.engine.frontend import trace
-from sensorium.engine.types import DraftStats
+from sensorium.engine.stats import DraftStats
 
 prometheus = pytest.importorskip("prometheus_client")
 export = pytest.importorskip("opentelemetry.sdk.trace.export.in_memory_span_exporter")
