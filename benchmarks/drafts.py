@@ -68,14 +68,14 @@ class Result:
 
 
 def measure(llm: LLM, work: Workload, params: SamplingParams, rounds: int) -> Result:
-    scheduler = llm.engine.loop.core.scheduler
-    drafter = scheduler.drafter
+    step_drafts = llm.engine.loop.core.scheduler.drafts
+    drafter = step_drafts.drafter
     params = replace(params, draft_text=work.draft)
     ratios, outputs = [], []
     for number in range(rounds + 1):
         seconds, answers = {}, {}
         for is_on in (True, False) if number % 2 else (False, True):
-            scheduler.drafter, scheduler.propose = (drafter, drafter.take) if is_on else (None, None)
+            step_drafts.drafter, step_drafts.propose = (drafter, drafter.take) if is_on else (None, None)
             seconds[is_on] = 0.0
             answers[is_on] = []
             for prompt in work.prompts:
@@ -87,7 +87,7 @@ def measure(llm: LLM, work: Workload, params: SamplingParams, rounds: int) -> Re
         if number:  # the first pair records graphs and learns
             ratios.append(seconds[False] / seconds[True])
             outputs = answers[True]
-    scheduler.drafter, scheduler.propose = drafter, drafter.take
+    step_drafts.drafter, step_drafts.propose = drafter, drafter.take
     drafts = add_stats(output.drafts for output in outputs)
     tokens = sum(len(output.outputs[0].token_ids) for output in outputs)
     accepted, drafted = sum(one.num_accepted for one in drafts), sum(one.num_drafted for one in drafts)
@@ -96,8 +96,9 @@ def measure(llm: LLM, work: Workload, params: SamplingParams, rounds: int) -> Re
 
 def overhead(llm: LLM) -> float:
     """Return the microseconds that drafting takes per step in which nothing is verified."""
-    scheduler, spent, steps = llm.engine.loop.core.scheduler, 0.0, 0
-    plan, settle = scheduler.drafter.plan, scheduler.drafter.settle
+    step_drafts, spent, steps = llm.engine.loop.core.scheduler.drafts, 0.0, 0
+    drafter = step_drafts.drafter
+    plan, settle = drafter.plan, drafter.settle
 
     def timed(function: Any) -> Any:
         def run(*arguments: Any) -> None:
@@ -108,12 +109,12 @@ def overhead(llm: LLM) -> float:
 
         return run
 
-    scheduler.drafter.plan, scheduler.drafter.settle = timed(plan), timed(settle)
-    scheduler.propose = lambda request, most: ()
+    drafter.plan, drafter.settle = timed(plan), timed(settle)
+    step_drafts.propose = lambda request, most: ()
     before = llm.stats.steps
     llm.chat([[{"role": "user", "content": QUESTIONS[1]}]], SamplingParams(temperature=0.0, max_tokens=200), use_tqdm=False)
     steps = llm.engine.loop.call(lambda loop: loop.core.stats.steps).result() - before
-    scheduler.drafter.plan, scheduler.drafter.settle, scheduler.propose = plan, settle, scheduler.drafter.take
+    drafter.plan, drafter.settle, step_drafts.propose = plan, settle, drafter.take
     return 1e6 * spent / steps
 
 

@@ -9,7 +9,9 @@ from enum import Enum
 from sys import maxsize
 
 from ...callers.errors import InputError
+from ...mm.rules import PromptAttention
 from ...mm.types import MultiModalFeature, item_index
+from ..bidirectional_spans import BidirectionalSpan, find_spans
 from ..drafts.drafter import SequenceDrafts
 from ..kv_cache.block_hash import extend_block_hashes, hash_root, hash_span, items_in_block
 from ..kv_cache.block_pool import BlockIds
@@ -100,6 +102,10 @@ class Request(SequenceData):
 
     def item_user(self, index: int) -> ItemUser:
         return self.request_id, index
+
+    def spans(self, attention: PromptAttention) -> Sequence[BidirectionalSpan]:
+        """Return its bidirectional spans in order. `attention`: how the tokens of a prompt attend to each other."""
+        return find_spans(attention, self.prompt_length, self.features)
 
     def block_hashes(self, block_size: int) -> list[bytes]:
         """Return the hashes of all full blocks of its tokens."""

@@ -3,15 +3,12 @@
 from __future__ import annotations
 
 import time
-from bisect import insort
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
-from itertools import count
-from typing import Any
 
 from ...callers.errors import ErrorInfo, InputError
 from ...mm.types import MultiModalFeature, find_item
-from ..bidirectional_spans import BidirectionalSpan, find_spans, fit_chunk
+from ..bidirectional_spans import BidirectionalSpan, fit_chunk
 from ..drafts.drafter import Drafter
 from ..kv_cache.block_pool import BlockPools
 from ..kv_cache.block_tables import BlockTables
@@ -29,14 +26,13 @@ from ..types import (
 from .encoder_cache import EncoderCache
 from .encoder_inputs import EncoderInputs
 from .limits import SchedulerLimits, check_cross, check_cross_items, check_features, check_length, check_spans
-from .policy import Order, SchedulingPolicy
+from .policy import SchedulingPolicy
 from .quarantine import Quarantine
 from .repetition import Loop, find_loop
 from .request import Request, State
-
-Propose = Callable[[Request, int], Sequence[int]]
-"""Returns guesses of the next tokens of a sequence, at most as many as the second argument."""
-_NO_MESSAGES = SchedulerOutput(step=0, scheduled=())
+from .request_queues import RequestQueues
+from .step_drafts import StepDrafts
+from .worker_messages import WorkerMessages, is_empty
 
 
 @dataclass
@@ -56,8 +52,7 @@ class Scheduler:
 
     A step takes sequences with one token to compute first, then started prompts, then waiting ones in the order of its policy,
     until the token budget is spent. A prompt is cut into chunks outside its bidirectional spans, and before an item
-    that cannot be encoded in this step. A sequence is admitted if the pools have blocks for all its tokens except shared
-    prefixes. When blocks run out, the policy says which sequence loses them.
+    that cannot be encoded in this step.
 
     Why one sequence can always go on: only running sequences pin encoder rows, each until it has computed the item. A sequence
     that cannot go on pins nothing, except the first one that waits for pending rows. Any single item fits into the encoder
@@ -77,23 +72,17 @@ class Scheduler:
         policy: SchedulingPolicy,
         drafter: Drafter | None = None,
     ) -> None:
-        self._policy = policy
         self.block_pools, self.encoder_cache, self.limits = block_pools, encoder_cache, limits
         attention = limits.prompt_attention
         prefix_caching = limits.prefix_caching and not attention.whole_prompt
         self.block_tables = BlockTables(block_pools, prefix_caching, limits.max_num_batched_tokens)
         self.encoder_inputs = EncoderInputs(encoder_cache, quarantine, attention.is_at_once, beside=limits.encode_beside)
         self.limit = min(limits.max_model_len, block_pools.capacity)  # tokens of the longest sequence
-        self.requests: dict[str, Request] = {}
-        self.waiting: list[Request] = []  # in the policy's order
-        self.running: list[Request] = []
-        self._arrivals = self._steps = self._steps_ahead = self._preemptions = self._cut_items = 0
-        self._epochs = count()
-        self.drafter = drafter
-        # guesses tokens for steps that verify several at once
-        self.propose: Propose | None = None if drafter is None else drafter.take
-        self.no_drafts = "off"  # why there is no drafter, as in EngineStats
-        self._pending = _NO_MESSAGES  # messages that the worker gets with the next step
+        self._queues = RequestQueues(self.block_tables, self.encoder_inputs, limits, policy)
+        self.requests, self.waiting, self.running = self._queues.requests, self._queues.waiting, self._queues.running
+        self.drafts = StepDrafts(self.block_tables, limits, self.limit, drafter)
+        self._messages = WorkerMessages()
+        self._arrivals = self._steps = self._steps_ahead = self._cut_items = 0
 
     def __len__(self) -> int:
         """Return the number of sequences, those that are held open included."""
@@ -119,10 +108,10 @@ class Scheduler:
         self._renew_spans(request, ())
         self.encoder_inputs.register(request, request.items())
         self._arrivals += 1
-        request.epoch = next(self._epochs)
+        self._queues.begin_epoch(request)
         self.requests[message.request_id] = request
-        self._send(new_requests=(message,))
-        self._enqueue(request)
+        self._messages.send(new_requests=(message,))
+        self._queues.enqueue(request)
 
     def append(
         self,
@@ -151,7 +140,7 @@ class Scheduler:
         self, request: Request, token_ids: Sequence[int], features: Sequence[MultiModalFeature], adapter: str | None
     ) -> None:
         num_items, length, turn = len(request.features), len(request.token_ids), request.turn_start
-        spans = self._spans(request)
+        spans = request.spans(self.limits.prompt_attention)
         request.append(token_ids, features)
         try:
             self._check(request)
@@ -161,31 +150,31 @@ class Scheduler:
             request.turn_start = turn
             raise
         request.repairs = 0
-        request.epoch = next(self._epochs)
+        self._queues.begin_epoch(request)
         update = RequestUpdate(request.request_id, length, tuple(token_ids), tuple(features), restart=True, adapter=adapter)
-        self._send(updates=(update,))
+        self._messages.send(updates=(update,))
         has_new_adapter = adapter is not None and request.set_adapter(adapter)
         if self._renew_spans(request, spans) or has_new_adapter:
-            self._free_blocks(request)
+            self._queues.free_blocks(request)
         if request.state is State.IDLE:  # it keeps its blocks while it waits, unless another sequence needs them
-            self._enqueue(request)
+            self._queues.enqueue(request)
         else:
-            self._reorder(request)
+            self._queues.reorder(request)
 
     def truncate(self, request_id: str, num_tokens: int, forbid: tuple[tuple[int, ...], ...] = ()) -> None:
         """Roll a sequence back to its first `num_tokens` tokens. Computed blocks of these tokens are kept where possible."""
         request = self._get_live(request_id)
         dropped = [(f.hash, request.item_user(i)) for i, f in enumerate(request.features) if f.range.offset >= num_tokens]
-        spans = self._spans(request)
+        spans = request.spans(self.limits.prompt_attention)
         request.truncate(num_tokens, self.block_pools.block_size)
-        request.epoch = next(self._epochs)
+        self._queues.begin_epoch(request)
         if self._renew_spans(request, spans):
             request.rewind(0)  # the remaining tokens attended to the removed ones
         for key, user in dropped:
             self.encoder_cache.unregister(key, user)
-        self.block_tables.roll_back(request, self._spans(request))
-        self._send(updates=(RequestUpdate(request_id, num_tokens, forbid=forbid),))
-        self._reorder(request)
+        self.block_tables.roll_back(request, request.spans(self.limits.prompt_attention))
+        self._messages.send(updates=(RequestUpdate(request_id, num_tokens, forbid=forbid),))
+        self._queues.reorder(request)
 
     def pause(self, request_id: str) -> TokenOutput:
         """End the current answer of a sequence that is held open. Return its timings and statistics."""
@@ -206,38 +195,30 @@ class Scheduler:
             self.running.remove(request)
         elif request.state is State.WAITING:
             self.waiting.remove(request)
-        self._keep_answer(request)
+        self.drafts.end_answer(request)
         self.encoder_inputs.unregister(request)
         self.block_tables.free(request)
-        self._pending = replace(  # drops unsent messages about the sequence
-            self._pending,
-            new_requests=tuple(one for one in self._pending.new_requests if one.request_id != request_id),
-            updates=tuple(update for update in self._pending.updates if update.request_id != request_id),
-            finished=(*self._pending.finished, request_id),
-        )
+        self._messages.end(request_id)
         return request.final_output(TokenOutput(request_id, ()))
 
     def schedule(self) -> SchedulerOutput | None:
         """Return the next step, or None if there is nothing to do. `update_from_output` records it once it has run."""
         limits = self.limits
         step = _Step(limits.max_num_batched_tokens, limits.max_encoder_tokens, limits.max_step_cross_rows)
-        self._grow_running()
-        self._preempt_for_priority()
-        self._plan_drafts()
-        for request in sorted(self.running, key=self._step_order):
+        self._queues.grow_running()
+        self._queues.preempt_for_priority()
+        self.drafts.plan(self.running)
+        for request in self._queues.in_step_order():
             self._schedule_request(request, step)
         while self.waiting and step.budget > 0 and len(self.running) < self.limits.max_num_seqs:
-            if not self._try_admit(self.waiting[0]):
+            if not self._queues.try_admit(self.waiting[0]):
                 break
             self._schedule_request(self.running[-1], step)
         progress = step.scheduled or step.encode or self.encoder_cache.pending
         assert progress or not (self.waiting or self.running), "sequences wait and none can run"
         output = self._output(step.scheduled, step.encode)
-        if self.drafter is not None:
-            decodes = not step.encode and all(task.num_tokens == task.num_sampled for task in step.scheduled)
-            self.drafter.start_step(sum(task.num_tokens for task in step.scheduled) * decodes)
-        has_work = self.encoder_cache.pending or output != replace(_NO_MESSAGES, step=output.step)
-        return output if has_work else None
+        self.drafts.start_step(output)
+        return output if self.encoder_cache.pending or not is_empty(output) else None
 
     def schedule_ahead(self, output: SchedulerOutput) -> SchedulerOutput | None:
         """Return the step after `output` while the tokens of `output` are not known: one more token per sequence.
@@ -246,15 +227,14 @@ class Scheduler:
         has to go first, or if a running sequence that does not wait for pending rows was not sampled in `output`. A sequence
         that ends with its unknown token computes one token too many, into its own blocks.
         """
-        if any(task.draft_token_ids for task in output.scheduled) or any(map(self._has_proposers, self.running)):
+        if any(task.draft_token_ids for task in output.scheduled) or any(map(self.drafts.has_proposers, self.running)):
             return None
         sampled = {task.request_id for task in output.scheduled if task.sample}
-        pending = self._pending
-        if pending.new_requests or pending.updates or pending.zero_blocks or self._can_start_another():
+        if self._messages.must_go_first or self._queues.can_start_another():
             return None
         if not all(request.request_id in sampled or self.encoder_inputs.is_pending(request) for request in self.running):
             return None
-        batch = [request for request in sorted(self.running, key=self._policy.order) if request.request_id in sampled]
+        batch = [request for request in sorted(self.running, key=self._queues.policy.order) if request.request_id in sampled]
         batch = [request for request in batch if request.room(self.limit) > 1]
         if not batch or not all(self.block_tables.grow(request, 1, ahead=True) for request in batch):
             return None
@@ -265,16 +245,12 @@ class Scheduler:
 
     def _output(self, scheduled: Sequence[ScheduledRequest], encode: Sequence[EncodeTask] = ()) -> SchedulerOutput:
         freed = self.encoder_cache.take_freed()
-        messages, self._pending = self._pending, _NO_MESSAGES
+        messages = self._messages.take()
         output = replace(messages, step=self._steps, scheduled=tuple(scheduled), encode=tuple(encode), free_encoder=freed)
         if encode:
             self.encoder_inputs.start(encode)
         self._steps += bool(scheduled)
         return output
-
-    def _send(self, **messages: Any) -> None:
-        """Send messages to the worker with the next step. `messages`: fields of SchedulerOutput."""
-        self._pending = replace(self._pending, **{name: getattr(self._pending, name) + new for name, new in messages.items()})
 
     def is_wanted(self, output: SchedulerOutput) -> bool:
         """Return whether any result of a step is still needed."""
@@ -291,8 +267,7 @@ class Scheduler:
         An output has a finish reason, timings and statistics if the answer is complete, and `num_removed` if a repetition loop
         was rolled back.
         """
-        if self.drafter is not None:
-            self.drafter.end_step(done.predict_seconds, sum(bool(result.predicted) for result in done.tokens))
+        self.drafts.end_step(done)
         failed_items = self.encoder_inputs.record(done.encoded, self.requests)
         wanted = [self._is_wanted(task) for task in output.scheduled]  # recording a result changes what is still needed
         pairs = zip(wanted, output.scheduled, done.tokens, strict=True)
@@ -301,7 +276,7 @@ class Scheduler:
 
     def fail_step(self, output: SchedulerOutput, error: ErrorInfo) -> tuple[TokenOutput, ...]:
         """Record that a step failed: end its sequences and those that wait for its items. Return their outputs."""
-        self._requeue_messages(output)
+        self._requeue(output)
         encoded = tuple(EncodeResult(task.hash, "", error) for task in output.encode)
         tokens = tuple(TokenOutput(task.request_id, (), error=error) for task in output.scheduled)
         return self.update_from_output(output, StepOutput(tokens, encoded))
@@ -309,12 +284,11 @@ class Scheduler:
     def undo(self, output: SchedulerOutput) -> None:
         """Undo an interrupted step: its items are not encoded, and its messages are sent again."""
         self.encoder_inputs.undo(output.encode)
-        self._requeue_messages(output)
+        self._requeue(output)
 
-    def _requeue_messages(self, output: SchedulerOutput) -> None:
-        """Send the messages of a failed step again with the next step; receiving them twice is harmless."""
-        names = ("new_requests", "updates", "finished", "zero_blocks")
-        self._pending = replace(self._pending, **{name: getattr(output, name) + getattr(self._pending, name) for name in names})
+    def _requeue(self, output: SchedulerOutput) -> None:
+        """Send the messages of a step that was not completed again with the next one."""
+        self._messages.requeue(output)
         self.encoder_cache.requeue_freed(output.free_encoder)
 
     def _update(self, scheduled: ScheduledRequest, output: TokenOutput) -> Sequence[TokenOutput]:
@@ -334,8 +308,7 @@ class Scheduler:
             request.num_computed = len(request.token_ids) - 1
         if scheduled.draft_token_ids and num_kept < scheduled.num_sampled:
             self.block_tables.keep_states(request)
-        if self.drafter is not None:
-            self.drafter.settle(request, len(scheduled.draft_token_ids))
+        self.drafts.settle(request, len(scheduled.draft_token_ids))
         if scheduled.write_cross:
             self.block_tables.cache_cross_blocks(request)
         self.block_tables.cache_full_blocks(request)
@@ -376,8 +349,8 @@ class Scheduler:
             return (self._fail(output, zero_blocks=True),)
         request = self.requests[scheduled.request_id]
         request.may_draft = False
-        self._send(zero_blocks=self.block_tables.unhashed_blocks(request))
-        self._preempt(request)
+        self._messages.send(zero_blocks=self.block_tables.unhashed_blocks(request))
+        self._queues.preempt(request)
         return ()
 
     def _fail_users(self, failed: Sequence[tuple[EncodeTask, EncodeResult]]) -> list[TokenOutput]:
@@ -398,7 +371,7 @@ class Scheduler:
         """
         request = self.requests[output.request_id]
         if zero_blocks:
-            self._send(zero_blocks=self.block_tables.unhashed_blocks(request))
+            self._messages.send(zero_blocks=self.block_tables.unhashed_blocks(request))
         self.abort(output.request_id)
         return request.final_output(replace(output, finish_reason="error"))
 
@@ -444,100 +417,20 @@ class Scheduler:
             encoder_evictions=self.encoder_cache.evictions,
             encoder_bytes=self.encoder_cache.bytes,
             encoder_capacity=self.encoder_cache.capacity,
-            preemptions=self._preemptions,
+            preemptions=self._queues.preemptions,
             cut_items=self._cut_items,
             quarantined=len(self.encoder_inputs.quarantine),
-            drafts=() if self.drafter is None else self.drafter.stats,
-            no_drafts="" if self.drafter is not None else self.no_drafts,
+            drafts=self.drafts.stats,
+            no_drafts=self.drafts.no_drafts,
         )
-
-    def _can_start_another(self) -> bool:
-        """Return whether the batch has a place for the first waiting sequence, or a sequence of lower priority."""
-        if not self.waiting or len(self.running) < self.limits.max_num_seqs:
-            return bool(self.waiting)
-        return any(self._policy.preempts(self.waiting[0], request) for request in self.running)
-
-    def _step_order(self, request: Request) -> tuple[bool, Order]:
-        """Return the key that sorts the running sequences in a step: those with one token to compute come first."""
-        return len(request.token_ids) - request.num_computed > 1, self._policy.order(request)
-
-    def _grow_running(self) -> None:
-        """Allocate a block for each running sequence that needs one for its next token; preempt if there is none."""
-        for request in list(self.running):
-            while request.state is State.RUNNING:
-                if self.block_tables.grow(request):
-                    break
-                victim = self._pick_victim(request, self.running)
-                assert victim is not None
-                self._preempt(victim)
-
-    def _preempt_for_priority(self) -> None:
-        """Preempt running sequences while one with a more urgent priority waits and cannot be admitted."""
-        while self.waiting and self.running:
-            first, last = self.waiting[0], max(self.running, key=self._policy.order)
-            has_place = len(self.running) < self.limits.max_num_seqs
-            if not self._policy.preempts(first, last) or (has_place and self._try_admit(first)):
-                return
-            self._preempt(last)
-
-    def _try_admit(self, request: Request) -> bool:
-        """Allocate blocks for all tokens of a waiting sequence and run it. Return False if there are too few blocks."""
-        has_blocks = any(request.block_ids)
-        while not (
-            self.block_tables.grow(request) if has_blocks else self.block_tables.allocate(request, self._spans(request))
-        ):
-            victim = self._pick_victim(request)
-            if victim is None:
-                return False
-            self._preempt(victim)
-        if request.cached_tokens is None:
-            request.cached_tokens = request.num_computed
-        self.waiting.remove(request)
-        self.running.append(request)
-        request.state = State.RUNNING
-        request.times.setdefault("scheduled", time.perf_counter())
-        return True
-
-    def _pick_victim(self, keep: Request, running: Sequence[Request] = ()) -> Request | None:
-        """Return a sequence that loses its blocks for `keep`: one that does not run, or one of `running`."""
-        idle = [request for request in self.requests.values() if request.state is State.IDLE and any(request.block_ids)]
-        waiting = [request for request in self.waiting if request is not keep and any(request.block_ids)]
-        return self._policy.victim(idle, waiting, running)
-
-    def _preempt(self, request: Request) -> None:
-        request.preemptions += 1
-        self._preemptions += 1
-        self._free_blocks(request)
-
-    def _free_blocks(self, request: Request) -> None:
-        """Free a sequence's blocks. It will be computed again, except for what the prefix cache still has."""
-        self.block_tables.free(request)
-        self.encoder_inputs.unpin(request)
-        self.encoder_inputs.discard_chunks(request)  # the encoder's state is that of the last chunk: it begins again, too
-        request.epoch = next(self._epochs)
-        if request.state is State.RUNNING:
-            self.running.remove(request)
-            self._enqueue(request)
-        else:
-            self._reorder(request)
-
-    def _enqueue(self, request: Request) -> None:
-        request.state = State.WAITING
-        insort(self.waiting, request, key=self._policy.order)
-
-    def _reorder(self, request: Request) -> None:
-        """Move a waiting sequence whose tokens have changed to its place."""
-        if request.state is State.WAITING:
-            self.waiting.remove(request)
-            self._enqueue(request)
 
     def _schedule_request(self, request: Request, step: _Step) -> None:
         """Add a running sequence to the step, with as many tokens as budgets, spans and encoder rows allow."""
         cross_rows = 0 if request.cross_written else request.cross_rows
         if cross_rows > step.cross_budget and step.cross_budget < self.limits.max_step_cross_rows:
             return  # the first one may exceed the budget
-        start, spans = request.num_computed, self._spans(request)
-        drafts = self._draft(request, step.budget) if self.propose is not None else ()
+        start, spans = request.num_computed, request.spans(self.limits.prompt_attention)
+        drafts = self.drafts.take(request, step.budget - len(self.running) + 1)  # every sequence keeps a token of the budget
         wanted = min(request.remaining + len(drafts), step.budget, self.limits.max_chunk)
         count = self.block_tables.end_at_state(request, wanted)
         count = fit_chunk(start, count, step.budget, spans)
@@ -551,49 +444,17 @@ class Scheduler:
         step.encoder_budget -= sum(request.item(task.index).range.num_embeds for task in tasks)
         if count == 0:
             return
-        predict = self.drafter is None or self.drafter.predicts(request)
-        step.scheduled.append(request.schedule(count, drafts and drafts[: max(0, count - request.remaining)], predict))
+        drafts = drafts and drafts[: max(0, count - request.remaining)]
+        step.scheduled.append(request.schedule(count, drafts, self.drafts.predicts(request)))
         step.budget -= count
         step.cross_budget -= cross_rows
         stop = start + count
         left = request.features[request.next_feature :]
         self._cut_items += any(f.range.offset < stop < f.range.end - f.geometry.ahead for f in left)
 
-    def _may_draft(self, request: Request) -> bool:
-        """Return whether a step may guess tokens of a running sequence: not of a prompt's rest, and not if it only pools."""
-        decodes = request.remaining == 1 or (self.block_tables.has_states and request.num_computed >= request.turn_start)
-        return decodes and request.may_draft and request.message.pooling is None
-
-    def _has_proposers(self, request: Request) -> bool:
-        """Return whether a sequence that decodes may get guesses."""
-        return self.drafter is not None and self._may_draft(request) and self.drafter.drafts_for(request)
-
-    def _plan_drafts(self) -> None:
-        if self.drafter is None or self.propose is None:
-            return
-        decoding = [request for request in self.running if self._may_draft(request)]
-        if decoding:
-            rows = min(sum(request.remaining for request in self.running), self.limits.max_num_batched_tokens)
-            self.drafter.plan(decoding, rows)
-
-    def _draft(self, request: Request, budget: int) -> tuple[int, ...]:
-        """Return guesses of a sequence's next tokens, as many as the step, its blocks and the rest of its answer have room for.
-
-        Every running sequence keeps a token of the budget.
-        """
-        if self.propose is None or not self._may_draft(request):
-            return ()
-        room = min(budget - len(self.running) + 1, self.limits.max_chunk) - request.remaining
-        room = min(room, request.room(self.limit) - 1, self.block_tables.room_to_state(request))
-        drafts = tuple(self.propose(request, room))[:room] if room > 0 else ()
-        return drafts if drafts and self.block_tables.grow(request, len(drafts)) else ()
-
-    def _spans(self, request: Request) -> Sequence[BidirectionalSpan]:
-        return find_spans(self.limits.prompt_attention, request.prompt_length, request.features)
-
     def _renew_spans(self, request: Request, before: Sequence[BidirectionalSpan]) -> bool:
         """Update what depends on a sequence's spans, which were `before`. Return True if computed tokens are stale."""
-        spans = self._spans(request)
+        spans = request.spans(self.limits.prompt_attention)
         if self.limits.prompt_attention.key_order is not None:  # whole prompts whose items see each other
             request.bind_hashes(spans[0][1] if spans and spans[0][0] == 0 else 0)
         return any(first < request.num_computed for first, _ in {*before} ^ {*spans})
@@ -627,13 +488,9 @@ class Scheduler:
         if request.hold_open:
             self.running.remove(request)
             request.state = State.IDLE
-            self._keep_answer(request)
+            self.drafts.end_answer(request)
         else:
             self.abort(request.request_id)
-
-    def _keep_answer(self, request: Request) -> None:
-        if self.drafter is not None:
-            self.drafter.end_answer(request)
 
     def _get_live(self, request_id: str) -> Request:
         if request_id not in self.requests:
@@ -645,7 +502,7 @@ class Scheduler:
         max_tokens = self.limits.max_num_batched_tokens - self.limits.max_num_seqs + 1  # a token for each of the others
         max_rows = self.encoder_cache.capacity // max(1, self.encoder_cache.row_bytes)
         check_cross_items(request.message.cross, self.limits.max_cross_rows, max_rows)
-        check_spans(self._spans(request), request.features, request.cross_rows, max_tokens, max_rows)
+        check_spans(request.spans(self.limits.prompt_attention), request.features, request.cross_rows, max_tokens, max_rows)
 
 
 def _first_tokens(output: TokenOutput, count: int) -> TokenOutput:

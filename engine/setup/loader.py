@@ -159,7 +159,7 @@ def build_core(
     drafter, no_drafts = make_drafter(config, model, store.dtype)
     policy = make_policy(config.scheduling_policy)
     scheduler = Scheduler(pools, encoder, limits, Quarantine(config.quarantine_seconds), policy, drafter)
-    scheduler.no_drafts = no_drafts
+    scheduler.drafts.reason = no_drafts
     options = RunnerOptions(
         grammars,
         config.batch_invariant,

@@ -33,7 +33,7 @@ class Guesses:
 
 def answers(toy, requests, guess=None, **options):
     core = toy.make_core(**options)
-    core.scheduler.propose = guess
+    core.scheduler.drafts.propose = guess
     for request in requests:
         core.add(request)
     outputs = toy.drain(core)
@@ -96,7 +96,7 @@ def test_loops_are_found_inside_a_step(toy, repair):
     results = []
     for guess in (None, Guesses(lambda request: [21] * 40, 0.0, 101)):
         core = toy.make_core(model=make())
-        core.scheduler.propose = guess
+        core.scheduler.drafts.propose = guess
         core.add(toy.request("r", [5, 6, 7], params=params))
         kept = []
         for output in toy.drain(core)["r"]:
@@ -171,7 +171,7 @@ def test_tokens_after_the_end_are_cut(toy, options, kept, reason):
     tokens = [10, 11, 12, 13, 2, 14, 2, 15, 16, 17]  # EOS is 2
     core, script = toy.make_core(), Script(tokens)
     core = EngineCore(core.scheduler, script, core.info)
-    core.scheduler.propose = lambda request, most: [1, 1, 1][:most]
+    core.scheduler.drafts.propose = lambda request, most: [1, 1, 1][:most]
     params = SamplingParams(temperature=0.0, logprobs=0, **{"max_tokens": 20, **options})
     core.add(toy.request("r", [5, 6, 7], params=params, hold_open=True))
     pool = core.scheduler.block_pools.pools[0]
@@ -279,9 +279,9 @@ def test_the_engine_gives_the_same_with_guesses(llm, name, wrong):
         number = prompts.index(tuple(request.token_ids[: request.turn_start]))
         return plain[number][int(request.request_id.rpartition(".")[2])].token_ids
 
-    guess = scheduler.propose = Guesses(answer, wrong, llm.engine.loop.core.info.vocab_size)
+    guess = scheduler.drafts.propose = Guesses(answer, wrong, llm.engine.loop.core.info.vocab_size)
     try:
         assert outputs() == plain
     finally:
-        scheduler.propose = None
+        scheduler.drafts.propose = None
     assert guess.count > 0

@@ -31,14 +31,14 @@ def free_drafter(
 
 def use(scheduler: Any, drafter: Drafter | None) -> None:
     """Let a scheduler draft with this drafter, or not at all."""
-    scheduler.drafter, scheduler.propose = drafter, None if drafter is None else drafter.take
+    scheduler.drafts.drafter, scheduler.drafts.propose = drafter, None if drafter is None else drafter.take
 
 
 @contextmanager
 def drafting(llm: Any, drafter: Drafter | None) -> Iterator[Any]:
     """Let an LLM or a server whose core is in this process draft with this drafter, or not at all."""
     scheduler = llm.engine.loop.core.scheduler
-    before = scheduler.drafter
+    before = scheduler.drafts.drafter
     use(scheduler, drafter)
     try:
         yield scheduler

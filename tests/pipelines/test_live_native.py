@@ -216,7 +216,7 @@ def test_a_preempted_stream_is_encoded_again_from_its_start(llm: LLM, evicted: s
         gone = {"all": request.features, "first": request.features[:1], "last": request.features[-1:], "none": []}[evicted]
         for feature in gone:
             scheduler.encoder_cache.discard(feature.hash)
-        scheduler._preempt(request)
+        scheduler._queues.preempt(request)
         return True
 
     async def parts() -> AsyncIterator[Any]:

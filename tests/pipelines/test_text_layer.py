@@ -67,7 +67,7 @@ def test_ocr_drafts_the_text_of_the_page(monkeypatch):
     assert not expected.error
     assert expected.output.drafts == ()
     with LLM("tiny-vl", dtype="float32", batch_invariant=True) as llm:
-        drafter = llm.engine.loop.core.scheduler.drafter
+        drafter = llm.engine.loop.core.scheduler.drafts.drafter
         drafter.costs, drafter._now = StepCosts((1.0,) * 16), lambda: 0.0
         monkeypatch.setattr("sensorium.pipelines.ocr.text_layer", lambda page, policy: expected.text)
         (page,) = llm.ocr([data])

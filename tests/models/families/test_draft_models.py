@@ -65,7 +65,7 @@ def check(llm: LLM, prompts: list[dict[str, Any]], params: SamplingParams = PARA
     with drafting(llm, None):
         expected = [output.outputs for output in llm.generate(prompts, params, use_tqdm=False)]
     with drafting(llm, free_drafter(llm.engine.info.vocab_size, LIMITS)) as scheduler:
-        scheduler.drafter.rates.rate = lambda name, matched: 0.9
+        scheduler.drafts.drafter.rates.rate = lambda name, matched: 0.9
         outputs = llm.generate(prompts, params, use_tqdm=False)
         assert [output.error for output in outputs] == [None] * len(outputs)
         assert [output.outputs for output in outputs] == expected
@@ -95,7 +95,7 @@ def test_the_model_itself_is_always_right(name: str, loaded: LoadedModels) -> No
         with drafting(llm, None):
             expected = [output.outputs for output in llm.generate(questions(row), greedy(33), use_tqdm=False)]
         with drafting(llm, free_drafter(llm.engine.info.vocab_size, LIMITS)) as scheduler:
-            scheduler.drafter.rates.rate = lambda name, matched: 0.9
+            scheduler.drafts.drafter.rates.rate = lambda name, matched: 0.9
             outputs = llm.generate(questions(row), greedy(33), use_tqdm=False)
             (stats,) = llm.stats.drafts
         assert [output.outputs for output in outputs] == expected
@@ -117,7 +117,7 @@ def test_whisper_with_a_distilled_decoder(loaded: LoadedModels, distilled: Path)
         make_llm(row, loaded.folder("whisper"), **config(loaded.folder("whisper"))) as llm,
         drafting(llm, free_drafter(llm.engine.info.vocab_size, LIMITS)) as scheduler,
     ):
-        scheduler.drafter.rates.rate = lambda name, matched: 0.9
+        scheduler.drafts.drafter.rates.rate = lambda name, matched: 0.9
         llm.generate(questions(row), greedy(33), use_tqdm=False)
         (stats,) = llm.stats.drafts
         assert stats.num_accepted == stats.num_drafted > 0
@@ -162,7 +162,7 @@ def test_turns_of_a_session(loaded: LoadedModels, smaller: Callable[[str], Path]
         with drafting(llm, None):
             expected = turns(llm)
         with drafting(llm, free_drafter(llm.engine.info.vocab_size, LIMITS)) as scheduler:
-            scheduler.drafter.rates.rate = lambda name, matched: 0.9
+            scheduler.drafts.drafter.rates.rate = lambda name, matched: 0.9
             assert turns(llm) == expected
             assert llm.stats.drafts[0].num_drafted > 0
 
@@ -186,9 +186,9 @@ def test_predictions_that_take_too_long_end(
         monkeypatch.setattr(predictor, "predict", lambda *inputs: calls.append(1) or real(*inputs))
         with drafting(llm, free_drafter(llm.engine.info.vocab_size, LIMITS)) as scheduler:
             monkeypatch.setattr(drafter, "_TRIALS", 4)
-            scheduler.drafter.rates.rate = lambda name, matched: 0.99
-            scheduler.drafter._predict_seconds = 9.0  # steps take 1
-            monkeypatch.setattr(scheduler.drafter, "end_step", lambda *measured: None)
+            scheduler.drafts.drafter.rates.rate = lambda name, matched: 0.99
+            scheduler.drafts.drafter._predict_seconds = 9.0  # steps take 1
+            monkeypatch.setattr(scheduler.drafts.drafter, "end_step", lambda *measured: None)
             (output,) = llm.generate(questions(row)[:1], greedy(40), use_tqdm=False)
         (stats,) = output.drafts
         assert stats.switched_off == 1

@@ -188,7 +188,7 @@ def test_answers_are_those_without(name: str, loaded: LoadedModels, head: Any) -
         assert plan.draft_model > 0
         for _ in range(2):
             with drafting(llm, free_drafter(llm.engine.info.vocab_size, LIMITS)) as scheduler:
-                scheduler.drafter.rates.rate = lambda name, matched: 0.9
+                scheduler.drafts.drafter.rates.rate = lambda name, matched: 0.9
                 outputs = llm.generate(prompts, PARAMS, use_tqdm=False)
                 assert [output.outputs for output in outputs] == expected
                 (stats,) = llm.stats.drafts
@@ -251,7 +251,7 @@ def test_preemption_and_little_room(loaded: LoadedModels, head: Any) -> None:
         with drafting(llm, None):
             expected = [output.outputs for output in llm.generate(prompts, params, use_tqdm=False)]
         with drafting(llm, free_drafter(llm.engine.info.vocab_size, LIMITS)) as scheduler:
-            scheduler.drafter.rates.rate = lambda name, matched: 0.9
+            scheduler.drafts.drafter.rates.rate = lambda name, matched: 0.9
             assert [output.outputs for output in llm.generate(prompts, params, use_tqdm=False)] == expected
             assert llm.stats.drafts[0].num_drafted > 0
         assert llm.stats.preemptions > 0

@@ -108,7 +108,7 @@ def test_a_layer_that_is_right_is_always_accepted(name: str, world: World, tmp_p
     assert any(key.endswith("lm_head.weight") for key in tensors)
     save_file(zeroed, tmp_path / "model.safetensors", {"format": "pt"})
     with make_llm(row, tmp_path, speculative_config=CONFIG) as llm, drafting(llm, free_drafter(700, LIMITS)) as scheduler:
-        scheduler.drafter.rates.rate = lambda name, matched: 0.9
+        scheduler.drafts.drafter.rates.rate = lambda name, matched: 0.9
         before = scheduler.stats.steps
         (output,) = llm.generate(ask(row, "", 1).ours, greedy(41), use_tqdm=False)
         assert set(output.outputs[0].token_ids) == {0}
@@ -146,9 +146,9 @@ def test_a_layer_whose_predictions_do_not_pay_is_not_run_any_more(world: World, 
         real = runner.predictor.predict
         monkeypatch.setattr(runner.predictor, "predict", lambda *inputs: calls.append(1) or real(*inputs))
         with drafting(llm, free_drafter(700, LIMITS)) as scheduler:
-            monkeypatch.setattr(scheduler.drafter.costs, "seconds", lambda rows: 0.5 + 0.5 * rows)
+            monkeypatch.setattr(scheduler.drafts.drafter.costs, "seconds", lambda rows: 0.5 + 0.5 * rows)
             monkeypatch.setattr(drafter, "_TRIALS", 4)
-            scheduler.drafter.rates.rate = lambda name, matched: 0.99
+            scheduler.drafts.drafter.rates.rate = lambda name, matched: 0.99
             (output,) = llm.generate(ask(row, "", 1).ours, greedy(40), use_tqdm=False)
         (stats,) = output.drafts
         assert stats.switched_off == 1

@@ -1,0 +1,97 @@
+"""Decides which sequences of a step get guesses of their next tokens, and how many fit."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+from ..drafts.drafter import Drafter
+from ..kv_cache.block_tables import BlockTables
+from ..stats import DraftStats
+from ..types import SchedulerOutput, StepOutput
+from .limits import SchedulerLimits
+from .request import Request
+
+Propose = Callable[[Request, int], Sequence[int]]
+"""Returns guesses of the next tokens of a sequence, at most as many as the second argument."""
+
+
+class StepDrafts:
+    """The drafted tokens of a scheduler's steps, which verify several tokens of a sequence at once.
+
+    Args:
+        max_length: tokens of the longest sequence.
+        drafter: guesses the next tokens of sequences; None guesses nothing.
+    """
+
+    def __init__(
+        self, block_tables: BlockTables, limits: SchedulerLimits, max_length: int, drafter: Drafter | None = None
+    ) -> None:
+        self._block_tables, self._limits, self._max_length, self.drafter = block_tables, limits, max_length, drafter
+        self.propose: Propose | None = None if drafter is None else drafter.take
+        self.reason = "off"  # why there is no drafter, as `EngineStats.no_drafts`
+
+    def _may_draft(self, request: Request) -> bool:
+        """Return whether a step may guess tokens of a running sequence: not of a prompt's rest, and not if it only pools."""
+        has_states = self._block_tables.has_states
+        decodes = request.remaining == 1 or (has_states and request.num_computed >= request.turn_start)
+        return decodes and request.may_draft and request.message.pooling is None
+
+    def has_proposers(self, request: Request) -> bool:
+        """Return whether a sequence that decodes may get guesses."""
+        return self.drafter is not None and self._may_draft(request) and self.drafter.drafts_for(request)
+
+    def plan(self, running: Sequence[Request]) -> None:
+        """Draft for the running sequences that decode."""
+        if self.drafter is None or self.propose is None:
+            return
+        decoding = [request for request in running if self._may_draft(request)]
+        if decoding:
+            rows = min(sum(request.remaining for request in running), self._limits.max_num_batched_tokens)
+            self.drafter.plan(decoding, rows)
+
+    def take(self, request: Request, budget: int) -> tuple[int, ...]:
+        """Return guesses of a sequence's next tokens, as many as the step, its blocks and the rest of its answer have room for.
+
+        `budget`: rows of the step that this sequence may take.
+        """
+        if self.propose is None or not self._may_draft(request):
+            return ()
+        room = min(budget, self._limits.max_chunk) - request.remaining
+        room = min(room, request.room(self._max_length) - 1, self._block_tables.room_to_state(request))
+        drafts = tuple(self.propose(request, room))[:room] if room > 0 else ()
+        return drafts if drafts and self._block_tables.grow(request, len(drafts)) else ()
+
+    def predicts(self, request: Request) -> bool:
+        """Return False once what the worker predicts for a sequence is not proposed any more."""
+        return self.drafter is None or self.drafter.predicts(request)
+
+    def start_step(self, output: SchedulerOutput) -> None:
+        """Note that a step begins."""
+        if self.drafter is not None:
+            decodes = not output.encode and all(task.num_tokens == task.num_sampled for task in output.scheduled)
+            self.drafter.start_step(sum(task.num_tokens for task in output.scheduled) * decodes)
+
+    def end_step(self, done: StepOutput) -> None:
+        """Record how long the step and its predictions took."""
+        if self.drafter is not None:
+            self.drafter.end_step(done.predict_seconds, sum(bool(result.predicted) for result in done.tokens))
+
+    def settle(self, request: Request, num_verified: int) -> None:
+        """Learn from the tokens that a step has added. `num_verified`: guesses that were rows of the step."""
+        if self.drafter is not None:
+            self.drafter.settle(request, num_verified)
+
+    def end_answer(self, request: Request) -> None:
+        """Keep a finished answer for later ones."""
+        if self.drafter is not None:
+            self.drafter.end_answer(request)
+
+    @property
+    def stats(self) -> tuple[DraftStats, ...]:
+        """Statistics of each proposer, over all requests."""
+        return () if self.drafter is None else self.drafter.stats
+
+    @property
+    def no_drafts(self) -> str:
+        """Why no sequence gets drafts, as in EngineStats."""
+        return "" if self.drafter is not None else self.reason
