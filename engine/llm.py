@@ -30,6 +30,7 @@ from .frontend.arguments import (
 )
 from .frontend.prompts import read_prompt
 from .frontend.request_handle import RequestHandle
+from .frontend.serve import serve
 from .outputs import RequestOutput
 from .progress import ShowProgress, make_progress
 from .sampling_params import SamplingParams
@@ -212,7 +213,7 @@ class LLM(NotPicklable):
     def _serve(
         self, handles: Iterable[RequestHandle], count: int, use_tqdm: ShowProgress
     ) -> Generator[tuple[int, RequestOutput], RequestHandle | Sequence[RequestHandle] | None, None]:
-        with make_progress(count, use_tqdm) as progress, closing(self.engine.loop.serve(handles)) as outputs:
+        with make_progress(count, use_tqdm) as progress, closing(serve(self.engine.loop, handles)) as outputs:
             entry = next(outputs, None)
             while entry is not None:
                 following = yield entry
@@ -230,7 +231,7 @@ class LLM(NotPicklable):
             chat: with messages, the options of `chat`.
         """
         handle = self.request(prompt, sampling_params, **chat)
-        return (output for _, output in self.engine.loop.serve([handle], stream=True))
+        return (output for _, output in serve(self.engine.loop, [handle], stream=True))
 
     def live(self, prompt: object, sampling_params: SamplingParams | None = None, **chat: Unpack[ChatOptions]) -> LiveSession:
         """Open a session whose tokens stay in the KV cache: `answer()`, then `append(more)`, and the next answer.

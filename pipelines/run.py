@@ -21,6 +21,7 @@ from ..callers.errors import ErrorInfo
 from ..callers.pacing import releasing_gil
 from ..engine.errors import warn_of_failures
 from ..engine.frontend.request_handle import Abort, RequestHandle
+from ..engine.frontend.serve import serve
 from ..engine.outputs import RequestOutput
 from ..engine.progress import ShowProgress, make_progress
 from ..engine.session import Turn
@@ -252,7 +253,7 @@ def as_completed(
             requests = start(slot)
             first += requests
             slots += [slot] * len(requests)
-        with make_progress(len(tasks), use_tqdm) as progress, closing(engine.loop.serve(first)) as outputs:
+        with make_progress(len(tasks), use_tqdm) as progress, closing(serve(engine.loop, first)) as outputs:
             entry = next(outputs, None) if first else None
             while True:
                 requests = []

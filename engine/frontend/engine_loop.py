@@ -8,11 +8,10 @@ import threading
 import time
 import weakref
 from collections import Counter
-from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Sequence
-from concurrent.futures import Future, wait
+from collections.abc import Callable, Collection, Sequence
+from concurrent.futures import Future
 from functools import partial
 from itertools import count
-from operator import attrgetter
 from queue import SimpleQueue
 from typing import Any
 
@@ -24,9 +23,8 @@ from ...processors.text.tokenizer import Tokenizer
 from ..config import MEDIA_BYTES
 from ..core.client import ASLEEP, CoreClient
 from ..errors import error_info, error_text
-from ..outputs import RequestOutput
 from ..sampling_params import SamplingLimits
-from ..scheduler.policy import Submitted, make_policy
+from ..scheduler.policy import make_policy
 from ..types import TokenOutput
 from .input_queue import InputQueue, QueueEntry
 from .loop_thread import start_loop
@@ -37,9 +35,7 @@ from .request_handle import Append, AwaitedMessage, CheckCore, Drop, Message, Re
 from .trace import Observer
 
 _IDLE_STEP = 0.005  # seconds to sleep after a step that had nothing to compute
-_FREE_SECONDS = 10.0  # how long `serve` waits for the memory of aborted requests
 _MAX_UNREAD = 64  # outputs in an inbox before the output thread reads them
-_MAX_SUBMITTED = 1024  # answers of one `serve` that are in the engine at a time, if that is enough for 4 batches
 _log = logging.getLogger(__name__)
 
 
@@ -60,8 +56,8 @@ class EngineLoop:
     ) -> None:
         self.core, self.tokenizer, self._eos, self._seed = core, tokenizer, eos_token_ids, seed
         self._limits = limits or SamplingLimits()
-        self._policy = make_policy(core.info.scheduling_policy)
-        self.input_queue = InputQueue(2 * core.info.max_num_seqs, workers, MEDIA_BYTES, self._policy)
+        self.policy = make_policy(core.info.scheduling_policy)
+        self.input_queue = InputQueue(2 * core.info.max_num_seqs, workers, MEDIA_BYTES, self.policy)
         self.observers: list[Observer] = []
         self.stats = core.stats  # the last snapshot
         self.asleep = False  # requests are refused until `wake_up`
@@ -85,47 +81,6 @@ class EngineLoop:
 
     # called from any thread
 
-    def serve(
-        self, handles: Iterable[RequestHandle], stream: bool = False
-    ) -> Generator[tuple[int, RequestOutput], RequestHandle | Sequence[RequestHandle] | None, None]:
-        """Yield (index, output) of each request when it finishes and, with `stream`, whenever its output grows.
-
-        Requests that the caller sends after an output get that output's index. A failed request yields an output with `error`;
-        the others go on. Closing the generator, or an exception in it, aborts the unfinished requests and frees their memory.
-
-        Many requests are submitted in blocks, those of a sequence in the policy's order: garbage collection stops all threads
-        for a time in proportion to the objects of the requests that are in the engine.
-        """
-        mail: SimpleQueue[list[RequestHandle]] = SimpleQueue()
-        left: dict[RequestHandle, int] = {}
-        turn, room = 0, max(_MAX_SUBMITTED, 4 * self.core.info.max_num_seqs)
-        waiting, block = self._numbered(handles, room), room // 2
-        try:
-            while True:
-                if room >= block and (more := _take_block(waiting, room)):
-                    left.update(more)
-                    room -= _num_answers(more)
-                    turn = self.submit(list(more), mail.put, stream, turn)
-                if not left:
-                    return
-                for handle in sorted(mail.get(), key=attrgetter("number")):
-                    output = handle.take() if handle in left else None
-                    if output is not None:
-                        index = left.pop(handle) if output.finished else left[handle]
-                        room += handle.input.params.n * output.finished
-                        following = yield index, output
-                        if following is not None:
-                            more = dict.fromkeys([following] if isinstance(following, RequestHandle) else following, index)
-                            left.update(more)
-                            room -= _num_answers(more)
-                            turn = self.submit(list(more), mail.put, stream, turn)
-        finally:
-            left = {handle: index for handle, index in left.items() if handle.number >= 0}
-            if left:
-                freed = self.call(Drop(tuple(left)))
-                if threading.current_thread() is not self._thread:  # the garbage collector may run this in any thread
-                    wait([freed], _FREE_SECONDS)
-
     def submit(
         self,
         handles: Sequence[RequestHandle],
@@ -141,14 +96,12 @@ class EngineLoop:
             InputError: a request_id is in use, or the engine sleeps, was closed or belongs to another process.
             EngineDeadError: the engine's process has ended.
         """
-        self.check_open()  # before the lock, which may be held for ever in a forked process
-        with self._lock:
-            self._check_ready(handles)
+        self.check_ready(handles)
         for handle in releasing_gil(handles):  # without the lock, because 20,000 requests take seconds
             number = next(self._numbers)
             handle.register(number, handle.input.request_id or str(number), self.tokenizer, post, stream, self._messages)
         with self._lock:
-            self._check_ready(handles)
+            self.check_ready(handles)
             self._start()
             for handle in handles:
                 if handle.name in self._names:  # a caller has given this number as a request_id
@@ -233,24 +186,22 @@ class EngineLoop:
         if self._dead is not None:
             raise EngineDeadError(str(self._dead))
 
-    def _numbered(self, handles: Iterable[RequestHandle], room: int) -> Iterator[tuple[int, RequestHandle]]:
-        """Return all requests with their indices, in the policy's order if they are a sequence that is larger than `room`."""
-        if not isinstance(handles, Sequence) or len(handles) <= room:
-            return enumerate(handles)
-        self.check_open()
+    def check_ready(self, handles: Sequence[RequestHandle]) -> None:
+        """Raise InputError or EngineDeadError as `submit` does."""
+        self.check_open()  # before the lock, which may be held for ever in a forked process
         with self._lock:
-            self._check_ready(handles)  # names that are used twice may be in different blocks
-        return iter(sorted(enumerate(handles), key=lambda pair: self._policy.order(Submitted(pair[1].input.priority, pair[0]))))
+            self.check_open()
+            if self.asleep:
+                raise InputError(ASLEEP, code="engine_asleep")
+            for name, times in Counter(handle.input.request_id for handle in handles).items():
+                if name is not None and (times > 1 or name in self._names):
+                    reason = f"<<param>> {name[:80]!r} is in use; give another one, or wait until it is finished"
+                    raise InputError(reason, param="request_id")
 
-    def _check_ready(self, handles: Sequence[RequestHandle]) -> None:
-        """Raise InputError or EngineDeadError as `submit` does. The caller holds the lock."""
-        self.check_open()
-        if self.asleep:
-            raise InputError(ASLEEP, code="engine_asleep")
-        for name, times in Counter(handle.input.request_id for handle in handles).items():
-            if name is not None and (times > 1 or name in self._names):
-                reason = f"<<param>> {name[:80]!r} is in use; give another one, or wait until it is finished"
-                raise InputError(reason, param="request_id")
+    @property
+    def is_current_thread(self) -> bool:
+        """True in the loop's thread."""
+        return threading.current_thread() is self._thread
 
     def _start(self) -> None:
         """Start the thread if it does not run. The caller holds the lock."""
@@ -518,18 +469,3 @@ def _check_core(ref: weakref.ref[EngineLoop]) -> None:
     engine_loop = ref()
     if engine_loop is not None and not engine_loop.closed:
         engine_loop.send(CheckCore())
-
-
-def _take_block(waiting: Iterator[tuple[int, RequestHandle]], room: int) -> dict[RequestHandle, int]:
-    """Return the next requests and their indices, with about `room` answers."""
-    block = dict[RequestHandle, int]()
-    for index, handle in waiting:
-        block[handle] = index
-        room -= handle.input.params.n
-        if room <= 0:
-            break
-    return block
-
-
-def _num_answers(handles: Iterable[RequestHandle]) -> int:
-    return sum(handle.input.params.n for handle in handles)

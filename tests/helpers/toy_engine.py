@@ -11,6 +11,7 @@ from sensorium.engine.frontend.input_processor import InputProcessor
 from sensorium.engine.frontend.media import MultiModalSettings
 from sensorium.engine.frontend.request import RequestInput
 from sensorium.engine.frontend.request_handle import RequestHandle
+from sensorium.engine.frontend.serve import serve
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.mm.fields import BatchedField, FieldElem
 from sensorium.mm.media.policy import DecodeSpec
@@ -102,7 +103,7 @@ class ToyEngine:
         return [RequestHandle(RequestInput(partial(self.inputs.parse, prompt), params)) for prompt in prompts]
 
     def answers(self, prompts, params=None):
-        found = dict(self.engine_loop.serve(self.requests(prompts, params)))
+        found = dict(serve(self.engine_loop, self.requests(prompts, params)))
         self.toy.assert_empty(self.core)
         return [found[i] for i in range(len(prompts))]
 

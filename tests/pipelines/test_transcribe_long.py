@@ -20,6 +20,7 @@ from sensorium import LLM, AsyncLLM, RequestOutput, SamplingParams, Segment
 from sensorium.benchmarks import seams
 from sensorium.callers.errors import InputError, MediaError
 from sensorium.engine.frontend.request_handle import notify
+from sensorium.engine.frontend.serve import serve
 from sensorium.mm.media import gate
 from sensorium.mm.media.audio import decode_audio
 from sensorium.mm.media.policy import MediaPolicy
@@ -165,7 +166,7 @@ def asked(samples: np.ndarray) -> dict[str, Any]:
 def stream_with_a_late_post(llm: LLM, samples: np.ndarray) -> None:
     """Read a streamed answer to its end; the loop posts once more, as it does if the end comes while output is taken."""
     handle = llm.request(asked(samples), SHORT)
-    assert list(llm.engine.loop.serve([handle], stream=True))
+    assert list(serve(llm.engine.loop, [handle], stream=True))
     notify([handle])
 
 

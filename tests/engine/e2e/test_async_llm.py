@@ -12,6 +12,7 @@ import pytest
 from PIL import Image
 from sensorium import LLM, AsyncLLM, SamplingParams
 from sensorium.callers.errors import ConfigError, InputError
+from sensorium.engine.frontend.serve import serve
 from sensorium.engine.session import Turn
 from together import hold_until_prepared
 from waiting import LONG, assert_idle, hold_steps, wait_until
@@ -352,7 +353,7 @@ def test_urgent_requests_run_first(llm):
         hold_until_prepared(one, 2)
         ended = []
         jobs = [one.request(f"user {i}", greedy(4), priority) for i, priority in enumerate((5, 0, 3))]
-        for index, _ in one.engine.loop.serve(jobs):
+        for index, _ in serve(one.engine.loop, jobs):
             ended.append(index)
     assert ended.index(1) < ended.index(2)
     with pytest.raises(InputError, match="priority"):

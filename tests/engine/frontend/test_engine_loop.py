@@ -4,6 +4,7 @@ import threading
 
 import pytest
 from sensorium.engine.frontend.request_handle import tokenize_bad_words
+from sensorium.engine.frontend.serve import serve
 from sensorium.engine.sampling_params import SamplingParams
 from toy_engine import PROMPTS, Letters, ToyEngine, make_image
 from waiting import LONG
@@ -180,7 +181,7 @@ def test_a_slow_video_does_not_stop_the_others(engine):
     engine.info.process = slow
     prompts = [{"prompt": "@", "multi_modal_data": {"image": make_image(7)}}, *PROMPTS]
     order = []
-    for index, _ in engine.engine_loop.serve(engine.requests(prompts)):
+    for index, _ in serve(engine.engine_loop, engine.requests(prompts)):
         order.append(index)
         if len(order) == len(PROMPTS):
             gate.set()

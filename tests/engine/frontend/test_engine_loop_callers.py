@@ -13,8 +13,9 @@ from pathlib import Path
 import pytest
 import torch
 from sensorium.callers.errors import InputError
-from sensorium.engine.frontend import engine_loop
+from sensorium.engine.frontend import serve as serving
 from sensorium.engine.frontend.request_handle import RequestHandle
+from sensorium.engine.frontend.serve import serve
 from sensorium.engine.sampling_params import SamplingParams
 from toy_engine import PROMPTS, ToyEngine
 from waiting import LONG, heard, hold_steps, wait_until
@@ -30,11 +31,11 @@ def test_streams_run_beside_a_batch(engine):
     (expected,) = engine.texts(["stream me"], params)[0]
     taken = threading.Event()
     hold_steps(engine.core, lambda: taken.is_set() or heard(engine.engine_loop))
-    stream = engine.engine_loop.serve(engine.requests(["stream me"], params), stream=True)
+    stream = serve(engine.engine_loop, engine.requests(["stream me"], params), stream=True)
     first = next(stream)[1]
     taken.set()
     assert not first.finished
-    batch = dict(engine.engine_loop.serve(engine.requests(PROMPTS, params)))  # these steps also serve the stream
+    batch = dict(serve(engine.engine_loop, engine.requests(PROMPTS, params)))  # these steps also serve the stream
     assert all(output.finished for output in batch.values())
     rest = [output for _, output in stream]
     assert rest[-1].finished
@@ -47,7 +48,7 @@ def test_streams_run_beside_a_batch(engine):
 
 @pytest.mark.parametrize("steps", [0, 1, 2, 5])
 def test_closing_frees_everything(engine, toy, steps):
-    stream = engine.engine_loop.serve(engine.requests(PROMPTS), stream=True)
+    stream = serve(engine.engine_loop, engine.requests(PROMPTS), stream=True)
     for _ in range(steps):
         next(stream, None)  # a slow consumer gets fewer outputs
     stream.close()
@@ -69,7 +70,7 @@ def test_ctrl_c_frees_everything(engine, toy, at):
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # background jobs of a shell ignore SIGINT
     try:
         with pytest.raises(KeyboardInterrupt):
-            dict(engine.engine_loop.serve(engine.requests(PROMPTS)))
+            dict(serve(engine.engine_loop, engine.requests(PROMPTS)))
     finally:
         signal.signal(signal.SIGINT, before)
     toy.assert_empty(engine.core)
@@ -115,7 +116,7 @@ def test_callers_of_many_threads_take_turns(engine):
 
 def test_many_requests_enter_in_blocks(engine, monkeypatch):
     """Each request holds dozens of objects, and every garbage collection, which stops all threads, looks at them."""
-    monkeypatch.setattr(engine_loop, "_MAX_SUBMITTED", 20)
+    monkeypatch.setattr(serving, "_MAX_SUBMITTED", 20)
     room = max(20, 4 * engine.core.info.max_num_seqs)
     made, most, left = 0, 0, set()
 
@@ -130,7 +131,7 @@ def test_many_requests_enter_in_blocks(engine, monkeypatch):
     for params in (SamplingParams(max_tokens=1), SamplingParams(max_tokens=1, n=3)):
         left.clear()
         found = []
-        for index, output in engine.engine_loop.serve(handles(params)):
+        for index, output in serve(engine.engine_loop, handles(params)):
             left -= {handle for handle in left if handle.number >= 0 and handle.answer.closed}
             found.append(index)
             assert output.error is None
@@ -140,19 +141,19 @@ def test_many_requests_enter_in_blocks(engine, monkeypatch):
 
 
 def test_a_sequence_of_many_requests_enters_by_priority(engine, monkeypatch):
-    monkeypatch.setattr(engine_loop, "_MAX_SUBMITTED", 1)
+    monkeypatch.setattr(serving, "_MAX_SUBMITTED", 1)
     room = 4 * engine.core.info.max_num_seqs
     handles = engine.requests(["a"] * 5 * room)
     for number, handle in enumerate(handles):
         handle.input = replace(handle.input, priority=-number)
-    order = [index for index, _ in engine.engine_loop.serve(handles)]
+    order = [index for index, _ in serve(engine.engine_loop, handles)]
     assert sorted(order) == list(range(5 * room))
     assert set(order[: room // 2]) <= set(range(4 * room, 5 * room)), "the last have the smallest priority"
     handles = engine.requests(["a"] * 5 * room)
     for handle in handles[0], handles[-1]:
         handle.input = replace(handle.input, request_id="same")
     with pytest.raises(InputError, match="in use"):
-        next(engine.engine_loop.serve(handles))
+        next(serve(engine.engine_loop, handles))
     engine.toy.assert_empty(engine.core)
 
 
@@ -170,7 +171,7 @@ def test_a_closed_loop_refuses_requests_and_ends_those_it_has(engine, toy):
     hold_steps(engine.core, lambda: engine.engine_loop.closed)
     ended = []
     jobs = engine.requests(["hello"] * 20, SamplingParams(temperature=0.0, max_tokens=100, ignore_eos=True))
-    thread = threading.Thread(target=lambda: ended.extend(engine.engine_loop.serve(jobs)))
+    thread = threading.Thread(target=lambda: ended.extend(serve(engine.engine_loop, jobs)))
     thread.start()
     wait_until(lambda: engine.core.scheduler.requests)
     engine.engine_loop.close()
@@ -178,7 +179,7 @@ def test_a_closed_loop_refuses_requests_and_ends_those_it_has(engine, toy):
     assert len(ended) == 20
     assert all("closed" in output.error.message for _, output in ended)
     with pytest.raises(InputError, match="closed"):
-        dict(engine.engine_loop.serve(engine.requests(["hello"])))
+        dict(serve(engine.engine_loop, engine.requests(["hello"])))
     engine.engine_loop.close()
     toy.assert_empty(engine.core)
 
@@ -204,7 +205,7 @@ def test_a_forked_process_must_make_its_own_engine(engine):
     engine.answers(["hello"])
     engine.engine_loop.process += 1
     with pytest.raises(InputError, match="another process"):
-        dict(engine.engine_loop.serve(engine.requests(["hello"])))
+        dict(serve(engine.engine_loop, engine.requests(["hello"])))
     engine.engine_loop.process -= 1
 
 

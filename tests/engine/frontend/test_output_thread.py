@@ -7,6 +7,7 @@ from dataclasses import replace
 import pytest
 from sensorium.engine.frontend import request_handle
 from sensorium.engine.frontend.output_processor import CompletionBuilder
+from sensorium.engine.frontend.serve import serve
 from sensorium.engine.sampling_params import SamplingParams
 from toy_engine import ToyEngine
 from waiting import LONG, hold_steps, wait_until
@@ -53,14 +54,14 @@ def test_a_slow_stop_string_does_not_delay_other_requests(engine, toy, monkeypat
     monkeypatch.setattr(request_handle.RequestHandle, "read", read)
     ended = []
     caller = threading.Thread(
-        target=lambda: ended.extend(engine.engine_loop.serve(engine.requests(["hello"], SamplingParams(**FREE, stop=stop))))
+        target=lambda: ended.extend(serve(engine.engine_loop, engine.requests(["hello"], SamplingParams(**FREE, stop=stop))))
     )
     begun = threading.Event()
     hold_steps(engine.core, begun.is_set)
     caller.start()
     wait_until(lambda: engine.engine_loop._owners)
     begun.set()
-    other = dict(engine.engine_loop.serve(engine.requests(["other"], SamplingParams(**FREE))))
+    other = dict(serve(engine.engine_loop, engine.requests(["other"], SamplingParams(**FREE))))
     assert len(other[0].outputs[0].token_ids) == FREE["max_tokens"]
     gate.set()
     caller.join(LONG)
@@ -80,7 +81,7 @@ def test_the_inbox_stays_short_during_a_long_answer(toy):
         return step()
 
     engine.core.step = watched
-    dict(engine.engine_loop.serve([handle]))
+    dict(serve(engine.engine_loop, [handle]))
     assert 60 <= longest <= 66
 
 
