@@ -18,8 +18,9 @@ from ..pipelines.llm import AsyncLLM
 from .config import ServerConfig, with_defaults
 from .model_entries import PARSERS_OF_MODEL, ModelEntry
 from .model_facts import ModelFacts, make_facts
-from .models import Limits, ModelPool, PooledModel
+from .model_pool import ModelPool
 from .parsers.answer import answer_format
+from .pooled_model import Limits, PooledModel
 from .state import Server, Services
 from .store import Store
 from .tracing import loading_span

@@ -31,9 +31,10 @@ from .errors import HttpError
 from .guard import PRIORITY, TENANT, BodyBytes
 from .http_metrics import HttpMetrics, register_engine
 from .model_facts import ModelFacts, make_facts, transcript_times
-from .models import ModelLease, ModelPool
+from .model_pool import ModelPool
 from .parsers.answer import AnswerFormat, answer_format
 from .parsers.reasoning import mentions_reasoning
+from .pooled_model import ModelLease
 from .protocol.body import on_unknown_field
 from .reasoning_signer import ReasoningSigner, stored_signer
 from .request_record import current_record

@@ -12,7 +12,7 @@ from fastapi.responses import JSONResponse, Response
 
 from ...engine.model_files import load_model_files
 from ..model_facts import ModelFacts
-from ..models import PooledModel
+from ..pooled_model import PooledModel
 from ..protocol.ollama import LATEST, ShowBody
 from ..state import Server, Services, services_of
 

@@ -25,7 +25,7 @@ from ...pipelines.speech.merge import join_texts
 from ..errors import HttpError, error_object, error_response, validation_error
 from ..guard import TENANT
 from ..large_json import loads
-from ..models import ModelLease
+from ..pooled_model import ModelLease
 from ..protocol.realtime import (
     EVENTS,
     AudioInput,

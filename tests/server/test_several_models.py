@@ -368,7 +368,7 @@ def test_a_dead_model_without_requests_leaves_the_server_healthy(served, monkeyp
 @pytest.mark.parametrize("stream", [False, True])
 def test_a_model_that_cannot_be_loaded(tmp_path, caplog, stream, monkeypatch):
     """Its files are broken for a while."""
-    monkeypatch.setattr("sensorium.server.models._BACKOFF_SECONDS", 0.2)
+    monkeypatch.setattr("sensorium.server.model_pool._BACKOFF_SECONDS", 0.2)
     folder = tmp_path / "model"
     shutil.copytree(TINY, folder)
     weights = max(folder.glob("*.safetensors"))

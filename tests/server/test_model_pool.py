@@ -13,7 +13,8 @@ from sensorium.callers.errors import ConfigError, InputError
 from sensorium.server.config import ServerConfig, split_options
 from sensorium.server.errors import HttpError
 from sensorium.server.eviction import Occupant, choose_victims
-from sensorium.server.models import Limits, ModelPool, PooledModel
+from sensorium.server.model_pool import ModelPool
+from sensorium.server.pooled_model import Limits, PooledModel
 from waiting import LONG
 
 
@@ -190,7 +191,7 @@ def test_a_busy_model_stays_and_the_wait_is_limited():
 
 
 def test_a_model_in_constant_use_makes_room_at_last(monkeypatch):
-    monkeypatch.setattr("sensorium.server.models._PATIENCE", 0.01)
+    monkeypatch.setattr("sensorium.server.model_pool._PATIENCE", 0.01)
 
     async def scenario():
         pool, _ = pool_of(10)
@@ -219,7 +220,7 @@ def test_a_model_in_constant_use_makes_room_at_last(monkeypatch):
 
 def test_loads_that_take_longer_than_the_patience_serve_their_requests(monkeypatch):
     """Models that do not fit together take turns, and each load serves the requests that wait for it."""
-    monkeypatch.setattr("sensorium.server.models._PATIENCE", 0.01)
+    monkeypatch.setattr("sensorium.server.model_pool._PATIENCE", 0.01)
 
     async def several(pool, name):
         return [await used(pool, name) for _ in range(3)]
@@ -253,7 +254,7 @@ def test_a_request_waits_once_for_a_model_that_is_to_make_room():
 
 
 def test_a_sleeping_model_does_not_make_room_for_itself(monkeypatch):
-    monkeypatch.setattr("sensorium.server.models._PATIENCE", 0.01)
+    monkeypatch.setattr("sensorium.server.model_pool._PATIENCE", 0.01)
 
     async def scenario():
         pool, _ = pool_of(8, (6, 3, 3), wait_seconds=0.5)
@@ -357,7 +358,7 @@ def test_waiters_leave():
 
 
 def test_a_failed_load_is_told_to_all_and_tried_again(monkeypatch, caplog):
-    monkeypatch.setattr("sensorium.server.models._BACKOFF_SECONDS", 0.05)
+    monkeypatch.setattr("sensorium.server.model_pool._BACKOFF_SECONDS", 0.05)
 
     async def scenario():
         pool, loader = pool_of()
