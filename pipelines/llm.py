@@ -171,10 +171,10 @@ class LLM(llm.LLM):
             options: see `pipelines.documents.options.ReadOptions`.
         """
         from .documents.api import read_files
-        from .documents.options import ReadOptions
+        from .documents.options import OutputOptions, ReadOptions
 
         settings = read_options(ReadOptions, options, "files", "output_dir", "output_format", "resume")
-        return read_files(self.engine, files, settings, output_dir, output_format, resume, use_tqdm)
+        return read_files(self.engine, files, settings, OutputOptions(output_dir, output_format, resume), use_tqdm)
 
     def ocr(self, images: object, use_tqdm: ShowProgress = True, **options: Unpack[OcrKeywords]) -> list[Page]:
         """Read the text of one image, PDF or folder, or a list of them; see `pipelines.ocr.OcrOptions` for the options."""

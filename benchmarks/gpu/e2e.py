@@ -20,7 +20,7 @@ from sensorium.engine.setup.memory import MaxSizes
 from sensorium.engine.types import EngineRequest
 from sensorium.engine.worker.encoder_graphs import EncoderGraphs
 from sensorium.engine.worker.encoder_store import EncoderStore
-from sensorium.mm.rules import CAUSAL
+from sensorium.engine.worker.model_runner import RunnerOptions
 from sensorium.models.decoder_model import DecoderModel
 from sensorium.models.registry import find_architecture
 from sensorium.models.weights import named_layers
@@ -107,7 +107,7 @@ def engine(bench: Bench, model: DecoderModel, seqs: int, length: int, rows: int,
         async_scheduling=overlaps,
     )
     store = EncoderStore(None, 0, "random", model.row_size, bench.dtype, bench.device)
-    core = build_core(model, config, MaxSizes(length, rows, 1 << 20), CAUSAL, store)
+    core = build_core(model, config, MaxSizes(length, rows, 1 << 20), store, RunnerOptions())
     if not graphs:
         core.executor.runner.decode_graphs = lambda forward, batch: forward(batch)  # type: ignore[assignment]
     return core

@@ -10,7 +10,6 @@ from pathlib import Path
 from ...callers.errors import ConfigError, short_repr
 from ...kernels.dispatch import use_backends
 from ...mm.hashing import digest
-from ...mm.rules import PromptAttention
 from ...models.interface import Model, SupportsRowDecoding, SupportsSimilarity
 from ...processors.interface import ProcessingInfo
 from ...processors.text.tokenizer import Tokenizer
@@ -90,7 +89,8 @@ def load_engine(
             grammars = GrammarFactory(
                 tokenizer, config.grammar_seconds, config.quarantine_seconds, config.media.worker_sandbox == "require"
             )
-            core = build_core(model, config, engine.sizes, info.prompt_attention, store, grammars, engine.source)
+            options = RunnerOptions(grammars, prompt_attention=info.prompt_attention)
+            core = build_core(model, config, engine.sizes, store, options, engine.source)
         engine.source.load_weights(model)
         if isinstance(core, EngineCore):
             _load_predictor(core)
@@ -124,19 +124,17 @@ def build_core(
     model: Model,
     config: EngineConfig,
     sizes: MaxSizes,
-    prompt_attention: PromptAttention,
     store: EncoderStore,
-    grammars: GrammarFactory | None = None,
+    options: RunnerOptions,
     source: ModelSource | None = None,
 ) -> EngineCore:
     """Join scheduler, caches and executor around a model on its device.
 
     Args:
-        prompt_attention: how the tokens of a prompt attend to each other, see `SchedulerLimits`.
-        grammars: for structured outputs; None refuses them.
+        options: its `grammars` and `prompt_attention`; the others follow from `config`.
         source: builds the model again after sleep; with None, the engine cannot sleep.
     """
-    if prompt_attention.key_order is not None and any(spec.window is not None for spec in model.cache_specs):
+    if options.prompt_attention.key_order is not None and any(spec.window is not None for spec in model.cache_specs):
         raise ConfigError("sliding windows are not supported for a model whose items see each other across text")
     blocks = num_cache_blocks(config, model.cache_specs, sizes, config.torch_device)
     max_cached = max_cached_blocks(config, model.cache_specs, blocks)
@@ -146,7 +144,7 @@ def build_core(
         sizes.step_rows,
         sizes.max_model_len,
         config.max_encoder_tokens,
-        prompt_attention,
+        options.prompt_attention,
         config.enable_prefix_caching,
         encode_beside=config.uses_async_scheduling,
         max_chunk=model.step_rows if isinstance(model, SupportsRowDecoding) else SchedulerLimits.max_chunk,
@@ -160,11 +158,10 @@ def build_core(
     policy = make_policy(config.scheduling_policy)
     scheduler = Scheduler(pools, encoder, limits, Quarantine(config.quarantine_seconds), policy, drafter)
     scheduler.drafts.reason = no_drafts
-    options = RunnerOptions(
-        grammars,
-        config.batch_invariant,
-        prompt_attention,
-        config.kernels,
+    options = replace(
+        options,
+        invariant=config.batch_invariant,
+        kernels=config.kernels,
         async_scheduling=config.uses_async_scheduling,
         predictor=None if drafter is None else make_predictor(config, model, sizes, store, source),
         adapters=AdapterStore(adapter_bytes(config, model), config.max_lora_rank) if config.enable_lora else None,

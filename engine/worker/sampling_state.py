@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from functools import cached_property, lru_cache
 
 import numpy as np
@@ -43,16 +44,29 @@ class TokenCounts:
         return slot
 
 
+@dataclass(frozen=True)
+class TokenRules:
+    """Tokens of a sequence that the sampler treats in a way of their own.
+
+    Args:
+        end_ids: EOS and stop tokens. eos_ids: tokens that end an answer with a grammar.
+        bad_word_ids: token sequences that the answer must not complete.
+        num_embeds: first tokens of the prompt that were given as embeddings; no penalty counts them.
+    """
+
+    end_ids: Sequence[int] = ()
+    bad_word_ids: Sequence[Sequence[int]] = ()
+    eos_ids: Sequence[int] = ()
+    num_embeds: int = 0
+
+
 class SamplingState:
     """The sampler's state of one sequence. `token_ids` is the sequence's list; between calls of `rollback` it may only grow.
 
     Args:
         token_ids: all tokens; the answer begins at `turn_start`.
         seed: determines the random numbers, together with the number of tokens.
-        end_ids: EOS and stop tokens. eos_ids: tokens that end an answer with a grammar.
-        bad_word_ids: token sequences that the answer must not complete.
         grammars: makes the grammar if the parameters ask for one.
-        num_embeds: first tokens of the prompt that were given as embeddings; no penalty counts them.
     """
 
     def __init__(
@@ -61,20 +75,17 @@ class SamplingState:
         token_ids: list[int],
         turn_start: int,
         seed: int = 0,
-        end_ids: Sequence[int] = (),
-        bad_word_ids: Sequence[Sequence[int]] = (),
-        eos_ids: Sequence[int] = (),
+        rules: TokenRules = TokenRules(),
         grammars: GrammarFactory | None = None,
-        num_embeds: int = 0,
     ) -> None:
         self.params, self.token_ids, self.turn_start, self.seed = params, token_ids, turn_start, seed
-        self.end_ids, self.eos_ids = tuple(end_ids), tuple(eos_ids)
+        self.end_ids, self.eos_ids = tuple(rules.end_ids), tuple(rules.eos_ids)
         self.must_end = False  # in this step the grammar allows only the end
-        self._grammars, self._num_embeds = grammars, num_embeds
-        self._counts = TokenCounts(num_embeds)
+        self._grammars, self._num_embeds = grammars, rules.num_embeds
+        self._counts = TokenCounts(rules.num_embeds)
         self._bad_words: Mapping[int, list[tuple[int, ...]]]  # words of several tokens, by their second-last token
         self._bad_tokens: Sequence[int]
-        self._set_bad_words(bad_word_ids)
+        self._set_bad_words(rules.bad_word_ids)
 
     @property
     def num_output_tokens(self) -> int:

@@ -18,7 +18,7 @@ from ..pooling_requests import CrossAttentionWeights
 from ..sequence_data import SequenceData
 from ..types import EngineRequest, Logprob, RequestUpdate, ScheduledRequest
 from .grammar import GrammarFactory
-from .sampling_state import SamplingState
+from .sampling_state import SamplingState, TokenRules
 
 
 class PlacedSequence(SequenceData):
@@ -103,17 +103,9 @@ class SequenceState(PlacedSequence):
         if heads and request.cross:
             self.cross_weights = torch.zeros(len(heads), self.prompt_length, self.cross_rows)
         end_ids = tuple(dict.fromkeys((*request.params.stop_ids, *request.eos_token_ids)))
-        self.sampling = SamplingState(
-            request.params,
-            self.token_ids,
-            self.prompt_length,
-            request.seed,
-            end_ids,
-            request.bad_word_ids,
-            request.eos_token_ids,
-            grammars,
-            max((item.range.end for item in request.features if item.modality == PROMPT_EMBEDS), default=0),
-        )
+        num_embeds = max((item.range.end for item in request.features if item.modality == PROMPT_EMBEDS), default=0)
+        rules = TokenRules(end_ids, request.bad_word_ids, request.eos_token_ids, num_embeds)
+        self.sampling = SamplingState(request.params, self.token_ids, self.prompt_length, request.seed, rules, grammars)
         self._forbidden_words: tuple[tuple[int, ...], ...] = ()  # that the rest of the answer must not contain
 
     @property

@@ -23,7 +23,7 @@ from ..seeds import splitmix64
 from ..threads import computing_on
 from .cache_tensors import allocate_caches
 from .sampler import sample
-from .sampling_state import SamplingState
+from .sampling_state import SamplingState, TokenRules
 
 MAX_CODES = 4096  # frames of speech, unless a request asks for more
 Frame = tuple[int, ...]
@@ -127,7 +127,7 @@ class TalkerRunner:
         complete = self._completion(params, seed)
         tokens = list(prompt.token_ids)
         banned = [(code,) for code in model.forbidden]
-        state = SamplingState(params, tokens, len(tokens), seed, model.end_ids, banned)
+        state = SamplingState(params, tokens, len(tokens), seed, TokenRules(model.end_ids, banned))
         for rows in prompt.rows.split(STEP_ROWS):
             hidden = sequence.step(rows)
         for step in range(most):

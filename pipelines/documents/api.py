@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -12,7 +11,7 @@ from ..validation import as_items
 from .blocks import Document
 from .inputs import documents_of, read_policy
 from .manifest import Manifest
-from .options import ReadOptions
+from .options import OutputOptions, ReadOptions
 from .output import DocumentFolder
 from .projections import SUFFIXES, Projected
 from .read import DocumentReader, load
@@ -26,9 +25,7 @@ def read_files(
     engine: Engine,
     files: object,
     options: ReadOptions,
-    output_dir: str | os.PathLike[str] | None,
-    output_format: str,
-    resume: bool,
+    output: OutputOptions,
     use_tqdm: ShowProgress,
 ) -> list[Document]:
     """Return the documents that files, folders and patterns name, in order; see `LLM.read`.
@@ -37,12 +34,14 @@ def read_files(
         InputError: there is no file, or an argument has a wrong value.
         ConfigError: of the folder; see `DocumentFolder`.
     """
-    if output_format not in SUFFIXES:
+    if output.output_format not in SUFFIXES:
         formats = ", ".join(SUFFIXES)
-        raise InputError(f"<<param=>>{short_repr(output_format)}; the known ones are {formats}", param="output_format")
+        raise InputError(f"<<param=>>{short_repr(output.output_format)}; the known ones are {formats}", param="output_format")
     items = documents_of(as_items("files", files, "image"))
     names = [item.source for item in items]
-    folder = None if output_dir is None else DocumentFolder(Path(output_dir), names, output_format, resume)
+    folder = None
+    if output.output_dir is not None:
+        folder = DocumentFolder(Path(output.output_dir), names, output.output_format, output.resume)
     policy, documents = read_policy(engine.config.media, options), dict[int, Document]()
     reader = ModelReader(engine, options.question, options.max_tokens)
     with Manifest(None if folder is None else folder.manifest) as manifest, make_progress(len(items), use_tqdm) as progress:

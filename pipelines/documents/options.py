@@ -59,6 +59,15 @@ class ReadOptions:
         return self.jobs or min(os.cpu_count() or 1, 8)
 
 
+@dataclass(frozen=True)
+class OutputOptions:
+    """Where `read` writes documents, and how; see the arguments of `LLM.read`."""
+
+    output_dir: str | os.PathLike[str] | None = None
+    output_format: str = "md"
+    resume: bool = False
+
+
 def parse_pages(text: str | None) -> Ranges:
     """Return first and last numbers of pages, in order and without overlaps; all pages for None.
 

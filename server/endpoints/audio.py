@@ -6,7 +6,7 @@ import asyncio
 import time
 from collections.abc import AsyncGenerator, AsyncIterator, Iterator, Sequence
 from contextlib import aclosing, asynccontextmanager, contextmanager
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 from typing import Any, TypeVar
 
@@ -231,7 +231,8 @@ async def _stream(request: Request, form: TranscriptionForm, audio: bytes) -> Re
     options, times = _options(request, form), form.timestamp_granularities or ()
     if times:
         options["timestamps"] = _timestamps(server, form.response_format, times)
-    events = transcript_events(server.llm, audio, form.spoken, options, form.has_continuous_usage, form.has_logprobs, times)
+    details = EventDetails(form.has_continuous_usage, form.has_logprobs, times)
+    events = transcript_events(server.llm, audio, form.spoken, options, details)
 
     def chunks(first: dict[str, Any]) -> AsyncGenerator[dict[str, Any], None]:
         whole = _resume(first, events)
@@ -265,32 +266,39 @@ async def _resume(first: dict[str, Any], events: AsyncGenerator[dict[str, Any], 
                 yield event
 
 
+@dataclass(frozen=True)
+class EventDetails:
+    """What events of a streamed transcription have beside their text.
+
+    Args:
+        usage: each text comes with the usage of the windows so far.
+        logprobs: each text comes with the log probabilities of the windows since the last one, the whole text with all.
+        times: the whole text comes with "word"s, "segment"s, or both, and each text with its words.
+    """
+
+    usage: bool = False
+    logprobs: bool = False
+    times: Sequence[str] = ()
+
+
 async def transcript_events(
     llm: AsyncLLM,
     audio: object,
     language: str | None,
     options: TranscribeKeywords,
-    with_usage: bool = False,
-    with_logprobs: bool = False,
-    times: Sequence[str] = (),
+    details: EventDetails = EventDetails(),
 ) -> AsyncGenerator[dict[str, Any], None]:
-    """Yield the events of a streamed transcription: text as soon as it is final, and the whole text.
-
-    Args:
-        with_usage: each text comes with the usage of the windows so far.
-        with_logprobs: each text comes with the log probabilities of the windows since the last one, the whole text with all.
-        times: the whole text comes with "word"s, "segment"s, or both, and each text with its words.
-    """
+    """Yield the events of a streamed transcription: text as soon as it is final, and the whole text."""
     loop, texts, windows = asyncio.get_running_loop(), asyncio.Queue[dict[str, Any] | None](), list[WindowResult]()
     words = list[Word]()  # that were not sent
     num_sent = 0  # windows whose log probabilities were sent
 
     def on_text(_: int, text: str) -> None:  # called in other threads, as `on_window`
         nonlocal num_sent
-        more: dict[str, Any] = {"usage": _token_usage(windows)} if with_usage else {}
-        if with_logprobs:
+        more: dict[str, Any] = {"usage": _token_usage(windows)} if details.usage else {}
+        if details.logprobs:
             more["logprobs"], num_sent = _logprobs(llm, windows[num_sent:]), len(windows)
-        if "word" in times:
+        if "word" in details.times:
             more["words"] = [_word(word) for word in words]
             words.clear()
         loop.call_soon_threadsafe(texts.put_nowait, {"type": "transcript.text.delta", "delta": text, **more})
@@ -312,8 +320,8 @@ async def transcript_events(
             raise transcript.error.exception()
         count_audio(transcript.duration)
         done = {"type": "transcript.text.done", "text": transcript.text, "usage": _token_usage(transcript.windows)}
-        more = {"logprobs": _logprobs(llm, transcript.windows)} if with_logprobs else {}
-        yield {**done, **more, **(_times(transcript, times) if times else {})}
+        more = {"logprobs": _logprobs(llm, transcript.windows)} if details.logprobs else {}
+        yield {**done, **more, **(_times(transcript, details.times) if details.times else {})}
     finally:
         work.cancel()
         await asyncio.gather(work, return_exceptions=True)

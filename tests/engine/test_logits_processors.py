@@ -9,7 +9,7 @@ from sensorium.callers.errors import InputError
 from sensorium.engine.core.codec import decode, encode
 from sensorium.engine.logits_processors import register_logits_processor
 from sensorium.engine.worker.sampler import sample
-from sensorium.engine.worker.sampling_state import SamplingState
+from sensorium.engine.worker.sampling_state import SamplingState, TokenRules
 
 VOCAB = 20
 MISTAKES = {-1: ZeroDivisionError, -2: SystemExit, -3: KeyboardInterrupt}
@@ -59,7 +59,9 @@ register_logits_processor("test exits", lambda: sys.exit(3))
 
 
 def row(processors, seed=0, **params):
-    return SamplingState(SamplingParams(temperature=0.0, logits_processors=processors, **params), [1, 2, 3], 1, seed, (0,))
+    return SamplingState(
+        SamplingParams(temperature=0.0, logits_processors=processors, **params), [1, 2, 3], 1, seed, TokenRules((0,))
+    )
 
 
 def logits(rows):

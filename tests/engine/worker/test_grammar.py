@@ -16,7 +16,7 @@ from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.engine.worker import grammar
 from sensorium.engine.worker.grammar import GrammarFactory
 from sensorium.engine.worker.sampler import sample
-from sensorium.engine.worker.sampling_state import SamplingState
+from sensorium.engine.worker.sampling_state import SamplingState, TokenRules
 from sensorium.mm.media.isolate import CodecWorker, close_workers
 from sensorium.processors.text.tokenizer import Tokenizer
 from waiting import LONG
@@ -50,7 +50,7 @@ for _ in range(5000):
 def make_row(seed=0, tokens=(5, 6), factory=FACTORY, bad=(), **params):
     wanted = {name: params.pop(name) for name in list(params) if name in StructuredOutputsParams.__dataclass_fields__}
     made = SamplingParams(structured_outputs=StructuredOutputsParams(**wanted), **params)
-    return SamplingState(made, list(tokens), len(tokens), seed, (*made.stop_ids, *EOS), bad, EOS, factory)
+    return SamplingState(made, list(tokens), len(tokens), seed, TokenRules((*made.stop_ids, *EOS), bad, EOS), factory)
 
 
 def answer(row, limit=400, most=VOCAB):

@@ -10,7 +10,7 @@ from sensorium.callers.errors import InputError
 from sensorium.engine.sampling_params import SamplingParams
 from sensorium.engine.structured_outputs import StructuredOutputsParams
 from sensorium.engine.worker.sampler import gather_logprobs, sample, uniform_number
-from sensorium.engine.worker.sampling_state import SamplingState
+from sensorium.engine.worker.sampling_state import SamplingState, TokenRules
 from sensorium.kernels.dispatch import use_backends
 from sensorium.kernels.sampling import cpu as cpu_sampling
 from sensorium.kernels.sampling import top_log_probs, top_log_probs_fused
@@ -75,7 +75,7 @@ def test_every_rule_in_one_mixed_batch(seed):
         tokens = [rng.randrange(VOCAB) for _ in range(12)]
         words.append(((7,), (tokens[-1], 9), (tokens[-2], tokens[-1], 11), (48, 12)) if i % 2 else ())
         params = SamplingParams(**case, bad_words=["in words"] if i % 2 else [])
-        rows.append(SamplingState(params, tokens, 6, 100 * seed + i, (1, 2), words[i]))
+        rows.append(SamplingState(params, tokens, 6, 100 * seed + i, TokenRules((1, 2), words[i])))
     logits = torch.randn(len(rows), VOCAB, generator=gen) * 2
     expected = [reference_weights(logits[i], row, words[i]) for i, row in enumerate(rows)]
     tokens = [found.token for found in sample(logits.clone(), rows)]
@@ -92,7 +92,8 @@ def test_numpy_and_the_reference_sample_the_same_tokens(seed):
     for i, case in enumerate((*CASES, {"temperature": 0.0}, {"temperature": 1.0}, {"temperature": 0.8, "min_tokens": 9})):
         params = SamplingParams(**case, **({"logprobs": i} if i % 3 == 0 else {}))
         ends = range(VOCAB) if i == 14 else (1, 2)
-        rows.append(SamplingState(params, [rng.randrange(VOCAB) for _ in range(12)], 6, 50 * seed + i, ends, ((7,),) * (i % 2)))
+        tokens, rules = [rng.randrange(VOCAB) for _ in range(12)], TokenRules(ends, ((7,),) * (i % 2))
+        rows.append(SamplingState(params, tokens, 6, 50 * seed + i, rules))
     grammar = torch.rand(VOCAB, generator=gen) < 0.2
     for temperature in (0.0, 1.0):
         params = SamplingParams(temperature=temperature, structured_outputs=StructuredOutputsParams(choice=["a"]))
@@ -119,7 +120,7 @@ def test_numpy_and_the_reference_sample_the_same_tokens(seed):
 @pytest.mark.parametrize("case", [c for c in CASES if c["temperature"] > 0])
 def test_frequencies_are_the_references_probabilities(case, backend):
     logits = torch.randn(1, VOCAB, generator=torch.Generator().manual_seed(3)) * 2
-    rows = [SamplingState(SamplingParams(**case), [5, 6, 7, 6], 2, seed, (1, 2)) for seed in range(6000)]
+    rows = [SamplingState(SamplingParams(**case), [5, 6, 7, 6], 2, seed, TokenRules((1, 2))) for seed in range(6000)]
     expected = torch.tensor(reference_weights(logits[0], rows[0]))
     logits = logits.expand(len(rows), -1).clone()
     with use_backends(f"sample={backend}"):
@@ -244,7 +245,8 @@ def test_rows_that_are_not_finite_fail_alone():
 
 
 def test_a_row_with_nothing_left_is_an_error():
-    rows = [SamplingState(SamplingParams(min_tokens=2), [1], 1, 0, range(VOCAB)), SamplingState(SamplingParams(), [1], 1, 0)]
+    early = SamplingState(SamplingParams(min_tokens=2), [1], 1, 0, TokenRules(range(VOCAB)))
+    rows = [early, SamplingState(SamplingParams(), [1], 1, 0)]
     first, second = sample(torch.zeros(2, VOCAB), rows)
     assert "no token is allowed" in str(first)
     assert second.token < VOCAB
@@ -258,7 +260,7 @@ def test_a_state_that_followed_its_sequence_samples_like_a_new_one(seed):
         repetition_penalty=1.4, presence_penalty=0.6, frequency_penalty=0.4, min_tokens=3, bad_words=["x"], logit_bias={5: 2}
     )
     tokens, words, forbidden = [rng.randrange(VOCAB) for _ in range(9)], ((7,), (8, 9)), ()
-    row = SamplingState(params, tokens, 6, seed, (1, 2), words)
+    row = SamplingState(params, tokens, 6, seed, TokenRules((1, 2), words))
     for _ in range(60):
         if rng.random() < 0.2:
             keep, restart = rng.randint(2, len(tokens)), rng.random() < 0.4
@@ -267,7 +269,7 @@ def test_a_state_that_followed_its_sequence_samples_like_a_new_one(seed):
             forbidden = () if restart else (*forbidden, (rng.randrange(VOCAB), rng.randrange(VOCAB)))
             row.rollback(keep, len(tokens) if restart else min(row.turn_start, keep), (*words, *forbidden))
         logits = torch.randn(1, VOCAB, generator=gen) * 2
-        fresh = SamplingState(params, list(tokens), row.turn_start, seed, (1, 2), (*words, *forbidden))
+        fresh = SamplingState(params, list(tokens), row.turn_start, seed, TokenRules((1, 2), (*words, *forbidden)))
         (mine,), (new,) = sample(left := logits.clone(), [row]), sample(right := logits.clone(), [fresh])
         assert torch.equal(left, right)
         assert mine == new
