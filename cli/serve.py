@@ -9,6 +9,8 @@ from typing import Any
 from ..callers.errors import ConfigError
 from .common import add_engine_arguments, engine_arguments, option_help
 
+_SEVERAL = ("api_key", "allowed_origins", "served_model_name")
+"""Options whose flag may be given several times."""
 EXAMPLE = "sensorium serve Qwen/Qwen2.5-VL-3B-Instruct --port 8000 --max-model-len 8192"
 
 
@@ -25,11 +27,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     texts = option_help(ServerConfig)
     for field in dataclasses.fields(ServerConfig):
         convert = str if "str" in str(field.type) else parse_value
-        several: dict[str, Any] = (
-            {"action": "append"} if field.name in ("api_key", "allowed_origins", "served_model_name") else {}
-        )
-        flag = f"--{field.name.replace('_', '-')}"
-        server.add_argument(flag, metavar="VALUE", type=convert, help=texts.get(field.name), **several)
+        several: dict[str, Any] = {"action": "append"} if field.name in _SEVERAL else {}
+        flags = [f"--{field.name.replace('_', '-')}"]
+        if field.name == "adapters":
+            flags, several = [*flags, "--lora-modules"], {"action": "extend", "nargs": "+"}
+        server.add_argument(*flags, metavar="VALUE", type=convert, help=texts.get(field.name), **several)
     add_engine_arguments(parser)
 
 

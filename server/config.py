@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ..callers.errors import ConfigError, hint, short_repr
+from .adapter_entries import AdapterFolders, read_adapters
 from .model_entries import PARSERS_OF_MODEL, ModelEntry, read_entries
 from .parsers.answer import PARSERS, REASONING_PARSER_NAMES
 from .parsers.vllm_names import UNREAD
@@ -53,14 +54,15 @@ class ServerConfig:
             different keys share no cache. None takes requests without a key.
         metrics_port: TCP port, at the same host, of /metrics alone, which needs no key there. None: there is no such port.
         root_path: path below which the server's paths stand for clients, such as /vision, if a proxy passes it on.
-        admin_key: key of /sleep, /wake_up, /is_sleeping, /reset_prefix_cache, /reset_mm_cache, /load and /ping. Without it, the
-            server has none of them.
+        admin_key: key of /sleep, /wake_up, /is_sleeping, /reset_prefix_cache, /reset_mm_cache, /load, /ping,
+            /v1/load_lora_adapter and /v1/unload_lora_adapter. Without it, the server has none of them.
         allowed_origins: an origin, or a list of them, such as `https://app.example`, whose pages may use this server from a
             browser (CORS). The key, if there is one, is still needed.
         served_model_name: a name, or a list of names, that requests may give; the first one is in responses. None is the
             model's name on the Hub or its folder's name.
-        models: several models, each with `name`, `path`, `options` of LLM, and `preload`. They are loaded when a request names
-            them. None: the server has one model.
+        models: several models, each with `name`, `path`, `options` of LLM, `preload` and `adapters`. They are loaded when a
+            request names them. None: the server has one model.
+        adapters: LoRA adapters that requests may name instead of the model: an object of names and folders, or NAME=FOLDER.
         max_models_bytes: maximum memory of all models that are loaded, as their memory plans say; those that were not used for
             the longest time are unloaded. None is the memory of the machine, or of the first model's GPU.
         model_idle_seconds: time without requests after which one of several models is put to sleep until the next one. None:
@@ -113,6 +115,7 @@ class ServerConfig:
     allowed_origins: str | Sequence[str] | None = None
     served_model_name: str | Sequence[str] | None = None
     models: Sequence[ModelEntry] | None = None
+    adapters: AdapterFolders = dataclasses.field(default_factory=dict)
     max_models_bytes: int | None = None
     model_idle_seconds: float | None = None
     model_wait_seconds: float = 60.0
@@ -177,7 +180,10 @@ class ServerConfig:
             value = getattr(self, name)
             if not isinstance(value, bool):
                 raise _error(name, value, "must be true or false")
+        object.__setattr__(self, "adapters", read_adapters(self.adapters))
         if self.models is not None:
+            if self.adapters:
+                raise _error("adapters", self.adapters, "must be left out; each of models has its own")
             object.__setattr__(self, "models", read_entries(self.models))
             if self.served_model_name is not None:
                 raise _error("served_model_name", self.served_model_name, "must be left out; each of models has its own name")
@@ -287,7 +293,8 @@ def split_options(options: Mapping[str, Any]) -> tuple[ServerConfig, dict[str, A
             _check_names(entry.options, set(PARSERS_OF_MODEL))
         except ConfigError as error:
             raise ConfigError(f"models[{index}].options: {error}", param=f"models[{index}].options") from None
-    return config, with_defaults({name: value for name, value in options.items() if name not in names})
+    engine_options = {name: value for name, value in options.items() if name not in names}
+    return config, with_defaults(with_lora(engine_options, config.adapters))
 
 
 def _check_names(options: Mapping[str, Any], further: Collection[str]) -> None:
@@ -299,9 +306,11 @@ def _check_names(options: Mapping[str, Any], further: Collection[str]) -> None:
     for name in options:
         if name not in known and name not in NAMES:
             raise ConfigError(f"unknown option {short_repr(name)}; {hint(name, known, NAMES)}", param=name)
-    if options.get("enable_lora"):
-        reason = "would reserve memory in vain: no endpoint takes adapters of requests yet; merge one with <<adapter>>"
-        raise ConfigError(f"<<param>> {reason}, or leave it out", code="unsupported", param="enable_lora")
+
+
+def with_lora(options: Mapping[str, Any], adapters: Mapping[str, str]) -> dict[str, Any]:
+    """Return the options of LLM for a model with these adapters: with `enable_lora`, unless there are none."""
+    return {"enable_lora": True, **options} if adapters else {**options}
 
 
 def with_defaults(options: Mapping[str, Any], defaults: Mapping[str, Any] = ENGINE_DEFAULTS) -> dict[str, Any]:

@@ -15,7 +15,7 @@ from ..engine.frontend.arguments import read_chat_template
 from ..engine.setup.doctor import CheckedModel, check_model
 from ..engine.setup.hub import find_model
 from ..pipelines.llm import AsyncLLM
-from .config import ServerConfig, with_defaults
+from .config import ServerConfig, with_defaults, with_lora
 from .model_entries import PARSERS_OF_MODEL, ModelEntry
 from .model_facts import ModelFacts, make_facts
 from .model_pool import ModelPool
@@ -43,12 +43,12 @@ class EngineLoader:
     def options(self, entry: ModelEntry) -> dict[str, Any]:
         """Return the options of LLM for a model."""
         own = {name: value for name, value in entry.options.items() if name not in PARSERS_OF_MODEL}
-        return with_defaults(own, self.defaults)
+        return with_defaults(with_lora(own, entry.adapters), self.defaults)
 
     def model_config(self, entry: ModelEntry) -> ServerConfig:
         """Return the server's options with the names and parsers of a model."""
         parsers = {name: value for name, value in entry.options.items() if name in PARSERS_OF_MODEL}
-        return replace(self.config, models=None, served_model_name=entry.names, **parsers)
+        return replace(self.config, models=None, adapters={}, served_model_name=entry.names, **parsers)
 
     def load(self, name: str) -> Server:
         from prometheus_client import CollectorRegistry
@@ -60,6 +60,7 @@ class EngineLoader:
             llm = AsyncLLM(entry.path, self.config.max_requests, **(options | self.options(entry)))
         try:
             server = Server(llm, self.model_config(entry), name, registry, services=self.services)
+            server.load_adapters(self.services.pool.find(name).adapters)  # with those that /v1/load_lora_adapter has added
             server.warn_about_reasoning()
             _ = server.facts  # computed here, because that takes a while
         except BaseException:
@@ -125,7 +126,8 @@ def _checked(loader: EngineLoader, entry: ModelEntry) -> PooledModel[Server]:
         error.info = replace(error.info, text=f"the model {short_repr(entry.names[0])}: {error.info.text}")
         raise
     plan = checked.plan
-    return PooledModel(entry.names, plan.total, plan.processor_cache if plan.device == "cpu" else 0, facts)
+    asleep_bytes = plan.processor_cache if plan.device == "cpu" else 0
+    return PooledModel(entry.names, plan.total, asleep_bytes, facts, {**entry.adapters})
 
 
 def _facts(checked: CheckedModel, config: ServerConfig, chat_template: str | None) -> ModelFacts:

@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from ..callers.errors import ConfigError, hint, short_repr
+from .adapter_entries import AdapterFolders, read_adapters
 
 PARSERS_OF_MODEL = ("tool_call_parser", "reasoning_parser")
 """Options of the server that each model may have."""
-_FIELDS = ("name", "path", "options", "preload")
+_FIELDS = ("name", "path", "options", "preload", "adapters")
 
 
 @dataclass(frozen=True)
@@ -22,12 +23,14 @@ class ModelEntry:
         path: folder of a checkpoint, a GGUF file, or a name on the Hub.
         options: of LLM, and the parsers. Those that are left out are the server's.
         preload: load it before the server takes requests.
+        adapters: folder of each adapter by its name, which requests may name instead of the model.
     """
 
     names: Sequence[str]
     path: str
     options: Mapping[str, Any] = field(default_factory=dict)
     preload: bool = False
+    adapters: AdapterFolders = field(default_factory=dict)
 
 
 def read_entries(value: object) -> tuple[ModelEntry, ...]:
@@ -41,12 +44,12 @@ def read_entries(value: object) -> tuple[ModelEntry, ...]:
     if not isinstance(value, list | tuple) or not value:
         raise _error("models", value, "must be a list of objects with name, path, options and preload")
     entries = [_read_entry(one, f"models[{index}]") for index, one in enumerate(value)]
-    names = [name for entry in entries for name in entry.names]
+    names = [name for entry in entries for name in (*entry.names, *entry.adapters)]
     for name in names:
         if names.count(name) > 1:
-            raise _error("models", name, "is the name of two models; give each its own")
+            raise _error("models", name, "is the name of two models or adapters; give each its own")
     if not any(entry.preload for entry in entries):
-        entries[0] = ModelEntry(entries[0].names, entries[0].path, entries[0].options, preload=True)
+        entries[0] = replace(entries[0], preload=True)
     return tuple(entries)
 
 
@@ -67,7 +70,8 @@ def _read_entry(value: object, where: str) -> ModelEntry:
         raise _error(f"{where}.options", options, "must be an object of options of LLM")
     if not isinstance(preload, bool):
         raise _error(f"{where}.preload", preload, "must be true or false")
-    return ModelEntry(names, path, {name.replace("-", "_"): one for name, one in options.items()}, preload)
+    adapters = read_adapters(value.get("adapters"), f"{where}.adapters")
+    return ModelEntry(names, path, {name.replace("-", "_"): one for name, one in options.items()}, preload, adapters)
 
 
 def _error(name: str, value: object, reason: str) -> ConfigError:

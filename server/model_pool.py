@@ -6,7 +6,7 @@ import asyncio
 import logging
 import threading
 import time
-from collections.abc import Callable, Coroutine, Iterator, Sequence
+from collections.abc import Callable, Coroutine, Iterator, Mapping, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from typing import Any, Generic, TypeVar
@@ -39,9 +39,9 @@ class ModelPool(Generic[M]):
         self._changed = asyncio.Event()
 
     @classmethod
-    def fixed(cls, model: M, names: Sequence[str]) -> ModelPool[M]:
+    def fixed(cls, model: M, names: Sequence[str], adapters: Mapping[str, str]) -> ModelPool[M]:
         """Return the pool of one model that stays loaded."""
-        return cls([PooledModel(names, model=model, state="loaded")])
+        return cls([PooledModel(names, adapters={**adapters}, model=model, state="loaded")])
 
     @property
     def is_fixed(self) -> bool:
@@ -53,14 +53,18 @@ class ModelPool(Generic[M]):
         return (entry.model for entry in self.models if entry.model is not None)
 
     def find(self, name: str | None) -> PooledModel[M]:
-        """Return a model by any of its names, or the first one. Raise HttpError if there is none."""
-        entry = self.models[0] if name is None else self._by_name.get(name)
+        """Return a model by any of its names or adapters, or the first one. Raise HttpError if there is none."""
+        entry = self.models[0] if name is None else self.owner(name)
         if entry is None:
-            names = list(map(short_repr, self._by_name))
+            names = [short_repr(known) for model in self.models for known in (*model.names, *model.adapters)]
             more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
             reason = f"the model {short_repr(name)} does not exist; this server has {', '.join(names[:_MAX_NAMES])}{more}"
             raise HttpError(404, reason, "model_not_found", "model")
         return entry
+
+    def owner(self, name: str) -> PooledModel[M] | None:
+        """Return the model that has this name or an adapter of this name, or None."""
+        return self._by_name.get(name) or next((model for model in self.models if name in model.adapters), None)
 
     async def acquire(self, name: str | None) -> ModelLease[M]:
         """Return a model that is loaded and awake, and stays so until the lease is released.

@@ -53,12 +53,14 @@ class PooledModel(Generic[M]):
         num_bytes: memory that it takes, as its plan says.
         asleep_bytes: what is left of that while it sleeps.
         facts: what is known of it before it is loaded.
+        adapters: folder of each adapter that requests may name instead of the model.
     """
 
     names: Sequence[str]
     num_bytes: int = 0
     asleep_bytes: int = 0
     facts: Any = None
+    adapters: dict[str, str] = field(default_factory=dict)
     model: M | None = None
     state: State = "not_loaded"
     leases: int = 0

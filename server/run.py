@@ -114,7 +114,13 @@ def _one_model(
     with loading_span(provider):
         tracing = {} if provider is None else {"tracing": provider}
         engine = AsyncLLM(model, config.max_requests, **{"metrics": registry, **tracing, **engine_options})
-    return Server(engine, config, _name(model, config), registry, store=store).services
+    server = Server(engine, config, _name(model, config), registry, store=store)
+    try:
+        server.load_adapters(config.adapters)
+    except BaseException:
+        engine.close()
+        raise
+    return server.services
 
 
 def _name(model: str | os.PathLike[str], config: ServerConfig) -> str:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from hashlib import sha256
 from importlib import metadata
@@ -16,7 +16,7 @@ from uuid import uuid4
 from fastapi import Request, WebSocket
 from starlette.requests import ClientDisconnect, HTTPConnection
 
-from ..callers.errors import short_repr
+from ..callers.errors import SensoriumError, short_repr
 from ..callers.message_fields import check_messages, drop_unknown_fields
 from ..engine.engine import Engine
 from ..engine.model_files import load_model_files
@@ -24,6 +24,7 @@ from ..engine.outputs import RequestOutput
 from ..mm.tenants import tenant_salt
 from ..pipelines.llm import AsyncLLM
 from ..pipelines.speech.options import Times
+from .adapter_entries import AdapterFolders
 from .background import Background
 from .config import ServerConfig
 from .drain import Draining
@@ -136,7 +137,7 @@ class Server:
         self.silent_language: str | None = None  # code that the speech model detects in silence, once it was asked
         if registry is not None:
             register_engine(registry, llm.engine.loop)
-        self.services = services or Services(config, ModelPool.fixed(self, self.names), registry, store)
+        self.services = services or Services(config, ModelPool.fixed(self, self.names, config.adapters), registry, store)
 
     @property
     def names(self) -> Sequence[str]:
@@ -199,13 +200,29 @@ class Server:
         check_messages(messages, template)
         return messages
 
-    def check_model(self, name: str | None) -> None:
-        """Raise HttpError if a request names another model."""
-        if name is not None and name not in self.names:
-            self.services.pool.find(name)
+    def adapter_of(self, name: str | None) -> str | None:
+        """Return the adapter that a request names as its model, or None. Raise HttpError if it names another model."""
+        is_own = name is None or name in self.names
+        if not is_own and self.services.pool.find(name) is not self.services.pool.find(self.name):
             raise HttpError(404, f"this request goes to the model {short_repr(self.name)}", "model_not_found", "model")
         if (record := current_record.get()) is not None:
-            record.model = self.name
+            record.model = self.name if is_own else name
+        return None if is_own else name
+
+    def load_adapters(self, adapters: AdapterFolders) -> None:
+        """Load adapters for requests. Raise ConfigError or CheckpointError for one that does not fit the model."""
+        for name, folder in adapters.items():
+            try:
+                self.engine.adapters.load(name, folder)
+            except SensoriumError as error:
+                error.info = replace(error.info, text=f"the adapter {short_repr(name)}: {error.info.text}")
+                raise
+
+    def check_model(self, name: str | None) -> None:
+        """Raise HttpError if a request names another model, or an adapter, which its endpoint does not take."""
+        if self.adapter_of(name) is not None:
+            reason = f"{short_repr(name)} is an adapter, which this endpoint does not take; name {short_repr(self.name)}"
+            raise HttpError(400, reason, "unsupported", "model")
 
 
 def services_of(request: HTTPConnection) -> Services:

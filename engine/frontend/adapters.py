@@ -123,7 +123,7 @@ class RequestAdapters:
             InputError: the name or path has a wrong form, there is too little room, or the engine takes no adapters.
         """
         self._loop.check_open()  # before the locks, which may be held for ever in a forked process
-        _check_name(name)
+        check_name(name)
         folder = _folder(path)
         with self._reading:
             entry = _NamedAdapter(folder, self._read(folder), bool(pin), next(self._clock))
@@ -258,7 +258,8 @@ def _info(name: str, entry: _NamedAdapter) -> AdapterInfo:
     return AdapterInfo(name, entry.path, loaded.identity, loaded.rank, loaded.num_bytes, entry.pinned, loaded=True)
 
 
-def _check_name(name: object) -> str:
+def check_name(name: object) -> str:
+    """Return the name of an adapter. Raise InputError if it has another type or other characters."""
     if not isinstance(name, str) or len(name) > _MAX_NAME or not _NAME.fullmatch(check_utf8(name, "name")):
         raise InputError(
             f"<<param=>>{short_repr(name)} must consist of letters, digits and ._:@+- (in parts that / divides), "
@@ -282,7 +283,7 @@ def _folder(path: object) -> str:
 def _parts(choice: object) -> tuple[str, str | None]:
     """Return the name of an adapter, and the folder of a LoRARequest. Raise InputError for another type."""
     if isinstance(choice, LoRARequest):
-        return _check_name(choice.lora_name), _folder(choice.lora_path)
+        return check_name(choice.lora_name), _folder(choice.lora_path)
     if isinstance(choice, str):
         return choice, None
     raise InputError(

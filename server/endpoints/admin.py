@@ -10,6 +10,7 @@ from fastapi import Query, Request
 from fastapi.responses import JSONResponse, Response
 
 from ..state import server_of, services_of
+from .adapters import load_adapter, unload_adapter
 from .status import check_engines
 
 
@@ -79,6 +80,8 @@ ADMIN_PATHS: Mapping[str, tuple[tuple[str, ...], Callable[..., Any]]] = {
     "/is_sleeping": (("GET",), is_sleeping),
     "/reset_prefix_cache": (("POST",), reset_prefix_cache),
     "/reset_mm_cache": (("POST",), reset_mm_cache),
+    "/v1/load_lora_adapter": (("POST",), load_adapter),
+    "/v1/unload_lora_adapter": (("POST",), unload_adapter),
     "/load": (("GET",), load),
     "/ping": (("GET", "POST"), ping),
 }

@@ -60,7 +60,7 @@ class Chat:
 
     def __post_init__(self) -> None:
         body, form = self.body, self.server.answer_format
-        self.server.check_model(body.model)
+        self.adapter = self.server.adapter_of(body.model)
         self.messages = self.server.checked_messages(as_template_messages(body.messages))
         read_tools(body.tools or ())  # tools that tool_choice leaves out are checked, too
         self.forced, self.tools = body.forced_tool, body.offered
@@ -85,6 +85,11 @@ class Chat:
         if self.with_specials:
             self.params = replace(self.params, skip_special_tokens=False)
 
+    @property
+    def model_name(self) -> str:
+        """The model of responses: the adapter, if the request names one."""
+        return self.adapter or self.server.name
+
     def options(self, salt: str | None) -> dict[str, Any]:
         """Return the arguments of `LLM.chat`."""
         body = self.body
@@ -104,6 +109,7 @@ class Chat:
             "mm_processor_kwargs": body.mm_processor_kwargs,
             "cache_salt": salt,
             "fit": body.fit,
+            "adapter": self.adapter,
         }
         return {name: value for name, value in options.items() if value is not None}
 
@@ -212,7 +218,7 @@ class Chat:
             await outputs.aclose()
 
     def _object(self, kind: str, choices: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
-        name, fingerprint = self.server.name, self.server.fingerprint
+        name, fingerprint = self.model_name, self.server.fingerprint
         head = {"id": self.id, "object": kind, "created": self.created, "model": name, "system_fingerprint": fingerprint}
         return {**head, "choices": choices}
 

@@ -55,7 +55,7 @@ class Completion:
 
     def __post_init__(self) -> None:
         body = self.body
-        self.server.check_model(body.model)
+        self.adapter = self.server.adapter_of(body.model)
         self.prompts = body.prompts
         self.scores_prompt = bool(body.echo) and body.max_tokens == 0  # the engine generates a token, which is dropped
         most = 1 if self.scores_prompt else body.max_tokens
@@ -70,7 +70,9 @@ class Completion:
         self.params = self.count.apply(self.params)
 
     def generate(self, index: int, kind: str) -> AsyncGenerator[RequestOutput, None]:
-        outputs = self.server.llm.generate(self._prompt(index), self.params, f"{self.id}-{index}", kind, self.priority)
+        options: dict[str, Any] = {} if self.adapter is None else {"adapter": self.adapter}
+        prompt, request_id = self._prompt(index), f"{self.id}-{index}"
+        outputs = self.server.llm.generate(prompt, self.params, request_id, kind, self.priority, **options)
         return self.count.copied(outputs)
 
     def _prompt(self, index: int) -> dict[str, Any]:
@@ -161,7 +163,7 @@ class Completion:
             "id": self.id,
             "object": "text_completion",
             "created": self.created,
-            "model": self.server.name,
+            "model": self.adapter or self.server.name,
             "system_fingerprint": self.server.fingerprint,
             "choices": choices,
         }

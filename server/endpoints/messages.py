@@ -94,7 +94,7 @@ class MessageWriter(AnswerWriter):
             "id": self._chat.id,
             "type": "message",
             "role": "assistant",
-            "model": self._server.name,
+            "model": self._chat.model_name,
             "content": [],
             "stop_reason": None,
             "stop_sequence": None,

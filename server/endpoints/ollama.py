@@ -33,7 +33,7 @@ async def generate(body: GenerateBody, request: Request) -> Response:
 
 async def _answer(body: OllamaChatBody | GenerateBody, request: Request, is_empty: bool) -> Response:
     server = server_of(request)
-    server.check_model(body.served_model)
+    server.adapter_of(body.served_model)
     if is_empty:  # clients load a model with it
         return JSONResponse({**_head(body), **_message(body, ""), "done": True, "done_reason": "load"})
     chat_body, places = body.chat_body()
@@ -63,7 +63,7 @@ class OllamaWriter(AnswerWriter):
         options = chat.options(salt)
         if isinstance(body, GenerateBody) and body.raw:
             prompt = {"prompt": body.prompt} | ({} if salt is None else {"cache_salt": salt})
-            options = {}
+            options = {} if chat.adapter is None else {"adapter": chat.adapter}
         return self._server.llm.generate(prompt, chat.params, chat.id, "delta", priority, **options)
 
     async def whole(self, output: RequestOutput, outputs: AsyncGenerator[RequestOutput, None]) -> dict[str, Any]:

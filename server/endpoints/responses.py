@@ -154,8 +154,9 @@ class ResponseWriter(AnswerWriter):
         options = chat.options(salt)
         if self._body.prompt_token_ids is not None:
             kept = ("cache_salt", "mm_processor_kwargs")
+            adapter = {} if chat.adapter is None else {"adapter": chat.adapter}
             prompt = {"prompt_token_ids": self._body.prompt_token_ids} | {key: options[key] for key in kept if key in options}
-            options = {}
+            options = adapter
         return self._server.llm.generate(prompt, chat.params, chat.id, kind, priority, **options)
 
     async def whole(self, output: RequestOutput, outputs: AsyncGenerator[RequestOutput, None]) -> dict[str, Any]:
@@ -271,7 +272,7 @@ class ResponseWriter(AnswerWriter):
             "max_output_tokens": body.max_output_tokens,
             "max_tool_calls": body.max_tool_calls,
             "metadata": body.metadata or {},
-            "model": self._server.name,
+            "model": self._chat.model_name,
             "output": [*self._output],
             "parallel_tool_calls": body.parallel_tool_calls is not False,
             "previous_response_id": body.previous_response_id,

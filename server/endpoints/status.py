@@ -55,7 +55,7 @@ async def version() -> Response:
 
 
 async def models(request: Request) -> Response:
-    data = [_model_card(request, name) for one in services_of(request).pool.models for name in one.names]
+    data = [_model_card(request, name) for one in services_of(request).pool.models for name in (*one.names, *one.adapters)]
     if is_anthropic(request.scope):
         return JSONResponse({"data": data, "first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False})
     return JSONResponse({"object": "list", "data": data})
@@ -86,6 +86,7 @@ def _model_card(request: Request, name: str) -> dict[str, object]:
         "max_model_len": facts.max_model_len,
         "capabilities": facts.capabilities,
         **({} if services.pool.is_fixed else {"root": one.name, "state": one.state}),
+        **({"parent": one.name} if name in one.adapters else {}),
     }
 
 

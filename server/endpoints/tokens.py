@@ -25,7 +25,7 @@ T = TypeVar("T")
 async def tokenize(body: TokenizeBody, request: Request) -> Response:
     """Return the token ids of a text, or of the prompt of a conversation with those of its media."""
     server = server_of(request)
-    server.check_model(body.model)
+    server.adapter_of(body.model)
     engine = server.engine
     tokenizer = engine.tokenizer
     salt = cache_salt(request, body.cache_salt)
@@ -70,7 +70,7 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
     """Return the text of token ids."""
     server = server_of(request)
-    server.check_model(body.model)
+    server.adapter_of(body.model)
     tokenizer = server.engine.tokenizer
     if wrong := next((token for token in body.tokens if not 0 <= token < tokenizer.vocab_size), None):
         reason = f"tokens holds {wrong}; the vocabulary has the ids 0 to {tokenizer.vocab_size - 1}"
@@ -82,7 +82,7 @@ async def detokenize(body: DetokenizeBody, request: Request) -> Response:
 async def media_plan(body: PlanBody, request: Request) -> Response:
     """Return tokens, rows and bytes of the media of a conversation from their headers. Nothing is decoded."""
     server = server_of(request)
-    server.check_model(body.model)
+    server.adapter_of(body.model)
     messages = server.checked_messages(as_template_messages(body.messages))
     salt = cache_salt(request, body.cache_salt)
     plan = partial(server.engine.plan, messages, body.mm_processor_kwargs, cache_salt=salt)

@@ -25,7 +25,7 @@ VERBOSITIES = ("low", "medium", "high")
 OWNER: Refused = {
     "chat_template": ((), _TEMPLATES),
     "logits_processors": (([], {}), "requests cannot name logits processors"),
-    "lora_request": ((), "the server has one adapter; start it with --adapter"),
+    "lora_request": ((), "name an adapter of the option adapters as the model"),
     "service_tier": (TIERS, "the known tiers are " + ", ".join(TIERS) + "; all of them are served alike"),
     "store": ((False, True), "give true or false; answers are not stored"),
     "moderation": ((), "there is no moderation"),

@@ -257,13 +257,6 @@ def test_the_file_of_options(tmp_path):
             split_options({name: 80})
 
 
-def test_adapters_of_requests_are_refused_until_an_endpoint_takes_them():
-    for options in ({"enable_lora": True}, {"models": [{"name": "a", "path": "b", "options": {"enable_lora": True}}]}):
-        with pytest.raises(ConfigError, match="no endpoint takes adapters of requests yet"):
-            split_options(options)
-    assert split_options({"enable_lora": False})[1]["enable_lora"] is False
-
-
 def test_sigterm_ends_the_command_after_the_last_response(tmp_path):
     path = tmp_path / "serve.yaml"
     path.write_text("max_model_len: 256\nengine_process: false\nserved_model_name: small\n")

@@ -1,0 +1,19 @@
+"""Bodies that load and unload adapters, with vLLM's fields."""
+
+from __future__ import annotations
+
+from pydantic import Field
+
+from .body import Body
+
+
+class LoadAdapterBody(Body):
+    lora_name: str = Field(min_length=1)
+    lora_path: str = Field(min_length=1)
+    load_inplace: bool = False
+    is_pinned: bool = False
+
+
+class UnloadAdapterBody(Body):
+    lora_name: str = Field(min_length=1)
+    lora_int_id: int | None = None

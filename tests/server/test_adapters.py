@@ -1,0 +1,217 @@
+"""Adapters as model names over HTTP: answers are those of the engine with `adapter=`."""
+
+from __future__ import annotations
+
+import argparse
+import json
+from pathlib import Path
+
+import httpx
+import pytest
+import torch
+from http_server import TINY, error, listening, make_server, openai_client, serving_models
+from lora import write
+from safetensors import safe_open
+from sensorium.callers.errors import CheckpointError, ConfigError, InputError
+from sensorium.cli import serve
+from sensorium.engine.sampling_params import SamplingParams
+from sensorium.server.adapter_entries import read_adapters
+from sensorium.server.config import ServerConfig, split_options
+from sensorium.server.run import _one_model
+
+OPTIONS = {"max_num_seqs": 4, "max_model_len": 256, "warm_up": False}
+ADMIN = {"Authorization": "Bearer admin"}
+MESSAGES = [{"role": "user", "content": "g h"}]
+ANSWER = {"max_tokens": 6, "temperature": 0.0}
+
+
+def make_adapter(folder: Path, seed: int, scale: float = 1.0) -> Path:
+    """Write an adapter of all q_proj and down_proj of the shipped model."""
+    gen = torch.Generator().manual_seed(seed)
+    with safe_open(TINY / "model.safetensors", "pt") as tensors:
+        adapted = [name for name in [*tensors.keys()] if name.endswith(("q_proj.weight", "down_proj.weight"))]
+        names = [name for name in adapted if name.startswith("model.layers")]
+        shapes = {name.removesuffix(".weight"): tensors.get_slice(name).get_shape() for name in names}
+    assert shapes
+    pairs = {
+        name: (torch.randn(4, inputs, generator=gen) * scale, torch.randn(outputs, 4, generator=gen) * scale)
+        for name, (outputs, inputs) in shapes.items()
+    }
+    return write(folder, str(TINY), pairs)
+
+
+@pytest.fixture(scope="module")
+def folders(tmp_path_factory):
+    root = tmp_path_factory.mktemp("adapters")
+    return {name: str(make_adapter(root / name, seed)) for seed, name in enumerate(("red", "blue"))}
+
+
+@pytest.fixture(scope="module")
+def served(folders):
+    """A server with the adapter red: (URL, Server)."""
+    server = make_server(
+        TINY, "tiny-vl", ServerConfig(adapters={"red": folders["red"]}, admin_key="admin"), enable_lora=True, **OPTIONS
+    )
+    with server.llm.llm:
+        server.load_adapters(server.config.adapters)
+        with listening(server) as url:
+            yield url, server
+
+
+@pytest.fixture(scope="module")
+def expected(served, folders):
+    """Answers of the engine itself, by adapter."""
+    llm, params = served[1].llm.llm, SamplingParams(temperature=0.0, max_tokens=6)
+    llm.load_adapter("only for the engine".replace(" ", "-"), folders["blue"])
+    chosen = {None: None, "red": "red", "blue": "only-for-the-engine"}
+    answers = {
+        name: llm.chat(MESSAGES, params, use_tqdm=False, adapter=adapter)[0].outputs[0].text for name, adapter in chosen.items()
+    }
+    llm.unload_adapter("only-for-the-engine")
+    assert len({*answers.values()}) == 3
+    return answers
+
+
+def text_of(url, model):
+    body = {"model": model, "messages": MESSAGES, **ANSWER}
+    response = httpx.post(f"{url}/v1/chat/completions", json=body, timeout=60)
+    assert response.status_code == 200, response.text
+    assert response.json()["model"] == model
+    return response.json()["choices"][0]["message"]["content"]
+
+
+def test_every_endpoint_of_answers_takes_the_name_of_an_adapter(served, expected):
+    url, server = served
+    assert text_of(url, "tiny-vl") == expected[None]
+    assert text_of(url, "red") == expected["red"]
+    client = openai_client(url)
+    stream = client.chat.completions.create(model="red", messages=MESSAGES, stream=True, **ANSWER)
+    chunks = [chunk for chunk in stream if chunk.choices]
+    assert "".join(chunk.choices[0].delta.content or "" for chunk in chunks) == expected["red"]
+    assert {chunk.model for chunk in chunks} == {"red"}
+    response = client.responses.create(
+        model="red", input="g h", temperature=0.0, max_output_tokens=16, extra_body={"ignore_eos": False}
+    )
+    assert response.model == "red"
+    assert response.output_text.startswith(expected["red"])
+    body = {"model": "red", "messages": MESSAGES, **ANSWER}
+    message = httpx.post(f"{url}/v1/messages", json=body, timeout=60).json()
+    assert (message["model"], message["content"][0]["text"]) == ("red", expected["red"])
+    params = SamplingParams(temperature=0.0, max_tokens=6)
+    (plain,) = server.llm.llm.generate("g h", params, use_tqdm=False, adapter="red")
+    completion = client.completions.create(model="red", prompt="g h", **ANSWER)
+    assert (completion.model, completion.choices[0].text) == ("red", plain.outputs[0].text)
+    ollama = {"model": "red", "messages": MESSAGES, "stream": False, "options": {"temperature": 0, "num_predict": 6}}
+    assert httpx.post(f"{url}/api/chat", json=ollama, timeout=60).json()["message"]["content"] == expected["red"]
+
+
+def test_endpoints_that_take_no_adapters_refuse_them(served):
+    found = error(httpx.post(f"{served[0]}/v1/embeddings", json={"model": "red", "input": "a"}))
+    assert (found["code"], found["param"]) == ("unsupported", "model")
+
+
+def test_the_list_of_models_has_the_adapters(served):
+    cards = {card["id"]: card for card in httpx.get(f"{served[0]}/v1/models").json()["data"]}
+    assert cards["red"]["parent"] == "tiny-vl"
+    assert "parent" not in cards["tiny-vl"]
+    assert httpx.get(f"{served[0]}/v1/models/red").json()["id"] == "red"
+
+
+def test_adapters_are_loaded_replaced_and_unloaded(served, folders, expected):
+    url = served[0]
+
+    def post(action, **body):
+        return httpx.post(f"{url}/v1/{action}_lora_adapter", json=body, headers=ADMIN, timeout=60)
+
+    assert post("load", lora_name="x", lora_path=folders["red"]).status_code == 200
+    assert text_of(url, "x") == expected["red"]
+    assert error(post("load", lora_name="x", lora_path=folders["blue"]))["param"] == "lora_name"
+    assert post("load", lora_name="x", lora_path=folders["blue"], load_inplace=True).status_code == 200
+    assert text_of(url, "x") == expected["blue"]
+    assert post("unload", lora_name="x").status_code == 200
+    assert error(post("unload", lora_name="x"), 404)["param"] == "lora_name"
+    asked = httpx.post(f"{url}/v1/chat/completions", json={"model": "x", "messages": MESSAGES})
+    assert error(asked, 404)["code"] == "model_not_found"
+
+
+@pytest.mark.parametrize("name", ["tiny-vl", "../red", ""])
+def test_names_that_no_adapter_may_have(served, folders, name):
+    response = httpx.post(
+        f"{served[0]}/v1/load_lora_adapter", json={"lora_name": name, "lora_path": folders["red"]}, headers=ADMIN
+    )
+    assert response.status_code == 400
+    assert "red" in {card["id"] for card in httpx.get(f"{served[0]}/v1/models").json()["data"]}
+
+
+def test_a_folder_without_an_adapter_is_refused_and_its_name_stays_unknown(served, tmp_path):
+    body = {"lora_name": "empty", "lora_path": str(tmp_path)}
+    assert httpx.post(f"{served[0]}/v1/load_lora_adapter", json=body, headers=ADMIN).status_code == 400
+    assert "empty" not in {card["id"] for card in httpx.get(f"{served[0]}/v1/models").json()["data"]}
+
+
+def test_only_an_administrator_loads_adapters(served, folders):
+    body = {"lora_name": "y", "lora_path": folders["red"]}
+    assert httpx.post(f"{served[0]}/v1/load_lora_adapter", json=body).status_code == 401
+
+
+def test_adapters_of_several_models(folders, expected):
+    """An adapter's name loads its model; one that was added comes back when its model is loaded again."""
+    models = [{"name": "one", "path": str(TINY), "adapters": folders}, {"name": "two", "path": str(TINY)}]
+    config = ServerConfig(models=models, admin_key="admin")
+    with serving_models(config) as (url, services):
+        assert text_of(url, "blue") == expected["blue"]
+        body = {"lora_name": "late", "lora_path": folders["red"], "model": "one"}
+        assert httpx.post(f"{url}/v1/load_lora_adapter", json=body, headers=ADMIN, timeout=60).status_code == 200
+        one = services.pool.find("late")
+        one.model.engine.close()
+        one.model, one.state = None, "not_loaded"
+        assert text_of(url, "late") == expected["red"]
+        body = {"lora_name": "late", "lora_path": folders["red"], "model": "two", "load_inplace": True}
+        assert error(httpx.post(f"{url}/v1/load_lora_adapter", json=body, headers=ADMIN))["param"] == "lora_name"
+        body = {"lora_name": "no", "lora_path": folders["red"], "model": "two"}
+        assert httpx.post(f"{url}/v1/load_lora_adapter", json=body, headers=ADMIN, timeout=60).status_code == 400
+
+
+def test_a_server_starts_with_its_adapters(folders, expected):
+    config, options = split_options({"adapters": [f"red={folders['red']}"], **OPTIONS, "engine_process": False})
+    assert options["enable_lora"] is True
+    services = _one_model(TINY, config, options, None, None, None)
+    with services.pool.models[0].model.llm.llm, listening(services) as url:
+        assert text_of(url, "red") == expected["red"]
+
+
+def test_a_server_does_not_start_with_an_adapter_that_does_not_fit(folders, tmp_path):
+    folder = make_adapter(tmp_path / "wide", 3)
+    config_file = folder / "adapter_config.json"
+    config_file.write_text(json.dumps(json.loads(config_file.read_text()) | {"use_dora": True}))
+    config, options = split_options({"adapters": {"wide": str(folder)}, **OPTIONS, "engine_process": False})
+    with pytest.raises((ConfigError, CheckpointError, InputError)):
+        _one_model(TINY, config, options, None, None, None)
+
+
+@pytest.mark.parametrize(
+    "value",
+    ["a", ["a=b", "a=c"], {"a": ""}, {"a": 1}, {"../a": "b"}, [{"name": "a"}], 3, [["a", "b"]]],
+    ids=["no-folder", "twice", "empty", "number", "name", "no-path", "integer", "pair"],
+)
+def test_wrong_values_of_the_option(value):
+    with pytest.raises(ConfigError) as raised:
+        read_adapters(value)
+    assert raised.value.info.param == "adapters"
+
+
+def test_the_spellings_of_the_option():
+    for value in {"a": "b"}, "a=b", ["a=b"], [{"name": "a", "path": "b"}]:
+        assert read_adapters(value) == {"a": "b"}
+    parser = argparse.ArgumentParser()
+    serve.add_arguments(parser)
+    args = parser.parse_args(["model", "--lora-modules", "a=b", "c=d", "--adapters", '{"name": "e", "path": "f"}'])
+    assert ServerConfig(adapters=args.adapters).adapters == {"a": "b", "c": "d", "e": "f"}
+
+
+def test_names_of_models_and_adapters_are_different():
+    models = [{"name": "one", "path": "a", "adapters": {"two": "x"}}, {"name": "two", "path": "b"}]
+    with pytest.raises(ConfigError):
+        ServerConfig(models=models)
+    with pytest.raises(ConfigError):
+        ServerConfig(adapters={"two": "x"}, models=[{"name": "one", "path": "a"}])
