@@ -175,6 +175,8 @@ def test_offline(bench, words):
     assert (code, result["num_requests"], result["failed"]) == (0, 3, 0)
     assert result["encoder_cache_misses"] == (3 if words else 0)
     assert result["total_num_tokens"] >= 27
+    for kind, name in ("drafted", "drafted_tokens"), ("accepted", "accepted_draft_tokens"):
+        assert result[name] == sum(map(sum, result[f"{kind}_by_position"].values()))
     assert result["p99_ttft_ms"] is not None
 
 

@@ -13,6 +13,7 @@ import soundfile
 import torch
 from sensorium import LLM, AsyncLLM, Gap, LiveEvent, SamplingParams
 from sensorium.callers.errors import ConfigError, InputError
+from sensorium.pipelines.speech import decode
 from sensorium.pipelines.speech.live import LiveTranscriber
 from sensorium.pipelines.speech.live_windows import LiveWindows
 from sensorium.pipelines.speech.merge import join_texts, word_key
@@ -146,6 +147,34 @@ def test_stable_words_are_not_generated_again(llm: LLM, monkeypatch: pytest.Monk
     assert {prompt["cache_salt"] for prompt, _ in asked} == {"a"}
     transcriber.finish()
     check_promises(events + run_passes(llm, transcriber)[0])
+
+
+@pytest.mark.parametrize("temperature", [0.0, (0.0, 0.6)])
+def test_the_last_answer_about_a_window_is_the_draft_of_the_next(
+    llm: LLM, monkeypatch: pytest.MonkeyPatch, temperature: float | tuple[float, ...]
+) -> None:
+    """So it is for the next pass over the window, and for the next temperature."""
+    asked, answer = list[tuple[Any, tuple[int, ...]]](), decode.answer
+
+    async def record(request: Any) -> Any:
+        output = await answer(request)
+        if request.input.params.max_tokens > 1:
+            asked.append((request.input.params, tuple(output.outputs[0].token_ids)))
+        return output
+
+    monkeypatch.setattr(decode, "answer", record)
+    params = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
+    more = {"sampling_params": params, "temperature": temperature}
+    transcriber = LiveTranscriber(llm.engine, LiveOptions(**OPTIONS | DEFAULTS | more))
+    for part in np.split(speech(-1.2, 1.8), 30):
+        transcriber.push(part)
+        run_passes(llm, transcriber)
+    drafts = [(place, params.draft_text) for place, (params, _) in enumerate(asked) if params.draft_text]
+    assert len(drafts) > len(asked) / 2, "a window's first pass has none"
+    for place, draft in drafts:  # the best of at most two answers
+        assert tuple(draft) in {answer[-len(draft) :] for _, answer in asked[max(0, place - 2) : place]}
+    assert asked[0][0].draft_text is None
+    assert (len({params.temperature for params, _ in asked}) > 1) == isinstance(temperature, tuple)
 
 
 @pytest.mark.parametrize("max_window", [0.9, None])

@@ -2,10 +2,16 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 from http_server import TINY, listening, make_server
 from prometheus_client import CollectorRegistry
 from prometheus_client.parser import text_string_to_metric_families
+from sensorium.engine.frontend.metrics import register
+from sensorium.engine.stats import DraftStats, EngineStats
+from sensorium.mm.cache import CacheStats
 from sensorium.server.metrics_text import ALIASES, metrics_text
 from waiting import LONG
 
@@ -53,6 +59,50 @@ def test_the_names_of_vllm(metrics):
     for ours, theirs in ALIASES.items():
         for name in ours, *theirs:
             assert names & {name, f"{name}_total", f"{name}_count"}, name
+
+
+class Source:
+    """What metrics are read from: the statistics of an engine's loop, or of a cache."""
+
+    def __init__(self, stats: Any) -> None:
+        self.stats, self.input_queue = stats, SimpleNamespace(num_waiting=0)
+
+
+def test_drafted_tokens_have_the_names_of_vllm():
+    drafts = (DraftStats("text", 3, (3, 2, 1), (3, 1, 0)), DraftStats("suffix", 2, (2, 2), (1, 0), switched_off=1))
+    loop, media, registry = Source(EngineStats(drafts=drafts)), Source(CacheStats()), CollectorRegistry()
+    register(registry, loop, media)
+    samples = [
+        one for family in text_string_to_metric_families(metrics_text([(registry, "m")]).decode()) for one in family.samples
+    ]
+    theirs = {
+        (sample.name.removeprefix("vllm:spec_decode_"), sample.labels.get("position")): sample.value
+        for sample in samples
+        if sample.name.startswith("vllm:spec_decode_")
+    }
+    assert theirs == {
+        ("num_drafts_total", None): 5,
+        ("num_draft_tokens_total", None): 10,
+        ("num_accepted_tokens_total", None): 5,
+        ("num_accepted_tokens_per_pos_total", "0"): 4,
+        ("num_accepted_tokens_per_pos_total", "1"): 1,
+        ("num_accepted_tokens_per_pos_total", "2"): 0,
+    }
+    ours = {
+        (sample.name.removeprefix("sensorium_draft_"), sample.labels["proposer"]): sample.value
+        for sample in samples
+        if sample.name.startswith("sensorium_draft_")
+    }
+    assert ours == {
+        ("drafts_total", "text"): 3,
+        ("drafts_total", "suffix"): 2,
+        ("draft_tokens_total", "text"): 6,
+        ("draft_tokens_total", "suffix"): 4,
+        ("accepted_tokens_total", "text"): 4,
+        ("accepted_tokens_total", "suffix"): 1,
+        ("switched_off_total", "text"): 0,
+        ("switched_off_total", "suffix"): 1,
+    }
 
 
 def test_a_model_name_is_escaped():

@@ -12,6 +12,7 @@ from pathlib import Path
 import httpx
 import pytest
 import soundfile
+from drafting import drafting, free_drafter
 from http_server import MEDIA, TINY, listening, serving_models
 from sensorium.server.config import ServerConfig
 from sensorium.server.state import Server
@@ -92,6 +93,20 @@ def test_an_image_is_read(page):
     meta = page.locator(".meta").inner_text()
     assert all(name in meta for name in ("queue", "decode", "encode", "prefill", "per token", "encoder rows"))
     assert page.locator(".grid line").count() > 4
+
+
+def test_details_have_the_drafted_tokens(page, tiny):
+    """The second time, the answer of the first is the draft."""
+    with drafting(tiny[1], free_drafter(tiny[1].engine.info.vocab_size)):
+        for index in range(2):
+            page.locator("#tasks").get_by_text("Read", exact=True).click()
+            add(page, "receipt1.png")
+            page.get_by_role("button", name="Remove receipt1.png").wait_for()
+            page.locator("#text").fill("Read the receipt.")
+            page.keyboard.press("Enter")
+            assert answer(page, index)
+    (meta,) = re.findall(r"drafted tokens\s+(\d+) of (\d+) accepted", page.locator(".meta").nth(1).inner_text())
+    assert 0 < int(meta[0]) <= int(meta[1])
 
 
 def test_one_of_several_models_is_chosen(open_page):
