@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     if args.media == MEDIA:
         spoken = json.loads((SPEECH / "answers.json").read_text("utf-8"))
         wanted |= spoken
-        answers += [heard.text for heard in LLM(SHIPPED_MODEL).transcribe([SPEECH / name for name in spoken])]
+        answers += [transcript.text for transcript in LLM(SHIPPED_MODEL).transcribe([SPEECH / name for name in spoken])]
     print(table(wanted, answers))
     print(timings(outputs, loaded - started, done - loaded))
     for name, output in zip(expected, outputs, strict=True):

@@ -114,10 +114,10 @@ def _read_pcm(stdin: BinaryIO, size: int) -> Iterator[bytes]:
         if is_first and encoded is not None:
             how = "decode it (ffmpeg -i ... -f s16le -), or give it without --live"
             raise InputError(f"stdin begins as {encoded}, but --live - takes raw samples (16 bits, little-endian, mono); {how}")
-        whole, is_first = len(block) // 2 * 2, False
-        rest = block[whole:]
-        if whole:
-            yield block[:whole]
+        complete, is_first = len(block) // 2 * 2, False
+        rest = block[complete:]
+        if complete:
+            yield block[:complete]
     if rest:
         yield rest
 

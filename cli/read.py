@@ -153,8 +153,8 @@ def _write(
         print_line("".join(project(projected, args.format)).rstrip("\n"))
     else:
         print_line(f"{name}: {printable(str(folder.write(index, projected, manifest.owner)))}")
-    for place, error in errors:
-        print_error(f"{place}: {message_of(error, args)}")
+    for where, error in errors:
+        print_error(f"{where}: {message_of(error, args)}")
     for doubt in doubts:
         print(f"sensorium: warning: {doubt}", file=sys.stderr)
     return [error for _, error in errors]

@@ -34,9 +34,9 @@ class AccessLog:
         if scope["type"] not in ("http", "websocket") or TENANT in scope:  # TENANT: a line of a batch
             await self._app(scope, receive, send)
             return
-        given = [value for name, value in scope["headers"] if name == _ID]
+        ids = [value for name, value in scope["headers"] if name == _ID]
         method = scope.get("method", "WEBSOCKET")
-        record = RequestRecord(request_id(given[0] if len(given) == 1 else None), method, _printable(scope["path"]))
+        record = RequestRecord(request_id(ids[0] if len(ids) == 1 else None), method, _printable(scope["path"]))
         tokens = current_record.set(record), on_request_end.set(record.count_tokens), set_trace_context(scope["headers"])
         try:
             await self._app(scope, _noting_receive(record, receive), _noting_send(record, send))

@@ -110,14 +110,14 @@ class BatchRunner:
         store = self._store
         status = "completed"
         try:
-            found = await store.call(store.batch, owner, batch)
-            async with asyncio.timeout(found["expires_at"] - store.now):
-                if found["status"] == "cancelling":
+            state = await store.call(store.batch, owner, batch)
+            async with asyncio.timeout(state["expires_at"] - store.now):
+                if state["status"] == "cancelling":
                     status = "cancelled"
-                elif not await self._may_run(batch, found["status"]):
+                elif not await self._may_run(batch, state["status"]):
                     return
                 else:
-                    await self._run_lines(owner, batch, found["endpoint"])
+                    await self._run_lines(owner, batch, state["endpoint"])
         except TimeoutError:
             status = "expired"
         await store.call(store.end_batch, batch, status, partial(_unfinished, status))
@@ -323,8 +323,8 @@ def _unfinished(status: str, custom_id: str) -> bytes:
 
 def _error_code(response: bytes) -> str | None:
     try:
-        found: str | None = json.loads(response)["error"]["code"]
-        return found
+        code: str | None = json.loads(response)["error"]["code"]
+        return code
     except (ValueError, KeyError, TypeError):
         return None
 
@@ -333,9 +333,9 @@ def _is_deep(value: object) -> bool:
     """Return whether lists and objects are nested more than _MAX_DEPTH deep."""
     level = [value]
     for _ in range(_MAX_DEPTH):
-        nested = [one for one in level if isinstance(one, list | dict)]
-        level = [inner for one in nested for inner in (one.values() if isinstance(one, dict) else one)]
-    return any(isinstance(one, list | dict) for one in level)
+        nested = [container for container in level if isinstance(container, list | dict)]
+        level = [inner for container in nested for inner in (container.values() if isinstance(container, dict) else container)]
+    return any(isinstance(container, list | dict) for container in level)
 
 
 def _check_line(config: ServerConfig, line: bytes, request: Mapping[str, Any]) -> str:

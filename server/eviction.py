@@ -28,17 +28,19 @@ def choose_victims(occupants: Collection[Occupant], needed: int, budget: int) ->
     Those that were not used for the longest time come first. None is unloaded in vain: without any one of the victims, the
     bytes would not fit.
     """
-    excess = sum(one.num_bytes for one in occupants) + needed - budget
+    excess = sum(occupant.num_bytes for occupant in occupants) + needed - budget
     victims: list[Occupant] = []
-    for one in sorted(occupants, key=lambda one: one.last_used):
+    for occupant in sorted(occupants, key=lambda occupant: occupant.last_used):
         if sum(victim.num_bytes for victim in victims) >= excess:
             break
-        if not one.is_busy and one.num_bytes > 0:
-            victims.append(one)
+        if not occupant.is_busy and occupant.num_bytes > 0:
+            victims.append(occupant)
     spare = sum(victim.num_bytes for victim in victims) - excess
     if spare < 0:
         return None
-    for victim in sorted(victims, key=lambda one: -one.last_used):  # a large old model may make a smaller one unnecessary
+    for victim in sorted(
+        victims, key=lambda occupant: -occupant.last_used
+    ):  # a large old model may make a smaller one unnecessary
         if victim.num_bytes <= spare:
             spare -= victim.num_bytes
             victims.remove(victim)

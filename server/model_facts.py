@@ -88,5 +88,5 @@ def transcript_times(speech: Any) -> tuple[Times, bool]:
     A model without timestamps whose words have times gives a segment for each window; "none" if it has neither.
     """
     words = speech is not None and (speech.alignment() is not None or speech.frame_rule() is not None)
-    own = speech is not None and speech.has_timestamps
-    return "segment" if own else "word" if words else "none", words
+    has_timestamps = speech is not None and speech.has_timestamps
+    return "segment" if has_timestamps else "word" if words else "none", words

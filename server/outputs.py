@@ -37,15 +37,15 @@ def total_usage(outputs: Sequence[RequestOutput], completion_tokens: int) -> dic
 
 def draft_details(outputs: Sequence[RequestOutput]) -> dict[str, int]:
     """Return OpenAI's counts of drafted tokens, of all sources; {} if none were verified."""
-    drafts = [one for output in outputs for one in output.drafts]
-    drafted, accepted = sum(one.num_drafted for one in drafts), sum(one.num_accepted for one in drafts)
+    drafts = [stats for output in outputs for stats in output.drafts]
+    drafted, accepted = sum(stats.num_drafted for stats in drafts), sum(stats.num_accepted for stats in drafts)
     return {"accepted_prediction_tokens": accepted, "rejected_prediction_tokens": drafted - accepted} if drafts else {}
 
 
-def with_reasoning(found: dict[str, Any], num_tokens: int) -> dict[str, Any]:
+def with_reasoning(counts: dict[str, Any], num_tokens: int) -> dict[str, Any]:
     """Return a usage object with the tokens of reasoning."""
-    details = found.get("completion_tokens_details", {})
-    return {**found, "completion_tokens_details": {"reasoning_tokens": num_tokens, **details}}
+    details = counts.get("completion_tokens_details", {})
+    return {**counts, "completion_tokens_details": {"reasoning_tokens": num_tokens, **details}}
 
 
 def finish_reason(answer: CompletionOutput) -> str | None:
@@ -58,15 +58,21 @@ def chat_logprobs(
 ) -> list[dict[str, Any]]:
     """Return the entries of `logprobs.content`, with the `count` likeliest tokens each; `as_ids`: see `id_text`."""
 
-    def describe(token: int, one: Logprob) -> dict[str, Any]:
-        return {"token": id_text(token) if as_ids else _text(one), "logprob": _clamped(one), "bytes": list(token_bytes(token))}
+    def describe(token: int, logprob: Logprob) -> dict[str, Any]:
+        return {
+            "token": id_text(token) if as_ids else _text(logprob),
+            "logprob": _clamped(logprob),
+            "bytes": list(token_bytes(token)),
+        }
 
-    found = []
+    entries = []
     for token, entry in zip(answer.token_ids, answer.logprobs or (), strict=False):
         ranked = sorted(entry.items(), key=lambda pair: -pair[1].logprob)
-        likeliest = [describe(other, one) for other, one in ranked if one.rank is not None and one.rank <= count]
-        found.append({**describe(token, entry[token]), "top_logprobs": likeliest})
-    return found
+        likeliest = [
+            describe(other, logprob) for other, logprob in ranked if logprob.rank is not None and logprob.rank <= count
+        ]
+        entries.append({**describe(token, entry[token]), "top_logprobs": likeliest})
+    return entries
 
 
 def completion_logprobs(
@@ -91,9 +97,9 @@ def completion_logprobs(
     names = [*map(id_text, token_ids)] if as_ids else texts
     top = [
         None
-        if one is None
-        else {id_text(token) if as_ids else _text(value): _clamped(value) for token, value in _ranked(one)[:count]}
-        for one in entries
+        if entry is None
+        else {id_text(token) if as_ids else _text(value): _clamped(value) for token, value in _ranked(entry)[:count]}
+        for entry in entries
     ]
     return {
         "tokens": names,

@@ -96,9 +96,9 @@ def stream_error(error: Exception) -> ErrorInfo:
     return error_info(error, "a request")
 
 
-def request_id(given: bytes | None) -> str:
+def request_id(client_id: bytes | None) -> str:
     """Return the id that a client gave, or a new one if it gave none or one that does not belong into a log."""
-    return given.decode() if given is not None and _REQUEST_ID.fullmatch(given) else uuid4().hex
+    return client_id.decode() if client_id is not None and _REQUEST_ID.fullmatch(client_id) else uuid4().hex
 
 
 def count_audio(seconds: float) -> None:

@@ -110,15 +110,15 @@ class Store(StoredResponses):
 
     def content(self, file: str, after: int) -> tuple[bytes, int]:
         """Return the lines after line `after`, up to about a mebibyte, and the number of the last one."""
-        found, size = list[bytes](), 0
+        lines, size = list[bytes](), 0
         sql = "SELECT number, data FROM pieces WHERE file = ? AND number > ? ORDER BY number"
         for number, data in self._database.execute(sql, (file, after)):
-            found.append(data)
+            lines.append(data)
             after = number
             size += len(data)
             if size >= _MIB:
                 break
-        return b"".join(found), after
+        return b"".join(lines), after
 
     def remove_expired(self) -> None:
         """Remove files that have expired and batches that ended long ago."""
@@ -171,10 +171,10 @@ class Store(StoredResponses):
 
     def cancel(self, owner: str, batch: str) -> dict[str, Any]:
         """Mark a batch as cancelling; HttpError if it has ended."""
-        found = self.batch(owner, batch)
-        if found["status"] in _ENDED:
-            raise HttpError(409, f"the batch has ended ({found['status']}) and cannot be cancelled", "batch_ended", "batch_id")
-        if found["status"] != "cancelling":
+        entry = self.batch(owner, batch)
+        if entry["status"] in _ENDED:
+            raise HttpError(409, f"the batch has ended ({entry['entry']}) and cannot be cancelled", "batch_ended", "batch_id")
+        if entry["status"] != "cancelling":
             with self._transaction():
                 self._set_status(batch, "cancelling")
         return self.batch(owner, batch)
@@ -184,17 +184,17 @@ class Store(StoredResponses):
         rows = self._rows(f"SELECT owner, id FROM batches WHERE status NOT IN {_ENDED} ORDER BY number")
         return [(owner, batch) for owner, batch in rows]
 
-    def check_lines(self, batch: str, found: CheckedLines, check: Callable[[bytes, Mapping[str, Any]], str]) -> bool:
+    def check_lines(self, batch: str, checked: CheckedLines, check: Callable[[bytes, Mapping[str, Any]], str]) -> bool:
         """Check about a mebibyte of a batch's input. Return whether there are more lines.
 
         Args:
             check: returns the custom_id of a line; raises HttpError if the line is wrong.
         """
         ((file, fields),) = self._rows("SELECT input, fields FROM batches WHERE id = ?", batch)
-        request, size, ids, errors = json.loads(fields), 0, found.ids, found.errors
+        request, size, ids, errors = json.loads(fields), 0, checked.ids, checked.errors
         sql = "SELECT number, data FROM pieces WHERE file = ? AND number > ? ORDER BY number"
-        for number, line in self._database.execute(sql, (file, found.after)):
-            found.after = number
+        for number, line in self._database.execute(sql, (file, checked.after)):
+            checked.after = number
             size += len(line)
             try:
                 if line.strip():
@@ -209,19 +209,19 @@ class Store(StoredResponses):
                 return len(errors) < _MAX_ERRORS
         return False
 
-    def start_batch(self, batch: str, found: CheckedLines) -> bool:
+    def start_batch(self, batch: str, checked: CheckedLines) -> bool:
         """Start a new batch whose lines were checked, or fail it. Return whether the batch may run."""
         ((status,),) = self._rows("SELECT status FROM batches WHERE id = ?", batch)
         if status != "validating":
             return bool(status == "in_progress")
-        errors = found.errors
-        if not found.ids and not errors:
+        errors = checked.errors
+        if not checked.ids and not errors:
             errors = [{"code": "empty_file", "line": None, "message": "the input file has no lines", "param": "input_file_id"}]
         with self._transaction():
             if errors:
                 self._set_status(batch, "failed", errors={"object": "list", "data": errors})
             else:
-                lines = [(batch, number, custom_id) for custom_id, number in found.ids.items()]
+                lines = [(batch, number, custom_id) for custom_id, number in checked.ids.items()]
                 self._database.executemany("INSERT INTO unfinished VALUES (?, ?, ?)", lines)
                 self._database.execute("UPDATE batches SET total = ? WHERE id = ?", (len(lines), batch))
                 self._set_status(batch, "in_progress")
@@ -259,9 +259,9 @@ class Store(StoredResponses):
 
     def _add_usage(self, batch: str, usage: Mapping[str, Any]) -> None:
         ((fields,),) = self._rows("SELECT fields FROM batches WHERE id = ?", batch)
-        found = json.loads(fields)
-        found["usage"] = _sum(found.get("usage") or {}, usage)
-        self._database.execute("UPDATE batches SET fields = ? WHERE id = ?", (json.dumps(found), batch))
+        values = json.loads(fields)
+        values["usage"] = _sum(values.get("usage") or {}, usage)
+        self._database.execute("UPDATE batches SET fields = ? WHERE id = ?", (json.dumps(values), batch))
 
     def _add_results(self, batch: str, results: Sequence[tuple[int, bytes]], file: str, count: str) -> bool:
         """Store results. Return False if there is no room for them."""
@@ -269,7 +269,7 @@ class Store(StoredResponses):
         size = sum(len(result) for _, result in results)
         if size > self._room(owner):
             return False
-        self._database.executemany("INSERT INTO pieces VALUES (?, ?, ?)", [(name, *one) for one in results])
+        self._database.executemany("INSERT INTO pieces VALUES (?, ?, ?)", [(name, *result) for result in results])
         sql = f"UPDATE batches SET {count} = {count} + ?, bytes = bytes + ? WHERE id = ?"
         self._database.execute(sql, (len(results), size, batch))
         return True
@@ -308,11 +308,11 @@ class Store(StoredResponses):
         self._database.execute("UPDATE batches SET status = ?, fields = ? WHERE id = ?", (status, new, batch))
 
 
-def _sum(one: Mapping[str, Any], other: Mapping[str, Any]) -> dict[str, Any]:
-    """Add the numbers of two objects of the same form; `one` may lack some."""
+def _sum(total: Mapping[str, Any], added: Mapping[str, Any]) -> dict[str, Any]:
+    """Add the numbers of two objects of the same shape; `total` may lack some."""
     return {
-        name: _sum(one.get(name, {}), value) if isinstance(value, Mapping) else one.get(name, 0) + value
-        for name, value in other.items()
+        name: _sum(total.get(name, {}), value) if isinstance(value, Mapping) else total.get(name, 0) + value
+        for name, value in added.items()
     }
 
 

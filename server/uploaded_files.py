@@ -60,7 +60,7 @@ async def with_files(request: Request, messages: Sequence[Any], field: str) -> l
     parts = [pair for index, message in enumerate(messages) for pair in _parts(message, f"{field}[{index}]")]
     places = {file: where for where, part in reversed(parts) if (file := _file_id(part)) is not None}
     stored = await open_files(request, server.store, {file: places[file] for file in reversed(places)})
-    loaded = {one.id: await _load(server.store, one) for one in stored}
+    loaded = {stored_file.id: await _load(server.store, stored_file) for stored_file in stored}
     return [_filled(message, loaded) for message in messages] if loaded else [*messages]
 
 

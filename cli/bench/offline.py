@@ -73,10 +73,10 @@ def _drafts(outputs: list[Any]) -> Result:
 
     drafts = add_stats(output.drafts for output in outputs)
     return {
-        "drafted_tokens": sum(one.num_drafted for one in drafts),
-        "accepted_draft_tokens": sum(one.num_accepted for one in drafts),
-        "accepted_by_position": {one.proposer: list(one.accepted) for one in drafts},
-        "drafted_by_position": {one.proposer: list(one.drafted) for one in drafts},
+        "drafted_tokens": sum(stats.num_drafted for stats in drafts),
+        "accepted_draft_tokens": sum(stats.num_accepted for stats in drafts),
+        "accepted_by_position": {stats.proposer: list(stats.accepted) for stats in drafts},
+        "drafted_by_position": {stats.proposer: list(stats.drafted) for stats in drafts},
     }
 
 

@@ -345,7 +345,7 @@ def _token_usage(windows: Sequence[WindowResult]) -> dict[str, Any]:
 
 
 def _response(
-    form: str,
+    response_format: str,
     transcript: Transcript,
     task: str,
     times: Sequence[str],
@@ -356,13 +356,13 @@ def _response(
 
     JSON has `warnings` about an odd file. If the file is broken or cut off, it has `error`, and the text before the fault.
     """
-    if form == "text":
+    if response_format == "text":
         return PlainTextResponse(f"{transcript.text}\n")
-    if form in WRITERS:
-        written = WRITERS[form](transcript, SubtitleLayout())
+    if response_format in WRITERS:
+        written = WRITERS[response_format](transcript, SubtitleLayout())
         return PlainTextResponse(f"{written}\n" if written else "")
     body: dict[str, Any] = {"text": transcript.text}
-    if form == "verbose_json":
+    if response_format == "verbose_json":
         body = {"task": task, "language": language, "duration": transcript.duration, **body, **_times(transcript, times)}
     if logprobs is not None:
         body["logprobs"] = logprobs
@@ -378,9 +378,9 @@ def _times(transcript: Transcript, times: Sequence[str]) -> dict[str, Any]:
     """Return the segments, unless only words were requested, and the words if they were."""
     body, segments = dict[str, Any](), transcript.segments or ()
     if "segment" in times or not times:
-        body["segments"] = [_segment(index, one, transcript.duration) for index, one in enumerate(segments)]
+        body["segments"] = [_segment(index, segment, transcript.duration) for index, segment in enumerate(segments)]
     if "word" in times:
-        words = [word for one in segments for word in one.words or ()]
+        words = [word for segment in segments for word in segment.words or ()]
         body["words"] = [_word(word) for word in words]
     return body
 
@@ -392,7 +392,7 @@ def _word(word: Word) -> dict[str, Any]:
 def _segment(index: int, segment: Segment, duration: float) -> dict[str, Any]:
     """Return OpenAI's object of a segment. Its type has numbers only: 0 stands for a value that the model does not tell."""
     names = ("seek", "start", "text", "temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
-    found: dict[str, Any] = {name: getattr(segment, name) for name in names}
+    fields: dict[str, Any] = {name: getattr(segment, name) for name in names}
     end = duration if segment.end is None else segment.end
-    numbers = {name: 0.0 if found[name] is None else found[name] for name in ("avg_logprob", "no_speech_prob")}
-    return {"id": index, **found, **numbers, "end": end, "tokens": list(segment.tokens)}
+    numbers = {name: 0.0 if fields[name] is None else fields[name] for name in ("avg_logprob", "no_speech_prob")}
+    return {"id": index, **fields, **numbers, "end": end, "tokens": list(segment.tokens)}

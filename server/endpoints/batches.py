@@ -123,19 +123,19 @@ async def list_batches(request: Request, limit: Annotated[int, Query(ge=1, le=10
 
 async def batch(batch_id: str, request: Request) -> Response:
     store, owner = _store(request)
-    found = await store.call(store.batch, owner, batch_id)
+    stored = await store.call(store.batch, owner, batch_id)
     if (error := services_of(request).batches.interrupted.get(batch_id)) is not None:
         entry = {"code": error["code"], "message": error["message"], "param": None, "line": None}
-        found["errors"] = {"object": "list", "data": [entry]}
-    return JSONResponse(found)
+        stored["errors"] = {"object": "list", "data": [entry]}
+    return JSONResponse(stored)
 
 
 async def cancel_batch(batch_id: str, request: Request) -> Response:
     """Cancel a batch. Its finished lines stay in its output file."""
     store, owner = _store(request)
-    found = await store.call(store.cancel, owner, batch_id)
+    stored = await store.call(store.cancel, owner, batch_id)
     services_of(request).batches.start(owner, batch_id)
-    return JSONResponse(found)
+    return JSONResponse(stored)
 
 
 def _store(request: Request) -> tuple[Store, str]:
@@ -147,8 +147,8 @@ def _store(request: Request) -> tuple[Store, str]:
     return store, request.scope[TENANT] or ""
 
 
-def _page(found: Sequence[dict[str, Any]], limit: int) -> Response:
-    data = found[:limit]
+def _page(entries: Sequence[dict[str, Any]], limit: int) -> Response:
+    data = entries[:limit]
     first, last = (data[0]["id"], data[-1]["id"]) if data else (None, None)
-    has_more = len(found) > limit
+    has_more = len(entries) > limit
     return JSONResponse({"object": "list", "data": data, "first_id": first, "last_id": last, "has_more": has_more})

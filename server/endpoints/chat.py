@@ -59,28 +59,28 @@ class Chat:
     created: int = field(default_factory=lambda: int(time.time()))
 
     def __post_init__(self) -> None:
-        body, form = self.body, self.server.answer_format
+        body, answer_format = self.body, self.server.answer_format
         self.adapter = self.server.adapter_of(body.model)
         self.messages = self.server.checked_messages(as_template_messages(body.messages))
         read_tools(body.tools or ())  # tools that tool_choice leaves out are checked, too
         self.forced, self.tools = body.forced_tool, body.offered
         self.functions = {name: tool.parameters for name, tool in self.tools.items()}
         self.custom = [name for name, tool in self.tools.items() if tool.is_custom]
-        if self.functions and self.forced is None and form.calls is None:
+        if self.functions and self.forced is None and answer_format.calls is None:
             how = "set tool_choice to none or required, or start the server with --tool-call-parser"
             raise InputError(f"the chat template has no tool calls that this server can read; {how}", param="tools")
         self.num_logprobs = body.num_logprobs
-        own: dict[str, Any] = {"max_tokens": body.token_limit, "logprobs": self.num_logprobs}
-        own["structured_outputs"] = body.forced_format()
+        overrides: dict[str, Any] = {"max_tokens": body.token_limit, "logprobs": self.num_logprobs}
+        overrides["structured_outputs"] = body.forced_format()
         engine = self.server.engine
-        self.params: SamplingParams = body.sampling_params(engine.default_params, **own)
+        self.params: SamplingParams = body.sampling_params(engine.default_params, **overrides)
         self.beams = beam_params(body, self.params, engine.max_model_len)
         self.count = answer_count(body, self.params, engine.config.sampling_limits)
         self.params = self.count.apply(self.params)
         output_format = self.params.structured_outputs
         self.in_grammar = output_format is not None and output_format.form == "grammar"
         self.is_constrained = output_format is not None and not self.in_grammar
-        needs_specials = form.needs_specials(bool(self.functions)) and not self.is_constrained
+        needs_specials = answer_format.needs_specials(bool(self.functions)) and not self.is_constrained
         self.with_specials = needs_specials and body.skip_special_tokens is not False
         if self.with_specials:
             self.params = replace(self.params, skip_special_tokens=False)
@@ -146,7 +146,7 @@ class Chat:
             response["prompt_token_ids"] = output.prompt_token_ids
         if self.body.prompt_logprobs is not None:
             response["prompt_logprobs"] = [
-                None if entry is None else {str(token): _prompt_logprob(one) for token, one in entry.items()}
+                None if entry is None else {str(token): _prompt_logprob(logprob) for token, logprob in entry.items()}
                 for entry in output.prompt_logprobs or ()
             ]
         return response
@@ -187,7 +187,7 @@ class Chat:
 
     def elements(self, answer: CompletionOutput) -> dict[str, Any]:
         """Return the elements that a finished answer names, if the request asks for them."""
-        return {"elements": [asdict(one) for one in answer.elements]} if self.body.return_elements else {}
+        return {"elements": [asdict(element) for element in answer.elements]} if self.body.return_elements else {}
 
     async def chunks(
         self, output: RequestOutput, outputs: AsyncGenerator[RequestOutput, None]
@@ -231,7 +231,11 @@ class Chat:
         """Return an entry for each token; empty if the request asks for none."""
         token_bytes, count = self.server.engine.tokenizer.token_bytes, self.num_logprobs
         as_ids = bool(self.body.return_tokens_as_token_ids)
-        return [] if count is None else [entry for one in answers for entry in chat_logprobs(one, count, token_bytes, as_ids)]
+        return (
+            []
+            if count is None
+            else [entry for answer in answers for entry in chat_logprobs(answer, count, token_bytes, as_ids)]
+        )
 
 
 class ChoiceStream:
@@ -255,12 +259,12 @@ class ChoiceStream:
         """Return the choices of new output."""
         if self._finished:
             return []
-        found = []
+        choices = []
         if not self._began:
             self._began = True
-            found.append(self._choice({"role": "assistant", "content": ""}))
+            choices.append(self._choice({"role": "assistant", "content": ""}))
             if self._chat.body.return_token_ids:
-                found[0]["prompt_token_ids"] = prompt_token_ids
+                choices[0]["prompt_token_ids"] = prompt_token_ids
         self.num_tokens += len(answer.token_ids)
         if self._counter is not None:
             self._counter.push(answer.token_ids)
@@ -268,12 +272,12 @@ class ChoiceStream:
         pieces = self._parser.push(answer.text)
         if answer.finish_reason is not None:
             pieces = [*pieces, *self._parser.finish()]
-        found += [self._choice(delta) for delta in map(self._delta, pieces) if delta]
+        choices += [self._choice(delta) for delta in map(self._delta, pieces) if delta]
         if answer.finish_reason is not None:
             self._finished = True
             last = {"finish_reason": _finish(answer, bool(self._num_calls)), "stop_reason": answer.stop_reason}
-            found.append({**self._choice({}), **last, **self._chat.elements(answer)})
-        return found
+            choices.append({**self._choice({}), **last, **self._chat.elements(answer)})
+        return choices
 
     def _choice(self, delta: Mapping[str, Any]) -> dict[str, Any]:
         """Return a choice with the log probabilities and ids of the tokens since the last one."""
@@ -304,8 +308,8 @@ _CONTINUED = {"function": ("function", "arguments"), "custom": ("custom", "input
 
 
 def _usage(output: RequestOutput, streams: Sequence[ChoiceStream]) -> dict[str, Any]:
-    found = usage(output, sum(stream.num_tokens for stream in streams))
-    return with_reasoning(found, sum(stream.reasoning_tokens for stream in streams))
+    counts = usage(output, sum(stream.num_tokens for stream in streams))
+    return with_reasoning(counts, sum(stream.reasoning_tokens for stream in streams))
 
 
 def _call(call: Call | CustomCall, index: int) -> dict[str, Any]:

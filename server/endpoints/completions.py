@@ -59,12 +59,12 @@ class Completion:
         self.prompts = body.prompts
         self.scores_prompt = bool(body.echo) and body.max_tokens == 0  # the engine generates a token, which is dropped
         most = 1 if self.scores_prompt else body.max_tokens
-        own: dict[str, Any] = {"max_tokens": _DEFAULT_TOKENS if most is None else most}
-        own["logprobs"] = body.logprobs
+        overrides: dict[str, Any] = {"max_tokens": _DEFAULT_TOKENS if most is None else most}
+        overrides["logprobs"] = body.logprobs
         if body.echo and body.logprobs is not None and body.prompt_logprobs is None:
-            own["prompt_logprobs"] = body.logprobs
+            overrides["prompt_logprobs"] = body.logprobs
         engine = self.server.engine
-        self.params: SamplingParams = body.sampling_params(engine.default_params, **own)
+        self.params: SamplingParams = body.sampling_params(engine.default_params, **overrides)
         self.beams = beam_params(body, self.params, engine.max_model_len)
         self.count = answer_count(body, self.params, engine.config.sampling_limits)
         self.params = self.count.apply(self.params)

@@ -167,11 +167,11 @@ class MessageWriter(AnswerWriter):
 
     def _usage(self, output: RequestOutput) -> dict[str, Any]:
         """Return the usage so far. Tokens of the prompt that the cache had are not in `input_tokens`."""
-        found = usage(output, len(self._token_ids))
-        cached = found["prompt_tokens_details"]["cached_tokens"]
+        counts = usage(output, len(self._token_ids))
+        cached = counts["prompt_tokens_details"]["cached_tokens"]
         tokens = len(self._token_ids) if self._body.max_tokens else 0
         return {
-            "input_tokens": found["prompt_tokens"] - cached,
+            "input_tokens": counts["prompt_tokens"] - cached,
             "cache_creation_input_tokens": 0,
             "cache_read_input_tokens": cached,
             "output_tokens": tokens,

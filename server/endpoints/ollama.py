@@ -69,16 +69,16 @@ class OllamaWriter(AnswerWriter):
     async def whole(self, output: RequestOutput, outputs: AsyncGenerator[RequestOutput, None]) -> dict[str, Any]:
         """Return the whole answer."""
         chunks = [chunk async for chunk in self.stream(output, outputs)]
-        whole = dict(chunks[-1])
+        answer = dict(chunks[-1])
         texts = ("response", "thinking") if isinstance(self._body, GenerateBody) else ("content", "thinking")
         messages = [chunk.get("message", chunk) for chunk in chunks]
         joined: dict[str, Any] = {name: "".join(message.get(name, "") for message in messages) for name in texts}
         joined["tool_calls"] = [call for message in messages for call in message.get("tool_calls", ())]
-        found = {name: value for name, value in joined.items() if value or name == texts[0]}
-        whole |= found if isinstance(self._body, GenerateBody) else {"message": {"role": "assistant", **found}}
+        present = {name: value for name, value in joined.items() if value or name == texts[0]}
+        answer |= present if isinstance(self._body, GenerateBody) else {"message": {"role": "assistant", **present}}
         if self._body.logprobs:
-            whole["logprobs"] = [entry for chunk in chunks for entry in chunk.get("logprobs", ())]
-        return whole
+            answer["logprobs"] = [entry for chunk in chunks for entry in chunk.get("logprobs", ())]
+        return answer
 
     async def stream(self, output: RequestOutput, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[Event, None]:
         """Yield the chunks of a stream."""

@@ -29,7 +29,7 @@ async def version() -> Response:
 async def tags(request: Request) -> Response:
     """List the models."""
     services = services_of(request)
-    return JSONResponse({"models": [_model(services, one) for one in services.pool.models]})
+    return JSONResponse({"models": [_model(services, pooled) for pooled in services.pool.models]})
 
 
 async def running(request: Request) -> Response:
@@ -66,17 +66,17 @@ async def show(body: ShowBody, request: Request) -> Response:
     )
 
 
-def _facts(one: PooledModel[Server]) -> ModelFacts:
-    facts: ModelFacts = one.facts if one.model is None else one.model.facts
+def _facts(pooled: PooledModel[Server]) -> ModelFacts:
+    facts: ModelFacts = pooled.facts if pooled.model is None else pooled.model.facts
     return facts
 
 
-def _model(services: Services, one: PooledModel[Server]) -> dict[str, Any]:
-    facts = _facts(one)
-    identity = one.name, load_model_files(facts.path).config
+def _model(services: Services, pooled: PooledModel[Server]) -> dict[str, Any]:
+    facts = _facts(pooled)
+    identity = pooled.name, load_model_files(facts.path).config
     return {
-        "name": one.name,
-        "model": one.name,
+        "name": pooled.name,
+        "model": pooled.name,
         "modified_at": _time(services),
         "size": _size(facts.path),
         "digest": sha256(repr(identity).encode("utf-8", "surrogatepass")).hexdigest(),

@@ -58,7 +58,7 @@ def _check_size(server: Server, body: EmbeddingBody, inputs: Sequence[Any]) -> N
     if body.pooling == "tokens" and engine.info.pooling != "tokens" and size == engine.embedding_size():
         reason = 'pooling="tokens" is for late-interaction models, which this model is not; give "last", "mean" or another one'
         raise InputError(reason, code="unsupported", param="pooling")
-    tokens = [len(one.get("prompt_token_ids", "1")) if isinstance(one, dict) else 1 for one in inputs]
+    tokens = [len(item.get("prompt_token_ids", "1")) if isinstance(item, dict) else 1 for item in inputs]
     dimensions = body.dimensions
     if dimensions is None and pooling != "tokens" and engine.sentence_transformers is not None:
         dimensions = engine.sentence_transformers.truncate_dim
@@ -112,19 +112,23 @@ async def rerank(body: RerankBody, request: Request) -> Response:
     results = _checked(await unless_disconnected(request, work), "documents")
     scores = [0.0 if result.score is None else result.score for result in results]
     ranked = sorted(range(len(scores)), key=lambda index: -scores[index])[: body.top_n or None]
-    found = []
+    entries = []
     for index in ranked:
-        given = body.documents[index]
-        document = {} if body.return_documents is False else {"document": {"text": given} if isinstance(given, str) else given}
-        found.append({"index": index, **document, "relevance_score": scores[index], **_truncated(results[index])})
-    return JSONResponse({"id": new_id("rerank-"), "model": server.name, "usage": _usage(results), "results": found})
+        document = body.documents[index]
+        returned = (
+            {}
+            if body.return_documents is False
+            else {"document": {"text": document} if isinstance(document, str) else document}
+        )
+        entries.append({"index": index, **returned, "relevance_score": scores[index], **_truncated(results[index])})
+    return JSONResponse({"id": new_id("rerank-"), "model": server.name, "usage": _usage(results), "results": entries})
 
 
 async def classify(body: ClassifyBody, request: Request) -> Response:
     """Return the probabilities of a classification checkpoint's classes."""
     server = _server(request, body.model)
     salt = cache_salt(request, body.cache_salt)
-    prompts = [{"prompt": one} if isinstance(one, str) else one for one in read_inputs(body.input, "input")]
+    prompts = [{"prompt": item} if isinstance(item, str) else item for item in read_inputs(body.input, "input")]
     salted = prompts if salt is None else [{**prompt, "cache_salt": salt} for prompt in prompts]
     params = PoolingParams(truncate_prompt_tokens=body.truncate_prompt_tokens, truncation_side=body.truncation_side)
     results = _checked(await unless_disconnected(request, server.llm.classify(salted, params)), "input")

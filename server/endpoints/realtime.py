@@ -167,15 +167,15 @@ class RealtimeSession:
             try:
                 text = message.get("text")
                 is_large = isinstance(text, str) and len(text) > _LARGE
-                given = await asyncio.to_thread(_parse, text, loads) if is_large else _parse(text)
-                event_id = given.get("event_id")
-                await self._handle(given)
+                event = await asyncio.to_thread(_parse, text, loads) if is_large else _parse(text)
+                event_id = event.get("event_id")
+                await self._handle(event)
             except (SensoriumError, RequestValidationError) as error:
-                found = error_object(error)
-                await self._send("error", error={**found, "event_id": event_id if isinstance(event_id, str) else None})
+                error_fields = error_object(error)
+                await self._send("error", error={**error_fields, "event_id": event_id if isinstance(event_id, str) else None})
 
-    async def _handle(self, given: dict[str, Any]) -> None:
-        kind = given.get("type")
+    async def _handle(self, fields: dict[str, Any]) -> None:
+        kind = fields.get("type")
         if not isinstance(kind, str) or kind not in EVENTS:
             raise InputError(
                 f"unknown event type {short_repr(kind, 100)}; {hint(kind, EVENTS)}",
@@ -184,7 +184,7 @@ class RealtimeSession:
                 param="type",
             )
         try:
-            event = EVENTS[kind].model_validate(given)
+            event = EVENTS[kind].model_validate(fields)
         except ValidationError as error:
             raise validation_error(error) from None
         if isinstance(event, SessionUpdate):
@@ -199,8 +199,8 @@ class RealtimeSession:
 
     async def _update(self, event: SessionUpdate) -> None:
         """Change the settings that the event has. They hold for audio that is sent later."""
-        given = event.session.audio.input if event.session.audio else None
-        changes = {name: getattr(given, name) for name in given.model_fields_set} if given else {}
+        audio_input = event.session.audio.input if event.session.audio else None
+        changes = {name: getattr(audio_input, name) for name in audio_input.model_fields_set} if audio_input else {}
         for name, default in (("format", Format()), ("transcription", Transcription())):
             if name in changes:
                 changes[name] = changes[name] or default
@@ -221,8 +221,10 @@ class RealtimeSession:
     async def _append(self, audio: str) -> None:
         """Take samples. While the live stream's buffer is full, this waits, and nothing is read from the socket."""
         assert self._settings.format is not None
-        form, rate = self._settings.format, self._settings.format.hertz
-        data = await asyncio.to_thread(read_audio, audio, form) if len(audio) > _LARGE else read_audio(audio, form)
+        audio_format, rate = self._settings.format, self._settings.format.hertz
+        data = (
+            await asyncio.to_thread(read_audio, audio, audio_format) if len(audio) > _LARGE else read_audio(audio, audio_format)
+        )
         if self._settings.turn_detection is None:
             if len(self._buffer) + len(data) > _MAX_BUFFER_BYTES:
                 reason = f"more than {_MAX_BUFFER_BYTES} bytes of PCM are not committed; commit or clear the buffer"
@@ -301,8 +303,8 @@ class RealtimeSession:
             async for event in events:
                 if event.kind == "speech_started":
                     item = _Item(event.start)
-                    place = {"item_id": item.id, "audio_start_ms": round(1000 * (live.begin + event.start))}
-                    await self._send("input_audio_buffer.speech_started", **place)
+                    fields = {"item_id": item.id, "audio_start_ms": round(1000 * (live.begin + event.start))}
+                    await self._send("input_audio_buffer.speech_started", **fields)
                 elif item is not None:
                     await self._send_event(item, event, live)
                     item = None if event.kind == "turn_ended" else item
@@ -317,8 +319,8 @@ class RealtimeSession:
             await self._send_text(item, item.text)
         elif event.kind == "speech_stopped":
             item.end = event.end
-            place = {"item_id": item.id, "audio_end_ms": round(1000 * (live.begin + event.end))}
-            await self._send("input_audio_buffer.speech_stopped", **place)
+            fields = {"item_id": item.id, "audio_end_ms": round(1000 * (live.begin + event.end))}
+            await self._send("input_audio_buffer.speech_stopped", **fields)
             await self._commit_item(item)
         elif event.kind == "turn_ended":
             await self._complete(item)
@@ -326,10 +328,10 @@ class RealtimeSession:
     async def _run_buffer(self, data: bytes, settings: AudioInput, item: _Item) -> None:
         assert settings.format is not None
         samples = await asyncio.to_thread(_as_floats, data) if len(data) > _LARGE else _as_floats(data)
-        given = settings.transcription or Transcription()
+        transcription = settings.transcription or Transcription()
         options: TranscribeKeywords = {"vad": False, "cache_salt": self._salt}
-        options.update({"prompt": given.prompt, "hotwords": " ".join(given.keywords or ())})
-        events = transcript_events(self._server.llm, (samples, settings.format.hertz), given.language or None, options)
+        options.update({"prompt": transcription.prompt, "hotwords": " ".join(transcription.keywords or ())})
+        events = transcript_events(self._server.llm, (samples, settings.format.hertz), transcription.language or None, options)
         try:
             async with aclosing(events):
                 async for event in events:
@@ -350,10 +352,10 @@ class RealtimeSession:
         """Return the events of a live stream. An option that the model cannot honour is an InputError."""
         assert settings.format is not None
         pause = 0.5 if settings.turn_detection is None else settings.turn_detection.silence_duration_ms / 1000
-        given, limit = settings.transcription or Transcription(), self._server.config.max_realtime_sessions
+        transcription, limit = settings.transcription or Transcription(), self._server.config.max_realtime_sessions
         options: LiveKeywords = {"pause": pause, "turn_events": True, "cache_salt": self._salt, "max_sessions": limit}
-        words = " ".join(given.keywords or ())
-        options.update({"language": given.language or None, "prompt": given.prompt, "hotwords": words})
+        words = " ".join(transcription.keywords or ())
+        options.update({"language": transcription.language or None, "prompt": transcription.prompt, "hotwords": words})
         source = _taken(blocks or asyncio.Queue())
         return self._server.llm.stream_transcribe(source, settings.format.hertz, **options)
 
@@ -371,20 +373,20 @@ class RealtimeSession:
             await self._send(f"{_ITEM}.{kind}", previous_item_id=previous, item={**message, "content": content})
 
     async def _complete(self, item: _Item) -> None:
-        kind, place = f"{_ITEM}.input_audio_transcription", {"item_id": item.id, "content_index": 0}
+        kind, fields = f"{_ITEM}.input_audio_transcription", {"item_id": item.id, "content_index": 0}
         if item.error is not None:
-            await self._send(f"{kind}.failed", **place, error=item.error)
+            await self._send(f"{kind}.failed", **fields, error=item.error)
             return
         usage = {"type": "duration", "seconds": round(item.end - item.begin, 3)}
-        await self._send(f"{kind}.completed", **place, transcript=item.text, usage=usage)
+        await self._send(f"{kind}.completed", **fields, transcript=item.text, usage=usage)
 
     def _description(self) -> dict[str, Any]:
-        found = self._settings.model_dump(exclude={"model": True, "format": {"model"}, "turn_detection": {"model"}})
-        found["transcription"]["model"] = self._server.name
-        found["format"]["rate"] = 24_000 if found["format"]["type"] == "audio/pcm" else None
-        found["format"] = {name: value for name, value in found["format"].items() if value is not None}
+        settings = self._settings.model_dump(exclude={"model": True, "format": {"model"}, "turn_detection": {"model"}})
+        settings["transcription"]["model"] = self._server.name
+        settings["format"]["rate"] = 24_000 if settings["format"]["type"] == "audio/pcm" else None
+        settings["format"] = {name: value for name, value in settings["format"].items() if value is not None}
         kind = {"type": "transcription", "object": "realtime.transcription_session", "id": self._id}
-        return {**kind, "audio": {"input": {**found, "noise_reduction": None}}, "include": None}
+        return {**kind, "audio": {"input": {**settings, "noise_reduction": None}}, "include": None}
 
     async def _send(self, kind: str, **fields: Any) -> None:
         text = json.dumps({"type": kind, "event_id": new_id("event_"), **fields})
@@ -415,9 +417,9 @@ def _parse(text: object, parse: Callable[[bytes], Any] = json.loads) -> dict[str
     if len(text) > MAX_MESSAGE_BYTES or sum(map(text.count, ",[{")) > _MAX_VALUES:
         raise InputError(f"the message has more than {MAX_MESSAGE_BYTES} bytes or {_MAX_VALUES} values; send smaller ones")
     try:
-        found = parse(text.encode("utf-8", "surrogatepass"))
+        message = parse(text.encode("utf-8", "surrogatepass"))
     except (ValueError, RecursionError):
-        found = None
-    if not isinstance(found, dict):
+        message = None
+    if not isinstance(message, dict):
         raise InputError("the message is not a JSON object; send an event with a type")
-    return found
+    return message

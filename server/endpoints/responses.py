@@ -33,31 +33,31 @@ from .tokens import run_planner
 async def responses(body: ResponsesBody, request: Request) -> Response:
     """Answer an input of messages, tool calls and their outputs, after those of the previous response."""
     keep = await keeper(request, body)
-    whole, places = await with_history(request, body)
+    full_body, places = await with_history(request, body)
     if body.background:
         assert keep is not None
         with naming_places(places):
-            return await _respond_in_background(whole, request, keep)
-    *starts, last = whole.starts
+            return await _respond_in_background(full_body, request, keep)
+    *starts, last = full_body.starts
     with naming_places(places):
         for start in starts:
             try:
-                return await _respond(whole, request, start, keep)
+                return await _respond(full_body, request, start, keep)
             except SensoriumError as error:
                 if error.info.code != "too_long":
                     raise
-        return await _respond(whole, request, last, keep)
+        return await _respond(full_body, request, last, keep)
 
 
 async def input_tokens(body: InputTokensBody, request: Request) -> Response:
     """Return the tokens of the prompt that the same request to /v1/responses would have."""
     server = server_of(request)
-    whole, places = await with_history(request, body)
-    chat_body, inner = whole.chat_body(server.services.reasoning_signer)
+    full_body, places = await with_history(request, body)
+    chat_body, inner = full_body.chat_body(server.services.reasoning_signer)
     with naming_places(places), naming_places(inner):
         chat = Chat(server, chat_body)
-        if whole.prompt_token_ids is not None:
-            count = len(whole.prompt_token_ids)
+        if full_body.prompt_token_ids is not None:
+            count = len(full_body.prompt_token_ids)
         else:
             options = chat.options(cache_salt(request, body.cache_salt))
             count = await run_planner(request, partial(server.engine.count_tokens, chat.messages, **options))
@@ -70,8 +70,8 @@ async def _respond(body: ResponsesBody, request: Request, start: int, keep: Keep
     chat_body, places = body.chat_body(server.services.reasoning_signer, start)
     with naming_places(places):
         answer = ResponseWriter(server, body, chat_body, keep)
-        form = chat_body.format_field
-        with naming_field("structured_outputs", "text.format" if form == "response_format" else form):
+        format_field = chat_body.format_field
+        with naming_field("structured_outputs", "text.format" if format_field == "response_format" else format_field):
             outputs = answer.outputs(cache_salt(request, body.cache_salt), priority_of(request, body.priority))
             if body.stream:
                 return await open_stream(
@@ -162,8 +162,8 @@ class ResponseWriter(AnswerWriter):
     async def whole(self, output: RequestOutput, outputs: AsyncGenerator[RequestOutput, None]) -> dict[str, Any]:
         """Return the whole response."""
         async with aclosing(self._stored(output, outputs)) as events:
-            found: dict[str, Any] = [event async for event in events][-1]["response"]
-        return found
+            response: dict[str, Any] = [event async for event in events][-1]["response"]
+        return response
 
     async def _stored(self, output: RequestOutput, outputs: AsyncGenerator[RequestOutput, None]) -> AsyncGenerator[Event, None]:
         """Yield the events of an answer, and store the response before its last event."""
@@ -211,10 +211,10 @@ class ResponseWriter(AnswerWriter):
         self._item = {"id": new_item_id(kind), "type": kind, **_FIELDS[kind], "status": "in_progress", **call}
         yield self._event("output_item.added", output_index=len(self._output), item=dict(self._item))
         if kind not in _CALLS:
-            yield self._event("content_part.added", **self._place, content_index=0, part=self._part(""))
+            yield self._event("content_part.added", **self._location, content_index=0, part=self._part(""))
 
     def _delta(self, text: str) -> Iterator[Event]:
-        kind, fields = self._kind or "", dict(self._place)
+        kind, fields = self._kind or "", dict(self._location)
         self._texts.append(text)
         if kind == "message":
             logprobs, self._unsent = self._chat.token_logprobs(self._unsent), []
@@ -226,16 +226,16 @@ class ResponseWriter(AnswerWriter):
     def _close(self, is_cut: bool) -> Iterator[Event]:
         if self._kind is None:
             return
-        kind, text, place = self._kind, "".join(self._texts), self._place
+        kind, text, location = self._kind, "".join(self._texts), self._location
         if kind in _CALLS:
             self._item[_CALLS[kind]] = text
             named = {"name": self._item["name"]} if kind == "function_call" else {}
-            yield self._event(f"{_DELTAS[kind]}.done", **place, **named, **{_CALLS[kind]: text})
+            yield self._event(f"{_DELTAS[kind]}.done", **location, **named, **{_CALLS[kind]: text})
         else:
             part = self._part(text)
             logprobs = {"logprobs": self._logprobs} if kind == "message" else {}
-            yield self._event(f"{_DELTAS[kind]}.done", **place, **_index(kind), text=text, **logprobs)
-            yield self._event("content_part.done", **place, **_index(kind), part=part)
+            yield self._event(f"{_DELTAS[kind]}.done", **location, **_index(kind), text=text, **logprobs)
+            yield self._event("content_part.done", **location, **_index(kind), part=part)
             self._item["content"] = [part]
             if kind == "reasoning" and REASONING in (self._body.include or ()):
                 self._item["encrypted_content"] = self._server.services.reasoning_signer.sign(text)
@@ -250,7 +250,7 @@ class ResponseWriter(AnswerWriter):
         return {"type": "output_text", "text": text, "annotations": [], "logprobs": self._logprobs}
 
     @property
-    def _place(self) -> dict[str, Any]:
+    def _location(self) -> dict[str, Any]:
         return {"item_id": self._item["id"], "output_index": len(self._output)}
 
     def _event(self, kind: str, **fields: Any) -> Event:
@@ -291,13 +291,13 @@ class ResponseWriter(AnswerWriter):
         }
 
     def _usage(self, output: RequestOutput) -> dict[str, Any]:
-        found = usage(output, len(self._token_ids))
+        counts = usage(output, len(self._token_ids))
         return {
-            "input_tokens": found["prompt_tokens"],
-            "input_tokens_details": {"cache_write_tokens": 0, **found["prompt_tokens_details"]},
+            "input_tokens": counts["prompt_tokens"],
+            "input_tokens_details": {"cache_write_tokens": 0, **counts["prompt_tokens_details"]},
             "output_tokens": len(self._token_ids),
             "output_tokens_details": {"reasoning_tokens": self._reasoning_tokens, **draft_details([output])},
-            "total_tokens": found["total_tokens"],
+            "total_tokens": counts["total_tokens"],
         }
 
 

@@ -29,9 +29,9 @@ async def health(request: Request) -> Response:
 async def check_engines(request: Request) -> None:
     """Raise the error of an engine that does not work. Of several, only those with requests count: others are loaded again."""
     pool = services_of(request).pool
-    for one in pool.models:
-        if one.model is not None and (pool.is_fixed or one.leases):
-            await one.model.llm.check_health()
+    for pooled in pool.models:
+        if pooled.model is not None and (pool.is_fixed or pooled.leases):
+            await pooled.model.llm.check_health()
 
 
 async def ready(request: Request) -> Response:
@@ -55,7 +55,8 @@ async def version() -> Response:
 
 
 async def models(request: Request) -> Response:
-    data = [_model_card(request, name) for one in services_of(request).pool.models for name in (*one.names, *one.adapters)]
+    pooled_models = services_of(request).pool.models
+    data = [_model_card(request, name) for pooled in pooled_models for name in (*pooled.names, *pooled.adapters)]
     if is_anthropic(request.scope):
         return JSONResponse({"data": data, "first_id": data[0]["id"], "last_id": data[-1]["id"], "has_more": False})
     return JSONResponse({"object": "list", "data": data})
@@ -67,8 +68,8 @@ async def model(name: str, request: Request) -> Response:
 
 def _model_card(request: Request, name: str) -> dict[str, object]:
     services = services_of(request)
-    one = services.pool.find(name)
-    facts: ModelFacts = one.facts if one.model is None else one.model.facts
+    pooled = services.pool.find(name)
+    facts: ModelFacts = pooled.facts if pooled.model is None else pooled.model.facts
     if is_anthropic(request.scope):
         created = datetime.fromtimestamp(services.created, UTC).isoformat()
         return {
@@ -85,8 +86,8 @@ def _model_card(request: Request, name: str) -> dict[str, object]:
         "owned_by": "sensorium",
         "max_model_len": facts.max_model_len,
         "capabilities": facts.capabilities,
-        **({} if services.pool.is_fixed else {"root": one.name, "state": one.state}),
-        **({"parent": one.name} if name in one.adapters else {}),
+        **({} if services.pool.is_fixed else {"root": pooled.name, "state": pooled.state}),
+        **({"parent": pooled.name} if name in pooled.adapters else {}),
     }
 
 

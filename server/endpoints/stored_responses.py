@@ -103,9 +103,9 @@ async def response(
 ) -> Response:
     """Return a response, or with `stream` the events of one in the background that follow this sequence number."""
     store, background = _store(request), services_of(request).background
-    found = await store.call(store.response, _owner(request), response_id)
+    stored = await store.call(store.response, _owner(request), response_id)
     if not stream:
-        return JSONResponse(found)
+        return JSONResponse(stored)
     running = background.with_events(response_id)
     if running is None:
         reason = "the events of this response are not kept; only those with background=true and stream=true are, until some"
@@ -116,8 +116,8 @@ async def response(
 async def cancel_response(response_id: str, request: Request) -> Response:
     """End a response in the background. One that has ended stays as it is."""
     store = _store(request)
-    found = await store.call(store.response, _owner(request), response_id)
-    if not found.get("background"):
+    stored = await store.call(store.response, _owner(request), response_id)
+    if not stored.get("background"):
         reason = "only a response with background=true can be cancelled; close the connection to end another one"
         raise HttpError(400, reason, "unsupported", "response_id")
     await services_of(request).background.cancel(response_id)

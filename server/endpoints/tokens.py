@@ -50,8 +50,8 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
             "mm_processor_kwargs": body.mm_processor_kwargs,
             "cache_salt": salt,
         }
-        given: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
-        return engine.tokenize(messages, max_tokens=limit, **given)
+        chat_options: dict[str, Any] = {name: value for name, value in options.items() if value is not None}
+        return engine.tokenize(messages, max_tokens=limit, **chat_options)
 
     def with_texts() -> tuple[Sequence[int], list[str] | None]:
         tokens = run()
@@ -63,8 +63,8 @@ async def tokenize(body: TokenizeBody, request: Request) -> Response:
         tokens, texts = await run_planner(request, with_texts)
     else:
         tokens, texts = await _in_thread(request, services_of(request).tokenisers, with_texts)
-    found = {"tokens": [*tokens], "count": len(tokens), "max_model_len": engine.max_model_len, "token_strs": texts}
-    return JSONResponse(found)
+    content = {"tokens": [*tokens], "count": len(tokens), "max_model_len": engine.max_model_len, "token_strs": texts}
+    return JSONResponse(content)
 
 
 async def detokenize(body: DetokenizeBody, request: Request) -> Response:
