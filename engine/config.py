@@ -332,9 +332,9 @@ class EngineConfig:
         return _find_device("media_device", self.media_device)
 
 
-def _check_device_name(option: str, value: object, known: tuple[str, ...]) -> None:
-    if not isinstance(value, str) or (value not in known and not re.fullmatch(r"cuda(:(0|[1-9]\d?))?", value)):
-        names = ", ".join(f"'{name}'" for name in (*known, "cuda"))
+def _check_device_name(option: str, value: object, valid: tuple[str, ...]) -> None:
+    if not isinstance(value, str) or (value not in valid and not re.fullmatch(r"cuda(:(0|[1-9]\d?))?", value)):
+        names = ", ".join(f"'{name}'" for name in (*valid, "cuda"))
         raise _error(option, value, f"must be {names} or 'cuda:N'")
 
 
@@ -432,9 +432,9 @@ def _error(name: str, value: object, reason: str) -> ConfigError:
     return ConfigError(f"{option}{short_repr(value)} {reason}", param=param, value=short_repr(value))
 
 
-def _check_choice(name: str, value: object, known: tuple[str | None, ...]) -> None:
-    if not isinstance(value, str | None) or value not in known:
-        raise _error(name, value, f"must be one of {', '.join(map(str, known))}")
+def _check_choice(name: str, value: object, valid: tuple[str | None, ...]) -> None:
+    if not isinstance(value, str | None) or value not in valid:
+        raise _error(name, value, f"must be one of {', '.join(map(str, valid))}")
 
 
 def _is_number(value: object) -> bool:

@@ -372,18 +372,18 @@ class Engine(NotPicklable):
         """Return how many tokens `fit="context"` leaves for the answer: max_tokens, at most a quarter of the context."""
         return min(params.max_tokens or self.max_model_len, max(1, self.max_model_len // 4))
 
-    def params(self, given: Params, count: int) -> Sequence[SamplingParams]:
+    def params(self, params: Params, count: int) -> Sequence[SamplingParams]:
         """Return one copy per prompt, so that later changes by the caller have no effect."""
-        if given is None or isinstance(given, SamplingParams):
-            return [(self.default_params if given is None else given).clone()] * count
-        valid = isinstance(given, list | tuple) and all(isinstance(entry, SamplingParams) for entry in given)
+        if params is None or isinstance(params, SamplingParams):
+            return [(self.default_params if params is None else params).clone()] * count
+        valid = isinstance(params, list | tuple) and all(isinstance(entry, SamplingParams) for entry in params)
         if not valid:
-            raise InputError(f"sampling_params must be a SamplingParams or a list of them, not {typed(given)}")
-        if len(given) != count:
-            raise InputError(f"{len(given)} sampling_params for {count} prompts; give one, or one per prompt")
-        copies = {id(entry): entry for entry in given}
+            raise InputError(f"sampling_params must be a SamplingParams or a list of them, not {typed(params)}")
+        if len(params) != count:
+            raise InputError(f"{len(params)} sampling_params for {count} prompts; give one, or one per prompt")
+        copies = {id(entry): entry for entry in params}
         copies = {key: entry.clone() for key, entry in releasing_gil(copies.items())}
-        return [copies[id(entry)] for entry in given]
+        return [copies[id(entry)] for entry in params]
 
 
 def _default_max_tokens(settings: SentenceTransformersConfig | None, tokenizer: Tokenizer) -> int | None:

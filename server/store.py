@@ -173,7 +173,7 @@ class Store(StoredResponses):
         """Mark a batch as cancelling; HttpError if it has ended."""
         entry = self.batch(owner, batch)
         if entry["status"] in _ENDED:
-            raise HttpError(409, f"the batch has ended ({entry['entry']}) and cannot be cancelled", "batch_ended", "batch_id")
+            raise HttpError(409, f"the batch has ended ({entry['status']}) and cannot be cancelled", "batch_ended", "batch_id")
         if entry["status"] != "cancelling":
             with self._transaction():
                 self._set_status(batch, "cancelling")

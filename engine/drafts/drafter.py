@@ -14,8 +14,8 @@ from ..stats import DraftStats
 from ..types import EngineRequest
 from .corpus import Corpus, CorpusProposer
 from .depth import AcceptanceRates, Slot, StepCosts, choose_depths
-from .given import GivenProposer
-from .heads import PredictedProposer
+from .draft_text import DraftTextProposer
+from .predicted import PredictedProposer
 from .proposer import DraftedSequence, MakeProposer, Proposer
 from .suffix import SuffixProposer
 
@@ -113,8 +113,8 @@ class Drafter:
         drafts = sequence.drafts
         if drafts is None:
             drafts = sequence.drafts = SequenceDrafts(self._make(sequence.message), self.rates)
-        elif drafts.turn_start != sequence.turn_start:  # a given text was for the first answer
-            drafts.proposers = [proposer for proposer in drafts.proposers if not isinstance(proposer, GivenProposer)]
+        elif drafts.turn_start != sequence.turn_start:  # its draft_text was for the first answer
+            drafts.proposers = [proposer for proposer in drafts.proposers if not isinstance(proposer, DraftTextProposer)]
             drafts.counts = {}
         drafts.turn_start = sequence.turn_start
         return bool(drafts.proposers)
@@ -129,7 +129,7 @@ class Drafter:
     def _make(self, message: EngineRequest) -> Iterable[Proposer]:
         limits, draft = self.limits, message.draft_token_ids
         if draft:
-            yield GivenProposer("hypothesis" if isinstance(message.params.draft_text, tuple) else "text", draft)
+            yield DraftTextProposer("hypothesis" if isinstance(message.params.draft_text, tuple) else "text", draft)
         if limits.predicted:
             yield PredictedProposer(limits.method)
         if limits.suffix:

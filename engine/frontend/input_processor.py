@@ -225,14 +225,14 @@ class InputProcessor:
         timings = [{"fetch": item.seconds} for item in items]
         plan_seconds = time.perf_counter() - start
         processed, done = list[ProcessedItem](), dict[str, ProcessedItem]()
-        for item, own in zip(items, timings, strict=True):
+        for item, seconds in zip(items, timings, strict=True):
             if item.key not in done or item.source.uuid is not None:
                 with parsed.ledger.holding(sum(header.num_bytes for header in item.headers)):  # while it is decoded
-                    done[item.key] = self.media.process(item, prompt.salt, own)
+                    done[item.key] = self.media.process(item, prompt.salt, seconds)
                 parsed.ledger.hold(done[item.key].num_bytes)
             processed.append(done[item.key])
         spans = [final_spans(*entry) for entry in zip(items, processed, strict=True)]
-        if any(own is not item.spans for item, own in zip(items, spans, strict=True)):
+        if any(final is not item.spans for item, final in zip(items, spans, strict=True)):
             layout = self._lay_out(parsed, items, spans)
         token_ids, ranges = self._expand(layout, items)
         plans = tuple(final_plan(*entry) for entry in zip(items, processed, spans, strict=True))
@@ -243,9 +243,9 @@ class InputProcessor:
         cross: tuple[MultiModalFeature, ...] = ()
         if self._cross_attention:
             features, item_of, cross = (), (), features
-        salt, form = prompt.salt or "", self._answer_format(plans)
+        salt, answer_format = prompt.salt or "", self._answer_format(plans)
         return ProcessedPrompt(
-            prompt.text, token_ids, features, plans, stages, trace, item_of, salt, cross, adapter, form, parsed.places
+            prompt.text, token_ids, features, plans, stages, trace, item_of, salt, cross, adapter, answer_format, parsed.places
         )
 
     def _answer_format(self, plans: Sequence[ItemPlan]) -> MarkedText | None:
@@ -253,7 +253,7 @@ class InputProcessor:
         if not isinstance(info, SupportsElements) or not info.element_format:
             return None
         located = [plan for plan in plans if plan.modality in located_modalities(info.element_format)]
-        scales = (ImageScale(one.size, info.resized(one), one.index, one.modality == "video") for one in located)
+        scales = (ImageScale(plan.size, info.resized(plan), plan.index, plan.modality == "video") for plan in located)
         return MarkedText(info.element_format, "", tuple(scales))
 
     def plan_chat(
@@ -428,10 +428,10 @@ class InputProcessor:
         for item, item_spans in zip(items, spans, strict=True):
             by_modality.setdefault(item.source.modality, []).append(item_spans)
         layout = lay_out(ids, by_modality, self._info.placeholder_ids, self.text.text_of)
-        whole = self.text.whole_text
-        if parsed.text is None or whole is None or not items or layout.num_tokens >= 2 * self._max_model_len:
+        whole_text = self.text.whole_text
+        if parsed.text is None or whole_text is None or not items or layout.num_tokens >= 2 * self._max_model_len:
             return layout  # a prompt that is far too long is refused before its tokens are written
-        return retokenize(layout, parsed.text, ids, self.text.placeholder_texts, whole.inserted, self._tokenizer)
+        return retokenize(layout, parsed.text, ids, self.text.placeholder_texts, whole_text.inserted, self._tokenizer)
 
     def _expand(
         self, layout: PromptLayout, items: Sequence[PlannedItem]

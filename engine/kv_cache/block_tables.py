@@ -175,8 +175,8 @@ class BlockTables:
         prompt, saved = len(seq.token_ids) - seq.num_generated, seq.saved_states
         kept = [state for state in saved if state[0] * self.block_pools.block_size <= prompt and state[0] < blocks]
         if len(kept) > _SAVED_STATES:
-            places = [0, *(place for place, _ in kept)]
-            kept.pop(min(range(_SAVED_STATES), key=lambda index: places[index + 2] - places[index]))
+            lengths = [0, *(num_blocks for num_blocks, _ in kept)]
+            kept.pop(min(range(_SAVED_STATES), key=lambda index: lengths[index + 2] - lengths[index]))
         for _, pool in self._states(seq.block_ids):
             for state in saved:
                 if state not in kept:

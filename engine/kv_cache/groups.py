@@ -28,10 +28,12 @@ class CacheGroup:
         """Return the maximum number of blocks of a sequence of `length` tokens if a step computes at most `rows` of them."""
         if self.spec.kind == "state":
             return MAX_STATES
-        whole = -(-length // block_size)
+        num_blocks = -(-length // block_size)
         if self.spec.window is None:
-            return whole
-        return min(whole, (self.spec.window + rows + block_size - 3) // block_size + 1)  # at the worst alignment of the window
+            return num_blocks
+        return min(
+            num_blocks, (self.spec.window + rows + block_size - 3) // block_size + 1
+        )  # at the worst alignment of the window
 
     def max_blocks_of_batch(self, num_seqs: int, length: int, rows: int, block_size: int) -> int:
         """Return the maximum number of blocks of `num_seqs` such sequences if a step computes at most `rows` rows in all."""

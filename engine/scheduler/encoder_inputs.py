@@ -76,8 +76,8 @@ class EncoderInputs:
             except InputError as error:
                 for key, user in done:
                     self.cache.unregister(key, user)
-                place = (request.message.cross, CROSS - index) if index <= CROSS else (request.features, index)
-                raise media_error(error, *item_index(*place)) from None
+                items_and_index = (request.message.cross, CROSS - index) if index <= CROSS else (request.features, index)
+                raise media_error(error, *item_index(*items_and_index)) from None
             done.append((feature.hash, request.item_user(index)))
 
     def unregister(self, request: Request) -> None:

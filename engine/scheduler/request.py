@@ -98,7 +98,7 @@ class Request(SequenceData):
 
     def cross_items(self) -> Iterator[tuple[int, MultiModalFeature]]:
         """Yield (index, item) of the encoder input."""
-        yield from ((CROSS - place, item) for place, item in enumerate(self.message.cross))
+        yield from ((CROSS - number, item) for number, item in enumerate(self.message.cross))
 
     def item_user(self, index: int) -> ItemUser:
         return self.request_id, index

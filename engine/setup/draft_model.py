@@ -21,7 +21,7 @@ from ..speculative_config import config_error, read_speculative_config
 from ..worker.draft_cache import DraftCache
 from ..worker.draft_model_runner import DraftModelOptions, DraftModelRunner
 from ..worker.encoder_store import EncoderStore
-from .draft_cache import block_bytes, draft_cache_blocks
+from .draft_cache_size import block_bytes, draft_cache_blocks
 from .memory import MaxSizes, sampling_bytes
 from .model_source import ModelSource
 from .resolve import load_processing
@@ -103,7 +103,7 @@ def _check(name: str, draft: Model, model: Model) -> None:
     if caches:
         reason = f"cannot draft: it has layers of the kind {caches[0]!r}; give a model with plain attention in all layers"
         raise config_error(name, reason, "model")
-    crosses = [any(spec.kind == "cross" and not spec.optional for spec in one.cache_specs) for one in (draft, model)]
+    crosses = [any(spec.kind == "cross" and not spec.optional for spec in reader.cache_specs) for reader in (draft, model)]
     if any(crosses) and type(draft) is not type(model):
         reason = (
             f"cannot draft for a {type(model).__name__}: a model that reads its input by cross-attention needs one of its kind"

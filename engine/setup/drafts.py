@@ -24,7 +24,7 @@ from ..worker.draft_cache import DraftCache
 from ..worker.encoder_store import EncoderStore
 from ..worker.mtp_runner import MtpRunner
 from ..worker.predictor import Predictor
-from .draft_cache import draft_cache_blocks, draft_specs
+from .draft_cache_size import draft_cache_blocks, draft_specs
 from .draft_model import find_draft, make_draft_runner
 from .eagle3 import find_eagle3, make_eagle3_runner
 from .memory import MaxSizes

@@ -21,7 +21,7 @@ from ..config import EngineConfig
 from ..speculative_config import EAGLE3, config_error, read_speculative_config
 from ..worker.draft_cache import DraftCache
 from ..worker.eagle3_runner import Eagle3Runner
-from .draft_cache import block_bytes, draft_cache_blocks
+from .draft_cache_size import block_bytes, draft_cache_blocks
 from .memory import MaxSizes
 
 

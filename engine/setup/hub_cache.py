@@ -144,7 +144,7 @@ class CachedModel:
         if files is None:  # downloaded by another program: only the weights are known to be needed
             if is_adapter(folder):
                 return [] if (folder / ADAPTER_WEIGHTS).is_file() or not weights else [ADAPTER_WEIGHTS]
-            names = [one for one in ("config.json", "params.json") if (folder / one).is_file()][:1] or ["config.json"]
+            names = [name for name in ("config.json", "params.json") if (folder / name).is_file()][:1] or ["config.json"]
             names += [file.name for file in CheckpointFolder(folder).safetensors()] if weights else []
             return [name for name in names if not (folder / name).is_file()]
         absent = [name for name in small_files(files) if not self.has(commit, files[name])]
@@ -217,18 +217,18 @@ def remote_weights(name: str, files: Mapping[str, RemoteFile], folder: Path) -> 
         names = [path.name for path in checkpoint.safetensors()] + names
     if any(map(_NESTED.fullmatch, files)):
         nested = (f"{subfolder}/{ADAPTER_WEIGHTS}" for subfolder in nested_adapters(folder))
-        names += [one for one in nested if one in files]
+        names += [name for name in nested if name in files]
     for _, subfolder in external_parts(checkpoint.json("config.json")):
         inside = {file.removeprefix(f"{subfolder}/") for file in files if file.startswith(f"{subfolder}/")}
         part = CheckpointFolder(folder / subfolder, inside)
         names += [f"{subfolder}/{path.name}" for path in part.safetensors()] if part.has_safetensors else []
-    names += [one for one in files if _MODULE_WEIGHTS.fullmatch(one)]
-    absent = [one for one in names if one not in files]
+    names += [name for name in files if _MODULE_WEIGHTS.fullmatch(name)]
+    absent = [name for name in names if name not in files]
     if absent:
         raise CheckpointError(
             f"the index of {name} names {short_repr(absent[0])}, which is not on the Hub; try another revision"
         )
-    return [files[one] for one in names]
+    return [files[name] for name in names]
 
 
 def is_adapter(folder: Path) -> bool:

@@ -118,8 +118,8 @@ def verify_fallback(model: Model, info: ProcessingInfo, dtype: torch.dtype) -> N
     if not info.modalities:
         model.rehearse_text()
     for modality in info.modalities:
-        item, geometry, whole = cast(FallbackProcessingInfo, info).sample(modality, dtype)
+        item, geometry, inputs = cast(FallbackProcessingInfo, info).sample(modality, dtype)
         device = model.item_device
         tensors: dict[str, Any] = merge([item], device)
         _log.info("running one %s through transformers' class, to measure its memory and compare the results", modality)
-        model.rehearse(modality, tensors, geometry, {name: value.to(device) for name, value in whole.items()})
+        model.rehearse(modality, tensors, geometry, {name: value.to(device) for name, value in inputs.items()})

@@ -26,7 +26,7 @@ from ..kv_cache.groups import CacheGroup, group_layers
 from ..worker import decode_graphs, encoder_graphs
 from ..worker.encoder_store import QUEUE_BYTES
 from ..worker.model_runner import LOGITS_ROWS
-from .draft_cache import draft_cache_bytes
+from .draft_cache_size import draft_cache_bytes
 from .max_items import ItemLimits, find_max_item, max_rows
 from .memory_plan import MemoryPlan
 

@@ -95,10 +95,11 @@ class AdapterStore:
         for (sequence, _), start, stop in zip(scheduled, starts, starts[1:], strict=False):
             if sequence.adapter:
                 rows.setdefault(sequence.adapter, []).append(range(start, stop))
-        whole = len(rows) == 1 and sum(map(len, next(iter(rows.values())))) == starts[-1]
+        has_all_rows = len(rows) == 1 and sum(map(len, next(iter(rows.values())))) == starts[-1]
         return [
             RowGroup(
-                None if whole else to_device(np.concatenate([np.arange(r.start, r.stop) for r in ranges])), self._pairs[name]
+                None if has_all_rows else to_device(np.concatenate([np.arange(r.start, r.stop) for r in ranges])),
+                self._pairs[name],
             )
             for name, ranges in rows.items()
         ]

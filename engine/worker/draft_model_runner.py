@@ -18,7 +18,7 @@ from ..types import ScheduledRequest
 from .batch import KVCaches, ModelRows, build_batch
 from .draft_cache import DraftCache, DraftRows
 from .encoder_store import EncoderStore
-from .predictor import StepPart
+from .predictor import ComputedPart
 from .sequence_state import PlacedSequence, SequenceState
 
 
@@ -98,10 +98,10 @@ class DraftModelRunner:
     def states(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def predict(self, model: Model, parts: Sequence[StepPart]) -> list[tuple[int, ...]]:
-        keep = {sequence.request_id for sequence, _, _ in parts}
-        crossing = {_cross_key(sequence) for sequence, _, _ in parts}
-        tasks = [self._begin(sequence, task, keep, crossing) for sequence, task, _ in parts]
+    def predict(self, model: Model, parts: Sequence[ComputedPart]) -> list[tuple[int, ...]]:
+        keep = {part.sequence.request_id for part in parts}
+        crossing = {_cross_key(part.sequence) for part in parts}
+        tasks = [self._begin(part.sequence, part.task, keep, crossing) for part in parts]
         wanted = [task for task in tasks if task is not None]
         self._catch_up(wanted)
         sampled = [task for task in wanted if task.sample]

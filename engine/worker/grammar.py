@@ -86,11 +86,11 @@ class Grammar:
         if self._matcher.is_error():
             raise self._error()
         allowed = np.zeros(vocab, dtype=bool)
-        known = min(vocab, self._vocab_size)
-        allowed[:known] = np.unpackbits(words.view(np.uint8), count=known, bitorder="little").view(bool)
+        num_tokens = min(vocab, self._vocab_size)
+        allowed[:num_tokens] = np.unpackbits(words.view(np.uint8), count=num_tokens, bitorder="little").view(bool)
         ends, named = list(end_ids), list[int]()
         if not self.complete:  # the grammar itself may have an end token
-            named = [token for token in end_ids if token < known and allowed[token]]
+            named = [token for token in end_ids if token < num_tokens and allowed[token]]
             ends = list(filter(self._completes, named))
         allowed[list(end_ids)] = False
         must_end = not allowed.any() and bool(ends)
@@ -171,8 +171,8 @@ class GrammarFactory:
         future, new = self._future(params)
         if new:
             self._compile_for(params, future)
-        found: tuple[Any, int] = future.result()
-        return found
+        compiled: tuple[Any, int] = future.result()
+        return compiled
 
     def _future(self, params: StructuredOutputsParams) -> tuple[Future[Any], bool]:
         """Return the future of a grammar, and True if it is new, so that the caller has to compile it."""

@@ -35,7 +35,7 @@ from .encoder_store import EncoderStore
 from .grammar import GrammarFactory
 from .isolate import isolate_failures
 from .pooling import as_result, keep_rows, kept_rows, likely_tokens, pool
-from .predictor import Predictor, StepPart
+from .predictor import ComputedPart, Predictor
 from .sampler import NOT_FINITE, SampledToken, gather_logprobs, sample_async, verify
 from .sequence_state import SequenceState
 from .staging import StagingBuffers
@@ -169,7 +169,7 @@ class ModelRunner:
         if self.async_scheduling:  # after the forward was launched, which reads none of these items: both run at once
             self.encoder_runner.submit(self.model, items)
         if hidden is not None:
-            if self.async_scheduling and self.predictor is None and all(_can_sample_async(*one) for one in scheduled):
+            if self.async_scheduling and self.predictor is None and all(_can_sample_async(*entry) for entry in scheduled):
                 return self._sample_async(scheduled, hidden, starts)
             results.update((result.request_id, result) for result in self._sample_and_pool(scheduled, hidden, starts))
         tokens = tuple(results[task.request_id] for task in output.scheduled)
@@ -186,8 +186,8 @@ class ModelRunner:
                 self.predictor.free(request_id)
         self.encoder_runner.discard(output.free_encoder)
         if output.zero_blocks:
-            for tensor, own in zip(self.caches.tensors, self.caches.group_of, strict=True):
-                tensor[:, [block for group, block in output.zero_blocks if group == own]] = 0
+            for tensor, group_of_tensor in zip(self.caches.tensors, self.caches.group_of, strict=True):
+                tensor[:, [block for group, block in output.zero_blocks if group == group_of_tensor]] = 0
         for request in output.new_requests:
             self.sequences[request.request_id] = SequenceState(
                 request, self.model.rope_axes, self.prompt_attention, self.grammars
@@ -254,14 +254,14 @@ class ModelRunner:
 
         def get_output() -> StepOutput:
             row_is_finite, results = read_finite(), []
-            for (sequence, task), found, start, stop in zip(scheduled, sampled.get(), starts, starts[1:], strict=False):
+            for (sequence, task), result, start, stop in zip(scheduled, sampled.get(), starts, starts[1:], strict=False):
                 if not all(row_is_finite[start:stop]):
                     results.append(TokenOutput(task.request_id, (), error=NOT_FINITE))
-                elif isinstance(found, Exception):
-                    results.append(_token_output(sequence, found))
+                elif isinstance(result, Exception):
+                    results.append(_token_output(sequence, result))
                 else:
-                    sequence.token_ids.append(found.token)
-                    results.append(_token_output(sequence, [found]))
+                    sequence.token_ids.append(result.token)
+                    results.append(_token_output(sequence, [result]))
             return StepOutput(tuple(results), self._poll_encoder(wait=False))
 
         index = {task.request_id: i for i, (_, task) in enumerate(scheduled)}
@@ -294,9 +294,9 @@ class ModelRunner:
         results |= self._find_candidates([row for row in pooled if isinstance(row[0].message.pooling, LikelyTokens)], hidden)
         results |= self._sample([entry for entry in sampled if entry[0].message.pooling is None], hidden)
         outputs = []
-        for (_, task), found, good in zip(scheduled, prompt_logprobs, finite, strict=True):
+        for (_, task), logprobs, good in zip(scheduled, prompt_logprobs, finite, strict=True):
             output = results.get(task.request_id) or TokenOutput(task.request_id, (), error=None if good else NOT_FINITE)
-            outputs.append(output if found is None else replace(output, prompt_logprobs=found))
+            outputs.append(output if logprobs is None else replace(output, prompt_logprobs=logprobs))
         return outputs if self.predictor is None else self._predict(self.predictor, scheduled, outputs, hidden, starts)
 
     def _predict(
@@ -309,25 +309,25 @@ class ModelRunner:
     ) -> list[TokenOutput]:
         """Add what the predictor drafts; a failure is logged, and it stops for these sequences."""
         states = predictor.states(hidden).tensor_split(starts[1:-1])
-        places, parts = list[int](), list[StepPart]()
-        for place, ((sequence, task), output, rows) in enumerate(zip(scheduled, outputs, states, strict=True)):
+        indices, parts = list[int](), list[ComputedPart]()
+        for index, ((sequence, task), output, rows) in enumerate(zip(scheduled, outputs, states, strict=True)):
             if not task.predict:
                 predictor.free(sequence.request_id)
             elif sequence.predicts and output.error is None and sequence.message.pooling is None:
-                places.append(place)
-                parts.append((sequence, task, rows))
+                indices.append(index)
+                parts.append(ComputedPart(sequence, task, rows))
         started = time.perf_counter()
         try:
             predicted = predictor.predict(self.model, parts) if parts else []
         except Exception:
             _log.exception("drafting failed; it stops for the sequences of this step")
-            for sequence, _, _ in parts:
-                predictor.free(sequence.request_id)
-                sequence.predicts = False
+            for part in parts:
+                predictor.free(part.sequence.request_id)
+                part.sequence.predicts = False
             return outputs
         self._predict_seconds = time.perf_counter() - started
-        for place, tokens in zip(places, predicted, strict=True):
-            outputs[place] = replace(outputs[place], predicted=tokens)
+        for index, tokens in zip(indices, predicted, strict=True):
+            outputs[index] = replace(outputs[index], predicted=tokens)
         return outputs
 
     def _sample(self, sampled: Sequence[_SampledRows], hidden: Tensor) -> dict[str, TokenOutput]:
@@ -360,8 +360,8 @@ class ModelRunner:
         def attempt(part: Sequence[tuple[SequenceState, int]]) -> list[Tensor | Exception]:
             return likely_tokens(hidden[[row for _, row in part]], [sequence for sequence, _ in part], self.model)
 
-        found = zip(last_rows, isolate_failures(last_rows, attempt), strict=True)
-        return {sequence.request_id: _pooled(sequence.request_id, one) for (sequence, _), one in found}
+        pairs = zip(last_rows, isolate_failures(last_rows, attempt), strict=True)
+        return {sequence.request_id: _pooled(sequence.request_id, candidates) for (sequence, _), candidates in pairs}
 
     def _select_rows(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Return `rows` of `hidden`. They must be distinct and in order."""
@@ -374,23 +374,23 @@ class ModelRunner:
 
         After a rollback into the prompt, the log probabilities of the remaining tokens are kept.
         """
-        count, found = sequence.message.params.prompt_logprobs, sequence.prompt_logprobs
-        if count is None or found is None:
+        count, logprobs = sequence.message.params.prompt_logprobs, sequence.prompt_logprobs
+        if count is None or logprobs is None:
             return None
         prompt = sequence.message.prompt_token_ids[: sequence.prompt_length]
-        del found[len(prompt) :]
-        if not found:
-            found.append(None)  # nothing predicts the first token
+        del logprobs[len(prompt) :]
+        if not logprobs:
+            logprobs.append(None)  # nothing predicts the first token
         stop = min(task.num_computed + task.num_tokens, len(prompt) - 1)
-        for first in range(len(found) - 1, stop, LOGITS_ROWS):
+        for first in range(len(logprobs) - 1, stop, LOGITS_ROWS):
             last = min(first + LOGITS_ROWS, stop)
             base = start - task.num_computed
             logits = self.model.compute_logits(hidden[base + first : base + last])
-            found.extend(gather_logprobs(logits, prompt[first + 1 : last + 1], count))
-        if len(found) < len(prompt):
+            logprobs.extend(gather_logprobs(logits, prompt[first + 1 : last + 1], count))
+        if len(logprobs) < len(prompt):
             return None
         sequence.prompt_logprobs = None
-        return tuple(found)
+        return tuple(logprobs)
 
 
 def _release_free_memory(device: torch.device) -> None:

@@ -13,7 +13,7 @@ from ...kernels.metadata import AttentionMetadata
 from ...models.decoder_model import DecoderModel
 from ...models.interface import ForwardBatch, Model
 from .draft_cache import DraftCache
-from .predictor import StepPart
+from .predictor import ComputedPart
 from .sequence_state import SequenceState
 
 
@@ -60,9 +60,9 @@ class MtpRunner:
     def states(self, hidden: Tensor) -> Tensor:
         return hidden
 
-    def predict(self, model: Model, parts: Sequence[StepPart]) -> list[tuple[int, ...]]:
+    def predict(self, model: Model, parts: Sequence[ComputedPart]) -> list[tuple[int, ...]]:
         assert isinstance(model, DecoderModel)
-        keep = {sequence.request_id for sequence, _, _ in parts}
+        keep = {part.sequence.request_id for part in parts}
         return [self._predict(model, part, keep) for part in parts]
 
     def free(self, request_id: str) -> None:
@@ -77,16 +77,16 @@ class MtpRunner:
     def wake_up(self, model: Model) -> None:
         self.cache.allocate()
 
-    def _predict(self, model: DecoderModel, part: StepPart, keep: set[str]) -> tuple[int, ...]:
+    def _predict(self, model: DecoderModel, part: ComputedPart, keep: set[str]) -> tuple[int, ...]:
         """Compute the layer for the rows of a step whose next token is known. Return predictions if a token was sampled."""
-        sequence, task, hidden = part
+        sequence, task = part.sequence, part.task
         first = task.num_computed
         tokens = sequence.token_ids[first + 1 : first + 1 + task.num_tokens]
         if not tokens:
             return ()
         if self.cache.grow(sequence.request_id, first + len(tokens) + self._count, keep) is None:
             return ()
-        states = self._run(model, sequence, tokens, first, self._layer.combine(model, hidden[: len(tokens)]))
+        states = self._run(model, sequence, tokens, first, self._layer.combine(model, part.states[: len(tokens)]))
         if not task.sample:
             return ()
         position, row, predicted = first + len(tokens), states[-1:], list[int]()
@@ -104,17 +104,17 @@ class MtpRunner:
         if first > rows.stop:
             rows.start = first
         rows.start, rows.stop = min(rows.start, first), stop
-        table, places = torch.tensor(rows.blocks[: -(-stop // size)], dtype=torch.int32), torch.arange(first, stop)
+        table, indices = torch.tensor(rows.blocks[: -(-stop // size)], dtype=torch.int32), torch.arange(first, stop)
         positions = np.empty((len(sequence.positions), len(tokens)), dtype=np.int64)
         sequence.fill_positions(positions, first)
         key_range = None
         if rows.start:
-            key_range = torch.stack((torch.full_like(places, rows.start), places + 1)).to(self._device)
+            key_range = torch.stack((torch.full_like(indices, rows.start), indices + 1)).to(self._device)
         meta = AttentionMetadata(
             query_start_loc=(0, len(tokens)),
             seq_lens=(stop,),
             block_tables=table[None].to(self._device),
-            slot_mapping=(table.long()[places // size] * size + places % size).to(self._device),
+            slot_mapping=(table.long()[indices // size] * size + indices % size).to(self._device),
             block_size=size,
             key_range=key_range,
         )

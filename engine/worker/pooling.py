@@ -86,7 +86,8 @@ def _keep(sequence: SequenceState, hidden: Tensor, start: int, model: Model) -> 
     part = hidden[max(0, first - start) : max(0, end - start)]
     if len(part):
         begin = max(first, start)
-        after = torch.stack([_pool_part(*one, part, begin, first) for one in zip(pooling.modes, before, strict=True)])
+        states = zip(pooling.modes, before, strict=True)
+        after = torch.stack([_pool_part(mode, state, part, begin, first) for mode, state in states])
     else:
         after = before
     sequence.pooled_rows = {start: before, stop: after}
@@ -143,15 +144,15 @@ def likely_tokens(hidden: Tensor, sequences: Sequence[SequenceState], model: Mod
     scores = model.compute_logits(hidden).float().log_softmax(-1)
     answers = [_answer(sequence) for sequence in sequences]
     errors = apply_processors([sequence.sampling.processors for sequence in sequences], answers, scores)
-    found = list[Tensor | Exception]()
+    results = list[Tensor | Exception]()
     for i, sequence in enumerate(sequences):
         assert isinstance(sequence.message.pooling, LikelyTokens)
         best = scores[i].topk(min(sequence.message.pooling.count, scores.shape[1]))
         least = torch.finfo(torch.float32).min  # instead of -inf, since results must be finite
         values = best.values.clamp(min=least)
         numbers = torch.stack((best.indices.float(), values - scores[i].logsumexp(-1).clamp(min=least), values))
-        found.append(errors.get(i, as_result(numbers)))
-    return found
+        results.append(errors.get(i, as_result(numbers)))
+    return results
 
 
 def _answer(sequence: SequenceState) -> list[int]:

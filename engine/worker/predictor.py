@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Protocol
 
 from torch import Tensor
@@ -11,8 +12,18 @@ from ...models.interface import ForwardBatch, Model
 from ..types import ScheduledRequest
 from .sequence_state import SequenceState
 
-StepPart = tuple[SequenceState, ScheduledRequest, Tensor]
-"""A sequence, what a step computed of it, and the rows `[task.num_tokens, width]` of `Predictor.states` for it."""
+
+@dataclass(frozen=True, eq=False)
+class ComputedPart:
+    """What a step computed of one sequence.
+
+    Args:
+        states: `[task.num_tokens, width]`, its rows of `Predictor.states`.
+    """
+
+    sequence: SequenceState
+    task: ScheduledRequest
+    states: Tensor
 
 
 class Predictor(Protocol):
@@ -24,7 +35,7 @@ class Predictor(Protocol):
     def states(self, hidden: Tensor) -> Tensor:
         """Return what is drafted from, `[rows, width]`, after the step. `hidden`: its hidden states."""
 
-    def predict(self, model: Model, parts: Sequence[StepPart]) -> list[tuple[int, ...]]:
+    def predict(self, model: Model, parts: Sequence[ComputedPart]) -> list[tuple[int, ...]]:
         """Return the tokens that are expected after those that each sequence has; none if nothing was sampled, or no room.
 
         Args:

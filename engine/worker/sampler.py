@@ -127,13 +127,13 @@ def verify(
                 raise
             break
         following = []
-        for i, one in zip(left, sampled, strict=True):
-            if isinstance(one, Exception):
-                failed |= {} if num_done else {i: one}
+        for i, result in zip(left, sampled, strict=True):
+            if isinstance(result, Exception):
+                failed |= {} if num_done else {i: result}
                 continue
-            tokens[i].append(one)
-            states[i].token_ids.append(one.token)
-            if drafts[i] and list(drafts[i][num_done : num_done + 1]) == [one.token]:
+            tokens[i].append(result)
+            states[i].token_ids.append(result.token)
+            if drafts[i] and list(drafts[i][num_done : num_done + 1]) == [result.token]:
                 following.append(i)
         left, num_done = following, num_done + 1
     return [failed.get(i, sampled) for i, sampled in enumerate(tokens)]
@@ -295,18 +295,18 @@ def gather_logprobs(logits: Tensor, tokens: Sequence[int], count: int) -> list[d
 
 def _logprob_numbers(logits: Tensor, tokens: Tensor, count: int) -> Tensor:
     """Return float64 `[rows, 2 + 2 * count]`: the token's log probability and rank, the best tokens, theirs."""
-    own, ranks, ids, values = kernels.top_log_probs(logits, tokens, min(count, logits.shape[1]))
-    return torch.cat((own[:, None].double(), ranks[:, None].double(), ids.double(), values.double()), 1)
+    token_logprobs, ranks, ids, values = kernels.top_log_probs(logits, tokens, min(count, logits.shape[1]))
+    return torch.cat((token_logprobs[:, None].double(), ranks[:, None].double(), ids.double(), values.double()), 1)
 
 
 def _logprob_dicts(
     tokens: Sequence[int], num_logprobs: Mapping[int, int], numbers: Sequence[Sequence[float]]
 ) -> dict[int, dict[int, Logprob]]:
     """Return the log probabilities by row, from one entry of `_logprob_numbers` for each row of `num_logprobs`."""
-    found: dict[int, dict[int, Logprob]] = {}
-    for (i, count), (own, rank, *best) in zip(num_logprobs.items(), numbers, strict=True):
+    logprobs: dict[int, dict[int, Logprob]] = {}
+    for (i, count), (logprob, rank, *best) in zip(num_logprobs.items(), numbers, strict=True):
         half = len(best) // 2
-        found[i] = {tokens[i]: Logprob(own, int(rank))}
-        for place, (token, value) in enumerate(zip(best[:count], best[half:], strict=False), start=1):
-            found[i].setdefault(int(token), Logprob(value, place))
-    return found
+        logprobs[i] = {tokens[i]: Logprob(logprob, int(rank))}
+        for best_rank, (token, value) in enumerate(zip(best[:count], best[half:], strict=False), start=1):
+            logprobs[i].setdefault(int(token), Logprob(value, best_rank))
+    return logprobs

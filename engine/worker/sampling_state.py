@@ -123,8 +123,8 @@ class SamplingState:
     @cached_property
     def grammar(self) -> Grammar | None:
         """The state of the request's grammar; None if it has none. Raises InputError if the grammar cannot be compiled."""
-        form = self.params.structured_outputs
-        return None if form is None or self._grammars is None else self._grammars.make(form)
+        output_format = self.params.structured_outputs
+        return None if output_format is None or self._grammars is None else self._grammars.make(output_format)
 
     def rollback(self, num_tokens: int, turn_start: int, bad_word_ids: Sequence[Sequence[int]] = ()) -> None:
         """Follow a rollback to `num_tokens` tokens. The list may have grown since; its answer begins at `turn_start`."""

@@ -146,9 +146,11 @@ class TalkerRunner:
         predictor = self.model.predictor
         if predictor is None:
             return lambda hidden, code: (code,)
-        own = SamplingParams(temperature=0.0) if params.temperature == 0 else SamplingParams.from_optional(**predictor.sampling)
+        sampling = (
+            SamplingParams(temperature=0.0) if params.temperature == 0 else SamplingParams.from_optional(**predictor.sampling)
+        )
         tokens = list[int]()
-        state = SamplingState(own, tokens, 0, splitmix64(seed))
+        state = SamplingState(sampling, tokens, 0, splitmix64(seed))
         positions = torch.arange(predictor.count + 1, device=self.device)[None]
         sequence = _Sequence(predictor.forward, predictor.cache_specs, positions, self._block_size, self.device)
 
@@ -156,20 +158,20 @@ class TalkerRunner:
             frame, row = [code], predictor.first_rows(hidden, code)
             sequence.restart()
             for index in range(predictor.count):
-                found = self._sample(predictor.compute_logits(sequence.step(row)[-1:], index), state)
-                frame.append(found)
-                tokens.append(found)
+                residual_code = self._sample(predictor.compute_logits(sequence.step(row)[-1:], index), state)
+                frame.append(residual_code)
+                tokens.append(residual_code)
                 if index + 1 < predictor.count:
-                    row = predictor.next_row(index, found)
+                    row = predictor.next_row(index, residual_code)
             return tuple(frame)
 
         return complete
 
     def _sample(self, logits: Tensor, state: SamplingState) -> int:
-        (found,) = sample(logits, [state], self._to_device)
-        if isinstance(found, Exception):
-            raise found
-        return found.token
+        (sampled,) = sample(logits, [state], self._to_device)
+        if isinstance(sampled, Exception):
+            raise sampled
+        return sampled.token
 
     def _to_device(self, array: np.ndarray) -> Tensor:
         return torch.from_numpy(array).to(self.device)

@@ -6,7 +6,7 @@ from types import SimpleNamespace
 
 import pytest
 from sensorium.engine.drafts.corpus import Corpus, CorpusProposer
-from sensorium.engine.drafts.given import GivenProposer
+from sensorium.engine.drafts.draft_text import DraftTextProposer
 from sensorium.engine.drafts.suffix import SuffixProposer
 
 
@@ -54,7 +54,7 @@ def test_suffix_reads_each_token_once_and_survives_rollbacks():
     assert list(SuffixProposer().propose(sequence(repeated), 3)) == [4, 5, 9]
 
 
-@pytest.mark.parametrize("make", [lambda tokens: SuffixProposer(), lambda tokens: GivenProposer("text", tokens)])
+@pytest.mark.parametrize("make", [lambda tokens: SuffixProposer(), lambda tokens: DraftTextProposer("text", tokens)])
 def test_long_texts_are_indexed_over_several_steps(make):
     """No step reads more than a part of them, and the last part is found in the end."""
     tokens = list(range(10, 5010))
@@ -96,17 +96,17 @@ def follow(proposer, answer):
     ],
 )
 def test_given_text_is_followed_again_after_a_difference(answer, wrong):
-    assert follow(GivenProposer("text", TEXT), answer) >= len(answer) - wrong
+    assert follow(DraftTextProposer("text", TEXT), answer) >= len(answer) - wrong
 
 
 def test_given_text_ends_and_rolls_back():
-    proposer, growing = GivenProposer("text", TEXT[:5]), sequence([7], 1)
+    proposer, growing = DraftTextProposer("text", TEXT[:5]), sequence([7], 1)
     assert proposer.propose(growing, 9) == TEXT[:5]
     growing.token_ids += TEXT[:5]
     assert list(proposer.propose(growing, 9)) == []
     del growing.token_ids[1:]
     assert proposer.propose(growing, 2) == TEXT[:2]
-    assert list(GivenProposer("text", ()).propose(growing, 3)) == []
+    assert list(DraftTextProposer("text", ()).propose(growing, 3)) == []
 
 
 def test_corpus_follows_answers_of_the_same_key_only():

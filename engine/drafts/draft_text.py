@@ -1,4 +1,4 @@
-"""Proposes a given text: what a caller, a PDF's text layer or an earlier hypothesis expects the answer to be."""
+"""Proposes `draft_text`: what a caller, a PDF's text layer or an earlier hypothesis expects the answer to be."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ _LONGEST = 24
 _INDEXED = 1024  # tokens that a step adds to the index, so that a long text does not hold up the other sequences
 
 
-class GivenProposer:
+class DraftTextProposer:
     """Follows a text along the answer.
 
     After a token that differs, the text goes on at the nearest place that the last two tokens name (after the first
