@@ -146,7 +146,7 @@ async def search_beams(engine: Engine, handle: RequestHandle, params: BeamSearch
         if not search.beams:
             break
         handles = [RequestHandle(replace(request, prepare=_continued(prompt, beam.tokens))) for beam in search.beams]
-        outputs = await gather([partial(answer, one) for one in handles], len(handles))
+        outputs = await gather([partial(answer, handle) for handle in handles], len(handles))
         search.advance([_checked(output) for output in outputs])
     answers = [_answer(engine, index, beam, sampling, prompt) for index, beam in enumerate(search.best())]
     return replace(first, outputs=answers)
@@ -186,9 +186,9 @@ def beam_search_tasks(engine: Engine, prompts: Sequence[object], params: BeamSea
 def as_sequences(engine: Engine, output: RequestOutput) -> BeamSearchOutput:
     """Return the answers of a task, each with the prompt before it."""
     sequences = []
-    for one in output.outputs:
-        tokens = [*output.prompt_token_ids, *one.token_ids]
+    for completion in output.outputs:
+        tokens = [*output.prompt_token_ids, *completion.token_ids]
         text = engine.tokenizer.decode(tokens)
-        total = one.cumulative_logprob or 0.0
-        sequences.append(BeamSearchSequence(tokens, list(one.logprobs or ()), total, text, one.finish_reason))
+        total = completion.cumulative_logprob or 0.0
+        sequences.append(BeamSearchSequence(tokens, list(completion.logprobs or ()), total, text, completion.finish_reason))
     return BeamSearchOutput(sequences)

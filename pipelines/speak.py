@@ -200,9 +200,9 @@ async def _answer(request: _SpeechRequest) -> _SpokenAnswer:
     (prompt,) = prompts
     layer, hidden = talker.model.layer, torch.zeros(0)
     if layer is None or prompt.features:
-        whole = prompt if layer else replace(prompt, token_ids=(*prompt.token_ids, *tokens[:-1]))
+        full_prompt = prompt if layer else replace(prompt, token_ids=(*prompt.token_ids, *tokens[:-1]))
         wanted = TokenVectors(normalize=False) if layer is None else LayerStates(layer)
-        hidden_states = RequestInput(lambda: whole, _NOTHING_SAMPLED, pooling=wanted)
+        hidden_states = RequestInput(lambda: full_prompt, _NOTHING_SAMPLED, pooling=wanted)
         states = await answer(RequestHandle(hidden_states))
         if states.error is not None or states.pooled is None:
             return _SpokenAnswer(replace(speech, error=states.error))

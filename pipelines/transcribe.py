@@ -334,22 +334,22 @@ async def _read_sequentially(
         text = await _transcribe_part(engine, window, job, language, context)
         if text.output.error:
             return [*read_windows, text]
-        whole = _whole_segments(text, window, job.rate)
+        complete = _complete_segments(text, window, job.rate)
         is_last = window.next_start >= window.end  # silence or the end of the audio comes next
-        end = window.end if is_last or not whole else window.start + round((whole[-1].end or 0.0) * job.rate)
+        end = window.end if is_last or not complete else window.start + round((complete[-1].end or 0.0) * job.rate)
         goes_on = is_last or end >= at + window.overlap // 2
         if window.overlap and not (goes_on and (is_retry or _share_words(read_windows[-1], text))):
             overlap = 0 if is_retry else max(0, at - _quietest(window, at, job.rate))
             is_retry = True
             continue
         is_retry = False
-        if is_last or not whole:
+        if is_last or not complete:
             overlap = 0 if is_last or not text.result.text else window.end - window.next_start
             at = max(window.next_start, window.end)
         else:
             restart, overlap = _next_start(window, end, job)
             at = max(at, restart)
-            text = _with_segments(text, whole, at / job.rate)
+            text = _with_segments(text, complete, at / job.rate)
         answer = text.result.attempts[text.result.accepted]
         before = "" if answer.temperature > 0.5 else join_texts([before, text.result.text])
         job.options.on_progress(text.result.end - text.result.start - text.result.overlap)
@@ -357,12 +357,12 @@ async def _read_sequentially(
     return read_windows
 
 
-def _whole_segments(text: WindowText, window: Window, rate: int) -> tuple[Segment, ...]:
+def _complete_segments(text: WindowText, window: Window, rate: int) -> tuple[Segment, ...]:
     """Return the segments up to the last one that has an end."""
-    whole = list(text.segments or ())
-    while whole and (whole[-1].end is None or whole[-1].end <= 0):
-        whole.pop()
-    return tuple(whole)
+    complete = list(text.segments or ())
+    while complete and (complete[-1].end is None or complete[-1].end <= 0):
+        complete.pop()
+    return tuple(complete)
 
 
 def _next_start(window: Window, end: int, job: _Job) -> tuple[int, int]:
@@ -436,9 +436,9 @@ def _transcript(
     seconds = sum(item.seconds for item in last.items) if reader is None else reader.length / rate
     merged, final = TextMerger(), _FinalSegments(rate, options.times)
     text, parts = "", list[Segment]()
-    for one in read_windows:
-        text += merged.add(one.result.text, one.result.overlap)
-        parts += final.add(one, seconds if reader is None else _window_end(one, rate))
+    for window_text in read_windows:
+        text += merged.add(window_text.result.text, window_text.result.overlap)
+        parts += final.add(window_text, seconds if reader is None else _window_end(window_text, rate))
     text, parts = text + merged.finish(), parts + final.finish()
     spans = None if reader is None or options.vad is False else tuple((a / rate, b / rate) for a, b in reader.spans)
     return Transcript(

@@ -31,9 +31,8 @@ class CacheGroup:
         num_blocks = -(-length // block_size)
         if self.spec.window is None:
             return num_blocks
-        return min(
-            num_blocks, (self.spec.window + rows + block_size - 3) // block_size + 1
-        )  # at the worst alignment of the window
+        blocks_in_window = (self.spec.window + rows + block_size - 3) // block_size + 1  # at the worst alignment of the window
+        return min(num_blocks, blocks_in_window)
 
     def max_blocks_of_batch(self, num_seqs: int, length: int, rows: int, block_size: int) -> int:
         """Return the maximum number of blocks of `num_seqs` such sequences if a step computes at most `rows` rows in all."""

@@ -32,8 +32,8 @@ def hocr(source: str, error: str | None, pages: Iterable[PageRecord]) -> Iterato
                 yield f'<span class="ocr_line" title="bbox {_corners(box)}">'
                 wconf = "" if line.confidence is None else f"; x_wconf {round(100 * line.confidence)}"
                 words = (
-                    f'<span class="ocrx_word" title="bbox {_corners(place)}{wconf}">{_xml(word)}</span>'
-                    for word, place in _words(line.text, box)
+                    f'<span class="ocrx_word" title="bbox {_corners(word_box)}{wconf}">{_xml(word)}</span>'
+                    for word, word_box in _words(line.text, box)
                 )
                 yield f"{' '.join(words)}</span>\n"
             yield "</p>\n"
@@ -57,7 +57,8 @@ def alto(source: str, error: str | None, pages: Iterable[PageRecord]) -> Iterato
             for line, box in _lines(page, block):
                 confidence = "" if line.confidence is None else f' WC="{line.confidence:.2f}"'
                 strings = (
-                    f'<String CONTENT="{_xml(word)}" {_place(place)}{confidence}/>' for word, place in _words(line.text, box)
+                    f'<String CONTENT="{_xml(word)}" {_place(word_box)}{confidence}/>'
+                    for word, word_box in _words(line.text, box)
                 )
                 yield f"<TextLine {_place(box)}>{'<SP/>'.join(strings)}</TextLine>\n"
             yield "</TextBlock>\n"

@@ -63,14 +63,14 @@ class WindowInput:
         item: what the encoder gets: audio, a list of consecutive parts of the window, or the feature of an open window.
         window: None: `item` is the whole audio.
         context: the preceding text, or words to expect.
-        known: start of the answer, which is not generated again.
+        answer_start: tokens with which the answer begins. They are not generated again.
         hypothesis: tokens of an earlier answer about this audio. Those that the answer has again take fewer steps.
     """
 
     item: object
     window: Window | None
     context: str
-    known: CompletionOutput | None = None
+    answer_start: CompletionOutput | None = None
     hypothesis: Sequence[int] = ()
 
     def times(self, rate: int) -> tuple[float, float]:
@@ -94,7 +94,7 @@ class SpokenLanguage:
     all_probabilities: tuple[tuple[str, float], ...] | None = None
     sample: Any = None  # the window in which it is detected
     spoken: str | None = None
-    place: float = inf  # seconds; start of the window whose answer names `spoken`
+    spoken_from: float = inf  # seconds; start of the window whose answer names `spoken`
 
     def set_probabilities(self, codes: Sequence[str], probabilities: Sequence[float]) -> None:
         """Choose the most probable language."""
@@ -119,10 +119,10 @@ Aligner = Callable[["Engine", object, WindowText, SpeechRequest, str | None, int
 """Takes the engine, an item, its text, the request of the text, the language and the rate; returns the text with words."""
 
 
-async def transcribe_window(engine: Engine, part: WindowInput, how: Decoding, language: SpokenLanguage) -> WindowText:
+async def transcribe_window(engine: Engine, part: WindowInput, decoding: Decoding, language: SpokenLanguage) -> WindowText:
     """Detect the language if it is not known, then transcribe a window."""
     assert engine.speech is not None
-    rate, salt = engine.speech.decode_spec.rate, how.options.cache_salt
+    rate, salt = engine.speech.decode_spec.rate, decoding.options.cache_salt
     overlap = 0.0 if part.window is None else part.window.overlap / rate
     empty = WindowResult(*part.times(rate), "", (), 0, overlap=overlap)
     detection = engine.speech.language_detection_request() if language.code is None else None
@@ -135,26 +135,26 @@ async def transcribe_window(engine: Engine, part: WindowInput, how: Decoding, la
             return WindowText(empty, None, output)
         language.set_probabilities(list(codes.values()), output.pooled.softmax(0).tolist())
     no_speech, silence = None, engine.speech.no_speech_request()
-    if silence is not None and how.options.no_speech_threshold is not None:
+    if silence is not None and decoding.options.no_speech_threshold is not None:
         output = await answer(_request(engine, part.item, silence, _ONE_TOKEN, salt))
         if output.error:
             return WindowText(empty, None, output)
         no_speech = probability_of_first(output)
-    answers = await _answers(engine, part, how, language.code, no_speech)
+    answers = await _answers(engine, part, decoding, language.code, no_speech)
     if isinstance(answers, RequestOutput):
         return WindowText(empty, None, answers)
     best = max(range(len(answers)), key=lambda i: _rank(answers[i]))
-    skipped = "no_speech" if _is_silence(no_speech, answers[best].attempt, how.options) else None
+    skipped = "no_speech" if _is_silence(no_speech, answers[best].attempt, decoding.options) else None
     attempts = tuple(answer.attempt for answer in answers)
     result = replace(empty, attempts=attempts, accepted=best, no_speech_prob=no_speech, skipped=skipped)
     text = _with_text(engine, result, answers[best], language, part.window)
-    if how.aligner is None or not text.result.text:
+    if decoding.aligner is None or not text.result.text:
         return text
-    return await how.aligner(engine, part.item, text, answers[best].request, language.code or language.spoken, rate)
+    return await decoding.aligner(engine, part.item, text, answers[best].request, language.code or language.spoken, rate)
 
 
 async def _answers(
-    engine: Engine, part: WindowInput, how: Decoding, language: str | None, no_speech: float | None
+    engine: Engine, part: WindowInput, decoding: Decoding, language: str | None, no_speech: float | None
 ) -> list[_Answer] | RequestOutput:
     """Return the answers in the order of the attempts, or the output of a request that failed.
 
@@ -162,8 +162,8 @@ async def _answers(
     same again, the repetition was spoken, and sampling would only lose it.
     """
     assert engine.speech is not None
-    options, item, rate = how.options, part.item, engine.speech.decode_spec.rate
-    request, frames = how.make_request(language, part.context), engine.speech.frame_rule()
+    options, item, rate = decoding.options, part.item, engine.speech.decode_spec.rate
+    request, frames = decoding.make_request(language, part.context), engine.speech.frame_rule()
     seconds = inf if part.window is None else _speech_seconds(part.window, rate)
     plan = [(temperature, request) for temperature in (options.temperatures if frames is None else (0.0,))]
     answers = list[_Answer]()
@@ -174,11 +174,11 @@ async def _answers(
             params = replace(params, seed=round(part.times(rate)[0] * 1000) + 1)
         if frames is not None:
             output = await read_frames(engine, item, request, frames, options.cache_salt)
-        elif how.beam_size > 1 and not temperature:
+        elif decoding.beam_size > 1 and not temperature:
             prompt = _beam_prompt(engine, item, request, options.cache_salt)
-            output = await search_beams(engine, prompt, _with_processors(engine, params, request), how.beam_size)
+            output = await search_beams(engine, prompt, _with_processors(engine, params, request), decoding.beam_size)
         else:
-            start = part.known if not answers or request.times is None else None
+            start = part.answer_start if not answers or request.times is None else None
             if params.draft_text is None:
                 params = replace(params, draft_text=_expected(part.hypothesis, answers, start))
             output = _joined(start, await answer(_request(engine, item, request, params, options.cache_salt, start)))
@@ -188,8 +188,13 @@ async def _answers(
         last = answers[-1].attempt
         if last.rejected is None or _is_silence(no_speech, last, options) or _is_confirmed(answers):
             break
-        if len(answers) == 1 and how.timestamped_request and last.rejected == "compression_ratio" and request.times is None:
-            plan.insert(0, (temperature, how.timestamped_request(language, part.context)))
+        if (
+            len(answers) == 1
+            and decoding.timestamped_request
+            and last.rejected == "compression_ratio"
+            and request.times is None
+        ):
+            plan.insert(0, (temperature, decoding.timestamped_request(language, part.context)))
     return answers
 
 
@@ -263,8 +268,8 @@ def _with_text(
     assert engine.speech is not None
     answer, times, decode = chosen.output.outputs[0], chosen.request.times, engine.tokenizer.decode
     text, spoken = engine.speech.parse_transcript(decode(_text_tokens(answer, chosen.request), False), language.code)
-    if spoken and result.start < language.place:
-        language.spoken, language.place = spoken, result.start
+    if spoken and result.start < language.spoken_from:
+        language.spoken, language.spoken_from = spoken, result.start
     text_segments: tuple[Segment, ...] | None = None
     tokens = answer_tokens(answer)
     logprobs = [entry[token].logprob for entry, token in zip(answer.logprobs or (), tokens, strict=False)]

@@ -68,15 +68,15 @@ class LiveTranscriber(LiveInput):
         self._chunk, self._pause = round((options.min_chunk or _MIN_CHUNK) * rate), round(options.pause * rate)
         self._windows = LiveWindows(rate, size, self._pause, options.vad)
         self._text, self._before, self._is_speaking, self._speech_end = OpenText(), "", False, 0
-        self._known: CompletionOutput | None = None  # stable start of the open window's answer
+        self._answer_start: CompletionOutput | None = None  # stable start of the open window's answer
         self._hypothesis: Sequence[int] = ()  # tokens of its last pass
         self._overlap = 0  # samples of the open window that are also in the previous one
         self._last_pass = self._last_speech = 0  # end of the last pass, and of the speech in it
         self._window_id = secrets.randbits(62)  # of the open window, whose start does not move while it is open
 
     @property
-    def _held(self) -> int:
-        return self._windows.held
+    def _num_samples(self) -> int:
+        return self._windows.num_samples
 
     def next_task(self) -> Task[None] | None:
         stop = self._windows.length + round(STEP_SECONDS * self._rate)
@@ -127,11 +127,11 @@ class LiveTranscriber(LiveInput):
         start, end = self._windows.start, self._windows.end
         assert start is not None
         self._last_pass, self._last_speech = end, self._windows.speech_end
-        heard, language = await self._transcribe(start, end, self._partial_decoding, self._known)
-        self._known = None
-        if heard.result.text and heard.result.attempts[0].rejected is None:
-            agreed = self._text.add_pass(heard.result.text)
-            self._known = answer_start(self._engine, heard.output.outputs[0], language.code, agreed)
+        window_text, language = await self._transcribe(start, end, self._partial_decoding, self._answer_start)
+        self._answer_start = None
+        if window_text.result.text and window_text.result.attempts[0].rejected is None:
+            agreed = self._text.add_pass(window_text.result.text)
+            self._answer_start = answer_start(self._engine, window_text.output.outputs[0], language.code, agreed)
             self._emit("partial", start, end, self._text.text, self._text.stable_upto, language.code or language.spoken)
 
     async def _final(self, cut: Cut) -> None:
@@ -141,35 +141,40 @@ class LiveTranscriber(LiveInput):
         assert self._engine.speech is not None
         timed = self._options.times != "none" or (at_limit and self._engine.speech.has_timestamps)
         decoding = self._segment_decoding if timed else self._decoding
-        heard, language = await self._transcribe(start, cut.end, decoding)
-        whole, least = _whole_segments(heard.segments or (), self._windows.size / self._rate / 4) if at_limit else ((), 0)
+        window_text, language = await self._transcribe(start, cut.end, decoding)
+        segments = window_text.segments or ()
+        complete, least = _complete_segments(segments, self._windows.size / self._rate / 4) if at_limit else ((), 0)
         at, overlap = cut.end, 0
-        if whole:
-            text, count = self._text.close_parts([part.text for part in whole], least)
-            at = min(at, start + round((whole[count - 1].end or 0.0) * self._rate))
-            heard = replace(heard, segments=tuple(whole[:count]))
-        elif at_limit and heard.result.text:
+        if complete:
+            text, count = self._text.close_parts([part.text for part in complete], least)
+            at = min(at, start + round((complete[count - 1].end or 0.0) * self._rate))
+            window_text = replace(window_text, segments=tuple(complete[:count]))
+        elif at_limit and window_text.result.text:
             overlap = min(int(_OVERLAP * self._rate), self._windows.size // 4)
             at -= overlap
-            text = self._text.close_overlapping(heard.result.text, overlap / self._windows.size)
+            text = self._text.close_overlapping(window_text.result.text, overlap / self._windows.size)
         else:
-            text = self._text.close(heard.result.text, keep=cut.reason == "short pause")
+            text = self._text.close(window_text.result.text, keep=cut.reason == "short pause")
         hypothesis = self._hypothesis if overlap else ()  # its end is the start of the next answer
         self._begin(at)
         self._overlap, self._hypothesis = overlap, hypothesis
-        if text or heard.output.error:
+        if text or window_text.output.error:
             self._language, spoken = language.code, language.code or language.spoken
             self._before = join_texts([self._before, text])[-_MAX_CONTEXT:]
-            more = {"window": heard.result, "error": heard.output.error, "segments": self._segments(heard, text)}
+            more = {
+                "window": window_text.result,
+                "error": window_text.output.error,
+                "segments": self._segments(window_text, text),
+            }
             self._emit("final", start, at + overlap, text, len(text), spoken, **more)
         self._end_turn(self._speech_end)
 
-    def _segments(self, heard: WindowText, text: str) -> tuple[Segment, ...] | None:
+    def _segments(self, window_text: WindowText, text: str) -> tuple[Segment, ...] | None:
         """Return the segments of a final text with their times in the stream, or None if they were not requested."""
         if self._options.times == "none":
             return None
-        parts = heard.segments or (Segment(0.0, heard.result.end - heard.result.start, text),)
-        return tuple(place_segment(part, heard, self._rate) for part in fit_segments(parts, text))
+        parts = window_text.segments or (Segment(0.0, window_text.result.end - window_text.result.start, text),)
+        return tuple(place_segment(part, window_text, self._rate) for part in fit_segments(parts, text))
 
     async def _transcribe(
         self, start: int, end: int, decoding: Decoding, answer_begin: CompletionOutput | None = None
@@ -182,12 +187,12 @@ class LiveTranscriber(LiveInput):
         context = join_texts([self._words, self._before]) if is_conditioned else self._words
         item = self._item(samples, decoding is self._partial_decoding)
         part = WindowInput(item, window, context, answer_begin, self._hypothesis)
-        heard = await transcribe_window(self._engine, part, decoding, language)
-        error = heard.output.error
+        window_text = await transcribe_window(self._engine, part, decoding, language)
+        error = window_text.output.error
         if error is not None and error.code in FATAL:
             raise error.exception()
-        self._hypothesis = () if error is not None else heard.output.outputs[0].token_ids
-        return heard, language
+        self._hypothesis = () if error is not None else window_text.output.outputs[0].token_ids
+        return window_text, language
 
     def _item(self, samples: Tensor, is_partial: bool) -> object:
         """Return the audio of a pass as the encoder's input.
@@ -213,10 +218,10 @@ class LiveTranscriber(LiveInput):
     def _begin(self, at: int) -> None:
         self._windows.drop(at)
         self._last_pass = self._last_speech = at
-        self._overlap, self._known, self._hypothesis, self._window_id = 0, None, (), secrets.randbits(62)
+        self._overlap, self._answer_start, self._hypothesis, self._window_id = 0, None, (), secrets.randbits(62)
 
 
-def _whole_segments(segments: Sequence[Segment], least: float) -> tuple[Sequence[Segment], int]:
+def _complete_segments(segments: Sequence[Segment], least: float) -> tuple[Sequence[Segment], int]:
     """Return the segments up to the last one with an end, and how many of them cover `least` seconds; none if too few do."""
     ends = [index for index, part in enumerate(segments, 1) if part.end is not None]
     reaching = [index for index in ends if (segments[index - 1].end or 0.0) >= least]

@@ -104,13 +104,13 @@ class LiveInput(ABC):
 
     @property
     @abstractmethod
-    def _held(self) -> int:
+    def _num_samples(self) -> int:
         """Number of samples that were taken from the queue and that no final text covers."""
 
     @property
     def buffered_bytes(self) -> int:
         """Bytes of the samples that no final text covers yet."""
-        return 4 * (self._queued + self._held)
+        return 4 * (self._queued + self._num_samples)
 
     @property
     def lag(self) -> float:

@@ -97,8 +97,8 @@ class NativeTranscriber(LiveInput):
         self._shown = ""
 
     @property
-    def _held(self) -> int:
-        return self._windows.held + len(self._buffer) - (0 if self._rows else self._rule.before)
+    def _num_samples(self) -> int:
+        return self._windows.num_samples + len(self._buffer) - (0 if self._rows else self._rule.before)
 
     def next_task(self) -> Task[None] | None:
         stop = self._windows.length + round(STEP_SECONDS * self._rate)

@@ -94,7 +94,7 @@ class LiveWindows:
         return self.runs[-1][1] if self._skips and self.runs else self.length
 
     @property
-    def held(self) -> int:
+    def num_samples(self) -> int:
         """Number of samples in memory."""
         return len(self._buffer) + len(self._unclassified)
 

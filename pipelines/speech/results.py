@@ -91,8 +91,8 @@ class Transcript(TextResult):
         """
         if self.error is not None:
             raise self.error.exception()
-        whole = (Segment(0.0, self.duration, self.text, 1, avg_logprob=self.avg_logprob),) if self.text else ()
-        yield whole if self.segments is None else self.segments
+        single = (Segment(0.0, self.duration, self.text, 1, avg_logprob=self.avg_logprob),) if self.text else ()
+        yield single if self.segments is None else self.segments
         yield self.info
 
     @property
@@ -197,8 +197,8 @@ class Transcript(TextResult):
     @property
     def doubt(self) -> str | None:
         """Why the text is probably wrong, or None; about the first window with a `skip_error` or only rejected answers."""
-        whole = super().doubt if len(self.windows) < 2 else None
-        for window in self.windows if whole is None else ():
+        doubt = super().doubt if len(self.windows) < 2 else None
+        for window in self.windows if doubt is None else ():
             chosen = window.attempts[window.accepted] if window.attempts else None
             sentence_start = f"from {window.start:.1f} to {window.end:.1f} s it"
             if window.text and chosen is not None and chosen.rejected:
@@ -206,4 +206,4 @@ class Transcript(TextResult):
                 return f"{sentence_start}s {chosen.rejected} is {value:.2f}"
             if window.skip_error is not None:
                 return f"{sentence_start} may skip speech, which could not be transcribed: {window.skip_error}"
-        return whole
+        return doubt

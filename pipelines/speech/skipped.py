@@ -43,8 +43,19 @@ WordTimes = Callable[[Window, Sequence[int]], Awaitable[list[float] | RequestOut
 """Returns the start of each token of a window's text, and the end of the last one, in seconds."""
 Part = tuple[str, list[Segment]]
 """A part of a text: a word without segments, or a segment."""
-Merged = tuple[str, list[Segment], float]
-"""A text, its segments, and the seconds that it shares with the text before."""
+
+
+@dataclass(frozen=True)
+class Reading:
+    """A text that is joined to others.
+
+    Args:
+        overlap: seconds that it shares with the text before.
+    """
+
+    text: str
+    segments: Sequence[Segment] = ()
+    overlap: float = 0.0
 
 
 @dataclass(frozen=True)
@@ -104,10 +115,10 @@ class SegmentMerger:
         return final_text, final_parts, following
 
 
-def merge_texts(texts: Sequence[Merged]) -> tuple[str, list[Segment]]:
+def merge_texts(readings: Sequence[Reading]) -> tuple[str, list[Segment]]:
     """Join texts and segments in order. Words in the shared seconds of two texts are kept once."""
     merger = SegmentMerger()
-    final = [merger.add(*entry) for entry in (*texts, ("", [], 0.0))]
+    final = [merger.add(reading.text, reading.segments, reading.overlap) for reading in (*readings, Reading(""))]
     return join_texts([text for text, _, _ in final]), [part for _, parts, _ in final for part in parts]
 
 
@@ -140,15 +151,15 @@ class WindowTranscriber:
         if not depth or text.output.error or not text.result.text or text.result.finish_reason == "length":
             return text
         find = self._skips_of_words if text.segments is None else self._skips_of_segments
-        reading = await find(text, window)
-        if isinstance(reading, RequestOutput):
-            return _unchecked(text, reading)
-        whole, skips = reading
-        skips = self._with_room_beside(whole, skips, window)
-        is_words, chain, at, overlap, inner = text.segments is None, list[Merged](), 0, 0.0, None
+        checked = await find(text, window)
+        if isinstance(checked, RequestOutput):
+            return _unchecked(text, checked)
+        text_parts, skips = checked
+        skips = self._with_room_beside(text_parts, skips, window)
+        is_words, chain, at, overlap, inner = text.segments is None, list[Reading](), 0, 0.0, None
         for skip in skips:
-            before = _group(whole[at : skip.left], overlap, is_words)
-            parts, ranges = list[Merged](), _ranges(skip, len(window.samples) / self._rate, self._pauses(window))
+            before = _group(text_parts[at : skip.left], overlap, is_words)
+            readings, ranges = list[Reading](), _ranges(skip, len(window.samples) / self._rate, self._pauses(window))
             is_likely = True
             for index, (start, end) in enumerate(ranges):
                 part = await self(self._part(window, start, end), depth - 1)
@@ -156,50 +167,52 @@ class WindowTranscriber:
                     return _unchecked(text, part.output)
                 inner, is_likely = inner or part.result.skip_error, is_likely and _passed(part)
                 shared = ranges[index - 1][1] - start if index else skip.start - start
-                parts.append((part.result.text, _shifted(part.segments or (), start), shared))
+                readings.append(Reading(part.result.text, _shifted(part.segments or (), start), shared))
             late = max(0.0, ranges[-1][1] - skip.end)
-            if is_likely and self._adds(skip, before, parts, _group(whole[skip.right :], late, is_words), whole, window):
-                chain += [before, *parts]
+            after = _group(text_parts[skip.right :], late, is_words)
+            if is_likely and self._adds(skip, [before, *readings, after], text_parts, window):
+                chain += [before, *readings]
                 at, overlap = skip.right, late
             elif not is_words:  # a segment was cut there
                 return replace(text, result=replace(text.result, skip_error=inner))
         if not chain:
             return replace(text, result=replace(text.result, skip_error=inner)) if inner else text
-        chain.append(_group(whole[at:], overlap, is_words))
-        merged, segments = merge_texts([entry for entry in chain if entry[0]])
+        chain.append(_group(text_parts[at:], overlap, is_words))
+        merged, segments = merge_texts([reading for reading in chain if reading.text])
         result = replace(text.result, text=merged, skip_error=inner)
         return replace(text, result=result, segments=None if is_words else tuple(segments), token_times=None)
 
-    def _with_room_beside(self, whole: Sequence[Part], skips: Sequence[_Skip], window: Window) -> list[_Skip]:
+    def _with_room_beside(self, text_parts: Sequence[Part], skips: Sequence[_Skip], window: Window) -> list[_Skip]:
         """Return the skipped speech beside which the words before and after it can be said in the speech at their place.
 
         If they cannot, the times of these words are wrong: the seemingly skipped speech is what they stand for.
         """
         crowded = set[int]()  # numbers of the skips beside such words
         texts_from, speech_from = [0, *(skip.right for skip in skips)], [0.0, *(skip.end for skip in skips)]
-        texts_to = [*(skip.left for skip in skips), len(whole)]
+        texts_to = [*(skip.left for skip in skips), len(text_parts)]
         speech_to = [*(skip.start for skip in skips), len(window.samples) / self._rate]
         stretches = zip(texts_from, texts_to, speech_from, speech_to, strict=True)
         for number, (first, last, start, end) in enumerate(stretches):
             room = self._speech(window, start, max(start, end)) + _ADDED_SECONDS
-            text = "".join(f" {text}" if parts else text for text, parts in whole[first:last])
+            text = "".join(f" {text}" if parts else text for text, parts in text_parts[first:last])
             if fast_seconds(text) > _CROWDED_FACTOR * room:
                 crowded |= {number - 1, number}
         return [skip for number, skip in enumerate(skips) if number not in crowded]
 
-    def _adds(
-        self, skip: _Skip, before: Merged, parts: Sequence[Merged], after: Merged, whole: Sequence[Part], window: Window
-    ) -> bool:
+    def _adds(self, skip: _Skip, readings: Sequence[Reading], text_parts: Sequence[Part], window: Window) -> bool:
         """Return whether the reading of skipped speech adds enough words, and no more than its speech has room for.
 
         If the reading does not say a number that is said there, its digits are another reading of that number. Unless the text
         before keeps the number, so are as many words as it has, and the whole reading if the number may take all of the speech.
 
-        `before`, `after`: the text beside it. `whole`: the parts of the text.
+        Args:
+            readings: the text before the skipped speech, what was read of it, and the text after it.
+            text_parts: the parts of the text.
         """
-        merged, _ = merge_texts([entry for entry in (before, *parts, after) if entry[0]])
-        kept = join_texts([before[0], "".join(text for text, _ in whole[skip.left : skip.right]).strip(), after[0]])
-        is_said, is_kept = says(join_texts([part[0] for part in parts]), skip.said), says(before[0], skip.said)
+        before, *between, after = (reading.text for reading in readings)
+        merged, _ = merge_texts([reading for reading in readings if reading.text])
+        kept = join_texts([before, "".join(text for text, _ in text_parts[skip.left : skip.right]).strip(), after])
+        is_said, is_kept = says(join_texts(between), skip.said), says(before, skip.said)
         added = count_other_words(merged, skip.word, is_said) - count_other_words(kept, skip.word, is_said)
         if not (is_said or is_kept):
             added -= _WORDS_PER_DIGIT * spoken_words(skip.said)
@@ -393,9 +406,9 @@ def _text(words: Sequence[Word]) -> str:
     return "".join(word.word for word in words).strip()
 
 
-def _group(parts: Sequence[tuple[str, list[Segment]]], overlap: float, is_words: bool) -> Merged:
+def _group(parts: Sequence[tuple[str, list[Segment]]], overlap: float, is_words: bool) -> Reading:
     text = "".join(text for text, _ in parts).strip() if is_words else join_texts([text for text, _ in parts])
-    return text, [part for _, segments in parts for part in segments], overlap
+    return Reading(text, [part for _, segments in parts for part in segments], overlap)
 
 
 def _shifted(parts: Sequence[Segment], seconds: float) -> list[Segment]:

@@ -105,10 +105,10 @@ class EnergyDetector:
     def __call__(self, samples: Tensor) -> Tensor:
         decibels = _smooth(self.levels(samples))
         is_short = decibels.shape[1] < BLOCK_FRAMES // 2  # a short last block says too little about the noise
-        known = torch.cat([self._previous, decibels], 1) if is_short else decibels
+        recent = torch.cat([self._previous, decibels], 1) if is_short else decibels
         self._previous = decibels
         self._tones.add(samples)
-        self._probability = torch.cat([self._probability, _probability(decibels, known)])[-2 * BLOCK_FRAMES :]
+        self._probability = torch.cat([self._probability, _probability(decibels, recent)])[-2 * BLOCK_FRAMES :]
         return self._tones.without_tones(self._probability)[-decibels.shape[1] :]
 
     def levels(self, samples: Tensor) -> Tensor:

@@ -35,11 +35,11 @@ def split_tokens(tokens: Sequence[int], decode: Decode, language: str | None) ->
 
 def _characters(tokens: Sequence[int], decode: Decode) -> Iterator[tuple[str, int]]:
     """Yield the smallest runs of tokens that end at a character's end: their text and number."""
-    whole, done, begin = decode(tokens), 0, 0
+    full_text, done, begin = decode(tokens), 0, 0
     for end in range(1, len(tokens) + 1):
         text = decode(tokens[begin:end])
         broken = text.find("\ufffd")
-        if broken < 0 or whole[done + broken : done + broken + 1] == "\ufffd" or end == len(tokens):
+        if broken < 0 or full_text[done + broken : done + broken + 1] == "\ufffd" or end == len(tokens):
             yield text, end - begin
             done, begin = done + len(text), end
 

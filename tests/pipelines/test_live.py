@@ -35,7 +35,7 @@ def test_windows_hold_speech_and_forget_the_rest() -> None:
             if (cut := windows.cut(last=False)) is not None:
                 cuts.append((round(windows.start / RATE), round(cut.end / RATE), cut.reason))
                 windows.drop(cut.end)
-            most = max(most, windows.held)
+            most = max(most, windows.num_samples)
     assert cuts == [(2, 8, "pause"), (12, 16, "pause"), (215, 221, "limit"), (221, 224, "pause")]
     assert most <= 7 * RATE
 

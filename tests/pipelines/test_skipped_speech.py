@@ -19,7 +19,7 @@ from sensorium.pipelines.speech.options import FileOptions
 from sensorium.pipelines.speech.readings import says
 from sensorium.pipelines.speech.results import Transcript
 from sensorium.pipelines.speech.segments import Attempt, Segment, WindowResult, WindowText
-from sensorium.pipelines.speech.skipped import WindowTranscriber, merge_texts
+from sensorium.pipelines.speech.skipped import Reading, WindowTranscriber, merge_texts
 from sensorium.pipelines.speech.windows import Window, WindowReader
 from sensorium.pipelines.transcribe import _next_start, _quietest
 
@@ -270,7 +270,7 @@ def test_sequential_windows_overlap_inside_speech(monkeypatch: pytest.MonkeyPatc
     final = transcribing._FinalTexts(0, replace(options, on_text=lambda _, text: texts.append(text)), RATE)
     found = result_of(lambda: transcribing._read_sequentially(None, reader, job, None, final))
     final.finish()
-    merged = merge_texts([(one.result.text, list(one.segments), one.result.overlap) for one in found])[0]
+    merged = merge_texts([Reading(text.result.text, text.segments, text.result.overlap) for text in found])[0]
     assert merged == space.join(spoken)
     assert "".join(texts) == merged
     assert sum(progress) == pytest.approx(100)

@@ -96,8 +96,8 @@ def test_proposals_are_those_of_the_published_layout(loaded: LoadedModels, head:
         real = runner.predictor.predict
 
         def spy(model: Any, parts: Any) -> Any:
-            ((_, _, rows),) = parts
-            states.append(rows.clone())
+            (part,) = parts
+            states.append(part.states.clone())
             seen.extend(real(model, parts))
             return seen[-1:]
 

@@ -70,8 +70,8 @@ def predictions(llm: LLM, prompt: Any, tokens: int) -> tuple[Any, list[tuple[int
     seen, hidden, real = list[tuple[int, ...]](), list[torch.Tensor](), runner.predictor.predict
 
     def spy(model: Any, parts: Any) -> list[tuple[int, ...]]:
-        ((_, _, rows),) = parts
-        hidden.append(rows.clone())
+        (part,) = parts
+        hidden.append(part.states.clone())
         seen.extend(real(model, parts))
         return seen[-1:]
 
