@@ -24,6 +24,13 @@ from sensorium.mm.media import gate
 from sensorium.processors.text.tokenizer import Tokenizer
 
 
+@pytest.fixture(autouse=True)
+def _decodes_nothing(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Spare tests of other parts of the report the codec workers, which take seconds to start."""
+    if request.function not in (test_report, test_a_codec_that_fails_is_a_problem):
+        monkeypatch.setattr(doctor, "decoding_problems", list)
+
+
 def sections(text: str) -> dict[str, dict[str, str]]:
     found: dict[str, dict[str, str]] = {}
     for line in text.splitlines():
@@ -46,6 +53,7 @@ def test_report(capsys: pytest.CaptureFixture[str]) -> None:
         assert {"attention", "linear", "rms_norm"} <= found[f"kernels, {dtype}"].keys()
 
 
+@pytest.mark.full
 @pytest.mark.skipif(native.products() is None, reason="needs the C++ products")
 def test_measured_rates_are_shown_and_kept(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
