@@ -29,7 +29,7 @@ LONGEST = ("tests/engine/e2e", "tests/models/families", "tests/packaging", "test
 """Folders that start first, so that no long one is left for the end."""
 OLDER_CPU = ("tests/kernels/test_[!t]*.py", "tests/models/test_*.py", "tests/engine/e2e/test_decode_graphs.py")
 """Tests of the CPU's kernels. A CPU with AVX-512 runs them a second time as one without (`SENSORIUM_CPU=avx2`)."""
-FILES_PER_RUN = 12
+FILES_PER_RUN = 24
 WORKERS = 2
 SLOWEST = 20
 TEST_SECONDS = 600
