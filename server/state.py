@@ -211,7 +211,7 @@ class Server:
 
     def load_adapters(self, adapters: AdapterFolders) -> None:
         """Load adapters for requests. Raise ConfigError or CheckpointError for one that does not fit the model."""
-        for name, folder in adapters.items():
+        for name, folder in [*adapters.items()]:  # a copy: the event loop may add some meanwhile
             try:
                 self.engine.adapters.load(name, folder)
             except SensoriumError as error:
