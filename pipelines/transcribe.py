@@ -334,7 +334,7 @@ async def _read_sequentially(
         text = await _transcribe_part(engine, window, job, language, context)
         if text.output.error:
             return [*read_windows, text]
-        complete = _complete_segments(text, window, job.rate)
+        complete = _complete_segments(text)
         is_last = window.next_start >= window.end  # silence or the end of the audio comes next
         end = window.end if is_last or not complete else window.start + round((complete[-1].end or 0.0) * job.rate)
         goes_on = is_last or end >= at + window.overlap // 2
@@ -357,7 +357,7 @@ async def _read_sequentially(
     return read_windows
 
 
-def _complete_segments(text: WindowText, window: Window, rate: int) -> tuple[Segment, ...]:
+def _complete_segments(text: WindowText) -> tuple[Segment, ...]:
     """Return the segments up to the last one that has an end."""
     complete = list(text.segments or ())
     while complete and (complete[-1].end is None or complete[-1].end <= 0):

@@ -270,11 +270,6 @@ def _resolve(config: EngineConfig, files: ModelFiles, info: ProcessingInfo) -> t
         return engine, plan
 
 
-def describe_memory(model: str | os.PathLike[str], options: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return the rows of the memory plan of `LLM(model, **options)`. Raise ConfigError and HubError as LLM does."""
-    return plan_of(model, options).rows()
-
-
 def plan_of(model: str | os.PathLike[str], options: Mapping[str, Any]) -> MemoryPlan:
     """Return the memory plan of `LLM(model, **options)`. Raise ConfigError and HubError as LLM does."""
     return explain(find_model(make_config(model, options), weights=False))

@@ -8,21 +8,18 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from itertools import accumulate, pairwise
-from operator import attrgetter
 from pathlib import Path
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from ...callers.errors import ErrorInfo, InputError, is_out_of_memory
 from ...checkpoints.heap import trim_heap
 from ...kernels.dispatch import use_backends
 from ...kernels.streams import copy_to_host
 from ...mm.rules import CAUSAL, PromptAttention
 from ...mm.types import find_item
 from ...models.interface import Model, SupportsStreams
-from ..errors import error_text
 from ..kv_cache.groups import group_layers, group_of_layer
 from ..pooling_requests import LikelyTokens, PoolingRequest, keeps_rows
 from ..types import EncodeResult, LoadedAdapter, Logprob, ScheduledRequest, SchedulerOutput, StepOutput, TokenOutput
@@ -34,15 +31,15 @@ from .encoder_runner import EncoderRunner, is_finite
 from .encoder_store import EncoderStore
 from .grammar import GrammarFactory
 from .isolate import isolate_failures
-from .pooling import as_result, keep_rows, kept_rows, likely_tokens, pool
+from .pooling import keep_rows, kept_rows, likely_tokens, pool
 from .predictor import ComputedPart, Predictor
 from .sampler import NOT_FINITE, SampledToken, gather_logprobs, sample_async, verify
 from .sequence_state import SequenceState
 from .staging import StagingBuffers
+from .token_outputs import pooled_output, token_output
 
 ScheduledSequence = tuple[SequenceState, ScheduledRequest]
 _SampledRows = tuple[SequenceState, range, tuple[int, ...]]  # sequence, its rows of the step that are sampled, its drafts
-_GET_TOKEN, _GET_LOGPROBS = attrgetter("token"), attrgetter("logprobs")
 LOGITS_ROWS = 256  # rows of a prompt whose logits are computed at once
 _log = logging.getLogger(__name__)
 
@@ -258,10 +255,10 @@ class ModelRunner:
                 if not all(row_is_finite[start:stop]):
                     results.append(TokenOutput(task.request_id, (), error=NOT_FINITE))
                 elif isinstance(result, Exception):
-                    results.append(_token_output(sequence, result))
+                    results.append(token_output(sequence, result))
                 else:
                     sequence.token_ids.append(result.token)
-                    results.append(_token_output(sequence, [result]))
+                    results.append(token_output(sequence, [result]))
             return StepOutput(tuple(results), self._poll_encoder(wait=False))
 
         index = {task.request_id: i for i, (_, task) in enumerate(scheduled)}
@@ -338,7 +335,7 @@ class ModelRunner:
             return verify(logits, [sequence.sampling for sequence, _, _ in part], [drafts for *_, drafts in part], self.staging)
 
         results = zip(sampled, isolate_failures(sampled, attempt), strict=True)
-        return {sequence.request_id: _token_output(sequence, tokens) for (sequence, *_), tokens in results}
+        return {sequence.request_id: token_output(sequence, tokens) for (sequence, *_), tokens in results}
 
     def _pool(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
         """Pool the last rows, or the kept ones, of sequences that ask for it instead of an answer."""
@@ -346,13 +343,13 @@ class ModelRunner:
         for sequence, row in last_rows:
             pooling = sequence.message.pooling
             if sequence.cross_weights is not None:
-                results[sequence.request_id] = _pooled(sequence.request_id, sequence.cross_weights)
+                results[sequence.request_id] = pooled_output(sequence.request_id, sequence.cross_weights)
             elif pooling is not None:
                 names.append(sequence.request_id)
                 rows.append(kept_rows(sequence, hidden[row : row + 1], self.model))
                 poolings.append(pooling)
         vectors = pool(rows, poolings, self.model)
-        return results | {name: _pooled(name, vector) for name, vector in zip(names, vectors, strict=True)}
+        return results | {name: pooled_output(name, vector) for name, vector in zip(names, vectors, strict=True)}
 
     def _find_candidates(self, last_rows: Sequence[tuple[SequenceState, int]], hidden: Tensor) -> dict[str, TokenOutput]:
         """Return the likeliest next tokens of each sequence. A sequence whose logits processors fail fails alone."""
@@ -361,7 +358,7 @@ class ModelRunner:
             return likely_tokens(hidden[[row for _, row in part]], [sequence for sequence, _ in part], self.model)
 
         pairs = zip(last_rows, isolate_failures(last_rows, attempt), strict=True)
-        return {sequence.request_id: _pooled(sequence.request_id, candidates) for (sequence, _), candidates in pairs}
+        return {sequence.request_id: pooled_output(sequence.request_id, candidates) for (sequence, _), candidates in pairs}
 
     def _select_rows(self, hidden: Tensor, rows: Sequence[int]) -> Tensor:
         """Return `rows` of `hidden`. They must be distinct and in order."""
@@ -398,35 +395,6 @@ def _release_free_memory(device: torch.device) -> None:
     if device.type == "cuda":
         torch.cuda.empty_cache()
     trim_heap()
-
-
-def _token_output(sequence: SequenceState, result: list[SampledToken] | Exception) -> TokenOutput:
-    """Return the output of a sequence: its tokens, which the sequence has already, or why there are none."""
-    name = sequence.request_id
-    if isinstance(result, Exception):
-        explained = isinstance(result, InputError) and result.__cause__ is None
-        _log.warning("sampling failed", exc_info=None if explained else result)
-        return TokenOutput(name, (), error=_sampling_error(result))
-    logprobs = None if result[0].logprobs is None else tuple(map(_GET_LOGPROBS, result))
-    return TokenOutput(name, tuple(map(_GET_TOKEN, result)), logprobs)
-
-
-def _pooled(name: str, rows: Tensor | Exception) -> TokenOutput:
-    if isinstance(rows, Exception):
-        return TokenOutput(name, (), error=_sampling_error(rows))
-    if not rows.isfinite().all():
-        return TokenOutput(name, (), error=NOT_FINITE)
-    return TokenOutput(name, (), pooled=as_result(rows) if rows.is_inference() else rows)
-
-
-def _sampling_error(error: Exception) -> ErrorInfo:
-    if isinstance(error, InputError):
-        info = error.info
-    else:
-        info = ErrorInfo("out_of_memory" if is_out_of_memory(error) else "internal", error_text(error))
-    if info.code == "not_finite":
-        return info
-    return replace(info, text=f"sampling failed: {info.text}; send the request again with other parameters")
 
 
 def _can_sample_async(sequence: SequenceState, task: ScheduledRequest) -> bool:

@@ -43,10 +43,6 @@ class OpenedDocument:
     error: ErrorInfo | None = None
     data: bytes = field(default=b"", repr=False)
 
-    @property
-    def num_pages(self) -> int:
-        return sum(last - first + 1 for first, last in self.ranges)
-
     def closed(self) -> OpenedDocument:
         """Return it without its bytes."""
         return replace(self, data=b"")

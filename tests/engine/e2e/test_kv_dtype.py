@@ -14,7 +14,7 @@ import torch
 from family import Family, ask, load_rows, save
 from sensorium import LLM, SamplingParams
 from sensorium.callers.errors import ConfigError
-from sensorium.engine.setup.doctor import describe_memory
+from sensorium.engine.setup.doctor import plan_of
 from sensorium.engine.types import EngineRequest
 from sensorium.kernels.kv_quant import CACHE_DTYPES
 
@@ -146,7 +146,7 @@ def test_the_plan_is_what_is_allocated(checkpoint: Path) -> None:
             caches = llm.engine.loop.core.executor.runner.caches.tensors
             sizes[cache_dtype], shapes[cache_dtype] = sum(cache.nbytes for cache in caches), caches[0].shape
             assert llm.explain().kv_cache == sizes[cache_dtype]
-        plan = dict(describe_memory(checkpoint, options))
+        plan = dict(plan_of(checkpoint, options).rows())
         assert plan["key/value cache"].split() == [f"{sizes[cache_dtype] / 2**20:,.1f}", "MiB"]
     *_, dim = shapes["auto"]
     assert shapes["int8"] == shapes["fp8"] == (*shapes["auto"][:-1], dim + 8), "4 bytes of a scale, 4 to fill up"
@@ -166,13 +166,13 @@ def test_unsupported_models_are_refused(checkpoint: Path, tmp_path: Path, monkey
     with pytest.raises(ConfigError, match="kv_cache_dtype='int4' must be one of auto, int8, fp8"):
         LLM(checkpoint, kv_cache_dtype="int4")
     latent = save(ROWS["kimi_k25"], tmp_path / "latent")
-    for ask_for in (lambda: LLM(latent, kv_cache_dtype="int8"), lambda: describe_memory(latent, {"kv_cache_dtype": "int8"})):
+    for ask_for in (lambda: LLM(latent, kv_cache_dtype="int8"), lambda: plan_of(latent, {"kv_cache_dtype": "int8"}).rows()):
         with pytest.raises(
             ConfigError, match="kv_cache_dtype='int8' is for keys and values, but this model caches latent rows"
         ):
             ask_for()
     fallbacks.hide_native(monkeypatch)
     borrowed = fallbacks.build(tmp_path / "borrowed", "ovis2")
-    for ask_for in (lambda: LLM(borrowed, kv_cache_dtype="fp8"), lambda: describe_memory(borrowed, {"kv_cache_dtype": "fp8"})):
+    for ask_for in (lambda: LLM(borrowed, kv_cache_dtype="fp8"), lambda: plan_of(borrowed, {"kv_cache_dtype": "fp8"}).rows()):
         with pytest.raises(ConfigError, match="kv_cache_dtype='fp8' is not supported for this model"):
             ask_for()

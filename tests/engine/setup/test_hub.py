@@ -20,7 +20,7 @@ from sensorium import LLM, SamplingParams
 from sensorium.callers.errors import CheckpointError, ConfigError, SensoriumError
 from sensorium.cli.list import describe
 from sensorium.engine.config import EngineConfig, make_config
-from sensorium.engine.setup.doctor import describe_checkpoint, describe_memory
+from sensorium.engine.setup.doctor import describe_checkpoint, plan_of
 from sensorium.engine.setup.hub import find_folder, find_model
 from sensorium.engine.setup.hub_cache import CachedModel, RemoteFile, is_name, remote_weights, size_of, small_files
 from waiting import wait_until
@@ -121,7 +121,7 @@ def test_an_adapter_by_name_names_its_base(hub: FakeHub, tmp_path: Path) -> None
 def test_files_beside_the_weights_only(hub: FakeHub) -> None:
     config = find_model(EngineConfig(NAME), weights=False)
     assert describe_checkpoint(config.model)["architecture"] == "Qwen2_5_VLForConditionalGeneration"
-    assert describe_memory(NAME, {"device": "cpu"}) == describe_memory(config.model, {"device": "cpu"})
+    assert plan_of(NAME, {"device": "cpu"}).rows() == plan_of(config.model, {"device": "cpu"}).rows()
     assert hub.fetched() == NEEDED - {WEIGHTS}
     assert not CachedModel(NAME).is_complete(hub.commit)
     find_folder(NAME)
