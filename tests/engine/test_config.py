@@ -248,17 +248,17 @@ def test_a_part_of_a_checkpoint_and_a_folder_above_one_name_the_checkpoint(tmp_p
     (checkpoint / "1_Pooling").mkdir()
     write(checkpoint / "1_Pooling", config={"pooling_mode_mean_tokens": True})
     for part in ("onnx", "onnx/int8", "config.json"):
-        with pytest.raises(ConfigError, match=f"{part.split('/')[-1]} is in the checkpoint {checkpoint}; give that folder"):
+        with pytest.raises(ConfigError, match=f"{part.split('/')[-1]} is in the checkpoint {checkpoint}"):
             load_model_files(checkpoint / part)
-    with pytest.raises(CheckpointError, match=f"1_Pooling is in the checkpoint {checkpoint}; give that folder"):
+    with pytest.raises(CheckpointError, match=f"1_Pooling is in the checkpoint {checkpoint}"):
         load_model_files(checkpoint / "1_Pooling").architecture  # noqa: B018
     for above in (checkpoint.parent, checkpoint.parents[1]):
-        with pytest.raises(ConfigError, match=f"it contains the checkpoint {checkpoint}; give that folder"):
+        with pytest.raises(ConfigError, match=f"contains the checkpoint {checkpoint}"):
             load_model_files(above)
 
 
 def test_folders_that_are_no_checkpoint(tmp_path):
-    with pytest.raises(ConfigError, match=r"^'tiny_vl' is not a folder; did you mean tiny-vl\? Or give a checkpoint's folder"):
+    with pytest.raises(ConfigError, match="did you mean tiny-vl"):
         load_model_files("tiny_vl")
     with pytest.raises(ConfigError, match=r"is not a folder; .*hf download"):
         load_model_files(tmp_path / "nowhere")

@@ -114,8 +114,9 @@ def test_row_pooling_keeps_no_hidden_states_of_a_prompt(toy, pooling, skipped):
 
 @pytest.mark.parametrize("wrong", ["sum", "cls+tokens", "", "mean+", 3, "mean+mean", "+".join(["cls"] * 100_000)])
 def test_unknown_poolings(wrong):
-    with pytest.raises(InputError, match=r"pooling=.* is unknown; give one of last, cls, mean, max"):
+    with pytest.raises(InputError) as caught:
         PoolingParams(pooling=wrong)
+    assert (caught.value.info.code, caught.value.info.param) == ("invalid_value", "pooling")
 
 
 @pytest.mark.parametrize(

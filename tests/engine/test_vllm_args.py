@@ -139,7 +139,7 @@ def test_names_of_architectures():
     assert name({"architectures": ["Qwen3ForSequenceClassification"]}) == ["Qwen3ForSequenceClassification"]
     assert name({"architectures": ["Qwen3ForCausalLM"], **reranker}) == ["Qwen3ForCausalLM"]
     for wrong in {"classifier_from_token": ["Yes"], "method": "no_post_processing"}, {"classifier_from_token": ["0", "1"]}:
-        with pytest.raises(ConfigError, match='cannot be honoured: score compares "yes" with "no"') as caught:
+        with pytest.raises(ConfigError, match="score compares") as caught:
             name({"architectures": ["GemmaForSequenceClassification"], **wrong})
         assert caught.value.info.param == "hf_overrides"
     assert name({"architectures": ["VoxtralRealtimeGeneration"]}) == ["VoxtralRealtimeForConditionalGeneration"]

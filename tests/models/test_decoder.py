@@ -324,7 +324,7 @@ def test_ignored_tensors_are_not_refused(tmp_path: Path, monkeypatch: pytest.Mon
 
 
 def test_settings_that_a_stack_does_not_implement_are_refused() -> None:
-    with pytest.raises(ConfigError, match=r"num_experts_per_tok in the config of a phimoe decoder is 3; only 2 is supported"):
+    with pytest.raises(ConfigError, match="num_experts_per_tok"):
         stack_of({"model_type": "phimoe", "num_experts_per_tok": 3})
 
 

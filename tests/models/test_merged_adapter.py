@@ -154,7 +154,7 @@ def test_an_adapter_of_the_text_model_fits_the_model_with_encoders(world: Loaded
     for other in weights[1:]:
         assert all(torch.equal(other[key], tensor) for key, tensor in weights[0].items())
     absent = write(tmp_path / "absent", str(base), {"model.layers.99.self_attn.q_proj": next(iter(pairs.values()))})
-    with pytest.raises(CheckpointError, match=r"changes model\.layers\.99\.self_attn\.q_proj, and the base model has no such"):
+    with pytest.raises(CheckpointError, match=r"changes model\.layers\.99\.self_attn\.q_proj"):
         describe_checkpoint(absent)
 
 
@@ -286,7 +286,7 @@ def headers(kind: str) -> dict[str, torch.Tensor]:
 )
 @pytest.mark.parametrize("kind", ["weight", "qweight"])
 def test_a_module_that_only_another_part_of_the_model_has(start: str, kind: str) -> None:
-    with pytest.raises(CheckpointError, match="the base model has no such module"):
+    with pytest.raises(CheckpointError, match="no such module"):
         adapter_of(f"{start}.self_attn.q_proj").add_headers(headers(kind))
 
 
@@ -298,7 +298,7 @@ def test_names_of_wrapped_decoders(start: str) -> None:
     changed = dict(adapter.merge([(name, torch.ones(64, 64))]))
     assert list(changed) == [name]
     for kind in ("qweight", "weight_packed", "scales"):
-        with pytest.raises(CheckpointError, match="which the base model does not store in 16 or 32 bits"):
+        with pytest.raises(CheckpointError, match="in 16 or 32 bits"):
             adapter.add_headers(headers(kind))
 
 

@@ -244,7 +244,7 @@ def test_a_full_disk_is_named(tmp_path: Path) -> None:
     base = Manifest(tmp_path / "m")
     (pages,) = base._base.execute("PRAGMA page_count").fetchone()
     base._base.execute(f"PRAGMA max_page_count={pages}")
-    with pytest.raises(ConfigError, match="the disk is full, so the records of pages cannot be written") as caught:
+    with pytest.raises(ConfigError) as caught:
         base.add("a" * 1000, ((1, 1000),))
     assert caught.value.info.code == "disk_full"
     assert not base._base.in_transaction
@@ -262,7 +262,7 @@ def test_beats_that_fail(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog
         end = time.monotonic() + 30
         while not base._lost and time.monotonic() < end:
             time.sleep(0.01)
-        with pytest.raises(ConfigError, match=r"leases of pages could not be extended for 0\.1 seconds: .*locked"):
+        with pytest.raises(ConfigError, match="leases of pages"):
             base.claim("a", ALL, 1)
         assert "is tried again" in caplog.text
         other.execute("COMMIT")
@@ -287,7 +287,7 @@ def test_a_page_that_ends_its_process_is_given_up(tmp_path: Path) -> None:
         (page,) = base.records("a", ((1, 1),))
     assert page.error is not None
     assert (page.error.code, page.error.code in TRANSIENT) == ("invalid_media", False)
-    assert "the process that read it has ended 3 times" in page.error.message
+    assert "ended 3 times" in page.error.message
 
 
 def test_runs_that_end_well_do_not_count(tmp_path: Path) -> None:
@@ -434,10 +434,11 @@ def test_llm_read(tmp_path: Path) -> None:
         written = llm.read(image, output_dir=tmp_path / "out", output_format="txt", use_tqdm=False)
         assert written == documents[1:2]
         assert (tmp_path / "out" / "line1.txt").read_text("utf-8") == f"{answer}\n"
-        with pytest.raises(ConfigError, match="holds the records of an earlier run; add resume"):
+        with pytest.raises(ConfigError, match="records of an earlier run"):
             llm.read(image, output_dir=tmp_path / "out")
-        with pytest.raises(InputError, match="known ones are md, json, txt, html, hocr, alto"):
+        with pytest.raises(InputError, match="hocr, alto") as caught:
             llm.read(image, output_format="docx")
+        assert (caught.value.info.code, caught.value.info.param) == ("invalid_input", "output_format")
         with pytest.raises(InputError, match="text_layer"):
             llm.read(image, text_layer="sometimes")  # type: ignore[arg-type]
 

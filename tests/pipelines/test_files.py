@@ -209,8 +209,9 @@ def test_a_transcript_writes_subtitles() -> None:
     assert HEARD.to_markdown() == "**00:00:00** Hello.\n\n**00:00:03** a & b"
     assert HEARD.to_srt(max_line_width=3, max_line_count=1).count("-->") == 3
     for width, count, param in ((0, None, "max_line_width"), (True, None, "max_line_width"), (42, 0, "max_line_count")):
-        with pytest.raises(InputError, match="must be an integer, 1 or above") as caught:
+        with pytest.raises(InputError) as caught:
             HEARD.to_srt(width, count)
+        assert caught.value.info.code == "invalid_value"
         assert caught.value.info.param == param
 
 
@@ -248,5 +249,6 @@ def test_repr_says_what_is_loaded(llm: LLM) -> None:
 
 
 def test_an_empty_path() -> None:
-    with pytest.raises(InputError, match=r"^the path is empty; give a file, a folder or a pattern"):
+    with pytest.raises(InputError, match="the path is empty") as caught:
         local_files("", "image")
+    assert (caught.value.info.code, caught.value.info.param) == ("invalid_input", "image")

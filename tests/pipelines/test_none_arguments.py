@@ -49,10 +49,12 @@ def test_only_arguments_with_a_default_of_their_own():
     given = {"mode": "b", "size": 0, "threshold": 0.1, "salt": "c"}
     assert read_options(Options, given) == Options(**given)
     assert read_options(Options, {}) == Options()
-    with pytest.raises(InputError, match="unknown argument 'siez'; did you mean size"):
+    with pytest.raises(InputError, match="did you mean size") as caught:
         read_options(Options, {"siez": None})
-    with pytest.raises(InputError, match="known ones are item, mode, size, threshold, salt"):
+    assert (caught.value.info.code, caught.value.info.param) == ("unknown_name", "siez")
+    with pytest.raises(InputError, match="item, mode, size, threshold, salt") as caught:
         read_options(Options, {"colour": None}, "item")
+    assert (caught.value.info.code, caught.value.info.param) == ("unknown_name", "colour")
 
 
 def test_transcribe():

@@ -138,7 +138,7 @@ def test_a_broken_input_fails_alone(llm):
 
 
 def test_a_missing_value_of_a_table_is_named():
-    with pytest.raises(InputError, match="an input is NaN, a missing value; give a text"):
+    with pytest.raises(InputError, match="an input is NaN"):
         content_parts(float("nan"))
 
 

@@ -112,8 +112,9 @@ def test_a_detector_may_be_given() -> None:
 
 def test_silero_that_is_not_installed(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("sensorium.pipelines.speech.vad.find_spec", lambda name: None)
-    with pytest.raises(ConfigError, match="run pip install --no-deps silero-vad, since"):
+    with pytest.raises(ConfigError, match="silero-vad") as caught:
         make_detector("silero", RATE)
+    assert (caught.value.info.code, caught.value.info.param) == ("invalid_config", "vad")
     with pytest.raises(ConfigError, match="16000 Hz, this model takes 8000 Hz"):
         make_detector("silero", 8000)
 
@@ -213,7 +214,7 @@ def test_what_a_given_detector_returns_is_checked() -> None:
             detector(torch.zeros(1000))
     with pytest.raises(InputError, match="vad returned None; it must return a function"):
         make_detector(lambda rate: None, RATE)
-    with pytest.raises(InputError, match=r"the function vad=<function .* raised ZeroDivisionError: division by zero") as error:
+    with pytest.raises(InputError, match="ZeroDivisionError: division by zero") as error:
         make_detector(lambda rate: lambda samples: 1 / 0, RATE)(torch.zeros(1000))
     assert error.value.info.param == "vad"
     with pytest.raises(InputError, match="failed for 16000 Hz: ZeroDivisionError"):

@@ -276,8 +276,10 @@ def test_vocabulary_without_language_tokens(whisper: Path, tmp_path: Path) -> No
     some = renamed("some", "fr|ht")
     found = heard(some, [(make_audio(seed), 16_000) for seed in range(3)])
     assert all(one.error is None and one.language not in ("fr", "ht") for one in found)
-    with pytest.raises(InputError, match="language='fr' is not a language that this model transcribes"):
+    with pytest.raises(InputError) as caught:
         heard(some, (make_audio(), 16_000), language="fr")
+    info = caught.value.info
+    assert (info.code, info.param, info.value) == ("unknown_name", "language", "fr")
 
 
 def test_english_only_model(whisper: Path, tmp_path: Path) -> None:
@@ -320,8 +322,9 @@ def test_context_cannot_write_control_tokens(llm: LLM, prompts: list[str]) -> No
         ({"prompt": 600}, "prompt takes", "prompt"),
         ({"hotwords": 400, "prompt": 300}, "hotwords and prompt together take", "hotwords"),
     ):
-        with pytest.raises(InputError, match=rf"^{said} \d+ tokens, but only 511 leave room") as error:
+        with pytest.raises(InputError, match=f"^{said}") as error:
             heard(llm, (make_audio(), 16_000), **{name: "word " * count for name, count in texts.items()})
+        assert error.value.info.limit == 511
         assert (error.value.info.code, error.value.info.param) == ("too_long", param)
 
 

@@ -278,8 +278,9 @@ def test_arguments_of_generate_and_chat(llm):
     llm.chat([{"role": "user", "content": "a"}], params, use_tqdm=bar, lora_request=None, chat_template_content_format="auto")
     assert seen == [2, 1]
     for call in (llm.generate, llm.request):
-        with pytest.raises(InputError, match=r"must be the name of a loaded adapter, a LoRARequest or None, not"):
+        with pytest.raises(InputError) as caught:
             call("a", params, lora_request=5)
+        assert (caught.value.info.code, caught.value.info.param) == ("invalid_value", "adapter")
     with pytest.raises(InputError, match="unknown argument 'fit'; give it as a key of the prompt"):
         llm.generate("a", params, fit="context")
 

@@ -178,7 +178,7 @@ def test_pillow_gives_the_pixels_of_its_other_filters(number, kind):
 
 @pytest.mark.parametrize("mean", [True, "abc", ["a"], [0.5, float("nan"), 0.5], float("inf"), {"r": 1}])
 def test_means_are_numbers(mean):
-    with pytest.raises(ConfigError, match="image_mean in the preprocessor JSON is"):
+    with pytest.raises(ConfigError, match="image_mean"):
         read_pixel_spec({"image_mean": mean}, PixelSpec(), {})
 
 
@@ -191,11 +191,13 @@ def test_a_mean_of_zero_is_no_missing_mean(mean):
 @pytest.mark.parametrize("number", [4, 5])
 def test_torch_is_refused_for_filters_that_it_lacks(number):
     """In one way for families of tiles and of patches, by the name of the option."""
-    with pytest.raises(ConfigError, match="resample is 'torch', which has no") as caught:
+    with pytest.raises(ConfigError) as caught:
         read_pixel_spec({"resample": number}, PixelSpec(), {"resample": "torch"})
+    assert (caught.value.info.code, caught.value.info.param) == ("invalid_config", "resample")
     assert caught.value.info.param == "resample"
-    with pytest.raises(ConfigError, match="resample is 'torch', which has no"):
+    with pytest.raises(ConfigError) as caught:
         apply_size(read_patch_spec({"resample": number}, PatchSpec()), {"resample": "torch"})
+    assert (caught.value.info.code, caught.value.info.param) == ("invalid_config", "resample")
     assert read_pixel_spec({"resample": number}, PixelSpec(), {"resample": "pillow"}).resample == "pillow"
 
 

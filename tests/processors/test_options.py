@@ -47,5 +47,6 @@ def test_the_options_of_a_modality_are_a_mapping(value: object) -> None:
 def test_options_of_one_family_have_their_values_in_the_family() -> None:
     known, values = {"image": ("gain",)}, {**VALUES, "gain": (True, False)}
     assert for_modality({"gain": True}, "image", known, values) == {"gain": True}
-    with pytest.raises(ConfigError, match="gain is 2; the known ones are True and False"):
+    with pytest.raises(ConfigError) as caught:
         for_modality({"gain": 2}, "image", known, values)
+    assert (caught.value.info.code, caught.value.info.param) == ("invalid_config", "gain")

@@ -228,8 +228,9 @@ def test_reasoning_of_others_is_refused():
             read_items([{"role": "user", "content": "a"}, reasoning(one)], SIGNER)
         assert caught.value.info.param == "input[1]"
     for one in ("gAAAAABo", "a", "signed-2."):
-        with pytest.raises(InputError, match="not of this server; send the item as the server gave it, or leave"):
+        with pytest.raises(InputError, match="not of this server") as caught:
             read_items([reasoning(one)], SIGNER)
+        assert (caught.value.info.code, caught.value.info.param) == ("invalid_input", "input[0]")
     with pytest.raises(InputError, match="a server with another key"):
         read_items([reasoning(signed)], ReasoningSigner())
     with pytest.raises(InputError, match="encrypted_content is 3; give a string"):

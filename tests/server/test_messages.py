@@ -283,7 +283,7 @@ def test_errors_have_the_shape_of_the_api(sdk, http):
     with pytest.raises(anthropic.NotFoundError, match="does not exist") as caught:
         sdk.messages.create(model="claude", messages=PLAIN["messages"], max_tokens=8)
     assert caught.value.body["error"]["type"] == "not_found_error"
-    with pytest.raises(anthropic.BadRequestError, match="prompt is too long: the prompt takes"):
+    with pytest.raises(anthropic.BadRequestError, match="prompt is too long"):
         sdk.messages.create(model="tiny-vl", messages=[{"role": "user", "content": "word " * 3000}], max_tokens=8)
     raw = post(http, colour=1)
     assert raw.status_code == 400
@@ -302,7 +302,7 @@ def test_keys_are_those_of_the_api(tiny):
     server = make_server(tiny[1].llm.llm, "tiny-vl", ServerConfig(api_key="s3cret"))
     with listening(server) as url:
         wrong = anthropic.Anthropic(base_url=url, api_key="wrong", max_retries=0)
-        with wrong, pytest.raises(anthropic.AuthenticationError, match="API key is missing or wrong"):
+        with wrong, pytest.raises(anthropic.AuthenticationError, match="API key"):
             wrong.messages.create(model="tiny-vl", messages=PLAIN["messages"], max_tokens=2)
         for options in ({"api_key": "s3cret"}, {"auth_token": "s3cret", "api_key": None}):
             with anthropic.Anthropic(base_url=url, max_retries=0, **options) as client:

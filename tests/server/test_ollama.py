@@ -232,7 +232,7 @@ def test_texts_are_embedded(sdk, http):
 def test_keys_are_needed(tiny):
     server = make_server(tiny[1].llm.llm, "tiny-vl", ServerConfig(api_key="s3cret"))
     with listening(server) as url:
-        with ollama.Client(url) as sdk, pytest.raises(ollama.ResponseError, match="API key is missing or wrong") as caught:
+        with ollama.Client(url) as sdk, pytest.raises(ollama.ResponseError, match="API key") as caught:
             sdk.chat(**PLAIN)
         assert caught.value.status_code == 401
         with ollama.Client(url, headers={"Authorization": "Bearer s3cret"}, timeout=240) as sdk:

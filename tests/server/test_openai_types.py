@@ -160,7 +160,7 @@ def test_every_type_of_a_tool_is_known():
             assert chat_tool(tool, 0) == {"type": name, name: {"name": "t"}}
             assert chat_choice(tool) == {"type": name, name: {"name": "t"}}
             continue
-        with pytest.raises(InputError, match=rf"tools\[3\] has the type {name}: .*; leave it out") as refused:
+        with pytest.raises(InputError, match=r"tools\[3\]") as refused:
             chat_tool(tool, 3)
         assert (refused.value.info.code, refused.value.info.value) == ("unsupported", name)
     for choice in ({"type": "mcp", "server_label": "a"}, {"type": "shell"}, {"type": "web_search_preview"}, {"type": "x"}):

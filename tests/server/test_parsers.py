@@ -390,15 +390,15 @@ def test_names_of_vllm_are_known():
         ServerConfig(reasoning_parser=name)
     for option in ("tool_call_parser", "reasoning_parser"):
         for name in ("muse_glimmer", "k2_horizon"):
-            with pytest.raises(
-                ConfigError, match=f"{option}='{name}' is a parser of vLLM for a format that is not read"
-            ) as caught:
+            with pytest.raises(ConfigError) as caught:
                 ServerConfig(**{option: name})
             assert (caught.value.info.code, caught.value.info.param) == ("unsupported", option)
-    with pytest.raises(ConfigError, match=r"='qwen3_code' is no parser; did you mean qwen3_coder\? The known ones are auto, "):
+    with pytest.raises(ConfigError, match="did you mean qwen3_coder") as caught:
         ServerConfig(tool_call_parser="qwen3_code")
-    with pytest.raises(ConfigError, match="reasoning_parser='deepseek-r1' is no parser; did you mean deepseek_r1"):
+    assert (caught.value.info.code, caught.value.info.param) == ("invalid_config", "tool_call_parser")
+    with pytest.raises(ConfigError, match="did you mean deepseek_r1") as caught:
         ServerConfig(reasoning_parser="deepseek-r1")
+    assert (caught.value.info.code, caught.value.info.param) == ("invalid_config", "reasoning_parser")
 
 
 def test_the_docs_name_every_parser():

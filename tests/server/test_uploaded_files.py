@@ -91,10 +91,12 @@ def test_wrong_files(stored):
     with pytest.raises(openai.NotFoundError, match="there is no file") as caught:
         chat(other, file.id)
     assert caught.value.param == "messages[0].content[0]"
-    with pytest.raises(openai.BadRequestError, match="has the purpose batch; upload it with user_data or vision"):
+    with pytest.raises(openai.BadRequestError) as caught:
         chat(client, requests.id)
-    with pytest.raises(openai.BadRequestError, match="upload it with the purpose batch"):
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "messages[0].content[0]")
+    with pytest.raises(openai.BadRequestError) as caught:
         client.batches.create(input_file_id=file.id, endpoint="/v1/chat/completions", completion_window="24h")
+    assert (caught.value.code, caught.value.param) == ("invalid_value", "input_file_id")
     with pytest.raises(openai.BadRequestError, match="purpose"):
         upload(client, purpose="fine-tune")
     parts = [{"type": "file", "file": {"file_id": one.id}} for one in large]

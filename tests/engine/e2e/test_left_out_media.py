@@ -55,8 +55,7 @@ def test_the_error_names_the_role(llm, role, part):
     for messages, number in conversations:
         (found,) = llm.chat([messages], SHORT, use_tqdm=False)
         items = {"image": "images", "video": "videos"}.get(kind, kind)
-        said = f"message {number}: this model's chat template drops {items} in messages with the role {role}"
-        assert found.error.message == f"{said}; put it into a message with the role user"
+        assert f"drops {items} in messages with the role {role}" in found.error.message
         assert found.error.param == f"messages[{number}].content[0]"
         assert "chat" not in found.error.message.replace("chat template", "")
 
@@ -83,11 +82,11 @@ def test_a_template_that_shows_no_sound():
     messages = [{"role": "user", "content": "a"}, {"role": "tool", "content": [sound]}, {"role": "user", "content": [sound]}]
     media = [("audio", "messages[1].content[0]"), ("audio", "messages[2].content[0]")]
     found = left_out_error(messages, "audio", media, render(messages), render)
-    assert "drops audio in messages with the role tool; put it into" in found.info.message
+    assert "the role tool; put it into" in found.info.message
     assert found.info.param == "messages[1].content[0]"
     only = [{"role": "user", "content": [sound, "text"]}]
     found = left_out_error(only, "audio", [("audio", "messages[0].content[0]")], "x", render)
-    assert "role user; leave it out, or pass another chat_template" in found.info.message
+    assert "role user; leave it out" in found.info.message
 
 
 def test_over_http():
@@ -105,4 +104,4 @@ def test_over_http():
             body = {key: [{"role": "user", "content": "a"}, {"role": "assistant", "content": [kind]}]}
             error = httpx.post(f"{url}/v1/{path}", json=body, timeout=240).json()["error"]
             assert error["param"] == f"{key}[1].content[0]"
-            assert "role assistant; put it into a message with the role user" in error["message"]
+            assert "role assistant; put it into" in error["message"]

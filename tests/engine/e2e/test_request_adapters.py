@@ -150,8 +150,9 @@ def test_lora_requests_as_vllm_writes_them(base: Path, folders: list[Path]) -> N
         with pytest.raises(InputError, match="no adapter 'other' is loaded") as caught:
             llm.generate(prompt, adapter="other")
         assert (caught.value.info.code, caught.value.info.param) == ("unknown_name", "adapter")
-        with pytest.raises(InputError, match="must be the name of a loaded adapter"):
+        with pytest.raises(InputError) as caught:
             llm.generate(prompt, adapter=5)
+        assert (caught.value.info.code, caught.value.info.param) == ("invalid_value", "adapter")
 
 
 def test_sessions_sleep_and_the_engines_process(base: Path, folders: list[Path]) -> None:
@@ -461,8 +462,9 @@ def test_the_memory_of_adapters_is_planned(base: Path, folders: list[Path]) -> N
     with make_llm(row, base) as llm:
         assert llm.explain().adapters == 0
         assert llm.explain().total < plan.total
-        with pytest.raises(InputError, match="load the model with enable_lora=True"):
+        with pytest.raises(InputError) as caught:
             llm.load_adapter("a", folders[0])
+        assert (caught.value.info.code, caught.value.info.param) == ("unsupported", "enable_lora")
 
 
 def test_only_rows_with_an_adapter_pay(base: Path, folders: list[Path], monkeypatch: pytest.MonkeyPatch) -> None:
@@ -621,7 +623,7 @@ def test_files_that_are_refused(folders: list[Path], llm: LLM, tmp_path: Path) -
     shutil.copytree(folders[0], pickled)
     torch.save({}, pickled / "adapter_model.bin")
     (pickled / "adapter_model.safetensors").unlink()
-    with pytest.raises(CheckpointError, match=r"pickles \(adapter_model\.bin\) are never read"):
+    with pytest.raises(CheckpointError, match=r"adapter_model\.bin"):
         llm.load_adapter("a", pickled)
     (pickled / "adapter_model.safetensors").write_bytes((pickled / "adapter_model.bin").read_bytes())
     with pytest.raises(CheckpointError):

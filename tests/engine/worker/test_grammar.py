@@ -453,7 +453,7 @@ def test_an_end_token_that_is_named_waits_for_min_tokens():
 
 def test_an_end_token_in_the_middle_is_an_error():
     row = make_row(grammar=f'start: "a" {END} "b"')
-    with pytest.raises(AssertionError, match=r"the grammar has the end token 349 in the middle .* put it last"):
+    with pytest.raises(AssertionError, match="the end token 349"):
         answer(row)
 
 

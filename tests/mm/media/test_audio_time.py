@@ -88,10 +88,9 @@ def test_lost_packets_are_silence() -> None:
 def test_times_that_lie_are_refused_with_the_limit() -> None:
     data = timed("matroska", Track(tone(440, 2.0), shift=partial(with_hole, 7200.0, 1.0)))
     for call in (partial(decode_with_warnings, data, RATE), partial(probe_audio, data, RATE)):
-        with pytest.raises(
-            InputError, match=r"nothing is recorded for 7,2\d\d s after .* at most 3600 s are filled \(media: max_audio_gap\)"
-        ) as error:
+        with pytest.raises(InputError) as error:
             call(POLICY)
+        assert (error.value.info.code, error.value.info.limit) == ("over_limit", 3600.0)
         assert error.value.info.param == "max_audio_gap"
     with pytest.raises(InputError, match="at most 60 s are filled"):
         list(audio_blocks(data, RATE, MediaPolicy(max_audio_gap=60.0)))
@@ -125,7 +124,7 @@ def test_the_default_track_is_the_one_that_is_marked() -> None:
     assert [pitch(number) for number in range(3)] == [300, 600, 900]
     assert [pitch(language) for language in ("de", "deu", "German", "en-US", "fr")] == [600, 600, 600, 300, 900]
     for track, text in ((3, "track is 3"), ("ja", "track is 'ja'")):
-        with pytest.raises(InputError, match=f"{text}, but its audio tracks are 0 .eng.*, 1 .ger.*, 2 .fre, default") as error:
+        with pytest.raises(InputError, match=f"{text}, but its audio tracks") as error:
             pitch(track)
         assert error.value.info.param == "track"
 

@@ -70,7 +70,7 @@ def test_a_length_that_is_no_multiple_of_a_piece_and_escapes_between_pieces(monk
 
 @pytest.mark.parametrize("text", ["A", "QQ=", "QQ===", "Q===", "QQ==QQ==", "=", "QQ=A", "QUJD=", "QUI-", "QUI_", "Q\u00c4"])
 def test_what_is_not_base64(text: str) -> None:
-    with pytest.raises(InputError, match="does not hold valid base64; encode it again"):
+    with pytest.raises(InputError, match="valid base64"):
         read_url(f"data:;base64,{text}")
     with pytest.raises(ValueError):  # noqa: PT011  # UnicodeEncodeError and binascii.Error are its classes
         b"".join(decoded(base64_pieces(text_pieces(text))))

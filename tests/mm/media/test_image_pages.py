@@ -68,8 +68,10 @@ def test_every_picture_is_a_page(form: str) -> None:
                 plain.seek(number)
                 assert np.array_equal(pixels, np.asarray(plain.convert("RGB")))
     assert len({gate.content_hash(MediaSource("image", 0, page), MediaPolicy()) for page in pages}) == 3
-    with pytest.raises(MediaError, match="it has 3 pages, so it has no page 4; pages count from 1"):
+    with pytest.raises(MediaError, match="no page 4") as caught:
         decoded(PdfPage(data, 4))
+    info = caught.value.info
+    assert (info.code, info.modality, info.index) == ("invalid_media", "image", 0)
 
 
 @pytest.mark.parametrize("form", ["GIF", "PNG", "WEBP", *(["AVIF"] if features.check("avif") else [])])
@@ -122,8 +124,10 @@ def test_a_frame_of_a_gif_beyond_its_screen() -> None:
                 assert (header.height, header.width) == want.shape[:2]
                 assert image.decode_image(made, MediaPolicy(), page).shape == want.shape
             assert plain.size == (56, 33)
-        with pytest.raises(InputError, match="56x33 is over the limit of 1,000 pixels"):
+        with pytest.raises(InputError) as caught:
             image.probe_image(made, MediaPolicy(max_pixels=1000), 4)
+        info = caught.value.info
+        assert (info.code, info.param, info.limit, info.value) == ("over_limit", "max_pixels", 1000, 56 * 33)
 
 
 def test_animations_that_are_kept_are_few_and_small(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -189,13 +193,16 @@ def test_a_page_of_a_tiff_is_upright() -> None:
 
 def test_limits_are_those_of_pdfs() -> None:
     for form in ("TIFF", "GIF"):
-        with pytest.raises(InputError, match=r"the file has 3 pages, the limit is 2 \(media: max_pdf_pages\)") as caught:
+        with pytest.raises(InputError) as caught:
             pdf_pages(pictures(form), MediaPolicy(max_pdf_pages=2))
-        assert caught.value.info.param == "max_pdf_pages"
+        info = caught.value.info
+        assert (info.code, info.param, info.limit, info.value) == ("over_limit", "max_pdf_pages", 2, 3)
     (*_, last) = pdf_pages(pictures("TIFF"))
     source = MediaSource("image", 0, last)
-    with pytest.raises(MediaError, match="56x24 is over the limit of 1,000 pixels"):
+    with pytest.raises(MediaError) as caught:
         gate.decode(source, DecodeSpec(), MediaPolicy(max_pixels=1000))
+    info = caught.value.info
+    assert (info.code, info.param, info.limit, info.value) == ("over_limit", "max_pixels", 1000, 56 * 24)
     with pytest.raises(MediaError, match="max_decoded_bytes"):
         gate.decode(source, DecodeSpec(), MediaPolicy(max_decoded_bytes=10_000))
 
@@ -218,7 +225,7 @@ def test_the_pages_of_a_file_have_one_time_limit(monkeypatch: pytest.MonkeyPatch
     items = [MediaSource("image", 0, page) for page in pages]
     gate.decode(items[0], DecodeSpec(), policy)
     for item in (items[1], items[2]):
-        with pytest.raises(MediaError, match=r"pages of its file took longer than 45 s \(media: max_pages_s") as caught:
+        with pytest.raises(MediaError) as caught:
             gate.decode(item, DecodeSpec(), policy)
         info = caught.value.info
         assert (info.code, info.param, info.limit) == ("over_limit", "max_pages_seconds", 45.0)
@@ -266,8 +273,9 @@ def test_pages_of_files_in_messages() -> None:
     single = [{"role": "user", "content": [part(pictures("TIFF", 1), "image/tiff", "image_url")]}]
     ((_, alone),) = split_media(single)[1]
     assert not isinstance(alone.data, PdfPage)
-    with pytest.raises(InputError, match="the file has 3 pages, the limit is 2"):
+    with pytest.raises(InputError) as caught:
         split_media([{"role": "user", "content": [part(pictures("TIFF"), "image/tiff", "file")]}], MediaPolicy(max_pdf_pages=2))
+    assert (caught.value.info.code, caught.value.info.param) == ("over_limit", "max_pdf_pages")
 
 
 def test_pages_on_the_command_line(tmp_path: Path) -> None:
@@ -300,5 +308,5 @@ def test_without_the_package_the_error_names_the_extra(monkeypatch: pytest.Monke
     monkeypatch.setitem(sys.modules, "pillow_heif", None)
     data = b"\0\0\0\x1cftypheic\0\0\0\0mif1heicmiaf" + bytes(100)
     for read in (image.probe_image, image.decode_image):
-        with pytest.raises(InputError, match=r"pip install 'sensorium\[heif\]'; or convert it to JPEG or PNG"):
+        with pytest.raises(InputError, match=r"sensorium\[heif\]"):
             read(data, MediaPolicy())

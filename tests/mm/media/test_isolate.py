@@ -237,8 +237,9 @@ def test_what_takes_too_long_is_stopped(codecs: ModuleType) -> None:
     policy = MediaPolicy(worker_seconds=0.5)
     pid = run_isolated(codecs.pid, b"", POLICY)
     began = time.monotonic()
-    with pytest.raises(InputError, match=r"^decoding it took longer than 0\.5 s; give a shorter .* or raise worker_seconds$"):
+    with pytest.raises(InputError, match=r"longer than 0\.5 s") as caught:
         run_isolated(codecs.sleeps, b"", policy)
+    assert (caught.value.info.code, caught.value.info.param) == ("invalid_input", "worker_seconds")
     assert time.monotonic() - began < 300  # of 600
     assert gone(pid)
     assert run_isolated(codecs.pixels, b"abc", POLICY).shape == (2, 3, 3)
@@ -258,7 +259,7 @@ def test_a_worker_that_gets_no_processor_is_the_machines_fault(
 ) -> None:
     monkeypatch.setattr(isolate.CodecWorker, "processor_time", lambda _: next(times))
     times = iter([(5.0, 1.0), ran_and_waited])
-    with pytest.raises(BusyError, match=r"^the machine is busy: a codec worker got too little .* in its 1 s; send .* again"):
+    with pytest.raises(BusyError, match="too little processor time"):
         run_isolated(codecs.spins, b"", MediaPolicy(worker_seconds=1.0))
 
 
@@ -281,7 +282,7 @@ def test_a_worker_that_ends_itself_is_the_machines_fault(codecs: ModuleType, mon
 
     run_isolated(codecs.pid, b"", POLICY)  # the worker has started
     monkeypatch.setattr(isolate, "receive", late)
-    with pytest.raises(BusyError, match=r"reply was not read within its 0\.3 s; send the request again later"):
+    with pytest.raises(BusyError, match="reply was not read"):
         run_isolated(codecs.sleeps, b"", MediaPolicy(worker_seconds=0.3))
 
 
@@ -339,9 +340,7 @@ def test_a_worker_killed_while_at_work_or_while_idle(codecs: ModuleType) -> None
     with ThreadPoolExecutor(1) as pool:
         item = pool.submit(run_isolated, codecs.sleeps, b"tell", POLICY)
         os.kill(int(said(codecs)), signal.SIGKILL)
-        with pytest.raises(
-            InputError, match=r"was killed from outside, probably .* too little memory; send it again"
-        ) as caught:
+        with pytest.raises(InputError) as caught:
             item.result()
         assert caught.value.info.code == "out_of_memory"
     idle = run_isolated(codecs.pid, b"", POLICY)

@@ -124,7 +124,7 @@ def test_a_short_end_is_mixed_as_the_second_before_it(right: np.ndarray, cancels
 def test_a_chosen_channel() -> None:
     for channel, want in ((0, SPEECH), ("left", SPEECH), (1, OTHER), ("right", OTHER), ("1", OTHER)):
         assert np.array_equal(mono(SPEECH, OTHER, channel)[0], want)
-    with pytest.raises(InputError, match=r"channel=2, but the audio has 2 channels; give 0 or 1") as error:
+    with pytest.raises(InputError) as error:
         mono(SPEECH, OTHER, 2)
     assert error.value.info.param == "channel"
     one = decode_with_warnings((SPEECH, RATE), RATE, POLICY, None, AudioSelection(channel="right"))

@@ -91,13 +91,13 @@ def test_limits() -> None:
 
 @pytest.mark.parametrize("data", [b"%PDF-1.7 nothing", pdf()[:200], b"GIF89a %PDF-"])
 def test_broken_files(data: bytes) -> None:
-    with pytest.raises(InputError, match="the PDF cannot be read: it is broken or cut off") as error:
+    with pytest.raises(InputError, match="broken or cut off") as error:
         open_pdf(data, MediaPolicy())
     assert error.value.info.code == "invalid_media"
 
 
 def test_an_empty_file() -> None:
-    with pytest.raises(InputError, match="the PDF is empty; download or export it again") as error:
+    with pytest.raises(InputError, match="the PDF is empty") as error:
         open_pdf(b"", MediaPolicy())
     assert error.value.info.code == "invalid_media"
 
@@ -108,7 +108,7 @@ def test_an_encrypted_file() -> None:
     pages = "2 0 obj<</Type/Pages/Kids[]/Count 0>>endobj"
     body = f"%PDF-1.4\n1 0 obj<</Type/Catalog/Pages 2 0 R>>endobj\n{pages}\n3 0 obj{entry}endobj\n"
     data = f"{body}trailer<</Root 1 0 R/Encrypt 3 0 R/ID[<00><00>]>>\n%%EOF".encode()
-    with pytest.raises(InputError, match="it is encrypted; remove its password") as error:
+    with pytest.raises(InputError, match="it is encrypted") as error:
         open_pdf(data, MediaPolicy())
     assert error.value.info.code == "invalid_media"
 
@@ -249,5 +249,7 @@ def test_a_file_without_pages(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_pages_that_are_missing_fail_alone() -> None:
     *_, page = pdf_pages(small_pdf("9 0 R", 3))
     assert page.number == 3
-    with pytest.raises(MediaError, match="page 3 of the PDF is broken or missing"):
+    with pytest.raises(MediaError, match="page 3") as caught:
         gate.probe(MediaSource("image", 0, page), DecodeSpec(), MediaPolicy())
+    info = caught.value.info
+    assert (info.code, info.modality, info.index) == ("invalid_media", "image", 0)

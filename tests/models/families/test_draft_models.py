@@ -233,7 +233,7 @@ def test_models_that_cannot_draft_are_refused(name: str, other: str, reason: str
 def test_other_vocabularies_and_encoders_are_refused(
     loaded: LoadedModels, smaller: Callable[[str], Path], tmp_path: Path
 ) -> None:
-    with pytest.raises(ConfigError, match="has another encoder than the model"):
+    with pytest.raises(ConfigError, match="another encoder"):
         make_llm(ROWS["whisper"], loaded.folder("whisper"), **config(smaller("whisper")))
     for path in loaded.folder("text-llama").iterdir():
         (tmp_path / path.name).write_bytes(path.read_bytes())
@@ -242,7 +242,7 @@ def test_other_vocabularies_and_encoders_are_refused(
     first, second = list(vocab)[-2:]
     vocab[first], vocab[second] = vocab[second], vocab[first]
     (tmp_path / "tokenizer.json").write_text(json.dumps(tokenizer))
-    with pytest.raises(ConfigError, match=r"has another vocabulary: \d+ is b'.*' there, and b'.*' in the model"):
+    with pytest.raises(ConfigError, match=r"another vocabulary: \d+ is b'"):
         make_llm(ROWS["text-llama"], loaded.folder("text-llama"), **config(tmp_path))
     with pytest.raises(ConfigError, match="has another vocabulary"):
         make_llm(ROWS["text-llama"], loaded.folder("text-llama"), **config(Path("tiny-vl")))

@@ -188,7 +188,7 @@ def test_a_head_that_cannot_be_read_leaves_the_engine_asleep(
         llm.sleep()
         with monkeypatch.context() as patch:
             patch.setattr(runner.predictor, "_load_head", load)
-            with pytest.raises(InputError, match="too little memory to wake up") as caught:
+            with pytest.raises(InputError, match="too little memory") as caught:
                 llm.wake_up()
         assert caught.value is not None  # while the error is still referenced
         assert llm.asleep
@@ -219,9 +219,9 @@ def test_the_method_follows_from_the_model(loaded: LoadedModels, head: Any) -> N
     row, folder = ROWS["text-llama"], head("text-llama")
     with make_llm(row, loaded.folder("text-llama"), speculative_config={"model": str(folder)}) as llm:
         assert llm.config.speculative_config == {"model": str(folder), "method": "eagle3"}
-    with pytest.raises(ConfigError, match="does not fit the method 'draft_model'; give 'eagle3'"):
+    with pytest.raises(ConfigError, match="give 'eagle3'"):
         make_llm(row, loaded.folder("text-llama"), speculative_config={"model": str(folder), "method": "draft_model"})
-    with pytest.raises(ConfigError, match="does not fit the method 'eagle3'; give a model whose architecture is named Eagle3"):
+    with pytest.raises(ConfigError, match="is named Eagle3"):
         make_llm(row, loaded.folder("text-llama"), **options(loaded.folder("text-llama")))
 
 
@@ -243,11 +243,11 @@ def test_heads_that_do_not_fit_are_refused(loaded: LoadedModels, tmp_path: Path)
     folder = write(tmp_path / "head", vocab, hidden, hidden, **ids)
     stored = load_file(folder / "model.safetensors")
     save_file(stored | {"d2t": stored["d2t"] + vocab}, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match="d2t names tokens that the model does not have"):
+    with pytest.raises(CheckpointError, match="d2t names tokens"):
         make_llm(row, loaded.folder("text-llama"), **options(folder))
     del stored["d2t"]
     save_file(stored, folder / "model.safetensors")
-    with pytest.raises(CheckpointError, match=f"has no d2t.*: draft_vocab_size is 60, and vocab_size {vocab}; give a head"):
+    with pytest.raises(CheckpointError, match="has no d2t"):
         make_llm(row, loaded.folder("text-llama"), **options(folder))
 
 

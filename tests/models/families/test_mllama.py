@@ -69,7 +69,8 @@ def test_a_prompt_may_have_as_many_images_as_the_options_say(
     small = LLM(folder, limit_mm_per_prompt=limit, encoder_cache_bytes=2 * ROWS_OF_IMAGE * row_bytes, **options)
     (refused,) = small.generate(many_images(3), GREEDY, use_tqdm=False)
     assert refused.error is not None
-    assert "the encoder cache holds 136; give fewer, or raise encoder_cache_bytes" in refused.error.message
+    assert (refused.error.code, refused.error.limit) == ("too_long", 136)
+    assert "encoder_cache_bytes" in refused.error.message
     (output,) = small.generate(many_images(2), GREEDY, use_tqdm=False)
     assert output.error is None
 

@@ -166,8 +166,9 @@ def test_layers_after_the_pooling(model: Any, words: Any, tmp_path: Path) -> Non
         (raw,) = llm.embed(TEXTS[0], pooling_params=PoolingParams(normalize=False), use_tqdm=False)
         (short,) = llm.embed(TEXTS[0], dimensions=8, use_tqdm=False)
         (tokens,) = llm.embed(TEXTS[0], pooling="tokens", use_tqdm=False)
-        with pytest.raises(InputError, match="gives vectors of another length than 'cls\\+mean'"):
+        with pytest.raises(InputError) as caught:
             llm.embed("a", pooling="mean")
+        assert (caught.value.info.code, caught.value.info.param) == ("unsupported", "pooling")
         assert llm.engine.embedding_size() == 32
     functional = torch.nn.functional
     for text, one in zip(TEXTS, found, strict=True):
@@ -210,7 +211,7 @@ def test_vectors_are_cut_to_truncate_dim(model: Any, words: Any, tmp_path: Path,
 @pytest.mark.parametrize("value", [0, -1, "8", True, 2.5])
 def test_a_truncate_dim_that_is_no_length(model: Any, words: Any, tmp_path: Path, value: object) -> None:
     folder = save(tmp_path / "model", model, words, {"pooling_mode_mean_tokens": True}, settings={"truncate_dim": value})
-    with pytest.raises(CheckpointError, match=r"truncate_dim in .* must be a positive integer or null"):
+    with pytest.raises(CheckpointError, match="truncate_dim"):
         LLM(folder)
 
 
@@ -313,8 +314,9 @@ def test_prompts(model: Any, words: Any, tmp_path: Path, include: bool) -> None:
             llm.embed("x = 1", use_tqdm=False, **options)[0]
             for options in ({}, {"prompt_name": "query"}, {"instruction": "def "}, {"instruction": ""})
         )
-        with pytest.raises(InputError, match="prompt_name='web': the checkpoint's prompts are query, document, s2s"):
+        with pytest.raises(InputError, match="query, document, s2s") as caught:
             llm.embed("a", prompt_name="web")
+        assert (caught.value.info.code, caught.value.info.param) == ("invalid_input", "prompt_name")
         with pytest.raises(InputError, match="leave one out"):
             llm.embed("a", prompt_name="query", instruction="b")
     for prompt, one in ("class ", default), ("import os ", named), ("def ", given), ("", none):

@@ -42,7 +42,7 @@ def info_of(number: int) -> Step3VLProcessingInfo:
 
 @pytest.mark.parametrize("number", [0, 4, 5])
 def test_filters_that_torch_does_not_widen_are_refused(number: int) -> None:
-    with pytest.raises(ConfigError, match=f"resample in the preprocessor JSON is {number}, which this model does not compute"):
+    with pytest.raises(ConfigError, match=f"resample .* is {number}"):
         info_of(number)
 
 

@@ -151,5 +151,6 @@ def test_only_files_with_several_pages_count(monkeypatch: pytest.MonkeyPatch) ->
     policy = MediaPolicy(max_pdf_pages=4)
     _, media, _ = split_media([{"role": "user", "content": [*single, *several[:2], *single]}], policy)
     assert len(media) == 5 + 4 + 5
-    with pytest.raises(InputError, match="part 7: the messages hold more than 2 files with pages; send fewer"):
+    with pytest.raises(InputError) as caught:
         split_media([{"role": "user", "content": [*single, *several]}], policy)
+    assert (caught.value.info.code, caught.value.info.param) == ("over_limit", "messages[0].content[7]")
