@@ -165,17 +165,17 @@ class ServerConfig:
                 continue
             if isinstance(value, bool) or not isinstance(value, int | float) or not 0 < value < math.inf:
                 raise _error(name, value, "must be a number of seconds above 0")
-        for name, known in ("tool_call_parser", PARSERS), ("reasoning_parser", REASONING_PARSER_NAMES):
+        for name, valid in ("tool_call_parser", PARSERS), ("reasoning_parser", REASONING_PARSER_NAMES):
             value = getattr(self, name)
             if value in UNREAD:
                 reason = "is a parser of vLLM for a format that is not read here; give 'none' to get the text as it is"
                 raise ConfigError(f"<<param=>>{value!r} {reason}", code="unsupported", param=name, value=value)
-            if value not in known:
-                raise _error(name, value, f"is no parser; {hint(value, known)}")
-        for name, known in ("log_level", _LEVELS), ("log_format", ("text", "json")):
+            if value not in valid:
+                raise _error(name, value, f"is no parser; {hint(value, valid)}")
+        for name, valid in ("log_level", _LEVELS), ("log_format", ("text", "json")):
             value = getattr(self, name)
-            if value not in known:
-                raise _error(name, value, f"must be one of {', '.join(known)}")
+            if value not in valid:
+                raise _error(name, value, f"must be one of {', '.join(valid)}")
         for name in ("exit_on_engine_death", "access_log", "allow_unknown_fields"):
             value = getattr(self, name)
             if not isinstance(value, bool):
@@ -241,13 +241,13 @@ def read_config(path: str | Path) -> dict[str, Any]:
     import yaml
 
     try:
-        found = yaml.safe_load(Path(path).read_text("utf-8"))
+        options = yaml.safe_load(Path(path).read_text("utf-8"))
     except (OSError, ValueError, yaml.YAMLError, RecursionError) as error:
         reason = error.strerror if isinstance(error, OSError) else error
         raise ConfigError(f"--config {path} cannot be read: {reason}", param="config") from None
-    if found is not None and not (isinstance(found, dict) and all(isinstance(name, str) for name in found)):
-        raise ConfigError(f"--config {path} must hold options as NAME: VALUE, not {short_repr(found)}", param="config")
-    return {name.replace("-", "_"): value for name, value in (found or {}).items()}
+    if options is not None and not (isinstance(options, dict) and all(isinstance(name, str) for name in options)):
+        raise ConfigError(f"--config {path} must hold options as NAME: VALUE, not {short_repr(options)}", param="config")
+    return {name.replace("-", "_"): value for name, value in (options or {}).items()}
 
 
 _OF_LLM = {"chat_template", "metrics", "tracing"}
@@ -302,10 +302,10 @@ def _check_names(options: Mapping[str, Any], further: Collection[str]) -> None:
     from ..engine.config import EngineConfig
     from ..engine.vllm_args import NAMES
 
-    known = sorted({field.name for field in dataclasses.fields(EngineConfig)} | _OF_LLM | {*further})
+    names = sorted({field.name for field in dataclasses.fields(EngineConfig)} | _OF_LLM | {*further})
     for name in options:
-        if name not in known and name not in NAMES:
-            raise ConfigError(f"unknown option {short_repr(name)}; {hint(name, known, NAMES)}", param=name)
+        if name not in names and name not in NAMES:
+            raise ConfigError(f"unknown option {short_repr(name)}; {hint(name, names, NAMES)}", param=name)
 
 
 def with_lora(options: Mapping[str, Any], adapters: Mapping[str, str]) -> dict[str, Any]:

@@ -42,8 +42,8 @@ class EngineLoader:
 
     def options(self, entry: ModelEntry) -> dict[str, Any]:
         """Return the options of LLM for a model."""
-        own = {name: value for name, value in entry.options.items() if name not in PARSERS_OF_MODEL}
-        return with_defaults(with_lora(own, entry.adapters), self.defaults)
+        options = {name: value for name, value in entry.options.items() if name not in PARSERS_OF_MODEL}
+        return with_defaults(with_lora(options, entry.adapters), self.defaults)
 
     def model_config(self, entry: ModelEntry) -> ServerConfig:
         """Return the server's options with the names and parsers of a model."""
@@ -53,7 +53,7 @@ class EngineLoader:
     def load(self, name: str) -> Server:
         from prometheus_client import CollectorRegistry
 
-        entry = next(one for one in self.config.models or () if one.names[0] == name)
+        entry = next(candidate for candidate in self.config.models or () if candidate.names[0] == name)
         registry = CollectorRegistry()
         options = {"metrics": registry} | ({} if self.provider is None else {"tracing": self.provider})
         with loading_span(self.provider):
@@ -100,10 +100,10 @@ def make_services(
     entries = config.models or ()
     models = [_checked(loader, entry) for entry in entries]
     limit = config.max_models_bytes or _device_memory(loader, entries[0])
-    for one in models:
-        _check_room(short_repr(one.name), one.num_bytes, limit)
+    for pooled in models:
+        _check_room(short_repr(pooled.name), pooled.num_bytes, limit)
     first = [entry.names[0] for entry in entries if entry.preload]
-    _check_room("all models with preload", sum(one.num_bytes for one in models if one.name in first), limit)
+    _check_room("all models with preload", sum(pooled.num_bytes for pooled in models if pooled.name in first), limit)
     limits = Limits(limit, config.model_idle_seconds, config.model_wait_seconds, config.model_queue)
     services = loader.services = Services(config, ModelPool(models, loader, limits), registry, store)
     try:

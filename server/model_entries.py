@@ -39,11 +39,11 @@ def read_entries(value: object) -> tuple[ModelEntry, ...]:
     Raises:
         ConfigError: an entry has another form, or two have the same name.
     """
-    if isinstance(value, tuple) and all(isinstance(one, ModelEntry) for one in value):
+    if isinstance(value, tuple) and all(isinstance(entry, ModelEntry) for entry in value):
         return value
     if not isinstance(value, list | tuple) or not value:
         raise _error("models", value, "must be a list of objects with name, path, options and preload")
-    entries = [_read_entry(one, f"models[{index}]") for index, one in enumerate(value)]
+    entries = [_read_entry(entry, f"models[{index}]") for index, entry in enumerate(value)]
     names = [name for entry in entries for name in (*entry.names, *entry.adapters)]
     for name in names:
         if names.count(name) > 1:
@@ -71,7 +71,7 @@ def _read_entry(value: object, where: str) -> ModelEntry:
     if not isinstance(preload, bool):
         raise _error(f"{where}.preload", preload, "must be true or false")
     adapters = read_adapters(value.get("adapters"), f"{where}.adapters")
-    return ModelEntry(names, path, {name.replace("-", "_"): one for name, one in options.items()}, preload, adapters)
+    return ModelEntry(names, path, {name.replace("-", "_"): option for name, option in options.items()}, preload, adapters)
 
 
 def _error(name: str, value: object, reason: str) -> ConfigError:

@@ -56,7 +56,7 @@ class ModelPool(Generic[M]):
         """Return a model by any of its names or adapters, or the first one. Raise HttpError if there is none."""
         entry = self.models[0] if name is None else self.owner(name)
         if entry is None:
-            names = [short_repr(known) for model in self.models for known in (*model.names, *model.adapters)]
+            names = [short_repr(other) for entry in self.models for other in (*entry.names, *entry.adapters)]
             more = f" and {len(names) - _MAX_NAMES} more" if len(names) > _MAX_NAMES else ""
             reason = f"the model {short_repr(name)} does not exist; this server has {', '.join(names[:_MAX_NAMES])}{more}"
             raise HttpError(404, reason, "model_not_found", "model")
@@ -64,7 +64,7 @@ class ModelPool(Generic[M]):
 
     def owner(self, name: str) -> PooledModel[M] | None:
         """Return the model that has this name or an adapter of this name, or None."""
-        return self._by_name.get(name) or next((model for model in self.models if name in model.adapters), None)
+        return self._by_name.get(name) or next((entry for entry in self.models if name in entry.adapters), None)
 
     async def acquire(self, name: str | None) -> ModelLease[M]:
         """Return a model that is loaded and awake, and stays so until the lease is released.

@@ -97,8 +97,8 @@ class Services:
     def registries(self) -> list[tuple[Any, str]]:
         """The registries of all metrics, each with its label `model_name`."""
         servers = [] if self.pool.is_fixed else self.pool.loaded
-        found = [(self.registry, self.default_label), *((server.registry, server.name) for server in servers)]
-        return [(registry, name) for registry, name in found if registry is not None]
+        labelled = [(self.registry, self.default_label), *((server.registry, server.name) for server in servers)]
+        return [(registry, name) for registry, name in labelled if registry is not None]
 
     def count_malformed(self) -> None:
         """Count a request that is not HTTP. The log has no line for it, because anyone can send many."""
@@ -151,8 +151,8 @@ class Server:
     @cached_property
     def labels(self) -> dict[str, str]:
         """Names of a classification checkpoint's classes."""
-        found: dict[str, str] = load_model_files(self.engine.config.model).config.get("id2label") or {}
-        return found
+        labels: dict[str, str] = load_model_files(self.engine.config.model).config.get("id2label") or {}
+        return labels
 
     @cached_property
     def transcript_times(self) -> tuple[Times, bool]:
@@ -244,12 +244,12 @@ def keep_model(request: HTTPConnection) -> Callable[[], None]:
     return (lambda: None) if lease is None else lease.release
 
 
-def cache_salt(request: Request, given: str | None) -> str | None:
+def cache_salt(request: Request, salt: str | None) -> str | None:
     """Return the salt of a request: its own, made different for each API key, whose tenant it tells the engine."""
     tenant: str | None = request.scope[TENANT]
-    if tenant is None or given is None:
-        return given if tenant is None else tenant
-    return tenant_salt(tenant, given)
+    if tenant is None or salt is None:
+        return salt if tenant is None else tenant
+    return tenant_salt(tenant, salt)
 
 
 def priority_of(request: Request, wanted: int | None = None) -> int:

@@ -196,7 +196,7 @@ class InputProcessor:
         def left_out(modality: str) -> InputError:
             kinds = (modality if modality == "vision_chunk" else kind for kind, _ in chat.media)
             items = list(zip(kinds, chat.places, strict=True))
-            return left_out_error(messages, modality, items, chat.text, lambda given: render_chat(given, **options).text)
+            return left_out_error(messages, modality, items, chat.text, lambda changed: render_chat(changed, **options).text)
 
         return replace(parsed, places=places, left_out=left_out)
 
