@@ -41,7 +41,7 @@ _ONLY: Mapping[str, tuple[tuple[Any, ...], str]] = {  # accepted values, and why
     "revision": ((None,), "give the folder of that revision as the model"),
     "code_revision": ((None,), "no code of a checkpoint is run"),
     "max_model_len": ((None,), "the draft model's sequences are as long as the model's"),
-    "parallel_drafting": ((False,), "tokens are drafted one after the other"),
+    "parallel_drafting": ((False,), "tokens are drafted one after the other, not in parallel from mask tokens (PARD, P-EAGLE)"),
 }
 
 

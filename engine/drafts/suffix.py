@@ -7,11 +7,16 @@ from collections.abc import Sequence
 from .proposer import DraftedSequence, match_length
 
 _MAX_PLACES = 16  # earlier places that a step looks at
+_NEW = 64  # tokens that a step adds at most if the source is to go on
+_NEAR = 8  # tokens after the first one that differed where the source may go on
 _INDEXED = 1024  # tokens that a step adds to the index, so that a long prompt does not hold up the other sequences
 
 
 class SuffixProposer:
     """Finds the longest suffix of a sequence that occurs in it before, among the last 16 places; the latest one wins a tie.
+
+    If none does, the source goes on behind a few tokens that differ from it, such as the values of a table's next row: at the
+    nearest token that equals the last one, else as many tokens further as differed.
 
     The n-grams of the sequence are chained as in LZ77 (Ziv and Lempel, 1977): a place names the place before that has the same
     n-gram. A new token costs one entry of a dictionary and one of a list.
@@ -26,6 +31,8 @@ class SuffixProposer:
         self._shortest, self._longest, self.matched = shortest, max(shortest, longest), 0
         self._last: dict[tuple[int, ...], int] = {}  # n-gram -> the last place after it
         self._before: list[int] = []  # place -> the place before with the same n-gram, or 0
+        self._source = self._end = 0  # the last source, and the end of the sequence that it followed
+        self._anchor = self._misses = 0  # the first token of the source that differed, and how many did since
 
     def propose(self, sequence: DraftedSequence, budget: int) -> Sequence[int]:
         token_ids = sequence.token_ids
@@ -39,12 +46,34 @@ class SuffixProposer:
             if length > self.matched:
                 best, self.matched = earlier_end, length
             earlier_end = self._before[earlier_end]
-        if self.matched < self._shortest:  # tokens were replaced since they were read
+        if self.matched < self._shortest:
+            best = self._follow(token_ids)
+        else:
+            self._misses = 0
+        self._source, self._end = best, end
+        if not best:
             return ()
         guesses = token_ids[best : best + budget]
         while len(guesses) < budget:  # the source reaches the end, so it goes on with its own guesses: a cycle
             guesses += guesses[: budget - len(guesses)]
         return guesses
+
+    def _follow(self, token_ids: Sequence[int]) -> int:
+        """Return where the last source goes on, or 0 if it differs for too long."""
+        if not self._source or not 0 <= len(token_ids) - self._end <= _NEW:
+            return 0
+        place = self._source
+        for end in range(self._end, len(token_ids)):
+            token = token_ids[end]
+            if token_ids[place] == token:
+                place, self._misses = place + 1, 0
+                continue
+            self._anchor = self._anchor if self._misses else place
+            self._misses += 1
+            near = range(self._anchor, min(self._anchor + _NEAR, end))
+            place = next((other for other in near if token_ids[other] == token), self._anchor + self._misses - 1) + 1
+        self.matched = match_length(token_ids, place, token_ids, self._longest)
+        return place if self._misses <= _NEAR else 0
 
     def _read(self, token_ids: Sequence[int]) -> None:
         """Add the n-grams of new tokens. Entries of replaced tokens remain; comparing the tokens rejects them."""

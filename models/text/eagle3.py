@@ -62,6 +62,10 @@ def eagle3_spec(config: Mapping[str, Any], num_layers: int) -> Eagle3Spec:
     Raises:
         ConfigError: a key is missing or unreadable, or the head is none for this model.
     """
+    if config.get("parallel_drafting"):
+        raise ConfigError(
+            "the EAGLE-3 head drafts in parallel, from mask tokens (P-EAGLE); give one that drafts token by token"
+        )
     stack = decoder_spec(config, stack_of(config))
     layer = stack.layers[0]
     if len(stack.layers) != 1 or not isinstance(layer.mixer, AttentionSpec) or not isinstance(layer.mlp, MlpSpec):

@@ -35,10 +35,41 @@ def test_suffix_finds_the_longest_match(shortest):
             growing.token_ids.append(token)
             guesses = proposer.propose(growing, 5)
             length, place = longest_suffix(growing.token_ids, shortest, 8)
-            if proposer.matched == length:  # beyond 16 places, a shorter match may be found
+            if length and proposer.matched == length:  # beyond 16 places, a shorter match may be found
                 period = growing.token_ids[place:]
-                assert list(guesses) == ([period[i % len(period)] for i in range(5)] if length else [])
-            assert proposer.matched <= length
+                assert list(guesses) == [period[i % len(period)] for i in range(5)]
+            assert proposer.matched <= (length or shortest - 1)  # a source that goes on may agree in less than an n-gram
+
+
+@pytest.mark.parametrize(
+    ("replaced", "expected"),
+    [
+        ([7], [30, 31, 32]),  # one token for one
+        ([7, 8], [31, 32, 2]),  # two for one: two tokens of the source are passed
+        ([7, 8, 30], [31, 32, 2]),  # the nearest token that is equal
+        ([], [9, 30, 31]),
+    ],
+)
+def test_a_source_goes_on_behind_other_values(replaced, expected):
+    """The second row of a table has other values between the same keys."""
+    row, tokens = [20, 21, 22, 9, 30, 31, 32], [2]
+    growing, proposer = sequence([*tokens, *row, 2, 20, 21, 22]), SuffixProposer()
+    assert list(proposer.propose(growing, 3)) == [9, 30, 31]
+    for token in replaced:
+        growing.token_ids.append(token)
+        guesses = list(proposer.propose(growing, 3))
+    assert (guesses if replaced else list(proposer.propose(growing, 3))) == expected
+
+
+def test_a_source_that_differs_for_long_is_dropped():
+    growing, proposer = sequence([2, 20, 21, 22, *range(30, 60), 20, 21, 22]), SuffixProposer()
+    lengths = []
+    for token in range(100, 110):
+        lengths.append(len(proposer.propose(growing, 4)))
+        growing.token_ids.append(token)
+    assert lengths == [4] * 9 + [0]
+    growing.token_ids += [20, 21, 22]
+    assert list(proposer.propose(growing, 2)) == [100, 101]
 
 
 def test_suffix_reads_each_token_once_and_survives_rollbacks():

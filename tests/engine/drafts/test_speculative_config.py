@@ -46,6 +46,8 @@ def test_what_is_mapped(given, limits):
         ({"model": 3}, "must be the folder of the model that drafts, or its name on the Hub"),
         ({"model": "a", "quantization": "int5"}, "['quantization']='int5' must be one of int8, fp8, int4"),
         ({"model": "a", "revision": "main"}, "give the folder of that revision as the model"),
+        ({"model": "a", "parallel_drafting": True}, "['parallel_drafting']=True cannot be honoured"),
+        ({"method": "eagle3", "model": "a", "parallel_drafting": True}, "['parallel_drafting']=True cannot be honoured"),
         ({"method": "mtp", "quantization": "int8"}, "it is for a draft model"),
         ({"method": "medusa"}, "['method']='medusa' cannot be honoured; the methods are ngram, suffix, mtp, draft_model, "),
         ({"method": "mtp", "model": "x"}, "method 'mtp' has no model"),
