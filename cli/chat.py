@@ -160,7 +160,7 @@ def json_fields(output: RequestOutput) -> dict[str, Any]:
         "prompt_tokens": len(output.prompt_token_ids),
         "cached_tokens": output.num_cached_tokens,
         "completion_tokens": len(answer.token_ids),
-        **({"elements": answer.elements} if answer.elements else {}),
+        **({"elements": [element.fields() for element in answer.elements]} if answer.elements else {}),
         **({"drafts": output.drafts} if output.drafts else {}),
         "error": output.error,
     }

@@ -7,10 +7,16 @@ from dataclasses import dataclass
 from typing import Literal
 
 from ...callers.errors import ErrorInfo
+from ...engine.elements import Cell
 from ...mm.media.page_facts import Box
 
-Kind = Literal["heading", "paragraph", "list_item", "table", "formula", "code", "picture", "page"]
-"""Kinds of blocks. "page" is the text of a whole page, if the model does not divide it into blocks."""
+Kind = Literal[
+    "heading", "paragraph", "list_item", "table", "formula", "code", "picture", "caption", "footnote", "page_header",
+    "page_footer", "page",
+]  # fmt: skip
+"""Kinds of blocks. "page" is the text of a whole page that cannot be divided."""
+FURNITURE: tuple[Kind, ...] = ("page_header", "page_footer")
+"""Kinds that Markdown, text and HTML leave out."""
 Source = Literal["text_layer", "reader", "model"]
 Way = Literal["blank", "text_layer", "draft", "reading", "unread"]
 """How a page is read. "blank": not at all, because it shows nothing. "text_layer": from the file. "draft": by a model, with the
@@ -31,9 +37,12 @@ class Block:
     """A part of a page. Blocks stand in reading order.
 
     Args:
-        text: without line ends, except in tables, code and whole pages.
+        text: without line ends, except in tables (a line for each row, a tab between cells), formulas (LaTeX), code, and whole
+            pages.
+        text_format: "markdown" if the text has inline markup, as models write it.
         box: in points from the top left corner of the page; None if the source gives no boxes.
-        level: of a heading, from 1.
+        level: of a heading, or of an item in a list of a model, from 1.
+        cells: of a table.
         confidence: from 0 to 1, None if the source gives none.
         model: name of the model or reader; "" for the text layer.
     """
@@ -46,6 +55,8 @@ class Block:
     confidence: float | None = None
     source: Source = "text_layer"
     model: str = ""
+    text_format: Literal["plain", "markdown"] = "plain"
+    cells: tuple[Cell, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -73,8 +84,8 @@ class PageRecord:
 
     @property
     def text(self) -> str:
-        """The blocks' texts, with an empty line between them."""
-        return "\n\n".join(block.text for block in self.blocks if block.text)
+        """The blocks' texts, with an empty line between them, without headers and footers of the page."""
+        return "\n\n".join(block.text for block in self.blocks if block.text and block.kind not in FURNITURE)
 
 
 @dataclass(frozen=True)
@@ -100,6 +111,23 @@ class Document:
     def failed(self) -> Sequence[PageRecord]:
         """The pages with an error."""
         return [page for page in self.pages if page.error is not None]
+
+
+def table_rows(cells: Sequence[Cell]) -> list[list[str]]:
+    """Return the texts of each row of a table. A cell that spans several rows or columns stands in the first one."""
+    rows = list[list[str]]()
+    for cell in cells:
+        while len(rows) <= cell.row:
+            rows.append([])
+        row = rows[cell.row]
+        row += [""] * (cell.column + 1 - len(row))
+        row[cell.column] = cell.text
+    return rows
+
+
+def table_text(cells: Sequence[Cell]) -> str:
+    """Return a table as text: a line for each row, a tab between cells."""
+    return "\n".join("\t".join(" ".join(text.split()) for text in row) for row in table_rows(cells))
 
 
 def pixel_box(box: Box, scale: float) -> Box:

@@ -9,12 +9,13 @@ import html
 import json
 import re
 from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...callers.errors import ErrorInfo
-from .blocks import Block, Line, PageRecord, pixel_box
+from .blocks import FURNITURE, Block, Line, PageRecord, pixel_box
 from .ocr_formats import alto, hocr
+from .tables import html_table, markdown_table
 
 SUFFIXES = {"md": ".md", "json": ".json", "txt": ".txt", "html": ".html", "hocr": ".hocr", "alto": ".xml"}
 """Format -> end of the file's name."""
@@ -53,25 +54,34 @@ def _markdown(document: Projected) -> Iterator[str]:
             yield f"\n<!-- page {page.number} was not read: {_comment(page.error.message)} -->\n"
         last = None
         for block in page.blocks:
+            if block.kind in FURNITURE:
+                continue
             yield "" if last == block.kind == "list_item" else "\n"
             yield f"{_markdown_of(block)}\n"
             last = block.kind
 
 
 def _markdown_of(block: Block) -> str:
-    if block.kind in ("page", "table", "formula"):  # models write these in Markdown
+    if block.kind == "page":
         return block.text
+    if block.kind == "table" and block.cells:
+        return markdown_table(block.cells)
+    if block.kind == "formula":
+        return f"$$\n{block.text}\n$$"
     if block.kind == "code":
-        return f"```\n{block.text}\n```"
+        fence = "`" * max(3, 1 + max(map(len, re.findall("`+", block.text)), default=0))
+        return f"{fence}\n{block.text}\n{fence}"
+    bullet = _ITEM.match(block.text) if block.kind == "list_item" else None
+    text = block.text[bullet.end() :] if bullet else block.text
+    if block.text_format == "plain":
+        text = _SPECIAL.sub(r"\\\1", text)
     if block.kind == "list_item":
-        bullet = _ITEM.match(block.text)
-        return f"- {_escaped(block.text[bullet.end() :])}" if bullet else _escaped(block.text)
-    text = _STARTS.sub(r"\1\\\2", _escaped(block.text))
+        return f"{'  ' * (block.level - 1)}{'- ' if bullet else ''}{text}"
+    if block.text_format == "plain":
+        text = _STARTS.sub(r"\1\\\2", text)
+    if block.kind == "picture":
+        return f"![{text}]()"
     return f"{'#' * max(block.level, 1)} {text}" if block.kind == "heading" else text
-
-
-def _escaped(text: str) -> str:
-    return _SPECIAL.sub(r"\\\1", text)
 
 
 def _comment(text: str) -> str:
@@ -120,6 +130,8 @@ def _block_fields(order: int, block: Block, scale: float) -> dict[str, Any]:
         "kind": block.kind,
         **({"level": block.level} if block.level else {}),
         "text": block.text,
+        "text_format": block.text_format,
+        **({"cells": [asdict(cell) for cell in block.cells]} if block.cells else {}),
         "box": block.box,
         "box_pixels": block.box and pixel_box(block.box, scale),
         "confidence": block.confidence,
@@ -142,7 +154,7 @@ def _dumps(value: object) -> str:
     return json.dumps(value, ensure_ascii=False)
 
 
-_HTML_TAGS = {"list_item": "li", "code": "pre", "page": "pre", "table": "pre", "formula": "pre"}
+_HTML_TAGS = {"list_item": "li", "code": "pre", "page": "pre", "table": "pre", "formula": "pre", "caption": "figcaption"}
 
 
 def _html(document: Projected) -> Iterator[str]:
@@ -156,6 +168,8 @@ def _html(document: Projected) -> Iterator[str]:
             yield f'<p class="error">page {page.number} was not read: {html.escape(page.error.message)}</p>\n'
         is_list = False
         for block in page.blocks:
+            if block.kind in FURNITURE:
+                continue
             if is_list != (block.kind == "list_item"):
                 is_list = not is_list
                 yield "<ul>\n" if is_list else "</ul>\n"
@@ -169,6 +183,8 @@ def _html_of(block: Block) -> str:
     tag = f"h{max(block.level, 1)}" if block.kind == "heading" else _HTML_TAGS.get(block.kind, "p")
     text = _ITEM.sub("", block.text) if block.kind == "list_item" else block.text
     box = "" if block.box is None else f' data-box="{" ".join(f"{side:g}" for side in block.box)}"'
+    if block.kind == "table" and block.cells:
+        return f"{html_table(block.cells, box)}\n"
     return f"<{tag}{box}>{html.escape(text)}</{tag}>\n"
 
 

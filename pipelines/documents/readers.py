@@ -17,6 +17,7 @@ from ...mm.media.isolate import run_isolated
 from ...mm.media.page_facts import Box, PageFacts, TextLine, page_pixels
 from ...mm.media.pdf import holds_pictures, is_pdf
 from ...mm.media.policy import MediaPolicy, PdfFile, page_of
+from .answers import answer_blocks
 from .blocks import Block, PageRecord, Way
 from .text_blocks import blocks_of, reading_order
 from .ways import INSTALL, ReaderKind
@@ -164,7 +165,8 @@ class ModelReader:
         for page, result in zip(pages, results, strict=True):
             error = None if result.error is None else result.error.without_item()
             error = None if error is None else replace(error, modality=None, index=None)
-            blocks = () if error or not result.text else (Block("page", result.text, source="model", model=name),)
+            marked = None if error else result.output.outputs[0].marked
+            blocks = () if error or not result.text else answer_blocks(result.text, marked, page.scale, name)
             cut = "it was cut off at the token limit" if result.finish_reason == "length" else None
             records.append(page.record(blocks, error, result.doubt or cut))
         return records

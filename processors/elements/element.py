@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass, field
 from math import isfinite
+from typing import Any
 
 _NUMBER = re.compile(r"-?\d{1,9}(?:\.\d{1,9})?")
 
@@ -36,6 +37,7 @@ class Element:
         time: seconds of the video at which the element is there; None in an image.
         track: number of the object, the same in all frames; None if the format does not number objects.
         angle: degrees by which its content is turned clockwise, 0, 90, 180 or 270; None if the answer does not say.
+        span: start and end of its markup and content in the answer with its special tokens; (0, 0) in formats without content.
     """
 
     label: str = ""
@@ -47,6 +49,13 @@ class Element:
     time: float | None = None
     track: int | None = None
     angle: int | None = None
+    span: tuple[int, int] = field(default=(0, 0), repr=False, compare=False)
+
+    def fields(self) -> dict[str, Any]:
+        """Return what callers see of it, without `span`."""
+        values = asdict(self)
+        del values["span"]
+        return values
 
 
 @dataclass(frozen=True)

@@ -9,12 +9,15 @@ from itertools import chain, islice
 
 from . import location_tokens
 from .element import Element, ImageScale
+from .html_boxes import find_html_boxes
 from .json_places import find_json
 from .tables import MAX_CELLS, read_table
 from .tagged import BOX_REF, BOX_REF_MD, OBJECT_REF_BOX, REF_BOX, REF_DET, find_tagged
 
 MAX_ELEMENTS = 10_000
 MAX_CHARACTERS = 1_000_000  # of an answer; the rest is not searched
+HTML_BOX = "data-bbox"
+"""What HTML with boxes has and JSON has not."""
 _OTSL_STARTS = ("<fcel>", "<ecel>", "<ched>", "<rhed>", "<srow>")
 MAX_LABEL = 200  # characters; several elements share a label
 
@@ -23,22 +26,23 @@ Finder = Callable[[str, ImageScale], Iterable[Element]]
 
 def _box_tokens(text: str, scale: ImageScale) -> Iterator[Element]:
     style = OBJECT_REF_BOX if OBJECT_REF_BOX.label[0] in text else BOX_REF
-    return chain(_table(text, scale), find_tagged(text, scale, style), find_json(text, scale, 1000, 1000))
+    find = find_html_boxes if HTML_BOX in text else find_json
+    return chain(_table(text, scale), find_tagged(text, scale, style), find(text, scale, 1000, 1000))
 
 
 def _table(text: str, scale: ImageScale) -> Iterator[Element]:
     """Yield the table of an answer that is one table as OTSL tokens, without a box (MinerU 2.5)."""
     if text.lstrip().startswith(_OTSL_STARTS) and (cells := read_table(text)):
-        yield Element("table", text.strip(), cells=cells, image=scale.index)
+        yield Element("table", text.strip(), cells=cells, image=scale.index, span=(0, len(text)))
 
 
-def _resized_json(text: str, scale: ImageScale) -> Iterator[Element]:
+def _resized_places(text: str, scale: ImageScale) -> Iterator[Element]:
     height, width = scale.resized
-    return find_json(text, scale, width, height)
+    return (find_html_boxes if HTML_BOX in text else find_json)(text, scale, width, height)
 
 
 FORMATS: Mapping[str, Finder] = {
-    "box_tokens": _box_tokens,  # or JSON in thousandths, or one table
+    "box_tokens": _box_tokens,  # or JSON or HTML in thousandths, or one table
     "corner_tokens": location_tokens.find_corner_tokens,
     "doctags": location_tokens.find_doctags,
     "loc_tokens": location_tokens.find_loc_tokens,
@@ -48,7 +52,7 @@ FORMATS: Mapping[str, Finder] = {
     "pointing_tags": location_tokens.find_pointing_tags,
     "ref_box": partial(find_tagged, style=REF_BOX),
     "ref_det": partial(find_tagged, style=REF_DET),
-    "resized_json": _resized_json,  # pixels of the resized image
+    "resized_json": _resized_places,  # or HTML, in pixels of the resized image
     "xy_tokens": location_tokens.find_xy_tokens,
 }
 NUMBERED: Mapping[str, Callable[[str, Sequence[ImageScale]], Iterable[Element]]] = {

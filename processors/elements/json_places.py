@@ -19,16 +19,18 @@ _TEXTS = ("text", "text_content", "content")
 
 def find_json(text: str, scale: ImageScale, across: float, down: float) -> Iterator[Element]:
     """Yield the elements of all JSON objects in the text, including the complete ones in an unfinished list."""
-    for value in _objects(text):
-        yield from _walk(value, scale, across, down, 0)
+    for value, span in _objects(text):
+        yield from (replace(element, span=span) for element in _walk(value, scale, across, down, 0))
 
 
-def _objects(text: str) -> Iterator[object]:
+def _objects(text: str) -> Iterator[tuple[object, tuple[int, int]]]:
+    """Yield the outermost JSON objects of a text, each with its start and end."""
     at = failures = 0
     while (at := text.find("{", at)) >= 0 and failures < _MAX_FAILURES:
         try:
+            start = at
             value, at = _DECODER.raw_decode(text, at)
-            yield value
+            yield value, (start, at)
         except (ValueError, RecursionError):
             at, failures = at + 1, failures + 1
 

@@ -17,7 +17,7 @@ from .tables import read_table
 _LOC_TOKENS = re.compile(r"((?:<loc\d{4}>){4})(?:<seg\d{3}>)*([^;<\n]*)")
 _CORNER_TOKENS = re.compile(r"((?:<\|LOC_\d{1,4}\|>){8})")
 _PAIRS = re.compile(r"(\(\d{1,4},\s?\d{1,4}\),\s?\(\d{1,4},\s?\d{1,4}\))")
-_TAG = re.compile(r"<[^<>]*>")
+_TAG = re.compile(r"<[A-Za-z_/|][^<>]*>")
 _POINTS = re.compile(r"<(?:points?|tracks)\s([^<>]*)>([^<]*)")
 _ATTRIBUTE = re.compile(r"([xy]\d*)\s*=\s*\"\s*(\d{1,3}(?:\.\d{1,9})?)\s*\"")
 _COORDS = re.compile(r"coords\s*=\s*\"([^\"]*)\"")
@@ -46,7 +46,7 @@ def find_corner_tokens(text: str, scale: ImageScale) -> Iterator[Element]:
     """Yield polygons written as a text and eight `<|LOC_123|>`: four corners, in thousandths. A table is one element."""
     cells = read_table(text)
     if cells:
-        yield Element("table", text.strip(), cells=cells, image=scale.index)
+        yield Element("table", text.strip(), cells=cells, image=scale.index, span=(0, len(text)))
     yield from _after_their_text(_CORNER_TOKENS.split(text), scale)
 
 
@@ -56,10 +56,12 @@ def find_pairs(text: str, scale: ImageScale) -> Iterator[Element]:
 
 
 def _after_their_text(parts: list[str], scale: ImageScale) -> Iterator[Element]:
+    end = 0
     for content, location in zip(parts[::2], parts[1::2], strict=False):
+        start, end = end, end + len(content) + len(location)
         element = scale.element(numbers_of(location), 1000, 1000, text=_TAG.sub("", content).strip())
         if element is not None:
-            yield element
+            yield replace(element, span=(start, end))
 
 
 def find_point_tags(text: str, scale: ImageScale) -> Iterator[Element]:
@@ -126,6 +128,7 @@ class _Open:
     name: str
     numbers: list[float]
     order: int
+    start: int
     pieces: list[str] = field(default_factory=list)
 
 
@@ -134,7 +137,7 @@ def find_doctags(text: str, scale: ImageScale) -> Iterator[Element]:
     numbered: list[tuple[int, Element]] = []
     opened: list[_Open] = []
 
-    def close() -> None:
+    def close(end: int) -> None:
         last = opened.pop()
         content = "".join(last.pieces)
         cells = read_table(content) if last.name in ("otsl", "chart", "picture") else ()
@@ -142,7 +145,12 @@ def find_doctags(text: str, scale: ImageScale) -> Iterator[Element]:
         located = scale.element(last.numbers, _DOCTAG_UNITS, _DOCTAG_UNITS)
         if located is not None:
             element = Element(
-                label, _TAG.sub(" " if cells else "", content).strip(), located.box, cells=cells, image=scale.index
+                label,
+                _TAG.sub(" " if cells else "", content).strip(),
+                located.box,
+                cells=cells,
+                image=scale.index,
+                span=(last.start, end),
             )
             numbered.append((last.order, element))
 
@@ -153,15 +161,15 @@ def find_doctags(text: str, scale: ImageScale) -> Iterator[Element]:
         end = tag.end()
         if tag[1]:
             if len(opened) < _MAX_OPEN:
-                opened.append(_Open(tag[1], numbers_of(tag[2]), order))
+                opened.append(_Open(tag[1], numbers_of(tag[2]), order, tag.start()))
         elif any(outer.name == tag[3] for outer in opened):
             while opened[-1].name != tag[3]:
-                close()
-            close()
+                close(tag.start())
+            close(end)
     if opened:
         opened[-1].pieces.append(text[end:])
     while opened:
-        close()
+        close(len(text))
     yield from (element for _, element in sorted(numbered, key=lambda pair: pair[0]))
 
 
@@ -184,4 +192,4 @@ def find_xy_tokens(text: str, scale: ImageScale) -> Iterator[Element]:
         content = text[first.end() : last.start()].strip()
         element = scale.element(moved, max(1, inner_wide), max(1, inner_tall), last[3].strip(), content)
         if element is not None:
-            yield element
+            yield replace(element, span=(first.start(), last.end()))

@@ -13,14 +13,29 @@ from .element import Cell
 MAX_CELLS = 10_000
 _MAX_ATTRIBUTES = 200  # characters of a tag that are searched for spans
 _OTSL = re.compile(r"<(fcel|ecel|ched|rhed|srow|lcel|ucel|xcel|nl)>")
+_WITHOUT_TEXT = ("lcel", "ucel", "xcel", "nl")
 _HTML = re.compile(r"<(/?)(tr|td|th)\b([^<>]*)>", re.IGNORECASE)
 _SPAN = re.compile(r"\b(row|col)span\s{0,4}=\s{0,4}[\"']?\s{0,4}(\d{1,4})", re.IGNORECASE)
-_TAG = re.compile(r"<[^<>]*>")
+_TAG = re.compile(r"<[A-Za-z_/!][^<>]*>")
 
 
 def read_table(text: str) -> tuple[Cell, ...]:
     """Return the cells of the OTSL tables of a text, or else of its HTML tables; () without a table."""
     return _read_otsl(text) or _read_html(text)
+
+
+def text_outside(text: str) -> str:
+    """Return what a table's OTSL or HTML has outside of the cells of `read_table`, such as its caption, without tags."""
+    if len(parts := _OTSL.split(text)) > 1:
+        kinds, outside = parts[1::2], [parts[0]]
+        outside += [content for kind, content in zip(kinds, parts[2::2], strict=True) if kind in _WITHOUT_TEXT]
+    else:
+        outside, end, is_cell = [], 0, False
+        for tag in _HTML.finditer(text):
+            outside.append("" if is_cell else text[end : tag.start()])
+            end, is_cell = tag.end(), not tag[1] and tag[2].lower() != "tr"
+        outside.append("" if is_cell else text[end:])
+    return " ".join(" ".join(unescape(_TAG.sub(" ", part)) for part in outside).split())
 
 
 def _read_otsl(text: str) -> tuple[Cell, ...]:
@@ -38,7 +53,7 @@ def _read_otsl(text: str) -> tuple[Cell, ...]:
     cells = []
     for i, row in enumerate(rows):
         for j, (kind, content) in enumerate(row):
-            if kind in ("lcel", "ucel", "xcel"):
+            if kind in _WITHOUT_TEXT:
                 continue
             across = down = 1
             while kind_at(i, j + across) == "lcel":

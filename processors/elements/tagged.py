@@ -8,11 +8,13 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
+from itertools import accumulate
 
 from .element import Element, ImageScale, numbers_of
 from .tables import read_table
 
 _TURNED = re.compile(r"<\|rotate_(up|right|down|left)\|>")
+_TOKEN = re.compile(r"<\|[^<>|]{1,40}\|>")
 _ANGLES = {"up": 0, "right": 90, "down": 180, "left": 270}  # the side that the top of the content points to
 
 
@@ -50,28 +52,42 @@ class _Place:
     label: str
     numbers: list[float]
     content: str
+    span: tuple[int, int]
     angle: int | None = None
 
 
 def find_tagged(text: str, scale: ImageScale, style: TagStyle) -> Iterator[Element]:
     """Yield the elements of the complete pairs of tags, in order. Several boxes may follow a label."""
     parts = re.split("(" + "|".join(map(re.escape, (*style.label, *style.box, *style.content))) + ")", text)
-    label, places = "", list[_Place]()
+    label, label_start, places = "", 0, list[_Place]()
     parts += ["", ""] if parts[-2:-1] == list(style.content[:1]) else []
+    starts = [0, *accumulate(map(len, parts))]
     for at in range(1, len(parts) - 3, 2):
         pair, inside, after = (parts[at], parts[at + 2]), parts[at + 1], parts[at + 3]
         if pair == style.label:
-            label = inside.strip()
+            label, label_start = inside.strip(), starts[at]
             if style.label_follows and places:
                 turned = _TURNED.search(after.partition("\n")[0])
-                places[-1] = replace(places[-1], label=label, angle=_ANGLES[turned[1]] if turned else None)
+                angle, span = (
+                    _ANGLES[turned[1]] if turned else None,
+                    _extended(text, places[-1].span, starts[at], starts[at + 3]),
+                )
+                places[-1] = replace(places[-1], label=label, angle=angle, span=span)
         elif pair == style.box:
             numbers, content = numbers_of(inside), after.strip() if style.has_text else ""
             name = "" if style.label_follows else label
-            places += [_Place(name, numbers[i : i + 4], "" if i else content) for i in range(0, len(numbers) - 3, 4)]
+            start = label_start if name and label_start >= 0 and not parts[at - 1].strip() else starts[at]
+            span, label_start = (start, starts[at + 4] if style.has_text else starts[at + 3]), -1
+            places += [_Place(name, numbers[i : i + 4], "" if i else content, span) for i in range(0, len(numbers) - 3, 4)]
         elif parts[at] in style.content[:1] and places:  # an unfinished answer may lack the closing tag
-            places[-1] = replace(places[-1], content=inside.removesuffix("<|im_end|>").strip())
+            span = _extended(text, places[-1].span, starts[at], starts[at + 3])
+            places[-1] = replace(places[-1], content=inside.removesuffix("<|im_end|>").strip(), span=span)
     for tagged in places:
         element = scale.element(tagged.numbers, style.units, style.units, tagged.label, tagged.content)
         if element is not None:
-            yield replace(element, cells=read_table(tagged.content), angle=tagged.angle)
+            yield replace(element, cells=read_table(tagged.content), angle=tagged.angle, span=tagged.span)
+
+
+def _extended(text: str, span: tuple[int, int], start: int, end: int) -> tuple[int, int]:
+    """Return a span that ends with the part of a text from start to end, if only tokens are before that part."""
+    return (span[0], end) if not _TOKEN.sub("", text[span[1] : start]).strip() else span

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Mapping, Sequence
-from dataclasses import asdict, dataclass, field, replace
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 from fastapi import Request
@@ -187,7 +187,7 @@ class Chat:
 
     def elements(self, answer: CompletionOutput) -> dict[str, Any]:
         """Return the elements that a finished answer names, if the request asks for them."""
-        return {"elements": [asdict(element) for element in answer.elements]} if self.body.return_elements else {}
+        return {"elements": [element.fields() for element in answer.elements]} if self.body.return_elements else {}
 
     async def chunks(
         self, output: RequestOutput, outputs: AsyncGenerator[RequestOutput, None]

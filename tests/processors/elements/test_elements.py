@@ -48,6 +48,13 @@ BOXES = [
     ),
     ("resized_json", '[{"bbox_2d": [10, 20, 30, 40], "label": "cup"}]', "cup", box(20, 40, 60, 80)),
     ("resized_json", '[{"bbox": [0, 0, 500, 500], "category": "Picture"}]', "Picture", WHOLE),
+    (
+        "resized_json",
+        '<body><div class="image" data-bbox="10 20 30 40"><img data-bbox="1 1 2 2"/></div>',
+        "image",
+        box(20, 40, 60, 80),
+    ),
+    ("box_tokens", "<ol data-bbox='100 200 300 400'><li>1 &lt; 2</li></ol>", "li", box(20, 20, 60, 40)),
     ("ref_box", "<ref>cup</ref><box>[[100, 200, 300, 400]]</box>", "cup", box(20, 20, 60, 40)),
     ("ref_det", "<|ref|>cup<|/ref|><|det|>[[0, 0, 999, 999]]<|/det|>", "cup", WHOLE),
     ("loc_tokens", "<loc0256><loc0512><loc0768><loc1023> cup ; dog", "cup", box(100, 25, 199.8, 75)),
@@ -90,6 +97,24 @@ def test_an_answer_that_is_one_table():
 def test_every_format_has_a_case():
     others = {"pairs_in_text", "point_tags", "pointing_tags", "xy_tokens", "corner_tokens"}
     assert {form for form, *_ in BOXES} | others == set(FORMATS)
+
+
+SPANS = [
+    ("box_tokens", 'a {"bbox_2d": [1, 2, 3, 4], "label": "b"} c'),
+    ("resized_json", 'a <p data-bbox="1 2 3 4">b</p> c'),
+    ("ref_box", "a <ref>b</ref><box>[[1, 2, 3, 4]]</box> c"),
+    ("box_tokens", "a <|box_start|>1 2 3 4<|box_end|><|ref_start|>b<|ref_end|> c"),
+    ("md_tokens", "a <|box_start|>1 2 3 4<|box_end|><|ref_start|>b<|ref_end|><|rotate_up|><|md_start|>b<|md_end|> c"),
+    ("doctags", "a <text><loc_1><loc_2><loc_3><loc_4>b</text> c"),
+    ("xy_tokens", "a <x_0.1><y_0.1>b<x_0.2><y_0.2><class_Text> c"),
+]
+
+
+@pytest.mark.parametrize(("form", "text"), SPANS)
+def test_spans_of_elements(form, text):
+    (one,) = found(form, text)
+    assert text[slice(*one.span)] == text[2:-2]
+    assert "span" not in one.fields()
 
 
 def test_several_boxes_and_labels():

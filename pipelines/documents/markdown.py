@@ -1,0 +1,203 @@
+"""Markdown, as document models write it, to blocks: headings, lists, tables, formulas, code, pictures and paragraphs.
+
+Nothing is left out but markup. The text of blocks keeps inline markup (`**bold**`, `$x$`, `\\*`): it is Markdown itself.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from dataclasses import dataclass, field, replace
+
+from ...engine.elements import MAX_CELLS, Cell, read_table, text_outside
+from .blocks import Block, Kind, Line, table_text
+
+_FENCE = re.compile(r"\s{0,3}(`{3,}|~{3,})\s*([\w+-]*)\s*$")
+_HEADING = re.compile(r"\s{0,3}(#{1,6})(?:\s+(.*?))?(?:\s+#+)?\s*$")
+_ITEM = re.compile(r"(\s*)((?:[-*+•]|\(?\d{1,4}[.)])\s+\S.*)$")
+_RULE = re.compile(r"\s{0,3}(?:(?:-\s*){3,}|(?:\*\s*){3,}|(?:_\s*){3,})$")
+_DELIMITERS = re.compile(r"\s*\|?\s*:?-+:?\s*(?:\|\s*:?-+:?\s*)*\|?\s*$")
+_PIPE = re.compile(r"(?<!\\)\|")
+_IMAGE = re.compile(r"\s*!\[([^\[\]]*)\]\(([^()\s]*)\)\s*$")
+_MATHS = (("$$", "$$"), ("\\[", "\\]"))
+_ENVIRONMENT = re.compile(r"\s*\\begin\{((?:equation|align|gather|multline|displaymath)\*?)\}")
+_TAGS: dict[str, Kind] = {
+    "page_number": "page_footer", "footer": "page_footer", "header": "page_header", "watermark": "paragraph",
+    "img": "picture", "figcaption": "caption", "signature": "paragraph",
+}  # fmt: skip
+_TAGGED = re.compile(rf"\s*<({'|'.join(_TAGS)})>(.*?)</\1>", re.IGNORECASE | re.DOTALL)
+_TABLE, _TABLE_END = re.compile(r"<table\b", re.IGNORECASE), re.compile(r"</table\s*>", re.IGNORECASE)
+_WRAPPED = ("", "markdown", "md", "html")  # languages of a code fence around a whole answer
+_FRONT_MATTER = ("primary_language", "is_rotation_valid", "rotation_correction", "is_table", "is_diagram")  # olmOCR's
+
+
+def markdown_blocks(text: str, block: Block) -> Iterator[Block]:
+    """Yield the blocks of a text in Markdown.
+
+    Args:
+        block: gives the blocks their source, model and box.
+    """
+    lines = _unwrapped(text.replace("\r\n", "\n").split("\n"))
+    return iter(_Splitter(lines, replace(block, text_format="markdown")).split())
+
+
+def _unwrapped(lines: list[str]) -> list[str]:
+    """Return the lines without a code fence around all of them, and without olmOCR's front matter."""
+    while lines and not lines[0].strip():
+        lines = lines[1:]
+    while lines and not lines[-1].strip():
+        lines = lines[:-1]
+    fence = _FENCE.match(lines[0]) if lines else None
+    if fence and fence[2].lower() in _WRAPPED and (fence[2] or len(lines) > 2):
+        inner = lines[1:-1] if lines[-1].strip() == fence[1] else lines[1:]
+        if not any(line.strip().startswith(fence[1]) for line in inner):
+            lines = inner if fence[2] else lines
+    if lines[:1] == ["---"] and "---" in lines[1:]:
+        end = lines.index("---", 1)
+        if all(line.partition(":")[0].strip() in _FRONT_MATTER for line in lines[1:end]):
+            return lines[end + 1 :]
+    return lines
+
+
+@dataclass
+class _Splitter:
+    """Splits lines into blocks. `paragraph`: the lines of the paragraph or item that has begun."""
+
+    lines: list[str]
+    base: Block
+    blocks: list[Block] = field(default_factory=list)
+    paragraph: list[str] = field(default_factory=list)
+    kind: Kind = "paragraph"
+    level: int = 0
+
+    def split(self) -> list[Block]:
+        at = 0
+        while at < len(self.lines):
+            at = self._next(at)
+        self._end()
+        return self.blocks
+
+    def _next(self, at: int) -> int:
+        """Read the line at an index, and those that belong to it. Return the index of the next one.
+
+        The other methods return None if what they read does not begin there.
+        """
+        line = self.lines[at]
+        if not line.strip() or _RULE.match(line):
+            self._end()
+            return at + 1
+        for read in (self._fence, self._formula, self._html_table, self._pipe_table, self._tagged):
+            if (after := read(at)) is not None:
+                return after
+        if heading := _HEADING.match(line):
+            self._add("heading", heading[2] or "", level=len(heading[1]))
+        elif image := _IMAGE.match(line):
+            self._add("picture", image[1] or image[2])
+        elif item := _ITEM.match(line):
+            self._end()
+            self.paragraph, self.kind, self.level = [item[2].strip()], "list_item", 1 + len(item[1].expandtabs(4)) // 2
+        else:
+            self.paragraph.append(line.strip())
+        return at + 1
+
+    def _end(self) -> None:
+        """Add the paragraph or item that has begun."""
+        lines, kind, level = self.paragraph, self.kind, self.level
+        self.paragraph, self.kind, self.level = [], "paragraph", 0
+        if lines:
+            parts = tuple(map(Line, lines)) if len(lines) > 1 else ()
+            self.blocks.append(replace(self.base, kind=kind, text=" ".join(lines), level=level, lines=parts))
+
+    def _add(self, kind: Kind, text: str, level: int = 0, cells: tuple[Cell, ...] = ()) -> None:
+        self._end()
+        if text or cells:
+            self.blocks.append(replace(self.base, kind=kind, text=text, level=level, cells=cells))
+
+    def _fence(self, at: int) -> int | None:
+        """Read fenced code. Without an end it goes to the last line."""
+        fence = _FENCE.match(self.lines[at])
+        if fence is None:
+            return None
+        end = next((i for i in range(at + 1, len(self.lines)) if self.lines[i].strip() == fence[1]), len(self.lines))
+        self._add("code", "\n".join(self.lines[at + 1 : end]))
+        return end + 1
+
+    def _formula(self, at: int) -> int | None:
+        """Read a formula on lines of its own. What follows its end on the same line is read on."""
+        line = self.lines[at].lstrip()
+        begin, close = next((pair for pair in _MATHS if line.startswith(pair[0])), ("", ""))
+        if environment := _ENVIRONMENT.match(line):
+            close = f"\\end{{{environment[1]}}}"
+        if not close:
+            return None
+        rest = line[len(begin) :] if begin else line[environment.end() :] if environment else ""
+        inside = list[str]()
+        for end in range(at, len(self.lines)):
+            text = rest if end == at else self.lines[end]
+            before, found, after = text.partition(close)
+            if found:
+                formula = "\n".join([*inside, before]).strip()
+                self._add("formula", f"\\begin{{{environment[1]}}}{formula}{close}" if environment else formula)
+                return self._read_on(end, after)
+            inside.append(text)
+        return None
+
+    def _read_on(self, at: int, rest: str) -> int:
+        """Return the index of the next line: this one with the rest of its text, if there is any."""
+        if not rest.strip():
+            return at + 1
+        self.lines[at] = rest
+        return at
+
+    def _html_table(self, at: int) -> int | None:
+        """Read an HTML table. What stands before it on its line is a paragraph, and so is what is in none of its cells."""
+        begin = _TABLE.search(self.lines[at])
+        if begin is None:
+            return None
+        text, end = self.lines[at][begin.start() :], at
+        while not _TABLE_END.search(text) and end + 1 < len(self.lines):
+            end += 1
+            text += f"\n{self.lines[end]}"
+        close = _TABLE_END.search(text)
+        table, rest = (text[: close.end()], text[close.end() :]) if close else (text, "")
+        cells = read_table(table)
+        if not cells or len(cells) >= MAX_CELLS:
+            return None
+        if before := self.lines[at][: begin.start()].strip():
+            self.paragraph.append(before)
+        self._end()
+        self._add("caption", text_outside(table))
+        self._add("table", table_text(cells), cells=cells)
+        return self._read_on(end, rest)
+
+    def _pipe_table(self, at: int) -> int | None:
+        """Read a table of lines with `|`, whose second line has dashes."""
+        is_table = at + 1 < len(self.lines) and "|" in self.lines[at] and _DELIMITERS.match(self.lines[at + 1])
+        if not is_table or ("|" not in self.lines[at + 1] and len(_cells(self.lines[at])) > 1):
+            return None
+        end = at + 2
+        while end < len(self.lines) and "|" in self.lines[end]:
+            end += 1
+        rows = [self.lines[at], *self.lines[at + 2 : end]]
+        texts = ((row, column, text) for row, line in enumerate(rows) for column, text in enumerate(_cells(line)))
+        cells = tuple(Cell(row, column, text, header=row == 0) for row, column, text in texts)
+        self._add("table", table_text(cells), cells=cells)
+        return end
+
+    def _tagged(self, at: int) -> int | None:
+        """Read tags that models were trained to write, such as `<page_number>`, on a line of their own."""
+        text = "\n".join(self.lines[at : at + 64])
+        tagged = _TAGGED.match(text)
+        if tagged is None:
+            return None
+        self._add(_TAGS[tagged[1].lower()], " ".join(tagged[2].split()))
+        end = text[: tagged.end()].count("\n") + at
+        return self._read_on(end, text[tagged.end() :].partition("\n")[0])
+
+
+def _cells(line: str) -> list[str]:
+    """Return the texts of a row's cells."""
+    row = line.strip()
+    row = row.removeprefix("|")
+    row = row[:-1] if row.endswith("|") and not row.endswith("\\|") else row
+    return [cell.strip().replace("\\|", "|") for cell in _PIPE.split(row)]

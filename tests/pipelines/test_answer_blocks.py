@@ -1,0 +1,326 @@
+"""Answers of document models as blocks; the forms are those of the publishers' model cards and cookbooks."""
+
+from __future__ import annotations
+
+import json
+from collections import Counter
+from html import escape
+from typing import Any
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from sensorium.engine.elements import Cell, MarkedText
+from sensorium.pipelines.documents.answers import answer_blocks
+from sensorium.pipelines.documents.blocks import Block, PageRecord
+from sensorium.pipelines.documents.projections import Projected, project
+from sensorium.processors.elements.element import ImageScale
+
+SCALE = ImageScale((2000, 1000), (2000, 1000))  # height, width of a page of 500 x 1000 points
+POINTS = 2.0  # pixels per point
+
+
+def blocks(text: str, markup: str | None = None) -> tuple[Block, ...]:
+    return answer_blocks(text, None if markup is None else MarkedText(markup, text, (SCALE,)), POINTS, "model")
+
+
+def shape(found: tuple[Block, ...]) -> list[tuple[Any, ...]]:
+    return [(block.kind, block.level, block.text) if block.level else (block.kind, block.text) for block in found]
+
+
+MARKDOWN = r"""# A *title*
+
+Two lines
+of one paragraph with $x_1$.
+$$
+E = mc^2
+$$
+$$ a $$ (1)
+
+\[ b \]
+\begin{align*}
+c &= d
+\end{align*}
+
+| Name | Price |
+|:---|---:|
+| cup | 5 \| 6 | extra |
+| lid |
+
+- an item
+  that goes on
+  - a deeper one
+2. a second
+
+```python
+if x:
+
+    pass
+```
+before <table><caption>Prices</caption><tr><th rowspan=2>a</th><td>b &lt; c</td></tr><tr><td>d</td></tr></table> after
+![A chart](image_1.png)
+<page_number>14</page_number>
+***
+the end"""
+
+
+def test_markdown() -> None:
+    found = blocks(MARKDOWN)
+    assert shape(found) == [
+        ("heading", 1, "A *title*"),
+        ("paragraph", "Two lines of one paragraph with $x_1$."),
+        ("formula", "E = mc^2"),
+        ("formula", "a"),
+        ("paragraph", "(1)"),
+        ("formula", "b"),
+        ("formula", "\\begin{align*}c &= d\\end{align*}"),
+        ("table", "Name\tPrice\ncup\t5 | 6\textra\nlid"),
+        ("list_item", 1, "- an item that goes on"),
+        ("list_item", 2, "- a deeper one"),
+        ("list_item", 1, "2. a second"),
+        ("code", "if x:\n\n    pass"),
+        ("paragraph", "before"),
+        ("caption", "Prices"),
+        ("table", "a\tb < c\n\td"),
+        ("paragraph", "after"),
+        ("picture", "A chart"),
+        ("page_footer", "14"),
+        ("paragraph", "the end"),
+    ]
+    assert [line.text for line in found[1].lines] == ["Two lines", "of one paragraph with $x_1$."]
+    assert {(block.source, block.model, block.text_format, block.box) for block in found} == {
+        ("model", "model", "markdown", None)
+    }
+    assert found[14].cells == (Cell(0, 0, "a", 2, 1, True), Cell(0, 1, "b < c"), Cell(1, 1, "d"))
+
+
+@pytest.mark.parametrize(
+    ("text", "expected"),
+    [
+        ("```markdown\n# A\n\nb\n```", [("heading", 1, "A"), ("paragraph", "b")]),
+        ("```\na\nb\n```", [("code", "a\nb")]),
+        ("---\nprimary_language: en\nis_table: False\n---\ntext", [("paragraph", "text")]),
+        ("---\nname: kept\n---\ntext", [("paragraph", "name: kept"), ("paragraph", "text")]),
+        ("$$ never closed\ntext", [("paragraph", "$$ never closed text")]),
+        ("<table><tr><td>cut", [("table", "cut")]),
+        ("<table>no cells</table>", [("paragraph", "<table>no cells</table>")]),
+        ("a | b\nc | d", [("paragraph", "a | b c | d")]),
+        ("", []),
+    ],
+)
+def test_forms_of_markdown(text: str, expected: list[tuple[Any, ...]]) -> None:
+    assert shape(blocks(text)) == expected
+
+
+def test_markdown_is_written_as_it_was_read() -> None:
+    first = blocks(MARKDOWN.replace("<page_number>14</page_number>\n", ""))
+    text = "".join(project(Projected("a", None, [PageRecord(1, 500, 1000, blocks=first)]), "md"))
+    assert text.startswith("<!-- page 1 -->\n\n# A *title*\n")
+    assert "| Name | Price |  |\n| --- | --- | --- |\n| cup | 5 \\| 6 | extra |\n| lid |\n" in text
+    again = blocks(text.removeprefix("<!-- page 1 -->\n"))
+    assert [block.text.split() for block in again] == [block.text.split() for block in first]
+    assert [block.kind for block in again] == ["paragraph" if block.kind == "caption" else block.kind for block in first]
+
+
+def test_headers_and_footers_are_left_out_of_text() -> None:
+    found = blocks("<header>top</header>\n\ntext <b>\n\n<page_number>3</page_number>")
+    document = Projected("a", None, [PageRecord(1, 500, 1000, blocks=found)])
+    for output_format, has in (("md", False), ("txt", False), ("html", False), ("json", True), ("hocr", True)):
+        assert ("top" in "".join(project(document, output_format))) is has
+
+
+DOCTAGS = (
+    "<doctag><page_header><loc_0><loc_0><loc_500><loc_20>Journal</page_header>\n"
+    "<section_header_level_1><loc_0><loc_25><loc_500><loc_50>1 * Intro</section_header_level_1>\n"
+    "<text>no box</text>\n<unordered_list><list_item><loc_0><loc_60><loc_500><loc_70>one</list_item>\n</unordered_list>"
+    "<otsl><loc_0><loc_100><loc_500><loc_200>note<ched>Name<lcel><nl><fcel>cup<fcel>5<nl>"
+    "<caption><loc_0><loc_100><loc_500><loc_120>Prices</caption></otsl>\n"
+    "<formula><loc_0><loc_210><loc_500><loc_220>E = mc^2</formula>\n"
+    "<code><loc_0><loc_230><loc_500><loc_250><_Python_>a\n  b</code>\n<picture><loc_0><loc_260><loc_500><loc_300></picture>"
+    "stray</doctag>"
+)
+REF_DET = (
+    "<|ref|>title<|/ref|><|det|>[[0, 0, 999, 100]]<|/det|>\n# Hello\n\n<|ref|>text<|/ref|>"
+    "<|det|>[[0, 100, 999, 200], [0, 300, 999, 400]]<|/det|>\none\n\n## two\n\n"
+    "<|ref|>equation<|/ref|><|det|>[[0, 400, 999, 500]]<|/det|>\n\\[ x \\]<｜end▁of▁sentence｜>"
+)
+DOTS = json.dumps(
+    [
+        {"bbox": [0, 0, 1000, 100], "category": "Page-header", "text": "Journal"},
+        {"bbox": [0, 100, 1000, 200], "category": "Title", "text": "# Hello"},
+        {"bbox": [0, 200, 1000, 300], "category": "Table", "text": "<table><tr><td>1 &lt; 2</td></tr></table>"},
+        {"bbox": [0, 300, 1000, 400], "category": "Picture"},
+        {"bbox": [0, 400, 1000, 500], "category": "Formula", "text": "$$ \\frac{a}{b} $$"},
+        {"bbox": [0, 500, 1000, 600], "category": "List-item", "text": "- *one*", "note": "kept"},
+    ]
+)
+QWEN_HTML = (
+    '```html\n<html><body>\n<h2 data-bbox="0 0 1000 100">A &amp; B</h2>\n<p data-bbox="0 100 1000 200">one <b>two</b></p>\n'
+    '<ol data-bbox="0 200 1000 300"><li>first</li><li data-bbox="0 250 1000 300">second</li></ol>\n'
+    '<table data-bbox="0 300 1000 400"><tr><td>x</td></tr></table>\nloose &lt; text\n'
+    '<div class="image" data-bbox="0 400 1000 500"><img data-bbox="1 401 999 499"/></div>\n'
+    '<div class="formula" data-bbox="0 500 1000 600"><img data-bbox="0 500 1000 600" /><div>$$y$$</div></div>\n'
+    "</body></html>\n```"
+)
+FORMATS = {
+    "doctags": (
+        "doctags",
+        DOCTAGS,
+        [
+            ("page_header", "Journal"),
+            ("heading", 2, "1 * Intro"),
+            ("paragraph", "no box"),
+            ("list_item", 1, "one"),
+            ("caption", "note"),
+            ("table", "Name\ncup\t5"),
+            ("caption", "Prices"),
+            ("formula", "E = mc^2"),
+            ("code", "a\n  b"),
+            ("picture", ""),
+            ("paragraph", "stray"),
+        ],
+    ),
+    "deepseek-ocr": (
+        "ref_det",
+        REF_DET,
+        [("heading", 1, "Hello"), ("paragraph", "one"), ("heading", 2, "two"), ("formula", "x")],
+    ),
+    "dots": (
+        "resized_json",
+        DOTS,
+        [
+            ("page_header", "Journal"),
+            ("heading", 1, "Hello"),
+            ("table", "1 < 2"),
+            ("picture", ""),
+            ("formula", "\\frac{a}{b}"),
+            ("list_item", 1, "- *one*"),
+            ("paragraph", "kept"),
+        ],
+    ),
+    "qwen-html": (
+        "resized_json",
+        QWEN_HTML,
+        [
+            ("heading", 2, "A & B"),
+            ("paragraph", "one two"),
+            ("list_item", 1, "first"),
+            ("list_item", 1, "second"),
+            ("table", "x"),
+            ("paragraph", "loose < text"),
+            ("picture", ""),
+            ("formula", "y"),
+        ],
+    ),
+    "qwen-json": (
+        "box_tokens",
+        '```json\n[{"bbox_2d": [0, 0, 1000, 100], "text_content": "one"}, '
+        '{"bbox_2d": [0, 100, 1000, 200], "label": "two words"},',
+        [("paragraph", "one"), ("paragraph", "two words")],
+    ),
+    "cut-off-json": (
+        "resized_json",
+        '[{"bbox": [0, 0, 1000, 100], "category": "Text", "text": "one"}, '
+        '{"bbox": [0, 1, 2, 3], "category": "Text", "text": "tw',
+        [("paragraph", "one"), ("paragraph", "tw")],
+    ),
+    "mineru": (
+        "md_tokens",
+        "<|box_start|>0 0 1000 100<|box_end|><|ref_start|>title<|ref_end|><|rotate_up|><|md_start|># One<|md_end|>\n"
+        "<|box_start|>0 100 1000 200<|box_end|><|ref_start|>table<|ref_end|><|md_start|><fcel>1<lcel><nl><|md_end|>\nloose",
+        [("heading", 1, "One"), ("table", "1"), ("paragraph", "loose")],
+    ),
+    "mineru-table": ("box_tokens", "<fcel>a<fcel>b<nl>after", [("caption", "after"), ("table", "a\tb")]),
+    "paddleocr-vl": (
+        "corner_tokens",
+        "one line<|LOC_0|><|LOC_0|><|LOC_500|><|LOC_0|><|LOC_500|><|LOC_100|><|LOC_0|><|LOC_100|>rest",
+        [("paragraph", "one line"), ("paragraph", "rest")],
+    ),
+    "nemotron-parse": (
+        "xy_tokens",
+        "<x_0.0><y_0.0># Title<x_1.0><y_0.1><class_Title><x_0.0><y_0.2>12<x_1.0><y_0.3><class_Page-footer>",
+        [("heading", 1, "Title"), ("page_footer", "12")],
+    ),
+    "hunyuan-ocr": ("pairs_in_text", "Total(0,0),(500,100)\n5 EUR", [("paragraph", "Total"), ("paragraph", "5 EUR")]),
+    "plain": ("ref_det", "# Only *Markdown*", [("heading", 1, "Only *Markdown*")]),
+}
+
+
+@pytest.mark.parametrize("name", FORMATS)
+def test_formats_of_models(name: str) -> None:
+    markup, text, expected = FORMATS[name]
+    assert shape(blocks(text, markup)) == expected
+
+
+def test_boxes_are_in_points() -> None:
+    first, second, third, _ = blocks(REF_DET, "ref_det")
+    assert first.box == pytest.approx((0, 0, 500, 100.1), abs=0.1)
+    assert second.box == pytest.approx((0, 100.1, 500, 400.4), abs=0.1)  # around both boxes of its content
+    assert third.box == second.box
+    assert {block.box for block in blocks(DOCTAGS, "doctags") if block.text in ("no box", "stray")} == {None}
+    assert blocks(QWEN_HTML, "resized_json")[3].box == (0, 125, 500, 150)
+    assert blocks(DOTS, "resized_json")[0].text_format == "markdown"
+    assert blocks(DOCTAGS, "doctags")[1].text_format == "plain"
+
+
+WORDS = st.text("abcäß", min_size=1, max_size=4)
+FRAGMENTS = st.sampled_from(
+    [" ", "\n", "\n\n",
+     "# ", "- ", "1. ", "  - ", "$$", "\n$$\n", "\\[", "\\]", "|", "\n|---|---|\n", "---\n", "```\n", "~~~\n",
+     "<table>", "<tr>", "<td>", "</td>", "</tr>", "</table>", "<caption>", "<", ">", "*", "&", "{", "}", "[", "]", '"', "\t"]
+)  # fmt: skip
+TAGS = ("<table>", "<tr>", "<td>", "</td>", "</tr>", "</table>", "<caption>")
+
+
+def letters(text: str) -> Counter[str]:
+    for tag in TAGS:
+        text = text.replace(tag, "")
+    return Counter(character for character in text if character.isalnum())
+
+
+@settings(max_examples=300, deadline=None)
+@given(st.lists(WORDS | FRAGMENTS, max_size=30).map("".join))
+def test_markdown_loses_no_letter(text: str) -> None:
+    assert letters(" ".join(block.text for block in blocks(text))) == letters(text)
+
+
+WITHOUT_TEXT_BETWEEN = ("resized_json", "pairs_in_text", "corner_tokens", "xy_tokens")
+MARKUPS = ("doctags", "html", "ref_det", "md_tokens", *WITHOUT_TEXT_BETWEEN)
+CONTENTS = st.lists(st.text('ab1 *_#-.$\n\\"<&', max_size=12), min_size=1, max_size=5)
+
+
+def written(markup: str, contents: list[str]) -> str:
+    """Return an answer with an element for each content, and the first again between two elements."""
+    between = "" if markup in WITHOUT_TEXT_BETWEEN else contents[0]
+    if markup == "resized_json":
+        return json.dumps([{"bbox": [0, 0, 9, 9], "category": "Text", "text": content} for content in contents])
+    forms = {
+        "doctags": "<text><loc_1><loc_2><loc_3><loc_4>{}</text>",
+        "ref_det": "<|ref|>text<|/ref|><|det|>[[1, 2, 3, 4]]<|/det|>{}",
+        "md_tokens": "<|box_start|>1 2 3 4<|box_end|><|ref_start|>text<|ref_end|><|md_start|>{}<|md_end|>",
+        "xy_tokens": "<x_0.1><y_0.1>{}<x_0.2><y_0.2><class_Text>",
+        "pairs_in_text": "{}(1,2),(3,4)",
+        "corner_tokens": "{}" + "<|LOC_1|>" * 8,
+        "html": '<p data-bbox="1 2 3 4">{}</p>',
+    }
+    if markup == "html":
+        contents, between = [escape(content) for content in contents], escape(between)
+    return between.join(forms[markup].replace("{}", content) for content in contents)
+
+
+@pytest.mark.parametrize("markup", MARKUPS)
+@settings(max_examples=100, deadline=None)
+@given(contents=CONTENTS)
+def test_elements_lose_no_letter(markup: str, contents: list[str]) -> None:
+    answer = written(markup, contents)
+    repeats = [] if markup in WITHOUT_TEXT_BETWEEN else contents[:1] * (len(contents) - 1)
+    found = " ".join(block.text for block in blocks(answer, "resized_json" if markup == "html" else markup))
+    assert letters(found) == letters(" ".join([*contents, *repeats]))
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.sampled_from([text for _, text, _ in FORMATS.values()]), st.integers(0, 400), st.integers(0, 400), st.data())
+def test_broken_answers_give_blocks(text: str, first: int, second: int, data: st.DataObject) -> None:
+    markup = data.draw(st.sampled_from([markup for markup, _, _ in FORMATS.values()]))
+    broken = text[:first] + text[second:]
+    assert bool(blocks(broken, markup)) or not any(character.isalnum() for character in broken)
