@@ -8,8 +8,9 @@ from collections.abc import Awaitable, Callable
 from functools import partial, wraps
 from typing import Any
 
-from fastapi import Request
+from fastapi import Request, WebSocket
 from fastapi.responses import Response
+from starlette.requests import HTTPConnection
 
 from .errors import HttpError
 from .guard import App, Receive, Scope, Send
@@ -37,24 +38,27 @@ async def with_model(request: Request, name: str | None, streams: bool, respond:
     return await respond()
 
 
-async def lease_model(request: Request, name: str | None) -> None:
-    """Let `server_of` return the model of this name until the response's end. It is loaded before if need be."""
+async def lease_model(request: Request | WebSocket, name: str | None) -> None:
+    """Let `server_of` return the model of this name until the response's or session's end. It is loaded before if need be."""
     if not (services_of(request).pool.is_fixed or LEASE in request.scope):
         await unless_disconnected(request, _begin_lease(request, name))
 
 
-def _begin_lease(request: Request, name: str | None) -> asyncio.Future[None]:
+def _begin_lease(request: HTTPConnection, name: str | None) -> asyncio.Future[None]:
     ready = request.scope[_READY] = asyncio.ensure_future(_lease(request, name))
     return ready
 
 
-async def _lease(request: Request, name: str | None) -> None:
-    """Lease a model until the response's end."""
+async def _lease(request: HTTPConnection, name: str | None) -> None:
+    """Lease a model until the response's end.
+
+    The scope keeps the lease, not the caller, who may be cancelled after the model is leased and before it gets a result.
+    """
     lease = await services_of(request).pool.acquire(name)
     request.scope[LEASE] = lease
     if (record := current_record.get()) is not None:
         record.model = lease.model.name
-    if lease.model.engine.media_full:
+    if request.scope["type"] == "http" and lease.model.engine.media_full:
         reason = "the media of the requests in progress are larger than max_total_bytes; try again later"
         raise HttpError(429, reason, "overloaded")
 

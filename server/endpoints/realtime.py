@@ -25,7 +25,7 @@ from ...pipelines.speech.merge import join_texts
 from ..errors import HttpError, error_object, error_response, validation_error
 from ..guard import TENANT
 from ..large_json import loads
-from ..pooled_model import ModelLease
+from ..model_routes import lease_model
 from ..protocol.realtime import (
     EVENTS,
     AudioInput,
@@ -37,7 +37,7 @@ from ..protocol.realtime import (
     TurnDetection,
     read_audio,
 )
-from ..state import Server, Services, new_id, services_of, unless_disconnected
+from ..state import Server, Services, new_id, server_of, services_of
 from .audio import transcript_events
 
 MAX_MESSAGE_BYTES = 16 << 20
@@ -53,16 +53,13 @@ async def realtime(websocket: WebSocket) -> None:
     services.realtime_sessions += 1
     try:
         try:
-            lease = await _admit(websocket, services)
+            server = await _admit(websocket, services)
         except ClientDisconnect:
             return
         except (HttpError, SensoriumError) as error:
             await websocket.send_denial_response(error_response(error))
             return
-        try:
-            await _serve(websocket, lease.model)
-        finally:
-            lease.release()
+        await _serve(websocket, server)
     finally:
         services.realtime_sessions -= 1
 
@@ -78,7 +75,7 @@ async def _serve(websocket: WebSocket, server: Server) -> None:
     await session.run()
 
 
-async def _admit(websocket: WebSocket, services: Services) -> ModelLease[Server]:
+async def _admit(websocket: WebSocket, services: Services) -> Server:
     """Return the model of a session. Raise HttpError for a wrong model or intent, or too many sessions."""
     limit = services.config.max_realtime_sessions
     if websocket.query_params.get("intent", "transcription") != "transcription":
@@ -87,9 +84,10 @@ async def _admit(websocket: WebSocket, services: Services) -> ModelLease[Server]
     services.pool.find(name)
     if services.realtime_sessions > limit:
         raise HttpError(429, f"{limit} sessions are open (max_realtime_sessions); try again later", "overloaded")
-    lease = await unless_disconnected(websocket, services.pool.acquire(name))
-    lease.model.check_model(name)  # notes it in the log
-    return lease
+    await lease_model(websocket, name)
+    server = server_of(websocket)
+    server.check_model(name)  # notes it in the log
+    return server
 
 
 @dataclass

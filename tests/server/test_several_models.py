@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import logging
 import os
@@ -20,6 +21,7 @@ from http_server import TINY, error, openai_client, serving_models
 from sensorium.callers.errors import ConfigError, EngineDeadError
 from sensorium.engine.setup.doctor import plan_of
 from sensorium.server.config import ServerConfig
+from sensorium.server.endpoints import realtime
 from sensorium.server.loader import EngineLoader, make_services
 from waiting import LONG, wait_until
 
@@ -320,6 +322,29 @@ def test_a_session_that_is_left_before_its_model_is_loaded(held):
     wait_until(lambda: services.pool.find("two").waiting == 0)
     wait_until(lambda: services.realtime_sessions == 0)
     assert loads == ["two"]
+
+
+def test_a_session_that_is_cancelled_as_its_model_is_leased_keeps_no_lease(served, monkeypatch):
+    connect = pytest.importorskip("websockets.sync.client").connect
+    url, services = served
+    acquire, handle, handlers, cancelled = services.pool.acquire, realtime.lease_model, [], []
+
+    async def noted(websocket, name):
+        handlers.append(asyncio.current_task())
+        await handle(websocket, name)
+
+    async def acquired(name):
+        lease = await acquire(name)
+        asyncio.get_running_loop().call_soon(lambda: cancelled.append(handlers[0].cancel()))  # before the handler resumes
+        return lease
+
+    monkeypatch.setattr(realtime, "lease_model", noted)
+    monkeypatch.setattr(services.pool, "acquire", acquired)
+    with pytest.raises(Exception), connect(f"{url.replace('http', 'ws')}/v1/realtime?model=ear"):  # noqa: B017, PT011
+        pass
+    wait_until(lambda: services.realtime_sessions == 0)
+    assert cancelled == [True]
+    assert services.pool.find("ear").leases == 0
 
 
 def health(url):
