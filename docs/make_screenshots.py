@@ -55,7 +55,7 @@ def main() -> None:
                 page = browser.new_page(viewport={"width": 900, "height": 640})
                 page.set_default_timeout(300_000)
                 page.goto(url)
-                page.get_by_text(model).wait_for()
+                page.locator("#model", has_text=model).wait_for()
                 show(page)
                 page.screenshot(path=ROOT / "docs" / name)
         browser.close()

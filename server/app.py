@@ -35,7 +35,7 @@ from .endpoints import (
     tokens,
 )
 from .endpoints.admin import ADMIN_PATHS
-from .endpoints.page import PAGE_FILES, page_file
+from .endpoints.page import PAGE_FILES, SAMPLE_FILES, page_file
 from .errors import HttpError, on_error
 from .guard import Guard
 from .large_json import LargeJsonRoute
@@ -120,7 +120,7 @@ def make_app(services: Services) -> FastAPI:
     admin_paths = {} if config.admin_key is None else ADMIN_PATHS
     for path, (methods, endpoint) in admin_paths.items():
         app.add_api_route(path, endpoint, methods=[*methods], include_in_schema=False)
-    for path, file in PAGE_FILES.items():
+    for path, file in (PAGE_FILES | SAMPLE_FILES).items():
         app.add_api_route(path, page_file(file), methods=["GET", "HEAD"], include_in_schema=False)
     app.add_api_websocket_route("/v1/realtime", realtime.realtime)
     for kind in (SensoriumError, HttpError, HTTPException, RequestValidationError, ClientDisconnect, Exception):

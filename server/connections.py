@@ -11,7 +11,7 @@ from uvicorn.protocols.http.h11_impl import H11Protocol
 
 from .config import ServerConfig
 from .errors import HttpError, error_response
-from .guard import has_two_lengths
+from .guard import CONNECTION, has_two_lengths
 
 _FULL = b"HTTP/1.1 503 Service Unavailable\r\nRetry-After: 1\r\nConnection: close\r\nContent-Length: 0\r\n\r\n"
 
@@ -32,12 +32,26 @@ def connection_class(limits: ServerConfig, on_malformed: Callable[[], object] = 
 
         def handle_events(self) -> None:
             super().handle_events()
-            if self.cycle is not None and has_two_lengths(self.cycle.scope["headers"]):
+            if self.cycle is None:
+                return
+            scope: Any = self.cycle.scope
+            scope[CONNECTION] = self
+            if has_two_lengths(scope["headers"]):
                 self.cycle.keep_alive = False  # a proxy may have read other bytes as the next request
 
         def data_received(self, data: bytes) -> None:
             super().data_received(data)
             self._limit_header()
+
+        @property
+        def unsent(self) -> int:
+            return int(self.transport.get_write_buffer_size())
+
+        async def drain(self) -> None:
+            await self.flow.drain()
+
+        def abort(self) -> None:
+            self.transport.abort()
 
         def connection_lost(self, error: Exception | None) -> None:
             self._stop_timer()

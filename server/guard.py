@@ -9,17 +9,18 @@ from base64 import urlsafe_b64decode
 from collections.abc import Awaitable, Callable, Collection, Iterable, MutableMapping
 from dataclasses import dataclass
 from hashlib import sha256
-from typing import Any
+from typing import Any, Protocol
 from urllib.parse import urlsplit
 
 from starlette.exceptions import HTTPException
 
 from ..callers.errors import short_repr
 from .config import ServerConfig, is_loopback
-from .endpoints.page import PAGE_FILES
+from .endpoints.page import PAGE_FILES, SAMPLE_FILES
 from .error_shapes import in_shape_of
 from .errors import HttpError, error_response
 from .openapi import FORMS
+from .request_record import current_record
 
 Scope = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
@@ -32,13 +33,29 @@ PRIORITY = "sensorium.priority"
 HELD_BYTES = "sensorium.held_bytes"
 """Key of a scope: bytes of the request's body and of the uploaded files that it has loaded; of a line of a batch, of the files
 alone. They count until its end; whoever keeps them longer sets this to 0 and subtracts them later."""
+CONNECTION = "sensorium.connection"
+"""Key of a scope: the request's Connection. Only requests over the server's own connections have it."""
 MAX_VALUES = 1 << 20
 """Most commas and opening brackets of a JSON body: parsing 256 MiB of `[],[],` takes many seconds."""
 _KEY_PROTOCOL, _BASE64_PROTOCOL = "openai-insecure-api-key.", "sensorium-api-key-base64url."
 _SINGLE = (b"host", b"origin", b"authorization", b"x-api-key", b"content-length")
 """Headers that no request may have twice: whoever reads the first and whoever reads the last would disagree."""
 _CANCEL = re.compile(r"/v1/(responses|batches)/[^/]+/cancel")
-_OPEN = {"/health", "/ready", *PAGE_FILES}  # for load balancers and the page, which have no key
+_OPEN = {"/health", "/ready", *PAGE_FILES, *SAMPLE_FILES}  # for load balancers and the page, which have no key
+
+
+class Connection(Protocol):
+    """What the checks need of a connection."""
+
+    @property
+    def unsent(self) -> int:
+        """Bytes of responses that the client has not taken yet."""
+
+    async def drain(self) -> None:
+        """Wait until few bytes are unsent."""
+
+    def abort(self) -> None:
+        """Close the connection at once."""
 
 
 @dataclass
@@ -91,8 +108,14 @@ class Guard:
             return
 
         async def limited_send(message: MutableMapping[str, Any]) -> None:
-            async with asyncio.timeout(config.send_seconds):
-                await send(message)
+            connection: Connection | None = scope.get(CONNECTION)
+            if connection is None:  # another ASGI server, which closes the connection after an exception
+                async with asyncio.timeout(config.send_seconds):
+                    await send(message)
+                return
+            await send(message)
+            if not await _is_read(connection, config.send_seconds):
+                await _disconnect(connection)
 
         scope[HELD_BYTES] = 0
         body = _Body(self, scope, receive)
@@ -166,6 +189,28 @@ class Guard:
                 f"the bodies of the requests in progress are larger than {limit} bytes (max_total_body_bytes); try again later"
             )
             raise HttpError(429, reason, "overloaded")
+
+
+async def _is_read(connection: Connection, seconds: float) -> bool:
+    """Wait until the client has read most of what was sent. Return False once it reads nothing for some seconds."""
+    unsent = connection.unsent
+    while True:
+        try:
+            async with asyncio.timeout(seconds):
+                await connection.drain()
+            return True
+        except TimeoutError:
+            if connection.unsent >= unsent:
+                return False
+            unsent = connection.unsent
+
+
+async def _disconnect(connection: Connection) -> None:
+    """Close the connection of a client that reads nothing. What its response still sends is dropped."""
+    if (record := current_record.get()) is not None:
+        record.disconnected = True
+    connection.abort()
+    await asyncio.sleep(0)  # uvicorn learns that the connection is closed
 
 
 def _digest(key: str) -> bytes:

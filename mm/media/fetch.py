@@ -91,8 +91,16 @@ def fetch(url: str, policy: MediaPolicy, ledger: Ledger | None = None, most: int
 
 
 def _failure(target: _Target, policy: MediaPolicy, error: Exception) -> InputError:
-    """Return the error of a failed fetch. The reason would reveal the engine's network to the sender, so it goes to the log."""
-    reason = " ".join((str(error) or type(error).__name__).split())[:200]
+    """Return the error of a failed fetch.
+
+    Most reasons would reveal the engine's network to the sender, so they go to the log. A certificate does not: only hosts with
+    allowed addresses have shown one.
+    """
+    if isinstance(error, ssl.SSLCertVerificationError):
+        reason = f"its certificate is not valid: {error.verify_message}"
+        return InputError(f"{target.host} cannot be fetched from ({reason}); check the URL, or give the file itself")
+    text = (isinstance(error, OSError) and error.strerror) or str(error) or type(error).__name__
+    reason = " ".join(text.split())[:200]
     if not policy.allow_private_hosts:
         _log.info("fetching from %s failed: %s", target.host, reason)
         reason = "it does not answer, or its address is not public; <<give_bytes_or_allow>>"

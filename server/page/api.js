@@ -5,9 +5,10 @@ export const setKey = (key) => sessionStorage.setItem(KEY, key);
 export const getKey = () => sessionStorage.getItem(KEY) ?? "";
 
 export class ApiError extends Error {
-  constructor(message, status = 0) {
+  constructor(message, status = 0, item = null) {
     super(message);
     this.status = status;
+    this.item = item; // {modality, index} of the item at fault
   }
 }
 
@@ -26,7 +27,15 @@ export async function send(path, body, signal) {
   }
   if (response.ok) return response;
   const found = await response.json().catch(() => null);
-  throw new ApiError(found?.error?.message ?? `The server answered with the status ${response.status}.`, response.status);
+  if (!found?.error?.message) throw new ApiError(`The server answered with the status ${response.status}.`, response.status);
+  throw toError(found.error, response.status);
+}
+
+/** Return the error of an error object, without the names that the API has for items and fields. */
+export function toError({ message, param, modality, index }, status = 0) {
+  const names = [/^(image|video|audio) \d+: /, /^file: /, ...(param ? [`${param}: `] : [])];
+  const text = names.reduce((rest, name) => rest.replace(name, ""), message);
+  return new ApiError(text, status, modality ? { modality, index: index ?? 0 } : null);
 }
 
 export const sendJson = async (path, body, signal) => (await send(path, body, signal)).json();
@@ -39,9 +48,10 @@ export async function* events(response) {
     text = parts.pop();
     for (const part of parts) {
       const data = part.replace(/^data: /, "");
+      if (data.startsWith(":")) continue; // a comment, which the server sends while the request waits
       if (data === "[DONE]") return;
       const event = JSON.parse(data);
-      if (event.error) throw new ApiError(event.error.message);
+      if (event.error) throw toError(event.error);
       yield event;
     }
   }

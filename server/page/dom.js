@@ -15,6 +15,16 @@ export function svg(tag, attributes = {}, ...children) {
   return made;
 }
 
+/** Return one of the page's icons. */
+export const icon = (name) => svg("svg", { class: "icon", "aria-hidden": "true" }, svg("use", { href: `#icon-${name}` }));
+
+/** Return a button with an icon and a word. */
+export function iconButton(name, word, onClick) {
+  const button = element("button", { type: "button", className: "plain" }, icon(name), element("span", { textContent: word }));
+  button.addEventListener("click", onClick);
+  return button;
+}
+
 /** Tell screen readers what happened. */
 export function say(text) {
   byId("status").textContent = text;

@@ -1,28 +1,44 @@
 // One request and its answer on the page.
 import { findBoxes } from "./boxes.js";
-import { element } from "./dom.js";
+import { element, iconButton, say } from "./dom.js";
 import { modality, preview } from "./files.js";
+import { markdown } from "./markdown.js";
 import { overlay, resizedSize, rowGrid } from "./overlay.js";
 import { TASKS } from "./tasks.js";
 
-const STAGES = [["fetch", "fetch"], ["plan", "plan"], ["queue", "queue"], ["decode", "decode"], ["process", "process"], ["encode", "encode"], ["prefill", "prefill"], ["decode_steps", "answer"]];
+/** Key in `timings`, name, and what happens in this time. */
+const STAGES = [
+  ["fetch", "fetch", "files are fetched from their URLs"],
+  ["plan", "plan", "sizes are read from the files' headers"],
+  ["queue", "queue", "the request waits for others"],
+  ["decode", "decode", "files become pixels and samples"],
+  ["process", "process", "pixels and samples become the encoder's input"],
+  ["encode", "encode", "the encoder computes its rows"],
+  ["prefill", "prefill", "the model reads the prompt"],
+  ["decode_steps", "answer", "the model writes the answer"],
+];
 
 export class EntryView {
-  /** `entry`: {card, task, text, files, answer, reasoning, error, items, timings, usage, words}; `card`: its model's. */
-  constructor(entry) {
+  /**
+   * `entry`: {card, task, text, files, answer, reasoning, error, items, timings, usage, words, heard}; `card`: its model's.
+   * `actions`: {retry, edit}, which get the entry.
+   */
+  constructor(entry, { retry, edit }) {
     this.entry = entry;
     this.capabilities = entry.card.capabilities;
     this.reasoning = element("div", { className: "reasoning" });
     this.thoughts = element("details", { hidden: true }, element("summary", { textContent: "Reasoning" }), this.reasoning);
-    this.answer = element("p", { className: "answer", ariaLive: "polite" });
+    this.answer = element("div", { className: "answer", ariaLive: "polite" });
     this.wrong = element("p", { className: "wrong" });
     this.meta = element("div", { className: "meta" });
     const request = element("p", { className: "request" }, element("b", { textContent: TASKS[entry.task].name }), entry.text);
-    this.media = element("div", { className: "media" });
+    this.media = element("div", { className: "media without-grid" });
     this.players = [];
     this.frames = []; // {frame, image} of each image
     for (const file of entry.files) this.addFile(file);
-    this.root = element("article", { className: "entry" }, request, this.media, this.thoughts, this.answer, this.wrong, this.meta);
+    const buttons = [["copy", "Copy", () => copy(entry.answer)], ["retry", "Retry", () => retry(entry)], ["edit", "Edit", () => edit(entry)]];
+    this.tools = element("div", { className: "tools" }, ...buttons.map(([name, word, onClick]) => iconButton(name, word, onClick)));
+    this.root = element("article", { className: "entry" }, request, this.media, this.thoughts, this.answer, this.wrong, this.tools, this.meta);
     this.update();
   }
 
@@ -32,7 +48,7 @@ export class EntryView {
 
   figure(file) {
     const shown = preview(file);
-    if (modality(file) === "audio" || modality(file) === "video") this.players.push(shown);
+    if (modality(file) === "audio" || modality(file) === "video") this.players.push(shown.querySelector("audio") ?? shown);
     if (modality(file) !== "image") return element("figure", {}, shown, element("figcaption", { textContent: file.name }));
     const frame = element("div", { className: "frame" }, shown);
     this.frames.push({ frame, image: shown });
@@ -48,7 +64,9 @@ export class EntryView {
     this.thoughts.hidden = !entry.reasoning;
     this.reasoning.textContent = entry.reasoning ?? "";
     if (entry.words?.length) this.showWords();
-    else this.answer.textContent = entry.answer;
+    else if (TASKS[entry.task].isPlain) this.answer.textContent = entry.answer;
+    else this.answer.replaceChildren(...markdown(entry.answer));
+    this.tools.hidden = working;
     this.wrong.textContent = entry.error ?? "";
     this.wrong.hidden = !entry.error;
     if (!working) this.meta.replaceChildren(...this.details());
@@ -88,13 +106,13 @@ export class EntryView {
 
   /** Return the bar of stages and the list of numbers. */
   details() {
-    const { timings, usage, items } = this.entry;
+    const { timings, usage, items, heard } = this.entry;
     const found = [];
     if (timings) {
       const stages = STAGES.filter(([key]) => timings[key] > 0);
       const bar = element("div", { className: "bar", ariaHidden: "true" });
       for (const [key, name] of stages) {
-        const part = element("span", { title: name });
+        const part = element("span", { title: name, className: `stage-${key}` });
         part.style.flexGrow = timings[key];
         bar.append(part);
       }
@@ -102,10 +120,16 @@ export class EntryView {
     }
     const list = element("dl");
     const add = (name, value) => list.append(element("div", {}, element("dt", { textContent: name }), element("dd", { textContent: value })));
-    for (const [key, name] of STAGES) if (timings?.[key] > 0) add(name, milliseconds(timings[key]));
+    for (const [key, name, meaning] of STAGES) {
+      if (!(timings?.[key] > 0)) continue;
+      const swatch = element("span", { className: `swatch stage-${key}`, ariaHidden: "true" });
+      list.append(element("div", { title: meaning }, element("dt", {}, swatch, name), element("dd", { textContent: milliseconds(timings[key]) })));
+    }
     const count = usage?.completion_tokens;
     if (timings?.decode_steps > 0 && count > 1) add("per token", milliseconds(timings.decode_steps / (count - 1)));
-    if (usage?.seconds !== undefined) add("audio", `${usage.seconds.toFixed(1)} s`);
+    if (heard?.language) add("language", heard.language);
+    if (usage?.seconds !== undefined) add("audio", `${(heard?.seconds || usage.seconds).toFixed(1)} s`);
+    if (heard?.seconds && heard.took) add("real-time factor", (heard.took / heard.seconds).toFixed(2));
     if (usage?.prompt_tokens) add("tokens", `${usage.prompt_tokens} → ${count}`);
     const drafts = usage?.completion_tokens_details;
     if (drafts?.accepted_prediction_tokens !== undefined) {
@@ -115,6 +139,7 @@ export class EntryView {
     const rows = (items ?? []).reduce((sum, item) => sum + item.num_embeds, 0);
     if (rows) add("encoder rows", String(rows));
     found.push(list);
+    if (timings) found.push(legend(timings));
     if (items?.some((item) => item.modality === "image" && rowGrid(item))) found.push(this.gridSwitch());
     return found;
   }
@@ -124,6 +149,26 @@ export class EntryView {
     box.addEventListener("change", () => this.media.classList.toggle("without-grid", !box.checked));
     return element("label", { className: "quiet" }, box, " grid of encoder rows");
   }
+}
+
+/** Return what the stages' names mean. */
+function legend(timings) {
+  const rows = STAGES.filter(([key]) => timings[key] > 0).map(([key, name, meaning]) =>
+    element("li", {}, element("span", { className: `swatch stage-${key}`, ariaHidden: "true" }), `${name}: ${meaning}`));
+  return element("details", { className: "legend quiet" }, element("summary", { textContent: "What the times mean" }), element("ul", {}, ...rows));
+}
+
+async function copy(text) {
+  if (navigator.clipboard) await navigator.clipboard.writeText(text);
+  else {
+    // pages over plain HTTP have no clipboard
+    const area = element("textarea", { value: text, className: "hidden" });
+    document.body.append(area);
+    area.select();
+    document.execCommand("copy");
+    area.remove();
+  }
+  say("Copied");
 }
 
 function milliseconds(seconds) {

@@ -1,5 +1,6 @@
 // Files that a person gives: their modality, and their form in a message.
 import { element } from "./dom.js";
+import { player } from "./player.js";
 
 /** Return "image", "video", "audio" or "pdf"; null for another file. */
 export function modality(file) {
@@ -31,6 +32,7 @@ export function preview(file) {
   if (kind === "pdf") return element("span", { className: "pdf", textContent: file.name });
   const url = URL.createObjectURL(file);
   if (kind === "image") return element("img", { src: url, alt: file.name });
+  if (kind === "audio") return player(url, file.name);
   const media = element(kind, { src: url, controls: true, preload: "metadata" });
   media.setAttribute("aria-label", file.name);
   return media;

@@ -1,15 +1,18 @@
 // The page: what a person does, and which request follows.
 import { getKey, sendJson, setKey } from "./api.js";
-import { byId, element, say } from "./dom.js";
+import { byId, element, iconButton, say } from "./dom.js";
 import { EntryView } from "./entry.js";
-import { preview, release, refusal } from "./files.js";
+import { modality, preview, release, refusal } from "./files.js";
 import * as history from "./history.js";
-import { hasMicrophone, record } from "./microphone.js";
+import { hasMicrophone, level, RATE, record } from "./microphone.js";
+import { minutes } from "./player.js";
 import { LiveSession } from "./realtime.js";
+import { sampleFiles, samplesOf } from "./samples.js";
+import { facts, startSettings } from "./settings.js";
 import { missing, offered, TASKS } from "./tasks.js";
 import { startTheme } from "./theme.js";
 
-const page = { cards: [], card: null, files: [], conversation: null, work: null, recording: null };
+const page = { cards: [], card: null, files: [], conversation: null, views: new Map(), editing: null, work: null, recording: null };
 
 async function loadModels() {
   try {
@@ -32,10 +35,45 @@ function chooseModel() {
   const names = offered(page.card.capabilities);
   byId("tasks").replaceChildren(byId("tasks").firstElementChild, ...names.map(taskChoice));
   byId("send").disabled = !names.length;
+  byId("model-facts").replaceChildren(...facts(page.card));
+  showStart();
   if (!names.length) return (byId("problem").textContent = "This model writes no text; use the API.");
   chooseTask();
   const hears = page.card.capabilities.modalities.includes("audio") || names.includes("transcribe");
   byId("speak").hidden = !(hears && hasMicrophone());
+}
+
+/** Show what the model takes and samples to try, while there is no conversation. */
+function showStart() {
+  const { modalities, tasks } = page.card.capabilities;
+  const names = { image: "images", video: "videos", audio: "sound" };
+  const takes = ["text", ...Object.keys(names).filter((name) => modalities.includes(name) || (name === "audio" && tasks.includes("transcribe"))).map((name) => names[name])];
+  byId("takes").textContent = `${page.card.id} takes ${takes.join(", ").replace(/, ([^,]*)$/, " and $1")}.`;
+  byId("facts").replaceChildren(...facts(page.card));
+  byId("samples").replaceChildren(...samplesOf(page.card).map((sample) => element("li", {}, iconButton("play", sample.title, () => trySample(sample)))));
+  byId("hint").hidden = page.conversation !== null;
+}
+
+async function trySample(sample) {
+  if (page.work || page.recording) return;
+  try {
+    const files = await sampleFiles(sample);
+    fill({ ...sample, files });
+    await submit();
+  } catch (error) {
+    failed(error);
+  }
+}
+
+/** Put a request into the form. */
+function fill({ task, text, files }) {
+  const box = document.querySelector(`#tasks input[value="${task}"]`);
+  if (box) box.checked = true;
+  chooseTask();
+  page.files = [...files];
+  byId("text").value = text;
+  showFiles();
+  byId("text").focus();
 }
 
 function taskChoice(name, index) {
@@ -82,24 +120,53 @@ function showFiles() {
 
 async function submit(event) {
   event?.preventDefault();
-  if (page.work || !page.card) return;
+  if (page.work || page.recording || !page.card) return;
   const [task, text] = [chosenTask(), byId("text").value.trim()];
   const problem = missing(task, text, page.files);
   byId("problem").textContent = problem ?? "";
   if (problem) return;
   const entry = newEntry(task, text, page.files);
+  if (page.editing) cutAt(page.editing);
+  edit(null);
   page.files = [];
   byId("text").value = "";
   showFiles();
   await runEntry(entry, (options) => TASKS[task].run(entry, options));
 }
 
-const newEntry = (task, text, files) => ({ card: page.card, task, text, files, answer: "", reasoning: "", error: null, items: null, timings: null, usage: null, words: null });
+const newEntry = (task, text, files) => ({ card: page.card, task, text, files, answer: "", reasoning: "", error: null, items: null, timings: null, usage: null, words: null, heard: { language: null, seconds: 0, took: 0 } });
+
+/** Remove an entry and all that follow it. */
+function cutAt(entry) {
+  const { entries } = page.conversation;
+  for (const one of entries.splice(entries.indexOf(entry))) {
+    const { root } = page.views.get(one);
+    release(root);
+    root.remove();
+    page.views.delete(one);
+  }
+}
+
+async function retry(entry) {
+  if (page.work || page.recording) return;
+  if (!offered(page.card.capabilities).includes(entry.task)) return (byId("problem").textContent = `${page.card.id} does not offer ${TASKS[entry.task].name}.`);
+  const again = newEntry(entry.task, entry.text, entry.files);
+  edit(null);
+  cutAt(entry);
+  await runEntry(again, (options) => TASKS[again.task].run(again, options));
+}
+
+/** Put an entry into the form; its next answer takes the place of the old one. null: do not edit. */
+function edit(entry) {
+  if (page.work || page.recording) return;
+  page.editing = entry;
+  byId("editing").hidden = entry === null;
+  if (entry) fill(entry);
+}
 
 /** Start or end a recording. It is transcribed live where the server can; otherwise it becomes a file of the request. */
 async function speak() {
-  if (page.recording) return page.recording();
-  if (page.work || !page.card) return;
+  if (page.work || page.recording || !page.card) return;
   const { realtime } = page.card.capabilities;
   byId("problem").textContent = "";
   try {
@@ -111,7 +178,7 @@ async function speak() {
 }
 
 async function speakFile() {
-  const recorder = await record();
+  const recorder = await record(showLevel());
   await recordingEnds();
   addFiles([recorder.stop()]);
   if (["transcribe", "translate"].includes(chosenTask())) await submit();
@@ -125,7 +192,11 @@ async function transcribeLive({ card, signal, update, view }) {
     update();
   };
   let live = null;
-  const recorder = await record((block) => live?.push(block));
+  const show = showLevel();
+  const recorder = await record((block) => {
+    show(block);
+    live?.push(block);
+  });
   try {
     live = new LiveSession(card.id, signal, onChange);
     await Promise.race([recordingEnds(signal), live.done]);
@@ -147,9 +218,29 @@ function recordingEnds(signal = null) {
 
 function showRecording(end) {
   page.recording = end;
-  byId("speak").setAttribute("aria-pressed", end !== null);
-  byId("speak").textContent = end ? "End recording" : "Speak";
+  byId("recording").hidden = end === null;
+  showButtons();
+  if (end) byId("end").focus();
   say(end ? "Recording" : "Recording ended");
+}
+
+/** Return a function that shows the level and the seconds of a recording, block by block. */
+function showLevel() {
+  let samples = 0;
+  return (block) => {
+    samples += block.length;
+    byId("level").value = level(block);
+    byId("recorded").textContent = minutes(samples / RATE);
+  };
+}
+
+/** One of three large buttons is there: it sends, stops the answer, or ends the recording. */
+function showButtons() {
+  const { work, recording } = page;
+  byId("end").hidden = !recording;
+  byId("stop").hidden = !work || recording !== null;
+  byId("send").hidden = work !== null || recording !== null;
+  byId("add").disabled = byId("speak").disabled = work !== null || recording !== null;
 }
 
 /** Show an entry while `work` fills it, and keep it. */
@@ -172,7 +263,7 @@ async function runEntry(entry, work) {
     await work({ card: entry.card, before, signal: controller.signal, view, update: () => (redraw ||= requestAnimationFrame(draw)) });
     say("Done");
   } catch (error) {
-    entry.error = controller.signal.aborted ? "Stopped." : error.message;
+    entry.error = controller.signal.aborted ? "Stopped." : reason(error, [...before, entry]);
     say(entry.error);
     if (error.status === 401) askKey();
   } finally {
@@ -183,9 +274,18 @@ async function runEntry(entry, work) {
   }
 }
 
+/** Return the words of an error, with the name of the file at fault if it is known. */
+function reason({ message, item }, entries) {
+  const files = entries.flatMap(({ files }) => files);
+  const same = files.filter((file) => modality(file) === item?.modality);
+  const file = files.length === 1 ? files[0] : files.some((one) => modality(one) === "pdf") ? null : same[item?.index];
+  return item && file ? `${file.name}: ${message}` : `${message[0].toUpperCase()}${message.slice(1)}.`.replace(/([.!?])\.$/, "$1");
+}
+
 function show(entry) {
   byId("hint").hidden = true;
-  const view = new EntryView(entry);
+  const view = new EntryView(entry, { retry, edit });
+  page.views.set(entry, view);
   byId("entries").append(view.root);
   view.root.scrollIntoView({ block: "start" });
   return view;
@@ -201,8 +301,7 @@ function follow(change) {
 
 function setWork(controller) {
   page.work = controller;
-  byId("stop").hidden = controller === null;
-  byId("send").hidden = controller !== null;
+  showButtons();
   return controller;
 }
 
@@ -211,6 +310,9 @@ function startConversation(conversation = null) {
   page.conversation = conversation;
   release(byId("entries"));
   byId("entries").replaceChildren();
+  page.views.clear();
+  page.editing = null;
+  byId("editing").hidden = true;
   byId("hint").hidden = conversation !== null;
   for (const entry of conversation?.entries ?? []) show(entry);
   byId("text").focus();
@@ -257,13 +359,18 @@ function listen() {
   byId("text").addEventListener("keydown", (event) => {
     if (event.key === "Enter" && !event.shiftKey && !event.isComposing) submit(event);
   });
-  document.addEventListener("keydown", (event) => event.key === "Escape" && (page.work ? page.work.abort() : page.recording?.()));
+  document.addEventListener("keydown", (event) => event.key === "Escape" && (page.recording ? page.recording() : page.work?.abort()));
   byId("stop").addEventListener("click", () => {
     page.work?.abort();
     byId("text").focus();
   });
   byId("models").addEventListener("change", chooseModel);
   byId("speak").addEventListener("click", speak);
+  byId("end").addEventListener("click", () => page.recording?.());
+  byId("cancel-editing").addEventListener("click", () => {
+    edit(null);
+    fill({ task: chosenTask(), text: "", files: [] });
+  });
   byId("add").addEventListener("click", () => byId("choose").click());
   byId("choose").addEventListener("change", () => {
     addFiles(byId("choose").files);
@@ -290,5 +397,6 @@ function listen() {
 }
 
 startTheme();
+startSettings();
 listen();
 loadModels();

@@ -4,6 +4,12 @@ export const RATE = 24000; // of the blocks of worklet.js
 
 export const hasMicrophone = () => Boolean(navigator.mediaDevices?.getUserMedia && window.AudioWorkletNode);
 
+/** Return the level of a block of samples, from 0 to 1 on a scale of 60 dB. */
+export function level(block) {
+  const power = block.reduce((sum, value) => sum + value * value, 0) / (block.length * 32767 ** 2);
+  return Math.max(0, Math.min(1, 1 + (10 * Math.log10(power || 1e-9)) / 60));
+}
+
 /** Record until `stop()`, which returns a WAV file. `onBlock` gets each block of samples. */
 export async function record(onBlock = () => {}) {
   const stream = await navigator.mediaDevices.getUserMedia({ audio: true });

@@ -1,5 +1,5 @@
 // Live transcription over /v1/realtime.
-import { ApiError, getKey } from "./api.js";
+import { ApiError, getKey, toError } from "./api.js";
 import { RATE } from "./microphone.js";
 
 /** The form in which any key may be the name of a subprotocol. */
@@ -75,7 +75,7 @@ export class LiveSession {
     } else if (event.type.startsWith(TEXT) && !item && this.ended && event.type !== `${TEXT}.delta`) {
       return resolve();
     } else if (event.type === `${TEXT}.failed` || event.type === "error") {
-      return reject(new ApiError(event.error.message));
+      return reject(toError(event.error));
     } else {
       return;
     }

@@ -1,17 +1,18 @@
 // What a person can ask for, and how each request is sent.
-import { events, send, sendJson } from "./api.js";
+import { events, send, sendJson, toError } from "./api.js";
 import { findPrompt } from "./boxes.js";
 import { messagePart, modality } from "./files.js";
+import { getSettings } from "./settings.js";
 
 export const READ_PROMPT = "Read the text.";
 
-/** `needs`: files without which the task makes no sense; `textOptional`: it has a text of its own. */
+/** `needs`: files without which the task makes no sense; `textOptional`: it has a text of its own; `isPlain`: its answer has no Markdown. */
 export const TASKS = {
   ask: { name: "Ask", label: "Question", placeholder: "Ask something…", run: ask },
   read: { name: "Read", label: "Prompt", placeholder: READ_PROMPT, needs: ["image", "pdf"], textOptional: true, run: ask },
   find: { name: "Find", label: "What to find", placeholder: "What to find, such as: the red cup", needs: ["image"], run: ask },
-  transcribe: { name: "Transcribe", label: "Words to expect", placeholder: "Names and words to expect (optional)", needs: ["audio", "video"], textOptional: true, run: transcribe },
-  translate: { name: "Translate", label: "Words to expect", placeholder: "Names and words to expect (optional)", needs: ["audio", "video"], textOptional: true, run: transcribe },
+  transcribe: { name: "Transcribe", label: "Words to expect", placeholder: "Names and words to expect (optional)", needs: ["audio", "video"], textOptional: true, isPlain: true, run: transcribe },
+  translate: { name: "Translate", label: "Words to expect", placeholder: "Names and words to expect (optional)", needs: ["audio", "video"], textOptional: true, isPlain: true, run: transcribe },
 };
 
 /** Return the names of the tasks that a model has. */
@@ -41,12 +42,13 @@ async function message(entry, capabilities) {
 /** Stream an answer into the entry. Only questions continue the conversation `before`. */
 async function ask(entry, { card, before, signal, update }) {
   const { capabilities } = card;
-  const messages = [];
+  const { system, ...options } = getSettings();
+  const messages = system ? [{ role: "system", content: system }] : [];
   for (const one of entry.task === "ask" ? before.filter(({ task, error }) => task === "ask" && !error) : [])
     messages.push(await message(one, capabilities), { role: "assistant", content: one.answer });
   const own = await message(entry, capabilities);
   const greedy = entry.task === "ask" ? {} : { temperature: 0 };
-  const body = { model: card.id, messages: [...messages, own], stream: true, stream_options: { include_usage: true }, return_timings: true, ...greedy };
+  const body = { model: card.id, messages: [...messages, own], stream: true, stream_options: { include_usage: true }, return_timings: true, ...greedy, ...options };
   const planned = entry.files.length ? plan(own, entry, { card, signal, update }) : null;
   for await (const chunk of events(await send("v1/chat/completions", body, signal))) {
     const delta = chunk.choices[0]?.delta ?? {};
@@ -75,10 +77,14 @@ async function transcribe(entry, { card, signal, update }) {
     form.append("response_format", segments ? "verbose_json" : "json");
     if (segments && words && entry.task === "transcribe") form.append("timestamp_granularities[]", "word"); // instead of segments
     if (entry.text) form.append("prompt", entry.text);
+    const start = performance.now();
     const found = await sendJson(`v1/audio/${entry.task === "translate" ? "translations" : "transcriptions"}`, form, signal);
     entry.answer += `${entry.answer && "\n"}${found.text.trim()}`;
-    entry.error = found.error?.message ?? entry.error; // the file is broken or cut off after this text
+    if (found.error) entry.error = toError(found.error).message; // the file is broken or cut off after this text
     entry.usage = found.usage;
+    entry.heard.language = found.language ?? entry.heard.language;
+    entry.heard.seconds += found.duration ?? found.usage?.seconds ?? 0;
+    entry.heard.took += (performance.now() - start) / 1000;
     const several = entry.files.length > 1; // times of several files would mix
     entry.words = several ? null : (found.words ?? found.segments?.map(({ text, start, end }) => ({ word: text.trim(), start, end })));
     update();

@@ -8,7 +8,7 @@ export function startTheme() {
   const isDark = () => (localStorage.getItem(NAME) ?? (system.matches ? "dark" : "light")) === "dark";
   const show = () => {
     document.documentElement.dataset.theme = isDark() ? "dark" : "light";
-    byId("theme").textContent = isDark() ? "Light" : "Dark";
+    byId("theme").querySelector("span").textContent = isDark() ? "Light" : "Dark";
   };
   byId("theme").addEventListener("click", () => {
     localStorage.setItem(NAME, isDark() ? "light" : "dark");

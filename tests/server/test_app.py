@@ -25,7 +25,7 @@ from sensorium.engine.config import EngineConfig
 from sensorium.server.app import make_app
 from sensorium.server.config import ServerConfig, environment_options, read_config, split_options
 from sensorium.server.errors import error_response, on_error
-from sensorium.server.guard import Guard
+from sensorium.server.guard import CONNECTION, Guard
 from sensorium.server.protocol.chat import ChatBody
 from sensorium.server.protocol.completions import CompletionBody
 from sensorium.server.protocol.tokens import DetokenizeBody
@@ -396,6 +396,32 @@ def test_a_client_that_does_not_read_is_disconnected():
     guard = Guard(app, ServerConfig(send_seconds=0.01))
     with pytest.raises(TimeoutError):
         asyncio.run(guard(scope, None, send))
+
+
+@pytest.mark.parametrize("reads", [False, True])
+def test_a_client_that_reads_slowly_is_not_disconnected(reads):
+    class Connection:
+        unsent, calls, is_closed = 3, 0, False
+
+        async def drain(self):
+            self.calls += 1
+            self.unsent -= reads
+            if self.unsent:
+                await asyncio.Event().wait()
+
+        def abort(self):
+            self.is_closed = True
+
+    async def app(scope, receive, send):
+        await send({"type": "http.response.body", "body": b"abc"})
+
+    async def send(message):
+        pass
+
+    connection = Connection()
+    scope = {"type": "http", "method": "POST", "path": "/", "headers": [], CONNECTION: connection}
+    asyncio.run(Guard(app, ServerConfig(send_seconds=0.01))(scope, None, send))
+    assert (connection.is_closed, connection.calls) == ((False, 3) if reads else (True, 1))
 
 
 @pytest.mark.parametrize("kind", ["completions", "chat", "tokens"])

@@ -9,14 +9,16 @@ import httpx
 import pytest
 from http_server import listening
 from sensorium.server.config import ServerConfig
-from sensorium.server.endpoints.page import PAGE_FILES
+from sensorium.server.endpoints.page import PAGE_FILES, SAMPLE_FILES
 from sensorium.server.state import Server
 
+FILES = PAGE_FILES | SAMPLE_FILES
 
-@pytest.mark.parametrize("path", PAGE_FILES)
+
+@pytest.mark.parametrize("path", FILES)
 def test_files_and_their_policy(http, path):
     response = http.get(path)
-    assert (response.status_code, response.content) == (200, PAGE_FILES[path].read_bytes())
+    assert (response.status_code, response.content) == (200, FILES[path].read_bytes())
     policy = dict(one.split(" ", 1) for one in response.headers["Content-Security-Policy"].split("; "))
     assert (policy["default-src"], policy["script-src"], policy["style-src"]) == ("'none'", "'self'", "'self'")
     assert "unsafe" not in response.headers["Content-Security-Policy"]
@@ -27,7 +29,7 @@ def test_files_and_their_policy(http, path):
 def test_only_the_page_needs_no_key(tiny):
     guarded = Server(tiny[1].llm, ServerConfig(api_key="secret"), "tiny-vl")
     with listening(guarded) as url, httpx.Client(base_url=url) as client:
-        for path in PAGE_FILES:
+        for path in FILES:
             assert client.get(path).status_code == 200
         for path in ("/page", "/page/", "/page/other.js", "/page/../v1/models", "/v1/models", "/metrics", "/openapi.json"):
             assert client.get(path).status_code == 401
@@ -58,7 +60,7 @@ def test_nothing_is_inline_or_from_elsewhere():
 
 
 def test_modules_are_small():
-    assert sum(len(path.read_text("utf-8").splitlines()) for path in PAGE_FILES.values()) < 1200
+    assert sum(len(path.read_text("utf-8").splitlines()) for path in PAGE_FILES.values()) < 1700
 
 
 def test_the_model_says_what_it_can_do(http):

@@ -69,7 +69,7 @@ def open_page(browser):
 @pytest.fixture
 def page(open_page, tiny):
     page = open_page(tiny[0])
-    page.get_by_text("tiny-vl").wait_for()
+    page.locator("#model", has_text="tiny-vl").wait_for()
     return page
 
 
@@ -122,7 +122,7 @@ def test_one_of_several_models_is_chosen(open_page):
         sound = min((TINY.parent / "speech").glob("*.flac"))
         page.set_input_files("#choose", [sound])
         page.keyboard.press("Enter")
-        page.get_by_text("alarm").first.wait_for()
+        page.locator(".word", has_text="alarm").wait_for()
 
 
 def test_files_that_are_removed_are_freed(page):
@@ -170,9 +170,9 @@ def test_the_key_is_typed_once(open_page, tiny):
         page = open_page(url)
         page.get_by_label("Key", exact=True).fill("secret")
         page.keyboard.press("Enter")
-        page.get_by_text("tiny-vl").wait_for()
+        page.locator("#model", has_text="tiny-vl").wait_for()
         page.reload()
-        page.get_by_text("tiny-vl").wait_for()
+        page.locator("#model", has_text="tiny-vl").wait_for()
         assert page.evaluate("[sessionStorage.length, localStorage.length]") == [1, 0]
 
 
@@ -183,6 +183,7 @@ def answer_with(page, text):
         {"choices": [], "usage": {"prompt_tokens": 3, "completion_tokens": 2}},
     ]
     events = "".join(f"data: {json.dumps(chunk)}\n\n" for chunk in chunks) + "data: [DONE]\n\n"
+    events = f": waiting\n\n{events}"
     page.route("**/v1/chat/completions", lambda route: route.fulfill(body=events, content_type="text/event-stream"))
 
 
@@ -237,7 +238,7 @@ def test_boxes_are_drawn_and_history_is_kept(page):
     assert page.locator(".box-label").first.text_content() == "<i>cup</i>"
     page.locator(".meta dl").wait_for()
     page.reload()
-    page.get_by_text("tiny-vl").wait_for()
+    page.locator("#model", has_text="tiny-vl").wait_for()
     page.get_by_role("button", name="History").click()
     page.get_by_role("button", name="the cup", exact=True).click()
     page.locator("rect.box").wait_for()
@@ -260,18 +261,18 @@ def test_a_conversation_goes_on(page):
 
 def test_narrow_dark_and_by_keyboard(open_page, tiny):
     page = open_page(tiny[0], viewport={"width": 320, "height": 560}, color_scheme="dark")
-    page.get_by_text("tiny-vl").wait_for()
+    page.locator("#model", has_text="tiny-vl").wait_for()
     assert page.evaluate("document.documentElement.scrollWidth") == 320
     dark = page.evaluate("getComputedStyle(document.body).backgroundColor")
     page.get_by_role("button", name="Light").focus()
     page.keyboard.press("Enter")
     assert page.evaluate("getComputedStyle(document.body).backgroundColor") != dark
     seen = []
-    for _ in range(12):
+    for _ in range(20):
         page.keyboard.press("Tab")
         seen.append(page.evaluate("document.activeElement.id || document.activeElement.value"))
         assert page.evaluate("document.activeElement === document.body || document.activeElement.matches(':focus-visible')")
-    assert {"ask", "text", "add", "send", "new", "open-history", "open-key"} <= set(seen)
+    assert {"ask", "text", "add", "send", "new", "open-history", "open-settings", "open-key"} <= set(seen)
     nameless = """() => [...document.querySelectorAll("button, input, textarea")].filter((one) => one.offsetParent
         && !one.ariaHidden && !one.textContent.trim() && !one.ariaLabel && !one.labels?.length).map((one) => one.outerHTML)"""
     assert page.evaluate(nameless) == []
@@ -284,7 +285,7 @@ def speech(tiny_asr):
 
 def test_words_light_up_as_the_audio_plays(open_page, speech):
     page = open_page(speech)
-    page.get_by_text("tiny-asr").wait_for()
+    page.locator("#model", has_text="tiny-asr").wait_for()
     assert page.locator("#tasks label").all_inner_texts() == ["Transcribe"]
     page.set_input_files("#choose", TINY.parent / "speech" / "alarm.flac")
     page.get_by_role("button", name="Send").click()
@@ -296,7 +297,7 @@ def test_words_light_up_as_the_audio_plays(open_page, speech):
 
 def test_a_file_that_is_cut_off_has_its_text_and_the_error(open_page, speech, tmp_path):
     page = open_page(speech)
-    page.get_by_text("tiny-asr").wait_for()
+    page.locator("#model", has_text="tiny-asr").wait_for()
     soundfile.write(tmp_path / "a.wav", *soundfile.read(TINY.parent / "speech" / "alarm.flac"))
     whole = (tmp_path / "a.wav").read_bytes()
     (tmp_path / "a.wav").write_bytes(whole[: len(whole) * 3 // 5])
@@ -318,14 +319,208 @@ def test_live_audio(chromium, open_page, speech, tmp_path, realtime):
     page = open_page(speech, browser, permissions=["microphone"])
     page.route("**/v1/models", lambda route: route.fulfill(json=served))
     page.reload()
-    page.get_by_text("tiny-asr").wait_for()
+    page.locator("#model", has_text="tiny-asr").wait_for()
     sockets = []
     page.on("websocket", lambda socket: sockets.append(socket.url))
     page.get_by_role("button", name="Speak").click()
     page.get_by_role("button", name="End recording").wait_for()
+    assert page.locator("#send, #stop, #end").evaluate_all("(all) => all.filter((one) => !one.hidden).map(({ id }) => id)") == [
+        "end"
+    ]
+    assert page.locator("#recording .dot").evaluate("(one) => getComputedStyle(one).backgroundColor") == "rgb(213, 52, 43)"
+    page.evaluate("""() => new Promise((resolve) => {
+        const timer = setInterval(() => document.getElementById("level").value > 0.3 && resolve(clearInterval(timer)), 10);
+    })""")
+    page.locator("#recorded", has_text="0:01").wait_for()
     page.wait_for_timeout(1000 * len(samples) / rate)  # the browser plays the file once
     page.get_by_role("button", name="End recording").click()
     page.locator(".word").first.wait_for()
     assert len(answer(page).split()) > 2
     assert page.evaluate("document.querySelector('.entry audio').duration") > 1
     assert len(sockets) == realtime
+
+
+def test_the_start_says_what_the_model_takes_and_has_samples(page):
+    assert page.locator("#takes").inner_text() == "tiny-vl takes text, images and videos."
+    assert page.locator("#facts dt").all_inner_texts()[:3] == ["architecture", "context", "takes"]
+    assert page.locator("#facts dd").nth(1).inner_text() == "1024 tokens"
+    assert page.locator("#samples button").all_inner_texts() == ["Read a receipt", "Read a word", "Describe a picture"]
+    page.get_by_role("button", name="Read a receipt").click()
+    page.locator(".meta dl").wait_for()
+    assert answer(page) == "ICG4 114\nCOFFEE 29.93\nTOTAL 17.04"
+    assert page.locator("#hint").is_hidden()
+
+
+def test_samples_of_speech(open_page, speech):
+    page = open_page(speech)
+    page.get_by_role("button", name="A command").click()
+    page.locator(".word").first.wait_for()
+    assert answer(page).strip() == "Turn on the kitchen light."
+
+
+MARKDOWN = """# Result
+
+A **bold** word, *one* in italics, `code_of_it`, 2 * 3 * 4 and snake_case_name.
+Second line, <b>no tag</b>, \\*no italics\\*.
+
+- one
+- two
+  1. inner
+
+> quoted
+
+| left | right |
+|------|------:|
+| a `|` b | 1 |
+| c | 2 |
+
+```python
+if a < b:  # **as it is**
+    pass
+```
+
+[a page](https://example.org/x) and [a trap](javascript:alert(1)) and ![a picture](http://example.org/y.png)
+"""
+
+
+def test_markdown_is_a_safe_subset(page):
+    answer_with(page, MARKDOWN)
+    page.locator("#text").fill("Show me.")
+    page.keyboard.press("Enter")
+    page.locator(".meta dl").wait_for()
+    shown = page.locator(".answer")
+    assert shown.locator("h3").inner_text() == "Result"
+    assert shown.locator("strong").inner_text() == "bold"
+    assert shown.locator("em").all_inner_texts() == ["one"]
+    assert shown.locator("p code").inner_text() == "code_of_it"
+    assert "2 * 3 * 4 and snake_case_name.\nSecond line, <b>no tag</b>, *no italics*." in shown.inner_text()
+    assert shown.locator("ul > li").all_inner_texts()[0] == "one"
+    assert shown.locator("ul > li ol > li").inner_text() == "inner"
+    assert shown.locator("blockquote").inner_text() == "quoted"
+    assert shown.locator("th").all_inner_texts() == ["left", "right"]
+    assert shown.locator("tbody tr").last.locator("td").all_inner_texts() == ["c", "2"]
+    assert shown.locator("td").last.evaluate("(cell) => cell.style.textAlign") == "right"
+    assert shown.locator("pre").inner_text() == "if a < b:  # **as it is**\n    pass"
+    links = shown.locator("a")
+    assert [link.get_attribute("href") for link in links.all()] == ["https://example.org/x", "http://example.org/y.png"]
+    assert links.first.get_attribute("rel") == "noopener noreferrer nofollow"
+    assert "[a trap](javascript:alert(1))" in shown.inner_text()
+    assert shown.locator("img, b, script").count() == 0
+
+
+def test_an_answer_is_copied_asked_again_and_edited(chromium, open_page, tiny):
+    page = open_page(tiny[0], permissions=["clipboard-read", "clipboard-write"])
+    page.locator("#model", has_text="tiny-vl").wait_for()
+    answer_with(page, "**Forty-two.**")
+    asked = []
+    page.on("request", lambda one: one.url.endswith("/completions") and asked.append(one.post_data_json["messages"]))
+    for index, text in enumerate(("One?", "Two?")):
+        page.locator("#text").fill(text)
+        page.keyboard.press("Enter")
+        page.locator(".meta dl").nth(index).wait_for()
+    page.get_by_role("button", name="Copy").last.click()
+    page.locator("#status", has_text="Copied").wait_for(state="attached")
+    assert page.evaluate("navigator.clipboard.readText()") == "**Forty-two.**"
+    page.get_by_role("button", name="Retry").last.click()
+    page.locator(".meta dl").nth(1).wait_for()
+    assert page.locator(".request").all_inner_texts() == ["AskOne?", "AskTwo?"]
+    page.get_by_role("button", name="Edit").first.click()
+    assert page.locator("#text").input_value() == "One?"
+    assert page.locator("#editing").is_visible()
+    page.locator("#text").fill("Three?")
+    page.keyboard.press("Enter")
+    page.locator(".request", has_text="Three?").wait_for()
+    page.locator(".meta dl").wait_for()
+    assert page.locator(".request").all_inner_texts() == ["AskThree?"]
+    assert page.locator("#editing").is_hidden()
+    assert [len(messages) for messages in asked] == [1, 3, 3, 1]
+
+
+def test_settings_are_sent_and_kept(page):
+    answer_with(page, "Yes.")
+    bodies = []
+    page.on("request", lambda one: one.url.endswith("/completions") and bodies.append(one.post_data_json))
+    for reload in False, True:
+        if reload:
+            page.reload()
+            page.locator("#model", has_text="tiny-vl").wait_for()
+        else:
+            page.get_by_role("button", name="Settings").click()
+            page.get_by_label("System prompt").fill("Be brief.")
+            page.get_by_label("Temperature").fill("0.5")
+            page.get_by_label("Longest answer").fill("7")
+            page.get_by_role("button", name="Save").click()
+        page.locator("#text").fill("Well?")
+        page.keyboard.press("Enter")
+        page.locator(".meta dl").wait_for()
+    page.get_by_role("button", name="Settings").click()
+    assert page.locator("#model-facts dt").first.inner_text() == "architecture"
+    page.get_by_role("button", name="Clear").click()
+    page.get_by_role("button", name="Save").click()
+    page.locator("#text").fill("And now?")
+    page.keyboard.press("Enter")
+    page.locator(".meta dl").nth(1).wait_for()
+    sent = [(body.get("temperature"), body.get("max_tokens"), body["messages"][0]["role"]) for body in bodies]
+    assert sent == [(0.5, 7, "system"), (0.5, 7, "system"), (None, None, "user")]
+
+
+def test_the_grid_of_rows_is_drawn_on_demand(page):
+    page.get_by_role("button", name="Read a receipt").click()
+    answer(page)
+    page.get_by_label("grid of encoder rows").wait_for()
+    assert not page.locator(".grid").is_visible()
+    page.get_by_label("grid of encoder rows").check()
+    assert page.locator(".grid").is_visible()
+
+
+def test_a_legend_explains_the_times(page):
+    page.get_by_role("button", name="Read a word").click()
+    answer(page)
+    page.get_by_text("What the times mean").click()
+    names = [text.split(":")[0] for text in page.locator(".legend li").all_inner_texts()]
+    assert "prefill" in names
+    assert page.locator(".bar span").count() == len(names)
+    color = "(one) => getComputedStyle(one).backgroundColor"
+    colors = [[one.evaluate(color) for one in page.locator(f"{part}").all()] for part in (".bar span", ".legend .swatch")]
+    assert colors[0] == colors[1]
+    assert len(set(colors[0])) == len(names)
+
+
+def test_errors_have_no_names_of_the_api(page):
+    page.set_input_files("#choose", files=[{"name": "a.png", "mimeType": "image/png", "buffer": b"no image"}])
+    page.locator("#text").fill("What is this?")
+    page.get_by_role("button", name="Send").click()
+    page.locator(".wrong", has_text="a.png: it is not").wait_for()
+    assert "image 0" not in page.locator(".wrong").inner_text()
+
+
+def test_a_narrow_page_has_its_buttons_in_one_row(open_page, tiny):
+    page = open_page(tiny[0], viewport={"width": 390, "height": 800})
+    page.locator("#model", has_text="tiny-vl").wait_for()
+    for row in "nav button", "#composer .actions button:visible":
+        tops = page.locator(row).evaluate_all("(all) => all.map((one) => Math.round(one.getBoundingClientRect().top))")
+        assert len(tops) > 1
+        assert max(tops) - min(tops) < 12, row
+    assert page.locator("header").evaluate("(one) => one.offsetHeight") < 70
+    assert page.evaluate("document.documentElement.scrollWidth") == 390
+    for name in "New", "History", "Settings", "Key", "Add files", "Send":
+        button = page.get_by_role("button", name=name, exact=True)
+        assert button.locator("svg.icon use").get_attribute("href").startswith("#icon-")
+        assert button.locator("span").is_visible()
+
+
+def test_a_transcript_has_language_and_real_time_factor_and_a_player(open_page, speech):
+    page = open_page(speech)
+    page.get_by_role("button", name="An alarm").click()
+    page.locator(".word").first.wait_for()
+    answer(page)
+    facts = dict(zip(page.locator(".meta dt").all_inner_texts(), page.locator(".meta dd").all_inner_texts(), strict=True))
+    assert (facts["language"], facts["audio"]) == ("english", "3.3 s")
+    assert float(facts["real-time factor"]) > 0
+    player = page.locator(".entry .player")
+    assert player.locator("audio[controls]").count() == 0
+    assert player.locator(".time").inner_text() == "0:00 / 0:03"
+    player.get_by_role("button", name="Play alarm.flac").click()
+    player.get_by_role("button", name="Pause alarm.flac").click()
+    player.get_by_role("slider").fill("2")
+    assert page.evaluate("document.querySelector('.entry audio').currentTime") == pytest.approx(2, abs=0.1)

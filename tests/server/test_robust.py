@@ -16,6 +16,7 @@ from urllib.parse import urlparse
 
 import httpx
 import pytest
+from fastapi.responses import Response, StreamingResponse
 from http_server import listening
 from PIL import Image
 from sensorium.engine.frontend.input_processor import InputProcessor, ParsedPrompt
@@ -26,6 +27,7 @@ from sensorium.server import large_json
 from sensorium.server.config import ServerConfig
 from sensorium.server.guard import _Body
 from sensorium.server.listeners import bind
+from sensorium.server.logs import FIELDS
 from sensorium.server.state import Server
 from waiting import LONG, assert_idle, wait_until
 
@@ -97,6 +99,32 @@ def test_the_number_of_connections_is_limited(tiny):
                 return False
 
         wait_until(served)
+
+
+@pytest.mark.parametrize("streams", [False, True])
+def test_a_client_that_reads_nothing_is_disconnected_without_a_traceback(tiny, monkeypatch, caplog, streams):
+    size, closed = 64 << 20, threading.Event()
+
+    async def pieces():
+        try:
+            for _ in range(size >> 16):
+                yield bytes(1 << 16)
+        finally:
+            closed.set()
+
+    async def large():
+        return StreamingResponse(pieces()) if streams else Response(bytes(size))
+
+    monkeypatch.setitem(app_module._GET, "/version", large)
+    with caplog.at_level(logging.INFO), listen(tiny, send_seconds=0.05) as url, socket.socket() as client:
+        client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        client.connect((urlparse(url).hostname, urlparse(url).port))
+        client.sendall(b"GET /version HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        wait_until(lambda: any(record.message == "request" for record in caplog.records))
+        wait_until(lambda: closed.is_set() == streams)
+    (record,) = [record for record in caplog.records if record.message == "request"]
+    assert getattr(record, FIELDS)["outcome"] == "disconnected"
+    assert not [record for record in caplog.records if record.levelno >= logging.WARNING]
 
 
 def test_a_header_after_a_response_has_a_limit_too(tiny):
