@@ -102,11 +102,11 @@ class EngineCore:
             reason = "<<param>> need token ids, which prompt_embeds do not have; leave one of the two out"
             raise InputError(reason, param="prompt_logprobs")
         self._check_adapter(request.adapter)
-        self.scheduler.check_items((*request.features, *request.cross))
-        if request.request_id in self._compiling or request.request_id in self.scheduler:
+        self.scheduler.sequences.check_items((*request.features, *request.cross))
+        if request.request_id in self._compiling or request.request_id in self.scheduler.sequences:
             raise InputError(f"request {request.request_id!r} is already being served")
         if params.structured_outputs is None:
-            self.scheduler.add(request)
+            self.scheduler.sequences.add(request)
         else:
             self._compile(request, GrammarTask(request.request_id, params.structured_outputs, tenant_of(request.salt) or ""))
 
@@ -129,15 +129,15 @@ class EngineCore:
                 misplaced items.
         """
         self._check_tokens("token_ids", token_ids)
-        self.scheduler.check_items(features)
+        self.scheduler.sequences.check_items(features)
         self._check_adapter(adapter or "")
-        self.scheduler.append(request_id, token_ids, features, close, adapter)
-        if close and request_id not in self.scheduler:
+        self.scheduler.sequences.append(request_id, token_ids, features, close, adapter)
+        if close and request_id not in self.scheduler.sequences:
             self._release_grammar(request_id)
 
     def truncate(self, request_id: str, num_tokens: int) -> None:
         """Roll a sequence and its KV cache back to the first `num_tokens` tokens. Raise InputError if that cuts an item."""
-        self.scheduler.truncate(request_id, num_tokens)
+        self.scheduler.sequences.truncate(request_id, num_tokens)
 
     def pause(self, request_id: str) -> TokenOutput:
         """End the current answer of a sequence that is held open. Return its timings and statistics.
@@ -145,7 +145,7 @@ class EngineCore:
         Raises:
             InputError: an unknown sequence.
         """
-        return self.scheduler.pause(request_id)
+        return self.scheduler.sequences.pause(request_id)
 
     def abort(self, request_id: str) -> TokenOutput | None:
         """Remove a sequence. Return its timings and statistics, or None if it is unknown to the scheduler.
@@ -155,7 +155,7 @@ class EngineCore:
         if self._compiling.pop(request_id, None) is not None:
             self._compiled.add(request_id)
         self._release_grammar(request_id)
-        return self.scheduler.abort(request_id)
+        return self.scheduler.sequences.abort(request_id)
 
     def close(self) -> None:
         """End the executor's threads and processes. The memory is freed with the object."""
@@ -214,7 +214,7 @@ class EngineCore:
         """
         if not self.info.can_sleep:
             raise InputError("an engine that was made without a checkpoint cannot sleep")
-        if live := len(self.scheduler) + len(self._compiling):
+        if live := len(self.scheduler.sequences) + len(self._compiling):
             raise InputError(f"{live} sequences are being served; end them, then call sleep()")
         if not self.asleep:
             self.scheduler.reset_caches()
@@ -251,7 +251,7 @@ class EngineCore:
         self._flight = self._launch_after(flight)
         outputs = self._collect(flight)
         for output in outputs:
-            if output.finish_reason is not None and output.request_id not in self.scheduler:
+            if output.finish_reason is not None and output.request_id not in self.scheduler.sequences:
                 self._release_grammar(output.request_id)
         return CoreOutputs((*failed, *outputs), False, self._publish())
 
@@ -288,7 +288,7 @@ class EngineCore:
             try:
                 if result.error is not None:
                     raise result.error.exception()
-                self.scheduler.add(request)
+                self.scheduler.sequences.add(request)
             except Exception as error:
                 self._refused[name] = error
                 self._release_grammar(name)

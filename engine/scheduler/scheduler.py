@@ -7,8 +7,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from ...callers.errors import ErrorInfo, InputError
-from ...mm.types import MultiModalFeature, find_item
-from ..bidirectional_spans import BidirectionalSpan, fit_chunk
+from ...mm.types import find_item
+from ..bidirectional_spans import fit_chunk
 from ..drafts.drafter import Drafter
 from ..kv_cache.block_pool import BlockPools
 from ..kv_cache.block_tables import BlockTables
@@ -16,8 +16,6 @@ from ..stats import EngineStats
 from ..types import (
     EncodeResult,
     EncodeTask,
-    EngineRequest,
-    RequestUpdate,
     ScheduledRequest,
     SchedulerOutput,
     StepOutput,
@@ -25,14 +23,14 @@ from ..types import (
 )
 from .encoder_cache import EncoderCache
 from .encoder_inputs import EncoderInputs
-from .limits import SchedulerLimits, check_cross, check_cross_items, check_features, check_length, check_spans
+from .limits import SchedulerLimits
 from .policy import SchedulingPolicy
 from .quarantine import Quarantine
 from .repetition import Loop, find_loop
 from .request import Request, State
-from .request_queues import RequestQueues
+from .sequences import Sequences
 from .step_drafts import StepDrafts
-from .worker_messages import WorkerMessages, is_empty
+from .worker_messages import is_empty
 
 
 @dataclass
@@ -78,128 +76,11 @@ class Scheduler:
         self.block_tables = BlockTables(block_pools, prefix_caching, limits.max_num_batched_tokens)
         self.encoder_inputs = EncoderInputs(encoder_cache, quarantine, attention.is_at_once, beside=limits.encode_beside)
         self.limit = min(limits.max_model_len, block_pools.capacity)  # tokens of the longest sequence
-        self._queues = RequestQueues(self.block_tables, self.encoder_inputs, limits, policy)
-        self.requests, self.waiting, self.running = self._queues.requests, self._queues.waiting, self._queues.running
         self.drafts = StepDrafts(self.block_tables, limits, self.limit, drafter)
-        self._messages = WorkerMessages()
-        self._arrivals = self._steps = self._steps_ahead = self._cut_items = 0
-
-    def __len__(self) -> int:
-        """Return the number of sequences, those that are held open included."""
-        return len(self.requests)
-
-    def __contains__(self, request_id: str) -> bool:
-        return request_id in self.requests
-
-    def check_items(self, features: Sequence[MultiModalFeature]) -> None:
-        """Raise MediaError if one of the items is in quarantine."""
-        self.encoder_inputs.quarantine.check_items(features)
-
-    def add(self, message: EngineRequest) -> None:
-        """Queue a sequence. Raise InputError, and change nothing, for a prompt that could never run."""
-        if message.request_id in self.requests:
-            raise InputError(f"request {message.request_id!r} is already being served")
-        check_features(message.features, 0, len(message.prompt_token_ids))
-        request = Request(message, self._arrivals, self.block_pools.empty)
-        has_cross_attention = any(spec.kind == "cross" for spec in self.block_pools.specs)
-        optional = any(spec.optional for spec in self.block_pools.specs)
-        check_cross(request.cross_rows, self.block_pools.cross_capacity, has_cross_attention, optional)
-        self._check(request)
-        self._renew_spans(request, ())
-        self.encoder_inputs.register(request, request.items())
-        self._arrivals += 1
-        self._queues.begin_epoch(request)
-        self.requests[message.request_id] = request
-        self._messages.send(new_requests=(message,))
-        self._queues.enqueue(request)
-
-    def append(
-        self,
-        request_id: str,
-        token_ids: Sequence[int],
-        features: Sequence[MultiModalFeature] = (),
-        close: bool = False,
-        adapter: str | None = None,
-    ) -> None:
-        """Add tokens to a live sequence and begin a new answer.
-
-        `close`: end the sequence after that answer or, without tokens, as soon as it is idle. `adapter`: as in RequestUpdate.
-        """
-        request = self._get_live(request_id)
-        has_rows = bool(features) and features[-1].geometry.ahead > 0
-        if not token_ids and not has_rows and not (close and not features):
-            raise InputError("nothing to append; give at least one token")
-        if token_ids or has_rows:
-            self._append(request, token_ids, features, adapter)
-        if close:
-            request.hold_open = False
-            if request.state is State.IDLE:
-                self.abort(request_id)
-
-    def _append(
-        self, request: Request, token_ids: Sequence[int], features: Sequence[MultiModalFeature], adapter: str | None
-    ) -> None:
-        num_items, length, turn = len(request.features), len(request.token_ids), request.turn_start
-        spans = request.spans(self.limits.prompt_attention)
-        request.append(token_ids, features)
-        try:
-            self._check(request)
-            self.encoder_inputs.register(request, list(enumerate(request.features))[num_items:])
-        except InputError:
-            del request.features[num_items:], request.token_ids[length:]
-            request.turn_start = turn
-            raise
-        request.repairs = 0
-        self._queues.begin_epoch(request)
-        update = RequestUpdate(request.request_id, length, tuple(token_ids), tuple(features), restart=True, adapter=adapter)
-        self._messages.send(updates=(update,))
-        has_new_adapter = adapter is not None and request.set_adapter(adapter)
-        if self._renew_spans(request, spans) or has_new_adapter:
-            self._queues.free_blocks(request)
-        if request.state is State.IDLE:  # it keeps its blocks while it waits, unless another sequence needs them
-            self._queues.enqueue(request)
-        else:
-            self._queues.reorder(request)
-
-    def truncate(self, request_id: str, num_tokens: int, forbid: tuple[tuple[int, ...], ...] = ()) -> None:
-        """Roll a sequence back to its first `num_tokens` tokens. Computed blocks of these tokens are kept where possible."""
-        request = self._get_live(request_id)
-        dropped = [(f.hash, request.item_user(i)) for i, f in enumerate(request.features) if f.range.offset >= num_tokens]
-        spans = request.spans(self.limits.prompt_attention)
-        request.truncate(num_tokens, self.block_pools.block_size)
-        self._queues.begin_epoch(request)
-        if self._renew_spans(request, spans):
-            request.rewind(0)  # the remaining tokens attended to the removed ones
-        for key, user in dropped:
-            self.encoder_cache.unregister(key, user)
-        self.block_tables.roll_back(request, request.spans(self.limits.prompt_attention))
-        self._messages.send(updates=(RequestUpdate(request_id, num_tokens, forbid=forbid),))
-        self._queues.reorder(request)
-
-    def pause(self, request_id: str) -> TokenOutput:
-        """End the current answer of a sequence that is held open. Return its timings and statistics."""
-        request = self._get_live(request_id)
-        if request.state is State.WAITING:  # it was preempted
-            self.waiting.remove(request)
-            request.state = State.IDLE
-        elif request.state is State.RUNNING:
-            self._end_answer(request)
-        return request.final_output(TokenOutput(request_id, ()))
-
-    def abort(self, request_id: str) -> TokenOutput | None:
-        """Free everything a sequence holds. Return its timings and statistics, or None if it is unknown."""
-        request = self.requests.pop(request_id, None)
-        if request is None:
-            return None
-        if request.state is State.RUNNING:
-            self.running.remove(request)
-        elif request.state is State.WAITING:
-            self.waiting.remove(request)
-        self.drafts.end_answer(request)
-        self.encoder_inputs.unregister(request)
-        self.block_tables.free(request)
-        self._messages.end(request_id)
-        return request.final_output(TokenOutput(request_id, ()))
+        self.sequences = Sequences(self.block_tables, self.encoder_inputs, limits, self.limit, policy, self.drafts)
+        self._queues, self._messages = self.sequences.queues, self.sequences.messages
+        self.requests, self.waiting, self.running = self._queues.requests, self._queues.waiting, self._queues.running
+        self._steps = self._steps_ahead = self._cut_items = 0
 
     def schedule(self) -> SchedulerOutput | None:
         """Return the next step, or None if there is nothing to do. `update_from_output` records it once it has run."""
@@ -318,9 +199,9 @@ class Scheduler:
             self.block_tables.free_rejected(request)
         self.encoder_inputs.mark_computed(request)
         if output.pooled is not None:
-            return (self._finish(request, output, "length"),)
+            return (self.sequences.finish(request, output, "length"),)
         if finish is not None:
-            return (self._finish(request, output, *finish),)
+            return (self.sequences.finish(request, output, *finish),)
         return (output,) if loop is None else self._end_loop(request, output, loop)
 
     def _append_tokens(
@@ -346,7 +227,7 @@ class Scheduler:
     def _fail_or_repeat(self, scheduled: ScheduledRequest, output: TokenOutput) -> Sequence[TokenOutput]:
         """End a sequence whose part of a step failed. If it had guesses, which may be at fault, compute it again without."""
         if not scheduled.draft_token_ids:
-            return (self._fail(output, zero_blocks=True),)
+            return (self.sequences.fail(output, zero_blocks=True),)
         request = self.requests[scheduled.request_id]
         request.may_draft = False
         self._messages.send(zero_blocks=self.block_tables.unhashed_blocks(request))
@@ -361,19 +242,8 @@ class Scheduler:
             names = self.encoder_cache.users_of(result.hash) if result.item_failed else [task.request_id]
             for request in [self.requests[name] for name in names if name in self.requests]:
                 error = result.error.for_item(*find_item([item for _, item in request.items()], result.hash))
-                outputs.append(self._fail(TokenOutput(request.request_id, (), error=error)))
+                outputs.append(self.sequences.fail(TokenOutput(request.request_id, (), error=error)))
         return outputs
-
-    def _fail(self, output: TokenOutput, zero_blocks: bool = False) -> TokenOutput:
-        """End a sequence with the error in `output` and return its last output.
-
-        `zero_blocks`: zero its blocks, which may hold NaN, except those that earlier steps have completed.
-        """
-        request = self.requests[output.request_id]
-        if zero_blocks:
-            self._messages.send(zero_blocks=self.block_tables.unhashed_blocks(request))
-        self.abort(output.request_id)
-        return request.final_output(replace(output, finish_reason="error"))
 
     def reset_prefix_cache(self) -> None:
         for pool in self.block_pools.pools:
@@ -452,13 +322,6 @@ class Scheduler:
         left = request.features[request.next_feature :]
         self._cut_items += any(f.range.offset < stop < f.range.end - f.geometry.ahead for f in left)
 
-    def _renew_spans(self, request: Request, before: Sequence[BidirectionalSpan]) -> bool:
-        """Update what depends on a sequence's spans, which were `before`. Return True if computed tokens are stale."""
-        spans = request.spans(self.limits.prompt_attention)
-        if self.limits.prompt_attention.key_order is not None:  # whole prompts whose items see each other
-            request.bind_hashes(spans[0][1] if spans and spans[0][0] == 0 else 0)
-        return any(first < request.num_computed for first, _ in {*before} ^ {*spans})
-
     def _end_loop(self, request: Request, output: TokenOutput, loop: Loop) -> Sequence[TokenOutput]:
         """End an answer that is in a repetition loop, or roll it back to the loop's start and forbid the loop.
 
@@ -467,42 +330,18 @@ class Scheduler:
         detection = request.message.params.repetition_detection
         assert detection is not None
         if not detection.repair or request.repairs >= detection.max_repairs:
-            return (self._finish(request, output, "repetition"),)
+            return (self.sequences.finish(request, output, "repetition"),)
         removed = len(request.token_ids) - loop.start
         request.repairs += 1
         try:
-            self.truncate(request.request_id, loop.start, forbid=(loop.forbidden,))
+            self.sequences.truncate(request.request_id, loop.start, forbid=(loop.forbidden,))
         except InputError as error:
-            return (self._fail(replace(output, error=error.info)),)
+            return (self.sequences.fail(replace(output, error=error.info)),)
         # the token that completes the loop is never returned; those before it were, or are returned now
         before = len(output.token_ids) - 1
         if not before:
             return (replace(output, token_ids=(), logprobs=None, num_removed=removed - 1),)
         return _first_tokens(output, before), TokenOutput(request.request_id, (), num_removed=removed - 1)
-
-    def _finish(self, request: Request, output: TokenOutput, reason: str, stop_token: int | None = None) -> TokenOutput:
-        self._end_answer(request)
-        return request.final_output(replace(output, finish_reason=reason, stop_reason=stop_token))
-
-    def _end_answer(self, request: Request) -> None:
-        if request.hold_open:
-            self.running.remove(request)
-            request.state = State.IDLE
-            self.drafts.end_answer(request)
-        else:
-            self.abort(request.request_id)
-
-    def _get_live(self, request_id: str) -> Request:
-        if request_id not in self.requests:
-            raise InputError(f"request {request_id!r} is not being served")
-        return self.requests[request_id]
-
-    def _check(self, request: Request) -> None:
-        check_length(len(request.token_ids), self.limit, answer=int(request.message.pooling is None))
-        max_tokens = self.limits.max_num_batched_tokens - self.limits.max_num_seqs + 1  # a token for each of the others
-        max_rows = self.encoder_cache.capacity // max(1, self.encoder_cache.row_bytes)
-        check_cross_items(request.message.cross, self.limits.max_cross_rows, max_rows)
-        check_spans(request.spans(self.limits.prompt_attention), request.features, request.cross_rows, max_tokens, max_rows)
 
 
 def _first_tokens(output: TokenOutput, count: int) -> TokenOutput:

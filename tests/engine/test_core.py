@@ -401,5 +401,5 @@ def test_a_grammar_that_ends_while_another_request_is_released_is_not_lost(toy, 
     core.add(second)
     waits = False
     core.abort("first")  # the reply to its release reports the second one's grammar
-    assert "second" in core.scheduler
+    assert "second" in core.scheduler.sequences
     assert core.step().idle is False

@@ -73,7 +73,7 @@ class History:
                 if output.finish_reason is None:
                     continue
                 found[name].append([output.finish_reason, output.stop_reason, output.prompt_logprobs])
-                if name in core.scheduler:
+                if name in core.scheduler.sequences:
                     left[name] = left.get(name, 0) + 1
                     self._go_on(core, name, turns[name], left[name])
                     found[name].append([])
