@@ -100,13 +100,13 @@ def code_lines(path: Path) -> int:
 
 def long_signatures(path: Path) -> list[str]:
     """Return the functions with more than `MOST_PARAMETERS` parameters, without self and cls."""
-    found = []
+    signatures = []
     for node in ast.walk(ast.parse(path.read_text("utf-8"))):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             arguments = [*node.args.posonlyargs, *node.args.args, *node.args.kwonlyargs]
-            if len([one for one in arguments if one.arg not in ("self", "cls")]) > MOST_PARAMETERS:
-                found.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
-    return found
+            if len([argument for argument in arguments if argument.arg not in ("self", "cls")]) > MOST_PARAMETERS:
+                signatures.append(f"{path.relative_to(ROOT)}:{node.lineno} {node.name}")
+    return signatures
 
 
 def _is_ours(file: str) -> bool:
