@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..pipelines.files import NamedItem
 
 EXAMPLE = "sensorium read scans/ report.pdf --output-dir out --format md --resume"
-FORMATS = ("md", "json", "txt", "html", "hocr", "alto")
+FORMATS = ("md", "json", "txt", "html", "hocr", "alto", "docling", "csv")
 _MODEL_USE = "the model that reads pages without a good text layer (default: the reader of the extra `documents`): "
 
 

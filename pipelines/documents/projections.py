@@ -1,4 +1,4 @@
-"""A document's pages as Markdown, JSON, plain text and HTML, and in the formats of `ocr_formats`.
+"""A document's pages as Markdown, JSON, plain text, HTML and CSV, and in the formats of `ocr_formats` and `docling`.
 
 Each page is written before the next one is loaded.
 """
@@ -14,10 +14,20 @@ from typing import Any
 
 from ...callers.errors import ErrorInfo
 from .blocks import FURNITURE, Block, Line, PageRecord, pixel_box
+from .docling import docling
 from .ocr_formats import alto, hocr
-from .tables import html_table, markdown_table
+from .tables import csv_table, html_table, markdown_table
 
-SUFFIXES = {"md": ".md", "json": ".json", "txt": ".txt", "html": ".html", "hocr": ".hocr", "alto": ".xml"}
+SUFFIXES = {
+    "md": ".md",
+    "json": ".json",
+    "txt": ".txt",
+    "html": ".html",
+    "hocr": ".hocr",
+    "alto": ".xml",
+    "docling": ".docling.json",
+    "csv": ".csv",
+}
 """Format -> end of the file's name."""
 _SPECIAL = re.compile(r"([\\`*_\[\]<])")
 _STARTS = re.compile(r"^(\s*)([#>+=|~-]|\d+(?=[.)]\s))")  # characters that mean something at the start of a line of Markdown
@@ -196,6 +206,18 @@ def _alto(document: Projected) -> Iterator[str]:
     return alto(document.source, None if document.error is None else document.error.message, document.pages)
 
 
+def _docling(document: Projected) -> Iterator[str]:
+    return docling(document.source, document.pages)
+
+
+def _csv(document: Projected) -> Iterator[str]:
+    """Yield the tables, with an empty line between two."""
+    tables = (block.cells for page in document.pages for block in page.blocks if block.cells)
+    for index, cells in enumerate(tables):
+        yield "\n" if index else ""
+        yield csv_table(cells)
+
+
 _WRITERS: dict[str, Callable[[Projected], Iterator[str]]] = {
     "md": _markdown,
     "json": _json,
@@ -203,4 +225,6 @@ _WRITERS: dict[str, Callable[[Projected], Iterator[str]]] = {
     "html": _html,
     "hocr": _hocr,
     "alto": _alto,
+    "docling": _docling,
+    "csv": _csv,
 }

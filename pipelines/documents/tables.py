@@ -1,8 +1,10 @@
-"""Tables as Markdown and HTML."""
+"""Tables as Markdown, HTML and CSV."""
 
 from __future__ import annotations
 
+import csv
 import html
+import io
 import re
 from collections.abc import Sequence
 
@@ -37,3 +39,10 @@ def html_table(cells: Sequence[Cell], attributes: str = "") -> str:
         rows[cell.row].append(f"<{tag}{spans}>{html.escape(cell.text, quote=False)}</{tag}>")
     lines = (f"<tr>{''.join(row)}</tr>" for row in rows)
     return f"<table{attributes}>{''.join(lines)}</table>"
+
+
+def csv_table(cells: Sequence[Cell]) -> str:
+    """Return a table as CSV (RFC 4180, with line feeds). A cell that spans several rows or columns stands in the first one."""
+    file = io.StringIO()
+    csv.writer(file, lineterminator="\n").writerows(table_rows(cells))
+    return file.getvalue()

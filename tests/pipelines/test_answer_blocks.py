@@ -324,3 +324,41 @@ def test_broken_answers_give_blocks(text: str, first: int, second: int, data: st
     markup = data.draw(st.sampled_from([markup for markup, _, _ in FORMATS.values()]))
     broken = text[:first] + text[second:]
     assert bool(blocks(broken, markup)) or not any(character.isalnum() for character in broken)
+
+
+def written_as(output_format: str, found: tuple[Block, ...], source: str = "a/b.pdf") -> str:
+    return "".join(project(Projected(source, None, [PageRecord(1, 500, 1000, blocks=found)]), output_format))
+
+
+def test_tables_as_csv_and_html() -> None:
+    text = '<table><tr><th colspan="2">a, "b"</th></tr><tr><td>c &lt;</td><td>d</td></tr></table>\n\n|x|y|\n|-|-|\n|1|2|'
+    assert written_as("csv", blocks(text)) == '"a, ""b"""\nc <,d\n\nx,y\n1,2\n'
+    tables = '<table><tr><th colspan="2">a, "b"</th></tr><tr><td>c &lt;</td><td>d</td></tr></table>'
+    assert tables in written_as("html", blocks(text))
+    assert written_as("md", blocks(text)).endswith(f"{tables}\n\n| x | y |\n| --- | --- |\n| 1 | 2 |\n")
+    assert written_as("csv", ()) == ""
+
+
+def test_docling_json_round_trips() -> None:
+    """docling-core, where it is installed, reads our JSON and writes the same items."""
+    fields = json.loads(written_as("docling", (*blocks(DOCTAGS, "doctags"), *blocks(MARKDOWN))))
+    assert [item["label"] for item in fields["texts"][:4]] == ["page_header", "section_header", "text", "list_item"]
+    assert (fields["name"], fields["texts"][0]["content_layer"], fields["texts"][1]["level"]) == ("b", "furniture", 1)
+    assert fields["texts"][3]["parent"] == {"$ref": "#/groups/0"}
+    assert fields["groups"][0]["children"] == [{"$ref": "#/texts/3"}]
+    document_types = pytest.importorskip("docling_core.types.doc")
+    document = document_types.DoclingDocument.model_validate(fields)
+    again = document.export_to_dict()
+    for kind in ("texts", "tables", "pictures", "groups"):
+        assert len(again[kind]) == len(fields[kind])
+        for ours, theirs in zip(fields[kind], again[kind], strict=True):
+            kept = {name: theirs[name] for name in ours if name != "data"}
+            assert kept == {name: value for name, value in ours.items() if name != "data"}
+    assert again["body"]["children"] == fields["body"]["children"]
+    cells = [cell.text for cell in document.tables[0].data.table_cells]
+    assert cells == ["Name", "cup", "5"]
+    assert document.pages[1].size.width == 500
+    text = document.export_to_markdown(escape_underscores=False)
+    for part in ("# A *title*", "$$E = mc^2$$", "- an item that goes on", "2. a second"):
+        assert part in text
+    assert "Journal" not in text
