@@ -10,7 +10,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from ..callers.errors import ConfigError, ErrorInfo
+from ..callers.errors import ConfigError, ErrorInfo, InputError
 from .common import add_model_arguments, engine_options, positive_int
 from .output import exit_code, exit_on_signals, print_error, print_line, printable
 from .sources import path_or_url, read_sources
@@ -26,7 +26,7 @@ if TYPE_CHECKING:
     from ..pipelines.files import NamedItem
 
 EXAMPLE = "sensorium read scans/ report.pdf --output-dir out --format md --resume"
-FORMATS = ("md", "json", "txt", "html", "hocr", "alto", "docling", "csv")
+FORMATS = ("md", "json", "txt", "html", "hocr", "alto", "docling", "csv", "pdf")
 _MODEL_USE = "the model that reads pages without a good text layer (default: the reader of the extra `documents`): "
 
 
@@ -58,6 +58,8 @@ def run(args: argparse.Namespace) -> int:
     """Return 2 if a document or page could not be read; the others are still read."""
     if args.resume and args.output_dir is None:
         raise ConfigError("--resume needs --output-dir, where an earlier run wrote its records; give it")
+    if args.format == "pdf" and args.output_dir is None and not args.plan:
+        raise ConfigError("--format pdf needs --output-dir, as PDFs are not printed; give it")
     _check_model_options(args)
     from ..pipelines.documents.inputs import documents_of
     from ..pipelines.files import NamedItem
@@ -99,10 +101,10 @@ def _read(args: argparse.Namespace, items: Sequence[NamedItem], options: ReadOpt
     from ..pipelines.documents.output import DocumentFolder
     from ..pipelines.documents.read import DocumentReader
 
-    names = [item.source for item in items]
-    folder = None if args.output_dir is None else DocumentFolder(args.output_dir, names, args.format, args.resume)
+    policy, folder = read_policy(DEFAULT_POLICY, options), None
+    if args.output_dir is not None:
+        folder = DocumentFolder(args.output_dir, items, args.format, args.resume, policy)
     reader = _reader(args, options)
-    policy = read_policy(DEFAULT_POLICY, options)
     errors = list[ErrorInfo]()
     with exit_on_signals(), Manifest(None if folder is None else folder.manifest) as manifest, _progress() as on_pages:
         documents = DocumentReader(items, reader, options, policy, manifest, on_pages)
@@ -152,7 +154,10 @@ def _write(
             print_line(f"{name}:")
         print_line("".join(project(projected, args.format)).rstrip("\n"))
     else:
-        print_line(f"{name}: {printable(str(folder.write(index, projected, manifest.owner)))}")
+        try:
+            print_line(f"{name}: {printable(str(folder.write(index, projected, manifest.owner)))}")
+        except InputError as failure:  # no searchable PDF can be made of it
+            errors += [(name, failure.info)] if document.error is None else []
     for where, error in errors:
         print_error(f"{where}: {message_of(error, args)}")
     for doubt in doubts:

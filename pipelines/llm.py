@@ -166,7 +166,7 @@ class LLM(llm.LLM):
 
         Args:
             output_dir: folder in which the pages' records are kept, and a file for each document is written.
-            output_format: of these files: "md", "json", "txt", "html", "csv", "docling", "hocr" or "alto".
+            output_format: of these files: "md", "json", "txt", "html", "csv", "docling", "hocr", "alto" or "pdf".
             resume: go on with the records in `output_dir`.
             options: see `pipelines.documents.options.ReadOptions`.
         """

@@ -106,7 +106,7 @@ def _facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
         return PageFacts(pixels.shape[1], pixels.shape[0], picture_share=1.0, marks=_all_marks(pixels.numpy()))
     with opened_page(data, number, with_forms=True) as page:
         width, height = page.get_size()
-        to_page = _affine(page, width, height)
+        to_page = page_affine(page, width, height)
         chars, num_cut = _chars(page, to_page)
         lines = tuple(_lines(chars))
         dark = [char for char in chars if not char.text.isspace()]
@@ -127,7 +127,7 @@ def _facts(data: bytes, number: int, policy: MediaPolicy) -> PageFacts:
         )
 
 
-def _affine(page: Any, width: float, height: float) -> _Affine:
+def page_affine(page: Any, width: float, height: float) -> _Affine:
     """Return the matrix `(a, b, c, d, e, f)` from the page's own coordinates to points from its top left corner.
 
     The rotation of the page and the corner of its crop box are in it; PDFium applies them in whole device units.

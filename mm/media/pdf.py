@@ -194,7 +194,7 @@ def page_sizes(data: bytes, policy: MediaPolicy) -> tuple[int, list[tuple[float,
         count, seconds = count_pages(data, policy)
         return count, [None] * (count if count <= policy.max_pdf_pages else 0), seconds
     began = time.thread_time()
-    with _opened(data) as document:
+    with opened_pdf(data) as document:
         count = len(document)
         sizes = [_points(document, i) for i in range(count)] if count <= policy.max_pdf_pages else []
     return count, sizes, time.thread_time() - began
@@ -346,7 +346,7 @@ def _header(points: tuple[float, float], policy: MediaPolicy) -> MediaHeader:
 @contextmanager
 def opened_page(data: bytes, number: int, with_forms: bool = False) -> Iterator[Any]:
     """Yield a page of a PDF, in a codec worker. Raise InputError if it cannot be opened."""
-    with _opened(data) as document:
+    with opened_pdf(data) as document:
         if with_forms:
             _load_forms(document)
         if not 1 <= number <= len(document):
@@ -377,8 +377,8 @@ def _load_forms(document: Any) -> None:
 
 
 @contextmanager
-def _opened(data: bytes) -> Iterator[Any]:
-    """Yield the document. Errors of pdfium inside become InputErrors."""
+def opened_pdf(data: bytes) -> Iterator[Any]:
+    """Yield the document, in a codec worker. Errors of pdfium inside become InputErrors."""
     try:
         import pypdfium2
     except ImportError:

@@ -51,7 +51,7 @@ def _codecs() -> list[str]:
     torch.backends.cpu.get_cpu_capability()  # reads /proc/cpuinfo once
     policy = MediaPolicy(video_backend="opencv")
     codecs = (name for kind in ("image", "video", "audio") for name in gate.modules(kind, policy))
-    return [f"{__package__}.page_facts", "pypdfium2", "pillow_heif", *codecs]
+    return [f"{__package__}.page_facts", f"{__package__}.text_overlay", "pypdfium2", "pillow_heif", *codecs]
 
 
 def serve(request: WorkerRequest, data: bytes) -> tuple[WorkerReply, list[memoryview]]:

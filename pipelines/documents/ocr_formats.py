@@ -28,7 +28,7 @@ def hocr(source: str, error: str | None, pages: Iterable[PageRecord]) -> Iterato
         yield "" if page.error is None else f"<!-- not read: {_comment(page.error.message)} -->\n"
         for order, block in enumerate(page.blocks):
             yield f'<p class="ocr_par" id="par_{page.number}_{order}" title="bbox {_corners(_block_box(page, block))}">\n'
-            for line, box in _lines(page, block):
+            for line, box in placed_lines(page, block):
                 yield f'<span class="ocr_line" title="bbox {_corners(box)}">'
                 wconf = "" if line.confidence is None else f"; x_wconf {round(100 * line.confidence)}"
                 words = (
@@ -54,7 +54,7 @@ def alto(source: str, error: str | None, pages: Iterable[PageRecord]) -> Iterato
         yield f'<PrintSpace HPOS="0" VPOS="0" {size}>\n'
         for order, block in enumerate(page.blocks):
             yield f'<TextBlock ID="block_{page.number}_{order}" {_place(_block_box(page, block))}>\n'
-            for line, box in _lines(page, block):
+            for line, box in placed_lines(page, block):
                 confidence = "" if line.confidence is None else f' WC="{line.confidence:.2f}"'
                 strings = (
                     f'<String CONTENT="{_xml(word)}" {_place(word_box)}{confidence}/>'
@@ -66,7 +66,7 @@ def alto(source: str, error: str | None, pages: Iterable[PageRecord]) -> Iterato
     yield "</Layout>\n</alto>\n"
 
 
-def _lines(page: PageRecord, block: Block) -> Iterator[tuple[Line, Box]]:
+def placed_lines(page: PageRecord, block: Block) -> Iterator[tuple[Line, Box]]:
     """Yield the lines of a block that have text, with boxes in pixels. Lines without boxes share the block evenly."""
     lines = [line for line in block.lines or map(Line, block.text.splitlines()) if line.text.strip()]
     left, top, right, bottom = _block_box(page, block)

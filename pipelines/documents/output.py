@@ -10,9 +10,12 @@ from contextlib import suppress
 from pathlib import Path
 
 from ...callers.errors import ConfigError, is_disk_full
+from ...mm.media.policy import MediaPolicy
+from ..files import NamedItem
 from .manifest import NAME
 from .owner import has_ended
 from .projections import SUFFIXES, Projected, project
+from .searchable import searchable_pdf
 
 _PARTS = ".sensorium-read-parts"
 
@@ -25,9 +28,10 @@ class DocumentFolder:
             with the name of an output that no run wrote, or two documents would have the same output.
     """
 
-    def __init__(self, path: Path, sources: Sequence[str], output_format: str, resume: bool) -> None:
+    def __init__(self, path: Path, items: Sequence[NamedItem], output_format: str, resume: bool, policy: MediaPolicy) -> None:
         self.path, self.format = path, output_format
-        self._names = output_names(sources, SUFFIXES[output_format])
+        self._items, self._policy = items, policy
+        self._names = output_names([item.source for item in items], SUFFIXES[output_format])
         try:
             path.mkdir(parents=True, exist_ok=True)
         except OSError as error:
@@ -44,13 +48,21 @@ class DocumentFolder:
         return self.path / NAME
 
     def write(self, index: int, document: Projected, owner: str) -> Path:
-        """Write the output of a document, of which nobody sees a part. Return its path."""
+        """Write the output of a document, of which nobody sees a part. Return its path.
+
+        Raises:
+            InputError: it is a PDF, and the document cannot be opened or changed.
+            ConfigError: the file cannot be written.
+        """
         path, folder = self.path / self._names[index], self.path / _PARTS / owner.replace(":", "-")
         try:
             folder.mkdir(parents=True, exist_ok=True)
             part = folder / path.name
-            with open(part, "w", encoding="utf-8", newline="") as file:
-                file.writelines(project(document, self.format))
+            with open(part, "wb") as file:
+                if self.format == "pdf":
+                    file.write(searchable_pdf(self._items[index].item, document.pages, self._policy))
+                else:
+                    file.writelines(part.encode() for part in project(document, self.format))
             part.replace(path)
         except OSError as error:
             if is_disk_full(error):

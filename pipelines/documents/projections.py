@@ -27,8 +27,9 @@ SUFFIXES = {
     "alto": ".xml",
     "docling": ".docling.json",
     "csv": ".csv",
+    "pdf": ".pdf",
 }
-"""Format -> end of the file's name."""
+"""Format -> end of the file's name. `searchable` writes PDFs."""
 _SPECIAL = re.compile(r"([\\`*_\[\]<])")
 _STARTS = re.compile(r"^(\s*)([#>+=|~-]|\d+(?=[.)]\s))")  # characters that mean something at the start of a line of Markdown
 _ITEM = re.compile(r"^[•▪◦‣·○●■–*-]\s+")
@@ -44,7 +45,7 @@ class Projected:
 
 
 def project(document: Projected, output_format: str) -> Iterator[str]:
-    """Yield the parts of a document in a format of `SUFFIXES`. Bytes of its name that are not UTF-8 are escaped."""
+    """Yield the parts of a document in a format of `SUFFIXES` but PDF. Bytes of its name that are not UTF-8 are escaped."""
     error = document.error and replace(document.error, text=_encodable(document.error.text))
     return _WRITERS[output_format](replace(document, source=_encodable(document.source), error=error))
 

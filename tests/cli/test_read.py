@@ -14,6 +14,8 @@ from pdf_files import encrypted_pdf, pdf_of, text_pdf
 from PIL import Image, ImageDraw
 from sensorium.cli.main import main
 from sensorium.cli.ocr import SHIPPED_MODEL
+from sensorium.mm.media.page_facts import page_facts
+from sensorium.mm.media.policy import MediaPolicy
 from sensorium.pipelines.documents import readers
 from sensorium.pipelines.documents.manifest import NAME
 
@@ -213,3 +215,22 @@ def test_the_model_reads_what_the_text_layer_does_not_say(tmp_path: Path, capsys
     (block,) = page["blocks"]
     assert (block["text"], block["source"], block["model"]) == (answers["line1.png"]["answer"], "model", "tiny-vl")
     assert capsys.readouterr().err == ""
+
+
+def test_searchable_pdfs(folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    files, model = [str(folder / "book.pdf"), str(folder / "broken.pdf"), str(LINE)], ["--model", str(SHIPPED_MODEL)]
+    answers = json.loads((LINE.parent / "answers.json").read_text("utf-8"))
+    assert main(["read", *files, "--format", "pdf"]) == 2
+    assert "--format pdf needs --output-dir" in capsys.readouterr().err
+    assert main(["read", *files, *model, "--format", "pdf", "--output-dir", str(tmp_path / "out")]) == 2
+    captured = capsys.readouterr()
+    assert captured.err.count("broken.pdf") == 1
+    assert "broken.pdf" not in captured.out
+    written = outputs(tmp_path / "out")
+    assert written.keys() == {"book.pdf", "line1.pdf"}
+    (line,) = page_facts(written["line1.pdf"], [1], MediaPolicy())
+    assert (" ".join(part.text for part in line.lines), line.invisible) == (answers["line1.png"]["answer"], True)
+    book = (folder / "book.pdf").read_bytes()
+    assert page_facts(written["book.pdf"], [1, 2], MediaPolicy()) == page_facts(book, [1, 2], MediaPolicy())
+    assert main(["read", *files, *model, "--format", "pdf", "--output-dir", str(tmp_path / "out"), "--resume"]) == 2
+    assert outputs(tmp_path / "out") == written
