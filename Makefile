@@ -34,7 +34,7 @@ INSTALLED := .venv/.made constraints.txt pyproject.toml $(wildcard kernels/cpu/*
 
 # The extras clients and docs, without which some tests are skipped.
 .venv/.clients: .venv/.test
-	$(PIP) -q litellm langchain-openai schemathesis basedpyright mkdocs-material
+	$(PIP) -q anthropic litellm ollama openai-agents langchain-openai schemathesis basedpyright mkdocs-material
 	touch $@
 
 setup: .venv/.runtime  ## install what it needs to run, into .venv

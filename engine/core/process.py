@@ -61,7 +61,7 @@ class ProcessCore:
         self._child = self._standby.take(self._bodies)
         self._channel, self._activity, self._dead = self._child.channel, self._child.activity, ""
         self._registered: set[str] = set()  # logits processors that are registered in the child
-        self._finalizer = weakref.finalize(self, self._child.end)
+        self._finalizer = weakref.finalize(self, self._child.kill)  # a child that loads would not hear that it shall end
         _cores.add(self)  # this process may be forked while the child loads
         level = logging.getLogger(PACKAGE).getEffectiveLevel()
         rows = [(name, row.model, row.processing) for name, row in registered_models().items()]
@@ -72,6 +72,8 @@ class ProcessCore:
             if not self._dead:
                 self._kill()
             raise
+        self._finalizer.detach()
+        self._finalizer = weakref.finalize(self, self._child.end)
         self._bodies = self._bodies or loaded[0].bodies
         if config.engine_standby and config.engine_restarts and not self._closed:
             try:

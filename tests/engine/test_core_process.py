@@ -234,6 +234,31 @@ def test_a_child_that_dies_while_it_loads_is_replaced(monkeypatch):
         assert len(started) == llm.engine.loop.num_deaths == 2
 
 
+_LOADING = """
+import os, signal, sys, threading, time
+from sensorium import LLM
+from sensorium.callers.exits import end_process
+from sensorium.engine.core import child, process
+start_child, child._CLOSE_SECONDS = child.start_child, 1e6
+def start(bodies):
+    started = start_child(bodies)
+    os.kill(started.process.pid, signal.SIGSTOP)  # it never loads
+    print(started.process.pid, flush=True)
+    return started
+child.start_child = start
+threading.Thread(target=LLM, args=sys.argv[1:], kwargs={"engine_process": True}, daemon=True).start()
+while not process._cores:
+    time.sleep(0.01)
+end_process(0)
+"""
+
+
+def test_a_process_that_ends_does_not_wait_for_a_child_that_loads():
+    run = subprocess.run([sys.executable, "-c", _LOADING, MODEL], capture_output=True, text=True, timeout=LONG_WAIT)
+    assert (run.returncode, run.stderr) == (0, "")
+    assert not is_alive(int(run.stdout))
+
+
 def test_a_child_in_reserve_takes_the_place_of_one_that_dies(monkeypatch):
     """It has been started before, and the next one is; one that was killed itself is replaced; none is left behind."""
     before, started = descriptors(), []
