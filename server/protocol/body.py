@@ -33,11 +33,16 @@ on_unknown_field: ContextVar[Callable[[int], None] | None] = ContextVar("on_unkn
 """What counts the unknown fields of the request in progress, which are then left out; with None they are errors."""
 
 
+def _is_one_of(value: object, accepted: tuple[Any, ...]) -> bool:
+    """Return whether a JSON value is among these. 0 and 1 are not false and true."""
+    return equals_one_of(value, [choice for choice in accepted if isinstance(choice, bool) == isinstance(value, bool)])
+
+
 def check_refused(fields: Mapping[str, Any], refused: Refused, where: str, param: str) -> None:
     """Raise InputError for a field of an object within a body that asks for what cannot be honoured."""
     for name, (accepted, reason) in refused.items():
         value = fields.get(name)
-        if value is not None and not equals_one_of(value, accepted):
+        if value is not None and not _is_one_of(value, accepted):
             raise InputError(
                 f"{where}.{name}={short_repr(value)} cannot be honoured: {reason}", code="unsupported", param=param
             )
@@ -64,7 +69,7 @@ class Body(BaseModel):
         for name, value in data.items():
             if name in cls.refused:
                 accepted, reason = cls.refused[name]
-                if value is not None and not equals_one_of(value, accepted):
+                if value is not None and not _is_one_of(value, accepted):
                     raise InputError(
                         f"<<param=>>{short_repr(value)} cannot be honoured: {reason}", code="unsupported", param=name
                     )

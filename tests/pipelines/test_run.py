@@ -54,6 +54,11 @@ class Loop:
             self.closed = True
 
 
+@pytest.fixture(autouse=True)
+def _loops_of_tests(monkeypatch):
+    monkeypatch.setattr("sensorium.pipelines.run.serve", lambda loop, handles: loop.serve(handles))
+
+
 async def ask(value=None, requests=1, log=None):
     for _ in range(requests):
         output = await answer(request())

@@ -226,7 +226,7 @@ def test_requests_whose_answer_is_plain_text(fields, is_plain):
     config = SimpleNamespace(sampling_limits=None)
     engine = SimpleNamespace(default_params=SamplingParams(), max_model_len=64, config=config)
     server = SimpleNamespace(
-        answer_format=form, engine=engine, check_model=lambda _: None, checked_messages=lambda messages: messages
+        answer_format=form, engine=engine, adapter_of=lambda _: None, checked_messages=lambda messages: messages
     )
     tool = {"type": "function", "function": {"name": "f", "parameters": FUNCTIONS["f"]}}
     chat = Chat(server, ChatBody(messages=[{"role": "user", "content": "a"}], tools=[tool], **fields))

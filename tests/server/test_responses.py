@@ -13,7 +13,7 @@ import httpx
 import openai
 import pytest
 import soundfile
-from http_server import CASES, IMAGE, MEDIA, TINY, image_url, listening, make_server, saying
+from http_server import CASES, IMAGE, MEDIA, TINY, error, image_url, listening, make_server, saying
 from openai.types.responses import Response, ResponseStreamEvent
 from oracle import build_checkpoint
 from PIL import Image
@@ -296,3 +296,9 @@ def test_an_error_in_the_middle_of_a_stream(http, tiny, monkeypatch):
 def test_items_of_other_types():
     with pytest.raises(InputError, match="web_search_call"):
         read_items([{"type": "web_search_call"}], SIGNER)
+
+
+@pytest.mark.parametrize("value", [0, 1, "false"])
+def test_only_false_says_that_beams_are_off(http, value):
+    found = error(http.post("/v1/responses/input_tokens", json={"input": "a", "use_beam_search": value}))
+    assert (found["code"], found["param"]) == ("unsupported", "use_beam_search")

@@ -14,7 +14,7 @@ import pytest
 from jinja2 import nodes
 from jinja2.visitor import NodeTransformer
 from oracle import CHAT_TEMPLATE
-from sensorium.callers.errors import CheckpointError, InputError
+from sensorium.callers.errors import BusyError, CheckpointError, InputError
 from sensorium.models.families.internvl.processing import TEMPLATES
 from sensorium.processors.files import find_template
 from sensorium.processors.text.chat import render_chat
@@ -302,7 +302,7 @@ def outcome(template: str, tok: Tokenizer, **options: Any) -> object:
     try:
         messages = [{"role": "user", "content": "a <s>\n"}, {"role": "assistant", "content": [{"type": "text", "text": "é"}]}]
         return render_chat(messages, template, tok, **options).segments
-    except (InputError, CheckpointError) as error:
+    except (InputError, CheckpointError, BusyError) as error:
         return type(error), error.info
 
 
@@ -342,6 +342,8 @@ def test_a_callers_template_is_rendered_in_a_worker(tmp_path, monkeypatch):
 
 def test_a_callers_template_that_cannot_be_compiled_in_time(tmp_path):
     found = outcome("{{ a }}" * (1 << 17), bytes_tokenizer(tmp_path, {}), isolated=True, max_seconds=0.01)
+    while found[0] is BusyError:  # the machine gave the worker too little time
+        found = outcome("{{ a }}" * (1 << 17), bytes_tokenizer(tmp_path, {}), isolated=True, max_seconds=0.01)
     assert found[1].param == "chat_template"
     assert "takes more than 0.01 s (max_template_seconds)" in found[1].message
 
