@@ -135,13 +135,14 @@ def _write(
 ) -> list[ErrorInfo]:
     """Write or print a document, and print the errors of its pages. Return them."""
     from ..pipelines.documents.projections import Projected, project
+    from ..pipelines.documents.read import pages_of
 
     name, errors, doubts = printable(document.source), list[tuple[str, ErrorInfo]](), list[str]()
     if document.error is not None:
         errors.append((name, document.error))
 
     def pages() -> Iterator[PageRecord]:
-        for page in manifest.records(document.key, document.ranges):
+        for page in pages_of(document, manifest):
             if page.error is not None:
                 errors.append((f"{name}#page={page.number}", page.error))
             if page.doubt is not None:

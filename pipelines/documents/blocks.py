@@ -2,8 +2,9 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
+import re
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Literal
 
 from ...callers.errors import ErrorInfo
@@ -17,6 +18,8 @@ Kind = Literal[
 """Kinds of blocks. "page" is the text of a whole page that cannot be divided."""
 FURNITURE: tuple[Kind, ...] = ("page_header", "page_footer")
 """Kinds that Markdown, text and HTML leave out."""
+HYPHENATED = re.compile(r"[^\W\d_]-$")
+"""The end of a text whose last word goes on."""
 Source = Literal["text_layer", "reader", "model"]
 Way = Literal["blank", "text_layer", "draft", "reading", "unread"]
 """How a page is read. "blank": not at all, because it shows nothing. "text_layer": from the file. "draft": by a model, with the
@@ -43,6 +46,7 @@ class Block:
         box: in points from the top left corner of the page; None if the source gives no boxes.
         level: of a heading, or of an item in a list of a model, from 1.
         cells: of a table.
+        continues: the paragraph began on the page before.
         confidence: from 0 to 1, None if the source gives none.
         model: name of the model or reader; "" for the text layer.
     """
@@ -57,6 +61,7 @@ class Block:
     model: str = ""
     text_format: Literal["plain", "markdown"] = "plain"
     cells: tuple[Cell, ...] = ()
+    continues: bool = False
 
 
 @dataclass(frozen=True)
@@ -104,13 +109,43 @@ class Document:
 
     @property
     def text(self) -> str:
-        """The pages' texts, with an empty line between them."""
-        return "\n\n".join(page.text for page in self.pages if page.text)
+        """The pages' texts, with an empty line between them. A paragraph that goes on over a page stands where it begins."""
+        return "\n\n".join(page.text for page in joined(self.pages) if page.text)
 
     @property
     def failed(self) -> Sequence[PageRecord]:
         """The pages with an error."""
         return [page for page in self.pages if page.error is not None]
+
+
+def joined(pages: Iterable[PageRecord]) -> Iterator[PageRecord]:
+    """Yield pages whose last paragraph has what goes on on the next pages, which no longer have it."""
+    waiting = list[PageRecord]()  # the first has the paragraph that may go on
+    for page in pages:
+        first = body_of(page)[:1]
+        if waiting and body_of(waiting[0]) and first and page.blocks[first[0]].continues:
+            waiting[0] = _with_rest(waiting[0], page.blocks[first[0]].text)
+            page = replace(page, blocks=(*page.blocks[: first[0]], *page.blocks[first[0] + 1 :]))
+            if not body_of(page):
+                waiting.append(page)
+                continue
+        yield from waiting
+        waiting = [page]
+    yield from waiting
+
+
+def _with_rest(page: PageRecord, rest: str) -> PageRecord:
+    last = body_of(page)[-1]
+    text = page.blocks[last].text
+    text = f"{text[:-1]}{rest}" if HYPHENATED.search(text) else f"{text} {rest}"
+    blocks = list(page.blocks)
+    blocks[last] = replace(blocks[last], text=text)
+    return replace(page, blocks=tuple(blocks))
+
+
+def body_of(page: PageRecord) -> list[int]:
+    """Return the indices of the blocks between headers and footers."""
+    return [index for index, block in enumerate(page.blocks) if block.kind not in FURNITURE]
 
 
 def table_rows(cells: Sequence[Cell]) -> list[list[str]]:

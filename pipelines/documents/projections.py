@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from typing import Any
 
 from ...callers.errors import ErrorInfo
-from .blocks import FURNITURE, Block, Line, PageRecord, pixel_box
+from .blocks import FURNITURE, Block, Line, PageRecord, joined, pixel_box
 from .docling import docling
 from .ocr_formats import alto, hocr
 from .tables import csv_table, html_table, markdown_table
@@ -58,7 +58,7 @@ def _encodable(text: str) -> str:
 def _markdown(document: Projected) -> Iterator[str]:
     if document.error is not None:
         yield f"<!-- not read: {_comment(document.error.message)} -->\n"
-    for index, page in enumerate(document.pages):
+    for index, page in enumerate(joined(document.pages)):
         yield "\n" if index else ""
         yield f"<!-- page {page.number} -->\n"
         if page.error is not None:
@@ -103,7 +103,7 @@ def _text(document: Projected) -> Iterator[str]:
     """Yield the pages with a form feed between them, as pdftotext does."""
     if document.error is not None:
         yield f"[not read: {document.error.message}]\n"
-    for index, page in enumerate(document.pages):
+    for index, page in enumerate(joined(document.pages)):
         yield "\f" if index else ""
         if page.error is not None:
             yield f"[page {page.number} was not read: {page.error.message}]\n"
@@ -140,6 +140,7 @@ def _block_fields(order: int, block: Block, scale: float) -> dict[str, Any]:
         "order": order,
         "kind": block.kind,
         **({"level": block.level} if block.level else {}),
+        **({"continues": True} if block.continues else {}),
         "text": block.text,
         "text_format": block.text_format,
         **({"cells": [asdict(cell) for cell in block.cells]} if block.cells else {}),
@@ -173,7 +174,7 @@ def _html(document: Projected) -> Iterator[str]:
     yield f'<!DOCTYPE html>\n<html>\n<head><meta charset="utf-8"><title>{title}</title></head>\n<body>\n'
     if document.error is not None:
         yield f'<p class="error">not read: {html.escape(document.error.message)}</p>\n'
-    for page in document.pages:
+    for page in joined(document.pages):
         yield f'<section id="page-{page.number}" data-way="{page.way}">\n'
         if page.error is not None:
             yield f'<p class="error">page {page.number} was not read: {html.escape(page.error.message)}</p>\n'

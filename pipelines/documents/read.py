@@ -6,17 +6,19 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import FIRST_COMPLETED, Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass, field
+from functools import partial
 
 from ...callers.errors import ErrorInfo, InputError
 from ...mm.media.page_facts import MAX_CHARS
 from ...mm.media.policy import MediaPolicy
 from ..files import NamedItem
 from .blocks import Document, PageRecord
+from .fold import folded
 from .inputs import OpenedDocument, facts_of, info_of, open_document, patiently, scale_of
 from .manifest import Manifest
 from .options import ReadOptions
 from .readers import PageReader, PageTask
-from .text_blocks import blocks_of
+from .text_blocks import blocks_of, text_order
 from .ways import choose_way
 
 CHUNK = 16
@@ -114,7 +116,8 @@ class DocumentReader:
                 self._finish(document, [task.record()])
             elif way == "text_layer":
                 cut = f"the last {facts.num_cut:,} characters of its text layer are left out, the limit is {MAX_CHARS:,}"
-                blocks = blocks_of(facts.lines, [None] * len(facts.lines))
+                lines = [facts.lines[index] for index in text_order(facts.lines)]
+                blocks = blocks_of(lines, [None] * len(lines))
                 self._finish(document, [task.record(blocks, doubt=cut if facts.num_cut else None)])
             elif self.reader.kind == "model":
                 waiting.append(task)
@@ -143,4 +146,9 @@ class DocumentReader:
 
 def load(document: OpenedDocument, manifest: Manifest) -> Document:
     """Return a finished document with all of its pages."""
-    return Document(document.source, tuple(manifest.records(document.key, document.ranges)), document.error)
+    return Document(document.source, tuple(pages_of(document, manifest)), document.error)
+
+
+def pages_of(document: OpenedDocument, manifest: Manifest) -> Iterator[PageRecord]:
+    """Yield the pages of a finished document, with what only several of them tell."""
+    return folded(partial(manifest.records, document.key, document.ranges))

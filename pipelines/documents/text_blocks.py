@@ -17,6 +17,9 @@ _SPACING = 0.75  # line heights between two lines of one paragraph, at most
 _INDENT = 1.0  # line heights by which the first line of a paragraph is indented, at least
 _SAME_SIZE = 0.12  # relative difference of the heights of lines of one paragraph, at most
 _ROOM = 0.5  # line heights that are left beside a word that would have had room
+_COLUMN_CHARS = 20  # characters of a line that shows a column of text
+_COLUMN_LINES = 3  # such lines of a column, at least
+_COLUMN_SHARE = 0.6  # of the width of a page's text: wider lines stand above or below columns
 _MIN_GAP = 0.9  # line heights between two columns, at least
 
 
@@ -38,6 +41,27 @@ def reading_order(lines: Sequence[TextLine]) -> list[int]:
     count only as rows if no gap between columns is there.
     """
     return list(_cut([line.box for line in lines], list(range(len(lines)))))
+
+
+def text_order(lines: Sequence[TextLine]) -> list[int]:
+    """Return the indices of a text layer's lines in reading order: that of the file, except on pages with columns of text.
+
+    Tables have columns, too, whose lines are short; they are left in the order of the file.
+    """
+    return reading_order(lines) if _has_columns(lines) else list(range(len(lines)))
+
+
+def _has_columns(lines: Sequence[TextLine]) -> bool:
+    long = [i for i, line in enumerate(lines) if len(line.text) >= _COLUMN_CHARS]
+    if len(long) < 2 * _COLUMN_LINES:
+        return False
+    boxes = [line.box for line in lines]
+    left, _, right, _ = union([boxes[i] for i in long])
+    narrow = [i for i in long if boxes[i][2] - boxes[i][0] < _COLUMN_SHARE * (right - left)]
+    if len(narrow) < 2 * _COLUMN_LINES:
+        return False
+    columns = _split(boxes, narrow, 0, _MIN_GAP * median(boxes[i][3] - boxes[i][1] for i in narrow))
+    return len(columns) > 1 and min(map(len, columns)) >= _COLUMN_LINES
 
 
 def _cut(boxes: Sequence[Box], indices: list[int]) -> Iterator[int]:

@@ -1,0 +1,156 @@
+"""What only several pages tell: headers, footers and page numbers, and paragraphs that go on over a page."""
+
+from __future__ import annotations
+
+import re
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, replace
+
+from .blocks import HYPHENATED, Block, Kind, Line, PageRecord, body_of, union
+
+_EDGE = 0.15  # share of the page's height at the top and at the bottom where headers and footers stand
+_LINES = 3  # of each edge, at most
+_NEAR = 4  # pages between two with the same header, at most, as with headers of even pages in short chapters
+_LEAST = 3  # pages with the same header
+_COLUMN = 3  # lines that show how wide a column of text is
+_LONG = 40  # characters of a paragraph without boxes that may go on
+_SAME_PLACE = 0.015  # share of the page's height by which it may move
+_NUMBER = re.compile(r"\d{1,6}")
+_END = re.compile(r"[.!?:;…。！？][\"'”’»)\]]*$")  # of a paragraph
+
+
+@dataclass(frozen=True)
+class _Edge:
+    """A line near an edge of a page.
+
+    Args:
+        pattern: its text without numbers. place: of its middle, in heights of the page.
+        is_heading: it is larger than the text, as the number of a chapter is, which counts, too.
+    """
+
+    page: int
+    is_top: bool
+    pattern: str
+    numbers: tuple[int, ...]
+    place: float
+    is_heading: bool
+
+
+def folded(records: Callable[[], Iterable[PageRecord]]) -> Iterator[PageRecord]:
+    """Yield the pages of a document with their headers, footers and page numbers, and with paragraphs that go on.
+
+    A line near the edge of a page is a header or footer if pages nearby have the same one at the same place; numbers in it may
+    count with the pages. Only lines with boxes are looked at.
+
+    Args:
+        records: returns the pages in order; it is called twice, and the lines at the edges of all pages are held.
+    """
+    groups = defaultdict[tuple[bool, str], list[_Edge]](list)
+    for page in records():
+        for _, edge in _edges(page):
+            groups[edge.is_top, edge.pattern].append(edge)
+    before: PageRecord | None = None
+    for page in records():
+        page = _mark_furniture(page, groups)
+        yield (page := _mark_continued(page, before))
+        before = page
+
+
+def _edges(page: PageRecord) -> Iterator[tuple[Line, _Edge]]:
+    """Yield the lines at the top and at the bottom of a page, the outermost first."""
+    lines = [(line, line.box, block.kind) for block in page.blocks for line in block.lines if line.box is not None]
+    for is_top in (True, False):
+        outermost = sorted(lines, key=lambda entry: entry[1][1] if is_top else -entry[1][3])
+        for line, box, kind in outermost[:_LINES]:
+            place = (box[1] + box[3]) / 2 / max(page.height, 1.0)
+            if place < _EDGE if is_top else place > 1 - _EDGE:
+                numbers = tuple(map(int, _NUMBER.findall(line.text)))
+                yield line, _Edge(page.number, is_top, _NUMBER.sub("#", line.text), numbers, place, kind == "heading")
+
+
+def _is_repeated(edge: _Edge, group: Sequence[_Edge]) -> bool:
+    """Return whether enough pages nearby have the same line."""
+    pages = {other.page for other in group if _is_same(edge, other)}
+    first = last = edge.page
+    for page in sorted(pages):
+        last = page if last < page <= last + _NEAR else last
+    for page in sorted(pages, reverse=True):
+        first = page if first - _NEAR <= page < first else first
+    return len([page for page in pages if first <= page <= last]) >= _LEAST
+
+
+def _is_same(edge: _Edge, other: _Edge) -> bool:
+    """Return whether two lines of one pattern stand at the same place, with equal numbers or such as count the pages."""
+    if abs(edge.place - other.place) > _SAME_PLACE:
+        return False
+    distance = other.page - edge.page
+    steps = [theirs - ours for ours, theirs in zip(edge.numbers, other.numbers, strict=True)]
+    if edge.pattern.strip(" #-–—|.()[]/") == "" and distance:  # nothing but numbers: one of them counts
+        return distance in steps and all(step in (0, distance) for step in steps)
+    return all(step == 0 or (step == distance and not edge.is_heading) for step in steps)
+
+
+def _mark_furniture(page: PageRecord, groups: dict[tuple[bool, str], list[_Edge]]) -> PageRecord:
+    kinds = dict[int, Kind]()  # by identity of the line
+    for line, edge in _edges(page):
+        if _is_repeated(edge, groups[edge.is_top, edge.pattern]):
+            kinds[id(line)] = "page_header" if edge.is_top else "page_footer"
+    if not kinds:
+        return page
+    return replace(page, blocks=tuple(part for block in page.blocks for part in _divided(block, kinds)))
+
+
+def _divided(block: Block, kinds: dict[int, Kind]) -> Iterator[Block]:
+    """Yield the lines of a block that are headers or footers as blocks of their own, before or after the others."""
+    found = [kinds.get(id(line)) for line in block.lines]
+    if not any(found):
+        yield block
+        return
+    start = next((i for i, kind in enumerate(found) if kind is None), len(found))
+    end = next((i for i in range(len(found), start, -1) if found[i - 1] is None), start)
+    for i in range(start):
+        yield _single(block, block.lines[i], found[i])
+    text = block.text
+    for line in block.lines[:start]:
+        text = text.removeprefix(line.text).lstrip()
+    for line in reversed(block.lines[end:]):
+        text = text.removesuffix(line.text).rstrip()
+    if start < end:
+        boxes = [line.box for line in block.lines[start:end] if line.box is not None]
+        yield replace(block, text=text, lines=block.lines[start:end], box=union(boxes))
+    for i in range(end, len(found)):
+        yield _single(block, block.lines[i], found[i])
+
+
+def _single(block: Block, line: Line, kind: Kind | None) -> Block:
+    assert kind is not None
+    return replace(block, kind=kind, text=line.text, box=line.box, lines=(line,), level=0, confidence=line.confidence)
+
+
+def _mark_continued(page: PageRecord, before: PageRecord | None) -> PageRecord:
+    """Return a page whose first paragraph is marked if it goes on from the page before."""
+    if before is None or before.number + 1 != page.number or not (body := body_of(page)) or not body_of(before):
+        return page
+    last, first = before.blocks[body_of(before)[-1]], page.blocks[body[0]]
+    are_alike = last.kind == first.kind == "paragraph" and last.source == first.source
+    if not are_alike or not first.text[:1].islower() or not _is_open(last, first, before):
+        return page
+    blocks = list(page.blocks)
+    blocks[body[0]] = replace(first, continues=True)
+    return replace(page, blocks=tuple(blocks))
+
+
+def _is_open(last: Block, first: Block, page: PageRecord) -> bool:
+    """Return whether the last paragraph of a page may go on: it has no end, and its last line had no room for the next word."""
+    if _END.search(last.text):
+        return False
+    if HYPHENATED.search(last.text):
+        return True
+    boxes = [line.box for index in body_of(page) for line in page.blocks[index].lines if line.box is not None]
+    line = last.lines[-1] if last.lines else None
+    if line is None or line.box is None:
+        return len(last.text) >= _LONG
+    column = [box for box in boxes if box[0] < line.box[2] and box[2] > line.box[0]]
+    word = (line.box[2] - line.box[0]) * (len(first.text.split(" ", 1)[0]) + 1) / len(line.text)
+    return len(column) >= _COLUMN and line.box[2] + word > max(box[2] for box in column)
