@@ -20,8 +20,9 @@ import signal
 import statistics
 import subprocess
 import sys
+import threading
 import time
-from collections import Counter
+from collections import Counter, deque
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
@@ -58,6 +59,8 @@ def serving(*options: str, model: Path = MODEL) -> Iterator[tuple[str, int]]:
         try:
             line = run.stderr.readline()
             assert "is served on" in line, line
+            # a server whose log nobody reads stops once the pipe is full
+            threading.Thread(target=deque, args=(run.stderr, 0), daemon=True).start()
             yield line.split()[-1], run.pid
         finally:
             run.terminate()
@@ -159,6 +162,27 @@ async def killed(seconds: float, clients: int = 16) -> Part:
     holds = {"served again": again < float("inf"), "served again in 5 s": again < 5}
     holds |= {"only those in flight failed": in_flight > 0 and not late, "each with an error": typed}
     return Part(f"engine killed under {clients} clients", result, holds)
+
+
+async def kills(seconds: float, clients: int = 64, num_kills: int = 9) -> Part:
+    """Kill the engine's process again and again in the load: requests answered and lost, and seconds until an answer."""
+    with serving("--engine-restarts", str(num_kills)) as (url, pid):
+        load = Load(url, clients, time.monotonic() + seconds)
+        running, pauses = asyncio.ensure_future(load.run()), []
+        for _ in range(num_kills):
+            await asyncio.sleep(seconds / (num_kills + 1))
+            os.kill(engine_of(pid), signal.SIGKILL)
+            killed_at = time.monotonic()
+            while not any(sent > killed_at for sent, _ in load.answered):
+                await asyncio.sleep(0.05)
+            pauses.append(time.monotonic() - killed_at)
+        await running
+    times = statistics.quantiles([now - sent for sent, now in load.answered], n=100)
+    typed = all(status == 503 and "error" in json.loads(text) for _, _, status, text in load.failed)
+    result = f"{len(load.answered)} answered, {len(load.failed)} lost, p50 {times[49]:.1f} s, p99 {times[98]:.1f} s, "
+    result += f"served again after at most {max(pauses):.1f} s"
+    holds = {"at most one lost per client and kill": len(load.failed) <= clients * num_kills, "each with an error": typed}
+    return Part(f"engine killed {num_kills} times under {clients} clients, {seconds / 60:.3g} min", result, holds)
 
 
 def malformed(seed: int) -> tuple[str, dict[str, str], bytes]:
@@ -281,14 +305,15 @@ def memory_mb(pid: int) -> float:
 
 def main(words: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(description="Load on sensorium serve.")
-    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of the part with 64 clients")
+    parser.add_argument("--minutes", type=float, default=10.0, help="minutes of the parts fair and kills")
     parser.add_argument("--requests", type=int, default=10_000, help="requests of the part with malformed requests")
-    parser.add_argument("--part", choices=["fair", "killed", "mixed", "health"], action="append")
+    parser.add_argument("--part", choices=["fair", "killed", "kills", "mixed", "health"], action="append")
     parser.add_argument("--write", action="store_true", help="put the table into benchmarks/README.md")
     args = parser.parse_args(words)
     parts: dict[str, Callable[[], Awaitable[Part]]] = {
         "fair": lambda: fair(60 * args.minutes),
         "killed": lambda: killed(30),
+        "kills": lambda: kills(60 * args.minutes),
         "mixed": lambda: mixed(args.requests),
         "health": lambda: health(60),
     }

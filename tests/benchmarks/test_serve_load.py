@@ -15,7 +15,7 @@ import httpx
 from http_server import TINY, listening, make_server
 from waiting import assert_idle
 
-from benchmarks.serve_load import CHAT, JSON, KINDS, fair, health, image_body, killed, malformed, mixed
+from benchmarks.serve_load import CHAT, JSON, KINDS, fair, health, image_body, killed, kills, malformed, mixed
 
 
 def test_malformed_requests_are_refused():
@@ -31,12 +31,13 @@ def test_malformed_requests_are_refused():
 
 
 @pytest.mark.full
-@pytest.mark.parametrize("part", ["fair", "killed", "mixed", "health"])
+@pytest.mark.parametrize("part", ["fair", "killed", "kills", "mixed", "health"])
 def test_the_parts(part):
     """Checks that compare times belong to the benchmark; the others hold on any machine."""
     run = {
         "fair": lambda: fair(20, 8),
         "killed": lambda: killed(30, 4),
+        "kills": lambda: kills(30, 4, 2),
         "mixed": lambda: mixed(120, 8),
         "health": lambda: health(10, 8),
     }
